@@ -1,6 +1,7 @@
 """``fanin simulate`` and ``fanin partition``: what they print and write, and their wrong arguments."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -50,10 +51,25 @@ def test_a_wrong_argument_of_a_partition_is_one_line(
 
 
 def test_too_small_an_alpha_names_clients_and_one_that_works(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["partition", "--clients", "100", "--by", "label_skew", "--alpha", "0.02"]) == 1
+    assert main(["partition", "--clients", "100", "--by", "label_skew", "--alpha", "0.02"]) == 2
     text = capsys.readouterr().err
     assert "of 100 clients have fewer than 2 examples with seed 0: " in text
-    assert main(["partition", "--clients", "100", "--by", "label_skew", "--alpha", text.split()[-1]]) == 0
+    (alpha,) = re.findall(r"the smallest alpha that works with this seed is about ([\d.]+); see", text)
+    assert main(["partition", "--clients", "100", "--by", "label_skew", "--alpha", alpha]) == 0
+
+
+def test_more_clients_than_examples_are_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", "nowhere:app", "--clients", "2000"]) == 2
+    error = (
+        "fanin simulate: partition: got 2000 clients for 1438 examples, expected 1 to 719: each client needs 2, one to "
+        "train and one to validate; see fanin simulate --help\n"
+    )
+    assert capsys.readouterr().err == error
+
+
+def test_wrong_seeds_are_found_before_the_app_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", "nowhere:app", "--seeds", "1,x"]) == 1
+    assert capsys.readouterr().err == "fanin simulate: --seeds 1,x: expected integers of 0 or more, as in 0,1,2\n"
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import click
 import typer
 
 from fanin.clients.planfile import parse_plan, read_plan
@@ -19,7 +20,7 @@ from fanin.simulation import LoadedData, Natural, Partition, Partitioner, load_d
 from fanin.simulation.setup.progress import line_of
 
 if TYPE_CHECKING:
-    from fanin.simulation import RoundRow, SimulationEvent
+    from fanin.simulation import Result, RoundRow, SimulationEvent
 
 DataOption = Annotated[
     str, typer.Option("--data", help="digits, fashion-mnist, tinyshakespeare, or an .npz file with x and y.")
@@ -69,7 +70,7 @@ def _partition(
 ) -> None:
     """Show how a data set is spread over clients, and draw it."""
     split = load_data(data, seed=seed)
-    parts = partition(split.train, clients, _partitioner(split, by, alpha, options), seed=seed)
+    parts = _parts(split, clients, _partitioner(split, by, alpha, options), seed)
     if plot is not None:
         parts.plot(plot)
     row = _partition_row(parts)
@@ -105,6 +106,12 @@ def _simulate(
         Path | None, typer.Option("--devices", help="A device model in TOML; docs/simulation.md.")
     ] = None,
     events: Annotated[Path | None, typer.Option("--events", help="Write the event log as JSON lines.")] = None,
+    seeds: Annotated[str, typer.Option("--seeds", help="Several seeds instead of one, as in 0,1,2.")] = "",
+    baseline: Annotated[bool, typer.Option("--baseline", help="Train on the pooled data as well.")] = False,
+    resume: Annotated[
+        Path | None, typer.Option("--resume", help="Folder for the record of the trainings: resume from it.")
+    ] = None,
+    tensorboard: Annotated[Path | None, typer.Option("--tensorboard", help="Folder for event files.")] = None,
     plot: PlotOption = None,
     csv: Annotated[Path | None, typer.Option("--csv", help="Write the rounds to a CSV file.")] = None,
     quiet: QuietOption = False,
@@ -118,9 +125,10 @@ def _simulate(
     _check_files(plot, {"--csv": csv, "--events": events})
     limits = {"cohort.concurrency": cohort, "stop.max_rounds": rounds}
     wanted = _plan(app, plan, limits, overrides or ())
+    each_seed = _seeds(seeds)
     model = DeviceModel() if devices is None else read_devices(devices)
     split = load_data(data, seed=seed)
-    parts = partition(split.train, clients, _partitioner(split, by, alpha, options), seed=seed)
+    parts = _parts(split, clients, _partitioner(split, by, alpha, options), seed)
 
     def show(row: "RoundRow") -> None:
         if not json:
@@ -133,8 +141,11 @@ def _simulate(
             settings = SimulationSettings(
                 test=split.test,
                 plan=wanted,
-                seed=seed,
                 engine=engine,
+                seed=0 if seeds else seed,
+                seeds=each_seed,
+                baseline=baseline,
+                resume=resume,
                 processes=processes,
                 devices=model,
                 on_round=show,
@@ -143,15 +154,37 @@ def _simulate(
             )
             result = run_simulation(load_app(app), parts, settings=settings)
     if csv is not None:
-        result.write_csv(csv)
+        result.write_spread_csv(csv) if seeds else result.write_csv(csv)
+    if tensorboard is not None:
+        result.tensorboard(tensorboard)
     if json:
-        rows = [asdict(row) for row in result.rounds]
-        write_json(json, {"engine": result.engine, "rounds": rows, "versions": list(result.digests)})
+        write_json(json, _result_row(result))
     if plot is not None:
         result.plot(plot)
     if not result.is_complete:
         sys.stderr.write(f"fanin simulate: stopped after round {result.rounds[-1].round}; the files have it\n")
     return 0 if result.is_complete else INTERRUPTED
+
+
+def _seeds(text: str) -> tuple[int, ...]:
+    """Return the seeds of the command line. Raises InvalidInput."""
+    words = text.split(",") if text else []
+    if not all(word.strip().isdigit() for word in words):
+        raise InvalidInput(f"--seeds {text}: expected integers of 0 or more, as in 0,1,2")
+    return tuple(map(int, words))
+
+
+def _result_row(result: "Result") -> dict[str, object]:
+    """Return the JSON object of a result."""
+    rounds = [asdict(each) for each in result.rounds]
+    row: dict[str, object] = {"engine": result.engine, "rounds": rounds, "versions": list(result.digests)}
+    if result.best is not None:
+        row["best_round"] = result.best.row.round
+    if result.baseline:
+        row["baseline"] = [asdict(each) for each in result.baseline]
+    if result.repeats:
+        row["spread"] = [asdict(each) for each in result.spread]
+    return row
 
 
 @contextmanager
@@ -208,6 +241,14 @@ def _partitioner(split: LoadedData, by: str, alpha: float | None, options: Seque
     if by == "natural" and split.ids is not None and not values:
         return Natural(ids=split.ids)
     return partitioner_of(by, values)
+
+
+def _parts(split: LoadedData, num_clients: int, by: Partitioner, seed: int) -> Partition:
+    """Return the partition. Options that leave clients without examples are wrong usage, with the exit status 2."""
+    try:
+        return partition(split.train, num_clients, by, seed=seed)
+    except InvalidInput as exc:
+        raise click.UsageError(str(exc)) from exc
 
 
 def _option(text: str) -> tuple[str, float]:

@@ -18,6 +18,7 @@ Reading order:
 - ``trainers``, ``workers``: the training of its clients, in this process or in others
 - ``engines/``: the choice of the engine, and ``vmap``
 - ``result``, ``rows``: the tables of a simulation; ``plots``: its figures
+- ``studies/``: seeds, a baseline, and simulations that resume
 - ``scenario``: ``play``, one Run from a ``Scenario`` to its ``Outcome``
 - ``federation``: ``Federation``, a coordinator with its devices
 - ``coordinator``: one coordinator that can stop and start again
@@ -47,13 +48,18 @@ if TYPE_CHECKING:
     from fanin.simulation.experiment import simulate
     from fanin.simulation.federation import Federation
     from fanin.simulation.plots import plot_results
-    from fanin.simulation.result import Result
+    from fanin.simulation.result import BestVersion, Result
     from fanin.simulation.rows import ClientFailure, ClientRow, RoundRow
     from fanin.simulation.scenario import Outcome, Scenario, play
     from fanin.simulation.setup.settings import SimulationSettings
+    from fanin.simulation.studies.baseline import BaselineRow
+    from fanin.simulation.studies.seeds import SpreadRow
     from fanin.simulation.trainers import ClientFailed
 
 _MODULES = {
+    "BestVersion": "result",
+    "BaselineRow": "studies.baseline",
+    "SpreadRow": "studies.seeds",
     "DeviceModel": "devices.models",
     "Traces": "devices.models",
     "Distribution": "devices.distributions",
@@ -91,6 +97,8 @@ _MODULES = {
     "simulate": "experiment",
 }
 __all__ = [
+    "BaselineRow",
+    "BestVersion",
     "ClientFailed",
     "ClientFailure",
     "ClientRow",
@@ -116,6 +124,7 @@ __all__ = [
     "Shards",
     "SimulationEvent",
     "SimulationSettings",
+    "SpreadRow",
     "Traces",
     "Uniform",
     "examples_of",

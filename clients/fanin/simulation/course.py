@@ -1,6 +1,7 @@
 """The course of a simulation: its Run from the start to the end, and a row for each Version."""
 
 import asyncio
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -50,6 +51,7 @@ class RowLists:
         events: The event log.
         digests: The SHA-256 of each Version.
         parameters: The parameters of the newest Version (num_values,), once the Run has ended.
+        best: The row of the best Version on the test data, and its parameters (num_values,); None without test data.
         is_complete: Whether the Run has finished.
     """
 
@@ -59,7 +61,20 @@ class RowLists:
     events: list[SimulationEvent] = field(default_factory=list)
     digests: list[str] = field(default_factory=list)
     parameters: Float32s = field(default_factory=lambda: np.empty(0, np.float32))
+    best: tuple[RoundRow, Float32s] | None = None
     is_complete: bool = False
+
+    def add(self, row: RoundRow, parameters: Float32s) -> None:
+        """Add the row of a Version. Of equally good Versions, the first one is the best."""
+        self.rounds.append(row)
+        score = row.test_accuracy if math.isfinite(row.test_accuracy) else -row.test_loss
+        if not math.isfinite(score):
+            return
+        if self.best is not None:
+            best = self.best[0]
+            if score <= (best.test_accuracy if math.isfinite(best.test_accuracy) else -best.test_loss):
+                return
+        self.best = row, parameters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +123,8 @@ class SimulatedRun:
             plan = replace(self.plan, evaluation=EvaluationPlan())
             await federation.start_run(RUN, plan, self.bundle, publisher)
             rows.digests.append(self.bundle.manifest.artifacts[self.bundle.manifest.initial].sha256)
-            rows.rounds.append(initial_row(await self._quality(federation, 0), self._statistics))
+            parameters = await self._parameters(federation, 0)
+            rows.add(initial_row(self._quality(0, parameters), self._statistics), parameters)
             self.on_round(rows.rounds[0])
             crew = Crew(
                 trainings=self.trainings,
@@ -144,12 +160,13 @@ class SimulatedRun:
                 case RoundFailed():
                     self._note(rows, "round failed", event.round, detail=event.reason)
                 case VersionPublished():
-                    quality = await self._quality(federation, event.number)
+                    parameters = await self._parameters(federation, event.number)
+                    quality = self._quality(event.number, parameters)
                     updates = await federation.state.stores.rounds.updates(RUN, event.round)
                     now = asyncio.get_running_loop().time()
                     rows.clients += client_rows(updates, event.round, self._statistics)
                     rows.digests.append(event.version_sha256)
-                    rows.rounds.append(round_row(event, now, num_accepted, quality, self._statistics))
+                    rows.add(round_row(event, now, num_accepted, quality, self._statistics), parameters)
                     self._note(rows, "version published", event.round, detail=event.version_sha256)
                     self.on_round(rows.rounds[-1])
                 case RunRested() if event.state is not RunState.FINISHED:
@@ -166,13 +183,12 @@ class SimulatedRun:
         rows.events.append(noted)
         self.on_event(noted)
 
-    async def _quality(self, federation: Federation, number: int) -> VersionMetrics:
+    def _quality(self, number: int, parameters: Float32s) -> VersionMetrics:
         """Return the metrics of a Version on the test data; NaN without test data, or if the Version is not due."""
         evaluation = self.plan.evaluation
         metrics = metrics_of(metric.name for metric in evaluation.metrics)
         if self.test is None or number % evaluation.every:
             return unknown_values(metrics)
-        parameters = await self._parameters(federation, number)
         batches = batches_in_order(self.test, self.bundle.manifest.batch_size)
         return evaluate_version(self.graphs, self.bundle, parameters, batches, metrics)
 

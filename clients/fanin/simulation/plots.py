@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     from fanin.simulation.data.partitioning import Partition
     from fanin.simulation.rows import RoundRow
+    from fanin.simulation.studies.baseline import BaselineRow
+    from fanin.simulation.studies.seeds import SpreadRow
 
 SIZE_INCHES: Final = (8.0, 4.5)
 MAX_LABELS: Final = 20
@@ -31,6 +33,16 @@ class HasRounds(Protocol):
 
     @property
     def rounds(self) -> "Sequence[RoundRow]": ...
+
+
+class HasSpread(Protocol):
+    """The part of a ``Result`` that ``plot_rounds`` draws."""
+
+    @property
+    def spread(self) -> "Sequence[SpreadRow]": ...
+
+    @property
+    def baseline(self) -> "Sequence[BaselineRow]": ...
 
 
 def plot_partition(partition: "Partition", path: Path | str | None) -> "Figure":
@@ -53,22 +65,24 @@ def plot_partition(partition: "Partition", path: Path | str | None) -> "Figure":
     return figure
 
 
-def plot_rounds(rounds: "Sequence[RoundRow]", path: Path | str | None) -> "Figure":
-    """Draw the rows of Rounds. See ``Result.plot``."""
+def plot_rounds(result: "HasSpread", path: Path | str | None) -> "Figure":
+    """Draw the Rounds of a result, the spread of its seeds and its baseline. See ``Result.plot``."""
     figure, axes = new_figure()
-    numbers = [row.round for row in rounds]
-    axes.plot(numbers, [row.train_loss for row in rounds], "C0--", label="training loss")
+    rows, baseline = result.spread, result.baseline
+    _line(axes, rows, "train_loss", "C0--", "training loss")
     axes.set_xlabel("round")
     axes.set_ylabel("loss, nats")
-    # A simulation may evaluate each n-th Version only.
-    tested = [row for row in rounds if math.isfinite(row.test_loss)]
-    if tested:
-        axes.plot([row.round for row in tested], [row.test_loss for row in tested], "C0", label="test loss")
+    _line(axes, rows, "test_loss", "C0-", "test loss")
+    if any(math.isfinite(row.test_loss) for row in baseline):
+        axes.plot([row.round for row in baseline], [row.test_loss for row in baseline], "C2-", label="centralized loss")
     handles, names = axes.get_legend_handles_labels()
-    if any(math.isfinite(row.test_accuracy) for row in tested):
-        right, numbers = axes.twinx(), [row.round for row in tested]
-        right.plot(numbers, [row.test_accuracy for row in tested], "C1", label="test accuracy")
-        right.plot(numbers, [row.test_accuracy_int8 for row in tested], "C1:", label="test accuracy, int8")
+    if any(math.isfinite(row.mean["test_accuracy"]) for row in rows):
+        right = axes.twinx()
+        _line(right, rows, "test_accuracy", "C1-", "test accuracy")
+        _line(right, rows, "test_accuracy_int8", "C1:", "test accuracy, int8")
+        if baseline:
+            accuracies = [row.test_accuracy for row in baseline]
+            right.plot([row.round for row in baseline], accuracies, "C3-", label="centralized accuracy")
         right.set_ylabel("accuracy")
         right.set_ylim(0.0, 1.0)
         more_handles, more_names = right.get_legend_handles_labels()
@@ -76,6 +90,22 @@ def plot_rounds(rounds: "Sequence[RoundRow]", path: Path | str | None) -> "Figur
     axes.legend(handles, names, fontsize="small")
     save_figure(figure, path)
     return figure
+
+
+def _line(axes: "Axes", rows: "Sequence[SpreadRow]", column: str, form: str, label: str) -> None:
+    """Draw the mean of a column and, of several seeds, a band of one standard deviation. Rows without it are left out.
+
+    A simulation may evaluate each n-th Version only.
+    """
+    rows = [row for row in rows if math.isfinite(row.mean[column])]
+    if not rows:
+        return
+    rounds, means = [row.round for row in rows], [row.mean[column] for row in rows]
+    axes.plot(rounds, means, form, label=label)
+    if all(math.isfinite(row.std[column]) for row in rows):
+        low = [row.mean[column] - row.std[column] for row in rows]
+        high = [row.mean[column] + row.std[column] for row in rows]
+        axes.fill_between(rounds, low, high, color=form[:2], alpha=0.2, linewidth=0.0)
 
 
 def plot_results(results: "Mapping[str, HasRounds]", path: Path | str | None = None) -> object:

@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, Final
 from fanin.edge.tensors import Float32s, TensorTable
 from fanin.simulation.devices.events import SimulationEvent
 from fanin.simulation.rows import ClientFailure, ClientRow, RoundRow, cells
+from fanin.simulation.studies.baseline import BaselineRow
+from fanin.simulation.studies.boards import open_board, write_scalars
+from fanin.simulation.studies.seeds import SpreadRow, spread_of, write_spread
 
 if TYPE_CHECKING:
     from fanin.edge.export.app import App
@@ -16,6 +19,28 @@ if TYPE_CHECKING:
 
 NO_CLIENTS: Final = tuple(each.name for each in fields(ClientRow) if each.name != "statistics")
 """The columns of a table without clients: no Round has ended."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class BestVersion:
+    """The best Version of a simulation on the test data: of the highest accuracy, or without labels of the lowest loss.
+
+    Attributes:
+        app: The App.
+        table: The layout of the parameters.
+        row: Its Round.
+        parameters: Its parameters (num_values,).
+    """
+
+    app: "App"
+    table: TensorTable
+    row: RoundRow
+    parameters: Float32s
+
+    @property
+    def module(self) -> "Module":
+        """A copy of the App's module with these parameters, for evaluation."""
+        return _module(self.app, self.table, self.parameters)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -31,8 +56,11 @@ class Result:
         failures: Errors in the training of clients.
         events: The event log: what each client did at which virtual time.
         parameters: The final parameters (num_values,).
+        best: The best Version on the test data; None without test data.
         digests: The SHA-256 of each Version, oldest first.
         is_complete: Whether all Rounds were run. False after Ctrl-C.
+        baseline: The rows of the centralized baseline, if the settings ask for one.
+        repeats: The results of all seeds, if the settings have ``seeds``. This one is the first of them.
     """
 
     app: "App"
@@ -43,18 +71,24 @@ class Result:
     failures: tuple[ClientFailure, ...]
     events: tuple[SimulationEvent, ...]
     parameters: Float32s
+    best: BestVersion | None
     digests: tuple[str, ...]
     is_complete: bool
+    baseline: tuple[BaselineRow, ...] = ()
+    repeats: "tuple[Result, ...]" = ()
 
     @property
     def module(self) -> "Module":
         """A copy of the App's module with the final parameters, for evaluation."""
-        from fanin.edge.export.prepare import with_parameters
+        return _module(self.app, self.table, self.parameters)
 
-        return with_parameters(self.app, self.table.views(self.parameters))
+    @property
+    def spread(self) -> tuple[SpreadRow, ...]:
+        """The mean and the deviation of each column over the seeds, for each Round that all seeds have."""
+        return spread_of([result.rounds for result in self.repeats or (self,)])
 
     def plot(self, path: Path | str | None = None) -> object:
-        """Draw loss and accuracy over the Rounds.
+        """Draw loss and accuracy over the Rounds: of several seeds the mean, and a band of one standard deviation.
 
         Args:
             path: The file to write, in the format of its suffix. None writes none.
@@ -68,11 +102,26 @@ class Result:
         """
         from fanin.simulation.plots import plot_rounds
 
-        return plot_rounds(self.rounds, path)
+        return plot_rounds(self, path)
 
     def write_csv(self, path: Path | str) -> None:
         """Write the Rounds as a CSV file."""
         _write_csv(path, self.rounds)
+
+    def write_spread_csv(self, path: Path | str) -> None:
+        """Write ``spread`` as a CSV file with the columns ``NAME.mean`` and ``NAME.std``."""
+        write_spread(path, self.spread)
+
+    def tensorboard(self, folder: Path | str) -> None:
+        """Write the Rounds as TensorBoard event files; of several seeds, each into a folder ``seed-INDEX``.
+
+        Raises:
+            RuntimeMissing: tensorboardX is not installed.
+        """
+        if not self.repeats:
+            write_scalars(self.rounds, open_board(folder))
+        for index, result in enumerate(self.repeats):
+            write_scalars(result.rounds, open_board(Path(folder) / f"seed-{index}"))
 
     def write_clients_csv(self, path: Path | str) -> None:
         """Write the clients of each Round as a CSV file."""
@@ -86,6 +135,12 @@ class Result:
         """Return the Rounds as columns by name: ``pandas.DataFrame(result.columns())``."""
         rows = [cells(row) for row in self.rounds]
         return {name: [row[name] for row in rows] for name in rows[0]}
+
+
+def _module(app: "App", table: TensorTable, parameters: Float32s) -> "Module":
+    from fanin.edge.export.prepare import with_parameters
+
+    return with_parameters(app, table.views(parameters))
 
 
 def _write_csv(path: Path | str, rows: Sequence[RoundRow | ClientRow]) -> None:

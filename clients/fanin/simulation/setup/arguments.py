@@ -110,6 +110,12 @@ def check_settings(settings: SimulationSettings) -> None:
     check_engine(settings.engine, settings.processes)
     if settings.seed < 0:
         raise InvalidInput(f"simulate: got seed {settings.seed}, expected 0 or more")
+    seeds = list(settings.seeds)
+    if len(set(seeds)) != len(seeds) or any(seed < 0 for seed in seeds) or (seeds and settings.seed):
+        raise InvalidInput(
+            f"simulate: got seeds {seeds} and seed {settings.seed}, expected different seeds of 0 or more, and no seed "
+            "beside them"
+        )
 
 
 def _check_data(app: "App", clients: Partition, test: Examples | None) -> None:

@@ -1,13 +1,18 @@
 """The options of a simulation."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fanin.clients.data.examples import Examples
 from fanin.protos.plans import Plan
 from fanin.simulation.devices.events import OnEvent
 from fanin.simulation.devices.models import DeviceModel
 from fanin.simulation.rows import RoundRow
+
+if TYPE_CHECKING:
+    from fanin.edge.export.prepare import StateDict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +24,13 @@ class SimulationSettings:
             ``evaluation.metrics`` apply.
         plan: Further keys of the Plan with their values, by dotted name (docs/plan.md); or a Plan.
         seed: Seed of all random choices, 0 or more.
+        seeds: Seeds of several simulations instead of ``seed``. The result is that of the first one; ``Result.repeats``
+            and ``Result.spread`` have all of them. The partition is the same for all.
+        initial: A ``state_dict`` of the module from which the training starts. None: the module as it is.
+        baseline: Whether to train a centralized baseline as well: the pooled data, and as many gradient steps in each
+            Round as the clients made together.
+        resume: Folder for the record of the trainings. A simulation that was stopped resumes when it is called again
+            with this folder, and has the bits of one without a stop. A new folder begins a record.
         validation_fraction: Share of each client's examples that it holds out for its own evaluation.
         engine: ``graph`` trains by the exported graph in onnxruntime, with the bits of a Run on real devices. ``vmap``
             trains the clients of a Round together in torch, which is faster for small models; rounding differs.
@@ -34,6 +46,10 @@ class SimulationSettings:
     test: Examples | None = None
     plan: Mapping[str, object] | Plan = field(default_factory=dict)
     seed: int = 0
+    seeds: Sequence[int] = ()
+    initial: "StateDict | None" = None
+    baseline: bool = False
+    resume: Path | str | None = None
     validation_fraction: float = 0.1
     engine: str = "graph"
     processes: int = 1
@@ -42,3 +58,14 @@ class SimulationSettings:
     on_round: Callable[[RoundRow], None] = lambda row: None
     on_event: OnEvent = lambda event: None
     quiet: bool = False
+
+    @property
+    def each_seed(self) -> "tuple[SimulationSettings, ...]":
+        """The settings of each simulation."""
+        return tuple(replace(self, seed=seed, seeds=(), plan=self._seeded(seed)) for seed in self.seeds) or (self,)
+
+    def _seeded(self, seed: int) -> Mapping[str, object] | Plan:
+        """Return the plan with this seed. Keys of a Plan need none, because the seed is an argument of its own."""
+        if not isinstance(self.plan, Plan):
+            return self.plan
+        return replace(self.plan, training=replace(self.plan.training, seed=seed))

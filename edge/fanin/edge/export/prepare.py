@@ -14,7 +14,7 @@ The eager twin holds the same rounded weights, so torch is compared with the mod
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final, assert_never
 
@@ -36,7 +36,8 @@ from fanin.edge.tensors import Float32s, TensorTable
 from fanin.protos.errors import InvalidInput, UnsupportedModel
 
 Module = nn.Module
-"""A torch module, named here for rooms that do not import torch."""
+StateDict = Mapping[str, Tensor]
+"""A torch module and its ``state_dict``, named here for rooms that do not import torch."""
 ADAPTER_SEED: Final = 0
 MIN_FROZEN_VALUES: Final = 64
 """Weights with fewer values stay float: their scales would take more bytes than their codes save."""
@@ -176,6 +177,23 @@ def with_parameters(app: App, values: Mapping[str, Float32s]) -> nn.Module:
         for name, value in values.items():
             tensors[name].copy_(torch.from_numpy(np.array(value)))
     return module
+
+
+def with_state(app: App, state: StateDict) -> App:
+    """Return an App whose module starts from a ``state_dict``. The module of ``app`` keeps its parameters.
+
+    Raises:
+        InvalidInput: The names or shapes are not those of the module.
+    """
+    module = copy.deepcopy(app.module)
+    try:
+        module.load_state_dict(dict(state))
+    except (RuntimeError, TypeError, AttributeError) as exc:
+        text = " ".join(str(exc).split())
+        raise InvalidInput(
+            f"App {app.name}: initial: {text}; expected a state_dict of the App's module, such as torch.load(FILE)"
+        ) from exc
+    return replace(app, module=module)
 
 
 def running_statistics(module: nn.Module) -> Tensors:

@@ -1,0 +1,126 @@
+"""The centralized baseline: one model that trains on the pooled examples of all clients.
+
+It has the train graph, batch size and learning rate of the clients. In each Round it makes as many gradient steps as
+the clients whose Updates count made together. So both see equally many examples, and the difference is the federation.
+Unlike a client's, its optimizer state lasts from Round to Round. The validation parts of the clients stay out of it.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from fanin.clients.data.batching import batches, batches_in_order
+from fanin.clients.data.examples import Examples
+from fanin.clients.data.stores import memory_store
+from fanin.clients.device.graphs import BundleGraphs
+from fanin.edge.bundles.bundle import Bundle
+from fanin.edge.runtimes.base import PaddedBatch, StepSettings
+from fanin.edge.runtimes.measure import measure
+from fanin.edge.tensors import Float32s
+from fanin.protos.errors import InvalidInput
+from fanin.protos.plans import Training
+from fanin.simulation.data.partitioning import Partition
+from fanin.simulation.rows import ClientRow, RoundRow
+
+STREAM: Final = 0x62617365
+"""Separates the generator of the baseline from all other generators of a seed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BaselineRow:
+    """The baseline after as many gradient steps as the clients had made by the end of a Round.
+
+    Attributes:
+        round: The Round.
+        num_steps: Gradient steps so far.
+        train_loss: Mean loss of its steps in this Round; NaN without a step.
+        test_loss: Loss on the test data; NaN without test data.
+        test_accuracy: Accuracy on the test data, in float; NaN without labels.
+    """
+
+    round: int
+    num_steps: int
+    train_loss: float
+    test_loss: float
+    test_accuracy: float
+
+
+def pooled(clients: Partition, validation_fraction: float) -> Examples:
+    """Return the examples on which the clients train, together."""
+    parts = [memory_store(part, client, validation_fraction).train for client, part in enumerate(clients)]
+    return Examples(x=np.concatenate([part.x for part in parts]), y=np.concatenate([part.y for part in parts]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Baseline:
+    """A centralized training.
+
+    Attributes:
+        bundle: The Bundle.
+        graphs: The open graphs.
+        train: The pooled examples as inputs of the model.
+        test: The test data as inputs of the model; None for no evaluation.
+        training: Learning rate, epochs and seed of the clients.
+    """
+
+    bundle: Bundle
+    graphs: BundleGraphs
+    train: Examples
+    test: Examples | None
+    training: Training
+
+    def rows(self, rounds: Sequence[RoundRow], clients: Sequence[ClientRow]) -> tuple[BaselineRow, ...]:
+        """Train, and return a row for each Round.
+
+        Raises:
+            InvalidInput: The loss is no longer finite.
+        """
+        step, parameters = self.graphs.open_train(self.bundle), self.bundle.initial_parameters()
+        state, stream = step.begin(parameters), self._batches()
+        settings = StepSettings(learning_rate=self.training.learning_rate)
+        rows, num_steps = [], 0
+        for row in rounds:
+            losses = []
+            for _ in range(self._num_steps([each for each in clients if each.round == row.round])):
+                state, loss = step(state, next(stream), settings)
+                if not math.isfinite(loss):
+                    raise InvalidInput(
+                        f"baseline: the loss became {loss} in round {row.round}, expected a finite one; lower the "
+                        "learning rate"
+                    )
+                losses.append(loss)
+            num_steps += len(losses)
+            parameters = state.parameters
+            test_loss, test_accuracy = self._tested(parameters)
+            rows.append(
+                BaselineRow(
+                    round=row.round,
+                    num_steps=num_steps,
+                    train_loss=math.fsum(losses) / len(losses) if losses else math.nan,
+                    test_loss=test_loss,
+                    test_accuracy=test_accuracy,
+                )
+            )
+        return tuple(rows)
+
+    def _num_steps(self, clients: Sequence[ClientRow]) -> int:
+        size = self.bundle.manifest.batch_size
+        return sum(self.training.epochs * -(-client.num_examples // size) for client in clients)
+
+    def _batches(self) -> Iterator[PaddedBatch]:
+        """Yield batches without end, each epoch in a new random order."""
+        rng = np.random.default_rng((STREAM, self.training.seed))
+        while True:
+            yield from batches(self.train, self.bundle.manifest.batch_size, rng)
+
+    def _tested(self, parameters: Float32s) -> tuple[float, float]:
+        """Return loss and accuracy on the test data; NaN if there is none."""
+        if self.test is None:
+            return math.nan, math.nan
+        in_order = batches_in_order(self.test, self.bundle.manifest.batch_size)
+        quality = measure(self.graphs, self.bundle, parameters, in_order)
+        has_labels = quality.num_predictions > 0
+        return quality.loss_sum / quality.num_examples, quality.accuracy_float if has_labels else math.nan

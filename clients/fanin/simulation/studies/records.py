@@ -1,0 +1,153 @@
+"""The record of a simulation, from which it resumes after a stop, with the bits of a simulation without one.
+
+    FOLDER/simulation.json     the format, and the digest of what must not change
+    FOLDER/bundle/             the exported App
+    FOLDER/trainings/KEY.npz   the result of each training that has ended
+
+A simulation is a function of its arguments, so a resumed one plays the same Run from its beginning. The results of the
+trainings that have ended come from the record, and only the others are computed. Each file is complete when it has its
+name, so the simulation may be killed at any moment.
+
+A training is a function of the client, the Version, the Assignment and the inputs of its stages: ``KEY`` is their
+digest. A Run with more Rounds or other devices can therefore use the same record.
+"""
+
+import hashlib
+import json
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from fanin.clients.device.models import OpenedModel
+from fanin.clients.device.updates import Change
+from fanin.edge.bundles.bundle import Bundle, open_folder
+from fanin.protos import messages as m
+from fanin.protos.errors import InvalidBundle, InvalidInput
+from fanin.simulation.data.partitioning import Partition
+from fanin.simulation.workers import PendingTraining, Trainings
+
+if TYPE_CHECKING:
+    from fanin.edge.export.app import App
+
+RECORD_FORMAT: Final = 1
+BUNDLE: Final = "bundle"
+
+
+class RecordFolder:
+    """The folder of a record.
+
+    Args:
+        folder: A new folder, or one with a record.
+        subject: The digest of what the simulation trains (``subject_of``).
+
+    Raises:
+        InvalidInput: The folder has other files, or the record of another simulation.
+    """
+
+    def __init__(self, folder: Path | str, subject: str) -> None:
+        self.folder = Path(folder)
+        about = self.folder / "simulation.json"
+        if not about.exists():
+            if self.folder.exists() and (not self.folder.is_dir() or any(self.folder.iterdir())):
+                raise InvalidInput(f"resume: {folder} has other files, expected a new folder or one with a record")
+            (self.folder / "trainings").mkdir(parents=True, exist_ok=True)
+            _write(about, json.dumps({"format": RECORD_FORMAT, "subject": subject}).encode())
+        try:
+            record = json.loads(about.read_text())
+        except ValueError as exc:
+            raise InvalidInput(f"resume: {about} is damaged ({exc}); use a new folder") from exc
+        if record != {"format": RECORD_FORMAT, "subject": subject}:
+            raise InvalidInput(
+                f"resume: {folder} has the record of another simulation, expected one of the same App, clients, "
+                "validation_fraction and engine; use a new folder"
+            )
+
+    def bundle(self, publisher: str) -> Bundle | None:
+        """Return the exported App; None if the simulation stopped before it was complete."""
+        path = self.folder / BUNDLE
+        if not path.is_dir() or not any(path.iterdir()):
+            return None
+        try:
+            return open_folder(path, trusted=(publisher,))
+        except InvalidBundle as exc:
+            raise InvalidInput(f"resume: {path} is damaged ({exc}); use a new folder") from exc
+
+
+class RecordedTrainings:
+    """Trainings whose results are recorded. A recorded training does not run again."""
+
+    def __init__(self, trainings: Trainings, folder: Path) -> None:
+        self._trainings = trainings
+        self._folder = folder / "trainings"
+
+    def begin(self, client: int, model: OpenedModel, assignment: m.Assignment) -> PendingTraining:
+        """See Trainings."""
+        path = self._folder / f"{_key(client, model, assignment)}.npz"
+        change = _read(path)
+        if change is not None:
+            return lambda: change
+        pending = self._trainings.begin(client, model, assignment)
+
+        def finish() -> Change:
+            result = pending()
+            _store(path, result)
+            return result
+
+        return finish
+
+    def close(self) -> None:
+        """See Trainings."""
+        self._trainings.close()
+
+
+def subject_of(app: "App", clients: Partition, options: Sequence[object]) -> str:
+    """Return the digest of an App, the examples of each client, and further options of the training."""
+    digest = hashlib.sha256()
+    recipe = (app.name, str(app.module), app.batch_size, app.num_classes, app.recipe, *options)
+    digest.update(repr((recipe, getattr(app.loss, "__qualname__", ""))).encode())
+    for name, value in app.module.state_dict().items():
+        digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+        digest.update(value.detach().cpu().float().numpy().tobytes())
+    digest.update(app.calibration.cpu().numpy().tobytes())
+    for array in (clients.examples.x, clients.examples.y, *clients.indices):
+        digest.update(f"{array.dtype} {array.shape}".encode())
+        digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()
+
+
+def _key(client: int, model: OpenedModel, assignment: m.Assignment) -> str:
+    """Return the digest of everything that a training depends on, except for the subject."""
+    digest = hashlib.sha256(repr((client, assignment.round, assignment.training)).encode())
+    digest.update(model.parameters.tobytes())
+    for name, values in sorted(model.inputs.items()):
+        digest.update(name.encode() + values.tobytes())
+    return digest.hexdigest()
+
+
+def _store(path: Path, change: Change) -> None:
+    draft = path.with_suffix(".part")
+    with draft.open("wb") as file:
+        about = json.dumps(
+            {"counts": {name: int(count) for name, count in change.counts.items()}, "num_steps": change.num_steps}
+        )
+        np.savez(file, values=change.values, about=np.frombuffer(about.encode(), np.uint8))
+    draft.replace(path)
+
+
+def _read(path: Path) -> Change | None:
+    """Return a recorded result; None if there is none, or if its file is damaged."""
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+            values, about = archive["values"], json.loads(archive["about"].tobytes())
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile):
+        return None
+    return Change(values=values, counts=about["counts"], num_steps=about["num_steps"])
+
+
+def _write(path: Path, data: bytes) -> None:
+    draft = path.with_suffix(".part")
+    draft.write_bytes(data)
+    draft.replace(path)

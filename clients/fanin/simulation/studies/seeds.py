@@ -1,0 +1,61 @@
+"""Several seeds: the mean and the spread of each column over them."""
+
+import csv
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fanin.simulation.rows import RoundRow, cells
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpreadRow:
+    """One Round over several seeds.
+
+    Attributes:
+        round: The Round.
+        num_seeds: Seeds whose simulations have this Round.
+        mean: The mean of each column of ``RoundRow``, by name.
+        std: Its sample standard deviation; NaN for a single seed.
+    """
+
+    round: int
+    num_seeds: int
+    mean: dict[str, float]
+    std: dict[str, float]
+
+
+def spread_of(tables: Sequence[Sequence[RoundRow]]) -> tuple[SpreadRow, ...]:
+    """Return a row for each Round that all seeds have, from the Rounds of each seed."""
+    rows = []
+    for rounds in zip(*tables, strict=False):
+        columns = [{name: value for name, value in cells(row).items() if name != "round"} for row in rounds]
+        values = {name: [column[name] for column in columns] for name in columns[0]}
+        rows.append(
+            SpreadRow(
+                round=rounds[0].round,
+                num_seeds=len(rounds),
+                mean={name: math.fsum(each) / len(each) for name, each in values.items()},
+                std={name: _deviation(each) for name, each in values.items()},
+            )
+        )
+    return tuple(rows)
+
+
+def write_spread(path: Path | str, rows: Sequence[SpreadRow]) -> None:
+    """Write the rows as a CSV file with the columns ``NAME.mean`` and ``NAME.std``."""
+    names = list(rows[0].mean)
+    with Path(path).open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["round", "num_seeds", *(f"{name}.{kind}" for name in names for kind in ("mean", "std"))])
+        for row in rows:
+            pairs = [value for name in names for value in (row.mean[name], row.std[name])]
+            writer.writerow([row.round, row.num_seeds, *pairs])
+
+
+def _deviation(values: Sequence[float]) -> float:
+    if len(values) < 2 or not all(map(math.isfinite, values)):
+        return math.nan
+    return statistics.stdev(values)

@@ -1,0 +1,228 @@
+"""Seeds, baseline, best Version, warm start and resumption of simulations. Most tests share one simulation."""
+
+import math
+import signal
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from support.errors import raises
+from torch import nn
+
+from fanin.clients.device.models import OpenedModel
+from fanin.clients.device.updates import Change
+from fanin.clients.testing import SyntheticTrainer, example_assignment, example_model, synthetic_bundle
+from fanin.edge.bundles.keys import SigningKey
+from fanin.edge.export import App, Recipe, Sgd
+from fanin.edge.export.prepare import with_state
+from fanin.protos import messages as m
+from fanin.protos.errors import InvalidInput, RuntimeMissing
+from fanin.simulation import Dirichlet, Partition, Result, RoundRow, SimulationSettings, load_data, partition, simulate
+from fanin.simulation.course import RowLists
+from fanin.simulation.rows import initial_row
+from fanin.simulation.studies.boards import open_board, write_scalars
+from fanin.simulation.studies.records import RecordedTrainings, RecordFolder, subject_of
+from fanin.simulation.studies.seeds import spread_of
+from fanin.simulation.workers import PendingTraining
+
+PLAN = {"training.learning_rate": 0.1, "training.epochs": 2}
+COHORT, ROUNDS = 3, 3
+
+
+def app() -> App:
+    torch.manual_seed(3)
+    module = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))
+    images = torch.from_numpy(load_data("digits").train.x[:64])
+    recipe = Recipe(optimizer=Sgd(momentum=0.0))
+    return App(name="digits", module=module, calibration=images, batch_size=8, num_classes=10, recipe=recipe)
+
+
+def clients() -> Partition:
+    return partition(load_data("digits").train, 6, Dirichlet(alpha=0.5), seed=2)
+
+
+@pytest.fixture(scope="module")
+def record(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("record") / "here"
+
+
+@pytest.fixture(scope="module")
+def repeated(record: Path) -> Result:
+    """Two seeds, a baseline and a record."""
+    settings = SimulationSettings(
+        test=load_data("digits").test, plan=PLAN, seeds=(4, 5), baseline=True, resume=record, quiet=True
+    )
+    return simulate(app(), clients(), cohort=COHORT, rounds=ROUNDS, settings=settings)
+
+
+def test_several_seeds_have_a_mean_and_a_deviation(repeated: Result, tmp_path: Path) -> None:
+    first, second = repeated.repeats
+    assert first.digests == repeated.digests
+    assert first.digests[1:] != second.digests[1:]
+    losses = [result.rounds[-1].test_loss for result in repeated.repeats]
+    last = repeated.spread[-1]
+    assert (last.round, last.num_seeds) == (ROUNDS, 2)
+    assert last.mean["test_loss"] == pytest.approx(np.mean(losses))
+    assert last.std["test_loss"] == pytest.approx(np.std(losses, ddof=1))
+    repeated.write_spread_csv(tmp_path / "spread.csv")
+    assert (tmp_path / "spread.csv").read_text().splitlines()[0].startswith("round,num_seeds,version.mean,version.std")
+
+
+def test_the_band_and_the_baseline_are_drawn(repeated: Result, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    left, right = repeated.plot(tmp_path / "curve.png").axes  # type: ignore[attr-defined]
+    names = [line.get_label() for line in (*left.lines, *right.lines)]
+    assert {"centralized loss", "centralized accuracy"} <= set(names)
+    assert len(left.collections) == 2 and len(right.collections) == 2
+
+
+def test_the_baseline_makes_as_many_steps_as_the_clients(repeated: Result) -> None:
+    steps = 0
+    for row in repeated.baseline:
+        mine = [each for each in repeated.clients if each.round == row.round]
+        steps += sum(2 * math.ceil(each.num_examples / 8) for each in mine)
+        assert row.num_steps == steps
+    assert steps > 0
+    assert repeated.baseline[0].test_loss == repeated.rounds[0].test_loss
+    assert repeated.baseline[-1].test_accuracy > 0.5
+
+
+def test_the_best_version_has_its_accuracy(repeated: Result) -> None:
+    assert repeated.best is not None
+    assert repeated.best.row.test_accuracy == max(row.test_accuracy for row in repeated.rounds)
+    test = load_data("digits").test
+    with torch.no_grad():
+        outputs = repeated.best.module(torch.from_numpy(test.x))
+    accuracy = float((outputs.argmax(1).numpy() == test.y).mean())
+    assert abs(repeated.best.row.test_accuracy - accuracy) < 1.5 / len(test)
+
+
+def test_of_equally_good_versions_the_first_is_the_best() -> None:
+    rows, empty = RowLists(), np.zeros(1, np.float32)
+    for number, loss in enumerate((3.0, 2.0, 2.0, 2.5, math.nan)):
+        rows.add(replace(initial_row(None), round=number, test_loss=loss), empty)
+    assert rows.best is not None and rows.best[0].round == 1
+    untested = RowLists()
+    untested.add(initial_row(None), empty)
+    assert untested.best is None
+
+
+def test_a_resumed_simulation_computes_no_recorded_training(repeated: Result, record: Path) -> None:
+    before = {path.name: path.stat().st_mtime_ns for path in (record / "trainings").iterdir()}
+    assert len(before) == 2 * COHORT * ROUNDS
+    # One Round more than the record, of one of its seeds: as if the simulation had stopped after the third.
+    settings = SimulationSettings(plan=PLAN, seed=5, resume=record, quiet=True)
+    longer = simulate(app(), clients(), cohort=COHORT, rounds=ROUNDS + 1, settings=settings)
+    after = {path.name: path.stat().st_mtime_ns for path in (record / "trainings").iterdir()}
+    assert longer.digests[: ROUNDS + 1] == repeated.repeats[1].digests
+    assert before.items() <= after.items()
+    assert len(after) == len(before) + COHORT
+
+
+@pytest.mark.nightly
+def test_a_simulation_that_was_stopped_ends_as_one_without_a_stop(repeated: Result, tmp_path: Path) -> None:
+    def interrupt(row: RoundRow) -> None:
+        if row.round == 1:
+            signal.raise_signal(signal.SIGINT)
+
+    settings = SimulationSettings(test=load_data("digits").test, plan=PLAN, seed=4, resume=tmp_path / "x", quiet=True)
+    stopped = simulate(app(), clients(), cohort=COHORT, rounds=ROUNDS, settings=replace(settings, on_round=interrupt))
+    assert not stopped.is_complete
+    resumed = simulate(app(), clients(), cohort=COHORT, rounds=ROUNDS, settings=settings)
+    assert resumed.digests == repeated.digests
+    assert resumed.rounds[1:] == repeated.rounds[1:]
+    assert resumed.clients == repeated.clients
+    assert resumed.events == repeated.events
+
+
+def test_the_record_of_another_simulation_is_refused(tmp_path: Path) -> None:
+    ours, parts = app(), clients()
+    RecordFolder(tmp_path / "record", subject_of(ours, parts, ()))
+    RecordFolder(tmp_path / "record", subject_of(app(), parts, ()))
+    error = (
+        f"resume: {tmp_path / 'record'} has the record of another simulation, expected one of the same App, clients, "
+        "validation_fraction and engine; use a new folder"
+    )
+    warmer = with_state(ours, {name: value + 1.0 for name, value in ours.module.state_dict().items()})
+    for other in (subject_of(warmer, parts, ()), subject_of(ours, parts, (0.2,))):
+        with raises(InvalidInput, error):
+            RecordFolder(tmp_path / "record", other)
+    with raises(InvalidInput, f"resume: {tmp_path} has other files, expected a new folder or one with a record"):
+        RecordFolder(tmp_path, "")
+
+
+def test_a_damaged_file_of_a_record_is_computed_again(tmp_path: Path) -> None:
+    bundle = synthetic_bundle(tmp_path / "bundle", SigningKey.generate(), {"a": (3,)})
+    folder = RecordFolder(tmp_path / "record", "").folder
+
+    class Counting:
+        num = 0
+
+        def begin(self, client: int, model: OpenedModel, assignment: m.Assignment) -> PendingTraining:
+            self.num += 1
+            return lambda: SyntheticTrainer(partition=client).train(model, assignment, lambda: True)
+
+        def close(self) -> None:
+            pass
+
+    counting, model, assignment = Counting(), example_model(bundle), example_assignment(bundle)
+
+    def change() -> Change:
+        return RecordedTrainings(counting, folder).begin(0, model, assignment)()
+
+    first = change()
+    assert np.array_equal(change().values, first.values) and counting.num == 1
+    (path,) = (folder / "trainings").iterdir()
+    path.write_bytes(path.read_bytes()[:100])
+    assert np.array_equal(change().values, first.values) and counting.num == 2
+    assert dict(change().counts) == dict(first.counts) and counting.num == 2
+
+
+def test_a_warm_start_loads_a_state_dict() -> None:
+    ours = app()
+    state = {name: torch.full_like(value, 0.5) for name, value in ours.module.state_dict().items()}
+    warm = with_state(ours, state)
+    assert all(bool((value == 0.5).all()) for value in warm.module.state_dict().values())
+    assert not any(bool((value == 0.5).all()) for value in ours.module.state_dict().values())
+    with pytest.raises(InvalidInput, match=r"^App digits: initial: Error\(s\) in loading state_dict .* Missing key"):
+        simulate(ours, clients(), cohort=2, rounds=1, settings=SimulationSettings(plan=PLAN, initial={}))
+
+
+class Scalars:
+    """A writer of scalars in memory."""
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[str, float, int]] = []
+        self.is_closed = False
+
+    def add_scalar(self, tag: str, value: float, step: int) -> None:
+        self.rows.append((tag, value, step))
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+def test_rounds_are_scalars_of_tensorboard(tmp_path: Path) -> None:
+    writer = Scalars()
+    write_scalars([replace(initial_row(None), round=2, test_loss=0.5)], writer)
+    assert ("test_loss", 0.5, 2) in writer.rows and writer.is_closed
+    assert not any(tag in ("round", "train_loss") for tag, _, _ in writer.rows)
+    with raises(RuntimeMissing, "TensorBoard: no_such is not installed here; pip install tensorboardX"):
+        open_board(tmp_path, "no_such")
+
+
+@pytest.mark.parametrize(
+    "seeds", [{"seeds": (1, 1)}, {"seeds": (-1,)}, {"seeds": (1, 2), "seed": 3}], ids=["twice", "negative", "beside"]
+)
+def test_wrong_seeds_are_one_error(seeds: Mapping[str, int]) -> None:
+    settings = SimulationSettings(plan=PLAN, **seeds)  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput, match=r"^simulate: got seeds \[.*, expected different seeds of 0 or more"):
+        simulate(app(), clients(), cohort=2, rounds=1, settings=settings)
+
+
+def test_the_spread_of_one_seed_is_its_rounds() -> None:
+    (row,) = spread_of([[replace(initial_row(None), test_loss=2.0)]])
+    assert row.mean["test_loss"] == 2.0 and math.isnan(row.std["test_loss"])
