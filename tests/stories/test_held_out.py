@@ -251,6 +251,8 @@ def test_rounds_do_not_wait_for_an_evaluation_and_a_killed_coordinator_repeats_i
         site.start_run(story_plan(NAME), bundle, f.PUBLISHER)
         await_evaluations(site, 1)
         (evaluator,) = children_of(coordinator.process.pid)
+        assert os.getpriority(os.PRIO_PROCESS, evaluator) == 19
+        assert Path(f"/proc/{evaluator}/oom_score_adj").read_text() == "1000\n"
         os.kill(evaluator, signal.SIGSTOP)
         Peer(site, bundle, 0, tmp_path / "device").take_part(2)
         events = [one.event for one in site.events()]
