@@ -1,6 +1,8 @@
 """A runtime from outside the package, as docs/runtimes.md has it: a numpy interpreter that trains like torch."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +17,7 @@ from torch.optim import SGD
 from fanin.edge.runtimes.available import open_runtime
 
 PAGE = (ROOT / "docs" / "runtimes.md").read_text()
+RUFF = Path(sys.executable).with_name("ruff")
 LEARNING_RATE = 0.05
 TRAIN = """
 import sys
@@ -41,6 +44,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the distribution."""
     folder = tmp_path_factory.mktemp("site")
     install(folder, PAGE, "fanin.runtimes")
+    (folder / "numpy_interpreter.py").write_text(python_blocks(PAGE)[2])
     return folder
 
 
@@ -53,8 +57,11 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_example_is_shorter_than_40_lines_and_keeps_the_contract(site: Path, work: Path) -> None:
-    example, check = python_blocks(PAGE)
-    assert len(example.splitlines()) < 40
+    example, check, _ = python_blocks(PAGE)
+    formatted = subprocess.run(
+        [RUFF, "format", "-"], input=example, capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    assert len(formatted.stdout.splitlines()) < 40
     outcome = run(site, check, cwd=work)
     assert (outcome.returncode, outcome.stderr) == (0, "")
 
