@@ -14,12 +14,13 @@ import pytest
 from house.tree import ROOT
 from support import federations as f
 from support.commands import Fanin, fanin_in_process
-from support.held_out import NAME, WAIT_S, Bench, evaluated_plan, linear_bundle, write_data
+from support.held_out import LOOK_S, NAME, WAIT_S, Bench, evaluated_plan, linear_bundle, write_data
 from support.hosted import Hosted
 from support.linear import NUM_INPUTS
 from support.outside import install, python_blocks, run
 from support.peers import Peer
 from support.processes import Site
+from support.virtual import plan, start
 
 from fanin.clients.data.batching import batches_in_order
 from fanin.clients.data.npz import read_npz
@@ -181,6 +182,28 @@ def test_an_installed_metric_chooses_the_best_version(
         # The Version with the larger recall; of equal ones, the older.
         assert info.best_evaluation == max(page, key=lambda one: one.values["rarest_recall"])
         assert 0.0 <= page[0].values["rarest_recall_int8"] <= 1.0
+        await bench.close()
+
+    asyncio.run(main())
+
+
+def test_another_run_starts_while_a_data_set_is_checked(tmp_path: Path) -> None:
+    async def main() -> None:
+        before = set(children_of(os.getpid()))
+        # A process that never replies.
+        bench = await Bench(tmp_path, write_data(tmp_path), command=("sleep", "60")).open()
+        checked = asyncio.create_task(bench.begin(evaluated_plan()))
+        for _ in range(int(WAIT_S / LOOK_S)):
+            if set(children_of(os.getpid())) - before:
+                break
+            await asyncio.sleep(LOOK_S)
+        async with asyncio.timeout(WAIT_S):
+            await start(bench.runs, linear_bundle(tmp_path / "other"), plan(), "other")
+        assert not checked.done()
+        checked.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await checked
+        assert not set(children_of(os.getpid())) - before
         await bench.close()
 
     asyncio.run(main())

@@ -189,6 +189,9 @@ class Runs:
             Conflict: Another Run has the id.
         """
         check_run_id(start.run_id)
+        # Before the lock: reading a data set may take seconds.
+        if await self._stores.runs.run(start.run_id) is None:
+            await self._check_data(start, await recorded_bundle(start.version.bundle_sha256, self._stores))
         # To the end: an operator who disconnects must not leave a Run that is recorded and has no driver.
         await run_to_end(self._start_run(start, by))
         return await self.info(start.run_id)
@@ -316,7 +319,6 @@ class Runs:
             setup = await setup_of(start, self._stores, self._files)
             check_start(start, setup)
             await self._check_parameters(start.version, setup)
-            await self._check_data(start, setup.bundle)
             await runs.add_run(start, self._stores.wall(), by)
             known = await runs.run(run_id)
             assert known is not None, "the run was just added"
