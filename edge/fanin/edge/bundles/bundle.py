@@ -18,6 +18,7 @@ cache or in a coordinator's blob store. In a folder it is::
 import json
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Final
 
@@ -83,7 +84,7 @@ class Bundle:
         # (2) and (3)
         return cls(signed, parse_manifest(signed.data), read)
 
-    @property
+    @cached_property
     def sha256(self) -> str:
         """The name of the Bundle: SHA-256 of the manifest's bytes."""
         return self.signed.sha256

@@ -6,6 +6,7 @@ the publisher signed. The format number is checked first: a newer format is repo
 """
 
 import json
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Final
 
@@ -18,6 +19,7 @@ from fanin.protos.chunks import Artifact, ChunkRef
 from fanin.protos.errors import InvalidBundle, InvalidInput
 
 FORMAT: Final = 1
+KEPT_MANIFESTS: Final = 2
 
 
 def dump_manifest(manifest: Manifest) -> bytes:
@@ -54,8 +56,9 @@ def dump_manifest(manifest: Manifest) -> bytes:
     return json.dumps(row, indent=1, sort_keys=True).encode() + b"\n"
 
 
+@lru_cache(maxsize=KEPT_MANIFESTS)
 def parse_manifest(data: bytes) -> Manifest:
-    """Parse the JSON bytes of a manifest.
+    """Parse the JSON bytes of a manifest. The newest ones are kept: a device opens one Bundle in each Round.
 
     Raises:
         InvalidBundle: The bytes are not JSON, have another format number, or do not describe a valid Manifest.
