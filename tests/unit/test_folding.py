@@ -21,7 +21,7 @@ from fanin.edge.bundles.initializers import fill_constants
 from fanin.edge.bundles.quantize import fill_slots, weight_codes, weight_scales, with_derived
 from fanin.edge.bundles.slots import Slot, SlotKind
 from fanin.edge.export import App, Recipe
-from fanin.edge.export.decompositions.tables import ONNX
+from fanin.edge.export.decompositions.tables import ONNX, TFLITE
 from fanin.edge.export.formats import onnx_infer
 from fanin.edge.export.int8.folding import Infer, fold_norms
 from fanin.edge.export.onnx.int8 import Int8Model
@@ -274,3 +274,12 @@ def test_a_norm_that_cannot_be_part_of_a_product_stays() -> None:
     kinds = Counter(str(node.target) for node in infer.traced.program.graph.nodes)
     assert kinds["aten.batch_norm.default"] == 3
     assert not infer.derived.folded
+
+
+def test_a_norm_is_folded_beside_an_operator_that_is_decomposed() -> None:
+    torch.manual_seed(4)
+    module = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(8, 2))
+    app = App(name="pooled", module=module, calibration=torch.randn(8, 1, 6, 6), batch_size=4, num_classes=2)
+    prepared = prepare(app)
+    graph = fold_norms(trace_infer(prepared, 1), prepared, TFLITE).traced.program.graph
+    assert torch.ops.aten.batch_norm.default not in {node.target for node in graph.nodes}

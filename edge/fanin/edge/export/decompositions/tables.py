@@ -5,8 +5,9 @@
 applies the forms for inference to it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from types import MappingProxyType
 from typing import Final
 
@@ -44,12 +45,17 @@ class Forms:
 
     def for_training(self, own: Decompositions = NO_FORMS) -> Table:
         """Return the decomposition table for graphs that train, with an App's own forms on top."""
-        core: Table = dict(core_aten_decompositions())
-        return with_own(core | self.backward(), own)
+        return with_own(dict(_core()) | self.backward(), own)
 
     def for_inference(self, own: Decompositions = NO_FORMS) -> Table:
         """Return the decomposition table for ``infer``, with an App's own forms on top."""
         return with_own(self.forward(), own)
+
+
+@cache
+def _core() -> Mapping[OpOverload, Callable[..., object]]:
+    """Return torch's core decompositions, which take longer to collect than a small graph to trace."""
+    return MappingProxyType(dict(core_aten_decompositions()))
 
 
 def _common() -> Table:

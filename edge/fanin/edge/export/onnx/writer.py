@@ -1,12 +1,8 @@
 """Traced Signatures as ONNX models that hold the graph and nothing else.
 
-torch's exporter writes stack traces, source paths and versions into a model. They are removed, because a Bundle goes to
-strangers. The exporter's warnings concern its own internals, never the App, and are hidden from the user.
+torch writes stack traces, source paths and versions into a model. They are removed, because a Bundle goes to strangers.
 """
 
-import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Final
 
 import onnx
@@ -21,11 +17,8 @@ from fanin.edge.export.tracing.traced import Traced
 from fanin.edge.tensors import Float32s
 from fanin.protos.errors import UnsupportedModel
 
-PORT: Final = "port:"
-"""Prefix of inputs and outputs while the exporter names the values between them."""
 LOSSES: Final = frozenset({"loss", "loss_sum"})
 """Outputs that only ``train`` and ``evaluate`` have. The ``infer`` graph is not fused: the quantizer needs its form."""
-REGISTRY_LOGGER: Final = "torch.onnx._internal.exporter._registration"
 
 
 def to_onnx(traced: Traced, what: str) -> onnx.ModelProto:
@@ -44,34 +37,34 @@ def to_onnx(traced: Traced, what: str) -> onnx.ModelProto:
 
 def as_exported(traced: Traced, what: str) -> onnx.ModelProto:
     """Return the model operator by operator as it was traced, before it is fused."""
+    # The import takes seconds. An export in TFLite alone does not need it.
+    from fanin.edge.export.onnx.translate import translate
+
     _widen_indices(traced.program)
     try:
-        with quiet_exporter():
-            exported = torch.onnx.export(
-                traced.program,
-                dynamo=True,
-                input_names=[PORT + name for name in traced.inputs],
-                output_names=[PORT + name for name in traced.outputs],
-                verbose=False,
-            )
-    except torch.onnx.OnnxExporterError as exc:
+        with quiet_torch():
+            model = translate(traced.program)
+    except Exception as exc:  # decompositions and forms may raise anything
         raise UnsupportedModel(f"{what}: cannot be converted to ONNX ({_cause(exc)}); {REPLACE}") from exc
-    assert exported is not None, "dynamo=True always returns a program"
-    model = exported.model_proto
     _strip(model)
-    _name_ports(model.graph)
+    _name_ports(model.graph, traced)
     return model
 
 
-def _name_ports(graph: onnx.GraphProto) -> None:
+def _name_ports(graph: onnx.GraphProto, traced: Traced) -> None:
     """Give inputs and outputs their own names, and rename inner values that collide with them.
 
-    The exporter names a value after its operator ("view", "mul"), and a parameter may have the same name.
+    A value is named after its operator ("view", "mul"), and a parameter may have the same name.
     """
-    ports = {port.name.removeprefix(PORT) for port in (*graph.input, *graph.output)}
+    ports = {
+        port.name: name
+        for rows, names in ((graph.input, traced.inputs), (graph.output, traced.outputs))
+        for port, name in zip(rows, names, strict=True)
+    }
+    taken = set(ports.values())
 
     def named(name: str) -> str:
-        return name.removeprefix(PORT) if name.startswith(PORT) else f"{name}:inner" if name in ports else name
+        return ports.get(name) or (f"{name}:inner" if name in taken else name)
 
     for port in (*graph.input, *graph.output):
         port.name = named(port.name)
@@ -111,22 +104,6 @@ def _cause(exc: BaseException) -> str:
     while exc.__cause__ is not None:
         exc = exc.__cause__
     return str(exc)
-
-
-@contextmanager
-def quiet_exporter() -> Iterator[None]:
-    """Hide messages of torch's exporter about itself: optional torchvision operators, a renamed pytree class."""
-
-    def about_the_app(record: logging.LogRecord) -> bool:
-        return not record.getMessage().startswith("torchvision is not installed")
-
-    logger = logging.getLogger(REGISTRY_LOGGER)
-    logger.addFilter(about_the_app)
-    try:
-        with quiet_torch():
-            yield
-    finally:
-        logger.removeFilter(about_the_app)
 
 
 def _strip(model: onnx.ModelProto) -> None:

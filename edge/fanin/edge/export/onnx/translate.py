@@ -1,0 +1,101 @@
+"""A traced graph as an ONNX model, operator by operator, with torch's own table of ONNX forms.
+
+``torch.onnx.export`` decomposes a graph that is already decomposed, and reads all 500 forms of its table in each call.
+Here a form is read when a graph first uses it. A graph is decomposed only if one of its operators has no form.
+"""
+
+from functools import cache
+from typing import Final
+
+import onnx
+import onnx_ir as ir
+from onnxscript.function_libs.torch_lib import ops, registration
+from onnxscript.optimizer import optimize_ir
+from onnxscript.version_converter import convert_version
+from torch._decomp import decomposition_table
+from torch._ops import OpOverload
+from torch.export import ExportedProgram, default_decompositions
+from torch.fx.experimental import _config as symbolic_sizes
+from torch.onnx._internal.exporter import _core, _fx_passes
+from torch.onnx._internal.exporter._registration import OnnxDecompMeta, ONNXRegistry, TorchOp
+from torch.onnx._internal.exporter._torchlib._torchlib_registry import get_torchlib_ops
+
+OPSET: Final = 20
+"""The operator set of every graph."""
+TORCH_LIB: Final = ops
+"""The import registers the forms."""
+
+
+class OnnxForms(ONNXRegistry):
+    """The ONNX forms of torch's operators, each read on first use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._opset_version = OPSET
+        self._read: set[object] = set()
+        for form in get_torchlib_ops():
+            self._register(form.fx_target, form)
+        self._cleanup_registry_based_on_opset_version()
+
+    def __contains__(self, target: TorchOp) -> bool:
+        """Return whether an operator has a form."""
+        name = _name(target)
+        return name in self.functions or target in self.functions or name in registration.default_registry
+
+    def get_decomps(self, target: TorchOp) -> list[OnnxDecompMeta]:
+        """Return the forms of an operator, for real and for complex values; empty if it has none."""
+        name = _name(target)
+        if name not in self._read and name in registration.default_registry:
+            forms = registration.default_registry[name]
+            for is_complex, functions in ((False, forms.overloads), (True, forms.complex)):
+                for function in functions:
+                    meta = OnnxDecompMeta(function, target, signature=None, is_complex=is_complex)
+                    self._register(target, meta)
+            self._cleanup_registry_based_on_opset_version()
+        self._read.add(name)
+        return super().get_decomps(target)
+
+
+def _name(target: TorchOp) -> str:
+    """Return the name of an operator in the tables of forms."""
+    if isinstance(target, OpOverload):
+        return str(target.name())  # type: ignore[no-untyped-call]
+    return f"{target.__module__}::{target.__name__}"
+
+
+@cache
+def _forms() -> OnnxForms:
+    return OnnxForms()
+
+
+def translate(program: ExportedProgram) -> onnx.ModelProto:
+    """Return the ONNX model of a traced graph.
+
+    Args:
+        program: The graph. It is changed.
+
+    Raises:
+        OnnxExporterError: An operator has no ONNX form.
+    """
+    forms = _forms()
+    if not all(node.target in forms for node in program.graph.nodes if node.op == "call_function"):
+        program = _decomposed(program, forms)
+    _fx_passes.insert_type_promotion_nodes(program.graph_module)
+    _fx_passes.remove_assertion_nodes(program.graph_module)
+    model = _core._exported_program_to_onnx_program(program, registry=forms).model
+    convert_version(model, OPSET, fallback=True)
+    optimize_ir(model)
+    return ir.to_proto(model)
+
+
+def _decomposed(program: ExportedProgram, forms: OnnxForms) -> ExportedProgram:
+    """Return the program with each operator that has no form decomposed."""
+    table = {
+        target: form
+        for target, form in (decomposition_table | dict(default_decompositions())).items()
+        if isinstance(target, OpOverload) and target not in forms
+    }
+    # A number of samples that may be 0 or 1 stays free.
+    with symbolic_sizes.patch(backed_size_oblivious=True):  # type: ignore[attr-defined]
+        decomposed: ExportedProgram = program.run_decompositions(table)
+    return decomposed
