@@ -31,6 +31,7 @@ REQUIREMENTS = {
     "transformers": ["transformers"],
     "plots": ["matplotlib"],
     "images": ["pillow"],
+    "parquet": ["pyarrow"],
     "simulation": ["loky"],
     "dev": [
         "build",

@@ -39,7 +39,10 @@ def test_a_partition_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         ),
         (
             ["--data", "mnist"],
-            "data: got 'mnist', expected digits, fashion-mnist, tinyshakespeare or the path of an .npz file",
+            (
+                "data: got 'mnist', expected digits, fashion-mnist, tinyshakespeare, or the path of an .npz, .csv or "
+                ".parquet file or of a folder"
+            ),
         ),
     ],
 )

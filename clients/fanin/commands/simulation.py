@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from fanin.simulation import Result, RoundRow, SimulationEvent
 
 DataOption = Annotated[
-    str, typer.Option("--data", help="digits, fashion-mnist, tinyshakespeare, or an .npz file with x and y.")
+    str,
+    typer.Option("--data", help="digits, fashion-mnist, tinyshakespeare, an .npz, .csv or .parquet file, or a folder."),
 ]
 ClientsOption = Annotated[int, typer.Option("--clients", min=1, help="Number of clients.")]
 ByOption = Annotated[

@@ -2,6 +2,6 @@
 
 Reading order:
 
-- ``loading``: data sets by name, and those of other libraries
+- ``loading``: data sets by name, and those of other libraries; ``tables``: CSV and Parquet
 - ``partitioning``: ``partition``, the examples of each client; ``partitioners``: the ways to spread them
 """

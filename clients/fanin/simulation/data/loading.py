@@ -19,6 +19,7 @@ from fanin.clients.data.partitions import hold_out
 from fanin.clients.data.public import Cutting, fashion_mnist, shakespeare
 from fanin.edge.runtimes.base import Inputs
 from fanin.protos.errors import InvalidInput
+from fanin.simulation.data.tables import is_table, read_table
 
 TEST_FRACTION: Final = 0.2
 """Share of the examples that is held out for the test, of data that has no test part of its own."""
@@ -50,14 +51,16 @@ class IndexedData(Protocol):
 
 
 def load_data(name: str, *, seed: int = 0) -> LoadedData:
-    """Load a data set by its name, or an .npz file with arrays ``x`` and ``y``.
+    """Load a data set by its name, an .npz file with arrays ``x`` and ``y``, or CSV or Parquet tables.
 
     Args:
-        name: ``digits``, ``fashion-mnist``, ``tinyshakespeare``, or the path of an .npz file.
+        name: ``digits``, ``fashion-mnist``, ``tinyshakespeare``, or the path of an .npz, .csv or .parquet file, or of a
+            folder of tables (docs/simulation.md).
         seed: Seed of the choice of the test part, for data that has none of its own.
 
     Raises:
         InvalidInput: Nothing has this name, or the data cannot be loaded.
+        RuntimeMissing: A table is Parquet, and pyarrow is not installed.
     """
     if name == "digits":
         return _held_out(load_digits(), seed)
@@ -68,7 +71,11 @@ def load_data(name: str, *, seed: int = 0) -> LoadedData:
         return _by_speaker()
     if name.endswith(".npz"):
         return _held_out(read_npz(Path(name)), seed)
-    raise InvalidInput(f"data: got {name!r}, expected {', '.join(NAMES)} or the path of an .npz file")
+    if is_table(Path(name)):
+        return _tables(Path(name), seed)
+    raise InvalidInput(
+        f"data: got {name!r}, expected {', '.join(NAMES)}, or the path of an .npz, .csv or .parquet file or of a folder"
+    )
 
 
 NAMES: Final = ("digits", "fashion-mnist", "tinyshakespeare")
@@ -104,6 +111,18 @@ def _held_out(examples: Examples, seed: int) -> LoadedData:
         raise InvalidInput(f"data: got {len(examples)} example, expected at least 2: one of them is the test")
     train, test = hold_out(examples, num_test, np.random.default_rng((STREAM, seed)))
     return LoadedData(train=train, test=test)
+
+
+def _tables(path: Path, seed: int) -> LoadedData:
+    """Return tables with their ids. The folders ``train`` and ``test`` are the parts; else some rows are held out."""
+    if (path / "train").is_dir() and (path / "test").is_dir():
+        train = read_table(path / "train")
+        return LoadedData(train=train.examples, test=read_table(path / "test").examples, ids=train.ids)
+    table = read_table(path)
+    numbered = Examples(x=np.arange(len(table.examples), dtype=np.int32)[:, None], y=table.examples.y)
+    parts = _held_out(numbered, seed)
+    rows, held = (part.x[:, 0].astype(np.int64) for part in (parts.train, parts.test))
+    return LoadedData(train=table.examples.take(rows), test=table.examples.take(held), ids=table.ids[rows])
 
 
 def _by_speaker() -> LoadedData:

@@ -1,0 +1,138 @@
+"""Tables as data sets: CSV and Parquet files, and folders of them.
+
+    FILE.csv, FILE.parquet      one table
+    FOLDER/*.csv, *.parquet     one table a client: the file's name is the natural id of its rows
+    FOLDER/train, FOLDER/test   folders of tables, if the data has a test part
+
+A row is an example. The column ``y``, ``label``, ``labels``, ``class`` or ``target`` is the target. The column
+``client``, if there is one, is the natural id. All other columns are the input, in their order. A column of lists of
+one length (Parquet) counts as several columns.
+"""
+
+import csv
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from fanin.clients.data.examples import Examples
+from fanin.edge.runtimes.base import Inputs
+from fanin.protos.errors import InvalidInput, RuntimeMissing
+
+SUFFIXES: Final = (".csv", ".parquet")
+TARGETS: Final = ("y", "label", "labels", "class", "target")
+CLIENT: Final = "client"
+Columns = Mapping[str, Sequence[object]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LoadedTable:
+    """Examples, and the natural id of each (n,)."""
+
+    examples: Examples
+    ids: npt.NDArray[np.str_]
+
+
+def is_table(path: Path) -> bool:
+    """Return whether a path is a table by its suffix, or a folder."""
+    return path.suffix.lower() in SUFFIXES or path.is_dir()
+
+
+def read_table(path: Path) -> LoadedTable:
+    """Read one table, or all tables of a folder in the order of their names.
+
+    Raises:
+        InvalidInput: A file cannot be read, has no target, or has other columns than the first one.
+        RuntimeMissing: A file is Parquet, and pyarrow is not installed.
+    """
+    files = sorted(each for each in path.iterdir() if each.suffix.lower() in SUFFIXES) if path.is_dir() else [path]
+    if not files:
+        raise InvalidInput(f"{path}: got a folder without tables, expected files that end in {' or '.join(SUFFIXES)}")
+    names: list[str] = []
+    xs, ys, ids = [], [], []
+    for file in files:
+        columns = _parquet(file) if file.suffix.lower() == ".parquet" else _csv(file)
+        target = _target(file, columns)
+        inputs = [name for name in columns if name not in (target, CLIENT)]
+        if names and inputs != names:
+            raise InvalidInput(f"{file}: got the columns {inputs}, expected {names} as in {files[0]}")
+        names = inputs
+        xs.append(np.concatenate([_values(file, name, columns[name]) for name in inputs], axis=1))
+        ys.append(_targets(file, target, columns[target]))
+        ids += list(map(str, columns[CLIENT])) if CLIENT in columns else [file.stem] * len(ys[-1])
+    if len({(y.dtype, y.shape[1:]) for y in ys}) > 1:
+        raise InvalidInput(f"{path}: got integers as targets in one file and other numbers in another; use one kind")
+    x: Inputs = np.concatenate(xs)
+    targets = np.concatenate(ys)
+    y: Inputs = targets.astype(np.int32) if ys[0].dtype == np.int32 else targets.astype(np.float32)
+    try:
+        examples = Examples(x=x, y=y)
+    except ValueError as exc:
+        raise InvalidInput(f"{path}: {str(exc).removeprefix('examples: ')}") from exc
+    return LoadedTable(examples=examples, ids=np.array(ids))
+
+
+def _csv(path: Path) -> Columns:
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            lines = [row for row in csv.reader(file) if row]
+    except (OSError, csv.Error, UnicodeDecodeError) as exc:
+        raise InvalidInput(f"{path}: not a readable .csv file ({exc})") from exc
+    if len(lines) < 2 or any(len(row) != len(lines[0]) for row in lines):
+        raise InvalidInput(f"{path}: expected a line of names and rows of as many values; correct the file")
+    return {name.strip(): column for name, *column in zip(*lines, strict=True)}
+
+
+def _parquet(path: Path) -> Columns:
+    try:
+        from pyarrow import ArrowException
+        from pyarrow.parquet import read_table as read
+    except ModuleNotFoundError as exc:
+        raise RuntimeMissing(f"{path}: pyarrow is not installed here; pip install 'fanin[parquet]'") from exc
+    try:
+        columns: Columns = read(path).to_pydict()
+    except (OSError, ArrowException) as exc:
+        raise InvalidInput(f"{path}: not a readable .parquet file ({exc})") from exc
+    return columns
+
+
+def _target(path: Path, columns: Columns) -> str:
+    """Return the name of the target's column. Raises InvalidInput unless there is one, beside at least one input."""
+    targets = [name for name in columns if name.lower() in TARGETS]
+    if len(targets) != 1 or not set(columns) - {*targets, CLIENT} or not columns[targets[0]]:
+        raise InvalidInput(
+            f"{path}: got the columns {list(columns)}, expected inputs and one target named {', '.join(TARGETS)}"
+        )
+    return targets[0]
+
+
+def _numbers(path: Path, name: str, column: Sequence[object]) -> npt.NDArray[np.float64]:
+    try:
+        return np.array(column, np.float64)
+    except (TypeError, ValueError) as exc:
+        raise InvalidInput(
+            f"{path}: column {name!r}: expected numbers, or lists of one length ({exc}); convert texts first"
+        ) from exc
+
+
+def _values(path: Path, name: str, column: Sequence[object]) -> Inputs:
+    """Return the inputs of a column (n, k) as float32."""
+    values = _numbers(path, name, column)
+    return values.reshape(len(values), -1).astype(np.float32)
+
+
+def _targets(path: Path, name: str, column: Sequence[object]) -> Inputs:
+    """Return targets (n,) or (n, k): int32 if all of them are integers without a decimal point, else float32."""
+    values = _numbers(path, name, column)
+    is_text = isinstance(column[0], str)
+    are_integers = (
+        all("." not in str(item) and "e" not in str(item).lower() for item in column)
+        if is_text
+        else (np.array(column).dtype.kind in "iub")
+    )
+    if are_integers and np.array_equal(values, values.astype(np.int32)):
+        return values.astype(np.int32)
+    return values.astype(np.float32)

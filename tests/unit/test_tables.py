@@ -1,0 +1,127 @@
+"""CSV and Parquet tables as data sets of a simulation. Without torch."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.errors import raises
+
+from fanin.clients.data.examples import Examples
+from fanin.protos.errors import InvalidInput, RuntimeMissing
+from fanin.simulation import LoadedData, Natural, examples_of, load_data, partition
+
+ROWS = "a,label,b\n" + "".join(f"{number},{number % 2},{number / 10}\n" for number in range(10))
+
+
+def rows_of(examples: Examples) -> set[tuple[float, ...]]:
+    return {(*map(float, x), float(y)) for x, y in zip(examples.x, examples.y, strict=True)}
+
+
+def test_a_csv_file_has_inputs_and_labels(tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text(ROWS)
+    data = load_data(str(tmp_path / "rows.csv"))
+    assert (data.train.x.dtype, data.train.y.dtype) == (np.float32, np.int32)
+    assert (data.train.x.shape, data.test.x.shape) == ((8, 2), (2, 2))
+    together = rows_of(data.train) | rows_of(data.test)
+    assert together == {(float(n), float(np.float32(n / 10)), float(n % 2)) for n in range(10)}
+
+
+def folder_of(path: Path) -> LoadedData:
+    path.mkdir()
+    for client, first in (("anna", 0), ("bert", 100)):
+        lines = "".join(f"{first + number},{number}.5\n" for number in range(10))
+        (path / f"{client}.csv").write_text("value,target\n" + lines)
+    return load_data(str(path))
+
+
+def test_each_file_of_a_folder_is_a_client(tmp_path: Path) -> None:
+    data = folder_of(tmp_path / "tables")
+    assert data.ids is not None and data.train.y.dtype == np.float32
+    assert all((name == "anna") == (x[0] < 100) for name, x in zip(data.ids, data.train.x, strict=True))
+    parts = partition(data.train, 2, Natural(ids=data.ids))
+    assert sorted(int(part.x.min() >= 100) for part in parts) == [0, 1]
+    assert all(len(np.unique(part.x >= 100)) == 1 for part in parts)
+
+
+def test_train_and_test_may_be_folders_and_clients_a_column(tmp_path: Path) -> None:
+    for name in ("train", "test"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "all.csv").write_text("client,x,y\n" + "".join(f"c{n % 3},{n},1\n" for n in range(6)))
+    data = load_data(str(tmp_path))
+    assert data.ids is not None
+    assert (len(data.train), len(data.test), sorted(set(data.ids))) == (6, 6, ["c0", "c1", "c2"])
+
+
+def test_a_parquet_file_has_lists_as_columns(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    table = pyarrow.table({"pixels": [[float(n), n + 0.5] for n in range(10)], "y": list(range(10))})
+    parquet.write_table(table, tmp_path / "rows.parquet")
+    data = load_data(str(tmp_path / "rows.parquet"))
+    assert data.train.x.shape == (8, 2) and data.train.y.dtype == np.int32
+    assert all(x.tolist() == [y, y + 0.5] for x, y in zip(data.train.x, data.train.y, strict=True))
+    (tmp_path / "wrong.parquet").write_bytes(b"no")
+    with pytest.raises(InvalidInput, match=r"wrong.parquet: not a readable .parquet file"):
+        load_data(str(tmp_path / "wrong.parquet"))
+
+
+def test_parquet_without_its_library_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "rows.parquet"
+    path.write_bytes(b"")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with raises(RuntimeMissing, f"{path}: pyarrow is not installed here; pip install 'fanin[parquet]'"):
+        load_data(str(path))
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        (
+            "a,b\n1,2\n",
+            "got the columns ['a', 'b'], expected inputs and one target named y, label, labels, class, target",
+        ),
+        ("a,y\n1,2\n3\n", "expected a line of names and rows of as many values; correct the file"),
+        (
+            "a,y\nred,2\n",
+            "column 'a': expected numbers, or lists of one length (could not convert string to float: 'red'",
+        ),
+        ("a,y\nnan,2\n", "got 1 values of x that are not finite float32 numbers, expected none"),
+    ],
+)
+def test_a_wrong_table_is_one_error(text: str, error: str, tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text(text)
+    with pytest.raises(InvalidInput) as caught:
+        load_data(str(path))
+    assert str(caught.value).startswith(f"{path}: {error}")
+
+
+def test_a_folder_with_other_files_is_one_error(tmp_path: Path) -> None:
+    error = f"{tmp_path}: got a folder without tables, expected files that end in .csv or .parquet"
+    with raises(InvalidInput, error):
+        load_data(str(tmp_path))
+    (tmp_path / "a.csv").write_text("a,y\n1,2\n")
+    (tmp_path / "b.csv").write_text("b,y\n1,2\n")
+    with raises(
+        InvalidInput, f"{tmp_path / 'b.csv'}: got the columns ['b'], expected ['a'] as in {tmp_path / 'a.csv'}"
+    ):
+        load_data(str(tmp_path))
+
+
+class HuggingFace:
+    """The form of a Hugging Face data set: a length, and rows as mappings."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> dict[str, object]:
+        return {"image": np.full((2, 2), index, np.float64), "label": index}
+
+
+def test_a_hugging_face_data_set_is_converted() -> None:
+    examples = examples_of(HuggingFace(), x="image", y="label")
+    assert examples.x.shape == (4, 2, 2) and examples.x.dtype == np.float32
+    assert examples.y.tolist() == [0, 1, 2, 3]
+    with pytest.raises(InvalidInput, match=r"^data: item 0 has the names \['image', 'label'\], not \['pixels'\]"):
+        examples_of(HuggingFace(), x="pixels", y="label")
