@@ -9,6 +9,8 @@ from support.errors import raises
 from support.scenarios import CALM, PATIENT_S, SHAPES
 from support.virtual import PUBLISHER, plan
 
+from fanin.clients.device.models import OpenedModel
+from fanin.clients.device.updates import Change
 from fanin.clients.testing import (
     Battery,
     DailyWindow,
@@ -18,12 +20,28 @@ from fanin.clients.testing import (
     OnOff,
     SyntheticTrainer,
     Trace,
+    example_assignment,
+    example_model,
     run_virtual,
     synthetic_bundle,
 )
 from fanin.clients.testing.availability import Charge, Stay
+from fanin.protos import messages as m
 from fanin.protos.errors import InvalidInput
-from fanin.simulation import DeviceModel, Federation, Fixed, Lognormal, Pareto, Uniform, read_devices, read_traces
+from fanin.simulation import (
+    ClientFailed,
+    ClientFailure,
+    DeviceModel,
+    Federation,
+    Fixed,
+    Lognormal,
+    Pareto,
+    Uniform,
+    read_devices,
+    read_traces,
+)
+from fanin.simulation.trainers import ClientTrainer, Crew
+from fanin.simulation.workers import PendingTraining
 
 HOUR_S = 3600.0
 
@@ -184,3 +202,31 @@ def test_devices_give_up_leave_and_charge(tmp_path: Path) -> None:
     assert {event.detail for event in events if event.event == "gave up"} == {"dropout"}
     again, _ = played(tmp_path / "again", habits)
     assert events == again
+
+
+class Failing:
+    """Trainings of which each raises."""
+
+    def begin(self, client: int, model: OpenedModel, assignment: m.Assignment) -> PendingTraining:
+        def train() -> Change:
+            raise KeyError("pixels")
+
+        return train
+
+    def close(self) -> None:
+        """See Trainings."""
+
+
+@pytest.mark.parametrize("stops", [False, True])
+def test_a_client_that_raises_is_noted_with_its_traceback(tmp_path: Path, stops: bool) -> None:
+    bundle = synthetic_bundle(tmp_path / "bundle", PUBLISHER, SHAPES)
+    failures: list[ClientFailure] = []
+    crew = Crew(trainings=Failing(), runtime="none", failures=failures, stops=stops)
+    trainer, model, assignment = ClientTrainer(7, crew), example_model(bundle), example_assignment(bundle)
+    trainer.begin(model, assignment)
+    # The Round continues after InvalidInput, and ends after ClientFailed.
+    with pytest.raises(ClientFailed if stops else InvalidInput):
+        trainer.train(model, assignment, lambda: True)
+    (failure,) = failures
+    assert str(failure) == "client 7 in round 1: 'pixels'"
+    assert 'raise KeyError("pixels")' in failure.traceback

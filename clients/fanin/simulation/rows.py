@@ -84,11 +84,13 @@ class ClientFailure:
         round: The Round.
         client: The index of the client in the partition.
         error: The text of the error.
+        traceback: Where it was raised, as Python prints it. With worker processes, it includes that of the worker.
     """
 
     round: int
     client: int
     error: str
+    traceback: str = ""
 
     def __str__(self) -> str:
         return f"client {self.client} in round {self.round}: {self.error}"

@@ -1,6 +1,7 @@
 """The trainers of simulated clients. They begin early and note errors, and all of them share the open graphs."""
 
 from dataclasses import dataclass
+from traceback import format_exception
 
 import numpy as np
 
@@ -52,7 +53,8 @@ class ClientTrainer:
         try:
             return pending()
         except Exception as exc:  # Of any kind: the store, and what the App's data needs, may be the user's code.
-            failure = ClientFailure(round=assignment.round, client=self._client, error=str(exc))
+            trace = "".join(format_exception(exc))
+            failure = ClientFailure(round=assignment.round, client=self._client, error=str(exc), traceback=trace)
             self._crew.failures.append(failure)
             if self._crew.stops:
                 raise ClientFailed(f"simulate: {failure}") from exc
