@@ -11,7 +11,19 @@ import torch
 from torch import Tensor, nn
 
 from fanin.edge.bundles.manifest import Manifest, Signature
-from fanin.edge.export import Adam, App, Loss, Optimizer, Recipe, Sgd, cross_entropy, next_token, squared_error
+from fanin.edge.export import (
+    Adagrad,
+    Adam,
+    App,
+    Loss,
+    Optimizer,
+    Recipe,
+    RmsProp,
+    Sgd,
+    cross_entropy,
+    next_token,
+    squared_error,
+)
 from fanin.edge.export.decompositions.tables import ONNX, Forms
 from fanin.edge.export.formats import ports_of
 from fanin.edge.export.optimizers import Tensors
@@ -40,6 +52,9 @@ OPTIMIZERS: Final[Mapping[str, Optimizer]] = MappingProxyType(
         "adam": Adam(),
         "adam-decay": Adam(weight_decay=0.1),
         "adamw": Adam(weight_decay=0.1, decoupled=True),
+        "rmsprop": RmsProp(),
+        "rmsprop-momentum": RmsProp(momentum=0.9, weight_decay=0.1),
+        "adagrad": Adagrad(),
     }
 )
 LOSSES: Final[Mapping[str, Loss]] = MappingProxyType(
@@ -83,6 +98,11 @@ class MutantOptimizer:
     def counts_steps(self) -> bool:
         """As the true optimizer."""
         return self.of.counts_steps
+
+    @property
+    def divides(self) -> bool:
+        """As the true optimizer."""
+        return self.of.divides
 
     def move(
         self, value: Tensor, gradient: Tensor, state: Mapping[str, Tensor], learning_rate: Tensor, step: Tensor | None

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fanin.edge.export import Adam, Adapters, Optimizer, Recipe, Sgd
+from fanin.edge.export import Adagrad, Adam, Adapters, Optimizer, Recipe, RmsProp, Sgd
 from fanin.edge.export.optimizers import clipped
 from fanin.protos.errors import UnsupportedModel
 
@@ -27,6 +27,14 @@ ADAMS = st.builds(
     weight_decay=DECAYS,
     decoupled=st.booleans(),
 )
+RMSPROPS = st.builds(
+    RmsProp,
+    decay=st.just(0.0) | st.floats(0.5, 0.999),
+    momentum=st.just(0.0) | st.floats(0.1, 0.99),
+    epsilon=st.sampled_from([1e-8, 1e-3]),
+    weight_decay=DECAYS,
+)
+ADAGRADS = st.builds(Adagrad, epsilon=st.sampled_from([1e-10, 1e-3]), weight_decay=DECAYS)
 
 
 def ours(optimizer: Optimizer, start: Tensor, gradients: list[Tensor], rate: float) -> tuple[Tensor, dict[str, Tensor]]:
@@ -61,7 +69,9 @@ def close(
         torch.testing.assert_close(got[1][name], value, **bounds)
 
 
-@given(optimizer=SGDS | ADAMS, rate=RATES, num_steps=st.integers(1, 12), seed=st.integers(0, 1000))
+@given(
+    optimizer=SGDS | ADAMS | RMSPROPS | ADAGRADS, rate=RATES, num_steps=st.integers(1, 20), seed=st.integers(0, 1000)
+)
 def test_every_step_is_torchs(optimizer: Optimizer, rate: float, num_steps: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     start, *gradients = torch.randn(num_steps + 1, 5, dtype=torch.float64, generator=generator)
@@ -74,6 +84,8 @@ def test_every_step_is_torchs(optimizer: Optimizer, rate: float, num_steps: int,
         (Sgd(), torch.optim.SGD),
         (Adam(), torch.optim.Adam),
         (Adam(decoupled=True, weight_decay=0.01), torch.optim.AdamW),
+        (RmsProp(), torch.optim.RMSprop),
+        (Adagrad(), torch.optim.Adagrad),
     ],
 )
 def test_the_twin_is_the_optimizer_that_it_is_named_after(optimizer: Optimizer, kind: type) -> None:
@@ -84,7 +96,12 @@ def test_what_each_keeps() -> None:
     assert dict(Sgd(momentum=0.0).states) == {}
     assert list(Sgd().states) == ["momentum"]
     assert list(Adam().states) == ["mean", "square"]
-    assert (Sgd().counts_steps, Adam().counts_steps) == (False, True)
+    assert list(RmsProp().states) == ["square"]
+    assert list(RmsProp(momentum=0.9).states) == ["square", "momentum"]
+    assert list(Adagrad().states) == ["square"]
+    every = (Sgd(), Adam(), RmsProp(), Adagrad())
+    assert [each.counts_steps for each in every] == [False, True, False, False]
+    assert [each.divides for each in every] == [False, True, True, True]
 
 
 @pytest.mark.parametrize("num_steps", [1, 2, 3, 10])
@@ -97,7 +114,7 @@ def test_the_bias_correction_keeps_its_digits_in_float32(num_steps: int) -> None
 
 
 def test_a_gradient_that_is_always_zero_moves_nothing() -> None:
-    for optimizer in (Sgd(), Adam()):
+    for optimizer in (Sgd(), Adam(), RmsProp(momentum=0.5), Adagrad()):
         value, state = ours(optimizer, torch.ones(3), [torch.zeros(3)] * 3, 0.1)
         assert torch.equal(value, torch.ones(3))
         assert not any(tensor.any() for tensor in state.values())
@@ -140,7 +157,12 @@ def test_without_a_bound_nothing_is_clipped() -> None:
         (lambda: Adam(beta1=1.0), "optimizer: got beta1 1.0"),
         (lambda: Adam(beta2=1.5), "optimizer: got beta2 1.5"),
         (lambda: Adam(weight_decay=float("inf")), "optimizer: got weight_decay inf"),
-        (lambda: Adam(epsilon=0.0), "Adam: got epsilon 0.0, expected above 0.0 and below 1.0"),
+        (lambda: Adam(epsilon=0.0), "Adam: got epsilon 0.0, expected at least 1e-16 and below 1.0"),
+        (lambda: RmsProp(epsilon=1e-17), "RmsProp: got epsilon 1e-17, expected at least 1e-16 and below 1.0"),
+        (lambda: RmsProp(decay=1.0), "optimizer: got decay 1.0"),
+        (lambda: RmsProp(momentum=1.0), "optimizer: got momentum 1.0"),
+        (lambda: Adagrad(epsilon=1.0), "Adagrad: got epsilon 1.0"),
+        (lambda: Adagrad(weight_decay=-0.1), "optimizer: got weight_decay -0.1"),
         (lambda: Recipe(clip_norm=-1.0), "recipe: got clip_norm -1.0"),
         (lambda: Recipe(clip_norm=float("inf")), "recipe: got clip_norm inf"),
         (lambda: Recipe(trains="all"), r"recipe: got trains 'all', expected 'full', 'head', 'bias' or Adapters"),

@@ -28,9 +28,10 @@ if TYPE_CHECKING:
     from fanin.edge.export.decompositions.own import check_decomposition
     from fanin.edge.export.loading import load_app
     from fanin.edge.export.losses import Loss, cross_entropy, next_token, squared_error
-    from fanin.edge.export.optimizers import Adam, Optimizer, Sgd
+    from fanin.edge.export.optimizers import Adagrad, Adam, Optimizer, RmsProp, Sgd
 
 __all__ = [
+    "Adagrad",
     "Adam",
     "Adapters",
     "App",
@@ -39,6 +40,7 @@ __all__ = [
     "Loss",
     "Optimizer",
     "Recipe",
+    "RmsProp",
     "Sgd",
     "check_app",
     "check_decomposition",
@@ -52,6 +54,7 @@ __all__ = [
 
 OWNERS: Final[Mapping[str, str]] = MappingProxyType(
     {
+        "Adagrad": "optimizers",
         "Adam": "optimizers",
         "Adapters": "app",
         "App": "app",
@@ -60,6 +63,7 @@ OWNERS: Final[Mapping[str, str]] = MappingProxyType(
         "Loss": "losses",
         "Optimizer": "optimizers",
         "Recipe": "app",
+        "RmsProp": "optimizers",
         "Sgd": "optimizers",
         "check_app": "check",
         "check_decomposition": "decompositions.own",

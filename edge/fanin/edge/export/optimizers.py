@@ -18,6 +18,10 @@ from fanin.protos.errors import UnsupportedModel
 Tensors = dict[str, Tensor]
 CLIP_EPSILON: Final = 1e-6
 """The constant that ``torch.nn.utils.clip_grad_norm_`` adds to a norm before it divides by it."""
+MIN_EPSILON: Final = 1e-16
+SCALE: Final = 2.0**30
+"""Factor of both sides of a quotient with a tiny constant in its denominator. The ONNX optimizer replaces an added
+constant of 1e-8 or less by 0, which gives 0 / 0 where a gradient was always zero. A power of two changes no digit."""
 
 
 class Optimizer(Protocol):
@@ -31,6 +35,11 @@ class Optimizer(Protocol):
     @property
     def counts_steps(self) -> bool:
         """Whether the rule depends on the number of the step."""
+        ...
+
+    @property
+    def divides(self) -> bool:
+        """Whether a step divides by the gradient's size, so that its first step has the size of the learning rate."""
         ...
 
     def move(
@@ -54,7 +63,7 @@ class Optimizer(Protocol):
 
 def check_optimizer(optimizer: object) -> None:
     """Raise UnsupportedModel for an object that is not an ``Optimizer``, such as one of torch's."""
-    methods = ("states", "counts_steps", "move", "eager")
+    methods = ("states", "counts_steps", "divides", "move", "eager")
     if not isinstance(optimizer, type) and all(hasattr(optimizer, name) for name in methods):
         return
     kind = optimizer if isinstance(optimizer, type) else type(optimizer)
@@ -102,6 +111,11 @@ class Sgd:
     @property
     def counts_steps(self) -> bool:
         """False: all steps are alike."""
+        return False
+
+    @property
+    def divides(self) -> bool:
+        """False."""
         return False
 
     def move(
@@ -153,8 +167,7 @@ class Adam:
         _check_range("beta1", self.beta1, 1.0)
         _check_range("beta2", self.beta2, 1.0)
         _check_range("weight_decay", self.weight_decay, float("inf"))
-        if not 0.0 < self.epsilon < 1.0:
-            raise UnsupportedModel(f"Adam: got epsilon {self.epsilon}, expected above 0.0 and below 1.0")
+        _check_epsilon("Adam", self.epsilon)
 
     @property
     def states(self) -> Mapping[str, str]:
@@ -164,6 +177,11 @@ class Adam:
     @property
     def counts_steps(self) -> bool:
         """True: the bias correction needs the number of the step."""
+        return True
+
+    @property
+    def divides(self) -> bool:
+        """True."""
         return True
 
     def move(
@@ -196,6 +214,119 @@ class Adam:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RmsProp:
+    """RMSprop: ``s = decay * s + (1 - decay) * g^2``, ``p = p - learning_rate * g / (sqrt(s) + epsilon)``.
+
+    Args:
+        decay: Decay of the running mean of the squared gradient, from 0.0 to below 1.0 (torch: ``alpha``).
+        momentum: Factor of the velocity of the quotients, from 0.0 to below 1.0.
+        epsilon: Added to the denominator, between 0.0 and 1.0.
+        weight_decay: Factor of the parameter that is added to its gradient.
+
+    Reference:
+        Tieleman and Hinton 2012, Coursera, Neural Networks for Machine Learning, lecture 6.5.
+    """
+
+    decay: float = 0.99
+    momentum: float = 0.0
+    epsilon: float = 1e-8
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_range("decay", self.decay, 1.0)
+        _check_range("momentum", self.momentum, 1.0)
+        _check_range("weight_decay", self.weight_decay, float("inf"))
+        _check_epsilon("RmsProp", self.epsilon)
+
+    @property
+    def states(self) -> Mapping[str, str]:
+        """The running mean of the squared gradient, and the velocity unless the momentum is 0.0."""
+        return {"square": "square_avg"} | ({"momentum": "momentum_buffer"} if self.momentum else {})
+
+    @property
+    def counts_steps(self) -> bool:
+        """False: all steps are alike."""
+        return False
+
+    @property
+    def divides(self) -> bool:
+        """True."""
+        return True
+
+    def move(
+        self, value: Tensor, gradient: Tensor, state: Mapping[str, Tensor], learning_rate: Tensor, step: Tensor | None
+    ) -> tuple[Tensor, Tensors]:
+        """Return the parameter and its states after one step."""
+        if self.weight_decay:
+            gradient = gradient + self.weight_decay * value
+        square = self.decay * state["square"] + (1.0 - self.decay) * gradient * gradient
+        along = _quotient(gradient, square, self.epsilon)
+        if not self.momentum:
+            return value - learning_rate * along, {"square": square}
+        velocity = self.momentum * state["momentum"] + along
+        return value - learning_rate * velocity, {"square": square, "momentum": velocity}
+
+    def eager(self, parameters: Iterable[Tensor], learning_rate: float) -> torch.optim.Optimizer:
+        """Return ``torch.optim.RMSprop`` with these settings."""
+        return torch.optim.RMSprop(
+            parameters,
+            lr=learning_rate,
+            alpha=self.decay,
+            momentum=self.momentum,
+            eps=self.epsilon,
+            weight_decay=self.weight_decay,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adagrad:
+    """Adagrad: ``s = s + g^2``, ``p = p - learning_rate * g / (sqrt(s) + epsilon)``.
+
+    Args:
+        epsilon: Added to the denominator, between 0.0 and 1.0.
+        weight_decay: Factor of the parameter that is added to its gradient.
+
+    Reference:
+        Duchi et al. 2011, JMLR 12, section 1.1 with diagonal matrices.
+    """
+
+    epsilon: float = 1e-10
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_range("weight_decay", self.weight_decay, float("inf"))
+        _check_epsilon("Adagrad", self.epsilon)
+
+    @property
+    def states(self) -> Mapping[str, str]:
+        """The sum of the squared gradients."""
+        return {"square": "sum"}
+
+    @property
+    def counts_steps(self) -> bool:
+        """False: all steps are alike."""
+        return False
+
+    @property
+    def divides(self) -> bool:
+        """True."""
+        return True
+
+    def move(
+        self, value: Tensor, gradient: Tensor, state: Mapping[str, Tensor], learning_rate: Tensor, step: Tensor | None
+    ) -> tuple[Tensor, Tensors]:
+        """Return the parameter and its sum after one step."""
+        if self.weight_decay:
+            gradient = gradient + self.weight_decay * value
+        square = state["square"] + gradient * gradient
+        return value - learning_rate * _quotient(gradient, square, self.epsilon), {"square": square}
+
+    def eager(self, parameters: Iterable[Tensor], learning_rate: float) -> torch.optim.Optimizer:
+        """Return ``torch.optim.Adagrad`` with these settings."""
+        return torch.optim.Adagrad(parameters, lr=learning_rate, eps=self.epsilon, weight_decay=self.weight_decay)
+
+
 def clipped(gradients: Tensors, max_norm: float) -> Tensors:
     """Scale all gradients down together so that their common norm is at most ``max_norm`` (0.0: no limit).
 
@@ -218,6 +349,17 @@ def _one_less_power(beta: float, step: Tensor) -> Tensor:
     # For a beta of 0 any large argument works: its power is 0 in float32.
     tanh = torch.tanh(step * (-0.5 * math.log(beta) if beta else 100.0))
     return 2.0 * tanh / (1.0 + tanh)
+
+
+def _quotient(gradient: Tensor, square: Tensor, epsilon: float) -> Tensor:
+    """Return gradient / (sqrt(square) + epsilon), with both sides scaled."""
+    return SCALE * gradient / (SCALE * torch.sqrt(square) + SCALE * epsilon)
+
+
+def _check_epsilon(name: str, epsilon: float) -> None:
+    # SCALE times a smaller one would be an added constant that is replaced by 0.
+    if not MIN_EPSILON <= epsilon < 1.0:
+        raise UnsupportedModel(f"{name}: got epsilon {epsilon}, expected at least {MIN_EPSILON:g} and below 1.0")
 
 
 def _check_range(name: str, value: float, end: float) -> None:

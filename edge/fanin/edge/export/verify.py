@@ -255,7 +255,7 @@ def _check_step(
         )
         for name in prepared.learned
     }
-    if optimizer.counts_steps and not start.num_steps:
+    if optimizer.divides and not start.num_steps:
         changes = _sure_changes(prepared, case.exact or case.twin, changes)
     _check_tensors(prepared, what, changes)
 
@@ -297,7 +297,7 @@ def _start(prepared: Prepared, case: Case, num_steps: int) -> StepStart:
         }
 
     rate = MIN_RATE
-    if not prepared.app.recipe.optimizer.counts_steps:
+    if not prepared.app.recipe.optimizer.divides:
         wanted = (_size(values[name]) / size for name, size in sizes.items() if size > UNKNOWN_FLOOR * largest)
         rate = max(MIN_RATE, min(MIN_RATE * max(wanted, default=1.0), MAX_CHANGE / max(largest, 1e-30)))
     pull = 0.0
