@@ -48,6 +48,17 @@ def test_fedprox_is_compared_with_fedavg(tmp_path: Path) -> None:
     assert (tmp_path / "compared.png").stat().st_size > 1000
 
 
+@pytest.mark.nightly
+def test_buffered_rounds_are_as_fast_as_the_page_says(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    script = ROOT / "examples" / "simulation" / "buffered.py"
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (speed_up,) = re.findall(r"speed-up: ([\d.]+)", done.stdout)
+    assert float(speed_up) > 3.0 and "The buffer is 4.7 times as fast" in TEXT
+    assert (tmp_path / "buffered.png").stat().st_size > 1000
+
+
 def test_the_file_of_devices_is_the_model_of_the_page(tmp_path: Path) -> None:
     names: dict[str, object] = {}
     exec(DEVICES, names)
