@@ -1,10 +1,14 @@
 """Adaptive max pools and additions by index, against torch's own kernels, in float64."""
 
+from collections.abc import Callable
+
 import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from torch import Tensor
 
 from fanin.edge.export.decompositions.pooling import adaptive, forward
+from fanin.edge.export.decompositions.pooling.max_backward import max_pool2d_backward, portable_max_pool2d_backward
 from fanin.edge.export.decompositions.selection import index_put
 
 aten = torch.ops.aten
@@ -14,12 +18,14 @@ CLOSE = {"rtol": 1e-10, "atol": 1e-10}
 @given(
     have=st.tuples(st.integers(1, 9), st.integers(1, 9)),
     num=st.tuples(st.integers(1, 9), st.integers(1, 9)),
-    graph_format=st.sampled_from(["onnx", "tflite"]),
+    max_backward=st.sampled_from([max_pool2d_backward, portable_max_pool2d_backward]),
 )
-def test_an_adaptive_max_pool_and_its_gradient(have: tuple[int, int], num: tuple[int, int], graph_format: str) -> None:
+def test_an_adaptive_max_pool_and_its_gradient(
+    have: tuple[int, int], num: tuple[int, int], max_backward: Callable[..., Tensor]
+) -> None:
     x = torch.randint(0, 3, (2, 3, *have)).to(torch.float64)
     y, indices = aten.adaptive_max_pool2d(x, num)
-    forms = adaptive.table(graph_format)
+    forms = adaptive.table(max_backward)
     torch.testing.assert_close(forms[aten.adaptive_max_pool2d.default](x, num)[0], y, rtol=0, atol=0)
     dy = torch.randn_like(y)
     expected = aten.adaptive_max_pool2d_backward(dy, x, indices)
