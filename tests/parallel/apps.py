@@ -1,7 +1,9 @@
 """Apps that go wrong, for the tests of the launcher; ``FANIN_TEST_FOLDER`` says where they leave word."""
 
 import dataclasses
+import multiprocessing
 import os
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -9,6 +11,7 @@ from typing import NoReturn
 
 import torch
 
+from fanin.datacenter.files.jobfiles import SEED_FILE
 from fanin.datacenter.models.digits_app import app
 from fanin.datacenter.models.seeding import seeded
 from fanin.edge.export.app import Adapters, App, Recipe
@@ -43,6 +46,26 @@ def dying() -> App:
         return whole.loss(outputs, targets)
 
     whole = app()
+    return dataclasses.replace(whole, loss=loss)
+
+
+def lost() -> App:
+    """Draws other values in each process. Rank 1 is killed in its third step, and in its eighth of the next attempt."""
+    folder, calls = Path(os.environ["FANIN_TEST_FOLDER"]), 0
+    ends = {"0": 3, "1": 8}.get(os.environ.get("TORCHELASTIC_RESTART_COUNT", ""))
+
+    def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        nonlocal calls
+        calls += torch.is_grad_enabled()
+        time.sleep(0.1)
+        if calls == ends and os.environ["RANK"] == "1":
+            shutil.copy(folder / "job" / SEED_FILE, folder / f"before-{ends}.safetensors")
+            os.kill(os.getpid(), signal.SIGKILL)
+        return whole.loss(outputs, targets)
+
+    whole = app()
+    for parameter in whole.module.parameters():
+        torch.nn.init.normal_(parameter, std=0.1, generator=torch.Generator().manual_seed(os.getpid()))
     return dataclasses.replace(whole, loss=loss)
 
 
@@ -185,8 +208,10 @@ def normed() -> App:
 
 def sleeping() -> NoReturn:
     """Leaves the process ids of rank and agent, then waits."""
+    agent = multiprocessing.parent_process()
+    assert agent is not None
     draft = Path(os.environ["FANIN_TEST_FOLDER"]) / f"draft-{os.environ['RANK']}"
-    draft.write_text(f"{os.getpid()} {os.getppid()}")
+    draft.write_text(f"{os.getpid()} {agent.pid}")
     draft.rename(draft.with_name(f"pids-{os.environ['RANK']}"))
     while True:
         time.sleep(1.0)

@@ -46,17 +46,18 @@ launch(read_config(Path(sys.argv[1])), 2, Path(sys.argv[2]))
 SLOW = """
 import os, signal, sys, time
 from pathlib import Path
-from fanin.datacenter.ranks.elastic import PARENT, end_with_parent
-assert os.environ[PARENT] == str(os.getppid())
-end_with_parent()
-def save(number, frame):
-    time.sleep(float(sys.argv[2]))
-    Path(sys.argv[1], "saved").touch()
-    sys.exit()
-signal.signal(signal.SIGTERM, save)
-Path(sys.argv[1], "begun").write_text(str(os.getpid()))
-while True:
-    time.sleep(0.1)
+from fanin.datacenter.ranks.elastic import end_with_parent
+def main(arguments):
+    folder, seconds = arguments
+    end_with_parent()
+    def save(number, frame):
+        time.sleep(float(seconds))
+        Path(folder, "saved").touch()
+        sys.exit()
+    signal.signal(signal.SIGTERM, save)
+    Path(folder, "begun").write_text(str(os.getpid()))
+    while True:
+        time.sleep(0.1)
 """
 """A rank that takes its time to save."""
 RUN_SLOW = """
@@ -153,6 +154,29 @@ def test_a_job_whose_rank_is_killed_ends_with_the_trace_of_one_that_was_not(
     assert (killed.parameters == whole.parameters).all()
 
 
+def test_a_job_lost_before_and_after_its_first_checkpoint_ends_with_the_trace_of_one_process(
+    config: TrainConfig, tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FANIN_TEST_FOLDER", str(tmp_path))
+    config = dataclasses.replace(
+        config,
+        model=ModelSettings(app=f"{APPS}:lost"),
+        stop=StopSettings(steps=10),
+        evaluation=EvaluationSettings(),
+        checkpoints=CheckpointSettings(folder=tmp_path / "checkpoints", every=4),
+    )
+    job = launch(config, 2, folder, Elastic(max_restarts=2)).metrics.trained
+    steps = [json.loads(row)["step"] for row in (folder / "rows.jsonl").read_text().splitlines()]
+    # The first attempt left no checkpoint, so the second one began anew. The third one had that of the fourth step.
+    assert steps == [*range(7), *range(4, 10)]
+    seeds = [tmp_path / f"before-{step}.safetensors" for step in (3, 8)]
+    assert seeds[0].read_bytes() == seeds[1].read_bytes()
+    initial = dataclasses.replace(alone(config), model=ModelSettings(app=f"{APPS}:lost", initial=seeds[0]))
+    one = train(dataclasses.replace(initial, checkpoints=CheckpointSettings()), 0, 1).metrics.trained
+    assert job.losses == pytest.approx(one.losses, abs=1e-5)
+    assert not list(folder.glob("*.safetensors")), "the job has ended"
+
+
 def test_what_cannot_be_carried_out_is_told_before_a_process_starts(config: TrainConfig, folder: Path) -> None:
     with pytest.raises(InvalidInput, match=r"mesh: .*dp_replicate 2 .*= 2 ranks, got a world of 3; start 2 processes"):
         launch(config, 3, folder)
@@ -226,7 +250,7 @@ def slow(folder: Path, seconds: float) -> tuple[subprocess.Popen[bytes], int]:
     command = [sys.executable, "-c", RUN_SLOW, program, folder, str(seconds)]
     caller = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     begun = folder / "begun"
-    wait_until(lambda: begun.exists() and begun.read_text(), 60.0)
+    wait_until(lambda: begun.exists() and begun.read_text(), 180.0)
     caller.send_signal(signal.SIGINT)
     return caller, int(begun.read_text())
 

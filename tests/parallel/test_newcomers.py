@@ -15,14 +15,16 @@ from parallel.machines import EVERY, NUM_STEPS, WAIT_S, Machine, Place, empty_pl
 SLOW = """
 import os, signal, sys, time
 from pathlib import Path
-def save(number, frame):
-    time.sleep(33.0)
-    Path(sys.argv[1], "saved").touch()
-    sys.exit()
-signal.signal(signal.SIGTERM, save)
-Path(sys.argv[1], f"begun-{os.getpid()}").touch()
-while True:
-    time.sleep(0.1)
+def main(arguments):
+    (folder,) = arguments
+    def save(number, frame):
+        time.sleep(33.0)
+        Path(folder, "saved").touch()
+        sys.exit()
+    signal.signal(signal.SIGTERM, save)
+    Path(folder, f"begun-{os.getpid()}").touch()
+    while True:
+        time.sleep(0.1)
 """
 """A rank that takes its time to save; torch gives 30 s."""
 RUN_SLOW = """

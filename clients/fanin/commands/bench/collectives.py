@@ -52,7 +52,7 @@ def collectives(
     sizes = [round(size * MEGABYTE) for size in wanted]
     with tempfile.TemporaryDirectory(prefix="fanin-bench-") as scratch:
         folder, out = Path(scratch), Path(scratch) / "found.json"
-        status = run_ranks(["-m", PROGRAM, str(out), backend, str(repeats), *map(str, sizes)], nproc, folder)
+        status = run_ranks([PROGRAM, str(out), backend, str(repeats), *map(str, sizes)], nproc, folder)
         if not out.exists():
             raise Conflict(f"{failure_reason(folder, status)}")
         report = record_of(CollectivesReport, codec.loads(out.read_bytes()), str(out))

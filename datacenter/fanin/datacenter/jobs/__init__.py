@@ -4,7 +4,8 @@ Modules, in reading order:
 
 - ``launch``: the launcher; ``train`` is the public function.
 - ``torchrun``: torchrun as a child process, restarts and machines.
-- ``agent``: the process that torchrun's ranks run under.
+- ``ranks``: starts torchrun's agent, and ranks from a process that has imported torch.
+- ``agent``: torchrun with the changes that a job needs.
 - ``job``: the program of one rank.
 - ``balance``: cuts the pipeline of a job by measured layer times.
 - ``initial``: the values that a job starts from.

@@ -146,7 +146,7 @@ def launch(config: TrainConfig, num_processes: int, folder: Path, elastic: Elast
         # Files that exist already belong to an earlier job.
         before = outcome_files(folder)
         path = str(write_config(config, folder, shared=elastic.multi_machine))
-        program = ["-m", "fanin.datacenter.jobs.job", *([MACHINES] if elastic.multi_machine else []), path]
+        program = ["fanin.datacenter.jobs.job", *([MACHINES] if elastic.multi_machine else []), path]
         returncode = run_locked(program, num_processes, folder, elastic, locks)
         return outcome(folder, elastic, returncode, outcome_files(folder) - before)
 

@@ -103,7 +103,7 @@ def run_ranks(program: Sequence[str], num_processes: int, folder: Path, elastic:
     they stay, because they may belong to a machine that still runs.
 
     Args:
-        program: ``-m module`` or a file, and its arguments.
+        program: A module or a file with a function ``main(arguments) -> status``, and the arguments.
         num_processes: Ranks on each machine.
         folder: The job's folder.
         elastic: The restarts and the machines.
@@ -181,7 +181,7 @@ def _command(program: Sequence[str], num_processes: int, logs: Path, elastic: El
     address = ["--local-addr", LOOPBACK] if elastic.local else []
     ranks = ["--nproc-per-node", str(num_processes), "--max-restarts", str(elastic.max_restarts)]
     output = ["--log-dir", str(logs), "--redirects", "3"]
-    agent = [sys.executable, "-m", "fanin.datacenter.jobs.agent"]
+    agent = [sys.executable, "-m", "fanin.datacenter.jobs.ranks"]
     return [*agent, *nodes, *rendezvous, *address, *ranks, *output, *program]
 
 
@@ -217,8 +217,8 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
     """End torchrun if it still runs. It forwards the first signal to its ranks. An interrupt here kills it at once."""
     try:
         if process.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGTERM)
+            # Not the group: the agent forwards one signal to each rank.
+            process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(STOP_S)
     finally:

@@ -15,8 +15,6 @@ Reference:
 """
 
 import json
-import os
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -167,6 +165,7 @@ def check_backend(backend: str, num_ranks: int) -> None:
 
 def main(arguments: Sequence[str]) -> int:
     """Check and time the collectives on this rank. The first rank writes the report."""
+    torch.set_num_threads(1)
     end_with_parent()
     out, backend, repeats, *sizes = arguments
     kind = "cuda" if backend == NCCL else "cpu"
@@ -189,10 +188,3 @@ def main(arguments: Sequence[str]) -> int:
             )
             write_file(Path(out), json.dumps(row_of(report)).encode())
     return 0
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    status = main(sys.argv[1:])
-    # As in jobs/job.py: gloo's threads may outlive the static objects that they use.
-    os._exit(status)

@@ -13,6 +13,7 @@ remaining case is a rank that hangs: it neither ends nor receives a signal. The 
 (fanin.datacenter.watch.watchdog).
 """
 
+import multiprocessing
 import os
 import signal
 import threading
@@ -36,8 +37,8 @@ TIMEOUT_S: Final = 120.0
 PARENT_POLL_S: Final = 0.5
 RESTARTS: Final = "TORCHELASTIC_RESTART_COUNT"
 PARENT: Final = "FANIN_PARENT"
-"""Environment variable with the process id of the parent. The parent may be gone before this process, which first has
-to import torch, can ask for it."""
+"""Environment variable with the process id of the agent's parent. The parent may be gone before the agent, which first
+has to import torch, can ask for it."""
 RENDEZVOUS: Final = "fanin"
 """Name of our rendezvous backend in torchrun (fanin.datacenter.jobs.agent)."""
 OTHER_JOB: Final = 87
@@ -107,13 +108,18 @@ def group_of_one(*, needed: bool, device: str = "auto") -> Iterator[None]:
 def end_with_parent(end: Callable[[], None] = lambda: os._exit(1)) -> None:
     """Call ``end`` as soon as the parent process is gone, from a background thread.
 
-    Without this, a rank would continue to train unnoticed after its agent was killed.
+    Without this, a rank would continue to train unnoticed after its agent was killed. The parent of a forked rank is
+    its agent, not the process that forked it.
     """
+    agent = multiprocessing.parent_process()
     parent = int(os.environ.get(PARENT) or os.getppid())
 
     def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(PARENT_POLL_S)
+        if agent is not None:
+            agent.join()
+        else:
+            while os.getppid() == parent:
+                time.sleep(PARENT_POLL_S)
         end()
 
     threading.Thread(target=watch, name="parent", daemon=True).start()

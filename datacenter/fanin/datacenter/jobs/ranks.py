@@ -1,0 +1,95 @@
+"""Start of torchrun's agent and of its ranks. Run it as ``python -m fanin.datacenter.jobs.ranks`` with torchrun's
+arguments, of which the last ones are a program and the program's arguments.
+
+    launcher
+      agent (this module, then ``jobs.agent``)
+        fork server: imports torch and the program once, computes nothing, has one thread
+          rank, rank, ...: forked from it, in each attempt
+
+An import of torch and of fanin's engine takes seconds of a processor. With a fork server a machine pays them once a job
+instead of once a rank and an attempt, so a job starts and restarts sooner. It is torchrun's own start method
+``forkserver``, which needs a function instead of a command: ``run_program``.
+
+A program is a module, or a file, with a function ``main(arguments) -> status``. This module imports no torch, because
+each rank runs it again.
+"""
+
+import multiprocessing
+import os
+import runpy
+import signal
+import sys
+import traceback
+from collections.abc import Sequence
+from importlib import import_module
+from multiprocessing import forkserver, resource_tracker
+from pathlib import Path
+from typing import Final, NoReturn
+
+FORK_SERVER: Final = "forkserver"
+SPAWN: Final = "spawn"
+"""Start method where a process that has imported torch cannot be forked safely, as on macOS."""
+ENGINE: Final = "fanin.datacenter.jobs.job"
+"""The module whose imports every program shares."""
+SIGNALS: Final = frozenset({signal.SIGTERM})
+
+
+def run_program(program: str, *arguments: str) -> NoReturn:
+    """Run a program as this rank, and end the process with its status; with 1 if it raises.
+
+    Args:
+        program: A module's name, or a file that ends with ``.py``.
+        arguments: The arguments of its ``main``.
+    """
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+    status = 1
+    try:
+        if program.endswith(".py"):
+            sys.path.insert(0, str(Path(program).resolve().parent))
+            main = runpy.run_path(program)["main"]
+        else:
+            main = import_module(program).main
+        status = main(arguments)
+    except SystemExit as exc:
+        status = exc.code if isinstance(exc.code, int) else int(exc.code is not None)
+    finally:
+        if sys.exc_info()[0] is not None:
+            # torch would report it to the agent alone; the launcher reads the log of the rank.
+            traceback.print_exc()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        # As in jobs/job.py: gloo's threads may outlive the static objects that they use.
+        os._exit(status)
+
+
+def start_server(modules: Sequence[str]) -> str:
+    """Start the fork server of this process, and return the start method of ranks.
+
+    The server keeps SIGTERM blocked. A scheduler may send it to all processes of a job, and a server that ended would
+    take its ranks along before they have saved. ``run_program`` unblocks it.
+
+    Args:
+        modules: What the server imports before it forks a rank.
+    """
+    if sys.platform != "linux":
+        return SPAWN
+    multiprocessing.set_forkserver_preload(list(modules))
+    # Its start unblocks SIGTERM, so it comes first.
+    resource_tracker.ensure_running()
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        forkserver.ensure_running()
+    except OSError:
+        # The path of its socket is longer than a socket's may be: TMPDIR is.
+        return SPAWN
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+    return FORK_SERVER
+
+
+if __name__ == "__main__":
+    start_method = start_server((ENGINE,))
+    # After the server was started: both processes import at the same time.
+    from fanin.datacenter.jobs import agent
+
+    agent.main(["--start-method", start_method, *sys.argv[1:]], run_program)
