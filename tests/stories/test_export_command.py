@@ -199,7 +199,7 @@ def test_check_tells_people_each_finding_and_what_to_do_about_it(fanin: Fanin, a
     told = fanin("export", f"{app}:inside", "--check", "--format", "onnx")
     first, *_, last = told.out.splitlines()
     assert first == (
-        "module 1.0 (Block) calls torch.nn.functional.grid_sample between its layers, which uses "
+        "module 1.0 (Block) at apps.py:37 calls torch.nn.functional.grid_sample between its layers, which uses "
         "aten.grid_sampler_2d_backward, which has no form in onnxruntime"
     )
     assert last.startswith("  what to do: replace it, or train only the layers after it")

@@ -1,6 +1,7 @@
 """What no graph can be made of is refused with the module's name and its line, and told so by the check."""
 
 import ctypes
+import inspect
 import json
 import math
 import re
@@ -298,8 +299,27 @@ class Pairs(nn.Module):
 
 def test_an_export_names_the_module_of_an_operator_without_a_form(tmp_path: Path) -> None:
     app = replace(app_of("mlp"), module=Pairs())
-    with pytest.raises(UnsupportedModel, match=r"\(.*aten\._trilinear.*\); module pairs \(Bilinear\): replace it"):
+    with pytest.raises(
+        UnsupportedModel, match=r"\(.*aten\._trilinear.*\); module pairs \(Bilinear\) at test_refusals\.py:\d+: replace"
+    ):
         export(app, tmp_path / "bundle", PUBLISHER, ["onnx"])
+
+
+class Distance(nn.Module):
+    """A layer of the App's own with an operator that ONNX lacks."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return distances (B, n)."""
+        y = x * 2.0
+        return torch.hypot(x, y)
+
+
+def test_the_check_names_the_line_of_an_operator_without_a_form() -> None:
+    module = nn.Sequential(nn.Flatten(), Distance(), nn.Linear(64, NUM_CLASSES))
+    (finding,) = check_app(replace(app_of("mlp"), module=module), ["onnx"])
+    assert (finding.module, finding.kind, finding.operator) == ("1", "Distance", "prims.hypot")
+    line = inspect.getsourcelines(Distance.forward)[1] + 3
+    assert finding.line == f"test_refusals.py:{line}"
 
 
 def test_logits_of_another_number_of_classes_are_refused_before_anything_is_traced() -> None:

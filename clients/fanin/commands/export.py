@@ -190,7 +190,7 @@ def _check(app: App, formats: Sequence[str], json: str) -> int:
 
 
 def _line(finding: Finding) -> str:
-    subject = f"module {finding.module or 'itself'} ({finding.kind})"
+    subject = f"module {finding.module or 'itself'} ({finding.kind}){f' at {finding.line}' if finding.line else ''}"
     if finding.call:
         subject = f"{subject} calls {finding.call} between its layers, which"
     operator = f" uses {finding.operator}, which" if finding.operator else ""
@@ -207,6 +207,7 @@ def _row(finding: Finding) -> dict[str, object]:
         "graph_format": finding.graph_format,
         "runtimes": list(finding.runtimes),
         "call": finding.call,
+        "line": finding.line,
         "operator": finding.operator,
         "reason": finding.reason,
         "advice": finding.advice,

@@ -19,7 +19,7 @@ from fanin.edge.export.formats import FORMATS
 from fanin.edge.export.prepare import Prepared, prepare
 from fanin.edge.export.preprocess import encode_preprocess
 from fanin.edge.export.quiet import quiet_torch
-from fanin.edge.export.refusals import REPLACE, NoForm, Untraceable
+from fanin.edge.export.refusals import REPLACE, NoForm, Untraceable, running_line
 from fanin.edge.export.tracing.calls import calls_between_layers
 from fanin.edge.export.tracing.examples import check_kept, example_batch
 from fanin.edge.export.tracing.layers import trace_layer
@@ -60,6 +60,7 @@ class Finding:
         reason: The full error message.
         advice: The remedy.
         call: The function that the forward of ``module`` calls between its layers; "" for a layer, or if unknown.
+        line: ``file:line`` of the App's code that calls the operator or the layer; "" if unknown.
     """
 
     module: str
@@ -69,6 +70,7 @@ class Finding:
     reason: str
     advice: str
     call: str = ""
+    line: str = ""
 
     @property
     def runtimes(self) -> tuple[str, ...]:
@@ -109,10 +111,12 @@ def with_parts(prepared: Prepared, graph_format: str, exc: UnsupportedModel) -> 
     reason = str(exc)
     if isinstance(exc, Untraceable) or not reason.endswith(REPLACE):
         return exc
-    parts = [*_failing_layers(prepared, graph_format), *_failing_calls(prepared, graph_format)]
+    parts = _failing_parts(prepared, graph_format)
     if not parts:
         return exc
-    names = ", ".join(f"module {part.module or 'itself'} ({part.kind})" for part in parts)
+    names = ", ".join(
+        f"module {part.module or 'itself'} ({part.kind}){f' at {part.line}' if part.line else ''}" for part in parts
+    )
     return UnsupportedModel(f"{reason.removesuffix(REPLACE)}{names}: {parts[0].advice}")
 
 
@@ -127,7 +131,7 @@ def _of_format(prepared: Prepared, name: str) -> list[Finding]:
             whole = _finding(exc.module, exc.kind or whole.kind, name, exc.reason, exc.advice)
         elif isinstance(exc, Untraceable):
             raise
-        findings += [*_failing_layers(prepared, name), *_failing_calls(prepared, name)] or [whole]
+        findings += _failing_parts(prepared, name) or [whole]
     if app.preprocess is not None:
         try:
             encode_preprocess(app, name, prepared.what)
@@ -136,17 +140,30 @@ def _of_format(prepared: Prepared, name: str) -> list[Finding]:
     return findings
 
 
+def _failing_parts(prepared: Prepared, graph_format: str) -> list[Finding]:
+    """Return a finding for each layer and each call between layers that fails by itself."""
+    layers, calls = _failing_layers(prepared, graph_format), _failing_calls(prepared, graph_format)
+    # The first call of a layer of the App's own that fails has the line of its operator.
+    lines = {call.module: call.line for call in reversed(calls)}
+    names = {layer.module for layer in layers}
+    return [
+        *(replace(layer, line=lines.get(layer.module) or layer.line) for layer in layers),
+        *(call for call in calls if call.module not in names),
+    ]
+
+
 def _failing_layers(prepared: Prepared, graph_format: str) -> list[Finding]:
     findings = []
     known: dict[str, tuple[str, str]] = {}
-    for name, layer, inputs in _calls(prepared):
+    for name, layer, inputs, line in _calls(prepared):
         # Layers with equal settings and equal input shapes fail alike.
         key = f"{_key(layer, inputs)} {[value.requires_grad for value in layer.parameters()]}"
         if key not in known:
             known[key] = _failure(prepared, layer, inputs, (graph_format, type(layer).__name__))
         reason, advice = known[key]
         if reason:
-            findings.append(_finding(name, type(layer).__name__, graph_format, reason, advice))
+            finding = _finding(name, type(layer).__name__, graph_format, reason, advice)
+            findings.append(replace(finding, line=line))
     return findings
 
 
@@ -162,7 +179,7 @@ def _failing_calls(prepared: Prepared, graph_format: str) -> list[Finding]:
         reason, advice = known[key]
         finding = _finding(call.module, call.kind, graph_format, reason, advice)
         if finding.operator:
-            findings.setdefault((call.module, call.function), replace(finding, call=call.function))
+            findings.setdefault((call.module, call.function), replace(finding, call=call.function, line=call.line))
     return list(findings.values())
 
 
@@ -198,9 +215,9 @@ def _failure(prepared: Prepared, layer: nn.Module, inputs: Sequence[Tensor], whe
     return reason, FREEZE
 
 
-def _calls(prepared: Prepared) -> list[tuple[str, nn.Module, tuple[Tensor, ...]]]:
-    """Return each layer without layers inside, with the tensors that it received for the example batch."""
-    calls: list[tuple[str, nn.Module, tuple[Tensor, ...]]] = []
+def _calls(prepared: Prepared) -> list[tuple[str, nn.Module, tuple[Tensor, ...], str]]:
+    """Return each layer without layers inside, the tensors that it received for the example batch, and the line."""
+    calls: list[tuple[str, nn.Module, tuple[Tensor, ...], str]] = []
     hooks = []
     for name, layer in prepared.module.named_modules():
         if not name or any(True for _ in layer.children()):
@@ -209,7 +226,7 @@ def _calls(prepared: Prepared) -> list[tuple[str, nn.Module, tuple[Tensor, ...]]
         def record(layer: nn.Module, inputs: tuple[object, ...], name: str = name) -> None:
             if all(isinstance(value, Tensor) for value in inputs):
                 tensors = tuple(value.detach().clone() for value in inputs if isinstance(value, Tensor))
-                calls.append((name, layer, tensors))
+                calls.append((name, layer, tensors, running_line()))
 
         hooks.append(layer.register_forward_pre_hook(record))
     x, _, mask = example_batch(prepared)

@@ -5,6 +5,7 @@ module and the App's own line.
 """
 
 import re
+import sys
 import sysconfig
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -42,8 +43,9 @@ SAMPLES: Final = (
     "write x.shape[0] instead of that number in the forward (x.view(x.shape[0], -1) or x.flatten(1)), and replace "
     "operators that need a fixed number (torch.cdist)"
 )
+ROOM: Final = str(Path(__file__).parent)
 NOT_THE_APPS: Final = (
-    str(Path(__file__).parent),
+    ROOM,
     str(Path(torch.__file__).parents[1]),
     sysconfig.get_path("stdlib"),
     "<",
@@ -151,6 +153,27 @@ def _frames(exc: BaseException) -> Iterator[tuple[FrameType, int]]:
     while step is not None:
         yield step.tb_frame, step.tb_lineno
         step = step.tb_next
+
+
+def running_line() -> str:
+    """Return ``file:line`` of the App's code that called the caller of this function; "" if only libraries did."""
+    caller: FrameType | None = sys._getframe(1)
+    is_outside = False
+    while caller is not None:
+        file = caller.f_code.co_filename
+        if not file.startswith(NOT_THE_APPS):
+            return f"{Path(file).name}:{caller.f_lineno}"
+        if file.startswith(ROOM) and is_outside:
+            return ""  # the code that runs the App's module
+        is_outside = is_outside or not file.startswith(ROOM)
+        caller = caller.f_back
+    return ""
+
+
+def is_apps(module: nn.Module) -> bool:
+    """Return whether the forward of a module is the App's own code, and not a library's."""
+    code = getattr(type(module).forward, "__code__", None)
+    return code is not None and not code.co_filename.startswith(NOT_THE_APPS)
 
 
 def own_line(exc: BaseException) -> str:

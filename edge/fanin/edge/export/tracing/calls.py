@@ -1,7 +1,7 @@
 """The functions that a module's forward calls between its layers, each as a module with its recorded inputs.
 
 ``check`` tests a layer without layers inside as a unit. Every other torch function belongs to the forward of the module
-around it and has no other name.
+around it and has no other name. The calls of a layer of the App's own are recorded too: they have its lines.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,16 +12,28 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
+from fanin.edge.export.refusals import is_apps, running_line
+
 Function = Callable[..., object]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FunctionCall:
-    """One call in the forward of ``module``. ``layer`` repeats the call on ``inputs``."""
+    """One call in the forward of ``module``. ``layer`` repeats the call on ``inputs``.
+
+    Attributes:
+        module: Name of the module.
+        kind: Its class.
+        function: Name of the function.
+        line: ``file:line`` of the call in the App's code; "" if it has none.
+        layer: A module that repeats the call.
+        inputs: Its inputs.
+    """
 
     module: str
     kind: str
     function: str
+    line: str
     layer: nn.Module
     inputs: tuple[Tensor, ...]
 
@@ -74,7 +86,8 @@ class _Recorder(TorchFunctionMode):
         inputs = tuple(value.detach().clone() for value in leaves if isinstance(value, Tensor))
         output = func(*args, **(kwargs or {}))
         name, module = self._running[-1] if self._running else ("", self._root)
-        if (module is self._root or any(True for _ in module.children())) and _is_float(output):
+        is_forward = module is self._root or any(True for _ in module.children()) or is_apps(module)
+        if is_forward and _is_float(output):
             arguments = [Tensor if isinstance(value, Tensor) else value for value in leaves]
             if any(value.is_floating_point() for value in inputs):
                 self.calls.append(
@@ -82,6 +95,7 @@ class _Recorder(TorchFunctionMode):
                         module=name,
                         kind=type(module).__name__,
                         function=resolve_name(func) or str(func),
+                        line=running_line(),
                         layer=_FunctionModule(func, arguments, spec),
                         inputs=inputs,
                     )
