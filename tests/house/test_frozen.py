@@ -33,6 +33,7 @@ REQUIREMENTS = {
     "images": ["pillow"],
     "parquet": ["pyarrow"],
     "simulation": ["loky"],
+    "flower": ["flwr"],
     "dev": [
         "build",
         "grpcio-tools",
@@ -57,6 +58,7 @@ SETTINGS = ["data", "durability", "listen", "names", "state"]
 COMMANDS = [
     "assemble",
     "bench",
+    "bundle",
     "demo",
     "describe",
     "evaluations",

@@ -36,6 +36,7 @@ WRONG = {
     "device": ("clients/fanin/commands/join.py", "import typer"),
     "grpc": ("server/fanin/server/wrong.py", "from grpc import aio"),
     "onnxruntime": ("edge/fanin/edge/runtimes/wrong.py", "import onnxruntime"),
+    "flwr": ("clients/fanin/clients/flower/trainer.py", "import flwr.app"),
     "tflite-runtime": ("edge/fanin/edge/export/wrong.py", "import tflite_runtime.interpreter"),
     "litert": ("edge/fanin/edge/runtimes/wrong.py", "from ai_edge_litert import interpreter"),
     "tflite-export": ("edge/fanin/edge/runtimes/wrong.py", "import flatbuffers"),

@@ -7,6 +7,7 @@ Reading order:
 
 - ``device/embed``: ``join``, a device inside an app; ``device/client``: ``Client``, its parts
 - ``device/session/``: the state machine of a device; ``device/storage/``: its folder
+- ``flower/``: Flower apps on a device
 - ``data/``: examples, example stores and data sets
 - ``transport``: the calls of a device over gRPC; ``operator``: the calls of an operator
 - ``planfile``: a Plan as a TOML file

@@ -7,7 +7,7 @@ Reading order:
 - ``main``: the table of subcommands and the entry point of ``fanin``
 - ``serve``, ``join``: the two long-running processes, coordinator and device
 - ``evaluator``: the process that evaluates Versions for a coordinator
-- ``export``, ``assemble``, ``inspect``, ``infer``: Bundles and model files
+- ``export``, ``assemble``, ``bundle``, ``inspect``, ``infer``: Bundles and model files
 - ``plan``, ``train``: the datacenter
 - ``simulation``: simulated clients on this machine, and partitions of data
 - ``control/``: subcommands that call a coordinator about its Runs

@@ -190,6 +190,11 @@ def _open_bundle(folder: Path, options: argparse.Namespace) -> OpenedInference:
     publisher = options.publisher
     trusted = read_public_key(Path(publisher)) if publisher else read_signed_manifest(folder).public_key
     bundle = open_folder(folder, trusted=(trusted,))
+    if not bundle.manifest.signatures:
+        raise InvalidInput(
+            f"{folder}: the bundle has no graphs, expected an infer graph; run its model in your own framework, with "
+            "the parameters of fanin fetch"
+        )
     runtime = open_format(bundle.manifest.signatures["infer"].graphs.keys(), options.runtime)
     parameters = _parameters(bundle, Path(options.version)) if options.version else bundle.initial_parameters()
     predict, preprocess = runtime.open_predict(bundle, parameters), open_preprocess(runtime, bundle)

@@ -126,6 +126,8 @@ def bundle_row(bundle: Bundle) -> dict[str, object]:
 
 def kind_of(manifest: Manifest) -> str:
     """Return a phrase for a model's outputs, and for its inputs if they are tokens."""
+    if not manifest.signatures:
+        return "arrays without graphs; code on the device trains them"
     outputs = f"{manifest.num_classes} classes" if manifest.num_classes else "values"
     return f"{manifest.num_tokens} tokens to {outputs}" if manifest.num_tokens else outputs
 

@@ -4,6 +4,7 @@ It uses argparse, because the core install has no typer.
 """
 
 import argparse
+import contextlib
 import logging
 import random
 import signal
@@ -17,10 +18,12 @@ from fanin.clients.device.footprint import SparingTrainer, give_back, share_one_
 from fanin.clients.device.serving import Serving
 from fanin.clients.device.storage.cache import DEFAULT_MAX_BYTES, Cache, hold_folder
 from fanin.clients.device.training import RuntimeTrainer
+from fanin.clients.device.updates import Trainer
 from fanin.clients.textfiles import read_public_key, read_text, read_token
 from fanin.clients.transport import Connection, GrpcTransport
 from fanin.commands.console.logs import configure_logging
 from fanin.edge.runtimes.available import open_runtime
+from fanin.edge.runtimes.base import Runtime
 from fanin.protos.errors import InvalidInput
 
 
@@ -32,9 +35,13 @@ def main(argv: Sequence[str]) -> int:
     # Free the memory of the imports before the runtime starts, and below that of both before the connection opens.
     give_back()
     # Check runtime and data before the first call: a device without them cannot take part.
-    runtime = open_runtime(options.runtime)
     _check_numbers(options)
-    store = open_npz(Path(options.data), options.partition, options.validation)
+    with contextlib.ExitStack() as stack:
+        trainer, runtime = _flower(options, stack) if options.flower else _graphs(options)
+        return _join(options, trainer, runtime)
+
+
+def _join(options: argparse.Namespace, trainer: Trainer, runtime: Runtime | None) -> int:
     publisher = read_public_key(Path(options.publisher))
     token = read_token(Path(options.token_file) if options.token_file else None, "FANIN_DEVICE_TOKEN")
     connection = Connection(options.server, read_text(Path(options.ca), "--ca").encode())
@@ -44,14 +51,51 @@ def main(argv: Sequence[str]) -> int:
         parts = ClientParts(
             transport=GrpcTransport(connection, cache.key()),
             cache=cache,
-            trainer=SparingTrainer(RuntimeTrainer(runtime, store)),
+            trainer=trainer,
             trusted=(publisher,),
             rng=random.Random(),
-            serving=Serving(runtime, cache, (publisher,)) if options.serve else None,
+            serving=Serving(runtime, cache, (publisher,)) if options.serve and runtime else None,
         )
         _take_part(options, token, parts)
     connection.close()
     return 0
+
+
+def _graphs(options: argparse.Namespace) -> tuple[Trainer, Runtime]:
+    """Return the trainer of a device that runs graphs, and its runtime."""
+    if options.node_config or options.run_config:
+        raise InvalidInput(
+            "--node-config, --run-config: got them without --flower, expected them for a Flower app only"
+        )
+    if not options.data:
+        raise InvalidInput("--data: got none, expected an .npz file of examples; name one, or an app with --flower")
+    runtime = open_runtime(options.runtime)
+    store = open_npz(Path(options.data), options.partition, options.validation)
+    return SparingTrainer(RuntimeTrainer(runtime, store)), runtime
+
+
+def _flower(options: argparse.Namespace, stack: contextlib.ExitStack) -> tuple[Trainer, None]:
+    """Return the trainer of a device that runs a Flower app. The app ends with ``stack``."""
+    if options.data or options.serve or options.runtime:
+        raise InvalidInput(
+            "--flower: got it with --data, --serve or --runtime, expected it alone: the app loads its own data, and "
+            "its bundle has no graphs to serve"
+        )
+    # Imported late: a device that runs graphs would pay for the memory.
+    from fanin.clients.flower.process import FlowerProcess
+    from fanin.clients.flower.states import FlowerStates
+    from fanin.clients.flower.task import FlowerSettings
+    from fanin.clients.flower.trainer import FlowerTrainer
+
+    settings = FlowerSettings(
+        app=options.flower,
+        folder=Path.cwd(),
+        partition=options.partition,
+        node_config=options.node_config,
+        run_config=options.run_config,
+    )
+    process = stack.enter_context(FlowerProcess(settings))
+    return FlowerTrainer(process, FlowerStates(Path(options.state) / "flower"), options.partition), None
 
 
 def _take_part(options: argparse.Namespace, token: str, parts: ClientParts) -> None:
@@ -73,7 +117,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--ca", required=True, metavar="FILE", help="certificate of the coordinator's authority")
     parser.add_argument("--token-file", metavar="FILE", help="enrollment token; default: $FANIN_DEVICE_TOKEN")
     parser.add_argument("--publisher", required=True, metavar="FILE", help="public key whose bundles are trusted")
-    parser.add_argument("--data", required=True, metavar="FILE.npz", help="examples: arrays x and y")
+    parser.add_argument("--data", metavar="FILE.npz", help="examples: arrays x and y; required without --flower")
     parser.add_argument("--validation", type=float, default=0.2, metavar="SHARE", help="held out for validation (0.2)")
     parser.add_argument(
         "--partition", type=int, default=0, metavar="N", help="index of this data in the population (0)"
@@ -87,6 +131,17 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--cache-mb", type=int, default=DEFAULT_MAX_BYTES >> 20, metavar="MB", help="disk space for downloads (256)"
+    )
+    parser.add_argument(
+        "--flower",
+        metavar="MODULE:APP",
+        help="train with this Flower app, a ClientApp or NumPyClient below the working directory, instead of graphs",
+    )
+    parser.add_argument(
+        "--node-config", default="", metavar="KEY=VALUE ...", help="its node_config, as in 'num-partitions=10'"
+    )
+    parser.add_argument(
+        "--run-config", default="", metavar="KEY=VALUE ...", help="entries that replace those of its pyproject.toml"
     )
     parser.add_argument("--quiet", action="store_true", help="log warnings and errors only, not each step of a round")
     parser.add_argument("--max-updates", type=int, default=0, metavar="N", help="stop after N accepted updates")

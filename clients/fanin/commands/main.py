@@ -51,6 +51,9 @@ SUBCOMMANDS: Final[Mapping[str, Subcommand]] = MappingProxyType(
             extras=("server", "export"),
         ),
         "assemble": Subcommand(summary="create a signed bundle from graphs of another exporter", module="assemble"),
+        "bundle": Subcommand(
+            summary="create a signed bundle of arrays without graphs, for Flower apps", module="bundle"
+        ),
         "plan": Subcommand(
             summary="rank the layouts of a model over a datacenter's ranks by step time",
             module="plan",
@@ -116,6 +119,7 @@ EXTRAS_OF: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "matplotlib": ("plots",),
         "PIL": ("images",),
         "loky": ("simulation",),
+        "flwr": ("flower",),
     }
 )
 """The extras that install a library; any one of them is enough."""

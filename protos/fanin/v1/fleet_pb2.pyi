@@ -913,6 +913,50 @@ class Statistic(_message.Message):
 Global___Statistic: _TypeAlias = Statistic  # noqa: Y015
 
 @_typing.final
+class Flower(_message.Message):
+    """What Flower apps read."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class ConfigEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    CONFIG_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def config(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """The entries of the ConfigRecord."""
+
+    def __init__(
+        self,
+        *,
+        config: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["config", b"config"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Flower: _TypeAlias = Flower  # noqa: Y015
+
+@_typing.final
 class Training(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -965,6 +1009,7 @@ class Assignment(_message.Message):
     STAGES_FIELD_NUMBER: _builtins.int
     STATE_FIELD_NUMBER: _builtins.int
     STATISTICS_FIELD_NUMBER: _builtins.int
+    FLOWER_FIELD_NUMBER: _builtins.int
     assignment_id: _builtins.str
     run_id: _builtins.str
     round: _builtins.int
@@ -994,6 +1039,10 @@ class Assignment(_message.Message):
     def statistics(self) -> _containers.RepeatedCompositeFieldContainer[Global___Statistic]:
         """The statistics that the Update may have."""
 
+    @_builtins.property
+    def flower(self) -> Global___Flower:
+        """Absent: empty."""
+
     def __init__(
         self,
         *,
@@ -1010,10 +1059,11 @@ class Assignment(_message.Message):
         stages: _abc.Iterable[Global___Stage] | None = ...,
         state: Global___StageState | None = ...,
         statistics: _abc.Iterable[Global___Statistic] | None = ...,
+        flower: Global___Flower | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["bundle", b"bundle", "codec", b"codec", "grid", b"grid", "state", b"state", "training", b"training", "version", b"version"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["bundle", b"bundle", "codec", b"codec", "flower", b"flower", "grid", b"grid", "state", b"state", "training", b"training", "version", b"version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment_id", b"assignment_id", "bundle", b"bundle", "codec", b"codec", "deadline_s", b"deadline_s", "grid", b"grid", "relay", b"relay", "round", b"round", "run_id", b"run_id", "stages", b"stages", "state", b"state", "statistics", b"statistics", "training", b"training", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment_id", b"assignment_id", "bundle", b"bundle", "codec", b"codec", "deadline_s", b"deadline_s", "flower", b"flower", "grid", b"grid", "relay", b"relay", "round", b"round", "run_id", b"run_id", "stages", b"stages", "state", b"state", "statistics", b"statistics", "training", b"training", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

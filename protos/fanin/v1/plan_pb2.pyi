@@ -32,6 +32,7 @@ class Plan(_message.Message):
     STAGES_FIELD_NUMBER: _builtins.int
     STATISTICS_FIELD_NUMBER: _builtins.int
     EVALUATION_FIELD_NUMBER: _builtins.int
+    FLOWER_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     @_builtins.property
     def cohort(self) -> Global___Cohort: ...
@@ -55,6 +56,10 @@ class Plan(_message.Message):
     def evaluation(self) -> Global___EvaluationPlan:
         """Evaluation of Versions by the coordinator."""
 
+    @_builtins.property
+    def flower(self) -> _fleet_pb2.Flower:
+        """What Flower apps read."""
+
     def __init__(
         self,
         *,
@@ -67,10 +72,11 @@ class Plan(_message.Message):
         stages: _abc.Iterable[_fleet_pb2.Stage] | None = ...,
         statistics: _abc.Iterable[_fleet_pb2.Statistic] | None = ...,
         evaluation: Global___EvaluationPlan | None = ...,
+        flower: _fleet_pb2.Flower | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["aggregation", b"aggregation", "codec", b"codec", "cohort", b"cohort", "evaluation", b"evaluation", "stop", b"stop", "training", b"training"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["aggregation", b"aggregation", "codec", b"codec", "cohort", b"cohort", "evaluation", b"evaluation", "flower", b"flower", "stop", b"stop", "training", b"training"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["aggregation", b"aggregation", "codec", b"codec", "cohort", b"cohort", "evaluation", b"evaluation", "name", b"name", "stages", b"stages", "statistics", b"statistics", "stop", b"stop", "training", b"training"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aggregation", b"aggregation", "codec", b"codec", "cohort", b"cohort", "evaluation", b"evaluation", "flower", b"flower", "name", b"name", "stages", b"stages", "statistics", b"statistics", "stop", b"stop", "training", b"training"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

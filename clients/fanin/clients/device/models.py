@@ -60,9 +60,10 @@ def open_bundle(publication: Publication, trusted: Collection[str], read: Callab
 
 
 def graph_chunks(bundle: Bundle, graph_format: str) -> tuple[ChunkRef, ...]:
-    """Return the Chunks of all graphs in one format."""
-    names = {signature.graphs.get(graph_format, "") for signature in bundle.manifest.signatures.values()} - {""}
-    return tuple(ref for name in sorted(names) for ref in bundle.manifest.artifacts[name].chunks)
+    """Return the Chunks of all graphs in one format, or those of the arrays of a Bundle without graphs."""
+    return tuple(
+        ref for name in sorted(bundle.manifest.files(graph_format)) for ref in bundle.manifest.artifacts[name].chunks
+    )
 
 
 def verify_version(publication: Publication, bundle: Bundle, seen: int) -> None:

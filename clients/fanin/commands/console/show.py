@@ -164,6 +164,9 @@ def _by(principal: Principal | None) -> str:
 
 
 def _evaluation_text(evaluation: Evaluation) -> str:
+    if evaluation.int8_rise_percent is None and not evaluation.int8_agreement:
+        # Without int8, as for the clients of Flower: the two models of a classifier agree on some label.
+        return f"loss {evaluation.loss:.4f}"
     if evaluation.int8_rise_percent is None:
         is_wide = evaluation.accuracy_float - evaluation.accuracy_int8 > WIDE_GAP
         quality = f"accuracy {evaluation.accuracy_float:.4f} float, {evaluation.accuracy_int8:.4f} int8"

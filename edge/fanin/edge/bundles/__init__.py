@@ -13,4 +13,5 @@ Modules in reading order:
     quantize        from parameters to slot values
     initializers    constants and nodes of an ONNX file
     formats         the graph formats as files
+    arrays          a Bundle without graphs, for models that code on the device trains
 """

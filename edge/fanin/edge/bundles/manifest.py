@@ -16,7 +16,9 @@ from fanin.protos.chunks import Artifact
 from fanin.protos.errors import InvalidBundle
 
 DEVICE_SIGNATURES: Final = ("train", "evaluate", "infer")
-"""Signatures that every Bundle has, because a device needs all of them."""
+"""Signatures that every Bundle with graphs has, because a device needs all of them."""
+NO_GRAPHS: Final = "arrays"
+"""The graph format that a device reports if code trains on it: it takes Bundles without graphs."""
 DTYPES: Final = ("float32", "int32", "int8", "uint8")
 """Element types of a Signature's inputs and outputs."""
 
@@ -52,7 +54,8 @@ class Manifest:
         batch_size: Batch size of the ``train`` and ``evaluate`` graphs.
         num_classes: Number of labels or tokens that the model predicts; 0 for a regression model.
         table: Names and shapes of the parameters that travel between devices and the coordinator.
-        signatures: The graphs by Signature: at least ``DEVICE_SIGNATURES``.
+        signatures: The graphs by Signature: at least ``DEVICE_SIGNATURES``. Empty in a Bundle without graphs
+            (``fanin.edge.bundles.arrays``).
         slots: The slots of the ``infer`` graph by graph format.
         artifacts: All files of the Bundle by name.
         initial: Name of the artifact with the parameters of Version 0.
@@ -80,7 +83,7 @@ class Manifest:
                 f"manifest: got batch_size {self.batch_size}, num_classes {self.num_classes} and num_tokens "
                 f"{self.num_tokens}, expected at least 1, 0 and 0"
             )
-        if lacking := sorted(set(DEVICE_SIGNATURES) - set(self.signatures)):
+        if self.signatures and (lacking := sorted(set(DEVICE_SIGNATURES) - set(self.signatures))):
             raise InvalidBundle(f"manifest: got signatures {sorted(self.signatures)}, expected also {lacking}")
         for name, signature in self.signatures.items():
             for artifact in signature.graphs.values():
@@ -92,13 +95,27 @@ class Manifest:
             raise InvalidBundle(f"manifest: initial parameters {self.initial!r} are not among the artifacts")
         shapes = {spec.name: spec.shape for spec in self.table.specs}
         self.derived.shapes(shapes)
+        formats = self.signatures["infer"].graphs if self.signatures else ()
         for graph_format, slots in self.slots.items():
-            if graph_format not in self.signatures["infer"].graphs:
+            if graph_format not in formats:
                 raise InvalidBundle(f"manifest: slots in {graph_format!r}, expected only in formats of the infer graph")
             check_slots(slots, shapes, self.derived)
-        for graph_format in self.signatures["infer"].graphs:
+        for graph_format in formats:
             if shapes and not self.slots.get(graph_format):
                 raise InvalidBundle(
                     f"manifest: got no slots in {graph_format!r}, expected at least one; "
                     "without slots no Version changes the int8 model"
                 )
+
+    @property
+    def graph_formats(self) -> tuple[str, ...]:
+        """The formats in which every graph exists; ``NO_GRAPHS`` alone for a Bundle without graphs."""
+        formats = [set(signature.graphs) for signature in self.signatures.values()]
+        return tuple(sorted(set.intersection(*formats))) if formats else (NO_GRAPHS,)
+
+    def files(self, graph_format: str) -> frozenset[str]:
+        """Return the artifacts that a device of this format needs beside the parameters."""
+        if graph_format == NO_GRAPHS and not self.signatures:
+            return frozenset(self.artifacts) - {self.initial}
+        graphs = (signature.graphs.get(graph_format, "") for signature in self.signatures.values())
+        return frozenset(graphs) - {""}

@@ -5,7 +5,7 @@ from typing import Final
 from fanin.protos.convert.section_wire import section_from_proto, write_section
 from fanin.protos.convert.version_wire import bundle_from_proto, bundle_to_proto, version_from_proto, version_to_proto
 from fanin.protos.messages import Assignment, CodecSpec, StageState, Training
-from fanin.protos.plans import StageSpec, Statistic
+from fanin.protos.plans import FlowerPlan, StageSpec, Statistic
 from fanin.v1 import fleet_pb2 as pb
 
 FIRST: Final = StageState()
@@ -25,6 +25,8 @@ def assignment_to_proto(work: Assignment) -> pb.Assignment:
     )
     write_section(work.codec, message.codec)
     write_section(work.training, message.training)
+    if work.flower.config:
+        write_section(work.flower, message.flower)
     for stage in work.stages:
         write_section(stage, message.stages.add())
     for statistic in work.statistics:
@@ -46,5 +48,6 @@ def assignment_from_proto(message: pb.Assignment) -> Assignment:
         relay=message.relay,
         stages=tuple(section_from_proto(StageSpec, stage) for stage in message.stages),
         statistics=tuple(section_from_proto(Statistic, statistic) for statistic in message.statistics),
+        flower=section_from_proto(FlowerPlan, message.flower),
         state=StageState(lineage=message.state.lineage, round=message.state.round),
     )

@@ -1,13 +1,13 @@
 """The Assignment: the work of one device in one Round."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from fanin.protos.errors import InvalidInput
 from fanin.protos.messages.reports import MAX_COUNTS
 from fanin.protos.messages.versions import BundleRef, Publication, Version
 from fanin.protos.names import check_name
-from fanin.protos.plans import MAX_CODEC_SHIFT, MAX_STAGES, CodecSpec, StageSpec, Statistic, Training
+from fanin.protos.plans import MAX_CODEC_SHIFT, MAX_STAGES, CodecSpec, FlowerPlan, StageSpec, Statistic, Training
 from fanin.protos.plans.keys import range_problem
 
 MIN_GRID_EXPONENT: Final = -1000
@@ -17,7 +17,7 @@ MAX_GRID_EXPONENT: Final = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageState:
-    """Names the state with which the stages of a device begin.
+    """Names the state with which the stages of a device begin, or the code of a Bundle without graphs.
 
     Attributes:
         lineage: Number of the Version that no Round published and from which all later ones were computed.
@@ -44,8 +44,9 @@ class Assignment:
         deadline_s: Seconds that are left in the Round; 0 for no deadline.
         relay: Reserved for relays; empty.
         stages: The stages of the update pipeline, in their order.
-        state: The state with which the stages begin.
+        state: The state with which the device begins.
         statistics: The statistics that the Update may have, with their bounds.
+        flower: What Flower apps read.
     """
 
     assignment_id: str
@@ -61,6 +62,7 @@ class Assignment:
     stages: tuple[StageSpec, ...] = ()
     state: StageState = StageState()
     statistics: tuple[Statistic, ...] = ()
+    flower: FlowerPlan = field(default_factory=FlowerPlan)
 
     @property
     def publication(self) -> Publication:
@@ -77,7 +79,7 @@ class Assignment:
                 )
         if not 0 <= self.codec.max_shift <= MAX_CODEC_SHIFT:
             raise InvalidInput(f"assignment: got max_shift {self.codec.max_shift}, expected 0 to {MAX_CODEC_SHIFT}")
-        if problem := range_problem(self.training, "training"):
+        if problem := range_problem(self.training, "training") or range_problem(self.flower, "flower"):
             raise InvalidInput(f"assignment: {problem}")
         if len(self.stages) > MAX_STAGES:
             raise InvalidInput(f"assignment: got {len(self.stages)} stages, expected at most {MAX_STAGES}")

@@ -22,6 +22,7 @@ from fanin.protos.plans.sections import (
     AggregationPlan,
     CodecSpec,
     CohortPlan,
+    FlowerPlan,
     StageSpec,
     Statistic,
     StopPlan,
@@ -53,10 +54,14 @@ class Plan:
     aggregation: AggregationPlan
     stop: StopPlan
     evaluation: EvaluationPlan = field(default_factory=EvaluationPlan)
+    flower: FlowerPlan = field(default_factory=FlowerPlan)
 
     def __post_init__(self) -> None:
         problem = (
-            range_problem(self, "") or range_problem(self.training, "training") or range_problem(self.codec, "codec")
+            range_problem(self, "")
+            or range_problem(self.training, "training")
+            or range_problem(self.codec, "codec")
+            or range_problem(self.flower, "flower")
         )
         for index, stage in enumerate(self.stages):
             problem = problem or range_problem(stage, f"stages.{index}")

@@ -225,6 +225,20 @@ class Statistic:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FlowerPlan:
+    """What Flower apps read, in a Run whose Bundle has no graphs."""
+
+    config: Annotated[
+        dict[str, float],
+        Key(
+            text="Entries of the ConfigRecord `config` in each message. A whole number is an integer. `lr` is "
+            "`training.learning_rate` unless it is here; `server-round` is the number of the Round.",
+            see="flower.md",
+        ),
+    ] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AggregationPlan:
     """How the Updates of a Round become a Version."""
 

@@ -18,16 +18,22 @@ TAG_CHARS: Final = 32
 
 
 class Assignments:
-    """The Assignments and Publications of one Run."""
+    """The Assignments and Publications of one Run.
+
+    Attributes:
+        has_state: Whether devices keep a state between Rounds: that of stages, or of the code of a Bundle without
+            graphs.
+    """
 
     def __init__(self, setup: RunSetup) -> None:
         self._start = setup.start
         self._bundle = setup.bundle
         self._statistics = setup.statistics
+        self.has_state = bool(setup.plan.stages) or not setup.manifest.signatures
         self._tag_key = hashlib.sha256(b"fanin assignment" + setup.run_key.private_bytes()).digest()
 
     def assign(self, device: str, opened: OpenedRound, left_s: float, lineage: int) -> m.Assignment:
-        """Return the Assignment of a device in a Round, without the Round of its stages' state.
+        """Return the Assignment of a device in a Round, without the Round of its state.
 
         Repeated calls differ only in ``left_s``.
 
@@ -50,7 +56,8 @@ class Assignments:
             deadline_s=left_s,
             statistics=self._statistics,
             stages=plan.stages,
-            state=m.StageState(lineage=lineage if plan.stages else 0),
+            flower=plan.flower,
+            state=m.StageState(lineage=lineage if self.has_state else 0),
         )
 
     def check(self, assignment_id: str, device: str) -> int:

@@ -78,13 +78,11 @@ class RunSetup:
     @cached_property
     def graph_formats(self) -> tuple[str, ...]:
         """The graph formats in which the Bundle has every graph that a device needs."""
-        formats = [set(signature.graphs) for signature in self.manifest.signatures.values()]
-        return tuple(sorted(set.intersection(*formats)))
+        return self.manifest.graph_formats
 
     def download_bytes(self, graph_formats: Collection[str]) -> int:
         """Return the size of a device's first download: graphs in its formats, parameters and auxiliary tensors."""
-        signatures = self.manifest.signatures.values()
-        names = {signature.graphs[one] for signature in signatures for one in graph_formats if one in signature.graphs}
+        names = frozenset[str]().union(*map(self.manifest.files, graph_formats))
         size_bytes = sum(self.manifest.artifacts[name].size_bytes for name in {*names, self.manifest.initial})
         return size_bytes + self._auxiliary_bytes
 

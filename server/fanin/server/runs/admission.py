@@ -137,6 +137,14 @@ def check_parameters(artifact: Artifact, table: TensorTable, blobs: BlobReader) 
 def _check_plan(start: StartRun, setup: RunSetup) -> None:
     """Raise InvalidPlan if the Plan and the Bundle's graphs do not fit together."""
     manifest = setup.manifest
+    if not manifest.signatures:
+        _check_no_graphs(start, setup)
+        return
+    if start.plan.flower.config:
+        raise InvalidPlan(
+            f"run {start.run_id}: got [flower.config], but the bundle has graphs, which read no such values; remove "
+            "the section, or publish a bundle of fanin bundle"
+        )
     training, ports = start.plan.training, {port.name for port in manifest.signatures["train"].inputs}
     if training.proximal_weight > 0.0 and PROXIMAL_WEIGHT not in ports:
         raise InvalidPlan(
@@ -149,6 +157,23 @@ def _check_plan(start: StartRun, setup: RunSetup) -> None:
         raise InvalidPlan(
             f"run {start.run_id}: got [training] batch_size {training.batch_size}, but the bundle's graphs are for "
             f"{manifest.batch_size}; export the App with App(batch_size={training.batch_size}), or leave it out"
+        )
+
+
+def _check_no_graphs(start: StartRun, setup: RunSetup) -> None:
+    """Raise InvalidPlan if the Plan sets what only graphs carry out."""
+    plan = start.plan
+    is_set = {
+        "training.proximal_weight": plan.training.proximal_weight > 0.0,
+        "training.batch_size": plan.training.batch_size > 0,
+        "evaluation.data": bool(plan.evaluation.data),
+        "stop.max_int8_drop": plan.stop.max_int8_drop > 0.0,
+        "the stage scaffold": any(group.name == CONTROL for group in setup.layout.groups),
+    }
+    if keys := [key for key, value in is_set.items() if value]:
+        raise InvalidPlan(
+            f"run {start.run_id}: got {', '.join(keys)}, but the bundle has no graphs: the code on the devices trains; "
+            "remove this from the plan, and set it in the app (docs/flower.md)"
         )
 
 

@@ -134,11 +134,11 @@ class Intake:
         return self._assignments.assign(device, opened, max(left_s, 0.001), course.recent.lineage)
 
     async def with_state(self, device: str, assignment: m.Assignment) -> m.Assignment:
-        """Return an Assignment with the Round whose state the device's stages begin with, read from the record.
+        """Return an Assignment with the Round whose state the device begins with, read from the record.
 
-        Without stages nothing is read.
+        Nothing is read in a Run whose devices keep no state.
         """
-        if not assignment.stages:
+        if not self._assignments.has_state:
             return assignment
         state = assignment.state
         last = await self._rounds.last_folded(assignment.run_id, device, lineage=state.lineage)

@@ -1,0 +1,278 @@
+"""The Flower app itself. This is the only module that imports flwr.
+
+An app gets the two messages that a ServerApp would send it in a Round: ``evaluate`` with the arrays of the Version, if
+the app evaluates, then ``train``. A Message app gets the records ``arrays`` and ``config``, an app of ``client_fn``
+those of ``NumPyClient.fit``. Nothing else of Flower runs: no ServerApp, no SuperNode and no connection.
+
+The global generators of random, numpy and torch are seeded before the messages, so an app that draws from them returns
+the same arrays when a Round is repeated.
+
+Reference:
+    Flower 1.41, ``flwr.app.Message`` and ``flwr.clientapp.ClientApp``.
+"""
+
+import hashlib
+import importlib
+import inspect
+import random
+import sys
+import time
+import tomllib
+import traceback
+from collections.abc import Callable, Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Final, TypeVar
+
+import flwr.client
+import numpy as np
+from flwr.app import DEFAULT_TTL, Array, ArrayRecord, ConfigRecord, Context, Message, Metadata, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.common.config import flatten_dict, parse_config_args
+from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
+from flwr.proto.recorddict_pb2 import RecordDict as RecordDictProto
+
+from fanin.clients.device.conditions import ShouldContinue
+from fanin.clients.flower.task import AppFailed, FlowerReply, FlowerSettings, FlowerTask, Number
+from fanin.edge import tensors
+
+T = TypeVar("T")
+NUM_EXAMPLES: Final = "num-examples"
+SERVER_NODE: Final = 1
+"""The node id of a SuperLink."""
+EMPTY: Final = "_empty"
+"""The array of an ArrayRecord without arrays."""
+TRAIN: Final = "train"
+EVALUATE: Final = "evaluate"
+
+
+class FlowerApp:
+    """A Flower app that runs in this process. See FlowerRunner.
+
+    Raises:
+        AppFailed: The app cannot be imported, is none, or its configuration is no valid one.
+    """
+
+    def __init__(self, settings: FlowerSettings) -> None:
+        self._settings = settings
+        self._app = _guarded(settings.app, "import", lambda: _load(settings))
+        self._node_config = _guarded(settings.app, "node_config", lambda: _config(settings.node_config))
+        self._run_config = _guarded(settings.app, "run_config", lambda: _run_config(settings))
+        # Flower offers no other way to learn what an app registers. Apps of client_fn have ``_call`` alone.
+        self._is_legacy = self._app._call is not None
+        self._evaluates = self._is_legacy or f"{EVALUATE}.default" in self._app._registered_funcs
+
+    @property
+    def name(self) -> str:
+        """See FlowerRunner."""
+        return f"flwr {version('flwr')}"
+
+    def initial(self) -> dict[str, tensors.Array]:
+        """Return the arrays of ``NumPyClient.get_parameters`` by name. Raises AppFailed if the app has none."""
+        if not self._is_legacy:
+            raise AppFailed(
+                f"flower app {self._settings.app}: has no initial arrays, because the ServerApp of a Message app has "
+                "them; name them: --initial FILE.npz, or --initial module:function that returns them"
+            )
+        content = RecordDict({"getparametersins.config": ConfigRecord()})
+        reply = self._send("get_parameters", content, self._context("", b""), 0)
+        record = self._one(reply.array_records, "ArrayRecord")
+        arrays = {name: array.numpy() for name, array in record.items() if name != EMPTY}
+        if not arrays:
+            raise AppFailed(
+                f"flower app {self._settings.app}: get_parameters returned no arrays, expected the initial ones; "
+                "define it, or name them with --initial"
+            )
+        return arrays
+
+    def run(self, task: FlowerTask, should_continue: ShouldContinue) -> FlowerReply:
+        """Run a task, without an interruption inside it. See FlowerRunner."""
+        should_continue()
+        _seed(task.seed)
+        context = self._context(task.run_id, task.state)
+        evaluation, evaluate_metrics = self._evaluate(task, context) if self._evaluates else (0, {})
+        reply = self._send(TRAIN, self._content(task, "fitins"), context, task.round)
+        num_examples, metrics = self._metrics(reply, "fitres")
+        return FlowerReply(
+            arrays=self._arrays(reply, task),
+            num_examples=num_examples,
+            train_metrics=metrics,
+            evaluation=evaluation,
+            evaluate_metrics=evaluate_metrics,
+            state=recorddict_to_proto(context.state).SerializeToString(),
+        )
+
+    def _evaluate(self, task: FlowerTask, context: Context) -> tuple[Number, dict[str, Number]]:
+        reply = self._send(EVALUATE, self._content(task, "evaluateins"), context, task.round)
+        if self._is_legacy and reply.config_records["evaluateres.status"]["code"] != 0:
+            return 0, {}
+        return self._metrics(reply, "evaluateres")
+
+    def _context(self, run_id: str, state: bytes) -> Context:
+        return Context(
+            run_id=int(hashlib.sha256(run_id.encode()).hexdigest()[:15], 16),
+            node_id=self._settings.partition,
+            node_config={"partition-id": self._settings.partition} | self._node_config,
+            state=recorddict_from_proto(RecordDictProto.FromString(state)),
+            run_config=dict(self._run_config),
+        )
+
+    def _content(self, task: FlowerTask, legacy: str) -> RecordDict:
+        arrays = ArrayRecord({name: Array(np.asarray(value)) for name, value in task.arrays.items()})
+        config = ConfigRecord(dict(task.config))
+        if self._is_legacy:
+            return RecordDict({f"{legacy}.parameters": arrays, f"{legacy}.config": config})
+        return RecordDict({"arrays": arrays, "config": config})
+
+    def _send(self, kind: str, content: RecordDict, context: Context, number: int) -> RecordDict:
+        """Return the content of the app's reply to a message. Raises AppFailed."""
+        metadata = Metadata(
+            run_id=context.run_id,
+            message_id=f"{kind}.{number}",
+            src_node_id=SERVER_NODE,
+            dst_node_id=context.node_id,
+            reply_to_message_id="",
+            group_id=str(number),
+            created_at=time.time(),
+            ttl=DEFAULT_TTL,
+            message_type=kind,
+        )
+        message = Message(content=content, metadata=metadata)
+        reply = _guarded(self._settings.app, kind, lambda: self._app(message, context))
+        if not isinstance(reply, Message) or not reply.has_content():
+            problem = f"the error {reply.error.reason!r}" if isinstance(reply, Message) else type(reply).__name__
+            raise AppFailed(
+                f"flower app {self._settings.app}: {kind} returned {problem}, expected a Message with content"
+            )
+        return reply.content
+
+    def _arrays(self, reply: RecordDict, task: FlowerTask) -> dict[str, tensors.Array]:
+        record = self._one(reply.array_records, "ArrayRecord")
+        if not self._is_legacy:
+            return {name: array.numpy() for name, array in record.items()}
+        # A NumPyClient returns a list: its arrays have the names of the message by position.
+        arrays = [array.numpy() for name, array in record.items() if name != EMPTY]
+        names = [*task.arrays, *(f"#{index}" for index in range(len(task.arrays), len(arrays)))]
+        return dict(zip(names, arrays, strict=False))
+
+    def _metrics(self, reply: RecordDict, legacy: str) -> tuple[Number, dict[str, Number]]:
+        """Return ``num-examples`` and the other numbers of a reply."""
+        if self._is_legacy:
+            numbers = _numbers(reply.config_records[f"{legacy}.metrics"])
+            if legacy == "evaluateres":
+                numbers["loss"] = reply.metric_records[f"{legacy}.loss"]["loss"]
+            return reply.metric_records[f"{legacy}.num_examples"]["num_examples"], numbers
+        numbers = _numbers(self._one(reply.metric_records, "MetricRecord"))
+        if NUM_EXAMPLES not in numbers:
+            raise AppFailed(
+                f"flower app {self._settings.app}: got the metrics {sorted(numbers)}, expected also {NUM_EXAMPLES!r}, "
+                "the weight of this device"
+            )
+        return numbers.pop(NUM_EXAMPLES), numbers
+
+    def _one(self, records: Mapping[str, T], kind: str) -> T:
+        if len(records) != 1:
+            raise AppFailed(
+                f"flower app {self._settings.app}: got the {kind}s {sorted(records)} in a reply, expected exactly one"
+            )
+        return next(iter(records.values()))
+
+
+def load_arrays(where: str, folder: Path) -> dict[str, tensors.Array]:
+    """Return the arrays that ``package.module:name`` names, in their order.
+
+    The object is a torch module, a state dict, an ArrayRecord or a list of numpy arrays; or a class or a function
+    without arguments that returns one, as in ``pytorchexample.task:Net``.
+
+    Raises:
+        AppFailed: It cannot be imported, its code raises an error, or it is none of these.
+    """
+    return _guarded(where, "import", lambda: _arrays_of(_object(where, folder)))
+
+
+def _arrays_of(candidate: object) -> dict[str, tensors.Array]:
+    if inspect.isclass(candidate) or inspect.isfunction(candidate):
+        candidate = candidate()
+    if callable(dump := getattr(candidate, "state_dict", None)):
+        candidate = dump()
+    if isinstance(candidate, ArrayRecord):
+        return {name: array.numpy() for name, array in candidate.items()}
+    if isinstance(candidate, list):
+        candidate = {str(index): value for index, value in enumerate(candidate)}
+    if not isinstance(candidate, Mapping):
+        raise TypeError(f"got {type(candidate).__name__}, expected a torch module, a state dict, or a list of arrays")
+    return {name: _numpy(name, value) for name, value in candidate.items()}
+
+
+def _numpy(name: str, value: object) -> tensors.Array:
+    if isinstance(value, np.ndarray):
+        return value
+    try:
+        return np.asarray(value.detach().cpu().numpy())  # type: ignore[attr-defined]  # a tensor of torch
+    except (AttributeError, TypeError) as exc:
+        raise TypeError(f"array {name!r}: {exc}, expected a dtype of numpy; convert it to float32") from exc
+
+
+def _load(settings: FlowerSettings) -> ClientApp:
+    candidate = _object(settings.app, settings.folder)
+    if isinstance(candidate, ClientApp):
+        return candidate
+    if inspect.isclass(candidate) and issubclass(candidate, flwr.client.NumPyClient | flwr.client.Client):
+        candidate = candidate()
+    if isinstance(candidate, flwr.client.NumPyClient | flwr.client.Client):
+        client = candidate.to_client()
+        return ClientApp(client_fn=lambda context: client)
+    if inspect.isfunction(candidate):
+        return ClientApp(client_fn=candidate)
+    raise TypeError(f"got {type(candidate).__name__}, expected a ClientApp, a NumPyClient or a client_fn(context)")
+
+
+def _object(where: str, folder: Path) -> object:
+    module, colon, name = where.partition(":")
+    if not colon or not module or not name:
+        raise ValueError(f"got {where!r}, expected package.module:name")
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+    result: object = importlib.import_module(module)
+    for attribute in name.split("."):
+        result = getattr(result, attribute)
+    return result
+
+
+def _run_config(settings: FlowerSettings) -> dict[str, object]:
+    """Return the configuration of the nearest pyproject.toml with an app, with the device's own entries."""
+    for folder in (settings.folder, *settings.folder.parents):
+        if (path := folder / "pyproject.toml").is_file():
+            app = tomllib.loads(path.read_text()).get("tool", {}).get("flwr", {}).get("app")
+            if app is not None:
+                return dict(flatten_dict(app.get("config", {}))) | _config(settings.run_config)
+    return _config(settings.run_config)
+
+
+def _config(text: str) -> dict[str, object]:
+    config: dict[str, object] = parse_config_args([text]) if text.strip() else {}
+    if text.strip() and not config:
+        raise ValueError(f"got {text!r}, expected key=value pairs, as in 'partition-id=0 num-partitions=2'")
+    return config
+
+
+def _numbers(record: MetricRecord | ConfigRecord) -> dict[str, Number]:
+    return {name: value for name, value in record.items() if isinstance(value, int | float)}
+
+
+def _guarded(app: str, what: str, call: Callable[[], T]) -> T:
+    """Return the result of a call that runs code of the app. Raises AppFailed."""
+    try:
+        return call()
+    except AppFailed:
+        raise
+    except (Exception, SystemExit) as exc:  # Of any kind: the code is another's.
+        text = " ".join(str(exc).split())
+        raise AppFailed(f"flower app {app}: {what}: {type(exc).__name__}: {text}", traceback.format_exc()) from exc
+
+
+def _seed(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed % (1 << 32))
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.manual_seed(seed)

@@ -1,0 +1,120 @@
+"""What goes to a Flower app and what comes back. These records cross the pipe to the child process."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from fanin.clients.device.conditions import ShouldContinue
+from fanin.edge.tensors import Array
+from fanin.protos.errors import InvalidInput
+
+Number = int | float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlowerSettings:
+    """The app of a device, and the configuration that stays on the device.
+
+    Attributes:
+        app: ``package.module:name`` of a ClientApp, a NumPyClient, or a function ``client_fn(context)``.
+        folder: The folder that the module is imported from, as Flower's ``flwr run FOLDER``.
+        partition: The default of ``partition-id`` in ``context.node_config``.
+        node_config: Further entries of ``context.node_config``, as in Flower: ``partition-id=0 num-partitions=2``.
+        run_config: Entries of ``context.run_config`` that replace those of the app's pyproject.toml, in the same form.
+    """
+
+    app: str
+    folder: Path
+    partition: int = 0
+    node_config: str = ""
+    run_config: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlowerTask:
+    """The work of an app in one Round.
+
+    Attributes:
+        run_id: The Run.
+        round: The Round's number.
+        seed: Seeds the global random generators before the app is called.
+        config: The ConfigRecord ``config`` of both messages.
+        arrays: The arrays of the model by name, in the order of the app.
+        state: The app's ``context.state``, serialized; empty in the beginning.
+    """
+
+    run_id: str
+    round: int
+    seed: int
+    config: Mapping[str, Number]
+    arrays: Mapping[str, Array]
+    state: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlowerReply:
+    """The result of an app in one Round.
+
+    Attributes:
+        arrays: The arrays after the training, by name.
+        num_examples: The weight, ``num-examples`` of the training.
+        train_metrics: The other numbers that the training reports, by name.
+        evaluation: ``num-examples`` of the evaluation; 0 if the app does not evaluate.
+        evaluate_metrics: The other numbers that the evaluation reports, by name.
+        state: ``context.state`` after both messages, serialized.
+    """
+
+    arrays: Mapping[str, Array]
+    num_examples: Number
+    train_metrics: Mapping[str, Number]
+    evaluation: Number
+    evaluate_metrics: Mapping[str, Number]
+    state: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AppReady:
+    """The app is imported. ``name`` is the library and its version."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AppError:
+    """The app raised an error, or returned what it must not."""
+
+    message: str
+    trace: str
+
+
+Words = FlowerSettings | FlowerTask
+"""What the device sends to the child process."""
+Answer = AppReady | AppError | FlowerReply
+"""What the child process sends back."""
+
+
+class AppFailed(InvalidInput):
+    """The code of an app raised an error, or returned what it must not. ``trace`` is its traceback."""
+
+    def __init__(self, message: str, trace: str = "") -> None:
+        super().__init__(message)
+        self.trace = trace
+
+
+class FlowerRunner(Protocol):
+    """Runs the tasks of one app."""
+
+    @property
+    def name(self) -> str:
+        """The library and its version."""
+        ...
+
+    def run(self, task: FlowerTask, should_continue: ShouldContinue) -> FlowerReply:
+        """Run a task.
+
+        Raises:
+            Interrupted: ``should_continue`` raised it.
+            AppFailed: The app raised an error, or returned what it must not.
+        """
+        ...

@@ -1,0 +1,180 @@
+"""The Trainer of a Flower app: what travels, what stays on the device, and the checks of what the app returns.
+
+    float32 arrays        the Version's values go to the app; the Update is their change on the Round's grid
+    other arrays          stay on the device: the app gets back what it returned in its last Round that counted
+    num-examples          the weight of the Update
+    metrics               declared statistics ``train.NAME`` and ``evaluate.NAME``: value x num-examples, in 2^-16
+    context.state         stays on the device, with the lifetime of the state of stages
+
+The app gets no batch sizes and no epochs from the Plan: it reads its ``run_config`` and the ConfigRecord.
+"""
+
+import logging
+import math
+from collections.abc import Mapping
+from typing import Final
+
+import numpy as np
+
+from fanin.clients.device.conditions import ShouldContinue
+from fanin.clients.device.models import OpenedModel
+from fanin.clients.device.updates import Change
+from fanin.clients.flower.states import FlowerState, FlowerStates
+from fanin.clients.flower.task import AppFailed, FlowerReply, FlowerRunner, FlowerTask, Number
+from fanin.edge.bundles.arrays import ArrayLayout, read_layout
+from fanin.edge.bundles.manifest import NO_GRAPHS
+from fanin.edge.tensors import Array, Float32s
+from fanin.protos import messages as m
+from fanin.protos.errors import InvalidInput
+
+LOG = logging.getLogger("fanin.clients")
+METRIC_UNIT: Final = 1 << 16
+"""Metrics are counted in units of 2^-16, as losses are."""
+LOSSES: Final = ("train_loss", "eval_loss", "loss")
+"""Metrics that are also the Round's own loss; the first that an app reports."""
+MAX_SHOWN: Final = 5
+
+
+class FlowerTrainer:
+    """A Trainer that calls a Flower app. See Trainer.
+
+    Args:
+        runner: Runs the app.
+        states: What the app keeps between Rounds.
+        partition: Index of the device's data, a part of the seed.
+    """
+
+    graph_format = NO_GRAPHS
+
+    def __init__(self, runner: FlowerRunner, states: FlowerStates, partition: int = 0) -> None:
+        self._runner = runner
+        self._states = states
+        self._partition = partition
+        self._warned: set[str] = set()
+
+    @property
+    def runtime(self) -> str:
+        """The library and its version."""
+        return self._runner.name
+
+    def train(self, model: OpenedModel, assignment: m.Assignment, should_continue: ShouldContinue) -> Change:
+        """Let the app evaluate the Version and train it. See Trainer.
+
+        Raises:
+            Interrupted: ``should_continue`` raised it.
+            InvalidInput: The app raised an error, or what it returned does not fit the Bundle.
+            StorageFull: The app's state cannot be stored.
+        """
+        layout = read_layout(model.bundle)
+        self._warn_of_local(layout)
+        state = self._states.get(assignment, FlowerState(local=layout.local))
+        views = model.bundle.manifest.table.views(model.parameters)
+        seeds = np.random.SeedSequence((assignment.training.seed, self._partition, assignment.round))
+        task = FlowerTask(
+            run_id=assignment.run_id,
+            round=assignment.round,
+            seed=int(seeds.generate_state(1)[0]),
+            config=config_of(assignment),
+            arrays={name: views[name] if name in views else state.local[name] for name in layout.names},
+            state=state.context,
+        )
+        try:
+            reply = self._runner.run(task, should_continue)
+        except AppFailed as exc:
+            if exc.trace:
+                LOG.error("round %d of run %s: %s\n%s", assignment.round, assignment.run_id, exc, exc.trace.rstrip())
+            raise
+        _check_arrays(task.arrays, reply.arrays)
+        values = _difference({name: (reply.arrays[name], views[name]) for name in views}, model)
+        counts = self._counts(reply, assignment)
+        # Last: a training that fails leaves no trace.
+        local = {name: reply.arrays[name] for name in layout.local}
+        self._states.put(assignment, FlowerState(context=reply.state, local=local))
+        return Change(values=values, counts=counts)
+
+    def _counts(self, reply: FlowerReply, assignment: m.Assignment) -> dict[str, int]:
+        """Return the statistics of a reply."""
+        num_examples = _whole("train", reply.num_examples, 1)
+        counts = {m.EXAMPLES: num_examples}
+        _add_loss(counts, m.TRAIN_LOSS, reply.train_metrics, num_examples)
+        num_evaluated = _whole("evaluate", reply.evaluation, 0)
+        if num_evaluated and any(name in reply.evaluate_metrics for name in LOSSES):
+            counts[m.EVAL_EXAMPLES] = num_evaluated
+            _add_loss(counts, m.EVAL_LOSS, reply.evaluate_metrics, num_evaluated)
+        metrics = {f"train.{name}": (value, num_examples) for name, value in reply.train_metrics.items()}
+        metrics |= {f"evaluate.{name}": (value, num_evaluated) for name, value in reply.evaluate_metrics.items()}
+        declared = {statistic.name for statistic in assignment.statistics}
+        for name, (value, weight) in metrics.items():
+            if name in declared and math.isfinite(value):
+                counts[name] = _count(value, weight)
+            elif name in declared:
+                self._warn(f"metric {name}: got {value}, expected a finite number; it is left out")
+        if others := sorted(set(metrics) - declared):
+            self._warn(f"the metrics {others} stay on this device: the plan declares no [[statistics]] of these names")
+        return counts
+
+    def _warn_of_local(self, layout: ArrayLayout) -> None:
+        if layout.local:
+            kinds = ", ".join(f"{name} ({value.dtype})" for name, value in list(layout.local.items())[:MAX_SHOWN])
+            more = f" and {len(layout.local) - MAX_SHOWN} more" if len(layout.local) > MAX_SHOWN else ""
+            self._warn(f"arrays that are not float32 stay on this device: {kinds}{more}")
+
+    def _warn(self, text: str) -> None:
+        """Log a warning once: it would be the same in each Round."""
+        if text not in self._warned:
+            self._warned.add(text)
+            LOG.warning("%s", text)
+
+
+def config_of(assignment: m.Assignment) -> dict[str, Number]:
+    """Return the entries of the ConfigRecord of an Assignment. A whole number is an integer."""
+    config: dict[str, Number] = {"lr": assignment.training.learning_rate}
+    config |= {name: int(value) if value.is_integer() else value for name, value in assignment.flower.config.items()}
+    return config | {"server-round": assignment.round}
+
+
+def _check_arrays(sent: Mapping[str, Array], returned: Mapping[str, Array]) -> None:
+    """Raise AppFailed unless an app returned the arrays of the message."""
+    if set(sent) != set(returned):
+        missing, added = sorted(set(sent) - set(returned)), sorted(set(returned) - set(sent))
+        raise AppFailed(
+            f"flower app: returned {len(returned)} arrays, {missing[:MAX_SHOWN]} missing and {added[:MAX_SHOWN]} new, "
+            f"expected the {len(sent)} of the message; correct train"
+        )
+    for name, before in sent.items():
+        after = returned[name]
+        if (after.dtype, after.shape) != (before.dtype, before.shape):
+            raise AppFailed(
+                f"flower app: array {name!r}: returned {after.dtype} {after.shape}, expected {before.dtype} "
+                f"{before.shape} as in the message; correct train"
+            )
+        if after.dtype.kind == "f" and not np.isfinite(after).all():
+            raise AppFailed(
+                f"flower app: array {name!r}: returned NaN or infinity, expected finite values; lower the learning rate"
+            )
+
+
+def _difference(pairs: Mapping[str, tuple[Array, Float32s]], model: OpenedModel) -> Float32s:
+    """Return the change of the parameters (num_values,): computed in float64, rounded once to float32."""
+    changes = {name: (after.astype(np.float64) - before).astype(np.float32) for name, (after, before) in pairs.items()}
+    if bad := sorted(name for name, change in changes.items() if not np.isfinite(change).all()):
+        raise InvalidInput(f"flower app: the change of {bad[:MAX_SHOWN]} exceeds float32; lower the learning rate")
+    return model.bundle.manifest.table.flatten(changes)
+
+
+def _whole(kind: str, number: Number, least: int) -> int:
+    """Return ``num-examples`` as an integer. Raises AppFailed unless it is a whole number of at least ``least``."""
+    if not math.isfinite(number) or number != int(number) or number < least:
+        raise AppFailed(f"flower app: {kind}: got num-examples {number}, expected a whole number of at least {least}")
+    return min(int(number), m.MAX_COUNT)
+
+
+def _add_loss(counts: dict[str, int], name: str, metrics: Mapping[str, Number], num_examples: int) -> None:
+    losses = [metrics[metric] for metric in LOSSES if metric in metrics]
+    if losses and math.isfinite(losses[0]):
+        counts[name] = _count(losses[0], num_examples)
+
+
+def _count(value: Number, weight: int) -> int:
+    """Return a mean over ``weight`` examples as a sum in units of 2^-16, within the limits of a count."""
+    return round(max(-m.MAX_COUNT, min(value * weight * METRIC_UNIT, m.MAX_COUNT)))

@@ -1,0 +1,87 @@
+"""``fanin bundle``: a signed Bundle without graphs, for Flower apps: the initial arrays alone."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import typer
+
+from fanin.clients.data.npz import UNREADABLE
+from fanin.clients.flower.task import FlowerSettings
+from fanin.commands.console.terminal import DEFAULT_KEY, JsonOption, publisher_key, run_command, write_json
+from fanin.edge.bundles.arrays import read_layout, write_arrays
+from fanin.edge.files import new_folder
+from fanin.edge.tensors import Array
+from fanin.protos.errors import InvalidInput
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run ``fanin bundle``."""
+    return run_command(bundle, argv)
+
+
+def bundle(
+    out: Annotated[Path, typer.Option("--out", help="A new folder for the bundle.")],
+    initial: Annotated[
+        str,
+        typer.Option(
+            "--initial",
+            metavar="FILE.npz|MODULE:NAME",
+            help="The arrays of version 0: a file, or what returns a torch module, a state dict or a list of arrays.",
+        ),
+    ] = "",
+    flower: Annotated[
+        str,
+        typer.Option(
+            "--flower", metavar="MODULE:APP", help="The app whose NumPyClient returns them, without --initial."
+        ),
+    ] = "",
+    name: Annotated[str, typer.Option("--name", help="Name of the model.")] = "flower",
+    key: Annotated[
+        Path,
+        typer.Option("--key", help="The publisher's key; created on first use, with its public half in a .pub file."),
+    ] = DEFAULT_KEY,
+    json: JsonOption = "",
+) -> None:
+    """Write a signed bundle of arrays without graphs, which Flower apps train (docs/flower.md)."""
+    new_folder("--out", out)
+    written = write_arrays(_arrays(initial, flower), out, publisher_key(key), name)
+    table, local = written.manifest.table, read_layout(written).local
+    if json:
+        row = {"bundle": written.sha256, "num_parameters": table.num_values, "local_arrays": sorted(local)}
+        write_json(json, row)
+        return
+    for each, value in local.items():
+        sys.stderr.write(f"note: array {each} is {value.dtype}, not float32: each device keeps its own\n")
+    sys.stdout.write(
+        f"bundle {written.sha256} in {out}\n"
+        f"  parameters that travel  {table.num_values} in {len(table.specs)} arrays\n"
+        f"  arrays that stay local  {len(local)}\n"
+    )
+
+
+def _arrays(initial: str, flower: str) -> dict[str, Array]:
+    """Return the initial arrays. Raises InvalidInput."""
+    if bool(initial) == bool(flower):
+        raise InvalidInput(
+            f"--initial and --flower: got {'both' if initial else 'neither'}, expected one: --initial FILE.npz or "
+            "MODULE:NAME, or --flower MODULE:APP for an app of a NumPyClient"
+        )
+    if initial.endswith(".npz"):
+        return _read(Path(initial))
+    from fanin.clients.flower.app import FlowerApp, load_arrays
+
+    if flower:
+        return FlowerApp(FlowerSettings(app=flower, folder=Path.cwd())).initial()
+    return load_arrays(initial, Path.cwd())
+
+
+def _read(path: Path) -> dict[str, Array]:
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return {name: file[name] for name in file.files}
+    except UNREADABLE as exc:
+        reason = "another format" if "contains pickled" in str(exc) else exc
+        raise InvalidInput(f"--initial: {path}: not a readable .npz file of plain arrays ({reason})") from exc

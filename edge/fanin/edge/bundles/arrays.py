@@ -1,0 +1,136 @@
+"""A Bundle without graphs: the arrays of a model that code on the device trains, such as a Flower app.
+
+Such a Bundle has no Signatures and no slots, and two artifacts::
+
+    parameters   Version 0 of the float32 arrays, which travel, in canonical form (``fanin.edge.tensors``)
+    arrays       JSON: the names of all arrays in the order of the code, and the values of those that stay local
+
+Only float32 arrays travel. The others, such as the counter ``num_batches_tracked`` of a normalization, stay on the
+device: it begins with the values of the Bundle and keeps what its code returns.
+"""
+
+import base64
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
+
+import numpy as np
+
+from fanin.edge.bundles.bundle import Bundle, open_folder, write_bundle
+from fanin.edge.bundles.keys import SigningKey
+from fanin.edge.bundles.manifest import Manifest
+from fanin.edge.bundles.manifest_json import dump_manifest
+from fanin.edge.files import new_folder
+from fanin.edge.tensors import Array, TensorTable, encode_parameters
+from fanin.protos.chunks import artifact_of
+from fanin.protos.errors import InvalidBundle, InvalidInput
+from fanin.protos.names import check_name
+
+ARRAYS: Final = "arrays"
+"""Name of the artifact."""
+PARAMETERS: Final = "parameters"
+LOCAL_KINDS: Final = "biuf"
+"""Kinds of numpy dtypes that a local array may have: bool, integers and floats."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArrayLayout:
+    """The arrays of a Bundle without graphs.
+
+    Attributes:
+        names: The names of all arrays, in the order of the code.
+        local: The initial values of the arrays that stay on the device, by name.
+    """
+
+    names: tuple[str, ...]
+    local: Mapping[str, Array]
+
+
+def write_arrays(arrays: Mapping[str, Array], folder: Path | str, key: SigningKey, name: str) -> Bundle:
+    """Sign a Bundle without graphs and write it.
+
+    Args:
+        arrays: The initial arrays by name, in the order of the code.
+        folder: A new or empty folder for the Bundle.
+        key: The publisher's key.
+        name: Name of the model, for people.
+
+    Raises:
+        InvalidInput: ``folder`` holds files or is no path, the name is none, or an array has no usable name, dtype or
+            value.
+    """
+    path = new_folder("bundle: folder", folder)
+    check_name("name", name)
+    for each, value in arrays.items():
+        if value.dtype.kind not in LOCAL_KINDS or (value.dtype.kind == "f" and not np.isfinite(value).all()):
+            raise InvalidInput(
+                f"array {each!r}: got {value.dtype} {value.shape}, expected finite numbers of a numpy dtype, float32 "
+                "for an array that is trained; convert it"
+            )
+    travelling = {each: value for each, value in arrays.items() if value.dtype == np.float32}
+    if not travelling:
+        kinds = sorted({str(value.dtype) for value in arrays.values()})
+        raise InvalidInput(f"arrays: got {len(arrays)} of {kinds}, expected at least one float32 array; convert them")
+    try:
+        table = TensorTable.of({each: value.shape for each, value in travelling.items()})
+    except ValueError as exc:
+        raise InvalidInput(f"arrays: {exc}") from exc
+    artifacts = {PARAMETERS: encode_parameters(table, table.flatten(travelling)), ARRAYS: _dump(arrays)}
+    manifest = Manifest(
+        name=name,
+        batch_size=1,
+        num_classes=0,
+        table=table,
+        signatures=MappingProxyType({}),
+        slots=MappingProxyType({}),
+        artifacts=MappingProxyType({each: artifact_of(data) for each, data in artifacts.items()}),
+        initial=PARAMETERS,
+    )
+    write_bundle(path, dump_manifest(manifest), artifacts, key)
+    return open_folder(path, trusted=[key.public])
+
+
+def read_layout(bundle: Bundle) -> ArrayLayout:
+    """Return the arrays of a Bundle without graphs. Raises InvalidBundle if it has graphs, or no valid arrays."""
+    if bundle.manifest.signatures:
+        raise InvalidBundle(
+            f"bundle {bundle.manifest.name}: got the signatures {sorted(bundle.manifest.signatures)}, expected a "
+            "bundle without graphs; write one with fanin bundle"
+        )
+    try:
+        row = json.loads(bundle.artifact(ARRAYS))
+        layout = ArrayLayout(
+            names=tuple(map(str, row["names"])),
+            local=MappingProxyType({str(name): _array(entry) for name, entry in row["local"].items()}),
+        )
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as exc:
+        raise InvalidBundle(
+            f"bundle {bundle.manifest.name}: its arrays cannot be read ({exc}); write it again"
+        ) from exc
+    expected = sorted([*layout.local, *(spec.name for spec in bundle.manifest.table.specs)])
+    if sorted(layout.names) != expected:
+        raise InvalidBundle(f"bundle {bundle.manifest.name}: lists other arrays than it has; write it again")
+    return layout
+
+
+def _dump(arrays: Mapping[str, Array]) -> bytes:
+    local = {
+        name: {
+            "dtype": value.dtype.newbyteorder("<").str,
+            "shape": list(value.shape),
+            "data": base64.b64encode(value.astype(value.dtype.newbyteorder("<")).tobytes()).decode(),
+        }
+        for name, value in arrays.items()
+        if value.dtype != np.float32
+    }
+    return json.dumps({"names": list(arrays), "local": local}, separators=(",", ":")).encode()
+
+
+def _array(entry: Mapping[str, object]) -> Array:
+    dtype, data, shape = np.dtype(str(entry["dtype"])), base64.b64decode(str(entry["data"])), entry["shape"]
+    if dtype.kind not in LOCAL_KINDS or not isinstance(shape, list):
+        raise ValueError(f"got dtype {dtype} and shape {shape}, expected numbers and a list")
+    return np.frombuffer(data, dtype).reshape(shape)

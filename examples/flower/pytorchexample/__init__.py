@@ -1,0 +1,1 @@
+"""Flower's quickstart-pytorch: a Flower app."""

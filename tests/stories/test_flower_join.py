@@ -1,0 +1,230 @@
+"""Flower apps on a coordinator of fanin, over TLS: a list of arrays, and the PyTorch quickstart of docs/flower.md."""
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import pytest
+from support.commands import Fanin, fanin_in_process, one_line
+from support.flower_apps import NUMPY_APP, write_app
+from support.hosted import Hosted
+from support.linear import linear_graphs
+from support.values import PUBLISHER, plan
+
+from fanin.clients.device.conditions import ShouldContinue
+from fanin.clients.flower.app import FlowerApp
+from fanin.clients.flower.states import FlowerStates
+from fanin.clients.flower.task import FlowerSettings
+from fanin.clients.flower.trainer import FlowerTrainer
+from fanin.clients.testing import example_assignment, example_model
+from fanin.edge.assembly.assemble import assemble
+from fanin.edge.bundles.arrays import write_arrays
+from fanin.edge.bundles.bundle import open_folder, read_signed_manifest
+from fanin.protos import messages as m
+from fanin.protos.errors import InvalidPlan
+from fanin.protos.plans import FlowerPlan, StopPlan
+
+EXAMPLE: Final = Path(__file__).parents[2] / "examples" / "flower"
+APP: Final = "pytorchexample.client_app:app"
+
+
+@pytest.fixture
+def fanin(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Fanin:
+    """The command line."""
+    return fanin_in_process(capsys, monkeypatch)
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Iterator[Hosted]:
+    """A coordinator, and the files of its operator and its devices."""
+    host = Hosted(tmp_path).start()
+    (tmp_path / "ca.pem").write_bytes(host.ca)
+    (tmp_path / "device.token").write_text(host.device_token)
+    (tmp_path / "operator.token").write_text(host.operator_token)
+    yield host
+    host.stop()
+
+
+def operator(host: Hosted) -> list[object]:
+    """The options of an operator's command."""
+    folder = host.folder
+    return ["--server", host.address, "--ca", folder / "ca.pem", "--token-file", folder / "operator.token"]
+
+
+def join(host: Hosted, project: Path, partition: int, *words: str) -> "subprocess.Popen[str]":
+    """``fanin join`` in a process of its own, in the folder of the app."""
+    folder = host.folder
+    command = [sys.executable, "-m", "fanin.commands.main", "join", "--server", host.address, "--ca", folder / "ca.pem"]
+    command += ["--token-file", folder / "device.token", "--publisher", folder / "publisher.pub"]
+    command += ["--state", folder / f"device-{partition}", "--partition", str(partition), *words]
+    return subprocess.Popen(list(map(str, command)), cwd=project, stderr=subprocess.PIPE, text=True)
+
+
+def fetched(host: Hosted, fanin: Fanin) -> dict[str, np.ndarray]:
+    """The newest Version."""
+    folder = host.folder
+    words = ("--out", folder / "version.npz", "--publisher", folder / "publisher.pub")
+    outcome = fanin("fetch", "run", *words, *operator(host))
+    assert outcome.status == 0, outcome.err
+    with np.load(folder / "version.npz") as file:
+        return {name: file[name] for name in file.files}
+
+
+@pytest.mark.nightly
+def test_the_quickstart_runs_unchanged(
+    host: Hosted, fanin: Fanin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project = tmp_path / "quickstart"
+    shutil.copytree(EXAMPLE, project)
+    monkeypatch.chdir(project)
+    key = tmp_path / "publisher.key"
+    made = fanin("bundle", "--initial", "pytorchexample.task:Net", "--out", project / "flower-bundle", "--key", key)
+    assert (made.status, made.err) == (
+        0,
+        "note: array norm.num_batches_tracked is int64, not float32: each device keeps its own\n",
+    )
+    started = fanin("run", "plan.toml", "--run-id", "run", "--set", "stop.max_rounds=1", "--key", key, *operator(host))
+    assert started.status == 0, started.err
+    flower = ("--flower", APP, "--node-config", "num-partitions=2", "--max-updates", "1")
+    with ExitStack() as stack:
+        devices = [stack.enter_context(join(host, project, partition, *flower)) for partition in range(2)]
+        logs = [device.communicate(timeout=200)[1] for device in devices]
+    assert [device.returncode for device in devices] == [0, 0], logs
+    for log in logs:
+        assert "arrays that are not float32 stay on this device: norm.num_batches_tracked (int64)" in log
+        assert "update accepted (1 so far)" in log
+    (published,) = host.published()
+    assert published.total_examples == 256 + 128
+    assert published.evaluation is not None and published.evaluation.num_examples == 64 + 32
+    described = fanin("watch", "run", *operator(host))
+    assert "validated on 96: loss " in described.out and "int8" not in described.out
+    version = fetched(host, fanin)
+    expected = weighted_mean(project, tmp_path / "states")
+    assert set(version) == set(expected)
+    for name, value in expected.items():
+        np.testing.assert_allclose(version[name], value, rtol=0, atol=1e-6, err_msg=name)
+
+
+SCALED_APP: Final = NUMPY_APP.replace("return parameters, 7,", "return parameters, self.weight,").replace(
+    "return Client().to_client()",
+    "client = Client()\n    client.weight = 1 + 2 * context.node_config['partition-id']\n"
+    "    if context.node_config.get('fails'):\n        raise RuntimeError('no data here')\n"
+    "    return client.to_client()",
+)
+
+
+def test_two_numpy_clients_make_the_weighted_mean(host: Hosted, fanin: Fanin, tmp_path: Path) -> None:
+    project = write_app(tmp_path / "app", "client", SCALED_APP)
+    arrays = FlowerApp(FlowerSettings(app="client:app", folder=project)).initial()
+    bundle = write_arrays(arrays, tmp_path / "bundle", PUBLISHER, "numbers")
+    (tmp_path / "publisher.pub").write_text(PUBLISHER.public)
+    host.start_run(plan(buffer=2, max_rounds=2), bundle, PUBLISHER)
+    with ExitStack() as stack:
+        words = ("--flower", "client:app", "--max-updates", "2")
+        devices = [stack.enter_context(join(host, project, partition, *words)) for partition in range(2)]
+        logs = [device.communicate(timeout=120)[1] for device in devices]
+    assert [device.returncode for device in devices] == [0, 0], logs
+    published = host.published()
+    assert [event.total_examples for event in published] == [4, 4]
+    assert published[0].train_loss == 0.25
+    # Twice doubled, and twice plus 3; the two clients agree, so the mean is exact on the grid.
+    views = fetched(host, fanin)
+    assert views["0"].tolist() == [8.0, 8.0, 8.0]
+    assert views["2"].tolist() == [7.0]
+
+
+def test_a_plan_that_needs_graphs_and_a_bundle_without_them_are_refused_together(
+    host: Hosted, fanin: Fanin, tmp_path: Path
+) -> None:
+    arrays = write_arrays({"w": np.ones(2, np.float32)}, tmp_path / "arrays", PUBLISHER, "ones")
+    graphs = assemble(linear_graphs(), tmp_path / "graphs", PUBLISHER)
+    needs_graphs = replace(plan(), stop=StopPlan(max_rounds=1, max_int8_drop=1.0))
+    with pytest.raises(InvalidPlan, match=r"got stop\.max_int8_drop, but the bundle has no graphs"):
+        host.start_run(needs_graphs, arrays, PUBLISHER)
+    with pytest.raises(InvalidPlan, match=r"got \[flower\.config\], but the bundle has graphs"):
+        host.start_run(replace(plan(), flower=FlowerPlan(config={"lr": 1.0})), graphs, PUBLISHER)
+    (tmp_path / "publisher.pub").write_text(PUBLISHER.public)
+    shown = fanin("inspect", tmp_path / "arrays", "--publisher", tmp_path / "publisher.pub")
+    assert "arrays without graphs; code on the device trains them" in shown.out, shown.err
+    np.savez(tmp_path / "data.npz", x=np.ones((2, 2), np.float32))
+    text = one_line(fanin("infer", tmp_path / "arrays", "--data", tmp_path / "data.npz"), "infer")
+    assert text == (
+        f"{tmp_path / 'arrays'}: the bundle has no graphs, expected an infer graph; run its model in your own "
+        "framework, with the parameters of fanin fetch"
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--data", "d.npz"), "--flower: got it with --data, --serve or --runtime, expected it alone"),
+        (("--serve",), "--flower: got it with --data, --serve or --runtime, expected it alone"),
+        (("--node-config", "nonsense"), "flower app client:app: node_config: ValueError: got 'nonsense', expected key"),
+    ],
+)
+def test_options_of_join_that_do_not_fit_an_app(
+    fanin: Fanin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], message: str
+) -> None:
+    monkeypatch.chdir(write_app(tmp_path / "app", "client", NUMPY_APP))
+    files = ("--server", "localhost:1", "--ca", "ca.pem", "--publisher", "publisher.pub")
+    assert message in one_line(fanin("join", *files, "--flower", "client:app", *words), "join")
+
+
+def test_a_bundle_of_an_app_or_of_a_file(fanin: Fanin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(write_app(tmp_path / "app", "bundled", NUMPY_APP))
+    made = fanin("bundle", "--flower", "bundled:app", "--out", "one", "--key", "p.key", "--json")
+    assert json.loads(made.out)["num_parameters"] == 14
+    np.savez("arrays.npz", w=np.ones(2, np.float32), n=np.array(3))
+    made = fanin("bundle", "--initial", "arrays.npz", "--out", "two", "--key", "p.key", "--json")
+    assert json.loads(made.out)["local_arrays"] == ["n"]
+    Path("no.npz").write_bytes(b"x")
+    text = one_line(fanin("bundle", "--initial", "no.npz", "--out", "three", "--key", "p.key"), "bundle")
+    assert text.startswith("--initial: no.npz: not a readable .npz file of plain arrays")
+    text = one_line(fanin("bundle", "--out", "three", "--key", "p.key"), "bundle")
+    assert text.startswith("--initial and --flower: got neither, expected one")
+
+
+def test_an_app_that_raises_gives_its_assignment_up_and_says_why(host: Hosted, tmp_path: Path) -> None:
+    project = write_app(tmp_path / "app", "client", SCALED_APP)
+    arrays = {str(index): np.ones(1, np.float32) for index in range(12)}
+    bundle = write_arrays(arrays, tmp_path / "bundle", PUBLISHER, "ones")
+    (tmp_path / "publisher.pub").write_text(PUBLISHER.public)
+    host.start_run(plan(buffer=1, max_rounds=1), bundle, PUBLISHER)
+    with join(host, project, 0, "--flower", "client:app", "--node-config", "fails=true") as device:
+        assert device.stderr is not None
+        lines: list[str] = []
+        while not any("RuntimeError: no data here" in line and "WARNING" in line for line in lines):
+            lines.append(device.stderr.readline())
+            assert lines[-1], lines
+        device.kill()
+    log = "".join(lines)
+    assert "flower app client:app: evaluate: RuntimeError: no data here" in log
+    assert "in client_fn" in log, "the traceback is in the device's log"
+
+
+def weighted_mean(project: Path, states: Path) -> dict[str, np.ndarray]:
+    """What Flower's FedAvg makes of what the two apps return: the same apps, called here."""
+    bundle = open_folder(
+        project / "flower-bundle", trusted=(read_signed_manifest(project / "flower-bundle").public_key,)
+    )
+    work = example_assignment(bundle, m.Training(learning_rate=0.05, seed=0))
+    sums, total = np.zeros(bundle.manifest.table.num_values), 0
+
+    def should_continue() -> bool:
+        return True
+
+    go: ShouldContinue = should_continue
+    for partition in range(2):
+        settings = FlowerSettings(app=APP, folder=project, partition=partition, node_config="num-partitions=2")
+        trainer = FlowerTrainer(FlowerApp(settings), FlowerStates(states / str(partition)), partition)
+        change = trainer.train(example_model(bundle), work, go)
+        sums += change.counts[m.EXAMPLES] * (bundle.initial_parameters() + change.values.astype(np.float64))
+        total += change.counts[m.EXAMPLES]
+    return dict(bundle.manifest.table.views((sums / total).astype(np.float32)))

@@ -1,0 +1,328 @@
+"""A Flower app as a Trainer: what travels, what stays, what each mistake of an app says, and how it is interrupted."""
+
+import logging
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import pytest
+from support.errors import raises
+from support.flower_apps import MESSAGE_APP, NUMPY_APP, write_app
+from support.linear import linear_graphs
+from support.values import PUBLISHER
+
+from fanin.clients.flower.app import FlowerApp, load_arrays
+from fanin.clients.flower.states import FlowerState, FlowerStates
+from fanin.clients.flower.task import AppFailed, FlowerReply, FlowerRunner, FlowerSettings, FlowerTask
+from fanin.clients.flower.trainer import FlowerTrainer
+from fanin.clients.testing import Countdown, check_trainer, example_assignment, example_model
+from fanin.edge.assembly.assemble import assemble
+from fanin.edge.bundles.arrays import read_layout, write_arrays
+from fanin.edge.bundles.bundle import Bundle
+from fanin.edge.bundles.manifest import NO_GRAPHS
+from fanin.edge.tensors import Array
+from fanin.protos import messages as m
+from fanin.protos.errors import InvalidBundle, InvalidInput
+from fanin.protos.plans import FlowerPlan, Statistic
+
+INITIAL: Final[Mapping[str, Array]] = {
+    "layer.weight": np.arange(6, dtype=np.float32).reshape(2, 3),
+    "norm.num_batches_tracked": np.array(3, np.int64),
+    "layer.bias": np.ones(2, np.float32),
+}
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Bundle:
+    return write_arrays(INITIAL, tmp_path / "bundle", PUBLISHER, "tiny")
+
+
+@pytest.fixture
+def runner(tmp_path: Path) -> FlowerApp:
+    """The app in this process."""
+    folder = write_app(tmp_path / "app", "tiny_message_app", MESSAGE_APP)
+    return FlowerApp(FlowerSettings(app="tiny_message_app:app", folder=folder, partition=1))
+
+
+def work(bundle: Bundle, number: int = 1, after: int = 0) -> m.Assignment:
+    """The Assignment of a Round, with the state after the Round ``after``."""
+    statistics = (
+        *example_assignment(bundle).statistics,
+        *(Statistic(name=name, bound=m.MAX_COUNT) for name in DECLARED),
+    )
+    return replace(
+        example_assignment(bundle, m.Training(learning_rate=0.5, seed=1)),
+        round=number,
+        state=m.StageState(lineage=0, round=after),
+        statistics=statistics,
+        flower=FlowerPlan(config={"local-epochs": 2.0, "mu": 0.5}),
+    )
+
+
+DECLARED: Final = ("train.rounds", "evaluate.eval_acc")
+
+
+class Recorder:
+    """A runner that keeps the tasks, and changes the replies of another."""
+
+    name = "recorder 1"
+
+    def __init__(self, runner: FlowerRunner, **changes: object) -> None:
+        self._runner = runner
+        self._changes = changes
+        self.tasks: list[FlowerTask] = []
+
+    def run(self, task: FlowerTask, should_continue: Countdown) -> FlowerReply:
+        self.tasks.append(task)
+        return replace(self._runner.run(task, should_continue), **self._changes)  # type: ignore[arg-type]
+
+
+def trained(bundle: Bundle, runner: FlowerRunner, folder: Path, work: m.Assignment) -> dict[str, int]:
+    """The counts of a training."""
+    counts = FlowerTrainer(runner, FlowerStates(folder)).train(example_model(bundle), work, Countdown()).counts
+    return dict(counts)
+
+
+def test_a_bundle_without_graphs_keeps_the_order_and_the_local_arrays(bundle: Bundle) -> None:
+    layout = read_layout(bundle)
+    assert layout.names == tuple(INITIAL)
+    assert {name: (value.dtype, value.tolist()) for name, value in layout.local.items()} == {
+        "norm.num_batches_tracked": (np.int64, 3)
+    }
+    assert bundle.manifest.graph_formats == (NO_GRAPHS,)
+    views = bundle.manifest.table.views(bundle.initial_parameters())
+    assert {name: value.tolist() for name, value in views.items()} == {
+        "layer.bias": [1.0, 1.0],
+        "layer.weight": [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]],
+    }
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"w": np.ones(2)}, "arrays: got 1 of ['float64'], expected at least one float32 array; convert them"),
+        (
+            {"w": np.array([np.nan], np.float32)},
+            (
+                "array 'w': got float32 (1,), expected finite numbers of a numpy dtype, float32 for an array that is "
+                "trained; convert it"
+            ),
+        ),
+        (
+            {"w": np.array(["a"])},
+            (
+                "array 'w': got <U1 (1,), expected finite numbers of a numpy dtype, float32 for an array that is "
+                "trained; convert it"
+            ),
+        ),
+    ],
+)
+def test_arrays_that_no_bundle_can_have(tmp_path: Path, arrays: dict[str, Array], message: str) -> None:
+    with raises(InvalidInput, message):
+        write_arrays(arrays, tmp_path / "bundle", PUBLISHER, "tiny")
+
+
+def test_a_bundle_with_graphs_is_no_bundle_of_an_app(tmp_path: Path, runner: FlowerApp) -> None:
+    graphs = assemble(linear_graphs(), tmp_path / "graphs", PUBLISHER)
+    with pytest.raises(InvalidBundle, match="expected a bundle without graphs"):
+        trained(graphs, runner, tmp_path / "states", work(graphs))
+
+
+def test_an_app_is_a_trainer(bundle: Bundle, runner: FlowerApp, tmp_path: Path) -> None:
+    trainer = FlowerTrainer(runner, FlowerStates(tmp_path / "states"), partition=1)
+    assert (trainer.graph_format, trainer.runtime) == (NO_GRAPHS, "flwr 1.41.0")
+    change = check_trainer(trainer, example_model(bundle), work(bundle))
+    views = bundle.manifest.table.views(change.values)
+    assert views["layer.bias"].tolist() == [-0.25, -0.25]
+    assert change.counts == {
+        m.EXAMPLES: 20,
+        m.TRAIN_LOSS: 10 * m.LOSS_UNIT,
+        m.EVAL_EXAMPLES: 6,
+        m.EVAL_LOSS: 12 * m.LOSS_UNIT,
+        "train.rounds": 20 << 16,
+        "evaluate.eval_acc": round(0.75 * 6 * (1 << 16)),
+    }
+
+
+def test_the_message_has_the_version_the_config_and_the_devices_own_arrays(
+    bundle: Bundle, runner: FlowerApp, tmp_path: Path
+) -> None:
+    recorder = Recorder(runner)
+    trained(bundle, recorder, tmp_path / "states", work(bundle))
+    (task,) = recorder.tasks
+    assert list(task.arrays) == list(INITIAL)
+    assert dict(task.config) == {"lr": 0.5, "local-epochs": 2, "mu": 0.5, "server-round": 1}
+    assert isinstance(task.config["local-epochs"], int)
+    assert task.arrays["norm.num_batches_tracked"].tolist() == 3
+
+
+def test_state_and_local_arrays_follow_the_rounds_that_counted(
+    bundle: Bundle, runner: FlowerApp, tmp_path: Path
+) -> None:
+    folder, recorder = tmp_path / "states", Recorder(runner)
+    rounds = [(1, 0), (2, 1), (3, 1), (4, 3)]
+    counts = [trained(bundle, recorder, folder, work(bundle, number, after)) for number, after in rounds]
+    # Round 2 failed: round 3 begins with the state after round 1.
+    assert [count["train.rounds"] / count[m.EXAMPLES] / (1 << 16) for count in counts] == [1, 2, 2, 3]
+    assert [task.arrays["norm.num_batches_tracked"].tolist() for task in recorder.tasks] == [3, 4, 4, 5]
+    assert sorted(path.name for path in folder.iterdir()) == ["run.0.3.flower", "run.0.4.flower"]
+
+
+def test_a_damaged_state_is_logged_and_the_app_begins_anew(
+    bundle: Bundle, runner: FlowerApp, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "states"
+    trained(bundle, runner, folder, work(bundle))
+    path = folder / "run.0.1.flower"
+    path.write_bytes(path.read_bytes()[:-1])
+    assert trained(bundle, runner, folder, work(bundle, 2, 1))["train.rounds"] == 20 << 16
+    assert "state of run run, round 1: cannot be read" in caplog.text
+
+
+def test_states_of_a_few_runs_are_kept(bundle: Bundle, tmp_path: Path) -> None:
+    states = FlowerStates(tmp_path / "states")
+    for index in range(6):
+        states.put(replace(work(bundle), run_id=f"run-{index}"), FlowerState(context=b"x"))
+    assert sorted(path.name for path in (tmp_path / "states").iterdir()) == [
+        f"run-{index}.0.1.flower" for index in range(2, 6)
+    ]
+
+
+def test_a_state_that_grows_without_end_is_refused() -> None:
+    text = f"context.state: got {(64 << 20) + 1} bytes, expected at most {64 << 20}; let the app remove records"
+    with raises(InvalidInput, f"{text} that it no longer needs"):
+        FlowerState(context=bytes((64 << 20) + 1))
+
+
+def test_what_stays_on_the_device_is_logged_once(
+    bundle: Bundle, runner: FlowerApp, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer = FlowerTrainer(runner, FlowerStates(tmp_path / "states"))
+    assignment = replace(work(bundle), statistics=())
+    for _ in range(2):
+        trainer.train(example_model(bundle), assignment, Countdown())
+    assert [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING] == [
+        "arrays that are not float32 stay on this device: norm.num_batches_tracked (int64)",
+        (
+            "the metrics ['evaluate.eval_acc', 'evaluate.eval_loss', 'train.rounds', 'train.train_loss'] stay on this "
+            "device: the plan declares no [[statistics]] of these names"
+        ),
+    ]
+
+
+ARRAYS: Final = dict(INITIAL)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"arrays": {"layer.weight": ARRAYS["layer.weight"], "other": ARRAYS["layer.bias"]}},
+            (
+                "flower app: returned 2 arrays, ['layer.bias', 'norm.num_batches_tracked'] missing and ['other'] new, "
+                "expected the 3 of the message; correct train"
+            ),
+        ),
+        (
+            {"arrays": ARRAYS | {"layer.bias": np.ones(3, np.float32)}},
+            (
+                "flower app: array 'layer.bias': returned float32 (3,), expected float32 (2,) as in the message; "
+                "correct train"
+            ),
+        ),
+        (
+            {"arrays": ARRAYS | {"layer.bias": np.ones(2)}},
+            (
+                "flower app: array 'layer.bias': returned float64 (2,), expected float32 (2,) as in the message; "
+                "correct train"
+            ),
+        ),
+        (
+            {"arrays": ARRAYS | {"layer.bias": np.array([1, np.inf], np.float32)}},
+            "flower app: array 'layer.bias': returned NaN or infinity, expected finite values; lower the learning rate",
+        ),
+        (
+            {"num_examples": 0},
+            "flower app: train: got num-examples 0, expected a whole number of at least 1",
+        ),
+        (
+            {"num_examples": 2.5},
+            "flower app: train: got num-examples 2.5, expected a whole number of at least 1",
+        ),
+    ],
+)
+def test_a_wrong_result_has_one_error_and_leaves_no_state(
+    bundle: Bundle, runner: FlowerApp, tmp_path: Path, changes: dict[str, object], message: str
+) -> None:
+    with raises(AppFailed, message):
+        trained(bundle, Recorder(runner, **changes), tmp_path / "states", work(bundle))
+    assert list((tmp_path / "states").iterdir()) == []
+
+
+def test_a_metric_that_is_no_number_is_left_out(
+    bundle: Bundle, runner: FlowerApp, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    metrics = {"rounds": float("nan"), "train_loss": float("inf")}
+    counts = trained(bundle, Recorder(runner, train_metrics=metrics), tmp_path / "states", work(bundle))
+    assert "train.rounds" not in counts and m.TRAIN_LOSS not in counts
+    assert "metric train.rounds: got nan, expected a finite number; it is left out" in caplog.text
+
+
+def test_a_numpy_client_takes_part_by_position(tmp_path: Path) -> None:
+    folder = write_app(tmp_path / "app", "tiny_numpy_app", NUMPY_APP)
+    app = FlowerApp(FlowerSettings(app="tiny_numpy_app:app", folder=folder))
+    arrays = app.initial()
+    assert list(arrays) == [str(index) for index in range(12)]
+    bundle = write_arrays(arrays, tmp_path / "bundle", PUBLISHER, "list")
+    change = FlowerTrainer(app, FlowerStates(tmp_path / "states")).train(
+        example_model(bundle), work(bundle), Countdown()
+    )
+    views = bundle.manifest.table.views(change.values)
+    # "10" precedes "2" among the parameters, and not in the app's list.
+    moved = {name: value.tolist() for name, value in views.items() if value.any()}
+    assert moved == {"0": [2.0, 2.0, 2.0], "2": [3.0]}
+    assert change.counts == {
+        m.EXAMPLES: 7,
+        m.TRAIN_LOSS: round(7 * 0.25 * m.LOSS_UNIT),
+        m.EVAL_EXAMPLES: 4,
+        m.EVAL_LOSS: 6 * m.LOSS_UNIT,
+    }
+
+
+@pytest.mark.parametrize("name", ["Client", "client_fn", "instance"])
+def test_forms_of_an_app(tmp_path: Path, name: str) -> None:
+    text = NUMPY_APP + "\ninstance = Client()\n"
+    folder = write_app(tmp_path / "app", "tiny_forms_app", text)
+    assert len(FlowerApp(FlowerSettings(app=f"tiny_forms_app:{name}", folder=folder)).initial()) == 12
+
+
+@pytest.mark.parametrize(
+    ("app", "message"),
+    [
+        ("tiny_broken", "flower app tiny_broken: import: ValueError: got 'tiny_broken', expected package.module:name"),
+        ("no_such:app", "flower app no_such:app: import: ModuleNotFoundError: No module named 'no_such'"),
+        ("tiny_broken:app", "flower app tiny_broken:app: import: RuntimeError: no data"),
+        ("math:pi", "flower app math:pi: import: TypeError: got float, expected a ClientApp, a NumPyClient or a "),
+    ],
+)
+def test_an_app_that_cannot_be_imported(tmp_path: Path, app: str, message: str) -> None:
+    folder = write_app(tmp_path / "app", "tiny_broken", "raise RuntimeError('no data')\n")
+    with pytest.raises(AppFailed, match=re.escape(message)):
+        FlowerApp(FlowerSettings(app=app, folder=folder))
+
+
+def test_a_message_app_has_no_initial_arrays(runner: FlowerApp) -> None:
+    with pytest.raises(AppFailed, match=r"name them: --initial FILE\.npz, or --initial module:function"):
+        runner.initial()
+
+
+def test_initial_arrays_of_a_function(tmp_path: Path) -> None:
+    text = "import numpy as np\n\ndef initial():\n    return {'w': np.ones(2, 'float32'), 'n': np.array(1)}\n"
+    folder = write_app(tmp_path / "app", "tiny_initial", text)
+    arrays = load_arrays("tiny_initial:initial", folder)
+    assert {name: value.tolist() for name, value in arrays.items()} == {"w": [1.0, 1.0], "n": 1}
+    with pytest.raises(AppFailed, match="tiny_initial:np: import: TypeError: got module, expected a torch module"):
+        load_arrays("tiny_initial:np", folder)

@@ -1,0 +1,102 @@
+"""A Flower app in a child process: an interruption ends it, and its errors are those of one device."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import pytest
+from support.flower_apps import write_app
+from support.values import PUBLISHER
+
+from fanin.clients.device.conditions import Interrupted
+from fanin.clients.flower.process import FlowerProcess
+from fanin.clients.flower.states import FlowerStates
+from fanin.clients.flower.task import AppFailed, FlowerSettings, FlowerTask
+from fanin.clients.flower.trainer import FlowerTrainer
+from fanin.clients.testing import Countdown, example_assignment, example_model
+from fanin.edge.bundles.arrays import write_arrays
+
+ARRAYS: Final = {"layer.weight": np.ones((2, 3), np.float32)}
+
+SLOW_APP: Final = """
+import os, sys, time
+from pathlib import Path
+from flwr.clientapp import ClientApp
+
+app = ClientApp()
+
+@app.train()
+def train(msg, context):
+    Path("pid").write_text(str(os.getpid()))
+    how = context.run_config["how"]
+    if how == "slow":
+        time.sleep(600)
+    if how == "crash":
+        os._exit(7)
+    if how == "exit":
+        sys.exit("enough")
+    raise ZeroDivisionError("division by zero")
+"""
+
+
+def task() -> FlowerTask:
+    return FlowerTask(run_id="run", round=1, seed=1, config={}, arrays=ARRAYS, state=b"")
+
+
+@pytest.fixture
+def slow(tmp_path: Path) -> Iterator[FlowerProcess]:
+    folder = write_app(tmp_path / "app", "slow", SLOW_APP)
+    with FlowerProcess(FlowerSettings(app="slow:app", folder=folder, run_config="how='slow'")) as process:
+        yield process
+
+
+def is_alive(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
+def test_an_interruption_ends_an_app_that_trains(slow: FlowerProcess, tmp_path: Path) -> None:
+    written = tmp_path / "app" / "pid"
+
+    def should_continue() -> bool:
+        if written.exists() and written.read_text():
+            raise Interrupted("may_work no longer holds")
+        return True
+
+    with pytest.raises(Interrupted):
+        slow.run(task(), should_continue)
+    pid = int(written.read_text())
+    assert not is_alive(pid)
+    # The next training starts another child.
+    written.unlink()
+    with pytest.raises(Interrupted):
+        slow.run(task(), should_continue)
+    assert int(written.read_text()) != pid
+
+
+@pytest.mark.parametrize(
+    ("how", "message", "is_traced"),
+    [
+        ("crash", "flower app slow:app: its process ended with status 7, expected a reply", False),
+        ("exit", "flower app slow:app: train: SystemExit: enough", True),
+        ("raise", "flower app slow:app: train: ZeroDivisionError: division by zero", True),
+    ],
+)
+def test_the_error_of_an_app_names_it_and_the_log_has_its_traceback(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, how: str, message: str, is_traced: bool
+) -> None:
+    folder = write_app(tmp_path / "app", "slow", SLOW_APP)
+    bundle = write_arrays(ARRAYS, tmp_path / "bundle", PUBLISHER, "slow")
+    states = FlowerStates(tmp_path / "states")
+    with FlowerProcess(FlowerSettings(app="slow:app", folder=folder, run_config=f"how='{how}'")) as process:
+        for _ in range(2):
+            with pytest.raises(AppFailed, match=re.escape(message)) as caught:
+                FlowerTrainer(process, states).train(example_model(bundle), example_assignment(bundle), Countdown())
+            assert "\n" not in str(caught.value)
+    assert ("slow.py" in caplog.text) is is_traced
+
+
+def test_a_child_that_cannot_import_the_app(tmp_path: Path) -> None:
+    with pytest.raises(AppFailed, match="flower app absent:app: import: ModuleNotFoundError: No module named 'absent'"):
+        FlowerProcess(FlowerSettings(app="absent:app", folder=tmp_path))
