@@ -17,17 +17,23 @@ from fanin.protos.plans.keys import SectionField, fields_of
 def toml_of(wanted: Plan) -> str:
     """The Plan as a person would write it out in full."""
     lines = [f'name = "{wanted.name}"', 'bundle = "bundle"']
-    for table in ("cohort", "training", "codec", "aggregation", "stop"):
+    for table in ("cohort", "training", "codec", "aggregation", "stop", "evaluation"):
         lines.append(f"[{table}]")
         part = getattr(wanted, table)
         for name in type(part).__slots__:
             value = getattr(part, name)
+            if isinstance(value, tuple):
+                continue
             lines.append(f'{name} = "{value}"' if isinstance(value, str) else f"{name} = {value!r}")
     for stage in wanted.stages:
         options = ", ".join(f'"{name}" = {value!r}' for name, value in stage.options.items())
         lines += ["[[stages]]", f'name = "{stage.name}"', f"options = {{ {options} }}"]
     for each in wanted.statistics:
         lines += ["[[statistics]]", f'name = "{each.name}"', f"unit = {json.dumps(each.unit)}", f"bound = {each.bound}"]
+    for metric in wanted.evaluation.metrics:
+        lines += ["[[evaluation.metrics]]", f'name = "{metric.name}"']
+    lines.append("[flower.config]")
+    lines += [f"{json.dumps(name)} = {value!r}" for name, value in wanted.flower.config.items()]
     return "\n".join(lines)
 
 
