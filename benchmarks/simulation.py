@@ -75,6 +75,7 @@ def main(argv: Sequence[str]) -> int:
         "load": asdict(load),
         "seconds_per_round": seconds | ({"fanin": best} if best else {}),
         "accuracy": {label: row.accuracy for label, row in rows.items()},
+        "rounds": {label: row.rounds for label, row in rows.items()},
     }
     kept = True
     for name, gate in GATES.get(options.load, {}).items():

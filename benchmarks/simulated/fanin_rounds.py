@@ -31,7 +31,7 @@ def main() -> None:
     times: list[float] = []
     settings = SimulationSettings(
         plan={"training.learning_rate": load.learning_rate, "training.epochs": 1},
-        # The peers hold nothing out: each client has two examples more than it trains on.
+        # The least: one example of each client. The peers hold nothing out.
         validation_fraction=0.01,
         engine=engine,
         processes=int(processes),

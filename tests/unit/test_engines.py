@@ -192,3 +192,5 @@ def test_an_unknown_engine_and_vmap_with_processes_are_refused() -> None:
         check_settings(SimulationSettings(engine="fast"))
     with pytest.raises(InvalidInput, match="got 2 with the engine vmap, expected 1: "):
         check_settings(SimulationSettings(engine="vmap", processes=2))
+    with pytest.raises(InvalidInput, match="got 'auto' with resume or seeds, expected 'graph' or 'vmap': "):
+        check_settings(SimulationSettings(engine="auto", seeds=(1, 2)))

@@ -237,7 +237,6 @@ def test_two_processes_end_in_the_versions_of_one(simulated: tuple[Result, list[
 
 
 @pytest.mark.nightly
-@pytest.mark.nightly
 def test_vmap_is_within_half_a_point_of_the_graph() -> None:
     data = load_data("digits")
     clients = partition(data.train, 40, Dirichlet(alpha=0.3), seed=2)

@@ -41,14 +41,20 @@ class Chosen:
     reason: str = ""
 
 
-def check_engine(engine: str, processes: int) -> None:
-    """Raise InvalidInput unless the engine is known and can use the processes."""
+def check_engine(settings: SimulationSettings) -> None:
+    """Raise InvalidInput unless the engine is known and fits the other settings."""
+    engine = settings.engine
     if engine not in ENGINES:
         raise InvalidInput(f"simulate: engine: got {engine!r}, expected one of {', '.join(ENGINES)}")
-    if engine == "vmap" and processes > 1:
+    if engine == "vmap" and settings.processes > 1:
         raise InvalidInput(
-            f"simulate: processes: got {processes} with the engine vmap, expected 1: vmap trains the clients together "
-            "in one process; set processes=1, or engine='graph'"
+            f"simulate: processes: got {settings.processes} with the engine vmap, expected 1: vmap trains the clients "
+            "together in one process; set processes=1, or engine='graph'"
+        )
+    if engine == "auto" and (settings.resume is not None or settings.seeds):
+        raise InvalidInput(
+            "simulate: engine: got 'auto' with resume or seeds, expected 'graph' or 'vmap': each measurement may "
+            "choose another engine; simulate once with 'auto', and take Result.engine"
         )
 
 

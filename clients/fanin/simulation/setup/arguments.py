@@ -107,7 +107,7 @@ def check_settings(settings: SimulationSettings) -> None:
         )
     if settings.processes < 1:
         raise InvalidInput(f"simulate: got {settings.processes} processes, expected at least 1")
-    check_engine(settings.engine, settings.processes)
+    check_engine(settings)
     if settings.seed < 0:
         raise InvalidInput(f"simulate: got seed {settings.seed}, expected 0 or more")
     seeds = list(settings.seeds)
