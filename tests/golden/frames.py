@@ -40,6 +40,7 @@ from fanin.protos import convert as c
 from fanin.protos import convert_control as cr
 from fanin.protos import messages as m
 from fanin.protos.calls import DeviceCall, device_id_of
+from fanin.protos.plans import FlowerPlan
 from fanin.v1 import control_pb2, fleet_pb2
 
 FOLDER: Final = Path(__file__).parent / "frames"
@@ -168,6 +169,7 @@ def frames() -> dict[str, Frame]:
     answers = {
         "assigned": m.Assigned(assignment=assignment()),
         "assigned-stages": m.Assigned(assignment=STAGED),
+        "assigned-flower": m.Assigned(assignment=replace(assignment(), flower=FlowerPlan(config={"momentum": 0.9}))),
         "wait": wait,
         "newest": replace(wait, newest=NEWEST),
         "upgrade": m.Rejected(reason=m.RejectReason.UPGRADE, text="install another fanin"),
