@@ -72,7 +72,7 @@ def call(line: Connection, service: str, name: str, options: CallOptions) -> Non
 
 def test_both_protocols_are_looped_over() -> None:
     assert len(FLEET_RPCS) == 5
-    assert len(CONTROL_RPCS) == 14
+    assert len(CONTROL_RPCS) == 15
 
 
 @pytest.mark.parametrize("name", CONTROL_RPCS)

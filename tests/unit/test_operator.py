@@ -58,6 +58,7 @@ WRONG: list[tuple[Callable[[Any], object], str]] = [
     (lambda operator: operator.version(7), "version: run_id: got int, expected str"),
     (lambda operator: operator.version("run", True), "version: number: got bool, expected int"),
     (lambda operator: operator.version("run", -1), f"version: number: got -1, expected 0 to {(1 << 63) - 1}"),
+    (lambda operator: operator.evaluations(7), "evaluations: run_id: got int, expected str"),
     (lambda operator: operator.parameters(None), "parameters: version: got NoneType, expected Version"),
     (lambda operator: operator.parameter_bytes(3), "parameters: version: got int, expected Version"),
     (lambda operator: operator.watch(7), "watch: run_id: got int, expected str"),

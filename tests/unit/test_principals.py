@@ -123,6 +123,7 @@ def test_a_database_from_before_principals_is_brought_to_the_new_form(tmp_path: 
     with engine.begin() as connection:
         connection.execute(text("ALTER TABLE runs DROP COLUMN started_by"))
         connection.execute(text("ALTER TABLE commands DROP COLUMN principal"))
+        connection.execute(text("DROP TABLE version_evaluations"))
         connection.execute(text("UPDATE alembic_version SET version_num = '0004'"))
     engine.dispose()
     engine = open_engine(path, Durability.PROCESS)
