@@ -42,8 +42,8 @@ SECONDS_RULE = f"expected a number above 0 and below inf{SEE}"
 TIMES_RULE = f"expected an integer from 1 to {TIMES}{SEE}"
 NAME_RULE = f"expected a string of 1 to 128 letters, digits or ._:+- that do not begin with a dot{SEE}"
 TOP = (
-    "app, bundle, name, [cohort], [training], [codec], [[stages]], [[statistics]], [aggregation], [stop], [evaluation], "
-    "[flower]"
+    "app, bundle, name, [cohort], [training], [codec], [[stages]], [[statistics]], [aggregation], [stop], "
+    "[evaluation], [flower]"
 )
 COHORT_KEYS = "concurrency, buffer, quorum, deadline_s, min_report_s, selection"
 OVERFLOW = (

@@ -12,17 +12,28 @@ STATUS_BASE = 128
 
 @contextmanager
 def exits_at_sigterm() -> Iterator[None]:
-    """Raise SystemExit at SIGTERM within the context: open contexts then close. A handler of the caller is kept."""
+    """Treat SIGTERM as Ctrl-C within the context, and raise SystemExit at its end. A handler of the caller is kept.
+
+    An error raised by a signal handler could end a step of the event loop halfway, and a task would wait for ever. At
+    Ctrl-C the event loop cancels its task between two steps.
+    """
     is_main = threading.current_thread() is threading.main_thread()
     if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         yield
         return
-    signal.signal(signal.SIGTERM, _exit)
+    received = threading.Event()
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        received.set()
+        signal.raise_signal(signal.SIGINT)
+
+    signal.signal(signal.SIGTERM, interrupt)
     try:
         yield
+    except KeyboardInterrupt:
+        if not received.is_set():
+            raise
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
-def _exit(number: int, frame: FrameType | None) -> None:
-    raise SystemExit(STATUS_BASE + number)
+    if received.is_set():
+        raise SystemExit(STATUS_BASE + signal.SIGTERM)
