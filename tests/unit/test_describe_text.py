@@ -6,7 +6,7 @@ from support.stage_runs import FEEDBACK, scaffold
 from support.virtual import plan
 
 from fanin.commands.control.describe import plan_lines
-from fanin.protos.plans import Statistic
+from fanin.protos.plans import FlowerPlan, Statistic
 
 
 def test_the_plan_is_described_with_every_part_that_changes_the_result() -> None:
@@ -43,3 +43,9 @@ def test_a_key_that_differs_from_its_default_is_described() -> None:
     (cohort,) = (line for line in plan_lines(plan(min_report_s=30.0)) if "cohort:" in line)
     assert "min_report_s 30" in cohort
     assert not any("min_report_s" in line for line in plan_lines(plan()))
+
+
+def test_settings_of_flower_apps_are_described() -> None:
+    lines = plan_lines(replace(plan(), flower=FlowerPlan(config={"momentum": 0.9})))
+    assert "            flower: config {momentum = 0.9}" in lines
+    assert not any("flower" in line for line in plan_lines(plan()))

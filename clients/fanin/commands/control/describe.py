@@ -35,7 +35,6 @@ _MAIN: Final = MappingProxyType(
         "statistics": ("name", "unit", "bound"),
         "aggregation": ("rule", "trim", "outer_optimizer", "outer_learning_rate", "outer_momentum"),
         "stop": ("max_rounds",),
-        "evaluation": (),
     }
 )
 """The keys of each section that are shown also with their defaults."""
@@ -141,7 +140,8 @@ def _section_text(name: str, section: object) -> str:
     return ", ".join(
         f"{key.name} {_value_text(value)}"
         for key in keys_of(type(section))
-        if (value := getattr(section, key.name)) != key.default or (key.name in _MAIN[name] and key.name not in unused)
+        if (value := getattr(section, key.name)) != key.default
+        or (key.name in _MAIN.get(name, ()) and key.name not in unused)
     )
 
 
