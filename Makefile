@@ -15,6 +15,9 @@ ARGS ?=
 WORKERS ?= 2
 # Installations and checks run side by side, and each line of output appears when it is written.
 PARALLEL := --no-print-directory --jobs $(WORKERS) --output-sync=line
+# Files in the order of their folders, so that the run ends with many short ones. xdist would begin with the files of most
+# tests, and end with a few long ones on one worker.
+SPREAD := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 # One thread a process: training on the device is bit-exact only so, and the tests run side by side.
 export OMP_NUM_THREADS ?= 1
@@ -27,7 +30,7 @@ DEVICES := .venv-device .venv-device-litert .venv-device-tflite
 CONSTRAINTS := .ci/constraints.txt
 # tflite-runtime was built for numpy 1, the last of which knows no newer Python than 3.12.
 TFLITE_CONSTRAINTS := .ci/constraints-tflite.txt
-EXTRAS := onnx,litert,server,export,datacenter,transformers,plots,simulation,flower,dev
+EXTRAS := onnx,litert,server,export,datacenter,transformers,plots,simulation,ray,flower,dev
 ROOTS := server clients edge datacenter protos
 SOURCES := $(shell find $(ROOTS) -type f -not -path '*/__pycache__/*')
 BIN := $(VENV)/bin
@@ -53,12 +56,12 @@ quick: $(VENV)/.installed ## form, types, imports and the light tests: in a minu
 .PHONY: test
 test: ## every gate and every test but the nightly ones
 	@$(MAKE) $(PARALLEL) $(VENV)/.installed $(STAMPS) lint types imports
-	$(BIN)/pytest -n $(WORKERS) --dist loadfile -m "not nightly" $(ARGS)
+	$(BIN)/pytest $(SPREAD) -m "not nightly" $(ARGS)
 
 .PHONY: nightly
 nightly: ## the tests that are too long for every change, and the laws on many more examples
 	@$(MAKE) $(PARALLEL) $(VENV)/.installed $(STAMPS)
-	$(BIN)/pytest -n $(WORKERS) --dist loadfile -m nightly $(ARGS)
+	$(BIN)/pytest $(SPREAD) -m nightly $(ARGS)
 	$(BIN)/pytest -n $(WORKERS) --hypothesis-profile nightly tests/laws
 
 .PHONY: light
@@ -78,7 +81,7 @@ flower: $(VENV)/.installed ## FedAvg against Flower's on the same Updates, Flowe
 	$(BIN)/pytest tests/twins/test_flower.py $(ARGS)
 
 .PHONY: parity
-parity: $(VENV)/.installed ## any mesh of eight ranks, and every schedule, against one process
+parity: $(VENV)/.installed ## meshes of four and eight ranks, and every schedule, against one process
 	$(BIN)/pytest tests/parallel/test_matrix.py -m "not nightly" $(ARGS)
 
 .PHONY: lint

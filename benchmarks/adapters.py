@@ -26,7 +26,7 @@ from federation import Device, running
 from pretraining import pretrain
 
 from fanin.clients.data.batching import batches_in_order
-from fanin.clients.data.examples import Examples
+from fanin.clients.data.examples import Examples, joined
 from fanin.clients.data.partitions import hold_out
 from fanin.clients.data.public import Cutting, Shakespeare, shakespeare
 from fanin.datacenter.models.transformer import DecoderShape, DecoderTransformer
@@ -126,7 +126,7 @@ def app_of(module: torch.nn.Module, data: Shakespeare, recipe: Recipe) -> App:
     return App(
         name="shakespeare",
         module=module,
-        calibration=torch.from_numpy(data.others.x[:64]),
+        calibration=torch.from_numpy(data.others.inputs["x"][:64]),
         batch_size=BATCH_SIZE,
         num_classes=len(data.vocabulary),
         loss=next_token,
@@ -178,7 +178,7 @@ def federate(
 
 def together(parts: Sequence[Examples]) -> Examples:
     """Concatenate the examples of all speakers."""
-    return Examples(x=np.concatenate([part.x for part in parts]), y=np.concatenate([part.y for part in parts]))
+    return joined(parts)
 
 
 def say(text: str) -> None:

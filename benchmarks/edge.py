@@ -81,7 +81,7 @@ def export_model(name: str, folder: Path) -> None:
     say(f"exporting {name}")
     export(app_of(name), folder, PUBLISHER)
     examples = examples_of(name)
-    np.savez(examples_file(folder), x=examples.x, y=examples.y)
+    np.savez(examples_file(folder), x=examples.inputs["x"], y=examples.y)
 
 
 def examples_file(folder: Path) -> Path:

@@ -58,8 +58,8 @@ class Device:
         if what == "evaluate":
             evaluate = self._runtime.open_evaluate(self._bundle)
             return {"evaluate": lambda: evaluate(self._parameters, next(batches))}
-        predict, x = self._runtime.open_predict(self._bundle, self._parameters), self._batches[0].x
-        return {"predict_one": lambda: predict(x[:1]), "predict_batch": lambda: predict(x)}
+        predict, x = self._runtime.open_predict(self._bundle, self._parameters), self._batches[0].inputs["x"]
+        return {"predict_one": lambda: predict({"x": x[:1]}), "predict_batch": lambda: predict({"x": x})}
 
     def _train(self) -> Call:
         step, batches = self._runtime.open_train(self._bundle), cycle(self._batches)

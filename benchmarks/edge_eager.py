@@ -25,7 +25,7 @@ class Eager:
         app, examples = app_of(name), examples_of(name)
         self._module = app.module
         self._optimizer = app.recipe.optimizer.eager(self._module.parameters(), SETTINGS.learning_rate)
-        x, y = torch.from_numpy(examples.x), torch.from_numpy(examples.y).long()
+        x, y = torch.from_numpy(examples.inputs["x"]), torch.from_numpy(examples.y).long()
         self._first = x[:BATCH_SIZE]
         self._batches = cycle(list(zip(x.split(BATCH_SIZE), y.split(BATCH_SIZE), strict=True)))
 

@@ -47,7 +47,7 @@ def accuracy(runtimes: Sequence[str], folder: Path, num_epochs: int) -> Row:
         app = trained(digits_app.app().module, split, name, 10 * num_epochs)
     bundle = export(app, folder / "bundle", PUBLISHER).bundle
     test = folder / "test.npz"
-    np.savez(test, x=split.test.x, y=split.test.y)
+    np.savez(test, x=split.test.inputs["x"], y=split.test.y)
     rows: Row = {"model": model, "dataset": name}
     for runtime in runtimes:
         with child(device_command(runtime, folder / "bundle", bundle.signed.public_key, test)) as device:
@@ -72,7 +72,7 @@ def trained(module: torch.nn.Module, split: Split, name: str, num_epochs: int) -
     return App(
         name=name,
         module=module,
-        calibration=torch.from_numpy(split.public.x[:NUM_CALIBRATION]),
+        calibration=torch.from_numpy(split.public.inputs["x"][:NUM_CALIBRATION]),
         batch_size=fashion_app.BATCH_SIZE,
         num_classes=fashion_app.NUM_CLASSES,
         loss=digits_app.smoothed_cross_entropy,

@@ -75,7 +75,7 @@ def app_of(name: str) -> App:
     return App(
         name=name,
         module=_module(name),
-        calibration=torch.from_numpy(examples.x),
+        calibration=torch.from_numpy(examples.inputs["x"]),
         batch_size=BATCH_SIZE,
         num_classes=classes[name],
         loss=next_token if name in DECODERS else cross_entropy,
@@ -88,13 +88,13 @@ def examples_of(name: str) -> Examples:
     if name in DECODERS:
         shape = DECODERS[name]
         tokens = rng.integers(0, shape.vocabulary, (num, shape.context + 1)).astype(np.int32)
-        return Examples(x=tokens[:, :-1].copy(), y=tokens[:, 1:].copy())
+        return Examples(inputs={"x": tokens[:, :-1].copy()}, y=tokens[:, 1:].copy())
     if name == "gru":
         x = rng.integers(0, RECURRENT.vocabulary, (num, LENGTH)).astype(np.int32)
-        return Examples(x=x, y=rng.integers(0, RECURRENT.num_classes, num).astype(np.int32))
+        return Examples(inputs={"x": x}, y=rng.integers(0, RECURRENT.num_classes, num).astype(np.int32))
     images = IMAGES[name]
     x = rng.standard_normal((num, *images.shape)).astype(np.float32)
-    return Examples(x=x, y=rng.integers(0, images.num_classes, num).astype(np.int32))
+    return Examples(inputs={"x": x}, y=rng.integers(0, images.num_classes, num).astype(np.int32))
 
 
 def _module(name: str) -> nn.Module:

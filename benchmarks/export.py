@@ -1,9 +1,11 @@
 """The cost of an export: processor seconds, wall seconds and peak memory, for models and graph formats.
 
-    python benchmarks/export.py --models mlp cnn --formats onnx
+    python benchmarks/export.py --models cnn-545k --formats onnx
+    python benchmarks/export.py --models cnn-545k --check
 
-Each model is exported twice in one process: the first export also imports the libraries of its format. Processor
-seconds include child processes. They depend on the load of the machine less than wall seconds.
+Each model is exported, or checked as ``fanin export --check`` does, twice in one process. The first row of the first
+model includes the imports of the formats' libraries, as ``fanin export`` does. The import of torch is not included.
+Processor seconds include child processes. They depend on the load of the machine less than wall seconds.
 """
 
 import argparse
@@ -13,32 +15,53 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
+import torch
 from edge_fleet import PUBLISHER
 from edge_models import MODELS, app_of
+from torch import nn
 
-from fanin.edge.export import export
+from fanin.edge.export import App, check_app, export
+
+CNN: Final = "cnn-545k"
+"""Two convolutions and two linear layers for 28 x 28 images, 544,375 parameters."""
 
 
 def main(argv: Sequence[str]) -> int:
     """Run the benchmark."""
     options = argparse.ArgumentParser(description="Seconds and memory of exports.")
-    options.add_argument("--models", nargs="*", choices=MODELS, default=["mlp", "cnn"])
+    options.add_argument("--models", nargs="*", choices=[CNN, *MODELS], default=["mlp", "cnn"])
     options.add_argument("--formats", nargs="+", choices=["onnx", "tflite"], default=["onnx", "tflite"])
+    options.add_argument("--check", action="store_true", help="check the App, and write nothing")
     arguments = options.parse_args(argv)
     for name in arguments.models:
         for which in ("first", "second"):
             processor_s, wall_s = _processor_s(), time.monotonic()
-            with tempfile.TemporaryDirectory(prefix="fanin-export-cost-") as folder:
-                export(app_of(name), Path(folder) / "bundle", PUBLISHER, arguments.formats)
+            app = _cnn() if name == CNN else app_of(name)
+            if arguments.check:
+                assert not check_app(app, arguments.formats), "every model of the benchmark can be exported"
+            else:
+                with tempfile.TemporaryDirectory(prefix="fanin-export-cost-") as folder:
+                    export(app, Path(folder) / "bundle", PUBLISHER, arguments.formats)
             processor_s, wall_s = _processor_s() - processor_s, time.monotonic() - wall_s
             peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
             sys.stdout.write(
-                f"{name} {'+'.join(arguments.formats)} {which}: processor {processor_s:.1f} s, wall {wall_s:.1f} s, "
-                f"peak {peak_mb:.0f} MB\n"
+                f"{name} {'+'.join(arguments.formats)} {'check ' if arguments.check else ''}{which}: "
+                f"processor {processor_s:.1f} s, wall {wall_s:.1f} s, peak {peak_mb:.0f} MB\n"
             )
             sys.stdout.flush()
     return 0
+
+
+def _cnn() -> App:
+    torch.manual_seed(0)
+    module = nn.Sequential(
+        *(nn.Conv2d(1, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Flatten(), nn.Linear(3136, 167), nn.ReLU(), nn.Linear(167, 10)),
+    )
+    return App(name=CNN, module=module, calibration=torch.randn(64, 1, 28, 28), batch_size=16, num_classes=10)
 
 
 def _processor_s() -> float:

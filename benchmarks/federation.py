@@ -61,7 +61,7 @@ def running(folder: Path, devices: Sequence[Device]) -> Iterator[Federation]:
         address, ca = _address(state, started[0]), state / "tls" / "ca.pem"
         for index, device in enumerate(devices):
             data = folder / f"{index}.npz"
-            np.savez(data, x=device.examples.x, y=device.examples.y)
+            np.savez(data, x=device.examples.inputs["x"], y=device.examples.y)
             words = ["join", "--server", address, "--ca", str(ca), "--publisher", str(folder / "publisher.pub")]
             words += ["--token-file", str(state / "tokens" / "device.token"), "--data", str(data)]
             words += ["--partition", str(index), "--state", str(folder / f"device-{index}"), *device.flags]

@@ -338,7 +338,7 @@ def compared(course: Course, runtime: str, states: Sequence[TrainState]) -> tupl
     state, worst = step.begin(course.bundle.initial_parameters()), 0.0
     for index in range(NUM_STEPS):
         x, y = course.batch(index)
-        batch = PaddedBatch(x=x.numpy(), y=y.to(torch.int32).numpy(), mask=np.ones(len(x), np.float32))
+        batch = PaddedBatch(inputs={"x": x.numpy()}, y=y.to(torch.int32).numpy(), mask=np.ones(len(x), np.float32))
         state, _ = step(state, batch, settings)
         once, _ = step(states[index], batch, settings)
         worst = max(worst, difference(once.parameters, states[index + 1].parameters))

@@ -107,10 +107,10 @@ def _write_data(load: Load, folder: Path) -> None:
     # The data set has 60,000 training images, of which ``load_data`` may hold some out.
     order = np.random.default_rng(0).permutation(len(split.train))
     picked = np.resize(order, num)
-    x = split.train.x[picked].reshape(load.users, load.samples, 1, 28, 28)
+    x = split.train.inputs["x"][picked].reshape(load.users, load.samples, 1, 28, 28)
     y = split.train.y[picked].reshape(load.users, load.samples)
     assert split.test is not None
-    np.savez(folder / "data.npz", x=x, y=y, test_x=split.test.x, test_y=split.test.y)
+    np.savez(folder / "data.npz", x=x, y=y, test_x=split.test.inputs["x"], test_y=split.test.y)
     np.save(folder / "x.npy", x)
     np.save(folder / "y.npy", y)
 

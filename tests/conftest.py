@@ -3,7 +3,8 @@
 import fcntl
 import gc
 import os
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Final
@@ -16,7 +17,7 @@ from fanin.edge.bundles.bundle import SIGNATURE_FILE, Bundle
 
 BundleOf = Callable[[str], Bundle]
 
-HEAVY_FIXTURES: Final = ("both_formats",)
+HEAVY_FIXTURES: Final = ("both_formats", "programs")
 """Fixtures that import torch or a converter when a test asks for them."""
 
 # A busy machine must not fail a law, so no profile has a deadline. On each change a law draws the same examples every
@@ -63,6 +64,15 @@ def pytest_configure() -> None:
 def pytest_make_parametrize_id(val: object) -> str | None:
     """Bytes are named by their length: a time or a random salt within them would make the workers' names differ."""
     return f"{len(val)}-bytes" if isinstance(val, bytes) else None
+
+
+@pytest.fixture(autouse=True)
+def kept_handlers() -> Iterator[None]:
+    """Fail a test that leaves a handler of SIGTERM behind: a test of another file would fail by it."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    after = signal.signal(signal.SIGTERM, before)
+    assert after is before, f"SIGTERM: the test left the handler {after}, expected the one before it, {before}"
 
 
 @pytest.hookimpl(trylast=True)

@@ -19,11 +19,11 @@ def main() -> None:
     folder, text, engine, processes = sys.argv[1:]
     load = Load(**json.loads(text))
     data = arrays(Path(folder))
-    examples = Examples(x=data["x"].reshape(-1, 1, 28, 28), y=data["y"].reshape(-1).astype(np.int32))
+    examples = Examples(inputs={"x": data["x"].reshape(-1, 1, 28, 28)}, y=data["y"].reshape(-1).astype(np.int32))
     app = App(
         name="fashion",
         module=module(load.model),
-        calibration=torch.from_numpy(examples.x[:256]),
+        calibration=torch.from_numpy(examples.inputs["x"][:256]),
         batch_size=load.batch_size,
         num_classes=10,
         recipe=Recipe(optimizer=Sgd(momentum=0.0)),

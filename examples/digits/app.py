@@ -24,7 +24,7 @@ def app() -> App:
         nn.Linear(512, 10),
     )
     public = split_digits(num_devices=2, alpha=1.0, seed=1).public
-    x, y = torch.from_numpy(public.x), torch.from_numpy(public.y)
+    x, y = torch.from_numpy(public.inputs["x"]), torch.from_numpy(public.y)
     optimizer = torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.9)
     for _ in range(100):
         optimizer.zero_grad()

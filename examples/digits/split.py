@@ -5,4 +5,4 @@ import numpy as np
 from fanin.clients.data.digits import split_digits
 
 for index, examples in enumerate(split_digits(num_devices=2, alpha=1.0, seed=1).devices):
-    np.savez(f"device-{index}.npz", x=examples.x, y=examples.y)
+    np.savez(f"device-{index}.npz", x=examples.inputs["x"], y=examples.y)

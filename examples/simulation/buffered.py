@@ -43,7 +43,7 @@ def run(plan: Mapping[str, object]) -> Result:
     app = App(
         name="digits",
         module=module,
-        calibration=torch.from_numpy(data.train.x[:200]),
+        calibration=torch.from_numpy(data.train.inputs["x"][:200]),
         batch_size=8,
         num_classes=10,
         recipe=Recipe(optimizer=Sgd(momentum=0.0)),

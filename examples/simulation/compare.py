@@ -23,7 +23,7 @@ def app(proximal: bool) -> App:
     module = nn.Sequential(
         nn.Conv2d(1, 16, kernel_size=3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(16 * 8 * 8, 10)
     )
-    images = torch.from_numpy(data.train.x[:200])
+    images = torch.from_numpy(data.train.inputs["x"][:200])
     recipe = Recipe(optimizer=Sgd(momentum=0.0), proximal=proximal)
     return App(name="digits", module=module, calibration=images, batch_size=8, num_classes=10, recipe=recipe)
 

@@ -114,7 +114,9 @@ def test_training_lowers_the_loss_and_changes_nothing_that_it_was_given(runtime:
 
 def test_padding_has_no_say(runtime: Runtime, bundle: Bundle) -> None:
     *_, short = batches(BATCH_SIZE + 3, seed=2)
-    noisy = replace(short, x=np.where(short.mask[:, None, None, None] > 0, short.x, np.float32(9.0)))
+    noisy = replace(
+        short, inputs={"x": np.where(short.mask[:, None, None, None] > 0, short.inputs["x"], np.float32(9.0))}
+    )
     step, evaluate, state = runtime.open_train(bundle), runtime.open_evaluate(bundle), first_state(bundle)
     clean_state, clean_loss = step(state, short, RATE)
     noisy_state, noisy_loss = step(state, noisy, RATE)
@@ -146,16 +148,16 @@ def test_evaluation_adds_up_over_batches(bundle: Bundle) -> None:
 def test_prediction_takes_any_number_of_samples(runtime: Runtime, bundle: Bundle, num: int) -> None:
     predict = runtime.open_predict(bundle, bundle.initial_parameters())
     x, _ = samples(2 * BATCH_SIZE + 1, seed=4)
-    logits = predict(x[:num])
+    logits = predict({"x": x[:num]})
     assert logits.shape == (num, NUM_CLASSES)
     assert logits.dtype == np.float32
-    np.testing.assert_array_equal(logits, predict(x)[:num])
+    np.testing.assert_array_equal(logits, predict({"x": x})[:num])
 
 
 def test_runtimes_predict_alike(bundle: Bundle) -> None:
     state = trained(bundle, open_runtime("onnx"))
     x, _ = samples(50, seed=4)
-    logits = {name: runtime_of(name).open_predict(bundle, state.parameters)(x) for name in RUNTIMES}
+    logits = {name: runtime_of(name).open_predict(bundle, state.parameters)({"x": x}) for name in RUNTIMES}
     for first, second in FORMATS.values():
         step = np.diff(np.unique(logits[second])).min()
         assert np.abs(logits[first] - logits[second]).max() <= INT8_STEPS * step * 1.01
@@ -197,9 +199,9 @@ def test_the_slotted_graph_is_the_edited_graph_bit_for_bit(bundle: Bundle) -> No
     edited = onnx.load_from_string(fill_constants(bundle.graph("infer", "onnx"), values, "graph"))
     x, _ = samples(50, seed=4)
     (expected,) = plain_session(edited).run(None, {"x": x})
-    got = open_runtime("onnx").open_predict(bundle, parameters)(x)
+    got = open_runtime("onnx").open_predict(bundle, parameters)({"x": x})
     assert got.tobytes() == expected.tobytes()
-    first = open_runtime("onnx").open_predict(bundle, bundle.initial_parameters())(x)
+    first = open_runtime("onnx").open_predict(bundle, bundle.initial_parameters())({"x": x})
     assert not np.array_equal(got, first)
 
 
@@ -227,7 +229,7 @@ def test_int8_agrees_with_float_on_a_trained_model(both_formats: Callable[[str],
         int(((evaluate(onward, batch).predicted == batch.y) & (batch.mask > 0)).sum())
         for batch in batches(400, seed=11)
     )
-    int8_right = int((open_runtime("onnx").open_predict(bundle, onward)(x).argmax(axis=1) == y).sum())
+    int8_right = int((open_runtime("onnx").open_predict(bundle, onward)({"x": x}).argmax(axis=1) == y).sum())
     assert right > 380
     assert abs(right - int8_right) <= 4
 
@@ -255,7 +257,7 @@ found = np.load(sys.argv[3])
 step = open_runtime(sys.argv[4]).open_train(bundle)
 state = step.begin(bundle.initial_parameters())
 for x, y, mask in zip(found["x"], found["y"], found["mask"], strict=True):
-    state, _ = step(state, PaddedBatch(x=x, y=y, mask=mask), StepSettings(learning_rate=0.05))
+    state, _ = step(state, PaddedBatch(inputs={"x": x}, y=y, mask=mask), StepSettings(learning_rate=0.05))
 print(hashlib.sha256(state.parameters.tobytes()).hexdigest())
 """
 
@@ -266,7 +268,11 @@ def test_another_process_without_torch_and_onnx_trains_to_the_same_bits(
 ) -> None:
     write_copy(bundle, tmp_path / "bundle")
     found = list(batches(60, seed=0))
-    np.savez(tmp_path / "data.npz", **{name: [getattr(row, name) for row in found] for name in ("x", "y", "mask")})
+    np.savez(
+        tmp_path / "data.npz",
+        x=[row.inputs["x"] for row in found],
+        **{name: [getattr(row, name) for row in found] for name in ("y", "mask")},
+    )
     arguments = (str(tmp_path / "bundle"), PUBLISHER.public, str(tmp_path / "data.npz"), name)
     state = trained(bundle, open_runtime(name))
     assert child(WITHOUT_TORCH, *arguments) == hashlib.sha256(state.parameters.tobytes()).hexdigest()
@@ -281,9 +287,10 @@ def child(code: str, *arguments: str) -> str:
 def test_a_batch_of_another_form_is_a_mistake(runtime: Runtime, bundle: Bundle) -> None:
     step, evaluate, state = runtime.open_train(bundle), runtime.open_evaluate(bundle), first_state(bundle)
     (batch, *_) = batches(BATCH_SIZE, seed=1)
+    x = batch.inputs["x"]
     for wrong, message in (
-        (replace(batch, x=batch.x.astype(np.float64)), r"x: got float64 \(8, 1, 8, 8\), expected float32"),
-        (replace(batch, x=batch.x[:3]), r"x: got float32 \(3, 1, 8, 8\), expected float32 \(8, 1, 8, 8\)"),
+        (replace(batch, inputs={"x": x.astype(np.float64)}), r"x: got float64 \(8, 1, 8, 8\), expected float32"),
+        (replace(batch, inputs={"x": x[:3]}), r"x: got float32 \(3, 1, 8, 8\), expected float32 \(8, 1, 8, 8\)"),
         (replace(batch, y=batch.y.astype(np.int64)), r"y: got int64 \(8,\), expected int32 \(8,\)"),
         (replace(batch, y=batch.y + NUM_CLASSES), r"y: got labels from \d to \d, expected 0 to 3"),
         (replace(batch, y=batch.y - NUM_CLASSES), r"y: got labels from -\d to -\d, expected 0 to 3"),
@@ -306,7 +313,7 @@ def test_vectors_and_inputs_of_another_form_are_a_mistake(runtime: Runtime, bund
     with pytest.raises(ValueError, match=r"flat vector: got shape"):
         runtime.open_predict(bundle, short)
     with pytest.raises(ValueError, match=r"x: got float32 \(2, 8, 8\), expected float32 \(-1, 1, 8, 8\)"):
-        runtime.open_predict(bundle, state.parameters)(batch.x[:2, 0])
+        runtime.open_predict(bundle, state.parameters)({"x": batch.inputs["x"][:2, 0]})
 
 
 def test_a_version_that_is_not_finite_is_refused(runtime: Runtime, bundle: Bundle) -> None:
@@ -384,6 +391,8 @@ def test_a_slot_that_nobody_fills_or_that_is_not_there_is_refused(runtime: Runti
 
 
 def test_an_empty_batch_is_a_mistake(runtime: Runtime, bundle: Bundle) -> None:
-    empty = PaddedBatch(x=np.empty((0, 1, 8, 8), np.float32), y=np.empty(0, np.int32), mask=np.empty(0, np.float32))
+    empty = PaddedBatch(
+        inputs={"x": np.empty((0, 1, 8, 8), np.float32)}, y=np.empty(0, np.int32), mask=np.empty(0, np.float32)
+    )
     with pytest.raises(ValueError, match=r"x: got float32 \(0, 1, 8, 8\)"):
         runtime.open_evaluate(bundle)(bundle.initial_parameters(), empty)

@@ -41,6 +41,7 @@ from fanin.protos import convert_control as cr
 from fanin.protos import messages as m
 from fanin.protos.calls import DeviceCall, device_id_of
 from fanin.protos.plans import FlowerPlan
+from fanin.protos.plans.entries import Setting
 from fanin.v1 import control_pb2, fleet_pb2
 
 FOLDER: Final = Path(__file__).parent / "frames"
@@ -127,6 +128,18 @@ DESCRIPTION: Final = r.RunDescription(
 )
 START: Final = r.StartRun(run_id=RUN, plan=plan(), version=version(), delegation=DELEGATION)
 
+FLOWER_CONFIG: Final[dict[str, Setting]] = {
+    "epochs": 2,
+    "is-last": False,
+    "momentum": 0.9,
+    "names": ("a", "b"),
+    "none": (),
+    "optimizer": "sgd",
+    "shift": -(1 << 62),
+    "table": b"\x00\xff",
+}
+"""A value of each type."""
+
 
 COMMANDS: Final = {
     "pause": r.Pause(),
@@ -169,7 +182,7 @@ def frames() -> dict[str, Frame]:
     answers = {
         "assigned": m.Assigned(assignment=assignment()),
         "assigned-stages": m.Assigned(assignment=STAGED),
-        "assigned-flower": m.Assigned(assignment=replace(assignment(), flower=FlowerPlan(config={"momentum": 0.9}))),
+        "assigned-flower": m.Assigned(assignment=replace(assignment(), flower=FlowerPlan(config=FLOWER_CONFIG))),
         "wait": wait,
         "newest": replace(wait, newest=NEWEST),
         "upgrade": m.Rejected(reason=m.RejectReason.UPGRADE, text="install another fanin"),

@@ -50,7 +50,9 @@ def within(message: object) -> list[object]:
     """A message and all messages in it."""
     found = [message]
     for field, value in message.ListFields():
-        if field.message_type is not None and not field.message_type.GetOptions().map_entry:
+        if field.message_type is not None and field.message_type.GetOptions().map_entry:
+            found += [each for part in value.values() if hasattr(part, "ListFields") for each in within(part)]
+        elif field.message_type is not None:
             for part in value if not hasattr(value, "ListFields") else [value]:
                 found += within(part)
     return found

@@ -33,6 +33,7 @@ REQUIREMENTS = {
     "images": ["pillow"],
     "parquet": ["pyarrow"],
     "simulation": ["loky"],
+    "ray": ["ray"],
     "flower": ["flwr"],
     "dev": [
         "build",

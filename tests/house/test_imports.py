@@ -37,6 +37,7 @@ WRONG = {
     "grpc": ("server/fanin/server/wrong.py", "from grpc import aio"),
     "onnxruntime": ("edge/fanin/edge/runtimes/wrong.py", "import onnxruntime"),
     "flwr": ("clients/fanin/clients/flower/trainer.py", "import flwr.app"),
+    "ray": ("clients/fanin/simulation/flower.py", "import ray.util"),
     "tflite-runtime": ("edge/fanin/edge/export/wrong.py", "import tflite_runtime.interpreter"),
     "litert": ("edge/fanin/edge/runtimes/wrong.py", "from ai_edge_litert import interpreter"),
     "tflite-export": ("edge/fanin/edge/runtimes/wrong.py", "import flatbuffers"),

@@ -1,5 +1,6 @@
 """Laws of Plans: those that exist can be written as TOML and read back, and codecs have one list."""
 
+import base64
 import json
 
 from hypothesis import given
@@ -28,13 +29,29 @@ def toml_of(wanted: Plan) -> str:
     for stage in wanted.stages:
         options = ", ".join(f'"{name}" = {value!r}' for name, value in stage.options.items())
         lines += ["[[stages]]", f'name = "{stage.name}"', f"options = {{ {options} }}"]
+    for change in wanted.schedule:
+        lines += ["[[schedule]]", *(f"{name} = {getattr(change, name)!r}" for name in type(change).__slots__)]
     for each in wanted.statistics:
         lines += ["[[statistics]]", f'name = "{each.name}"', f"unit = {json.dumps(each.unit)}", f"bound = {each.bound}"]
     for metric in wanted.evaluation.metrics:
         lines += ["[[evaluation.metrics]]", f'name = "{metric.name}"']
     lines.append("[flower.config]")
-    lines += [f"{json.dumps(name)} = {value!r}" for name, value in wanted.flower.config.items()]
+    lines += [f"{json.dumps(name)} = {setting_toml(value)}" for name, value in wanted.flower.config.items()]
     return "\n".join(lines)
+
+
+def setting_toml(value: object) -> str:
+    """A setting of a Flower app as a TOML value."""
+    match value:
+        case bool():
+            return str(value).lower()
+        case bytes():
+            return f'{{ base64 = "{base64.b64encode(value).decode()}" }}'
+        case str():
+            return json.dumps(value)
+        case tuple():
+            return f"[{', '.join(map(setting_toml, value))}]"
+    return repr(value)
 
 
 @given(plans())

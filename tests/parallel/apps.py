@@ -146,7 +146,7 @@ def stacked() -> App:
         layers = [(torch.nn.Linear(16, 32), torch.nn.Tanh(), torch.nn.Linear(32, 16)) for _ in range(4)]
         module.add_module("layers", torch.nn.Sequential(*(torch.nn.Sequential(*layer) for layer in layers)))
         module.add_module("head", torch.nn.Linear(16, 10))
-    return App(name="stacked", module=module, calibration=app().calibration, batch_size=16, num_classes=10)
+    return App(name="stacked", module=module, calibration=app().inputs["x"], batch_size=16, num_classes=10)
 
 
 class TiedTokens(torch.nn.Module):

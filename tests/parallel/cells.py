@@ -83,17 +83,23 @@ class Cell:
         return "_".join(part for part in parts if part)
 
 
-def factorisations() -> Iterator[MeshShape]:
-    """Every mesh of eight ranks."""
+def factorisations(num_ranks: int = WORLD) -> Iterator[MeshShape]:
+    """Every mesh of so many ranks."""
     for sizes in product((1, 2, 4, 8), repeat=len(AXES)):
         shape = MeshShape(**dict(zip(AXES, sizes, strict=True)))
-        if shape.num_ranks == WORLD:
+        if shape.num_ranks == num_ranks:
             yield shape
 
 
-# On each commit some meshes compute activations again, and some take turns: dear ones not, since CI's minutes are few,
-# and so that each of pp, dp_replicate, dp_shard and tp meets both, with tied embeddings and without. Each night has the
-# rest. Copies send nothing before the last piece, so that turns cost them little.
+def num_axes(shape: MeshShape) -> int:
+    """How many axes of a mesh have more than one rank."""
+    return sum(size > 1 for size in shape.sizes.values())
+
+
+# In CI each pair of axes meets on four ranks and each three on eight, which is where groups and gradients could be
+# mixed up; the nightly suite has every mesh of eight ranks. Some meshes compute activations again, and some take turns,
+# so that each of pp, dp_replicate, dp_shard and tp meets both, with tied embeddings and without. Copies send nothing
+# before the last piece, so that turns cost them little.
 RECOMPUTED: Final[Mapping[str, str]] = {
     "dp_shard=2,tp=4": "full",
     "dp_shard=8": "full",
@@ -101,17 +107,21 @@ RECOMPUTED: Final[Mapping[str, str]] = {
     "pp=2,dp_shard=2,tp=2": "selective",
     "pp=2,dp_shard=4": "full",
     "pp=2,dp_replicate=2,dp_shard=2": "selective",
+    "dp_shard=2,tp=2": "full",
+    "dp_shard=4": "full",
+    "dp_replicate=2,dp_shard=2": "selective",
+    "pp=2,dp_shard=2": "full",
 }
-IN_TURNS: Final = ("dp_replicate=8", "dp_replicate=4,dp_shard=2")
+IN_TURNS: Final = ("dp_replicate=8", "dp_replicate=4,dp_shard=2", "dp_replicate=4", "dp_replicate=2,dp_shard=2")
 
 
-def _matrix() -> Iterator[Cell]:
-    """All meshes in float64; every other one with tied embeddings.
+def _matrix(num_ranks: int = WORLD) -> Iterator[Cell]:
+    """All meshes of so many ranks in float64; every other one with tied embeddings.
 
     GPipe takes a pipeline's microbatches in two turns, of one microbatch each where there are two ranks: as many pieces
     at no more cost. 1F1B needs a microbatch for each stage, and takes turns in ``_schedules``.
     """
-    for index, shape in enumerate(factorisations()):
+    for index, shape in enumerate(factorisations(num_ranks)):
         mesh, turns = str(shape), 2 if shape.pp > 1 and index % 2 == 0 else 1
         yield Cell(
             mesh=mesh,
@@ -123,6 +133,7 @@ def _matrix() -> Iterator[Cell]:
             layers=2 if mesh == "dp_shard=8" else shape.pp,
             tied=index % 2 == 0,
             clip=None if shape.tp == 4 else 0.5,
+            nightly=num_ranks == WORLD and num_axes(shape) < 3,
         )
 
 
@@ -305,4 +316,14 @@ FAULTS: Final = (
     Cell(mesh="pp=2", microbatches=2, tied=True, fault="untied"),
     Cell(mesh="tp=2", tied=True, fault="untied"),
 )
-CELLS: Final = (*_matrix(), *_schedules(), *SINGLES, *MODELS, *FAMILIES, *UNPLANNED, *SEQUENCES, *_nights())
+CELLS: Final = (
+    *_matrix(4),
+    *_matrix(),
+    *_schedules(),
+    *SINGLES,
+    *MODELS,
+    *FAMILIES,
+    *UNPLANNED,
+    *SEQUENCES,
+    *_nights(),
+)

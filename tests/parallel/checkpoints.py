@@ -1,14 +1,15 @@
 """Trains, saves, and goes on at other meshes and in one process; leaves what came out as .npz files.
 
-    python tests/parallel/checkpoints.py FOLDER checkpoints|weights
+    python tests/parallel/checkpoints.py FOLDER checkpoints|weights 4|8
 
-One pool, as in ``matrix``: eight ranks are forked once and share a process group. One process by itself loads last.
+One pool, as in ``matrix``: four or eight ranks are forked once and share a process group. One process by itself loads
+last.
 """
 
 import json
 import multiprocessing
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from parallel.cells import WORLD, Cell
+from parallel.cells import Cell
 from parallel.matrix import CPU, batches, model_of, parallel_of, training_of
 
 from fanin.datacenter.checkpoints.checkpoint import Checkpoints
@@ -33,19 +34,42 @@ from fanin.datacenter.ranks.mesh import AXES
 from fanin.protos.errors import FaninError, StorageFull
 
 SAVED, STEPS = 2, 5
+# 97 rows over the ranks of tp and of dp_shard: torch alone would put them together wrongly.
 TRAINED = {
-    "untied": Cell(mesh="pp=2,dp_shard=2,tp=2", schedule="1F1B", microbatches=2, layers=4, clip=0.5),
-    "uneven": Cell(mesh="dp_shard=4,tp=2"),
-    "tied": Cell(mesh="pp=2,dp_shard=4", schedule="ZBV", microbatches=2, layers=4, tied=True),
+    4: {
+        "untied": Cell(mesh="pp=2,tp=2", schedule="1F1B", microbatches=2, layers=4),
+        "uneven": Cell(mesh="dp_shard=2,tp=2"),
+        "tied": Cell(mesh="pp=2,dp_shard=2", schedule="ZBV", microbatches=2, layers=4, tied=True),
+    },
+    8: {
+        "untied": Cell(mesh="pp=2,dp_shard=2,tp=2", schedule="1F1B", microbatches=2, layers=4),
+        "uneven": Cell(mesh="dp_shard=4,tp=2"),
+        "tied": Cell(mesh="pp=2,dp_shard=4", schedule="ZBV", microbatches=2, layers=4, tied=True),
+    },
 }
 CONTINUED = {
-    "untied": (
-        Cell(mesh="dp_replicate=2,tp=4", layers=4, clip=0.5),
-        Cell(mesh="pp=4,tp=2", schedule="1F1B", microbatches=4, layers=4, clip=0.5),
-    ),
-    # 97 rows over 2 and 4 ranks: torch alone would put them together wrongly.
-    "uneven": (Cell(mesh="pp=2,dp_shard=4", microbatches=2),),
-    "tied": (Cell(mesh="pp=4,dp_shard=2", schedule="1F1B", microbatches=4, layers=4, tied=True),),
+    4: {
+        "untied": (
+            Cell(mesh="dp_replicate=2,tp=2", layers=4),
+            Cell(mesh="pp=4", schedule="1F1B", microbatches=4, layers=4),
+        ),
+        "uneven": (Cell(mesh="pp=2,dp_shard=2", microbatches=2),),
+        "tied": (Cell(mesh="pp=4", schedule="1F1B", microbatches=4, layers=4, tied=True),),
+    },
+    8: {
+        "untied": (
+            Cell(mesh="dp_replicate=2,tp=4", layers=4),
+            Cell(mesh="pp=4,tp=2", schedule="1F1B", microbatches=4, layers=4),
+        ),
+        "uneven": (Cell(mesh="pp=2,dp_shard=4", microbatches=2),),
+        "tied": (Cell(mesh="pp=4,dp_shard=2", schedule="1F1B", microbatches=4, layers=4, tied=True),),
+    },
+}
+KEPT = {4: Cell(mesh="dp_shard=4"), 8: Cell(mesh="dp_replicate=2,dp_shard=4")}
+OTHER = {4: Cell(mesh="pp=2,dp_shard=2", microbatches=2), 8: Cell(mesh="pp=2,dp_shard=4", microbatches=2)}
+TAKEN = {
+    4: Cell(mesh="dp_shard=2,tp=2", layers=4, tied=True),
+    8: Cell(mesh="dp_shard=4,tp=2", layers=4, tied=True),
 }
 
 
@@ -53,7 +77,9 @@ def engine_of(cell: Cell) -> Engine:
     """The cell's model on this rank."""
     mesh = None
     if dist.is_initialized():
-        mesh = DeviceMesh("cpu", torch.arange(WORLD).reshape(*cell.shape.sizes.values()), mesh_dim_names=AXES)
+        mesh = DeviceMesh(
+            "cpu", torch.arange(dist.get_world_size()).reshape(*cell.shape.sizes.values()), mesh_dim_names=AXES
+        )
     return Engine(build(model_of(cell), parallel_of(cell), training_of(cell), mesh, CPU))
 
 
@@ -71,7 +97,7 @@ def outcome(engine: Engine, losses: list[float]) -> dict[str, np.ndarray]:
 
 def save_and_go_on(folder: Path, name: str) -> dict[str, np.ndarray]:
     """Some steps, a checkpoint that is written while more are taken."""
-    engine = engine_of(TRAINED[name])
+    engine = engine_of(TRAINED[dist.get_world_size()][name])
     with Checkpoints(folder / name, engine) as checkpoints:
         assert checkpoints.load() is None
         losses = list(train(engine, 0, SAVED))
@@ -91,7 +117,7 @@ def go_on(folder: Path, name: str, cell: Cell) -> dict[str, np.ndarray]:
 
 def give_weights(folder: Path) -> dict[str, np.ndarray]:
     """A file of what one step came to, the parameters themselves, and the loss that comes next."""
-    engine = engine_of(TRAINED["tied"])
+    engine = engine_of(TRAINED[dist.get_world_size()]["tied"])
     losses = list(train(engine, 0, 1))
     export_weights(engine, folder / "tied.safetensors", {"made_by": "a test"})
     return {**outcome(engine, losses), "losses": np.array(list(train(engine, 1, 2)))}
@@ -106,7 +132,7 @@ def take_weights(folder: Path, cell: Cell) -> dict[str, np.ndarray]:
 
 def keep_last(folder: Path) -> dict[str, np.ndarray]:
     """Saves at five steps, of which two are kept."""
-    cell = Cell(mesh="dp_replicate=2,dp_shard=4")
+    cell = KEPT[dist.get_world_size()]
     engine = engine_of(cell)
     left = folder / "kept" / "step-00000002"
     left.mkdir(parents=True, exist_ok=True)
@@ -131,21 +157,21 @@ def take_older(folder: Path) -> dict[str, np.ndarray]:
         data[len(data) // 2] ^= 1
         path.write_bytes(data)
     dist.barrier()
-    with Checkpoints(folder / "kept", engine_of(Cell(mesh="dp_replicate=2,dp_shard=4"))) as checkpoints:
+    with Checkpoints(folder / "kept", engine_of(KEPT[dist.get_world_size()])) as checkpoints:
         progress = checkpoints.load()
         told = [None if progress is None else progress.step, checkpoints.skipped]
-    rows: list[object] = [None] * WORLD
+    rows: list[object] = [None] * dist.get_world_size()
     dist.all_gather_object(rows, told)
     return {"told": np.array([json.dumps(row) for row in rows])}
 
 
 def no_space(folder: Path) -> dict[str, np.ndarray]:
     """What each rank says where the last one has lost its trace, and where the first one's disk takes no more."""
-    engine, told = engine_of(Cell(mesh="dp_replicate=2,dp_shard=4")), []
+    engine, told = engine_of(KEPT[dist.get_world_size()]), []
     place = folder / "full"
     place.mkdir(exist_ok=True)
     dist.barrier()
-    lost = StorageFull("the trace of the last rank") if dist.get_rank() == WORLD - 1 else None
+    lost = StorageFull("the trace of the last rank") if dist.get_rank() == dist.get_world_size() - 1 else None
     with Checkpoints(place, engine) as checkpoints:
         told.append(_error(lambda: checkpoints.save(Progress(step=1), lost)))
         if dist.get_rank() == 0:
@@ -156,20 +182,19 @@ def no_space(folder: Path) -> dict[str, np.ndarray]:
         if dist.get_rank() == 0:
             (place / "step-00000003").write_text("in the way")
         told.append(_error(lambda: checkpoints.save(Progress(step=3))))
-    rows: list[object] = [None] * WORLD
+    rows: list[object] = [None] * dist.get_world_size()
     dist.all_gather_object(rows, told)
     return {"told": np.array([json.dumps(row) for row in rows])}
 
 
 def refusals(attempt_of: Callable[[Engine], Callable[[], object]]) -> dict[str, np.ndarray]:
     """What each rank says of what is another model's, and whether it has changed nothing."""
-    other = Cell(mesh="pp=2,dp_shard=4", microbatches=2)
-    engine = engine_of(other)
+    engine = engine_of(OTHER[dist.get_world_size()])
     before = outcome(engine, [])
     told = _error(attempt_of(engine))
     after = outcome(engine, [])
     unchanged = all((before[name] == after[name]).all() for name in before)
-    rows: list[object] = [None] * WORLD
+    rows: list[object] = [None] * dist.get_world_size()
     dist.all_gather_object(rows, [told, unchanged])
     return {"told": np.array([json.dumps(row) for row in rows])}
 
@@ -182,20 +207,20 @@ def _error(attempt: Callable[[], object]) -> str:
     return "nothing"
 
 
-def work(folder: Path, part: str, rank: int) -> None:
+def work(folder: Path, part: str, num_ranks: int, rank: int) -> None:
     """All of a part on one rank."""
     torch.set_num_threads(1)
     silence_expected_messages()
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=WORLD)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=num_ranks)
     (checkpoints if part == "checkpoints" else weights)(folder)
     dist.destroy_process_group()
 
 
 def checkpoints(folder: Path) -> None:
     """Checkpoints between meshes, how many are kept, and whose are refused."""
-    for name in TRAINED:
+    for name, others in CONTINUED[dist.get_world_size()].items():
         _leave(folder, f"{name}-saved", save_and_go_on(folder, name))
-        for other in CONTINUED[name]:
+        for other in others:
             _leave(folder, f"{name}-{other.mesh}", go_on(folder, name, other))
     _leave(folder, "kept", keep_last(folder))
     _leave(folder, "damaged", take_older(folder))
@@ -206,14 +231,14 @@ def checkpoints(folder: Path) -> None:
 def weights(folder: Path) -> None:
     """Weights out of one mesh and into another, and of another model."""
     _leave(folder, "given", give_weights(folder))
-    _leave(folder, "taken", take_weights(folder, Cell(mesh="dp_shard=4,tp=2", layers=4, tied=True)))
+    _leave(folder, "taken", take_weights(folder, TAKEN[dist.get_world_size()]))
     _leave(folder, "refused", refusals(lambda engine: lambda: import_weights(engine, folder / "tied.safetensors")))
 
 
-def alone(folder: Path) -> None:
+def alone(folder: Path, num_ranks: int) -> None:
     """One process by itself: no process group."""
     torch.set_num_threads(1)
-    for name, cells in CONTINUED.items():
+    for name, cells in CONTINUED[num_ranks].items():
         cell = Cell(mesh="none", layers=cells[0].layers, tied=cells[0].tied, clip=cells[0].clip)
         np.savez(folder / f"{name}-none.npz", **go_on(folder, name, cell))
 
@@ -224,12 +249,13 @@ def _leave(folder: Path, name: str, found: dict[str, np.ndarray]) -> None:
     dist.barrier()
 
 
-def main(folder: Path, part: str) -> int:
+def main(arguments: Sequence[str]) -> int:
     """The ranks, then for checkpoints the one; how many processes failed."""
+    folder, part, num_ranks = Path(arguments[0]), arguments[1], int(arguments[2])
     fork = multiprocessing.get_context("fork")
-    ranks = [fork.Process(target=work, args=(folder, part, rank)) for rank in range(WORLD)]
+    ranks = [fork.Process(target=work, args=(folder, part, num_ranks, rank)) for rank in range(num_ranks)]
     failed = 0
-    one = [fork.Process(target=alone, args=(folder,))] if part == "checkpoints" else []
+    one = [fork.Process(target=alone, args=(folder, num_ranks))] if part == "checkpoints" else []
     for processes in (ranks, one):
         for process in processes:
             process.start()
@@ -240,4 +266,4 @@ def main(folder: Path, part: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), sys.argv[2]))
+    sys.exit(main(sys.argv[1:]))

@@ -15,6 +15,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
@@ -221,7 +222,7 @@ SCENES = {
 HANGING = ("frozen", "inside", "hung", "behind")
 
 
-def play(folder: Path, names: list[str]) -> dict[str, dict[str, object]]:
+def play(folder: Path, names: Sequence[str]) -> dict[str, dict[str, object]]:
     """What came of the scenes of these names."""
     waiting, done = {}, {}
     for name, (where, fault) in SCENES.items():
@@ -236,7 +237,7 @@ def play(folder: Path, names: list[str]) -> dict[str, dict[str, object]]:
     return done | {name: scene.end() for name, scene in waiting.items()}
 
 
-def main(arguments: list[str]) -> int:
+def main(arguments: Sequence[str]) -> int:
     """A rank, or all scenes."""
     folder = Path(arguments[1])
     if arguments[0] == "rank":

@@ -122,18 +122,18 @@ class Place:
         self.until(lambda: len(self.steps()) > begun + 6 and self.steps()[-1] % EVERY == 1)
         return machines
 
-    def write(self, app: str) -> None:
+    def write(self, app: str, every: int = EVERY) -> None:
         """The config."""
         named = {"app": f"{APPS}:{app}", "data": self.folder / "data.npz", "folder": self.folder}
-        (self.folder / "train.toml").write_text(CONFIG.format(num_steps=NUM_STEPS, every=EVERY, **named))
+        (self.folder / "train.toml").write_text(CONFIG.format(num_steps=NUM_STEPS, every=every, **named))
 
     def num_ranks(self) -> int:
         """How many ranks have left a log, those of an attempt counted once."""
         return len(list(self.folder.glob("state/logs/*/*/attempt_*/*/stderr.log")))
 
-    def start(self) -> Machine:
+    def start(self, *more: str) -> Machine:
         """One more machine; the first one keeps the store where they meet."""
-        machine = Machine(self.folder, f"machine-{len(self._machines)}", self.port)
+        machine = Machine(self.folder, f"machine-{len(self._machines)}", self.port, *more)
         self._machines.append(machine)
         self.until(self._meets)
         return machine
@@ -169,7 +169,7 @@ class Place:
 def empty_place(folder: Path) -> Iterator[Place]:
     """A job's folder, and no machine yet."""
     public = split_digits(1, 1.0, 0).public
-    np.savez(folder / "data.npz", x=public.x, y=public.y)
+    np.savez(folder / "data.npz", x=public.inputs["x"], y=public.y)
     made = Place(folder)
     try:
         yield made

@@ -169,8 +169,9 @@ def alone(folder: Path, cells: list[Cell]) -> None:
         np.savez(folder / f"{cell.reference}.npz", **train(plain, engine))
 
 
-def main(folder: Path, wanted: list[str]) -> int:
+def main(arguments: Sequence[str]) -> int:
     """Train what is wanted; how many processes failed."""
+    folder, wanted = Path(arguments[0]), arguments[1:]
     known = (*CELLS, *HALVES, *FAULTS, *STATISTICS, *COMPILED)
     chosen = [cell for cell in known if cell.name in wanted or _group(cell) in wanted]
     for family in {cell.family for cell in chosen} & {*PRETRAINED, *UNPLANNED}:
@@ -198,4 +199,4 @@ def _group(cell: Cell) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), sys.argv[2:]))
+    sys.exit(main(sys.argv[1:]))

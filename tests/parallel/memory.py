@@ -1,17 +1,19 @@
 """Tells the peak memory of a rank as torch's own tracker sees it, beside what the planner's formula says.
 
-    python tests/parallel/memory.py first|small|large
+    python tests/parallel/memory.py FILE first|small|large
 
-A program of its own: tensors are fake, and so is the process group, of which a process can have one. Prints a JSON
-object, cell to [tracked, predicted] bytes. The optimizer's step is left out of the peak: the tracker counts what it
-needs in passing as state.
+A program of its own: tensors are fake, and so is the process group, of which a process can have one. FILE becomes
+a JSON object, cell to [tracked, predicted] bytes. The optimizer's step is left out of the peak: the tracker counts
+what it needs in passing as state.
 """
 
 import json
 import multiprocessing
 import sys
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final
 
 import torch
@@ -185,11 +187,11 @@ def tracked(cell: Cell) -> int:
     return int(snapshot["Total"])
 
 
-def main(which: str) -> int:
+def main(arguments: Sequence[str]) -> int:
     """All cells of one size."""
     # torch's tracker uses what torch itself has deprecated.
     warnings.simplefilter("ignore")
-    cells = CELLS[which]
+    cells = CELLS[arguments[1]]
     # A process each: DTensor keeps the groups of a mesh that it has seen, and those of a cell before are gone.
     with multiprocessing.get_context("fork").Pool(1, maxtasksperchild=1) as pool:
         peaks = pool.map(tracked, cells.values(), chunksize=1)
@@ -197,9 +199,9 @@ def main(which: str) -> int:
         name: [peak, predict_memory(cell.job(), cell.rank).total]
         for (name, cell), peak in zip(cells.items(), peaks, strict=True)
     }
-    sys.stdout.write(json.dumps(found, indent=1) + "\n")
+    Path(arguments[0]).write_text(json.dumps(found, indent=1))
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(main(sys.argv[1:]))

@@ -12,7 +12,7 @@ import multiprocessing
 import os
 import shutil
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -190,7 +190,7 @@ def offloaded(folder: Path) -> Mapping[str, np.ndarray]:
     """One process's losses (job, steps): as it is; with its parameters on the CPU; as it is, from the latter's
     checkpoint on. And whether a process group was left."""
     examples, losses = split_digits(1, 1.0, 0).public, []
-    np.savez(folder / "digits.npz", x=examples.x, y=examples.y)
+    np.savez(folder / "digits.npz", x=examples.inputs["x"], y=examples.y)
     for name, offload, steps in (("plain", False, 8), ("there", True, 6), ("there", False, 8)):
         job = replace(
             config(1),
@@ -211,7 +211,7 @@ def overflow(rank: int, mesh: DeviceMesh) -> Mapping[str, np.ndarray]:
     times = replace(right, loss_sum=lambda outputs, targets: right.loss_sum(outputs, targets) * factors[0])
     engine, _ = scored_engine(half, mesh, torch.float32, times)
     examples = split_digits(1, 1.0, 0).public.take(np.arange(BATCH).reshape(2, -1)[rank])
-    batch, skipped = Batch(inputs=torch.from_numpy(examples.x), targets=torch.from_numpy(examples.y)), []
+    batch, skipped = Batch(inputs=torch.from_numpy(examples.inputs["x"]), targets=torch.from_numpy(examples.y)), []
     values = [engine.full_parameters()]
     for factors[0] in (1e36 if rank == 1 else 1.0, 1.0):
         skipped.append(engine.step(batch).skipped)
@@ -293,7 +293,7 @@ def noise(name: str) -> Examples:
     """Examples of one of the demo's data sets, as far as a model can tell its shape."""
     generator, side = np.random.default_rng(3), DEMO[name][1]
     x = generator.random((DEMO_EXAMPLES, 1, side, side), np.float32)
-    return Examples(x=x, y=generator.integers(0, 10, DEMO_EXAMPLES, np.int32))
+    return Examples(inputs={"x": x}, y=generator.integers(0, 10, DEMO_EXAMPLES, np.int32))
 
 
 def demonstrate(folder: Path, rank: int, num_ranks: int) -> None:
@@ -319,8 +319,9 @@ def demonstrate(folder: Path, rank: int, num_ranks: int) -> None:
         dist.destroy_process_group()
 
 
-def main(folder: Path) -> int:
+def main(arguments: Sequence[str]) -> int:
     """All world sizes, one after the other; the number of ranks that failed."""
+    folder = Path(arguments[0])
     fork = multiprocessing.get_context("fork")
     failed = 0
     for target, num_ranks in (*((work, num) for num in WORLDS), *((demonstrate, num) for num in DEMO_WORLDS)):
@@ -334,4 +335,4 @@ def main(folder: Path) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+    sys.exit(main(sys.argv[1:]))

@@ -7,7 +7,7 @@ A program of its own for the reason that ``parity.py`` gives, and one process gr
 
 import multiprocessing
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -216,8 +216,9 @@ def work(folder: Path, rank: int) -> None:
     dist.destroy_process_group()
 
 
-def main(folder: Path) -> int:
+def main(arguments: Sequence[str]) -> int:
     """The number of ranks that failed."""
+    folder = Path(arguments[0])
     fork = multiprocessing.get_context("fork")
     ranks = [fork.Process(target=work, args=(folder, rank)) for rank in range(NUM_RANKS)]
     for process in ranks:
@@ -228,4 +229,4 @@ def main(folder: Path) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+    sys.exit(main(sys.argv[1:]))

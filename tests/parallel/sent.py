@@ -9,6 +9,7 @@ bytes], and ``debug``, operator to calls, as torch's CommDebugMode has them.
 import json
 import multiprocessing
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
@@ -160,8 +161,9 @@ def run(cell: Cell) -> dict[str, dict[str, object]]:
     return {"counts": counts, "debug": debugged}
 
 
-def main(folder: Path, which: str) -> int:
+def main(arguments: Sequence[str]) -> int:
     """The number of ranks that failed."""
+    folder, which = Path(arguments[0]), arguments[1]
     fork = multiprocessing.get_context("fork")
     ranks = [fork.Process(target=work, args=(folder, which, rank)) for rank in range(NUM_RANKS)]
     for process in ranks:
@@ -172,4 +174,4 @@ def main(folder: Path, which: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), sys.argv[2]))
+    sys.exit(main(sys.argv[1:]))

@@ -1,18 +1,15 @@
 """What ranks send is what the formulas say: to the byte, and as torch's own counter has it."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from parallel.programs import Programs
 from parallel.sent import CELLS, FIRST, NUM_RANKS
 
 from fanin.datacenter.network.counters import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, SEND, Amount, by_axis
 from fanin.datacenter.planner.traffic import predict_traffic
 
-PROGRAM = Path(__file__).with_name("sent.py")
 KINDS = {"all_reduce": ALL_REDUCE, "allreduce_": ALL_REDUCE, "all_gather_into_tensor": ALL_GATHER}
 KINDS |= {
     "_allgather_base_": ALL_GATHER,
@@ -25,25 +22,22 @@ Found = list[dict[str, dict[str, dict[str, list[int]]]]]
 NIGHTLY = [name for name in CELLS if name not in FIRST]
 
 
-def run(folder: Path, which: str) -> Found:
+def run(programs: Programs, folder: Path, which: str) -> Found:
     """What ``sent.py`` found, by rank."""
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    command = [sys.executable, str(PROGRAM), str(folder), which]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=False)
-    assert done.returncode == 0, done.stderr[-4000:]
+    programs.check("sent", folder, which, warning_action="default")
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(NUM_RANKS)]
 
 
 @pytest.fixture(scope="module")
-def first(tmp_path_factory: pytest.TempPathFactory) -> Found:
+def first(tmp_path_factory: pytest.TempPathFactory, programs: Programs) -> Found:
     """The cells of every change."""
-    return run(tmp_path_factory.mktemp("sent"), "first")
+    return run(programs, tmp_path_factory.mktemp("sent"), "first")
 
 
 @pytest.fixture(scope="module")
-def every(tmp_path_factory: pytest.TempPathFactory) -> Found:
+def every(tmp_path_factory: pytest.TempPathFactory, programs: Programs) -> Found:
     """All cells."""
-    return run(tmp_path_factory.mktemp("sent"), "all")
+    return run(programs, tmp_path_factory.mktemp("sent"), "all")
 
 
 def predicted(cell: str, rank: int) -> dict[str, list[int]]:

@@ -1,9 +1,6 @@
 """A checkpoint goes on at any other mesh with the same numbers, and only a whole one is ever taken."""
 
 import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,13 +9,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from parallel.programs import Programs
 from parallel.saving import engine_of, saved, step
+from support.nightly import nightly_but
 
 from fanin.datacenter.checkpoints.checkpoint import Checkpoints
 from fanin.datacenter.checkpoints.progress import Progress, latest, write_marker, write_progress
 from fanin.protos.errors import InvalidInput, StorageFull
 
-PROGRAM = Path(__file__).with_name("checkpoints.py")
 TOLERANCE = 1e-10
 counts = st.integers(0, 2**63)
 progresses = st.builds(
@@ -31,14 +29,17 @@ progresses = st.builds(
 )
 
 
+@pytest.fixture(scope="module", params=nightly_but((4, 8), (4,)))
+def num_ranks(request: pytest.FixtureRequest) -> int:
+    """In CI four ranks, in the nightly suite eight as well."""
+    return int(request.param)
+
+
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory, programs: Programs, num_ranks: int) -> Path:
     """What ``checkpoints.py`` left, its warnings being errors."""
     made = tmp_path_factory.mktemp("checkpoints")
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    command = [sys.executable, "-W", "error", str(PROGRAM), str(made), "checkpoints"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode == 0, done.stderr
+    programs.check("checkpoints", made, "checkpoints", num_ranks)
     return made
 
 
@@ -48,26 +49,23 @@ def read(folder: Path, name: str) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize(
-    ("model", "mesh"),
-    [
-        ("untied", "dp_replicate=2,tp=4"),
-        ("untied", "pp=4,tp=2"),
-        ("untied", "none"),
-        ("uneven", "pp=2,dp_shard=4"),
-        ("uneven", "none"),
-        # Saved by ranks that held both ends of the tied weight, taken where two ranks do, and where there is one.
-        ("tied", "pp=4,dp_shard=2"),
-        ("tied", "none"),
-    ],
+    ("model", "num_meshes"),
+    # Tied: saved by ranks that held both ends of the weight, taken where two ranks do, and where there is one.
+    [("untied", 3), ("uneven", 2), ("tied", 2)],
 )
-def test_saved_on_eight_ranks_it_goes_on_anywhere(folder: Path, model: str, mesh: str) -> None:
-    saved, resumed = read(folder, f"{model}-saved"), read(folder, f"{model}-{mesh}")
+def test_saved_on_several_ranks_it_goes_on_anywhere(folder: Path, model: str, num_meshes: int) -> None:
+    saved = read(folder, f"{model}-saved")
+    meshes = {path.stem.removeprefix(f"{model}-") for path in folder.glob(f"{model}-*.npz")} - {"saved"}
+    assert "none" in meshes
+    assert len(meshes) == num_meshes
     losses = saved.pop("losses")
     assert len(losses) == 5
     assert losses[-1] < losses[0], "something was learnt"
-    assert np.abs(resumed.pop("losses") - losses[2:]).max() <= TOLERANCE
-    assert set(resumed) == set(saved)
-    assert max(np.abs(resumed[name] - saved[name]).max() for name in saved) <= TOLERANCE
+    for mesh in meshes:
+        resumed = read(folder, f"{model}-{mesh}")
+        assert np.abs(resumed.pop("losses") - losses[2:]).max() <= TOLERANCE, mesh
+        assert set(resumed) == set(saved)
+        assert max(np.abs(resumed[name] - saved[name]).max() for name in saved) <= TOLERANCE, mesh
 
 
 def test_the_last_two_are_kept_and_one_from_before_any_step_has_no_optimizer_state(folder: Path) -> None:
@@ -77,18 +75,18 @@ def test_the_last_two_are_kept_and_one_from_before_any_step_has_no_optimizer_sta
     assert (kept["losses"] == fresh).all()
 
 
-def test_another_model_is_refused_on_all_ranks_alike_and_changes_nothing(folder: Path) -> None:
+def test_another_model_is_refused_on_all_ranks_alike_and_changes_nothing(folder: Path, num_ranks: int) -> None:
     rows = [json.loads(str(row)) for row in read(folder, "refused")["told"]]
-    assert len(rows) == 8
+    assert len(rows) == num_ranks
     assert all(row == rows[0] for row in rows)
     told, unchanged = rows[0]
     assert unchanged
     assert told.startswith(f"InvalidInput: {folder}/untied/step-00000002: got 156 tensors of which 72 are unknown")
 
 
-def test_why_a_checkpoint_was_not_written_is_told_by_all_ranks_alike(folder: Path) -> None:
+def test_why_a_checkpoint_was_not_written_is_told_by_all_ranks_alike(folder: Path, num_ranks: int) -> None:
     rows = [json.loads(str(row)) for row in read(folder, "full")["told"]]
-    assert len(rows) == 8
+    assert len(rows) == num_ranks
     assert all(row == rows[0] for row in rows)
     lost, full, blocked = rows[0]
     assert lost == "StorageFull: the trace of the last rank"
@@ -177,9 +175,9 @@ def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
     assert latest(tmp_path) == Progress(step=1, seed=3)
 
 
-def test_all_ranks_take_the_same_older_one_and_say_the_same(folder: Path) -> None:
+def test_all_ranks_take_the_same_older_one_and_say_the_same(folder: Path, num_ranks: int) -> None:
     rows = [json.loads(str(row)) for row in read(folder, "damaged")["told"]]
-    assert len(rows) == 8
+    assert len(rows) == num_ranks
     assert all(row == rows[0] for row in rows)
     taken, skipped = rows[0]
     assert taken == 4

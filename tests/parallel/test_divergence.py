@@ -92,7 +92,9 @@ def loop_of(
     config: TrainConfig, engine: Engine, scored: ScoredObjective, start: LoopStart | None = None
 ) -> TrainingLoop:
     rng = np.random.default_rng(0)
-    examples = Examples(x=rng.normal(size=(40, 3)).astype(np.float32), y=rng.normal(size=(40, 1)).astype(np.float32))
+    examples = Examples(
+        inputs={"x": rng.normal(size=(40, 3)).astype(np.float32)}, y=rng.normal(size=(40, 1)).astype(np.float32)
+    )
     samples = ExampleSamples(examples)
     return TrainingLoop(engine, scored, config, DataSplit(train=samples, held_out=samples), start)
 

@@ -15,6 +15,7 @@ from parallel.machines import NUM_STEPS, Place, empty_place
 from fanin.datacenter.config.communication import CommunicationSettings
 from fanin.datacenter.config.settings import CheckpointSettings, DataSettings, ModelSettings, StopSettings
 from fanin.datacenter.config.train_config import TrainConfig, fit_config, read_train_config
+from fanin.datacenter.files.jobfiles import SEED_FILE
 from fanin.datacenter.jobs.job import train
 from fanin.datacenter.jobs.torchrun import Elastic, begin_logs, failure_reason
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
@@ -38,6 +39,9 @@ def undisturbed(place: Place) -> list[float]:
     return list(train(replace(config, checkpoints=CheckpointSettings()), 0, 1).metrics.trained.losses)
 
 
+# In CI, lost ranks start again from a checkpoint (test_launch), checkpoints resume on other meshes (test_checkpoint),
+# ranks of two machines meet (test_faults), and a job is fitted to the ranks that there are (below).
+@pytest.mark.nightly
 def test_what_is_left_of_two_machines_ends_with_the_trace_of_one_process(place: Place) -> None:
     first, second = place.two("precise")
     second.kill()
@@ -52,6 +56,29 @@ def test_what_is_left_of_two_machines_ends_with_the_trace_of_one_process(place: 
     logs = list((place.folder / "state" / "logs").iterdir())
     assert len(logs) == 2, "each machine has its own"
     assert all((each / "torchrun.log").exists() and list(each.rglob("stderr.log")) for each in logs)
+
+
+@pytest.mark.nightly
+def test_a_machine_that_is_lost_before_the_first_checkpoint_costs_no_value(place: Place) -> None:
+    place.write("precise", every=NUM_STEPS)
+    place.pace(1.0)
+    pair = ("--nodes", "2:2")
+    first, second = place.start(*pair), place.start(*pair)
+    place.until(lambda: len(place.steps()) > 2)
+    seed_file = place.folder / "state" / SEED_FILE
+    written = seed_file.stat()
+    second.kill()
+    ranks = place.num_ranks()
+    third = place.start(*pair)
+    place.until(lambda: place.num_ranks() == ranks + 2 and place.steps()[-1:] == [2])
+    left = seed_file.stat()
+    assert (left.st_mtime_ns, left.st_ino) == (written.st_mtime_ns, written.st_ino), "it is read again, not written"
+    place.pace(0.0)
+    told = first.end()
+    assert third.end() == told
+    assert place.steps() == [*range(NUM_STEPS)], "from the first step on"
+    assert told["loss"] == pytest.approx(undisturbed(place), abs=1e-10)
+    assert not seed_file.exists()
 
 
 @pytest.mark.nightly

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from parallel.programs import Programs
 
 from fanin.datacenter.checkpoints.progress import latest
 from fanin.datacenter.jobs.torchrun import Elastic, failure_reason, run_ranks
@@ -34,22 +35,20 @@ NUM_STEPS = 8
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
 
 
-def played(folder: Path, names: list[str]) -> dict[str, dict[str, object]]:
+def played(programs: Programs, folder: Path, names: list[str]) -> dict[str, dict[str, object]]:
     """What came of some scenes of ``faults.py``."""
-    command = [sys.executable, str(PROGRAM), "scenes", str(folder), *names]
-    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode == 0, done.stderr
+    programs.check("faults", "scenes", folder, *names, warning_action="default")
     found = json.loads((folder / "scenes.json").read_text())
     assert isinstance(found, dict)
     return found
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory, programs: Programs) -> Path:
     """All scenes that are played on each change."""
     made = tmp_path_factory.mktemp("faults")
     names = ["whole", "stopped", "resumed after a stop", "killed", "resumed after a kill", "frozen", "inside", "met"]
-    played(made, names)
+    played(programs, made, names)
     return made
 
 
@@ -131,8 +130,8 @@ def test_a_rank_that_hangs_in_a_layer_is_named_with_axis_collective_and_module(f
 
 
 @pytest.mark.nightly
-def test_a_rank_that_hangs_between_steps_or_in_a_backward_pass_is_named(tmp_path: Path) -> None:
-    found = played(tmp_path, ["hung", "behind"])
+def test_a_rank_that_hangs_between_steps_or_in_a_backward_pass_is_named(programs: Programs, tmp_path: Path) -> None:
+    found = played(programs, tmp_path, ["hung", "behind"])
     hung, behind = str(found["hung"]["told"]), str(found["behind"]["told"])
     assert hung.startswith("rank 2 (pp 1, dp_shard 0) hangs: rank 3 (pp 1, dp_shard 1) waits in ")
     assert " over dp_shard " in hung

@@ -208,7 +208,7 @@ def test_a_text_is_cut_once_and_its_end_is_held_out() -> None:
 def usable(folder: Path) -> TrainConfig:
     """A config with which a job would run."""
     public = split_digits(1, 1.0, 0).public
-    np.savez(folder / "data.npz", x=public.x, y=public.y)
+    np.savez(folder / "data.npz", x=public.inputs["x"], y=public.y)
     return TrainConfig(
         model=ModelSettings(app="fanin.datacenter.models.digits_app:app"),
         data=DataSettings(examples=folder / "data.npz", held_fraction=0.2),
@@ -219,9 +219,9 @@ def usable(folder: Path) -> TrainConfig:
 
 def test_raw_data_trains_as_what_the_model_is_given(tmp_path: Path) -> None:
     app = raw_app("pixels")
-    labels = np.arange(len(app.calibration)) % app.num_classes
+    labels = np.arange(len(app.inputs["x"])) % app.num_classes
     vectors = []
-    for name, x in (("raw", raw_of("pixels")), ("x", app.calibration)):
+    for name, x in (("raw", raw_of("pixels")), ("x", app.inputs["x"])):
         np.savez(tmp_path / f"{name}.npz", x=x.numpy(), y=labels)
         config = TrainConfig(
             model=ModelSettings(app=f"{RAW_APPS}:pixels"),

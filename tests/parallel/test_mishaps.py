@@ -73,7 +73,7 @@ METRICS = Metrics(
 def config(tmp_path: Path) -> TrainConfig:
     """A short job that keeps checkpoints, on the public digits; its App is told to stop in its third step."""
     public = split_digits(1, 1.0, 0).public
-    np.savez(tmp_path / "data.npz", x=public.x, y=public.y)
+    np.savez(tmp_path / "data.npz", x=public.inputs["x"], y=public.y)
     return TrainConfig(
         model=ModelSettings(app=f"{APPS}:stopping"),
         data=DataSettings(examples=tmp_path / "data.npz", held_fraction=0.2),

@@ -51,9 +51,9 @@ def test_the_cnn_is_small_and_has_only_parts_that_travel() -> None:
 
 def test_the_app_is_found_by_its_name_and_calibrates_on_public_images_only() -> None:
     found = load_app("fanin.datacenter.models.digits_app:app")
-    assert (found.batch_size, found.num_classes, found.input_shape) == (16, 10, INPUT_SHAPE)
+    assert (found.batch_size, found.num_classes, found.input_shapes) == (16, 10, {"x": INPUT_SHAPE})
     assert (parameter_vector(found.module) == parameter_vector(DigitsCnn(0))).all()
-    assert (app(3).calibration.numpy() == split_digits(8, 0.5, 3).public.x).all()
+    assert (app(3).inputs["x"].numpy() == split_digits(8, 0.5, 3).public.inputs["x"]).all()
 
 
 @given(logits=st.lists(st.lists(st.floats(-20, 20), min_size=10, max_size=10), min_size=1, max_size=5))
@@ -76,7 +76,7 @@ def test_parameters_come_back_as_they_went_in(values: list[float]) -> None:
 @pytest.mark.parametrize(
     ("x", "y", "said"),
     [
-        ([[0, 1], [-1, 2]], [[1, 2], [2, 3]], "got tokens from -1 to 2, expected 0 to"),
+        ([[0, 1], [-1, 2]], [[1, 2], [2, 3]], "got tokens of x from -1 to 2, expected 0 to"),
         ([[0, 1], [1, 2]], [[1, -2], [2, 3]], "got labels from -2 to 3, expected -1 to"),
         ([[0, 1], [1, 2]], [[1, -1], [2, 4]], "got 5 tokens, expected at most the model's 4"),
     ],

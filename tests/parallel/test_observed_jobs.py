@@ -89,7 +89,7 @@ NUMBER = 3
 def config(tmp_path: Path) -> TrainConfig:
     """A short job on the public digits."""
     public = split_digits(1, 1.0, 0).public
-    np.savez(tmp_path / "data.npz", x=public.x, y=public.y)
+    np.savez(tmp_path / "data.npz", x=public.inputs["x"], y=public.y)
     return TrainConfig(
         model=ModelSettings(app="fanin.datacenter.models.digits_app:app"),
         data=DataSettings(examples=tmp_path / "data.npz", held_fraction=0.2),

@@ -19,7 +19,8 @@ from fanin.datacenter.config.settings import (
     StopSettings,
 )
 from fanin.datacenter.config.train_config import TrainConfig
-from fanin.datacenter.files.jobfiles import PARAMETERS_FILE, SEED_FILE
+from fanin.datacenter.files.jobfiles import PARAMETERS_FILE, SEED_FILE, write_result
+from fanin.datacenter.jobs.job import train
 from fanin.datacenter.jobs.launch import launch
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
 from fanin.datacenter.ranks.mesh import MeshShape
@@ -66,12 +67,13 @@ def config_of(folder: Path, app: str, mesh: str = "none") -> TrainConfig:
 @pytest.mark.parametrize("mesh", ["tp=2", pytest.param("pp=2,dp_shard=2,tp=2", marks=pytest.mark.nightly)])
 def test_module_with_tied_weights_and_split_sequences_has_the_numbers_of_one_process(mesh: str, tmp_path: Path) -> None:
     results, weights = [], []
+    folder = tmp_path / "job"
     for name in ("none", mesh):
         config = config_of(tmp_path, "tied_double", name)
-        folder = tmp_path / name
-        results.append(launch(config, config.parallel.mesh.num_ranks, folder))
+        num_ranks = config.parallel.mesh.num_ranks
+        results.append(train(config, 0, 1) if num_ranks == 1 else launch(config, num_ranks, folder))
         weights.append(load_file(tmp_path / "weights.safetensors"))
-        assert not (folder / SEED_FILE).exists(), "a job that is complete leaves none"
+    assert not (folder / SEED_FILE).exists(), "a job that is complete leaves none"
     np.testing.assert_allclose(*(result.metrics.trained.losses for result in results), rtol=0, atol=1e-10)
     assert "head.weight" not in weights[0]
     assert set(weights[0]) == set(weights[1])
@@ -83,7 +85,8 @@ def test_module_with_tied_weights_and_split_sequences_has_the_numbers_of_one_pro
 @pytest.mark.timeout(600)
 def test_trained_weights_become_a_bundle(tmp_path: Path) -> None:
     config = config_of(tmp_path, "tied")
-    launch(config, 1, tmp_path / "job")
+    (tmp_path / "job").mkdir()
+    write_result(tmp_path / "job", train(config, 0, 1))
     trained = load_file(tmp_path / "weights.safetensors")
     for index, source in enumerate((tmp_path / "weights.safetensors", tmp_path / "job" / PARAMETERS_FILE)):
         out = tmp_path / f"bundle-{index}"

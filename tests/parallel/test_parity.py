@@ -2,9 +2,6 @@
 and what is near it only, gradients that travel in fewer bits and steps that ranks take by themselves, is near it."""
 
 import math
-import os
-import subprocess
-import sys
 from itertools import product
 from pathlib import Path
 
@@ -12,11 +9,11 @@ import numpy as np
 import pytest
 from parallel.hooks import DENSE_STEPS
 from parallel.parity import HOOKS, NUM_PARTS, NUM_STEPS
+from parallel.programs import Programs
 
 from fanin.datacenter.models.cnn import DigitsCnn
 from fanin.datacenter.network.collectives import COLLECTIVES, RING
 
-PROGRAM = Path(__file__).with_name("parity.py")
 TOLERANCES = {"float32": 1e-5, "float64": 1e-10}
 RESULTS = ("losses", "evaluated", "parameters")
 LOSS_BYTES = 16
@@ -24,13 +21,10 @@ LOSS_BYTES = 16
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory, programs: Programs) -> Path:
     """What ``parity.py`` left, its warnings being errors."""
     made = tmp_path_factory.mktemp("parity")
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    command = [sys.executable, "-W", "error", str(PROGRAM), str(made)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=False)
-    assert done.returncode == 0, done.stderr
+    programs.check("parity", made)
     return made
 
 

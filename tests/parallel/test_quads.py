@@ -1,13 +1,11 @@
 """What four ranks must agree on: steps that are not finite, parameters after an evaluation, and shared parameters."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from parallel.programs import Programs
 from parallel.quads import BROKEN, HALVES, NUM_RANKS, SPLIT, Shared
 from torch import nn
 
@@ -18,19 +16,15 @@ from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSetting
 from fanin.datacenter.parallel.transforms.ties import check_still_shared, shared_names, unshared
 from fanin.protos.errors import UnsupportedModel
 
-PROGRAM = Path(__file__).with_name("quads.py")
 AFTER = ("gathered", "written", "restored", "loaded")
 TIED = ("embed.weight", "head.weight")
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory, programs: Programs) -> Path:
     """What ``quads.py`` left, its warnings being errors."""
     made = tmp_path_factory.mktemp("quads")
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    command = [sys.executable, "-W", "error", str(PROGRAM), str(made)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=False)
-    assert done.returncode == 0, done.stderr[-4000:]
+    programs.check("quads", made)
     return made
 
 

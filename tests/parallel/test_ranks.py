@@ -11,9 +11,9 @@ from fanin.datacenter.jobs.ranks import FORK_SERVER, SPAWN
 from fanin.datacenter.jobs.torchrun import Elastic, failure_reason, run_ranks
 
 PROGRAM = """
-import os, signal, sys
+import gc, os, signal, sys, time
 from pathlib import Path
-imported = "fanin.datacenter.jobs.job" in sys.modules
+imported = "fanin.datacenter.jobs.job" in sys.modules and gc.get_freeze_count() > 100_000
 
 def main(arguments):
     folder, rank, attempt = Path(arguments[0]), os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]
@@ -21,6 +21,10 @@ def main(arguments):
     (folder / f"parent-{attempt}-{rank}").write_text(f"{os.getppid()} {imported} {blocked}")
     if attempt == "0":
         if rank == "1":
+            # The agent ends the other rank, which must have written first.
+            first = folder / "parent-0-0"
+            while not first.exists() or not first.read_text():
+                time.sleep(0.01)
             raise ArithmeticError("no number")
         signal.pause()
     if rank == "1":

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from fanin.clients.data.examples import Examples
 from fanin.datacenter.data.samples import Cursor, ExampleSamples, SampleOrder, WindowSamples, batch_share
-from fanin.datacenter.parallel.objective import padded_objective, token_means, token_objective
+from fanin.datacenter.parallel.objective import ScoredObjective, padded_objective, token_means, token_objective
 from fanin.edge.export import cross_entropy, next_token, squared_error
 from fanin.edge.runtimes.graphs import NO_TOKEN
 from fanin.protos.errors import InvalidInput
@@ -52,10 +52,10 @@ def examples(num: int, kind: str) -> Examples:
     """Each sample is its number, in x and in y."""
     numbers = np.arange(num, dtype=np.int32)
     if kind == "labels":
-        return Examples(x=numbers[:, None].astype(np.float32), y=numbers)
+        return Examples(inputs={"x": numbers[:, None].astype(np.float32)}, y=numbers)
     if kind == "values":
-        return Examples(x=numbers[:, None].astype(np.float32), y=numbers[:, None].astype(np.float32))
-    return Examples(x=np.stack([numbers] * 3, 1), y=np.stack([numbers] * 3, 1))
+        return Examples(inputs={"x": numbers[:, None].astype(np.float32)}, y=numbers[:, None].astype(np.float32))
+    return Examples(inputs={"x": np.stack([numbers] * 3, 1)}, y=np.stack([numbers] * 3, 1))
 
 
 @given(
@@ -126,3 +126,11 @@ def test_a_mean_over_tokens_and_one_over_samples_differ_where_samples_do() -> No
     assert by_sample.loss_sum(logits, tokens).item() == pytest.approx((each[:3].mean() + each[3]).item())
     assert int(by_sample.count(tokens)) == 2
     np.testing.assert_allclose(token_means(logits, tokens), next_token(logits, tokens), rtol=1e-6)
+
+
+def test_positions_without_a_token_count_for_nothing() -> None:
+    logits = torch.zeros(1, 2, 3)
+    nothing = torch.full((1, 2), NO_TOKEN)
+    assert token_means(logits, nothing).tolist() == [0.0]
+    scored = ScoredObjective(token_objective(over_samples=False))
+    assert scored.score(torch.tensor([1, 0]), torch.tensor([1, NO_TOKEN])).tolist() == [1.0, 1.0]

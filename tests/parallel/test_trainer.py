@@ -52,7 +52,7 @@ def data(num: int, seed: int) -> Examples:
     """Labels that a linear model can learn, but not all of them."""
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(num, 4)).astype(np.float32)
-    return Examples(x=x, y=(x[:, :3] + 0.5 * rng.normal(size=(num, 3))).argmax(axis=1).astype(np.int32))
+    return Examples(inputs={"x": x}, y=(x[:, :3] + 0.5 * rng.normal(size=(num, 3))).argmax(axis=1).astype(np.int32))
 
 
 def parts(train: Examples, held_out: Examples) -> DataSplit:
@@ -123,7 +123,7 @@ def test_a_step_is_torchs_own_sgd_on_the_mean_loss(microbatches: int) -> None:
     optimizer = torch.optim.SGD(theirs.parameters(), lr=0.1, momentum=0.9)
     for step in range(5):
         optimizer.zero_grad()
-        logits = theirs(torch.from_numpy(examples.x))
+        logits = theirs(torch.from_numpy(examples.inputs["x"]))
         loss = torch.nn.functional.cross_entropy(logits, torch.from_numpy(examples.y).long())
         loss.backward()
         optimizer.step()
@@ -198,7 +198,7 @@ def test_the_rate_is_that_of_the_step() -> None:
 def test_evaluation_is_over_all_examples() -> None:
     examples = data(2 * 16 + 3, 1)
     trainer = trainer_of(CONFIG, parts(examples, examples))
-    logits = trainer.engine.parts[0](torch.from_numpy(examples.x)).detach()
+    logits = trainer.engine.parts[0](torch.from_numpy(examples.inputs["x"])).detach()
     loss, accuracy = trainer.evaluate()
     expected = torch.nn.functional.cross_entropy(logits, torch.from_numpy(examples.y).long()).item()
     assert loss == pytest.approx(expected, abs=1e-6)
@@ -213,9 +213,9 @@ def test_tokens_are_counted_where_there_is_one_and_values_not_at_all() -> None:
     # One wrong, one not asked for.
     y = said.copy()
     y[0, 0], y[1, 1] = (said[0, 0] + 1) % 5, -1
-    tokens = Examples(x=x, y=y)
+    tokens = Examples(inputs={"x": x}, y=y)
     assert trainer_of(CONFIG, parts(tokens, tokens), module, next_token).evaluate()[1] == 10 / 11
-    values = Examples(x=np.ones((4, 2), np.float32), y=np.zeros((4, 1), np.float32))
+    values = Examples(inputs={"x": np.ones((4, 2), np.float32)}, y=np.zeros((4, 1), np.float32))
     loss, accuracy = trainer_of(CONFIG, parts(values, values), torch.nn.Linear(2, 1), squared_error).evaluate()
     assert loss > 0.0
     assert accuracy == 0.0

@@ -13,11 +13,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from parallel.programs import Programs
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
+from support.nightly import nightly_but
 from torch import nn
 
-from fanin.datacenter.checkpoints.weights import export_weights, import_weights
+from fanin.datacenter.checkpoints.weights import export_weights, import_weights, load_weights
 from fanin.datacenter.config.settings import UNKNOWN_LAYOUT
 from fanin.datacenter.models.decoder import Decoder, DecoderConfig
 from fanin.datacenter.parallel.build import TrainableModel
@@ -26,20 +28,22 @@ from fanin.datacenter.parallel.layout import decoder_layout
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
 from fanin.protos.errors import InvalidInput
 
-PROGRAM = Path(__file__).with_name("checkpoints.py")
 PEAK = Path(__file__).with_name("peak.py")
 TRAINING = TrainingSettings(batch_size=2, learning_rate=0.1)
 Arrays = dict[str, np.ndarray]
 
 
+@pytest.fixture(scope="module", params=nightly_but((4, 8), (4,)))
+def num_ranks(request: pytest.FixtureRequest) -> int:
+    """In CI four ranks, in the nightly suite eight as well."""
+    return int(request.param)
+
+
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory, programs: Programs, num_ranks: int) -> Path:
     """What ``checkpoints.py`` left, its warnings being errors."""
     made = tmp_path_factory.mktemp("weights")
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    command = [sys.executable, "-W", "error", str(PROGRAM), str(made), "weights"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode == 0, done.stderr
+    programs.check("checkpoints", made, "weights", num_ranks)
     return made
 
 
@@ -48,7 +52,7 @@ def read(folder: Path, name: str) -> Arrays:
         return dict(archive)
 
 
-def test_eight_ranks_write_one_file_that_any_reader_takes(folder: Path) -> None:
+def test_ranks_write_one_file_that_any_reader_takes(folder: Path) -> None:
     given, found = read(folder, "given"), load_file(folder / "tied.safetensors")
     given.pop("losses")
     assert "embed.weight" in found
@@ -66,9 +70,9 @@ def test_taken_at_another_mesh_they_are_the_same_bits_and_train_alike(folder: Pa
     assert all((given[name] == taken[name]).all() for name in given)
 
 
-def test_another_models_are_refused_on_all_ranks_alike_and_change_nothing(folder: Path) -> None:
+def test_another_models_are_refused_on_all_ranks_alike_and_change_nothing(folder: Path, num_ranks: int) -> None:
     rows = [json.loads(str(row)) for row in read(folder, "refused")["told"]]
-    assert len(rows) == 8
+    assert len(rows) == num_ranks
     assert all(row == rows[0] for row in rows)
     told, unchanged = rows[0]
     assert unchanged
@@ -164,7 +168,7 @@ def _retyped(path: Path) -> None:
         (_longer, "not a whole safetensors file"),
         (_no_header, "not a whole safetensors file"),
         (_empty, "not a whole safetensors file"),
-        (_gone, "not a whole safetensors file"),
+        (_gone, "no such file, expected a .safetensors file"),
         (
             _renamed,
             "1 are not the model's, 0 have another shape or type and 1 are missing, such as norm.scale: got F32",
@@ -209,3 +213,39 @@ def test_no_rank_holds_a_second_model(tmp_path: Path) -> None:
         assert row["start_bytes"] < 1.5 * row["shard_bytes"], row
         # The whole model passes through the first rank; of its written pages few stay.
         assert row["seed_bytes"] < 0.6 * row["model_bytes"], row
+
+
+class Shared(nn.Module):
+    """One matrix with two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(4, 3), nn.Linear(3, 4, bias=False)
+        self.head.weight = self.embed.weight
+
+
+VALUES = np.arange(12, dtype=np.float32).reshape(4, 3)
+
+
+@pytest.mark.parametrize("names", [["embed"], ["head"], ["embed", "head"]])
+def test_a_shared_parameter_is_found_under_any_of_its_names(tmp_path: Path, names: list[str]) -> None:
+    path = tmp_path / "weights.safetensors"
+    save_file({f"{name}.weight": VALUES for name in names}, path)
+    engine = build_engine(TrainableModel(module=Shared(), layout=UNKNOWN_LAYOUT), ParallelSettings(), TRAINING, None)
+    import_weights(engine, path)
+    assert {name: value.tolist() for name, value in engine.full_parameters().items()} == {
+        "embed.weight": VALUES.tolist()
+    }
+    module = Shared()
+    load_weights(module, path)
+    assert module.head.weight.tolist() == VALUES.tolist()
+
+
+def test_two_different_copies_of_a_shared_parameter_are_refused(tmp_path: Path) -> None:
+    path, module = tmp_path / "weights.safetensors", Shared()
+    save_file({"embed.weight": VALUES, "head.weight": VALUES + 1.0}, path)
+    before = module.embed.weight.tolist()
+    message = "got two different tensors embed.weight and head.weight, expected equal ones or one of them: they are one"
+    with pytest.raises(InvalidInput, match=message):
+        load_weights(module, path)
+    assert module.embed.weight.tolist() == before

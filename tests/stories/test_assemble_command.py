@@ -75,7 +75,7 @@ def test_a_bundle_of_files_is_signed_asked_and_trained(spec: Path, tmp_path: Pat
     assert bundle.sha256 == row["bundle"]
     step = open_runtime("onnx").open_train(bundle)
     y = rng.integers(0, NUM_CLASSES, BATCH_SIZE).astype(np.int32)
-    batch = PaddedBatch(x=x, y=y, mask=np.ones(BATCH_SIZE, np.float32))
+    batch = PaddedBatch(inputs={"x": x}, y=y, mask=np.ones(BATCH_SIZE, np.float32))
     state, loss = step(step.begin(bundle.initial_parameters()), batch, StepSettings(learning_rate=0.5))
     w, b, expected = numpy_step(WEIGHT.astype(np.float64), BIAS.astype(np.float64), x, y, 0.5)
     assert loss == pytest.approx(expected, abs=1e-5)

@@ -115,10 +115,18 @@ def device(tmp_path: Path, host: Hosted) -> dict[str, object]:
 @pytest.mark.parametrize(
     ("option", "value", "said"),
     [
-        ("data", "none.npz", "{path}: no such file; expected an .npz file with arrays x and y"),
+        (
+            "data",
+            "none.npz",
+            "{path}: no such file; expected an .npz file with y and an array for each input, such as x",
+        ),
         ("data", "junk", "{path}: not a readable .npz file of plain arrays ("),
         ("data", ".", "{path}: not a readable .npz file of plain arrays ("),
-        ("data", "wide.npz", "{path}: got 3 inputs and 4 labels, expected as many of one as of the other"),
+        (
+            "data",
+            "wide.npz",
+            "{path}: got arrays of different lengths (x (3, 2), y (4,)), expected one row of each for every example",
+        ),
         ("ca", "none", "--ca: {path} cannot be read (No such file or directory)"),
         ("ca", "junk", "--ca: {path} is no text ("),
         ("ca", "token", "certificate authority (--ca): got no PEM certificate, expected the coordinator's tls/ca.pem"),

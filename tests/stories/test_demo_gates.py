@@ -44,7 +44,7 @@ def test_the_demo_keeps_its_promises(tmp_path: Path, seed: int) -> None:
 @pytest.mark.nightly
 def test_the_datacenter_on_its_four_processes_is_one_process(tmp_path: Path) -> None:
     task, shape, public = TASKS["digits"], MeshShape.parse(DEFAULT_MESH), split_digits(1, 1.0, 0).public
-    np.savez(tmp_path / "data.npz", x=public.x, y=public.y)
+    np.savez(tmp_path / "data.npz", x=public.inputs["x"], y=public.y)
     module = task.app(0).module
     (tmp_path / "initial.bin").write_bytes(encode_parameters(parameter_table(module), parameter_vector(module)))
     turn = replace(task.pretrain, max_epochs=10)

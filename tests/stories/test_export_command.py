@@ -87,7 +87,7 @@ def unmeasured_values():
 def outlying():
     # One sample takes the whole range: the others are all the same to 8 bits.
     found = unmeasured()
-    found.calibration[0] = 1e4
+    found.inputs["x"][0] = 1e4
     return found
 
 def far():
@@ -118,9 +118,7 @@ def test_a_bundle_in_both_formats_and_what_its_maker_should_know(fanin: Fanin, a
     assert set(row["size_bytes"]) == {"train.onnx", "evaluate.onnx", "infer.onnx", "model.tflite", "parameters"}
     assert set(row["int8_drop_points"]) == {"onnx", "tflite"}
     assert all(abs(points) <= 1.0 for points in row["int8_drop_points"].values())
-    assert row["notes"] == [
-        "module 0 (Dropout) has dropout 0.5 in torch, none on devices: a graph draws no random numbers"
-    ]
+    assert row["notes"] == ["a device draws 256 bytes of random numbers for each train step"]
     bundle = open_folder(out, trusted=[key.with_suffix(".pub").read_text().strip()])
     assert bundle.sha256 == row["bundle"]
     (tmp_path / "model.tflite").write_bytes(bundle.artifact("model.tflite"))
@@ -135,7 +133,7 @@ def test_one_format_for_people(fanin: Fanin, app: Path, tmp_path: Path) -> None:
     words = ("export", f"{app}:plain", "--out", tmp_path / "b", "--key", tmp_path / "k", "--format", "onnx")
     outcome = fanin(*words)
     assert outcome.status == 0, outcome.err
-    assert "note: module 0 (Dropout)" in outcome.out
+    assert "note: a device draws 256 bytes" in outcome.out
     assert "float 100.00 %, int8" in outcome.out
     assert ".tflite" not in outcome.out
 

@@ -86,7 +86,9 @@ def test_a_killed_process_is_replaced_and_a_missing_file_is_named_without_its_fo
         bench.data.unlink()
         await bench.publish(second)
         problem = (await bench.page(3))[2].problem
-        assert problem == "held-out.npz: no such file; expected an .npz file with arrays x and y"
+        assert (
+            problem == "held-out.npz: no such file; expected an .npz file with y and an array for each input, such as x"
+        )
         best = (await bench.runs.info("run")).best_evaluation
         assert best is not None
         assert best.version < 2

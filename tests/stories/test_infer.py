@@ -154,7 +154,7 @@ def test_a_bundle_of_values_is_inspected(fanin: Fanin, folder: Path) -> None:
     assemble(scalar.scalar_graphs(), folder / "values", PUBLISHER)
     assert "  model       values\n" in fanin("inspect", folder / "values").out
     row = json.loads(fanin("inspect", folder / "values", "--json").out)
-    assert (row["num_classes"], row["num_tokens"]) == (0, 0)
+    assert (row["num_classes"], row["num_tokens"]) == (0, {})
     assert one_line(fanin("inspect", folder / "none"), "inspect").startswith(f"{folder / 'none'}: does not exist, ")
 
 
@@ -164,6 +164,6 @@ def test_a_bundle_of_classes_is_inspected(fanin: Fanin, folder: Path) -> None:
 
 
 def test_what_a_model_takes_and_gives_is_told(bundle: Bundle) -> None:
-    of_tokens = replace(bundle.manifest, num_tokens=65)
+    of_tokens = replace(bundle.manifest, num_tokens={"x": 65})
     assert kind_of(of_tokens) == "65 tokens to 3 classes"
     assert kind_of(replace(of_tokens, num_classes=0)) == "65 tokens to values"

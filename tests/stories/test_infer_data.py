@@ -94,9 +94,12 @@ def test_labels_of_a_file_of_another_origin_are_counted_if_they_are_classes(fani
     [
         (
             ("flat.onnx", "--data", "pixels.png"),
-            "pixels.png: got uint8 (1, 3, 4, 6), expected float32 (-1, 3, 4, 6) in",
+            "pixels.png: got uint8 (1, 3, 4, 6) for x, expected float32 (-1, 3, 4, 6) in",
         ),
-        (("flat.onnx", "--data", "bytes.npy"), "bytes.npy: got uint8 (2, 3, 4, 6), expected float32 (-1, 3, 4, 6) in"),
+        (
+            ("flat.onnx", "--data", "bytes.npy"),
+            "bytes.npy: got uint8 (2, 3, 4, 6) for x, expected float32 (-1, 3, 4, 6) in",
+        ),
         (
             ("flat.onnx", "--data", "wide.png"),
             "wide.png: got an image of 4 x 7 pixels (height x width), expected 4 x 6;",
@@ -106,7 +109,7 @@ def test_labels_of_a_file_of_another_origin_are_counted_if_they_are_classes(fani
         (("bundle", "--data", "pixels.png"), "pixels.png: got an image, expected samples (6,) of the input 'x'"),
         (
             ("bundle", "--data", "labelled.npz", "--scale", "255"),
-            "--scale: got 255 for float32 values, expected it for",
+            "--scale: got 255 for x float32, expected it for",
         ),
         (("bundle", "--data", "labelled.npz", "--data", "bytes.npy"), "--data: got 2 files, expected one, or several"),
         (

@@ -48,7 +48,7 @@ class SoftmaxTrainer:
     graph_format: str = "onnx"
 
     def train(self, model: OpenedModel, assignment: m.Assignment, should_continue: ShouldContinue) -> Change:
-        flat, x, y = model.parameters.copy(), self.examples.x, self.examples.y
+        flat, x, y = model.parameters.copy(), self.examples.inputs["x"], self.examples.y
         wanted = np.eye(10, dtype=np.float32)[y]
         for _ in range(10):
             should_continue()
@@ -84,7 +84,7 @@ async def federate(folder: Path, codec: m.CodecSpec) -> tuple[Float32s, list[Ver
 
 def loss_and_accuracy(flat: Float32s) -> tuple[float, float]:
     """On the test digits."""
-    found, y = log_softmax(flat, SPLIT.test.x), SPLIT.test.y
+    found, y = log_softmax(flat, SPLIT.test.inputs["x"]), SPLIT.test.y
     return -float(found[np.arange(len(y)), y].mean()), float((found.argmax(axis=1) == y).mean())
 
 

@@ -27,7 +27,7 @@ print([row.operator for row in check_app(replace(app(), decompositions={}), [nam
 bundle = export(app(), Path(sys.argv[2]), SigningKey.generate(), [name]).bundle
 step = open_runtime(FORMATS[name].runtime).open_train(bundle)
 x = np.random.default_rng(0).normal(size=(8, 16)).astype(np.float32)
-batch = PaddedBatch(x=x, y=np.arange(8, dtype=np.int32) % 4, mask=np.ones(8, np.float32))
+batch = PaddedBatch(inputs={"x": x}, y=np.arange(8, dtype=np.int32) % 4, mask=np.ones(8, np.float32))
 state, losses = step.begin(bundle.initial_parameters()), []
 for _ in range(30):
     state, loss = step(state, batch, StepSettings(learning_rate=0.1))

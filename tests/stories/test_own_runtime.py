@@ -33,7 +33,7 @@ step = open_runtime("numpy").open_train(bundle)
 data = np.load("data.npz")
 state = step.begin(bundle.initial_parameters())
 for x, y, mask in zip(data["x"], data["y"], data["mask"], strict=True):
-    state, _ = step(state, PaddedBatch(x=x, y=y, mask=mask), StepSettings(learning_rate=float(sys.argv[1])))
+    state, _ = step(state, PaddedBatch(inputs={"x": x}, y=y, mask=mask), StepSettings(learning_rate=float(sys.argv[1])))
 np.save("parameters.npy", state.parameters)
 """
 MAIN = "import sys; from fanin.commands.main import main; sys.exit(main(sys.argv[1:]))"
@@ -68,7 +68,11 @@ def test_the_example_is_shorter_than_40_lines_and_keeps_the_contract(site: Path,
 
 def test_the_example_trains_like_torch(site: Path, work: Path) -> None:
     rows = list(batches(60, seed=7))
-    np.savez(work / "data.npz", **{name: [getattr(row, name) for row in rows] for name in ("x", "y", "mask")})
+    np.savez(
+        work / "data.npz",
+        x=[row.inputs["x"] for row in rows],
+        **{name: [getattr(row, name) for row in rows] for name in ("y", "mask")},
+    )
     outcome = run(site, TRAIN, LEARNING_RATE, cwd=work)
     assert (outcome.returncode, outcome.stderr) == (0, "")
     module = app_of("mlp").module
@@ -76,7 +80,7 @@ def test_the_example_trains_like_torch(site: Path, work: Path) -> None:
     for row in rows:
         num = int(row.mask.sum())
         optimizer.zero_grad()
-        cross_entropy(module(from_numpy(row.x[:num])), from_numpy(row.y[:num]).long()).backward()
+        cross_entropy(module(from_numpy(row.inputs["x"][:num])), from_numpy(row.y[:num]).long()).backward()
         optimizer.step()
     table = bundle_of("mlp").manifest.table
     expected = table.flatten({name: value.detach().numpy() for name, value in module.named_parameters()})
@@ -90,7 +94,7 @@ def test_infer_and_join_find_the_example_by_name(site: Path, work: Path) -> None
     assert outcome.returncode == 0, outcome.stderr
     row = json.loads(outcome.stdout)
     bundle = bundle_of("mlp")
-    expected = open_runtime("onnx").open_predict(bundle, bundle.initial_parameters())(x)
+    expected = open_runtime("onnx").open_predict(bundle, bundle.initial_parameters())({"x": x})
     assert row["runtime"] == f"numpy {np.__version__}"
     np.testing.assert_allclose(row["outputs"]["logits"]["values"], expected, rtol=0, atol=0.05 * np.ptp(expected))
     (work / "key.pub").write_text(bundle.signed.public_key)
@@ -105,6 +109,6 @@ def test_a_graph_with_an_operator_that_the_example_lacks_is_refused_by_name(site
     write_copy(bundle_of("cnn"), work / "cnn" / "bundle")
     outcome = run(site, TRAIN, LEARNING_RATE, cwd=work / "cnn")
     assert (
-        "InvalidBundle: train graph: numpy has no operator Conv, which node 'node_convolution' uses (nor "
+        "InvalidBundle: train graph: numpy has no operator Conv, which module 'body.0' uses (nor "
         "['BatchNormalization', 'Expand', 'LayerNormalization', 'Pad', 'ReduceMean']); use another runtime"
     ) in outcome.stderr

@@ -23,7 +23,7 @@ NOISE = 0.5
 @pytest.mark.parametrize("limit", [0.0, 10.0])
 def test_devices_tell_how_far_int8_is_behind_and_the_run_pauses(tmp_path: Path, limit: float) -> None:
     x, y = examples(200, NOISE)
-    store = memory_store(Examples(x=x, y=y), 0, 0.5)
+    store = memory_store(Examples(inputs={"x": x}, y=y), 0, 0.5)
     bundle = assemble(scalar_graphs(), tmp_path / "bundle", PUBLISHER)
     host = Hosted(tmp_path).start()
     stop = StopPlan(max_rounds=2, max_int8_drop=limit)
@@ -48,7 +48,7 @@ def test_devices_tell_how_far_int8_is_behind_and_the_run_pauses(tmp_path: Path, 
     versions = [one for one in found if isinstance(one.event, VersionPublished) and one.event.round]
     (rested,) = (one.event for one in found if isinstance(one.event, RunRested))
     # Version 0 has the true weights: float errs by the noise, int8 by what it says too much besides.
-    held_x, held_y = store.validation.x.astype(np.float64), store.validation.y.astype(np.float64)
+    held_x, held_y = store.validation.inputs["x"].astype(np.float64), store.validation.y.astype(np.float64)
     said = held_x @ np.array([[1.0], [-2.0], [0.5]])
     squares_float, squares_int8 = ((part - held_y) ** 2 for part in (said, TOO_MUCH * said))
     expected = 100 * (squares_int8.sum() / squares_float.sum() - 1)

@@ -16,6 +16,8 @@ import numpy.typing as npt
 
 Row = dict[str, object]
 Arrays = dict[str, npt.NDArray[np.generic]]
+INPUT = "input."
+"""Prefix of the inputs of a batch, whose names may be those of other arrays."""
 
 
 def write_frame(pipe: BinaryIO, row: Row, arrays: Mapping[str, npt.NDArray[np.generic]]) -> None:

@@ -71,7 +71,27 @@ STAGES: Final = st.builds(
     name=NAMES,
     options=st.dictionaries(NAMES, st.floats(allow_nan=False, allow_infinity=False), max_size=3),
 )
+CHANGES: Final = st.builds(
+    p.ScheduledChange,
+    from_round=st.integers(1, p.MAX_TIMES),
+    learning_rate=st.just(0.0) | RATES,
+    decay=st.floats(0, 1, exclude_min=True),
+    epochs=st.integers(0, p.MAX_EPOCHS),
+)
+SCHEDULES: Final = st.lists(CHANGES, max_size=3, unique_by=lambda change: change.from_round).map(
+    lambda changes: tuple(sorted(changes, key=lambda change: change.from_round))
+)
 DECLARED: Final = st.builds(m.Statistic, name=NAMES, unit=st.just("") | NAMES, bound=st.integers(1, m.MAX_COUNT))
+SCALARS: Final = (
+    st.booleans(),
+    st.integers(-(1 << 63) + 1, (1 << 63) - 1),
+    st.floats(allow_nan=False, allow_infinity=False),
+    st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=5),
+    st.binary(max_size=5),
+)
+SETTINGS: Final = st.one_of(*SCALARS, *(st.lists(each, max_size=3).map(tuple) for each in SCALARS))
+"""Entries of a ConfigRecord of Flower."""
+FLOWER_PLANS: Final = st.builds(p.FlowerPlan, config=st.dictionaries(NAMES, SETTINGS, max_size=3))
 ASSIGNMENTS: Final = st.builds(
     m.Assignment,
     assignment_id=NAMES,
@@ -87,6 +107,7 @@ ASSIGNMENTS: Final = st.builds(
     stages=st.lists(STAGES, max_size=3).map(tuple),
     state=st.builds(m.StageState, lineage=UINT64, round=UINT32),
     statistics=st.lists(DECLARED, max_size=3).map(tuple),
+    flower=FLOWER_PLANS,
 )
 ENROLLMENTS: Final = st.builds(m.Enrollment, protocol=UINT32, token=TEXTS, public_key=KEYS)
 CHECK_INS: Final = st.builds(
@@ -180,6 +201,7 @@ def plans(draw: st.DrawFn) -> p.Plan:
         name=draw(NAMES),
         cohort=cohort,
         training=draw(TRAININGS),
+        schedule=draw(SCHEDULES),
         codec=m.CodecSpec(name=name, max_shift=shift),
         stages=tuple(draw(st.lists(STAGES, max_size=3, unique_by=lambda stage: stage.name))),
         statistics=tuple(draw(st.lists(DECLARED, max_size=3, unique_by=lambda each: each.name))),
@@ -191,6 +213,7 @@ def plans(draw: st.DrawFn) -> p.Plan:
             max_int8_drop=draw(st.floats(0.0, 100.0)),
         ),
         evaluation=draw(EVALUATION_PLANS),
+        flower=draw(FLOWER_PLANS),
     )
 
 

@@ -26,6 +26,7 @@ from fanin.edge.export import App, export
 from fanin.edge.export.formats import Graphs
 from fanin.edge.runtimes.base import PaddedBatch
 from fanin.protos.chunks import artifact_of, cut
+from support.several import several_app
 
 PUBLISHER = SigningKey(bytes(range(32)))
 NUM_CLASSES = 4
@@ -60,11 +61,31 @@ class Cnn(nn.Module):
         return self.head(self.body(x).mean((-2, -1)))
 
 
-MODULES = MappingProxyType({"mlp": Mlp, "cnn": Cnn})
+class Noisy(nn.Module):
+    """Dropout, stochastic depth for each sample, and noise: three draws of two kinds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(64, 16), nn.Linear(16, 16)
+        self.dropout, self.head = nn.Dropout(0.25), nn.Linear(16, NUM_CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits."""
+        hidden = self.dropout(torch.relu(self.first(x.flatten(1))))
+        branch = torch.relu(self.second(hidden))
+        if self.training:
+            branch = branch * branch.new_empty(len(branch), 1).bernoulli_(0.5) / 0.5
+            hidden = hidden + 0.1 * torch.randn_like(hidden)
+        return self.head(hidden + branch)
+
+
+MODULES = MappingProxyType({"mlp": Mlp, "cnn": Cnn, "noisy": Noisy})
 
 
 def app_of(name: str) -> App:
     """The App, always with the same initial parameters."""
+    if name == "several":
+        return several_app()
     torch.manual_seed(3)
     x, _ = samples(64, seed=1)
     return App(
@@ -141,9 +162,13 @@ def batches(num: int, *, seed: int) -> Iterator[PaddedBatch]:
     for start in range(0, num, BATCH_SIZE):
         kept = len(x[start : start + BATCH_SIZE])
         batch = PaddedBatch(
-            x=np.zeros((BATCH_SIZE, 1, 8, 8), np.float32),
+            inputs={"x": np.zeros((BATCH_SIZE, 1, 8, 8), np.float32)},
             y=np.zeros(BATCH_SIZE, np.int32),
             mask=np.zeros(BATCH_SIZE, np.float32),
         )
-        batch.x[:kept], batch.y[:kept], batch.mask[:kept] = x[start : start + kept], y[start : start + kept], 1.0
+        batch.inputs["x"][:kept], batch.y[:kept], batch.mask[:kept] = (
+            x[start : start + kept],
+            y[start : start + kept],
+            1.0,
+        )
         yield batch

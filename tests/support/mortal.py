@@ -6,12 +6,14 @@ reads. Devices and operators see a line that broke. After a SIGKILL the disk has
 power only what was synced (``forgetful``).
 
 The moments are counted: before and after every effect, every piece of work on a lane (a transaction is one), and
-every sync of a file or folder. The same seed gives the same moments, up to the kill.
+every sync of a file or folder. Work that changed the database or a file ends with the moment "after change", other work
+with "after work": a kill there leaves what the last change left. The same seed gives the same moments, up to the kill.
 """
 
 import asyncio
 import random
 import shutil
+import sqlite3
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -50,12 +52,15 @@ class Life:
     state: CoordinatorState = field(init=False)
     runs: Runs = field(init=False)
     coordinator: Coordinator = field(init=False)
+    _num_syncs: int = 0
 
     def __post_init__(self) -> None:
         clock = asyncio.get_running_loop().time
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.disk = ForgetfulDisk(self.folder, lambda what: self.tick(self, what))
+        self.disk = ForgetfulDisk(self.folder, self._synced)
         state = open_state(self.folder, Durability.PROCESS, (self.lane, self.lane), clock)
+        self._database = sqlite3.connect(self.folder / "fanin.db")
+        self._seen = self._changes()
         blobs, spool = self.folder / "blobs", self.folder / "spool"
         files = Files(
             blobs=FolderBlobs(blobs, self.disk),
@@ -71,7 +76,9 @@ class Life:
         await asyncio.sleep(self.rng.uniform(0.0, 0.02))
         self.tick(self, "before work")
         found = work()
-        self.tick(self, "after work")
+        changes = self._changes()
+        self.tick(self, "after work" if changes == self._seen else "after change")
+        self._seen = changes
         await asyncio.sleep(self.rng.uniform(0.0, 0.02))
         return found
 
@@ -87,6 +94,16 @@ class Life:
         """Let nothing of it be left."""
         await self.runs.stop()
         self.disk.close()
+        self._database.close()
+
+    def _synced(self, what: str) -> None:
+        self._num_syncs += 1
+        self.tick(self, what)
+
+    def _changes(self) -> tuple[int, int]:
+        """Two numbers, of which one is new after a commit and the other after a sync."""
+        (version,) = self._database.execute("PRAGMA data_version").fetchone()
+        return version, self._num_syncs
 
     async def heard(self, work: Coroutine[object, object, T]) -> T:
         """The outcome of a call to this life; a broken line if it is killed first."""

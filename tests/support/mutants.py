@@ -28,10 +28,11 @@ from fanin.edge.export.decompositions.tables import ONNX, Forms
 from fanin.edge.export.formats import ports_of
 from fanin.edge.export.optimizers import Tensors
 from fanin.edge.export.prepare import Prepared, prepare
+from fanin.edge.export.tracing.eager import cases_of
 from fanin.edge.export.tracing.forward import trace_evaluate
 from fanin.edge.export.tracing.traced import Traced
 from fanin.edge.export.tracing.train import trace_train
-from fanin.edge.export.verify import cases_of, verify_training
+from fanin.edge.export.verify import verify_training
 from fanin.edge.runtimes.engine import Feed, RunGraph
 from fanin.edge.runtimes.graphs import GraphEvaluate
 from fanin.edge.runtimes.stepping import GraphTrainStep, bind_by_copy
@@ -189,11 +190,12 @@ def _manifest(prepared: Prepared, **graphs: Traced) -> Manifest:
     for name, graph in graphs.items():
         inputs, outputs = ports_of(prepared, graph)
         signatures[name] = Signature(inputs=inputs, outputs=outputs, graphs={})
+        data = tuple(port for port in inputs if port.name in prepared.app.inputs)
+        signatures["infer"] = Signature(inputs=data, outputs=(), graphs={})
     return Manifest(
         name=prepared.app.name,
         batch_size=prepared.app.batch_size,
         num_classes=prepared.app.num_classes,
-        num_tokens=0,
         table=prepared.table,
         signatures=signatures,
         slots={},

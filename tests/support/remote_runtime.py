@@ -19,9 +19,9 @@ from fanin.edge.bundles.bundle import CHUNKS_FOLDER, MANIFEST_FILE, SIGNATURE_FI
 from fanin.edge.runtimes.available import open_runtime
 from fanin.edge.runtimes.base import (
     BatchEvaluation,
-    Inputs,
     LoadedModel,
     ModelPort,
+    NamedInputs,
     PaddedBatch,
     Predict,
     Runtime,
@@ -31,7 +31,7 @@ from fanin.edge.runtimes.base import (
 )
 from fanin.edge.tensors import Float32s
 from fanin.protos import errors
-from support.frames import Arrays, Row, read_frame, write_frame
+from support.frames import INPUT, Arrays, Row, read_frame, write_frame
 
 ROOT = Path(__file__).parents[2]
 PYTHON = ROOT / ".venv-device-tflite" / "bin" / "python"
@@ -126,6 +126,7 @@ class _TrainStep:
             "num_steps": state.num_steps,
             "learning_rate": settings.learning_rate,
             "proximal_weight": settings.proximal_weight,
+            "random_key": settings.random_key,
         }
         extras = {"anchor": settings.anchor, "control": settings.control}
         arrays = {"parameters": state.parameters, "optimizer": state.optimizer, **arrays_of(batch)}
@@ -148,8 +149,8 @@ class _Predict:
     def __init__(self, remote: RemoteRuntime, number: int) -> None:
         self._remote, self._number = remote, number
 
-    def __call__(self, x: Inputs) -> Float32s:
-        _, values = self._remote.ask({"do": "predict", "number": self._number}, {"x": x})
+    def __call__(self, inputs: NamedInputs) -> Float32s:
+        _, values = self._remote.ask({"do": "predict", "number": self._number}, inputs)
         return values["logits"]
 
 
@@ -181,7 +182,7 @@ def state_of(answer: Row, values: Arrays) -> TrainState:
 
 def arrays_of(batch: PaddedBatch) -> Arrays:
     """A batch for a message."""
-    return {"x": batch.x, "y": batch.y, "mask": batch.mask}
+    return {f"{INPUT}{name}": array for name, array in batch.inputs.items()} | {"y": batch.y, "mask": batch.mask}
 
 
 def write_as_is(bundle: Bundle, folder: Path) -> None:

@@ -16,7 +16,7 @@ from fanin.edge.bundles.bundle import Bundle, open_folder
 from fanin.edge.runtimes.available import open_runtime
 from fanin.edge.runtimes.base import PaddedBatch, Runtime, StepSettings, TrainState
 from fanin.protos.errors import FaninError
-from support.frames import Arrays, Row, read_frame, write_frame
+from support.frames import INPUT, Arrays, Row, read_frame, write_frame
 
 Answer = tuple[Row, Arrays]
 
@@ -66,6 +66,7 @@ class Server:
             proximal_weight=row["proximal_weight"],
             anchor=arrays.get("anchor"),
             control=arrays.get("control"),
+            random_key=row["random_key"],
         )
         state, loss = self._opened[row["number"]](state, batch_of(arrays), settings)
         told = {"num_steps": state.num_steps, "loss": loss}
@@ -76,7 +77,7 @@ class Server:
         return {"loss_sum": found.loss_sum}, {"predicted": found.predicted}
 
     def do_predict(self, row: Row, arrays: Arrays) -> Answer:
-        return {}, {"logits": self._opened[row["number"]](arrays["x"])}
+        return {}, {"logits": self._opened[row["number"]](arrays)}
 
     def do_run(self, row: Row, arrays: Arrays) -> Answer:
         return {}, self._opened[row["number"]](arrays)
@@ -89,7 +90,8 @@ def bundle_at(row: Row) -> Bundle:
 
 def batch_of(arrays: Arrays) -> PaddedBatch:
     """The batch in a message."""
-    return PaddedBatch(x=arrays["x"], y=arrays["y"], mask=arrays["mask"])
+    inputs = {name.removeprefix(INPUT): array for name, array in arrays.items() if name.startswith(INPUT)}
+    return PaddedBatch(inputs=inputs, y=arrays["y"], mask=arrays["mask"])
 
 
 def main() -> None:

@@ -28,7 +28,7 @@ from fanin.protos.errors import (
 )
 from support.values import GRID, PUBLISHER, assignment
 
-THREE = Examples(x=np.zeros((3, 1), np.float32), y=np.zeros(3, np.int32))
+THREE = Examples(inputs={"x": np.zeros((3, 1), np.float32)}, y=np.zeros(3, np.int32))
 SHAPES = {"a": (2, 3), "b": (4,), "c": ()}
 OPEN, CLOSED = m.RoundState.OPEN, m.RoundState.CLOSED
 
@@ -167,7 +167,7 @@ class LosingRuntime:
         return evaluate
 
     def open_predict(self, bundle: Bundle, parameters: Float32s) -> Predict:
-        return lambda x: np.zeros((len(x), 1), np.float32) if self.infer is None else self.infer
+        return lambda inputs: np.zeros((len(inputs["x"]), 1), np.float32) if self.infer is None else self.infer
 
 
 @dataclass(frozen=True)

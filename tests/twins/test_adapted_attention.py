@@ -104,7 +104,7 @@ def test_torchs_encoder_layer_does_not_pass_the_adapters_by() -> None:
         recipe=Recipe(trains=Adapters(rank=2)),
     )
     eager = prepare(app).eager.eval()
-    x = app.calibration
+    x = app.inputs["x"]
     with torch.no_grad():
         before = eager(x)
         eager[0].layers[0].self_attn.out.up.weight[0] += 1.0
@@ -161,7 +161,7 @@ def test_twenty_steps_end_where_torch_ends_that_trains_the_adapters(runtime: str
     for _ in range(STEPS):
         x = rng.standard_normal((BATCH_SIZE, LENGTH, SIZE)).astype(np.float32)
         y = rng.integers(0, NUM_CLASSES, BATCH_SIZE).astype(np.int32)
-        state, loss = step(state, replace(first, x=x, y=y), StepSettings(learning_rate=RATE))
+        state, loss = step(state, replace(first, inputs={"x": x}, y=y), StepSettings(learning_rate=RATE))
         optimizer.zero_grad()
         expected = cross_entropy(module(torch.from_numpy(x)), torch.from_numpy(y).long()).mean()
         expected.backward()

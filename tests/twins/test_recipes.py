@@ -165,7 +165,7 @@ def batches_for(name: str) -> list[PaddedBatch]:
         if CASES[name].loss is token_loss:
             x = rng.integers(0, NUM_TOKENS, (BATCH_SIZE, LENGTH + 1), np.int32)
             y = np.where(rng.random((BATCH_SIZE, LENGTH)) < 0.3, np.int32(-1), x[:, 1:])
-            return replace(batch, x=x[:, :-1].copy(), y=y)
+            return replace(batch, inputs={"x": x[:, :-1].copy()}, y=y)
         if CASES[name].loss is value_loss:
             return replace(batch, y=rng.standard_normal((BATCH_SIZE, 3)).astype(np.float32))
         return batch
@@ -207,7 +207,7 @@ def eager(
     for batch in batches_for(name):
         num = int(batch.mask.sum())
         optimizer.zero_grad()
-        loss = case.loss(module(torch.from_numpy(batch.x[:num])), torch.from_numpy(batch.y[:num])).mean()
+        loss = case.loss(module(torch.from_numpy(batch.inputs["x"][:num])), torch.from_numpy(batch.y[:num])).mean()
         losses.append(loss.item())
         if proximal is not None:
             weight, anchor = proximal
@@ -319,7 +319,9 @@ def test_running_statistics_travel_and_padding_has_no_say_in_them() -> None:
     assert not any("running" in spec.name for spec in optimizer_table(bundle.manifest).specs)
     step = open_runtime("onnx").open_train(bundle)
     *_, short = batches_for("batchnorm")
-    noisy = replace(short, x=np.where(short.mask[:, None, None, None] > 0, short.x, np.float32(9.0)))
+    noisy = replace(
+        short, inputs={"x": np.where(short.mask[:, None, None, None] > 0, short.inputs["x"], np.float32(9.0))}
+    )
     begin, settings = step.begin(bundle.initial_parameters()), StepSettings(learning_rate=0.05)
     clean_state, noisy_state = (step(begin, batch, settings)[0] for batch in (short, noisy))
     np.testing.assert_allclose(noisy_state.parameters, clean_state.parameters, rtol=0, atol=1e-6)
@@ -388,7 +390,7 @@ def test_evaluation_is_eager_torch_in_eval_mode(name: str) -> None:
     for batch in batches_for(name)[-2:]:
         num = int(batch.mask.sum())
         with torch.no_grad():
-            said = module(torch.from_numpy(batch.x[:num]))
+            said = module(torch.from_numpy(batch.inputs["x"][:num]))
             losses = CASES[name].loss(said, torch.from_numpy(batch.y[:num]))
         found = evaluate(bundle.initial_parameters(), batch)
         assert found.loss_sum == pytest.approx(float(losses.sum()), rel=1e-5)

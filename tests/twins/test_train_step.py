@@ -28,7 +28,7 @@ def eager(bundle: Bundle, found: list[PaddedBatch]) -> tuple[Float32s, list[floa
     for batch in found:
         num = int(batch.mask.sum())
         optimizer.zero_grad()
-        loss = cross_entropy(module(torch.from_numpy(batch.x[:num])), torch.from_numpy(batch.y[:num]).long())
+        loss = cross_entropy(module(torch.from_numpy(batch.inputs["x"][:num])), torch.from_numpy(batch.y[:num]).long())
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
@@ -63,7 +63,7 @@ def test_evaluation_is_eager_torch_in_eval_mode(runtime: str, name: str, both_fo
     for batch in batches(30, seed=3):
         num = int(batch.mask.sum())
         with torch.no_grad():
-            logits = module(torch.from_numpy(batch.x[:num]))
+            logits = module(torch.from_numpy(batch.inputs["x"][:num]))
         labels = torch.from_numpy(batch.y[:num]).long()
         sums = evaluate(bundle.initial_parameters(), batch)
         assert (sums.predicted[: len(labels)] == logits.argmax(dim=1).numpy()).all()

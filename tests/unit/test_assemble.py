@@ -46,7 +46,7 @@ def one_batch(seed: int, num: int = BATCH_SIZE) -> PaddedBatch:
     rng = np.random.default_rng(seed)
     x = rng.standard_normal((BATCH_SIZE, NUM_INPUTS)).astype(np.float32)
     y = rng.integers(0, NUM_CLASSES, BATCH_SIZE).astype(np.int32)
-    return PaddedBatch(x=x, y=y, mask=(np.arange(BATCH_SIZE) < num).astype(np.float32))
+    return PaddedBatch(inputs={"x": x}, y=y, mask=(np.arange(BATCH_SIZE) < num).astype(np.float32))
 
 
 @pytest.mark.parametrize("name", ["onnx", "reference"])
@@ -60,13 +60,13 @@ def test_graphs_written_by_hand_train_and_predict_as_numpy_does(tmp_path: Path, 
         num = 1 + seed % BATCH_SIZE
         batch = one_batch(seed, num)
         state, loss = step(state, batch, RATE)
-        w, b, expected = numpy_step(w, b, batch.x[:num], batch.y[:num], RATE.learning_rate)
+        w, b, expected = numpy_step(w, b, batch.inputs["x"][:num], batch.y[:num], RATE.learning_rate)
         assert loss == pytest.approx(expected, abs=1e-5)
     tensors = bundle.manifest.table.views(state.parameters)
     np.testing.assert_allclose(tensors["w"], w, atol=1e-5)
     np.testing.assert_allclose(tensors["b"], b, atol=1e-5)
-    x = one_batch(99).x[:3]
-    np.testing.assert_allclose(runtime.open_predict(bundle, state.parameters)(x), x @ w + b, atol=1e-4)
+    x = one_batch(99).inputs["x"][:3]
+    np.testing.assert_allclose(runtime.open_predict(bundle, state.parameters)({"x": x}), x @ w + b, atol=1e-4)
     evaluated = runtime.open_evaluate(bundle)(state.parameters, one_batch(99))
     np.testing.assert_array_equal(evaluated.predicted[:3], (x @ w + b).argmax(axis=1))
 
@@ -75,8 +75,8 @@ def test_the_numbers_in_the_infer_graph_are_taken_out(tmp_path: Path) -> None:
     bundle = assemble(linear_graphs(), tmp_path, PUBLISHER)
     model = onnx.load_from_string(bundle.graph("infer", "onnx"))
     assert all(value.data_location == TensorProto.EXTERNAL and not value.raw_data for value in model.graph.initializer)
-    x = one_batch(3).x
-    got = open_runtime("onnx").open_predict(bundle, bundle.initial_parameters())(x)
+    x = one_batch(3).inputs["x"]
+    got = open_runtime("onnx").open_predict(bundle, bundle.initial_parameters())({"x": x})
     np.testing.assert_allclose(got, x @ WEIGHT + BIAS, atol=1e-6)
 
 
@@ -102,8 +102,8 @@ def test_slots_that_are_given_are_used(tmp_path: Path) -> None:
     )
     bundle = assemble(replace(spec, slots={"onnx": slots}), tmp_path, PUBLISHER)
     assert bundle.manifest.slots["onnx"] == slots
-    x = one_batch(3).x
-    got = open_runtime("onnx").open_predict(bundle, bundle.initial_parameters())(x)
+    x = one_batch(3).inputs["x"]
+    got = open_runtime("onnx").open_predict(bundle, bundle.initial_parameters())({"x": x})
     np.testing.assert_allclose(got, x @ WEIGHT + BIAS, atol=1e-6)
 
 
@@ -111,7 +111,7 @@ def test_slots_that_are_given_are_used(tmp_path: Path) -> None:
 def tflite_spec() -> AssembledGraphs:
     """An MLP in TFLite, three Signatures in one file; its slots lie where the initial parameters are found in it."""
     app = app_of("mlp")
-    prepared, x = prepare(app), app.examples(app.batch_size)
+    prepared, x = prepare(app), app.examples(app.batch_size)["x"]
     infer = torch.export.export(copy.deepcopy(app.module).eval(), (x,))
     graphs = {
         "train": trace_train(prepared, TFLITE),
@@ -146,7 +146,7 @@ def test_a_tflite_file_of_three_signatures_becomes_a_bundle(tmp_path: Path) -> N
         twin, _ = expected(twin, batch, RATE)
     np.testing.assert_allclose(state.parameters, twin.parameters, atol=1e-5)
     x, _ = samples(5, seed=2)
-    got = runtime.open_predict(bundle, state.parameters)(x)
+    got = runtime.open_predict(bundle, state.parameters)({"x": x})
     module = app_of("mlp").module
     tensors = {
         name: torch.from_numpy(value.copy()) for name, value in bundle.manifest.table.views(state.parameters).items()
@@ -238,7 +238,8 @@ TRAIN, EVALUATE, INFER = linear.train_graph(), linear.evaluate_graph(), linear.i
             {"train": reshaped(controlled(TRAIN), "control.w", 3)},
             r"train graph: got 'control\.w' as float32 \(3,\), expected float32 \(",
         ),
-        ({"infer": renamed(INFER, x="input")}, r"infer graph: got inputs \['input'\], expected 'x'"),
+        ({"infer": renamed(INFER, x="input")}, r"'train' has inputs .*'x', 'y'\], expected .*'input', "),
+        ({"infer": renamed(INFER, x="mask")}, r"'infer' has inputs \['mask'\], expected at least one, with different"),
         ({"evaluate": reshaped(EVALUATE, "x", "n", 6)}, r"got 'x' as float32 \(-1, 6\), expected .* fixed lengths"),
         (
             {"evaluate": reshaped(EVALUATE, "mask", 1)},
@@ -319,5 +320,5 @@ def test_a_damaged_name_in_a_file_is_an_error_of_ours() -> None:
 def test_an_infer_graph_with_a_fixed_batch_predicts_any_number_of_samples(tmp_path: Path) -> None:
     bundle = assemble(with_graphs(infer=reshaped(INFER, "x", 4, 6)), tmp_path, PUBLISHER)
     x = np.random.default_rng(3).normal(size=(10, 6)).astype(np.float32)
-    logits = open_runtime("onnx").open_predict(bundle, bundle.initial_parameters())(x)
+    logits = open_runtime("onnx").open_predict(bundle, bundle.initial_parameters())({"x": x})
     np.testing.assert_allclose(logits, x @ WEIGHT + BIAS, atol=1e-6)

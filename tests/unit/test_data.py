@@ -24,30 +24,34 @@ label_lists = st.lists(st.integers(0, 6), min_size=1, max_size=80).map(lambda y:
 def numbered(num: int, labels: np.ndarray | None = None) -> Examples:
     """Examples whose input is their own number."""
     x = np.arange(num, dtype=np.float32)[:, None]
-    return Examples(x=x, y=np.zeros(num, np.int32) if labels is None else labels)
+    return Examples(inputs={"x": x}, y=np.zeros(num, np.int32) if labels is None else labels)
 
 
 def numbers(examples: Examples) -> list[int]:
-    return examples.x[:, 0].astype(int).tolist()
+    return examples.inputs["x"][:, 0].astype(int).tolist()
 
 
 @given(num=st.integers(1, 60), batch_size=st.integers(1, 20), seed=seeds)
 def test_an_epoch_has_every_example_once_in_an_order_of_the_generator(num: int, batch_size: int, seed: int) -> None:
     examples = numbered(num)
     found = list(batches(examples, batch_size, np.random.default_rng(seed)))
-    seen = np.concatenate([batch.x[batch.mask == 1.0, 0] for batch in found]).astype(int)
+    seen = np.concatenate([batch.inputs["x"][batch.mask == 1.0, 0] for batch in found]).astype(int)
     assert seen.tolist() == np.random.default_rng(seed).permutation(num).tolist()
     for batch in found:
-        assert batch.x.shape == (batch_size, 1)
-        assert (batch.x.dtype, batch.y.dtype, batch.mask.dtype) == (np.float32, np.int32, np.float32)
-        assert set(batch.x[:, 0]) == set(batch.x[batch.mask == 1.0, 0]), "padding repeats real examples"
+        assert batch.inputs["x"].shape == (batch_size, 1)
+        assert (batch.inputs["x"].dtype, batch.y.dtype, batch.mask.dtype) == (np.float32, np.int32, np.float32)
+        assert set(batch.inputs["x"][:, 0]) == set(batch.inputs["x"][batch.mask == 1.0, 0]), (
+            "padding repeats real examples"
+        )
     assert all(batch.mask.all() for batch in found[:-1])
 
 
 @given(num=st.integers(1, 60), batch_size=st.integers(1, 20))
 def test_batches_for_evaluation_keep_the_order(num: int, batch_size: int) -> None:
     found = list(batches_in_order(numbered(num), batch_size))
-    assert np.concatenate([batch.x[batch.mask == 1.0, 0] for batch in found]).astype(int).tolist() == list(range(num))
+    assert np.concatenate([batch.inputs["x"][batch.mask == 1.0, 0] for batch in found]).astype(int).tolist() == list(
+        range(num)
+    )
 
 
 def test_a_batch_needs_a_size() -> None:
@@ -142,8 +146,8 @@ def test_a_file_comes_back_as_examples_and_as_a_store(tmp_path: Path) -> None:
     x, y = np.random.default_rng(0).random((9, 2, 2)), np.arange(9, dtype=np.uint8)
     np.savez(path, x=x, y=y, more=x)
     found = read_npz(path)
-    assert (found.x.dtype, found.y.dtype) == (np.float32, np.int32)
-    assert (found.x == x.astype(np.float32)).all()
+    assert (found.inputs["x"].dtype, found.y.dtype) == (np.float32, np.int32)
+    assert (found.inputs["x"] == x.astype(np.float32)).all()
     assert found.y.tolist() == list(range(9))
     store = open_npz(path, 3, 0.3)
     assert (store.partition, len(store.train), len(store.validation)) == (3, 6, 3)
@@ -162,8 +166,8 @@ def test_a_file_may_hold_tokens_or_values(
 ) -> None:
     np.savez(tmp_path / "data.npz", x=x, y=y)
     found = read_npz(tmp_path / "data.npz")
-    assert (found.x.dtype, found.y.dtype) == kinds
-    np.testing.assert_array_equal(found.x, x.astype(kinds[0]))
+    assert (found.inputs["x"].dtype, found.y.dtype) == kinds
+    np.testing.assert_array_equal(found.inputs["x"], x.astype(kinds[0]))
     np.testing.assert_array_equal(found.y, y.astype(kinds[1]))
     rest, held = hold_out(found, 1, np.random.default_rng(0))
     assert (len(rest), len(held)) == (3, 1)
@@ -175,15 +179,18 @@ X, Y = np.ones((4, 2), np.float32), np.arange(4)
 @pytest.mark.parametrize(
     ("arrays", "expected"),
     [
-        ({"x": X}, "got arrays ['x'], expected x and y; missing ['y']"),
-        ({}, "missing ['x', 'y']"),
-        ({"x": X, "y": Y[:3]}, "got 4 inputs and 3 labels"),
-        ({"x": X[0], "y": Y}, "got x (2,) and y (4,), expected (n, ...) and (n,)"),
+        ({"x": X}, "got the arrays ['x'], expected y and an array for each input, such as x; add y"),
+        ({}, "got the arrays [], expected y and an array for each input, such as x; add y"),
+        ({"y": Y}, "got the arrays ['y'], expected y and an array for each input, such as x; add x"),
+        ({"x": X, "mask": X, "y": Y}, "got the inputs ['mask', 'x'], expected at least one, none of them named"),
+        ({"x": X, "y": Y[:3]}, "got arrays of different lengths (x (4, 2), y (3,)), expected one row of each"),
+        ({"ids": X, "numbers": X[1:], "y": Y}, "different lengths (ids (4, 2), numbers (3, 2), y (4,))"),
+        ({"x": X[0], "y": Y}, "got x (2,), y (4,), expected (n, ...) and y (n,)"),
         ({"x": X, "y": Y.astype(complex)}, "got y of complex128, expected integers (y.astype('int32')), or floats"),
-        ({"x": X, "y": np.array(4)}, "got x (4, 2) and y (), expected (n, ...) and (n,)"),
+        ({"x": X, "y": np.array(4)}, "got x (4, 2), y (), expected (n, ...) and y (n,)"),
         ({"x": X, "y": np.where(X > 0, np.inf, X)}, "got 8 values of y that are not finite float32 numbers"),
         ({"x": X, "y": Y[:, None] - 2}, "got labels from -2 to 1, expected -1 to 2147483647"),
-        ({"x": Y[:, None].astype(np.int32) - 1, "y": Y}, "got tokens from -1 to 2, expected 0 to 2147483647"),
+        ({"x": Y[:, None].astype(np.int32) - 1, "y": Y}, "got tokens of x from -1 to 2, expected 0 to 2147483647"),
         ({"x": Y[:, None], "y": Y}, "got x of int64, expected floats"),
         ({"x": X.astype(np.uint16), "y": Y}, "got x of uint16, expected floats, scaled"),
         ({"x": X.astype(complex), "y": Y}, "got x of complex128, expected floats"),
@@ -210,7 +217,7 @@ def test_a_file_that_is_no_good_is_one_clear_error(
 
 def test_a_missing_a_single_and_a_foreign_file_are_told_apart(tmp_path: Path) -> None:
     path = tmp_path / "data.npz"
-    with pytest.raises(InvalidInput, match=r"no such file; expected an .npz file with arrays x and y"):
+    with pytest.raises(InvalidInput, match=r"no such file; expected an .npz file with y and an array for each input"):
         read_npz(path)
     with pytest.raises(InvalidInput, match=r"not a readable .npz file"):
         read_npz(tmp_path)
@@ -220,7 +227,7 @@ def test_a_missing_a_single_and_a_foreign_file_are_told_apart(tmp_path: Path) ->
         read_npz(path)
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("x.txt", "hello")
-    with pytest.raises(InvalidInput, match="expected x and y; missing"):
+    with pytest.raises(InvalidInput, match=r"got the arrays .*, expected y and an array for each input, such as x"):
         read_npz(path)
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("x", "hello")
@@ -251,25 +258,25 @@ def test_a_damaged_file_raises_nothing_but_our_error(
     except InvalidInput as exc:
         assert str(exc).startswith(f"{path}: ")
     else:
-        assert len(found) == len(found.x), "what is read in spite of the damage is valid"
+        assert len(found) == len(found.inputs["x"]), "what is read in spite of the damage is valid"
 
 
 def test_examples_are_checked_in_code_too() -> None:
-    with pytest.raises(ValueError, match="examples: got 4 inputs and 2 labels"):
-        Examples(x=X, y=Y[:2])
-    with pytest.raises(ValueError, match="examples: got x float64 and y int64, expected float32 or int32"):
-        Examples(x=X.astype(np.float64), y=Y)
-    with pytest.raises(ValueError, match="examples: got x float32 and y int64, expected float32 or int32"):
-        Examples(x=X, y=Y)
+    with pytest.raises(ValueError, match="examples: got arrays of different lengths"):
+        Examples(inputs={"x": X}, y=Y[:2])
+    with pytest.raises(ValueError, match="examples: got x float64, expected float32 or int32 or uint8"):
+        Examples(inputs={"x": X.astype(np.float64)}, y=Y)
+    with pytest.raises(ValueError, match="examples: got y int64, expected float32 or int32"):
+        Examples(inputs={"x": X}, y=Y)
 
 
 @pytest.mark.parametrize("kind", [np.uint8, np.int32, np.float32])
 def test_examples_are_checked_without_a_copy_of_the_data(kind: type[np.generic]) -> None:
     x, y = np.ones((4096, 256), kind), np.zeros(4096, np.int32)
-    Examples(x=x, y=y)
+    Examples(inputs={"x": x}, y=y)
     tracemalloc.start()
     try:
-        Examples(x=x, y=y)
+        Examples(inputs={"x": x}, y=y)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -283,34 +290,34 @@ def test_a_value_that_is_not_finite_is_found_in_every_slice(bad: float, at: int)
     x = np.zeros((2 * SLICE_VALUES + 1, 1), np.float32)
     x[at] = bad
     with pytest.raises(ValueError, match="examples: got 1 values of x that are not finite float32 numbers"):
-        Examples(x=x[::-1], y=np.zeros(len(x), np.int32))
+        Examples(inputs={"x": x[::-1]}, y=np.zeros(len(x), np.int32))
 
 
 def test_examples_of_a_strange_dtype_are_refused_as_that() -> None:
-    with pytest.raises(ValueError, match="examples: got x object and y int32, expected float32 or int32"):
-        Examples(x=X.astype(object), y=Y.astype(np.int32))
+    with pytest.raises(ValueError, match="examples: got x object, expected float32 or int32"):
+        Examples(inputs={"x": X.astype(object)}, y=Y.astype(np.int32))
 
 
 def test_bytes_stay_bytes_and_are_only_for_preprocess(tmp_path: Path) -> None:
     np.savez(tmp_path / "data.npz", x=X.astype(np.uint8), y=Y.astype(np.uint8))
     examples = read_npz(tmp_path / "data.npz")
-    assert (examples.x.dtype, examples.y.dtype) == (np.uint8, np.int32)
+    assert (examples.inputs["x"].dtype, examples.y.dtype) == (np.uint8, np.int32)
     (batch,) = batches_in_order(examples, 4)
-    assert batch.x.dtype == np.uint8
+    assert batch.inputs["x"].dtype == np.uint8
     with pytest.raises(InvalidInput, match="got x of uint8, expected floats, scaled as the model wants them"):
-        check_examples(examples, (2,), 4)
+        check_examples(examples, {"x": (2,)}, 4)
 
 
 def test_examples_must_fit_the_model() -> None:
-    examples = Examples(x=X, y=Y.astype(np.int32))
-    check_examples(examples, (2,), 4)
-    with pytest.raises(InvalidInput, match=r"got inputs of shape \(2,\), expected \(1, 8, 8\)"):
-        check_examples(examples, (1, 8, 8), 4)
+    examples = Examples(inputs={"x": X}, y=Y.astype(np.int32))
+    check_examples(examples, {"x": (2,)}, 4)
+    with pytest.raises(InvalidInput, match=r"got x of shape \(2,\), expected \(1, 8, 8\)"):
+        check_examples(examples, {"x": (1, 8, 8)}, 4)
     with pytest.raises(InvalidInput, match="got label 3, expected 0 to 2"):
-        check_examples(examples, (2,), 3)
+        check_examples(examples, {"x": (2,)}, 3)
     with pytest.raises(InvalidInput, match="got y of int32, expected float32 values"):
-        check_examples(examples, (2,), 0)
-    values = Examples(x=X, y=X)
-    check_examples(values, (2,), 0)
+        check_examples(examples, {"x": (2,)}, 0)
+    values = Examples(inputs={"x": X}, y=X)
+    check_examples(values, {"x": (2,)}, 0)
     with pytest.raises(InvalidInput, match="got y of float32, expected int32 labels below 4"):
-        check_examples(values, (2,), 4)
+        check_examples(values, {"x": (2,)}, 4)

@@ -150,11 +150,11 @@ def own_fashion_mnist(folder: Path, *contents: bytes) -> Places:
 
 def test_images_and_labels_become_examples(tmp_path: Path) -> None:
     found = fashion_mnist(own_fashion_mnist(tmp_path, images(3), labels(9, 0, 4), images(2, 1), labels(1, 1)))
-    assert (found.train.x.shape, found.train.x.dtype) == ((3, 1, 28, 28), np.float32)
+    assert (found.train.inputs["x"].shape, found.train.inputs["x"].dtype) == ((3, 1, 28, 28), np.float32)
     assert (found.train.y.tolist(), found.train.y.dtype) == ([9, 0, 4], np.int32)
-    assert (found.test.x.shape, found.test.y.tolist()) == ((2, 1, 28, 28), [1, 1])
-    assert (found.train.x * np.float32(255)).round().astype(np.uint8).tobytes() == images(3)[16:]
-    assert found.train.x.max() <= 1.0
+    assert (found.test.inputs["x"].shape, found.test.y.tolist()) == ((2, 1, 28, 28), [1, 1])
+    assert (found.train.inputs["x"] * np.float32(255)).round().astype(np.uint8).tobytes() == images(3)[16:]
+    assert found.train.inputs["x"].max() <= 1.0
 
 
 def test_images_without_their_labels_are_refused(tmp_path: Path) -> None:
@@ -239,17 +239,17 @@ def test_each_speakers_words_come_in_order_and_once(blocks: list[tuple[str, list
     assert list(found.vocabulary) == sorted(set(play(blocks)))
     for speaker, words in zip(found.speakers, enough.values(), strict=True):
         num = (len(words) - 1) // 4
-        assert text_of(found, speaker.train.x, speaker.held_out.x) == words[: num * 4]
+        assert text_of(found, speaker.train.inputs["x"], speaker.held_out.inputs["x"]) == words[: num * 4]
         assert text_of(found, speaker.train.y, speaker.held_out.y) == words[1 : num * 4 + 1]
         assert len(speaker.held_out) == max(1, round(num * 0.25))
-        assert speaker.train.x.shape[1:] == speaker.train.y.shape[1:] == (4,)
-        assert speaker.train.x.dtype == speaker.train.y.dtype == np.int32
+        assert speaker.train.inputs["x"].shape[1:] == speaker.train.y.shape[1:] == (4,)
+        assert speaker.train.inputs["x"].dtype == speaker.train.y.dtype == np.int32
     others = "".join(words for name, words in said.items() if name not in enough)
     if len(others) <= 4:
         assert found.others is None
     else:
         assert found.others is not None
-        assert others.startswith(text_of(found, found.others.x))
+        assert others.startswith(text_of(found, found.others.inputs["x"]))
 
 
 @given(st.text("ab:\n", max_size=60))
@@ -303,4 +303,6 @@ def test_the_real_shakespeare_is_the_known_one() -> None:
     found = shakespeare(Cutting(), where)
     assert (len(found.vocabulary), len(found.speakers)) == (65, 141)
     assert found.speakers[0].name == "First Citizen"
-    assert text_of(found, found.speakers[0].train.x[:1]).startswith("Before we proceed any further, hear me speak.\n")
+    assert text_of(found, found.speakers[0].train.inputs["x"][:1]).startswith(
+        "Before we proceed any further, hear me speak.\n"
+    )

@@ -17,16 +17,16 @@ Y_SHA256 = "3a0e68456f9a3c609b399717dd9ca55bb9153be1bccf72e38e3319cb740c75cd"
 
 def rows(*parts: Examples) -> list[bytes]:
     """Each example's bytes, sorted."""
-    return sorted(x.tobytes() + y.tobytes() for part in parts for x, y in zip(part.x, part.y, strict=True))
+    return sorted(x.tobytes() + y.tobytes() for part in parts for x, y in zip(part.inputs["x"], part.y, strict=True))
 
 
 def test_the_digits_are_the_known_ones() -> None:
     digits = load_digits()
-    assert (digits.x.shape, digits.x.dtype) == ((1797, 1, 8, 8), np.float32)
+    assert (digits.inputs["x"].shape, digits.inputs["x"].dtype) == ((1797, 1, 8, 8), np.float32)
     assert (digits.y.shape, digits.y.dtype) == ((1797,), np.int32)
-    assert (digits.x.min(), digits.x.max()) == (0.0, 1.0)
+    assert (digits.inputs["x"].min(), digits.inputs["x"].max()) == (0.0, 1.0)
     assert np.bincount(digits.y).tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
-    assert hashlib.sha256(digits.x.tobytes()).hexdigest() == X_SHA256
+    assert hashlib.sha256(digits.inputs["x"].tobytes()).hexdigest() == X_SHA256
     assert hashlib.sha256(digits.y.tobytes()).hexdigest() == Y_SHA256
 
 
@@ -46,12 +46,12 @@ def test_a_split_is_everything_once(num_devices: int, alpha: float, seed: int) -
 
 def test_the_seed_decides_and_public_and_test_depend_on_nothing_else() -> None:
     one, again, other = split_digits(8, 0.5, 1), split_digits(8, 0.5, 1), split_digits(8, 0.5, 2)
-    assert all((a.x == b.x).all() for a, b in zip(one.devices, again.devices, strict=True))
+    assert all((a.inputs["x"] == b.inputs["x"]).all() for a, b in zip(one.devices, again.devices, strict=True))
     assert rows(one.devices[0]) != rows(other.devices[0])
     assert rows(one.test) != rows(other.test)
     elsewhere = split_digits(3, 10.0, 1)
-    assert (elsewhere.public.x == one.public.x).all()
-    assert (elsewhere.test.x == one.test.x).all()
+    assert (elsewhere.public.inputs["x"] == one.public.inputs["x"]).all()
+    assert (elsewhere.test.inputs["x"] == one.test.inputs["x"]).all()
 
 
 @pytest.mark.parametrize(

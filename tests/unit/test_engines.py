@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from support.errors import raises
-from support.models import app_of, bundle_of, samples
+from support.models import app_of, bundle_of, exported, samples
 from torch import nn
 
 from fanin.clients.data.examples import Examples
@@ -17,10 +17,10 @@ from fanin.clients.device.graphs import BundleGraphs
 from fanin.clients.device.models import OpenedModel
 from fanin.clients.device.updates import Change
 from fanin.clients.testing import example_assignment
-from fanin.edge.export import App, Recipe, Sgd
+from fanin.edge.export import Adam, App, Recipe, Sgd
 from fanin.edge.export.vectorized.step import VectorSettings, VectorState, VectorStep
 from fanin.edge.runtimes.available import open_runtime
-from fanin.edge.runtimes.base import PaddedBatch
+from fanin.edge.runtimes.base import PaddedBatch, StepSettings
 from fanin.protos import messages as m
 from fanin.protos.errors import InvalidInput, UnsupportedModel
 from fanin.simulation.data.partitioning import Partition
@@ -38,7 +38,7 @@ def clients_of(sizes: Sequence[int] = SIZES) -> Partition:
     x, y = samples(sum(sizes), seed=4)
     bounds = np.cumsum([0, *sizes])
     indices = tuple(np.arange(start, end) for start, end in pairwise(bounds))
-    return Partition(examples=Examples(x=x, y=y), indices=indices)
+    return Partition(examples=Examples(inputs={"x": x}, y=y), indices=indices)
 
 
 def assignment(client: int, **changes: object) -> m.Assignment:
@@ -47,8 +47,8 @@ def assignment(client: int, **changes: object) -> m.Assignment:
     return replace(made, assignment_id=f"{client:032x}", training=training)
 
 
-def model() -> OpenedModel:
-    bundle = bundle_of("cnn")
+def model(name: str = "cnn") -> OpenedModel:
+    bundle = bundle_of(name)
     return OpenedModel(bundle=bundle, parameters=bundle.initial_parameters())
 
 
@@ -71,16 +71,17 @@ def step() -> CountingStep:
     return CountingStep(app_of("cnn"))
 
 
-def changes_of(trainings: Trainings, **changes: object) -> list[Change]:
-    pending = [trainings.begin(client, model(), assignment(client, **changes)) for client in range(len(SIZES))]
+def changes_of(trainings: Trainings, name: str) -> list[Change]:
+    pending = [trainings.begin(client, model(name), assignment(client)) for client in range(len(SIZES))]
     # Devices come back in another order than they left.
     return [each() for each in reversed(pending)][::-1]
 
 
-def test_each_client_has_the_change_of_the_graph(step: CountingStep) -> None:
+@pytest.mark.parametrize("name", ["cnn", "noisy"])
+def test_each_client_has_the_change_of_the_graph(name: str) -> None:
     graphs = BundleGraphs(open_runtime("onnx"))
-    alone = changes_of(LocalTrainings(graphs, clients_of(), 0.2))
-    together = changes_of(VectorTrainings(step, graphs, clients_of(), 0.2))
+    alone = changes_of(LocalTrainings(graphs, clients_of(), 0.2), name)
+    together = changes_of(VectorTrainings(VectorStep(app_of(name)), graphs, clients_of(), 0.2), name)
     for one, other in zip(alone, together, strict=True):
         assert one.num_steps == other.num_steps
         assert np.abs(one.values - other.values).max() < 1e-5 * np.abs(one.values).max() + 1e-6
@@ -140,10 +141,12 @@ def test_the_extra_inputs_reach_each_client(recipe: Recipe) -> None:
     rng = np.random.default_rng(0)
     controls = [rng.standard_normal(len(parameters)).astype(np.float32) for _ in range(2)]
     x, y = samples(8, seed=1)
-    batch = PaddedBatch(x=x, y=y, mask=np.ones(8, np.float32))
+    batch = PaddedBatch(inputs={"x": x}, y=y, mask=np.ones(8, np.float32))
 
     def after(anchor: np.ndarray, weight: float, controls: Sequence[np.ndarray | None]) -> list[np.ndarray]:
-        settings = VectorSettings(learning_rate=0.1, proximal_weight=weight, anchor=anchor, controls=controls)
+        settings = VectorSettings(
+            learning_rate=0.1, proximal_weight=weight, anchor=anchor, controls=controls, random_keys=[0] * len(controls)
+        )
         state, _ = step(step.begin(parameters, 2), [batch, batch], settings)
         return step.parameters(state)
 
@@ -158,7 +161,7 @@ def test_the_extra_inputs_reach_each_client(recipe: Recipe) -> None:
             assert np.allclose(moved, plain[index] - 0.1 * controls[index], atol=1e-5)
 
 
-class Waves(nn.Module):
+class Listed(nn.Module):
     """Uses an operator that torch cannot vectorize."""
 
     def __init__(self) -> None:
@@ -167,11 +170,12 @@ class Waves(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         logits = self.head(x.flatten(1))
-        return logits + torch.fft.rfft(logits).abs().repeat(1, 2)[:, :4]
+        (shifted,) = torch._foreach_add([logits], 1.0)
+        return shifted
 
 
 def test_auto_says_why_it_takes_the_graph_and_vmap_refuses() -> None:
-    app: App = replace(app_of("mlp"), module=Waves())
+    app: App = replace(app_of("mlp"), module=Listed())
     bundle, runtime = bundle_of("mlp"), open_runtime("onnx")
     with pytest.raises(UnsupportedModel, match="the train step cannot be vectorized over clients: "):
         choose(SimulationSettings(engine="vmap"), app, bundle, runtime, 10)
@@ -193,3 +197,20 @@ def test_an_unknown_engine_and_vmap_with_processes_are_refused() -> None:
         check_settings(SimulationSettings(engine="vmap", processes=2))
     with pytest.raises(InvalidInput, match="got 'auto' with resume or seeds, expected 'graph' or 'vmap': "):
         check_settings(SimulationSettings(engine="auto", seeds=(1, 2)))
+
+
+def test_an_optimizer_that_counts_steps_is_told_their_number() -> None:
+    app: App = replace(app_of("mlp"), recipe=Recipe(optimizer=Adam()))
+    bundle, step = exported(app), VectorStep(app)
+    x, y = samples(8, seed=1)
+    batch, parameters = PaddedBatch(inputs={"x": x}, y=y, mask=np.ones(8, np.float32)), bundle.initial_parameters()
+    alone = open_runtime("onnx").open_train(bundle)
+    one, both = alone.begin(parameters), step.begin(parameters, 2)
+    for _ in range(3):
+        one, _ = alone(one, batch, StepSettings(learning_rate=0.01))
+        settings = VectorSettings(
+            learning_rate=0.01, proximal_weight=0.0, anchor=parameters, controls=[None] * 2, random_keys=[0, 1]
+        )
+        both, _ = step(both, [batch, batch], settings)
+    for together in step.parameters(both):
+        assert np.abs(together - one.parameters).max() < 1e-4

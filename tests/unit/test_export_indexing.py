@@ -1,5 +1,6 @@
 """Adaptive max pools and additions by index, against torch's own kernels, in float64."""
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -7,9 +8,10 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from fanin.edge.export.decompositions import selection
 from fanin.edge.export.decompositions.pooling import adaptive, forward
 from fanin.edge.export.decompositions.pooling.max_backward import max_pool2d_backward, portable_max_pool2d_backward
-from fanin.edge.export.decompositions.selection import index_put
+from fanin.edge.export.decompositions.selection import index_put, index_put_into
 
 aten = torch.ops.aten
 CLOSE = {"rtol": 1e-10, "atol": 1e-10}
@@ -50,6 +52,32 @@ def test_what_is_added_to_the_places_of_an_index(shape: list[int], dim: int, pla
 
 
 @given(
+    mask=st.lists(st.booleans(), min_size=6, max_size=6),
+    dims=st.sampled_from([(0, 1), (0, 2), (1, 1), (1, 2), (2, 1), (0, 3)]),
+    values=st.sampled_from([(), (1,), (4,), (3, 1)]),
+    accumulate=st.booleans(),
+)
+def test_values_that_are_put_where_a_mask_is_true(
+    mask: list[bool], dims: tuple[int, int], values: tuple[int, ...], accumulate: bool
+) -> None:
+    (first, num), shape = dims, (2, 3, 4)
+    where = torch.tensor((mask * 4)[: math.prod(shape[first : first + num])]).reshape(shape[first : first + num])
+    x, value = torch.randn(shape, dtype=torch.float64), torch.randn(values, dtype=torch.float64)
+    indices = [*(None for _ in range(first)), where]
+    found = index_put(x, indices, value, accumulate)
+    if value.numel() > 1 and value.dim() > 3 - first - num:
+        # Values for each position of the mask have no form.
+        assert found is NotImplemented
+        return
+    expected = x.clone()
+    aten.index_put_(expected, indices, value, accumulate)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    written = x.clone()
+    assert index_put_into(written, indices, value, accumulate) is written
+    assert torch.equal(written, expected)
+
+
+@given(
     have=st.tuples(st.integers(5, 9), st.integers(5, 9)),
     kernel=st.lists(st.integers(1, 3), min_size=1, max_size=2),
     stride=st.sampled_from([[], [1], [2], [1, 2]]),
@@ -72,3 +100,22 @@ def test_pools_with_gaps_and_means_without_padding(
         torch.testing.assert_close(mean, aten.avg_pool2d(x, kernel, stride, padding, False, False), **CLOSE)
     else:
         assert mean is NotImplemented
+
+
+def test_gradients_of_selections_and_losses_equal_torchs() -> None:
+    dy, at = torch.randn(3, 2, dtype=torch.float64), torch.tensor([0, 1, 0])
+    for padding in (-1, 0):
+        expected = aten.embedding_dense_backward(dy, at, 4, padding, False)
+        torch.testing.assert_close(selection.embedding_backward(dy, at, 4, padding, False), expected, **CLOSE)
+    part, whole = torch.randn(4), torch.randn(3, 4)
+    found = selection.select_backward(part, [3, 4], 0, -1)
+    assert torch.equal(found, aten.select_backward(part, [3, 4], 0, -1))
+    found = selection.slice_backward(whole, [3, 4], 0, -9, 99, 1)
+    assert torch.equal(found, aten.slice_backward(whole, [3, 4], 0, -9, 99, 1))
+    logs, labels = torch.randn(3, 4, dtype=torch.float64).log_softmax(1), torch.tensor([0, 2, 1])
+    weights = torch.rand(4, dtype=torch.float64)
+    for weight in (None, weights):
+        for reduction in range(3):
+            found = selection.nll_loss(logs, labels, weight, reduction, 2)
+            expected = aten.nll_loss_forward(logs, labels, weight, reduction, 2)
+            torch.testing.assert_close(found[0], expected[0], **CLOSE)

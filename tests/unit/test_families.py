@@ -7,10 +7,11 @@ from pathlib import Path
 from types import MappingProxyType
 
 import pytest
+from support.errors import raises
 from support.outside import install_module
 
 from fanin.datacenter.config.records import record_of, row_of
-from fanin.datacenter.config.settings import UNKNOWN_LAYOUT
+from fanin.datacenter.config.settings import UNKNOWN_LAYOUT, LayoutSettings, ModelSettings
 from fanin.datacenter.config.train_config import TrainConfig, check_config, parse_config
 from fanin.datacenter.families.decoders import DECODER
 from fanin.datacenter.families.family import FamilyModel
@@ -122,6 +123,17 @@ def test_a_family_without_layers_cannot_be_cut() -> None:
             check_config(config, 2)
 
 
+def test_an_app_whose_layout_splits_nothing_is_refused_on_tp() -> None:
+    layout = LayoutSettings(layers="layers", num_layers=2, inputs=("embed",), outputs=("head",))
+    config = parse_config(MINIMAL.format(axis="tp"), "train.toml")
+    config = replace(config, model=ModelSettings(app="own.py:app", layout=layout))
+    message = "got tp 2 for the App own.py:app, whose layout has no plan .*, or add it to \\[model.layout\\]"
+    with pytest.raises(InvalidInput, match=message):
+        check_config(config, 2)
+    plan = {"layers.*.up": "column", "layers.*.down": "row"}
+    check_config(replace(config, model=ModelSettings(app="own.py:app", layout=replace(layout, plan=plan))), 2)
+
+
 def test_a_config_is_read_and_written_under_its_familys_name() -> None:
     config = parse_config(MINIMAL.format(axis="pp"), "train.toml")
     row = row_of(config)
@@ -141,3 +153,22 @@ def test_a_config_is_read_and_written_under_its_familys_name() -> None:
 def test_a_model_has_one_family(model: str, error: str) -> None:
     with pytest.raises(InvalidInput, match=error):
         parse_config(MINIMAL.format(axis="pp").replace("decoder = { num_layers = 4 }", model), "train.toml")
+
+
+@pytest.mark.parametrize(
+    ("part", "value", "expected"),
+    [
+        ("config", dict, "a dataclass of sizes"),
+        ("build", None, "a function of the config; see docs/families.md"),
+        ("layout", {}, "a function of the config; see docs/families.md"),
+        ("tokens", 5, "a function of the config; see docs/families.md"),
+        ("work", None, "a function of the config; see docs/families.md"),
+        ("files", "", "a function of the config; see docs/families.md"),
+        ("presets", {"small": 5}, "a dict of DecoderConfig by name"),
+        ("planned", 1, "true or false"),
+    ],
+)
+def test_a_family_with_a_wrong_part_is_refused(part: str, value: object, expected: str) -> None:
+    what = "Family of an unknown config" if part == "config" else "Family of DecoderConfig"
+    with raises(InvalidInput, f"{what}: {part}: got {value!r}, expected {expected}"):
+        replace(DECODER, **{part: value})  # type: ignore[arg-type]  # wrong on purpose

@@ -46,7 +46,7 @@ def app(**fields: Any) -> App:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"calibration": (X, Y)}, "calibration data: got tuple, expected one tensor .*; pass x alone, without labels"),
+        ({"calibration": (X, Y)}, "calibration data: got a tuple of 2 tensors, expected at most 1, .*without labels"),
         ({"calibration": torch.utils.data.DataLoader(X)}, "got DataLoader, expected .* of some batches by torch.cat"),  # type: ignore[arg-type]  # a tensor is a data set
         ({"calibration": None}, "calibration data: got NoneType, expected one tensor or numpy array"),
         ({"calibration": X.double()}, r"got torch.float64 \(8, 4\), expected float32 .*; convert it by x.float\(\)"),
@@ -105,20 +105,19 @@ def test_numpy_arrays_are_as_good_as_tensors() -> None:
     x = X.numpy().copy()
     x.flags.writeable = False
     numpy = app(calibration=x[::-1], validation=[x, Y.numpy()], num_classes=np.int64(3))
-    torch.testing.assert_close(numpy.calibration, X.flip(0), rtol=0.0, atol=0.0)
-    assert numpy.validation is not None
-    torch.testing.assert_close(numpy.validation, (X, Y), rtol=0.0, atol=0.0)
+    torch.testing.assert_close(numpy.inputs["x"], X.flip(0), rtol=0.0, atol=0.0)
+    torch.testing.assert_close(numpy.held_out, ({"x": X}, Y), rtol=0.0, atol=0.0)
     assert type(numpy.num_classes) is int
 
 
 def test_data_with_a_gradient_loses_it() -> None:
-    assert not app(calibration=X.clone().requires_grad_()).calibration.requires_grad
+    assert not app(calibration=X.clone().requires_grad_()).inputs["x"].requires_grad
 
 
 @pytest.mark.parametrize(
     ("change", "num_classes", "message"),
     [
-        (lambda y: [y], 3, r"returned list, expected logits of shape \(batch, 3\); return that tensor alone"),
+        (lambda y: [y], 3, r"returned list, expected logits of shape \(batch, 3\); set output= .* one of \['0'\]"),
         (lambda y: y, 5, r"returned \(2, 3\), expected logits of shape \(batch, 5\); set num_classes=3 in the App"),
         (lambda y: y[:, :, None], 3, r"the classes are dimension 1, .* return output.movedim\(1, -1\) in forward"),
         (lambda y: y[:, 0], 3, r"returned \(2,\), .*; return one row of logits for each sample"),

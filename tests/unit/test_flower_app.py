@@ -58,7 +58,7 @@ def work(bundle: Bundle, number: int = 1, after: int = 0) -> m.Assignment:
         round=number,
         state=m.StageState(lineage=0, round=after),
         statistics=statistics,
-        flower=FlowerPlan(config={"local-epochs": 2.0, "mu": 0.5}),
+        flower=FlowerPlan(config={"local-epochs": 2, "mu": 0.5, "key": b"\x00", "deep": True}),
     )
 
 
@@ -154,8 +154,9 @@ def test_the_message_has_the_version_the_config_and_the_devices_own_arrays(
     trained(bundle, recorder, tmp_path / "states", work(bundle))
     (task,) = recorder.tasks
     assert list(task.arrays) == list(INITIAL)
-    assert dict(task.config) == {"lr": 0.5, "local-epochs": 2, "mu": 0.5, "server-round": 1}
-    assert isinstance(task.config["local-epochs"], int)
+    ours = {"local-epochs": 2, "mu": 0.5, "key": b"\x00", "deep": True}
+    assert dict(task.config) == {"lr": 0.5, **ours, "server-round": 1}
+    assert [type(task.config[name]) for name in ours] == [int, float, bytes, bool]
     assert task.arrays["norm.num_batches_tracked"].tolist() == 3
 
 
@@ -326,3 +327,14 @@ def test_initial_arrays_of_a_function(tmp_path: Path) -> None:
     assert {name: value.tolist() for name, value in arrays.items()} == {"w": [1.0, 1.0], "n": 1}
     with pytest.raises(AppFailed, match="tiny_initial:np: import: TypeError: got module, expected a torch module"):
         load_arrays("tiny_initial:np", folder)
+
+
+def test_the_seed_is_of_the_round_and_the_partition(bundle: Bundle, runner: FlowerApp, tmp_path: Path) -> None:
+    recorder = Recorder(runner)
+    for partition, number in [(0, 1), (1, 1), (0, 2), (0, 1)]:
+        trainer = FlowerTrainer(recorder, FlowerStates(tmp_path / f"states-{partition}"), partition)
+        trainer.train(example_model(bundle), work(bundle, number), Countdown())
+    seeds = [task.seed for task in recorder.tasks]
+    first, other_partition, other_round, again = seeds[:1] + seeds[len(seeds) // 4 :: len(seeds) // 4]
+    assert first == again
+    assert len({first, other_partition, other_round}) == 3

@@ -161,3 +161,7 @@ def test_evaluations_are_written_for_tensorboard(tmp_path: Path, monkeypatch: py
     write_tensorboard(tmp_path, rows)
     assert (tmp_path / "scalars").read_text() == "held_out/loss 0.5 2 7.0\nheld_out/accuracy 0.75 2 7.0\n"
     monkeypatch.delitem(sys.modules, "tensorboardX")
+
+
+def test_a_smaller_int8_error_is_better() -> None:
+    assert score_of("squared_error_int8", {"squared_error_int8": 2.0}) == -2.0

@@ -5,10 +5,18 @@ import onnx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from onnx import TensorProto, helper, numpy_helper
+from onnx import GraphProto, TensorProto, helper, numpy_helper
 from support.linear import BIAS, WEIGHT, infer_graph, train_graph
 
-from fanin.edge.bundles.initializers import Constant, empty_constants, fill_constants, list_constants
+from fanin.edge.bundles.initializers import (
+    MAX_DEPTH,
+    Constant,
+    GraphNode,
+    empty_constants,
+    fill_constants,
+    list_constants,
+    list_nodes,
+)
 from fanin.protos.errors import InvalidBundle
 
 SHAPES = st.lists(st.integers(0, 300), max_size=3).map(tuple)
@@ -61,9 +69,38 @@ def test_damaged_bytes_are_one_error_of_ours(data: st.DataObject) -> None:
         model[place] = data.draw(st.integers(0, 255))
     try:
         names = list_constants(bytes(model[:end]), "m")
+        list_nodes(bytes(model[:end]), "m")
         empty_constants(bytes(model[:end]), list(names), "m")
     except InvalidBundle as exc:
         assert str(exc).startswith("m: ")
+
+
+def within(graph: GraphProto, depth: int) -> GraphProto:
+    """A graph in the branch of an If, in the branch of an If, and so on."""
+    for _ in range(depth):
+        node = helper.make_node("If", ["c"], ["y"], name="head/if", then_branch=graph)
+        graph = helper.make_graph([node], "g", [], [])
+    return graph
+
+
+def test_nodes_of_other_domains_and_of_graphs_within_are_listed() -> None:
+    gelu = helper.make_node("Gelu", ["a"], ["b"], domain="com.microsoft", name="encoder.0/node_gelu")
+    add = helper.make_node("Add", ["a", "b"], ["y"], domain="ai.onnx")
+    graph = within(helper.make_graph([gelu, add], "g", [], []), 1)
+    nodes = list_nodes(helper.make_model(graph).SerializeToString(), "m")
+    assert [(node.operator, node.module) for node in nodes] == [
+        ("If", "head"),
+        ("com.microsoft::Gelu", "encoder.0"),
+        ("Add", ""),
+    ]
+    assert nodes[1] == GraphNode(operator="com.microsoft::Gelu", name="encoder.0/node_gelu")
+
+
+def test_graphs_are_nested_a_few_times_at_most() -> None:
+    inner = helper.make_graph([], "g", [], [])
+    assert len(list_nodes(helper.make_model(within(inner, MAX_DEPTH - 1)).SerializeToString(), "m")) == MAX_DEPTH - 1
+    with pytest.raises(InvalidBundle, match="m: got graphs within graphs, expected at most 7 levels of them"):
+        list_nodes(helper.make_model(within(inner, MAX_DEPTH)).SerializeToString(), "m")
 
 
 @pytest.mark.timeout(20)

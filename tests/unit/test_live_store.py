@@ -32,7 +32,7 @@ from fanin.protos.errors import InvalidInput
 
 def examples(*values: float) -> Examples:
     """One example for each value."""
-    return Examples(x=np.array(values, np.float32)[:, None], y=np.zeros(len(values), np.int32))
+    return Examples(inputs={"x": np.array(values, np.float32)[:, None]}, y=np.zeros(len(values), np.int32))
 
 
 @dataclass
@@ -50,7 +50,7 @@ class Recording:
 
     def open_evaluate(self, bundle: Bundle) -> Evaluate:
         def evaluate(parameters: Float32s, batch: PaddedBatch) -> BatchEvaluation:
-            self.validated[-1].append(float(batch.x[0, 0]))
+            self.validated[-1].append(float(batch.inputs["x"][0, 0]))
             return BatchEvaluation(loss_sum=0.0, predicted=batch.y)
 
         return evaluate
@@ -71,7 +71,7 @@ class Step:
         return TrainState(parameters=parameters, optimizer=np.zeros(0, np.float32))
 
     def __call__(self, state: TrainState, batch: PaddedBatch, settings: StepSettings) -> tuple[TrainState, float]:
-        self.runtime.trained[-1].append(float(batch.x[0, 0]))
+        self.runtime.trained[-1].append(float(batch.inputs["x"][0, 0]))
         self.runtime.during()
         return state, 0.0
 
@@ -133,10 +133,10 @@ def test_each_round_uses_what_the_store_holds_then_and_only_that(tmp_path: Path)
         (OSError("the database is locked"), "example store: train: OSError: the database is locked"),
         (
             [1.0, 2.0],
-            "example store: train: got list, expected fanin.clients.data.examples.Examples(x=..., y=...)",
+            "example store: train: got list, expected fanin.clients.data.examples.Examples(inputs={'x': ...}, y=...)",
         ),
         (
-            Examples(x=np.zeros((2, 7), np.float32), y=np.zeros(2, np.int32)),
+            Examples(inputs={"x": np.zeros((2, 7), np.float32)}, y=np.zeros(2, np.int32)),
             "training: training examples: x: got float32 (2, 7), expected float32 (-1, 1)",
         ),
     ],

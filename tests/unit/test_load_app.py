@@ -49,7 +49,7 @@ def test_an_app_is_found_in_a_file(app_file: Path, name: str) -> None:
 
 def test_an_app_is_found_in_a_module(app_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(app_file.parent))
-    assert load_app("my_app:make").input_shape == (4,)
+    assert load_app("my_app:make").input_shapes == {"x": (4,)}
     sys.modules.pop("my_app")
 
 

@@ -43,15 +43,19 @@ WRONG: list[tuple[Callable[[Row], object], str]] = [
     (lambda row: row.update(batch_size=True), "manifest.batch_size: got bool, expected int"),
     (
         lambda row: row.update(batch_size=0),
-        "manifest: got batch_size 0, num_classes 3 and num_tokens 0, expected at least 1, 0 and 0",
+        "manifest: got batch_size 0 and num_classes 3, expected at least 1 and 0",
     ),
     (
         lambda row: row.update(num_classes=-1),
-        "manifest: got batch_size 16, num_classes -1 and num_tokens 0, expected at least 1, 0 and 0",
+        "manifest: got batch_size 16 and num_classes -1, expected at least 1 and 0",
     ),
     (
-        lambda row: row.update(num_tokens=-1),
-        "manifest: got batch_size 16, num_classes 3 and num_tokens -1, expected at least 1, 0 and 0",
+        lambda row: row.update(num_tokens={"x": 0}),
+        "manifest: got num_tokens {'x': 0}, expected numbers of at least 1 for inputs of ['x']",
+    ),
+    (
+        lambda row: row.update(num_tokens={"ids": 3}),
+        "manifest: got num_tokens {'ids': 3}, expected numbers of at least 1 for inputs of ['x']",
     ),
     (lambda row: row.update(parameters=[]), "manifest.parameters: got list, expected an object"),
     (

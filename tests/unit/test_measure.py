@@ -70,14 +70,14 @@ class Twins:
         has_classes = bundle.manifest.num_classes
 
         def evaluate(parameters: Float32s, batch: PaddedBatch) -> BatchEvaluation:
-            said = batch.x.argmax(axis=-1).astype(np.int32) if has_classes else batch.x
+            said = batch.inputs["x"].argmax(axis=-1).astype(np.int32) if has_classes else batch.inputs["x"]
             return BatchEvaluation(loss_sum=float(batch.mask.sum()), predicted=said)
 
         return evaluate
 
     def open_predict(self, bundle: Bundle, parameters: Float32s) -> Predict:
         """As the class says."""
-        return lambda x: x + self._off
+        return lambda inputs: inputs["x"] + self._off
 
 
 def of(num_classes: int) -> Bundle:
@@ -92,7 +92,10 @@ def batches_of(x: np.ndarray, y: np.ndarray) -> list[PaddedBatch]:
     pad = -len(x) % 4
     mask = np.concatenate([np.ones(len(x), np.float32), np.zeros(pad, np.float32)])
     x, y = (np.concatenate([part, np.repeat(100 * part[:1], pad, axis=0)]) for part in (x, y))
-    return [PaddedBatch(x=x[at : at + 4], y=y[at : at + 4], mask=mask[at : at + 4]) for at in range(0, len(x), 4)]
+    return [
+        PaddedBatch(inputs={"x": x[at : at + 4]}, y=y[at : at + 4], mask=mask[at : at + 4])
+        for at in range(0, len(x), 4)
+    ]
 
 
 @given(

@@ -32,7 +32,7 @@ NUM, NUM_LABELS = 600, 10
 
 def labelled(num: int = NUM) -> Examples:
     labels = np.random.default_rng(5).integers(0, NUM_LABELS, num).astype(np.int32)
-    return Examples(x=np.arange(num, dtype=np.float32)[:, None], y=labels)
+    return Examples(inputs={"x": np.arange(num, dtype=np.float32)[:, None]}, y=labels)
 
 
 ALL: tuple[Partitioner, ...] = (
@@ -101,7 +101,7 @@ def test_a_natural_id_stays_on_one_client() -> None:
     owners = [set(ids[part]) for part in parts.indices]
     assert sorted(name for names in owners for name in names) == sorted(set(ids))
     assert [len(names) for names in owners] == [3, 2, 2]
-    assert parts[0].x.shape == (len(parts.indices[0]), 1)
+    assert parts[0].inputs["x"].shape == (len(parts.indices[0]), 1)
     assert [len(part) for part in parts] == list(parts.sizes)
 
 
@@ -195,7 +195,7 @@ def test_sequences_have_no_labels(by: Partitioner) -> None:
     with pytest.raises(
         InvalidInput, match=r"got targets int32 of shape \(20, 4\), expected labels \(n,\) int32; use iid"
     ):
-        partition(Examples(x=tokens, y=tokens), 2, by)
+        partition(Examples(inputs={"x": tokens}, y=tokens), 2, by)
 
 
 @pytest.mark.parametrize(

@@ -42,8 +42,8 @@ SECONDS_RULE = f"expected a number above 0 and below inf{SEE}"
 TIMES_RULE = f"expected an integer from 1 to {TIMES}{SEE}"
 NAME_RULE = f"expected a string of 1 to 128 letters, digits or ._:+- that do not begin with a dot{SEE}"
 TOP = (
-    "app, bundle, name, [cohort], [training], [codec], [[stages]], [[statistics]], [aggregation], [stop], "
-    "[evaluation], [flower]"
+    "app, bundle, name, [cohort], [training], [[schedule]], [codec], [[stages]], [[statistics]], [aggregation], "
+    "[stop], [evaluation], [flower]"
 )
 COHORT_KEYS = "concurrency, buffer, quorum, deadline_s, min_report_s, selection"
 OVERFLOW = (
@@ -56,6 +56,10 @@ APP, COHORT, RATE = 'app = "digits"', "concurrency = 8", "learning_rate = 1"
 STAGE = '[[stages]]\nname = "error_feedback"\n'
 OPTIONS_RULE = f"expected a table of finite numbers{SEE}"
 ENTRY_RULE = f"expected a finite number{SEE}"
+SETTING_RULE = (
+    'expected a finite number, an integer of 64 bits, a string, true, false, bytes as { base64 = "AAEC" }, or a list '
+    f"of one of these types{SEE}"
+)
 FORM = "1 to 128 letters, digits or ._:+- that do not begin with a dot"
 BRACKETS = "expected a list of sections [[stages]]; write it with double brackets"
 STAGES_RULE = "expected at most 8 of different names; remove stages"
@@ -90,6 +94,10 @@ WRONG = [
         f"{RATE}\n{STAGE}option = 1",
         "stages.0.option: unknown key, expected one of name, options; did you mean stages.0.options?",
     ),
+    (RATE, f"{RATE}\n[flower.config]\na = [1, 2.0]", f"flower.config.a: got (1, 2.0), {SETTING_RULE}"),
+    (RATE, f"{RATE}\n[flower.config]\na = [[1]]", f"flower.config.a: got ((1,),), {SETTING_RULE}"),
+    (RATE, f"{RATE}\n[flower.config]\na = {1 << 63}", f"flower.config.a: got {1 << 63}, {SETTING_RULE}"),
+    (RATE, f"{RATE}\n[flower.config]\na.base64 = '?'", f"flower.config.a: got {{'base64': '?'}}, {SETTING_RULE}"),
     (RATE, f"{RATE}\n{STAGE}options = 1", f"stages.0.options: got 1, {OPTIONS_RULE}"),
     (RATE, f"{RATE}\n{STAGE}options.share = nan", f"stages.0.options.share: got nan, {ENTRY_RULE}"),
     (RATE, f"{RATE}\n{STAGE}options.share = 'a'", f"stages.0.options.share: got 'a', {ENTRY_RULE}"),

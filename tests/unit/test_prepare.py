@@ -14,7 +14,7 @@ from support.models import app_of
 from torch import Tensor, nn
 
 from fanin.edge.bundles.quantize import weight_codes, weight_scales
-from fanin.edge.export import Adapters, App, Recipe
+from fanin.edge.export import Adapters, App, Recipe, Sgd
 from fanin.edge.export.app import Trains
 from fanin.edge.export.modules.adapters import AdaptedConv2d, AdaptedLinear
 from fanin.edge.export.modules.places import call_with
@@ -263,22 +263,37 @@ def test_a_frozen_backbone_keeps_its_statistics_and_says_so() -> None:
     assert note == "module 2 (BatchNorm1d) keeps its running statistics: they are only updated with trains 'full'"
 
 
-def test_dropout_is_turned_off_and_said() -> None:
-    module = nn.Sequential(
-        nn.Dropout(0.25),
-        nn.Dropout2d(0.5).eval(),
-        nn.Dropout(0.0),
-        nn.MultiheadAttention(8, 2, dropout=0.1),
-        nn.GRU(8, 8, 2, dropout=0.2),
-    )
-    found = prepared_of(module)
-    assert found.notes == (
-        "module 0 (Dropout) has dropout 0.25 in torch, none on devices: a graph draws no random numbers",
-        "module 3 (MultiheadAttention) has dropout 0.1 in torch, none on devices: a graph draws no random numbers",
-        "module 4 (GRU) has dropout 0.2 in torch, none on devices: a graph draws no random numbers",
-    )
-    assert [found.eager[0].p, found.eager[1].p, found.eager[3].dropout, found.eager[4].dropout] == [0.0] * 4
-    assert (module[0].p, module[4].dropout) == (0.25, 0.2)
+def test_each_parameter_has_its_factor_of_the_learning_rate() -> None:
+    app = replace(app_of("mlp"), recipe=Recipe(rates={"1.*": 0.5, "3.bias": 2}))
+    assert prepare(app).rates == {"1.bias": 0.5, "1.weight": 0.5, "3.bias": 2.0, "3.weight": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("rates", "message"),
+    [
+        (
+            {"head.*": 2.0},
+            r"rates: the pattern 'head.*' matches no parameter that learns, expected .* of .'1.bias', '1.w",
+        ),
+        (
+            {"1.*": 2.0, "*.bias": 3.0},
+            r"the patterns '1.*' and '\*.bias' match the parameter 1.bias, expected one; make",
+        ),
+        (
+            {"1.*": 0.0},
+            r"recipe: rates: got 0.0 for '1.*', expected a positive number; freeze a parameter by requires_g",
+        ),
+        ({"1.*": "2"}, r"recipe: rates: got '2' for '1.*', expected a positive number"),
+    ],
+)
+def test_wrong_factors_of_the_learning_rate_are_refused(rates: dict[str, float], message: str) -> None:
+    with pytest.raises(UnsupportedModel, match=message):
+        prepare(replace(app_of("mlp"), recipe=Recipe(rates=rates)))
+
+
+def test_scaffold_needs_one_learning_rate() -> None:
+    with pytest.raises(UnsupportedModel, match=r"got scaffold=True with rates {'1.\*': 2.0}, expected one of them"):
+        Recipe(optimizer=Sgd(momentum=0.0), scaffold=True, rates={"1.*": 2.0})
 
 
 def lazy() -> nn.Module:

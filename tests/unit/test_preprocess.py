@@ -20,6 +20,7 @@ from fanin.clients.device.training import RuntimeTrainer
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.bundles.manifest import Port
 from fanin.edge.export import App, inputs_of
+from fanin.edge.export.check import check_app
 from fanin.edge.export.preprocess import encode_preprocess, trace_preprocess, verify_preprocess
 from fanin.edge.runtimes.available import open_runtime
 from fanin.edge.runtimes.base import LoadedModel, ModelPort, Runtime
@@ -41,8 +42,8 @@ def bundle(name: str) -> Bundle:
 def examples(name: str, *, raw: bool) -> Examples:
     """Eight examples, raw or as the model takes them."""
     app = raw_app(name)
-    x = (raw_of(name) if raw else app.calibration)[:8].numpy()
-    return Examples(x=x, y=(np.arange(8) % NUM_CLASSES).astype(np.int32))
+    x = (raw_of(name) if raw else app.inputs["x"])[:8].numpy()
+    return Examples(inputs={"x": x}, y=(np.arange(8) % NUM_CLASSES).astype(np.int32))
 
 
 @pytest.mark.parametrize("name", PREPROCESS)
@@ -54,7 +55,7 @@ def test_the_graph_is_the_module(name: str, runtime: str, graph_format: str) -> 
     for (dtype, shape), ports, port in ((RAW[name], model.inputs, "raw"), (X[name], model.outputs, "x")):
         assert ports == (ModelPort(name=port, dtype=dtype, shape=(batch, *shape)),)
     got = run_rows(model, {"raw": raw})["x"]
-    expected = app.calibration.numpy()
+    expected = app.inputs["x"].numpy()
     assert got.dtype == expected.dtype
     np.testing.assert_allclose(got, expected, rtol=0, atol=ROUNDING if got.dtype == np.float32 else 0)
 
@@ -77,7 +78,7 @@ def test_the_manifest_says_it_and_a_runtime_opens_it(name: str) -> None:
     for num in (0, 1, 5):
         x = preprocess(raw[:num])
         assert (x.dtype.name, x.shape) == (X[name][0], (num, *X[name][1]))
-        np.testing.assert_allclose(x, raw_app(name).calibration[:num].numpy(), rtol=0, atol=ROUNDING)
+        np.testing.assert_allclose(x, raw_app(name).inputs["x"][:num].numpy(), rtol=0, atol=ROUNDING)
     with pytest.raises(ValueError, match="raw: got float64"):
         preprocess(raw.astype(np.float64))
 
@@ -169,7 +170,7 @@ def test_only_the_part_that_changed_is_mapped_again() -> None:
     first = trainer.train(model, assignment(), lambda: True)
     # Both parts have the same size.
     num_runs = runtime.num_runs
-    store.train = Examples(x=255 - raw.x, y=raw.y)
+    store.train = Examples(inputs={"x": 255 - raw.inputs["x"]}, y=raw.y)
     second = trainer.train(model, assignment(), lambda: True)
     assert 2 * runtime.num_runs == 3 * num_runs
     assert np.abs(first.values - second.values).max() > 10 * ROUNDING
@@ -185,9 +186,10 @@ def test_what_is_neither_raw_nor_x_is_told() -> None:
     preprocess = open_preprocess(open_runtime("onnx"), found)
     message = r"x: got float32 \(2, 8, 8\), expected float32 \(-1, 1, 8, 8\), or raw as uint8 \(-1, 8, 8, 1\)"
     with pytest.raises(ValueError, match=message):
-        model_inputs(found, np.zeros((2, 8, 8), np.float32), preprocess)
+        model_inputs(found, {"x": np.zeros((2, 8, 8), np.float32)}, preprocess)
     x = np.zeros((2, 1, 8, 8), np.float32)
-    assert model_inputs(found, x, preprocess) is x
+    inputs = {"x": x}
+    assert model_inputs(found, inputs, preprocess) is inputs
 
 
 def test_a_signature_of_another_form_is_refused() -> None:
@@ -229,23 +231,41 @@ class Branch(Pixels):
         return x if x.sum() > 0 else -x
 
 
-@pytest.mark.parametrize(
-    ("module", "message"),
-    [
-        (Mean(), r"preprocess \(Mean\) in onnxruntime \S+ differs from torch's by .* each sample by itself"),
-        (Noise(), r"preprocess \(Noise\) in onnxruntime \S+ differs from torch's by .* remove random numbers"),
-    ],
-)
-def test_a_graph_that_differs_from_its_module_is_refused(module: nn.Module, message: str) -> None:
-    app = replace(raw_app("pixels"), preprocess=module)
+class Twosome(Pixels):
+    """Treats the number of samples as a constant."""
+
+    def forward(self, raw: Tensor) -> Tensor:
+        """As many as in the example."""
+        return super().forward(raw).reshape(2, 1, 8, 8)
+
+
+def test_a_graph_that_differs_from_its_module_is_refused() -> None:
+    message = r"preprocess \(Mean\) in onnxruntime \S+ differs from torch's by .* each sample by itself"
+    app = replace(raw_app("pixels"), preprocess=Mean())
     made = with_artifact(bundle("pixels"), "preprocess.onnx", encode_preprocess(app, "onnx", "graph"))
     with pytest.raises(UnsupportedModel, match=f"App pixels: {message}"):
         verify_preprocess(app, made, open_runtime("onnx"))
 
 
-def test_a_module_that_cannot_be_traced_is_refused() -> None:
-    with pytest.raises(UnsupportedModel, match=r"preprocess \(Branch\) cannot be traced (?s:.*) avoid Python branches"):
-        trace_preprocess(replace(raw_app("pixels"), preprocess=Branch()), 0)
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        (Branch(), r"module itself \(Branch\) at test_preprocess.py:\d+ reads the value of a tensor, by bool\(\);"),
+        (Noise(), r"module itself \(Noise\) at test_preprocess.py:\d+ draws .*; remove the random numbers from it"),
+        (Twosome(), r"App pixels: preprocess: .* x.shape\[0\] instead of that number"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else "",
+)
+def test_a_module_that_cannot_be_traced_is_refused_with_its_line(module: nn.Module, message: str) -> None:
+    with pytest.raises(UnsupportedModel, match=message):
+        trace_preprocess(replace(raw_app("pixels"), preprocess=module), 0)
+
+
+def test_the_check_of_an_app_has_the_line_and_the_remedy() -> None:
+    (finding,) = check_app(replace(raw_app("pixels"), preprocess=Branch()), ["onnx"])
+    assert (finding.module, finding.kind, finding.graph_format) == ("preprocess", "Branch", "onnx")
+    assert "at test_preprocess.py:" in finding.reason
+    assert finding.advice.startswith("avoid Python branches and loops that read tensor values")
 
 
 @pytest.mark.parametrize(
@@ -255,8 +275,8 @@ def test_a_module_that_cannot_be_traced_is_refused() -> None:
         ({"preprocess": None}, "got only one of preprocess and raw, expected both or neither"),
         ({"raw": raw_of("pixels").long()}, r"raw inputs: got torch.int64 .* or uint8 bytes"),
         ({"raw": raw_of("pixels")[:1]}, r"raw inputs: got torch.uint8 \(1, 8, 8, 1\)"),
-        ({"raw": raw_app("pixels").calibration}, "like the calibration data, expected another dtype or shape"),
-        ({"raw": raw_of("characters")}, r"preprocess \(Pixels\) fails on raw inputs"),
+        ({"raw": raw_app("pixels").inputs["x"]}, "like the calibration data, expected another dtype or shape"),
+        ({"raw": raw_of("characters")}, r"preprocess of raw inputs fails at raw.py:\d+ \(RuntimeError: "),
         (
             {"preprocess": nn.Flatten()},
             r"preprocess \(Flatten\): got \(torch.uint8, \(2, 64\)\) from two samples, expected",
@@ -272,17 +292,17 @@ def test_making_an_app_leaves_its_modules_as_they_are() -> None:
     module = nn.Sequential(Pixels(), nn.Dropout(0.5))
     app = replace(raw_app("pixels"), preprocess=module)
     assert module.training
-    torch.testing.assert_close(inputs_of(app, raw_of("pixels")), app.calibration, rtol=0, atol=0)
-    assert inputs_of(app, app.calibration) is app.calibration
+    torch.testing.assert_close(inputs_of(app, {"x": raw_of("pixels")}), app.inputs, rtol=0, atol=0)
+    assert inputs_of(app, app.inputs) is app.inputs
     assert trace_preprocess(app, 1).inputs == ["raw"]
     assert module.training
 
 
 def test_an_app_without_it_takes_what_it_gets() -> None:
     app: App = app_of("mlp")
-    assert inputs_of(app, app.calibration) is app.calibration
+    assert inputs_of(app, app.inputs) is app.inputs
 
 
 def test_a_batch_of_the_app_is_what_the_module_says() -> None:
     assert Characters()(torch.tensor([list(b"Az a")], dtype=torch.uint8)).tolist() == [[0, 26, 0, 1]]
-    assert raw_app("characters").examples(BATCH_SIZE).dtype == torch.int32
+    assert raw_app("characters").examples(BATCH_SIZE)["x"].dtype == torch.int32

@@ -2,12 +2,14 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from support.commands import fanin_in_process, one_line
 from support.raw import raw_app, raw_of
+from support.several import several_app, several_examples
 from torch import nn
 
 from fanin.clients.data.digits import load_digits
@@ -17,22 +19,22 @@ from fanin.edge.export import Adam, App, Recipe, squared_error
 from fanin.protos.errors import InvalidInput, UnsupportedModel
 
 DIGITS = load_digits()
-TRAIN = Examples(x=DIGITS.x[:401], y=DIGITS.y[:401])
+TRAIN = Examples(inputs={"x": DIGITS.inputs["x"][:401]}, y=DIGITS.y[:401])
 
 
 def digits() -> App:
     """An untrained App with a norm, which fails on a batch of one sample."""
     torch.manual_seed(0)
     module = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 10))
-    x = torch.from_numpy(DIGITS.x[:64])
+    x = torch.from_numpy(DIGITS.inputs["x"][:64])
     return App(name="digits", module=module, calibration=x, batch_size=16, num_classes=10)
 
 
 def accuracy(app: App) -> float:
     """The accuracy on examples that are not trained on."""
-    x, y = fitting_data(app, Examples(x=DIGITS.x[1000:], y=DIGITS.y[1000:]))
+    x, y = fitting_data(app, Examples(inputs={"x": DIGITS.inputs["x"][1000:]}, y=DIGITS.y[1000:]))
     with torch.no_grad():
-        return float((app.module.eval()(x).argmax(1) == y).float().mean())
+        return float((app.module.eval()(x["x"]).argmax(1) == y).float().mean())
 
 
 def test_an_app_learns_and_the_given_one_does_not_change() -> None:
@@ -57,30 +59,42 @@ def test_the_recipe_trains() -> None:
 
 def test_raw_data_is_preprocessed() -> None:
     app = raw_app("pixels")
-    data = Examples(x=raw_of("pixels").numpy(), y=np.zeros(len(raw_of("pixels")), np.int32))
-    torch.testing.assert_close(fitting_data(app, data)[0], app.calibration)
+    data = Examples(inputs={"x": raw_of("pixels").numpy()}, y=np.zeros(len(raw_of("pixels")), np.int32))
+    torch.testing.assert_close(fitting_data(app, data)[0], app.inputs)
+
+
+def test_an_app_of_several_inputs_learns() -> None:
+    app, lines = several_app(), list[str]()
+    pretrain(app, several_examples(160, seed=2), Pretraining(epochs=6, learning_rate=0.1), lines.append)
+    first, last = (float(lines[number].rpartition(" ")[2]) for number in (0, -1))
+    assert last < 0.7 * first
+    wrong = Examples(inputs={"ids": several_examples(8, seed=2).inputs["ids"]}, y=np.zeros(8, np.int32))
+    with pytest.raises(
+        InvalidInput, match=r"got data with the inputs \['ids'\], expected .*; add \['attention_mask', "
+    ):
+        pretrain(app, wrong, Pretraining(), lines.append)
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         (
-            {"x": np.zeros((4, 8), np.float32)},
+            {"inputs": {"x": np.zeros((4, 8), np.float32)}},
             r"got data x torch.float32 \(4, 8\), expected torch.float32 \(-1, 1, 8, 8\)",
         ),
         ({"y": np.full(4, 10, np.int32)}, "got data y torch.int32 from 10 to 10, expected classes from 0 to 9"),
         ({"y": np.zeros(4, np.float32)}, "got data y torch.float32 .* expected classes from 0 to 9"),
     ],
 )
-def test_data_that_does_not_fit_is_refused(change: dict[str, np.ndarray], message: str) -> None:
-    data = Examples(**{"x": DIGITS.x[:4], "y": DIGITS.y[:4], **change})  # type: ignore[arg-type]  # arrays of its types
+def test_data_that_does_not_fit_is_refused(change: Any, message: str) -> None:
+    data = replace(DIGITS.take(np.arange(4)), **change)
     with pytest.raises(InvalidInput, match=f"pretraining: {message}"):
         pretrain(digits(), data, Pretraining(), lambda line: None)
 
 
 def test_a_loss_that_is_not_finite_ends_the_training() -> None:
     app = replace(digits(), module=nn.Sequential(nn.Flatten(), nn.Linear(64, 1)), num_classes=0, loss=squared_error)
-    data = Examples(x=TRAIN.x, y=TRAIN.y[:, None].astype(np.float32))
+    data = Examples(inputs={"x": TRAIN.inputs["x"]}, y=TRAIN.y[:, None].astype(np.float32))
     with pytest.raises(InvalidInput, match=r"the loss is (nan|inf) in epoch 1, .* lower the learning rate"):
         pretrain(app, data, Pretraining(learning_rate=1e9), lambda line: None)
 
@@ -114,7 +128,7 @@ from fanin.edge.export import App
 def app():
     torch.manual_seed(0)
     module = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
-    return App(name="digits", module=module, calibration=load_digits().x[:64], batch_size=16, num_classes=10)
+    return App(name="digits", module=module, calibration=load_digits().inputs["x"][:64], batch_size=16, num_classes=10)
 """
 
 

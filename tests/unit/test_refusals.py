@@ -159,10 +159,11 @@ def test_the_other_batch_is_another_and_as_good(batch_size: int) -> None:
     app = replace(app_of("mlp"), batch_size=batch_size)
     prepared = prepare(app)
     examples = example_batch(prepared)
-    (x, y, mask), (other_x, other_y, other_mask) = examples, other_batch(prepared, examples)
+    (inputs, y, mask), (other_inputs, other_y, other_mask) = examples, other_batch(prepared, examples)
+    x, other_x = inputs["x"], other_inputs["x"]
     assert other_x.shape == x.shape and other_y.shape == y.shape and other_y.dtype == y.dtype
     assert not (x == other_x).all(dim=1).any()
-    assert app.calibration.min() <= other_x.min() and other_x.max() <= app.calibration.max()
+    assert app.inputs["x"].min() <= other_x.min() and other_x.max() <= app.inputs["x"].max()
     assert not torch.equal(y, other_y) and other_y.min() >= 0 and other_y.max() < NUM_CLASSES
     assert torch.equal(mask, other_mask) == (batch_size == 1)
     assert other_mask.sum() >= min(batch_size, 1)
@@ -174,8 +175,9 @@ def test_the_other_batch_of_tokens_has_tokens_of_the_same_places() -> None:
     app = App(name="t", module=module, calibration=tokens, batch_size=4, num_classes=20, loss=next_token)
     prepared = prepare(app)
     examples = example_batch(prepared)
-    x, y, _ = other_batch(prepared, examples)
-    assert x.dtype == torch.int32 and not torch.equal(x, examples[0])
+    inputs, y, _ = other_batch(prepared, examples)
+    x = inputs["x"]
+    assert x.dtype == torch.int32 and not torch.equal(x, examples[0]["x"])
     assert all(set(x[:, place].tolist()) <= set(tokens[:, place].tolist()) for place in range(6))
     assert int((y == -1).sum()) == int((examples[1] == -1).sum()) == 1
 
@@ -281,7 +283,7 @@ def test_what_the_quantizer_cannot_run_is_an_error_of_ours() -> None:
     with pytest.raises(
         UnsupportedModel, match=r"infer graph: onnxruntime cannot run it on the calibration data \(.+\);"
     ):
-        _quantize(model, Calibration(np.zeros((2, 4), np.float32), 2), ())
+        _quantize(model, Calibration({"x": np.zeros((2, 4), np.float32)}, 2), ())
 
 
 class Pairs(nn.Module):
@@ -339,14 +341,14 @@ def test_what_int8_may_cost_is_a_number(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("value", "kind"), [(math.nan, "NaN"), (-math.inf, "infinity")])
 def test_data_that_is_not_finite_is_told_with_its_sample(value: float, kind: str) -> None:
     app = app_of("mlp")
-    x = app.calibration.clone()
+    x = app.inputs["x"].clone()
     x[5, 0, 2, 1] = x[9] = value
     said = f"got {kind} in sample 5 \\(2 of 64 samples have values that are not finite\\), expected finite values only"
     with pytest.raises(UnsupportedModel, match=f"App mlp: calibration data: {said}"):
         replace(app, calibration=x)
     wanted = torch.zeros(64, 4).index_put((torch.tensor([5, 9]),), torch.tensor(value))
     with pytest.raises(UnsupportedModel, match=f"App mlp: validation data y: {said}"):
-        replace(app, num_classes=0, loss=squared_error, validation=(app.calibration, wanted))
+        replace(app, num_classes=0, loss=squared_error, validation=(app.inputs["x"], wanted))
 
 
 def test_json_has_no_number_that_is_not_finite(capsys: pytest.CaptureFixture[str]) -> None:

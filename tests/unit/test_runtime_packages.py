@@ -1,19 +1,24 @@
 """Runtimes of other packages that are wrong: one sentence names the runtime, its package and the remedy."""
 
 from pathlib import Path
+from typing import Any, Final
 
 import pytest
 from support.errors import raises
 from support.outside import install_code
 
-from fanin.edge.runtimes.available import open_format, open_runtime
-from fanin.protos.errors import RuntimeMissing
+from fanin.edge.runtimes.available import RuntimeRecord, open_format, open_runtime
+from fanin.edge.runtimes.engine import GraphEngine
+from fanin.protos.errors import InvalidInput, RuntimeMissing
 
 CODE = """
 from fanin.edge.runtimes.available import RuntimeRecord
 from fanin.edge.runtimes.engine import GraphEngine
 
 def engine():
+    return GraphEngine(name="own", version="1", graph_format="onnx", load=print, errors=())
+
+def without_load():
     return GraphEngine(name="own", version="1", graph_format="onnx", load=None, errors=())
 
 def missing():
@@ -23,11 +28,12 @@ def failing():
     raise OSError("no beads")
 
 right = RuntimeRecord(title="Own", graph_format="onnx", engine=engine)
+hollow = RuntimeRecord(title="Own", graph_format="onnx", engine=without_load)
 lacking = RuntimeRecord(title="Own", graph_format="onnx", engine=missing, libraries=("abacus_library",))
 raising = RuntimeRecord(title="Own", graph_format="onnx", engine=failing)
 number = 5
 """
-ENTRIES = ("right", "lacking", "raising", "number", "nowhere")
+ENTRIES = ("right", "hollow", "lacking", "raising", "number", "nowhere")
 
 
 @pytest.fixture
@@ -53,6 +59,10 @@ def test_a_runtime_of_another_package_is_opened_by_its_name() -> None:
     [
         ("rigth", "got 'rigth', expected one of .*'right', 'tflite', 'twice'\\]; did you mean right\\?"),
         ("lacking", "'lacking': abacus_library is not installed here; pip install abacus_library"),
+        (
+            "hollow",
+            "'hollow': its package raised InvalidInput: engine 'own': load: got None, expected a function",
+        ),
         ("raising", "'raising': its package raised OSError: no beads; correct that package"),
         ("number", "'number': got int from own_runtime:number, expected a RuntimeRecord; correct that package"),
         ("nowhere", "'nowhere': cannot be imported from own_runtime:nowhere .*; repair that package"),
@@ -68,3 +78,52 @@ def test_a_wrong_package_is_named(name: str, message: str) -> None:
 def test_a_runtime_for_another_format_is_refused_before_it_is_opened() -> None:
     with raises(RuntimeMissing, "runtime 'raising': runs graphs in 'onnx', expected one that runs ['tflite']"):
         open_format(["tflite"], "raising")
+
+
+ENGINE: Final = {"name": "own", "version": "1", "graph_format": "onnx", "load": print, "errors": (ValueError,)}
+RECORD: Final = {"title": "Own", "graph_format": "onnx", "engine": print}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"name": "my own"}, "engine 'my own': name: got 'my own', expected a text without spaces"),
+        ({"version": ""}, "engine 'own': version: got '', expected a text without spaces"),
+        ({"graph_format": "pt"}, "engine 'own': graph_format: got 'pt', expected one of ['onnx', 'tflite']"),
+        (
+            {"errors": ValueError},
+            "engine 'own': errors: got <class 'ValueError'>, expected a tuple of exception classes",
+        ),
+        ({"errors": (5,)}, "engine 'own': errors: got (5,), expected a tuple of exception classes"),
+        ({"operators": ["Add"]}, "engine 'own': operators: got ['Add'], expected a frozenset of names, or None"),
+        (
+            {"graph_format": "tflite", "operators": frozenset(["ADD"])},
+            "engine 'own': operators: got frozenset({'ADD'}), expected None: fanin lists no operators of tflite files",
+        ),
+    ],
+)
+def test_an_engine_with_a_wrong_part_is_refused(wrong: dict[str, Any], message: str) -> None:
+    assert GraphEngine(**ENGINE).operators is None
+    with raises(InvalidInput, message):
+        GraphEngine(**(ENGINE | wrong))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"title": ""}, "RuntimeRecord '': title: got '', expected a text"),
+        ({"graph_format": "pt"}, "RuntimeRecord 'Own': graph_format: got 'pt', expected one of ['onnx', 'tflite']"),
+        ({"engine": None}, "RuntimeRecord 'Own': engine: got None, expected a function without arguments"),
+        (
+            {"plain_engine": 1},
+            "RuntimeRecord 'Own': plain_engine: got 1, expected a function without arguments, or None",
+        ),
+        ({"libraries": "own"}, "RuntimeRecord 'Own': libraries: got 'own', expected a tuple of package names"),
+        ({"extra": None}, "RuntimeRecord 'Own': extra: got None, expected a text"),
+        ({"is_default": 1}, "RuntimeRecord 'Own': is_default: got 1, expected true or false"),
+    ],
+)
+def test_a_runtime_record_with_a_wrong_part_is_refused(wrong: dict[str, Any], message: str) -> None:
+    assert RuntimeRecord(**RECORD).extra == ""
+    with raises(InvalidInput, message):
+        RuntimeRecord(**(RECORD | wrong))

@@ -73,12 +73,12 @@ def serving(cache: Cache) -> Serving:
 def expected(scale: float) -> Float32s:
     """What the Version says, asked directly."""
     bundle = bundle_of("mlp")
-    return open_runtime("onnx").open_predict(bundle, bundle.initial_parameters() * np.float32(scale))(X)
+    return open_runtime("onnx").open_predict(bundle, bundle.initial_parameters() * np.float32(scale))({"x": X})
 
 
 def test_before_there_is_a_version_it_says_so(cache: Cache) -> None:
     with pytest.raises(NotFound, match="this device has no version yet"):
-        serving(cache).predict(X)
+        serving(cache).predict({"x": X})
     assert serving(cache).version is None
 
 
@@ -89,7 +89,7 @@ def test_the_newest_version_is_served_and_an_older_one_is_not(cache: Cache) -> N
     assert found.offer(*offer_of(cache, 3, 0.5))
     assert not found.offer(*offer_of(cache, 2, 2.0))
     assert found.version == (RUN, 3)
-    np.testing.assert_array_equal(found.predict(X), expected(0.5))
+    np.testing.assert_array_equal(found.predict({"x": X}), expected(0.5))
 
 
 def test_a_version_that_says_nan_leaves_the_last_good_one(cache: Cache) -> None:
@@ -97,14 +97,14 @@ def test_a_version_that_says_nan_leaves_the_last_good_one(cache: Cache) -> None:
     found.offer(*offer_of(cache, 1, 1.0))
     assert not found.offer(*offer_of(cache, 2, np.nan))
     assert found.version == (RUN, 1)
-    np.testing.assert_array_equal(found.predict(X), expected(1.0))
+    np.testing.assert_array_equal(found.predict({"x": X}), expected(1.0))
 
 
 def test_a_restart_serves_what_was_served(cache: Cache) -> None:
     serving(cache).offer(*offer_of(cache, 2, 0.5))
     again = serving(cache)
     assert again.version == (RUN, 2)
-    np.testing.assert_array_equal(again.predict(X), expected(0.5))
+    np.testing.assert_array_equal(again.predict({"x": X}), expected(0.5))
 
 
 def test_what_a_restart_needs_is_never_trimmed(tmp_path: Path, cache: Cache) -> None:
@@ -140,7 +140,7 @@ def test_swaps_under_load_give_one_version_or_the_other(cache: Cache) -> None:
 
     def ask() -> Iterator[bytes]:
         while not stop.is_set():
-            yield found.predict(X).tobytes()
+            yield found.predict({"x": X}).tobytes()
 
     threads = [threading.Thread(target=lambda: seen.update(ask())) for _ in range(3)]
     for thread in threads:
@@ -151,7 +151,7 @@ def test_swaps_under_load_give_one_version_or_the_other(cache: Cache) -> None:
     for thread in threads:
         thread.join()
     assert seen <= set(known.values())
-    assert found.predict(X).shape == (5, NUM_CLASSES)
+    assert found.predict({"x": X}).shape == (5, NUM_CLASSES)
 
 
 def test_raw_inputs_are_served_like_the_models_own(tmp_path: Path) -> None:
@@ -163,10 +163,12 @@ def test_raw_inputs_are_served_like_the_models_own(tmp_path: Path) -> None:
     work = publication_of(bundle, version)
     assert serving(made).offer(work, OpenedModel(bundle=bundle, parameters=bundle.initial_parameters()))
     again, raw = serving(made), raw_of("pixels").numpy()
-    np.testing.assert_array_equal(again.predict(raw), again.predict(raw_app("pixels").calibration.numpy()))
-    assert len(again.predict(raw)) == len(raw)
+    np.testing.assert_array_equal(
+        again.predict({"x": raw}), again.predict({"x": raw_app("pixels").inputs["x"].numpy()})
+    )
+    assert len(again.predict({"x": raw})) == len(raw)
     with pytest.raises(ValueError, match=r"x: got uint8 \(24, 8, 8\), expected float32 .* or raw as uint8"):
-        again.predict(raw[..., 0])
+        again.predict({"x": raw[..., 0]})
 
 
 def test_what_is_served_survives_a_version_that_does_not_verify(cache: Cache) -> None:
@@ -182,7 +184,7 @@ def test_what_int8_would_make_numbers_of_is_refused(cache: Cache) -> None:
     found.offer(*offer_of(cache, 1, 1.0))
     for wrong in (np.nan, np.inf):
         with pytest.raises(ValueError, match="x: got NaN or infinity"):
-            found.predict(np.full_like(X, wrong))
+            found.predict({"x": np.full_like(X, wrong)})
 
 
 def test_the_coordinator_is_asked_for_what_is_newer_than_any_offer_served_or_refused(cache: Cache) -> None:

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -22,13 +23,14 @@ from fanin.server.evaluation.metrics import VersionMetrics, unknown_values
 from fanin.simulation import Iid, Partition, SimulationSettings, partition, simulate
 from fanin.simulation.rows import cells, initial_row, round_row
 from fanin.simulation.setup.progress import SimulationProgress, line_of
+from fanin.simulation.setup.termination import exits_at_sigterm
 
 
 def regression(targets: tuple[int, ...]) -> tuple[App, Partition]:
     """A model with outputs (n, 1), and clients with these targets."""
     x = np.ones((12, 3), np.float32)
     app = App(name="values", module=nn.Linear(3, 1), calibration=torch.ones(4, 3), batch_size=2, loss=squared_error)
-    return app, partition(Examples(x=x, y=np.ones((12, *targets), np.float32)), 2, Iid())
+    return app, partition(Examples(inputs={"x": x}, y=np.ones((12, *targets), np.float32)), 2, Iid())
 
 
 @pytest.mark.parametrize(
@@ -140,13 +142,50 @@ with exits_at_sigterm(), tempfile.TemporaryDirectory(prefix="fanin-simulation-")
 """
 
 
-def test_sigterm_leaves_no_folder(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ignored", ["", "trap '' INT; "], ids=["terminal", "background"])
+def test_sigterm_leaves_no_folder(tmp_path: Path, ignored: str) -> None:
+    # A script starts a process by "&" with SIGINT ignored.
     environment = os.environ | {"TMPDIR": str(tmp_path)}
-    with subprocess.Popen([sys.executable, "-c", SCRIPT], stdout=subprocess.PIPE, env=environment) as process:
+    command = ["sh", "-c", f'{ignored}exec "$0" -c "$1"', sys.executable, SCRIPT]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as process:
         assert process.stdout is not None
         folder = Path(process.stdout.readline().decode().strip())
         assert folder.is_dir()
         time.sleep(0.05)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 128 + signal.SIGTERM
+        try:
+            assert process.wait(60) == 128 + signal.SIGTERM
+        finally:
+            process.kill()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_handlers_of_a_caller_are_kept_and_put_back() -> None:
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        with exits_at_sigterm():
+            assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        assert signal.getsignal(signal.SIGINT) == before[signal.SIGINT]
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        with exits_at_sigterm():
+            assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGTERM, before[signal.SIGTERM])
+
+
+def test_ctrl_c_stays_ctrl_c_and_a_thread_sets_no_handler() -> None:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt), exits_at_sigterm():
+            signal.raise_signal(signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+    def enter() -> None:
+        with exits_at_sigterm():
+            pass
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(enter).result()

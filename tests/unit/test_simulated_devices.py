@@ -40,7 +40,7 @@ from fanin.simulation import (
     read_devices,
     read_traces,
 )
-from fanin.simulation.trainers import ClientTrainer, Crew
+from fanin.simulation.trainers import ClientRuntime, ClientTrainer, Crew
 from fanin.simulation.workers import PendingTraining
 
 HOUR_S = 3600.0
@@ -213,15 +213,14 @@ class Failing:
 
         return train
 
-    def close(self) -> None:
-        """See Trainings."""
-
 
 @pytest.mark.parametrize("stops", [False, True])
 def test_a_client_that_raises_is_noted_with_its_traceback(tmp_path: Path, stops: bool) -> None:
     bundle = synthetic_bundle(tmp_path / "bundle", PUBLISHER, SHAPES)
     failures: list[ClientFailure] = []
-    crew = Crew(trainings=Failing(), runtime="none", failures=failures, stops=stops)
+    crew = Crew(
+        trainings=Failing(), runtime=ClientRuntime(name="none", graph_format="onnx"), failures=failures, stops=stops
+    )
     trainer, model, assignment = ClientTrainer(7, crew), example_model(bundle), example_assignment(bundle)
     trainer.begin(model, assignment)
     # The Round continues after InvalidInput, and ends after ClientFailed.

@@ -72,6 +72,6 @@ def test_the_partitioner_of_the_page_skews_a_feature() -> None:
     exec(PARTITIONER, names)
     by = names["by_brightness"]({})  # type: ignore[operator]
     parts = partition(load_digits(), 4, by)
-    means = [float(part.x.mean()) for part in parts]
+    means = [float(part.inputs["x"].mean()) for part in parts]
     assert means == sorted(means)
     assert np.ptp(means) > 0.05

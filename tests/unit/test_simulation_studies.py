@@ -35,7 +35,7 @@ COHORT, ROUNDS = 3, 3
 def app() -> App:
     torch.manual_seed(3)
     module = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))
-    images = torch.from_numpy(load_data("digits").train.x[:64])
+    images = torch.from_numpy(load_data("digits").train.inputs["x"][:64])
     recipe = Recipe(optimizer=Sgd(momentum=0.0))
     return App(name="digits", module=module, calibration=images, batch_size=8, num_classes=10, recipe=recipe)
 
@@ -95,7 +95,7 @@ def test_the_best_version_has_its_accuracy(repeated: Result) -> None:
     assert repeated.best.row.test_accuracy == max(row.test_accuracy for row in repeated.rounds)
     test = load_data("digits").test
     with torch.no_grad():
-        outputs = repeated.best.module(torch.from_numpy(test.x))
+        outputs = repeated.best.module(torch.from_numpy(test.inputs["x"]))
     accuracy = float((outputs.argmax(1).numpy() == test.y).mean())
     assert abs(repeated.best.row.test_accuracy - accuracy) < 1.5 / len(test)
 
@@ -164,9 +164,6 @@ def test_a_damaged_file_of_a_record_is_computed_again(tmp_path: Path) -> None:
         def begin(self, client: int, model: OpenedModel, assignment: m.Assignment) -> PendingTraining:
             self.num += 1
             return lambda: SyntheticTrainer(partition=client).train(model, assignment, lambda: True)
-
-        def close(self) -> None:
-            pass
 
     counting, model, assignment = Counting(), example_model(bundle), example_assignment(bundle)
 

@@ -62,15 +62,15 @@ def later(bundle: Bundle) -> Float32s:
 def logits_of(app: App, bundle: Bundle) -> Float32s:
     """Torch's logits of the later Version on the calibration data."""
     with torch.no_grad():
-        return with_parameters(app, bundle.manifest.table.views(later(bundle)))(app.calibration).numpy()
+        return with_parameters(app, bundle.manifest.table.views(later(bundle)))(app.inputs["x"]).numpy()
 
 
 @pytest.mark.parametrize("graph_format", LIBRARIES)
 def test_an_int8_file_predicts_what_the_bundle_predicts(both_formats: BundleOf, graph_format: str) -> None:
-    bundle, x = both_formats("cnn"), app_of("cnn").calibration.numpy()
+    bundle, x = both_formats("cnn"), app_of("cnn").inputs["x"].numpy()
     runtime, run = LIBRARIES[graph_format]
     data = int8_model(bundle, later(bundle), graph_format)
-    expected = open_runtime(runtime).open_predict(bundle, later(bundle))(x)
+    expected = open_runtime(runtime).open_predict(bundle, later(bundle))({"x": x})
     np.testing.assert_array_equal(run(data, x), expected)
     assert len(data) < len(bundle.graph("infer", graph_format)) + 4 * bundle.manifest.table.num_values
 
@@ -80,7 +80,7 @@ def test_a_float_file_predicts_what_torch_predicts(both_formats: BundleOf, graph
     bundle, app = both_formats("cnn"), app_of("cnn")
     data = float_model(app, bundle, later(bundle), graph_format)
     run = LIBRARIES[graph_format][1]
-    np.testing.assert_allclose(run(data, app.calibration.numpy()), logits_of(app, bundle), rtol=0, atol=1e-5)
+    np.testing.assert_allclose(run(data, app.inputs["x"].numpy()), logits_of(app, bundle), rtol=0, atol=1e-5)
 
 
 class Normed(nn.Sequential):
@@ -102,8 +102,8 @@ def test_statistics_of_norms_are_the_versions() -> None:
     version = np.abs(later(bundle))
     data = float_model(app, bundle, version, "onnx")
     with torch.no_grad():
-        expected = with_parameters(app, bundle.manifest.table.views(version))(app.calibration).numpy()
-    np.testing.assert_allclose(in_onnxruntime(data, app.calibration.numpy()), expected, rtol=0, atol=1e-5)
+        expected = with_parameters(app, bundle.manifest.table.views(version))(app.inputs["x"]).numpy()
+    np.testing.assert_allclose(in_onnxruntime(data, app.inputs["x"].numpy()), expected, rtol=0, atol=1e-5)
 
 
 @cache
@@ -137,7 +137,7 @@ def test_an_app_of_another_bundle_is_refused(change: Callable[[], App], message:
 def test_frozen_weights_come_from_the_app() -> None:
     app, bundle = normed(recipe=Recipe(trains=Adapters(rank=2))), adapted()
     data = float_model(app, bundle, later(bundle), "onnx")
-    np.testing.assert_allclose(in_onnxruntime(data, app.calibration.numpy()), logits_of(app, bundle), rtol=0, atol=1e-5)
+    np.testing.assert_allclose(in_onnxruntime(data, app.inputs["x"].numpy()), logits_of(app, bundle), rtol=0, atol=1e-5)
 
 
 def test_a_format_that_the_bundle_lacks_is_refused() -> None:
@@ -171,5 +171,5 @@ def test_a_fetched_version_loads_into_the_module(tmp_path: Path) -> None:
 
     assert (missing, unexpected) == (["second.weight"], [])
     with torch.no_grad():
-        expected = with_parameters(app, version)(app.calibration)
-        torch.testing.assert_close(module.eval()(app.calibration), expected, rtol=0.0, atol=0.0)
+        expected = with_parameters(app, version)(app.inputs["x"])
+        torch.testing.assert_close(module.eval()(app.inputs["x"]), expected, rtol=0.0, atol=0.0)

@@ -15,14 +15,14 @@ ROWS = "a,label,b\n" + "".join(f"{number},{number % 2},{number / 10}\n" for numb
 
 
 def rows_of(examples: Examples) -> set[tuple[float, ...]]:
-    return {(*map(float, x), float(y)) for x, y in zip(examples.x, examples.y, strict=True)}
+    return {(*map(float, x), float(y)) for x, y in zip(examples.inputs["x"], examples.y, strict=True)}
 
 
 def test_a_csv_file_has_inputs_and_labels(tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_text(ROWS)
     data = load_data(str(tmp_path / "rows.csv"))
-    assert (data.train.x.dtype, data.train.y.dtype) == (np.float32, np.int32)
-    assert (data.train.x.shape, data.test.x.shape) == ((8, 2), (2, 2))
+    assert (data.train.inputs["x"].dtype, data.train.y.dtype) == (np.float32, np.int32)
+    assert (data.train.inputs["x"].shape, data.test.inputs["x"].shape) == ((8, 2), (2, 2))
     together = rows_of(data.train) | rows_of(data.test)
     assert together == {(float(n), float(np.float32(n / 10)), float(n % 2)) for n in range(10)}
 
@@ -38,10 +38,10 @@ def folder_of(path: Path) -> LoadedData:
 def test_each_file_of_a_folder_is_a_client(tmp_path: Path) -> None:
     data = folder_of(tmp_path / "tables")
     assert data.ids is not None and data.train.y.dtype == np.float32
-    assert all((name == "anna") == (x[0] < 100) for name, x in zip(data.ids, data.train.x, strict=True))
+    assert all((name == "anna") == (x[0] < 100) for name, x in zip(data.ids, data.train.inputs["x"], strict=True))
     parts = partition(data.train, 2, Natural(ids=data.ids))
-    assert sorted(int(part.x.min() >= 100) for part in parts) == [0, 1]
-    assert all(len(np.unique(part.x >= 100)) == 1 for part in parts)
+    assert sorted(int(part.inputs["x"].min() >= 100) for part in parts) == [0, 1]
+    assert all(len(np.unique(part.inputs["x"] >= 100)) == 1 for part in parts)
 
 
 def test_train_and_test_may_be_folders_and_clients_a_column(tmp_path: Path) -> None:
@@ -59,8 +59,8 @@ def test_a_parquet_file_has_lists_as_columns(tmp_path: Path) -> None:
     table = pyarrow.table({"pixels": [[float(n), n + 0.5] for n in range(10)], "y": list(range(10))})
     parquet.write_table(table, tmp_path / "rows.parquet")
     data = load_data(str(tmp_path / "rows.parquet"))
-    assert data.train.x.shape == (8, 2) and data.train.y.dtype == np.int32
-    assert all(x.tolist() == [y, y + 0.5] for x, y in zip(data.train.x, data.train.y, strict=True))
+    assert data.train.inputs["x"].shape == (8, 2) and data.train.y.dtype == np.int32
+    assert all(x.tolist() == [y, y + 0.5] for x, y in zip(data.train.inputs["x"], data.train.y, strict=True))
     (tmp_path / "wrong.parquet").write_bytes(b"no")
     with pytest.raises(InvalidInput, match=r"wrong.parquet: not a readable .parquet file"):
         load_data(str(tmp_path / "wrong.parquet"))
@@ -121,7 +121,7 @@ class HuggingFace:
 
 def test_a_hugging_face_data_set_is_converted() -> None:
     examples = examples_of(HuggingFace(), x="image", y="label")
-    assert examples.x.shape == (4, 2, 2) and examples.x.dtype == np.float32
+    assert examples.inputs["x"].shape == (4, 2, 2) and examples.inputs["x"].dtype == np.float32
     assert examples.y.tolist() == [0, 1, 2, 3]
     with pytest.raises(InvalidInput, match=r"^data: item 0 has the names \['image', 'label'\], not \['pixels'\]"):
         examples_of(HuggingFace(), x="pixels", y="label")

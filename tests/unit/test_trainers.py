@@ -50,7 +50,9 @@ def store() -> MemoryStore:
     rng = np.random.default_rng(1)
     x = rng.standard_normal((17, NUM_INPUTS)).astype(np.float32)
     y = rng.integers(0, NUM_CLASSES, 17).astype(np.int32)
-    return MemoryStore(partition=0, train=Examples(x=x[:10], y=y[:10]), validation=Examples(x=x[10:], y=y[10:]))
+    return MemoryStore(
+        partition=0, train=Examples(inputs={"x": x[:10]}, y=y[:10]), validation=Examples(inputs={"x": x[10:]}, y=y[10:])
+    )
 
 
 @pytest.fixture
@@ -61,7 +63,7 @@ def controlled(tmp_path: Path) -> Bundle:
 
 def test_control_is_added_to_the_gradient_of_every_step(controlled: Bundle) -> None:
     """One batch holds all examples, so that numpy takes the same steps whatever the order."""
-    examples = Examples(x=store().train.x[:4], y=store().train.y[:4])
+    examples = Examples(inputs={"x": store().train.inputs["x"][:4]}, y=store().train.y[:4])
     one = MemoryStore(partition=0, train=examples, validation=store().validation)
     table, work = controlled.manifest.table, example_assignment(controlled)
     control = np.random.default_rng(2).normal(0.0, 0.3, table.num_values).astype(np.float32)
@@ -71,7 +73,7 @@ def test_control_is_added_to_the_gradient_of_every_step(controlled: Bundle) -> N
     w, b = before["w"].astype(np.float64), before["b"].astype(np.float64)
     rate = work.training.learning_rate
     for _ in range(work.training.epochs):
-        w, b, _ = numpy_step(w, b, examples.x, examples.y, rate)
+        w, b, _ = numpy_step(w, b, examples.inputs["x"], examples.y, rate)
         w, b = w - rate * added["w"], b - rate * added["b"]
     expected = table.flatten({"w": w - before["w"], "b": b - before["b"]})
     np.testing.assert_allclose(change.values, expected, atol=1e-6)

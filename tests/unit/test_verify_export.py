@@ -1,12 +1,14 @@
 """The exporter's own check: a graph whose gradient is wrong is refused, however small the gradient is."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
 
+import numpy as np
 import pytest
 import torch
-from support.models import Mlp, app_of, exported
+from support.models import Mlp, app_of, bundle_of, exported
 from support.nightly import nightly_but
 from torch import Tensor, nn
 
@@ -15,8 +17,11 @@ from fanin.edge.export import Adam, App, Recipe, Sgd
 from fanin.edge.export.losses import cross_entropy
 from fanin.edge.export.optimizers import Tensors
 from fanin.edge.export.prepare import prepare
-from fanin.edge.export.verify import verify
+from fanin.edge.export.tracing.eager import cases_of
+from fanin.edge.export.verify import Triple, _check_int8, _check_loss, _check_tensors, verify
 from fanin.edge.runtimes.available import open_runtime
+from fanin.edge.runtimes.base import BatchEvaluation, Evaluate, NamedInputs, Runtime
+from fanin.edge.tensors import Float32s
 from fanin.protos.errors import UnsupportedModel
 
 RECIPES = {"sgd": Recipe(optimizer=Sgd(momentum=0.0)), "momentum": Recipe(), "adam": Recipe(optimizer=Adam())}
@@ -104,3 +109,68 @@ def test_a_gradient_of_rounding_alone_passes() -> None:
     torch.manual_seed(0)
     module = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 4))
     assert exported(replace(app_of("mlp"), module=module)).manifest.table.num_values > 0
+
+
+@pytest.mark.parametrize("loss", [2.0, math.nan])
+def test_a_wrong_loss_is_refused(loss: float) -> None:
+    with pytest.raises(UnsupportedModel, match="evaluation: loss of the exported graph differs from torch's by"):
+        _check_loss(prepare(app_of("mlp")), "evaluation: loss", loss, (1.0, 1.0))
+
+
+def test_values_that_are_no_numbers_are_refused() -> None:
+    one = np.ones(2)
+    with pytest.raises(UnsupportedModel, match="x of the exported graph differs from torch's by nan"):
+        _check_tensors(prepare(app_of("mlp")), "{}", {"x": Triple(actual=one * math.nan, expected=one, exact=one)})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda logits: logits * math.nan, "the int8 graph returned logits"),
+        (lambda logits: -logits, "returns int8 logits that differ by"),
+        (lambda logits: logits[:, :2], "the int8 graph returned logits"),
+    ],
+)
+def test_wrong_int8_logits_are_refused(change: Callable[[Float32s], Float32s], message: str) -> None:
+    prepared = prepare(app_of("mlp"))
+
+    def logits(inputs: NamedInputs) -> Float32s:
+        found: Float32s = prepared.eager(torch.from_numpy(inputs["x"])).detach().numpy()
+        return found
+
+    cases = cases_of(prepared)
+    _check_int8(prepared, "runtime", (logits, logits), cases)
+    with pytest.raises(UnsupportedModel, match=message):
+        _check_int8(prepared, "runtime", (lambda inputs: change(logits(inputs)), logits), cases)
+
+
+class Answers:
+    """A runtime whose evaluation or preprocessing is changed."""
+
+    def __init__(self, runtime: Runtime, change: Callable[[BatchEvaluation], BatchEvaluation]) -> None:
+        self._runtime, self._change = runtime, change
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._runtime, name)
+
+    def open_evaluate(self, bundle: Bundle) -> Evaluate:
+        """The evaluation, changed."""
+        evaluate = self._runtime.open_evaluate(bundle)
+        return lambda parameters, batch: self._change(evaluate(parameters, batch))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda sums: replace(sums, loss_sum=2.0 * sums.loss_sum), "evaluation: loss of the exported graph differs"),
+        (
+            lambda sums: replace(sums, predicted=(sums.predicted + 1) % 4),
+            "evaluation: predicted: . of 8 classes of the",
+        ),
+    ],
+)
+def test_a_wrong_evaluation_is_refused(change: Callable[[BatchEvaluation], BatchEvaluation], message: str) -> None:
+    app, bundle = app_of("mlp"), bundle_of("mlp")
+    runtime = open_runtime("onnx")
+    with pytest.raises(UnsupportedModel, match=message):
+        verify(prepare(app), bundle, Answers(runtime, change), runtime)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from fanin.clients.device.embed import DeviceSettings, join
     from fanin.clients.device.training import RuntimeTrainer
     from fanin.clients.device.updates import Change, Trainer
+    from fanin.clients.flower.task import FlowerSettings
     from fanin.clients.operator import Operator
 
 __all__ = [
@@ -37,6 +38,7 @@ __all__ = [
     "DeviceSettings",
     "ExampleStore",
     "Examples",
+    "FlowerSettings",
     "Interrupted",
     "MemoryStore",
     "Operator",
@@ -54,6 +56,7 @@ _MODULES = {
     "DeviceSettings": "device.embed",
     "ExampleStore": "data.stores",
     "Examples": "data.examples",
+    "FlowerSettings": "flower.task",
     "Interrupted": "device.conditions",
     "MemoryStore": "data.stores",
     "Operator": "operator",

@@ -13,12 +13,11 @@ from typing import Annotated, Final, TypeVar
 
 from fanin.protos.errors import InvalidPlan
 from fanin.protos.plans import Plan
+from fanin.protos.plans.entries import as_float
 from fanin.protos.plans.keys import PAGE, Fields, Key, KeyField, SectionField, fields_of, joined, keys_of, shown
 
 T = TypeVar("T")
 SET: Final = "--set"
-MAX_FLOAT_BITS: Final = 1000
-"""A longer integer has no float. As infinity it is out of the range of its key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,9 +196,9 @@ class _Reader:
 
     def _value(self, field: KeyField, value: object, path: str) -> object:
         if field.type is float:
-            value = _as_float(value)
+            value = as_float(value)
         if field.type is dict and isinstance(value, dict):
-            value = {name: _as_float(item) for name, item in value.items()}
+            value = {name: field.key.entries.read(item) for name, item in value.items()}
         if type(value) is not field.type or not field.accepts(value):
             raise InvalidPlan(f"{self.source(path)}: {field.problem(path, value)}")
         return value
@@ -210,13 +209,6 @@ class _Reader:
         if field.default is MISSING:
             raise InvalidPlan(f"{self.source(path)}: {path}: missing, expected {field.expected}; add the key")
         return field.default
-
-
-def _as_float(value: object) -> object:
-    """Return an integer as a float, and any other value as it is."""
-    if type(value) is not int:
-        return value
-    return float(value) if value.bit_length() <= MAX_FLOAT_BITS else float("inf")
 
 
 def _declaration(name: str, fields: Fields, path: str, problem: str) -> KeyField | SectionField:

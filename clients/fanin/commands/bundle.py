@@ -5,10 +5,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
-import numpy as np
 import typer
 
-from fanin.clients.data.npz import UNREADABLE
+from fanin.clients.flower.initial import read_initial
 from fanin.clients.flower.task import FlowerSettings
 from fanin.commands.console.terminal import DEFAULT_KEY, JsonOption, publisher_key, run_command, write_json
 from fanin.edge.bundles.arrays import read_layout, write_arrays
@@ -69,19 +68,8 @@ def _arrays(initial: str, flower: str) -> dict[str, Array]:
             f"--initial and --flower: got {'both' if initial else 'neither'}, expected one: --initial FILE.npz or "
             "MODULE:NAME, or --flower MODULE:APP for an app of a NumPyClient"
         )
-    if initial.endswith(".npz"):
-        return _read(Path(initial))
-    from fanin.clients.flower.app import FlowerApp, load_arrays
+    if initial:
+        return read_initial(initial, Path.cwd())
+    from fanin.clients.flower.app import FlowerApp
 
-    if flower:
-        return FlowerApp(FlowerSettings(app=flower, folder=Path.cwd())).initial()
-    return load_arrays(initial, Path.cwd())
-
-
-def _read(path: Path) -> dict[str, Array]:
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            return {name: file[name] for name in file.files}
-    except UNREADABLE as exc:
-        reason = "another format" if "contains pickled" in str(exc) else exc
-        raise InvalidInput(f"--initial: {path}: not a readable .npz file of plain arrays ({reason})") from exc
+    return FlowerApp(FlowerSettings(app=flower, folder=Path.cwd())).initial()

@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final
 
+import numpy as np
+
 from fanin.clients.data.batching import batches_in_order
 from fanin.clients.data.examples import Examples, check_examples
 from fanin.clients.data.npz import read_npz
@@ -112,7 +114,7 @@ class JobEvaluator:
         examples = _model_examples(data.examples, bundle, runtime)
         if job.version is None:
             parameters = bundle.initial_parameters()
-            examples = Examples(x=examples.x[: bundle.manifest.batch_size], y=examples.y[: bundle.manifest.batch_size])
+            examples = examples.take(np.arange(min(len(examples), bundle.manifest.batch_size)))
         else:
             parameters = load_parameters(blobs, job.version, bundle.manifest.table)
         batches = batches_in_order(examples, bundle.manifest.batch_size)
@@ -154,10 +156,10 @@ def _state(path: Path) -> tuple[int, int, int] | None:
 def _model_examples(examples: Examples, bundle: Bundle, runtime: Runtime) -> Examples:
     """Return examples as inputs of the model. Raises InvalidInput or ValueError if they do not fit it."""
     manifest = bundle.manifest
-    x = model_inputs(bundle, examples.x, open_preprocess(runtime, bundle))
-    ready = examples if x is examples.x else Examples(x=x, y=examples.y)
-    (port,) = manifest.signatures["infer"].inputs
-    check_examples(ready, tuple(port.shape[1:]), manifest.num_classes)
+    inputs = model_inputs(bundle, examples.inputs, open_preprocess(runtime, bundle))
+    ready = examples if inputs is examples.inputs else Examples(inputs=inputs, y=examples.y)
+    shapes = {port.name: port.shape[1:] for port in manifest.signatures["infer"].inputs}
+    check_examples(ready, shapes, manifest.num_classes)
     return ready
 
 

@@ -20,7 +20,7 @@ import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, cast
 
 import numpy as np
 
@@ -34,7 +34,7 @@ from fanin.edge.bundles.bundle import Bundle, open_folder, read_signed_manifest
 from fanin.edge.bundles.formats import file_format, format_of
 from fanin.edge.bundles.manifest import Port
 from fanin.edge.runtimes.available import RUNTIMES, open_format, open_runtime
-from fanin.edge.runtimes.base import Inputs, LoadedModel, Runtime
+from fanin.edge.runtimes.base import LoadedModel, NamedInputs, Runtime
 from fanin.edge.runtimes.engine import Feed
 from fanin.edge.runtimes.models import (
     PREPROCESS,
@@ -177,8 +177,7 @@ def _open_device(folder: Path, options: argparse.Namespace) -> OpenedInference:
         )
 
     def run(feed: Feed) -> dict[str, Array]:
-        x: Inputs = feed["x"]  # type: ignore[assignment]  # model_inputs checks the type
-        return {"logits": serving.predict(_narrow(x))}
+        return {"logits": serving.predict(_narrow(feed))}
 
     assert serving.bundle is not None, "a served version has a bundle"
     return _of_bundle(serving.bundle, runtime, run)
@@ -200,8 +199,7 @@ def _open_bundle(folder: Path, options: argparse.Namespace) -> OpenedInference:
     predict, preprocess = runtime.open_predict(bundle, parameters), open_preprocess(runtime, bundle)
 
     def run(feed: Feed) -> dict[str, Array]:
-        x: Inputs = feed["x"]  # type: ignore[assignment]  # model_inputs checks the type
-        return {"logits": predict(model_inputs(bundle, _narrow(x), preprocess))}
+        return {"logits": predict(model_inputs(bundle, _narrow(feed), preprocess))}
 
     return _of_bundle(bundle, runtime, run)
 
@@ -213,9 +211,10 @@ def _of_bundle(bundle: Bundle, runtime: Runtime, run: Callable[[Feed], dict[str,
     return OpenedInference(runtime=runtime.name, target=target, run=run, has_classes=bundle.manifest.num_classes > 0)
 
 
-def _narrow(x: Inputs) -> Inputs:
-    """Convert floats to float32; numpy creates float64 by default."""
-    return x.astype(np.float32, copy=False) if x.dtype.kind == "f" else x
+def _narrow(feed: Feed) -> NamedInputs:
+    """Convert floats to float32; numpy creates float64 by default. ``model_inputs`` checks the other dtypes."""
+    inputs = {name: x.astype(np.float32, copy=False) if x.dtype.kind == "f" else x for name, x in feed.items()}
+    return cast(NamedInputs, inputs)
 
 
 def _parameters(bundle: Bundle, path: Path) -> Float32s:

@@ -106,7 +106,7 @@ def bundle_row(bundle: Bundle) -> dict[str, object]:
         "num_parameters": manifest.table.num_values,
         "batch_size": manifest.batch_size,
         "num_classes": manifest.num_classes,
-        "num_tokens": manifest.num_tokens,
+        "num_tokens": dict(manifest.num_tokens),
         "parameters": {spec.name: list(spec.shape) for spec in manifest.table.specs},
         "signatures": {
             name: {
@@ -129,7 +129,8 @@ def kind_of(manifest: Manifest) -> str:
     if not manifest.signatures:
         return "arrays without graphs; code on the device trains them"
     outputs = f"{manifest.num_classes} classes" if manifest.num_classes else "values"
-    return f"{manifest.num_tokens} tokens to {outputs}" if manifest.num_tokens else outputs
+    tokens = " and ".join(f"{num} tokens" for num in manifest.num_tokens.values())
+    return f"{tokens} to {outputs}" if tokens else outputs
 
 
 def _port_row(port: Port) -> dict[str, object]:

@@ -102,8 +102,11 @@ def _take_part(options: argparse.Namespace, token: str, parts: ClientParts) -> N
     delay_seed = None if options.delay_seed is None else f"{options.delay_seed}/{options.partition}"
     client = Client(parts, ClientOptions(token=token, max_updates=options.max_updates, delay_seed=delay_seed))
     # The state on disk is complete at any moment, so the process need not wait for the call in progress.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    client.run()
+    handler = signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    try:
+        client.run()
+    finally:
+        signal.signal(signal.SIGTERM, handler)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -117,7 +120,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--ca", required=True, metavar="FILE", help="certificate of the coordinator's authority")
     parser.add_argument("--token-file", metavar="FILE", help="enrollment token; default: $FANIN_DEVICE_TOKEN")
     parser.add_argument("--publisher", required=True, metavar="FILE", help="public key whose bundles are trusted")
-    parser.add_argument("--data", metavar="FILE.npz", help="examples: arrays x and y; required without --flower")
+    parser.add_argument(
+        "--data",
+        metavar="FILE.npz",
+        help="examples: an array for each input of the model, such as x, and y; required without --flower",
+    )
     parser.add_argument("--validation", type=float, default=0.2, metavar="SHARE", help="held out for validation (0.2)")
     parser.add_argument(
         "--partition", type=int, default=0, metavar="N", help="index of this data in the population (0)"

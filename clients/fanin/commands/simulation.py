@@ -1,26 +1,29 @@
 """``fanin simulate`` and ``fanin partition``: a federation on this machine, and how its data is spread."""
 
 import math
-import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import click
 import typer
 
+from fanin.clients.flower.initial import read_initial
+from fanin.clients.flower.task import FlowerSettings
 from fanin.clients.planfile import parse_plan, read_plan
 from fanin.commands.console.terminal import JsonOption, QuietOption, progress, run_command, write_json
+from fanin.edge.tensors import Array
 from fanin.protos.errors import InvalidInput
 from fanin.protos.plans import Plan
 from fanin.simulation import LoadedData, Natural, Partition, Partitioner, load_data, partition
 from fanin.simulation.setup.progress import line_of
+from fanin.simulation.setup.termination import interrupted_by_sigterm
 
 if TYPE_CHECKING:
-    from fanin.simulation import Result, RoundRow, SimulationEvent
+    from fanin.simulation import RayCluster, Result, RoundRow, SimulationEvent
 
 DataOption = Annotated[
     str,
@@ -46,6 +49,7 @@ PlotOption = Annotated[Path | None, typer.Option("--plot", help="Write a figure,
 DEFAULT_ALPHA = 0.3
 INTERRUPTED = 130
 """Exit status after Ctrl-C. What has ended by then is written all the same."""
+BACKENDS = ("processes", "ray")
 WITH_ALPHA = ("dirichlet", "label_skew", "quantity")
 
 
@@ -85,7 +89,10 @@ def _partition(
 
 
 def _simulate(
-    app: Annotated[str, typer.Argument(metavar="APP", help="package.module:name, or path/to/file.py:name.")],
+    app: Annotated[
+        str,
+        typer.Argument(metavar="APP", help="package.module:name, or path/to/file.py:name; none with --flower."),
+    ] = "",
     plan: Annotated[Path | None, typer.Argument(metavar="[PLAN.toml]", help="A plan; default: plain FedAvg.")] = None,
     data: DataOption = "digits",
     clients: ClientsOption = 100,
@@ -103,10 +110,29 @@ def _simulate(
         str, typer.Option("--engine", help="How clients train: graph, vmap, or auto for the faster one.")
     ] = "graph",
     processes: Annotated[int, typer.Option("--processes", min=1, help="Processes that train clients.")] = 1,
+    backend: Annotated[
+        str, typer.Option("--backend", help="processes of this machine, or ray: the tasks of a Ray cluster.")
+    ] = "processes",
+    ray_address: Annotated[
+        str, typer.Option("--ray-address", help="HOST:PORT of the cluster; default: $RAY_ADDRESS, or this machine's.")
+    ] = "",
+    client_cpus: Annotated[float, typer.Option("--client-cpus", help="CPUs of one training on Ray.")] = 1.0,
+    client_gpus: Annotated[float, typer.Option("--client-gpus", help="GPUs of one training on Ray, as in 0.25.")] = 0.0,
     devices: Annotated[
         Path | None, typer.Option("--devices", help="A device model in TOML; docs/simulation.md.")
     ] = None,
     events: Annotated[Path | None, typer.Option("--events", help="Write the event log as JSON lines.")] = None,
+    flower: Annotated[
+        str, typer.Option("--flower", metavar="MODULE:APP", help="Train by this Flower app, which loads its own data.")
+    ] = "",
+    initial: Annotated[
+        str,
+        typer.Option("--initial", metavar="FILE.npz|MODULE:NAME", help="With --flower: the arrays of version 0."),
+    ] = "",
+    node_config: Annotated[
+        str, typer.Option("--node-config", help="With --flower: KEY=VALUE ... of all clients.")
+    ] = "",
+    run_config: Annotated[str, typer.Option("--run-config", help="With --flower: KEY=VALUE ... of the app.")] = "",
     seeds: Annotated[str, typer.Option("--seeds", help="Several seeds instead of one, as in 0,1,2.")] = "",
     baseline: Annotated[bool, typer.Option("--baseline", help="Train on the pooled data as well.")] = False,
     resume: Annotated[
@@ -118,42 +144,48 @@ def _simulate(
     quiet: QuietOption = False,
     json: JsonOption = "",
 ) -> int:
-    """Train an App on simulated clients of this machine, and print each round."""
-    from fanin.edge.export import load_app
-    from fanin.simulation import DeviceModel, SimulationSettings, read_devices
+    """Train an App or a Flower app on simulated clients of this machine, and print each round."""
+    from fanin.simulation import DeviceModel, RayCluster, SimulationSettings, read_devices
     from fanin.simulation import simulate as run_simulation
 
     _check_files(plot, {"--csv": csv, "--events": events})
+    names = _FlowerNames(app=flower, initial=initial, node_config=node_config, run_config=run_config)
+    app, plan = names.words(app, plan)
     limits = {"cohort.concurrency": cohort, "stop.max_rounds": rounds}
-    wanted = _plan(app, plan, limits, overrides or ())
+    wanted = _plan('bundle="flower"' if flower else f'app="{app}"', plan, limits, overrides or ())
     each_seed = _seeds(seeds)
+    cluster = _cluster(backend, RayCluster(address=ray_address, cpus=client_cpus, gpus=client_gpus))
     model = DeviceModel() if devices is None else read_devices(devices)
-    split = load_data(data, seed=seed)
-    parts = _parts(split, clients, _partitioner(split, by, alpha, options), seed)
 
     def show(row: "RoundRow") -> None:
         if not json:
             sys.stdout.write(f"{line_of(row)}\n")
             sys.stdout.flush()
 
-    with progress("simulate", quiet=quiet) as step:
-        step(f"loading the App {app}")
-        with _interrupted_by_sigterm(), _event_file(events) as on_event:
-            settings = SimulationSettings(
-                test=split.test,
-                plan=wanted,
-                engine=engine,
-                seed=0 if seeds else seed,
-                seeds=each_seed,
-                baseline=baseline,
-                resume=resume,
-                processes=processes,
-                devices=model,
-                on_round=show,
-                on_event=on_event,
-                quiet=True,
-            )
-            result = run_simulation(load_app(app), parts, settings=settings)
+    with progress("simulate", quiet=quiet) as step, interrupted_by_sigterm(), _event_file(events) as on_event:
+        settings = SimulationSettings(
+            plan=wanted,
+            engine=engine,
+            seed=0 if seeds else seed,
+            seeds=each_seed,
+            baseline=baseline,
+            resume=resume,
+            processes=processes,
+            cluster=cluster,
+            devices=model,
+            on_round=show,
+            on_event=on_event,
+            quiet=True,
+        )
+        if flower:
+            result = run_simulation(names.settings, clients, settings=replace(settings, initial=names.arrays()))
+        else:
+            from fanin.edge.export import load_app
+
+            split = load_data(data, seed=seed)
+            parts = _parts(split, clients, _partitioner(split, by, alpha, options), seed)
+            step(f"loading the App {app}")
+            result = run_simulation(load_app(app), parts, settings=replace(settings, test=split.test))
     if csv is not None:
         result.write_spread_csv(csv) if seeds else result.write_csv(csv)
     if tensorboard is not None:
@@ -165,6 +197,55 @@ def _simulate(
     if not result.is_complete:
         sys.stderr.write(f"fanin simulate: stopped after round {result.rounds[-1].round}; the files have it\n")
     return 0 if result.is_complete else INTERRUPTED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _FlowerNames:
+    """The options of a Flower app."""
+
+    app: str
+    initial: str
+    node_config: str
+    run_config: str
+
+    def words(self, first: str, second: Path | None) -> tuple[str, Path | None]:
+        """Return the App and the Plan that the words name: a Flower app takes the place of the App.
+
+        Raises:
+            InvalidInput: There is no app or two, or an option of Flower apps without one.
+        """
+        if not self.app:
+            if self.initial or self.node_config or self.run_config:
+                raise InvalidInput(
+                    "--initial, --node-config, --run-config: got them without --flower, expected them for a Flower app "
+                    "only"
+                )
+            if not first:
+                raise InvalidInput("APP: got none, expected package.module:name, or a Flower app with --flower")
+            return first, second
+        if second is not None:
+            raise InvalidInput(f"--flower: got it with the App {first}, expected a plan alone; remove the App")
+        return "", Path(first) if first else None
+
+    @property
+    def settings(self) -> FlowerSettings:
+        """The app, in the working directory."""
+        return FlowerSettings(app=self.app, folder=Path.cwd(), node_config=self.node_config, run_config=self.run_config)
+
+    def arrays(self) -> dict[str, Array] | None:
+        """Return the initial arrays; None for those of the app. Raises InvalidInput."""
+        return read_initial(self.initial, Path.cwd()) if self.initial else None
+
+
+def _cluster(backend: str, cluster: "RayCluster") -> "RayCluster | None":
+    """Return the Ray cluster of the options; None for the processes of this machine. Raises InvalidInput."""
+    if backend not in BACKENDS:
+        raise InvalidInput(f"--backend: got {backend!r}, expected one of {', '.join(BACKENDS)}")
+    if backend == "ray":
+        return cluster
+    if cluster != type(cluster)():
+        raise InvalidInput("--ray-address, --client-cpus, --client-gpus: got them without --backend ray")
+    return None
 
 
 def _seeds(text: str) -> tuple[int, ...]:
@@ -202,16 +283,6 @@ def _event_file(path: Path | None) -> "Iterator[Callable[[SimulationEvent], None
         yield write
 
 
-@contextmanager
-def _interrupted_by_sigterm() -> Iterator[None]:
-    """Treat SIGTERM as Ctrl-C: the Rounds that have ended are written."""
-    before = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
 def _check_files(plot: Path | None, files: Mapping[str, Path | None]) -> None:
     """Raise InvalidInput unless the results can be written: a training may take long."""
     for option, path in files.items():
@@ -223,9 +294,9 @@ def _check_files(plot: Path | None, files: Mapping[str, Path | None]) -> None:
         check_figure_file(plot)
 
 
-def _plan(app: str, path: Path | None, limits: dict[str, int | None], overrides: Sequence[str]) -> Plan:
+def _plan(model: str, path: Path | None, limits: dict[str, int | None], overrides: Sequence[str]) -> Plan:
     """Return the Plan: the file's, with the options of the command line. Raises InvalidPlan."""
-    first = [f'app="{app}"', *(f"{key}={value}" for key, value in limits.items() if value is not None)]
+    first = [model, *(f"{key}={value}" for key, value in limits.items() if value is not None)]
     if path is not None:
         return read_plan(path, [*first, *overrides]).plan
     defaults = ["cohort.concurrency=10", "stop.max_rounds=20", "training.learning_rate=0.01"]

@@ -15,7 +15,8 @@ Reading order:
 - ``setup/``: the arguments of ``simulate``, and what it prints
 - ``devices/``: models of devices, and the event log
 - ``experiment``: ``simulate``, from an App to a ``Result``; ``course``: its Run
-- ``trainers``, ``workers``: the training of its clients, in this process or in others
+- ``trainers``: the trainers of its clients; ``workers``: their trainings by graphs; ``flower``: those of a Flower app
+- ``backends/``: where the trainings run, in this process or in others
 - ``engines/``: the choice of the engine, and ``vmap``
 - ``result``, ``rows``: the tables of a simulation; ``plots``: its figures
 - ``studies/``: seeds, a baseline, and simulations that resume
@@ -29,7 +30,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from fanin.simulation.data.loading import LoadedData, examples_of, load_data
+    from fanin.simulation.backends.ray_cluster import RayCluster
+    from fanin.simulation.data.loading import LoadedData, examples_of, load_data, partition_of
     from fanin.simulation.data.partitioners import (
         Dirichlet,
         Iid,
@@ -84,6 +86,7 @@ _MODULES = {
     "Partitioner": "data.partitioners",
     "Pathological": "data.partitioners",
     "Quantity": "data.partitioners",
+    "RayCluster": "backends.ray_cluster",
     "Result": "result",
     "RoundRow": "rows",
     "Scenario": "scenario",
@@ -92,6 +95,7 @@ _MODULES = {
     "examples_of": "data.loading",
     "load_data": "data.loading",
     "partition": "data.partitioning",
+    "partition_of": "data.loading",
     "play": "scenario",
     "plot_results": "plots",
     "simulate": "experiment",
@@ -118,6 +122,7 @@ __all__ = [
     "Partitioner",
     "Pathological",
     "Quantity",
+    "RayCluster",
     "Result",
     "RoundRow",
     "Scenario",
@@ -130,6 +135,7 @@ __all__ = [
     "examples_of",
     "load_data",
     "partition",
+    "partition_of",
     "play",
     "plot_results",
     "read_devices",

@@ -8,8 +8,6 @@ from typing import Final
 
 import numpy as np
 
-from fanin.clients.data.batching import batches_in_order
-from fanin.clients.data.examples import Examples
 from fanin.clients.testing.member import Member
 from fanin.clients.testing.observed import DeviceEvent
 from fanin.edge.bundles.bundle import Bundle
@@ -19,7 +17,7 @@ from fanin.protos.control import RoundClosed, RoundFailed, RunRested, RunState, 
 from fanin.protos.errors import FaninError
 from fanin.protos.plans import EvaluationPlan, Plan
 from fanin.server.aggregation.parameters import load_parameters
-from fanin.server.evaluation.metrics import VersionMetrics, evaluate_version, metrics_of, unknown_values
+from fanin.server.evaluation.metrics import VersionMetrics
 from fanin.simulation.devices.events import OnEvent, SimulationEvent
 from fanin.simulation.devices.models import DeviceModel
 from fanin.simulation.federation import Federation
@@ -33,7 +31,7 @@ from fanin.simulation.rows import (
     initial_row,
     round_row,
 )
-from fanin.simulation.trainers import ClientTrainer, Crew, SharedGraphs
+from fanin.simulation.trainers import ClientRuntime, ClientTrainer, Crew
 from fanin.simulation.workers import Trainings
 
 RUN: Final = "run"
@@ -86,9 +84,10 @@ class SimulatedRun:
         plan: The Plan.
         work: Examples of one training of each client, over all its epochs.
         devices: How the devices of the clients differ.
+        engine: The engine of the trainings, for the event log: ``graph``, ``vmap`` or ``flower``.
         trainings: Trains the clients.
-        graphs: The open graphs, for evaluations.
-        test: Examples on which Versions are evaluated, as the Plan's ``evaluation`` says; None for no evaluation.
+        runtime: What trains them: the library and its version, and the format of the Bundle's graphs.
+        evaluate: Returns the metrics of a Version from its number and its parameters (num_values,).
         seed: Seed of the choices that the Plan's own seed does not make.
         stops: Whether an error in the training of a client ends the simulation.
         on_round: Called with each row.
@@ -99,9 +98,10 @@ class SimulatedRun:
     plan: Plan
     work: Sequence[int]
     devices: DeviceModel
+    engine: str
     trainings: Trainings
-    graphs: SharedGraphs
-    test: Examples | None
+    runtime: ClientRuntime
+    evaluate: Callable[[int, Float32s], VersionMetrics]
     seed: int
     stops: bool
     on_round: Callable[[RoundRow], None]
@@ -119,16 +119,17 @@ class SimulatedRun:
             self._note(rows, event.event, event.round, client=client_of(event.device), detail=event.detail)
 
         async with Federation(seed=self.seed, piece_bytes=PIECE_BYTES, observe=observe) as federation:
+            self._note(rows, "engine", 0, detail=self.engine)
             # The coordinator of a simulation has no data sets: the evaluation is here.
             plan = replace(self.plan, evaluation=EvaluationPlan())
             await federation.start_run(RUN, plan, self.bundle, publisher)
             rows.digests.append(self.bundle.manifest.artifacts[self.bundle.manifest.initial].sha256)
             parameters = await self._parameters(federation, 0)
-            rows.add(initial_row(self._quality(0, parameters), self._statistics), parameters)
+            rows.add(initial_row(self.evaluate(0, parameters), self._statistics), parameters)
             self.on_round(rows.rounds[0])
             crew = Crew(
                 trainings=self.trainings,
-                runtime=self.graphs.name,
+                runtime=self.runtime,
                 failures=rows.failures,
                 stops=self.stops,
             )
@@ -161,7 +162,7 @@ class SimulatedRun:
                     self._note(rows, "round failed", event.round, detail=event.reason)
                 case VersionPublished():
                     parameters = await self._parameters(federation, event.number)
-                    quality = self._quality(event.number, parameters)
+                    quality = self.evaluate(event.number, parameters)
                     updates = await federation.state.stores.rounds.updates(RUN, event.round)
                     now = asyncio.get_running_loop().time()
                     rows.clients += client_rows(updates, event.round, self._statistics)
@@ -182,15 +183,6 @@ class SimulatedRun:
         noted = SimulationEvent(time_s=now, client=client, event=event, round=round_number, detail=detail)
         rows.events.append(noted)
         self.on_event(noted)
-
-    def _quality(self, number: int, parameters: Float32s) -> VersionMetrics:
-        """Return the metrics of a Version on the test data; NaN without test data, or if the Version is not due."""
-        evaluation = self.plan.evaluation
-        metrics = metrics_of(metric.name for metric in evaluation.metrics)
-        if self.test is None or number % evaluation.every:
-            return unknown_values(metrics)
-        batches = batches_in_order(self.test, self.bundle.manifest.batch_size)
-        return evaluate_version(self.graphs, self.bundle, parameters, batches, metrics)
 
     async def _parameters(self, federation: Federation, number: int) -> Float32s:
         version = await federation.state.stores.runs.version(RUN, number)

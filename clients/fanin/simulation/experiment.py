@@ -1,65 +1,71 @@
-"""``simulate``: federated training of a torch module on this machine, in one call.
+"""``simulate``: federated training on simulated clients of this machine, in one call.
 
-The App is exported as a Bundle of ONNX graphs. The clients are devices of a ``Federation``: the production coordinator
-and the production session of a device, on a virtual clock. Each client trains in onnxruntime on its own examples, in
-this process or in worker processes. All clients of a process use the same open graphs, so a Round opens them once.
+A torch App is exported as a Bundle of ONNX graphs. A Flower app is called as on a device, and its Bundle has the
+initial arrays. The clients are devices of a ``Federation``: the production coordinator and the production session of a
+device, on a virtual clock. They train in this process, or as tasks of a backend. All clients of a process use the same
+open graphs, so a Round opens them once.
 """
 
 import hashlib
 import tempfile
+from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
+from fanin.clients.data.batching import batches_in_order
 from fanin.clients.data.examples import Examples
 from fanin.clients.data.stores import num_held_out
 from fanin.clients.testing.clock import run_virtual
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.bundles.keys import SigningKey
+from fanin.edge.bundles.manifest import NO_GRAPHS
 from fanin.edge.runtimes.models import model_inputs
+from fanin.edge.tensors import Float32s
 from fanin.protos.plans import Plan
+from fanin.server.evaluation.metrics import VersionMetrics, evaluate_version, metrics_of, unknown_values
+from fanin.simulation.backends.backend import Backend, ThisProcess
+from fanin.simulation.backends.opening import open_backend
 from fanin.simulation.course import RowLists, SimulatedRun
 from fanin.simulation.data.partitioning import Partition
 from fanin.simulation.engines.choice import choose
 from fanin.simulation.engines.vectorized import VectorTrainings
+from fanin.simulation.flower import FlowerSubject, FlowerTrainings, is_flower_app
 from fanin.simulation.result import BestVersion, Result
 from fanin.simulation.rows import RoundRow
-from fanin.simulation.setup.arguments import check_arguments, plan_of
+from fanin.simulation.setup.arguments import check_arguments, check_flower_settings, check_settings, plan_of
 from fanin.simulation.setup.progress import SimulationProgress
 from fanin.simulation.setup.settings import SimulationSettings
 from fanin.simulation.setup.termination import exits_at_sigterm
 from fanin.simulation.studies.baseline import Baseline, pooled
 from fanin.simulation.studies.records import BUNDLE, RecordedTrainings, RecordFolder, subject_of
-from fanin.simulation.trainers import ClientFailed, SharedGraphs
-from fanin.simulation.workers import (
-    FORMAT,
-    LocalTrainings,
-    Trainings,
-    WorkerFiles,
-    WorkerPool,
-    write_partition,
-)
+from fanin.simulation.trainers import ClientFailed, ClientRuntime, SharedGraphs
+from fanin.simulation.workers import FORMAT, GraphSubject, GraphTrainings, LocalTrainings, PlacedBundle, Trainings
 
 if TYPE_CHECKING:
     from fanin.edge.export.app import App
+    from fanin.edge.export.prepare import StateDict
 
 
 def simulate(
-    app: "App",
-    clients: Partition,
+    app: object,
+    clients: Partition | int,
     *,
     cohort: int | None = None,
     rounds: int | None = None,
     settings: SimulationSettings | None = None,
 ) -> Result:
-    """Train an App on simulated clients by federated averaging, or as the Plan says.
+    """Train an App or a Flower app on simulated clients by federated averaging, or as the Plan says.
 
     The same arguments give bit-identical Versions in every process on one machine, but for the engine ``auto``, which
     may choose another one next time. ``Result.engine`` names it.
 
     Args:
-        app: The App. Its module keeps its parameters.
-        clients: The examples of each client.
+        app: An App, whose module keeps its parameters. Or a Flower app: a ClientApp, a NumPyClient, a function
+            ``client_fn(context)``, or a ``FlowerSettings`` that names one.
+        clients: The examples of each client; of a Flower app, which loads its data itself, the number of clients.
         cohort: Clients that train in a Round. None if ``settings.plan`` is a Plan.
         rounds: Rounds to train. None if ``settings.plan`` is a Plan.
         settings: Test data, further keys of the Plan, and seed.
@@ -72,7 +78,8 @@ def simulate(
         UnsupportedModel: The module cannot be exported, or the engine is ``vmap`` and cannot train it.
         InvalidPlan: A key of the Plan is unknown, or a value is wrong.
         InvalidInput: The cohort is larger than the number of clients, the seed is negative, cohort and rounds are given
-            together with a Plan, or the model cannot use the examples.
+            together with a Plan, the model cannot use the examples, or the Flower app cannot be imported.
+        RuntimeMissing: A library that the settings or the app need is not installed.
         FaninError: The Run failed or rests; the message has its reason.
         ClientFailed: The training of a client failed, and ``settings.stop_on_failure`` is set. Otherwise the Round
             continues without it, and the failure is in ``Result.failures``.
@@ -81,111 +88,224 @@ def simulate(
         ``simulate(app, partition(data, 100, Dirichlet(alpha=0.3)), cohort=10, rounds=20)``
     """
     settings = settings or SimulationSettings()
-    check_arguments(app, clients, settings)
-    app = _started(app, settings)
+    subject = _subject(app, clients, settings)
     limits = {"cohort": cohort, "rounds": rounds}
-    studies = [(each, plan_of(app, clients, limits, each)) for each in settings.each_seed]
+    studies = [(each, plan_of(subject.name, subject.num_clients, limits, each)) for each in settings.each_seed]
     results: list[Result] = []
-    with exits_at_sigterm(), tempfile.TemporaryDirectory(prefix="fanin-simulation-") as folder:
-        exported = _exported(app, clients, settings, Path(folder))
+    with (
+        exits_at_sigterm(),
+        closing(open_backend(settings.processes, settings.cluster)) as backend,
+        tempfile.TemporaryDirectory(prefix="fanin-simulation-") as folder,
+    ):
+        prepared = _prepared(subject, settings, Path(folder))
         for each, plan in studies:
-            results.append(_simulated(exported, clients, plan, each))
+            results.append(_simulated(prepared, plan, each, backend))
             if not results[-1].is_complete:
                 break
     return replace(results[0], repeats=tuple(results)) if settings.seeds else results[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Exported:
-    """An App that is ready for its simulations, and the folder of its Bundle."""
+class _ModuleSubject:
+    """An App and the examples of its clients."""
 
     app: "App"
+    clients: Partition
+
+    @property
+    def name(self) -> str:
+        return self.app.name
+
+    @property
+    def num_clients(self) -> int:
+        return len(self.clients)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Prepared:
+    """What the simulations of all seeds share: the subject with its Bundle, and the folder of the Bundle."""
+
+    subject: _ModuleSubject | FlowerSubject
     bundle: Bundle
     key: SigningKey
     folder: Path
     progress: SimulationProgress
-    record: RecordFolder | None
+    record: RecordFolder | None = None
+
+    @property
+    def placed(self) -> PlacedBundle:
+        """The Bundle, for workers."""
+        return PlacedBundle.read(self.bundle, self.folder / BUNDLE)
 
 
-def _started(app: "App", settings: SimulationSettings) -> "App":
-    """Return the App with the parameters from which the training starts."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Parts:
+    """What differs between an App and a Flower app. See SimulatedRun.
+
+    Attributes:
+        engine: The name of the engine.
+        trainings: Trains the clients.
+        runtime: What trains them.
+        work: Examples of one training of each client, as far as they are known.
+        evaluate: Returns the metrics of a Version.
+        baseline: Adds the centralized baseline to a result.
+    """
+
+    engine: str
+    trainings: Trainings
+    runtime: ClientRuntime
+    work: tuple[int, ...]
+    evaluate: Callable[[int, Float32s], VersionMetrics]
+    baseline: Callable[[Result], Result] = lambda result: result
+
+
+def _subject(app: object, clients: Partition | int, settings: SimulationSettings) -> _ModuleSubject | FlowerSubject:
+    """Check the arguments. Raises InvalidInput."""
+    if is_flower_app(app):
+        check_settings(settings)
+        check_flower_settings(settings)
+        return FlowerSubject.of(app, clients)
+    return _ModuleSubject(**check_arguments(app, clients, settings))
+
+
+def _prepared(subject: _ModuleSubject | FlowerSubject, settings: SimulationSettings, folder: Path) -> _Prepared:
+    """Write the Bundle, or open that of the record. Raises the errors of ``simulate``."""
+    progress, key = SimulationProgress(quiet=settings.quiet), SigningKey(hashlib.sha256(b"fanin simulation").digest())
+    if isinstance(subject, FlowerSubject):
+        bundle = subject.bundle(settings.initial, folder / BUNDLE, key)
+        return _Prepared(subject=subject, bundle=bundle, key=key, folder=folder, progress=progress)
+    from fanin.edge.export.build import export
     from fanin.edge.export.prepare import with_state
 
-    return app if settings.initial is None else with_state(app, settings.initial)
-
-
-def _exported(app: "App", clients: Partition, settings: SimulationSettings, folder: Path) -> _Exported:
-    """Export the App, or open the Bundle of the record. Raises the errors of ``simulate``."""
-    from fanin.edge.export.build import export
-
-    progress, key = SimulationProgress(quiet=settings.quiet), SigningKey(hashlib.sha256(b"fanin simulation").digest())
-    record = None
+    app = subject.app
+    if settings.initial is not None:
+        app = with_state(app, cast("StateDict", settings.initial))
+    record = exported = None
     if settings.resume is not None:
         record = RecordFolder(
-            settings.resume, subject_of(app, clients, (settings.validation_fraction, settings.engine))
+            settings.resume, subject_of(app, subject.clients, (settings.validation_fraction, settings.engine))
         )
         folder = record.folder
-    bundle = None if record is None else record.bundle(key.public)
-    if bundle is None:
+        exported = record.bundle(key.public)
+    if exported is None:
         with progress.exporting(app.name):
-            bundle = export(app, folder / BUNDLE, key, formats=(FORMAT,)).bundle
-    return _Exported(app=app, bundle=bundle, key=key, folder=folder, progress=progress, record=record)
+            exported = export(app, folder / BUNDLE, key, formats=(FORMAT,)).bundle
+    subject = replace(subject, app=app)
+    return _Prepared(subject=subject, bundle=exported, key=key, folder=folder, progress=progress, record=record)
 
 
-def _simulated(exported: _Exported, clients: Partition, plan: Plan, settings: SimulationSettings) -> Result:
-    """Play the Run of an App. Raises the errors of ``simulate``."""
-    bundle, graphs = exported.bundle, SharedGraphs()
+def _simulated(prepared: _Prepared, plan: Plan, settings: SimulationSettings, backend: Backend) -> Result:
+    """Play the Run. Raises the errors of ``simulate``."""
 
     def note(row: RoundRow) -> None:
-        exported.progress.row(row)
+        prepared.progress.row(row)
         settings.on_round(row)
 
-    chosen = choose(settings, exported.app, bundle, graphs, plan.cohort.concurrency)
+    if isinstance(prepared.subject, FlowerSubject):
+        parts = _flower_parts(prepared, prepared.subject, backend)
+    else:
+        parts = _graph_parts(prepared, plan, settings, backend)
+    trainings = parts.trainings
+    run = SimulatedRun(
+        bundle=prepared.bundle,
+        plan=plan,
+        work=parts.work,
+        devices=settings.devices,
+        engine=parts.engine,
+        trainings=trainings if prepared.record is None else RecordedTrainings(trainings, prepared.folder),
+        runtime=parts.runtime,
+        evaluate=parts.evaluate,
+        seed=settings.seed,
+        stops=settings.stop_on_failure,
+        on_round=note,
+        on_event=settings.on_event,
+    )
+    try:
+        rows = run_virtual(run.play(prepared.key))
+    except* ClientFailed as group:
+        raise _first(group) from None
+    return parts.baseline(_result(prepared, parts.engine, rows))
+
+
+def _flower_parts(prepared: _Prepared, subject: FlowerSubject, backend: Backend) -> _Parts:
+    return _Parts(
+        engine="flower",
+        trainings=FlowerTrainings(backend, subject, prepared.placed),
+        runtime=ClientRuntime(name=subject.runtime, graph_format=NO_GRAPHS),
+        work=(1,) * subject.num_clients,
+        evaluate=lambda number, parameters: unknown_values(()),
+    )
+
+
+def _graph_parts(prepared: _Prepared, plan: Plan, settings: SimulationSettings, backend: Backend) -> _Parts:
+    subject = prepared.subject
+    assert isinstance(subject, _ModuleSubject), "a Flower app has no graphs"
+    bundle, clients, graphs = prepared.bundle, subject.clients, SharedGraphs()
+    chosen = choose(settings, subject.app, bundle, graphs, plan.cohort.concurrency)
     if chosen.reason:
-        exported.progress.show(chosen.reason)
-    with tempfile.TemporaryDirectory(prefix="fanin-simulation-") as data:
-        if chosen.step is None:
-            trainings = _trainings(clients, settings, graphs, exported, Path(data))
-        else:
-            trainings = VectorTrainings(chosen.step, graphs, clients, settings.validation_fraction)
-        test = None if settings.test is None else _model_examples(settings.test, bundle, graphs)
-        run = SimulatedRun(
-            bundle=bundle,
-            plan=plan,
-            work=_work(clients, plan.training.epochs, settings.validation_fraction),
-            devices=settings.devices,
-            trainings=trainings if exported.record is None else RecordedTrainings(trainings, exported.folder),
-            graphs=graphs,
-            test=test,
-            seed=settings.seed,
-            stops=settings.stop_on_failure,
-            on_round=note,
-            on_event=settings.on_event,
-        )
-        try:
-            rows = run_virtual(run.play(exported.key))
-        except* ClientFailed as group:
-            raise _first(group) from None
-        finally:
-            trainings.close()
-    result = _result(exported, chosen.engine, rows)
+        prepared.progress.show(chosen.reason)
+    fraction = settings.validation_fraction
+    trainings: Trainings
+    if chosen.step is not None:
+        trainings = VectorTrainings(chosen.step, graphs, clients, fraction)
+    elif isinstance(backend, ThisProcess):
+        # The evaluation uses the same open graphs.
+        trainings = LocalTrainings(graphs, clients, fraction)
+    else:
+        trainings = GraphTrainings(backend, GraphSubject.of(prepared.placed, clients, fraction))
+    test = None if settings.test is None else _model_examples(settings.test, bundle, graphs)
+    evaluation = _Evaluation(bundle=bundle, graphs=graphs, test=test, plan=plan)
+    epochs = plan.training.epochs
+    return _Parts(
+        engine=chosen.engine,
+        trainings=trainings,
+        runtime=ClientRuntime(name=graphs.name, graph_format=FORMAT),
+        work=tuple(epochs * (size - num_held_out(size, fraction)) for size in clients.sizes),
+        evaluate=evaluation.quality,
+        baseline=partial(_with_baseline, prepared, clients, evaluation, settings),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Evaluation:
+    """The evaluation of Versions on the test data, as the Plan says."""
+
+    bundle: Bundle
+    graphs: SharedGraphs
+    test: Examples | None
+    plan: Plan
+
+    def quality(self, number: int, parameters: Float32s) -> VersionMetrics:
+        """Return the metrics of a Version; NaN without test data, or if the Version is not due."""
+        evaluation = self.plan.evaluation
+        metrics = metrics_of(metric.name for metric in evaluation.metrics)
+        if self.test is None or number % evaluation.every:
+            return unknown_values(metrics)
+        batches = batches_in_order(self.test, self.bundle.manifest.batch_size)
+        return evaluate_version(self.graphs, self.bundle, parameters, batches, metrics)
+
+
+def _with_baseline(
+    prepared: _Prepared, clients: Partition, evaluation: _Evaluation, settings: SimulationSettings, result: Result
+) -> Result:
+    """Return the result with the centralized baseline, if the settings ask for one."""
     if not settings.baseline:
         return result
-    exported.progress.show("training the centralized baseline")
+    prepared.progress.show("training the centralized baseline")
+    bundle, graphs = prepared.bundle, evaluation.graphs
     train = _model_examples(pooled(clients, settings.validation_fraction), bundle, graphs)
-    baseline = Baseline(bundle=bundle, graphs=graphs, train=train, test=test, training=plan.training)
+    baseline = Baseline(bundle=bundle, graphs=graphs, train=train, test=evaluation.test, plan=evaluation.plan)
     return replace(result, baseline=baseline.rows(result.rounds, result.clients))
 
 
-def _work(clients: Partition, epochs: int, validation_fraction: float) -> tuple[int, ...]:
-    """Return the examples of one training of each client."""
-    return tuple(epochs * (size - num_held_out(size, validation_fraction)) for size in clients.sizes)
-
-
-def _result(exported: _Exported, engine: str, rows: RowLists) -> Result:
-    table = exported.bundle.manifest.table
+def _result(prepared: _Prepared, engine: str, rows: RowLists) -> Result:
+    table, subject = prepared.bundle.manifest.table, prepared.subject
+    app = None if isinstance(subject, FlowerSubject) else subject.app
+    best = None
+    if rows.best is not None and app is not None:
+        best = BestVersion(app=app, table=table, row=rows.best[0], parameters=rows.best[1])
     return Result(
-        app=exported.app,
+        app=app,
         engine=engine,
         table=table,
         rounds=tuple(rows.rounds),
@@ -193,7 +313,7 @@ def _result(exported: _Exported, engine: str, rows: RowLists) -> Result:
         failures=tuple(rows.failures),
         events=tuple(rows.events),
         parameters=rows.parameters,
-        best=rows.best and BestVersion(app=exported.app, table=table, row=rows.best[0], parameters=rows.best[1]),
+        best=best,
         digests=tuple(rows.digests),
         is_complete=rows.is_complete,
     )
@@ -201,23 +321,7 @@ def _result(exported: _Exported, engine: str, rows: RowLists) -> Result:
 
 def _model_examples(examples: Examples, bundle: Bundle, graphs: SharedGraphs) -> Examples:
     """Return examples as inputs of the model: what ``preprocess`` makes of raw ones."""
-    return Examples(x=model_inputs(bundle, examples.x, graphs.preprocess(bundle)), y=examples.y)
-
-
-def _trainings(
-    clients: Partition, settings: SimulationSettings, graphs: SharedGraphs, exported: _Exported, data: Path
-) -> Trainings:
-    """Return where the clients train: in this process, or in worker processes."""
-    if settings.processes == 1:
-        return LocalTrainings(graphs, clients, settings.validation_fraction)
-    write_partition(clients, data / "data")
-    files = WorkerFiles(
-        bundle=exported.folder / BUNDLE,
-        data=data / "data",
-        publisher=exported.bundle.signed.public_key,
-        validation_fraction=settings.validation_fraction,
-    )
-    return WorkerPool(settings.processes, files)
+    return Examples(inputs=model_inputs(bundle, examples.inputs, graphs.preprocess(bundle)), y=examples.y)
 
 
 def _first(group: BaseException) -> BaseException:

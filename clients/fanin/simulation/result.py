@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from fanin.edge.tensors import Float32s, TensorTable
+from fanin.protos.errors import InvalidInput
 from fanin.simulation.devices.events import SimulationEvent
 from fanin.simulation.rows import ClientFailure, ClientRow, RoundRow, cells
 from fanin.simulation.studies.baseline import BaselineRow
@@ -48,8 +49,8 @@ class Result:
     """The result of ``simulate``.
 
     Attributes:
-        app: The App that was trained.
-        engine: The engine that trained the clients, ``graph`` or ``vmap``.
+        app: The App that was trained; None of a Flower app.
+        engine: The engine that trained the clients, ``graph`` or ``vmap``; ``flower`` of a Flower app.
         table: The layout of the parameters.
         rounds: The Rounds, the initial model first.
         clients: The clients of each Round.
@@ -63,7 +64,7 @@ class Result:
         repeats: The results of all seeds, if the settings have ``seeds``. This one is the first of them.
     """
 
-    app: "App"
+    app: "App | None"
     engine: str
     table: TensorTable
     rounds: tuple[RoundRow, ...]
@@ -79,8 +80,19 @@ class Result:
 
     @property
     def module(self) -> "Module":
-        """A copy of the App's module with the final parameters, for evaluation."""
+        """A copy of the App's module with the final parameters, for evaluation.
+
+        Raises:
+            InvalidInput: A Flower app was trained; ``arrays`` has its parameters.
+        """
+        if self.app is None:
+            raise InvalidInput("result: got no module of a Flower app; load Result.arrays into yours")
         return _module(self.app, self.table, self.parameters)
+
+    @property
+    def arrays(self) -> dict[str, Float32s]:
+        """The final parameters by name, each in its shape."""
+        return dict(self.table.views(self.parameters))
 
     @property
     def spread(self) -> tuple[SpreadRow, ...]:

@@ -59,7 +59,7 @@ class ClientRow:
         round: The Round.
         client: The index of the client in the partition.
         num_examples: Examples on which it trained.
-        train_loss: Mean loss of its training.
+        train_loss: Mean loss of its training; NaN if a Flower app reports none.
         validation_loss: Loss of the Version that it received, on its own validation part.
         validation_accuracy: Accuracy of that Version, in float; NaN without labels.
         seconds: Duration of its training on this machine.
@@ -166,7 +166,7 @@ def client_rows(updates: Iterable[CommittedUpdate], round_number: int, names: Se
                 round=round_number,
                 client=client_of(update.device_id),
                 num_examples=num_examples,
-                train_loss=counts[m.TRAIN_LOSS] / m.LOSS_UNIT / num_examples,
+                train_loss=counts.get(m.TRAIN_LOSS, math.nan) / m.LOSS_UNIT / num_examples,
                 validation_loss=quality.loss_sum / quality.num_examples if quality.num_examples else float("nan"),
                 validation_accuracy=_accuracy(quality.num_correct_float, quality),
                 seconds=telemetry.train_s,

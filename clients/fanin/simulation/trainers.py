@@ -34,12 +34,12 @@ class ClientTrainer:
     @property
     def runtime(self) -> str:
         """See Trainer."""
-        return self._crew.runtime
+        return self._crew.runtime.name
 
     @property
     def graph_format(self) -> str:
         """See Trainer."""
-        return FORMAT
+        return self._crew.runtime.graph_format
 
     def begin(self, model: OpenedModel, assignment: m.Assignment) -> None:
         """See EarlyTrainer."""
@@ -65,11 +65,19 @@ class ClientTrainer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ClientRuntime:
+    """What trains the clients: the library with its version, and the format of the graphs that it runs."""
+
+    name: str
+    graph_format: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Crew:
     """The parts that the trainers of all clients share."""
 
     trainings: Trainings
-    runtime: str
+    runtime: ClientRuntime
     failures: list[ClientFailure]
     stops: bool
 

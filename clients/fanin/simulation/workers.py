@@ -1,20 +1,15 @@
-"""Worker processes: the trainings of a Round's clients side by side, with the bits of one process.
+"""The trainings of clients by the exported graphs: in this process, or as tasks of a backend, with the same bits.
 
-A training depends on its Bundle, Version, examples and seed alone, so it may run in any process. The examples are files
-that all workers map into memory; a job has the index of its client, the parameters and the Assignment. The processes
-are loky's, which starts them without running the caller's script again, and notices those that die.
-
-Reference:
-    loky, https://loky.readthedocs.io.
+A task's job has the index of its client, the parameters, the inputs of its stages and the Assignment. The Bundle and
+the examples of all clients are placed once.
 """
 
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final, Protocol
 
 import numpy as np
 
@@ -24,25 +19,18 @@ from fanin.clients.device.graphs import BundleGraphs
 from fanin.clients.device.models import OpenedModel
 from fanin.clients.device.training import RuntimeTrainer
 from fanin.clients.device.updates import Change
-from fanin.edge.bundles.bundle import Bundle, open_folder
+from fanin.edge.bundles.bundle import Bundle, SignedManifest, folder_reader
 from fanin.edge.runtimes.available import open_runtime
-from fanin.edge.runtimes.base import Inputs
 from fanin.edge.tensors import Float32s, Int64s
 from fanin.protos import messages as m
 from fanin.protos.convert.assignment_wire import assignment_from_proto, assignment_to_proto
+from fanin.simulation.backends.backend import Backend, Placed
 from fanin.simulation.data.partitioning import Partition
 from fanin.v1 import fleet_pb2 as pb
-
-if TYPE_CHECKING:
-    pass
 
 FORMAT: Final = "onnx"
 KEPT_CLIENTS: Final = 64
 """Clients whose trainers a worker keeps. Each holds a copy of its examples."""
-
-
-ARRAYS: Final = ("x", "y", "indices", "bounds")
-"""The files of a partition: the examples, the indices of all clients, and where those of each client begin."""
 PendingTraining = Callable[[], Change]
 """Waits for a training and returns its result. It raises the errors of ``RuntimeTrainer.train``."""
 
@@ -54,50 +42,73 @@ class Trainings(Protocol):
         """Begin the training of a client for an Assignment."""
         ...
 
-    def close(self) -> None:
-        """Free what the trainings used."""
-        ...
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PlacedBundle:
+    """A Bundle that travels to workers: the signed manifest, and the Chunks of its artifacts by digest."""
+
+    signed: SignedManifest
+    chunks: Mapping[str, bytes]
+
+    @classmethod
+    def read(cls, bundle: Bundle, folder: Path) -> "PlacedBundle":
+        """Read a Bundle's folder."""
+        read = folder_reader(folder)
+        digests = [ref.sha256 for artifact in bundle.manifest.artifacts.values() for ref in artifact.chunks]
+        return cls(signed=bundle.signed, chunks={digest: read(digest) for digest in digests})
+
+    def open(self) -> Bundle:
+        """Verify and open the Bundle."""
+        return Bundle.open(self.signed, trusted=(self.signed.public_key,), read=self.chunks.__getitem__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerFiles:
-    """The files that workers read.
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class GraphSubject:
+    """The Bundle and the examples of all clients.
 
     Attributes:
-        bundle: The folder of the Bundle.
-        data: The folder of the examples.
-        publisher: The public key that signed the Bundle.
+        bundle: The Bundle.
+        examples: All examples.
+        indices: The indices of the examples of all clients, one client after the other.
+        bounds: Where the indices of each client begin (clients + 1,).
         validation_fraction: Share of each client's examples that it holds out.
     """
 
-    bundle: Path
-    data: Path
-    publisher: str
+    bundle: PlacedBundle
+    examples: Examples
+    indices: Int64s
+    bounds: Int64s
     validation_fraction: float
 
+    @classmethod
+    def of(cls, bundle: PlacedBundle, clients: Partition, validation_fraction: float) -> "GraphSubject":
+        """Return the subject of a simulation's clients."""
+        return cls(
+            bundle=bundle,
+            examples=clients.examples,
+            indices=np.concatenate(clients.indices),
+            bounds=np.cumsum([0, *clients.sizes]),
+            validation_fraction=validation_fraction,
+        )
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingJob:
-    """One training, for a worker that has the files."""
+    def of_client(self, client: int) -> Examples:
+        """Return a client's examples."""
+        return self.examples.take(self.indices[self.bounds[client] : self.bounds[client + 1]])
 
-    files: WorkerFiles
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class GraphJob:
+    """One training."""
+
+    subject: Placed[GraphSubject]
     client: int
-    parameters: Float32s
+    parameters: Placed[Float32s]
     inputs: Mapping[str, Float32s]
     assignment: bytes
 
 
-def write_partition(clients: Partition, folder: Path) -> None:
-    """Write the examples and the indices of each client, for ``WorkerFiles.data``."""
-    folder.mkdir()
-    bounds = np.cumsum([0, *clients.sizes])
-    arrays = (clients.examples.x, clients.examples.y, np.concatenate(clients.indices), bounds)
-    for name, array in zip(ARRAYS, arrays, strict=True):
-        np.save(folder / f"{name}.npy", array)
-
-
 class LocalTrainings:
-    """The trainings of clients in this process, one after the other."""
+    """The trainings of clients in this process, one after the other, with graphs that others use, too."""
 
     def __init__(self, graphs: BundleGraphs, clients: Partition, validation_fraction: float) -> None:
         def trainer(client: int) -> RuntimeTrainer:
@@ -109,80 +120,65 @@ class LocalTrainings:
         """Return a training that runs when it is called. See Trainings."""
         return lambda: self._trainer(client).train(model, assignment, lambda: True)
 
-    def close(self) -> None:
-        """See Trainings."""
 
+class GraphTrainings:
+    """The trainings of clients as tasks of a backend."""
 
-class WorkerPool:
-    """Worker processes for the trainings of clients."""
-
-    def __init__(self, num_processes: int, files: WorkerFiles) -> None:
-        from loky import ProcessPoolExecutor
-
-        self._files = files
-        # A worker that is idle for long has another Round to wait for: it never leaves.
-        self._executor: ProcessPoolExecutor = ProcessPoolExecutor(num_processes, timeout=None)
+    def __init__(self, backend: Backend, subject: GraphSubject) -> None:
+        self._backend = backend
+        self._subject = backend.place(subject)
+        self._versions = PlacedVersions(backend)
 
     def begin(self, client: int, model: OpenedModel, assignment: m.Assignment) -> PendingTraining:
         """Begin a training in a worker. See Trainings."""
-        job = TrainingJob(
-            files=self._files,
+        job = GraphJob(
+            subject=self._subject,
             client=client,
-            parameters=model.parameters,
+            parameters=self._versions.place(model, assignment),
             inputs=dict(model.inputs),
             assignment=assignment_to_proto(assignment).SerializeToString(),
         )
-        future: Future[Change] = self._executor.submit(train_job, job)
-        return future.result
-
-    def close(self) -> None:
-        """End the processes. See Trainings."""
-        self._executor.shutdown(kill_workers=True)
+        return self._backend.submit(train_graph_job, job)
 
 
-def train_job(job: TrainingJob) -> Change:
+class PlacedVersions:
+    """The parameters of the newest Version, which all clients of a Round read."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._newest: tuple[str, Placed[Float32s]] | None = None
+
+    def place(self, model: OpenedModel, assignment: m.Assignment) -> Placed[Float32s]:
+        """Return the placed parameters of an Assignment's Version."""
+        digest = assignment.version.parameters.sha256
+        if self._newest is None or self._newest[0] != digest:
+            self._newest = digest, self._backend.place(model.parameters)
+        return self._newest[1]
+
+
+def train_graph_job(job: GraphJob) -> Change:
     """Carry out a job in a worker. Raises the errors of ``RuntimeTrainer.train``."""
-    message = pb.Assignment()
-    message.ParseFromString(job.assignment)
-    bundle = _bundle(job.files)
-    model = OpenedModel(bundle=bundle, parameters=job.parameters, inputs=MappingProxyType(dict(job.inputs)))
-    trainer = _trainer(job.files, job.client)
-    change = trainer.train(model, assignment_from_proto(message), lambda: True)
+    bundle, trainer = _opened(job.subject)
+    model = OpenedModel(bundle=bundle, parameters=job.parameters.get(), inputs=MappingProxyType(dict(job.inputs)))
+    change = trainer(job.client).train(model, read_assignment(job.assignment), lambda: True)
     return Change(values=change.values, counts=dict(change.counts), num_steps=change.num_steps)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _MappedData:
-    """The examples of all clients, mapped into memory."""
-
-    x: Inputs
-    y: Inputs
-    indices: Int64s
-    bounds: Int64s
-
-    def of(self, client: int) -> Examples:
-        """Return a client's examples."""
-        own = self.indices[self.bounds[client] : self.bounds[client + 1]]
-        return Examples(x=self.x[own], y=self.y[own])
+def read_assignment(data: bytes) -> m.Assignment:
+    """Return the Assignment of a job."""
+    message = pb.Assignment()
+    message.ParseFromString(data)
+    return assignment_from_proto(message)
 
 
 @lru_cache(maxsize=1)
-def _graphs(_: WorkerFiles) -> BundleGraphs:
-    return BundleGraphs(open_runtime(FORMAT))
+def _opened(placed: Placed[GraphSubject]) -> tuple[Bundle, Callable[[int], RuntimeTrainer]]:
+    """Open a subject once a worker: its Bundle, and the trainer of each client."""
+    subject = placed.get()
+    graphs = BundleGraphs(open_runtime(FORMAT))
 
+    @lru_cache(maxsize=KEPT_CLIENTS)
+    def trainer(client: int) -> RuntimeTrainer:
+        return RuntimeTrainer(graphs, memory_store(subject.of_client(client), client, subject.validation_fraction))
 
-@lru_cache(maxsize=1)
-def _bundle(files: WorkerFiles) -> Bundle:
-    return open_folder(files.bundle, trusted=(files.publisher,))
-
-
-@lru_cache(maxsize=1)
-def _data(files: WorkerFiles) -> _MappedData:
-    x, y, indices, bounds = (np.load(files.data / f"{name}.npy", mmap_mode="r") for name in ARRAYS)
-    return _MappedData(x=x, y=y, indices=indices, bounds=bounds)
-
-
-@lru_cache(maxsize=KEPT_CLIENTS)
-def _trainer(files: WorkerFiles, client: int) -> RuntimeTrainer:
-    store = memory_store(_data(files).of(client), client, files.validation_fraction)
-    return RuntimeTrainer(_graphs(files), store)
+    return subject.bundle.open(), trainer

@@ -925,14 +925,15 @@ class Flower(_message.Message):
         KEY_FIELD_NUMBER: _builtins.int
         VALUE_FIELD_NUMBER: _builtins.int
         key: _builtins.str
-        value: _builtins.float
+        @_builtins.property
+        def value(self) -> Global___Setting: ...
         def __init__(
             self,
             *,
             key: _builtins.str = ...,
-            value: _builtins.float = ...,
+            value: Global___Setting | None = ...,
         ) -> None: ...
-        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
         def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
         _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
@@ -940,13 +941,13 @@ class Flower(_message.Message):
 
     CONFIG_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def config(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+    def config(self) -> _containers.MessageMap[_builtins.str, Global___Setting]:
         """The entries of the ConfigRecord."""
 
     def __init__(
         self,
         *,
-        config: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        config: _abc.Mapping[_builtins.str, Global___Setting] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -955,6 +956,67 @@ class Flower(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Flower: _TypeAlias = Flower  # noqa: Y015
+
+@_typing.final
+class Setting(_message.Message):
+    """A value of a ConfigRecord."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    INTEGER_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    DATA_FIELD_NUMBER: _builtins.int
+    FLAG_FIELD_NUMBER: _builtins.int
+    LIST_FIELD_NUMBER: _builtins.int
+    number: _builtins.float
+    integer: _builtins.int
+    text: _builtins.str
+    data: _builtins.bytes
+    flag: _builtins.bool
+    @_builtins.property
+    def list(self) -> Global___SettingList: ...
+    def __init__(
+        self,
+        *,
+        number: _builtins.float = ...,
+        integer: _builtins.int = ...,
+        text: _builtins.str = ...,
+        data: _builtins.bytes = ...,
+        flag: _builtins.bool = ...,
+        list: Global___SettingList | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "flag", b"flag", "integer", b"integer", "list", b"list", "number", b"number", "text", b"text", "value", b"value"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "flag", b"flag", "integer", b"integer", "list", b"list", "number", b"number", "text", b"text", "value", b"value"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_value: _TypeAlias = _typing.Literal["number", "integer", "text", "data", "flag", "list"]  # noqa: Y015
+    _WhichOneofArgType_value: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_value) -> _WhichOneofReturnType_value | None: ...
+
+Global___Setting: _TypeAlias = Setting  # noqa: Y015
+
+@_typing.final
+class SettingList(_message.Message):
+    """Values of one type, none of which is a list."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ITEMS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def items(self) -> _containers.RepeatedCompositeFieldContainer[Global___Setting]: ...
+    def __init__(
+        self,
+        *,
+        items: _abc.Iterable[Global___Setting] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["items", b"items"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SettingList: _TypeAlias = SettingList  # noqa: Y015
 
 @_typing.final
 class Training(_message.Message):

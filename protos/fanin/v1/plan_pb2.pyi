@@ -33,6 +33,7 @@ class Plan(_message.Message):
     STATISTICS_FIELD_NUMBER: _builtins.int
     EVALUATION_FIELD_NUMBER: _builtins.int
     FLOWER_FIELD_NUMBER: _builtins.int
+    SCHEDULE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     @_builtins.property
     def cohort(self) -> Global___Cohort: ...
@@ -60,6 +61,10 @@ class Plan(_message.Message):
     def flower(self) -> _fleet_pb2.Flower:
         """What Flower apps read."""
 
+    @_builtins.property
+    def schedule(self) -> _containers.RepeatedCompositeFieldContainer[Global___ScheduledChange]:
+        """What changes in the training from a Round on, in the order of the Rounds."""
+
     def __init__(
         self,
         *,
@@ -73,14 +78,47 @@ class Plan(_message.Message):
         statistics: _abc.Iterable[_fleet_pb2.Statistic] | None = ...,
         evaluation: Global___EvaluationPlan | None = ...,
         flower: _fleet_pb2.Flower | None = ...,
+        schedule: _abc.Iterable[Global___ScheduledChange] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["aggregation", b"aggregation", "codec", b"codec", "cohort", b"cohort", "evaluation", b"evaluation", "flower", b"flower", "stop", b"stop", "training", b"training"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["aggregation", b"aggregation", "codec", b"codec", "cohort", b"cohort", "evaluation", b"evaluation", "flower", b"flower", "name", b"name", "stages", b"stages", "statistics", b"statistics", "stop", b"stop", "training", b"training"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aggregation", b"aggregation", "codec", b"codec", "cohort", b"cohort", "evaluation", b"evaluation", "flower", b"flower", "name", b"name", "schedule", b"schedule", "stages", b"stages", "statistics", b"statistics", "stop", b"stop", "training", b"training"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Plan: _TypeAlias = Plan  # noqa: Y015
+
+@_typing.final
+class ScheduledChange(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FROM_ROUND_FIELD_NUMBER: _builtins.int
+    LEARNING_RATE_FIELD_NUMBER: _builtins.int
+    DECAY_FIELD_NUMBER: _builtins.int
+    EPOCHS_FIELD_NUMBER: _builtins.int
+    from_round: _builtins.int
+    """The first Round with this change."""
+    learning_rate: _builtins.float
+    """The learning rate in that Round; 0.0: that of the Round before."""
+    decay: _builtins.float
+    """Factor of the learning rate for each Round after that one."""
+    epochs: _builtins.int
+    """Passes over the examples; 0: those of the Round before."""
+    def __init__(
+        self,
+        *,
+        from_round: _builtins.int = ...,
+        learning_rate: _builtins.float = ...,
+        decay: _builtins.float = ...,
+        epochs: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decay", b"decay", "epochs", b"epochs", "from_round", b"from_round", "learning_rate", b"learning_rate"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ScheduledChange: _TypeAlias = ScheduledChange  # noqa: Y015
 
 @_typing.final
 class Cohort(_message.Message):

@@ -42,7 +42,10 @@ class Settings:
         for name, path in self.data.items():
             check_name("data", name)
             if not path.is_file():
-                raise InvalidInput(f"data: {name}: {path}: no such file; expected an .npz file with arrays x and y")
+                raise InvalidInput(
+                    f"data: {name}: {path}: no such file; expected an .npz file with y and an array for each input, "
+                    "such as x"
+                )
 
     @property
     def host(self) -> str:

@@ -27,4 +27,5 @@ def _batches(examples: Examples, order: Int64s, batch_size: int) -> Iterator[Pad
         # Padding repeats a real example: zeros could make a loss infinite, and infinity times a mask of 0 is NaN.
         padded = np.concatenate([picked, np.repeat(picked[:1], batch_size - len(picked))])
         mask = (np.arange(batch_size) < len(picked)).astype(np.float32)
-        yield PaddedBatch(x=examples.x[padded], y=examples.y[padded], mask=mask)
+        inputs = {name: array[padded] for name, array in examples.inputs.items()}
+        yield PaddedBatch(inputs=inputs, y=examples.y[padded], mask=mask)

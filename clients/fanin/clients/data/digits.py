@@ -16,6 +16,7 @@ import numpy as np
 from fanin.clients.data.examples import Examples, Split
 from fanin.clients.data.partitions import dirichlet_partition, hold_out
 from fanin.clients.data.stores import MIN_EXAMPLES
+from fanin.edge.runtimes.graphs import X
 from fanin.protos.errors import InvalidInput
 
 NUM_DIGITS: Final = 1797
@@ -33,7 +34,7 @@ def load_digits() -> Examples:
         np.load(file, allow_pickle=False) as archive,
     ):
         pixels, labels = archive["x"], archive["y"]
-    return Examples(x=pixels[:, None].astype(np.float32) / np.float32(_MAX_PIXEL), y=labels.astype(np.int32))
+    return Examples(inputs={X: pixels[:, None].astype(np.float32) / np.float32(_MAX_PIXEL)}, y=labels.astype(np.int32))
 
 
 def split_digits(num_devices: int, alpha: float, seed: int) -> Split:

@@ -1,16 +1,19 @@
 """Examples: inputs and targets of a model, checked when they are created."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from fanin.edge.runtimes.base import Inputs
-from fanin.edge.runtimes.graphs import NO_TOKEN
+from fanin.edge.runtimes.base import Inputs, NamedInputs
+from fanin.edge.runtimes.graphs import NO_TOKEN, RESERVED
 from fanin.edge.tensors import Int64s
 from fanin.protos.errors import InvalidInput
 
+Y: Final = "y"
+NamedArrays = Mapping[str, npt.NDArray[np.generic]]
 KINDS: Final = (np.dtype(np.float32), np.dtype(np.int32))
 RAW_KINDS: Final = (*KINDS, np.dtype(np.uint8))
 SLICE_VALUES: Final = 1 << 16
@@ -22,30 +25,42 @@ class Examples:
     """Inputs and their targets, at least one example, every value finite.
 
     Attributes:
-        x: Inputs (n, ...): float32, int32 tokens, or uint8 for a Bundle with ``preprocess``.
+        inputs: The inputs of the model by name, each (n, ...): float32, int32, or uint8 for a Bundle with
+            ``preprocess``. The only input of most models is named ``x``.
         y: Targets: labels (n,) int32, next tokens (n, T) int32 with -1 for none, or values (n, ...) float32.
 
     Raises:
-        ValueError: Shapes, types or values differ from this.
+        ValueError: Names, shapes, types or values differ from this.
     """
 
-    x: Inputs
+    inputs: NamedInputs
     y: Inputs
 
     def __post_init__(self) -> None:
-        fault = shape_fault(self.x, self.y)
-        if fault is None and (self.x.dtype not in RAW_KINDS or self.y.dtype not in KINDS):
-            fault = f"got x {self.x.dtype} and y {self.y.dtype}, expected float32 or int32 (or x uint8)"
-        fault = fault or value_fault(self.x, self.y)
+        fault = shape_fault(self.inputs, self.y)
+        wrong = [name for name, array in self.inputs.items() if array.dtype not in RAW_KINDS]
+        if fault is None and (wrong or self.y.dtype not in KINDS):
+            dtypes = " and ".join(f"{name} {self._array(name).dtype}" for name in (*wrong, Y)[:1])
+            fault = f"got {dtypes}, expected float32 or int32{' or uint8' if wrong else ''}"
+        fault = fault or value_fault(self.inputs, self.y)
         if fault is not None:
             raise ValueError(f"examples: {fault}")
+
+    def _array(self, name: str) -> Inputs:
+        return self.y if name == Y else self.inputs[name]
 
     def __len__(self) -> int:
         return len(self.y)
 
     def take(self, indices: Int64s) -> "Examples":
         """Return the examples at these indices, in this order."""
-        return Examples(x=self.x[indices], y=self.y[indices])
+        return Examples(inputs={name: array[indices] for name, array in self.inputs.items()}, y=self.y[indices])
+
+
+def joined(parts: Sequence[Examples]) -> Examples:
+    """Return the examples of all parts, one part after the other."""
+    inputs = {name: np.concatenate([part.inputs[name] for part in parts]) for name in parts[0].inputs}
+    return Examples(inputs=inputs, y=np.concatenate([part.y for part in parts]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -57,12 +72,15 @@ class Split:
     devices: tuple[Examples, ...]
 
 
-def check_examples(examples: Examples, input_shape: tuple[int, ...], num_classes: int) -> None:
-    """Raise InvalidInput unless a model with these inputs and classes (0: values) can use the examples."""
-    if examples.x.shape[1:] != input_shape:
-        raise InvalidInput(f"examples: got inputs of shape {examples.x.shape[1:]}, expected {input_shape}")
-    if examples.x.dtype == np.uint8:
-        raise InvalidInput("examples: got x of uint8, expected floats, scaled as the model wants them, or int32 tokens")
+def check_examples(examples: Examples, shapes: Mapping[str, tuple[int, ...]], num_classes: int) -> None:
+    """Raise InvalidInput unless a model can use the examples.
+
+    Args:
+        examples: The examples.
+        shapes: The shape of one sample by input of the model.
+        num_classes: Number of its classes; 0 for values.
+    """
+    check_inputs(examples, shapes)
     if bool(num_classes) == (examples.y.dtype == np.float32):
         expected = f"int32 labels below {num_classes}" if num_classes else "float32 values"
         raise InvalidInput(f"examples: got y of {examples.y.dtype}, expected {expected}")
@@ -70,28 +88,48 @@ def check_examples(examples: Examples, input_shape: tuple[int, ...], num_classes
         raise InvalidInput(f"examples: got label {examples.y.max()}, expected 0 to {num_classes - 1}")
 
 
-def shape_fault(x: npt.NDArray[np.generic], y: npt.NDArray[np.generic]) -> str | None:
-    """Return the fault in the shapes of these arrays; None if there is none."""
-    if y.ndim < 1 or x.ndim < 2:
-        return f"got x {x.shape} and y {y.shape}, expected (n, ...) and (n,)"
-    if len(x) != len(y):
-        return f"got {len(x)} inputs and {len(y)} labels, expected as many of one as of the other"
-    if len(x) == 0 or x.size == 0 or y.size == 0:
-        return f"got no examples (x {x.shape}, y {y.shape}), expected at least one"
+def check_inputs(examples: Examples, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Raise InvalidInput unless the examples have inputs of these names and shapes. See ``check_examples``."""
+    if missing := [name for name in shapes if name not in examples.inputs]:
+        raise InvalidInput(
+            f"examples: got the inputs {sorted(examples.inputs)}, expected {sorted(shapes)}; add {missing}"
+        )
+    for name, shape in shapes.items():
+        array = examples.inputs[name]
+        if array.shape[1:] != shape:
+            raise InvalidInput(f"examples: got {name} of shape {array.shape[1:]}, expected {shape}")
+        if array.dtype == np.uint8:
+            raise InvalidInput(
+                f"examples: got {name} of uint8, expected floats, scaled as the model wants them, or int32 tokens"
+            )
+
+
+def shape_fault(inputs: NamedArrays, y: npt.NDArray[np.generic]) -> str | None:
+    """Return the fault in the names and shapes of these arrays; None if there is none."""
+    if not inputs or RESERVED & inputs.keys():
+        return f"got the inputs {sorted(inputs)}, expected at least one, none of them named {sorted(RESERVED)}"
+    arrays = {**inputs, Y: y}
+    shapes = ", ".join(f"{name} {array.shape}" for name, array in arrays.items())
+    if y.ndim < 1 or any(array.ndim < 2 for array in inputs.values()):
+        return f"got {shapes}, expected (n, ...) and y (n,); give an input of numbers the shape (n, 1)"
+    if len({len(array) for array in arrays.values()}) > 1:
+        return f"got arrays of different lengths ({shapes}), expected one row of each for every example"
+    if any(array.size == 0 for array in arrays.values()):
+        return f"got no examples ({shapes}), expected at least one"
     return None
 
 
-def value_fault(x: npt.NDArray[np.generic], y: npt.NDArray[np.generic]) -> str | None:
+def value_fault(inputs: NamedArrays, y: npt.NDArray[np.generic]) -> str | None:
     """Return the fault in the values of these arrays; None if there is none. Only floats can be NaN or infinite."""
-    for name, array in (("x", x), ("y", y)):
+    for name, array in {**inputs, Y: y}.items():
         if array.dtype.kind == "f":
             bad = _num_not_finite(array)
             if bad:
                 return f"got {bad} values of {name} that are not finite float32 numbers, expected none"
             continue
-        least = NO_TOKEN if name == "y" and y.ndim > 1 else 0
+        least = NO_TOKEN if name == Y and y.ndim > 1 else 0
         if array.min() < least or array.max() > np.iinfo(np.int32).max:
-            what = "labels" if name == "y" else "tokens"
+            what = "labels" if name == Y else f"tokens of {name}"
             return f"got {what} from {array.min()} to {array.max()}, expected {least} to {np.iinfo(np.int32).max}"
     return None
 

@@ -12,11 +12,13 @@ from typing import BinaryIO, Final
 import numpy as np
 import numpy.typing as npt
 
-from fanin.clients.data.examples import Examples, shape_fault, value_fault
+from fanin.clients.data.examples import Examples, NamedArrays, Y, shape_fault, value_fault
 from fanin.clients.data.stores import MIN_EXAMPLES, MemoryStore, memory_store
 from fanin.edge.runtimes.base import Inputs
+from fanin.edge.runtimes.graphs import X
 from fanin.protos.errors import InvalidInput
 
+EXPECTED: Final = "y and an array for each input, such as x"
 UNREADABLE: Final = (
     OSError,
     EOFError,
@@ -39,7 +41,7 @@ compression. Most of the others come from a header that does not describe an arr
 
 
 def open_npz(path: Path, partition: int, validation_fraction: float) -> MemoryStore:
-    """Create the store of an .npz file with arrays ``x`` and ``y`` (see ``read_npz`` and ``memory_store``).
+    """Create the store of an .npz file with inputs and ``y`` (see ``read_npz`` and ``memory_store``).
 
     Raises:
         InvalidInput: The file is no such file, or has a single example.
@@ -53,36 +55,42 @@ def open_npz(path: Path, partition: int, validation_fraction: float) -> MemorySt
 def read_npz(path: Path) -> Examples:
     """Read examples from an .npz file.
 
-    The file holds ``x`` (n, ...), floats, tokens or bytes, and ``y``, labels, tokens or floats. Pickled objects are
-    rejected.
+    The file holds ``y``, labels, tokens or floats, and an array (n, ...) of floats, integers or bytes for each input of
+    the model, with its name: ``x`` for most models. Pickled objects are rejected.
 
     Raises:
         InvalidInput: The file cannot be read. The message names the file, the array and the fix.
     """
     try:
         with path.open("rb") as file:
-            x, y = _arrays(path, file)
+            inputs, y = _arrays(path, file)
     except FileNotFoundError as exc:
-        raise InvalidInput(f"{path}: no such file; expected an .npz file with arrays x and y") from exc
+        raise InvalidInput(f"{path}: no such file; expected an .npz file with {EXPECTED}") from exc
     except UNREADABLE as exc:
         # numpy takes any other format for a pickle, and advises to load it unsafely.
         reason = "another format" if "contains pickled" in str(exc) else exc
         raise InvalidInput(f"{path}: not a readable .npz file of plain arrays ({reason})") from exc
-    fault = _dtype_fault(x, y) or shape_fault(x, y) or value_fault(x, y)
+    fault = _dtype_fault(inputs, y) or shape_fault(inputs, y) or value_fault(inputs, y)
     if fault is not None:
         raise InvalidInput(f"{path}: {fault}")
-    return Examples(x=x.astype(np.uint8, copy=False) if x.dtype == np.uint8 else _narrow(x), y=_narrow(y))
+    return Examples(inputs={name: _input(array) for name, array in inputs.items()}, y=_narrow(y))
 
 
-def _arrays(path: Path, file: BinaryIO) -> tuple[npt.NDArray[np.generic], npt.NDArray[np.generic]]:
+def write_npz(path: Path, examples: Examples) -> None:
+    """Write examples to a file that ``read_npz`` reads."""
+    np.savez(path, **examples.inputs, y=examples.y)  # type: ignore[arg-type]  # no input is named allow_pickle
+
+
+def _arrays(path: Path, file: BinaryIO) -> tuple[NamedArrays, npt.NDArray[np.generic]]:
     archive = np.load(file, allow_pickle=False)
     if not isinstance(archive, np.lib.npyio.NpzFile):
-        raise InvalidInput(f"{path}: got a single array, expected an .npz file with arrays x and y")
+        raise InvalidInput(f"{path}: got a single array, expected an .npz file with {EXPECTED}")
     with archive:
-        missing = [key for key in ("x", "y") if key not in archive]
-        if missing:
-            raise InvalidInput(f"{path}: got arrays {sorted(archive)}, expected x and y; missing {missing}")
-        return _array(path, archive, "x"), _array(path, archive, "y")
+        names = [name for name in archive if name != Y]
+        if Y not in archive or not names:
+            missing = Y if Y not in archive else X
+            raise InvalidInput(f"{path}: got the arrays {sorted(archive)}, expected {EXPECTED}; add {missing}")
+        return {name: _array(path, archive, name) for name in names}, _array(path, archive, Y)
 
 
 def _array(path: Path, archive: Mapping[str, object], key: str) -> npt.NDArray[np.generic]:
@@ -93,15 +101,21 @@ def _array(path: Path, archive: Mapping[str, object], key: str) -> npt.NDArray[n
     return array
 
 
-def _dtype_fault(x: npt.NDArray[np.generic], y: npt.NDArray[np.generic]) -> str | None:
-    if x.dtype.kind != "f" and x.dtype not in (np.int32, np.uint8):
-        return (
-            f"got x of {x.dtype}, expected floats, scaled as the model wants them (x.astype('float32') / 255), "
-            "tokens (x.astype('int32')), or bytes for a bundle with preprocess (x.astype('uint8'))"
-        )
+def _dtype_fault(inputs: NamedArrays, y: npt.NDArray[np.generic]) -> str | None:
+    for name, array in inputs.items():
+        if array.dtype.kind != "f" and array.dtype not in (np.int32, np.uint8):
+            return (
+                f"got {name} of {array.dtype}, expected floats, scaled as the model wants them "
+                f"({name}.astype('float32') / 255), integers ({name}.astype('int32')), or bytes for a bundle with "
+                f"preprocess ({name}.astype('uint8')); remove an array that is no input"
+            )
     if y.dtype.kind not in "iuf":
         return f"got y of {y.dtype}, expected integers (y.astype('int32')), or floats for a model of values"
     return None
+
+
+def _input(array: npt.NDArray[np.generic]) -> Inputs:
+    return array.astype(np.uint8, copy=False) if array.dtype == np.uint8 else _narrow(array)
 
 
 def _narrow(array: npt.NDArray[np.generic]) -> Inputs:

@@ -30,6 +30,7 @@ from fanin.clients.data.examples import Examples, Split
 from fanin.clients.data.files import DataFile, DataSet, Places, default_places, read_files
 from fanin.clients.data.partitions import dirichlet_partition, hold_out
 from fanin.clients.data.stores import MIN_EXAMPLES
+from fanin.edge.runtimes.graphs import X
 from fanin.protos.errors import InvalidInput
 
 IMAGE_MAGIC: Final = 0x00000803
@@ -233,7 +234,7 @@ def _examples(images: npt.NDArray[np.uint8], labels: npt.NDArray[np.uint8]) -> E
         raise InvalidInput(
             f"fashion-mnist: got {len(images)} images and {len(labels)} labels, expected as many of each"
         )
-    return Examples(x=images[:, None].astype(np.float32) / np.float32(255), y=labels.astype(np.int32))
+    return Examples(inputs={X: images[:, None].astype(np.float32) / np.float32(255)}, y=labels.astype(np.int32))
 
 
 def _speeches(text: str) -> Iterator[tuple[str, str]]:
@@ -252,7 +253,7 @@ def _sequences(words: str, tokens: dict[str, int], length: int) -> Examples:
     flat = np.array([tokens[character] for character in words], np.int32)
     num = (len(flat) - 1) // length
     return Examples(
-        x=flat[: num * length].reshape(num, length),
+        inputs={X: flat[: num * length].reshape(num, length)},
         y=flat[1 : num * length + 1].reshape(num, length),
     )
 

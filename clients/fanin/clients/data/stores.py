@@ -101,7 +101,7 @@ def _part(store: ExampleStore, name: str) -> Examples:
     if not isinstance(part, Examples):
         raise InvalidInput(
             f"example store: {name}: got {type(part).__name__}, "
-            "expected fanin.clients.data.examples.Examples(x=..., y=...)"
+            "expected fanin.clients.data.examples.Examples(inputs={'x': ...}, y=...)"
         )
     return part
 

@@ -2,7 +2,7 @@
 
     client = Client(parts, options)
     client.run()                  # until stop() is called, from a signal handler or another thread
-    client.predict(x)             # from any thread: the int8 prediction of the newest verified Version
+    client.predict({"x": x})      # from any thread: the int8 prediction of the newest verified Version
 
 A temporary failure (connection, coordinator, this process) leads to a retry or a resumed download. A permanent one (a
 wrong token, an old protocol) ends ``run`` with an error.
@@ -31,7 +31,7 @@ from fanin.clients.device.session.progress import progress
 from fanin.clients.device.storage.cache import Cache
 from fanin.clients.device.updates import Change, Trainer
 from fanin.clients.transport import ReadPayload, Transport
-from fanin.edge.runtimes.base import Inputs
+from fanin.edge.runtimes.base import NamedInputs
 from fanin.edge.tensors import Float32s
 from fanin.protos import messages as m
 from fanin.protos.chunks import ChunkRef
@@ -123,23 +123,23 @@ class Client:
         """(run id, number) of the Version that ``predict`` uses; None before the first one."""
         return None if self._parts.serving is None else self._parts.serving.version
 
-    def predict(self, x: Inputs) -> Float32s:
+    def predict(self, inputs: NamedInputs) -> Float32s:
         """Predict with the int8 model of the newest verified Version; may be called from any thread.
 
         Args:
-            x: Inputs (n, ...): those of the model, or raw ones if the Bundle has ``preprocess``.
+            inputs: Arrays (n, ...) by name: the inputs of the model, or raw ones if the Bundle has ``preprocess``.
 
         Returns:
             Logits or values (n, ...), float32.
 
         Raises:
             NotFound: There is no Version yet.
-            ValueError: The inputs have another shape or type, or this client has no ``serving``.
+            ValueError: An input is missing or has another shape or type, or this client has no ``serving``.
         """
         serving = self._parts.serving
         if serving is None:
             raise ValueError("predict: this client was made without serving; give ClientParts a Serving")
-        return serving.predict(x)
+        return serving.predict(inputs)
 
     def stop(self) -> None:
         """Make ``run`` return: a training or a transfer ends within one batch or piece."""

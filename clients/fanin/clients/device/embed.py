@@ -1,7 +1,7 @@
 """A device inside an app: ``join`` runs a client on its own thread.
 
     with join(settings, store, may_work=is_idle_and_charged) as client:
-        client.predict(x)
+        client.predict({"x": x})
 
 The client has the same parts as that of ``fanin join --serve``. Build a ``Client`` yourself to choose other parts.
 """

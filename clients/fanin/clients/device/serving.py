@@ -29,7 +29,8 @@ from fanin.clients.device.models import (
 )
 from fanin.clients.device.storage.cache import Cache
 from fanin.edge.bundles.bundle import Bundle
-from fanin.edge.runtimes.base import Inputs, Predict, Preprocess, Runtime
+from fanin.edge.runtimes.base import NamedInputs, Predict, Preprocess, Runtime
+from fanin.edge.runtimes.graphs import probe_inputs
 from fanin.edge.runtimes.models import model_inputs, open_preprocess
 from fanin.edge.tensors import Float32s
 from fanin.protos.errors import FaninError, InvalidVersion, NotFound
@@ -85,24 +86,24 @@ class Serving:
         served = self._served
         return () if served is None else served.chunks
 
-    def predict(self, x: Inputs) -> Float32s:
+    def predict(self, inputs: NamedInputs) -> Float32s:
         """Predict with the served Version.
 
         Args:
-            x: Inputs (n, ...) of the model or of ``preprocess``.
+            inputs: Inputs (n, ...) of the model by name, or raw data of ``preprocess`` with the name of the only input.
 
         Returns:
             Logits or values (n, ...), float32.
 
         Raises:
             NotFound: There is no Version yet.
-            ValueError: The inputs have another shape or type.
+            ValueError: An input is missing, or has another shape or type.
         """
         served = self._served
         if served is None:
             raise NotFound("predict: this device has no version yet; let its client run until it has taken part once")
         with served.lock:
-            return served.predict(model_inputs(served.bundle, x, served.preprocess))
+            return served.predict(model_inputs(served.bundle, inputs, served.preprocess))
 
     def offer(self, publication: Publication, model: OpenedModel) -> bool:
         """Serve this verified model if it passes the module's checks. Returns whether it is served now."""
@@ -133,11 +134,11 @@ class Serving:
 
     def _open(self, publication: Publication, model: OpenedModel) -> Served:
         predict = self._runtime.open_predict(model.bundle, model.parameters)
-        outputs = predict(probe_of(model.bundle))
+        outputs = predict(probe_inputs(model.bundle.manifest, 1))
         if not np.isfinite(outputs).all():
             raise InvalidVersion(
                 f"version {publication.version.number} of run {publication.run_id}: its int8 model returns NaN "
-                "or infinity for an input of zeros, expected finite numbers"
+                "or infinity for inputs of ones, expected finite numbers"
             )
         return Served(
             publication=publication,
@@ -167,10 +168,3 @@ class Serving:
             self.skip(publication)
         except (FaninError, ValueError) as exc:
             LOG.warning("serving: the version of the last time is not served (%s)", exc)
-
-
-def probe_of(bundle: Bundle) -> Inputs:
-    """Return one input of zeros for a Bundle's ``infer`` graph."""
-    (port,) = bundle.manifest.signatures["infer"].inputs
-    shape = (1, *port.shape[1:])
-    return np.zeros(shape, np.int32) if port.dtype == "int32" else np.zeros(shape, np.float32)

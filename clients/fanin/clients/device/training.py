@@ -35,6 +35,7 @@ from fanin.edge.runtimes.evaluations import counts_of, loss_count
 from fanin.edge.runtimes.graphs import CONTROL, control_ports
 from fanin.edge.runtimes.measure import measure
 from fanin.edge.runtimes.models import model_inputs
+from fanin.edge.runtimes.randomness import random_key
 from fanin.edge.tensors import Float32s
 from fanin.protos import messages as m
 from fanin.protos.errors import InvalidInput
@@ -76,6 +77,7 @@ class RuntimeTrainer:
             proximal_weight=training.proximal_weight,
             anchor=model.parameters,
             control=control,
+            random_key=random_key(training.seed, examples.partition, assignment.round),
         )
         loss_sum, num_steps = 0.0, 0
         for batch in interruptible(training_batches(examples, model, assignment), should_continue):
@@ -207,11 +209,11 @@ class _Mapped:
 
 def _mapped(part: str, bundle: Bundle, examples: Examples, preprocess: Preprocess | None) -> _Mapped:
     try:
-        x = model_inputs(bundle, examples.x, preprocess)
+        inputs = model_inputs(bundle, examples.inputs, preprocess)
     except ValueError as exc:
         raise ValueError(f"{part} examples: {exc}") from exc
     return _Mapped(
         bundle_sha256=bundle.sha256,
         source=weakref.ref(examples),
-        examples=None if x is examples.x else Examples(x=x, y=examples.y),
+        examples=None if inputs is examples.inputs else Examples(inputs=inputs, y=examples.y),
     )

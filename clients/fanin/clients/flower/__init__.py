@@ -9,5 +9,6 @@ Modules, in reading order:
     process.py    the child process, which an interruption ends at once
     child.py      the main function of the child
     app.py        the app itself; the only module that imports flwr
+    initial.py    the initial arrays that a command line names
     task.py       what goes to the app and what comes back
 """

@@ -35,6 +35,7 @@ from flwr.proto.recorddict_pb2 import RecordDict as RecordDictProto
 from fanin.clients.device.conditions import ShouldContinue
 from fanin.clients.flower.task import AppFailed, FlowerReply, FlowerSettings, FlowerTask, Number
 from fanin.edge import tensors
+from fanin.protos.errors import InvalidInput
 
 T = TypeVar("T")
 NUM_EXAMPLES: Final = "num-examples"
@@ -49,13 +50,17 @@ EVALUATE: Final = "evaluate"
 class FlowerApp:
     """A Flower app that runs in this process. See FlowerRunner.
 
+    Args:
+        settings: The app and its configuration.
+        app: The object of the app, if it is not to be imported: ``settings.app`` is then a name for messages alone.
+
     Raises:
         AppFailed: The app cannot be imported, is none, or its configuration is no valid one.
     """
 
-    def __init__(self, settings: FlowerSettings) -> None:
+    def __init__(self, settings: FlowerSettings, app: object = None) -> None:
         self._settings = settings
-        self._app = _guarded(settings.app, "import", lambda: _load(settings))
+        self._app = _guarded(settings.app, "import", lambda: _load(settings) if app is None else _client_app(app))
         self._node_config = _guarded(settings.app, "node_config", lambda: _config(settings.node_config))
         self._run_config = _guarded(settings.app, "run_config", lambda: _run_config(settings))
         # Flower offers no other way to learn what an app registers. Apps of client_fn have ``_call`` alone.
@@ -66,6 +71,11 @@ class FlowerApp:
     def name(self) -> str:
         """See FlowerRunner."""
         return f"flwr {version('flwr')}"
+
+    @property
+    def has_initial(self) -> bool:
+        """Whether ``initial`` may have arrays: a Message app never has."""
+        return self._is_legacy
 
     def initial(self) -> dict[str, tensors.Array]:
         """Return the arrays of ``NumPyClient.get_parameters`` by name. Raises AppFailed if the app has none."""
@@ -190,6 +200,14 @@ def load_arrays(where: str, folder: Path) -> dict[str, tensors.Array]:
     return _guarded(where, "import", lambda: _arrays_of(_object(where, folder)))
 
 
+def arrays_of(candidate: object) -> dict[str, tensors.Array]:
+    """Return the arrays of an object, in their order. See ``load_arrays``. Raises InvalidInput."""
+    try:
+        return _arrays_of(candidate)
+    except TypeError as exc:
+        raise InvalidInput(f"initial: {exc}") from exc
+
+
 def _arrays_of(candidate: object) -> dict[str, tensors.Array]:
     if inspect.isclass(candidate) or inspect.isfunction(candidate):
         candidate = candidate()
@@ -214,7 +232,10 @@ def _numpy(name: str, value: object) -> tensors.Array:
 
 
 def _load(settings: FlowerSettings) -> ClientApp:
-    candidate = _object(settings.app, settings.folder)
+    return _client_app(_object(settings.app, settings.folder))
+
+
+def _client_app(candidate: object) -> ClientApp:
     if isinstance(candidate, ClientApp):
         return candidate
     if inspect.isclass(candidate) and issubclass(candidate, flwr.client.NumPyClient | flwr.client.Client):

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final
+from typing import Final, Protocol
 
 import numpy as np
 
@@ -56,8 +56,20 @@ class FlowerState:
             )
 
 
+class AppStates(Protocol):
+    """The states of an app."""
+
+    def get(self, assignment: m.Assignment, first: FlowerState) -> FlowerState:
+        """Return the state that an Assignment names: ``first``, or that after an earlier Round."""
+        ...
+
+    def put(self, assignment: m.Assignment, state: FlowerState) -> None:
+        """Store the state after the training of an Assignment."""
+        ...
+
+
 class FlowerStates:
-    """The states in a folder, which is created if it is missing."""
+    """The states in a folder, which is created if it is missing. See AppStates."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)

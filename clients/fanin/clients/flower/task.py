@@ -8,8 +8,11 @@ from typing import Protocol
 from fanin.clients.device.conditions import ShouldContinue
 from fanin.edge.tensors import Array
 from fanin.protos.errors import InvalidInput
+from fanin.protos.plans.entries import Scalar
 
 Number = int | float
+ConfigValue = Scalar | list[Scalar]
+"""A value of a ConfigRecord."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +50,7 @@ class FlowerTask:
     run_id: str
     round: int
     seed: int
-    config: Mapping[str, Number]
+    config: Mapping[str, ConfigValue]
     arrays: Mapping[str, Array]
     state: bytes
 

@@ -19,8 +19,8 @@ import numpy as np
 from fanin.clients.device.conditions import ShouldContinue
 from fanin.clients.device.models import OpenedModel
 from fanin.clients.device.updates import Change
-from fanin.clients.flower.states import FlowerState, FlowerStates
-from fanin.clients.flower.task import AppFailed, FlowerReply, FlowerRunner, FlowerTask, Number
+from fanin.clients.flower.states import AppStates, FlowerState
+from fanin.clients.flower.task import AppFailed, ConfigValue, FlowerReply, FlowerRunner, FlowerTask, Number
 from fanin.edge.bundles.arrays import ArrayLayout, read_layout
 from fanin.edge.bundles.manifest import NO_GRAPHS
 from fanin.edge.tensors import Array, Float32s
@@ -42,15 +42,18 @@ class FlowerTrainer:
         runner: Runs the app.
         states: What the app keeps between Rounds.
         partition: Index of the device's data, a part of the seed.
+        warned: The warnings that are already logged. Trainers that share the set log each of them once.
     """
 
     graph_format = NO_GRAPHS
 
-    def __init__(self, runner: FlowerRunner, states: FlowerStates, partition: int = 0) -> None:
+    def __init__(
+        self, runner: FlowerRunner, states: AppStates, partition: int = 0, warned: set[str] | None = None
+    ) -> None:
         self._runner = runner
         self._states = states
         self._partition = partition
-        self._warned: set[str] = set()
+        self._warned = set() if warned is None else warned
 
     @property
     def runtime(self) -> str:
@@ -126,10 +129,11 @@ class FlowerTrainer:
             LOG.warning("%s", text)
 
 
-def config_of(assignment: m.Assignment) -> dict[str, Number]:
-    """Return the entries of the ConfigRecord of an Assignment. A whole number is an integer."""
-    config: dict[str, Number] = {"lr": assignment.training.learning_rate}
-    config |= {name: int(value) if value.is_integer() else value for name, value in assignment.flower.config.items()}
+def config_of(assignment: m.Assignment) -> dict[str, ConfigValue]:
+    """Return the entries of the ConfigRecord of an Assignment."""
+    config: dict[str, ConfigValue] = {"lr": assignment.training.learning_rate}
+    for name, value in assignment.flower.config.items():
+        config[name] = list(value) if isinstance(value, tuple) else value
     return config | {"server-round": assignment.round}
 
 

@@ -50,7 +50,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelInputs:
-    """Inputs by name, and the labels (n,) of a single input; None without labels."""
+    """Inputs by name, and the labels (n,) of the samples; None without labels."""
 
     feed: Mapping[str, Array]
     labels: Array | None = None
@@ -79,12 +79,13 @@ def read_samples(paths: Sequence[Path], target: Target, scale: float) -> ModelIn
     else:
         arrays = _read_arrays(path)
     names = [port.name for port in target.inputs]
-    labels = arrays.get(LABELS) if len(names) == 1 and LABELS not in names else None
+    labels = arrays.get(LABELS) if LABELS not in names else None
     feed = _feed(what, arrays, names)
-    if len(names) == 1:
-        feed = {names[0]: _fitted(what, feed[names[0]], target, scale)}
-    elif scale:
-        raise InvalidInput(f"--scale: got {scale:g} for a model with the inputs {sorted(names)}, expected a single one")
+    pixels = [port for port in target.inputs if _is_pixels(feed[port.name], port, target.raw)]
+    if scale and not pixels:
+        found = ", ".join(f"{name} {array.dtype}" for name, array in feed.items())
+        raise InvalidInput(f"--scale: got {scale:g} for {found}, expected it for uint8 pixels of a float input")
+    feed |= {port.name: _scaled(what, feed[port.name], port, scale) for port in pixels}
     is_label = labels is not None and labels.dtype.kind in "iu" and labels.shape == np.shape(feed[names[0]])[:1]
     return ModelInputs(feed=feed, labels=labels if is_label else None)
 
@@ -117,21 +118,19 @@ def _feed(what: str, arrays: Mapping[str, Array], names: Sequence[str]) -> dict[
     raise InvalidInput(f"{what}: got arrays {sorted(arrays)}, expected the model's inputs {sorted(names)}")
 
 
-def _fitted(what: str, x: Array, target: Target, scale: float) -> Array:
-    """Return x, with pixels divided by ``scale`` if the model accepts floats only."""
-    (port,), raw = target.inputs, target.raw
+def _is_pixels(x: Array, port: Port, raw: Port | None) -> bool:
+    """Return whether x is bytes for an input that accepts floats only."""
     is_raw = raw is not None and (x.dtype.name, x.shape[1:]) == (raw.dtype, raw.shape[1:])
-    is_pixels = x.dtype == np.uint8 and port.dtype in ("float32", "int8") and not is_raw
-    if scale and not is_pixels:
-        raise InvalidInput(
-            f"--scale: got {scale:g} for {x.dtype} values, expected it for uint8 pixels of a float input"
-        )
-    if not is_pixels:
-        return x
+    return x.dtype == np.uint8 and port.dtype in ("float32", "int8") and not is_raw
+
+
+def _scaled(what: str, x: Array, port: Port, scale: float) -> Array:
+    """Return pixels divided by ``scale``."""
     if not scale:
         raise InvalidInput(
-            f"{what}: got uint8 {x.shape}, expected {port.dtype} {port.shape} in the scale of the training data; pass "
-            "--scale 255 if it was trained on pixels / 255 (an App with preprocess= accepts the pixels themselves)"
+            f"{what}: got uint8 {x.shape} for {port.name}, expected {port.dtype} {port.shape} in the scale of the "
+            "training data; pass --scale 255 if it was trained on pixels / 255 (an App with preprocess= accepts the "
+            "pixels themselves)"
         )
     return x.astype(np.float32) / np.float32(scale)
 

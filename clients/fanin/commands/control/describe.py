@@ -30,6 +30,7 @@ _MAIN: Final = MappingProxyType(
     {
         "cohort": ("concurrency", "buffer", "quorum", "deadline_s", "selection"),
         "training": ("epochs", "learning_rate"),
+        "schedule": ("from_round",),
         "codec": ("name", "max_shift"),
         "stages": ("name",),
         "statistics": ("name", "unit", "bound"),

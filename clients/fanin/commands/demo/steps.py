@@ -9,10 +9,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Final, TypeVar
 
-import numpy as np
 import typer
 
-from fanin.clients.data.examples import Examples, Split
+from fanin.clients.data.examples import Examples, Split, joined
+from fanin.clients.data.npz import write_npz
 from fanin.clients.operator import Operator
 from fanin.commands.console.processes import follow_run
 from fanin.commands.console.show import event_text
@@ -245,7 +245,7 @@ def _plan(setting: Setting) -> Plan:
 def _join_all(processes: Processes, setting: Setting) -> None:
     for index, examples in enumerate(setting.split.devices):
         path = processes.folder / f"device-{index}.npz"
-        np.savez(path, x=examples.x, y=examples.y)
+        write_npz(path, examples)
         options = ["--validation", str(VALIDATION)]
         if setting.delay_seed >= 0:
             options += ["--delay-seed", str(setting.delay_seed)]
@@ -277,7 +277,7 @@ class _Job:
     def train(self, examples: Examples, start: Float32s) -> Float32s:
         """Train on these examples from these parameters until the validation loss is flat."""
         self.folder.mkdir()
-        np.savez(self.folder / "data.npz", x=examples.x, y=examples.y)
+        write_npz(self.folder / "data.npz", examples)
         table = parameter_table(self.setting.task.app(self.setting.seed).module)
         (self.folder / "initial.bin").write_bytes(encode_parameters(table, start))
         config = job_config(self.setting.task, self.turn, self.folder, self.setting.mesh, self.setting.seed)
@@ -307,7 +307,7 @@ def job_config(task: Task, turn: TrainingPhase, folder: Path, mesh: MeshShape, s
 
 def _together(split: Split) -> Examples:
     parts = (split.public, *split.devices)
-    return Examples(x=np.concatenate([part.x for part in parts]), y=np.concatenate([part.y for part in parts]))
+    return joined(parts)
 
 
 def _say(text: str) -> None:

@@ -1,11 +1,13 @@
 """Data sets for a simulation: those with a name, files of one's own, and data sets of other libraries.
 
 ``load_data`` takes a name or a file. ``examples_of`` takes what other libraries call a data set: anything with a length
-and items by index, such as a torch ``Dataset`` or a Hugging Face ``datasets.Dataset``.
+and items by index, such as a torch ``Dataset`` or a Hugging Face ``datasets.Dataset``. ``partition_of`` takes a
+partitioner with such a data set, as ``flwr-datasets`` has them.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -13,12 +15,15 @@ import numpy as np
 import numpy.typing as npt
 
 from fanin.clients.data.digits import load_digits
-from fanin.clients.data.examples import Examples
+from fanin.clients.data.examples import Examples, Y, joined
 from fanin.clients.data.npz import read_npz
 from fanin.clients.data.partitions import hold_out
 from fanin.clients.data.public import Cutting, fashion_mnist, shakespeare
+from fanin.clients.data.stores import MIN_EXAMPLES
 from fanin.edge.runtimes.base import Inputs
+from fanin.edge.runtimes.graphs import X
 from fanin.protos.errors import InvalidInput
+from fanin.simulation.data.partitioning import MAX_NAMED, Partition
 from fanin.simulation.data.tables import is_table, read_table
 
 TEST_FRACTION: Final = 0.2
@@ -48,6 +53,15 @@ class IndexedData(Protocol):
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: int, /) -> object: ...
+
+
+class LoadedPartitions(Protocol):
+    """A partitioner of another library, with its data set."""
+
+    @property
+    def num_partitions(self) -> int: ...
+
+    def load_partition(self, partition_id: int, /) -> IndexedData: ...
 
 
 def load_data(name: str, *, seed: int = 0) -> LoadedData:
@@ -81,28 +95,69 @@ def load_data(name: str, *, seed: int = 0) -> LoadedData:
 NAMES: Final = ("digits", "fashion-mnist", "tinyshakespeare")
 
 
-def examples_of(data: IndexedData, *, x: str = "", y: str = "") -> Examples:
+def examples_of(data: IndexedData, *, x: str | tuple[str, ...] = "", y: str = "") -> Examples:
     """Convert a data set of another library.
 
     Args:
         data: Its items are pairs of an input and a target, or mappings. They hold numbers, arrays or tensors.
-        x: The name of the inputs, if the items are mappings.
+        x: The name of the input, if the items are mappings; a tuple of names for a model with several inputs, which
+            keep their names.
         y: The name of the targets, if the items are mappings.
 
     Raises:
         InvalidInput: The data set is empty, an item has another form, or the items have different shapes.
 
     Example:
-        ``examples_of(torchvision_dataset)``, ``examples_of(hugging_face_dataset, x="image", y="label")``
+        ``examples_of(torchvision_dataset)``, ``examples_of(hugging_face_dataset, x="image", y="label")``,
+        ``examples_of(tokenized, x=("input_ids", "attention_mask"), y="label")``
     """
     if not len(data):
         raise InvalidInput("data: got a data set without items, expected at least one")
-    pairs = [_pair(data[index], index, x, y) for index in range(len(data))]
-    inputs, targets = (_stacked(what, column) for what, column in zip("xy", zip(*pairs, strict=True), strict=True))
+    names = x if isinstance(x, tuple) else (x,)
+    rows = [_row(data[index], index, (*names, y)) for index in range(len(data))]
+    *inputs, targets = zip(*rows, strict=True)
+    keys = names if isinstance(x, tuple) else (X,)
     try:
-        return Examples(x=inputs, y=targets)
+        return Examples(
+            inputs={key: _stacked(key, column) for key, column in zip(keys, inputs, strict=True)},
+            y=_stacked(Y, targets),
+        )
     except ValueError as exc:
         raise InvalidInput(f"data: {str(exc).removeprefix('examples: ')}") from exc
+
+
+def partition_of(partitioner: LoadedPartitions, *, x: str | tuple[str, ...] = "", y: str = "") -> Partition:
+    """Convert the partitions of another library, such as those of a partitioner of ``flwr-datasets``.
+
+    Args:
+        partitioner: It has a number of partitions and loads each of them as a data set. Its own data set is assigned.
+        x: The name of the input, or a tuple of names, if the items are mappings.
+        y: The name of the targets, if the items are mappings.
+
+    Raises:
+        InvalidInput: The partitioner raises an error, a partition has fewer than two examples, or an item has another
+            form (see ``examples_of``).
+
+    Example:
+        ``partition_of(fds.partitioners["train"], x="image", y="label")``
+    """
+    try:
+        loaded = [partitioner.load_partition(index) for index in range(partitioner.num_partitions)]
+    except Exception as exc:  # Of any kind: the partitioner is another's code.
+        raise InvalidInput(
+            f"partition: the partitioner {type(partitioner).__name__} raised {type(exc).__name__}: {exc}; expected one "
+            "with a data set, num_partitions and load_partition(index)"
+        ) from exc
+    small = [index for index, data in enumerate(loaded) if len(data) < MIN_EXAMPLES]
+    if small or not loaded:
+        raise InvalidInput(
+            f"partition: got {len(loaded)} partitions, of which {len(small)} have fewer than {MIN_EXAMPLES} examples: "
+            f"{small[:MAX_NAMED]}; use fewer partitions, or another partitioner"
+        )
+    bounds = np.cumsum([0, *map(len, loaded)])
+    items = [data[index] for data in loaded for index in range(len(data))]
+    indices = tuple(np.arange(start, end) for start, end in pairwise(bounds))
+    return Partition(examples=examples_of(items, x=x, y=y), indices=indices)
 
 
 def _held_out(examples: Examples, seed: int) -> LoadedData:
@@ -119,47 +174,44 @@ def _tables(path: Path, seed: int) -> LoadedData:
         train = read_table(path / "train")
         return LoadedData(train=train.examples, test=read_table(path / "test").examples, ids=train.ids)
     table = read_table(path)
-    numbered = Examples(x=np.arange(len(table.examples), dtype=np.int32)[:, None], y=table.examples.y)
+    numbered = Examples(inputs={X: np.arange(len(table.examples), dtype=np.int32)[:, None]}, y=table.examples.y)
     parts = _held_out(numbered, seed)
-    rows, held = (part.x[:, 0].astype(np.int64) for part in (parts.train, parts.test))
+    rows, held = (part.inputs[X][:, 0].astype(np.int64) for part in (parts.train, parts.test))
     return LoadedData(train=table.examples.take(rows), test=table.examples.take(held), ids=table.ids[rows])
 
 
 def _by_speaker() -> LoadedData:
     speakers = shakespeare(Cutting()).speakers
     return LoadedData(
-        train=_joined([speaker.train for speaker in speakers]),
-        test=_joined([speaker.held_out for speaker in speakers]),
+        train=joined([speaker.train for speaker in speakers]),
+        test=joined([speaker.held_out for speaker in speakers]),
         ids=np.concatenate([np.repeat(speaker.name, len(speaker.train)) for speaker in speakers]),
     )
 
 
-def _joined(parts: list[Examples]) -> Examples:
-    return Examples(x=np.concatenate([part.x for part in parts]), y=np.concatenate([part.y for part in parts]))
-
-
-def _pair(item: object, index: int, x: str, y: str) -> tuple[object, object]:
+def _row(item: object, index: int, names: tuple[str, ...]) -> tuple[object, ...]:
+    """Return the inputs and the target of an item."""
     if isinstance(item, Mapping):
-        missing = [name for name in (x, y) if name not in item]
+        missing = [name for name in names if name not in item]
         if missing:
             raise InvalidInput(
                 f"data: item {index} has the names {sorted(map(str, item))}, not {missing}; pass x=... and y=..."
             )
-        return item[x], item[y]
-    if isinstance(item, tuple | list) and len(item) == 2:
-        return item[0], item[1]
+        return tuple(item[name] for name in names)
+    if isinstance(item, tuple | list) and len(item) == len(names) == 2:
+        return tuple(item)
     raise InvalidInput(f"data: item {index} is a {type(item).__name__}, expected a pair (input, target) or a mapping")
 
 
 def _stacked(what: str, values: tuple[object, ...]) -> Inputs:
-    """Return values as one array: floats as float32, bytes of ``x`` as they are, other integers as int32."""
+    """Return values as one array: floats as float32, bytes of an input as they are, other integers as int32."""
     try:
         stacked = np.stack([np.asarray(value) for value in values])
     except ValueError as exc:
         raise InvalidInput(f"data: the items have {what} of different shapes ({exc}); give them one shape") from exc
     if stacked.dtype.kind == "f":
         return stacked.astype(np.float32)
-    if what == "x" and stacked.dtype == np.uint8:
+    if what != Y and stacked.dtype == np.uint8:
         return stacked
     if stacked.dtype.kind in "iub":
         limits = np.iinfo(np.int32)

@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from fanin.clients.data.examples import Examples
 from fanin.edge.runtimes.base import Inputs
+from fanin.edge.runtimes.graphs import X
 from fanin.protos.errors import InvalidInput, RuntimeMissing
 
 SUFFIXES: Final = (".csv", ".parquet")
@@ -69,7 +70,7 @@ def read_table(path: Path) -> LoadedTable:
     targets = np.concatenate(ys)
     y: Inputs = targets.astype(np.int32) if ys[0].dtype == np.int32 else targets.astype(np.float32)
     try:
-        examples = Examples(x=x, y=y)
+        examples = Examples(inputs={X: x}, y=y)
     except ValueError as exc:
         raise InvalidInput(f"{path}: {str(exc).removeprefix('examples: ')}") from exc
     return LoadedTable(examples=examples, ids=np.array(ids))

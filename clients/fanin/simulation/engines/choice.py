@@ -9,10 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
-import numpy as np
-
 from fanin.edge.bundles.bundle import Bundle
-from fanin.edge.runtimes.base import PaddedBatch, Runtime, StepSettings
+from fanin.edge.runtimes.base import Runtime, StepSettings
+from fanin.edge.runtimes.graphs import probe_batch
 from fanin.protos.errors import InvalidInput, UnsupportedModel
 from fanin.simulation.setup.settings import SimulationSettings
 
@@ -99,23 +98,22 @@ def _vmap_seconds(step: "VectorStep", bundle: Bundle, num_clients: int) -> float
 
     parameters = bundle.initial_parameters()
     state = step.begin(parameters, num_clients)
-    settings = VectorSettings(learning_rate=0.0, proximal_weight=0.0, anchor=parameters, controls=[None] * num_clients)
-    batches = [_batch(bundle)] * num_clients
+    settings = VectorSettings(
+        learning_rate=0.0,
+        proximal_weight=0.0,
+        anchor=parameters,
+        controls=[None] * num_clients,
+        random_keys=[0] * num_clients,
+    )
+    batches = [probe_batch(bundle.manifest)] * num_clients
     return _seconds(lambda: step(state, batches, settings)) / num_clients
 
 
 def _graph_seconds(bundle: Bundle, runtime: Runtime) -> float:
-    parameters, batch = bundle.initial_parameters(), _batch(bundle)
+    parameters, batch = bundle.initial_parameters(), probe_batch(bundle.manifest)
     step = runtime.open_train(bundle)
     state, settings = step.begin(parameters), StepSettings(learning_rate=0.0)
     return _seconds(lambda: step(state, batch, settings))
-
-
-def _batch(bundle: Bundle) -> PaddedBatch:
-    """Return a batch of zeros: the time of a step does not depend on values."""
-    ports = {port.name: port for port in bundle.manifest.signatures["train"].inputs}
-    x, y, mask = (np.zeros(ports[name].shape, ports[name].dtype) for name in ("x", "y", "mask"))
-    return PaddedBatch(x=x, y=y, mask=mask)
 
 
 def _seconds(call: Callable[[], object]) -> float:

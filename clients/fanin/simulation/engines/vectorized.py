@@ -27,6 +27,7 @@ from fanin.clients.device.training import (
 )
 from fanin.clients.device.updates import Change
 from fanin.edge.runtimes.base import PaddedBatch
+from fanin.edge.runtimes.randomness import random_key
 from fanin.edge.tensors import Float32s
 from fanin.protos import messages as m
 from fanin.simulation.data.partitioning import Partition
@@ -56,9 +57,6 @@ class VectorTrainings:
         begun = _Begun(client=client, model=model, assignment=assignment)
         self._begun[next(self._numbers)] = begun
         return lambda: self._collected(begun)
-
-    def close(self) -> None:
-        """See Trainings."""
 
     def _collected(self, begun: "_Begun") -> Change:
         if begun.outcome is None:
@@ -91,6 +89,7 @@ class VectorTrainings:
             control=control_of(model),
             batches=training_batches(examples, model, begun.assignment),
             num_batches=batches * begun.assignment.training.epochs,
+            random_key=random_key(begun.assignment.training.seed, examples.partition, begun.assignment.round),
         )
 
     def _run(self, group: Sequence["_Prepared"]) -> None:
@@ -116,6 +115,7 @@ class VectorTrainings:
                 proximal_weight=training.proximal_weight,
                 anchor=model.parameters,
                 controls=[each.control for each in active],
+                random_keys=[each.random_key for each in active],
             )
             state, losses = self._step(state, batches, settings)
             for each, batch, loss in zip(active, batches, losses, strict=True):
@@ -151,6 +151,7 @@ class _Prepared:
     control: Float32s | None
     batches: Iterator[PaddedBatch]
     num_batches: int
+    random_key: int
     num_steps: int = 0
     loss_sum: float = 0.0
 

@@ -1,14 +1,17 @@
 """The arguments of ``simulate``: all checks that need no export, and the Plan."""
 
+import base64
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, TypedDict
 
 from fanin.clients.data.examples import Examples, check_examples
 from fanin.clients.planfile import Override, override_of, parse_plan
 from fanin.protos.errors import InvalidInput, InvalidPlan
 from fanin.protos.plans import EvaluationPlan, Plan
+from fanin.protos.plans.entries import BASE64
 from fanin.server.evaluation.metrics import metrics_of
+from fanin.simulation.backends.opening import check_backend
 from fanin.simulation.data.partitioning import Partition
 from fanin.simulation.engines.choice import check_engine
 from fanin.simulation.setup.settings import SimulationSettings
@@ -16,26 +19,43 @@ from fanin.simulation.setup.settings import SimulationSettings
 if TYPE_CHECKING:
     from fanin.edge.export.app import App
 
+OF_GRAPHS: Final = ("test", "baseline", "resume")
+"""Settings that need the graphs of an App."""
 
-def check_arguments(app: object, clients: object, settings: SimulationSettings) -> None:
-    """Raise InvalidInput unless the model can use the examples, and the settings are valid."""
+
+class CheckedArguments(TypedDict):
+    """The arguments of a simulation of an App."""
+
+    app: "App"
+    clients: Partition
+
+
+def check_arguments(app: object, clients: object, settings: SimulationSettings) -> CheckedArguments:
+    """Return the App and its clients. Raises InvalidInput unless the model can use the examples, and the settings are
+    valid.
+    """
     from fanin.edge.export.app import App
 
     if not isinstance(app, App) or not isinstance(clients, Partition):
         raise InvalidInput(
-            f"simulate: got {type(app).__name__} and {type(clients).__name__}, expected an App and a Partition; see "
-            "fanin.edge.export.App and fanin.simulation.partition"
+            f"simulate: got {type(app).__name__} and {type(clients).__name__}, expected an App and a Partition, or a "
+            "Flower app and a number of clients; see fanin.edge.export.App and fanin.simulation.partition"
         )
     check_settings(settings)
+    if settings.initial is not None and not isinstance(settings.initial, Mapping):
+        raise InvalidInput(
+            f"simulate: initial: got {type(settings.initial).__name__}, expected a state_dict of the App's module"
+        )
     _check_data(app, clients, settings.test)
+    return CheckedArguments(app=app, clients=clients)
 
 
-def plan_of(app: "App", clients: Partition, limits: Mapping[str, int | None], settings: SimulationSettings) -> Plan:
+def plan_of(name: str, num_clients: int, limits: Mapping[str, int | None], settings: SimulationSettings) -> Plan:
     """Return the Plan of a simulation.
 
     Args:
-        app: The App.
-        clients: The clients.
+        name: The name of the model.
+        num_clients: The number of clients.
         limits: The arguments ``cohort`` and ``rounds``. All are None if the settings have a Plan.
         settings: The settings.
 
@@ -43,16 +63,16 @@ def plan_of(app: "App", clients: Partition, limits: Mapping[str, int | None], se
         InvalidPlan: A key is unknown, or a value is wrong. The message names the argument.
         InvalidInput: An argument is missing, or the cohort is larger than the number of clients.
     """
-    plan = _plan(app, limits, settings)
+    plan = _plan(name, limits, settings)
     _check_evaluation(plan.evaluation, settings.test)
-    if plan.cohort.concurrency > len(clients):
+    if plan.cohort.concurrency > num_clients:
         raise InvalidInput(
-            f"simulate: got a cohort of {plan.cohort.concurrency}, expected at most the {len(clients)} clients"
+            f"simulate: got a cohort of {plan.cohort.concurrency}, expected at most the {num_clients} clients"
         )
     return plan
 
 
-def _plan(app: "App", limits: Mapping[str, int | None], settings: SimulationSettings) -> Plan:
+def _plan(name: str, limits: Mapping[str, int | None], settings: SimulationSettings) -> Plan:
     cohort, rounds = limits["cohort"], limits["rounds"]
     if isinstance(settings.plan, Plan):
         if cohort is not None or rounds is not None:
@@ -61,7 +81,7 @@ def _plan(app: "App", limits: Mapping[str, int | None], settings: SimulationSett
     if cohort is None or rounds is None:
         raise InvalidInput("simulate: got no cohort or no rounds, expected both, or a whole Plan in the settings")
     overrides = [
-        Override(path="name", value=app.name, source="app"),
+        Override(path="name", value=name, source="app"),
         Override(path="bundle", value="bundle", source="app"),
         Override(path="cohort.concurrency", value=cohort, source="cohort"),
         Override(path="training.seed", value=settings.seed, source="seed"),
@@ -91,6 +111,8 @@ def _toml(value: object) -> str:
         case str():
             escaped = "".join(f"\\u{ord(char):04x}" if ord(char) < 32 or char in '\\"\x7f' else char for char in value)
             return f'"{escaped}"'
+        case bytes():
+            return _toml({BASE64: base64.b64encode(value).decode()})
         case Mapping():
             return "{" + ", ".join(f"{_toml(str(key))} = {_toml(item)}" for key, item in value.items()) + "}"
         case list() | tuple():
@@ -100,13 +122,13 @@ def _toml(value: object) -> str:
 
 
 def check_settings(settings: SimulationSettings) -> None:
+    """Raise InvalidInput unless the settings are valid."""
     if not 0.0 < settings.validation_fraction < 1.0:
         raise InvalidInput(
             f"simulate: got validation_fraction {settings.validation_fraction}, expected between 0 and 1: each client "
             "evaluates the Versions on a part of its examples"
         )
-    if settings.processes < 1:
-        raise InvalidInput(f"simulate: got {settings.processes} processes, expected at least 1")
+    check_backend(settings.processes, settings.cluster, settings.engine)
     check_engine(settings)
     if settings.seed < 0:
         raise InvalidInput(f"simulate: got seed {settings.seed}, expected 0 or more")
@@ -118,21 +140,34 @@ def check_settings(settings: SimulationSettings) -> None:
         )
 
 
+def check_flower_settings(settings: SimulationSettings) -> None:
+    """Raise InvalidInput if a setting is set that only an App has."""
+    unused = [name for name in OF_GRAPHS if getattr(settings, name) not in (None, False)]
+    unused += ["engine"] if settings.engine != "graph" else []
+    unused += ["devices.examples_per_s"] if settings.devices.examples_per_s is not None else []
+    if unused:
+        raise InvalidInput(
+            f"simulate: got {', '.join(unused)} with a Flower app, expected none of them: the app trains and evaluates "
+            "by itself, and no graphs exist; remove them (docs/simulation.md)"
+        )
+
+
 def _check_data(app: "App", clients: Partition, test: Examples | None) -> None:
     """Raise InvalidInput unless the model can use the examples. ``preprocess`` checks the shape of raw ones."""
-    accepted = {str(part.dtype).removeprefix("torch.") for part in (app.calibration, app.raw) if part is not None}
     target = app.target_shape
     for what, examples in (("clients", clients.examples), ("test", test)):
         if examples is None:
             continue
-        if str(examples.x.dtype) not in accepted:
-            raise InvalidInput(
-                f"simulate: {what}: got x {examples.x.dtype}, expected {' or '.join(sorted(accepted))} as in the App's "
-                "calibration or raw data; convert it with astype"
-            )
+        for name, value in app.inputs.items():
+            accepted = {str(part.dtype).removeprefix("torch.") for part in (value, app.raw_data) if part is not None}
+            if name in examples.inputs and str(examples.inputs[name].dtype) not in accepted:
+                raise InvalidInput(
+                    f"simulate: {what}: got {name} {examples.inputs[name].dtype}, expected "
+                    f"{' or '.join(sorted(accepted))} as in the App's calibration or raw data; convert it with astype"
+                )
         if app.preprocess is None:
             try:
-                check_examples(examples, tuple(app.calibration.shape[1:]), app.num_classes)
+                check_examples(examples, app.input_shapes, app.num_classes)
             except InvalidInput as exc:
                 raise InvalidInput(f"simulate: {what}: {str(exc).removeprefix('examples: ')}") from exc
         if target is not None and examples.y.shape[1:] != target:

@@ -6,13 +6,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fanin.clients.data.examples import Examples
+from fanin.edge.tensors import Array
 from fanin.protos.plans import Plan
+from fanin.simulation.backends.ray_cluster import RayCluster
 from fanin.simulation.devices.events import OnEvent
 from fanin.simulation.devices.models import DeviceModel
 from fanin.simulation.rows import RoundRow
 
 if TYPE_CHECKING:
-    from fanin.edge.export.prepare import StateDict
+    from fanin.edge.export.prepare import Module, StateDict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +28,8 @@ class SimulationSettings:
         seed: Seed of all random choices, 0 or more.
         seeds: Seeds of several simulations instead of ``seed``. The result is that of the first one; ``Result.repeats``
             and ``Result.spread`` have all of them. The partition is the same for all.
-        initial: A ``state_dict`` of the module from which the training starts. None: the module as it is.
+        initial: A ``state_dict`` of the module from which the training starts. None: the module as it is. For a Flower
+            app, a torch module, a ``state_dict`` or a list of arrays; None: those of ``NumPyClient.get_parameters``.
         baseline: Whether to train a centralized baseline as well: the pooled data, and as many gradient steps in each
             Round as the clients made together.
         resume: Folder for the record of the trainings. A simulation that was stopped resumes when it is called again
@@ -36,6 +39,7 @@ class SimulationSettings:
             trains the clients of a Round together in torch, which is faster for small models; rounding differs.
             ``auto`` measures both and takes the faster one.
         processes: Processes that train clients side by side; 1 trains them in this process. The Versions are the same.
+        cluster: The Ray cluster that trains the clients, instead of ``processes``. The Versions are the same.
         stop_on_failure: Whether an error in the training of a client ends the simulation.
         devices: How fast the devices are, how they are connected, and when they are there.
         on_round: Called with each row as soon as its Round has ended.
@@ -47,12 +51,13 @@ class SimulationSettings:
     plan: Mapping[str, object] | Plan = field(default_factory=dict)
     seed: int = 0
     seeds: Sequence[int] = ()
-    initial: "StateDict | None" = None
+    initial: "Mapping[str, Array] | StateDict | Sequence[Array] | Module | None" = None
     baseline: bool = False
     resume: Path | str | None = None
     validation_fraction: float = 0.1
     engine: str = "graph"
     processes: int = 1
+    cluster: RayCluster | None = None
     stop_on_failure: bool = False
     devices: DeviceModel = field(default_factory=DeviceModel)
     on_round: Callable[[RoundRow], None] = lambda row: None

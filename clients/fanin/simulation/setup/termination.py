@@ -11,29 +11,42 @@ STATUS_BASE = 128
 
 
 @contextmanager
-def exits_at_sigterm() -> Iterator[None]:
-    """Treat SIGTERM as Ctrl-C within the context, and raise SystemExit at its end. A handler of the caller is kept.
+def interrupted_by_sigterm() -> Iterator[threading.Event]:
+    """Treat SIGTERM as Ctrl-C within the context, and yield an event that is set by it.
 
     An error raised by a signal handler could end a step of the event loop halfway, and a task would wait for ever. At
-    Ctrl-C the event loop cancels its task between two steps.
+    Ctrl-C the event loop cancels its task between two steps. A process that a script started by ``&`` ignores Ctrl-C;
+    within the context it does not, or it would ignore SIGTERM too.
     """
-    is_main = threading.current_thread() is threading.main_thread()
-    if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
-        yield
-        return
     received = threading.Event()
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         received.set()
         signal.raise_signal(signal.SIGINT)
 
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    if before[signal.SIGINT] is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, interrupt)
     try:
-        yield
-    except KeyboardInterrupt:
-        if not received.is_set():
-            raise
+        yield received
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def exits_at_sigterm() -> Iterator[None]:
+    """End the process by SystemExit at SIGTERM, after what the context does at Ctrl-C. A caller's handler is kept."""
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+    with interrupted_by_sigterm() as received:
+        try:
+            yield
+        except KeyboardInterrupt:
+            if not received.is_set():
+                raise
     if received.is_set():
         raise SystemExit(STATUS_BASE + signal.SIGTERM)

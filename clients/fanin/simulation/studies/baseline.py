@@ -13,15 +13,16 @@ from typing import Final
 import numpy as np
 
 from fanin.clients.data.batching import batches, batches_in_order
-from fanin.clients.data.examples import Examples
+from fanin.clients.data.examples import Examples, joined
 from fanin.clients.data.stores import memory_store
 from fanin.clients.device.graphs import BundleGraphs
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.runtimes.base import PaddedBatch, StepSettings
 from fanin.edge.runtimes.measure import measure
+from fanin.edge.runtimes.randomness import random_key
 from fanin.edge.tensors import Float32s
 from fanin.protos.errors import InvalidInput
-from fanin.protos.plans import Training
+from fanin.protos.plans import Plan
 from fanin.simulation.data.partitioning import Partition
 from fanin.simulation.rows import ClientRow, RoundRow
 
@@ -51,7 +52,7 @@ class BaselineRow:
 def pooled(clients: Partition, validation_fraction: float) -> Examples:
     """Return the examples on which the clients train, together."""
     parts = [memory_store(part, client, validation_fraction).train for client, part in enumerate(clients)]
-    return Examples(x=np.concatenate([part.x for part in parts]), y=np.concatenate([part.y for part in parts]))
+    return joined(parts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,14 +64,14 @@ class Baseline:
         graphs: The open graphs.
         train: The pooled examples as inputs of the model.
         test: The test data as inputs of the model; None for no evaluation.
-        training: Learning rate, epochs and seed of the clients.
+        plan: Learning rate, epochs and seed of the clients.
     """
 
     bundle: Bundle
     graphs: BundleGraphs
     train: Examples
     test: Examples | None
-    training: Training
+    plan: Plan
 
     def rows(self, rounds: Sequence[RoundRow], clients: Sequence[ClientRow]) -> tuple[BaselineRow, ...]:
         """Train, and return a row for each Round.
@@ -80,11 +81,12 @@ class Baseline:
         """
         step, parameters = self.graphs.open_train(self.bundle), self.bundle.initial_parameters()
         state, stream = step.begin(parameters), self._batches()
-        settings = StepSettings(learning_rate=self.training.learning_rate)
         rows, num_steps = [], 0
         for row in rounds:
             losses = []
-            for _ in range(self._num_steps([each for each in clients if each.round == row.round])):
+            training = self.plan.training_in(max(row.round, 1))
+            settings = StepSettings(learning_rate=training.learning_rate, random_key=random_key(training.seed, 0, 0))
+            for _ in range(self._num_steps([each for each in clients if each.round == row.round], training.epochs)):
                 state, loss = step(state, next(stream), settings)
                 if not math.isfinite(loss):
                     raise InvalidInput(
@@ -106,13 +108,13 @@ class Baseline:
             )
         return tuple(rows)
 
-    def _num_steps(self, clients: Sequence[ClientRow]) -> int:
+    def _num_steps(self, clients: Sequence[ClientRow], epochs: int) -> int:
         size = self.bundle.manifest.batch_size
-        return sum(self.training.epochs * -(-client.num_examples // size) for client in clients)
+        return sum(epochs * -(-client.num_examples // size) for client in clients)
 
     def _batches(self) -> Iterator[PaddedBatch]:
         """Yield batches without end, each epoch in a new random order."""
-        rng = np.random.default_rng((STREAM, self.training.seed))
+        rng = np.random.default_rng((STREAM, self.plan.training.seed))
         while True:
             yield from batches(self.train, self.bundle.manifest.batch_size, rng)
 

@@ -98,10 +98,6 @@ class RecordedTrainings:
 
         return finish
 
-    def close(self) -> None:
-        """See Trainings."""
-        self._trainings.close()
-
 
 def subject_of(app: "App", clients: Partition, options: Sequence[object]) -> str:
     """Return the digest of an App, the examples of each client, and further options of the training."""
@@ -111,8 +107,11 @@ def subject_of(app: "App", clients: Partition, options: Sequence[object]) -> str
     for name, value in app.module.state_dict().items():
         digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
         digest.update(value.detach().cpu().float().numpy().tobytes())
-    digest.update(app.calibration.cpu().numpy().tobytes())
-    for array in (clients.examples.x, clients.examples.y, *clients.indices):
+    examples = clients.examples
+    digest.update(repr((app.output, list(app.inputs), list(examples.inputs))).encode())
+    for value in app.inputs.values():
+        digest.update(value.numpy().tobytes())
+    for array in (*examples.inputs.values(), examples.y, *clients.indices):
         digest.update(f"{array.dtype} {array.shape}".encode())
         digest.update(np.ascontiguousarray(array).tobytes())
     return digest.hexdigest()

@@ -1,9 +1,10 @@
 """Export and import of a model's weights as safetensors, on any mesh.
 
-An export writes one file; an import also reads several files with an index. The names are those of one process, and a
-tied weight is stored once. Both directions stream, so no rank holds a second copy of the model: an export assembles one
-tensor at a time, and in an import each rank reads only its own slices. A file is opened again for each tensor, because
-the pages of an open file that were read count as memory of the rank.
+An export writes one file; an import also reads several files with an index. The names are those of one process. A
+shared parameter is written once, and is read under any of its names, or under several if the values are equal. Both
+directions stream, so no rank holds a second copy of the model: an export assembles one tensor at a time, and in an
+import each rank reads only its own slices. A file is opened again for each tensor, because the pages of an open file
+that were read count as memory of the rank.
 
     file = header size, 8 bytes little-endian | header, JSON, padded to 8 | tensors' bytes, little-endian, row-major
 
@@ -30,6 +31,7 @@ from fanin.datacenter.parallel.build import ParameterEntry
 from fanin.datacenter.parallel.engine import Engine
 from fanin.datacenter.parallel.gather import whole_parameters
 from fanin.datacenter.parallel.transforms.slices import slices
+from fanin.datacenter.parallel.transforms.ties import other_names
 from fanin.protos.errors import InvalidInput, StorageFull
 
 ALIGNMENT: Final = 8
@@ -39,6 +41,8 @@ SUFFIX: Final = ".safetensors"
 INDEX_SUFFIX: Final = ".json"
 Kind = tuple[tuple[int, ...], str | None]
 """Shape and dtype of a tensor."""
+Source = tuple[Path, str]
+"""The file of a tensor, and its name there."""
 
 
 def export_weights(engine: Engine, path: Path, metadata: Mapping[str, str] | None = None) -> None:
@@ -78,16 +82,18 @@ def import_weights(engine: Engine, path: Path, aside: Sequence[str] = (), *, cas
     Raises:
         InvalidInput: A file is damaged or belongs to another model. Raised on all ranks; nothing has changed.
     """
-    refusal = _refusal(engine.table, path, aside, cast=cast)
+    sources, refusal = dict[str, Source](), None
+    try:
+        sources = _sources(engine.table, path, aside, cast=cast)
+    except InvalidInput as exc:
+        refusal = exc
     if _on_any_rank(refusal is not None):
         raise refusal or InvalidInput(f"{path}: another rank rejected the file; its log has the reason")
     tie = engine.rank_model.tie
-    index = _index(path) if path.suffix == INDEX_SUFFIX else {}
     with torch.no_grad():
         for part in engine.parts.values():
             for name, value in part.named_parameters():
-                source = tie.original_name if tie is not None and value is tie.copied else name
-                _load_slice(path.with_name(index.get(source, path.name)), source, value)
+                _load_slice(sources[tie.original_name if tie is not None and value is tie.copied else name], value)
 
 
 def load_weights(module: nn.Module, path: Path) -> None:
@@ -96,19 +102,20 @@ def load_weights(module: nn.Module, path: Path) -> None:
     Raises:
         InvalidInput: The file is damaged or belongs to another model. Nothing has changed.
     """
+    others = other_names(module)
     table = {
-        name: ParameterEntry(stage=0, shape=value.shape, dtype=value.dtype) for name, value in module.named_parameters()
+        name: ParameterEntry(stage=0, shape=value.shape, dtype=value.dtype, others=others.get(name, ()))
+        for name, value in module.named_parameters()
     }
-    refusal = _refusal(table, path, (), cast=True)
-    if refusal is not None:
-        raise refusal
+    sources = _sources(table, path, (), cast=True)
     with torch.no_grad():
         for name, value in module.named_parameters():
-            _load_slice(path, name, value)
+            _load_slice(sources[name], value)
 
 
-def _load_slice(path: Path, name: str, value: Tensor) -> None:
+def _load_slice(source: Source, value: Tensor) -> None:
     """Read only this rank's slice of a tensor."""
+    path, name = source
     with safe_open(path, framework="pt") as file:
         if not isinstance(value, DTensor):
             value.copy_(file.get_tensor(name))
@@ -154,29 +161,50 @@ def _index(path: Path) -> dict[str, str]:
     return weight_map
 
 
-def _refusal(
-    table: Mapping[str, ParameterEntry], path: Path, aside: Sequence[str], *, cast: bool
-) -> InvalidInput | None:
-    """Return an error if a file cannot be imported."""
+def _sources(table: Mapping[str, ParameterEntry], path: Path, aside: Sequence[str], *, cast: bool) -> dict[str, Source]:
+    """Return where each parameter of a model is stored. Raises InvalidInput if the file cannot be imported."""
     try:
+        if not path.exists():
+            raise InvalidInput(f"{path}: no such file, expected a {SUFFIX} file")
         stored = _kinds(path)
     except (OSError, SafetensorError, ValueError) as exc:
         # ValueError: an index can contain a file name that is not valid.
-        return InvalidInput(f"{path}: not a whole safetensors file ({exc})")
-    except InvalidInput as exc:
-        return exc
+        raise InvalidInput(f"{path}: not a whole safetensors file ({exc})") from exc
+    index = _index(path) if path.suffix == INDEX_SUFFIX else {}
+    stored = {name: kind for name, kind in stored.items() if name in table or not _matches_any(name, aside)}
+    places = {name: (path.with_name(index.get(name, path.name)), name) for name in stored}
+    # A shared parameter may be stored under each of its names.
+    names = {name: [each for each in (name, *entry.others) if each in stored] for name, entry in table.items()}
+    known = {each for group in names.values() for each in group}
     expected = {name: (tuple(entry.shape), DTYPES.get(entry.dtype)) for name, entry in table.items()}
-    relevant = {name: kind for name, kind in stored.items() if name in expected or not _matches_any(name, aside)}
-    missing, unknown = set(expected) - set(relevant), set(relevant) - set(expected)
-    wrong = {name for name in set(relevant) & set(expected) if not _fits(relevant[name], expected[name], cast=cast)}
-    if not (missing or unknown or wrong):
-        return None
-    name = min([*missing, *unknown, *wrong])
-    return InvalidInput(
-        f"{path}: got {len(relevant)} tensors of which {len(unknown)} are not the model's, {len(wrong)} have another "
-        f"shape or type and {len(missing)} are missing, such as {name}: got {_describe(relevant.get(name))}, expected "
-        f"{_describe(expected.get(name))}"
-    )
+    found = {name: stored[group[0]] for name, group in names.items() if group}
+    unknown = stored.keys() - known
+    missing = set(expected) - set(found)
+    wrong = {name for name, kind in found.items() if not _fits(kind, expected[name], cast=cast)}
+    if missing or unknown or wrong:
+        name = min([*missing, *unknown, *wrong])
+        raise InvalidInput(
+            f"{path}: got {len(found) + len(unknown)} tensors of which {len(unknown)} are not the model's, "
+            f"{len(wrong)} have another shape or type and {len(missing)} are missing, such as {name}: got "
+            f"{_describe(found.get(name, stored.get(name)))}, expected {_describe(expected.get(name))}; take a file of "
+            "this model in its precision, or rename the tensors"
+        )
+    for first, *others in names.values():
+        for other in others:
+            _check_equal(places[first], places[other])
+    return {name: places[group[0]] for name, group in names.items()}
+
+
+def _check_equal(first: Source, other: Source) -> None:
+    """Raise InvalidInput unless two stored copies of one shared parameter are equal."""
+    (path, name), (other_path, other_name) = first, other
+    with safe_open(path, framework="pt") as file, safe_open(other_path, framework="pt") as beside:
+        is_equal = torch.equal(file.get_tensor(name), beside.get_tensor(other_name))
+    if not is_equal:
+        raise InvalidInput(
+            f"{other_path}: got two different tensors {name} and {other_name}, expected equal ones or one of them: "
+            "they are one parameter of the model"
+        )
 
 
 def _kind(file: safe_open, name: str) -> Kind:

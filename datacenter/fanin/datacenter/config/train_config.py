@@ -131,7 +131,9 @@ def check_config(config: TrainConfig, num_processes: int) -> None:
         )
     layout = config.model.parallel_layout
     if config.model.family is not None:
-        _check_axes(config.model.family.name, layout, mesh)
+        _check_axes(f"family {config.model.family.name!r}", layout, mesh, "the family's layout")
+    elif config.model.layout is not None:
+        _check_axes(f"App {config.model.app}", layout, mesh, "[model.layout]")
     check_job(layout, config.parallel, config.training, num_processes)
     if config.data.windows:
         check_sequence(config.parallel, config.data.length)
@@ -141,17 +143,17 @@ def check_config(config: TrainConfig, num_processes: int) -> None:
         check_tensorboard()
 
 
-def _check_axes(name: str, layout: Layout, mesh: MeshShape) -> None:
-    """Raise InvalidInput if the mesh has an axis of which the layout of a family says nothing."""
-    others = "take dp_replicate and dp_shard, or add it to the family's layout"
+def _check_axes(what: str, layout: Layout, mesh: MeshShape, where: str) -> None:
+    """Raise InvalidInput if the mesh has an axis of which the layout of a family or an App says nothing."""
+    others = f"take dp_replicate and dp_shard, or add it to {where}"
     if mesh.tp > 1 and "tp" not in layout.unfit and not any(style != "whole" for style in layout.plan.values()):
         raise InvalidInput(
-            f"mesh {mesh}: got tp {mesh.tp} for the family {name!r}, whose layout has no plan that splits its modules "
+            f"mesh {mesh}: got tp {mesh.tp} for the {what}, whose layout has no plan that splits its modules "
             f"over tp; {others}"
         )
     if mesh.pp > 1 and "pp" not in layout.unfit and not layout.layers:
         raise InvalidInput(
-            f"mesh {mesh}: got pp {mesh.pp} for the family {name!r}, whose layout names no list of layers to cut for "
+            f"mesh {mesh}: got pp {mesh.pp} for the {what}, whose layout names no list of layers to cut for "
             f"pp; {others}"
         )
 

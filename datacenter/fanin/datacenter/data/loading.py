@@ -22,6 +22,7 @@ from fanin.datacenter.data.masked import MaskedSamples
 from fanin.datacenter.data.samples import DataSplit, ExampleSamples, Tokens, WindowSamples
 from fanin.datacenter.families.family import TokenModel
 from fanin.datacenter.ranks.first import on_first_rank
+from fanin.edge.runtimes.graphs import X
 from fanin.protos.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -184,21 +185,32 @@ def _load_examples(
     examples = read_npz(data.examples)
     if app is not None:
         from fanin.edge.export.app import inputs_of
+        from fanin.edge.export.inputs.named import numpy_inputs, torch_inputs
 
-        examples = Examples(x=inputs_of(app, torch.from_numpy(examples.x)).numpy(), y=examples.y)
-        check_examples(examples, app.input_shape, app.num_classes)
-    elif examples.x.dtype != np.int32 or examples.x.ndim != 2 or examples.y.shape != examples.x.shape:
+        examples = Examples(inputs=numpy_inputs(inputs_of(app, torch_inputs(examples.inputs))), y=examples.y)
+        check_examples(examples, app.input_shapes, app.num_classes)
+    elif X not in examples.inputs:
         raise InvalidInput(
-            f"{data.examples}: got x {examples.x.dtype} {examples.x.shape} and y {examples.y.shape}, expected int32 "
-            "tokens and their target tokens (n, T)"
+            f"{data.examples}: got the inputs {sorted(examples.inputs)}, expected {X}; name the array of tokens {X}"
         )
-    elif model.positions is not None and examples.x.shape[1] > model.positions:
+    elif (
+        examples.inputs[X].dtype != np.int32
+        or examples.inputs[X].ndim != 2
+        or examples.y.shape != examples.inputs[X].shape
+    ):
         raise InvalidInput(
-            f"{data.examples}: got {examples.x.shape[1]} tokens a sample, expected at most the model's "
+            f"{data.examples}: got x {examples.inputs[X].dtype} {examples.inputs[X].shape} and y {examples.y.shape}, "
+            "expected int32 tokens and their target tokens (n, T)"
+        )
+    elif model.positions is not None and examples.inputs[X].shape[1] > model.positions:
+        raise InvalidInput(
+            f"{data.examples}: got {examples.inputs[X].shape[1]} tokens a sample, expected at most the model's "
             f"{model.positions} positions"
         )
     else:
-        _check_vocabulary(int(max(examples.x.max(), examples.y.max())) + 1, model.vocabulary, str(data.examples))
+        _check_vocabulary(
+            int(max(examples.inputs[X].max(), examples.y.max())) + 1, model.vocabulary, str(data.examples)
+        )
     if len(examples) == 1:
         raise InvalidInput(f"{data.examples}: got 1 example, expected at least 2: one is held out")
     num_held = min(max(1, round(len(examples) * data.held_fraction)), len(examples) - 1)

@@ -4,7 +4,7 @@ A global batch is a function of (seed, epoch) and of the number of samples alrea
 therefore sees the same batches, and a job that resumes with another degree of data parallelism continues with the next
 sample. Each rank loads only its own share of a batch.
 
-A batch that does not divide evenly is padded with samples that carry no target: NO_TOKEN for integers, NaN for floats.
+A batch that does not divide evenly is padded with samples that carry no target (``objective.mark_padding``).
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,8 @@ from torch import Tensor
 
 from fanin.clients.data.examples import Examples
 from fanin.datacenter.parallel.batch import Batch
-from fanin.edge.runtimes.graphs import NO_TOKEN
+from fanin.datacenter.parallel.objective import mark_padding
+from fanin.edge.runtimes.graphs import NO_TOKEN, X
 from fanin.edge.tensors import Int64s
 from fanin.protos.errors import InvalidInput
 
@@ -56,7 +57,7 @@ class ExampleSamples:
     """Samples from arrays of examples.
 
     Args:
-        examples: The arrays, x (n, ...) and y (n, ...).
+        examples: The arrays, the only input ``x`` (n, ...) and y (n, ...).
         per_token: Whether the loss is divided by tokens; otherwise it is divided by samples.
         dtype: The dtype of floating-point inputs and targets.
     """
@@ -71,7 +72,7 @@ class ExampleSamples:
 
     def take(self, indices: Int64s) -> tuple[Tensor, Tensor]:
         """Return (inputs, targets) of these samples. Labels are int64, which torch's loss functions require."""
-        x, y = torch.from_numpy(self._examples.x[indices]), torch.from_numpy(self._examples.y[indices])
+        x, y = torch.from_numpy(self._examples.inputs[X][indices]), torch.from_numpy(self._examples.y[indices])
         inputs = x.to(self._dtype) if x.is_floating_point() else x
         return inputs, y.to(self._dtype) if y.is_floating_point() else y.long()
 
@@ -180,5 +181,5 @@ def batch_share(samples: Samples, indices: Int64s, share: tuple[int, int], multi
     inputs, targets = samples.take(padded[mine])
     is_padding = np.arange(size)[mine] >= len(indices)
     if is_padding.any():
-        targets[torch.from_numpy(is_padding)] = float("nan") if targets.is_floating_point() else NO_TOKEN
+        mark_padding(targets, torch.from_numpy(is_padding))
     return Batch(inputs=inputs, targets=targets)

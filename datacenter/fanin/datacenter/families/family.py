@@ -5,15 +5,16 @@ family with one config: the table ``[model.NAME]`` of a job. All its methods may
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 import torch
 from torch import nn
 
 from fanin.datacenter.parallel.layout import Layout
 from fanin.datacenter.watch.flops import Work
+from fanin.protos.records import are_all, check_part
 
 C = TypeVar("C")
 
@@ -75,6 +76,9 @@ class Family(Generic[C]):
         presets: configs by name, for ``fanin plan``.
         files: (config, module) -> the files of the model, called after ``build``.
         planned: whether the planner's formulas describe the layers: pre-norm attention and SwiGLU, as in ``decoder``.
+
+    Raises:
+        InvalidInput: a part is missing or has another type.
     """
 
     config: type[C]
@@ -85,6 +89,19 @@ class Family(Generic[C]):
     presets: Mapping[str, C] = field(default_factory=dict)
     files: Callable[[C, nn.Module], ModelFiles] = no_files
     planned: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the parts: they may be another package's."""
+        config, presets = cast(object, self.config), cast(object, self.presets)
+        is_config = isinstance(config, type) and is_dataclass(config)
+        what = f"Family of {self.config.__name__ if is_config else 'an unknown config'}"
+        check_part(what, "config", self.config, is_config, "a dataclass of sizes")
+        for part in ("build", "layout", "tokens", "work", "files"):
+            function = getattr(self, part)
+            check_part(what, part, function, callable(function), "a function of the config; see docs/families.md")
+        are_configs = isinstance(presets, Mapping) and are_all([*presets.values()], list, self.config)
+        check_part(what, "presets", self.presets, are_configs, f"a dict of {self.config.__name__} by name")
+        check_part(what, "planned", self.planned, isinstance(self.planned, bool), "true or false")
 
 
 # The config's type differs between the families of one table, which Python's types cannot express.

@@ -15,6 +15,7 @@ import resource
 import shutil
 import sys
 import time
+import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
@@ -22,6 +23,7 @@ from typing import Final
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from fanin.datacenter.checkpoints.resumable import JobCheckpoints
 from fanin.datacenter.checkpoints.weights import export_weights
@@ -55,11 +57,13 @@ from fanin.datacenter.training.loop import TrainingLoop
 from fanin.datacenter.training.model import build_job_model
 from fanin.datacenter.training.parameters import parameter_table
 from fanin.datacenter.watch import hangs
-from fanin.protos.errors import Diverged, FaninError, InvalidInput
+from fanin.protos.errors import Diverged, FaninError, InvalidInput, UnsupportedModel
 
 KIB: Final = 1024
 WEIGHTS_KIND: Final = {"format": "pt"}
 """Metadata that transformers expects in a file's header."""
+COLLECTIVES: Final = "/torch/distributed/"
+"""The function of torch that calls the forward of a module."""
 STOPPED: Final = 75
 """Exit status of a rank that saved and ended because another machine was stopped, or because a machine joined."""
 SIGNAL_S: Final = 3.0
@@ -97,16 +101,46 @@ def _main(path: Path, stop: StopSignal, *, multi_machine: bool) -> int:
         with _ranks(config) as (rank, world_size):
             fitted = fit_config(config, world_size) if multi_machine else config
             result = train(fitted, rank, world_size, folder, stop)
-    except FaninError as exc:
-        sys.stderr.write(f"{type(exc).__name__}: {exc}\n")
-        write_error(folder, exc)
+    except Exception as exc:  # code of the App may raise anything
+        error = exc if isinstance(exc, FaninError) else _error_of_app(config, exc)
+        if error is None:
+            raise
+        sys.stderr.write(f"{type(error).__name__}: {error}\n")
+        write_error(folder, error)
         # All ranks diverge at the same step, and would again after a restart. Status 0 prevents that, and the launcher
         # reports the error.
-        return 0 if isinstance(exc, Diverged) else 1
+        return 0 if isinstance(error, Diverged) else 1
     if rank == 0:
         write_result(folder, result)
         (folder / SEED_FILE).unlink(missing_ok=True)
     return _stopped_status(stop) if multi_machine and result.metrics.stopped else 0
+
+
+def _error_of_app(config: TrainConfig, caught: Exception) -> FaninError | None:
+    """Return the error for an exception that code of the App raised in the training; None if other code raised it.
+
+    The traceback goes to the rank's log.
+    """
+    if not config.model.app:
+        return None
+    from fanin.edge.export.refusals import own_line
+
+    frames = [frame for frame, _ in traceback.walk_tb(caught.__traceback__)]
+    innermost, line = frames[-1], own_line(caught, of_fanin=False)
+    files = [frame.f_code.co_filename for frame in frames]
+    last_own = max((index for index, file in enumerate(files) if line.startswith(f"{file}:")), default=0)
+    # Arguments that a forward does not take are refused before its first line.
+    is_call = isinstance(caught, TypeError) and innermost.f_code.co_filename == nn.modules.module.__file__
+    # In a collective that the App's forward leads to, this rank waited for one that is gone.
+    is_peer = any(COLLECTIVES in file for file in files[last_own:])
+    if not is_call and (is_peer or not line):
+        return None
+    traceback.print_exception(caught)
+    what = f"{type(caught).__name__}{f' at {line}' if line else ''}"
+    text = " ".join(str(caught).split())
+    return UnsupportedModel(
+        f"App {config.model.app!r}: its own code raised {what}: {text}; the log of the rank has the traceback"
+    )
 
 
 def _stopped_status(stop: StopSignal) -> int:

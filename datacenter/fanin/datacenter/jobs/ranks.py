@@ -2,9 +2,9 @@
 arguments, of which the last ones are a program and the program's arguments.
 
     launcher
-      agent (this module, then ``jobs.agent``)
-        fork server: imports torch and the program once, computes nothing, has one thread
-          rank, rank, ...: forked from it, in each attempt
+      agent (this module imports torch and the engine, then ``jobs.agent``)
+        fork server: forked from it before it has threads; computes nothing
+          rank, rank, ...: forked from the server, in each attempt
 
 An import of torch and of fanin's engine takes seconds of a processor. With a fork server a machine pays them once a job
 instead of once a rank and an attempt, so a job starts and restarts sooner. It is torchrun's own start method
@@ -14,6 +14,7 @@ A program is a module, or a file, with a function ``main(arguments) -> status``.
 each rank runs it again.
 """
 
+import gc
 import multiprocessing
 import os
 import runpy
@@ -22,7 +23,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from importlib import import_module
-from multiprocessing import forkserver, resource_tracker
+from multiprocessing import forkserver, resource_tracker, util
 from pathlib import Path
 from typing import Final, NoReturn
 
@@ -63,33 +64,68 @@ def run_program(program: str, *arguments: str) -> NoReturn:
 
 
 def start_server(modules: Sequence[str]) -> str:
-    """Start the fork server of this process, and return the start method of ranks.
+    """Import modules, fork this process as the fork server of ranks, and return the start method of ranks.
+
+    What is imported is exempt from garbage collection: each full collection of a rank would visit 300,000 objects and
+    copy their pages.
 
     The server keeps SIGTERM blocked. A scheduler may send it to all processes of a job, and a server that ended would
     take its ranks along before they have saved. ``run_program`` unblocks it.
 
     Args:
-        modules: What the server imports before it forks a rank.
+        modules: What this process imports before it forks the server. They must not start threads.
     """
     if sys.platform != "linux":
         return SPAWN
-    multiprocessing.set_forkserver_preload(list(modules))
+    for module in modules:
+        import_module(module)
+    gc.collect()
+    gc.freeze()
+    multiprocessing.set_forkserver_preload([])
     # Its start unblocks SIGTERM, so it comes first.
     resource_tracker.ensure_running()
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    start_interpreter = util.spawnv_passfds
+    # The standard library has no parameter for it: its server is a new interpreter, which would import all again.
+    util.spawnv_passfds = _fork_interpreter
     try:
         forkserver.ensure_running()
     except OSError:
         # The path of its socket is longer than a socket's may be: TMPDIR is.
         return SPAWN
     finally:
+        util.spawnv_passfds = start_interpreter
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     return FORK_SERVER
 
 
+def _fork_interpreter(path: bytes, args: Sequence[object], passfds: Sequence[int]) -> int:
+    """Run the last argument, Python code, in a fork of this process, instead of in a new interpreter at ``path``.
+
+    Other files than ``passfds`` are closed, as in a new interpreter. Among them are the locks of the job's folder, and
+    the pipe by whose end the server notices that this process has ended.
+    """
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        for file in _open_files() - set(passfds):
+            os.close(file)
+        exec(str(args[-1]), {})
+    finally:
+        os._exit(0)
+
+
+def _open_files() -> frozenset[int]:
+    """Return the open files of this process, without standard input, output and error."""
+    files = {int(path.name): path for path in Path("/proc/self/fd").iterdir()}
+    # The file that lists the folder is closed again.
+    return frozenset(file for file, path in files.items() if file > 2 and path.exists())
+
+
 if __name__ == "__main__":
     start_method = start_server((ENGINE,))
-    # After the server was started: both processes import at the same time.
+    # It imports torch, so it comes after the start: where ranks are spawned, each of them runs this module.
     from fanin.datacenter.jobs import agent
 
     agent.main(["--start-method", start_method, *sys.argv[1:]], run_program)

@@ -16,6 +16,7 @@ from torch import Tensor
 from fanin.clients.data.digits import split_digits
 from fanin.datacenter.models.cnn import NUM_CLASSES, DigitsCnn
 from fanin.edge.export import App, cross_entropy
+from fanin.edge.runtimes.graphs import X
 
 BATCH_SIZE: Final = 16
 SMOOTHING: Final = 0.05
@@ -34,7 +35,7 @@ def app(seed: int = 0) -> App:
     return App(
         name="digits",
         module=DigitsCnn(seed),
-        calibration=torch.from_numpy(split_digits(1, 1.0, seed).public.x),
+        calibration=torch.from_numpy(split_digits(1, 1.0, seed).public.inputs[X]),
         batch_size=BATCH_SIZE,
         num_classes=NUM_CLASSES,
         loss=smoothed_cross_entropy,

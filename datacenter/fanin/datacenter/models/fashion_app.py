@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from fanin.clients.data.public import IMAGE_SIDE, NUM_CLASSES, split_fashion_mnist
 from fanin.datacenter.models.digits_app import smoothed_cross_entropy
 from fanin.edge.export import App
+from fanin.edge.runtimes.graphs import X
 
 BATCH_SIZE: Final = 16
 NUM_CALIBRATION: Final = 256
@@ -42,7 +43,7 @@ def app(seed: int = 0) -> App:
     return App(
         name="fashion-mnist",
         module=FashionCnn(seed),
-        calibration=torch.from_numpy(public.x[:NUM_CALIBRATION]),
+        calibration=torch.from_numpy(public.inputs[X][:NUM_CALIBRATION]),
         batch_size=BATCH_SIZE,
         num_classes=NUM_CLASSES,
         loss=smoothed_cross_entropy,

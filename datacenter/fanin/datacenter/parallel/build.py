@@ -42,6 +42,7 @@ from fanin.datacenter.parallel.transforms.ties import (
     build_tie,
     check_shared,
     check_still_shared,
+    other_names,
     retie,
     shared_names,
 )
@@ -67,11 +68,12 @@ class TrainableModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParameterEntry:
-    """The stage, shape and dtype of one whole parameter."""
+    """The stage, shape and dtype of one whole parameter, and its other names if several modules share it."""
 
     stage: int
     shape: torch.Size
     dtype: torch.dtype
+    others: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,8 +181,9 @@ def parameter_table(model: TrainableModel, parallel: ParallelSettings) -> dict[s
     num_stages = parallel.pipeline().num_stages if parallel.pipelined else 1
     stage_of = stage_of_parameters(model.module, model.layout, num_stages, parallel.times, every_name=True)
     check_shared(model.module, model.layout, parallel.mesh, stage_of)
+    others = other_names(model.module)
     return {
-        name: ParameterEntry(stage=stage_of[name], shape=value.shape, dtype=value.dtype)
+        name: ParameterEntry(stage=stage_of[name], shape=value.shape, dtype=value.dtype, others=others.get(name, ()))
         for name, value in model.module.named_parameters()
     }
 

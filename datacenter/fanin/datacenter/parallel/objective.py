@@ -18,6 +18,7 @@ from torch.nn.functional import cross_entropy
 
 from fanin.datacenter.parallel.vocabulary import VocabularyShard
 from fanin.edge.runtimes.graphs import NO_TOKEN
+from fanin.protos.errors import InvalidInput
 
 SampleLoss = Callable[[Tensor, Tensor], Tensor]
 """(outputs (B, ...), targets (B, ...)) -> the loss of each sample (B,)."""
@@ -89,8 +90,13 @@ def sample_objective(loss: SampleLoss) -> Objective:
     )
 
 
+def mark_padding(targets: Tensor, is_padding: Tensor) -> None:
+    """Remove the targets of padding (B,) from ``targets`` (B, ...): NO_TOKEN for integers, NaN for floats."""
+    targets[is_padding] = float("nan") if targets.is_floating_point() else NO_TOKEN
+
+
 def real_samples(targets: Tensor) -> Tensor:
-    """Return which samples (B,) are not padding."""
+    """Return which samples (B,) are not padding, as ``mark_padding`` has marked it."""
     each = targets.reshape(len(targets), -1)
     return ~each.isnan().all(dim=1) if targets.is_floating_point() else (each != NO_TOKEN).any(dim=1)
 
@@ -104,9 +110,23 @@ def padded_objective(loss: SampleLoss) -> Objective:
         # of a real sample are left to the loss.
         valid = targets.nan_to_num() if targets.is_floating_point() else targets.clamp(min=0)
         safe_targets = torch.where(real.reshape(-1, *[1] * (targets.ndim - 1)), targets, valid)
-        return torch.where(real, loss(outputs, safe_targets), 0.0)
+        found = loss(_checked(outputs), safe_targets)
+        if found.shape != real.shape:
+            raise InvalidInput(
+                f"loss: got shape {tuple(found.shape)} for {len(real)} samples, expected {tuple(real.shape)}, one "
+                "number for each sample; use reduction='none' and take the mean over the other dimensions"
+            )
+        return torch.where(real, found, 0.0)
 
     return Objective(loss_sum=sample_objective(losses).loss_sum, count=lambda targets: real_samples(targets).sum())
+
+
+def _checked(outputs: object) -> Tensor:
+    if isinstance(outputs, Tensor):
+        return outputs
+    raise InvalidInput(
+        f"model: the module returned {type(outputs).__name__}, expected a tensor; return that tensor alone in forward"
+    )
 
 
 def token_means(logits: Tensor, tokens: Tensor) -> Tensor:

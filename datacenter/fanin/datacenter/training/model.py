@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from fanin.datacenter.config.settings import SAFETENSORS, ModelSettings
 from fanin.datacenter.config.train_config import TrainConfig, check_tokens
@@ -27,6 +28,7 @@ from fanin.datacenter.parallel.build import TrainableModel, apply_precision
 from fanin.datacenter.parallel.objective import ScoredObjective, padded_objective, token_objective
 from fanin.datacenter.parallel.transforms.meta import drop_values, parameters_on_meta
 from fanin.datacenter.training.parameters import load_parameters, trained_module
+from fanin.edge.runtimes.graphs import X
 from fanin.protos.errors import FaninError, InvalidInput
 
 if TYPE_CHECKING:
@@ -82,6 +84,9 @@ def build_job_model(config: TrainConfig, *, rank: int = 0, num_ranks: int = 1) -
     """
     settings, spread = config.model, num_ranks > 1
     app = load_rank_app(settings.app, with_values=rank == 0 or not spread) if settings.app else None
+    if app is not None:
+        _check_inputs(app)
+        _check_parameters(app, with_values=rank == 0 or not spread)
     module = trained_module(app) if app is not None else _family_module(config, with_values=not spread)
     apply_precision(module, config.parallel.precision)
     tokens = TokenModel(vocabulary=app.num_classes) if app is not None else _family(settings).tokens
@@ -147,6 +152,43 @@ def load_rank_app(reference: str, *, with_values: bool) -> "App":
         return load_app(reference)
     gc.collect()
     return app if _complete_on_meta(app, created) else load_app(reference)
+
+
+def _check_inputs(app: "App") -> None:
+    """Raise InvalidInput unless the module has one input without a name and returns the output of the loss itself."""
+    if list(app.inputs) != [X] or app.output:
+        raise InvalidInput(
+            f"App {app.name}: got a module with the inputs {list(app.inputs)} and output {app.output!r}, expected the "
+            f"input {X} alone and no path: a datacenter job calls the module with one tensor; pass a module with such "
+            "a forward, or train this one with fanin export --pretrain or by simulate()"
+        )
+
+
+def _check_parameters(app: "App", *, with_values: bool) -> None:
+    """Raise InvalidInput unless the App's parameters have shapes and are all float32 or float64, and some learn.
+
+    Args:
+        app: The App.
+        with_values: Whether they must have values, too.
+    """
+    is_double = all(value.dtype == torch.float64 for value in app.module.parameters())
+    dtype = torch.float64 if is_double else torch.float32
+    for name, value in app.module.named_parameters():
+        what = f"App {app.name}: parameter {name}"
+        if is_lazy(value):
+            raise InvalidInput(f"{what} has no shape yet, expected one; call the module once on an example")
+        if with_values and value.is_meta:
+            raise InvalidInput(f"{what} is on the meta device, expected one with values; load its values")
+        if value.dtype != dtype:
+            raise InvalidInput(
+                f"{what} is {value.dtype}, expected torch.float32, or torch.float64 for all; call module.float(), and "
+                "choose the job's precision by [parallel] precision"
+            )
+    if not any(value.requires_grad for value in app.module.parameters()):
+        raise InvalidInput(
+            f"App {app.name}: no parameter requires a gradient, expected at least one to train; call requires_grad_() "
+            "on what must learn"
+        )
 
 
 def _complete_on_meta(app: "App", created: Iterable[torch.nn.Module]) -> bool:

@@ -61,9 +61,10 @@ def pretrain(app: "App", train: Examples, options: Pretraining, log: Callable[[s
         InvalidInput: The data does not fit the App, or the loss is not finite.
         UnsupportedModel: The module or the loss raises on the data.
     """
+    from fanin.edge.export.inputs.named import rows_of
     from fanin.edge.export.refusals import guarded
 
-    x, y = fitting_data(app, train)
+    inputs, y = fitting_data(app, train)
     module = copy.deepcopy(app.module)
     parameters = [value for value in module.parameters() if value.requires_grad]
     optimizer = app.recipe.optimizer.eager(parameters, options.learning_rate)
@@ -71,9 +72,9 @@ def pretrain(app: "App", train: Examples, options: Pretraining, log: Callable[[s
         torch.manual_seed(SEED)
         for epoch in range(1, options.epochs + 1):
             losses = []
-            for index in _batches(len(x), app.batch_size):
+            for index in _batches(len(y), app.batch_size):
                 optimizer.zero_grad()
-                call = partial(_loss, app, module, (x[index], y[index]))
+                call = partial(_loss, app, module, (rows_of(inputs, index), y[index]))
                 loss = guarded(f"App {app.name}: the pretraining", module, call)
                 torch.autograd.backward(loss)
                 if app.recipe.clip_norm:
@@ -89,27 +90,35 @@ def pretrain(app: "App", train: Examples, options: Pretraining, log: Callable[[s
     return replace(app, module=module)
 
 
-def fitting_data(app: "App", data: Examples) -> tuple[Tensor, Tensor]:
+def fitting_data(app: "App", data: Examples) -> tuple[dict[str, Tensor], Tensor]:
     """Return data as the App's module and loss accept it. Raises InvalidInput if it does not fit the App."""
     from fanin.edge.export.app import inputs_of
+    from fanin.edge.export.inputs.named import torch_inputs
 
-    x, y = inputs_of(app, torch.from_numpy(data.x)), torch.from_numpy(data.y)
-    expected = app.calibration
-    if (x.dtype, x.shape[1:]) != (expected.dtype, expected.shape[1:]):
+    converted, y = inputs_of(app, torch_inputs(data.inputs)), torch.from_numpy(data.y)
+    if missing := [name for name in app.inputs if name not in converted]:
         raise InvalidInput(
-            f"pretraining: got data x {x.dtype} {tuple(x.shape)}, expected {expected.dtype} "
-            f"{(-1, *app.input_shape)} like the calibration data of App {app.name}"
+            f"pretraining: got data with the inputs {sorted(converted)}, expected {sorted(app.inputs)}; add {missing}"
         )
+    inputs = {name: converted[name] for name in app.inputs}
+    for name, expected in app.inputs.items():
+        if (inputs[name].dtype, inputs[name].shape[1:]) != (expected.dtype, expected.shape[1:]):
+            raise InvalidInput(
+                f"pretraining: got data {name} {inputs[name].dtype} {tuple(inputs[name].shape)}, expected "
+                f"{expected.dtype} {(-1, *app.input_shapes[name])} like the calibration data of App {app.name}"
+            )
     is_values = y.is_floating_point()
     if is_values != (app.num_classes == 0) or (not is_values and int(y.max()) >= app.num_classes):
         wanted = f"classes from 0 to {app.num_classes - 1}" if app.num_classes else "float values"
         raise InvalidInput(f"pretraining: got data y {y.dtype} from {y.min()} to {y.max()}, expected {wanted}")
-    return x, y if is_values else y.long()
+    return inputs, y if is_values else y.long()
 
 
-def _loss(app: "App", module: torch.nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-    x, y = batch
-    return app.loss(module(x), y).mean()
+def _loss(app: "App", module: torch.nn.Module, batch: tuple[dict[str, Tensor], Tensor]) -> Tensor:
+    from fanin.edge.export.tracing.examples import check_output
+
+    inputs, y = batch
+    return app.loss(check_output(app, app.call(module, inputs)), y).mean()
 
 
 def _batches(num: int, batch_size: int) -> Iterator[Tensor]:

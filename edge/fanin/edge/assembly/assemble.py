@@ -29,10 +29,10 @@ from fanin.edge.bundles.quantize import fill_slots
 from fanin.edge.bundles.slots import Slot, check_slots
 from fanin.edge.files import new_folder
 from fanin.edge.runtimes.available import open_format
-from fanin.edge.runtimes.base import LoadedModel, PaddedBatch, Runtime, StepSettings
-from fanin.edge.runtimes.graphs import CONTROL, next_port, parameter_port, state_port
+from fanin.edge.runtimes.base import LoadedModel, Runtime, StepSettings
+from fanin.edge.runtimes.graphs import CONTROL, next_port, parameter_port, probe_batch, state_port
 from fanin.edge.runtimes.models import PREPROCESS, RAW, open_preprocess
-from fanin.edge.tensors import Array, Float32s, TensorTable, encode_parameters
+from fanin.edge.tensors import Float32s, TensorTable, encode_parameters
 from fanin.protos.chunks import artifact_of
 from fanin.protos.errors import InvalidBundle
 from fanin.protos.names import check_name
@@ -52,7 +52,7 @@ class AssembledGraphs:
         graphs: Graph files by format and Signature, ``{"onnx": {"train": ..., ...}}``. A TFLite file with several
             signatures is listed once for each.
         slots: Slots of the ``infer`` graph by format. For a format without an entry they are found automatically.
-        num_tokens: Size of the vocabulary; 0 if x is not tokens.
+        num_tokens: Size of the vocabulary of each input that is tokens, by name.
     """
 
     name: str
@@ -61,7 +61,7 @@ class AssembledGraphs:
     parameters: Mapping[str, Float32s]
     graphs: Mapping[str, Mapping[str, bytes]]
     slots: Mapping[str, tuple[Slot, ...]] = field(default_factory=dict)
-    num_tokens: int = 0
+    num_tokens: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.parameters or not self.graphs or not self.name:
@@ -117,7 +117,7 @@ def assemble(spec: AssembledGraphs, folder: Path | str, key: SigningKey) -> Bund
         name=spec.name,
         batch_size=spec.batch_size,
         num_classes=spec.num_classes,
-        num_tokens=spec.num_tokens,
+        num_tokens=MappingProxyType(dict(spec.num_tokens)),
         table=spec.table,
         signatures=MappingProxyType(
             {
@@ -197,12 +197,9 @@ def _manifest_ports(model: LoadedModel, what: str, *, any_batch: bool) -> Ports:
 
 def _check_contract(spec: AssembledGraphs, ports_of: Mapping[str, Ports]) -> None:
     """Check dtypes, shapes and batch size (2). The runtime checks the names when it opens a Signature."""
-    x = {port.name: port for port in ports_of["infer"][0]}.get("x")
-    if x is None:
-        raise InvalidBundle(f"infer graph: got inputs {[port.name for port in ports_of['infer'][0]]}, expected 'x'")
     batch, scalar = (spec.batch_size,), ("float32", ())
     expected: dict[str, tuple[str, tuple[int, ...]]] = {
-        "x": (x.dtype, (*batch, *x.shape[1:])),
+        **{port.name: (port.dtype, (*batch, *port.shape[1:])) for port in ports_of["infer"][0]},
         "mask": ("float32", batch),
         "loss": scalar,
         "loss_sum": scalar,
@@ -232,25 +229,19 @@ def _check_contract(spec: AssembledGraphs, ports_of: Mapping[str, Ports]) -> Non
 
 
 def _run_once(bundle: Bundle, runtime: Runtime) -> None:
-    """Run every Signature once on zeros, as a device would (4). Raises InvalidBundle."""
+    """Run every Signature once, as a device would (4). Raises InvalidBundle."""
     manifest, parameters = bundle.manifest, bundle.initial_parameters()
-    ports = {port.name: port for port in manifest.signatures["train"].inputs}
     step, evaluate = runtime.open_train(bundle), runtime.open_evaluate(bundle)
-    x, y, mask = (_zeros(ports[name], manifest.batch_size) for name in ("x", "y", "mask"))
-    masked = PaddedBatch(x=x, y=y, mask=mask)  # type: ignore[arg-type]  # the dtypes are the ports', as just checked
+    masked = probe_batch(manifest)
     step(step.begin(parameters), masked, StepSettings(learning_rate=0.0))
     loss_sum = evaluate(parameters, masked).loss_sum
     if loss_sum != 0.0:
         raise InvalidBundle(f"evaluate graph: got a loss of {loss_sum} from samples with mask 0.0, expected 0.0")
     predict, preprocess = runtime.open_predict(bundle, parameters), open_preprocess(runtime, bundle)
-    logits = predict(masked.x[:1])
+    logits = predict({name: array[:1] for name, array in masked.inputs.items()})
     last = logits.shape[-1]
     if manifest.num_classes and last != manifest.num_classes:
         raise InvalidBundle(f"infer graph: got logits {logits.shape}, expected {manifest.num_classes} of each sample")
     if preprocess is not None:
-        raw = _zeros(manifest.signatures[PREPROCESS].inputs[0], 1)
-        preprocess(raw)  # type: ignore[arg-type]  # as above
-
-
-def _zeros(port: Port, num: int) -> Array:
-    return np.zeros((num, *port.shape[1:]), port.dtype)
+        raw = manifest.signatures[PREPROCESS].inputs[0]
+        preprocess(np.zeros((1, *raw.shape[1:]), raw.dtype))

@@ -3,7 +3,7 @@
     name = "mine"
     batch_size = 16
     num_classes = 10                  # 0 or omitted: a regression model
-    num_tokens = 0                    # size of the vocabulary; 0 or omitted: x is not tokens
+    num_tokens = {x = 65}             # size of the vocabulary of each input that is tokens; omitted: none is
     parameters = "parameters.npz"     # Version 0: a float32 array for each parameter
 
     [graphs.onnx]                     # the file of each Signature, by format; paths are relative to this file
@@ -35,7 +35,7 @@ from fanin.edge.bundles.slots import Slot
 from fanin.edge.tensors import Float32s
 from fanin.protos.errors import InvalidInput
 
-DEFAULTS: Final = MappingProxyType({"num_classes": 0, "num_tokens": 0, "slots": {}})
+DEFAULTS: Final = MappingProxyType({"num_classes": 0, "num_tokens": {}, "slots": {}})
 SLOT_DEFAULTS: Final = MappingProxyType(
     {"kind": "float", "weight": "", "axis": -1, "permutation": [], "input_scale": 0.0, "offset": -1}
 )
@@ -57,12 +57,12 @@ def read_assembly(path: Path) -> AssembledGraphs:
     reader = Reader({**DEFAULTS, **root}, str(path))
     reader.only("name batch_size num_classes num_tokens parameters graphs slots")
     parameters = _parameters(path.parent / reader.text("parameters"))
-    slots = reader.child("slots")
+    slots, num_tokens = reader.child("slots"), reader.child("num_tokens")
     return AssembledGraphs(
         name=reader.text("name"),
         batch_size=reader.integer("batch_size"),
         num_classes=reader.integer("num_classes"),
-        num_tokens=reader.integer("num_tokens"),
+        num_tokens={name: num_tokens.integer(name) for name in num_tokens.row},
         parameters=parameters,
         graphs={
             graph_format: {name: (path.parent / files.text(name)).read_bytes() for name in files.row}

@@ -9,7 +9,8 @@ Only the path to the constants is parsed, with these field numbers of ONNX's sch
 
     Model    graph = 7
     Graph    node = 1, initializer = 5
-    Node     name = 3, op_type = 4
+    Node     name = 3, op_type = 4, attribute = 5, domain = 7
+    Attr     g = 6, graphs = 11 (the branches and bodies of If, Loop and Scan)
     Tensor   dims = 1, data_type = 2, name = 8, raw_data = 9, external_data = 13, data_location = 14
 
 Reference:
@@ -27,7 +28,12 @@ from fanin.protos.errors import InvalidBundle
 
 GRAPH: Final = 7
 NODE: Final = 1
-NODE_NAME, OPERATOR = 3, 4
+NODE_NAME, OPERATOR, ATTRIBUTE, DOMAIN = 3, 4, 5, 7
+INNER_GRAPHS: Final = (6, 11)
+OWN_DOMAINS: Final = ("", "ai.onnx")
+"""The names of ONNX's own set of operators."""
+MAX_DEPTH: Final = 8
+"""Most graphs within graphs. A file could nest thousands."""
 INITIALIZER: Final = 5
 DIMS, DATA_TYPE, NAME, RAW_DATA, EXTERNAL_DATA, DATA_LOCATION = 1, 2, 8, 9, 13, 14
 EXTERNAL: Final = 1
@@ -50,10 +56,20 @@ class Constant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphNode:
-    """One use of an operator in a graph; ``name`` is "" if the file has none."""
+    """One use of an operator in a graph.
+
+    Attributes:
+        operator: Name of the operator; ``domain::name`` if it is not of ONNX's own set.
+        name: Name of the node; "" if the file has none.
+    """
 
     operator: str
     name: str
+
+    @property
+    def module(self) -> str:
+        """The module that the node comes from, by the node's name ``module/node``; "" if the name has no module."""
+        return self.name.rpartition("/")[0].strip("/")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,16 +95,31 @@ def list_constants(model: bytes, what: str) -> dict[str, Constant]:
 
 
 def list_nodes(model: bytes, what: str) -> list[GraphNode]:
-    """Return the nodes of an ONNX file in their order. Raises InvalidBundle for a file that does not parse."""
+    """Return the nodes of an ONNX file, and of the graphs within them, in their order.
+
+    Raises InvalidBundle for a file that does not parse.
+    """
     graphs = (field.payload for field in _fields(model, what) if field.number == GRAPH)
-    nodes = [field.payload for graph in graphs for field in _fields(graph, what) if field.number == NODE]
-    return [_node(payload, what) for payload in nodes]
+    return [node for graph in graphs for node in _nodes(graph, what, MAX_DEPTH)]
 
 
-def _node(data: bytes, what: str) -> GraphNode:
-    fields = [field for field in _fields(data, what) if field.number in (NODE_NAME, OPERATOR)]
-    texts = {field.number: field.payload.decode("utf-8", "replace") for field in fields}
-    return GraphNode(operator=texts.get(OPERATOR, ""), name=texts.get(NODE_NAME, ""))
+def _nodes(graph: bytes, what: str, depth: int) -> Iterator[GraphNode]:
+    if depth == 0:
+        raise InvalidBundle(f"{what}: got graphs within graphs, expected at most {MAX_DEPTH - 1} levels of them")
+    for row in _fields(graph, what):
+        if row.number != NODE:
+            continue
+        texts, inner = {}, []
+        for field in _fields(row.payload, what):
+            if field.number in (NODE_NAME, OPERATOR, DOMAIN):
+                texts[field.number] = field.payload.decode("utf-8", "replace")
+            elif field.number == ATTRIBUTE:
+                inner += [part.payload for part in _fields(field.payload, what) if part.number in INNER_GRAPHS]
+        operator, domain = texts.get(OPERATOR, ""), texts.get(DOMAIN, "")
+        full = operator if domain in OWN_DOMAINS else f"{domain}::{operator}"
+        yield GraphNode(operator=full, name=texts.get(NODE_NAME, ""))
+        for payload in inner:
+            yield from _nodes(payload, what, depth - 1)
 
 
 def fill_constants(model: bytes, values: Mapping[str, SlotValue], what: str) -> bytes:

@@ -6,7 +6,8 @@ further checks.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Final
 
 from fanin.edge.bundles.derived import NOTHING, Derived
@@ -60,7 +61,8 @@ class Manifest:
         artifacts: All files of the Bundle by name.
         initial: Name of the artifact with the parameters of Version 0.
         derived: Tensors that are computed from parameters, which slots may use.
-        num_tokens: Number of tokens that the model accepts; 0 if its input is not tokens or any number is one.
+        num_tokens: Number of tokens that the model accepts, by the name of the input. An input without a number is not
+            tokens, or any number is one.
 
     Raises:
         InvalidBundle: The facts contradict each other.
@@ -75,13 +77,13 @@ class Manifest:
     artifacts: Mapping[str, Artifact]
     initial: str
     derived: Derived = NOTHING
-    num_tokens: int = 0
+    num_tokens: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
 
     def __post_init__(self) -> None:
-        if self.batch_size < 1 or self.num_classes < 0 or self.num_tokens < 0:
+        if self.batch_size < 1 or self.num_classes < 0:
             raise InvalidBundle(
-                f"manifest: got batch_size {self.batch_size}, num_classes {self.num_classes} and num_tokens "
-                f"{self.num_tokens}, expected at least 1, 0 and 0"
+                f"manifest: got batch_size {self.batch_size} and num_classes {self.num_classes}, expected at least 1 "
+                "and 0"
             )
         if self.signatures and (lacking := sorted(set(DEVICE_SIGNATURES) - set(self.signatures))):
             raise InvalidBundle(f"manifest: got signatures {sorted(self.signatures)}, expected also {lacking}")
@@ -91,6 +93,12 @@ class Manifest:
                     raise InvalidBundle(
                         f"manifest: signature {name!r} names artifact {artifact!r}, which is not listed"
                     )
+        inputs = {port.name for port in self.signatures["infer"].inputs} if self.signatures else set()
+        if not self.num_tokens.keys() <= inputs or any(num < 1 for num in self.num_tokens.values()):
+            raise InvalidBundle(
+                f"manifest: got num_tokens {dict(self.num_tokens)}, expected numbers of at least 1 for inputs of "
+                f"{sorted(inputs)}"
+            )
         if self.initial not in self.artifacts:
             raise InvalidBundle(f"manifest: initial parameters {self.initial!r} are not among the artifacts")
         shapes = {spec.name: spec.shape for spec in self.table.specs}

@@ -29,7 +29,7 @@ def dump_manifest(manifest: Manifest) -> bytes:
         "name": manifest.name,
         "batch_size": manifest.batch_size,
         "num_classes": manifest.num_classes,
-        "num_tokens": manifest.num_tokens,
+        "num_tokens": dict(manifest.num_tokens),
         "parameters": {spec.name: list(spec.shape) for spec in manifest.table.specs},
         "signatures": {
             name: {
@@ -86,12 +86,12 @@ def parse_manifest(data: bytes) -> Manifest:
 
 def _manifest(reader: Reader) -> Manifest:
     reader.only("format name batch_size num_classes num_tokens parameters derived signatures slots artifacts initial")
-    parameters = reader.child("parameters")
+    parameters, num_tokens = reader.child("parameters"), reader.child("num_tokens")
     return Manifest(
         name=reader.text("name"),
         batch_size=reader.integer("batch_size"),
         num_classes=reader.integer("num_classes"),
-        num_tokens=reader.integer("num_tokens"),
+        num_tokens=MappingProxyType({name: num_tokens.integer(name) for name in num_tokens.row}),
         table=TensorTable.of({name: parameters.shape(name) for name in parameters.row}),
         signatures=MappingProxyType({name: _signature(row) for name, row in reader.children("signatures")}),
         slots=MappingProxyType(

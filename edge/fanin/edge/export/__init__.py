@@ -7,6 +7,7 @@ Modules, in reading order:
 
 - ``app``, ``losses``, ``optimizers``: what an ML engineer writes; ``loading`` finds an App by name.
 - ``build``: the export from start to end; ``check`` names the part of a module that cannot be exported.
+- ``inputs/``: the inputs of a module by name, and the output that the loss sees.
 - ``prepare``: the module made ready for tracing; ``modules/`` has the layers that replace others for it.
 - ``tracing/``: the module and its gradient as one graph of plain operators; ``decompositions/`` rewrites operators.
 - ``vectorized/``: the train step of many clients at once, for simulations.

@@ -13,13 +13,26 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final, Literal, SupportsIndex
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from fanin.edge.export.decompositions.own import Decompositions, check_own
+from fanin.edge.export.inputs.checks import as_tensor, check_finite, check_input
+from fanin.edge.export.inputs.named import (
+    AnyArray,
+    ExampleInputs,
+    are_alike,
+    call_module,
+    forms_of,
+    named_tensors,
+    num_samples,
+    rows_of,
+)
+from fanin.edge.export.inputs.outputs import picked
 from fanin.edge.export.losses import Loss, cross_entropy
-from fanin.edge.export.optimizers import Optimizer, Sgd, check_optimizer
+from fanin.edge.export.optimizers import Optimizer, Sgd, Tensors, check_optimizer
+from fanin.edge.export.refusals import guarded
+from fanin.edge.runtimes.graphs import X
 from fanin.protos.errors import InvalidInput, UnsupportedModel
 from fanin.protos.names import check_name
 
@@ -56,17 +69,6 @@ class Adapters:
 
 PREPROCESSED_AT_ONCE: Final = 1024
 """Most samples that are preprocessed together: spectrograms of more would not fit into memory."""
-AS_FLOAT32: Final = "convert it by x.float(), or x.astype('float32') for an array"
-CONVERSIONS: Final[Mapping[torch.dtype, str]] = MappingProxyType(
-    {
-        torch.float64: AS_FLOAT32,
-        torch.float16: AS_FLOAT32,
-        torch.bfloat16: AS_FLOAT32,
-        torch.int64: "convert tokens by x.int(), values by x.float()",
-        torch.uint8: "convert pixels by x.float() / 255, on devices too, or pass them as raw= with preprocess=",
-    }
-)
-"""What to do with data of a common dtype that no graph accepts."""
 INNER: Final[Mapping[str, str]] = MappingProxyType(
     {"OptimizedModule": "_orig_mod", "DataParallel": "module", "DistributedDataParallel": "module"}
 )
@@ -88,6 +90,8 @@ class Recipe:
         scaffold: Whether the graph has the control variates of SCAFFOLD as inputs, for Runs with the stage
             ``scaffold``. It needs an optimizer without state, such as ``Sgd(momentum=0.0)``.
         quantization_aware: Whether the forward pass rounds weights and activations to 8 bits. Gradients pass unchanged.
+        rates: Factors of the learning rate by patterns over names of parameters, such as ``{"head.*": 10.0}``; ``*`` is
+            any text. The factor of a parameter that no pattern matches is 1.
     """
 
     optimizer: Optimizer = field(default_factory=Sgd)
@@ -96,9 +100,21 @@ class Recipe:
     proximal: bool = False
     scaffold: bool = False
     quantization_aware: bool = False
+    rates: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_optimizer(self.optimizer)
+        for pattern, factor in self.rates.items():
+            if not _is_bound(factor) or not factor:
+                raise UnsupportedModel(
+                    f"recipe: rates: got {factor!r} for {pattern!r}, expected a positive number; freeze a parameter by "
+                    "requires_grad_(False)"
+                )
+        if self.scaffold and self.rates:
+            raise UnsupportedModel(
+                f"recipe: got scaffold=True with rates {dict(self.rates)}, expected one of them: a device computes its "
+                "mean gradient from one learning rate"
+            )
         if self.scaffold and self.optimizer.states:
             # A device computes its mean gradient from the change: change / (steps x learning rate).
             raise UnsupportedModel(
@@ -121,19 +137,23 @@ class App:
 
     Args:
         name: Name of the App in manifests and messages: 1 to 128 letters, digits or ``._:+-``, not a dot first.
-        module: Maps ``x`` (B, ...), float32 or int32 tokens, to logits (B, num_classes), to logits of the next tokens
+        module: Maps inputs (B, ...), float32 or int32 tokens, to logits (B, num_classes), to logits of the next tokens
             (B, T, num_classes), or with ``num_classes`` 0 to values (B, ...). The parameters that learn travel between
             server and devices. The others are constants of the Bundle.
-        calibration: Real inputs (n, ...), n at least 2. The activation scales of the int8 graph are computed from them.
-            They never leave this machine. For all data, a numpy array is as good as a tensor: it is copied into one.
+        calibration: Real inputs (n, ...), n at least 2: a tensor, which is named ``x``; a tuple of tensors in the order
+            of the parameters of ``forward``; or a dict of tensors by their names. It becomes a dict, ``inputs``. The
+            activation scales of the int8 graph are computed from them. They never leave this machine. For all data, a
+            numpy array is as good as a tensor: it is copied into one.
         batch_size: Samples of one train step, at least 1.
         num_classes: Number of classes or tokens, 0 for a module that returns values.
         loss: Maps the output of the module and y (B, ...) to one loss for each sample (B,).
         recipe: What learns, and with which optimizer.
-        validation: Real inputs x (n, ...) and their targets y. With them, an export fails if int8 is worse than float
-            by more than a limit.
-        preprocess: Maps raw inputs (n, ...) to ``x`` (n, ...), each sample by itself and without parameters that learn.
-            Devices apply it to their data. ``calibration`` and ``validation`` are already preprocessed.
+        output: Path of the tensor that the loss and the predictions see, in an output that is a tuple, a dict or a
+            ModelOutput: keys and positions joined by dots, such as ``logits`` or ``0``. "" is the output itself.
+        validation: Real inputs in the form of ``calibration``, and their targets y (n, ...). With them, an export fails
+            if int8 is worse than float by more than a limit.
+        preprocess: Maps raw data (n, ...) to the only input (n, ...), each sample by itself and without parameters that
+            learn. Devices apply it to their data. ``calibration`` and ``validation`` are already preprocessed.
         raw: Real raw inputs (n, ...), uint8, int32 or float32; required together with ``preprocess``.
         decompositions: Forms of operators by operator overload, for operators without a form in a graph format. They
             take precedence over the built-in ones. See docs/operators.md.
@@ -147,14 +167,15 @@ class App:
 
     name: str
     module: torch.nn.Module
-    calibration: Tensor
+    calibration: ExampleInputs
     batch_size: int
     num_classes: int = 0
     loss: Loss = cross_entropy
     recipe: Recipe = field(default_factory=Recipe)
-    validation: tuple[Tensor, Tensor] | None = None
+    output: str = ""
+    validation: tuple[ExampleInputs, AnyArray] | None = None
     preprocess: torch.nn.Module | None = None
-    raw: Tensor | None = None
+    raw: AnyArray | None = None
     decompositions: Decompositions = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -172,18 +193,45 @@ class App:
                 "expected a batch_size of at least 1 and num_classes of at least 2, or 0 for values"
             )
         _check_parts(self)
-        object.__setattr__(self, "calibration", _tensor(f"App {self.name}: calibration data", self.calibration))
-        _check_inputs(f"App {self.name}: calibration data", self.calibration)
+        object.__setattr__(self, "calibration", _inputs(self, "calibration data", self.calibration))
         if self.validation is not None:
-            object.__setattr__(self, "validation", _pair(f"App {self.name}: validation data", self.validation))
-            _check_validation(self, *self.validation)
+            object.__setattr__(self, "validation", _pair(self, self.validation))
+            _check_validation(self, *self.held_out)
         _check_preprocess(self)
         check_own(f"App {self.name}: decompositions", self.decompositions)
 
     @property
-    def input_shape(self) -> tuple[int, ...]:
-        """The shape of one sample."""
-        return tuple(self.calibration.shape[1:])
+    def inputs(self) -> Tensors:
+        """The calibration data by name of the input."""
+        assert isinstance(self.calibration, dict), "the constructor puts it into this form"
+        return self.calibration
+
+    @property
+    def held_out(self) -> tuple[Tensors, Tensor]:
+        """The inputs by name, and the targets, of the validation data, if there is any."""
+        assert self.validation is not None, "the caller checks that the App has validation data"
+        inputs, y = self.validation
+        assert isinstance(inputs, dict) and isinstance(y, Tensor), "the constructor puts them into this form"
+        return inputs, y
+
+    @property
+    def input_shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shape of one sample of each input."""
+        return {name: tuple(value.shape[1:]) for name, value in self.inputs.items()}
+
+    @property
+    def raw_data(self) -> Tensor | None:
+        """The raw inputs; None without ``preprocess``."""
+        assert self.raw is None or isinstance(self.raw, Tensor), "the constructor puts them into this form"
+        return self.raw
+
+    def call(self, module: torch.nn.Module, inputs: Tensors) -> object:
+        """Return the output of a module of this App that the loss and the predictions see.
+
+        Raises:
+            UnsupportedModel: The output has no part with the path ``output``.
+        """
+        return picked(f"App {self.name}", call_module(module, inputs), self.output)
 
     @property
     def target_shape(self) -> tuple[int, ...] | None:
@@ -192,14 +240,14 @@ class App:
         output = None
         # Errors of any kind: the module is the user's code.
         with torch.no_grad(), suppress(Exception):
-            output = module(self.examples(2))
+            output = self.call(module, self.examples(2))
         if not isinstance(output, Tensor) or output.dim() < 2:
             return None
         return tuple(output.shape[1:-1] if self.num_classes else output.shape[1:])
 
-    def examples(self, num: int) -> Tensor:
-        """Return ``num`` inputs (num, ...): the calibration data, repeated as often as needed."""
-        return self.calibration[torch.arange(num) % len(self.calibration)].detach().clone()
+    def examples(self, num: int) -> Tensors:
+        """Return ``num`` samples of each input: the calibration data, repeated as often as needed."""
+        return rows_of(self.inputs, torch.arange(num) % num_samples(self.inputs))
 
 
 def _is_bound(value: object) -> bool:
@@ -217,35 +265,24 @@ def _integer(what: str, value: object) -> int:
     return operator.index(value)
 
 
-def _tensor(what: str, value: object) -> Tensor:
-    """Return data as a tensor without a gradient. Raises UnsupportedModel unless it is a tensor or a numpy array."""
-    if isinstance(value, np.ndarray):
-        if value.dtype.kind not in "biuf":
-            raise UnsupportedModel(f"{what}: got a numpy array of {value.dtype}, expected one of numbers")
-        # A copy: torch would share the memory of an array that is read-only or that changes later.
-        value = torch.from_numpy(np.array(value, order="C"))
-    if not isinstance(value, Tensor):
-        advice = (
-            "pass x alone, without labels; a list of samples becomes a tensor by torch.stack"
-            if isinstance(value, tuple | list)
-            else "collect the inputs of some batches by torch.cat"
-        )
-        raise UnsupportedModel(
-            f"{what}: got {type(value).__name__}, expected one tensor or numpy array (n, ...); {advice}"
-        )
-    if value.device.type != "cpu":
-        raise UnsupportedModel(f"{what}: is on {value.device}, expected cpu; call .cpu()")
-    return value.detach()
+def _inputs(app: App, what: str, value: object) -> Tensors:
+    """Return data as inputs of the module by name. Raises UnsupportedModel."""
+    what = f"App {app.name}: {what}"
+    inputs = named_tensors(what, app.module, value)
+    for name, tensor in inputs.items():
+        check_input(what if inputs.keys() == {X} else f"{what} {name}", tensor)
+    return inputs
 
 
-def _pair(what: str, value: object) -> tuple[Tensor, Tensor]:
-    """Return x and y as tensors. Raises UnsupportedModel."""
+def _pair(app: App, value: object) -> tuple[Tensors, Tensor]:
+    """Return inputs and targets as tensors. Raises UnsupportedModel."""
+    what = f"App {app.name}: validation data"
     if not isinstance(value, tuple | list) or len(value) != 2:
         received = (
             f"{type(value).__name__} of {len(value)}" if isinstance(value, tuple | list) else type(value).__name__
         )
         raise UnsupportedModel(f"{what}: got {received}, expected a pair (x, y) of tensors or numpy arrays")
-    return _tensor(f"{what} x", value[0]), _tensor(f"{what} y", value[1])
+    return _inputs(app, "validation data", value[0]), as_tensor(f"{what} y", value[1])
 
 
 def _check_parts(app: App) -> None:
@@ -265,6 +302,8 @@ def _check_parts(app: App) -> None:
         raise UnsupportedModel(
             f"{what}: recipe: got {app.recipe!r}, expected a Recipe; write recipe=Recipe(optimizer=...)"
         )
+    if not isinstance(app.output, str):
+        raise UnsupportedModel(f"{what}: output: got {app.output!r}, expected a path such as 'logits' or '0', a str")
     if not _is_function(app.loss):
         raise UnsupportedModel(
             f"{what}: loss: got {app.loss!r}, expected a function of (output, y) that returns one loss for each "
@@ -284,37 +323,12 @@ def _preprocessed(app: App, raw: Tensor) -> object:
         return copy.deepcopy(app.preprocess).eval()(raw)
 
 
-def _check_inputs(what: str, values: Tensor, *others: torch.dtype) -> None:
-    known = values.dtype in (torch.float32, torch.int32, *others)
-    if known and len(values.shape) > 1:
-        _check_finite(what, values)
-    if not known or values.dim() < 2 or len(values) < 2:
-        advice = "use some real inputs" if known else CONVERSIONS.get(values.dtype, AS_FLOAT32)
+def _check_validation(app: App, inputs: Tensors, y: Tensor) -> None:
+    """Raise UnsupportedModel unless the inputs are like the calibration data, and y has a target for each sample."""
+    if not are_alike(inputs, app.inputs) or not y.dim() or num_samples(inputs) != len(y):
         raise UnsupportedModel(
-            f"{what}: got {values.dtype} {tuple(values.shape)}, expected float32 values or int32 tokens "
-            f"{'or uint8 bytes ' if others else ''}(n, ...) with n of at least 2; {advice}"
-        )
-
-
-def _check_finite(what: str, values: Tensor) -> None:
-    bad = (~values.flatten(start_dim=1).isfinite().all(dim=1)).nonzero().flatten() if values.numel() else values
-    if len(bad):
-        first = int(bad[0])
-        kind = "NaN" if bool(values[first].isnan().any()) else "infinity"
-        raise UnsupportedModel(
-            f"{what}: got {kind} in sample {first} ({len(bad)} of {len(values)} samples have values that are not "
-            "finite), expected finite values only; remove these samples, or fix the code that computes them"
-        )
-
-
-def _check_validation(app: App, x: Tensor, y: Tensor) -> None:
-    """Raise UnsupportedModel unless x is like the calibration data, and y has a target for each x."""
-    _check_inputs(f"App {app.name}: validation data", x)
-    if x.shape[1:] != app.calibration.shape[1:] or x.dtype != app.calibration.dtype or not y.dim() or len(x) != len(y):
-        raise UnsupportedModel(
-            f"App {app.name}: got validation data x {x.dtype} {tuple(x.shape)} and y {tuple(y.shape)}, "
-            f"expected one y for each x, and x like the calibration data {app.calibration.dtype} "
-            f"{tuple(app.calibration.shape)} except for the number of samples"
+            f"App {app.name}: got validation data x {forms_of(inputs)} and y {tuple(y.shape)}, expected one y for each "
+            f"x, and x like the calibration data {forms_of(app.inputs)} except for the number of samples"
         )
     _check_labels(app, y)
 
@@ -326,19 +340,22 @@ def _check_preprocess(app: App) -> None:
     what = f"App {app.name}: preprocess"
     if app.preprocess is None or app.raw is None:
         raise UnsupportedModel(f"{what}: got only one of preprocess and raw, expected both or neither")
-    object.__setattr__(app, "raw", _tensor(f"{what}: raw inputs", app.raw))
-    _check_inputs(f"{what}: raw inputs", app.raw, torch.uint8)
-    if (app.raw.dtype, app.raw.shape[1:]) == (app.calibration.dtype, app.calibration.shape[1:]):
+    if len(app.inputs) != 1:
         raise UnsupportedModel(
-            f"{what}: raw is {app.raw.dtype} {tuple(app.raw.shape)} like the calibration data, expected another dtype "
+            f"{what}: got a module with the inputs {list(app.inputs)}, expected a single one; preprocess the data of "
+            "several inputs in the module, or before it is stored on devices"
+        )
+    raw, (x_data,) = as_tensor(f"{what}: raw inputs", app.raw), app.inputs.values()
+    object.__setattr__(app, "raw", raw)
+    check_input(f"{what}: raw inputs", raw, torch.uint8)
+    if (raw.dtype, raw.shape[1:]) == (x_data.dtype, x_data.shape[1:]):
+        raise UnsupportedModel(
+            f"{what}: raw is {raw.dtype} {tuple(raw.shape)} like the calibration data, expected another dtype "
             "or shape; otherwise devices cannot distinguish raw inputs from preprocessed ones"
         )
-    try:
-        x = _preprocessed(app, app.raw[:2])
-    except Exception as exc:  # the App's own code may raise anything
-        raise UnsupportedModel(f"{what} ({type(app.preprocess).__name__}) fails on raw inputs ({exc})") from exc
+    x = guarded(f"{what} of raw inputs", app.preprocess, lambda: _preprocessed(app, raw[:2]))
     signature = (x.dtype, tuple(x.shape)) if isinstance(x, Tensor) else type(x).__name__
-    expected = (app.calibration.dtype, (2, *app.input_shape))
+    expected = (x_data.dtype, (2, *x_data.shape[1:]))
     if signature != expected:
         raise UnsupportedModel(
             f"{what} ({type(app.preprocess).__name__}): got {signature} from two samples, expected {expected} like the "
@@ -346,24 +363,27 @@ def _check_preprocess(app: App) -> None:
         )
 
 
-def inputs_of(app: App, x: Tensor) -> Tensor:
-    """Return ``x`` (n, ...) as the module accepts it.
+def inputs_of(app: App, inputs: Tensors) -> Tensors:
+    """Return inputs by name, each (n, ...), as the module accepts them.
 
     Args:
         app: The App.
-        x: Inputs of the module or raw inputs. Raw inputs are recognized by their dtype and shape, and preprocessed.
+        inputs: Inputs of the module, or raw data with the name of its only input. Raw data is recognized by its dtype
+            and shape, and preprocessed.
     """
-    if app.raw is None or (x.dtype, x.shape[1:]) != (app.raw.dtype, app.raw.shape[1:]):
-        return x
+    raw, (name, *_) = app.raw_data, app.inputs
+    x = inputs.get(name)
+    if raw is None or x is None or (x.dtype, x.shape[1:]) != (raw.dtype, raw.shape[1:]):
+        return inputs
     parts = [_preprocessed(app, part) for part in torch.split(x, PREPROCESSED_AT_ONCE)]
-    return torch.cat([part for part in parts if isinstance(part, Tensor)])
+    return {name: torch.cat([part for part in parts if isinstance(part, Tensor)])}
 
 
 def _check_labels(app: App, y: Tensor) -> None:
     """Raise UnsupportedModel unless ``y`` can be a target. Its exact shape is only known at the export."""
     is_values = y.is_floating_point()
     if is_values and y.dim():
-        _check_finite(f"App {app.name}: validation data y", y.reshape(len(y), -1))
+        check_finite(f"App {app.name}: validation data y", y.reshape(len(y), -1))
     least = -1 if y.dim() > 1 else 0
     in_range = is_values or (int(y.min()) >= least and int(y.max()) < app.num_classes)
     if is_values != (app.num_classes == 0) or not in_range:

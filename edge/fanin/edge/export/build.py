@@ -26,6 +26,7 @@ from fanin.edge.bundles.manifest_json import dump_manifest
 from fanin.edge.export.app import App
 from fanin.edge.export.check import with_parts
 from fanin.edge.export.formats import FORMATS, Graphs
+from fanin.edge.export.inputs.named import num_samples, numpy_inputs, rows_of
 from fanin.edge.export.prepare import Prepared, prepare
 from fanin.edge.export.preprocess import with_preprocess
 from fanin.edge.export.tracing.examples import check_kept, example_batch
@@ -36,6 +37,7 @@ from fanin.edge.runtimes.available import open_runtime
 from fanin.edge.runtimes.base import PaddedBatch
 from fanin.edge.runtimes.measure import compare, measure
 from fanin.edge.runtimes.quality import Agreement, Quality, check_drop
+from fanin.edge.runtimes.randomness import RandomPort
 from fanin.edge.tensors import Float32s, encode_parameters
 from fanin.protos.chunks import artifact_of
 from fanin.protos.errors import InvalidBundle, InvalidInput, InvalidVersion, UnsupportedModel
@@ -94,14 +96,14 @@ def export(
     _check_options(formats, max_drop)
     LOG.info("preparing the module")
     prepared = prepare(app)
-    check_kept(prepared)
+    draws = check_kept(prepared)
     graphs: dict[str, Graphs] = {}
     for name in formats:
         LOG.info("%s: tracing, converting and quantizing", name)
         graphs[name] = with_preprocess(prepared, name, _graphs(prepared, name))
     manifest, artifacts = _assemble(prepared, graphs)
     data = dump_manifest(manifest)
-    notes, measured, compared = list(prepared.notes), {}, {}
+    notes, measured, compared = [*prepared.notes, *_random_notes(draws)], {}, {}
     with tempfile.TemporaryDirectory(prefix="fanin-export-") as draft:
         write_bundle(Path(draft), data, artifacts, key)
         bundle = open_folder(Path(draft), trusted=[key.public])
@@ -131,6 +133,11 @@ def export(
     )
 
 
+def _random_notes(draws: Sequence[RandomPort]) -> list[str]:
+    size_bytes = sum(port.size_bytes for port in draws)
+    return [f"a device draws {size_bytes} bytes of random numbers for each train step"] if draws else []
+
+
 def _graphs(prepared: Prepared, name: str) -> Graphs:
     try:
         return FORMATS[name].make(prepared)
@@ -147,19 +154,18 @@ def _check_options(formats: Sequence[str], max_drop: float | None) -> None:
 
 def validation_batches(app: App) -> Iterator[PaddedBatch]:
     """Yield the validation data in batches of the App's size; the last one is padded and masked."""
-    assert app.validation is not None, "the caller checks that the App has validation data"
-    x, y = app.validation
+    inputs, y = app.held_out
     dtype = torch.int32 if app.num_classes else torch.float32
-    for index, mask in _batch_indices(len(x), app.batch_size):
-        yield PaddedBatch(x=x[index].numpy(), y=y[index].to(dtype).numpy(), mask=mask)
+    for index, mask in _batch_indices(len(y), app.batch_size):
+        yield PaddedBatch(inputs=numpy_inputs(rows_of(inputs, index)), y=y[index].to(dtype).numpy(), mask=mask)
 
 
 def calibration_batches(prepared: Prepared) -> Iterator[PaddedBatch]:
     """Yield some of the calibration data like ``validation_batches``; y has no meaning."""
     _, y, _ = example_batch(prepared)
-    x = prepared.app.calibration[:COMPARED_SAMPLES]
-    for index, mask in _batch_indices(len(x), prepared.app.batch_size):
-        yield PaddedBatch(x=x[index].numpy(), y=y.numpy(), mask=mask)
+    inputs = rows_of(prepared.app.inputs, slice(COMPARED_SAMPLES))
+    for index, mask in _batch_indices(num_samples(inputs), prepared.app.batch_size):
+        yield PaddedBatch(inputs=numpy_inputs(rows_of(inputs, index)), y=y.numpy(), mask=mask)
 
 
 def _batch_indices(num: int, batch_size: int) -> Iterator[tuple[Tensor, Float32s]]:
@@ -204,7 +210,7 @@ def _assemble(prepared: Prepared, formats: Mapping[str, Graphs]) -> tuple[Manife
         name=app.name,
         batch_size=app.batch_size,
         num_classes=app.num_classes,
-        num_tokens=count_tokens(prepared),
+        num_tokens=MappingProxyType(count_tokens(prepared)),
         table=table,
         signatures=MappingProxyType(signatures),
         slots=MappingProxyType({name: graphs.slots for name, graphs in formats.items()}),

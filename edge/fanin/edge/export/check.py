@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from fanin.edge.export.app import App
 from fanin.edge.export.formats import FORMATS
+from fanin.edge.export.inputs.named import call_module
 from fanin.edge.export.prepare import Prepared, prepare
 from fanin.edge.export.preprocess import encode_preprocess
 from fanin.edge.export.quiet import quiet_torch
@@ -136,7 +137,8 @@ def _of_format(prepared: Prepared, name: str) -> list[Finding]:
         try:
             encode_preprocess(app, name, prepared.what)
         except UnsupportedModel as exc:
-            findings.append(_finding(PREPROCESS, type(app.preprocess).__name__, name, str(exc), REWRITE))
+            reason, advice = (exc.reason, exc.advice) if isinstance(exc, Untraceable) else (str(exc), REWRITE)
+            findings.append(_finding(PREPROCESS, type(app.preprocess).__name__, name, reason, advice or REWRITE))
     return findings
 
 
@@ -169,10 +171,10 @@ def _failing_layers(prepared: Prepared, graph_format: str) -> list[Finding]:
 
 def _failing_calls(prepared: Prepared, graph_format: str) -> list[Finding]:
     """Return a finding for each function between layers that fails by itself and names an operator."""
-    x, _, mask = example_batch(prepared)
+    inputs, _, mask = example_batch(prepared)
     findings: dict[tuple[str, str], Finding] = {}
     known: dict[str, tuple[str, str]] = {}
-    for call in calls_between_layers(prepared.with_mask(mask), x):
+    for call in calls_between_layers(prepared.with_mask(mask), inputs):
         key = _key(call.layer, call.inputs)
         if key not in known:
             known[key] = _failure(prepared, call.layer, call.inputs, (graph_format, call.function))
@@ -229,10 +231,10 @@ def _calls(prepared: Prepared) -> list[tuple[str, nn.Module, tuple[Tensor, ...],
                 calls.append((name, layer, tensors, running_line()))
 
         hooks.append(layer.register_forward_pre_hook(record))
-    x, _, mask = example_batch(prepared)
+    inputs, _, mask = example_batch(prepared)
     try:
         with torch.no_grad():
-            prepared.with_mask(mask)(x)
+            call_module(prepared.with_mask(mask), inputs)
     finally:
         for hook in hooks:
             hook.remove()

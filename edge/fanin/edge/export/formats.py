@@ -16,6 +16,7 @@ from fanin.edge.bundles.derived import Derived
 from fanin.edge.bundles.manifest import Port, Ports
 from fanin.edge.bundles.slots import Slot
 from fanin.edge.export.decompositions.tables import ONNX, TFLITE, Forms
+from fanin.edge.export.inputs.named import numpy_inputs
 from fanin.edge.export.int8.folding import Infer, fold_norms
 from fanin.edge.export.onnx.int8 import Calibration, Int8Model, to_int8
 from fanin.edge.export.onnx.writer import inputs_to_initializers, to_onnx
@@ -98,7 +99,7 @@ def onnx_infer(prepared: Prepared, infer: Infer) -> Int8Model:
             )
     float_infer = to_onnx(infer.traced, f"{prepared.what}: the infer graph")
     inputs_to_initializers(float_infer, {parameter_port(name): value for name, value in infer.values.items()})
-    reader = Calibration(prepared.app.calibration.numpy(), prepared.app.batch_size)
+    reader = Calibration(numpy_inputs(prepared.app.inputs), prepared.app.batch_size)
     return to_int8(float_infer, infer, reader, prepared.kept_float)
 
 
@@ -111,7 +112,7 @@ def tflite_graphs(prepared: Prepared) -> Graphs:
     data = to_tflite(traced, f"{prepared.what}: the graphs")
     if prepared.frozen:
         data = store_as_int8(data)
-    quantized = quantize_infer(data, infer, prepared.app.calibration.numpy(), prepared.kept_float)
+    quantized = quantize_infer(data, infer, numpy_inputs(prepared.app.inputs), prepared.kept_float)
     return Graphs(
         files={MODEL_FILE: quantized.data},
         signatures=dict.fromkeys(traced, MODEL_FILE),
@@ -145,11 +146,12 @@ def ports_of(prepared: Prepared, traced: Traced) -> Ports:
 def infer_ports(prepared: Prepared, traced: Traced) -> Ports:
     """Return the ports of ``infer``: parameters are slots, and the number of samples is free in every format."""
     inputs, outputs = ports_of(prepared, traced)
-    x, logits = inputs[-1], outputs[0]
-    return (
-        (Port(name=x.name, dtype=x.dtype, shape=(-1, *x.shape[1:])),),
-        (Port(name=logits.name, dtype=logits.dtype, shape=(-1, *logits.shape[1:])),),
-    )
+    own, (logits,) = inputs[-len(prepared.app.inputs) :], outputs
+    return tuple(_of_any_batch(port) for port in own), (_of_any_batch(logits),)
+
+
+def _of_any_batch(port: Port) -> Port:
+    return Port(name=port.name, dtype=port.dtype, shape=(-1, *port.shape[1:]))
 
 
 def _onnx_file(signature: str, traced: Traced, what: str) -> bytes:

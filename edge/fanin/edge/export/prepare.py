@@ -1,13 +1,12 @@
-"""The App's module, made ready for tracing: parameters are divided, frozen weights rounded, random numbers removed.
+"""The App's module, made ready for tracing: parameters are divided, frozen weights rounded.
 
 Steps, in order:
 
 1. Copy the module.
-2. Turn dropout off.
-3. Choose the part that learns (``trains``).
-4. Unless that is ``full``, round frozen weights to int8 and freeze the norms.
-5. Insert the rounding layers of ``quantization_aware``.
-6. In the traced copy, replace the BatchNorms that train (``norms``).
+2. Choose the part that learns (``trains``).
+3. Unless that is ``full``, round frozen weights to int8 and freeze the norms.
+4. Insert the rounding layers of ``quantization_aware``.
+5. In the traced copy, replace the BatchNorms that train (``norms``).
 
 The eager twin holds the same rounded weights, so torch is compared with the module as devices have it.
 """
@@ -15,6 +14,7 @@ The eager twin holds the same rounded weights, so torch is compared with the mod
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from types import MappingProxyType
 from typing import Final, assert_never
 
@@ -22,7 +22,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.parameter import is_lazy
 
 from fanin.edge.bundles.quantize import weight_codes, weight_scales
@@ -32,6 +31,7 @@ from fanin.edge.export.modules.adapters import add_adapters
 from fanin.edge.export.modules.heads import head_of
 from fanin.edge.export.modules.norms import STATISTICS, track_norms, tracked_norms
 from fanin.edge.export.optimizers import Tensors
+from fanin.edge.runtimes.graphs import parameter_port
 from fanin.edge.tensors import Float32s, TensorTable
 from fanin.protos.errors import InvalidInput, UnsupportedModel
 
@@ -39,6 +39,7 @@ Module = nn.Module
 StateDict = Mapping[str, Tensor]
 """A torch module and its ``state_dict``, named here for rooms that do not import torch."""
 ADAPTER_SEED: Final = 0
+MAX_SHOWN: Final = 8
 MIN_FROZEN_VALUES: Final = 64
 """Weights with fewer values stay float: their scales would take more bytes than their codes save."""
 
@@ -64,6 +65,7 @@ class Prepared:
         tracked: Running statistics of norms that train. They travel.
         frozen: Weights that are int8 constants of the train graph.
         notes: Changes to the module, one sentence each.
+        rates: Factor of the learning rate of each parameter that learns.
     """
 
     app: App
@@ -73,6 +75,7 @@ class Prepared:
     tracked: Tensors
     frozen: Mapping[str, FrozenWeight]
     notes: tuple[str, ...]
+    rates: Mapping[str, float]
 
     @property
     def travelling(self) -> Tensors:
@@ -109,18 +112,19 @@ def prepare(app: App) -> Prepared:
     """Return the App with its module ready for tracing. Raises UnsupportedModel."""
     eager = copy.deepcopy(app.module)
     _check_parameters(app, eager)
-    notes = _without_dropout(eager)
-    notes += _choose(app, eager)
+    notes = _choose(app, eager)
     frozen = {} if app.recipe.trains == "full" else _freeze(eager)
     if app.recipe.trains != "full":
         notes += _freeze_norms(eager)
     if app.recipe.quantization_aware:
-        round_layers(eager, app.calibration, app.batch_size)
+        round_layers(eager, app.inputs, app.batch_size)
     module = copy.deepcopy(eager)
     track_norms(module, f"App {app.name}")
     learned = {name: value.detach().clone() for name, value in module.named_parameters() if value.requires_grad}
     tracked = {name: value.detach().clone() for name, value in running_statistics(eager).items()}
     _check_learned(app, learned)
+    _check_names(app, learned | tracked)
+    _check_rates(app, learned)
     return Prepared(
         app=app,
         module=module,
@@ -129,6 +133,7 @@ def prepare(app: App) -> Prepared:
         tracked={name: tracked[name] for name in sorted(tracked)},
         frozen=MappingProxyType(frozen),
         notes=tuple(notes),
+        rates=MappingProxyType({name: _rate(app, name) for name in sorted(learned)}),
     )
 
 
@@ -215,21 +220,33 @@ def _check_learned(app: App, learned: Tensors) -> None:
         )
 
 
-def _without_dropout(module: nn.Module) -> list[str]:
-    """Turn dropout off: a graph has no random numbers. Returns a note for each layer with active dropout."""
-    notes = []
-    for name, layer in module.named_modules():
-        rate = 0.0
-        if isinstance(layer, _DropoutNd):
-            rate, layer.p = layer.p, 0.0
-        elif isinstance(layer, nn.MultiheadAttention | nn.RNNBase):
-            rate, layer.dropout = layer.dropout, 0.0
-        if rate and layer.training:
-            notes.append(
-                f"module {name or 'itself'} ({type(layer).__name__}) has dropout {rate:g} in torch, "
-                "none on devices: a graph draws no random numbers"
+def _check_names(app: App, travelling: Tensors) -> None:
+    ports = {parameter_port(name): name for name in travelling}
+    if shared := sorted(ports.keys() & app.inputs.keys()):
+        raise UnsupportedModel(
+            f"App {app.name}: the input {shared[0]!r} and the parameter {ports[shared[0]]!r} have the same name, "
+            "expected different ones, which name the graphs' inputs; rename the parameter of forward"
+        )
+
+
+def _rate(app: App, name: str) -> float:
+    return next((float(factor) for pattern, factor in app.recipe.rates.items() if fnmatchcase(name, pattern)), 1.0)
+
+
+def _check_rates(app: App, learned: Tensors) -> None:
+    patterns = {name: [each for each in app.recipe.rates if fnmatchcase(name, each)] for name in learned}
+    for pattern in app.recipe.rates:
+        if all(pattern not in found for found in patterns.values()):
+            raise UnsupportedModel(
+                f"App {app.name}: rates: the pattern {pattern!r} matches no parameter that learns, expected at least "
+                f"one of {sorted(learned)[:MAX_SHOWN]}; correct or remove it"
             )
-    return notes
+    for name, found in patterns.items():
+        if len(found) > 1:
+            raise UnsupportedModel(
+                f"App {app.name}: rates: the patterns {found[0]!r} and {found[1]!r} match the parameter {name}, "
+                "expected one; make them more exact"
+            )
 
 
 def _choose(app: App, module: nn.Module) -> list[str]:

@@ -11,14 +11,18 @@ from typing import Final
 
 import numpy as np
 import torch
-from torch import Tensor
-from torch.export import Dim
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
 
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.bundles.manifest import Port, Ports
 from fanin.edge.export.app import App, inputs_of
 from fanin.edge.export.formats import FORMATS, Graphs
+from fanin.edge.export.modules.draws import RandomDraw, refused
 from fanin.edge.export.prepare import Prepared
+from fanin.edge.export.refusals import FIXED, Untraceable, guarded
+from fanin.edge.export.tracing.examples import fixed_batch
+from fanin.edge.export.tracing.reading import FixedShapes, NoReading
 from fanin.edge.export.tracing.traced import Traced
 from fanin.edge.runtimes.base import Runtime
 from fanin.edge.runtimes.models import PREPROCESS, RAW, open_preprocess
@@ -27,6 +31,7 @@ from fanin.protos.errors import UnsupportedModel
 TOLERANCE: Final = 1e-4
 """Relative to max(1, |value|): the effect of the order of additions in a long sum. Tokens must be equal."""
 VERIFIED_SAMPLES: Final = 16
+NO_DRAWS: Final = "remove the random numbers from it: equal raw data must give equal inputs"
 
 
 def with_preprocess(prepared: Prepared, graph_format: str, graphs: Graphs) -> Graphs:
@@ -64,8 +69,20 @@ def _ports(app: App, x: tuple[Port, ...]) -> Ports:
 
 
 def _raw(app: App) -> Tensor:
-    assert app.raw is not None, "an App with preprocess has raw inputs"
-    return app.raw.detach()
+    assert app.raw_data is not None, "an App with preprocess has raw inputs"
+    return app.raw_data
+
+
+class _Watched(nn.Module):
+    """The module, refused if it reads a value, or if a shape depends on one."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, raw: Tensor) -> object:
+        with NoReading(), FixedShapes():
+            return self.inner(raw)
 
 
 def trace_preprocess(app: App, batch_size: int) -> Traced:
@@ -73,20 +90,22 @@ def trace_preprocess(app: App, batch_size: int) -> Traced:
     assert app.preprocess is not None, "the caller checks that the App has preprocess"
     module = copy.deepcopy(app.preprocess).eval()
     example = _raw(app)[: batch_size or 2].clone()
+
+    def export() -> ExportedProgram:
+        shapes = (({0: Dim("batch")} if not batch_size else None),)
+        return torch.export.export(_Watched(module), (example,), dynamic_shapes=shapes, strict=False)
+
+    what = f"App {app.name}: {PREPROCESS}"
     try:
-        with torch.no_grad():
-            program = torch.export.export(
-                module,
-                (example,),
-                dynamic_shapes=(({0: Dim("batch")} if not batch_size else None),),
-                strict=False,
-            )
-    except Exception as exc:  # the App's own code may raise anything
-        raise UnsupportedModel(
-            f"App {app.name}: {PREPROCESS} ({type(app.preprocess).__name__}) cannot be traced ({exc}); avoid Python "
-            "branches and loops that read tensor values, and process each sample by itself"
-        ) from exc
-    return Traced(program=program, examples=[example], inputs=[RAW], outputs=["x"])
+        with torch.no_grad(), refused():
+            program = guarded(what, module, export)
+    except Untraceable as exc:
+        if isinstance(exc.__cause__, RandomDraw):
+            raise Untraceable(exc.reason, NO_DRAWS, exc.module, exc.kind) from exc
+        if FIXED.search(exc.reason):
+            raise fixed_batch(what, len(example), exc) from exc
+        raise
+    return Traced(program=program, examples=[example], inputs=[RAW], outputs=[*app.inputs])
 
 
 def verify_preprocess(app: App, bundle: Bundle, runtime: Runtime) -> None:
@@ -95,13 +114,14 @@ def verify_preprocess(app: App, bundle: Bundle, runtime: Runtime) -> None:
     if run is None or app.preprocess is None:
         return
     raw = _raw(app)[:VERIFIED_SAMPLES]
-    expected = inputs_of(app, raw).numpy()
+    (name,) = app.inputs
+    expected = inputs_of(app, {name: raw})[name].numpy()
     for num in (len(raw), 1):
         x = run(raw[:num].numpy())
         worst = float(np.max(np.abs(x - expected[:num]) / np.maximum(1.0, np.abs(expected[:num])), initial=0.0))
         if not worst <= (TOLERANCE if expected.dtype.kind == "f" else 0.0):
             raise UnsupportedModel(
                 f"App {app.name}: {PREPROCESS} ({type(app.preprocess).__name__}) in {runtime.name} differs from "
-                f"torch's by {worst:.1e} on {num} samples, expected at most {TOLERANCE:.0e} (0 for tokens); remove "
-                "random numbers from it, and process each sample by itself"
+                f"torch's by {worst:.1e} on {num} samples, expected at most {TOLERANCE:.0e} (0 for tokens); process "
+                "each sample by itself"
             )

@@ -15,6 +15,7 @@ from typing import Final, TypeVar
 import torch
 from torch import nn
 
+from fanin.edge.export.modules.draws import RandomDraw
 from fanin.edge.export.tracing.reading import ShapeRead, ValueRead
 from fanin.protos.errors import UnsupportedModel
 
@@ -34,6 +35,10 @@ KEEP_SHAPES: Final = (
     "keep all positions and give the others no weight: torch.where(mask, x, 0.0) or x * mask instead of x[mask]; "
     "operators that count or select by value (nonzero, unique, masked_select, bincount) have no such form"
 )
+KEEP_DRAWS: Final = (
+    "draw in training only (if self.training, or F.dropout(x, p, self.training)), by dropout, torch.rand, randn or "
+    "bernoulli, in each pass in the same order and of the same shapes"
+)
 TRACEABLE: Final = (
     "avoid Python branches and loops that read tensor values, and operators whose result has no fixed shape"
 )
@@ -51,6 +56,8 @@ NOT_THE_APPS: Final = (
     "<",
 )
 """Prefixes of files that do not belong to an App: this room, installed libraries, Python, and no file."""
+MODES: Final = ("__torch_dispatch__", "__torch_function__")
+"""Functions that torch calls for each operator of the App's code. They are between that code and the operator."""
 
 
 class Untraceable(UnsupportedModel):
@@ -124,10 +131,13 @@ def _refusal(what: str, root: nn.Module, exc: Exception) -> Untraceable:
             module,
             kind,
         )
+    if isinstance(exc, RandomDraw):
+        return Untraceable(f"{what} cannot be traced: {where or 'its code'} draws {text}", KEEP_DRAWS, module, kind)
     cause = f"{type(exc).__name__}: {text}"
     if type(exc).__module__.startswith("torch"):
         return Untraceable(f"{what} cannot be traced{f', {where}' if where else ''} ({cause})", TRACEABLE, module, kind)
-    return Untraceable(f"{what} fails{f' in {where}' if where else ''} ({cause})", "", module, kind)
+    place = f"{' in' if kind else ''} {where}" if where else ""
+    return Untraceable(f"{what} fails{place} ({cause})", "", module, kind)
 
 
 def _place(exc: BaseException, root: nn.Module) -> tuple[str, str, str]:
@@ -163,7 +173,8 @@ def running_line() -> str:
         file = caller.f_code.co_filename
         if not file.startswith(NOT_THE_APPS):
             return f"{Path(file).name}:{caller.f_lineno}"
-        if file.startswith(ROOM) and is_outside:
+        is_mode = caller.f_code.co_name in MODES
+        if file.startswith(ROOM) and is_outside and not is_mode:
             return ""  # the code that runs the App's module
         is_outside = is_outside or not file.startswith(ROOM)
         caller = caller.f_back
@@ -176,8 +187,13 @@ def is_apps(module: nn.Module) -> bool:
     return code is not None and not code.co_filename.startswith(NOT_THE_APPS)
 
 
-def own_line(exc: BaseException) -> str:
-    """Return ``file:line`` of the innermost frame in the user's own code; "" if there is none."""
+def own_line(exc: BaseException, *, of_fanin: bool = True) -> str:
+    """Return ``file:line`` of the innermost frame in the user's own code; "" if there is none.
+
+    Args:
+        exc: The exception.
+        of_fanin: Whether a module of fanin itself may be the user's code, if no other is: it may have an App.
+    """
     if isinstance(exc, SyntaxError) and exc.filename and not exc.filename.startswith(NOT_THE_APPS):
         return f"{exc.filename}:{exc.lineno}"
     line = fallback = ""
@@ -185,11 +201,12 @@ def own_line(exc: BaseException) -> str:
         if not frame.f_code.co_filename.startswith(NOT_THE_APPS):
             place = f"{frame.f_code.co_filename}:{number}"
             # An App may be a module of fanin itself. Its line is used only if there is no other.
-            if str(frame.f_globals.get("__name__", "")).startswith("fanin."):
+            spec = frame.f_globals.get("__spec__")
+            if str(getattr(spec, "name", "") or frame.f_globals.get("__name__", "")).startswith("fanin."):
                 fallback = place
             else:
                 line = place
-    return line or fallback
+    return line or (fallback if of_fanin else "")
 
 
 def first_line(exc: BaseException) -> str:

@@ -34,9 +34,16 @@ from fanin.edge.bundles.manifest import Manifest
 from fanin.edge.export.optimizers import Tensors
 from fanin.edge.export.prepare import Prepared
 from fanin.edge.export.preprocess import verify_preprocess
-from fanin.edge.export.tracing.eager import EagerPass, StepStart, eager_pass, eager_step, exact_pass, warm_states
-from fanin.edge.export.tracing.examples import ExampleBatch, example_batch, other_batch
-from fanin.edge.runtimes.base import Evaluate, PaddedBatch, Predict, Runtime, StepSettings, TrainState, TrainStep
+from fanin.edge.export.tracing.eager import (
+    RANDOM_KEY,
+    Case,
+    EagerPass,
+    StepStart,
+    cases_of,
+    eager_step,
+    warm_states,
+)
+from fanin.edge.runtimes.base import Evaluate, Predict, Runtime, StepSettings, TrainState, TrainStep
 from fanin.edge.runtimes.graphs import optimizer_table, state_port
 from fanin.edge.tensors import Array, Float32s
 from fanin.protos.errors import UnsupportedModel
@@ -67,7 +74,6 @@ its sign. Gradients below this share of their tensor's root mean square are left
 CLEAR_MARGIN: Final = 1e-3
 """Difference of the two largest logits, relative to their range, from which on a prediction must be equal."""
 SEED: Final = 3
-OTHER: Final = " for a batch that was not traced"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,22 +91,6 @@ class Triple:
 
 
 Triples = Mapping[str, Triple]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
-    """A batch, torch's results for it, and the words that name it in errors."""
-
-    examples: ExampleBatch
-    twin: EagerPass
-    exact: EagerPass | None
-    which: str
-
-    @property
-    def batch(self) -> PaddedBatch:
-        """The batch as runtimes accept it."""
-        x, y, mask = self.examples
-        return PaddedBatch(x=x.numpy(), y=y.numpy(), mask=mask.numpy())
 
 
 def verify(prepared: Prepared, bundle: Bundle, runtime: Runtime, plain: Runtime) -> None:
@@ -127,15 +117,6 @@ def verify(prepared: Prepared, bundle: Bundle, runtime: Runtime, plain: Runtime)
     verify_preprocess(prepared.app, bundle, runtime)
 
 
-def cases_of(prepared: Prepared) -> list[Case]:
-    """Return the two batches of a verification with torch's results: the traced batch and another one."""
-    traced = example_batch(prepared)
-    return [
-        Case(examples=examples, twin=eager_pass(prepared, examples), exact=exact_pass(prepared, examples), which=which)
-        for examples, which in ((traced, ""), (other_batch(prepared, traced), OTHER))
-    ]
-
-
 def verify_training(
     prepared: Prepared, manifest: Manifest, step: TrainStep, evaluate: Evaluate, cases: list[Case]
 ) -> None:
@@ -146,30 +127,30 @@ def verify_training(
         manifest: Has the ports of the graphs.
         step: The exported train step.
         evaluate: The exported evaluation.
-        cases: The batches, from ``cases_of``.
+        cases: The cases, from ``cases_of``.
 
     Raises:
         UnsupportedModel: A result differs from torch's by more than the tolerance.
     """
     initial = prepared.table.flatten({name: value.numpy() for name, value in prepared.travelling.items()})
     _check_steps(prepared, manifest, (step, initial), cases)
-    for case in cases:
+    for case in cases[:2]:
         _check_evaluation(prepared, evaluate, initial, case)
 
 
 def _check_int8(prepared: Prepared, runtime: str, predicts: tuple[Predict, Predict], cases: list[Case]) -> None:
     predict, predict_plainly = predicts
     spread = 0.0
-    for case in cases:
-        x, shape = case.batch.x, tuple(case.twin.output.shape[1:])
-        logits = predict(x)
-        for rows, num in ((logits, len(x)), (predict(x[:1]), 1)):
+    for case in cases[:2]:
+        inputs, shape = case.batch.inputs, tuple(case.twin.output.shape[1:])
+        logits, first = predict(inputs), {name: array[:1] for name, array in inputs.items()}
+        for rows, num in ((logits, len(case.batch.y)), (predict(first), 1)):
             if rows.shape != (num, *shape) or not np.isfinite(rows).all():
                 raise UnsupportedModel(
                     f"App {prepared.app.name}: the int8 graph returned logits {rows.shape} for {num} samples, "
                     f"expected finite ones of shape {(num, *shape)}; please report the module"
                 )
-        expected = predict_plainly(x)
+        expected = predict_plainly(inputs)
         # The inputs of the other batch are closer together, and so may be its logits: the wider range counts.
         gap, spread = float(np.abs(logits - expected).mean()), max(spread, float(np.ptp(expected)))
         if gap > INT8_TOLERANCE * spread:
@@ -200,10 +181,8 @@ def _check_evaluation(prepared: Prepared, evaluate: Evaluate, parameters: Float3
 
 def _check_steps(prepared: Prepared, manifest: Manifest, begin: tuple[TrainStep, Float32s], cases: list[Case]) -> None:
     (step, initial), states = begin, optimizer_table(manifest)
-    optimizer, table = prepared.app.recipe.optimizer, prepared.table
-    tracked = {name: value.numpy() for name, value in prepared.tracked.items()}
-    for num_steps in range(3 if optimizer.counts_steps else 2):
-        case = cases[num_steps % 2]
+    table, tracked = prepared.table, {name: value.numpy() for name, value in prepared.tracked.items()}
+    for num_steps, case in enumerate(cases):
         start = _start(prepared, case, num_steps)
         anchor, control = (
             table.flatten({name: value.numpy() for name, value in part.items()} | tracked)
@@ -216,7 +195,13 @@ def _check_steps(prepared: Prepared, manifest: Manifest, begin: tuple[TrainStep,
                 num_steps=num_steps,
             ),
             case.batch,
-            StepSettings(learning_rate=start.learning_rate, proximal_weight=start.pull, anchor=anchor, control=control),
+            StepSettings(
+                learning_rate=start.learning_rate,
+                proximal_weight=start.pull,
+                anchor=anchor,
+                control=control,
+                random_key=RANDOM_KEY,
+            ),
         )
         _check_step(prepared, states.views(following.optimizer), following, (case, start))
         sure = None if case.exact is None else case.exact.loss

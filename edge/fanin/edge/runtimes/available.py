@@ -18,6 +18,7 @@ from fanin.edge.runtimes.base import Runtime
 from fanin.edge.runtimes.engine import GraphEngine
 from fanin.edge.runtimes.runtime import GraphRuntime
 from fanin.protos.errors import RuntimeMissing
+from fanin.protos.records import are_all, check_part
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -38,6 +39,9 @@ class RuntimeRecord:
         libraries: Top-level packages of the library. If one is missing, the runtime is not installed.
         extra: The extra of fanin that installs the library; "" if none does.
         is_default: Whether a device may select it without being told to.
+
+    Raises:
+        InvalidInput: A part has another type.
     """
 
     title: str
@@ -47,6 +51,18 @@ class RuntimeRecord:
     libraries: tuple[str, ...] = ()
     extra: str = ""
     is_default: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the parts: they may be another package's."""
+        what, listed = f"RuntimeRecord {self.title!r}", sorted(FILE_FORMATS)
+        check_part(what, "title", self.title, bool(self.title), "a text")
+        check_part(what, "graph_format", self.graph_format, self.graph_format in listed, f"one of {listed}")
+        check_part(what, "engine", self.engine, callable(self.engine), "a function without arguments")
+        is_plain = self.plain_engine is None or callable(self.plain_engine)
+        check_part(what, "plain_engine", self.plain_engine, is_plain, "a function without arguments, or None")
+        check_part(what, "libraries", self.libraries, are_all(self.libraries, tuple, str), "a tuple of package names")
+        check_part(what, "extra", self.extra, isinstance(self.extra, str), "a text")
+        check_part(what, "is_default", self.is_default, isinstance(self.is_default, bool), "true or false")
 
 
 def _onnx(*, plain: bool = False) -> GraphEngine:

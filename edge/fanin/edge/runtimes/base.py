@@ -13,7 +13,9 @@ from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.tensors import Array, Float32s, Int32s, UInt8s
 
 Inputs = Float32s | Int32s | UInt8s
-"""Model inputs (n, ...): float32 values or int32 tokens. ``preprocess`` also accepts bytes."""
+"""One array (n, ...): float32 values or int32 tokens. ``preprocess`` also accepts bytes."""
+NamedInputs = Mapping[str, Inputs]
+"""The inputs of a model by name, each (n, ...) with the same n. The only input of most models is named ``x``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,13 +23,13 @@ class PaddedBatch:
     """One batch of the Bundle's fixed batch size B.
 
     Attributes:
-        x: Inputs (B, ...), float32 or int32.
+        inputs: The model's inputs by name, each (B, ...), float32 or int32.
         y: Targets: labels (B,) int32, next tokens (B, T) int32 with -1 for positions without a loss, or values
             (B, ...) float32.
         mask: (B,) float32: 1 for a sample, 0 for padding. With it the last, short batch of an epoch is exact.
     """
 
-    x: Inputs
+    inputs: NamedInputs
     y: Inputs
     mask: Float32s
 
@@ -56,6 +58,7 @@ class StepSettings:
         proximal_weight: FedProx's mu.
         anchor: Parameters towards which the proximal term pulls (num_values,). Default: no pull.
         control: SCAFFOLD's c - c_i, which is added to the gradient (num_values,). Default: zeros.
+        random_key: Key of the random inputs, from ``randomness.random_key``. Their values also depend on the step.
 
     Reference:
         FedProx: Li et al. 2020, arXiv 1812.06127, section 3.
@@ -66,6 +69,7 @@ class StepSettings:
     proximal_weight: float = 0.0
     anchor: Float32s | None = None
     control: Float32s | None = None
+    random_key: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,11 +112,11 @@ class Evaluate(Protocol):
 class Predict(Protocol):
     """The ``infer`` Signature: int8 inference with the parameters of one Version."""
 
-    def __call__(self, x: Inputs) -> Float32s:
+    def __call__(self, inputs: NamedInputs) -> Float32s:
         """Predict any number of samples.
 
         Args:
-            x: Inputs (n, ...).
+            inputs: The model's inputs by name, each (n, ...).
 
         Returns:
             Class logits (n, num_classes), token logits (n, T, num_classes), or values (n, ...).

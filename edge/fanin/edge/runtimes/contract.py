@@ -2,16 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Final, cast
 
 import numpy as np
 
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.bundles.formats import FILE_FORMATS
 from fanin.edge.bundles.manifest import Port
-from fanin.edge.runtimes.base import PaddedBatch, Runtime, StepSettings, TrainState
+from fanin.edge.runtimes.base import NamedInputs, PaddedBatch, Runtime, StepSettings, TrainState
 from fanin.edge.runtimes.engine import GraphEngine, GraphFile
-from fanin.edge.runtimes.graphs import parameter_port
+from fanin.edge.runtimes.graphs import input_names, parameter_port
 from fanin.edge.runtimes.runtime import GraphRuntime
 from fanin.edge.tensors import Array, Float32s
 from fanin.protos.errors import InvalidBundle
@@ -88,14 +88,13 @@ def _check_padding(runtime: Runtime, bundle: Bundle, batch: PaddedBatch) -> None
 
 def _check_prediction(runtime: Runtime, bundle: Bundle, parameters: Float32s, rng: np.random.Generator) -> None:
     predict = runtime.open_predict(bundle, parameters)
-    (port,) = bundle.manifest.signatures["infer"].inputs
-    num = bundle.manifest.batch_size + 1
-    x = _array(replace(port, shape=(num, *port.shape[1:])), bundle.manifest.num_tokens, rng)
-    logits = predict(x)  # type: ignore[arg-type]  # the dtype is the port's
-    first = predict(x[:1])  # type: ignore[arg-type]
+    num, ports = bundle.manifest.batch_size + 1, bundle.manifest.signatures["infer"].inputs
+    inputs = _inputs(bundle, [replace(port, shape=(num, *port.shape[1:])) for port in ports], rng)
+    logits = predict(inputs)
+    first = predict({name: array[:1] for name, array in inputs.items()})
     assert logits.shape[0] == num, f"infer: got {logits.shape} for {num} samples"
     assert _is_near(first, logits[:1]), "infer: the logits of a sample depend on the other samples of the batch"
-    other = runtime.open_predict(bundle, bundle.initial_parameters())(x)  # type: ignore[arg-type]
+    other = runtime.open_predict(bundle, bundle.initial_parameters())(inputs)
     assert not np.array_equal(logits, other), "infer: two Versions gave equal logits; fill the slots, see GraphFile"
 
 
@@ -110,7 +109,7 @@ def _check_graph(engine: GraphEngine, bundle: Bundle, batches: Sequence[PaddedBa
     graph, parameters = engine.load(file), bundle.manifest.table.views(bundle.initial_parameters())
     ports = [parameter_port(spec.name) for spec in bundle.manifest.table.specs]
     feeds = [
-        dict(zip(ports, parameters.values(), strict=True)) | {"x": each.x, "y": each.y, "mask": each.mask}
+        {**dict(zip(ports, parameters.values(), strict=True)), **each.inputs, "y": each.y, "mask": each.mask}
         for each in batches[:2]
     ]
     loss_sum, predicted = graph.run(["loss_sum", "predicted"], feeds[0])
@@ -148,16 +147,26 @@ def _batch(bundle: Bundle, rng: np.random.Generator) -> PaddedBatch:
     mask = np.ones(manifest.batch_size, np.float32)
     mask[1:][-1:] = 0.0
     return PaddedBatch(
-        x=_array(ports["x"], manifest.num_tokens, rng),  # type: ignore[arg-type]  # the dtypes are the ports'
-        y=_array(ports["y"], manifest.num_classes, rng),  # type: ignore[arg-type]
+        inputs=_inputs(bundle, [ports[name] for name in input_names(manifest)], rng),
+        y=_array(ports["y"], manifest.num_classes, rng),  # type: ignore[arg-type]  # the dtype is the port's
         mask=mask,
     )
+
+
+def _inputs(bundle: Bundle, ports: Sequence[Port], rng: np.random.Generator) -> NamedInputs:
+    num_tokens = bundle.manifest.num_tokens
+    arrays = {port.name: _array(port, num_tokens.get(port.name, 0), rng) for port in ports}
+    return cast(NamedInputs, arrays)
 
 
 def _array(port: Port, num_values: int, rng: np.random.Generator) -> Array:
     if np.dtype(port.dtype).kind == "f":
         return rng.normal(0.0, 1.0, port.shape).astype(port.dtype)
-    return rng.integers(0, num_values or 2, port.shape).astype(port.dtype)
+    values = rng.integers(0, num_values or 2, port.shape)
+    if not num_values:
+        # An attention mask shows at least one position.
+        values.reshape(len(values), -1)[:, 0] = 1
+    return values.astype(port.dtype)
 
 
 def _is_near(actual: Array, expected: Array) -> bool:

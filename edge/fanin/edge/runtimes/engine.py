@@ -11,11 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from fanin.edge.bundles.formats import file_format
+from fanin.edge.bundles.formats import FILE_FORMATS, file_format
 from fanin.edge.bundles.quantize import SlotValue
 from fanin.edge.bundles.slots import Slot
 from fanin.edge.runtimes.base import ModelPort
 from fanin.edge.tensors import Array
+from fanin.protos.records import are_all, check_part, is_word
 
 Feed = Mapping[str, Array]
 RunGraph = Callable[[Sequence[str], Feed], Sequence[Array]]
@@ -81,14 +82,18 @@ class GraphEngine:
     """An inference library.
 
     Attributes:
-        name: Name of the library, which error messages and telemetry show. No spaces.
+        name: Name of the library, which error messages and telemetry show, without spaces.
         version: Version of the library.
         graph_format: Format of the graphs that it runs, a key of ``FILE_FORMATS``.
         load: Opens a file. It may raise an error of fanin, such as InvalidBundle, with a message of its own.
         errors: Exceptions by which the library refuses a graph that it cannot open or run. Other exceptions are defects
             and are not caught.
-        operators: Names of the operators that it can run. A graph with others is refused before it is loaded. None if
-            ``load`` itself refuses them.
+        operators: The operators that it can run: a name such as ``Conv``, or ``domain::name`` outside of ONNX's own
+            set. A graph with others is refused before it is loaded. None if ``load`` itself refuses them, and for
+            TFLite.
+
+    Raises:
+        InvalidInput: A part is missing or has another type.
     """
 
     name: str
@@ -97,3 +102,22 @@ class GraphEngine:
     load: Callable[[GraphFile], LoadedGraph]
     errors: tuple[type[Exception], ...]
     operators: frozenset[str] | None = None
+
+    def __post_init__(self) -> None:
+        """Check the parts: they may be another package's."""
+        what = f"engine {self.name!r}"
+        for part, text in (("name", self.name), ("version", self.version)):
+            check_part(what, part, text, is_word(text), "a text without spaces")
+        listed = sorted(FILE_FORMATS)
+        check_part(what, "graph_format", self.graph_format, self.graph_format in listed, f"one of {listed}")
+        check_part(what, "load", self.load, callable(self.load), "a function of a GraphFile")
+        are_errors = are_all(self.errors, tuple, type) and all(issubclass(row, Exception) for row in self.errors)
+        check_part(what, "errors", self.errors, are_errors, "a tuple of exception classes")
+        if self.operators is None:
+            return
+        are_names = are_all(self.operators, frozenset, str)
+        check_part(what, "operators", self.operators, are_names, "a frozenset of names, or None")
+        can_list = FILE_FORMATS[self.graph_format].list_nodes is not None
+        check_part(
+            what, "operators", self.operators, can_list, f"None: fanin lists no operators of {self.graph_format} files"
+        )

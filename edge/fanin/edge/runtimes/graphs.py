@@ -6,38 +6,48 @@ tensors.
 The inputs and outputs for a Bundle with parameters ``<p>`` and optimizer states ``<s>`` (none for plain SGD;
 ``momentum``; ``mean`` and ``square`` for Adam)::
 
-    train      <p>..., <s>.<p>..., x, y, mask, learning_rate  ->  next.<p>..., next.<s>.<p>..., loss
-               optional inputs: step; anchor.<p>... and proximal_weight; control.<p>...
-    evaluate   <p>..., x, y, mask                             ->  loss_sum, predicted
-    infer      x                                              ->  logits
-    preprocess raw                                            ->  x    (optional, see ``models``)
+    train      <p>..., <s>.<p>..., <i>..., y, mask, learning_rate  ->  next.<p>..., next.<s>.<p>..., loss
+               optional inputs: step; anchor.<p>... and proximal_weight; control.<p>...; uniform.<k>, normal.<k>
+    evaluate   <p>..., <i>..., y, mask                             ->  loss_sum, predicted
+    infer      <i>...                                              ->  logits
+    preprocess raw                                                 ->  <i>    (optional, see ``models``)
 
-``<p>`` is ``parameter_port`` of the parameter's name. ``stepping`` has the train step.
+``<p>`` is ``parameter_port`` of the parameter's name, ``<i>`` the name of an input of the model, k the number of a
+random input (``randomness``). The inputs of ``infer`` declare the names, which are those of the arrays on devices; a
+single tensor is named ``x``. ``stepping`` has the train step.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 import numpy as np
 
 from fanin.edge.bundles.manifest import Manifest, Port, Signature
-from fanin.edge.runtimes.base import BatchEvaluation, Inputs, PaddedBatch
+from fanin.edge.runtimes.base import BatchEvaluation, Inputs, NamedInputs, PaddedBatch
 from fanin.edge.runtimes.engine import RunGraph
+from fanin.edge.runtimes.randomness import RANDOM_PREFIXES
 from fanin.edge.tensors import Array, Float32s, TensorTable
 from fanin.protos.errors import InvalidBundle
 
-BATCH_PORTS: Final = ("x", "y", "mask")
+X: Final = "x"
+"""Name of the only input of a model whose inputs have no names."""
+TARGET_PORTS: Final = ("y", "mask")
 STEP: Final = "step"
 """Number of the step as float32, from 1 on. Adam's bias correction needs it."""
 PROXIMAL_WEIGHT: Final = "proximal_weight"
 CONTROL: Final = "control"
 """Kind of the inputs ``control.<p>``, which are added to the gradient."""
 SCALAR_PORTS: Final = ("learning_rate", STEP, PROXIMAL_WEIGHT)
-OTHER_PORTS: Final = frozenset({*BATCH_PORTS, *SCALAR_PORTS, "loss", "loss_sum", "predicted", "logits"})
+OTHER_PORTS: Final = frozenset({X, *TARGET_PORTS, *SCALAR_PORTS, "loss", "loss_sum", "predicted", "logits"})
 """Ports that are not of a parameter."""
+RESERVED: Final = (OTHER_PORTS | {"raw"}) - {X}
+"""Names that no input of a model can have: they are those of other ports."""
 PARAMETER_PREFIX: Final = "parameter."
-OTHER_PREFIXES: Final = (PARAMETER_PREFIX, "next.", "anchor.", "control.", "momentum.", "mean.", "square.")
-"""Prefixes of ports that belong to a parameter, such as its next value and its optimizer states."""
+OTHER_PREFIXES: Final = (
+    *(PARAMETER_PREFIX, "next.", "anchor.", "control.", "momentum.", "mean.", "square."),
+    *RANDOM_PREFIXES,
+)
+"""Prefixes of ports that belong to a parameter (its next value, its optimizer states), and of random inputs."""
 NO_TOKEN: Final = -1
 """Label of a position without a target. Only sequences have such positions."""
 
@@ -80,13 +90,51 @@ def optimizer_table(manifest: Manifest) -> TensorTable:
     )
 
 
+def input_names(manifest: Manifest) -> tuple[str, ...]:
+    """Return the names of the model's inputs: those of ``infer``, whose parameters are slots.
+
+    Raises:
+        InvalidBundle: There is none, or two inputs or an input and another port share a name.
+    """
+    names = tuple(port.name for port in manifest.signatures["infer"].inputs)
+    others = RESERVED | {parameter_port(spec.name) for spec in manifest.table.specs}
+    if not names or len(set(names)) < len(names) or others & {*names}:
+        raise InvalidBundle(
+            f"bundle: signature 'infer' has inputs {list(names)}, expected at least one, with different names that no "
+            "other port has"
+        )
+    return names
+
+
+def batch_ports(manifest: Manifest) -> tuple[str, ...]:
+    """Return the names of the ports that a batch fills. Raises InvalidBundle like ``input_names``."""
+    return (*input_names(manifest), *TARGET_PORTS)
+
+
+def probe_inputs(manifest: Manifest, num: int) -> NamedInputs:
+    """Return inputs of ones (num, ...) by name. Zeros would hide all positions of a model with an attention mask."""
+    arrays = {}
+    for port in manifest.signatures["infer"].inputs:
+        value = min(1, manifest.num_tokens.get(port.name, 2) - 1)
+        arrays[port.name] = np.full((num, *port.shape[1:]), value, port.dtype)
+    return arrays
+
+
+def probe_batch(manifest: Manifest) -> PaddedBatch:
+    """Return a batch of ``probe_inputs`` whose targets are zero and whose samples are all padding."""
+    (y,) = (port for port in manifest.signatures["train"].inputs if port.name == "y")
+    targets: Inputs = np.zeros(y.shape, y.dtype)
+    mask = np.zeros(manifest.batch_size, np.float32)
+    return PaddedBatch(inputs=probe_inputs(manifest, manifest.batch_size), y=targets, mask=mask)
+
+
 class GraphEvaluate:
     """An ``Evaluate`` over a graph."""
 
     def __init__(self, manifest: Manifest, run: RunGraph) -> None:
         names = [parameter_port(spec.name) for spec in manifest.table.specs]
         self._outputs = ["loss_sum", "predicted"]
-        signature = signature_of(manifest, "evaluate", ([*names, *BATCH_PORTS], []), self._outputs)
+        signature = signature_of(manifest, "evaluate", ([*names, *batch_ports(manifest)], []), self._outputs)
         self._parameters = FlatPorts(manifest.table, names)
         self._batch = BatchPorts(manifest, signature)
         self._run = run
@@ -108,23 +156,47 @@ class GraphPredict:
     """A ``Predict`` over a graph with filled slots. A graph with a fixed batch size runs once per padded batch."""
 
     def __init__(self, manifest: Manifest, run: RunGraph, fixed_batch: int = 0) -> None:
-        signature = signature_of(manifest, "infer", (["x"], []), ["logits"])
-        (self._x,), (self._logits,) = signature.inputs, signature.outputs
+        signature = signature_of(manifest, "infer", (input_names(manifest), []), ["logits"])
+        self._inputs, (self._logits,) = signature.inputs, signature.outputs
         self._fixed_batch = fixed_batch
         self._num_tokens = manifest.num_tokens
         self._run = run
 
-    def __call__(self, x: Inputs) -> Float32s:
-        check_port(self._x, x)
-        check_tokens(x, self._num_tokens)
-        check_values("x", x)
-        if len(x) == 0:
+    def __call__(self, inputs: NamedInputs) -> Float32s:
+        check_names(inputs, [port.name for port in self._inputs])
+        for port in self._inputs:
+            check_port(port, inputs[port.name])
+            check_tokens(port.name, inputs[port.name], self._num_tokens.get(port.name, 0))
+            check_values(port.name, inputs[port.name])
+        num = num_rows(inputs)
+        if num == 0:
             return np.empty((0, *self._logits.shape[1:]), np.float32)
         if not self._fixed_batch:
-            return self._run(["logits"], {"x": x})[0].astype(np.float32, copy=False)
-        size, num = self._fixed_batch, len(x)
-        parts = [self._run(["logits"], {"x": padded_rows(x, start, size)})[0] for start in range(0, num, size)]
+            return self._run(["logits"], inputs)[0].astype(np.float32, copy=False)
+        size = self._fixed_batch
+        feeds = (
+            {name: padded_rows(array, start, size) for name, array in inputs.items()} for start in range(0, num, size)
+        )
+        parts = [self._run(["logits"], feed)[0] for feed in feeds]
         return np.concatenate(parts)[:num].astype(np.float32, copy=False)
+
+
+def check_names(inputs: NamedInputs, names: Sequence[str]) -> None:
+    """Raise ValueError unless the inputs have exactly these names."""
+    if not isinstance(inputs, Mapping):
+        raise ValueError(
+            f"inputs: got {type(inputs).__name__}, expected a dict of arrays with the names {sorted(names)}"
+        )
+    if inputs.keys() != set(names):
+        raise ValueError(f"inputs: got {sorted(inputs)}, expected {sorted(names)}")
+
+
+def num_rows(inputs: NamedInputs) -> int:
+    """Return the number of samples. Raises ValueError if the inputs differ in it."""
+    lengths = {name: len(array) for name, array in inputs.items()}
+    if len(set(lengths.values())) > 1:
+        raise ValueError(f"inputs: got {lengths} samples, expected the same number in each")
+    return next(iter(lengths.values()))
 
 
 def padded_rows(array: Array, start: int, size: int) -> Array:
@@ -160,16 +232,19 @@ def check_values(name: str, x: Array) -> None:
 
 
 class BatchPorts:
-    """The three inputs that a batch fills, with their checks."""
+    """The inputs that a batch fills, with their checks."""
 
     def __init__(self, manifest: Manifest, signature: Signature) -> None:
-        self._ports = [(port, np.dtype(port.dtype)) for port in signature.inputs if port.name in BATCH_PORTS]
+        self._names = input_names(manifest)
+        names = {*self._names, *TARGET_PORTS}
+        self._ports = [(port, np.dtype(port.dtype)) for port in signature.inputs if port.name in names]
         self._num_classes = manifest.num_classes
         self._num_tokens = manifest.num_tokens
 
     def feed(self, batch: PaddedBatch) -> dict[str, Array]:
         """Return the inputs of a batch by name. Raises ValueError for a wrong shape, dtype, label or token."""
-        feed: dict[str, Array] = {"x": batch.x, "y": batch.y, "mask": batch.mask}
+        check_names(batch.inputs, self._names)
+        feed: dict[str, Array] = {**batch.inputs, "y": batch.y, "mask": batch.mask}
         for port, dtype in self._ports:
             array = feed[port.name]
             # All dimensions of a batch are fixed. Two plain comparisons are fast enough for a thousand steps a second.
@@ -177,16 +252,17 @@ class BatchPorts:
                 check_port(port, array)
         if self._num_classes:
             check_labels(batch.y, self._num_classes)
-        check_tokens(batch.x, self._num_tokens)
+        for name, num_tokens in self._num_tokens.items():
+            check_tokens(name, batch.inputs[name], num_tokens)
         return feed
 
 
-def check_tokens(x: Inputs, num_tokens: int) -> None:
+def check_tokens(name: str, x: Inputs, num_tokens: int) -> None:
     """Raise ValueError for a token outside the vocabulary, and name its sample. 0 for ``num_tokens`` accepts any."""
     if not num_tokens or not x.size or (x.min() >= 0 and x.max() < num_tokens):
         return
     position = np.argwhere((x < 0) | (x >= num_tokens))[0]
-    raise ValueError(f"x: token {x[tuple(position)]} at sample {position[0]}, expected 0 to {num_tokens - 1}")
+    raise ValueError(f"{name}: token {x[tuple(position)]} at sample {position[0]}, expected 0 to {num_tokens - 1}")
 
 
 def check_labels(y: Inputs, num_classes: int) -> None:

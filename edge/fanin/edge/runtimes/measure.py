@@ -114,7 +114,8 @@ def _predictions(
     evaluate, predict = runtime.open_evaluate(bundle), runtime.open_predict(bundle, parameters)
     for batch in batches:
         is_sample = batch.mask > 0
-        evaluation, logits = evaluate(parameters, batch), predict(batch.x[is_sample])
+        samples = {name: array[is_sample] for name, array in batch.inputs.items()}
+        evaluation, logits = evaluate(parameters, batch), predict(samples)
         in_int8: Inputs = logits.argmax(axis=-1).astype(np.int32) if bundle.manifest.num_classes else logits
         yield _Predictions(
             loss_sum=evaluation.loss_sum,

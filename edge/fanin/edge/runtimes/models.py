@@ -9,15 +9,15 @@ Reference:
 """
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NoReturn
 
 import numpy as np
 
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.bundles.manifest import Port, Ports
-from fanin.edge.runtimes.base import Inputs, LoadedModel, ModelPort, Preprocess, Runtime
+from fanin.edge.runtimes.base import Inputs, LoadedModel, ModelPort, NamedInputs, Preprocess, Runtime
 from fanin.edge.runtimes.engine import Feed, RunGraph
-from fanin.edge.runtimes.graphs import check_port, check_tokens, padded_rows
+from fanin.edge.runtimes.graphs import check_port, check_tokens, input_names, num_rows, padded_rows
 from fanin.edge.tensors import Array, Float32s
 from fanin.protos.errors import InvalidBundle
 
@@ -115,10 +115,11 @@ def preprocess_ports(bundle: Bundle) -> Ports:
         InvalidBundle: The Signature has other ports.
     """
     signature, infer = bundle.manifest.signatures[PREPROCESS], bundle.manifest.signatures["infer"]
-    if [port.name for port in signature.inputs] != [RAW] or signature.outputs != infer.inputs:
+    is_single = len(infer.inputs) == 1
+    if [port.name for port in signature.inputs] != [RAW] or signature.outputs != infer.inputs or not is_single:
         raise InvalidBundle(
             f"bundle: signature {PREPROCESS!r} has inputs {signature.inputs} and outputs {signature.outputs}, "
-            f"expected one input {RAW!r} and the outputs {infer.inputs}"
+            f"expected one input {RAW!r} and one output, the only input {infer.inputs} of the model"
         )
     return signature.inputs, signature.outputs
 
@@ -128,31 +129,39 @@ def open_preprocess(runtime: Runtime, bundle: Bundle) -> Preprocess | None:
     return GraphPreprocess(bundle, runtime) if PREPROCESS in bundle.manifest.signatures else None
 
 
-def model_inputs(bundle: Bundle, x: Inputs, preprocess: Preprocess | None) -> Inputs:
+def model_inputs(bundle: Bundle, inputs: NamedInputs, preprocess: Preprocess | None) -> NamedInputs:
     """Return inputs for the Bundle's model.
 
     Args:
         bundle: Has the model.
-        x: Model inputs (n, ...), which are returned unchanged, or raw data (n, ...), which is preprocessed.
+        inputs: Arrays by name, each (n, ...). Model inputs are returned unchanged, without arrays of other names. Raw
+            data with the name of the only input is preprocessed.
         preprocess: The Bundle's ``preprocess``, if there is one.
 
     Raises:
-        ValueError: ``x`` is neither, or has a token outside the vocabulary.
-        InvalidBundle: The ``infer`` Signature has other inputs than ``x``.
+        ValueError: An input is missing, has another dtype or shape or another number of samples, or has a token outside
+            the vocabulary. The text names it.
+        InvalidBundle: The ``infer`` Signature has no inputs, or ones with the names of other ports.
     """
-    port, *others = bundle.manifest.signatures["infer"].inputs or (None,)
-    if port is None or others or port.name != "x":
-        raise InvalidBundle(f"bundle: signature 'infer' has inputs {[port, *others]}, expected 'x' alone")
-    if _has_form(port, x):
-        check_tokens(x, bundle.manifest.num_tokens)
-        return x
-    expected = f"{port.dtype} {port.shape}"
-    if preprocess is not None:
+    names, ports = input_names(bundle.manifest), bundle.manifest.signatures["infer"].inputs
+    if missing := [name for name in names if name not in inputs]:
+        raise ValueError(f"inputs: got the arrays {sorted(inputs)}, expected {sorted(names)}; add {missing}")
+    chosen = inputs if inputs.keys() == set(names) else {name: inputs[name] for name in names}
+    num_rows(chosen)
+    if preprocess is not None and not _has_form(ports[0], chosen[names[0]]):
         ((raw,), _) = preprocess_ports(bundle)
-        if _has_form(raw, x):
-            return preprocess(x)
-        expected += f", or raw as {raw.dtype} {raw.shape}"
-    raise ValueError(f"x: got {x.dtype} {x.shape}, expected {expected}")
+        if _has_form(raw, chosen[names[0]]):
+            return {names[0]: preprocess(chosen[names[0]])}
+        _refuse(ports[0], chosen[names[0]], f", or raw as {raw.dtype} {raw.shape}")
+    for port in ports:
+        if not _has_form(port, chosen[port.name]):
+            _refuse(port, chosen[port.name])
+        check_tokens(port.name, chosen[port.name], bundle.manifest.num_tokens.get(port.name, 0))
+    return chosen
+
+
+def _refuse(port: Port, array: Array, alternative: str = "") -> NoReturn:
+    raise ValueError(f"{port.name}: got {array.dtype} {array.shape}, expected {port.dtype} {port.shape}{alternative}")
 
 
 def _has_form(port: Port, array: Array) -> bool:

@@ -49,8 +49,10 @@ class GraphRuntime:
     def open_predict(self, bundle: Bundle, parameters: Float32s) -> Predict:
         graph = self._open(bundle, "infer", parameters)
         # The batch is the first dimension; -1 stands for any number of samples.
-        (fixed_batch,) = (port.shape[0] for port in graph.inputs if port.name == "x")
-        return GraphPredict(bundle.manifest, graph.run, max(fixed_batch, 0))
+        sizes = {port.shape[0] for port in graph.inputs}
+        if len(sizes) != 1:
+            raise InvalidBundle(f"infer graph: got inputs of the batch sizes {sorted(sizes)}, expected one size")
+        return GraphPredict(bundle.manifest, graph.run, max(*sizes, 0))
 
     def open_model(self, graph: bytes, what: str, signature: str = "") -> LoadedModel:
         file = GraphFile(data=graph, graph_format=self.graph_format, what=what, signature=signature)
@@ -140,11 +142,12 @@ class GraphRuntime:
             return
         lacking = [node for node in list_nodes(file.data, file.what) if node.operator not in self._engine.operators]
         if lacking:
-            others = sorted({node.operator for node in lacking} - {lacking[0].operator})
+            first = lacking[0]
+            others = sorted({node.operator for node in lacking} - {first.operator})
+            place = f"module {first.module!r}" if first.module else f"node {first.name!r}"
             raise InvalidBundle(
-                f"{file.what}: {self._engine.name} has no operator {lacking[0].operator}, which node "
-                f"{lacking[0].name!r} uses{f' (nor {others})' if others else ''}; use another runtime, or replace the "
-                "layer"
+                f"{file.what}: {self._engine.name} has no operator {first.operator}, which {place} uses"
+                f"{f' (nor {others})' if others else ''}; use another runtime, or replace the layer"
             )
 
 

@@ -18,19 +18,20 @@ from fanin.edge.bundles.manifest import Manifest
 from fanin.edge.runtimes.base import PaddedBatch, StepSettings, TrainState
 from fanin.edge.runtimes.engine import BindGraph, Feed, RunGraph
 from fanin.edge.runtimes.graphs import (
-    BATCH_PORTS,
     CONTROL,
     PROXIMAL_WEIGHT,
     SCALAR_PORTS,
     STEP,
     BatchPorts,
     FlatPorts,
+    batch_ports,
     next_port,
     optimizer_table,
     parameter_port,
     signature_of,
     state_port,
 )
+from fanin.edge.runtimes.randomness import draw, random_ports
 from fanin.edge.tensors import Array, Float32s
 
 KINDS: Final = ("anchor", CONTROL)
@@ -78,8 +79,10 @@ class GraphTrainStep:
         names = [parameter_port(name) for name in parameters]
         states = optimizer_table(manifest)
         state_names = [spec.name for spec in states.specs]
-        required = [*names, *state_names, *BATCH_PORTS, "learning_rate"]
+        required = [*names, *state_names, *batch_ports(manifest), "learning_rate"]
         optional = [STEP, PROXIMAL_WEIGHT, *(state_port(kind, name) for kind in KINDS for name in parameters)]
+        self._random_ports = random_ports(manifest.signatures["train"].inputs)
+        optional += [port.name for port in self._random_ports]
         outputs = [*(next_port(name) for name in (*names, *state_names)), "loss"]
         signature = signature_of(manifest, "train", (required, optional), outputs)
         self._parameters = FlatPorts(manifest.table, names)
@@ -87,10 +90,11 @@ class GraphTrainStep:
         self._batch = BatchPorts(manifest, signature)
         self._bind = bind
         inputs = {port.name: port for port in signature.inputs}
-        self._fixed = {name: np.zeros(inputs[name].shape, inputs[name].dtype) for name in BATCH_PORTS}
+        self._fixed = {name: np.zeros(inputs[name].shape, inputs[name].dtype) for name in batch_ports(manifest)}
         self._scalars: dict[str, Float32s] = {name: np.zeros((), np.float32) for name in SCALAR_PORTS if name in inputs}
         self._extras: dict[str, Float32s] = {}
-        self._feed: dict[str, Array] = {**self._fixed, **self._scalars}
+        self._random = {port.name: np.zeros(port.shape, np.float32) for port in self._random_ports}
+        self._feed: dict[str, Array] = {**self._fixed, **self._scalars, **self._random}
         for kind in KINDS:
             ports = [state_port(kind, name) for name in parameters]
             if any(port in inputs for port in ports):
@@ -128,6 +132,8 @@ class GraphTrainStep:
         }
         for name, scalar in self._scalars.items():
             scalar[()] = values[name]
+        for port in self._random_ports:
+            np.copyto(self._random[port.name], draw(port, settings.random_key, state.num_steps))
         for kind, target in self._extras.items():
             values_of_kind = settings.anchor if kind == "anchor" else settings.control
             if values_of_kind is None:

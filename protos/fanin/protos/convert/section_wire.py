@@ -7,7 +7,9 @@ from typing import TypeVar
 
 from google.protobuf.message import Message
 
+from fanin.protos.plans.entries import SETTINGS, Setting
 from fanin.protos.plans.keys import KeyField, fields_of
+from fanin.v1 import fleet_pb2 as pb
 
 T = TypeVar("T")
 
@@ -23,7 +25,10 @@ def write_section(section: object, message: Message) -> None:
         value = getattr(section, name)
         if isinstance(field, KeyField):
             is_never = field.is_never_by_default and value == field.default
-            if field.type is dict:
+            if _has_settings(field):
+                for each, setting in value.items():
+                    write_setting(setting, getattr(message, name)[each])
+            elif field.type is dict:
                 getattr(message, name).update(value)
             else:
                 setattr(message, name, 0.0 if is_never else value)
@@ -44,8 +49,11 @@ def section_from_proto(kind: type[T], message: Message) -> T:
             # A Plan from before this key was declared.
             values[name] = field.default
         elif isinstance(field, KeyField) and field.type is dict:
+            entries = (
+                {each: setting_from_proto(item) for each, item in value.items()} if _has_settings(field) else value
+            )
             # A protobuf map has no order. Sorting makes the value equal in every process.
-            values[name] = dict(sorted(value.items()))
+            values[name] = dict(sorted(entries.items()))
         elif isinstance(field, KeyField):
             values[name] = field.default if field.is_never_by_default and value == 0 else value
         elif field.is_list:
@@ -53,3 +61,34 @@ def section_from_proto(kind: type[T], message: Message) -> T:
         else:
             values[name] = section_from_proto(field.section, value)
     return kind(**values)
+
+
+def write_setting(setting: Setting, message: pb.Setting) -> None:
+    """Write a setting of a Flower app to a message."""
+    match setting:
+        case bool():
+            message.flag = setting
+        case int():
+            message.integer = setting
+        case float():
+            message.number = setting
+        case str():
+            message.text = setting
+        case bytes():
+            message.data = setting
+        case tuple():
+            message.list.SetInParent()
+            for item in setting:
+                write_setting(item, message.list.items.add())
+
+
+def setting_from_proto(message: pb.Setting) -> object:
+    """Read a setting. The section that has it refuses one without a value, and a list of other values."""
+    name = message.WhichOneof("value")
+    if name == "list":
+        return tuple(map(setting_from_proto, message.list.items))
+    return None if name is None else getattr(message, name)
+
+
+def _has_settings(field: KeyField) -> bool:
+    return field.key.entries is SETTINGS

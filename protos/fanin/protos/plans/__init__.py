@@ -7,8 +7,10 @@ and print the page again with ``tests/golden/plan_page.py``.
 
 Modules in reading order:
 
+    entries    the values of keys that are tables
     keys       how a key is declared, and the checks and texts that follow from a declaration
     sections   the sections of a Plan with their keys, and the conditions within a section
+    schedule   the settings of training that change from a Round on
     evaluation the section of evaluation on held-out data
     plan       the Plan, and the conditions between sections
     named      what a Plan names: ours, or by entry point those of other distributions
@@ -16,6 +18,7 @@ Modules in reading order:
 
 from fanin.protos.plans.evaluation import EvaluationPlan, MetricSpec
 from fanin.protos.plans.plan import CONSTRAINTS, HEADROOM_BITS, MAX_STAGES, MAX_STATISTICS, WEIGHT_UNIT, Plan
+from fanin.protos.plans.schedule import MAX_CHANGES, ScheduledChange
 from fanin.protos.plans.sections import (
     CODEC_BITS,
     DEFAULT_MAX_SHIFTS,
@@ -41,6 +44,7 @@ __all__ = [
     "CONSTRAINTS",
     "DEFAULT_MAX_SHIFTS",
     "HEADROOM_BITS",
+    "MAX_CHANGES",
     "MAX_CODEC_SHIFT",
     "MAX_COHORT",
     "MAX_COUNT",
@@ -58,6 +62,7 @@ __all__ = [
     "FlowerPlan",
     "MetricSpec",
     "Plan",
+    "ScheduledChange",
     "StageSpec",
     "Statistic",
     "StopPlan",

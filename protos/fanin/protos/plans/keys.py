@@ -6,7 +6,7 @@ A section of a Plan is a frozen dataclass. The annotation of a field declares a 
 
 The field has the key's name, type and default; ``Key`` has the rest. A field whose type is a dataclass is a section
 within the section, and ``tuple[X, ...]`` of a dataclass X is a list of sections: ``[[name]]`` in TOML. A key of the
-type ``dict`` is a table of numbers. Its names are not declared here, because others define them.
+type ``dict`` is a table. Its names are not declared here, because others define them; ``Key.entries`` has its values.
 """
 
 import math
@@ -17,9 +17,10 @@ from types import MappingProxyType
 from typing import Annotated, Final, get_args, get_origin, get_type_hints
 
 from fanin.protos.names import NAME_FORM, is_name
+from fanin.protos.plans.entries import NUMBERS, EntryKind
 
 TYPE_NAMES: Final = MappingProxyType(
-    {int: "an integer", float: "a number", str: "a string", bool: "true or false", dict: "a table of finite numbers"}
+    {int: "an integer", float: "a number", str: "a string", bool: "true or false", dict: "a table"}
 )
 """The types that a key may have."""
 PAGE: Final = "docs/plan.md"
@@ -54,6 +55,7 @@ class Key:
         choices: All values, if there are few.
         form: The form of a string in words; ``is_valid`` tests it.
         is_valid: Whether a string has that form.
+        entries: The values of a table.
         derived: The default, if other keys determine it. The field itself then has none.
         see: Target of a link from docs/plan.md.
     """
@@ -67,6 +69,7 @@ class Key:
     choices: tuple[str, ...] = ()
     form: str = ""
     is_valid: Callable[[str], bool] | None = None
+    entries: EntryKind = NUMBERS
     derived: DerivedDefault | None = None
     see: str = ""
 
@@ -113,13 +116,16 @@ class KeyField:
         """The accepted values in words, such as "an integer from 1 to 10"."""
         if self.key.choices:
             return self.range
-        return " ".join(filter(None, (TYPE_NAMES[self.type], self.key.form and "of", self.range)))
+        kind = TYPE_NAMES[self.type]
+        if self.type is dict:
+            return f"{kind} of {self.key.entries.plural}"
+        return " ".join(filter(None, (kind, self.key.form and "of", self.range)))
 
     def accepts(self, value: object) -> bool:
         """Return whether a value of the key's type is within the range. NaN is in no range."""
         key = self.key
         if isinstance(value, dict):
-            return all(is_name(name) and _is_finite(item) for name, item in value.items())
+            return all(is_name(name) and key.entries.accepts(item) for name, item in value.items())
         if isinstance(value, str):
             return (not key.choices or value in key.choices) and (key.is_valid is None or key.is_valid(value))
         if not isinstance(value, int | float):
@@ -138,9 +144,9 @@ class KeyField:
             for name, item in value.items():
                 if not is_name(name):
                     return f"{path}: got the name {shown(name)}, expected {NAME_FORM}; {PAGE} describes the key"
-                if not _is_finite(item):
-                    entry = joined(path, name)
-                    return f"{entry}: got {shown(item)}, expected a finite number; {PAGE} describes the key"
+                if not self.key.entries.accepts(item):
+                    entry, expected = joined(path, name), self.key.entries.text
+                    return f"{entry}: got {shown(item)}, expected {expected}; {PAGE} describes the key"
         return f"{path}: got {shown(value)}, expected {self.expected}; {PAGE} describes the key"
 
 
@@ -211,10 +217,6 @@ def range_problem(section: object, path: str) -> str:
         if not field.accepts(value):
             return field.problem(joined(path, field.name), value)
     return ""
-
-
-def _is_finite(value: object) -> bool:
-    return type(value) is float and math.isfinite(value)
 
 
 def joined(path: str, name: str) -> str:

@@ -17,6 +17,7 @@ from fanin.protos.errors import InvalidPlan
 from fanin.protos.names import NAME_FORM, is_name
 from fanin.protos.plans.evaluation import EvaluationPlan, check_metrics
 from fanin.protos.plans.keys import Key, range_problem, shown
+from fanin.protos.plans.schedule import ScheduledChange, check_changes, training_in
 from fanin.protos.plans.sections import (
     CODEC_BITS,
     AggregationPlan,
@@ -48,6 +49,7 @@ class Plan:
     ] = "run"
     cohort: CohortPlan
     training: Training
+    schedule: tuple[ScheduledChange, ...] = ()
     codec: CodecSpec
     stages: tuple[StageSpec, ...] = ()
     statistics: tuple[Statistic, ...] = ()
@@ -67,11 +69,18 @@ class Plan:
             problem = problem or range_problem(stage, f"stages.{index}")
         for index, statistic in enumerate(self.statistics):
             problem = problem or range_problem(statistic, f"statistics.{index}")
+        for index, change in enumerate(self.schedule):
+            problem = problem or range_problem(change, f"schedule.{index}")
         if problem:
             raise InvalidPlan(f"plan: {problem}")
         check_headroom(self)
         check_stages(self)
         check_statistics(self)
+        check_schedule(self)
+
+    def training_in(self, round_number: int) -> Training:
+        """Return the settings of training in a Round: ``training`` with the changes of the schedule."""
+        return training_in(self.training, self.schedule, round_number)
 
     @property
     def max_total_weight(self) -> int:
@@ -132,5 +141,12 @@ def check_statistics(plan: Plan) -> None:
         )
 
 
-CONSTRAINTS: Final = (check_quorum, check_headroom, check_stages, check_statistics, check_metrics)
+def check_schedule(plan: Plan) -> None:
+    """A schedule has at most 64 changes, in the order of their Rounds. A learning rate in it is 0.0 or in the range of
+    `training.learning_rate`.
+    """
+    check_changes(plan.schedule)
+
+
+CONSTRAINTS: Final = (check_quorum, check_headroom, check_stages, check_statistics, check_schedule, check_metrics)
 """The conditions on several keys. Their docstrings are the text of docs/plan.md."""

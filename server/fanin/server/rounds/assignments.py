@@ -52,7 +52,7 @@ class Assignments:
             version=opened.base,
             grid=opened.record.grid,
             codec=plan.codec,
-            training=plan.training,
+            training=plan.training_in(opened.record.round),
             deadline_s=left_s,
             statistics=self._statistics,
             stages=plan.stages,

@@ -31,6 +31,11 @@ def shared_names(module: nn.Module) -> tuple[tuple[str, ...], ...]:
     return tuple(tuple(names) for names in names_by_id.values() if len(names) > 1)
 
 
+def other_names(module: nn.Module) -> dict[str, tuple[str, ...]]:
+    """Return the further names of each shared parameter by its first name, as ``named_parameters`` gives it."""
+    return {first: tuple(others) for first, *others in shared_names(module)}
+
+
 def unshared(layers: Sequence[nn.Module], part: nn.Module) -> list[nn.Module]:
     """Return the layers that share no parameter with a module outside of them.
 

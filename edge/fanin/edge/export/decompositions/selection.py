@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fanin.edge.export.decompositions.windows import resized, stuffed
+from fanin.edge.export.refusals import NoForm, running_line
 from fanin.protos.errors import UnsupportedModel
 
 
@@ -34,17 +35,58 @@ def one_hot(indices: Tensor, num: int, dtype: torch.dtype) -> Tensor:
 
 
 def index_put(x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False) -> object:
-    """Compute ``aten.index_put`` where values are added along one dimension; keep the operator otherwise."""
+    """Compute ``aten.index_put`` with a mask, or where values are added along one dimension; else keep the operator."""
     pairs = [(dim, index) for dim, index in enumerate(indices) if index is not None]
-    if not accumulate or len(pairs) != 1 or pairs[0][1].dim() != 1 or pairs[0][1].dtype == torch.bool:
+    if len(pairs) != 1:
         return NotImplemented
     ((dim, index),) = pairs
+    if index.dtype == torch.bool:
+        found = _where(x, dim, index, values)
+        if found is None:
+            return NotImplemented
+        where, value = found
+        return torch.where(where, x + value if accumulate else value, x)
+    if not accumulate or index.dim() != 1:
+        return NotImplemented
     num = x.shape[dim]
     chosen = one_hot(torch.where(index < 0, index + num, index), num, values.dtype)
     rows = values.expand(*x.shape[:dim], len(index), *x.shape[dim + 1 :]).movedim(dim, -1)
     # In two dimensions: the converter's products of more dimensions are slower.
     added = (rows.reshape(-1, len(index)) @ chosen).reshape(*rows.shape[:-1], num)
     return x + added.movedim(-1, dim)
+
+
+def index_put_into(x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False) -> object:
+    """Compute ``aten.index_put_``: ``index_put``, written into ``x``."""
+    result = index_put(x, indices, values, accumulate)
+    return x.copy_(result) if isinstance(result, Tensor) else NotImplemented
+
+
+def _where(x: Tensor, dim: int, mask: Tensor, values: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Return a mask over the dimensions of ``x`` from ``dim`` on, and values, so that both broadcast with ``x``.
+
+    Returns None for values that differ between the positions of the mask: their number depends on the mask.
+    """
+    num_after = x.dim() - dim - mask.dim()
+    if values.numel() > 1 and values.dim() > num_after:
+        return None
+    where = mask.reshape(*mask.shape, *[1] * num_after)
+    return where, values.reshape(()) if values.numel() == 1 else values
+
+
+def index(x: Tensor, indices: Sequence[Tensor | None]) -> object:
+    """Keep ``aten.index``, but index a mask as integers, and refuse a mask as index. Raises NoForm.
+
+    tflite-runtime has no GATHER_ND of true and false, and TFLite's converter needs whole numbers as index.
+    """
+    if any(each is not None and each.dtype == torch.bool for each in indices):
+        line = running_line()
+        raise NoForm(
+            f"the graphs for TFLite: an index of true and false{f' at {line}' if line else ''} has no form, expected "
+            "an index of whole numbers",
+            "compute the numbers once in __init__ (keep.nonzero().flatten(), as a buffer) and use index_select",
+        )
+    return torch.ops.aten.index(x.to(torch.int32), indices) != 0 if x.dtype == torch.bool else NotImplemented
 
 
 def slice_backward(dy: Tensor, input_sizes: Sequence[int], dim: int, start: int, end: int, step: int) -> Tensor:

@@ -67,7 +67,7 @@ class Infer:
     """The ``infer`` graph and the sources of its slots.
 
     Args:
-        traced: The graph. Its inputs are the ports of some of ``values``, and x.
+        traced: The graph. Its inputs are the ports of some of ``values``, and those of the App.
         values: Parameters of Version 0 and the tensors derived from them.
         derived: The derivations.
         scales: For each moving bias next to a frozen weight, the name of the constant with the weight's scales.
@@ -93,7 +93,8 @@ def fold_norms(traced: Traced, prepared: Prepared, forms: Forms) -> Infer:
     parameters = {name: value.numpy() for name, value in prepared.travelling.items()}
     graph_module = traced.program.module()
     assert isinstance(graph_module, GraphModule), "an ExportedProgram has a GraphModule"
-    folding = _Folding(graph_module, traced.inputs)
+    num = len(prepared.app.inputs)
+    folding = _Folding(graph_module, traced.inputs, num)
     for node in graph_module.graph.nodes:
         if node.target is aten.batch_norm.default:
             folding.norm(node)
@@ -108,15 +109,15 @@ def fold_norms(traced: Traced, prepared: Prepared, forms: Forms) -> Infer:
     names, examples, program = traced.inputs, traced.examples, traced.program
     if folding.is_changed:
         names = folding.finish()
-        examples = [*(torch.from_numpy(values[name]) for name in names[:-1]), traced.examples[-1]]
-        program = _exported(graph_module, examples, program)
+        examples = [*(torch.from_numpy(values[name]) for name in names[:-num]), *traced.examples[-num:]]
+        program = _exported(graph_module, examples, num, program)
     table = forms.for_inference(prepared.app.decompositions)
     if any(node.target in table for node in program.graph.nodes):
         operators = program
         with quiet_torch():
             program = program.run_decompositions(table)
         _check_same(prepared, operators, program, examples)
-    ports = [*map(parameter_port, names[:-1]), names[-1]]
+    ports = [*map(parameter_port, names[:-num]), *names[-num:]]
     return Infer(
         traced=Traced(program=program, examples=examples, inputs=ports, outputs=traced.outputs),
         values=MappingProxyType(values),
@@ -141,11 +142,14 @@ def _check_same(
         )
 
 
-def _exported(graph_module: GraphModule, examples: Sequence[Tensor], before: ExportedProgram) -> ExportedProgram:
-    """Export the graph with inputs like these; its batch size stays free if it was."""
+def _exported(
+    graph_module: GraphModule, examples: Sequence[Tensor], num: int, before: ExportedProgram
+) -> ExportedProgram:
+    """Export the graph with inputs like these, the last ``num`` of the App; its batch size stays free if it was."""
     *_, x = (node for node in before.graph.nodes if node.op == "placeholder")
     is_free = not isinstance(x.meta["val"].shape[0], int)
-    dynamic = (*(None for _ in examples[:-1]), {0: Dim("batch")} if is_free else None)
+    batch = {0: Dim("batch")} if is_free else None
+    dynamic = (*(None for _ in examples[:-num]), *(batch for _ in range(num)))
     # A new module: the old one would check its arguments against its former inputs.
     changed = GraphModule(graph_module, graph_module.graph)
     return torch.export.export(changed, tuple(examples), dynamic_shapes=dynamic, strict=False)
@@ -154,12 +158,12 @@ def _exported(graph_module: GraphModule, examples: Sequence[Tensor], before: Exp
 class _Folding:
     """A graph that is being changed, and the tensors derived so far."""
 
-    def __init__(self, graph_module: GraphModule, inputs: Sequence[str]) -> None:
+    def __init__(self, graph_module: GraphModule, inputs: Sequence[str], num: int) -> None:
         self._module, self._graph = graph_module, graph_module.graph
         placeholders = [node for node in self._graph.nodes if node.op == "placeholder"]
         self._names = dict(zip(placeholders, inputs, strict=True))
-        self._x = placeholders[-1]
-        self._moving = set(inputs[:-1])
+        self._data = placeholders[-num:]
+        self._moving = set(inputs[:-num])
         self._frozen: dict[str, Float32s] = {}
         for node in list(self._graph.nodes):
             if node.op == "call_module":  # the guard of the input shapes, which uses all inputs
@@ -229,7 +233,7 @@ class _Folding:
         graph = self._graph
         graph.eliminate_dead_code()
         for node in [node for node in graph.nodes if node.op == "placeholder" and not node.users]:
-            if node is not self._x:
+            if node not in self._data:
                 graph.erase_node(node)
         # New code for the changed list of inputs.
         graph.set_codegen(CodeGen())
@@ -249,7 +253,7 @@ class _Folding:
             value = with_derived(frozen, Derived(folded={name: folded}))[name]
             buffer = f"folded_{len(self._frozen)}"
             self._module.register_buffer(buffer, torch.from_numpy(value))
-            with self._graph.inserting_before(self._x):
+            with self._graph.inserting_before(self._data[0]):
                 node = self._graph.get_attr(buffer)
             self._names[node], self._frozen[name] = name, value
             return node
@@ -262,7 +266,7 @@ class _Folding:
     def _input(self, name: str) -> Node:
         """Return the input of this name, created on first use."""
         if name not in self._inputs:
-            with self._graph.inserting_before(self._x):
+            with self._graph.inserting_before(self._data[0]):
                 node = self._graph.placeholder(f"derived_{len(self._names)}")
             self._names[node], self._inputs[name] = name, node
         return self._inputs[name]

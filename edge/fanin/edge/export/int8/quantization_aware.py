@@ -17,7 +17,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fanin.edge.bundles.quantize import MAX_CODE, MIN_SCALE
+from fanin.edge.export.inputs.named import call_module, split_inputs
 from fanin.edge.export.modules.places import replace_modules
+from fanin.edge.export.optimizers import Tensors
 from fanin.edge.export.refusals import guarded
 from fanin.protos.errors import UnsupportedModel
 
@@ -89,12 +91,12 @@ KINDS: Final[dict[type[nn.Module], type[QuantAware]]] = {
 }
 
 
-def round_layers(module: nn.Module, calibration: Tensor, batch_size: int) -> None:
+def round_layers(module: nn.Module, calibration: Tensors, batch_size: int) -> None:
     """Replace each linear layer and convolution by one that rounds.
 
     Args:
         module: The module, changed in place.
-        calibration: Inputs (n, ...) from which the ranges are measured.
+        calibration: Inputs (n, ...) by name, from which the ranges are measured.
         batch_size: Samples of one pass.
 
     Raises:
@@ -134,14 +136,14 @@ def _straight_through(value: Tensor, rounded: Tensor) -> Tensor:
     return value + (rounded - value).detach()
 
 
-def _measure(module: nn.Module, layers: list[QuantAware], calibration: Tensor, batch_size: int) -> None:
+def _measure(module: nn.Module, layers: list[QuantAware], calibration: Tensors, batch_size: int) -> None:
     modes = {layer: layer.training for layer in module.modules()}
     hooks = [layer.register_forward_pre_hook(lambda layer, inputs: layer.inputs.widen(inputs[0])) for layer in layers]
     module.eval()
     try:
         with torch.no_grad():
-            for batch in torch.split(calibration, batch_size):
-                guarded("quantization_aware: the module", module, functools.partial(module, batch))
+            for batch in split_inputs(calibration, batch_size):
+                guarded("quantization_aware: the module", module, functools.partial(call_module, module, batch))
     finally:
         for hook in hooks:
             hook.remove()

@@ -1,10 +1,12 @@
-"""Modules that replace those of an App while it is prepared or traced.
+"""Modules, calls and random numbers that replace those of an App while it is prepared or traced.
 
 - ``places``: replacement of modules, and calls with other parameters, where modules or weights are shared.
 - ``heads``: the last layer, for ``trains="head"``.
 - ``adapters``: low-rank adapters beside frozen layers.
 - ``norms``: BatchNorm whose running statistics are inputs and outputs.
 - ``frozen_norms``: frozen BatchNorm folded into the convolution before it.
+- ``draws``: the random numbers that a module draws, from inputs of the graph.
+- ``origins``: the module that each node of a trace comes from, for errors on devices.
 
 The layers of quantization-aware training are in ``int8.quantization_aware``.
 """

@@ -65,5 +65,7 @@ def _call_order(app: App, module: nn.Module) -> list[str]:
 
         copied.get_submodule(name).register_forward_hook(record)
     with torch.no_grad():
-        guarded(f"App {app.name}: the module on its calibration data", copied, lambda: copied(app.examples(2)))
+        guarded(
+            f"App {app.name}: the module on its calibration data", copied, lambda: app.call(copied, app.examples(2))
+        )
     return names

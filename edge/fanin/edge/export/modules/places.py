@@ -1,6 +1,7 @@
 """Modules and parameters that occur twice in a model: both occurrences are replaced together and stay one."""
 
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +25,12 @@ def replace_modules(root: nn.Module, make: Callable[[str, nn.Module], nn.Module 
             setattr(root.get_submodule(parent), leaf, replacement)
 
 
-def call_with(module: nn.Module, values: Mapping[str, Tensor], inputs: Sequence[Tensor]) -> object:
+def call_with(
+    module: nn.Module,
+    values: Mapping[str, Tensor],
+    inputs: Sequence[Tensor],
+    keywords: Mapping[str, Tensor] = MappingProxyType({}),
+) -> object:
     """Call a module with other parameters and buffers.
 
     ``functional_call`` ties weights itself, but treats a module with two names as two modules, and leaves the values of
@@ -34,6 +40,7 @@ def call_with(module: nn.Module, values: Mapping[str, Tensor], inputs: Sequence[
         module: The module.
         values: Parameters and buffers, named as by ``named_parameters``.
         inputs: Positional arguments.
+        keywords: Keyword arguments.
 
     Returns:
         The output of the module.
@@ -47,4 +54,4 @@ def call_with(module: nn.Module, values: Mapping[str, Tensor], inputs: Sequence[
                 name = first.setdefault(tensor, place)
                 if name in values:
                     tensors[place] = values[name]
-    return torch.func.functional_call(module, tensors, tuple(inputs), tie_weights=False)
+    return torch.func.functional_call(module, tensors, tuple(inputs), dict(keywords), tie_weights=False)

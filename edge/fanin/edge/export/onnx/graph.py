@@ -93,7 +93,11 @@ class OnnxGraph:
         return node
 
     def replace(self, old: onnx.NodeProto, new: Iterable[onnx.NodeProto]) -> None:
-        """Replace a node by others. The last of them computes the output of the replaced node."""
+        """Replace a node by others, named after it. The last of them computes the output of the replaced node."""
+        new = list(new)
+        if old.name:
+            for index, node in enumerate(new):
+                node.name = f"{old.name}.{index}"
         at = next(index for index, node in enumerate(self._nodes) if node is old)
         self._nodes[at : at + 1] = new
         self._index()

@@ -25,7 +25,7 @@ from fanin.edge.bundles.slots import Slot
 from fanin.edge.export.int8.folding import Infer
 from fanin.edge.export.onnx.slots import COPY, TRANSPOSED, SlotFinder
 from fanin.edge.export.refusals import REPLACE, first_line
-from fanin.edge.runtimes.base import Inputs
+from fanin.edge.runtimes.base import Inputs, NamedInputs
 from fanin.edge.runtimes.graphs import parameter_port
 from fanin.protos.errors import UnsupportedModel
 
@@ -46,7 +46,7 @@ def to_int8(model: onnx.ModelProto, infer: Infer, reader: "Calibration", kept_fl
     """Quantize a float model.
 
     Args:
-        model: The model. Moving tensors are initializers, and the input is ``x``. It is changed.
+        model: The model. Moving tensors are initializers, and the inputs are those of the App. It is changed.
         infer: The graph behind the model and the sources of its slots.
         reader: The calibration data.
         kept_float: Parameters whose products stay float.
@@ -113,11 +113,13 @@ def _part_biases(model: onnx.ModelProto) -> None:
 
 
 class Calibration:
-    """The calibration data (n, ...) in batches, in the interface of onnxruntime's quantizer."""
+    """The calibration data, inputs (n, ...) by name, in batches, in the interface of onnxruntime's quantizer."""
 
-    def __init__(self, calibration: Inputs, batch_size: int) -> None:
-        starts = range(0, len(calibration), batch_size)
-        self._batches = iter([{"x": calibration[start : start + batch_size]} for start in starts])
+    def __init__(self, calibration: NamedInputs, batch_size: int) -> None:
+        starts = range(0, len(next(iter(calibration.values()))), batch_size)
+        self._batches = iter(
+            [{name: array[start : start + batch_size] for name, array in calibration.items()} for start in starts]
+        )
 
     def get_next(self) -> dict[str, Inputs] | None:
         """Return the next batch by input name; None after the last one."""

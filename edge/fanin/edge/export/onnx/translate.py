@@ -4,6 +4,7 @@
 Here a form is read when a graph first uses it. A graph is decomposed only if one of its operators has no form.
 """
 
+from ast import literal_eval
 from functools import cache
 from typing import Final
 
@@ -20,8 +21,12 @@ from torch.onnx._internal.exporter import _core, _fx_passes
 from torch.onnx._internal.exporter._registration import OnnxDecompMeta, ONNXRegistry, TorchOp
 from torch.onnx._internal.exporter._torchlib._torchlib_registry import get_torchlib_ops
 
+from fanin.edge.export.modules.origins import origin_of
+
 OPSET: Final = 20
 """The operator set of every graph."""
+SCOPES: Final = "pkg.torch.onnx.name_scopes"
+"""Key of the names of a node's module and of the node, which the translation writes from ``nn_module_stack``."""
 TORCH_LIB: Final = ops
 """The import registers the forms."""
 
@@ -69,7 +74,7 @@ def _forms() -> OnnxForms:
 
 
 def translate(program: ExportedProgram) -> onnx.ModelProto:
-    """Return the ONNX model of a traced graph.
+    """Return the ONNX model of a traced graph. Each node's name begins with its module's: ``encoder.0/node_relu``.
 
     Args:
         program: The graph. It is changed.
@@ -82,9 +87,16 @@ def translate(program: ExportedProgram) -> onnx.ModelProto:
         program = _decomposed(program, forms)
     _fx_passes.insert_type_promotion_nodes(program.graph_module)
     _fx_passes.remove_assertion_nodes(program.graph_module)
+    for node in program.graph.nodes:
+        origin = origin_of(node)
+        node.meta["nn_module_stack"] = {origin: (origin, "")}
     model = _core._exported_program_to_onnx_program(program, registry=forms).model
     convert_version(model, OPSET, fallback=True)
     optimize_ir(model)
+    for node in model.graph:
+        origin, *_ = literal_eval(node.metadata_props.get(SCOPES, "['']"))
+        if origin and node.name:
+            node.name = f"{origin}/{node.name}"
     return ir.to_proto(model)
 
 

@@ -19,15 +19,17 @@ from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.bundles.quantize import with_derived
 from fanin.edge.export.app import App
 from fanin.edge.export.formats import FORMATS
+from fanin.edge.export.inputs.named import numpy_inputs
 from fanin.edge.export.int8.folding import Infer, fold_norms
 from fanin.edge.export.onnx.writer import inputs_to_initializers, to_onnx
+from fanin.edge.export.optimizers import Tensors
 from fanin.edge.export.prepare import Module, Prepared, prepare, with_parameters
 from fanin.edge.export.standalone.quantized import INFER, check_format
 from fanin.edge.export.tflite.bound import bind_parameters, join_biases
 from fanin.edge.export.tflite.file import pack, tidy
 from fanin.edge.export.tflite.flatgraph import FlatGraph
 from fanin.edge.export.tflite.writer import to_tflite
-from fanin.edge.export.tracing.examples import example_batch, labels_of
+from fanin.edge.export.tracing.examples import check_output, example_batch, labels_of
 from fanin.edge.export.tracing.forward import trace_infer
 from fanin.edge.runtimes.available import open_runtime
 from fanin.edge.runtimes.base import PaddedBatch, Runtime
@@ -75,14 +77,14 @@ def _check_app(prepared: Prepared, bundle: Bundle, runtime: Runtime, trained: tu
             f"{prepared.what}: got batch_size {app.batch_size} and num_classes {app.num_classes}, expected "
             f"{manifest.batch_size} and {manifest.num_classes} as in the Bundle; pass the App that was exported"
         )
-    x, y, mask = example_batch(prepared)
-    batch = PaddedBatch(x=x.numpy(), y=y.numpy(), mask=mask.numpy())
+    inputs, y, mask = example_batch(prepared)
+    batch = PaddedBatch(inputs=numpy_inputs(inputs), y=y.numpy(), mask=mask.numpy())
     try:
         loss = runtime.open_evaluate(bundle)(parameters, batch).loss_sum
     except ValueError as exc:
         raise InvalidInput(f"{prepared.what}: does not fit the Bundle ({exc}); pass the App that was exported") from exc
     with torch.no_grad():
-        expected = float((app.loss(module(x), labels_of(prepared, y)) * mask).sum())
+        expected = float((app.loss(_logits(app, module, inputs), labels_of(prepared, y)) * mask).sum())
     if not abs(loss - expected) <= TOLERANCE * max(1.0, abs(expected)):
         raise InvalidInput(
             f"{prepared.what}: has a loss of {expected:g} on its calibration data with the Version's parameters, "
@@ -92,16 +94,21 @@ def _check_app(prepared: Prepared, bundle: Bundle, runtime: Runtime, trained: tu
 
 
 def _check_logits(prepared: Prepared, module: Module, runtime: Runtime, data: bytes) -> None:
-    x = prepared.app.examples(COMPARED_SAMPLES)
+    inputs = prepared.app.examples(COMPARED_SAMPLES)
     with torch.no_grad():
-        expected = module(x).numpy()
-    logits = run_rows(runtime.open_model(data, f"{prepared.what}: the float model"), {"x": x.numpy()})["logits"]
+        expected = _logits(prepared.app, module, inputs).numpy()
+    model = runtime.open_model(data, f"{prepared.what}: the float model")
+    logits = run_rows(model, numpy_inputs(inputs))["logits"]
     error = float(np.linalg.norm(logits - expected))
     if not error <= TOLERANCE * float(np.linalg.norm(expected)):
         raise UnsupportedModel(
             f"{prepared.what}: the float model in {runtime.name} differs from torch's logits by {error:.1e} in norm, "
             f"expected at most {TOLERANCE:.0e} of their norm; please report the module"
         )
+
+
+def _logits(app: App, module: Module, inputs: Tensors) -> torch.Tensor:
+    return check_output(app, app.call(module, inputs))
 
 
 def _onnx_file(infer: Infer, values: Values, what: str) -> bytes:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
+from fanin.edge.export.decompositions.programs import program_of
 from fanin.edge.export.tracing.traced import Traced
 
 CONSTANT: Final = "folded_constant_"
@@ -30,30 +31,25 @@ def convert(signatures: Mapping[str, Traced], partitioner: str) -> bytes:
     """
     # The import takes seconds and prints messages, so it happens on first use, inside quiet_converter.
     import litert_torch
+    from litert_torch import fx_infra
+    from litert_torch._convert import core, litert_converter
+    from litert_torch._convert.signature import Signature
 
     litert_torch.config.layout_optimize_partitioner = partitioner
-    converter = litert_torch.Converter()
+    programs, rows = [], []
     for name, traced in signatures.items():
-        converter.add_signature(name, _Positional(_prepared(traced)), tuple(traced.examples))
-    data: bytes = converter.convert().model_content()
+        examples = tuple(traced.examples)
+        program = fx_infra.safe_run_decompositions(
+            program_of(_prepared(traced), examples), fx_infra.decomp.pre_convert_decomp(), can_skip=False
+        )
+        programs.append(core._run_convert_passes(program))
+        rows.append(Signature(name, nn.Module(), examples, {}))
+    data: bytes = litert_converter.exported_programs_to_flatbuffer(programs, rows).to_bytes()
     return data
 
 
-class _Positional(nn.Module):
-    """A graph in the form that the converter requires: in evaluation mode, and with a tuple as output."""
-
-    def __init__(self, graph: GraphModule) -> None:
-        super().__init__()
-        self.inner = graph
-        self.training = False
-
-    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        outputs = self.inner(*inputs)
-        return outputs if isinstance(outputs, tuple) else (outputs,)
-
-
 def _prepared(traced: Traced) -> GraphModule:
-    graph_module = traced.program.module()
+    graph_module = traced.program.module(check_guards=False)
     assert isinstance(graph_module, GraphModule), "an ExportedProgram has a GraphModule"
     _fold_constants(graph_module)
     _mark_kernels(graph_module)

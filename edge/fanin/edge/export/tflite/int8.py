@@ -32,7 +32,7 @@ from fanin.edge.export.tflite.file import offsets, only, pack, tidy
 from fanin.edge.export.tflite.flatgraph import FlatGraph
 from fanin.edge.export.tflite.quantizer import Quantizer
 from fanin.edge.export.tflite.ranges import Range, measured_ranges
-from fanin.edge.runtimes.base import Inputs
+from fanin.edge.runtimes.base import NamedInputs
 from fanin.edge.tensors import Float32s
 from fanin.protos.errors import UnsupportedModel
 
@@ -47,7 +47,7 @@ class Int8File:
     slots: tuple[Slot, ...]
 
 
-def quantize_infer(data: bytes, infer: Infer, calibration: Inputs, kept_float: Collection[str]) -> Int8File:
+def quantize_infer(data: bytes, infer: Infer, calibration: NamedInputs, kept_float: Collection[str]) -> Int8File:
     """Quantize the ``infer`` Signature of a TFLite file.
 
     The graph is quantized twice, for the parameters of Version 0 and for changed ones. Outside their slots, both files
@@ -56,7 +56,7 @@ def quantize_infer(data: bytes, infer: Infer, calibration: Inputs, kept_float: C
     Args:
         data: The file with a float ``infer``, in which moving tensors are inputs.
         infer: The graph and the sources of its slots.
-        calibration: Real inputs (n, ...).
+        calibration: Real inputs (n, ...) by name.
         kept_float: Parameters whose products stay float.
 
     Returns:
@@ -77,7 +77,7 @@ def quantize_infer(data: bytes, infer: Infer, calibration: Inputs, kept_float: C
     return file
 
 
-def infer_ranges(data: bytes, infer: Infer, calibration: Inputs) -> Mapping[int, Range]:
+def infer_ranges(data: bytes, infer: Infer, calibration: NamedInputs) -> Mapping[int, Range]:
     """Return the ranges of the tensors of ``infer`` in Version 0."""
     model, graph, _ = _bound(data, infer.values, infer.scales)
     return measured_ranges(only(model, INFER), graph.floats(), calibration)

@@ -3,9 +3,10 @@
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from ai_edge_litert import schema_py_generated as schema
 from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
-from fanin.edge.runtimes.base import Inputs
+from fanin.edge.runtimes.base import NamedInputs
 
 
 @dataclass(slots=True)
@@ -16,8 +17,14 @@ class Range:
     high: float = 0.0
 
 
-def measured_ranges(data: bytes, tensors: Collection[int], calibration: Inputs) -> dict[int, Range]:
-    """Return the range of each of these float tensors over all of ``calibration`` (n, ...), the graph's only input."""
+def measured_ranges(data: bytes, tensors: Collection[int], calibration: NamedInputs) -> dict[int, Range]:
+    """Return the range of each of these float tensors over all of ``calibration``.
+
+    Args:
+        data: A file with one Signature, whose inputs are those of ``calibration``.
+        tensors: Indices of the tensors.
+        calibration: Inputs (n, ...) by name.
+    """
     interpreter = Interpreter(
         model_content=data,
         num_threads=1,
@@ -26,11 +33,15 @@ def measured_ranges(data: bytes, tensors: Collection[int], calibration: Inputs) 
         experimental_op_resolver_type=OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES,
     )
     interpreter.allocate_tensors()
-    (x,) = interpreter.get_input_details()
-    size = int(x["shape"][0])
+    (ports,) = schema.ModelT.InitFromPackedBuf(data).signatureDefs
+    indices = {port.name.decode(): port.tensorIndex for port in ports.inputs}
+    sizes = {int(row["shape"][0]) for row in interpreter.get_input_details()}
+    assert len(sizes) == 1 and indices.keys() == calibration.keys(), "infer was traced for these inputs"
+    (size,), num = sizes, len(next(iter(calibration.values())))
     ranges = {index: Range() for index in tensors}
-    for start in range(0, len(calibration) - size + 1, size):
-        interpreter.set_tensor(x["index"], calibration[start : start + size])
+    for start in range(0, num - size + 1, size):
+        for name, array in calibration.items():
+            interpreter.set_tensor(indices[name], array[start : start + size])
         interpreter.invoke()
         for index in tensors:
             value = interpreter.get_tensor(index)

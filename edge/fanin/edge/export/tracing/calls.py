@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
+from fanin.edge.export.inputs.named import call_module
+from fanin.edge.export.optimizers import Tensors
 from fanin.edge.export.refusals import is_apps, running_line
 
 Function = Callable[..., object]
@@ -108,8 +110,8 @@ def _is_float(output: object) -> bool:
     return isinstance(first, Tensor) and first.is_floating_point()
 
 
-def calls_between_layers(module: nn.Module, x: Tensor) -> list[FunctionCall]:
-    """Return the calls of one pass over x that map floats to floats, in their order."""
+def calls_between_layers(module: nn.Module, inputs: Tensors) -> list[FunctionCall]:
+    """Return the calls of one pass over inputs by name that map floats to floats, in their order."""
     recorder = _Recorder(module)
     hooks = []
     for name, layer in module.named_modules():
@@ -123,7 +125,7 @@ def calls_between_layers(module: nn.Module, x: Tensor) -> list[FunctionCall]:
         hooks += [layer.register_forward_pre_hook(enter), layer.register_forward_hook(leave)]
     try:
         with torch.no_grad(), recorder:
-            module(x)
+            call_module(module, inputs)
     finally:
         for hook in hooks:
             hook.remove()

@@ -5,17 +5,45 @@ in float32 and in float64: their difference is torch's own rounding error, and n
 """
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 from torch import Tensor
 
+from fanin.edge.export.inputs.named import numpy_inputs, rows_of
+from fanin.edge.export.modules.draws import given, values_of
 from fanin.edge.export.optimizers import Tensors
 from fanin.edge.export.prepare import Prepared
-from fanin.edge.export.tracing.examples import ExampleBatch, labels_of
+from fanin.edge.export.tracing.examples import (
+    ExampleBatch,
+    check_kept,
+    check_output,
+    example_batch,
+    labels_of,
+    other_batch,
+)
+from fanin.edge.export.tracing.kernels import plain_kernels
+from fanin.edge.runtimes.base import PaddedBatch
 from fanin.edge.runtimes.graphs import state_port
+from fanin.edge.runtimes.randomness import RandomPort
 from fanin.edge.tensors import Array
+
+RANDOM_KEY: Final = 5
+NUM_STEPS: Final = 3
+"""Steps of a verification of an optimizer that counts them."""
+OTHER: Final = " for a batch that was not traced"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepDraws:
+    """The random numbers of one step: its ports, the key and the number of the step, from 0 on."""
+
+    ports: Sequence[RandomPort] = ()
+    key: int = 0
+    step: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,17 +96,52 @@ class EagerStep:
     states: Mapping[str, Array]
 
 
-def eager_pass(prepared: Prepared, examples: ExampleBatch, dtype: torch.dtype = torch.float32) -> EagerPass:
-    """Run eager torch on a batch without its padding."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """The batch of a step, torch's results for it, and the words that name it in errors."""
+
+    examples: ExampleBatch
+    twin: EagerPass
+    exact: EagerPass | None
+    which: str
+
+    @property
+    def batch(self) -> PaddedBatch:
+        """The batch as runtimes accept it."""
+        inputs, y, mask = self.examples
+        return PaddedBatch(inputs=numpy_inputs(inputs), y=y.numpy(), mask=mask.numpy())
+
+
+def eager_pass(
+    prepared: Prepared, examples: ExampleBatch, draws: StepDraws, dtype: torch.dtype = torch.float32
+) -> EagerPass:
+    """Run eager torch on a batch.
+
+    Args:
+        prepared: The App.
+        examples: The batch.
+        draws: The random numbers that the module draws. Without any, the batch is run without its padding; else their
+            shapes are those of the whole batch, and the mask leaves the padding out of the loss.
+        dtype: Of the module and of float inputs.
+    """
     app, module = prepared.app, copy.deepcopy(prepared.eager).to(dtype)
     learned = {name: value for name, value in module.named_parameters() if value.requires_grad}
-    x, y, mask = examples
-    x, y = (part.to(dtype if part.is_floating_point() else part.dtype) for part in (x, y))
+    inputs, y, mask = examples
+    inputs = {name: _as(part, dtype) for name, part in inputs.items()}
+    y = _as(y, dtype)
     with torch.no_grad():
         evaluated = copy.deepcopy(module).eval()
-        output = evaluated(x)
+        output = check_output(app, app.call(evaluated, inputs))
         loss_sum = float((mask * app.loss(output, labels_of(prepared, y))).sum())
-    loss = app.loss(module(x[mask > 0]), labels_of(prepared, y[mask > 0])).mean()
+    with ExitStack() as stack:
+        rows = mask > 0
+        if draws.ports:
+            rows = torch.ones_like(rows)
+            stack.enter_context(plain_kernels())
+            stack.enter_context(given(draws.ports, values_of(draws.ports, draws.key, draws.step)))
+        trained = check_output(app, app.call(module, rows_of(inputs, rows)))
+        losses = app.loss(trained, labels_of(prepared, y[rows]))
+    loss = (mask[rows] * losses).sum() / mask.sum()
     # torch's optimizers skip a parameter without a gradient, even its decay; in a graph that gradient is 0.
     gradients = torch.autograd.grad(loss, list(learned.values()), allow_unused=True, materialize_grads=True)
     buffers = dict(module.named_buffers())
@@ -92,12 +155,37 @@ def eager_pass(prepared: Prepared, examples: ExampleBatch, dtype: torch.dtype = 
     )
 
 
-def exact_pass(prepared: Prepared, examples: ExampleBatch) -> EagerPass | None:
+def _as(part: Tensor, dtype: torch.dtype) -> Tensor:
+    return part.to(dtype) if part.is_floating_point() else part
+
+
+def exact_pass(prepared: Prepared, examples: ExampleBatch, draws: StepDraws) -> EagerPass | None:
     """Run eager torch in float64; None for a module that does not run in it."""
     try:
-        return eager_pass(prepared, examples, torch.float64)
+        return eager_pass(prepared, examples, draws, torch.float64)
     except (RuntimeError, TypeError):
         return None
+
+
+def cases_of(prepared: Prepared) -> list[Case]:
+    """Return a case for each step of a verification: the traced batch, another one, and the traced one again.
+
+    The last one is only for optimizers that count steps. It differs from the first one by its random numbers.
+    """
+    traced, ports = example_batch(prepared), check_kept(prepared)
+    batches = [(traced, ""), (other_batch(prepared, traced), OTHER)]
+    if ports and prepared.tracked:
+        # Running statistics leave padding out, but the draws of eager torch are those of the whole batch.
+        batches = [((inputs, y, torch.ones_like(mask)), which) for (inputs, y, mask), which in batches]
+    cases: list[Case] = []
+    for step in range(NUM_STEPS if prepared.app.recipe.optimizer.counts_steps else len(batches)):
+        (examples, which), draws = batches[step % 2], StepDraws(ports=ports, key=RANDOM_KEY, step=step)
+        if step >= len(batches) and not ports:
+            cases.append(cases[step % 2])
+            continue
+        twin, exact = eager_pass(prepared, examples, draws), exact_pass(prepared, examples, draws)
+        cases.append(Case(examples=examples, twin=twin, exact=exact, which=which))
+    return cases
 
 
 def warm_states(prepared: Prepared, gradients: Iterable[Tensors]) -> Tensors:
@@ -134,8 +222,10 @@ def eager_step(prepared: Prepared, computed: EagerPass, start: StepStart) -> Eag
     for name, value in values.items():
         assert value.grad is not None, "it was set above"
         value.grad = value.grad + start.control[name]
-    for group in optimizer.param_groups:
-        group["lr"] = start.learning_rate
+    (group,) = optimizer.param_groups
+    optimizer.param_groups = [
+        {**group, "params": [value], "lr": start.learning_rate * prepared.rates[name]} for name, value in values.items()
+    ]
     optimizer.step()
     return EagerStep(
         parameters={name: value.numpy() for name, value in values.items()},

@@ -11,17 +11,22 @@ import torch
 from torch import Tensor
 
 from fanin.edge.export.app import App
+from fanin.edge.export.inputs.named import forms_of, num_samples, rows_of
+from fanin.edge.export.inputs.outputs import paths_of
+from fanin.edge.export.modules.draws import check_size, recorded
+from fanin.edge.export.optimizers import Tensors
 from fanin.edge.export.prepare import Prepared
 from fanin.edge.export.refusals import SAMPLES, NoForm, Untraceable, guarded, succeeds
 from fanin.edge.export.tracing.kernels import plain_kernels
 from fanin.edge.runtimes.graphs import NO_TOKEN
+from fanin.edge.runtimes.randomness import MAX_RANDOM_BYTES, RandomPort
 from fanin.protos.errors import UnsupportedModel
 
 MIN_TRACE_BATCH: Final = 2
 """The tracer would treat a batch of one as the constant 1."""
 OTHER_SEED: Final = 1
-ExampleBatch = tuple[Tensor, Tensor, Tensor]
-"""(x, y, mask) of one batch."""
+ExampleBatch = tuple[Tensors, Tensor, Tensor]
+"""(inputs by name, y, mask) of one batch."""
 
 
 def example_batch(prepared: Prepared) -> ExampleBatch:
@@ -31,14 +36,14 @@ def example_batch(prepared: Prepared) -> ExampleBatch:
     has one position without a token.
 
     Returns:
-        x (B, ...), y (B, ...) as int32 classes or float32 targets, and mask (B,).
+        The inputs by name, each (B, ...), y (B, ...) as int32 classes or float32 targets, and mask (B,).
 
     Raises:
         UnsupportedModel: The module fails on the inputs, or its output has another form than logits.
     """
     app = prepared.app
-    x = app.examples(app.batch_size)
-    output = check_output(app, _output(prepared, x))
+    inputs = app.examples(app.batch_size)
+    output = check_output(app, _output(prepared, inputs))
     shape = output.shape[1:-1] if app.num_classes else output.shape[1:]
     num = app.batch_size * shape.numel()
     y = torch.arange(num) % app.num_classes if app.num_classes else torch.linspace(-1.0, 1.0, num)
@@ -49,7 +54,7 @@ def example_batch(prepared: Prepared) -> ExampleBatch:
     # Two samples remain: a norm over the batch is undefined for one.
     if app.batch_size > 2:
         mask[-1] = 0.0
-    return x, y, mask
+    return inputs, y, mask
 
 
 def check_output(app: App, output: object) -> Tensor:
@@ -63,6 +68,8 @@ def check_output(app: App, output: object) -> Tensor:
 
 def _output_advice(app: App, output: object) -> str:
     """Return the remedy for an output of a wrong form."""
+    if paths := [*paths_of(output)]:
+        return f"set output= in the App to the path of that tensor, one of {paths}"
     if not isinstance(output, Tensor):
         return "return that tensor alone in forward, not inside a tuple, list or other object"
     if not app.num_classes:
@@ -79,28 +86,39 @@ def other_batch(prepared: Prepared, examples: ExampleBatch) -> ExampleBatch:
     """Return a second batch that shares no values with ``examples``: other inputs, other labels and another mask.
 
     Inputs stay within the range of the calibration data, so that the int8 graph is valid for them. Float values are
-    pulled towards their mean, each sample by a random share. Tokens are exchanged among the samples.
+    pulled towards their mean, each sample by a random share. Tokens are exchanged among the samples; those of a module
+    with several inputs, and its masks, by whole samples.
 
     Args:
         prepared: The App.
         examples: The batch of ``example_batch``.
     """
     app, (_, y, mask) = prepared.app, examples
-    data, num = app.calibration.detach(), app.batch_size
+    num, num_data = app.batch_size, num_samples(app.inputs)
     generator = torch.Generator().manual_seed(OTHER_SEED)
-    x = data[torch.randint(len(data), (num,), generator=generator)].clone()
-    if x.is_floating_point():
-        share = torch.rand((num, *(1 for _ in app.input_shape)), generator=generator) / 2 + 0.25
-        mean = data.mean(0)
-        x = mean + share * (x - mean)
-    else:
-        rows = torch.randint(len(data), x.shape, generator=generator)
-        x = data.gather(0, rows)
+    index = torch.randint(num_data, (num,), generator=generator)
+    if len(app.inputs) > 1:
+        # Another sample than the traced one at each position: inputs that belong together are not mixed.
+        index = (torch.arange(num) + 1 + index % (num_data - 1)) % num_data
+    inputs = {name: _other(data, index, generator, len(app.inputs) > 1) for name, data in app.inputs.items()}
     y = torch.where(y == NO_TOKEN, y, (y + 1) % app.num_classes).flip(0) if app.num_classes else -0.5 * y
     mask = mask.flip(0)
     if num == 2 and not prepared.tracked:
         mask = torch.tensor([0.0, 1.0])
-    return x, y, mask
+    return inputs, y, mask
+
+
+def _other(data: Tensor, index: Tensor, generator: torch.Generator, is_one_of_several: bool) -> Tensor:
+    """Return other values of an input (num, ...), from its data (n, ...) and the indices (num,) of samples."""
+    x = data[index].clone()
+    is_mask = bool(((data == 0) | (data == 1)).all())
+    if is_one_of_several and (is_mask or not x.is_floating_point()):
+        return x
+    if x.is_floating_point():
+        share = torch.rand((len(x), *(1 for _ in x.shape[1:])), generator=generator) / 2 + 0.25
+        mean = data.mean(0)
+        return mean + share * (x - mean)
+    return data.gather(0, torch.randint(len(data), x.shape, generator=generator))
 
 
 def labels_of(prepared: Prepared, y: Tensor) -> Tensor:
@@ -108,19 +126,19 @@ def labels_of(prepared: Prepared, y: Tensor) -> Tensor:
     return y.to(torch.int64) if prepared.app.num_classes else y
 
 
-def _output(prepared: Prepared, x: Tensor) -> object:
-    """Return the module's output for the first samples of x. Raises UnsupportedModel."""
+def _output(prepared: Prepared, inputs: Tensors) -> object:
+    """Return the module's output for the first samples of the inputs. Raises UnsupportedModel."""
     # A copy: a pass may change running statistics.
     module = copy.deepcopy(prepared.eager).eval()
     before = {name: value._version for name, value in module.named_parameters()}
     with torch.no_grad(), plain_kernels():
-        kind = str(x.dtype).removeprefix("torch.")
-        what = f"{prepared.what}: the inference of calibration data {kind} {tuple(x[:MIN_TRACE_BATCH].shape)}"
+        first, num = rows_of(inputs, slice(MIN_TRACE_BATCH)), num_samples(inputs)
+        what = f"{prepared.what}: the inference of calibration data {forms_of(first)}"
         try:
-            output: object = guarded(what, module, lambda: module(x[:MIN_TRACE_BATCH]))
+            output = guarded(what, module, lambda: prepared.app.call(module, first))
         except Untraceable as exc:
-            if len(x) > MIN_TRACE_BATCH and succeeds(module, lambda: module(x)):
-                raise fixed_batch(what, len(x), exc) from exc
+            if num > MIN_TRACE_BATCH and succeeds(module, lambda: prepared.app.call(module, inputs)):
+                raise fixed_batch(what, num, exc) from exc
             raise
     _check_kept(prepared, before, module)
     return output
@@ -140,20 +158,26 @@ def fixed_batch(what: str, num: int, exc: Untraceable) -> NoForm:
     )
 
 
-def check_kept(prepared: Prepared) -> None:
+def check_kept(prepared: Prepared) -> tuple[RandomPort, ...]:
     """Run one training pass and check that it changes neither buffers nor parameters.
 
+    Returns:
+        The random numbers that the pass draws, in order.
+
     Raises:
-        UnsupportedModel: A buffer or a parameter changes, in place or by assignment, or the loss is not finite.
+        UnsupportedModel: A buffer or a parameter changes, in place or by assignment, the loss is not finite, or the
+            pass draws more than 16 MB of random numbers.
     """
     module = prepared.module
     before = {name: (buffer, buffer._version) for name, buffer in module.named_buffers()}
     parameters = {name: value._version for name, value in module.named_parameters()}
-    x, y, mask = example_batch(prepared)
+    inputs, y, mask = example_batch(prepared)
     prepared.with_mask(mask)
-    with torch.no_grad():
-        output = guarded(f"{prepared.what}: the train step", module, lambda: module(x))
+    draws: list[RandomPort] = []
+    with torch.no_grad(), plain_kernels(), recorded(draws):
+        output = guarded(f"{prepared.what}: the train step", module, lambda: prepared.app.call(module, inputs))
         _check_loss(prepared, output, y)
+    check_size(prepared.what, draws, MAX_RANDOM_BYTES)
     _check_kept(prepared, parameters, module)
     after = dict(module.named_buffers())
     changed = sorted(name for name, old in before.items() if _differs(*old, after.get(name)))
@@ -163,6 +187,7 @@ def check_kept(prepared: Prepared) -> None:
             f"{changed} in training, which a functional graph cannot do; compute them in forward, or freeze that part "
             "with .eval()"
         )
+    return tuple(draws)
 
 
 def _check_loss(prepared: Prepared, output: object, y: Tensor) -> None:

@@ -9,6 +9,10 @@ from torch import Tensor
 from torch.export import Dim, ExportedProgram
 
 from fanin.edge.export.decompositions.tables import Forms
+from fanin.edge.export.inputs.named import arguments_of
+from fanin.edge.export.inputs.outputs import picked
+from fanin.edge.export.modules.draws import refused
+from fanin.edge.export.modules.origins import recorded_origins
 from fanin.edge.export.modules.places import call_with
 from fanin.edge.export.optimizers import Tensors
 from fanin.edge.export.prepare import Prepared
@@ -32,14 +36,14 @@ Module = TypeVar("Module", bound=torch.nn.Module)
 
 def trace_evaluate(prepared: Prepared, forms: Forms) -> Traced:
     """Trace the summed loss over the unmasked samples of one batch, and the prediction for each sample."""
-    x, y, mask = example_batch(prepared)
+    examples, y, mask = example_batch(prepared)
     ports = {parameter_port(name): value for name, value in prepared.travelling.items()}
-    inputs = FlatInputs({**ports, "x": x, "y": y, "mask": mask}, dict(prepared.frozen))
+    inputs = FlatInputs({**ports, **examples, "y": y, "mask": mask}, dict(prepared.frozen))
 
     def evaluate(*flat: Tensor) -> tuple[Tensor, Tensor]:
         values, frozen = inputs.named(flat)
         parameters = {name: values[parameter_port(name)] for name in prepared.travelling}
-        logits = model_logits(prepared, {**frozen, **parameters}, values["x"])
+        logits = model_logits(prepared, {**frozen, **parameters}, inputs_among(prepared, values))
         loss_sum = (values["mask"] * sample_losses(prepared, logits, values["y"])).sum()
         return loss_sum, logits.argmax(dim=-1).to(torch.int32) if prepared.app.num_classes else logits
 
@@ -61,10 +65,17 @@ def trace_infer(prepared: Prepared, batch_size: int = 0) -> Traced:
     """
     names = list(prepared.travelling)
     num = batch_size or max(prepared.app.batch_size, MIN_TRACE_BATCH)
-    examples = [*prepared.travelling.values(), prepared.app.examples(num)]
-    dynamic = ((*(None for _ in names), None if batch_size else {0: Dim("batch")}),)
+    inputs = prepared.app.examples(num)
+    examples = [*prepared.travelling.values(), *inputs.values()]
+    batch = None if batch_size else {0: Dim("batch")}
+    dynamic = ((*(None for _ in names), *(batch for _ in inputs)),)
     what = f"{prepared.what}: the inference"
-    with _evaluating(_Infer(prepared, names)) as infer, torch.no_grad(), quiet_weights():
+    with (
+        _evaluating(_Infer(prepared, names)) as infer,
+        torch.no_grad(),
+        quiet_weights(),
+        recorded_origins(prepared.module),
+    ):
 
         def export(dynamic_shapes: tuple[object, ...] | None) -> ExportedProgram:
             program = torch.export.export(infer, tuple(examples), dynamic_shapes=dynamic_shapes, strict=False)
@@ -76,7 +87,7 @@ def trace_infer(prepared: Prepared, batch_size: int = 0) -> Traced:
             if FIXED.search(exc.reason):
                 raise fixed_batch(what, num, exc) from exc
             raise
-    return Traced(program=program, examples=examples, inputs=[*names, "x"], outputs=["logits"])
+    return Traced(program=program, examples=examples, inputs=[*names, *inputs], outputs=["logits"])
 
 
 @contextmanager
@@ -85,7 +96,7 @@ def _evaluating(module: Module) -> Iterator[Module]:
     modes = {layer: layer.training for layer in module.modules()}
     module.eval()
     try:
-        with plain_kernels():
+        with plain_kernels(), refused():
             yield module
     finally:
         for layer, training in modes.items():
@@ -101,14 +112,22 @@ class _Infer(torch.nn.Module):
         self._inner = prepared.module
 
     def forward(self, *flat: Tensor) -> Tensor:
-        return model_logits(self._prepared, dict(zip(self._names, flat, strict=False)), flat[-1])
+        num = len(self._names)
+        inputs = dict(zip(self._prepared.app.inputs, flat[num:], strict=True))
+        return model_logits(self._prepared, dict(zip(self._names, flat[:num], strict=True)), inputs)
 
 
-def model_logits(prepared: Prepared, values: Tensors, x: Tensor) -> Tensor:
+def inputs_among(prepared: Prepared, values: Tensors) -> Tensors:
+    """Return the model's inputs among the inputs of a graph."""
+    return {name: values[name] for name in prepared.app.inputs}
+
+
+def model_logits(prepared: Prepared, values: Tensors, inputs: Tensors) -> Tensor:
     """Call the module with these parameters. Raises Untraceable if its output has another form than logits."""
+    app = prepared.app
     with NoReading(), FixedShapes():
-        logits = call_with(prepared.module, values, (x,))
-    return check_output(prepared.app, logits)
+        output = call_with(prepared.module, values, *arguments_of(inputs))
+    return check_output(app, picked(f"App {app.name}", output, app.output))
 
 
 def sample_losses(prepared: Prepared, logits: Tensor, y: Tensor) -> Tensor:

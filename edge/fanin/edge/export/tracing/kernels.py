@@ -12,6 +12,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 
 @contextmanager
+def tracing() -> Iterator[None]:
+    """Run plain operators, and tell libraries that a trace runs: transformers then reads no value of a mask."""
+    with plain_kernels(), torch.compiler._compile_session_context():
+        yield
+
+
+@contextmanager
 def plain_kernels() -> Iterator[None]:
     """Run everything by plain operators, and restore the settings afterwards."""
     fused = torch.backends.mha.get_fastpath_enabled()

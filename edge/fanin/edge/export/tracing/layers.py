@@ -7,6 +7,7 @@ from torch import Tensor
 
 from fanin.edge.export.decompositions.own import Decompositions
 from fanin.edge.export.decompositions.tables import Forms
+from fanin.edge.export.modules.draws import constant
 from fanin.edge.export.modules.places import call_with
 from fanin.edge.export.optimizers import Tensors
 from fanin.edge.export.tracing.backward import gradients_of
@@ -42,7 +43,7 @@ def trace_layer(
 
         def total(parameters: Tensors) -> tuple[Tensor, Tensors]:
             weights = {name: parameters[name] for name in learned}
-            with NoReading(), FixedShapes():
+            with constant(), NoReading(), FixedShapes():
                 output = call_with(layer, weights, [(values | parameters)[name] for name in arguments])
             first = output[0] if isinstance(output, tuple) else output
             assert isinstance(first, Tensor), "a layer returns a tensor, or a tuple that begins with one"

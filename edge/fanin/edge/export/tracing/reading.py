@@ -83,8 +83,10 @@ class FixedShapes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch'
     ) -> object:
         """Check each operator before it is called."""
         if torch.Tag.dynamic_output_shape in func.tags and get_proxy_mode() is not None:
-            tensors = [value for value in tree_leaves((args, kwargs)) if isinstance(value, Tensor)]
             is_index = func is torch.ops.aten.index.Tensor
+            # The indices alone: a mask may itself be indexed by numbers.
+            arguments = args[1] if is_index else (args, kwargs)
+            tensors = [value for value in tree_leaves(arguments) if isinstance(value, Tensor)]
             if any(_moves(value) for value in tensors if not is_index or value.dtype in MASKS):
                 raise ShapeRead("an index of true and false" if is_index else f"{func.overloadpacket}")
         return func(*args, **(kwargs or {}))

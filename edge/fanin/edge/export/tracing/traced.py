@@ -15,12 +15,14 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from fanin.edge.export.decompositions.programs import program_of
 from fanin.edge.export.decompositions.tables import Table
+from fanin.edge.export.modules.origins import recorded_origins
 from fanin.edge.export.optimizers import Tensors
 from fanin.edge.export.prepare import FrozenWeight
-from fanin.edge.export.refusals import Untraceable, guarded
+from fanin.edge.export.refusals import guarded
 from fanin.edge.export.tracing.backward import drop_aliases
-from fanin.edge.export.tracing.kernels import plain_kernels
+from fanin.edge.export.tracing.kernels import tracing
 
 QUANTIZED_OPERATORS: Final = quantized_decomposed_lib
 """The import registers the operator below."""
@@ -83,12 +85,11 @@ def trace_flat(
     """
 
     def trace() -> ExportedProgram:
-        with plain_kernels():
+        with tracing(), recorded_origins(root):
             graph = make_fx(function, decomposition_table=table)(*inputs.examples, *inputs.constants)
-        _check_chance(what, graph)
         drop_aliases(graph)
         _bind(graph, inputs)
-        return torch.export.export(graph, tuple(inputs.examples))
+        return program_of(graph, inputs.examples)
 
     return guarded(what, root, trace)
 
@@ -105,12 +106,3 @@ def _bind(graph: GraphModule, inputs: FlatInputs) -> None:
         node.replace_all_uses_with(constant)
         graph.graph.erase_node(node)
     graph.recompile()
-
-
-def _check_chance(what: str, graph: GraphModule) -> None:
-    for node in graph.graph.nodes:
-        if isinstance(node.target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags:
-            raise Untraceable(
-                f"{what} draws random numbers ({node.target}), expected a deterministic graph",
-                "turn dropout and noise off in the module",
-            )

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fanin.edge.export.decompositions.tables import Forms
+from fanin.edge.export.modules.draws import given, values_of
 from fanin.edge.export.modules.frozen_norms import FoldedNorms
 from fanin.edge.export.modules.norms import tracked_norms
 from fanin.edge.export.optimizers import Tensors, clipped
@@ -16,7 +17,7 @@ from fanin.edge.export.prepare import Prepared
 from fanin.edge.export.tracing.attention import PlainAttention
 from fanin.edge.export.tracing.backward import disable_inplace, gradients_of
 from fanin.edge.export.tracing.examples import check_kept, example_batch
-from fanin.edge.export.tracing.forward import model_logits, sample_losses
+from fanin.edge.export.tracing.forward import inputs_among, model_logits, sample_losses
 from fanin.edge.export.tracing.traced import FlatInputs, Traced, trace_flat
 from fanin.edge.runtimes.graphs import PROXIMAL_WEIGHT, STEP, next_port, parameter_port, state_port
 
@@ -31,17 +32,19 @@ def trace_train(prepared: Prepared, forms: Forms) -> Traced:
     Raises:
         UnsupportedModel: The step cannot be traced.
     """
-    check_kept(prepared)
+    draws = check_kept(prepared)
     disable_inplace(prepared.module)
     recipe, learned = prepared.app.recipe, prepared.learned
     names = list(prepared.travelling)
     states = [(state, name) for state in recipe.optimizer.states for name in learned]
     kept_ports = [*map(parameter_port, names), *(state_port(*pair) for pair in states)]
-    inputs = FlatInputs(_train_inputs(prepared), dict(prepared.frozen))
+    random = dict(zip([port.name for port in draws], values_of(draws, 0, 0), strict=True))
+    inputs = FlatInputs(_train_inputs(prepared) | random, dict(prepared.frozen))
 
     def step(*flat: Tensor) -> tuple[Tensor, ...]:
         values, frozen = inputs.named(flat)
-        loss, gradients, tracked = _gradients(prepared, values, frozen)
+        with given(draws, [values[port.name] for port in draws]):
+            loss, gradients, tracked = _gradients(prepared, values, frozen)
         # A norm that the forward did not call keeps its statistics.
         moved = {name: values[parameter_port(name)] for name in prepared.tracked} | tracked
         following: Tensors = {}
@@ -51,7 +54,7 @@ def trace_train(prepared: Prepared, forms: Forms) -> Traced:
                 _flat(parameter),
                 _flat(gradients[name]),
                 {state: _flat(values[state_port(state, name)]) for state in recipe.optimizer.states},
-                values["learning_rate"],
+                _scaled(values["learning_rate"], prepared.rates[name]),
                 values.get(STEP),
             )
             moved[name] = _shaped(value, parameter.shape)
@@ -77,6 +80,10 @@ def _flat(value: Tensor) -> Tensor:
     return value.flatten() if value.dim() > 1 and value.shape[-1] == 1 else value
 
 
+def _scaled(rate: Tensor, factor: float) -> Tensor:
+    return rate if factor == 1.0 else rate * factor
+
+
 def _shaped(value: Tensor, shape: torch.Size) -> Tensor:
     return value if value.shape == shape else value.reshape(shape)
 
@@ -84,7 +91,7 @@ def _shaped(value: Tensor, shape: torch.Size) -> Tensor:
 def _train_inputs(prepared: Prepared) -> Tensors:
     """Return example inputs of the train step by name."""
     recipe, learned = prepared.app.recipe, prepared.learned
-    x, y, mask = example_batch(prepared)
+    examples, y, mask = example_batch(prepared)
     inputs = {parameter_port(name): value for name, value in prepared.travelling.items()}
     for state in recipe.optimizer.states:
         inputs |= {state_port(state, name): torch.zeros_like(value) for name, value in learned.items()}
@@ -92,7 +99,7 @@ def _train_inputs(prepared: Prepared) -> Tensors:
         inputs |= {state_port("anchor", name): value.clone() for name, value in learned.items()}
     if recipe.scaffold:
         inputs |= {state_port("control", name): torch.zeros_like(value) for name, value in learned.items()}
-    inputs |= {"x": x, "y": y, "mask": mask, "learning_rate": torch.tensor(0.1)}
+    inputs |= {**examples, "y": y, "mask": mask, "learning_rate": torch.tensor(0.1)}
     if recipe.optimizer.counts_steps:
         inputs[STEP] = torch.tensor(1.0)
     if recipe.proximal:
@@ -109,7 +116,7 @@ def _gradients(prepared: Prepared, inputs: Tensors, frozen: Tensors) -> tuple[Te
         prepared.with_mask(mask)
         statistics = {name: inputs[parameter_port(name)] for name in prepared.tracked}
         with FoldedNorms(), PlainAttention():
-            logits = model_logits(prepared, {**frozen, **statistics, **values}, inputs["x"])
+            logits = model_logits(prepared, {**frozen, **statistics, **values}, inputs_among(prepared, inputs))
         total = (mask * sample_losses(prepared, logits, inputs["y"])).sum()
         tracked = {f"{name}.{key}": value for name, norm in norms.items() for key, value in norm.finish().items()}
         return total / mask.sum().clamp(min=1.0), tracked

@@ -12,28 +12,34 @@ from torch.fx import Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fanin.edge.export.prepare import Prepared
-from fanin.edge.export.tracing.examples import MIN_TRACE_BATCH
-from fanin.edge.export.tracing.kernels import plain_kernels
+from fanin.edge.export.tracing.examples import MIN_TRACE_BATCH, check_output
+from fanin.edge.export.tracing.kernels import tracing
 
 LOOKUP: Final = torch.ops.aten.embedding.default
 SAME: Final = frozenset({torch.ops.aten._to_copy.default, torch.ops.aten.clone.default, torch.ops.aten.detach.default})
 """Operators that leave tokens unchanged."""
 
 
-def count_tokens(prepared: Prepared) -> int:
-    """Return the number of tokens in the smallest table; 0 if the inputs are not looked up as tokens."""
-    if prepared.app.calibration.dtype != torch.int32:
-        return 0
+def count_tokens(prepared: Prepared) -> dict[str, int]:
+    """Return the number of tokens in the smallest table of each input that is looked up as tokens, by name."""
+    inputs = prepared.app.examples(MIN_TRACE_BATCH)
+    if all(value.is_floating_point() for value in inputs.values()):
+        return {}
     # A copy: a pass may change running statistics.
     module = copy.deepcopy(prepared.eager).eval()
 
-    def call(x: Tensor) -> Tensor:
-        output: Tensor = module(x)
-        return output
+    def call(*values: Tensor) -> Tensor:
+        return check_output(prepared.app, prepared.app.call(module, dict(zip(inputs, values, strict=True))))
 
-    with torch.no_grad(), plain_kernels():
-        graph = make_fx(call)(prepared.app.examples(MIN_TRACE_BATCH)).graph
-    return min((_num_rows(node) for node in graph.nodes if node.target is LOOKUP and _is_input(node)), default=0)
+    with torch.no_grad(), tracing():
+        graph = make_fx(call)(*inputs.values()).graph
+    names = dict(zip((node for node in graph.nodes if node.op == "placeholder"), inputs, strict=True))
+    counts: dict[str, int] = {}
+    for node in graph.nodes:
+        name = names.get(_source(node)) if node.target is LOOKUP else None
+        if name is not None:
+            counts[name] = min(_num_rows(node), counts.get(name, _num_rows(node)))
+    return {name: counts[name] for name in inputs if name in counts}
 
 
 def _num_rows(lookup: Node) -> int:
@@ -42,9 +48,9 @@ def _num_rows(lookup: Node) -> int:
     return int(table.meta["val"].shape[0])
 
 
-def _is_input(lookup: Node) -> bool:
-    """Return whether the indices of a lookup are x itself."""
+def _source(lookup: Node) -> Node | None:
+    """Return the node of the indices of a lookup, before operators that leave them unchanged."""
     indices = lookup.args[1]
     while isinstance(indices, Node) and indices.target in SAME:
         indices = indices.args[0]
-    return isinstance(indices, Node) and indices.op == "placeholder"
+    return indices if isinstance(indices, Node) else None

@@ -16,13 +16,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fanin.edge.bundles.manifest import Port
 from fanin.edge.export.app import App
 from fanin.edge.export.decompositions.tables import Forms
 from fanin.edge.export.optimizers import Tensors
 from fanin.edge.export.prepare import Prepared, prepare
+from fanin.edge.export.quiet import quiet_torch
 from fanin.edge.export.tracing.train import trace_train
 from fanin.edge.runtimes.base import PaddedBatch
-from fanin.edge.runtimes.graphs import BATCH_PORTS, PROXIMAL_WEIGHT, STEP, next_port, parameter_port, state_port
+from fanin.edge.runtimes.graphs import PROXIMAL_WEIGHT, STEP, TARGET_PORTS, next_port, parameter_port, state_port
+from fanin.edge.runtimes.randomness import draw, random_ports
 from fanin.edge.tensors import Float32s, TensorTable
 from fanin.protos.errors import UnsupportedModel
 
@@ -47,12 +50,14 @@ class VectorSettings:
         proximal_weight: FedProx's mu.
         anchor: Parameters towards which the proximal term pulls, the same for all clients (num_values,).
         controls: SCAFFOLD's c - c_i of each client (num_values,); None for a client without SCAFFOLD.
+        random_keys: Key of the random inputs of each client.
     """
 
     learning_rate: float
     proximal_weight: float
     anchor: Float32s
     controls: Sequence[Float32s | None]
+    random_keys: Sequence[int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,15 +92,20 @@ class VectorStep:
         prepared = prepare(app)
         traced = trace_train(prepared, EAGER)
         self._table: TensorTable = prepared.table
+        self._batch = (*app.inputs, *TARGET_PORTS)
         self._inputs, self._outputs = list(traced.inputs), list(traced.outputs)
         self._examples = dict(zip(self._inputs, traced.examples, strict=True))
-        self._one = traced.program.module()
+        # Without operators that write into a tensor: vmap refuses one that writes a client's values into a shared one.
+        with quiet_torch():
+            self._one = traced.program.run_decompositions({torch.ops.aten.copy.default: _copied}).module()
         anchors = {state_port("anchor", spec.name) for spec in self._table.specs}
         axes = tuple(None if name in anchors or name in SHARED else 0 for name in self._inputs)
         self._all = torch.func.vmap(self._one, in_dims=axes)
         self._axes = dict(zip(self._inputs, axes, strict=True))
         names = {parameter_port(spec.name): spec.name for spec in self._table.specs}
         self._parameters = {port: name for port, name in names.items() if port in self._examples}
+        ports = (Port(name=name, dtype="float32", shape=tuple(value.shape)) for name, value in self._examples.items())
+        self._random = random_ports(ports)
         self._states = [name.removeprefix("next.") for name in self._outputs[:-1]]
         self._check(prepared)
 
@@ -134,9 +144,13 @@ class VectorStep:
             settings: The settings of the step.
         """
         feed = state.tensors | self._extras(settings) | self._scalars(state, settings)
-        for name in BATCH_PORTS:
-            stacked = torch.from_numpy(np.stack([getattr(batch, name) for batch in batches]))
+        arrays = [{**batch.inputs, "y": batch.y, "mask": batch.mask} for batch in batches]
+        for name in self._batch:
+            stacked = torch.from_numpy(np.stack([each[name] for each in arrays]))
             feed[name] = stacked.to(self._examples[name].dtype)
+        for port in self._random:
+            rows = [draw(port, key, state.num_steps) for key in settings.random_keys]
+            feed[port.name] = torch.from_numpy(np.stack(rows))
         with torch.no_grad():
             results = dict(zip(self._outputs, self._all(*(feed[name] for name in self._inputs)), strict=True))
         following = {name: results[next_port(name)] for name in self._states}
@@ -189,10 +203,15 @@ class VectorStep:
         """Return an input of two clients. The samples of the second one are in reversed order."""
         if self._axes[name] is None:
             return value
-        return torch.stack([value, value.flip(0) if name in BATCH_PORTS else value])
+        return torch.stack([value, value.flip(0) if name in self._batch else value])
 
     def _of(self, name: str, value: Tensor, client: int) -> Tensor:
         return value if self._axes[name] is None else value[client]
+
+
+def _copied(target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
+    """Compute ``aten.copy``, which torch cannot vectorize: ``source`` in the shape and dtype of ``target``."""
+    return source.to(target.dtype).expand_as(target).clone()
 
 
 def _difference(values: Tensor, others: Tensor) -> float:

@@ -1,0 +1,223 @@
+"""The clients of a simulation that train by a Flower app, as ``fanin join --flower`` does.
+
+Each training is a task of a backend. It calls the app as client i of N: ``partition-id`` and ``num-partitions`` are in
+``context.node_config``, as Flower's simulation engine sets them. What the app keeps between Rounds is a part of the job
+and of the outcome. It is stored here when the outcome is collected, so a task that is lost or repeated leaves no trace.
+"""
+
+import contextlib
+import inspect
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final
+
+from fanin.clients.device.models import OpenedModel
+from fanin.clients.device.updates import Change
+from fanin.clients.flower.states import FlowerState
+from fanin.clients.flower.task import FlowerSettings
+from fanin.clients.flower.trainer import FlowerTrainer
+from fanin.edge.bundles.arrays import write_arrays
+from fanin.edge.bundles.bundle import Bundle
+from fanin.edge.bundles.keys import SigningKey
+from fanin.edge.tensors import Array, Float32s
+from fanin.protos import messages as m
+from fanin.protos.convert.assignment_wire import assignment_to_proto
+from fanin.protos.errors import InvalidInput, RuntimeMissing
+from fanin.simulation.backends.backend import Backend, Placed
+from fanin.simulation.workers import PendingTraining, PlacedBundle, PlacedVersions, read_assignment
+
+LIBRARY: Final = "flwr"
+INSTALL: Final = "flwr is not installed here; pip install 'fanin[flower]'"
+
+
+def is_flower_app(app: object) -> bool:
+    """Return whether the first argument of ``simulate`` is a Flower app, without importing flwr.
+
+    Such an app is a ``FlowerSettings``, an object or a class of flwr or of a subclass, or a function ``client_fn``.
+    """
+    kind = app if isinstance(app, type) else type(app)
+    libraries = {each.__module__.partition(".")[0] for each in kind.__mro__}
+    return isinstance(app, FlowerSettings) or LIBRARY in libraries or inspect.isfunction(app)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class FlowerSubject:
+    """A Flower app and its clients.
+
+    Attributes:
+        settings: Where the app is imported from, and the configuration of all clients.
+        app: The object of the app; None if ``settings`` names it.
+        num_clients: Number of clients.
+    """
+
+    settings: FlowerSettings
+    app: object
+    num_clients: int
+
+    @classmethod
+    def of(cls, app: object, num_clients: object) -> "FlowerSubject":
+        """Return the subject of ``simulate``'s first two arguments. Raises InvalidInput."""
+        if not isinstance(num_clients, int) or isinstance(num_clients, bool) or num_clients < 1:
+            received = num_clients if isinstance(num_clients, int) else type(num_clients).__name__
+            raise InvalidInput(
+                f"simulate: clients: got {received} with a Flower app, expected the number of clients, 1 or more: the "
+                "app loads the data of its partition itself"
+            )
+        if isinstance(app, FlowerSettings):
+            return cls(settings=app, app=None, num_clients=num_clients)
+        name = getattr(app, "__name__", type(app).__name__)
+        return cls(settings=FlowerSettings(app=name, folder=Path.cwd()), app=app, num_clients=num_clients)
+
+    @property
+    def name(self) -> str:
+        """The name of the model."""
+        return LIBRARY
+
+    @property
+    def runtime(self) -> str:
+        """The library and its version."""
+        return f"{LIBRARY} {version(LIBRARY)}"
+
+    def client(self, partition: int) -> FlowerSettings:
+        """Return the settings of a client."""
+        node_config = f"num-partitions={self.num_clients} {self.settings.node_config}".strip()
+        return replace(self.settings, partition=partition, node_config=node_config)
+
+    def bundle(self, initial: object, folder: Path, key: SigningKey) -> Bundle:
+        """Write the Bundle of the initial arrays. ``initial`` is None for those of ``NumPyClient.get_parameters``.
+
+        Raises:
+            AppFailed: The app cannot be imported, or has no initial arrays.
+            InvalidInput: The arrays are none, or their dtypes cannot be used.
+        """
+        return write_arrays(self._arrays(initial), folder, key, self.name)
+
+    def _arrays(self, initial: object) -> Mapping[str, Array]:
+        _require_flwr()
+        from fanin.clients.flower.app import FlowerApp, arrays_of
+
+        if initial is not None:
+            return arrays_of(initial)
+        app = FlowerApp(self.client(0), self.app)
+        if app.has_initial:
+            return app.initial()
+        raise InvalidInput(
+            f"simulate: initial: got none, but {self.settings.app} has no NumPyClient.get_parameters; set initial in "
+            "the settings to a torch module, a state dict or a list of arrays (--initial of the command): the "
+            "ServerApp, which has them, is not run"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Shared:
+    """What every training reads."""
+
+    subject: FlowerSubject
+    bundle: PlacedBundle
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class FlowerJob:
+    """One training."""
+
+    shared: Placed[_Shared]
+    client: int
+    parameters: Placed[Float32s]
+    assignment: bytes
+    state: FlowerState | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class FlowerOutcome:
+    """The result of a training, and what the app keeps if the Round counts."""
+
+    change: Change
+    state: FlowerState
+
+
+class FlowerTrainings:
+    """The trainings of the clients of a Flower app. See Trainings."""
+
+    def __init__(self, backend: Backend, subject: FlowerSubject, bundle: PlacedBundle) -> None:
+        self._backend = backend
+        self._shared = backend.place(_Shared(subject=subject, bundle=bundle))
+        self._versions = PlacedVersions(backend)
+        self._states: dict[int, dict[tuple[int, int], FlowerState]] = {}
+
+    def begin(self, client: int, model: OpenedModel, assignment: m.Assignment) -> PendingTraining:
+        """Begin a training with the state that the Assignment names. See Trainings."""
+        lineage, number = assignment.state.lineage, assignment.state.round
+        job = FlowerJob(
+            shared=self._shared,
+            client=client,
+            parameters=self._versions.place(model, assignment),
+            assignment=assignment_to_proto(assignment).SerializeToString(),
+            state=self._states[client][lineage, number] if number else None,
+        )
+        pending = self._backend.submit(train_flower_job, job)
+
+        def collect() -> Change:
+            outcome = pending()
+            # The next Assignment names the state before this Round or the one after it.
+            before = {(lineage, number): job.state} if job.state is not None else {}
+            self._states[client] = {**before, (lineage, assignment.round): outcome.state}
+            return outcome.change
+
+        return collect
+
+
+@dataclass(slots=True, kw_only=True)
+class _JobState:
+    """The state of one job: what it begins with, then what it ends with. See AppStates."""
+
+    state: FlowerState | None
+
+    def get(self, assignment: m.Assignment, first: FlowerState) -> FlowerState:
+        """See AppStates."""
+        return first if self.state is None else self.state
+
+    def put(self, assignment: m.Assignment, state: FlowerState) -> None:
+        """See AppStates."""
+        self.state = state
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Opened:
+    """What a worker keeps for all its jobs."""
+
+    subject: FlowerSubject
+    bundle: Bundle
+    warned: set[str] = field(default_factory=set)
+
+
+def train_flower_job(job: FlowerJob) -> FlowerOutcome:
+    """Carry out a job. Raises the errors of ``FlowerTrainer.train``."""
+    from fanin.clients.flower.app import FlowerApp
+
+    opened, state = _opened(job.shared), _JobState(state=job.state)
+    # What the app prints belongs to the log; the output of the command has another form.
+    with contextlib.redirect_stdout(sys.stderr):
+        # Anew for each training, so that an app keeps nothing but its state in whichever process it trains.
+        runner = FlowerApp(opened.subject.client(job.client), opened.subject.app)
+        trainer = FlowerTrainer(runner, state, job.client, opened.warned)
+        model = OpenedModel(bundle=opened.bundle, parameters=job.parameters.get())
+        change = trainer.train(model, read_assignment(job.assignment), lambda: True)
+    assert state.state is not None, "a training that succeeds has stored its state"
+    return FlowerOutcome(change=change, state=state.state)
+
+
+@lru_cache(maxsize=1)
+def _opened(placed: Placed[_Shared]) -> _Opened:
+    shared = placed.get()
+    return _Opened(subject=shared.subject, bundle=shared.bundle.open())
+
+
+def _require_flwr() -> None:
+    """Raise RuntimeMissing if flwr is not installed."""
+    if find_spec(LIBRARY) is None:
+        raise RuntimeMissing(f"simulate: got a Flower app, but {INSTALL}")

@@ -1,0 +1,211 @@
+"""Programs of plain operators, built and decomposed by one trace.
+
+``torch.export.export`` and ``ExportedProgram.run_decompositions`` prepare any module for any backend: they collect each
+operator of the process that could be decomposed, and trace the graph several times, with autograd's machinery. The
+graphs of an export have no state and no gradient. So one trace is enough, with torch's own handling of operators that
+change a tensor in place and of composite operators.
+
+A graph outside of these limits, and one whose shapes are free, is decomposed by torch. The result is the same.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+from torch._dispatch.python import enable_python_dispatcher
+from torch._export.utils import _is_preservable_cia_op, _special_op_to_preserve_cia
+from torch._export.verifier import TrainingIRVerifier
+from torch._ops import OperatorBase, OpOverload
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.functional_tensor import FunctionalTensorMode, dispatch_functionalize
+from torch.export import ExportedProgram
+from torch.export.decomp_utils import CustomDecompTable
+from torch.export.exported_program import ModuleCallEntry, ModuleCallSignature, _override_composite_implicit_decomp
+from torch.export.graph_signature import (
+    ExportGraphSignature,
+    InputKind,
+    InputSpec,
+    OutputKind,
+    OutputSpec,
+    TensorArgument,
+)
+from torch.fx import Graph, GraphModule, Interpreter, Node
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.passes.fake_tensor_prop import FakeTensorProp
+from torch.fx.traceback import preserve_node_meta
+from torch.utils._pytree import tree_structure
+
+Form = Callable[..., object]
+
+
+class PlainProgram(ExportedProgram):
+    """A program that is decomposed by one trace, if its graph allows it."""
+
+    wrapped: frozenset[OpOverload] = frozenset()
+    """Composite operators of the programs that this one was decomposed from. Passes wrap them in functions."""
+
+    def run_decompositions(
+        self,
+        decomp_table: dict[OperatorBase, Form] | None = None,
+        decompose_custom_triton_ops: bool = False,
+    ) -> ExportedProgram:
+        """Replace each operator of a table by its form, also within other forms.
+
+        Args:
+            decomp_table: The form of each operator. None stands for torch's core decompositions.
+            decompose_custom_triton_ops: An option of torch for kernels that no graph of an export has.
+
+        Returns:
+            The decomposed program.
+        """
+        if decomp_table is not None:
+            # The methods of torch's own table collect every operator of the process first.
+            table = decomp_table.decomp_table if isinstance(decomp_table, CustomDecompTable) else decomp_table
+            retraced = _retraced(self, table)
+            if retraced is not None:
+                return retraced
+        decomposed: ExportedProgram = super().run_decompositions(decomp_table, decompose_custom_triton_ops)
+        return decomposed
+
+
+def program_of(graph_module: GraphModule, examples: Sequence[Tensor]) -> PlainProgram:
+    """Return a traced graph as a program.
+
+    Args:
+        graph_module: The graph. It is changed: its constants become inputs before the others.
+        examples: Example inputs, whose shapes are fixed.
+    """
+    graph = graph_module.graph
+    constants = _lift(graph_module)
+    graph.eliminate_dead_code()
+    placeholders = [node for node in graph.nodes if node.op == "placeholder"]
+    constants = {node: value for node, value in constants.items() if node in placeholders}
+    graph_module.recompile()
+    inputs = [value.detach() for value in (*constants.values(), *examples)]
+    FakeTensorProp(graph_module, FakeTensorMode()).propagate(*inputs)
+    specs = [
+        InputSpec(
+            kind=InputKind.BUFFER if node in constants else InputKind.USER_INPUT,
+            arg=TensorArgument(name=node.name),
+            target=node.name if node in constants else None,
+            persistent=True if node in constants else None,
+        )
+        for node in placeholders
+    ]
+    outputs = _outputs(graph)
+    layout = ModuleCallSignature(
+        inputs=[],
+        outputs=[],
+        in_spec=tree_structure((tuple(examples), {})),
+        out_spec=tree_structure(tuple(range(len(outputs)))),
+    )
+    return PlainProgram(
+        root=graph_module,
+        graph=graph,
+        graph_signature=ExportGraphSignature(input_specs=specs, output_specs=[_output_spec(node) for node in outputs]),
+        state_dict={node.name: value for node, value in constants.items()},
+        range_constraints={},
+        module_call_graph=[ModuleCallEntry(fqn="", signature=layout)],
+        example_inputs=(tuple(examples), {}),
+        verifiers=[TrainingIRVerifier],
+    )
+
+
+def _lift(graph_module: GraphModule) -> dict[Node, Tensor]:
+    """Turn the constants of a graph into inputs before the others, and return their values."""
+    graph = graph_module.graph
+    lifted: dict[str, Node] = {}
+    values: dict[Node, Tensor] = {}
+    first = next(iter(graph.nodes))
+    attributes = [node for node in graph.nodes if node.op == "get_attr"]
+    for node in attributes:
+        path = str(node.target)
+        if path not in lifted:
+            with graph.inserting_before(first):
+                lifted[path] = graph.placeholder(path.replace(".", "_"))
+            values[lifted[path]] = _attribute(graph_module, path)
+        node.replace_all_uses_with(lifted[path])
+    for node in attributes:
+        graph.erase_node(node)
+    return values
+
+
+def _attribute(graph_module: GraphModule, path: str) -> Tensor:
+    attribute: object = graph_module
+    for name in path.split("."):
+        attribute = getattr(attribute, name)
+    assert isinstance(attribute, Tensor), "attributes of a graph are tensors"
+    return attribute.detach()
+
+
+def _retraced(program: PlainProgram, table: Mapping[OperatorBase, Form]) -> PlainProgram | None:
+    """Return the decomposed program; None if its graph or the result needs more than one trace."""
+    placeholders = [node for node in program.graph.nodes if node.op == "placeholder"]
+    inputs = [node.meta.get("val") for node in placeholders]
+    if not all(isinstance(value, FakeTensor) for value in inputs):
+        return None
+    if any(spec.kind is not OutputKind.USER_OUTPUT for spec in program.graph_signature.output_specs):
+        return None
+    forms = {target: form for target, form in table.items() if isinstance(target, OpOverload)}
+    targets = {node.target for node in program.graph.nodes if isinstance(node.target, OpOverload)}
+    composite = program.wrapped | {target for target in targets if _is_preservable_cia_op(target)}
+    run = Interpreter(program.graph_module).run
+    with (
+        inputs[0].fake_mode,
+        _override_composite_implicit_decomp(
+            {target: table.get(target, _special_op_to_preserve_cia) for target in composite}
+        ),
+        enable_python_dispatcher(),
+        torch.no_grad(),
+        preserve_node_meta(),
+    ):
+        # Some graphs and some forms change a tensor in place.
+        traced = make_fx(dispatch_functionalize(run, FunctionalTensorMode(export=True)), decomposition_table=forms)(
+            *inputs
+        ).graph
+    traced.eliminate_dead_code()
+    if any(node.op == "get_attr" for node in traced.nodes) or not _is_plain(traced):
+        return None
+    graph = _renamed(traced, [node.name for node in placeholders])
+    outputs = [_output_spec(node) for node in _outputs(graph)]
+    decomposed = PlainProgram(
+        root=GraphModule(torch.nn.Module(), graph),
+        graph=graph,
+        graph_signature=ExportGraphSignature(
+            input_specs=list(program.graph_signature.input_specs), output_specs=outputs
+        ),
+        state_dict=program.state_dict,
+        range_constraints=program.range_constraints,
+        module_call_graph=program.module_call_graph,
+        example_inputs=program.example_inputs,
+        constants=program.constants,
+    )
+    decomposed.wrapped = composite
+    return decomposed
+
+
+def _is_plain(graph: Graph) -> bool:
+    """Return whether no operator of a graph changes its inputs."""
+    return not any(isinstance(node.target, OpOverload) and node.target._schema.is_mutable for node in graph.nodes)
+
+
+def _renamed(traced: Graph, names: Sequence[str]) -> Graph:
+    """Return a copy of a graph whose inputs have these names."""
+    graph = Graph()
+    copies: dict[Node, Node] = {}
+    for node, name in zip([node for node in traced.nodes if node.op == "placeholder"], names, strict=True):
+        copies[node] = graph.placeholder(name)
+        copies[node].meta = dict(node.meta)
+    graph.output(graph.graph_copy(traced, copies))
+    return graph
+
+
+def _outputs(graph: Graph) -> list[Node]:
+    """Return the nodes of the outputs."""
+    outputs = graph.output_node().args[0]
+    assert isinstance(outputs, tuple | list), "a traced function returns a tuple"
+    return [node for node in outputs if isinstance(node, Node)]
+
+
+def _output_spec(node: Node) -> OutputSpec:
+    return OutputSpec(kind=OutputKind.USER_OUTPUT, arg=TensorArgument(name=node.name), target=None)

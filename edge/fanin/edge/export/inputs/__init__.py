@@ -1,0 +1,6 @@
+"""The data of an App: inputs by name, and the output that the loss and the predictions see.
+
+- ``named``: a tensor, a tuple or a dict as tensors by name, and the call of a module with them
+- ``checks``: the values of these tensors
+- ``outputs``: one tensor of an output that is a tuple or a dict, by its path
+"""

@@ -1,0 +1,71 @@
+"""The values of an App's data: dtypes, shapes and finite numbers."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fanin.protos.errors import UnsupportedModel
+
+AS_FLOAT32: Final = "convert it by x.float(), or x.astype('float32') for an array"
+CONVERSIONS: Final[Mapping[torch.dtype, str]] = MappingProxyType(
+    {
+        torch.float64: AS_FLOAT32,
+        torch.float16: AS_FLOAT32,
+        torch.bfloat16: AS_FLOAT32,
+        torch.bool: "convert a mask by x.int() or x.float()",
+        torch.int64: "convert tokens by x.int(), values by x.float()",
+        torch.uint8: "convert pixels by x.float() / 255, on devices too, or pass them as raw= with preprocess=",
+    }
+)
+"""What to do with data of a common dtype that no graph accepts."""
+
+
+def as_tensor(what: str, value: object) -> Tensor:
+    """Return data as a tensor without a gradient. Raises UnsupportedModel unless it is a tensor or a numpy array."""
+    if isinstance(value, np.ndarray):
+        if value.dtype.kind not in "biuf":
+            raise UnsupportedModel(f"{what}: got a numpy array of {value.dtype}, expected one of numbers")
+        # A copy: torch would share the memory of an array that is read-only or that changes later.
+        value = torch.from_numpy(np.array(value, order="C"))
+    if not isinstance(value, Tensor):
+        advice = (
+            "pass x alone, without labels; a list of samples becomes a tensor by torch.stack"
+            if isinstance(value, tuple | list)
+            else "collect the inputs of some batches by torch.cat"
+        )
+        raise UnsupportedModel(
+            f"{what}: got {type(value).__name__}, expected one tensor or numpy array (n, ...); {advice}"
+        )
+    if value.device.type != "cpu":
+        raise UnsupportedModel(f"{what}: is on {value.device}, expected cpu; call .cpu()")
+    return value.detach()
+
+
+def check_input(what: str, values: Tensor, *others: torch.dtype) -> None:
+    """Raise UnsupportedModel unless values are finite float32, int32 or another dtype (n, ...), n at least 2."""
+    known = values.dtype in (torch.float32, torch.int32, *others)
+    if known and len(values.shape) > 1:
+        check_finite(what, values)
+    if not known or values.dim() < 2 or len(values) < 2:
+        advice = "use x[:, None] for one number in each sample" if values.dim() == 1 else "use some real inputs"
+        advice = advice if known else CONVERSIONS.get(values.dtype, AS_FLOAT32)
+        raise UnsupportedModel(
+            f"{what}: got {values.dtype} {tuple(values.shape)}, expected float32 values or int32 tokens "
+            f"{'or uint8 bytes ' if others else ''}(n, ...) with n of at least 2; {advice}"
+        )
+
+
+def check_finite(what: str, values: Tensor) -> None:
+    """Raise UnsupportedModel for a sample (n, ...) with NaN or infinity, and name the first one."""
+    bad = (~values.flatten(start_dim=1).isfinite().all(dim=1)).nonzero().flatten() if values.numel() else values
+    if len(bad):
+        first = int(bad[0])
+        kind = "NaN" if bool(values[first].isnan().any()) else "infinity"
+        raise UnsupportedModel(
+            f"{what}: got {kind} in sample {first} ({len(bad)} of {len(values)} samples have values that are not "
+            "finite), expected finite values only; remove these samples, or fix the code that computes them"
+        )

@@ -1,0 +1,81 @@
+"""The entries of a key that is a table: which values they may have, and how they are read from TOML.
+
+``NUMBERS`` are the options of stages. ``SETTINGS`` are what a ConfigRecord of Flower holds: numbers, strings, booleans,
+bytes, and lists of one of these. TOML has no bytes, so they are written as a table: ``{ base64 = "AAEC" }``.
+"""
+
+import base64
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+Scalar = bool | int | float | str | bytes
+Setting = Scalar | tuple[Scalar, ...]
+"""An entry of ``SETTINGS``. All items of a list have one type."""
+INTEGER_BITS: Final = 63
+"""Bits of an integer without its sign, as on the wire."""
+MAX_FLOAT_BITS: Final = 1000
+"""A longer integer has no float. As infinity it is out of the range of its key."""
+BASE64: Final = "base64"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EntryKind:
+    """The values of a table.
+
+    Attributes:
+        text: One of them, in words.
+        plural: Several of them, in words.
+        accepts: Whether a value is one.
+        read: Converts a value of TOML. A value that is none stays as it is.
+    """
+
+    text: str
+    plural: str
+    accepts: Callable[[object], bool]
+    read: Callable[[object], object]
+
+
+def as_float(value: object) -> object:
+    """Return an integer as a float, and any other value as it is."""
+    if type(value) is not int:
+        return value
+    return float(value) if value.bit_length() <= MAX_FLOAT_BITS else float("inf")
+
+
+def _is_number(value: object) -> bool:
+    return type(value) is float and math.isfinite(value)
+
+
+def _is_setting(value: object) -> bool:
+    if isinstance(value, tuple):
+        return all(map(_is_scalar, value)) and len({type(item) for item in value}) <= 1
+    return _is_scalar(value)
+
+
+def _is_scalar(value: object) -> bool:
+    if type(value) is int:
+        return value.bit_length() <= INTEGER_BITS
+    return _is_number(value) or type(value) in (bool, str, bytes)
+
+
+def _read_setting(value: object) -> object:
+    if isinstance(value, list):
+        return tuple(map(_read_setting, value))
+    if isinstance(value, Mapping) and set(value) == {BASE64}:
+        try:
+            return base64.b64decode(value[BASE64], validate=True)
+        except (ValueError, TypeError):
+            return value
+    return value
+
+
+NUMBERS: Final = EntryKind(text="a finite number", plural="finite numbers", accepts=_is_number, read=as_float)
+SETTINGS: Final = EntryKind(
+    text='a finite number, an integer of 64 bits, a string, true, false, bytes as { base64 = "AAEC" }, or a list of '
+    "one of these types",
+    plural="numbers, strings, booleans, bytes, and lists of these",
+    accepts=_is_setting,
+    read=_read_setting,
+)

@@ -1,0 +1,82 @@
+"""The schedule of a Plan: the settings of training that change from a Round on."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Final
+
+from fanin.protos.errors import InvalidPlan
+from fanin.protos.plans.keys import Key
+from fanin.protos.plans.sections import MAX_EPOCHS, MAX_RATE, MAX_TIMES, MIN_RATE, Training
+
+MAX_CHANGES: Final = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduledChange:
+    """What changes in the training on devices from a Round on, until a later change."""
+
+    from_round: Annotated[
+        int, Key(text="The first Round with this change. Rounds that fail count, too.", at_least=1, at_most=MAX_TIMES)
+    ]
+    learning_rate: Annotated[
+        float,
+        Key(text="The learning rate in that Round. 0.0: the one of the Round before.", at_least=0, at_most=MAX_RATE),
+    ] = 0.0
+    decay: Annotated[
+        float,
+        Key(text="Factor of the learning rate for each Round after that one.", above=0, at_most=1),
+    ] = 1.0
+    epochs: Annotated[
+        int,
+        Key(
+            text="Passes over the device's examples. 0: those of the Round before.",
+            unit="epochs",
+            at_least=0,
+            at_most=MAX_EPOCHS,
+        ),
+    ] = 0
+
+
+def training_in(training: Training, schedule: Sequence[ScheduledChange], round_number: int) -> Training:
+    """Return the settings of training in a Round.
+
+    The learning rate stays within the range of float32. Powers of ``decay`` are products, so that every machine
+    computes the same bits.
+
+    Args:
+        training: The settings without a schedule.
+        schedule: The changes, in the order of their Rounds.
+        round_number: The Round.
+    """
+    rate, epochs, decay, since = training.learning_rate, training.epochs, 1.0, round_number
+    for change in schedule:
+        if change.from_round > round_number:
+            break
+        rate = change.learning_rate or _decayed(rate, decay, change.from_round - since)
+        epochs, decay, since = change.epochs or epochs, change.decay, change.from_round
+    return replace(training, learning_rate=_decayed(rate, decay, round_number - since), epochs=epochs)
+
+
+def check_changes(schedule: Sequence[ScheduledChange]) -> None:
+    """Raise InvalidPlan for too many changes, Rounds that do not increase, or a learning rate below float32's range."""
+    rounds = [change.from_round for change in schedule]
+    if len(rounds) > MAX_CHANGES or sorted(set(rounds)) != rounds:
+        raise InvalidPlan(
+            f"plan: schedule: got the Rounds {rounds[: MAX_CHANGES + 1]}, expected at most {MAX_CHANGES} in increasing "
+            "order, each once; sort them or remove some"
+        )
+    for change in schedule:
+        if 0.0 < change.learning_rate < MIN_RATE:
+            raise InvalidPlan(
+                f"plan: schedule: got learning_rate {change.learning_rate!r} from Round {change.from_round} on, "
+                f"expected 0.0 or at least {MIN_RATE!r}"
+            )
+
+
+def _decayed(rate: float, decay: float, num_rounds: int) -> float:
+    factor, power = 1.0, decay
+    while num_rounds > 0:
+        if num_rounds & 1:
+            factor *= power
+        power, num_rounds = power * power, num_rounds >> 1
+    return max(rate * factor, MIN_RATE)

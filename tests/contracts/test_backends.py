@@ -1,0 +1,54 @@
+"""The backends of a simulation that need no cluster; ``test_ray.py`` holds Ray to the same contract."""
+
+import gc
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.backends import check_backend, is_writable, process_of
+
+from fanin.simulation.backends.backend import ThisProcess
+from fanin.simulation.backends.processes import WorkerProcesses
+
+
+def test_this_process_is_a_backend() -> None:
+    assert check_backend(ThisProcess()) == {os.getpid()}
+
+
+def test_worker_processes_are_a_backend() -> None:
+    backend = WorkerProcesses(2)
+    try:
+        assert os.getpid() not in check_backend(backend)
+    finally:
+        backend.close()
+
+
+def test_the_files_of_a_placed_value_end_with_it(monkeypatch: object, tmp_path: Path) -> None:
+    backend = WorkerProcesses(1)
+    try:
+        placed = backend.place(np.ones(3))
+        (folder,) = {path.parent for path in [placed.path]}  # type: ignore[attr-defined]  # a MappedValue
+        assert len(list(folder.iterdir())) == 2
+        assert placed.get().tolist() == [1.0, 1.0, 1.0]
+        del placed
+        gc.collect()
+        assert list(folder.iterdir()) == []
+    finally:
+        backend.close()
+    assert not folder.exists()
+
+
+def test_workers_are_as_many_as_asked_for_and_read_what_is_placed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    backend = WorkerProcesses(2)
+    try:
+        found = [each() for each in [backend.submit(process_of, number) for number in range(6)]]
+        assert len({process for process, _ in found}) == 2
+        assert {threads for _, threads in found} == {"1"}
+        pending = [backend.submit(is_writable, backend.place(np.ones(3))) for _ in range(4)]
+        # A value stays until the tasks that read it have ended.
+        gc.collect()
+        assert not any(each() for each in pending)
+    finally:
+        backend.close()

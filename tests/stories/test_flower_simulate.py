@@ -1,0 +1,71 @@
+"""``fanin simulate --flower``: the PyTorch quickstart of docs/flower.md with ten clients, and wrong words."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+import pytest
+from house.tree import ROOT
+from support.commands import Fanin, fanin_in_process
+
+EXAMPLE: Final = ROOT / "examples" / "flower"
+QUICKSTART: Final = ("--flower", "pytorchexample.client_app:app", "--initial", "pytorchexample.task:Net")
+
+
+@pytest.fixture
+def fanin(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Fanin:
+    """The command line."""
+    return fanin_in_process(capsys, monkeypatch)
+
+
+def test_the_quickstart_is_simulated_with_ten_clients(
+    fanin: Fanin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project = tmp_path / "quickstart"
+    shutil.copytree(EXAMPLE, project)
+    monkeypatch.chdir(project)
+    row = tmp_path / "row.json"
+    words = ("--clients", 10, "--cohort", 10, "--rounds", 2, "--json", row)
+    outcome = fanin("simulate", "plan.toml", *QUICKSTART, *words)
+    assert outcome.status == 0, outcome.err
+    result = json.loads(row.read_text())
+    assert (result["engine"], len(result["versions"])) == ("flower", 3)
+    first, last = result["rounds"][1], result["rounds"][2]
+    assert (first["num_clients"], last["num_clients"]) == (10, 10)
+    # 640 pictures: partition i has 64 // (i + 1), and four fifths of them train.
+    assert first["num_examples"] == sum(64 // (client + 1) * 4 // 5 for client in range(10))
+    assert last["train_loss"] < first["train_loss"]
+    assert first["statistics"]["evaluate.eval_acc"] >= 0
+
+
+def test_the_example_of_the_page_prints_what_it_says(tmp_path: Path) -> None:
+    section = (ROOT / "docs" / "flower.md").read_text().partition("## Simulate it")[2].partition("\n## ")[0]
+    code = section.partition("```python\n")[2].partition("```")[0]
+    (printed,) = re.findall(r"prints\n\n```text\n(.*?)```", section, re.DOTALL)
+    script = tmp_path / "example.py"
+    script.write_text(code)
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert done.stdout == printed
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        ((), "APP: got none, expected package.module:name, or a Flower app with --flower"),
+        (
+            ("app.py:app", "plan.toml", *QUICKSTART),
+            "--flower: got it with the App app.py:app, expected a plan alone; remove the App",
+        ),
+        (
+            ("app.py:app", "--initial", "x.npz"),
+            "--initial, --node-config, --run-config: got them without --flower, expected them for a Flower app only",
+        ),
+    ],
+)
+def test_wrong_words_are_one_line(fanin: Fanin, words: tuple[str, ...], error: str) -> None:
+    outcome = fanin("simulate", *words)
+    assert (outcome.status, outcome.err) == (1, f"fanin simulate: {error}\n")

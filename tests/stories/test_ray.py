@@ -1,0 +1,158 @@
+"""A simulation on a Ray cluster of two nodes: the bits of one process, a worker that is killed, and shares of a GPU."""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from support.backends import check_backend
+from support.flower_apps import write_app
+from torch import nn
+
+from fanin.clients import FlowerSettings
+from fanin.edge.export import App
+from fanin.protos.errors import InvalidInput
+from fanin.simulation import Iid, RayCluster, SimulationSettings, load_data, partition, simulate
+from fanin.simulation.backends.ray_cluster import RayTasks
+
+pytestmark = pytest.mark.nightly
+ray = pytest.importorskip("ray")
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[RayCluster]:
+    """Two nodes, each with a raylet of its own and room for one training. The second one has a GPU in name."""
+    from ray.cluster_utils import Cluster
+
+    memory = {"object_store_memory": 200 << 20}
+    with pytest.MonkeyPatch.context() as patch:
+        # Ray believes that the GPU is there: no training uses it.
+        patch.setenv("CUDA_VISIBLE_DEVICES", "0")
+        nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False, **memory})
+        nodes.add_node(num_cpus=1, num_gpus=1, **memory)
+    # Workers find what the tests import, as on a cluster where it is installed.
+    path = {"env_vars": {"PYTHONPATH": str(Path(__file__).parents[1]), "OMP_NUM_THREADS": "1"}}
+    yield RayCluster(address=nodes.address, runtime_env=path)
+    nodes.shutdown()
+
+
+def node_of(_: int) -> tuple[str, str]:
+    """The node of a task, and the GPUs that it may use."""
+    time.sleep(0.5)
+    return ray.get_runtime_context().get_node_id(), os.environ.get("CUDA_VISIBLE_DEVICES", "")
+
+
+def test_ray_is_a_backend_on_both_nodes(cluster: RayCluster) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    backend = RayTasks(cluster)
+    try:
+        assert os.getpid() not in check_backend(backend)
+        pending = [backend.submit(node_of, number) for number in range(8)]
+        assert len({each()[0] for each in pending}) == 2
+        assert signal.getsignal(signal.SIGTERM) is before
+    finally:
+        backend.close()
+    assert not ray.is_initialized()
+
+
+def test_clients_share_a_gpu(cluster: RayCluster) -> None:
+    backend = RayTasks(replace(cluster, cpus=0.5, gpus=0.5))
+    try:
+        pending = [backend.submit(node_of, number) for number in range(4)]
+        answers = [each() for each in pending]
+    finally:
+        backend.close()
+    assert len({node for node, _ in answers}) == 1
+    assert {gpus for _, gpus in answers} == {"0"}
+    with pytest.raises(InvalidInput, match="got 2 GPUs for a training, but the cluster has 1"):
+        RayTasks(replace(cluster, gpus=2.0))
+    ray.shutdown()
+
+
+def test_graphs_have_the_bits_of_one_process(cluster: RayCluster) -> None:
+    torch.manual_seed(1)
+    data = load_data("digits").train
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    app = App(
+        name="digits", module=net, calibration=torch.from_numpy(data.inputs["x"][:64]), batch_size=8, num_classes=10
+    )
+    clients = partition(data, 6, Iid())
+    plan = {"training.learning_rate": 0.1, "codec.name": "int8", "stages": [{"name": "error_feedback"}]}
+    settings = SimulationSettings(plan=plan, quiet=True)
+    alone, far = (
+        simulate(app, clients, cohort=4, rounds=3, settings=each)
+        for each in (settings, replace(settings, cluster=cluster))
+    )
+    assert alone.failures == far.failures == ()
+    assert far.is_complete
+    assert alone.digests == far.digests
+
+
+APP = """
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+from flwr.app import ConfigRecord
+from flwr.client import NumPyClient
+from flwr.clientapp import ClientApp
+
+
+class Client(NumPyClient):
+    def __init__(self, context):
+        self.context = context
+
+    def get_parameters(self, config):
+        return [np.zeros(4, "float32")]
+
+    def fit(self, parameters, config):
+        folder = Path(self.context.run_config["folder"])
+        rounds = self.context.state["seen"]["rounds"] if "seen" in self.context.state else 0
+        self.context.state["seen"] = ConfigRecord({"rounds": rounds + 1})
+        if config["server-round"] == 2 and self.context.node_config["partition-id"] == 1:
+            with (folder / "pids").open("a") as file:
+                print(os.getpid(), file=file)
+            while not (folder / "killed").exists():
+                time.sleep(0.05)
+        return [parameters[0] + np.random.standard_normal(4).astype("float32") * (rounds + 1)], 3, {}
+
+
+def client_fn(context):
+    return Client(context).to_client()
+
+
+app = ClientApp(client_fn=client_fn)
+"""
+
+
+def test_a_worker_that_is_killed_loses_no_round(cluster: RayCluster, tmp_path: Path) -> None:
+    folder = write_app(tmp_path / "app", "ray_app", APP)
+    app = FlowerSettings(app="ray_app:app", folder=folder, run_config=f'folder="{tmp_path}"')
+    settings = SimulationSettings(plan={"training.learning_rate": 1, "codec.name": "fixed32"}, quiet=True)
+    pids = tmp_path / "pids"
+
+    def kill() -> None:
+        while not pids.exists() or not pids.read_text().endswith("\n"):
+            time.sleep(0.05)
+        os.kill(int(pids.read_text()), signal.SIGKILL)
+        (tmp_path / "killed").touch()
+
+    thread = threading.Thread(target=kill, daemon=True)
+    thread.start()
+    far = simulate(app, 4, cohort=4, rounds=3, settings=replace(settings, cluster=cluster))
+    thread.join()
+    # The task ran in two workers, and the first one is the one that was killed.
+    workers = pids.read_text().split()
+    assert len(workers) == 2 and workers[0] != workers[1]
+    assert far.is_complete and far.failures == ()
+    assert [row.num_clients for row in far.rounds] == [0, 4, 4, 4]
+    alone = simulate(app, 4, cohort=4, rounds=3, settings=settings)
+    assert alone.digests == far.digests
+    assert np.isfinite(far.parameters).all()

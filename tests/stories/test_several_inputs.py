@@ -1,0 +1,90 @@
+"""A federation of a model with several inputs and dropout, over gRPC, on devices with different runtimes."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from house.tree import ROOT
+from support.commands import Fanin, fanin_in_process
+from support.hosted import Hosted
+from support.models import PUBLISHER, app_of, bundle_of, exported
+from support.nightly import nightly_but
+from support.remote_runtime import PYTHON, SOURCES
+from support.several import BATCH_SIZE, several_examples
+from support.values import plan
+
+from fanin.clients.data.batching import batches_in_order
+from fanin.clients.data.npz import write_npz
+from fanin.edge.export.formats import FORMATS
+from fanin.edge.runtimes.available import open_runtime
+from fanin.edge.runtimes.measure import measure
+
+PYTHONS = {"tflite": str(PYTHON)}
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Iterator[Hosted]:
+    """A coordinator and the files that a device needs of it."""
+    host = Hosted(tmp_path).start()
+    (tmp_path / "ca.pem").write_bytes(host.ca)
+    (tmp_path / "token").write_text(host.device_token)
+    (tmp_path / "publisher.pub").write_text(PUBLISHER.public)
+    yield host
+    host.stop()
+
+
+def join(host: Hosted, index: int, runtime: str, num_rounds: int) -> "subprocess.Popen[str]":
+    """A device with its own examples, in a process of its own."""
+    write_npz(host.folder / f"data-{index}.npz", several_examples(60, seed=10 + index))
+    options = {
+        "--server": host.address,
+        "--ca": "ca.pem",
+        "--token-file": "token",
+        "--publisher": "publisher.pub",
+        "--data": f"data-{index}.npz",
+        "--partition": str(index),
+        "--state": f"device-{index}",
+        "--runtime": runtime,
+        "--max-updates": str(num_rounds),
+    }
+    words = [word for option in options.items() for word in option]
+    command = [PYTHONS.get(runtime, sys.executable), "-m", "fanin.commands.main", "join", *words, "--serve"]
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(str(ROOT / part) for part in SOURCES)}
+    return subprocess.Popen(command, cwd=host.folder, env=env, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.mark.parametrize("runtimes", nightly_but([("onnx",), ("onnx", "litert", "tflite")], [("onnx",)]))
+def test_devices_with_several_inputs_learn_together_and_serve(
+    host: Hosted, runtimes: tuple[str, ...], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_rounds = 2 * len(runtimes)
+    bundle = bundle_of("several") if runtimes == ("onnx",) else exported(app_of("several"), tuple(FORMATS))
+    host.start_run(plan(buffer=len(runtimes), max_rounds=num_rounds), bundle, PUBLISHER)
+    devices = [join(host, index, runtime, num_rounds) for index, runtime in enumerate(runtimes)]
+    for device in devices:
+        _, log = device.communicate(timeout=300)
+        assert device.returncode == 0, log
+    published = host.published()
+    assert [event.number for event in published] == list(range(1, num_rounds + 1))
+    assert len(published[-1].runtimes) == len(runtimes)
+    with host.operator() as operator:
+        parameters = operator.parameters(operator.version("run").version)
+    examples = list(batches_in_order(several_examples(80, seed=5), BATCH_SIZE))
+    first, last = (
+        measure(open_runtime("onnx"), bundle, each, examples) for each in (bundle.initial_parameters(), parameters)
+    )
+    assert last.loss_sum < 0.9 * first.loss_sum
+    fanin = fanin_in_process(capsys, monkeypatch)
+    row = _served(fanin, host, runtimes[0])
+    assert len(row["predictions"]) == 60
+
+
+def _served(fanin: Fanin, host: Hosted, runtime: str) -> dict[str, list[object]]:
+    """What the first device predicts for its own examples."""
+    words = ("--publisher", host.folder / "publisher.pub", "--data", host.folder / "data-0.npz", "--runtime", runtime)
+    found: dict[str, list[object]] = json.loads(fanin("infer", host.folder / "device-0", *words, "--json").out)
+    return found

@@ -1,0 +1,45 @@
+"""A model of transformers with ids and an attention mask, exported as it is and compared with eager torch."""
+
+import sys
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+from support.models import exported
+from support.nightly import nightly_but
+
+from fanin.edge.export import App
+from fanin.edge.export.formats import FORMATS
+from fanin.edge.runtimes.available import open_runtime
+
+SIZES = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+NUM_TOKENS = 40
+
+
+@pytest.fixture(scope="module")
+def library() -> ModuleType:
+    """``transformers``."""
+    import transformers
+
+    return sys.modules[transformers.__name__]
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("graph_format", nightly_but(FORMATS, ()))
+def test_an_encoder_with_an_attention_mask_is_exported(library: ModuleType, attention: str, graph_format: str) -> None:
+    config = library.BertConfig(
+        **SIZES, vocab_size=NUM_TOKENS, max_position_embeddings=16, num_labels=3, attn_implementation=attention
+    )
+    torch.manual_seed(0)
+    module, rng = library.BertForSequenceClassification(config), np.random.default_rng(0)
+    ids = rng.integers(0, NUM_TOKENS, (32, 8)).astype(np.int32)
+    visible = (np.arange(8) < rng.integers(2, 9, (32, 1))).astype(np.int32)
+    inputs = {"input_ids": ids, "attention_mask": visible}
+    app = App(name="bert", module=module, calibration=inputs, batch_size=4, num_classes=3, output="logits")
+    bundle = exported(app, [graph_format])
+    assert bundle.manifest.num_tokens == {"input_ids": NUM_TOKENS}
+    predict = open_runtime(FORMATS[graph_format].runtime).open_predict(bundle, bundle.initial_parameters())
+    hidden = inputs | {"input_ids": np.where(visible, ids, 0)}
+    np.testing.assert_array_equal(predict(inputs), predict(hidden))

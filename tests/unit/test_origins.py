@@ -1,0 +1,87 @@
+"""Nodes of a graph are named after the module of the App that they come from, forward and backward."""
+
+import onnx
+import pytest
+import torch
+from conftest import BundleOf
+from support.models import app_of
+from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from fanin.edge.export.decompositions.tables import ONNX
+from fanin.edge.export.modules.origins import origin_of, recorded_origins
+from fanin.edge.export.prepare import prepare
+from fanin.edge.export.tracing.train import trace_train
+
+
+class Gate(nn.Module):
+    """Computes something itself, before and after a layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(2, 2, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner: Tensor = self.inner(x.sin())
+        return inner.exp()
+
+
+class Twice(nn.Module):
+    """Runs one module twice, with a function of its own between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = Gate()
+
+    def forward(self, x: Tensor) -> Tensor:
+        first: Tensor = self.gate(x)
+        second: Tensor = self.gate(first.tanh())
+        return second.sum()
+
+
+def test_the_nodes_of_a_gradient_belong_to_the_module_of_their_forward() -> None:
+    module = Twice()
+
+    def gradient(x: Tensor) -> Tensor:
+        (found,) = torch.autograd.grad(module(x), x)
+        return found
+
+    with recorded_origins(module):
+        graph = make_fx(gradient)(torch.ones(1, 2, requires_grad=True)).graph
+    origins: dict[str, set[str]] = {}
+    for node in graph.nodes:
+        if node.op == "call_function":
+            origins.setdefault(node.target.__name__, set()).add(origin_of(node))
+    assert (origins["sin.default"], origins["cos.default"]) == ({"gate"}, {"gate"})
+    assert origins["mm.default"] == {"gate.inner"}
+    assert (origins["tanh.default"], origins["tanh_backward.default"], origins["sum.default"]) == ({""}, {""}, {""})
+    # Nothing stays behind: a later call of the module is not recorded.
+    graph = make_fx(module)(torch.ones(1, 2)).graph
+    assert {origin_of(node) for node in graph.nodes} == {""}
+
+
+def test_a_forward_that_fails_leaves_no_scope_open() -> None:
+    module = nn.Sequential(nn.Linear(2, 2), nn.Linear(3, 3))
+    with pytest.raises(RuntimeError, match="mat1 and mat2"), recorded_origins(module):
+        make_fx(module)(torch.ones(1, 2))
+    with recorded_origins(nn.Identity()):
+        graph = make_fx(torch.sin)(torch.ones(1)).graph
+    assert {origin_of(node) for node in graph.nodes} == {""}
+
+
+def test_a_train_step_knows_its_modules() -> None:
+    graph = trace_train(prepare(app_of("cnn")), ONNX).program.graph
+    origins = {origin_of(node) for node in graph.nodes if node.op == "call_function"}
+    assert origins == {"", "body.0", "body.1", "body.2", "body.3", "body.4", "body.5", "body.6", "head"}
+
+
+def test_the_nodes_of_a_file_have_the_names_of_their_modules(both_formats: BundleOf) -> None:
+    bundle = both_formats("cnn")
+    for signature in ("train", "evaluate", "infer"):
+        nodes = onnx.load_from_string(bundle.graph(signature, "onnx")).graph.node
+        assert [node.name.partition("/")[0] for node in nodes if node.op_type == "Relu"] == [
+            "body.2",
+            "body.4",
+            "body.6",
+        ]
+        assert next(node.name for node in nodes if node.op_type == "Conv").startswith("body.0/")

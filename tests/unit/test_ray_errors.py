@@ -1,0 +1,86 @@
+"""The errors of a Ray cluster that is absent, and of settings that no cluster can carry out."""
+
+import socket
+import sys
+import time
+
+import pytest
+from support.errors import raises
+
+from fanin.commands.main import main
+from fanin.protos.errors import InvalidInput, RuntimeMissing
+from fanin.simulation.backends.ray_cluster import RayCluster, RayTasks
+from fanin.simulation.setup.arguments import check_settings
+from fanin.simulation.setup.settings import SimulationSettings
+
+
+def test_ray_that_is_not_installed_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with raises(RuntimeMissing, "simulate: got a Ray cluster, but ray is not installed here; pip install 'fanin[ray]'"):
+        RayTasks(RayCluster())
+
+
+@pytest.mark.parametrize("form", ["127.0.0.1:{}", "ray://localhost:{}"])
+def test_a_cluster_that_is_not_there_is_one_error_at_once(form: str) -> None:
+    pytest.importorskip("ray")
+    with socket.socket() as taken:
+        # Bound and not listening: nothing answers at this port.
+        taken.bind(("127.0.0.1", 0))
+        address = form.format(taken.getsockname()[1])
+        began_s = time.monotonic()
+        with pytest.raises(InvalidInput) as caught:
+            RayTasks(RayCluster(address=address))
+    text = str(caught.value)
+    assert text.startswith(f"ray: no cluster at {address} (")
+    assert text.endswith("start one with `ray start --head`, or name another one")
+    assert time.monotonic() - began_s < 20.0
+
+
+NO_SHARE = (
+    "ray: got cpus 0 and gpus 0, expected 0 or more, and not both 0: Ray would start all trainings at the same time"
+)
+TWO_BACKENDS = "simulate: got 2 processes and a Ray cluster, expected one of them; remove the other"
+VMAP = (
+    "simulate: got a Ray cluster with the engine 'vmap', expected 'graph': vmap trains the clients together in one "
+    "process; set engine='graph'"
+)
+
+
+@pytest.mark.parametrize(
+    ("values", "error"),
+    [
+        ({"cpus": 0.0}, NO_SHARE),
+        ({"gpus": 1.5}, "ray: got gpus 1.5, expected a share below 1, or a whole number"),
+    ],
+)
+def test_wrong_shares_are_refused(values: dict[str, float], error: str) -> None:
+    with raises(InvalidInput, error):
+        RayCluster(**values)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("settings", "error"),
+    [
+        (SimulationSettings(cluster=RayCluster(), processes=2), TWO_BACKENDS),
+        (SimulationSettings(cluster=RayCluster(), engine="vmap"), VMAP),
+    ],
+)
+def test_a_cluster_beside_another_backend_is_refused(settings: SimulationSettings, error: str) -> None:
+    with raises(InvalidInput, error):
+        check_settings(settings)
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (("--backend", "rey"), "--backend: got 'rey', expected one of processes, ray"),
+        (
+            ("--backend", "ray", "--client-gpus", "1.5"),
+            "ray: got gpus 1.5, expected a share below 1, or a whole number",
+        ),
+        (("--ray-address", "head:6379"), "--ray-address, --client-cpus, --client-gpus: got them without --backend ray"),
+    ],
+)
+def test_wrong_words_are_one_line(words: tuple[str, ...], error: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", "app.py:app", *words]) == 1
+    assert capsys.readouterr().err == f"fanin simulate: {error}\n"

@@ -1,0 +1,253 @@
+"""Flower apps in ``simulate``: their clients, what each keeps between Rounds, their errors, and wrong arguments."""
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import pytest
+from flwr.app import Context, Message, MetricRecord, RecordDict
+from flwr.client import Client, NumPyClient
+from flwr.clientapp import ClientApp
+from support.errors import raises
+from support.flower_apps import MESSAGE_APP, NUMPY_APP, write_app
+
+from fanin.clients import Examples, FlowerSettings
+from fanin.clients.flower.app import arrays_of
+from fanin.protos.errors import InvalidInput, RuntimeMissing
+from fanin.simulation import (
+    ClientFailed,
+    DeviceModel,
+    Fixed,
+    Iid,
+    Result,
+    SimulationSettings,
+    partition,
+    simulate,
+)
+
+INITIAL: Final = {
+    "layer.weight": np.zeros((2, 3), np.float32),
+    "norm.num_batches_tracked": np.array(3, np.int64),
+    "layer.bias": np.ones(2, np.float32),
+}
+PLAN: Final = {
+    "training.learning_rate": 0.5,
+    "codec.name": "fixed32",
+    "statistics": [{"name": f"train.{name}", "bound": 1 << 40} for name in ("rounds", "norm")],
+}
+COUNTS: Final = MESSAGE_APP.replace('"rounds": len(seen) + 1,', '"rounds": len(seen) + 1, "norm": NORM,').replace(
+    "NORM", 'int(arrays["norm.num_batches_tracked"])'
+)
+
+
+def settings_of(**changes: object) -> SimulationSettings:
+    return replace(SimulationSettings(initial=INITIAL, plan=PLAN, quiet=True), **changes)
+
+
+@pytest.fixture
+def app(tmp_path: Path) -> FlowerSettings:
+    folder = write_app(tmp_path / "app", "simulated_message_app", COUNTS)
+    return FlowerSettings(app="simulated_message_app:app", folder=folder, run_config="scale=0.25")
+
+
+def mean_of(result: Result, number: int, name: str) -> float:
+    """A metric of a Round, averaged as Flower does."""
+    row = result.rounds[number]
+    return row.statistics[f"train.{name}"] / 65536 / row.num_examples
+
+
+def test_a_client_keeps_its_state_and_its_local_arrays(app: FlowerSettings) -> None:
+    result = simulate(app, 3, cohort=3, rounds=3, settings=settings_of())
+    assert result.failures == ()
+    assert (result.engine, result.app, result.best) == ("flower", None, None)
+    # The weights are 10 * (partition-id + 1).
+    assert [row.num_examples for row in result.rounds] == [0, 60, 60, 60]
+    assert [mean_of(result, number, "rounds") for number in (1, 2, 3)] == [1, 2, 3]
+    assert [mean_of(result, number, "norm") for number in (1, 2, 3)] == [4, 5, 6]
+    assert set(result.arrays) == {"layer.weight", "layer.bias"}
+    np.testing.assert_allclose(result.arrays["layer.bias"], 1 - 3 * 0.25, atol=1e-5)
+    assert {row.client for row in result.clients} == {0, 1, 2}
+    assert all(row.train_loss == pytest.approx(0.5) for row in result.clients)
+    with pytest.raises(InvalidInput, match="no module of a Flower app"):
+        _ = result.module
+
+
+def test_a_client_that_misses_a_round_keeps_its_state(app: FlowerSettings) -> None:
+    result = simulate(app, 4, cohort=2, rounds=6, settings=settings_of())
+    trained: dict[int, int] = {}
+    for number in range(1, 7):
+        rows = [row for row in result.clients if row.round == number]
+        for row in rows:
+            trained[row.client] = trained.get(row.client, 0) + 1
+            assert row.statistics["train.rounds"] == 65536 * row.num_examples * trained[row.client]
+    assert len(trained) > 2
+
+
+def test_worker_processes_have_the_bits_of_one_process(app: FlowerSettings) -> None:
+    alone, beside = (simulate(app, 3, cohort=3, rounds=2, settings=settings_of(processes=n)) for n in (1, 2))
+    assert alone.failures == beside.failures == ()
+    assert alone.digests == beside.digests
+    assert mean_of(beside, 2, "rounds") == 2
+
+
+class Shifting(NumPyClient):
+    """Adds its partition, and returns how many partitions there are as its weight."""
+
+    def __init__(self, partition_id: int, num_partitions: int) -> None:
+        self._partition_id, self._num_partitions = partition_id, num_partitions
+
+    def get_parameters(self, config: object) -> list[np.ndarray]:
+        return [np.zeros(2, np.float32)]
+
+    def fit(self, parameters: list[np.ndarray], config: object) -> tuple[list[np.ndarray], int, dict[str, float]]:
+        if self._partition_id == 1:
+            raise OSError("no pictures here")
+        return [parameters[0] + self._partition_id], self._num_partitions, {}
+
+
+def client_fn(context: Context) -> Client:
+    return Shifting(context.node_config["partition-id"], context.node_config["num-partitions"]).to_client()
+
+
+@pytest.mark.parametrize("app", [client_fn, ClientApp(client_fn=client_fn)])
+def test_an_object_is_a_client_of_many_and_one_that_fails_is_named(app: object) -> None:
+    settings = settings_of(initial=None, plan={"training.learning_rate": 1, "cohort.quorum": 1})
+    result = simulate(app, 4, cohort=3, rounds=2, settings=settings)
+    assert result.is_complete
+    assert {row.num_examples for row in result.clients} == {4}
+    failures = {(failure.client, failure.round) for failure in result.failures}
+    assert {client for client, _ in failures} == {1}
+    assert "no pictures here" in result.failures[0].error
+    assert 'raise OSError("no pictures here")' in result.failures[0].traceback
+    trained = {row.client for row in result.clients if row.round == 1}
+    (values,) = result.arrays.values()
+    assert 1 not in trained
+    assert values.min() > 0
+    with pytest.raises(ClientFailed, match=r"client 1 in round 1: .*no pictures here"):
+        simulate(app, 4, cohort=4, rounds=1, settings=replace(settings, stop_on_failure=True))
+
+
+def test_the_arrays_of_get_parameters_are_the_first_ones(tmp_path: Path) -> None:
+    folder = write_app(tmp_path / "app", "simulated_numpy_app", NUMPY_APP)
+    app = FlowerSettings(app="simulated_numpy_app:app", folder=folder)
+    result = simulate(app, 2, cohort=2, rounds=1, settings=settings_of(initial=None))
+    assert result.arrays["0"].tolist() == [4.0] * 3
+    assert result.rounds[1].train_loss == pytest.approx(0.25)
+
+
+def data() -> Examples:
+    return Examples(inputs={"x": np.zeros((4, 2), np.float32)}, y=np.zeros(4, np.int32))
+
+
+NO_NUMBER: Final = (
+    "with a Flower app, expected the number of clients, 1 or more: the app loads the data of its partition itself"
+)
+NO_ARRAYS: Final = "initial: got str, expected a torch module, a state dict, or a list of arrays"
+OF_GRAPHS: Final = {
+    "test": data(),
+    "baseline": True,
+    "engine": "vmap",
+    "devices": DeviceModel(examples_per_s=Fixed(value=1)),
+}
+NO_GRAPHS: Final = (
+    "simulate: got test, baseline, engine, devices.examples_per_s with a Flower app, expected none of them: the app "
+    "trains and evaluates by itself, and no graphs exist; remove them (docs/simulation.md)"
+)
+
+
+@pytest.mark.parametrize(
+    ("clients", "changes", "error"),
+    [
+        (partition(data(), 2, Iid()), {}, f"simulate: clients: got Partition {NO_NUMBER}"),
+        (0, {}, f"simulate: clients: got 0 {NO_NUMBER}"),
+        (2, {}, "simulate: got a cohort of 3, expected at most the 2 clients"),
+        (3, OF_GRAPHS, NO_GRAPHS),
+        (3, {"initial": "x"}, NO_ARRAYS),
+    ],
+)
+def test_a_wrong_argument_is_one_error(clients: object, changes: dict[str, object], error: str) -> None:
+    with raises(InvalidInput, error):
+        simulate(client_fn, clients, cohort=3, rounds=1, settings=settings_of(**changes))  # type: ignore[arg-type]
+
+
+def test_a_message_app_needs_initial_arrays(app: FlowerSettings) -> None:
+    with pytest.raises(InvalidInput, match="initial: got none, but simulated_message_app:app has no NumPyClient"):
+        simulate(app, 3, cohort=3, rounds=1, settings=settings_of(initial=None))
+
+
+class Brain:
+    """Neither an App nor a Flower app."""
+
+
+@pytest.mark.parametrize("app", [Brain(), 3, None])
+def test_another_object_is_no_app(app: object) -> None:
+    with pytest.raises(InvalidInput, match="expected an App and a Partition, or a Flower app and a number of clients"):
+        simulate(app, 3, cohort=3, rounds=1)
+
+
+@pytest.mark.parametrize("as_arrays", [lambda tensor: [tensor], lambda tensor: {"0": tensor}])
+def test_bfloat16_is_refused_by_name(as_arrays: object) -> None:
+    import torch
+
+    tensors: Sequence[object] | dict[str, object] = as_arrays(torch.zeros(2, dtype=torch.bfloat16))  # type: ignore[operator]
+    with pytest.raises(
+        InvalidInput, match=r"initial: array '0': .*BFloat16, expected a dtype of numpy; convert it to float32"
+    ):
+        arrays_of(tensors)
+
+
+def test_the_config_of_the_plan_has_all_types_of_a_config_record() -> None:
+    config = {"epochs": 2, "mu": 1.0, "name": "sgd", "deep": True, "key": b"\x00\xff", "sizes": [1, 2], "none": []}
+    received: list[dict[str, object]] = []
+    app = ClientApp()
+
+    @app.train()
+    def train(msg: Message, context: Context) -> Message:
+        received.append(dict(msg.content["config"]))
+        metrics = MetricRecord({"num-examples": 1})
+        return Message(RecordDict({"arrays": msg.content["arrays"], "metrics": metrics}), reply_to=msg)
+
+    plan = {"training.learning_rate": 1, "flower.config": config}
+    result = simulate(app, 1, cohort=1, rounds=1, settings=settings_of(plan=plan))
+    assert result.failures == ()
+    (values,) = received
+    assert values == {"lr": 1.0, **config, "server-round": 1}
+    assert [type(values[name]) for name in config] == [type(value) for value in config.values()]
+
+
+ALONE: Final = """
+import sys
+
+for name in ("torch", "onnxruntime", "onnx", "loky", "ray", "matplotlib"):
+    sys.modules[name] = None
+import numpy as np
+from flwr.client import NumPyClient
+
+from fanin.simulation import SimulationSettings, simulate
+
+
+class Client(NumPyClient):
+    def fit(self, parameters, config):
+        return [parameters[0] + 1], 1, {}
+
+
+settings = SimulationSettings(initial=[np.zeros(2, np.float32)], plan={"training.learning_rate": 1}, quiet=True)
+result = simulate(lambda context: Client().to_client(), 2, cohort=2, rounds=1, settings=settings)
+print(result.arrays["0"], result.failures)
+"""
+
+
+def test_the_extras_server_and_flower_are_enough() -> None:
+    done = subprocess.run([sys.executable, "-c", ALONE], capture_output=True, text=True, check=True)
+    assert done.stdout == "[1. 1.] ()\n"
+
+
+def test_flwr_that_is_not_installed_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    # As if it were never imported: a module that is None has no spec.
+    monkeypatch.setitem(sys.modules, "flwr", None)
+    with pytest.raises(RuntimeMissing, match=r"got a Flower app, but flwr is not installed here; pip install"):
+        simulate(FlowerSettings(app="x:app", folder=Path.cwd()), 2, cohort=2, rounds=1, settings=settings_of())
