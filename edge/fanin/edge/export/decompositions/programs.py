@@ -8,6 +8,7 @@ change a tensor in place and of composite operators.
 A graph outside of these limits, and one whose shapes are free, is decomposed by torch. The result is the same.
 """
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
@@ -16,7 +17,7 @@ from torch._dispatch.python import enable_python_dispatcher
 from torch._export.utils import _is_preservable_cia_op, _special_op_to_preserve_cia
 from torch._export.verifier import TrainingIRVerifier
 from torch._ops import OperatorBase, OpOverload
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensor, FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensorMode, dispatch_functionalize
 from torch.export import ExportedProgram
 from torch.export.decomp_utils import CustomDecompTable
@@ -68,21 +69,28 @@ class PlainProgram(ExportedProgram):
         return decomposed
 
 
-def program_of(graph_module: GraphModule, examples: Sequence[Tensor]) -> PlainProgram:
+def program_of(traced: GraphModule, examples: Sequence[Tensor]) -> ExportedProgram:
     """Return a traced graph as a program.
 
     Args:
-        graph_module: The graph. It is changed: its constants become inputs before the others.
+        traced: The graph.
         examples: Example inputs, whose shapes are fixed.
     """
-    graph = graph_module.graph
+    graph_module = GraphModule(traced, copy.deepcopy(traced.graph))
     constants = _lift(graph_module)
-    graph.eliminate_dead_code()
-    placeholders = [node for node in graph.nodes if node.op == "placeholder"]
-    constants = {node: value for node, value in constants.items() if node in placeholders}
-    graph_module.recompile()
     inputs = [value.detach() for value in (*constants.values(), *examples)]
-    FakeTensorProp(graph_module, FakeTensorMode()).propagate(*inputs)
+    try:
+        FakeTensorProp(graph_module, FakeTensorMode()).propagate(*inputs)
+    except DynamicOutputShapeException:
+        # A constant mask selects: the shape follows from values, which one trace does not have.
+        return torch.export.export(traced, tuple(examples), strict=False)
+    return _plain(graph_module, constants, examples)
+
+
+def _plain(graph_module: GraphModule, constants: Mapping[Node, Tensor], examples: Sequence[Tensor]) -> PlainProgram:
+    """Return a graph whose constants are its first inputs, and whose nodes know their shapes, as a program."""
+    graph = graph_module.graph
+    placeholders = [node for node in graph.nodes if node.op == "placeholder"]
     specs = [
         InputSpec(
             kind=InputKind.BUFFER if node in constants else InputKind.USER_INPUT,
@@ -112,8 +120,9 @@ def program_of(graph_module: GraphModule, examples: Sequence[Tensor]) -> PlainPr
 
 
 def _lift(graph_module: GraphModule) -> dict[Node, Tensor]:
-    """Turn the constants of a graph into inputs before the others, and return their values."""
+    """Turn the constants of a graph that are used into inputs before the others, and return their values."""
     graph = graph_module.graph
+    graph.eliminate_dead_code()
     lifted: dict[str, Node] = {}
     values: dict[Node, Tensor] = {}
     first = next(iter(graph.nodes))
@@ -123,10 +132,13 @@ def _lift(graph_module: GraphModule) -> dict[Node, Tensor]:
         if path not in lifted:
             with graph.inserting_before(first):
                 lifted[path] = graph.placeholder(path.replace(".", "_"))
+            # The name is an argument in Python code; a path such as `0.weight` is none.
+            lifted[path].target = lifted[path].name
             values[lifted[path]] = _attribute(graph_module, path)
         node.replace_all_uses_with(lifted[path])
     for node in attributes:
         graph.erase_node(node)
+    graph_module.recompile()
     return values
 
 
