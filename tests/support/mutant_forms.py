@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch._ops import OpOverload
 from torch.nn import functional as F
+from torch.nn.utils.parametrizations import weight_norm
 
 from fanin.edge.export import App, Loss, Recipe, Sgd, cross_entropy, next_token
 from fanin.edge.export.decompositions.tables import ONNX, TFLITE, Forms, Table
@@ -103,11 +104,11 @@ class Pools(nn.Module):
 
 
 class Signals(nn.Module):
-    """The same in one dimension."""
+    """The same in one dimension, with a normalized weight."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.raised = nn.Conv1d(2, 3, 3), nn.ConvTranspose1d(3, 3, 2)
+        self.first, self.raised = weight_norm(nn.Conv1d(2, 3, 3)), nn.ConvTranspose1d(3, 3, 2)
         self.last, self.head = nn.Conv1d(3, 3, 3), nn.Linear(3 * 4, NUM_CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -188,7 +189,8 @@ USERS: Final[Mapping[str, str]] = MappingProxyType(
         "nll_loss_forward nll_loss_backward conv_transpose2d.input tflite:convolution",
         "pools": "adaptive_max_pool2d adaptive_max_pool2d_backward max_pool2d avg_pool2d max_pool2d_with_indices",
         "signals": "reflection_pad1d reflection_pad1d_backward replication_pad1d replication_pad1d_backward "
-        "upsample_nearest1d_backward _upsample_nearest_exact1d_backward adaptive_max_pool1d conv_transpose1d",
+        "upsample_nearest1d_backward _upsample_nearest_exact1d_backward adaptive_max_pool1d conv_transpose1d "
+        "_weight_norm_interface_backward",
         "words": "gelu gelu_backward _softmax_backward_data native_layer_norm_backward embedding_dense_backward",
         "sequence": "nll_loss2d_forward nll_loss2d_backward",
     }

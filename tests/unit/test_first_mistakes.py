@@ -29,6 +29,15 @@ class Wrapped(nn.Module):
         return self.change(self.inner(x))
 
 
+def computed() -> nn.Module:
+    """A layer whose weight is a computed tensor, as torch.nn.utils.weight_norm leaves it."""
+    layer = nn.Linear(4, 3)
+    weight = layer.weight
+    del layer.weight
+    vars(layer)["weight"] = weight * 2.0
+    return nn.Sequential(layer)
+
+
 def app(**fields: Any) -> App:
     """An App of one linear layer, with some fields changed."""
     return App(
@@ -64,6 +73,7 @@ def app(**fields: Any) -> App:
         ({"num_classes": "3"}, "num_classes: got '3', expected an int"),
         ({"module": nn.Linear}, r"got the class Linear as module, expected an instance; write Linear\(...\)"),
         ({"module": nn.DataParallel(nn.Linear(4, 3))}, "inside torch's DataParallel, .*; pass module.module"),
+        ({"module": computed()}, r"module '0' \(Linear\) keeps weight, .*; replace torch.nn.utils.weight_norm by "),
         ({"recipe": Sgd()}, r"recipe: got Sgd\(.*\), expected a Recipe; write recipe=Recipe\(optimizer=...\)"),
         ({"loss": "cross_entropy"}, "loss: got 'cross_entropy', expected a function"),
         ({"loss": nn.CrossEntropyLoss}, r"loss: got <class .*>, expected .*reduction='none'"),

@@ -10,7 +10,6 @@ import operator
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Final, Literal, SupportsIndex
 
 import torch
@@ -30,6 +29,7 @@ from fanin.edge.export.inputs.named import (
 )
 from fanin.edge.export.inputs.outputs import picked
 from fanin.edge.export.losses import Loss, cross_entropy
+from fanin.edge.export.modules.accepted import check_module
 from fanin.edge.export.optimizers import Optimizer, Sgd, Tensors, check_optimizer
 from fanin.edge.export.refusals import guarded
 from fanin.edge.runtimes.graphs import X
@@ -69,10 +69,6 @@ class Adapters:
 
 PREPROCESSED_AT_ONCE: Final = 1024
 """Most samples that are preprocessed together: spectrograms of more would not fit into memory."""
-INNER: Final[Mapping[str, str]] = MappingProxyType(
-    {"OptimizedModule": "_orig_mod", "DataParallel": "module", "DistributedDataParallel": "module"}
-)
-"""The attribute with the module itself, by the class of torch that wraps it."""
 Trains = Literal["full", "head", "bias"] | Adapters
 """The part that learns: all parameters that require a gradient, the last layer, the biases, or adapters."""
 
@@ -287,17 +283,8 @@ def _pair(app: App, value: object) -> tuple[Tensors, Tensor]:
 
 def _check_parts(app: App) -> None:
     """Raise UnsupportedModel unless module, loss, recipe and preprocess have their types."""
-    what, module = f"App {app.name}", app.module
-    if isinstance(module, type):
-        raise UnsupportedModel(
-            f"{what}: got the class {module.__name__} as module, expected an instance; write {module.__name__}(...)"
-        )
-    if not isinstance(module, torch.nn.Module):
-        raise UnsupportedModel(f"{what}: got a module of type {type(module).__name__}, expected a torch.nn.Module")
-    kind = type(module).__name__
-    if kind in INNER or isinstance(module, torch.jit.ScriptModule):
-        advice = f"pass module.{INNER[kind]}" if kind in INNER else "pass the module that torch.jit was given"
-        raise UnsupportedModel(f"{what}: got a module inside torch's {kind}, expected the module itself; {advice}")
+    what = f"App {app.name}"
+    check_module(what, app.module)
     if not isinstance(app.recipe, Recipe):
         raise UnsupportedModel(
             f"{what}: recipe: got {app.recipe!r}, expected a Recipe; write recipe=Recipe(optimizer=...)"

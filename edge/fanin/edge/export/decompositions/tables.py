@@ -22,6 +22,7 @@ from fanin.edge.export.decompositions.convolution.products import Convolutions
 from fanin.edge.export.decompositions.group_norm import group_norm, group_norm_backward
 from fanin.edge.export.decompositions.own import Decompositions, with_own
 from fanin.edge.export.decompositions.pooling import adaptive, average, forward, max_backward
+from fanin.edge.export.decompositions.weight_norm import weight_norm_backward
 
 aten = torch.ops.aten
 Table = dict[OpOverload, Callable[..., object]]
@@ -66,6 +67,7 @@ def _common() -> Table:
         aten.avg_pool2d_backward.default: average.avg_pool2d_backward,
         aten._adaptive_avg_pool2d.default: average.adaptive_avg_pool2d,
         aten._adaptive_avg_pool2d_backward.default: average.adaptive_avg_pool2d_backward,
+        aten._weight_norm_interface_backward.default: weight_norm_backward,
     }
 
 
