@@ -27,8 +27,8 @@ def main(arguments):
                 time.sleep(0.01)
             raise ArithmeticError("no number")
         signal.pause()
-    if rank == "1":
-        # As a scheduler that stops all processes of a job.
+    if rank == "1" and imported:
+        # As a scheduler that stops all processes of a job. The parent is the fork server; a spawned rank has the agent.
         os.kill(os.getppid(), signal.SIGTERM)
         sys.exit()
     return 0

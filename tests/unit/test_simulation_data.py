@@ -7,7 +7,7 @@ import pytest
 from support.errors import raises
 
 from fanin.protos.errors import InvalidInput
-from fanin.simulation import examples_of, load_data, partition_of
+from fanin.simulation import Iid, examples_of, load_data, partition, partition_of
 
 
 def test_pairs_and_mappings_become_examples() -> None:
@@ -101,3 +101,9 @@ def test_a_partitioner_of_another_library_is_a_partition() -> None:
 def test_a_partitioner_that_cannot_be_used_is_one_error(num_rows: int, error: str) -> None:
     with raises(InvalidInput, error):
         partition_of(ByParity(num_rows), x="image", y="label")
+
+
+@pytest.mark.parametrize("data", [(np.zeros((4, 2), np.float32), np.zeros(4, np.int32)), load_data("digits")])
+def test_data_of_another_type_is_not_spread(data: object) -> None:
+    with pytest.raises(InvalidInput, match=r"partition: got (tuple|LoadedData) as examples, expected Examples; write "):
+        partition(data, 2, Iid())  # type: ignore[arg-type]  # the mistake under test

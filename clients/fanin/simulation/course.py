@@ -16,10 +16,12 @@ from fanin.edge.tensors import Float32s
 from fanin.protos.control import RoundClosed, RoundFailed, RunRested, RunState, VersionPublished
 from fanin.protos.errors import FaninError
 from fanin.protos.plans import EvaluationPlan, Plan
+from fanin.server.access.limits import Limits
 from fanin.server.aggregation.parameters import load_parameters
 from fanin.server.evaluation.metrics import VersionMetrics
 from fanin.simulation.devices.events import OnEvent, SimulationEvent
 from fanin.simulation.devices.models import DeviceModel
+from fanin.simulation.devices.rotation import Rotation
 from fanin.simulation.federation import Federation
 from fanin.simulation.rows import (
     ClientFailure,
@@ -36,6 +38,8 @@ from fanin.simulation.workers import Trainings
 
 RUN: Final = "run"
 PIECE_BYTES: Final = 1 << 20
+PRESENT: Final = 2
+"""Clients of a ``Rotation`` that are present, as a multiple of the Plan's concurrency: a policy has a choice."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -118,7 +122,8 @@ class SimulatedRun:
         def observe(event: DeviceEvent) -> None:
             self._note(rows, event.event, event.round, client=client_of(event.device), detail=event.detail)
 
-        async with Federation(seed=self.seed, piece_bytes=PIECE_BYTES, observe=observe) as federation:
+        limits = Limits(max_parked=max(Limits().max_parked, self._num_present))
+        async with Federation(seed=self.seed, limits=limits, piece_bytes=PIECE_BYTES, observe=observe) as federation:
             self._note(rows, "engine", 0, detail=self.engine)
             # The coordinator of a simulation has no data sets: the evaluation is here.
             plan = replace(self.plan, evaluation=EvaluationPlan())
@@ -133,10 +138,7 @@ class SimulatedRun:
                 failures=rows.failures,
                 stops=self.stops,
             )
-            for index, work in enumerate(self.work):
-                habits = self.devices.habits(index, work, self.seed)
-                member = Member(device=client_name(index), trainer=ClientTrainer(index, crew), habits=habits)
-                federation.join(member, self.bundle)
+            self._join(federation, crew)
             try:
                 await self._follow(federation, rows)
                 rows.is_complete = True
@@ -148,6 +150,23 @@ class SimulatedRun:
                 task.uncancel()
             rows.parameters = await self._parameters(federation, rows.rounds[-1].version)
         return rows
+
+    @property
+    def _num_present(self) -> int:
+        return PRESENT * self.plan.cohort.concurrency
+
+    def _join(self, federation: Federation, crew: Crew) -> None:
+        """Add the clients: all of them if the coordinator can park them, else as a ``Rotation``."""
+
+        def member(client: int) -> Member:
+            habits = self.devices.habits(client, self.work[client], self.seed)
+            return Member(device=client_name(client), trainer=ClientTrainer(client, crew), habits=habits)
+
+        if len(self.work) > max(Limits().max_parked, self._num_present):
+            federation.join_rotation(Rotation(len(self.work), self._num_present, member, self.seed), self.bundle)
+            return
+        for client in range(len(self.work)):
+            federation.join(member(client), self.bundle)
 
     async def _follow(self, federation: Federation, rows: RowLists) -> None:
         """Add the rows of each Version until the Run ends. Raises FaninError if the Run does not finish."""

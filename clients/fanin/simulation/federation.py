@@ -19,6 +19,7 @@ from fanin.server.access.limits import Limits
 from fanin.server.runs.catalog import Runs
 from fanin.server.storage.stores import CoordinatorState
 from fanin.simulation.coordinator import COORDINATOR, SimulatedCoordinator
+from fanin.simulation.devices.rotation import Rotation
 from fanin.simulation.operator import start_run
 
 
@@ -131,15 +132,14 @@ class Federation:
 
     def join(self, member: Member, bundle: Bundle) -> None:
         """Add a device that trusts the Bundle's publisher."""
-        around = Surroundings(
-            fleet=self,
-            trusted=(bundle.signed.public_key,),
-            overheard=self._overheard,
-            note=self.note,
-            observe=self._observe,
-            piece_bytes=self._piece_bytes,
-        )
-        self._tasks.append(self._group.create_task(take_part(member, around, str(self._seed)), name=member.device))
+        part = take_part(member, self._around(bundle), str(self._seed))
+        self._tasks.append(self._group.create_task(part, name=member.device))
+
+    def join_rotation(self, rotation: Rotation, bundle: Bundle) -> None:
+        """Add devices that trust the Bundle's publisher, of which only some are present at a time."""
+        around = self._around(bundle)
+        for place in range(rotation.num_present):
+            self._tasks.append(self._group.create_task(rotation.keep_place(around), name=f"place {place}"))
 
     def interrupt(self, stops_s: Sequence[float], down_s: float) -> None:
         """Stop the coordinator at these times from now, and start it again ``down_s`` seconds after each."""
@@ -156,6 +156,16 @@ class Federation:
     async def stop(self) -> None:
         """Stop the coordinator at once; only durable state survives."""
         await self._coordinator.stop()
+
+    def _around(self, bundle: Bundle) -> Surroundings:
+        return Surroundings(
+            fleet=self,
+            trusted=(bundle.signed.public_key,),
+            overheard=self._overheard,
+            note=self.note,
+            observe=self._observe,
+            piece_bytes=self._piece_bytes,
+        )
 
     async def _interrupt(self, stops_s: Sequence[float], down_s: float) -> None:
         began = asyncio.get_running_loop().time()

@@ -9,7 +9,7 @@ Reading order:
 - ``availability``: when a device is there, and its battery
 - ``observed``: the events of a device's part in a Round
 - ``unreliable``, ``interruptible``: coordinators whose calls break
-- ``member``: ``Member``, a device with habits that leaves and returns
+- ``member``: ``Member``, a device with habits that leaves and returns, and ``ActiveMember``, which has a connection
 - ``memory``: the folder of a ``VirtualDevice``
 - ``synthetic``: a trainer and a Bundle for tests of everything but training
 - ``trainers``: ``check_trainer``, the contract of a Trainer
@@ -23,13 +23,14 @@ from fanin.clients.testing.device import VirtualDevice
 from fanin.clients.testing.habits import Habits, Lie
 from fanin.clients.testing.interruptible import InterruptibleFleet
 from fanin.clients.testing.loopback import Fleet, LoopbackTransport
-from fanin.clients.testing.member import Member, Surroundings, take_part
+from fanin.clients.testing.member import ActiveMember, Member, Surroundings, take_part
 from fanin.clients.testing.observed import DeviceEvent
 from fanin.clients.testing.synthetic import SyntheticTrainer, synthetic_bundle
 from fanin.clients.testing.trainers import Countdown, check_trainer, example_assignment, example_model
 from fanin.clients.testing.unreliable import UnreliableFleet
 
 __all__ = [
+    "ActiveMember",
     "Availability",
     "Battery",
     "Countdown",

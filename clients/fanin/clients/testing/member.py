@@ -51,21 +51,11 @@ class Surroundings:
 
 async def take_part(member: Member, around: Surroundings, seed: str) -> None:
     """Take part until cancelled, or until the device never returns. The same seed gives the same behaviour."""
-    habits, name = member.habits, member.device
-    # One generator for each quantity: a broken call does not change the duration of a training.
-    coming, line_rng, device_rng, quitting = (
-        random.Random(f"{seed}/{name}/{what}") for what in ("come", "line", "work", "quit")
-    )
-    unreliable = UnreliableFleet(
-        fleet=around.fleet, habits=habits, rng=line_rng, overheard=around.overheard, note=around.note
-    )
-    line = ObservedFleet(fleet=unreliable, observe=around.observe)
-    transport = LoopbackTransport(fleet=line, device=name, latency_s=LATENCY_S, piece_bytes=around.piece_bytes)
-    trainer = ObservedTrainer(member.trainer, name, around.observe, lambda: quitting.random() < habits.quit)
-    power = _Power(habits)
-    device = VirtualDevice(transport, trainer, around.trusted, device_rng, power.work)
-    for stay_s, away_s in habits.stays(coming):
-        await power.run(device, stay_s, lambda: around.observe(DeviceEvent(device=name, event="battery empty")))
+    name = member.device
+    active = ActiveMember(member, around, seed)
+    device = active.device
+    for stay_s, away_s in member.habits.stays(random.Random(f"{seed}/{name}/come")):
+        await active.stay(stay_s)
         if away_s is None:
             around.note(name, "is gone for good")
             around.observe(DeviceEvent(device=name, event="gone"))
@@ -76,6 +66,32 @@ async def take_part(member: Member, around: Surroundings, seed: str) -> None:
         device.restart()
         around.note(name, "is back")
         around.observe(DeviceEvent(device=name, event="online"))
+
+
+class ActiveMember:
+    """A Member with its device, its power and its connection.
+
+    Attributes:
+        device: The device.
+    """
+
+    def __init__(self, member: Member, around: Surroundings, seed: str) -> None:
+        habits, name = member.habits, member.device
+        # One generator for each quantity: a broken call does not change the duration of a training.
+        line_rng, device_rng, quitting = (random.Random(f"{seed}/{name}/{what}") for what in ("line", "work", "quit"))
+        unreliable = UnreliableFleet(
+            fleet=around.fleet, habits=habits, rng=line_rng, overheard=around.overheard, note=around.note
+        )
+        line = ObservedFleet(fleet=unreliable, observe=around.observe)
+        transport = LoopbackTransport(fleet=line, device=name, latency_s=LATENCY_S, piece_bytes=around.piece_bytes)
+        trainer = ObservedTrainer(member.trainer, name, around.observe, lambda: quitting.random() < habits.quit)
+        self._power = _Power(habits)
+        self._note_empty = lambda: around.observe(DeviceEvent(device=name, event="battery empty"))
+        self.device = VirtualDevice(transport, trainer, around.trusted, device_rng, self._power.work)
+
+    async def stay(self, stay_s: float | None) -> None:
+        """Run the device for some virtual seconds, or until cancelled. It charges whenever its battery is empty."""
+        await self._power.run(self.device, stay_s, self._note_empty)
 
 
 class _Power:

@@ -93,12 +93,17 @@ def partition(examples: Examples, num_clients: int, by: Partitioner, *, seed: in
         seed: Seed of the draw, 0 or more.
 
     Raises:
-        InvalidInput: There are more clients than examples allow, a client has too few examples, or the partitioner
-            returned something else than the indices of each client.
+        InvalidInput: The data set has another type, there are more clients than examples allow, a client has too few
+            examples, or the partitioner returned something else than the indices of each client.
 
     Example:
         ``partition(load_digits(), 10, Dirichlet(alpha=0.3))``
     """
+    if not isinstance(examples, Examples):
+        raise InvalidInput(
+            f"partition: got {type(examples).__name__} as examples, expected Examples; write "
+            "Examples(inputs={'x': x}, y=y) for arrays, examples_of(data) for a data set, or load_data(name).train"
+        )
     most = len(examples) // MIN_EXAMPLES
     if not 1 <= num_clients <= most:
         raise InvalidInput(

@@ -10,5 +10,6 @@ Reading order:
 - ``distributions``: numbers that differ between devices
 - ``models``: ``DeviceModel``, and the habits of each client
 - ``files``: models in TOML, and traces of presence
+- ``rotation``: ``Rotation``, more clients than are present at a time
 - ``events``: the event log of a simulation
 """

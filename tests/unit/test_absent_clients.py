@@ -1,0 +1,108 @@
+"""A ``Rotation``: more clients than are present at a time."""
+
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from support.stage_runs import FEEDBACK, scaffold
+from support.values import PUBLISHER
+from support.virtual import SHAPES, plan
+from torch import nn
+
+from fanin.clients.data.examples import Examples
+from fanin.clients.testing import Habits, Member, SyntheticTrainer, run_virtual, synthetic_bundle
+from fanin.clients.testing.availability import Stay
+from fanin.edge.bundles.bundle import Bundle
+from fanin.edge.export import App
+from fanin.protos.control import RoundClosed
+from fanin.protos.messages import CodecSpec
+from fanin.protos.plans import Plan
+from fanin.simulation import Federation, Iid, SimulationSettings, partition, simulate
+from fanin.simulation.devices.rotation import Rotation
+
+UNSTEADY = Habits(work_s=(1.0, 20.0), cut=0.1, quit=0.1, stay_s=60.0, away_s=(1.0, 20.0))
+STEADY = Habits(work_s=(1.0, 2.0))
+
+
+class Never:
+    """An Availability of a device that is always away."""
+
+    def stays(self, rng: object) -> Iterator[Stay]:
+        """See Availability."""
+        yield 0.0, None
+
+
+def closed_rounds(wanted: Plan, bundle: Bundle, rotation: Rotation) -> list[RoundClosed]:
+    """The Rounds of a Run in which only the rotation takes part."""
+
+    async def run() -> list[RoundClosed]:
+        async with Federation(seed=5) as federation:
+            await federation.start_run("run", wanted, bundle, PUBLISHER)
+            federation.join_rotation(rotation, bundle)
+            events = [recorded.event async for recorded in federation.watch("run")]
+        return [event for event in events if isinstance(event, RoundClosed)]
+
+    return run_virtual(run())
+
+
+def rotation_of(num: int, present: int, habits: Callable[[int], Habits], made: list[int] | None = None) -> Rotation:
+    """Synthetic clients. ``made`` receives the index of each visitor."""
+
+    def member(client: int) -> Member:
+        if made is not None:
+            made.append(client)
+        trainer = SyntheticTrainer(partition=client % 100)
+        return Member(device=f"client-{client}", trainer=trainer, habits=habits(client))
+
+    return Rotation(num, present, member, seed=5)
+
+
+def test_each_round_has_other_clients_of_a_million(tmp_path: Path) -> None:
+    bundle = synthetic_bundle(tmp_path, PUBLISHER, SHAPES)
+    wanted = plan(quorum=8, buffer=8, concurrency=8, max_rounds=5)
+    made: list[int] = []
+    rounds = closed_rounds(wanted, bundle, rotation_of(10**6, 12, lambda client: STEADY, made))
+    clients = [device for event in rounds for device in event.accepted]
+    assert len(rounds) == 5 and len(clients) == len(set(clients)) == 40
+    # Nobody else was ever built, and the draw covers the whole range.
+    assert 40 <= len(made) <= 60 and max(made) - min(made) > 800_000
+    again = closed_rounds(wanted, bundle, rotation_of(10**6, 12, lambda client: STEADY))
+    assert [event.accepted for event in again] == [event.accepted for event in rounds]
+
+
+def test_clients_return_with_the_states_of_their_stages(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A device without the state that its Assignment names would log a warning."""
+    bundle = synthetic_bundle(tmp_path, PUBLISHER, SHAPES, scaffold=True)
+    codec, stages = CodecSpec(name="int8", max_shift=0), (scaffold(9), FEEDBACK)
+    wanted = plan(stages=stages, codec=codec, concurrency=4, buffer=3, quorum=2, max_rounds=8)
+    rounds = closed_rounds(wanted, bundle, rotation_of(9, 6, lambda client: UNSTEADY))
+    clients = [device for event in rounds for device in event.accepted]
+    assert len(rounds) == 8 and len(set(clients)) < len(clients)
+    warnings = [each for each in caplog.records if each.name == "fanin.clients" and each.levelno >= logging.WARNING]
+    assert [each.getMessage() for each in warnings] == []
+
+
+def test_clients_that_are_away_do_not_come(tmp_path: Path) -> None:
+    bundle = synthetic_bundle(tmp_path, PUBLISHER, SHAPES)
+    wanted = plan(quorum=4, buffer=4, concurrency=4, max_rounds=4)
+    away = Habits(work_s=STEADY.work_s, availability=Never())
+    rounds = closed_rounds(wanted, bundle, rotation_of(1000, 8, lambda client: away if client % 3 else STEADY))
+    indices = {int(device.removeprefix("client-")) for event in rounds for device in event.accepted}
+    assert len(indices) == 16 and not any(index % 3 for index in indices)
+
+
+def test_twelve_thousand_clients_of_a_simulation_are_a_crowd() -> None:
+    """Above ``Limits.max_parked``. All of them at once would poll without an end."""
+    torch.manual_seed(0)
+    x = torch.randn(24_000, 4)
+    y = (x @ torch.randn(4, 3)).argmax(1)
+    app = App(name="linear", module=nn.Linear(4, 3), calibration=x[:32], batch_size=2, num_classes=3)
+    clients = partition(Examples(inputs={"x": x.numpy()}, y=y.numpy().astype(np.int32)), 12_000, by=Iid())
+    settings = SimulationSettings(plan={"training.learning_rate": 0.1}, quiet=True)
+    result = simulate(app, clients, cohort=20, rounds=3, settings=settings)
+    assert [row.num_clients for row in result.rounds] == [0, 20, 20, 20]
+    assert len({row.client for row in result.clients}) > 55
+    assert simulate(app, clients, cohort=20, rounds=3, settings=settings).digests == result.digests
