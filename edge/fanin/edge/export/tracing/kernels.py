@@ -1,6 +1,7 @@
 """torch's fused kernels, turned off while a module is traced: they have no decomposition and no form in a graph.
 
-Attention, recurrent layers and encoder layers have a plain form and a fused one. The plain one is traced.
+Attention, recurrent layers, encoder layers and bags of embeddings have a plain form and a fused one. The plain one is
+traced.
 """
 
 import warnings
@@ -9,6 +10,8 @@ from contextlib import contextmanager
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from fanin.edge.export.modules.bags import PlainBags
 
 
 @contextmanager
@@ -27,7 +30,7 @@ def plain_kernels() -> Iterator[None]:
         with sdpa_kernel(SDPBackend.MATH), warnings.catch_warnings():
             # Reading oneDNN's settings makes it warn that there is no Intel GPU.
             warnings.filterwarnings("ignore", message="TF32 acceleration on top of oneDNN", category=UserWarning)
-            with torch.backends.mkldnn.flags(enabled=False):
+            with torch.backends.mkldnn.flags(enabled=False), PlainBags():
                 yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fused)
