@@ -1,0 +1,102 @@
+"""Eager torch for ``zoo.py``: the steps that each runtime must repeat, and their time, on one thread.
+
+    python zoo_eager.py MODEL FOLDER
+
+It uses the protocol of ``edge_device.py``. ``steps`` writes the parameters after 20 steps in float32, with the random
+numbers of a device, to ``eager.npy``, and those of float64 to ``exact.npy``.
+"""
+
+import copy
+import json
+import sys
+import time
+from contextlib import ExitStack
+from itertools import cycle
+from pathlib import Path
+
+import numpy as np
+import torch
+from edge_device import say, timed_ms
+from torch import Tensor
+from zoo_device import RANDOM_KEY
+from zoo_export import BUNDLE, PUBLISHER, STATE, TRAIN_DATA
+from zoo_models import MODELS, app_of
+
+from fanin.clients.data.batching import batches_in_order
+from fanin.clients.data.npz import read_npz
+from fanin.edge.bundles.bundle import open_folder
+from fanin.edge.export.modules.draws import given, values_of
+from fanin.edge.export.tracing.kernels import plain_kernels
+from fanin.edge.runtimes.base import PaddedBatch
+from fanin.edge.runtimes.randomness import random_ports
+
+
+class EagerModel:
+    """The module of an App, trained by autograd and ``torch.optim``."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        self._app, self._folder, self._rate = app_of(name, folder / STATE), folder, MODELS[name].learning_rate
+        self._manifest = open_folder(folder / BUNDLE, trusted=[PUBLISHER.public]).manifest
+        self._batches = list(batches_in_order(read_npz(folder / TRAIN_DATA), self._app.batch_size))
+        self._module = copy.deepcopy(self._app.module)
+        self._optimizer = self._app.recipe.optimizer.eager(self._module.parameters(), self._rate)
+        self._next = cycle(self._batches)
+
+    def timed_ms(self, num: int) -> list[float]:
+        """Return the milliseconds of each of ``num`` train steps. torch draws the random numbers itself."""
+
+        def step() -> None:
+            self._optimizer.zero_grad()
+            self._loss(self._module, next(self._next), torch.float32).backward()
+            self._optimizer.step()
+
+        return timed_ms(step, num)
+
+    def write_steps(self) -> None:
+        """Write the parameters after all batches, in float32 and in float64."""
+        for file, dtype in (("eager.npy", torch.float32), ("exact.npy", torch.float64)):
+            np.save(self._folder / file, self._trained(dtype))
+
+    def _trained(self, dtype: torch.dtype) -> np.ndarray:
+        module = copy.deepcopy(self._app.module).to(dtype)
+        optimizer = self._app.recipe.optimizer.eager(module.parameters(), self._rate)
+        ports = random_ports(self._manifest.signatures["train"].inputs)
+        for step, batch in enumerate(self._batches):
+            optimizer.zero_grad()
+            with ExitStack() as stack:
+                if ports:
+                    stack.enter_context(plain_kernels())
+                    stack.enter_context(given(ports, values_of(ports, RANDOM_KEY, step)))
+                loss = self._loss(module, batch, dtype)
+            loss.backward()
+            optimizer.step()
+        values = dict(module.named_parameters()) | dict(module.named_buffers())
+        return np.concatenate([values[row.name].detach().numpy().reshape(-1) for row in self._manifest.table.specs])
+
+    def _loss(self, module: torch.nn.Module, batch: PaddedBatch, dtype: torch.dtype) -> Tensor:
+        def tensor(array: np.ndarray) -> Tensor:
+            value = torch.from_numpy(array)
+            return value.to(dtype) if value.is_floating_point() else value
+
+        output = self._app.call(module, {name: tensor(array) for name, array in batch.inputs.items()})
+        assert isinstance(output, Tensor), "the App has checked its output"
+        return self._app.loss(output, tensor(batch.y)).mean()
+
+
+def main() -> None:
+    """Answer requests until the input ends."""
+    torch.set_num_threads(1)
+    eager = EagerModel(sys.argv[1], Path(sys.argv[2]))
+    eager.timed_ms(1)
+    say({"first_step_s": time.monotonic(), "runtime": f"torch {torch.__version__}"})
+    for line in sys.stdin:
+        request = json.loads(line)
+        if request["do"] == "steps":
+            eager.write_steps()
+            say({})
+        else:
+            say({"ms": eager.timed_ms(request["num"])})
+
+
+if __name__ == "__main__":
+    main()

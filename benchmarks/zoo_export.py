@@ -1,0 +1,104 @@
+"""One export of ``zoo.py``, in a process of its own: its peak memory is that of the export.
+
+    python zoo_export.py MODEL FOLDER FORMAT...
+
+The module is first trained a little, because the scales of int8 are calibrated at the export. FOLDER receives the state
+of that training, the data, the Bundle, and ``export.json`` with the figures, or with the error. If a format fails, the
+Bundle has the others.
+"""
+
+import json
+import logging
+import resource
+import sys
+import time
+from pathlib import Path
+from typing import Final
+
+import torch
+from edge_device import peak_rss_mb
+from zoo_models import BATCH_SIZE, HELD_OUT, MODELS, PRETRAINING, TRAINING, app_of, examples_of
+
+from fanin.clients.data.npz import write_npz
+from fanin.edge.bundles.keys import SigningKey
+from fanin.edge.export import App, export
+
+PUBLISHER: Final = SigningKey(bytes(range(32)))
+NUM_STEPS: Final = 20
+NUM_HELD_OUT: Final = 256
+PRETRAINING_BATCH: Final = 32
+PRETRAINING_RATE: Final = 2e-3
+STATE, TRAIN_DATA, HELD_OUT_DATA, BUNDLE, ROW = "state.pt", "train.npz", "held-out.npz", "bundle", "export.json"
+Row = dict[str, object]
+
+
+def main() -> None:
+    """Export one model."""
+    name, place, *formats = sys.argv[1:]
+    folder = Path(place)
+    torch.set_num_threads(1)
+    write_npz(folder / TRAIN_DATA, examples_of(name, TRAINING, NUM_STEPS * BATCH_SIZE))
+    write_npz(folder / HELD_OUT_DATA, examples_of(name, HELD_OUT, NUM_HELD_OUT))
+    torch.save(pretrained(name).state_dict(), folder / STATE)
+    row = exported(app_of(name, folder / STATE), folder / BUNDLE, formats)
+    (folder / ROW).write_text(json.dumps(row))
+
+
+def pretrained(name: str) -> torch.nn.Module:
+    """Return the module after some steps of Adam in eager torch."""
+    app = app_of(name)
+    module = app.module
+    examples = examples_of(name, PRETRAINING, MODELS[name].num_pretraining_steps * PRETRAINING_BATCH)
+    inputs = {key: torch.from_numpy(array).split(PRETRAINING_BATCH) for key, array in examples.inputs.items()}
+    optimizer = torch.optim.Adam(module.parameters(), lr=PRETRAINING_RATE)
+    torch.manual_seed(0)
+    for step, y in enumerate(torch.from_numpy(examples.y).split(PRETRAINING_BATCH)):
+        output = app.call(module, {key: parts[step] for key, parts in inputs.items()})
+        assert isinstance(output, torch.Tensor), "the App has checked its output"
+        optimizer.zero_grad()
+        app.loss(output, y).mean().backward()
+        optimizer.step()
+    return module
+
+
+def exported(app: App, folder: Path, formats: list[str]) -> Row:
+    """Export an App, in all formats if possible. Return the figures of the first export."""
+    row: Row = {"parameters": sum(value.numel() for value in app.module.parameters() if value.requires_grad)}
+    error = attempt(app, folder, formats, row)
+    if error is None:
+        return row
+    row["error"] = error
+    for each in formats if len(formats) > 1 else ():
+        if folder.exists() or (fault := attempt(app, folder, [each], {})) is None:
+            row["formats"] = [each]
+            break
+        row[f"error_{each}"] = fault
+    return row
+
+
+def attempt(app: App, folder: Path, formats: list[str], row: Row) -> str | None:
+    """Export an App and write the figures into ``row``. Return the error; None for success."""
+    began_s, began_processor_s = time.monotonic(), processor_s()
+    error = None
+    try:
+        export(app, folder, PUBLISHER, formats)
+    except Exception as exc:  # Of any kind: an error of a converter is a finding of the benchmark.
+        logging.exception("%s", app.name)
+        error = f"{type(exc).__name__}: {exc}"
+    row["export_seconds"] = time.monotonic() - began_s
+    row["export_processor_seconds"] = processor_s() - began_processor_s
+    children = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+    row["peak_memory_bytes"] = max(int(peak_rss_mb() * 2**20), 1024 * children)
+    row["formats"] = [] if error else formats
+    row["bundle_bytes"] = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) if not error else 0
+    return error
+
+
+def processor_s() -> float:
+    """Return the processor seconds of this process and of its ended children."""
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + children.ru_utime + children.ru_stime
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,54 @@
+"""Each model of the zoo, exported to ONNX and trained 20 steps in onnxruntime, against eager torch."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ZOO = Path(__file__).parents[2] / "benchmarks" / "zoo.py"
+MODELS = (
+    *("mlp", "digits_cnn", "ds_cnn", "resnet8", "mobilenet", "decoder", "gru", "lstm"),
+    *("resnet18", "mobilenet_v2", "mobilenet_v3", "vit", "mlp_mixer", "unet"),
+    *("encoder", "bert", "llama", "tcn", "keyword_spotter", "forecaster", "bag_of_words"),
+    *("siamese", "two_inputs", "mixture_of_experts", "multi_head", "vae", "denoising_autoencoder"),
+)
+TOLERANCE = 1e-5
+AMPLIFIED = 20
+"""Of the difference between torch in float32 and in float64, for models whose rounding is amplified."""
+LEAST_AGREEMENT = 0.9
+
+
+@pytest.mark.nightly
+def test_the_zoo_has_these_models() -> None:
+    listed = subprocess.run([sys.executable, str(ZOO), "--list"], check=True, capture_output=True, text=True)
+    assert listed.stdout.split() == list(MODELS)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("model", MODELS)
+def test_a_model_of_the_zoo_ends_where_eager_torch_ends(model: str, tmp_path: Path) -> None:
+    file = tmp_path / "zoo.json"
+    command = [sys.executable, str(ZOO), "--models", model, "--runtimes", "onnx", "--json", str(file)]
+    subprocess.run(command, check=True)
+    (row,) = json.loads(file.read_text())["models"]
+    assert "error" not in row and "errors" not in row
+    assert row["moved"] > 100 * TOLERANCE
+    assert row["parity"]["onnx"] <= max(TOLERANCE, AMPLIFIED * row["parity_of_float64"])
+    assert row["int8_agreement"] >= LEAST_AGREEMENT
+    assert row["bundle_bytes"] > row["parameters"]
+    assert row["peak_memory_bytes"] > 100e6 and row["export_seconds"] > 0.0
+
+
+@pytest.mark.nightly
+def test_an_export_that_fails_is_an_error_of_its_model_alone(tmp_path: Path) -> None:
+    file = tmp_path / "zoo.json"
+    command = [sys.executable, str(ZOO), "--models", "mlp,gru", "--runtimes", "onnx", "--json", str(file)]
+    done = subprocess.run([*command, "--limit", "0.1"], check=False)
+    assert done.returncode == 1
+    rows = json.loads(file.read_text())["models"]
+    assert [(row["name"], row["error"]) for row in rows] == [
+        (name, "the export took more than 0.1 s") for name in ("mlp", "gru")
+    ]
