@@ -23,8 +23,10 @@ def values_and_gradients(bag: nn.EmbeddingBag, words: Tensor, weights: Tensor | 
 
 @pytest.mark.parametrize(
     ("mode", "padding_idx", "is_weighted"),
-    [("sum", None, False), ("sum", 2, False), ("sum", 2, True), ("mean", None, False), ("mean", 2, False)]
-    + [("max", None, False)],
+    [
+        *(("sum", None, False), ("sum", 2, False), ("sum", 2, True)),
+        *(("mean", None, False), ("mean", 2, False), ("max", None, False)),
+    ],
 )
 def test_the_plain_form_is_torchs(mode: Mode, padding_idx: int | None, is_weighted: bool) -> None:
     torch.manual_seed(0)
