@@ -143,8 +143,9 @@ SEQUENCES: Final[Mapping[str, ZooModel]] = MappingProxyType(
         "bert": ZooModel(
             make=lambda: bert(data.VOCABULARY, LENGTH, NUM_CLASSES),
             data=data.masked_bags(LENGTH, NUM_CLASSES),
-            num_classes=data.NUM_PACES,
+            num_classes=NUM_CLASSES,
             output="logits",
+            learning_rate=0.005,
         ),
         "llama": ZooModel(
             make=lambda: llama(data.VOCABULARY, LENGTH),
@@ -154,7 +155,10 @@ SEQUENCES: Final[Mapping[str, ZooModel]] = MappingProxyType(
             output="logits",
         ),
         "tcn": ZooModel(
-            make=lambda: TemporalConvolutions(2, NUM_CLASSES), data=data.waves((2, NUM_STEPS), 4), num_classes=4
+            make=lambda: TemporalConvolutions(2, NUM_CLASSES),
+            data=data.waves((2, NUM_STEPS), NUM_CLASSES),
+            num_classes=NUM_CLASSES,
+            learning_rate=0.002,
         ),
         "keyword_spotter": ZooModel(
             make=lambda: KeywordSpotter(16, NUM_CLASSES), data=data.images((1, 16, 24), NUM_CLASSES), num_classes=4

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from fanin.edge.export.modules.bags import PlainBags
+from fanin.edge.export.modules.functions import PlainFunctions
 
 
 @contextmanager
@@ -30,7 +30,7 @@ def plain_kernels() -> Iterator[None]:
         with sdpa_kernel(SDPBackend.MATH), warnings.catch_warnings():
             # Reading oneDNN's settings makes it warn that there is no Intel GPU.
             warnings.filterwarnings("ignore", message="TF32 acceleration on top of oneDNN", category=UserWarning)
-            with torch.backends.mkldnn.flags(enabled=False), PlainBags():
+            with torch.backends.mkldnn.flags(enabled=False), PlainFunctions():
                 yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fused)

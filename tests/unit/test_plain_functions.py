@@ -1,4 +1,4 @@
-"""Bags of embeddings train on devices: the plain form against torch's kernel, and models in both formats."""
+"""Bags of embeddings and ``one_hot`` train on devices: plain forms against torch's own, and models in both formats."""
 
 from typing import Literal
 
@@ -7,9 +7,10 @@ import torch
 from support.models import exported
 from support.nightly import nightly_but
 from torch import Tensor, nn
+from torch.nn.functional import one_hot
 
 from fanin.edge.export import App
-from fanin.edge.export.modules.bags import PlainBags
+from fanin.edge.export.modules.functions import PlainFunctions
 
 Mode = Literal["sum", "mean", "max"]
 NUM_WORDS = 7
@@ -28,7 +29,7 @@ def values_and_gradients(bag: nn.EmbeddingBag, words: Tensor, weights: Tensor | 
         *(("mean", None, False), ("mean", 2, False), ("max", None, False)),
     ],
 )
-def test_the_plain_form_is_torchs(mode: Mode, padding_idx: int | None, is_weighted: bool) -> None:
+def test_the_plain_form_of_a_bag_is_torchs(mode: Mode, padding_idx: int | None, is_weighted: bool) -> None:
     torch.manual_seed(0)
     bag = nn.EmbeddingBag(NUM_WORDS, 3, mode=mode, padding_idx=padding_idx, dtype=torch.float64)
     # The last bag has padding alone, and the others have words twice.
@@ -36,7 +37,7 @@ def test_the_plain_form_is_torchs(mode: Mode, padding_idx: int | None, is_weight
     words[-1] = 2
     weights = torch.randn(5, 9, dtype=torch.float64, requires_grad=True) if is_weighted else None
     expected = values_and_gradients(bag, words, weights)
-    with PlainBags():
+    with PlainFunctions():
         torch.testing.assert_close(values_and_gradients(bag, words, weights), expected, rtol=1e-10, atol=1e-10)
         traced = torch.fx.experimental.proxy_tensor.make_fx(lambda x: bag(x, None, weights))(words)
     assert not [node for node in traced.graph.nodes if "bag" in str(node.target)]
@@ -46,7 +47,7 @@ def test_the_plain_form_is_torchs(mode: Mode, padding_idx: int | None, is_weight
 def test_other_bags_are_left_to_torch(arguments: dict[str, object]) -> None:
     bag = nn.EmbeddingBag(NUM_WORDS, 3, **arguments)  # type: ignore[arg-type]  # one of two sets of arguments
     words = torch.randint(0, NUM_WORDS, (5, 9))
-    with PlainBags():
+    with PlainFunctions():
         traced = torch.fx.experimental.proxy_tensor.make_fx(lambda x: bag(x))(words)
     assert [node for node in traced.graph.nodes if "bag" in str(node.target)]
 
@@ -64,3 +65,32 @@ def test_a_model_of_bags_is_exported(mode: Mode, graph_format: str) -> None:
     )
     # The export compares its graphs with eager torch, which runs its own kernel.
     assert exported(app, (graph_format,)).manifest.num_tokens == {"x": NUM_WORDS}
+
+
+class Gated(nn.Module):
+    """Two layers, of which a gate selects one for each sample."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.layers = nn.Linear(6, 2), nn.ModuleList(nn.Linear(6, 3) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits (B, 3)."""
+        shares = self.gate(x).softmax(dim=-1)
+        selected = shares * one_hot(shares.argmax(dim=-1), num_classes=2)
+        return (selected.unsqueeze(-1) * torch.stack([layer(x) for layer in self.layers], dim=1)).sum(dim=1)
+
+
+def test_the_plain_form_of_one_hot_is_torchs() -> None:
+    classes = torch.tensor([[0, 3], [1, 4]])
+    expected = one_hot(classes, 5)
+    with PlainFunctions():
+        torch.testing.assert_close(one_hot(classes, num_classes=5), expected, rtol=0, atol=0)
+        torch.testing.assert_close(one_hot(classes), expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("graph_format", nightly_but(("onnx", "tflite"), ("onnx",)))
+def test_a_model_that_selects_by_one_hot_is_exported(graph_format: str) -> None:
+    torch.manual_seed(0)
+    app = App(name="gated", module=Gated(), calibration=torch.randn(16, 6), batch_size=4, num_classes=3)
+    assert exported(app, (graph_format,)).manifest.num_classes == 3

@@ -1,24 +1,27 @@
-"""Bags of embeddings as lookups and a reduction: torch's kernel has no gradient in a graph.
+"""Functions of torch that have no form in a graph, as plain operators.
 
-``nn.EmbeddingBag`` with inputs (B, T) is an ``Embedding`` and a sum, a mean or a maximum over T. The plain form needs
-memory for B x T rows. A device looks up as many for any other model of tokens.
+- A bag of embeddings of inputs (B, T) is a lookup and a sum, a mean or a maximum over T: torch's kernel has no gradient
+  in a graph. The plain form needs memory for B x T rows, as any other model of tokens does.
+- ``one_hot`` with a number of classes is a comparison: torch's own reads the classes, to check them.
 """
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
+import torch
 from torch import Tensor
-from torch.nn.functional import embedding, embedding_bag
+from torch.nn.functional import embedding, embedding_bag, one_hot
 from torch.overrides import TorchFunctionMode
 
 CALL: Final = inspect.signature(embedding_bag)
 
 
-class PlainBags(TorchFunctionMode):
-    """While active, bags of one length are looked up and reduced by plain operators.
+class PlainFunctions(TorchFunctionMode):
+    """While active, these functions are computed by plain operators.
 
-    Bags with offsets, a norm that is limited, gradients by frequency, or a maximum with padding are left to torch.
+    Left to torch: bags with offsets, with a limited norm, with gradients by frequency, or with a maximum and padding;
+    and ``one_hot`` without a number of classes.
     """
 
     def __torch_function__(
@@ -28,13 +31,17 @@ class PlainBags(TorchFunctionMode):
         args: Sequence[object] = (),
         kwargs: Mapping[str, object] | None = None,
     ) -> object:
-        """Intercept calls of torch's function."""
+        """Intercept calls of the functions."""
         named = kwargs or {}
         if func is embedding_bag:
             call = CALL.bind(*args, **named)
             call.apply_defaults()
             if _has_plain_form(call.arguments):
                 return _reduced(call.arguments)
+        if func is one_hot:
+            encoded = _encoded(*args, **named)
+            if encoded is not None:
+                return encoded
         return func(*args, **named)
 
 
@@ -68,3 +75,11 @@ def _reduced(arguments: Mapping[str, object]) -> Tensor:
         return total
     num = words.shape[1] if visible is None else visible.sum(dim=1, keepdim=True).clamp(min=1.0)
     return total / num
+
+
+def _encoded(tensor: object, num_classes: object = -1) -> Tensor | None:
+    """Return 1 at the class and 0 elsewhere (..., num_classes); None without a number. Arguments are torch's."""
+    if not isinstance(tensor, Tensor) or not isinstance(num_classes, int) or num_classes < 1:
+        return None
+    classes = torch.arange(num_classes, dtype=tensor.dtype, device=tensor.device)
+    return (tensor.unsqueeze(-1) == classes).to(torch.int64)
