@@ -25,6 +25,10 @@ def toml_of(wanted: Plan) -> str:
             value = getattr(part, name)
             if isinstance(value, tuple):
                 continue
+            if isinstance(value, dict):
+                entries = ", ".join(f'"{entry}" = {number!r}' for entry, number in value.items())
+                lines.append(f"{name} = {{ {entries} }}")
+                continue
             lines.append(f'{name} = "{value}"' if isinstance(value, str) else f"{name} = {value!r}")
     for stage in wanted.stages:
         options = ", ".join(f'"{name}" = {value!r}' for name, value in stage.options.items())

@@ -95,6 +95,11 @@ def test_people_are_told_and_a_bundle_is_never_overwritten(fanin: Fanin, spec: P
     ("before", "after", "said"),
     [
         ("[graphs.onnx]", "[graphs.onnx", "linear.toml: not a TOML file ("),
+        (
+            "[graphs.onnx]",
+            "optimizer.momentum = {default = 0.9, below = 1.0}\n[graphs.onnx]",
+            "bundle: optimizer: got the setting 'momentum', expected an input 'optimizer.momentum' of the train graph",
+        ),
         ("name =", "title =", "linear.toml: got unknown ['title'] and no ['name'], expected ['batch_size', 'graphs'"),
         ("num_classes =", "classes =", "linear.toml: got unknown ['classes'], expected ['batch_size', 'graphs', 'n"),
         (

@@ -334,6 +334,9 @@ def test_a_plan_that_needs_an_input_which_the_bundle_lacks_is_refused(host: Host
             operator.start_run("pulled", plan, devices[0].bundle, f.PUBLISHER)
         with pytest.raises(NotFound):
             operator.run("pulled")
+        plan = replace(f.plan(), training=replace(f.plan().training, optimizer={"momentum": 0.5}))
+        with pytest.raises(InvalidPlan, match=r"training\.optimizer momentum, but the settings .* are: none; export"):
+            operator.start_run("pulled", plan, devices[0].bundle, f.PUBLISHER)
 
 
 def test_a_bundle_that_takes_control_variates_needs_a_stage_that_sets_them(host: Hosted, devices: list[Peer]) -> None:

@@ -65,6 +65,9 @@ TRAININGS: Final = st.builds(
     seed=UINT64,
     proximal_weight=st.just(0.0) | RATES,
     batch_size=UINT32,
+    optimizer=st.dictionaries(NAMES, st.floats(allow_nan=False, allow_infinity=False), max_size=3).map(
+        lambda settings: dict(sorted(settings.items()))
+    ),
 )
 STAGES: Final = st.builds(
     m.StageSpec,

@@ -6,7 +6,7 @@ from typing import Final
 import numpy as np
 
 from fanin.edge.bundles.derived import Derived, FoldedTensor
-from fanin.edge.bundles.manifest import Manifest, Port, Signature
+from fanin.edge.bundles.manifest import Manifest, OptimizerSetting, Port, Signature
 from fanin.edge.bundles.slots import Slot, SlotKind
 from fanin.edge.tensors import TensorTable, encode_parameters
 from fanin.protos.chunks import artifact_of
@@ -77,4 +77,5 @@ def manifest() -> Manifest:
         artifacts=MappingProxyType({name: artifact_of(data) for name, data in ARTIFACTS.items()}),
         initial="initial",
         derived=DERIVED,
+        optimizer=MappingProxyType({"momentum": OptimizerSetting(default=0.9, below=1.0)}),
     )

@@ -10,7 +10,7 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
-from fanin.edge.bundles.manifest import Manifest, Signature
+from fanin.edge.bundles.manifest import Manifest, OptimizerSetting, Signature
 from fanin.edge.export import (
     Adagrad,
     Adam,
@@ -26,7 +26,7 @@ from fanin.edge.export import (
 )
 from fanin.edge.export.decompositions.tables import ONNX, Forms
 from fanin.edge.export.formats import ports_of
-from fanin.edge.export.optimizers import Tensors
+from fanin.edge.export.optimizers.optimizer import StepInputs, Tensors
 from fanin.edge.export.prepare import Prepared, prepare
 from fanin.edge.export.tracing.eager import cases_of
 from fanin.edge.export.tracing.forward import trace_evaluate
@@ -105,11 +105,21 @@ class MutantOptimizer:
         """As the true optimizer."""
         return self.of.divides
 
+    @property
+    def settings(self) -> Mapping[str, OptimizerSetting]:
+        """Those of the true optimizer."""
+        return self.of.settings
+
+    @property
+    def setting_inputs(self) -> tuple[str, ...]:
+        """Those of the true optimizer."""
+        return self.of.setting_inputs
+
     def move(
-        self, value: Tensor, gradient: Tensor, state: Mapping[str, Tensor], learning_rate: Tensor, step: Tensor | None
+        self, value: Tensor, gradient: Tensor, state: Mapping[str, Tensor], inputs: StepInputs
     ) -> tuple[Tensor, Tensors]:
         """The true results, with one of them mutated."""
-        moved, states = self.of.move(value, gradient, state, learning_rate, step)
+        moved, states = self.of.move(value, gradient, state, inputs)
         if self.target == MOVE:
             return value + self.factor * (moved - value), states
         return moved, states | {self.target: self.factor * states[self.target]}
@@ -197,6 +207,7 @@ def _manifest(prepared: Prepared, **graphs: Traced) -> Manifest:
         batch_size=prepared.app.batch_size,
         num_classes=prepared.app.num_classes,
         table=prepared.table,
+        optimizer=prepared.app.recipe.optimizer.settings,
         signatures=signatures,
         slots={},
         artifacts={"parameters": artifact_of(b"")},

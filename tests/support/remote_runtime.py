@@ -127,6 +127,7 @@ class _TrainStep:
             "learning_rate": settings.learning_rate,
             "proximal_weight": settings.proximal_weight,
             "random_key": settings.random_key,
+            "settings": dict(settings.optimizer),
         }
         extras = {"anchor": settings.anchor, "control": settings.control}
         arrays = {"parameters": state.parameters, "optimizer": state.optimizer, **arrays_of(batch)}

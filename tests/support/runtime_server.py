@@ -67,6 +67,7 @@ class Server:
             anchor=arrays.get("anchor"),
             control=arrays.get("control"),
             random_key=row["random_key"],
+            optimizer=row["settings"],
         )
         state, loss = self._opened[row["number"]](state, batch_of(arrays), settings)
         told = {"num_steps": state.num_steps, "loss": loss}

@@ -21,6 +21,7 @@ from support.values import PUBLISHER
 from fanin.edge.assembly.assemble import AssembledGraphs, assemble
 from fanin.edge.bundles.bundle import open_folder
 from fanin.edge.bundles.formats import FILE_FORMATS
+from fanin.edge.bundles.manifest import OptimizerSetting
 from fanin.edge.bundles.slots import Slot, SlotKind, check_slots
 from fanin.edge.export.decompositions.tables import TFLITE
 from fanin.edge.export.prepare import prepare
@@ -127,6 +128,7 @@ def tflite_spec() -> AssembledGraphs:
         parameters=parameters,
         graphs={"tflite": dict.fromkeys(graphs, data)},
         slots={"tflite": tuple(slot_at(name, value, data) for name, value in parameters.items())},
+        optimizer=app.recipe.optimizer.settings,
     )
 
 
@@ -252,6 +254,16 @@ def test_graphs_that_no_device_could_use_are_refused(tmp_path: Path, graphs: Map
     with pytest.raises(InvalidBundle, match=message):
         assemble(with_graphs(**graphs), tmp_path / "bundle", PUBLISHER)
     assert not (tmp_path / "bundle").exists()
+
+
+def test_a_setting_of_the_optimizer_is_an_input_of_the_train_graph(tmp_path: Path) -> None:
+    spec = replace(linear_graphs(), optimizer={"momentum": OptimizerSetting(default=0.9, below=1.0)})
+    with pytest.raises(InvalidBundle, match=r"the setting 'momentum', expected an input 'optimizer\.momentum' of"):
+        assemble(spec, tmp_path / "bundle", PUBLISHER)
+    # The learning rate of the graph under another name: the setting takes its place.
+    train = renamed(TRAIN, learning_rate="optimizer.momentum")
+    with pytest.raises(InvalidBundle, match=r"inputs .*'optimizer\.momentum'.* expected .*'learning_rate'"):
+        assemble(replace(with_graphs(train=train), optimizer=spec.optimizer), tmp_path / "bundle", PUBLISHER)
 
 
 def test_a_spec_that_lacks_something_is_refused(tmp_path: Path) -> None:

@@ -97,7 +97,7 @@ def test_a_scripted_module_is_refused() -> None:
     [
         (torch.optim.SGD([X], lr=0.1), r"an object of torch.optim.sgd.SGD, .* without parameters and learning rate"),
         (torch.optim.AdamW, "the class torch.optim.adamw.AdamW, .* the Plan sets the learning rate"),
-        (Sgd, r"the class fanin.edge.export.optimizers.Sgd, .*; write Sgd\(\)"),
+        (Sgd, r"the class fanin.edge.export.optimizers.rules.Sgd, .*; write Sgd\(\)"),
         ("sgd", r"an object of builtins.str, expected an optimizer of fanin.edge.export; write optimizer=Sgd\(\)"),
     ],
 )

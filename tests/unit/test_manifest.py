@@ -156,6 +156,14 @@ WRONG: list[tuple[Callable[[Row], object], str]] = [
             "expected one value for each channel"
         ),
     ),
+    (
+        lambda row: row["optimizer"]["momentum"].update(default=1.0),
+        "optimizer: got the default 1.0 below 1.0, expected at least 0.0, below a bound of at most 1.70141e+38",
+    ),
+    (
+        lambda row: row["optimizer"]["momentum"].update(below="1"),
+        "manifest.optimizer.momentum.below: got str, expected float",
+    ),
     (lambda row: row.update(initial="other"), "manifest: initial parameters 'other' are not among the artifacts"),
     (
         lambda row: row["artifacts"]["initial"].update(size_bytes=1),

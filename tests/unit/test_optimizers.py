@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fanin.edge.export import Adagrad, Adam, Adapters, Optimizer, Recipe, RmsProp, Sgd
-from fanin.edge.export.optimizers import clipped
+from fanin.edge.export.optimizers.optimizer import StepInputs, clipped, setting_tensors
 from fanin.protos.errors import UnsupportedModel
 
 CLOSE = {"rtol": 1e-12, "atol": 1e-14}
@@ -43,7 +43,8 @@ def ours(optimizer: Optimizer, start: Tensor, gradients: list[Tensor], rate: flo
     learning_rate = torch.tensor(rate, dtype=start.dtype)
     for number, gradient in enumerate(gradients, start=1):
         step = torch.tensor(float(number), dtype=start.dtype) if optimizer.counts_steps else None
-        value, state = optimizer.move(value, gradient, state, learning_rate, step)
+        inputs = StepInputs(learning_rate=learning_rate, step=step, settings=setting_tensors(optimizer, start.dtype))
+        value, state = optimizer.move(value, gradient, state, inputs)
     return value, state
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.export import Adam, App, Recipe, Sgd
 from fanin.edge.export.losses import cross_entropy
-from fanin.edge.export.optimizers import Tensors
+from fanin.edge.export.optimizers.optimizer import StepInputs, Tensors
 from fanin.edge.export.prepare import prepare
 from fanin.edge.export.tracing.eager import cases_of
 from fanin.edge.export.verify import Triple, _check_int8, _check_loss, _check_tensors, verify
@@ -31,12 +31,12 @@ class Still(Adam):
     """An Adam that updates its states and never moves."""
 
     def move(
-        self, value: Tensor, gradient: Tensor, state: Mapping[str, Tensor], learning_rate: Tensor, step: Tensor | None
+        self, value: Tensor, gradient: Tensor, state: Mapping[str, Tensor], inputs: StepInputs
     ) -> tuple[Tensor, Tensors]:
         """The next states, and the same value."""
-        _, states = super().move(value, gradient, state, learning_rate, step)
-        # Without the learning rate and the step the graph would have unused inputs.
-        return value + 0.0 * learning_rate * (0.0 if step is None else step), states
+        moved, states = super().move(value, gradient, state, inputs)
+        # Without the move the graph would have unused inputs.
+        return value + 0.0 * moved, states
 
 
 class Steeper(Mlp):

@@ -107,6 +107,7 @@ def bundle_row(bundle: Bundle) -> dict[str, object]:
         "batch_size": manifest.batch_size,
         "num_classes": manifest.num_classes,
         "num_tokens": dict(manifest.num_tokens),
+        "optimizer": {name: setting.default for name, setting in manifest.optimizer.items()},
         "parameters": {spec.name: list(spec.shape) for spec in manifest.table.specs},
         "signatures": {
             name: {
@@ -139,6 +140,7 @@ def _port_row(port: Port) -> dict[str, object]:
 
 def _text(bundle: Bundle, row: dict[str, object]) -> str:
     manifest = bundle.manifest
+    settings = ", ".join(f"{name} {setting.default:g}" for name, setting in manifest.optimizer.items())
     lines = [
         f"bundle {bundle.sha256}",
         f"  name        {manifest.name}",
@@ -146,6 +148,7 @@ def _text(bundle: Bundle, row: dict[str, object]) -> str:
         f"  parameters  {manifest.table.num_values} values in {len(manifest.table.specs)} tensors",
         f"  batch size  {manifest.batch_size}",
         f"  model       {kind_of(manifest)}",
+        *([f"  optimizer   {settings}"] if settings else []),
         *(
             f"  int8 slots  {name}: {len(slots)} {dict(Counter(str(slot.kind) for slot in slots))}"
             for name, slots in manifest.slots.items()

@@ -520,7 +520,8 @@ class BundleRef(_message.Message):
         "name"         string
         "batch_size"   the batch of the train and evaluate graphs
         "num_classes"  number of labels; 0: the model gives values
-        "num_tokens"   number of tokens that x may have; 0: x has none, or any
+        "num_tokens"   {INPUT: number of tokens}; an input that is not here has none, or any
+        "optimizer"    {SETTING: {"default": number, "below": number}}: the settings of the optimizer that are inputs of train
         "parameters"   {NAME: [dim, ..]}: the tensors of a Version, all float32
         "signatures"   {"train" | "evaluate" | "infer" | "preprocess": {
                            "inputs": [PORT, ..], "outputs": [PORT, ..], "graphs": {FORMAT: ARTIFACT NAME}}}
@@ -539,7 +540,9 @@ class BundleRef(_message.Message):
         evaluate  <p>.., x, y, mask                             ->  loss_sum, predicted
 
     mask is 1.0 for an example and 0.0 for a row that fills up the batch. Optional inputs of train: step (float32, from
-    1.0); anchor.<p> (the Version's parameters) and proximal_weight; control.<p>, in Runs with the stage scaffold alone.
+    1.0); anchor.<p> (the Version's parameters) and proximal_weight; control.<p>, in Runs with the stage scaffold alone; for
+    a setting v of "optimizer" any of optimizer.<name> (v), optimizer.<name>.complement (1 - v) and optimizer.<name>.log (the
+    natural logarithm of v; -200.0 for 0.0), computed in float64.
 
     loss is the mean over the examples with mask 1.0, loss_sum the sum over them. predicted has the class with the largest
     logit of each label (int32), or the values (float32). y has classes or next tokens (int32, -1 for none), or values
@@ -1022,11 +1025,32 @@ Global___SettingList: _TypeAlias = SettingList  # noqa: Y015
 class Training(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class OptimizerEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     EPOCHS_FIELD_NUMBER: _builtins.int
     LEARNING_RATE_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
     PROXIMAL_WEIGHT_FIELD_NUMBER: _builtins.int
     BATCH_SIZE_FIELD_NUMBER: _builtins.int
+    OPTIMIZER_FIELD_NUMBER: _builtins.int
     epochs: _builtins.int
     learning_rate: _builtins.float
     seed: _builtins.int
@@ -1035,6 +1059,10 @@ class Training(_message.Message):
     """FedProx's mu: the value of the train graph's input proximal_weight. 0.0: the graph may lack it."""
     batch_size: _builtins.int
     """The batch size that the Plan was written for, equal to the manifest's; 0: not stated."""
+    @_builtins.property
+    def optimizer(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """Settings of the optimizer by name, instead of those in the manifest."""
+
     def __init__(
         self,
         *,
@@ -1043,10 +1071,11 @@ class Training(_message.Message):
         seed: _builtins.int = ...,
         proximal_weight: _builtins.float = ...,
         batch_size: _builtins.int = ...,
+        optimizer: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_size", b"batch_size", "epochs", b"epochs", "learning_rate", b"learning_rate", "proximal_weight", b"proximal_weight", "seed", b"seed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_size", b"batch_size", "epochs", b"epochs", "learning_rate", b"learning_rate", "optimizer", b"optimizer", "proximal_weight", b"proximal_weight", "seed", b"seed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

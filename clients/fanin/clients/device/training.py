@@ -78,6 +78,7 @@ class RuntimeTrainer:
             anchor=model.parameters,
             control=control,
             random_key=random_key(training.seed, examples.partition, assignment.round),
+            optimizer=training.optimizer,
         )
         loss_sum, num_steps = 0.0, 0
         for batch in interruptible(training_batches(examples, model, assignment), should_continue):

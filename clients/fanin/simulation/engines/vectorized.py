@@ -116,6 +116,7 @@ class VectorTrainings:
                 anchor=model.parameters,
                 controls=[each.control for each in active],
                 random_keys=[each.random_key for each in active],
+                optimizer=training.optimizer,
             )
             state, losses = self._step(state, batches, settings)
             for each, batch, loss in zip(active, batches, losses, strict=True):

@@ -85,7 +85,11 @@ class Baseline:
         for row in rounds:
             losses = []
             training = self.plan.training_in(max(row.round, 1))
-            settings = StepSettings(learning_rate=training.learning_rate, random_key=random_key(training.seed, 0, 0))
+            settings = StepSettings(
+                learning_rate=training.learning_rate,
+                random_key=random_key(training.seed, 0, 0),
+                optimizer=training.optimizer,
+            )
             for _ in range(self._num_steps([each for each in clients if each.round == row.round], training.epochs)):
                 state, loss = step(state, next(stream), settings)
                 if not math.isfinite(loss):

@@ -23,14 +23,14 @@ import numpy as np
 from fanin.edge.bundles.bundle import Bundle, open_folder, write_bundle
 from fanin.edge.bundles.formats import file_format
 from fanin.edge.bundles.keys import SigningKey
-from fanin.edge.bundles.manifest import DEVICE_SIGNATURES, DTYPES, Manifest, Port, Ports, Signature
+from fanin.edge.bundles.manifest import DEVICE_SIGNATURES, DTYPES, Manifest, OptimizerSetting, Port, Ports, Signature
 from fanin.edge.bundles.manifest_json import dump_manifest
 from fanin.edge.bundles.quantize import fill_slots
 from fanin.edge.bundles.slots import Slot, check_slots
 from fanin.edge.files import new_folder
 from fanin.edge.runtimes.available import open_format
 from fanin.edge.runtimes.base import LoadedModel, Runtime, StepSettings
-from fanin.edge.runtimes.graphs import CONTROL, next_port, parameter_port, probe_batch, state_port
+from fanin.edge.runtimes.graphs import CONTROL, next_port, parameter_port, probe_batch, setting_values, state_port
 from fanin.edge.runtimes.models import PREPROCESS, RAW, open_preprocess
 from fanin.edge.tensors import Float32s, TensorTable, encode_parameters
 from fanin.protos.chunks import artifact_of
@@ -53,6 +53,7 @@ class AssembledGraphs:
             signatures is listed once for each.
         slots: Slots of the ``infer`` graph by format. For a format without an entry they are found automatically.
         num_tokens: Size of the vocabulary of each input that is tokens, by name.
+        optimizer: The settings of the optimizer that are inputs of the train graph, by name.
     """
 
     name: str
@@ -62,6 +63,7 @@ class AssembledGraphs:
     graphs: Mapping[str, Mapping[str, bytes]]
     slots: Mapping[str, tuple[Slot, ...]] = field(default_factory=dict)
     num_tokens: Mapping[str, int] = field(default_factory=dict)
+    optimizer: Mapping[str, OptimizerSetting] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.parameters or not self.graphs or not self.name:
@@ -118,6 +120,7 @@ def assemble(spec: AssembledGraphs, folder: Path | str, key: SigningKey) -> Bund
         batch_size=spec.batch_size,
         num_classes=spec.num_classes,
         num_tokens=MappingProxyType(dict(spec.num_tokens)),
+        optimizer=MappingProxyType(dict(spec.optimizer)),
         table=spec.table,
         signatures=MappingProxyType(
             {
@@ -206,6 +209,7 @@ def _check_contract(spec: AssembledGraphs, ports_of: Mapping[str, Ports]) -> Non
         "learning_rate": scalar,
         "step": scalar,
         "proximal_weight": scalar,
+        **dict.fromkeys(setting_values(dict.fromkeys(spec.optimizer, 0.5)), scalar),
     }
     for spec_row in spec.table.specs:
         parameter = parameter_port(spec_row.name)

@@ -4,6 +4,7 @@
     batch_size = 16
     num_classes = 10                  # 0 or omitted: a regression model
     num_tokens = {x = 65}             # size of the vocabulary of each input that is tokens; omitted: none is
+    optimizer.momentum = {default = 0.9, below = 1.0}  # settings that are inputs of train; omitted: none is
     parameters = "parameters.npz"     # Version 0: a float32 array for each parameter
 
     [graphs.onnx]                     # the file of each Signature, by format; paths are relative to this file
@@ -29,13 +30,13 @@ from typing import Final
 import numpy as np
 
 from fanin.edge.assembly.assemble import AssembledGraphs
-from fanin.edge.bundles.manifest_json import parse_slot
+from fanin.edge.bundles.manifest_json import parse_setting, parse_slot
 from fanin.edge.bundles.rows import Reader
 from fanin.edge.bundles.slots import Slot
 from fanin.edge.tensors import Float32s
 from fanin.protos.errors import InvalidInput
 
-DEFAULTS: Final = MappingProxyType({"num_classes": 0, "num_tokens": {}, "slots": {}})
+DEFAULTS: Final = MappingProxyType({"num_classes": 0, "num_tokens": {}, "optimizer": {}, "slots": {}})
 SLOT_DEFAULTS: Final = MappingProxyType(
     {"kind": "float", "weight": "", "axis": -1, "permutation": [], "input_scale": 0.0, "offset": -1}
 )
@@ -55,7 +56,7 @@ def read_assembly(path: Path) -> AssembledGraphs:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
         raise InvalidInput(f"{path}: not a TOML file ({exc})") from exc
     reader = Reader({**DEFAULTS, **root}, str(path))
-    reader.only("name batch_size num_classes num_tokens parameters graphs slots")
+    reader.only("name batch_size num_classes num_tokens optimizer parameters graphs slots")
     parameters = _parameters(path.parent / reader.text("parameters"))
     slots, num_tokens = reader.child("slots"), reader.child("num_tokens")
     return AssembledGraphs(
@@ -63,6 +64,7 @@ def read_assembly(path: Path) -> AssembledGraphs:
         batch_size=reader.integer("batch_size"),
         num_classes=reader.integer("num_classes"),
         num_tokens={name: num_tokens.integer(name) for name in num_tokens.row},
+        optimizer={name: parse_setting(row) for name, row in reader.children("optimizer")},
         parameters=parameters,
         graphs={
             graph_format: {name: (path.parent / files.text(name)).read_bytes() for name in files.row}

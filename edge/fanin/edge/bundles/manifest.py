@@ -20,6 +20,8 @@ DEVICE_SIGNATURES: Final = ("train", "evaluate", "infer")
 """Signatures that every Bundle with graphs has, because a device needs all of them."""
 NO_GRAPHS: Final = "arrays"
 """The graph format that a device reports if code trains on it: it takes Bundles without graphs."""
+UNBOUNDED: Final = 2.0**127
+"""Bound of a setting without another one. The graphs compute in float32."""
 DTYPES: Final = ("float32", "int32", "int8", "uint8")
 """Element types of a Signature's inputs and outputs."""
 
@@ -35,6 +37,30 @@ class Port:
 
 Ports = tuple[tuple[Port, ...], tuple[Port, ...]]
 """Inputs and outputs of a graph."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerSetting:
+    """A setting of the optimizer that a Plan may change: an input of the ``train`` graph.
+
+    Attributes:
+        default: Its value where the Plan has none, from 0.0 to below ``below``.
+        below: Bound of its values, in the range of float32.
+    """
+
+    default: float
+    below: float = UNBOUNDED
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.below <= UNBOUNDED or not self.allows(self.default):
+            raise InvalidBundle(
+                f"optimizer: got the default {self.default} below {self.below}, expected at least 0.0, below a bound "
+                f"of at most {UNBOUNDED:g}"
+            )
+
+    def allows(self, value: float) -> bool:
+        """Return whether the setting may have a value."""
+        return 0.0 <= value < self.below
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +89,7 @@ class Manifest:
         derived: Tensors that are computed from parameters, which slots may use.
         num_tokens: Number of tokens that the model accepts, by the name of the input. An input without a number is not
             tokens, or any number is one.
+        optimizer: The settings of the optimizer that a Plan may change, by name.
 
     Raises:
         InvalidBundle: The facts contradict each other.
@@ -78,6 +105,7 @@ class Manifest:
     initial: str
     derived: Derived = NOTHING
     num_tokens: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    optimizer: Mapping[str, OptimizerSetting] = field(default_factory=lambda: MappingProxyType({}))
 
     def __post_init__(self) -> None:
         if self.batch_size < 1 or self.num_classes < 0:

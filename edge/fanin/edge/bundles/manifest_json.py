@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Final
 
 from fanin.edge.bundles.derived import derived_row, parse_derived
-from fanin.edge.bundles.manifest import DTYPES, Manifest, Port, Signature
+from fanin.edge.bundles.manifest import DTYPES, Manifest, OptimizerSetting, Port, Signature
 from fanin.edge.bundles.rows import Reader
 from fanin.edge.bundles.slots import Slot, SlotKind
 from fanin.edge.tensors import TensorTable
@@ -30,6 +30,9 @@ def dump_manifest(manifest: Manifest) -> bytes:
         "batch_size": manifest.batch_size,
         "num_classes": manifest.num_classes,
         "num_tokens": dict(manifest.num_tokens),
+        "optimizer": {
+            name: {"default": setting.default, "below": setting.below} for name, setting in manifest.optimizer.items()
+        },
         "parameters": {spec.name: list(spec.shape) for spec in manifest.table.specs},
         "signatures": {
             name: {
@@ -85,7 +88,9 @@ def parse_manifest(data: bytes) -> Manifest:
 
 
 def _manifest(reader: Reader) -> Manifest:
-    reader.only("format name batch_size num_classes num_tokens parameters derived signatures slots artifacts initial")
+    reader.only(
+        "format name batch_size num_classes num_tokens optimizer parameters derived signatures slots artifacts initial"
+    )
     parameters, num_tokens = reader.child("parameters"), reader.child("num_tokens")
     return Manifest(
         name=reader.text("name"),
@@ -104,7 +109,14 @@ def _manifest(reader: Reader) -> Manifest:
         artifacts=MappingProxyType({name: _artifact(row) for name, row in reader.children("artifacts")}),
         initial=reader.text("initial"),
         derived=parse_derived(reader.child("derived")),
+        optimizer=MappingProxyType({name: parse_setting(row) for name, row in reader.children("optimizer")}),
     )
+
+
+def parse_setting(reader: Reader) -> OptimizerSetting:
+    """Parse a setting of the optimizer. Raises InvalidBundle for a wrong key, type or value."""
+    reader.only("default below")
+    return OptimizerSetting(default=reader.number("default"), below=reader.number("below"))
 
 
 def _signature(reader: Reader) -> Signature:

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from fanin.edge.export.decompositions.own import check_decomposition
     from fanin.edge.export.loading import load_app
     from fanin.edge.export.losses import Loss, cross_entropy, next_token, squared_error
-    from fanin.edge.export.optimizers import Adagrad, Adam, Optimizer, RmsProp, Sgd
+    from fanin.edge.export.optimizers.optimizer import Optimizer
+    from fanin.edge.export.optimizers.rules import Adagrad, Adam, RmsProp, Sgd
 
 __all__ = [
     "Adagrad",
@@ -55,17 +56,17 @@ __all__ = [
 
 OWNERS: Final[Mapping[str, str]] = MappingProxyType(
     {
-        "Adagrad": "optimizers",
-        "Adam": "optimizers",
+        "Adagrad": "optimizers.rules",
+        "Adam": "optimizers.rules",
         "Adapters": "app",
         "App": "app",
         "Exported": "build",
         "Finding": "check",
         "Loss": "losses",
-        "Optimizer": "optimizers",
+        "Optimizer": "optimizers.optimizer",
         "Recipe": "app",
-        "RmsProp": "optimizers",
-        "Sgd": "optimizers",
+        "RmsProp": "optimizers.rules",
+        "Sgd": "optimizers.rules",
         "check_app": "check",
         "check_decomposition": "decompositions.own",
         "cross_entropy": "losses",

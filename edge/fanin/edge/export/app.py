@@ -30,7 +30,8 @@ from fanin.edge.export.inputs.named import (
 from fanin.edge.export.inputs.outputs import picked
 from fanin.edge.export.losses import Loss, cross_entropy
 from fanin.edge.export.modules.accepted import check_module
-from fanin.edge.export.optimizers import Optimizer, Sgd, Tensors, check_optimizer
+from fanin.edge.export.optimizers.optimizer import Optimizer, Tensors, check_optimizer
+from fanin.edge.export.optimizers.rules import Sgd
 from fanin.edge.export.refusals import guarded
 from fanin.edge.runtimes.graphs import X
 from fanin.protos.errors import InvalidInput, UnsupportedModel

@@ -217,5 +217,6 @@ def _assemble(prepared: Prepared, formats: Mapping[str, Graphs]) -> tuple[Manife
         artifacts=MappingProxyType({name: artifact_of(artifact) for name, artifact in artifacts.items()}),
         initial=PARAMETERS,
         derived=first.derived,
+        optimizer=MappingProxyType(dict(app.recipe.optimizer.settings)),
     )
     return manifest, artifacts

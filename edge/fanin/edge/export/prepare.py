@@ -30,7 +30,7 @@ from fanin.edge.export.int8.quantization_aware import round_layers
 from fanin.edge.export.modules.adapters import add_adapters
 from fanin.edge.export.modules.heads import head_of
 from fanin.edge.export.modules.norms import STATISTICS, track_norms, tracked_norms
-from fanin.edge.export.optimizers import Tensors
+from fanin.edge.export.optimizers.optimizer import Tensors
 from fanin.edge.runtimes.graphs import parameter_port
 from fanin.edge.tensors import Float32s, TensorTable
 from fanin.protos.errors import InvalidInput, UnsupportedModel

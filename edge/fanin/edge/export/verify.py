@@ -31,7 +31,7 @@ import torch
 
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.bundles.manifest import Manifest
-from fanin.edge.export.optimizers import Tensors
+from fanin.edge.export.optimizers.optimizer import Tensors
 from fanin.edge.export.prepare import Prepared
 from fanin.edge.export.preprocess import verify_preprocess
 from fanin.edge.export.tracing.eager import (

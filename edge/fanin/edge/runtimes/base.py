@@ -6,7 +6,8 @@ after any step and resume from the last state. ``available.open_runtime`` select
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Protocol
 
 from fanin.edge.bundles.bundle import Bundle
@@ -59,6 +60,7 @@ class StepSettings:
         anchor: Parameters towards which the proximal term pulls (num_values,). Default: no pull.
         control: SCAFFOLD's c - c_i, which is added to the gradient (num_values,). Default: zeros.
         random_key: Key of the random inputs, from ``randomness.random_key``. Their values also depend on the step.
+        optimizer: Settings of the optimizer by name, instead of the Bundle's (``Manifest.optimizer``).
 
     Reference:
         FedProx: Li et al. 2020, arXiv 1812.06127, section 3.
@@ -70,6 +72,7 @@ class StepSettings:
     anchor: Float32s | None = None
     control: Float32s | None = None
     random_key: int = 0
+    optimizer: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,16 +7,19 @@ The inputs and outputs for a Bundle with parameters ``<p>`` and optimizer states
 ``momentum``; ``mean`` and ``square`` for Adam)::
 
     train      <p>..., <s>.<p>..., <i>..., y, mask, learning_rate  ->  next.<p>..., next.<s>.<p>..., loss
-               optional inputs: step; anchor.<p>... and proximal_weight; control.<p>...; uniform.<k>, normal.<k>
+               optional inputs: step; anchor.<p>... and proximal_weight; control.<p>...; uniform.<k>, normal.<k>;
+               optimizer.<o>, optimizer.<o>.complement and optimizer.<o>.log
     evaluate   <p>..., <i>..., y, mask                             ->  loss_sum, predicted
     infer      <i>...                                              ->  logits
     preprocess raw                                                 ->  <i>    (optional, see ``models``)
 
 ``<p>`` is ``parameter_port`` of the parameter's name, ``<i>`` the name of an input of the model, k the number of a
-random input (``randomness``). The inputs of ``infer`` declare the names, which are those of the arrays on devices; a
-single tensor is named ``x``. ``stepping`` has the train step.
+random input (``randomness``), and ``<o>`` a setting of the optimizer (``setting_values``). The inputs of ``infer``
+declare the names, which are those of the arrays on devices; a single tensor is named ``x``. ``stepping`` has the train
+step.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
@@ -43,8 +46,11 @@ OTHER_PORTS: Final = frozenset({X, *TARGET_PORTS, *SCALAR_PORTS, "loss", "loss_s
 RESERVED: Final = (OTHER_PORTS | {"raw"}) - {X}
 """Names that no input of a model can have: they are those of other ports."""
 PARAMETER_PREFIX: Final = "parameter."
+SETTING_PREFIX: Final = "optimizer."
+LOG_OF_ZERO: Final = -200.0
+"""Stands for the logarithm of a setting of 0.0: its exponential is 0 in float32."""
 OTHER_PREFIXES: Final = (
-    *(PARAMETER_PREFIX, "next.", "anchor.", "control.", "momentum.", "mean.", "square."),
+    *(PARAMETER_PREFIX, SETTING_PREFIX, "next.", "anchor.", "control.", "momentum.", "mean.", "square."),
     *RANDOM_PREFIXES,
 )
 """Prefixes of ports that belong to a parameter (its next value, its optimizer states), and of random inputs."""
@@ -63,6 +69,36 @@ def parameter_port(name: str) -> str:
 def state_port(state: str, parameter: str) -> str:
     """Return the name of the train input for a parameter's optimizer state, anchor or control variate."""
     return f"{state}.{parameter}"
+
+
+def setting_values(settings: Mapping[str, float]) -> dict[str, float]:
+    """Return the values of all inputs that a graph may have for these settings of its optimizer, by port.
+
+    ``optimizer.<o>`` is the setting v itself. ``.complement`` is 1 - v and ``.log`` the natural logarithm of v, both
+    from float64: in float32 a graph would lose digits of them where v is close to 1, as the betas of Adam are.
+    """
+    values: dict[str, float] = {}
+    for name, value in settings.items():
+        port = SETTING_PREFIX + name
+        log = math.log(value) if value > 0.0 else LOG_OF_ZERO
+        values |= {port: value, f"{port}.complement": 1.0 - value, f"{port}.log": log}
+    return values
+
+
+def checked_settings(manifest: Manifest, changes: Mapping[str, float]) -> dict[str, float]:
+    """Return the settings of a Bundle's optimizer with some of them changed.
+
+    Raises:
+        ValueError: The graph has no such setting, or it does not allow the value.
+    """
+    for name, value in changes.items():
+        setting = manifest.optimizer.get(name)
+        if setting is None:
+            known = ", ".join(manifest.optimizer) or "none"
+            raise ValueError(f"optimizer: got the setting {name!r}, expected one of the bundle's optimizer: {known}")
+        if not setting.allows(value):
+            raise ValueError(f"optimizer: got {name} {value:g}, expected at least 0 and below {setting.below:g}")
+    return {name: setting.default for name, setting in manifest.optimizer.items()} | dict(changes)
 
 
 def control_ports(table: TensorTable, inputs: Iterable[Port]) -> tuple[str, ...]:

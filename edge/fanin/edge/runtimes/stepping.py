@@ -9,7 +9,7 @@ slab or allocates a new one. So callers can treat states as values.
 """
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -21,18 +21,22 @@ from fanin.edge.runtimes.graphs import (
     CONTROL,
     PROXIMAL_WEIGHT,
     SCALAR_PORTS,
+    SETTING_PREFIX,
     STEP,
     BatchPorts,
     FlatPorts,
     batch_ports,
+    checked_settings,
     next_port,
     optimizer_table,
     parameter_port,
+    setting_values,
     signature_of,
     state_port,
 )
 from fanin.edge.runtimes.randomness import draw, random_ports
 from fanin.edge.tensors import Array, Float32s
+from fanin.protos.errors import InvalidBundle
 
 KINDS: Final = ("anchor", CONTROL)
 MAX_SLABS: Final = 4
@@ -83,6 +87,11 @@ class GraphTrainStep:
         optional = [STEP, PROXIMAL_WEIGHT, *(state_port(kind, name) for kind in KINDS for name in parameters)]
         self._random_ports = random_ports(manifest.signatures["train"].inputs)
         optional += [port.name for port in self._random_ports]
+        self._manifest = manifest
+        # One mapping serves all steps of a training, so its values are computed once.
+        self._changes: Mapping[str, float] = {}
+        self._settings = setting_values(checked_settings(manifest, self._changes))
+        optional += self._settings
         outputs = [*(next_port(name) for name in (*names, *state_names)), "loss"]
         signature = signature_of(manifest, "train", (required, optional), outputs)
         self._parameters = FlatPorts(manifest.table, names)
@@ -90,8 +99,15 @@ class GraphTrainStep:
         self._batch = BatchPorts(manifest, signature)
         self._bind = bind
         inputs = {port.name: port for port in signature.inputs}
+        for name in manifest.optimizer:
+            if not inputs.keys() & setting_values({name: 0.0}).keys():
+                raise InvalidBundle(
+                    f"bundle: optimizer: got the setting {name!r}, expected an input {SETTING_PREFIX + name!r} of the "
+                    "train graph"
+                )
         self._fixed = {name: np.zeros(inputs[name].shape, inputs[name].dtype) for name in batch_ports(manifest)}
-        self._scalars: dict[str, Float32s] = {name: np.zeros((), np.float32) for name in SCALAR_PORTS if name in inputs}
+        scalars = (*SCALAR_PORTS, *self._settings)
+        self._scalars: dict[str, Float32s] = {name: np.zeros((), np.float32) for name in scalars if name in inputs}
         self._extras: dict[str, Float32s] = {}
         self._random = {port.name: np.zeros(port.shape, np.float32) for port in self._random_ports}
         self._feed: dict[str, Array] = {**self._fixed, **self._scalars, **self._random}
@@ -125,7 +141,10 @@ class GraphTrainStep:
         return next_state, float(self._loss)
 
     def _set(self, state: TrainState, settings: StepSettings) -> None:
-        values = {
+        if settings.optimizer is not self._changes:
+            self._settings = setting_values(checked_settings(self._manifest, settings.optimizer))
+            self._changes = settings.optimizer
+        values = self._settings | {
             "learning_rate": settings.learning_rate,
             STEP: state.num_steps + 1,
             PROXIMAL_WEIGHT: settings.proximal_weight,

@@ -143,6 +143,14 @@ class Training:
             at_most=MAX_TIMES,
         ),
     ] = 0
+    optimizer: Annotated[
+        dict[str, float],
+        Key(
+            text="Settings of the optimizer in the train graph, such as `momentum`, `weight_decay` or `beta1`, instead "
+            "of those of the App.",
+            see="edge.md#optimizers",
+        ),
+    ] = field(default_factory=dict)
 
 
 def _default_shift(values: Mapping[str, object]) -> int:

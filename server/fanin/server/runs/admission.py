@@ -5,11 +5,12 @@ come from an operator. Those that do not fit together are the operator's mistake
 Chunks damaged after their upload are damage of the coordinator (Corrupted).
 """
 
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping
 
 import numpy as np
 
 from fanin.edge.bundles.bundle import MAX_MANIFEST_BYTES, Bundle, SignedManifest
+from fanin.edge.bundles.manifest import Manifest
 from fanin.edge.bundles.versions import check_delegation, check_version
 from fanin.edge.codecs.scaffold import CONTROL, NUM_DEVICES
 from fanin.edge.runtimes.graphs import PROXIMAL_WEIGHT, control_ports
@@ -151,6 +152,7 @@ def _check_plan(start: StartRun, setup: RunSetup) -> None:
             f"run {start.run_id}: got proximal_weight {training.proximal_weight:g}, but the bundle's train graph has "
             "no such input; export the App with Recipe(proximal=True)"
         )
+    _check_optimizer(start.run_id, training.optimizer, manifest)
     _check_control(start.run_id, setup)
     _check_num_devices(start)
     if training.batch_size not in (0, manifest.batch_size):
@@ -160,12 +162,30 @@ def _check_plan(start: StartRun, setup: RunSetup) -> None:
         )
 
 
+def _check_optimizer(run_id: str, changes: Mapping[str, float], manifest: Manifest) -> None:
+    """Raise InvalidPlan if the Plan changes a setting that the optimizer lacks, or to a value that it excludes."""
+    known = manifest.optimizer
+    if unknown := sorted(changes.keys() - known.keys()):
+        names = ", ".join(known) or "none"
+        raise InvalidPlan(
+            f"run {run_id}: got training.optimizer {', '.join(unknown)}, but the settings in the bundle's train graph "
+            f"are: {names}; export the App with an optimizer that has them (docs/edge.md#optimizers)"
+        )
+    for name, value in changes.items():
+        if not known[name].allows(value):
+            raise InvalidPlan(
+                f"run {run_id}: got training.optimizer.{name} {value:g}, expected at least 0 and below "
+                f"{known[name].below:g}"
+            )
+
+
 def _check_no_graphs(start: StartRun, setup: RunSetup) -> None:
     """Raise InvalidPlan if the Plan sets what only graphs carry out."""
     plan = start.plan
     is_set = {
         "training.proximal_weight": plan.training.proximal_weight > 0.0,
         "training.batch_size": plan.training.batch_size > 0,
+        "training.optimizer": bool(plan.training.optimizer),
         "evaluation.data": bool(plan.evaluation.data),
         "stop.max_int8_drop": plan.stop.max_int8_drop > 0.0,
         "the stage scaffold": any(group.name == CONTROL for group in setup.layout.groups),

@@ -36,6 +36,8 @@ from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 from torch.fx.traceback import preserve_node_meta
 from torch.utils._pytree import tree_structure
 
+from fanin.edge.export.tracing.kernels import plain_kernels
+
 Form = Callable[..., object]
 
 
@@ -169,6 +171,8 @@ def _retraced(program: PlainProgram, table: Mapping[OperatorBase, Form]) -> Plai
         ),
         enable_python_dispatcher(),
         torch.no_grad(),
+        # A composite operator such as an LSTM would choose a fused kernel.
+        plain_kernels(),
         preserve_node_meta(),
     ):
         # Some graphs and some forms change a tensor in place.

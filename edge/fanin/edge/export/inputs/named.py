@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from fanin.edge.export.inputs.checks import as_tensor
-from fanin.edge.export.optimizers import Tensors
+from fanin.edge.export.optimizers.optimizer import Tensors
 from fanin.edge.runtimes.graphs import RESERVED, X
 from fanin.protos.errors import UnsupportedModel
 

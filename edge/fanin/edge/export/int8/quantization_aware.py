@@ -19,7 +19,7 @@ from torch.nn import functional
 from fanin.edge.bundles.quantize import MAX_CODE, MIN_SCALE
 from fanin.edge.export.inputs.named import call_module, split_inputs
 from fanin.edge.export.modules.places import replace_modules
-from fanin.edge.export.optimizers import Tensors
+from fanin.edge.export.optimizers.optimizer import Tensors
 from fanin.edge.export.refusals import guarded
 from fanin.protos.errors import UnsupportedModel
 

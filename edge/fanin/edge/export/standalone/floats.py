@@ -22,7 +22,7 @@ from fanin.edge.export.formats import FORMATS
 from fanin.edge.export.inputs.named import numpy_inputs
 from fanin.edge.export.int8.folding import Infer, fold_norms
 from fanin.edge.export.onnx.writer import inputs_to_initializers, to_onnx
-from fanin.edge.export.optimizers import Tensors
+from fanin.edge.export.optimizers.optimizer import Tensors
 from fanin.edge.export.prepare import Module, Prepared, prepare, with_parameters
 from fanin.edge.export.standalone.quantized import INFER, check_format
 from fanin.edge.export.tflite.bound import bind_parameters, join_biases

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
-from fanin.edge.export.optimizers import Tensors
+from fanin.edge.export.optimizers.optimizer import Tensors
 
 ALIASES: Final = (torch.ops.aten.alias.default, torch.ops.aten.detach.default)
 

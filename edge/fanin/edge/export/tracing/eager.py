@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fanin.edge.export.inputs.named import numpy_inputs, rows_of
 from fanin.edge.export.modules.draws import given, values_of
-from fanin.edge.export.optimizers import Tensors
+from fanin.edge.export.optimizers.optimizer import Tensors
 from fanin.edge.export.prepare import Prepared
 from fanin.edge.export.tracing.examples import (
     ExampleBatch,

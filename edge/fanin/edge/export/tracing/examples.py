@@ -14,7 +14,7 @@ from fanin.edge.export.app import App
 from fanin.edge.export.inputs.named import forms_of, num_samples, rows_of
 from fanin.edge.export.inputs.outputs import paths_of
 from fanin.edge.export.modules.draws import check_size, recorded
-from fanin.edge.export.optimizers import Tensors
+from fanin.edge.export.optimizers.optimizer import Tensors
 from fanin.edge.export.prepare import Prepared
 from fanin.edge.export.refusals import SAMPLES, NoForm, Untraceable, guarded, succeeds
 from fanin.edge.export.tracing.kernels import plain_kernels

@@ -14,7 +14,7 @@ from fanin.edge.export.inputs.outputs import picked
 from fanin.edge.export.modules.draws import refused
 from fanin.edge.export.modules.origins import recorded_origins
 from fanin.edge.export.modules.places import call_with
-from fanin.edge.export.optimizers import Tensors
+from fanin.edge.export.optimizers.optimizer import Tensors
 from fanin.edge.export.prepare import Prepared
 from fanin.edge.export.quiet import quiet_weights
 from fanin.edge.export.refusals import FIXED, Untraceable, guarded

@@ -9,7 +9,7 @@ from fanin.edge.export.decompositions.own import Decompositions
 from fanin.edge.export.decompositions.tables import Forms
 from fanin.edge.export.modules.draws import constant
 from fanin.edge.export.modules.places import call_with
-from fanin.edge.export.optimizers import Tensors
+from fanin.edge.export.optimizers.optimizer import Tensors
 from fanin.edge.export.tracing.backward import gradients_of
 from fanin.edge.export.tracing.reading import FixedShapes, NoReading
 from fanin.edge.export.tracing.traced import FlatInputs, Traced, trace_flat

@@ -18,7 +18,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from fanin.edge.export.decompositions.programs import program_of
 from fanin.edge.export.decompositions.tables import Table
 from fanin.edge.export.modules.origins import recorded_origins
-from fanin.edge.export.optimizers import Tensors
+from fanin.edge.export.optimizers.optimizer import Tensors
 from fanin.edge.export.prepare import FrozenWeight
 from fanin.edge.export.refusals import guarded
 from fanin.edge.export.tracing.backward import drop_aliases

@@ -12,14 +12,14 @@ from fanin.edge.export.decompositions.tables import Forms
 from fanin.edge.export.modules.draws import given, values_of
 from fanin.edge.export.modules.frozen_norms import FoldedNorms
 from fanin.edge.export.modules.norms import tracked_norms
-from fanin.edge.export.optimizers import Tensors, clipped
+from fanin.edge.export.optimizers.optimizer import StepInputs, Tensors, clipped, setting_tensors
 from fanin.edge.export.prepare import Prepared
 from fanin.edge.export.tracing.attention import PlainAttention
 from fanin.edge.export.tracing.backward import disable_inplace, gradients_of
 from fanin.edge.export.tracing.examples import check_kept, example_batch
 from fanin.edge.export.tracing.forward import inputs_among, model_logits, sample_losses
 from fanin.edge.export.tracing.traced import FlatInputs, Traced, trace_flat
-from fanin.edge.runtimes.graphs import PROXIMAL_WEIGHT, STEP, next_port, parameter_port, state_port
+from fanin.edge.runtimes.graphs import PROXIMAL_WEIGHT, SETTING_PREFIX, STEP, next_port, parameter_port, state_port
 
 
 def trace_train(prepared: Prepared, forms: Forms) -> Traced:
@@ -54,8 +54,11 @@ def trace_train(prepared: Prepared, forms: Forms) -> Traced:
                 _flat(parameter),
                 _flat(gradients[name]),
                 {state: _flat(values[state_port(state, name)]) for state in recipe.optimizer.states},
-                _scaled(values["learning_rate"], prepared.rates[name]),
-                values.get(STEP),
+                StepInputs(
+                    learning_rate=_scaled(values["learning_rate"], prepared.rates[name]),
+                    step=values.get(STEP),
+                    settings={each: values[SETTING_PREFIX + each] for each in recipe.optimizer.setting_inputs},
+                ),
             )
             moved[name] = _shaped(value, parameter.shape)
             following |= {state_port(state, name): _shaped(tensor, parameter.shape) for state, tensor in kept.items()}
@@ -104,7 +107,7 @@ def _train_inputs(prepared: Prepared) -> Tensors:
         inputs[STEP] = torch.tensor(1.0)
     if recipe.proximal:
         inputs[PROXIMAL_WEIGHT] = torch.tensor(0.0)
-    return inputs
+    return inputs | {SETTING_PREFIX + name: value for name, value in setting_tensors(recipe.optimizer).items()}
 
 
 def _gradients(prepared: Prepared, inputs: Tensors, frozen: Tensors) -> tuple[Tensor, Tensors, Tensors]:

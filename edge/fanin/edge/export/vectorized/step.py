@@ -8,8 +8,8 @@ Reference:
     torch.func.vmap, https://docs.pytorch.org/docs/stable/generated/torch.func.vmap.html.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
@@ -19,12 +19,21 @@ from torch import Tensor
 from fanin.edge.bundles.manifest import Port
 from fanin.edge.export.app import App
 from fanin.edge.export.decompositions.tables import Forms
-from fanin.edge.export.optimizers import Tensors
+from fanin.edge.export.optimizers.optimizer import Tensors
 from fanin.edge.export.prepare import Prepared, prepare
 from fanin.edge.export.quiet import quiet_torch
 from fanin.edge.export.tracing.train import trace_train
 from fanin.edge.runtimes.base import PaddedBatch
-from fanin.edge.runtimes.graphs import PROXIMAL_WEIGHT, STEP, TARGET_PORTS, next_port, parameter_port, state_port
+from fanin.edge.runtimes.graphs import (
+    PROXIMAL_WEIGHT,
+    SETTING_PREFIX,
+    STEP,
+    TARGET_PORTS,
+    next_port,
+    parameter_port,
+    setting_values,
+    state_port,
+)
 from fanin.edge.runtimes.randomness import draw, random_ports
 from fanin.edge.tensors import Float32s, TensorTable
 from fanin.protos.errors import UnsupportedModel
@@ -51,6 +60,7 @@ class VectorSettings:
         anchor: Parameters towards which the proximal term pulls, the same for all clients (num_values,).
         controls: SCAFFOLD's c - c_i of each client (num_values,); None for a client without SCAFFOLD.
         random_keys: Key of the random inputs of each client.
+        optimizer: Settings of the optimizer by name, instead of the App's.
     """
 
     learning_rate: float
@@ -58,6 +68,7 @@ class VectorSettings:
     anchor: Float32s
     controls: Sequence[Float32s | None]
     random_keys: Sequence[int]
+    optimizer: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +103,7 @@ class VectorStep:
         prepared = prepare(app)
         traced = trace_train(prepared, EAGER)
         self._table: TensorTable = prepared.table
+        self._settings = {name: setting.default for name, setting in app.recipe.optimizer.settings.items()}
         self._batch = (*app.inputs, *TARGET_PORTS)
         self._inputs, self._outputs = list(traced.inputs), list(traced.outputs)
         self._examples = dict(zip(self._inputs, traced.examples, strict=True))
@@ -99,7 +111,8 @@ class VectorStep:
         with quiet_torch():
             self._one = traced.program.run_decompositions({torch.ops.aten.copy.default: _copied}).module()
         anchors = {state_port("anchor", spec.name) for spec in self._table.specs}
-        axes = tuple(None if name in anchors or name in SHARED else 0 for name in self._inputs)
+        shared = {*anchors, *SHARED, *(SETTING_PREFIX + name for name in app.recipe.optimizer.setting_inputs)}
+        axes = tuple(None if name in shared else 0 for name in self._inputs)
         self._all = torch.func.vmap(self._one, in_dims=axes)
         self._axes = dict(zip(self._inputs, axes, strict=True))
         names = {parameter_port(spec.name): spec.name for spec in self._table.specs}
@@ -164,7 +177,7 @@ class VectorStep:
         return [self._table.flatten({name: values[client] for name, values in arrays.items()}) for client in range(num)]
 
     def _scalars(self, state: VectorState, settings: VectorSettings) -> Tensors:
-        values = {
+        values = setting_values(self._settings | dict(settings.optimizer)) | {
             "learning_rate": settings.learning_rate,
             STEP: float(state.num_steps + 1),
             PROXIMAL_WEIGHT: settings.proximal_weight,

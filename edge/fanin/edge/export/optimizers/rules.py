@@ -1,83 +1,23 @@
-"""Optimizers as pure functions: gradients, parameters and state in, the next parameters and state out.
+"""The optimizers of torch. Each is ``torch.optim``'s of the same name, operation for operation.
 
-Each is ``torch.optim``'s of the same name, operation for operation. So the exported step and eager torch differ only by
-the order of additions. ``eager`` returns that torch optimizer. The learning rate and the number of the step are inputs
-of the graph. All other settings are fixed at the export.
+So the exported step and eager torch differ only by the order of additions. ``eager`` returns that torch optimizer.
 """
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 import torch
 from torch import Tensor
 
+from fanin.edge.bundles.manifest import OptimizerSetting
+from fanin.edge.export.optimizers.optimizer import StepInputs, Tensors
 from fanin.protos.errors import UnsupportedModel
 
-Tensors = dict[str, Tensor]
-CLIP_EPSILON: Final = 1e-6
-"""The constant that ``torch.nn.utils.clip_grad_norm_`` adds to a norm before it divides by it."""
 MIN_EPSILON: Final = 1e-16
 SCALE: Final = 2.0**30
 """Factor of both sides of a quotient with a tiny constant in its denominator. The ONNX optimizer replaces an added
 constant of 1e-8 or less by 0, which gives 0 / 0 where a gradient was always zero. A power of two changes no digit."""
-
-
-class Optimizer(Protocol):
-    """The rule by which a gradient changes a parameter."""
-
-    @property
-    def states(self) -> Mapping[str, str]:
-        """The states of each parameter, all zero at first, and torch's names for them."""
-        ...
-
-    @property
-    def counts_steps(self) -> bool:
-        """Whether the rule depends on the number of the step."""
-        ...
-
-    @property
-    def divides(self) -> bool:
-        """Whether a step divides by the gradient's size, so that its first step has the size of the learning rate."""
-        ...
-
-    def move(
-        self, value: Tensor, gradient: Tensor, state: Mapping[str, Tensor], learning_rate: Tensor, step: Tensor | None
-    ) -> tuple[Tensor, Tensors]:
-        """Return the next value and the next states of one parameter.
-
-        Args:
-            value: The parameter.
-            gradient: Its gradient, of the same shape.
-            state: Its states by name, of the same shape.
-            learning_rate: Scalar.
-            step: Number of this step, from 1; None unless ``counts_steps``.
-        """
-        ...
-
-    def eager(self, parameters: Iterable[Tensor], learning_rate: float) -> torch.optim.Optimizer:
-        """Return torch's own optimizer with the same settings."""
-        ...
-
-
-def check_optimizer(optimizer: object) -> None:
-    """Raise UnsupportedModel for an object that is not an ``Optimizer``, such as one of torch's."""
-    methods = ("states", "counts_steps", "divides", "move", "eager")
-    if not isinstance(optimizer, type) and all(hasattr(optimizer, name) for name in methods):
-        return
-    kind = optimizer if isinstance(optimizer, type) else type(optimizer)
-    form = "the class" if isinstance(optimizer, type) else "an object of"
-    advice = f"write {kind.__name__}()" if all(hasattr(kind, name) for name in methods) else "write optimizer=Sgd()"
-    if issubclass(kind, torch.optim.Optimizer):
-        advice = (
-            "write optimizer=Sgd(momentum=0.9), without parameters and learning rate: the rule becomes a part of the "
-            "graph, and the Plan sets the learning rate"
-        )
-    raise UnsupportedModel(
-        f"recipe: optimizer: got {form} {kind.__module__}.{kind.__name__}, expected an optimizer of fanin.edge.export; "
-        f"{advice}"
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,17 +58,28 @@ class Sgd:
         """False."""
         return False
 
+    @property
+    def settings(self) -> Mapping[str, OptimizerSetting]:
+        """Momentum and weight decay, unless 0.0."""
+        return _present({"momentum": self.momentum}) | _decay(self.weight_decay)
+
+    @property
+    def setting_inputs(self) -> tuple[str, ...]:
+        """The settings themselves."""
+        return tuple(self.settings)
+
     def move(
-        self, value: Tensor, gradient: Tensor, state: Mapping[str, Tensor], learning_rate: Tensor, step: Tensor | None
+        self, value: Tensor, gradient: Tensor, state: Mapping[str, Tensor], inputs: StepInputs
     ) -> tuple[Tensor, Tensors]:
         """Return the parameter and its velocity after one step."""
         if self.weight_decay:
-            gradient = gradient + self.weight_decay * value
+            gradient = gradient + inputs.settings["weight_decay"] * value
         if not self.momentum:
-            return value - learning_rate * gradient, {}
-        velocity = self.momentum * state["momentum"] + gradient
-        along = gradient + self.momentum * velocity if self.nesterov else velocity
-        return value - learning_rate * along, {"momentum": velocity}
+            return value - inputs.learning_rate * gradient, {}
+        momentum = inputs.settings["momentum"]
+        velocity = momentum * state["momentum"] + gradient
+        along = gradient + momentum * velocity if self.nesterov else velocity
+        return value - inputs.learning_rate * along, {"momentum": velocity}
 
     def eager(self, parameters: Iterable[Tensor], learning_rate: float) -> torch.optim.Optimizer:
         """Return ``torch.optim.SGD`` with these settings."""
@@ -184,19 +135,30 @@ class Adam:
         """True."""
         return True
 
+    @property
+    def settings(self) -> Mapping[str, OptimizerSetting]:
+        """Both betas, and the weight decay unless it is 0.0."""
+        return _betas(beta1=self.beta1, beta2=self.beta2) | _decay(self.weight_decay)
+
+    @property
+    def setting_inputs(self) -> tuple[str, ...]:
+        """The betas in all forms, and the weight decay itself."""
+        return (*_forms("beta1"), *_forms("beta2"), *_decay(self.weight_decay))
+
     def move(
-        self, value: Tensor, gradient: Tensor, state: Mapping[str, Tensor], learning_rate: Tensor, step: Tensor | None
+        self, value: Tensor, gradient: Tensor, state: Mapping[str, Tensor], inputs: StepInputs
     ) -> tuple[Tensor, Tensors]:
         """Return the parameter and its running means after one step."""
-        assert step is not None, "counts_steps is True"
+        assert inputs.step is not None, "counts_steps is True"
+        learning_rate, settings = inputs.learning_rate, inputs.settings
         if self.weight_decay and self.decoupled:
-            value = value - learning_rate * self.weight_decay * value
+            value = value - learning_rate * settings["weight_decay"] * value
         elif self.weight_decay:
-            gradient = gradient + self.weight_decay * value
-        mean = self.beta1 * state["mean"] + (1.0 - self.beta1) * gradient
-        square = self.beta2 * state["square"] + (1.0 - self.beta2) * gradient * gradient
-        seen_mean = _one_less_power(self.beta1, step)
-        seen = torch.sqrt(_one_less_power(self.beta2, step))
+            gradient = gradient + settings["weight_decay"] * value
+        mean = settings["beta1"] * state["mean"] + settings["beta1.complement"] * gradient
+        square = settings["beta2"] * state["square"] + settings["beta2.complement"] * gradient * gradient
+        seen_mean = _one_less_power(settings["beta1.log"], inputs.step)
+        seen = torch.sqrt(_one_less_power(settings["beta2.log"], inputs.step))
         # torch divides by sqrt(square) / seen + epsilon. Here both sides are multiplied by seen: the ONNX optimizer
         # replaces an added constant of 1e-8 by 0, which gives 0 / 0 where a gradient was always zero.
         spread = torch.sqrt(square) + self.epsilon * seen
@@ -254,18 +216,29 @@ class RmsProp:
         """True."""
         return True
 
+    @property
+    def settings(self) -> Mapping[str, OptimizerSetting]:
+        """The decay of the mean, and momentum and weight decay unless they are 0.0."""
+        return _betas(decay=self.decay) | _present({"momentum": self.momentum}) | _decay(self.weight_decay)
+
+    @property
+    def setting_inputs(self) -> tuple[str, ...]:
+        """The settings themselves, and the complement of the decay."""
+        return ("decay.complement", *self.settings)
+
     def move(
-        self, value: Tensor, gradient: Tensor, state: Mapping[str, Tensor], learning_rate: Tensor, step: Tensor | None
+        self, value: Tensor, gradient: Tensor, state: Mapping[str, Tensor], inputs: StepInputs
     ) -> tuple[Tensor, Tensors]:
         """Return the parameter and its states after one step."""
+        settings = inputs.settings
         if self.weight_decay:
-            gradient = gradient + self.weight_decay * value
-        square = self.decay * state["square"] + (1.0 - self.decay) * gradient * gradient
+            gradient = gradient + settings["weight_decay"] * value
+        square = settings["decay"] * state["square"] + settings["decay.complement"] * gradient * gradient
         along = _quotient(gradient, square, self.epsilon)
         if not self.momentum:
-            return value - learning_rate * along, {"square": square}
-        velocity = self.momentum * state["momentum"] + along
-        return value - learning_rate * velocity, {"square": square, "momentum": velocity}
+            return value - inputs.learning_rate * along, {"square": square}
+        velocity = settings["momentum"] * state["momentum"] + along
+        return value - inputs.learning_rate * velocity, {"square": square, "momentum": velocity}
 
     def eager(self, parameters: Iterable[Tensor], learning_rate: float) -> torch.optim.Optimizer:
         """Return ``torch.optim.RMSprop`` with these settings."""
@@ -313,41 +286,53 @@ class Adagrad:
         """True."""
         return True
 
+    @property
+    def settings(self) -> Mapping[str, OptimizerSetting]:
+        """The weight decay, unless it is 0.0."""
+        return _decay(self.weight_decay)
+
+    @property
+    def setting_inputs(self) -> tuple[str, ...]:
+        """The weight decay itself."""
+        return tuple(self.settings)
+
     def move(
-        self, value: Tensor, gradient: Tensor, state: Mapping[str, Tensor], learning_rate: Tensor, step: Tensor | None
+        self, value: Tensor, gradient: Tensor, state: Mapping[str, Tensor], inputs: StepInputs
     ) -> tuple[Tensor, Tensors]:
         """Return the parameter and its sum after one step."""
         if self.weight_decay:
-            gradient = gradient + self.weight_decay * value
+            gradient = gradient + inputs.settings["weight_decay"] * value
         square = state["square"] + gradient * gradient
-        return value - learning_rate * _quotient(gradient, square, self.epsilon), {"square": square}
+        return value - inputs.learning_rate * _quotient(gradient, square, self.epsilon), {"square": square}
 
     def eager(self, parameters: Iterable[Tensor], learning_rate: float) -> torch.optim.Optimizer:
         """Return ``torch.optim.Adagrad`` with these settings."""
         return torch.optim.Adagrad(parameters, lr=learning_rate, eps=self.epsilon, weight_decay=self.weight_decay)
 
 
-def clipped(gradients: Tensors, max_norm: float) -> Tensors:
-    """Scale all gradients down together so that their common norm is at most ``max_norm`` (0.0: no limit).
-
-    Reference:
-        Pascanu et al. 2013, arXiv 1211.5063, algorithm 1, as in ``torch.nn.utils.clip_grad_norm_``.
-    """
-    if not max_norm:
-        return gradients
-    squares = torch.stack([(gradient * gradient).sum() for gradient in gradients.values()])
-    scale = (max_norm / (torch.sqrt(squares.sum()) + CLIP_EPSILON)).clamp(max=1.0)
-    return {name: gradient * scale for name, gradient in gradients.items()}
+def _present(settings: Mapping[str, float]) -> dict[str, OptimizerSetting]:
+    return {name: OptimizerSetting(default=value, below=1.0) for name, value in settings.items() if value}
 
 
-def _one_less_power(beta: float, step: Tensor) -> Tensor:
-    """Return 1 - beta^step for a step that is an input of the graph, from 1.
+def _betas(**settings: float) -> dict[str, OptimizerSetting]:
+    return {name: OptimizerSetting(default=value, below=1.0) for name, value in settings.items()}
+
+
+def _decay(weight_decay: float) -> dict[str, OptimizerSetting]:
+    return {"weight_decay": OptimizerSetting(default=weight_decay)} if weight_decay else {}
+
+
+def _forms(name: str) -> tuple[str, ...]:
+    return name, f"{name}.complement", f"{name}.log"
+
+
+def _one_less_power(log: Tensor, step: Tensor) -> Tensor:
+    """Return 1 - beta^step from the logarithm of beta, for a step that is an input of the graph, from 1.
 
     Computed as 2 t / (1 + t) with t = tanh(-step log(beta) / 2), which every runtime has. The direct form
     1 - exp(step log(beta)) would lose half of its digits in the first steps, where beta^step is close to 1.
     """
-    # For a beta of 0 any large argument works: its power is 0 in float32.
-    tanh = torch.tanh(step * (-0.5 * math.log(beta) if beta else 100.0))
+    tanh = torch.tanh(step * (-0.5 * log))
     return 2.0 * tanh / (1.0 + tanh)
 
 

@@ -1,0 +1,82 @@
+"""Settings of the optimizer that a Plan sets: the train graph against eager torch with the same settings."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support.models import app_of, batches, exported
+from support.nightly import nightly_but
+from support.remote_runtime import runtime_of
+from torch.nn.functional import cross_entropy
+
+from fanin.edge.bundles.bundle import Bundle
+from fanin.edge.export import Adagrad, Adam, Recipe, RmsProp, Sgd
+from fanin.edge.runtimes.available import open_runtime
+from fanin.edge.runtimes.base import StepSettings
+
+OPTIMIZERS: Mapping[str, tuple[Any, Mapping[str, float]]] = MappingProxyType(
+    {
+        "sgd": (Sgd(nesterov=True, weight_decay=1e-3), {"momentum": 0.5, "weight_decay": 0.02}),
+        "adam": (Adam(weight_decay=1e-3), {"beta1": 0.7, "beta2": 0.99, "weight_decay": 0.02}),
+        "adamw": (Adam(weight_decay=1e-3, decoupled=True), {"beta1": 0.0, "weight_decay": 0.1}),
+        "rmsprop": (RmsProp(momentum=0.9, weight_decay=1e-3), {"decay": 0.8, "momentum": 0.2, "weight_decay": 0.0}),
+        "adagrad": (Adagrad(weight_decay=1e-3), {"weight_decay": 0.05}),
+    }
+)
+"""An optimizer as it is exported, and settings of a Plan."""
+
+
+@cache
+def bundle_of(name: str) -> Bundle:
+    return exported(replace(app_of("mlp"), recipe=Recipe(optimizer=OPTIMIZERS[name][0])), ("onnx", "tflite"))
+
+
+CASES = [(name, runtime) for name in OPTIMIZERS for runtime in ("onnx", "litert", "tflite")]
+
+
+@pytest.mark.parametrize("case", nightly_but(CASES, [("sgd", "onnx"), ("adam", "onnx"), ("adam", "tflite")]))
+def test_twenty_steps_with_other_settings_are_torchs(case: tuple[str, str]) -> None:
+    name, runtime = case
+    optimizer, settings = OPTIMIZERS[name]
+    bundle, module, found = bundle_of(name), app_of("mlp").module, list(batches(157, seed=7))
+    step = runtime_of(runtime).open_train(bundle)
+    state = step.begin(bundle.initial_parameters())
+    held = dict(module.named_parameters())
+    theirs = replace(optimizer, **settings).eager(held.values(), 0.01)
+    for batch in found:
+        state, _ = step(state, batch, StepSettings(learning_rate=0.01, optimizer=settings))
+        num = int(batch.mask.sum())
+        theirs.zero_grad()
+        output = module(torch.from_numpy(batch.inputs["x"][:num]))
+        cross_entropy(output, torch.from_numpy(batch.y[:num]).long()).backward()
+        theirs.step()
+    expected = bundle.manifest.table.flatten({name: value.detach().numpy() for name, value in held.items()})
+    tolerance = 1e-3 if optimizer.divides else 1e-5
+    assert np.all(np.abs(state.parameters - expected) <= tolerance * np.maximum(1.0, np.abs(expected)))
+    plain, _ = step(step.begin(bundle.initial_parameters()), found[0], StepSettings(learning_rate=0.01))
+    named = {name: setting.default for name, setting in bundle.manifest.optimizer.items()}
+    again, _ = step(
+        step.begin(bundle.initial_parameters()), found[0], StepSettings(learning_rate=0.01, optimizer=named)
+    )
+    assert np.array_equal(plain.parameters, again.parameters)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"beta": 0.5}, "got the setting 'beta', expected one of the bundle's optimizer: momentum, weight_decay"),
+        ({"momentum": 1.0}, "got momentum 1, expected at least 0 and below 1"),
+        ({"momentum": -0.1}, "got momentum -0.1, expected at least 0 and below 1"),
+        ({"weight_decay": float("nan")}, "got weight_decay nan, expected at least 0 and below "),
+    ],
+)
+def test_a_setting_that_the_graph_lacks_or_excludes_is_refused(settings: dict[str, float], message: str) -> None:
+    bundle = bundle_of("sgd")
+    step, (batch, *_) = open_runtime("onnx").open_train(bundle), batches(16, seed=7)
+    with pytest.raises(ValueError, match=message):
+        step(step.begin(bundle.initial_parameters()), batch, StepSettings(learning_rate=0.01, optimizer=settings))

@@ -1,0 +1,58 @@
+"""A simulation whose Plan sets the optimizer, and the settings that are refused."""
+
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fanin.clients.data.digits import load_digits
+from fanin.edge.export import App, Recipe, Sgd
+from fanin.edge.tensors import Float32s
+from fanin.protos.errors import InvalidPlan
+from fanin.simulation import Dirichlet, SimulationSettings, load_data, partition, simulate
+
+NUM_CLIENTS = 4
+
+
+@cache
+def parameters(exported: float, engine: str, **optimizer: float) -> Float32s:
+    """The last Version of an App that was exported with a momentum, and trained with settings of the Plan."""
+    torch.manual_seed(3)
+    module = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))
+    app = App(
+        name="digits",
+        module=module,
+        calibration=torch.from_numpy(load_digits().inputs["x"][:64]),
+        batch_size=8,
+        num_classes=10,
+        recipe=Recipe(optimizer=Sgd(momentum=exported)),
+    )
+    clients = partition(load_data("digits").train, NUM_CLIENTS, Dirichlet(alpha=0.5), seed=2)
+    plan = {"training.learning_rate": 0.05, "training.optimizer": optimizer}
+    settings = SimulationSettings(plan=plan, engine=engine, quiet=True)
+    return simulate(app, clients, cohort=NUM_CLIENTS, rounds=2, settings=settings).parameters
+
+
+@pytest.mark.parametrize("engine", ["graph", "vmap"])
+def test_a_plan_sets_the_optimizer_as_another_app_would(engine: str) -> None:
+    """The same graph with other inputs: the same bits."""
+    changed = parameters(0.9, engine, momentum=0.5)
+    assert np.array_equal(changed, parameters(0.5, engine))
+    assert not np.array_equal(changed, parameters(0.9, engine))
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "message"),
+    [
+        ({"momentum": 1.5}, "got training.optimizer.momentum 1.5, expected at least 0 and below 1"),
+        (
+            {"beta1": 0.5, "decay": 0.5},
+            "training.optimizer beta1, decay, but the settings .* are: momentum; export",
+        ),
+    ],
+)
+def test_a_setting_that_the_optimizer_lacks_or_excludes_is_refused(optimizer: dict[str, float], message: str) -> None:
+    with pytest.raises(InvalidPlan, match=message):
+        parameters(0.9, "graph", **optimizer)
