@@ -3,7 +3,8 @@
     python zoo_eager.py MODEL FOLDER
 
 It uses the protocol of ``edge_device.py``. ``steps`` writes the parameters after 20 steps in float32, with the random
-numbers of a device, to ``eager.npy``, and those of float64 to ``exact.npy``.
+numbers of a device, to ``eager.npy``, those of float64 to ``exact.npy``, and those of float32 from parameters that
+differ by a rounding to ``shaken.npy``.
 """
 
 import copy
@@ -13,6 +14,7 @@ import time
 from contextlib import ExitStack
 from itertools import cycle
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 import torch
@@ -29,6 +31,9 @@ from fanin.edge.export.modules.draws import given, values_of
 from fanin.edge.export.tracing.kernels import plain_kernels
 from fanin.edge.runtimes.base import PaddedBatch
 from fanin.edge.runtimes.randomness import random_ports
+
+ROUNDING: Final = 1e-7
+"""Relative difference of a parameter that is rounded differently."""
 
 
 class EagerModel:
@@ -53,12 +58,17 @@ class EagerModel:
         return timed_ms(step, num)
 
     def write_steps(self) -> None:
-        """Write the parameters after all batches, in float32 and in float64."""
-        for file, dtype in (("eager.npy", torch.float32), ("exact.npy", torch.float64)):
-            np.save(self._folder / file, self._trained(dtype))
+        """Write the parameters after all batches, in float32, in float64, and from parameters with another rounding."""
+        shaken, generator = copy.deepcopy(self._app.module), torch.Generator().manual_seed(0)
+        with torch.no_grad():
+            for value in shaken.parameters():
+                value.mul_(1.0 + ROUNDING * torch.randn(value.shape, generator=generator))
+        np.save(self._folder / "eager.npy", self._trained(self._app.module, torch.float32))
+        np.save(self._folder / "exact.npy", self._trained(self._app.module, torch.float64))
+        np.save(self._folder / "shaken.npy", self._trained(shaken, torch.float32))
 
-    def _trained(self, dtype: torch.dtype) -> np.ndarray:
-        module = copy.deepcopy(self._app.module).to(dtype)
+    def _trained(self, start: torch.nn.Module, dtype: torch.dtype) -> np.ndarray:
+        module = copy.deepcopy(start).to(dtype)
         optimizer = self._app.recipe.optimizer.eager(module.parameters(), self._rate)
         ports = random_ports(self._manifest.signatures["train"].inputs)
         for step, batch in enumerate(self._batches):

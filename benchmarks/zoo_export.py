@@ -69,8 +69,10 @@ def exported(app: App, folder: Path, formats: list[str]) -> Row:
         return row
     row["error"] = error
     for each in formats if len(formats) > 1 else ():
-        if folder.exists() or (fault := attempt(app, folder, [each], {})) is None:
-            row["formats"] = [each]
+        alone: Row = {}
+        fault = attempt(app, folder, [each], alone)
+        if fault is None:
+            row |= {key: alone[key] for key in ("formats", "bundle_bytes")}
             break
         row[f"error_{each}"] = fault
     return row

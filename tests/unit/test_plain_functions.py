@@ -1,4 +1,4 @@
-"""Bags of embeddings and ``one_hot`` train on devices: plain forms against torch's own, and models in both formats."""
+"""Bags of embeddings, ``one_hot`` and LSTMs train on devices: plain forms against torch's own, and models of them."""
 
 from typing import Literal
 
@@ -93,4 +93,24 @@ def test_the_plain_form_of_one_hot_is_torchs() -> None:
 def test_a_model_that_selects_by_one_hot_is_exported(graph_format: str) -> None:
     torch.manual_seed(0)
     app = App(name="gated", module=Gated(), calibration=torch.randn(16, 6), batch_size=4, num_classes=3)
+    assert exported(app, (graph_format,)).manifest.num_classes == 3
+
+
+class LastState(nn.Module):
+    """The last state of an LSTM over two steps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell, self.head = nn.LSTM(3, 4, batch_first=True), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits (B, 3)."""
+        states, _ = self.cell(x)
+        return self.head(states[:, -1])
+
+
+@pytest.mark.parametrize("graph_format", ["onnx", "tflite"])
+def test_an_lstm_is_exported_without_onednn(graph_format: str) -> None:
+    torch.manual_seed(0)
+    app = App(name="lstm", module=LastState(), calibration=torch.randn(16, 2, 3), batch_size=4, num_classes=3)
     assert exported(app, (graph_format,)).manifest.num_classes == 3
