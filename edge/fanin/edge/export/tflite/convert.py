@@ -13,7 +13,6 @@ from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
 from fanin.edge.export.decompositions.programs import program_of
-from fanin.edge.export.tracing.kernels import plain_kernels
 from fanin.edge.export.tracing.traced import Traced
 
 CONSTANT: Final = "folded_constant_"
@@ -40,11 +39,9 @@ def convert(signatures: Mapping[str, Traced], partitioner: str) -> bytes:
     programs, rows = [], []
     for name, traced in signatures.items():
         examples = tuple(traced.examples)
-        # ``infer`` has composite operators: an LSTM would be decomposed into oneDNN's kernel.
-        with plain_kernels():
-            program = fx_infra.safe_run_decompositions(
-                program_of(_prepared(traced), examples), fx_infra.decomp.pre_convert_decomp(), can_skip=False
-            )
+        program = fx_infra.safe_run_decompositions(
+            program_of(_prepared(traced), examples), fx_infra.decomp.pre_convert_decomp(), can_skip=False
+        )
         programs.append(core._run_convert_passes(program))
         rows.append(Signature(name, nn.Module(), examples, {}))
     data: bytes = litert_converter.exported_programs_to_flatbuffer(programs, rows).to_bytes()
