@@ -199,9 +199,11 @@ def _first_default(graph_formats: Collection[str]) -> Runtime | None:
 
 def _open(name: str, record: RuntimeRecord, *, plain: bool = False) -> Runtime:
     """Open a runtime. The package of another distribution may raise anything. Raises RuntimeMissing."""
-    factory = record.plain_engine if plain and record.plain_engine is not None else record.engine
+    factory: Callable[[], object] = record.engine
+    if plain and record.plain_engine is not None:
+        factory = record.plain_engine
     try:
-        return GraphRuntime(factory())
+        engine = factory()
     except RuntimeMissing:
         raise
     except Exception as exc:  # Of any kind: the code may be another package's.
@@ -214,6 +216,13 @@ def _open(name: str, record: RuntimeRecord, *, plain: bool = False) -> Runtime:
         raise RuntimeMissing(
             f"runtime {name!r}: its package raised {type(exc).__name__}: {exc}; correct that package"
         ) from exc
+    if not isinstance(engine, GraphEngine) or engine.graph_format != record.graph_format:
+        received = f"an engine of {engine.graph_format}" if isinstance(engine, GraphEngine) else type(engine).__name__
+        raise RuntimeMissing(
+            f"runtime {name!r}: its record returned {received}, expected a GraphEngine of {record.graph_format}; "
+            "correct that package"
+        )
+    return GraphRuntime(engine)
 
 
 def _advice(record: RuntimeRecord) -> str:

@@ -20,6 +20,8 @@ _SETTINGS: Final = StepSettings(learning_rate=0.05)
 _NUM_STEPS: Final = 3
 _TOLERANCE: Final = 1e-4
 """Relative to max(1, |value|): the effect of the order of additions in a small model."""
+_INT8_TOLERANCE: Final = 0.05
+"""Of logits, relative to the largest one: libraries round int8 values differently."""
 _DAMAGE: Final = (b"", b"no graph at all", b"\x08\x0a" + b"\xff" * 40)
 
 
@@ -29,8 +31,8 @@ def check_engine(engine: GraphEngine, bundle: Bundle, *, twin: Runtime | None = 
     Args:
         engine: The engine.
         bundle: A Bundle of a small model with graphs in the engine's format.
-        twin: A runtime whose results the engine must give, within 1e-4. Without it only the engine's own consistency is
-            checked.
+        twin: A runtime whose results the engine must give: within 1e-4 in training and evaluation, and logits within a
+            twentieth of the largest one. Without it only the engine's own consistency is checked.
         seed: Seed of the batches.
 
     Raises:
@@ -138,6 +140,12 @@ def _check_twin(runtime: Runtime, twin: Runtime, bundle: Bundle, batches: Sequen
     parameters = states[-1].parameters
     evaluations = [each.open_evaluate(bundle)(parameters, batches[0]).loss_sum for each in (runtime, twin)]
     assert _is_near(*map(np.array, evaluations)), f"evaluate: got {evaluations[0]}, {twin.name} has {evaluations[1]}"
+    logits, targets = (each.open_predict(bundle, parameters)(batches[0].inputs) for each in (runtime, twin))
+    difference, largest = np.abs(logits - targets).max(), np.abs(targets).max()
+    assert difference <= _INT8_TOLERANCE * largest, (
+        f"infer: the logits differ by up to {difference:.3g} from those of {twin.name}, of which the largest is "
+        f"{largest:.3g}"
+    )
 
 
 def _batch(bundle: Bundle, rng: np.random.Generator) -> PaddedBatch:

@@ -208,7 +208,10 @@ class GraphPredict:
         if num == 0:
             return np.empty((0, *self._logits.shape[1:]), np.float32)
         if not self._fixed_batch:
-            return self._run(["logits"], inputs)[0].astype(np.float32, copy=False)
+            logits = self._run(["logits"], inputs)[0].astype(np.float32, copy=False)
+            if len(logits) != num:
+                raise InvalidBundle(f"infer graph: got logits of {len(logits)} samples, expected {num}")
+            return logits
         size = self._fixed_batch
         feeds = (
             {name: padded_rows(array, start, size) for name, array in inputs.items()} for start in range(0, num, size)

@@ -10,6 +10,9 @@ The library's own exceptions become InvalidBundle here.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+
+import numpy as np
 
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.bundles.formats import file_format
@@ -91,13 +94,25 @@ class GraphRuntime:
         ports = manifest.signatures[signature]
         _check_ports(f"{what}: inputs", loaded.inputs, ports.inputs)
         _check_ports(f"{what}: outputs", loaded.outputs, ports.outputs)
-        return loaded
+        results = {port.name: port for port in loaded.outputs}
+
+        def run(outputs: Sequence[str], feed: Feed) -> Sequence[Array]:
+            arrays = loaded.run(outputs, feed)
+            _check_results(f"{what}: {self._engine.name}", arrays, [results[name] for name in outputs])
+            return arrays
+
+        return replace(loaded, run=run)
 
     def _load(self, file: GraphFile) -> LoadedGraph:
         """Load a file, and turn the library's exceptions into InvalidBundle, here and in the functions of the graph."""
+        loaded: object
         with self._mapped(file.what, "open"):
             self._check_operators(file)
             loaded = self._engine.load(file)
+        if not isinstance(loaded, LoadedGraph):
+            raise InvalidBundle(
+                f"{file.what}: {self._engine.name}: load returned {type(loaded).__name__}, expected a LoadedGraph"
+            )
         if not loaded.outputs:
             raise InvalidBundle(f"{file.what}: got a graph without outputs, expected at least one")
 
@@ -149,6 +164,19 @@ class GraphRuntime:
                 f"{file.what}: {self._engine.name} has no operator {first.operator}, which {place} uses"
                 f"{f' (nor {others})' if others else ''}; use another runtime, or replace the layer"
             )
+
+
+def _check_results(what: str, results: object, ports: Sequence[ModelPort]) -> None:
+    """Raise InvalidBundle unless an engine has returned one array for each port, of its dtype and shape."""
+    if not isinstance(results, list | tuple) or len(results) != len(ports):
+        received = f"{len(results)} results" if isinstance(results, list | tuple) else type(results).__name__
+        raise InvalidBundle(f"{what} returned {received}, expected the arrays of {[port.name for port in ports]}")
+    for array, port in zip(results, ports, strict=True):
+        # Some libraries return a scalar of numpy for an array without dimensions.
+        is_array = isinstance(array, np.ndarray | np.generic)
+        if not is_array or array.dtype != port.dtype or not fits(port.shape, array.shape):
+            received = f"{array.dtype} {array.shape}" if is_array else type(array).__name__
+            raise InvalidBundle(f"{what} returned {port.name} as {received}, expected {port.dtype} {port.shape}")
 
 
 def _check_ports(what: str, actual: Sequence[ModelPort], expected: Sequence[Port]) -> None:

@@ -1,0 +1,70 @@
+"""What an engine of another package returns is checked: one sentence, and no prediction from other arrays."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from support.models import bundle_of, samples
+
+from fanin.edge.runtimes.available import RUNTIMES, open_runtime
+from fanin.edge.runtimes.contract import check_engine
+from fanin.edge.runtimes.engine import Feed, GraphEngine, GraphFile, LoadedGraph
+from fanin.edge.runtimes.runtime import GraphRuntime
+from fanin.edge.tensors import Array
+from fanin.protos.errors import InvalidBundle
+
+Change = Callable[[list[Array]], Any]
+
+
+def changed(change: Change, *, only: str = "") -> GraphEngine:
+    """onnxruntime, whose results are changed; with ``only`` those of graphs with such an output."""
+    engine = RUNTIMES["onnx"].engine()
+
+    def load(file: GraphFile) -> LoadedGraph:
+        graph = engine.load(file)
+        if only and only not in {port.name for port in graph.outputs}:
+            return graph
+
+        def run(outputs: Sequence[str], feed: Feed) -> Sequence[Array]:
+            results: Sequence[Array] = change(list(graph.run(outputs, feed)))
+            return results
+
+        return replace(graph, run=run, bind=None)
+
+    return replace(engine, name="changed", load=load)
+
+
+@pytest.mark.parametrize(
+    ("change", "received"),
+    [
+        (lambda arrays: None, r"returned NoneType, expected the arrays of \['logits'\]"),
+        (lambda arrays: dict(enumerate(arrays)), "returned dict, expected the arrays of"),
+        (lambda arrays: [], "returned 0 results, expected the arrays of"),
+        (lambda arrays: [each.tolist() for each in arrays], "returned logits as list, expected float32"),
+        (lambda arrays: [each.astype(np.float64) for each in arrays], r"returned logits as float64 \(3, 4\), expected"),
+        (lambda arrays: [each[:, :3] for each in arrays], r"returned logits as float32 \(3, 3\), expected float32"),
+        (lambda arrays: [each[None] for each in arrays], r"returned logits as float32 \(1, 3, 4\), expected float32"),
+        (lambda arrays: [each[:2] for each in arrays], "infer graph: got logits of 2 samples, expected 3"),
+    ],
+)
+def test_results_of_another_form_are_refused(change: Change, received: str) -> None:
+    bundle, (x, _) = bundle_of("mlp"), samples(3, seed=1)
+    predict = GraphRuntime(changed(change)).open_predict(bundle, bundle.initial_parameters())
+    with pytest.raises(InvalidBundle, match=received):
+        predict({"x": x})
+
+
+def test_load_returns_a_graph() -> None:
+    engine = replace(RUNTIMES["onnx"].engine(), name="empty", load=lambda file: None)  # type: ignore[arg-type, return-value]  # the mistake
+    with pytest.raises(InvalidBundle, match="evaluate graph: empty: load returned NoneType, expected a LoadedGraph"):
+        GraphRuntime(engine).open_evaluate(bundle_of("mlp"))
+
+
+@pytest.mark.parametrize(
+    "change", [lambda arrays: [-arrays[0]], lambda arrays: [arrays[0][:, ::-1]], lambda arrays: [2.0 * arrays[0]]]
+)
+def test_the_contract_compares_predictions_with_the_twin(change: Change) -> None:
+    with pytest.raises(AssertionError, match=r"infer: the logits differ by up to .* from those of onnxruntime"):
+        check_engine(changed(change, only="logits"), bundle_of("mlp"), twin=open_runtime("onnx"))
