@@ -12,6 +12,7 @@ from itertools import accumulate, pairwise
 from types import MappingProxyType
 from typing import Final
 
+import torch
 from torch import Tensor, nn
 
 from fanin.datacenter.parallel.layout import Layout
@@ -142,6 +143,29 @@ def split(
         ]
         stages.append(StageModule(index=index, part=_without(module, left_out, layout)))
     return stages
+
+
+def chain_error(module: nn.Module, layout: Layout, inputs: Tensor) -> float:
+    """Return how far two stages, one after the other, are from the whole module: the largest difference of outputs.
+
+    Args:
+        module: the whole model, with values. It runs in evaluation mode.
+        layout: the names of its modules, of at least two layers.
+        inputs: inputs of a few samples (n, ...).
+    """
+    pipeline = Pipeline(schedule="GPipe", num_ranks=2, stages_per_rank=1, microbatches=1)
+    modes = {part: part.training for part in module.modules()}
+    module.eval()
+    try:
+        value = inputs
+        with torch.no_grad():
+            for rank in range(2):
+                for stage in split(module, layout, pipeline, rank, ()):
+                    value = stage.part(value)
+            return float((value - module(inputs)).abs().max())
+    finally:
+        for part, mode in modes.items():
+            part.training = mode
 
 
 def clone_view_output(part: nn.Module, inputs: object, output: Tensor) -> Tensor:
