@@ -29,7 +29,10 @@ from fanin.edge.runtimes.available import runtimes_of
 from fanin.edge.runtimes.models import PREPROCESS
 from fanin.protos.errors import UnsupportedModel
 
-LACKING: Final = "replace it: not even its forward has a form in this format, so freezing does not help"
+LACKING: Final = (
+    "replace it, or give the App a form of it (decompositions, docs/operators.md): not even its forward has one in "
+    "this format, so freezing does not help"
+)
 FREEZE: Final = (
     "replace it, or train only the layers after it: its forward has a form in this format, its gradient has none "
     "(requires_grad_(False) on it and on all layers before it, or a recipe that trains 'head')"

@@ -175,7 +175,7 @@ def _check_evaluation(prepared: Prepared, evaluate: Evaluate, parameters: Float3
     if num and not prepared.app.recipe.quantization_aware:
         raise UnsupportedModel(
             f"{prepared.what}: evaluation: predicted{case.which}: {num} of {clear.size} classes of the exported graph "
-            "differ from torch's, expected none; please report the module, its export is wrong"
+            f"differ from torch's, expected none; {_advice(prepared)}"
         )
 
 
@@ -321,8 +321,16 @@ def _check_tensors(prepared: Prepared, what: str, triples: Triples) -> None:
             raise UnsupportedModel(
                 f"{prepared.what}: {what.format(name + _module_of(prepared, name))} of the exported graph differs from "
                 f"torch's by {error:.1e} (L2 norm), expected at most {allowed:.1e} (the norm of its own change or "
-                f"value is {sizes[name]:.1e}); please report the module, its export is wrong"
+                f"value is {sizes[name]:.1e}); {_advice(prepared)}"
             )
+
+
+def _advice(prepared: Prepared) -> str:
+    """Return what to do about a graph that differs from torch."""
+    forms = ", ".join(str(operator) for operator in prepared.app.decompositions)
+    if forms:
+        return f"check the App's own decompositions, also of gradients: {forms}"
+    return "please report the module, its export is wrong"
 
 
 def _module_of(prepared: Prepared, port: str) -> str:
@@ -343,7 +351,7 @@ def _check_loss(prepared: Prepared, what: str, actual: float, expected: tuple[fl
     if not error <= allowed:
         raise UnsupportedModel(
             f"{prepared.what}: {what} of the exported graph differs from torch's by {error:.1e}, expected at most "
-            f"{allowed:.1e}; please report the module, its export is wrong"
+            f"{allowed:.1e}; {_advice(prepared)}"
         )
 
 
