@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from support.models import app_of, exported
-from torch import Tensor
+from torch import Tensor, nn
 
 from fanin.edge.export import App, check_decomposition
 from fanin.edge.export.decompositions.own import Decompositions
@@ -79,3 +79,45 @@ def test_the_contract_compares_values_and_gradients() -> None:
         check_decomposition(HYPOT, lambda x, other: hypot(x, other.detach()), pairs)
     with pytest.raises(AssertionError, match=r"got no examples"):
         check_decomposition(HYPOT, hypot, [])
+
+
+class Modulus(nn.Module):
+    """An operator that no format has."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Lengths (B, 4) of pairs (B, 8)."""
+        real, imaginary = x.chunk(2, dim=-1)
+        return torch.hypot(real, imaginary)
+
+
+OUTSIDE = torch.tensor([[1.5], [0.25]])
+
+
+def with_constants(x: Tensor, other: Tensor) -> Tensor:
+    """The length times 1.0, by numbers from inside and outside of the form."""
+    inside = torch.tensor([0.5, -0.25], dtype=x.dtype)
+    return (
+        hypot(x, other) * (inside.sum() * torch.tensor(4)) * (OUTSIDE.to(x.dtype) * torch.tensor([[0.5], [1.0]])).sum()
+    )
+
+
+@pytest.mark.parametrize("graph_format", ["onnx", "tflite"])
+def test_a_form_may_have_constant_tensors(graph_format: str) -> None:
+    torch.manual_seed(0)
+    app = App(
+        name="modulus",
+        module=nn.Sequential(nn.Linear(6, 8), Modulus(), nn.Linear(4, 3)),
+        calibration=torch.randn(16, 6),
+        batch_size=4,
+        num_classes=3,
+        decompositions={HYPOT: with_constants},
+    )
+    # The export compares its graphs with eager torch.
+    assert set(exported(app, (graph_format,)).manifest.slots) == {graph_format}
+    check_decomposition(HYPOT, with_constants, [(torch.ones(3), torch.arange(3.0))])
+
+
+def test_a_form_with_a_large_constant_is_refused() -> None:
+    form = {HYPOT: lambda x, other: hypot(x, other) * torch.tensor([1.0] * 300).mean()}
+    with pytest.raises(UnsupportedModel, match="got a constant tensor of 300 numbers, expected at most 256; compute"):
+        ONNX.for_training(form)[HYPOT](torch.ones(3), torch.ones(3))

@@ -9,7 +9,9 @@ from typing import Final
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import is_fake, unset_fake_temporarily
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
+from torch.overrides import TorchFunctionMode
 
 from fanin.protos.errors import UnsupportedModel
 
@@ -30,6 +32,8 @@ PLAIN_NAMES: Final[Mapping[str, str]] = MappingProxyType(
     }
 )
 """Names that a form may have instead of those of the operator's schema."""
+MAX_CONSTANT: Final = 256
+"""Most numbers of a constant tensor in a form: each of them is an operator of the graph until it is simplified."""
 VALUE_TOLERANCE: Final = 1e-5
 """Error of a form in float64, relative to the norm of the operator's result: below the tolerance of an export."""
 
@@ -75,10 +79,48 @@ def with_own(
     return {**table, **{operator: _checked(operator, form) for operator, form in own.items()}}
 
 
+class _ComputedConstants(TorchFunctionMode):
+    """Computes the constant tensors of a form. A graph of plain operators has no place for their bytes."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__()
+        self._what = what
+
+    def __torch_function__(
+        self,
+        func: Callable[..., object],
+        types: Sequence[type],
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
+        kwargs = kwargs or {}
+        if func is torch.tensor:
+            make: Callable[..., Tensor] = torch.tensor
+            with disable_proxy_modes_tracing(), torch._C.DisableTorchFunction(), unset_fake_temporarily():
+                value = make(*args, **{name: each for name, each in kwargs.items() if name == "dtype"})
+            return self._computed(value)
+        if any(is_fake(each) for each in args):
+            # A tensor with values among those of a trace was made outside of the form.
+            args = [self._computed(each) if type(each) is Tensor and not is_fake(each) else each for each in args]
+        return func(*args, **kwargs)
+
+    def _computed(self, value: Tensor) -> Tensor:
+        if value.numel() > MAX_CONSTANT:
+            raise UnsupportedModel(
+                f"{self._what}: got a constant tensor of {value.numel()} numbers, expected at most {MAX_CONSTANT}; "
+                "compute them from torch.arange, or keep them as a buffer of the module"
+            )
+        with unset_fake_temporarily(), disable_proxy_modes_tracing():
+            listed = value.flatten().tolist()
+        numbers = [torch.full((), number, dtype=value.dtype) for number in listed]
+        return torch.stack(numbers).reshape(value.shape) if value.dim() else numbers[0]
+
+
 def _checked(operator: OpOverload, form: Callable[..., object]) -> Callable[..., object]:
     @wraps(form)
     def checked(*args: object, **kwargs: object) -> object:
-        result = form(*args, **kwargs)
+        with _ComputedConstants(f"decomposition of {operator}"):
+            result = form(*args, **kwargs)
         if result is NotImplemented:
             return result
         with disable_proxy_modes_tracing():
