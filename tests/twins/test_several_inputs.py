@@ -107,6 +107,7 @@ def test_graphs_of_several_inputs_are_assembled(both_formats: Callable[[str], Bu
         graphs={"onnx": {name: bundle.graph(name, "onnx") for name in DEVICE_SIGNATURES}},
         slots={"onnx": manifest.slots["onnx"]},
         num_tokens=manifest.num_tokens,
+        optimizer=manifest.optimizer,
     )
     again = assemble(spec, tmp_path / "bundle", PUBLISHER)
     (batch,) = batches_in_order(several_examples(5, seed=5), 5)

@@ -101,18 +101,19 @@ def test_the_manifest_names_every_port() -> None:
     assert [port.name for port in train.inputs] == [
         *names,
         *(f"momentum.{name}" for name in names),
-        *("x", "y", "mask", "learning_rate"),
+        *("x", "y", "mask", "learning_rate", "optimizer.momentum"),
     ]
     assert [port.name for port in train.outputs] == [
         *(f"next.{name}" for name in names),
         *(f"next.momentum.{name}" for name in names),
         "loss",
     ]
-    assert train.inputs[-4:] == (
+    assert train.inputs[-5:] == (
         Port(name="x", dtype="float32", shape=(BATCH_SIZE, 1, 8, 8)),
         Port(name="y", dtype="int32", shape=(BATCH_SIZE,)),
         Port(name="mask", dtype="float32", shape=(BATCH_SIZE,)),
         Port(name="learning_rate", dtype="float32", shape=()),
+        Port(name="optimizer.momentum", dtype="float32", shape=()),
     )
     infer = manifest.signatures["infer"]
     assert infer.inputs == (Port(name="x", dtype="float32", shape=(-1, 1, 8, 8)),)
@@ -242,7 +243,7 @@ def test_a_module_that_no_graph_can_train_is_refused(module: nn.Module, message:
 def test_frozen_dropout_and_batchnorm_are_fine() -> None:
     module = plain(nn.BatchNorm2d(1).eval(), nn.Dropout(0.25).eval(), nn.Dropout(0.0))
     prepared = prepare(replace(app_of("mlp"), module=module))
-    assert trace_train(prepared, ONNX).inputs[-1] == "learning_rate"
+    assert trace_train(prepared, ONNX).inputs[-2:] == ["learning_rate", "optimizer.momentum"]
     assert not prepared.notes
     assert not prepared.tracked
 
@@ -281,7 +282,7 @@ def test_a_folder_that_is_no_path_is_refused_before_the_module_runs(folder: str)
 
 
 def test_a_refused_export_leaves_nothing_behind(tmp_path: Path) -> None:
-    message = r"\(FunctionalDropout\) at test_export.py:158 draws uniform values \(8, 64\) in evaluation mode, expected"
+    message = r"\(FunctionalDropout\) at test_export.py:159 draws uniform values \(8, 64\) in evaluation mode, expected"
     with pytest.raises(UnsupportedModel, match=message):
         export(replace(app_of("mlp"), module=FunctionalDropout(nn.Identity())), tmp_path / "bundle", PUBLISHER)
     assert not (tmp_path / "bundle").exists()
