@@ -12,7 +12,7 @@ from fanin.datacenter.families import Family, TokenModel, Work, check_family
 from fanin.datacenter.families.decoders import DECODER
 from fanin.datacenter.families.encoders import ENCODER
 from fanin.datacenter.families.folders import PRETRAINED
-from fanin.datacenter.models.decoder import Decoder, DecoderConfig
+from fanin.datacenter.models.decoder import Attention, Decoder, DecoderConfig
 from fanin.datacenter.models.encoder import EncoderConfig
 from fanin.datacenter.models.pretrained import PretrainedSettings
 from fanin.datacenter.parallel.layout import Layout, decoder_layout
@@ -109,12 +109,57 @@ def with_plan(**plan: str) -> Family[DecoderConfig]:
     ("plan", "text"),
     [
         ({"layers.*.attention.qkv": "column"}, r"the pattern 'layers.\*.attention.qkv' of the plan matches no module"),
+        (
+            {"embed": "colunm"},
+            r"layout: got the style 'colunm' for the pattern 'embed' of the plan, expected one of sha",
+        ),
         ({"layers.1.*": "whole"}, r"'layers.\*.attention' and 'layers.1.\*' of the plan match the module layers.1.att"),
     ],
 )
 def test_patterns_match_exactly(plan: dict[str, str], text: str) -> None:
     with pytest.raises(InvalidInput, match=text):
         check_family(with_plan(**plan), SMALL)
+
+
+class Fixed(Attention):
+    """Attention that relies on the whole number of heads: each rank makes four of its part."""
+
+    def forward(self, stream: Tensor) -> Tensor:
+        """(B, T, width) to (B, T, width)."""
+        query, key, value = (part(stream).unflatten(-1, (4, -1)).transpose(1, 2) for part in self._parts())
+        mixed = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        return self.out(mixed.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+
+    def _parts(self) -> tuple[nn.Module, ...]:
+        return self.query, self.key, self.value
+
+
+def fixed(config: DecoderConfig, seed: int) -> nn.Module:
+    module = Decoder(config, seed)
+    for layer in module.layers:
+        layer.attention.__class__ = Fixed
+    return module
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("family", "text"),
+    [
+        (
+            with_plan(norm="row"),
+            "layout: got the style 'row' for norm, a RMSNorm, expected a Linear: torch splits no oth",
+        ),
+        (
+            with_plan(**{"layers.*.feed_forward.down": "whole"}),
+            r"tp=2 a training step fails, but not in one process: Ru",
+        ),
+        (replace(DECODER, build=fixed), r"on tp=2 a training step changes \S+ by other values than one process"),
+    ],
+    ids=["kind", "shapes", "values"],
+)
+def test_a_plan_is_tried_on_two_ranks(family: Family[DecoderConfig], text: str) -> None:
+    with pytest.raises(AssertionError, match=text):
+        check_family(family, replace(SMALL, num_kv_heads=4))
 
 
 def test_names_are_of_modules() -> None:

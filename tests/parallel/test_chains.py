@@ -1,75 +1,87 @@
-"""A pipeline runs the modules that a layout names: an App whose forward computes more is refused."""
+"""A mesh computes what a layout says. If that is another model than the App's module, the job does not start."""
 
-from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
 import pytest
-import torch
-from torch import Tensor, nn
 
-from fanin.datacenter.jobs.initial import _check_chain
-from fanin.datacenter.parallel.build import TrainableModel
-from fanin.datacenter.parallel.layout import Layout, ModelSizes
-from fanin.edge.export import App
+from fanin.clients.data.digits import load_digits
+from fanin.datacenter.config.settings import DataSettings, LayoutSettings, ModelSettings, StopSettings
+from fanin.datacenter.config.train_config import TrainConfig
+from fanin.datacenter.jobs.job import train
+from fanin.datacenter.jobs.launch import launch
+from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
+from fanin.datacenter.ranks.mesh import MeshShape
 from fanin.protos.errors import InvalidInput
 
-
-class Net(nn.Module):
-    """Blocks between two layers, with dropout and an activation that the layout may name."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.first, self.act, self.last = nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3)
-        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5)) for _ in range(3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits (B, 3)."""
-        x = self.first(x)
-        for block in self.blocks:
-            x = block(x)
-        return self.last(self.act(x))
-
-
-class Functional(Net):
-    """The activation as a function."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits (B, 3)."""
-        return self.last(torch.tanh(self.blocks[2](self.blocks[1](self.blocks[0](self.first(x))))))
+APPS = Path(__file__).with_name("split_apps.py")
+LAYOUT = LayoutSettings(
+    layers="blocks",
+    num_layers=2,
+    inputs=("embed",),
+    outputs=("pool", "head"),
+    plan={
+        "blocks.*.attention": "shared",
+        "blocks.*.attention.query": "column",
+        "blocks.*.attention.key": "column",
+        "blocks.*.attention.value": "column",
+        "blocks.*.attention.out": "row",
+    },
+    num_heads=4,
+    num_kv_heads=4,
+)
 
 
-class Reversed(Net):
-    """The blocks in another order."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits (B, 3)."""
-        return self.last(self.act(self.blocks[0](self.blocks[1](self.blocks[2](self.first(x))))))
-
-
-class Failing(Net):
-    """A forward with an error, which the training names."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Raise."""
-        raise KeyError("oops")
+def config_of(folder: Path, app: str, mesh: str, layout: LayoutSettings = LAYOUT) -> TrainConfig:
+    digits = load_digits()
+    np.savez(folder / "rows.npz", x=digits.inputs["x"][:100].reshape(-1, 8, 8), y=digits.y[:100])
+    return TrainConfig(
+        model=ModelSettings(app=f"{APPS}:{app}", layout=layout),
+        data=DataSettings(examples=folder / "rows.npz"),
+        training=TrainingSettings(batch_size=8, learning_rate=0.01),
+        stop=StopSettings(steps=3),
+        parallel=ParallelSettings(mesh=MeshShape.parse(mesh), microbatches=2 if "pp" in mesh else 1),
+    )
 
 
-def check(module: nn.Module, outputs: tuple[str, ...]) -> None:
-    sizes = ModelSizes(num_layers=3, num_heads=1, num_kv_heads=1, feed_forward=8)
-    layout = Layout(sizes=sizes, inputs=("first",), layers="blocks", outputs=outputs, plan={})
-    app = App(name="own", module=module, calibration=torch.randn(8, 4), batch_size=4, num_classes=3)
-    _check_chain(app, TrainableModel(module=module, layout=layout))
-    assert module.training
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("mesh", ["tp=2", pytest.param("pp=2", marks=pytest.mark.nightly)])
+def test_a_module_that_its_layout_describes_trains_as_in_one_process(mesh: str, tmp_path: Path) -> None:
+    one = train(config_of(tmp_path, "rows", "none"), 0, 1)
+    two = launch(config_of(tmp_path, "rows", mesh), 2, tmp_path / "job")
+    np.testing.assert_allclose(two.metrics.trained.losses, one.metrics.trained.losses, rtol=1e-5)
 
 
-@pytest.mark.parametrize("make", [Net, Failing])
-def test_a_chain_that_the_layout_names_whole_is_accepted(make: Callable[[], nn.Module]) -> None:
-    check(make(), ("act", "last"))
+WITHOUT_ROWS = replace(LAYOUT, plan={name: style for name, style in LAYOUT.plan.items() if style != "row"})
 
 
-@pytest.mark.parametrize(("make", "outputs"), [(Net, ("last",)), (Functional, ("last",)), (Reversed, ("act", "last"))])
-def test_a_forward_that_computes_more_than_its_chain_is_refused(
-    make: Callable[[], nn.Module], outputs: tuple[str, ...]
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("app", "mesh", "layout", "error"),
+    [
+        (
+            "fixed",
+            "tp=2",
+            LAYOUT,
+            r"layout: for the same \d+ samples got the loss .* let the forward take the number of",
+        ),
+        (
+            "scaled",
+            "pp=2",
+            LAYOUT,
+            r"layout: for the same \d+ samples got the loss .* name every module of the forward",
+        ),
+        (
+            "rows",
+            "tp=2",
+            WITHOUT_ROWS,
+            r"layout: on mesh tp=2 the forward fails \(.*\), but not in one process; correct",
+        ),
+    ],
+)
+def test_a_module_that_a_mesh_would_train_as_another_is_refused(
+    app: str, mesh: str, layout: LayoutSettings, error: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(InvalidInput, match=r"differ by .* from the forward of App own, .*; name every module of the"):
-        check(make(), outputs)
+    with pytest.raises(InvalidInput, match=error):
+        launch(config_of(tmp_path, app, mesh, layout), 2, tmp_path / "job")

@@ -10,6 +10,7 @@ Modules, in reading order:
 - ``encoders``: the family ``encoder``.
 - ``folders``: the family ``pretrained``, models of ``transformers`` from their folders.
 - ``known``: all families by name.
+- ``two_ranks``: a step on two ranks, for the contract.
 - ``contract``: the check for a family of one's own.
 """
 

@@ -1,7 +1,8 @@
 """The contract of model families, as a check for the tests of one's own.
 
 ``check_family`` builds a model from a config, and compares it with what the family's record promises: its names, tokens
-and FLOPs. A family that passes trains on a mesh with the numbers of one process.
+and FLOPs. If the layout has a plan, two ranks of ``tp`` take a training step. A family that passes trains on a mesh
+with the numbers of one process.
 """
 
 import dataclasses
@@ -13,6 +14,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.flop_counter import FlopCounterMode
 
 from fanin.datacenter.families.family import AnyFamily, FamilyModel
+from fanin.datacenter.families.two_ranks import check_two_ranks
 from fanin.datacenter.parallel.layout import Layout, check_layout
 from fanin.datacenter.parallel.pipelines.stages import chain_error, stage_of_parameters
 
@@ -24,8 +26,8 @@ def check_family(family: AnyFamily, config: object, *, length: int = 8, toleranc
 
     Args:
         family: the family.
-        config: a small config with at least two layers.
-        length: tokens in a sample.
+        config: a small config with at least two layers. If the layout has a plan, its sizes must be multiples of 2.
+        length: tokens in a sample, an even number.
         tolerance: relative error that the FLOPs may have, against the counted matrix products and convolutions.
 
     Raises:
@@ -50,6 +52,8 @@ def check_family(family: AnyFamily, config: object, *, length: int = 8, toleranc
             f"work: got {expected} FLOPs for {inputs.numel()} tokens, expected {counted}, which torch counts"
         )
     _check_double(module, inputs)
+    if model.layout.plan and "tp" not in model.layout.unfit:
+        check_two_ranks(model, inputs)
 
 
 def _check_seed(model: FamilyModel, module: nn.Module) -> None:

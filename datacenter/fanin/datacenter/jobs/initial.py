@@ -15,7 +15,6 @@ import hashlib
 import json
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -30,18 +29,14 @@ from fanin.datacenter.config.records import row_of
 from fanin.datacenter.config.settings import SAFETENSORS
 from fanin.datacenter.config.train_config import TrainConfig
 from fanin.datacenter.files.jobfiles import SEED_FILE
-from fanin.datacenter.parallel.build import TrainableModel
+from fanin.datacenter.jobs.comparison import whole_loss
 from fanin.datacenter.parallel.engine import Engine
-from fanin.datacenter.parallel.pipelines.stages import chain_error
 from fanin.datacenter.parallel.transforms.meta import drop_values
 from fanin.datacenter.ranks.first import on_first_rank
 from fanin.datacenter.training.model import JobModel
-from fanin.edge.export.app import App
 from fanin.protos.errors import InvalidInput
 
 SEED_FORMAT: Final = 1
-CHAIN_TOLERANCE: Final = 1e-4
-"""Largest difference between a module and its stages. They compute the same, but for the kernels of other sizes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,11 +47,13 @@ class InitialValues:
         path: A file, or the index of several; None if the engine has the values, or loads them from a checkpoint.
         aside: Patterns for names of further tensors in the file, which are ignored.
         cast: Whether to convert other floating-point dtypes.
+        loss: The loss of an App's whole module, which the mesh must have; None if there is nothing to compare.
     """
 
     path: Path | None = None
     aside: tuple[str, ...] = ()
     cast: bool = False
+    loss: float | None = None
 
     def load(self, engine: Engine) -> None:
         """Load this rank's slices. A collective. Raises InvalidInput if the file does not fit the model."""
@@ -82,9 +79,10 @@ def initial_values(config: TrainConfig, job: JobModel, num_ranks: int, folder: P
     spread, module = num_ranks > 1, job.model.module
 
     def decide(alive: Callable[[], None]) -> tuple[InitialValues, dict[str, Tensor]]:
-        if config.parallel.mesh.pp > 1 and job.app is not None:
-            _check_chain(job.app, job.model)
         values = _values(config, job, alive, _seed_file(folder) if spread else None)
+        mesh = config.parallel.mesh
+        if values.path is not None and job.app is not None and (mesh.pp > 1 or mesh.tp > 1):
+            values = replace(values, loss=whole_loss(config, job, values.path))
         return values, dict(module.named_buffers()) if spread and job.app is not None else {}
 
     values, buffers = on_first_rank(decide)
@@ -94,23 +92,6 @@ def initial_values(config: TrainConfig, job: JobModel, num_ranks: int, folder: P
             drop_values(job.app.module)
         _load_buffers(module, buffers)
     return values
-
-
-def _check_chain(app: App, model: TrainableModel) -> None:
-    """Raise InvalidInput if the stages of a pipeline would compute something else than the App's module."""
-    (inputs,) = app.examples(2).values()
-    if inputs.is_floating_point():
-        inputs = inputs.to(next(model.module.parameters()).dtype)
-    error = 0.0
-    # Errors of any kind: the module is the user's code, and the training names them with their line.
-    with suppress(Exception):
-        error = chain_error(model.module, model.layout, inputs)
-    if not error <= CHAIN_TOLERANCE:
-        raise InvalidInput(
-            f"model: layout: two stages of a pipeline, one after the other, differ by {error:.2g} from the forward of "
-            f"App {app.name}, expected no difference: it must pass one tensor through inputs, each layer and outputs, "
-            "and compute nothing else; name every module of the forward in the layout, or use pp=1"
-        )
 
 
 def _seed_file(folder: Path | None) -> Path:

@@ -42,6 +42,7 @@ from fanin.datacenter.files.jobfiles import (
     write_result,
 )
 from fanin.datacenter.jobs.balance import balance_pipeline
+from fanin.datacenter.jobs.comparison import check_loss
 from fanin.datacenter.jobs.initial import initial_values
 from fanin.datacenter.jobs.monitor import RankMonitor, predicted_traffic
 from fanin.datacenter.models.pretrained_folder import CONFIG
@@ -235,6 +236,8 @@ def _train(config: TrainConfig, place: RankPlace, guests: Sequence[Guest], stop:
     initial = initial_values(config, job, world_size, folder)
     engine = build_engine(job.model, config.parallel, config.training, mesh, device)
     initial.load(engine)
+    if initial.loss is not None:
+        check_loss(initial.loss, config, job, engine)
     weights = config.checkpoints.weights
     started_s = time.monotonic()
     with JobCheckpoints(config.checkpoints, engine, config.seed, writes=rank == 0) as checkpoints:

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal, get_args
 
 from fanin.protos.errors import InvalidInput
 
@@ -92,8 +92,14 @@ def check_layout(layout: Layout, names: Collection[str]) -> None:
         names: the names of all modules of the model.
 
     Raises:
-        InvalidInput: a name or a pattern is of no module, or two patterns match one module.
+        InvalidInput: a name or a pattern is of no module, two patterns match one module, or a style is unknown.
     """
+    for pattern, style in layout.plan.items():
+        if style not in get_args(Style):
+            raise InvalidInput(
+                f"layout: got the style {style!r} for the pattern {pattern!r} of the plan, expected one of "
+                f"{', '.join(get_args(Style))}"
+            )
     for part in (*layout.inputs, layout.layers, *layout.outputs):
         if part and part not in names:
             raise InvalidInput(

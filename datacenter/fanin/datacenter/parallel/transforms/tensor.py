@@ -32,6 +32,14 @@ from fanin.datacenter.parallel.layout import Layout, Style, patterns_of
 from fanin.datacenter.parallel.pipelines.stages import Skip
 from fanin.protos.errors import InvalidInput
 
+SPLIT_KINDS: Final[Mapping[Style, type[nn.Module]]] = {
+    "column": nn.Linear,
+    "row": nn.Linear,
+    "kv": nn.Linear,
+    "logits": nn.Linear,
+    "vocabulary": nn.Embedding,
+}
+"""The kind of module that a style can split. Other styles apply to any module."""
 SEQUENCE_DIM: Final = 1
 """The dimension of the positions in the activations between layers, (B, T, width)."""
 
@@ -187,7 +195,7 @@ def apply_tensor_parallel(part: nn.Module, layout: Layout, mesh: DeviceMesh, *, 
         sequence: whether the activations between the matrices are split along the sequence as well.
 
     Raises:
-        InvalidInput: a module with parameters has buffers, such as a BatchNorm.
+        InvalidInput: a module with parameters has buffers, such as a BatchNorm, or its style is for another kind.
     """
     stream: Placement = Shard(SEQUENCE_DIM) if sequence else Replicate()
     outside: tuple[str, ...] = layout.inputs if layout.sequence == "layers" else ()
@@ -202,6 +210,7 @@ def apply_tensor_parallel(part: nn.Module, layout: Layout, mesh: DeviceMesh, *, 
                     "to parameters: torch 2.13 cannot compute it over ranks of tp; use tp=1, or a GroupNorm"
                 )
         if style is not None:
+            _check_kind(name, module, style)
             is_outside = any(f"{name}.".startswith(f"{each}.") for each in outside)
             styles[name] = torch_style(
                 style,
@@ -213,6 +222,15 @@ def apply_tensor_parallel(part: nn.Module, layout: Layout, mesh: DeviceMesh, *, 
     parallelize_module(part, mesh, styles, src_data_rank=None)
     if sequence and layout.sequence == "layers":
         _split_layer_stream(part, layout, mesh)
+
+
+def _check_kind(name: str, module: nn.Module, style: Style) -> None:
+    kind = SPLIT_KINDS.get(style, nn.Module)
+    if not isinstance(module, kind):
+        raise InvalidInput(
+            f"layout: got the style {style!r} for {name}, a {type(module).__name__}, expected a {kind.__name__}: torch "
+            "splits no other module in this way; use another style, or leave the module out of the plan"
+        )
 
 
 def _split_layer_stream(part: nn.Module, layout: Layout, mesh: DeviceMesh) -> None:

@@ -1,0 +1,84 @@
+"""Apps that a wrong layout would train as other models."""
+
+import torch
+from torch import Tensor, nn
+
+from fanin.datacenter.models.digits_app import app
+from fanin.datacenter.models.seeding import seeded
+from fanin.edge.export.app import App
+
+HEADS = 4
+
+
+class Attention(nn.Module):
+    """Attention over the rows of an image. ``fixed``: the forward relies on the whole number of heads."""
+
+    def __init__(self, *, fixed: bool) -> None:
+        super().__init__()
+        self.query, self.key, self.value, self.out = (nn.Linear(16, 16, bias=False) for _ in range(4))
+        self.fixed = fixed
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, 8, 16) to (B, 8, 16)."""
+        query, key, value = (self._heads(part(x)) for part in (self.query, self.key, self.value))
+        mixed = nn.functional.scaled_dot_product_attention(query, key, value)
+        out: Tensor = self.out(mixed.transpose(1, 2).flatten(2))
+        return out
+
+    def _heads(self, x: Tensor) -> Tensor:
+        shape = (HEADS, -1) if self.fixed else (-1, 16 // HEADS)
+        return x.unflatten(-1, shape).transpose(1, 2)
+
+
+class Block(nn.Module):
+    """Attention, added to its input."""
+
+    def __init__(self, *, fixed: bool) -> None:
+        super().__init__()
+        self.attention = Attention(fixed=fixed)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, 8, 16) to (B, 8, 16)."""
+        output: Tensor = x + self.attention(x)
+        return output
+
+
+class Rows(nn.Module):
+    """Classifies images of 8 x 8 pixels by attention over their rows."""
+
+    def __init__(self, *, fixed: bool, scaled: bool) -> None:
+        super().__init__()
+        with seeded(0):
+            self.embed = nn.Linear(8, 16)
+            self.blocks = nn.ModuleList(Block(fixed=fixed) for _ in range(2))
+            self.pool, self.head = nn.Flatten(), nn.Linear(128, 10)
+        self.scaled = scaled
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits (B, 10)."""
+        x = self.embed(images)
+        for block in self.blocks:
+            x = block(x)
+        logits: Tensor = self.head(self.pool(torch.tanh(x) if self.scaled else x))
+        return logits
+
+
+def _rows(name: str, *, fixed: bool = False, scaled: bool = False) -> App:
+    module = Rows(fixed=fixed, scaled=scaled)
+    images = app().inputs["x"].reshape(-1, 8, 8)
+    return App(name=name, module=module, calibration=images, batch_size=16, num_classes=10)
+
+
+def rows() -> App:
+    """A layout describes it well."""
+    return _rows("rows")
+
+
+def fixed() -> App:
+    """Each rank of tp makes four heads of its part."""
+    return _rows("fixed", fixed=True)
+
+
+def scaled() -> App:
+    """Its forward computes a function between two modules."""
+    return _rows("scaled", scaled=True)
