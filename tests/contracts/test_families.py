@@ -162,6 +162,15 @@ def test_a_plan_is_tried_on_two_ranks(family: Family[DecoderConfig], text: str) 
         check_family(family, replace(SMALL, num_kv_heads=4))
 
 
+def test_a_tie_is_of_parameters() -> None:
+    tied = ("head.weight", "embed.wieght")
+    family = replace(DECODER, layout=lambda config: replace(decoder_layout(config), tied=tied))
+    with pytest.raises(
+        InvalidInput, match=r"layout: got tied .*, of which 'embed.wieght' is no parameter of the model"
+    ):
+        check_family(family, SMALL)
+
+
 def test_names_are_of_modules() -> None:
     family = replace(DECODER, layout=lambda config: replace(decoder_layout(config), outputs=("norm", "haed")))
     with pytest.raises(InvalidInput, match=r"layout: got 'haed', which is no module of the model.*embed, head, layers"):

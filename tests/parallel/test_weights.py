@@ -249,3 +249,16 @@ def test_two_different_copies_of_a_shared_parameter_are_refused(tmp_path: Path) 
     with pytest.raises(InvalidInput, match=message):
         load_weights(module, path)
     assert module.embed.weight.tolist() == before
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_values_that_are_not_finite_are_refused_with_their_tensor(tmp_path: Path, bad: float) -> None:
+    path, values = tmp_path / "weights.safetensors", VALUES.copy()
+    values[1, 2] = bad
+    save_file({"embed.weight": values}, path)
+    engine = build_engine(TrainableModel(module=Shared(), layout=UNKNOWN_LAYOUT), ParallelSettings(), TRAINING, None)
+    message = "weights.safetensors: got values that are not finite in embed.weight, expected finite ones; take"
+    with pytest.raises(InvalidInput, match=message):
+        import_weights(engine, path)
+    with pytest.raises(InvalidInput, match=message):
+        load_weights(Shared(), path)

@@ -62,6 +62,21 @@ from fanin.datacenter.families.decoders import DECODER as FAMILY
 WRONG = 3
 """
 
+OTHER = """
+from dataclasses import dataclass
+from fanin.datacenter.families import Family
+
+@dataclass(frozen=True)
+class Sizes:
+    width: int = 8
+
+    def __post_init__(self):
+        if self.width % 3:
+            raise ValueError(f"width {self.width} is not a multiple of 3")
+
+FAMILY = Family(config=Sizes, build=print, layout=print, tokens=print)
+"""
+
 
 @pytest.mark.parametrize(
     ("entry", "source", "error"),
@@ -73,6 +88,12 @@ WRONG = 3
         ),
         (("mine", "own_family:MISSING"), SOURCE, r"cannot be imported from own_family:MISSING \(AttributeError"),
         (("mine", "own_family:WRONG"), SOURCE, "own_family:WRONG of the family 'mine' is 3, expected a Family"),
+        (
+            ("mine", "own_family:FAMILY"),
+            OTHER.replace("frozen=True", "frozen=False"),
+            r"Family of Sizes: config: got <class 'own_family.Sizes'>, expected a frozen dataclass of sizes",
+        ),
+        (("mine", "own_family:FAMILY"), OTHER, r"\[model.mine\]: width 8 is not a multiple of 3$"),
         (("mime", "own_family:FAMILY"), SOURCE, "got unknown key 'mine', did you mean 'mime'"),
         (("qqqq", "own_family:FAMILY"), SOURCE, r"got unknown key 'mine', .*app, .*decoder, encoder, pretrained, qqqq"),
     ],
@@ -110,6 +131,16 @@ def test_a_package_adds_a_family_and_replaces_none_of_ours(tmp_path: Path, monke
     assert family_named("decoder") is DECODER
     assert "decoder_family" not in sys.modules
     assert family_model("mine", DecoderConfig()).family is DECODER
+
+
+@pytest.mark.parametrize(
+    ("part", "expected"), [("build", "Module"), ("layout", "Layout"), ("tokens", "TokenModel"), ("work", "Work")]
+)
+def test_a_function_of_a_family_that_returns_another_type_is_named(part: str, expected: str) -> None:
+    family = replace(DECODER, **{part: lambda *arguments: "a text"})
+    model = FamilyModel(name="mine", family=family, config=DecoderConfig())
+    with pytest.raises(InvalidInput, match=f"Family 'mine': result of {part}: got 'a text', expected a {expected}"):
+        model.build(3) if part == "build" else getattr(model, part)
 
 
 def test_a_family_without_layers_cannot_be_cut() -> None:
@@ -158,7 +189,7 @@ def test_a_model_has_one_family(model: str, error: str) -> None:
 @pytest.mark.parametrize(
     ("part", "value", "expected"),
     [
-        ("config", dict, "a dataclass of sizes"),
+        ("config", dict, "a frozen dataclass of sizes"),
         ("build", None, "a function of the config; see docs/families.md"),
         ("layout", {}, "a function of the config; see docs/families.md"),
         ("tokens", 5, "a function of the config; see docs/families.md"),

@@ -13,6 +13,7 @@ changes a value.
 """
 
 import json
+import math
 import os
 import struct
 from collections.abc import Iterator, Mapping, Sequence
@@ -80,7 +81,8 @@ def import_weights(engine: Engine, path: Path, aside: Sequence[str] = (), *, cas
         cast: Whether to accept other floating-point dtypes and convert them.
 
     Raises:
-        InvalidInput: A file is damaged or belongs to another model. Raised on all ranks; nothing has changed.
+        InvalidInput: A file is damaged or belongs to another model: nothing has changed. Or it has values that are not
+            finite: parameters have changed. Raised on all ranks.
     """
     sources, refusal = dict[str, Source](), None
     try:
@@ -93,14 +95,18 @@ def import_weights(engine: Engine, path: Path, aside: Sequence[str] = (), *, cas
     with torch.no_grad():
         for part in engine.parts.values():
             for name, value in part.named_parameters():
-                _load_slice(sources[tie.original_name if tie is not None and value is tie.copied else name], value)
+                source = sources[tie.original_name if tie is not None and value is tie.copied else name]
+                refusal = _load_slice(source, value) or refusal
+    if _on_any_rank(refusal is not None):
+        raise refusal or InvalidInput(f"{path}: another rank found values that are not finite; its log has the tensor")
 
 
 def load_weights(module: nn.Module, path: Path) -> None:
     """Load all parameters of a module in one process from a file, and convert other floating-point dtypes.
 
     Raises:
-        InvalidInput: The file is damaged or belongs to another model. Nothing has changed.
+        InvalidInput: The file is damaged or belongs to another model: nothing has changed. Or it has values that are
+            not finite: parameters have changed.
     """
     others = other_names(module)
     table = {
@@ -110,20 +116,23 @@ def load_weights(module: nn.Module, path: Path) -> None:
     sources = _sources(table, path, (), cast=True)
     with torch.no_grad():
         for name, value in module.named_parameters():
-            _load_slice(sources[name], value)
+            refusal = _load_slice(sources[name], value)
+            if refusal is not None:
+                raise refusal
 
 
-def _load_slice(source: Source, value: Tensor) -> None:
-    """Read only this rank's slice of a tensor."""
+def _load_slice(source: Source, value: Tensor) -> InvalidInput | None:
+    """Read only this rank's slice of a tensor. Return an error if it has values that are not finite."""
     path, name = source
+    mine = value.to_local() if isinstance(value, DTensor) else value
+    if not mine.numel():
+        return None
     with safe_open(path, framework="pt") as file:
-        if not isinstance(value, DTensor):
-            value.copy_(file.get_tensor(name))
-            return
-        mine = value.to_local()
-        if mine.numel():
-            stored = file.get_slice(name)
-            mine.copy_(stored[slices(value)])
+        mine.copy_(file.get_slice(name)[slices(value)] if isinstance(value, DTensor) else file.get_tensor(name))
+    # The extremes of a tensor are finite if all its values are. A mask of them would take memory.
+    if all(math.isfinite(float(extreme)) for extreme in mine.aminmax()):
+        return None
+    return InvalidInput(f"{path}: got values that are not finite in {name}, expected finite ones; take another file")
 
 
 def _kinds(path: Path) -> dict[str, Kind]:

@@ -83,7 +83,11 @@ def _named(
         if kind is None:
             known = tuple(dict.fromkeys((*fields, *tables.names())))
             raise InvalidInput(f"{_within(where)}got unknown key {name!r}{_nearest(name, known)}")
-        values[field] = tables.value(name, _record(kind, value, f"{where}.{name}" if where else name))
+        place = f"{where}.{name}" if where else name
+        try:
+            values[field] = tables.value(name, _record(kind, value, place))
+        except (ValueError, TypeError) as exc:  # the record is another package's, and checks its values itself
+            raise InvalidInput(f"{_within(place)}{exc}") from exc
     if len(row) > 1:
         raise InvalidInput(f"{_within(where)}got {' and '.join(row)}, expected one of {', '.join(tables.names())}")
     return values

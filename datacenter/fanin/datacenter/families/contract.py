@@ -68,7 +68,11 @@ def _check_seed(model: FamilyModel, module: nn.Module) -> None:
 
 
 def _check_names(layout: Layout, module: nn.Module) -> None:
-    check_layout(layout, {name for name, _ in module.named_modules(remove_duplicate=False)})
+    check_layout(
+        layout,
+        {name for name, _ in module.named_modules(remove_duplicate=False)},
+        {name for name, _ in module.named_parameters(remove_duplicate=False)},
+    )
     num_layers = len(list(module.get_submodule(layout.layers).children())) if layout.layers else 1
     assert layout.sizes.num_layers == num_layers, (
         f"layout: got num_layers {layout.sizes.num_layers}, but {layout.layers} has {num_layers}"

@@ -17,6 +17,7 @@ from fanin.datacenter.watch.flops import Work
 from fanin.protos.records import are_all, check_part
 
 C = TypeVar("C")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +96,9 @@ class Family(Generic[C]):
         config, presets = cast(object, self.config), cast(object, self.presets)
         is_config = isinstance(config, type) and is_dataclass(config)
         what = f"Family of {self.config.__name__ if is_config else 'an unknown config'}"
-        check_part(what, "config", self.config, is_config, "a dataclass of sizes")
+        settings = getattr(config, "__dataclass_params__", None)
+        is_frozen = is_config and settings is not None and settings.frozen
+        check_part(what, "config", self.config, is_frozen, "a frozen dataclass of sizes")
         for part in ("build", "layout", "tokens", "work", "files"):
             function = getattr(self, part)
             check_part(what, part, function, callable(function), "a function of the config; see docs/families.md")
@@ -124,31 +127,37 @@ class FamilyModel:
 
     def build(self, seed: int) -> nn.Module:
         """Return the module, with parameters from ``seed``."""
-        return self.family.build(self.config, seed)
+        return self._made("build", self.family.build(self.config, seed), nn.Module)
 
     def skeleton(self) -> nn.Module:
         """Return the module on torch's meta device, where it uses no memory."""
         with torch.device("meta"):
-            return self.family.build(self.config, 0)
+            return self.build(0)
 
     @property
     def layout(self) -> Layout:
         """The names of its modules, and how they are spread."""
-        return self.family.layout(self.config)
+        return self._made("layout", self.family.layout(self.config), Layout)
 
     @property
     def tokens(self) -> TokenModel:
         """The tokens that it reads."""
-        return self.family.tokens(self.config)
+        return self._made("tokens", self.family.tokens(self.config), TokenModel)
 
     @property
     def work(self) -> Work | None:
         """The FLOPs of a token, or None if they are unknown."""
-        return self.family.work(self.config)
+        work = self.family.work(self.config)
+        return None if work is None else self._made("work", work, Work)
 
     def files(self, module: nn.Module) -> ModelFiles:
         """Return the files of the model, after ``build`` returned ``module``."""
-        return self.family.files(self.config, module)
+        return self._made("files", self.family.files(self.config, module), ModelFiles)
+
+    def _made(self, part: str, value: object, kind: type[T]) -> T:
+        """Return what a function of the family returned. Raises InvalidInput for another type."""
+        check_part(f"Family {self.name!r}", f"result of {part}", value, isinstance(value, kind), f"a {kind.__name__}")
+        return cast("T", value)
 
 
 def matmul_values(module: nn.Module) -> int:

@@ -84,16 +84,24 @@ def _matches(patterns: list[str], components: list[str]) -> bool:
     return len(patterns) == len(components) and all(map(fnmatchcase, components, patterns))
 
 
-def check_layout(layout: Layout, names: Collection[str]) -> None:
+def check_layout(layout: Layout, names: Collection[str], parameters: Collection[str]) -> None:
     """Check that the names and patterns of a Layout are exactly those of a model.
 
     Args:
         layout: the Layout.
         names: the names of all modules of the model.
+        parameters: the names of all parameters, also of those that are shared.
 
     Raises:
-        InvalidInput: a name or a pattern is of no module, two patterns match one module, or a style is unknown.
+        InvalidInput: a name or a pattern is of no module, two patterns match one module, a style is unknown, or a tied
+            name is of no parameter.
     """
+    for name in layout.tied or ():
+        if name not in parameters:
+            raise InvalidInput(
+                f"layout: got tied {layout.tied}, of which {name!r} is no parameter of the model, expected two names "
+                "of one parameter: the copy and the original"
+            )
     for pattern, style in layout.plan.items():
         if style not in get_args(Style):
             raise InvalidInput(
