@@ -81,6 +81,42 @@ def test_the_contract_compares_values_and_gradients() -> None:
         check_decomposition(HYPOT, hypot, [])
 
 
+def by_value(x: Tensor, other: Tensor) -> Tensor:
+    return hypot(x, other) if x.sum() > 0 else hypot(other, x)
+
+
+def in_place(x: Tensor, other: Tensor) -> Tensor:
+    with torch.no_grad():
+        x.abs_()
+    return hypot(x, other)
+
+
+def in_float32(x: Tensor, other: Tensor) -> Tensor:
+    return hypot(x, other) if x.dtype == torch.float64 else hypot(x, other.bfloat16().to(x.dtype) * 1.01)
+
+
+def test_the_contract_calls_a_form_as_an_export_does() -> None:
+    pairs = [(torch.tensor([-3.0, 1.0]), torch.tensor([4.0, 2.0]))]
+    with pytest.raises(UnsupportedModel, match=r"got a function that reads values of a tensor .*; use torch.where"):
+        check_decomposition(HYPOT, by_value, pairs)
+    with pytest.raises(AssertionError, match="example 1: the function writes to its argument 0; write to a copy"):
+        check_decomposition(HYPOT, in_place, pairs)
+    with pytest.raises(AssertionError, match=r"example 1: value 0 differs .* expected at most 1e-03"):
+        check_decomposition(HYPOT, in_float32, pairs)
+    with pytest.raises(
+        AssertionError, match="example 1: the function returned NotImplemented, so an export leaves the"
+    ):
+        check_decomposition(HYPOT, lambda x, other: NotImplemented, pairs)
+
+
+def test_an_operator_without_a_derivative_is_compared_by_its_values() -> None:
+    operator = aten.nextafter.default
+    examples = [(torch.tensor([1.0, 2.0]), torch.tensor([2.0, 1.0]))]
+    check_decomposition(operator, lambda x, other: x + (other - x).sign() * 1e-7 * x.abs(), examples)
+    with pytest.raises(AssertionError, match="value 0 differs"):
+        check_decomposition(operator, lambda x, other: other + 0 * x, examples)
+
+
 class Modulus(nn.Module):
     """An operator that no format has."""
 

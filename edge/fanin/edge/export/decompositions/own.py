@@ -9,7 +9,13 @@ from typing import Final
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import is_fake, unset_fake_temporarily
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+    is_fake,
+    unset_fake_temporarily,
+)
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 from torch.overrides import TorchFunctionMode
 
@@ -36,6 +42,8 @@ MAX_CONSTANT: Final = 256
 """Most numbers of a constant tensor in a form: each of them is an operator of the graph until it is simplified."""
 VALUE_TOLERANCE: Final = 1e-5
 """Error of a form in float64, relative to the norm of the operator's result: below the tolerance of an export."""
+ROUGH_TOLERANCE: Final = 1e-3
+"""The same in the dtypes of an example."""
 
 
 def check_own(what: str, own: Decompositions) -> None:
@@ -149,49 +157,102 @@ def _shapes(result: object) -> str:
 def check_decomposition(
     operator: OpOverload, function: Callable[..., object], examples: Iterable[Sequence[object]]
 ) -> None:
-    """Check a decomposition against torch's own operator: arguments, shapes, values and gradients, in float64.
+    """Check a decomposition against torch's own operator: arguments, shapes, values and gradients.
+
+    Values and gradients are compared in float64, and the values also in the dtypes of the examples. The gradients of an
+    operator without a derivative are not compared. The function is called with tensors that have no values, too, as
+    an export calls it.
 
     Args:
         operator: The operator overload.
         function: Its decomposition.
-        examples: Positional arguments of some calls. Float tensors are converted to float64. Choose points at which the
-            operator is differentiable.
+        examples: Positional arguments of some calls. Choose points at which the operator is differentiable.
 
     Raises:
-        UnsupportedModel: The arguments, or the shapes and dtypes of a result differ.
-        AssertionError: A value or a gradient differs, or no example is given. The text says by how much.
+        UnsupportedModel: The arguments, or the shapes and dtypes of a result differ, or the function reads values.
+        AssertionError: A value or a gradient differs, the function writes to an argument or returns ``NotImplemented``,
+            or no example is given. The text says by how much.
     """
     what = f"decomposition of {operator}"
     _check_signature(what, operator, function)
+    form = _checked(operator, function)
     num = 0
     for num, example in enumerate(examples, start=1):
-        (values, slopes), (expected, expected_slopes) = (
-            _differentiated(call, example) for call in (_checked(operator, function), operator)
-        )
-        for kind, got, exact in (("value", values, expected), ("gradient", slopes, expected_slopes)):
-            for index, (one, other) in enumerate(zip(got, exact, strict=True)):
-                error, size = float((one - other).norm()), float(other.norm())
-                assert error <= VALUE_TOLERANCE * size + 1e-12, (
-                    f"{what}: example {num}: {kind} {index} differs from torch's by {error:.1e} (L2 norm), expected at "
-                    f"most {VALUE_TOLERANCE:.0e} of its norm {size:.1e}"
-                )
+        where = f"{what}: example {num}"
+        _check_without_values(what, form, example)
+        _check_call(where, form, operator, example)
+        wide = [_widened(value) for value in example]
+        values, expected = _values(form(*wide)), _values(operator(*wide))
+        _check_close(f"{where}: value", values, expected, VALUE_TOLERANCE)
+        _check_close(f"{where}: gradient", *_slopes(operator, form, wide), VALUE_TOLERANCE)
     assert num, f"{what}: got no examples, expected at least one"
 
 
-def _differentiated(call: Callable[..., object], example: Sequence[object]) -> tuple[list[Tensor], list[Tensor]]:
-    """Return the float results of a call, and the gradients of a weighted sum of them."""
-    arguments = [
-        value.detach().double().requires_grad_() if isinstance(value, Tensor) and value.is_floating_point() else value
-        for value in example
-    ]
-    outputs = [each for each in _tensors(call(*arguments)) if isinstance(each, Tensor)]
+def _check_without_values(what: str, form: Callable[..., object], example: Sequence[object]) -> None:
+    """Call a form with tensors that have shapes and no values. Raises UnsupportedModel if it reads them."""
+    try:
+        with FakeTensorMode() as mode:
+            form(*(mode.from_tensor(value) if isinstance(value, Tensor) else value for value in example))
+    except (DataDependentOutputException, DynamicOutputShapeException) as exc:
+        raise UnsupportedModel(
+            f"{what}: got a function that reads values of a tensor ({exc}), expected one of operators alone, because "
+            "an export traces it once; use torch.where instead of a branch"
+        ) from exc
+
+
+def _check_call(where: str, form: Callable[..., object], operator: OpOverload, example: Sequence[object]) -> None:
+    """Check the values of a call in the dtypes of the example, and that the arguments stay as they are."""
+    expected = operator(*example)
+    copies = [value.clone() if isinstance(value, Tensor) else value for value in example]
+    result = form(*copies)
+    assert result is not NotImplemented, (
+        f"{where}: the function returned NotImplemented, so an export leaves the operator as it is; give an example "
+        "for which it returns a result"
+    )
+    for index, (before, after) in enumerate(zip(example, copies, strict=True)):
+        same = not isinstance(before, Tensor) or torch.equal(before, after)  # type: ignore[arg-type]
+        assert same, f"{where}: the function writes to its argument {index}; write to a copy"
+    _check_close(f"{where}: value", _values(result), _values(expected), ROUGH_TOLERANCE)
+
+
+def _check_close(what: str, got: Sequence[Tensor], exact: Sequence[Tensor], tolerance: float) -> None:
+    for index, (one, other) in enumerate(zip(got, exact, strict=True)):
+        error, size = float((one - other).norm()), float(other.norm())
+        assert error <= tolerance * size + 1e-12, (
+            f"{what} {index} differs from torch's by {error:.1e} (L2 norm), expected at most {tolerance:.0e} of its "
+            f"norm {size:.1e}"
+        )
+
+
+def _widened(value: object) -> object:
+    if isinstance(value, Tensor) and value.is_floating_point():
+        return value.detach().double().requires_grad_()
+    return value
+
+
+def _values(result: object) -> list[Tensor]:
+    return [each.detach().double() for each in _tensors(result) if isinstance(each, Tensor)]
+
+
+def _slopes(
+    operator: OpOverload, form: Callable[..., object], arguments: Sequence[object]
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Return the gradients of a form and of its operator; none if the operator has no derivative."""
     leaves = [value for value in arguments if isinstance(value, Tensor) and value.requires_grad]
+    try:
+        expected = _gradients(operator(*arguments), leaves)
+    except (NotImplementedError, RuntimeError):
+        return [], []
+    return _gradients(form(*arguments), leaves), expected
+
+
+def _gradients(result: object, leaves: Sequence[Tensor]) -> list[Tensor]:
+    """Return the gradients of a weighted sum of a call's results."""
     total = torch.zeros((), dtype=torch.float64)
-    for each in outputs:
-        if each.requires_grad:
+    for each in _tensors(result):
+        if isinstance(each, Tensor) and each.requires_grad:
             # Other weights than ones: the gradient of a plain sum hides a missing factor.
             total = total + (each * torch.linspace(0.5, 1.5, each.numel(), dtype=each.dtype).reshape(each.shape)).sum()
-    slopes = (
-        torch.autograd.grad(total, leaves, materialize_grads=True, allow_unused=True) if total.requires_grad else ()
-    )
-    return [each.detach().double() for each in outputs], list(slopes)
+    if not total.requires_grad:
+        return [torch.zeros_like(leaf) for leaf in leaves]
+    return list(torch.autograd.grad(total, leaves, materialize_grads=True, allow_unused=True))
