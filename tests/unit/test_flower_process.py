@@ -1,7 +1,12 @@
 """A Flower app in a child process: an interruption ends it, and its errors are those of one device."""
 
+import os
 import re
-from collections.abc import Iterator
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -18,6 +23,8 @@ from fanin.clients.flower.trainer import FlowerTrainer
 from fanin.clients.testing import Countdown, example_assignment, example_model
 from fanin.edge.bundles.arrays import write_arrays
 
+WAIT_S: Final = 60.0
+WAIT_S: Final = 30.0
 ARRAYS: Final = {"layer.weight": np.ones((2, 3), np.float32)}
 
 SLOW_APP: Final = """
@@ -53,7 +60,11 @@ def slow(tmp_path: Path) -> Iterator[FlowerProcess]:
 
 
 def is_alive(pid: int) -> bool:
-    return Path(f"/proc/{pid}").exists()
+    try:
+        # A process that has ended and waits for its parent has no command line.
+        return Path(f"/proc/{pid}/cmdline").read_bytes() != b""
+    except FileNotFoundError:
+        return False
 
 
 def test_an_interruption_ends_an_app_that_trains(slow: FlowerProcess, tmp_path: Path) -> None:
@@ -97,6 +108,96 @@ def test_the_error_of_an_app_names_it_and_the_log_has_its_traceback(
     assert ("slow.py" in caplog.text) is is_traced
 
 
+def test_no_child_outlives_its_client(tmp_path: Path) -> None:
+    folder, before = write_app(tmp_path / "app", "slow", SLOW_APP), set(children())
+    with FlowerProcess(FlowerSettings(app="slow:app", folder=folder)):
+        (idle,) = set(children()) - before
+        assert is_alive(idle)
+    assert not is_alive(idle) and set(children()) == before
+    with pytest.raises(AppFailed):
+        FlowerProcess(FlowerSettings(app="absent:app", folder=folder))
+    assert set(children()) == before
+
+
+CLIENT: Final = """
+import sys
+from pathlib import Path
+
+from fanin.clients.flower.process import FlowerProcess
+from fanin.clients.flower.task import FlowerSettings, FlowerTask
+
+process = FlowerProcess(FlowerSettings(app="slow:app", folder=Path(sys.argv[1]), run_config="how='slow'"))
+process.run(FlowerTask(run_id="run", round=1, seed=1, config={}, arrays={}, state=b""), lambda: True)
+"""
+
+
+def test_a_child_ends_with_a_client_that_is_killed_also_inside_the_app(tmp_path: Path) -> None:
+    folder = write_app(tmp_path / "app", "slow", SLOW_APP)
+    with subprocess.Popen([sys.executable, "-c", CLIENT, str(folder)]) as client:
+        try:
+            await_true(lambda: (folder / "pid").exists() and (folder / "pid").read_text() != "")
+            child = int((folder / "pid").read_text())
+            assert is_alive(child) and child != client.pid
+        finally:
+            client.kill()
+    try:
+        await_true(lambda: not is_alive(child))
+    finally:
+        if is_alive(child):
+            os.kill(child, signal.SIGKILL)
+
+
+def children() -> list[int]:
+    return [int(text) for text in Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()]
+
+
+def await_true(condition: Callable[[], bool]) -> None:
+    until = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < until, f"nothing happened within {WAIT_S} s"
+        time.sleep(0.05)
+
+
 def test_a_child_that_cannot_import_the_app(tmp_path: Path) -> None:
     with pytest.raises(AppFailed, match="flower app absent:app: import: ModuleNotFoundError: No module named 'absent'"):
         FlowerProcess(FlowerSettings(app="absent:app", folder=tmp_path))
+
+
+DEVICE: Final = """
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from fanin.clients.flower.process import FlowerProcess
+from fanin.clients.flower.task import FlowerSettings, FlowerTask
+
+arrays = {"layer.weight": np.ones((2, 3), np.float32)}
+with FlowerProcess(FlowerSettings(app="slow:app", folder=Path(sys.argv[1]), run_config="how='slow'")) as process:
+    process.run(FlowerTask(run_id="run", round=1, seed=1, config={}, arrays=arrays, state=b""), lambda: True)
+"""
+
+
+def wait_until(is_so: Callable[[], bool]) -> bool:
+    """Return whether it becomes so in time."""
+    until = time.monotonic() + WAIT_S
+    while not is_so() and time.monotonic() < until:
+        time.sleep(0.05)
+    return is_so()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_the_child_ends_with_its_device_however_that_ends(tmp_path: Path, number: signal.Signals) -> None:
+    folder = write_app(tmp_path / "app", "slow", SLOW_APP)
+    written = folder / "pid"
+    device = subprocess.Popen([sys.executable, "-c", DEVICE, folder], stderr=subprocess.DEVNULL)
+    try:
+        assert wait_until(lambda: written.exists() and bool(written.read_text()))
+        pid = int(written.read_text())
+        assert is_alive(pid)
+        device.send_signal(number)
+        assert device.wait(WAIT_S) != 0
+        assert wait_until(lambda: not is_alive(pid))
+    finally:
+        device.kill()
+        device.wait()

@@ -28,6 +28,7 @@ import flwr.client
 import numpy as np
 from flwr.app import DEFAULT_TTL, Array, ArrayRecord, ConfigRecord, Context, Message, Metadata, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.common import Code
 from flwr.common.config import flatten_dict, parse_config_args
 from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 from flwr.proto.recorddict_pb2 import RecordDict as RecordDictProto
@@ -102,6 +103,8 @@ class FlowerApp:
         context = self._context(task.run_id, task.state)
         evaluation, evaluate_metrics = self._evaluate(task, context) if self._evaluates else (0, {})
         reply = self._send(TRAIN, self._content(task, "fitins"), context, task.round)
+        if self._is_legacy:
+            self._check_status(reply)
         num_examples, metrics = self._metrics(reply, "fitres")
         return FlowerReply(
             arrays=self._arrays(reply, task),
@@ -114,9 +117,30 @@ class FlowerApp:
 
     def _evaluate(self, task: FlowerTask, context: Context) -> tuple[Number, dict[str, Number]]:
         reply = self._send(EVALUATE, self._content(task, "evaluateins"), context, task.round)
-        if self._is_legacy and reply.config_records["evaluateres.status"]["code"] != 0:
+        if self._is_legacy and reply.config_records["evaluateres.status"]["code"] != Code.OK.value:
             return 0, {}
         return self._metrics(reply, "evaluateres")
+
+    def _check_status(self, reply: RecordDict) -> None:
+        """Raise AppFailed if ``fit`` says that it failed: a ServerApp does not count such a reply either."""
+        status = reply.config_records["fitres.status"]
+        if (code := Code(status["code"])) is not Code.OK:
+            text = " ".join(str(status["message"]).split())
+            raise AppFailed(
+                f"flower app {self._settings.app}: train: got the status {code.name} ({text}), expected OK; correct fit"
+            )
+
+    def _check_status(self, reply: RecordDict) -> None:
+        """Raise AppFailed unless the training succeeded. Only the replies of ``client_fn`` have a status."""
+        if not self._is_legacy:
+            return
+        status = reply.config_records["fitres.status"]
+        if status["code"] != Code.OK.value:
+            text = " ".join(str(status["message"]).split())
+            raise AppFailed(
+                f"flower app {self._settings.app}: train: got the status {Code(status['code']).name} ({text}), "
+                "expected OK; correct fit"
+            )
 
     def _context(self, run_id: str, state: bytes) -> Context:
         return Context(

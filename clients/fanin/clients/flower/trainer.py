@@ -23,13 +23,12 @@ from fanin.clients.flower.states import AppStates, FlowerState
 from fanin.clients.flower.task import AppFailed, ConfigValue, FlowerReply, FlowerRunner, FlowerTask, Number
 from fanin.edge.bundles.arrays import ArrayLayout, read_layout
 from fanin.edge.bundles.manifest import NO_GRAPHS
+from fanin.edge.runtimes.evaluations import OF_TRAINING, OF_VALIDATION, metric_count
 from fanin.edge.tensors import Array, Float32s
 from fanin.protos import messages as m
 from fanin.protos.errors import InvalidInput
 
 LOG = logging.getLogger("fanin.clients")
-METRIC_UNIT: Final = 1 << 16
-"""Metrics are counted in units of 2^-16, as losses are."""
 LOSSES: Final = ("train_loss", "eval_loss", "loss")
 """Metrics that are also the Round's own loss; the first that an app reports."""
 MAX_SHOWN: Final = 5
@@ -104,12 +103,12 @@ class FlowerTrainer:
         if num_evaluated and any(name in reply.evaluate_metrics for name in LOSSES):
             counts[m.EVAL_EXAMPLES] = num_evaluated
             _add_loss(counts, m.EVAL_LOSS, reply.evaluate_metrics, num_evaluated)
-        metrics = {f"train.{name}": (value, num_examples) for name, value in reply.train_metrics.items()}
-        metrics |= {f"evaluate.{name}": (value, num_evaluated) for name, value in reply.evaluate_metrics.items()}
+        metrics = {OF_TRAINING + name: (value, num_examples) for name, value in reply.train_metrics.items()}
+        metrics |= {OF_VALIDATION + name: (value, num_evaluated) for name, value in reply.evaluate_metrics.items()}
         declared = {statistic.name for statistic in assignment.statistics}
         for name, (value, weight) in metrics.items():
             if name in declared and math.isfinite(value):
-                counts[name] = _count(value, weight)
+                counts[name] = metric_count(value, weight)
             elif name in declared:
                 self._warn(f"metric {name}: got {value}, expected a finite number; it is left out")
         if others := sorted(set(metrics) - declared):
@@ -176,9 +175,4 @@ def _whole(kind: str, number: Number, least: int) -> int:
 def _add_loss(counts: dict[str, int], name: str, metrics: Mapping[str, Number], num_examples: int) -> None:
     losses = [metrics[metric] for metric in LOSSES if metric in metrics]
     if losses and math.isfinite(losses[0]):
-        counts[name] = _count(losses[0], num_examples)
-
-
-def _count(value: Number, weight: int) -> int:
-    """Return a mean over ``weight`` examples as a sum in units of 2^-16, within the limits of a count."""
-    return round(max(-m.MAX_COUNT, min(value * weight * METRIC_UNIT, m.MAX_COUNT)))
+        counts[name] = metric_count(losses[0], num_examples)

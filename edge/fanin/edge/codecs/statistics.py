@@ -13,6 +13,8 @@ from typing import Final
 
 from fanin.edge.bundles.manifest import Manifest
 from fanin.edge.runtimes.evaluations import (
+    OF_TRAINING,
+    OF_VALIDATION,
     REST,
     REST_UNIT,
     SQUARES_FLOAT,
@@ -70,8 +72,8 @@ def labels_of(manifest: Manifest) -> int:
 def fitted(counts: Mapping[str, int], statistics: Sequence[m.Statistic]) -> dict[str, int]:
     """Return the counts of a device as it sends them: the declared ones, within their bounds.
 
-    Sums over more training or validation examples than count are scaled down to that many and rounded down. Any other
-    count beyond its bound becomes the bound.
+    Sums over more training or validation examples than count are scaled down to that many and rounded down, also those
+    of the Plan (``train.NAME``, ``evaluate.NAME``). Any other count beyond its bound becomes the bound.
 
     Args:
         counts: What the trainer and the codec counted, by name.
@@ -79,9 +81,13 @@ def fitted(counts: Mapping[str, int], statistics: Sequence[m.Statistic]) -> dict
     """
     bounds = {statistic.name: statistic.bound for statistic in statistics}
     fit = {name: count for name, count in counts.items() if name in bounds}
-    _scale(fit, m.EXAMPLES, (m.TRAIN_LOSS,), bounds)
-    _scale(fit, m.EVAL_EXAMPLES, (m.EVAL_LOSS, *CLASS_COUNTS, *SQUARES), bounds)
+    _scale(fit, m.EXAMPLES, (m.TRAIN_LOSS, *_of(OF_TRAINING, fit)), bounds)
+    _scale(fit, m.EVAL_EXAMPLES, (m.EVAL_LOSS, *CLASS_COUNTS, *SQUARES, *_of(OF_VALIDATION, fit)), bounds)
     return {name: max(-bounds[name], min(count, bounds[name])) for name, count in fit.items()}
+
+
+def _of(prefix: str, counts: Mapping[str, int]) -> tuple[str, ...]:
+    return tuple(name for name in counts if name.startswith(prefix))
 
 
 def _scale(counts: dict[str, int], of: str, names: Sequence[str], bounds: Mapping[str, int]) -> None:

@@ -18,6 +18,12 @@ REST: Final = "_q40"
 """Suffix of the count that holds the fraction of a squared error."""
 REST_UNIT: Final = m.MAX_COUNT
 """The finest unit whose multiples below 1 fit a count. It resolves sums of squares from 1e-12 to 1e12."""
+OF_TRAINING: Final = "train."
+"""Prefix of the Plan's statistics that are a metric of the training, summed over its examples."""
+OF_VALIDATION: Final = "evaluate."
+"""Prefix of the Plan's statistics that are a metric of the received Version, summed over the validation examples."""
+METRIC_UNIT: Final = 1 << 16
+"""Metrics are counted in units of 2^-16, as losses are."""
 
 
 def counts_of(quality: Quality, num_classes: int) -> dict[str, int]:
@@ -79,6 +85,11 @@ def loss_count(loss_sum: float, num_examples: int, num_classes: int) -> int:
     """
     limit = largest_loss_count(num_examples, num_classes)
     return round(max(-limit, min(loss_sum * m.LOSS_UNIT, limit)))
+
+
+def metric_count(value: float, num_examples: int) -> int:
+    """Return a metric, a finite mean over examples, as a sum in units of 2^-16 within the limits of a count."""
+    return round(max(-m.MAX_COUNT, min(value * num_examples * METRIC_UNIT, m.MAX_COUNT)))
 
 
 def _split(name: str, squares: float) -> dict[str, int]:
