@@ -57,6 +57,7 @@ ABSENT_FROM_JOIN = (
     *RUNTIME_LIBRARIES,
     *UNUSED_ON_A_DEVICE,
 )
+ABSENT_FROM_EXPORT = ("fanin.datacenter.parallel.build", "torch.distributed.pipelining", "litert_torch", "jax", "ray")
 ABSENT_FROM_SERVE = ("fanin.datacenter", "fanin.edge.export", "torch", *RUNTIME_LIBRARIES)
 
 
@@ -132,6 +133,7 @@ def test_a_wrong_import_breaks_its_contract(copy: Path, contract: str) -> None:
         ("serve", ABSENT_FROM_SERVE),
         ("control.verify", ABSENT_FROM_SERVE),
         ("control.fetch", ABSENT_FROM_SERVE),
+        ("export", ABSENT_FROM_EXPORT),
     ],
 )
 def test_a_command_imports_no_more_than_it_may(command: str, absent: tuple[str, ...]) -> None:

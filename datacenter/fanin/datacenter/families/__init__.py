@@ -11,13 +11,29 @@ Modules, in reading order:
 - ``folders``: the family ``pretrained``, models of ``transformers`` from their folders.
 - ``known``: all families by name.
 - ``two_ranks``: a step on two ranks, for the contract.
-- ``contract``: the check for a family of one's own.
+- ``contract``: the check for a family of one's own. It loads the engine, so it is imported with its first use.
 """
 
-from fanin.datacenter.families.contract import check_family
+from typing import TYPE_CHECKING
+
 from fanin.datacenter.families.family import Family, ModelFiles, TokenModel
 from fanin.datacenter.models.seeding import seeded
 from fanin.datacenter.parallel.layout import Layout, ModelSizes
 from fanin.datacenter.watch.flops import Work
 
+if TYPE_CHECKING:
+    from fanin.datacenter.families.contract import check_family
+
 __all__ = ["Family", "Layout", "ModelFiles", "ModelSizes", "TokenModel", "Work", "check_family", "seeded"]
+
+
+def __getattr__(name: str) -> object:
+    if name != "check_family":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from fanin.datacenter.families.contract import check_family
+
+    return check_family
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
