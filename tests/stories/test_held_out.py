@@ -14,7 +14,7 @@ import pytest
 from house.tree import ROOT
 from support import federations as f
 from support.commands import Fanin, fanin_in_process
-from support.held_out import LOOK_S, NAME, WAIT_S, Bench, evaluated_plan, linear_bundle, write_data
+from support.held_out import LOOK_S, NAME, NUM_VALUES, WAIT_S, Bench, evaluated_plan, linear_bundle, write_data
 from support.hosted import Hosted
 from support.linear import NUM_INPUTS
 from support.outside import install, python_blocks, run
@@ -33,7 +33,6 @@ from fanin.server.evaluation.evaluator import SETTLE_S
 from fanin.server.evaluation.metrics import evaluate_version, metrics_of
 
 PAGE = (ROOT / "docs" / "evaluation.md").read_text()
-NUM_VALUES = NUM_INPUTS * 3 + 3
 
 
 @pytest.fixture

@@ -31,8 +31,10 @@ from support.virtual import PUBLISHER, plan, start
 
 COMMAND = (sys.executable, "-m", "fanin.commands.evaluator")
 NAME = "digits"
+RUN = "run"
 WAIT_S = 60.0
 LOOK_S = 0.02
+NUM_VALUES = NUM_INPUTS * NUM_CLASSES + NUM_CLASSES
 
 
 def write_data(folder: Path, num_examples: int = 30) -> Path:
@@ -81,20 +83,20 @@ class Bench:
         self.evaluator = HeldOutEvaluator(self.runs, self.state.stores, sets, self.process)
         return self
 
-    async def begin(self, wanted: Plan) -> None:
-        """Start the Run and stop it, so that Versions can be published."""
-        self.bundle = linear_bundle(self.folder)
-        await start(self.runs, self.bundle, wanted)
-        await self.runs.command(Command(command_id="stop", run_id="run", what=Stop()))
+    async def begin(self, wanted: Plan, run_id: str = RUN) -> None:
+        """Start a Run and stop it, so that Versions can be published."""
+        self.bundle = linear_bundle(self.folder / run_id)
+        await start(self.runs, self.bundle, wanted, run_id)
+        await self.runs.command(Command(command_id=f"stop-{run_id}", run_id=run_id, what=Stop()))
 
     async def close(self) -> None:
         """End as a coordinator does."""
         await self.evaluator.stop()
         await self.runs.stop()
 
-    async def publish(self, flat: Float32s) -> None:
+    async def publish(self, flat: Float32s, run_id: str = RUN) -> None:
         """Publish the next Version."""
-        newest = await self.state.stores.runs.newest_version("run")
+        newest = await self.state.stores.runs.newest_version(run_id)
         version, data = next_version(newest, flat, self.bundle, PUBLISHER)
         for ref, piece in cut(data):
             await self.runs.put_chunk(ref.sha256, piece)
@@ -106,11 +108,13 @@ class Bench:
         await self.publish(flat)
         await asyncio.sleep(2 * SETTLE_S)
 
-    async def page(self, num: int, from_version: int = 0, *, good: bool = False) -> tuple[VersionEvaluation, ...]:
+    async def page(
+        self, num: int, from_version: int = 0, *, good: bool = False, run_id: str = RUN
+    ) -> tuple[VersionEvaluation, ...]:
         """Return the evaluations of the Run once there are so many, with ``good`` once the last has no problem."""
         page: tuple[VersionEvaluation, ...] = ()
         for _ in range(int(WAIT_S / LOOK_S)):
-            page = await self.runs.evaluations("run", from_version)
+            page = await self.runs.evaluations(run_id, from_version)
             if len(page) >= num and not (good and page[-1].problem):
                 return page
             await asyncio.sleep(LOOK_S)

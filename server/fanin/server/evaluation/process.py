@@ -15,6 +15,8 @@ from fanin.server.evaluation.jobs import EvaluationJob, EvaluationReply
 
 TIMEOUT_S: Final = 3600.0
 """Seconds until an evaluation counts as hung. A data set of a million examples takes minutes."""
+EXIT_S: Final = 5.0
+"""Seconds from the end of the output of a process until its end. Without a signal it takes milliseconds."""
 MAX_LINE_BYTES: Final = 1 << 20
 
 
@@ -51,7 +53,7 @@ class EvaluatorProcess:
             await self.stop()
             raise Unavailable(f"evaluation: no reply within {self._timeout_s:g} s; its process was ended") from exc
         except (OSError, ValueError, TypeError) as exc:
-            status = await self.stop()
+            status = await self._ended()
             raise Unavailable(f"evaluation: its process ended without a reply (status {status})") from exc
         except asyncio.CancelledError:
             await self.stop()
@@ -65,6 +67,14 @@ class EvaluatorProcess:
         with suppress(ProcessLookupError):
             process.kill()
         return await process.wait()
+
+    async def _ended(self) -> int | None:
+        """End a process that closed its output. Return its own status: a signal to a dead process would hide it."""
+        if self._process is not None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(EXIT_S):
+                    await self._process.wait()
+        return await self.stop()
 
     async def _exchange(self, line: bytes) -> bytes:
         if self._process is None:
