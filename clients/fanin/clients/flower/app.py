@@ -130,18 +130,6 @@ class FlowerApp:
                 f"flower app {self._settings.app}: train: got the status {code.name} ({text}), expected OK; correct fit"
             )
 
-    def _check_status(self, reply: RecordDict) -> None:
-        """Raise AppFailed unless the training succeeded. Only the replies of ``client_fn`` have a status."""
-        if not self._is_legacy:
-            return
-        status = reply.config_records["fitres.status"]
-        if status["code"] != Code.OK.value:
-            text = " ".join(str(status["message"]).split())
-            raise AppFailed(
-                f"flower app {self._settings.app}: train: got the status {Code(status['code']).name} ({text}), "
-                "expected OK; correct fit"
-            )
-
     def _context(self, run_id: str, state: bytes) -> Context:
         return Context(
             run_id=int(hashlib.sha256(run_id.encode()).hexdigest()[:15], 16),
