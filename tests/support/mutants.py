@@ -15,6 +15,7 @@ from fanin.edge.export import (
     Adagrad,
     Adam,
     App,
+    Lion,
     Loss,
     Optimizer,
     Recipe,
@@ -56,6 +57,8 @@ OPTIMIZERS: Final[Mapping[str, Optimizer]] = MappingProxyType(
         "rmsprop": RmsProp(),
         "rmsprop-momentum": RmsProp(momentum=0.9, weight_decay=0.1),
         "adagrad": Adagrad(),
+        "lion": Lion(),
+        "lion-decay": Lion(weight_decay=0.1),
     }
 )
 LOSSES: Final[Mapping[str, Loss]] = MappingProxyType(

@@ -21,6 +21,8 @@ KEPT = [
     "optimizer momentum: momentum negative",
     "optimizer adam: value zero",
     "optimizer adam: square twice",
+    "optimizer lion: value negative",
+    "optimizer lion-decay: mean twice",
     "loss cross_entropy negative",
     "loss squared_error zero",
     "decomposition onnx _softmax_backward_data[0] twice",

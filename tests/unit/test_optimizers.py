@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fanin.edge.export import Adagrad, Adam, Adapters, Optimizer, Recipe, RmsProp, Sgd
+from fanin.edge.export import Adagrad, Adam, Adapters, Lion, Optimizer, Recipe, RmsProp, Sgd
+from fanin.edge.export.optimizers.lion import EagerLion
 from fanin.edge.export.optimizers.optimizer import StepInputs, clipped, setting_tensors
 from fanin.protos.errors import UnsupportedModel
 
@@ -35,6 +36,13 @@ RMSPROPS = st.builds(
     weight_decay=DECAYS,
 )
 ADAGRADS = st.builds(Adagrad, epsilon=st.sampled_from([1e-10, 1e-3]), weight_decay=DECAYS)
+
+LIONS = st.builds(
+    Lion,
+    beta1=st.just(0.0) | st.floats(0.5, 0.99),
+    beta2=st.just(0.0) | st.floats(0.9, 0.9999),
+    weight_decay=DECAYS,
+)
 
 
 def ours(optimizer: Optimizer, start: Tensor, gradients: list[Tensor], rate: float) -> tuple[Tensor, dict[str, Tensor]]:
@@ -71,7 +79,10 @@ def close(
 
 
 @given(
-    optimizer=SGDS | ADAMS | RMSPROPS | ADAGRADS, rate=RATES, num_steps=st.integers(1, 20), seed=st.integers(0, 1000)
+    optimizer=SGDS | ADAMS | RMSPROPS | ADAGRADS | LIONS,
+    rate=RATES,
+    num_steps=st.integers(1, 20),
+    seed=st.integers(0, 1000),
 )
 def test_every_step_is_torchs(optimizer: Optimizer, rate: float, num_steps: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
@@ -87,6 +98,7 @@ def test_every_step_is_torchs(optimizer: Optimizer, rate: float, num_steps: int,
         (Adam(decoupled=True, weight_decay=0.01), torch.optim.AdamW),
         (RmsProp(), torch.optim.RMSprop),
         (Adagrad(), torch.optim.Adagrad),
+        (Lion(), EagerLion),
     ],
 )
 def test_the_twin_is_the_optimizer_that_it_is_named_after(optimizer: Optimizer, kind: type) -> None:
@@ -100,9 +112,10 @@ def test_what_each_keeps() -> None:
     assert list(RmsProp().states) == ["square"]
     assert list(RmsProp(momentum=0.9).states) == ["square", "momentum"]
     assert list(Adagrad().states) == ["square"]
-    every = (Sgd(), Adam(), RmsProp(), Adagrad())
-    assert [each.counts_steps for each in every] == [False, True, False, False]
-    assert [each.divides for each in every] == [False, True, True, True]
+    assert list(Lion().states) == ["mean"]
+    every = (Sgd(), Adam(), RmsProp(), Adagrad(), Lion())
+    assert [each.counts_steps for each in every] == [False, True, False, False, False]
+    assert [each.divides for each in every] == [False, True, True, True, True]
 
 
 @pytest.mark.parametrize("num_steps", [1, 2, 3, 10])
@@ -115,7 +128,7 @@ def test_the_bias_correction_keeps_its_digits_in_float32(num_steps: int) -> None
 
 
 def test_a_gradient_that_is_always_zero_moves_nothing() -> None:
-    for optimizer in (Sgd(), Adam(), RmsProp(momentum=0.5), Adagrad()):
+    for optimizer in (Sgd(), Adam(), RmsProp(momentum=0.5), Adagrad(), Lion()):
         value, state = ours(optimizer, torch.ones(3), [torch.zeros(3)] * 3, 0.1)
         assert torch.equal(value, torch.ones(3))
         assert not any(tensor.any() for tensor in state.values())
@@ -164,6 +177,9 @@ def test_without_a_bound_nothing_is_clipped() -> None:
         (lambda: RmsProp(momentum=1.0), "optimizer: got momentum 1.0"),
         (lambda: Adagrad(epsilon=1.0), "Adagrad: got epsilon 1.0"),
         (lambda: Adagrad(weight_decay=-0.1), "optimizer: got weight_decay -0.1"),
+        (lambda: Lion(beta1=1.0), "optimizer: got beta1 1.0, expected at least 0.0 and below 1.0"),
+        (lambda: Lion(beta2=-0.1), "optimizer: got beta2 -0.1"),
+        (lambda: Lion(weight_decay=-0.1), "optimizer: got weight_decay -0.1"),
         (lambda: Recipe(clip_norm=-1.0), "recipe: got clip_norm -1.0"),
         (lambda: Recipe(clip_norm=float("inf")), "recipe: got clip_norm inf"),
         (lambda: Recipe(trains="all"), r"recipe: got trains 'all', expected 'full', 'head', 'bias' or Adapters"),

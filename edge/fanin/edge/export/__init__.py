@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from fanin.edge.export.decompositions.own import check_decomposition
     from fanin.edge.export.loading import load_app
     from fanin.edge.export.losses import Loss, cross_entropy, next_token, squared_error
+    from fanin.edge.export.optimizers.lion import Lion
     from fanin.edge.export.optimizers.optimizer import Optimizer
     from fanin.edge.export.optimizers.rules import Adagrad, Adam, RmsProp, Sgd
 
@@ -39,6 +40,7 @@ __all__ = [
     "App",
     "Exported",
     "Finding",
+    "Lion",
     "Loss",
     "Optimizer",
     "Recipe",
@@ -62,6 +64,7 @@ OWNERS: Final[Mapping[str, str]] = MappingProxyType(
         "App": "app",
         "Exported": "build",
         "Finding": "check",
+        "Lion": "optimizers.lion",
         "Loss": "losses",
         "Optimizer": "optimizers.optimizer",
         "Recipe": "app",

@@ -35,12 +35,15 @@ from fanin.edge.export.optimizers.optimizer import Tensors
 from fanin.edge.export.prepare import Prepared
 from fanin.edge.export.preprocess import verify_preprocess
 from fanin.edge.export.tracing.eager import (
+    FLOOR,
     RANDOM_KEY,
+    UNKNOWN_FLOOR,
     Case,
-    EagerPass,
     StepStart,
     cases_of,
     eager_step,
+    size_of,
+    sure_values,
     warm_states,
 )
 from fanin.edge.runtimes.base import Evaluate, Predict, Runtime, StepSettings, TrainState, TrainStep
@@ -50,10 +53,6 @@ from fanin.protos.errors import UnsupportedModel
 
 TOLERANCE: Final = 1e-4
 """L2 norm of a tensor's error relative to its norm: above other orders of additions, below a wrong factor."""
-FLOOR: Final = 1e-7
-"""The same, relative to the largest norm among the tensors: an absolute floor for a loss of any scale."""
-UNKNOWN_FLOOR: Final = 1e-5
-"""``FLOOR`` for a module that does not run in float64: torch's rounding error is unknown."""
 ROUNDING_TOLERANCE: Final = 0.1
 """``TOLERANCE`` for quantization-aware training: an activation between two levels may round either way, and each
 such activation changes a gradient by a full level."""
@@ -68,11 +67,11 @@ NOISE_FACTOR: Final = 20.0
 MIN_RATE: Final = 16.0
 MAX_CHANGE: Final = 2.0**100
 """Largest change of a parameter by a step, far below the end of float32."""
-SURE_SHARE: Final = 1e-2
-"""The first step of Adam has the size of the learning rate wherever a gradient is not zero, also where rounding decides
-its sign. Gradients below this share of their tensor's root mean square are left out of that comparison."""
 CLEAR_MARGIN: Final = 1e-3
 """Difference of the two largest logits, relative to their range, from which on a prediction must be equal."""
+WARM_STEPS: Final = 12
+"""Steps with one gradient that an optimizer that divides has made before a step. A mean with a decay of 0.99 has a
+tenth of the gradient then, so that both decide the sign of a step of Lion."""
 SEED: Final = 3
 
 
@@ -240,21 +239,18 @@ def _check_step(
         )
         for name in prepared.learned
     }
-    if optimizer.divides and not start.num_steps:
-        changes = _sure_changes(prepared, case.exact or case.twin, changes)
+    if optimizer.divides:
+        changes = _sure_changes(prepared, case, start, changes)
     _check_tensors(prepared, what, changes)
 
 
-def _sure_changes(prepared: Prepared, computed: EagerPass, changes: Triples) -> dict[str, Triple]:
-    """Return the values of a first step whose gradient is not decided by rounding."""
-    if prepared.app.recipe.quantization_aware:
+def _sure_changes(prepared: Prepared, case: Case, start: StepStart, changes: dict[str, Triple]) -> dict[str, Triple]:
+    """Return the changes without the values whose direction may depend on rounding."""
+    sure = sure_values(prepared, case, start)
+    are_all_sure = all(each.all() for each in sure.values())
+    if prepared.app.recipe.quantization_aware and not (start.num_steps and are_all_sure):
+        # A gradient may differ by a tenth of its norm, and so may any sign.
         return {}
-    sizes = {name: _size(value) for name, value in computed.gradients.items()}
-    least = (UNKNOWN_FLOOR if computed.output.dtype == torch.float32 else FLOOR) * max(sizes.values())
-    sure = {
-        name: np.abs(value.numpy()) >= max(SURE_SHARE * sizes[name], least, np.finfo(np.float32).tiny)
-        for name, value in computed.gradients.items()
-    }
     return {
         name: Triple(
             actual=row.actual[sure[name]],
@@ -268,7 +264,7 @@ def _sure_changes(prepared: Prepared, computed: EagerPass, changes: Triples) -> 
 def _start(prepared: Prepared, case: Case, num_steps: int) -> StepStart:
     """Return the state and the settings before a step: those of a new device, then ones of the gradients' size."""
     computed, values = case.exact or case.twin, prepared.learned
-    sizes = {name: _size(value) for name, value in computed.gradients.items()}
+    sizes = {name: size_of(value) for name, value in computed.gradients.items()}
     largest = max(sizes.values())
     generator = torch.Generator().manual_seed(SEED + num_steps)
 
@@ -283,17 +279,18 @@ def _start(prepared: Prepared, case: Case, num_steps: int) -> StepStart:
 
     rate = MIN_RATE
     if not prepared.app.recipe.optimizer.divides:
-        wanted = (_size(values[name]) / size for name, size in sizes.items() if size > UNKNOWN_FLOOR * largest)
+        wanted = (size_of(values[name]) / size for name, size in sizes.items() if size > UNKNOWN_FLOOR * largest)
         rate = max(MIN_RATE, min(MIN_RATE * max(wanted, default=1.0), MAX_CHANGE / max(largest, 1e-30)))
     pull = 0.0
     anchor, control = dict(values), {name: torch.zeros_like(value) for name, value in values.items()}
     if num_steps:
-        pull = max(sizes[name] / max(_size(value), 1e-3) for name, value in values.items()) or 1.0
+        pull = max(sizes[name] / max(size_of(value), 1e-3) for name, value in values.items()) or 1.0
         offsets, control = random(), random()
         anchor = {name: value - offsets[name] / pull for name, value in values.items()}
     recipe = prepared.app.recipe
+    repeats = WARM_STEPS if recipe.optimizer.divides and not recipe.optimizer.counts_steps else 1
     return StepStart(
-        states=warm_states(prepared, [random() for _ in range(num_steps)]),
+        states=warm_states(prepared, [each for each in [random() for _ in range(num_steps)] for _ in range(repeats)]),
         num_steps=num_steps,
         learning_rate=2.0 ** round(math.log2(rate)),
         pull=float(np.float32(pull)) if recipe.proximal else 0.0,
@@ -366,8 +363,3 @@ def _triple(actual: Array, expected: Array, exact: Array | None, before: Array |
 
 def _norm(values: npt.NDArray[np.float64]) -> float:
     return float(np.linalg.norm(values.reshape(-1)))
-
-
-def _size(value: torch.Tensor) -> float:
-    """Return the root mean square of a tensor; 0.0 if it is empty."""
-    return float(value.detach().to(torch.float64).square().mean().sqrt()) if value.numel() else 0.0

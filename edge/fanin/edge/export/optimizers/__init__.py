@@ -5,5 +5,7 @@ others are fixed at the export. A momentum or a weight decay of 0.0 is no input:
 faster.
 
 - ``optimizer``: the Protocol ``Optimizer``, and the inputs of a step.
+- ``ranges``: the allowed settings.
 - ``rules``: those of torch.
+- ``lion``: Lion, which torch lacks.
 """

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from fanin.edge.bundles.manifest import OptimizerSetting
 from fanin.edge.export.optimizers.optimizer import StepInputs, Tensors
+from fanin.edge.export.optimizers.ranges import betas, check_epsilon, check_range, decay, present
 from fanin.protos.errors import UnsupportedModel
 
-MIN_EPSILON: Final = 1e-16
 SCALE: Final = 2.0**30
 """Factor of both sides of a quotient with a tiny constant in its denominator. The ONNX optimizer replaces an added
 constant of 1e-8 or less by 0, which gives 0 / 0 where a gradient was always zero. A power of two changes no digit."""
@@ -38,8 +38,8 @@ class Sgd:
     weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
-        _check_range("momentum", self.momentum, 1.0)
-        _check_range("weight_decay", self.weight_decay, float("inf"))
+        check_range("momentum", self.momentum, 1.0)
+        check_range("weight_decay", self.weight_decay, float("inf"))
         if self.nesterov and self.momentum == 0.0:
             raise UnsupportedModel("Sgd: got nesterov with momentum 0.0, expected a momentum above 0.0")
 
@@ -61,7 +61,7 @@ class Sgd:
     @property
     def settings(self) -> Mapping[str, OptimizerSetting]:
         """Momentum and weight decay, unless 0.0."""
-        return _present({"momentum": self.momentum}) | _decay(self.weight_decay)
+        return present({"momentum": self.momentum}) | decay(self.weight_decay)
 
     @property
     def setting_inputs(self) -> tuple[str, ...]:
@@ -115,10 +115,10 @@ class Adam:
     decoupled: bool = False
 
     def __post_init__(self) -> None:
-        _check_range("beta1", self.beta1, 1.0)
-        _check_range("beta2", self.beta2, 1.0)
-        _check_range("weight_decay", self.weight_decay, float("inf"))
-        _check_epsilon("Adam", self.epsilon)
+        check_range("beta1", self.beta1, 1.0)
+        check_range("beta2", self.beta2, 1.0)
+        check_range("weight_decay", self.weight_decay, float("inf"))
+        check_epsilon("Adam", self.epsilon)
 
     @property
     def states(self) -> Mapping[str, str]:
@@ -138,12 +138,12 @@ class Adam:
     @property
     def settings(self) -> Mapping[str, OptimizerSetting]:
         """Both betas, and the weight decay unless it is 0.0."""
-        return _betas(beta1=self.beta1, beta2=self.beta2) | _decay(self.weight_decay)
+        return betas(beta1=self.beta1, beta2=self.beta2) | decay(self.weight_decay)
 
     @property
     def setting_inputs(self) -> tuple[str, ...]:
         """The betas in all forms, and the weight decay itself."""
-        return (*_forms("beta1"), *_forms("beta2"), *_decay(self.weight_decay))
+        return (*_forms("beta1"), *_forms("beta2"), *decay(self.weight_decay))
 
     def move(
         self, value: Tensor, gradient: Tensor, state: Mapping[str, Tensor], inputs: StepInputs
@@ -196,10 +196,10 @@ class RmsProp:
     weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
-        _check_range("decay", self.decay, 1.0)
-        _check_range("momentum", self.momentum, 1.0)
-        _check_range("weight_decay", self.weight_decay, float("inf"))
-        _check_epsilon("RmsProp", self.epsilon)
+        check_range("decay", self.decay, 1.0)
+        check_range("momentum", self.momentum, 1.0)
+        check_range("weight_decay", self.weight_decay, float("inf"))
+        check_epsilon("RmsProp", self.epsilon)
 
     @property
     def states(self) -> Mapping[str, str]:
@@ -219,7 +219,7 @@ class RmsProp:
     @property
     def settings(self) -> Mapping[str, OptimizerSetting]:
         """The decay of the mean, and momentum and weight decay unless they are 0.0."""
-        return _betas(decay=self.decay) | _present({"momentum": self.momentum}) | _decay(self.weight_decay)
+        return betas(decay=self.decay) | present({"momentum": self.momentum}) | decay(self.weight_decay)
 
     @property
     def setting_inputs(self) -> tuple[str, ...]:
@@ -268,8 +268,8 @@ class Adagrad:
     weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
-        _check_range("weight_decay", self.weight_decay, float("inf"))
-        _check_epsilon("Adagrad", self.epsilon)
+        check_range("weight_decay", self.weight_decay, float("inf"))
+        check_epsilon("Adagrad", self.epsilon)
 
     @property
     def states(self) -> Mapping[str, str]:
@@ -289,7 +289,7 @@ class Adagrad:
     @property
     def settings(self) -> Mapping[str, OptimizerSetting]:
         """The weight decay, unless it is 0.0."""
-        return _decay(self.weight_decay)
+        return decay(self.weight_decay)
 
     @property
     def setting_inputs(self) -> tuple[str, ...]:
@@ -310,18 +310,6 @@ class Adagrad:
         return torch.optim.Adagrad(parameters, lr=learning_rate, eps=self.epsilon, weight_decay=self.weight_decay)
 
 
-def _present(settings: Mapping[str, float]) -> dict[str, OptimizerSetting]:
-    return {name: OptimizerSetting(default=value, below=1.0) for name, value in settings.items() if value}
-
-
-def _betas(**settings: float) -> dict[str, OptimizerSetting]:
-    return {name: OptimizerSetting(default=value, below=1.0) for name, value in settings.items()}
-
-
-def _decay(weight_decay: float) -> dict[str, OptimizerSetting]:
-    return {"weight_decay": OptimizerSetting(default=weight_decay)} if weight_decay else {}
-
-
 def _forms(name: str) -> tuple[str, ...]:
     return name, f"{name}.complement", f"{name}.log"
 
@@ -339,14 +327,3 @@ def _one_less_power(log: Tensor, step: Tensor) -> Tensor:
 def _quotient(gradient: Tensor, square: Tensor, epsilon: float) -> Tensor:
     """Return gradient / (sqrt(square) + epsilon), with both sides scaled."""
     return SCALE * gradient / (SCALE * torch.sqrt(square) + SCALE * epsilon)
-
-
-def _check_epsilon(name: str, epsilon: float) -> None:
-    # SCALE times a smaller one would be an added constant that is replaced by 0.
-    if not MIN_EPSILON <= epsilon < 1.0:
-        raise UnsupportedModel(f"{name}: got epsilon {epsilon}, expected at least {MIN_EPSILON:g} and below 1.0")
-
-
-def _check_range(name: str, value: float, end: float) -> None:
-    if not 0.0 <= value < end:
-        raise UnsupportedModel(f"optimizer: got {name} {value}, expected at least 0.0 and below {end}")

@@ -7,9 +7,11 @@ in float32 and in float64: their difference is torch's own rounding error, and n
 import copy
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -34,6 +36,12 @@ from fanin.edge.tensors import Array
 RANDOM_KEY: Final = 5
 NUM_STEPS: Final = 3
 """Steps of a verification of an optimizer that counts them."""
+FLOOR: Final = 1e-7
+"""Of a tensor's error, relative to the largest norm among the tensors: an absolute floor for a loss of any scale."""
+UNKNOWN_FLOOR: Final = 1e-5
+"""``FLOOR`` for a module that does not run in float64: torch's rounding error is unknown."""
+SURE_SHARE: Final = 1e-2
+"""A change of all gradients by this share of their root mean square must not turn the step of a value around."""
 OTHER: Final = " for a batch that was not traced"
 
 
@@ -235,3 +243,38 @@ def eager_step(prepared: Prepared, computed: EagerPass, start: StepStart) -> Eag
             for state, key in recipe.optimizer.states.items()
         },
     )
+
+
+def sure_values(prepared: Prepared, case: Case, start: StepStart) -> dict[str, npt.NDArray[np.bool_]]:
+    """Return for each parameter the values whose direction of a step does not depend on rounding.
+
+    A step of the size of the learning rate, such as each of Lion and the first of Adam, goes the other way if the sign
+    of a number near zero differs. torch computes the step for gradients that are a little larger, and for ones that
+    are a little smaller. A value is sure if both steps differ by less than half of the learning rate.
+
+    Args:
+        prepared: The App.
+        case: torch's gradients.
+        start: The state and the settings before the step.
+    """
+    computed = case.exact or case.twin
+    sizes = {name: size_of(value) for name, value in computed.gradients.items()}
+    least = max((UNKNOWN_FLOOR if case.exact is None else FLOOR) * max(sizes.values()), torch.finfo(torch.float32).tiny)
+
+    def following(sign: float) -> Mapping[str, Array]:
+        gradients = {
+            name: value + sign * max(SURE_SHARE * sizes[name], least) for name, value in computed.gradients.items()
+        }
+        return eager_step(prepared, replace(computed, gradients=gradients), start).parameters
+
+    above, below = following(1.0), following(-1.0)
+    return {
+        name: np.abs(np.subtract(above[name], below[name], dtype=np.float64))
+        <= 0.5 * start.learning_rate * prepared.rates[name]
+        for name in above
+    }
+
+
+def size_of(value: Tensor) -> float:
+    """Return the root mean square of a tensor; 0.0 if it is empty."""
+    return float(value.detach().to(torch.float64).square().mean().sqrt()) if value.numel() else 0.0

@@ -1,0 +1,37 @@
+"""The ranges of an optimizer's settings, and the settings that a graph has as inputs."""
+
+from collections.abc import Mapping
+from typing import Final
+
+from fanin.edge.bundles.manifest import OptimizerSetting
+from fanin.protos.errors import UnsupportedModel
+
+MIN_EPSILON: Final = 1e-16
+
+
+def present(settings: Mapping[str, float]) -> dict[str, OptimizerSetting]:
+    """Return settings below 1.0, without those that are 0.0."""
+    return {name: OptimizerSetting(default=value, below=1.0) for name, value in settings.items() if value}
+
+
+def betas(**settings: float) -> dict[str, OptimizerSetting]:
+    """Return settings below 1.0, also those that are 0.0."""
+    return {name: OptimizerSetting(default=value, below=1.0) for name, value in settings.items()}
+
+
+def decay(weight_decay: float) -> dict[str, OptimizerSetting]:
+    """Return the weight decay as a setting, unless it is 0.0."""
+    return {"weight_decay": OptimizerSetting(default=weight_decay)} if weight_decay else {}
+
+
+def check_epsilon(name: str, epsilon: float) -> None:
+    """Raise UnsupportedModel unless ``epsilon`` is at least ``MIN_EPSILON`` and below 1.0."""
+    # ``rules.SCALE`` times a smaller one would be an added constant that is replaced by 0.
+    if not MIN_EPSILON <= epsilon < 1.0:
+        raise UnsupportedModel(f"{name}: got epsilon {epsilon}, expected at least {MIN_EPSILON:g} and below 1.0")
+
+
+def check_range(name: str, value: float, end: float) -> None:
+    """Raise UnsupportedModel unless a setting is at least 0.0 and below ``end``."""
+    if not 0.0 <= value < end:
+        raise UnsupportedModel(f"optimizer: got {name} {value}, expected at least 0.0 and below {end}")
