@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fanin.edge.export.decompositions.own import Decompositions, check_own
-from fanin.edge.export.inputs.checks import as_tensor, check_finite, check_input
+from fanin.edge.export.inputs.checks import as_tensor, check_input, check_labels, example_targets
 from fanin.edge.export.inputs.named import (
     AnyArray,
     ExampleInputs,
@@ -147,6 +147,8 @@ class App:
         recipe: What learns, and with which optimizer.
         output: Path of the tensor that the loss and the predictions see, in an output that is a tuple, a dict or a
             ModelOutput: keys and positions joined by dots, such as ``logits`` or ``0``. "" is the output itself.
+        targets: Example targets y (n, ...) of a model of values, for a loss whose targets have another shape than the
+            output. None: y has the shape of the output.
         validation: Real inputs in the form of ``calibration``, and their targets y (n, ...). With them, an export fails
             if int8 is worse than float by more than a limit.
         preprocess: Maps raw data (n, ...) to the only input (n, ...), each sample by itself and without parameters that
@@ -170,6 +172,7 @@ class App:
     loss: Loss = cross_entropy
     recipe: Recipe = field(default_factory=Recipe)
     output: str = ""
+    targets: AnyArray | None = None
     validation: tuple[ExampleInputs, AnyArray] | None = None
     preprocess: torch.nn.Module | None = None
     raw: AnyArray | None = None
@@ -191,6 +194,9 @@ class App:
             )
         _check_parts(self)
         object.__setattr__(self, "calibration", _inputs(self, "calibration data", self.calibration))
+        if self.targets is not None:
+            targets = example_targets(f"App {self.name}: targets", self.targets, self.num_classes)
+            object.__setattr__(self, "targets", targets)
         if self.validation is not None:
             object.__setattr__(self, "validation", _pair(self, self.validation))
             _check_validation(self, *self.held_out)
@@ -231,8 +237,16 @@ class App:
         return picked(f"App {self.name}", call_module(module, inputs), self.output)
 
     @property
+    def declared_targets(self) -> Tensor | None:
+        """The example targets; None if targets have the shape of the output."""
+        assert self.targets is None or isinstance(self.targets, Tensor), "the constructor puts them into this form"
+        return self.targets
+
+    @property
     def target_shape(self) -> tuple[int, ...] | None:
-        """The shape of one target, from the module's output; None if the module fails, which the export explains."""
+        """The shape of one target, as declared or from the module's output; None if the module fails."""
+        if self.declared_targets is not None:
+            return tuple(self.declared_targets.shape[1:])
         module = copy.deepcopy(self.module).eval()
         output = None
         # Errors of any kind: the module is the user's code.
@@ -318,7 +332,12 @@ def _check_validation(app: App, inputs: Tensors, y: Tensor) -> None:
             f"App {app.name}: got validation data x {forms_of(inputs)} and y {tuple(y.shape)}, expected one y for each "
             f"x, and x like the calibration data {forms_of(app.inputs)} except for the number of samples"
         )
-    _check_labels(app, y)
+    if app.declared_targets is not None and y.shape[1:] != app.declared_targets.shape[1:]:
+        raise UnsupportedModel(
+            f"App {app.name}: got validation data y {tuple(y.shape)}, expected the shape of targets except for the "
+            f"number of samples: {tuple(app.declared_targets.shape)}"
+        )
+    check_labels(f"App {app.name}", y, app.num_classes)
 
 
 def _check_preprocess(app: App) -> None:
@@ -365,20 +384,3 @@ def inputs_of(app: App, inputs: Tensors) -> Tensors:
         return inputs
     parts = [_preprocessed(app, part) for part in torch.split(x, PREPROCESSED_AT_ONCE)]
     return {name: torch.cat([part for part in parts if isinstance(part, Tensor)])}
-
-
-def _check_labels(app: App, y: Tensor) -> None:
-    """Raise UnsupportedModel unless ``y`` can be a target. Its exact shape is only known at the export."""
-    is_values = y.is_floating_point()
-    if is_values and y.dim():
-        check_finite(f"App {app.name}: validation data y", y.reshape(len(y), -1))
-    least = -1 if y.dim() > 1 else 0
-    in_range = is_values or (int(y.min()) >= least and int(y.max()) < app.num_classes)
-    if is_values != (app.num_classes == 0) or not in_range:
-        allowed = f"integers from {least} to {app.num_classes - 1}" if app.num_classes else "finite float values"
-        if is_values and tuple(y.shape) == (len(y), app.num_classes):
-            allowed += "; convert one-hot rows by y.argmax(-1)"
-        raise UnsupportedModel(
-            f"App {app.name}: got validation data y {y.dtype} {tuple(y.shape)} from {y.min()} to {y.max()}, "
-            f"expected {allowed}"
-        )

@@ -81,8 +81,8 @@ class BatchEvaluation:
 
     Attributes:
         loss_sum: Sum of the loss over the samples with mask 1.
-        predicted: Predictions for all samples, padding included, in the shape and dtype of ``y``: classes or tokens
-            (int32), or values (float32).
+        predicted: Predictions for all samples, padding included: classes or tokens (int32) in the shape of ``y``, or
+            the values (B, ...) float32 that the model returns.
     """
 
     loss_sum: float

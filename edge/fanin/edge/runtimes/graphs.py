@@ -147,6 +147,13 @@ def batch_ports(manifest: Manifest) -> tuple[str, ...]:
     return (*input_names(manifest), *TARGET_PORTS)
 
 
+def has_output_targets(manifest: Manifest) -> bool:
+    """Return whether the targets of a model have the shape of its predictions, so that both can be compared."""
+    evaluate = manifest.signatures["evaluate"]
+    shapes = {port.name: port.shape for port in (*evaluate.inputs, *evaluate.outputs)}
+    return shapes["y"] == shapes["predicted"]
+
+
 def probe_inputs(manifest: Manifest, num: int) -> NamedInputs:
     """Return inputs of ones (num, ...) by name. Zeros would hide all positions of a model with an attention mask."""
     arrays = {}
@@ -173,16 +180,20 @@ class GraphEvaluate:
         signature = signature_of(manifest, "evaluate", ([*names, *batch_ports(manifest)], []), self._outputs)
         self._parameters = FlatPorts(manifest.table, names)
         self._batch = BatchPorts(manifest, signature)
+        self._has_labels = manifest.num_classes > 0
+        (self._predicted,) = (port for port in signature.outputs if port.name == "predicted")
         self._run = run
 
     def __call__(self, parameters: Float32s, batch: PaddedBatch) -> BatchEvaluation:
         self._parameters.check("parameters", parameters)
         feed = self._batch.feed(batch) | self._parameters.views(parameters)
         loss_sum, predictions = self._run(self._outputs, feed)
-        if predictions.shape != batch.y.shape or predictions.dtype != batch.y.dtype:
+        # Values have the shape of the model's output, which may differ from that of the targets.
+        shape = batch.y.shape if self._has_labels else self._predicted.shape
+        if not fits(shape, predictions.shape) or predictions.dtype != batch.y.dtype:
             raise InvalidBundle(
                 f"evaluate graph: returned 'predicted' as {predictions.dtype} {predictions.shape}, "
-                f"expected {batch.y.dtype} {batch.y.shape} as y"
+                f"expected {batch.y.dtype} {shape}{' as y' if self._has_labels else ''}"
             )
         predicted: Inputs = predictions  # type: ignore[assignment]  # the dtype is y's, as just checked
         return BatchEvaluation(loss_sum=float(loss_sum.item()), predicted=predicted)

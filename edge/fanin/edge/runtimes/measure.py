@@ -17,8 +17,8 @@ from fanin.edge.runtimes.quality import Agreement, Quality
 from fanin.edge.tensors import Float32s, Float64s
 
 Observe = Callable[[Inputs, Inputs, Inputs], None]
-"""Receives the targets of a batch, and the predictions of the float and of the int8 model in the same shape, without
-padding."""
+"""Receives the targets of a batch, and the predictions of the float and of the int8 model, without padding. All three
+have the same shape, unless the App declared targets of another shape."""
 
 
 def measure(
@@ -56,8 +56,10 @@ def measure(
             rows = (has_label, is_correct_float, is_correct_int8, (pair.in_float == pair.in_int8) & has_label)
             counts[1:] += [int(row.sum()) for row in rows]
         else:
-            squares += [_squared_error(pair.in_float, pair.y), _squared_error(pair.in_int8, pair.y)]
-            spread.add(pair.y)
+            # Targets of another shape than the output cannot be compared with it. Then int8 is compared with float.
+            wanted = pair.y if pair.y.shape == pair.in_float.shape else pair.in_float
+            squares += [_squared_error(pair.in_float, wanted), _squared_error(pair.in_int8, wanted)]
+            spread.add(wanted)
     if not math.isfinite(loss_sum):
         raise ValueError(
             f"the Version's loss is not finite on these examples (got {loss_sum}), expected a number; "

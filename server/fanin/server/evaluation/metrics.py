@@ -14,7 +14,7 @@ import numpy as np
 
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.runtimes.base import Inputs, PaddedBatch, Runtime
-from fanin.edge.runtimes.graphs import NO_TOKEN
+from fanin.edge.runtimes.graphs import NO_TOKEN, has_output_targets
 from fanin.edge.runtimes.measure import measure
 from fanin.edge.runtimes.quality import Quality
 from fanin.edge.tensors import Float32s, Float64s
@@ -38,7 +38,7 @@ class Metric:
     Attributes:
         function: A function ``(predictions, targets) -> value`` of all examples at once. A model with labels has int32
             classes of the shape (n,), for sequences those of all labelled positions. A model of values has float32
-            values of the shape (n, ...). The result is a finite number.
+            values of the shape (n, ...), as its output has and as the targets have. The result is a finite number.
         higher_is_better: Whether a larger value is better.
     """
 
@@ -100,8 +100,8 @@ def evaluate_version(
 
     Returns:
         ``loss``, and for a model with labels ``accuracy``, ``accuracy_int8`` and ``int8_agreement``, or for a model of
-        values ``squared_error`` and ``squared_error_int8``, each a mean. Each further metric adds ``NAME`` and
-        ``NAME_int8``.
+        values ``squared_error`` and ``squared_error_int8``, each a mean, unless its targets have another shape than its
+        output. Each further metric adds ``NAME`` and ``NAME_int8``.
 
     Raises:
         ValueError: The loss is not finite, or the data does not fit the graphs.
@@ -116,7 +116,7 @@ def evaluate_version(
             rows.append((targets, in_float, in_int8))
 
     quality = measure(runtime, bundle, parameters, batches, observe)
-    values = _values(quality)
+    values = _values(quality, has_output_targets(bundle.manifest))
     if metrics:
         targets, in_float, in_int8 = (np.concatenate(column) for column in zip(*rows, strict=True))
         has_label = targets != NO_TOKEN if bundle.manifest.num_classes else np.full(len(targets), True)
@@ -198,7 +198,7 @@ def _counts(predictions: Inputs, targets: Inputs) -> tuple[Float64s, Float64s, F
     return hits, predicted, wanted
 
 
-def _values(quality: Quality) -> dict[str, float]:
+def _values(quality: Quality, has_errors: bool) -> dict[str, float]:
     num_examples = max(1, quality.num_examples)
     values = {"loss": quality.loss_sum / num_examples}
     if quality.num_predictions:
@@ -207,6 +207,8 @@ def _values(quality: Quality) -> dict[str, float]:
             "accuracy_int8": quality.accuracy_int8,
             "int8_agreement": quality.agreement,
         }
+    if not has_errors:
+        return values
     return values | {
         "squared_error": quality.squares_float / num_examples,
         "squared_error_int8": quality.squares_int8 / num_examples,

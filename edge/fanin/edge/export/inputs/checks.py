@@ -59,6 +59,39 @@ def check_input(what: str, values: Tensor, *others: torch.dtype) -> None:
         )
 
 
+def example_targets(what: str, value: object, num_classes: int) -> Tensor:
+    """Return the declared targets of an App as float32 (n, ...). Raises UnsupportedModel unless they are finite."""
+    if num_classes:
+        raise UnsupportedModel(
+            f"{what}: got example targets with num_classes {num_classes}, expected them with num_classes 0 only; the "
+            "labels of a model of classes have the shape of its output without the classes: remove targets="
+        )
+    y = as_tensor(what, value)
+    if not y.is_floating_point() or not y.dim() or len(y) < 2:
+        raise UnsupportedModel(
+            f"{what}: got {y.dtype} {tuple(y.shape)}, expected float32 (n, ...) with n of at least 2; convert integers "
+            "by y.float(), and compare classes among them by y == number in the loss"
+        )
+    check_finite(what, y.reshape(len(y), -1))
+    return y.float()
+
+
+def check_labels(what: str, y: Tensor, num_classes: int) -> None:
+    """Raise UnsupportedModel unless ``y`` can be a target. Its exact shape is only known at the export."""
+    is_values = y.is_floating_point()
+    if is_values and y.dim():
+        check_finite(f"{what}: validation data y", y.reshape(len(y), -1))
+    least = -1 if y.dim() > 1 else 0
+    in_range = is_values or (int(y.min()) >= least and int(y.max()) < num_classes)
+    if is_values != (num_classes == 0) or not in_range:
+        allowed = f"integers from {least} to {num_classes - 1}" if num_classes else "finite float values"
+        if is_values and tuple(y.shape) == (len(y), num_classes):
+            allowed += "; convert one-hot rows by y.argmax(-1)"
+        raise UnsupportedModel(
+            f"{what}: got validation data y {y.dtype} {tuple(y.shape)} from {y.min()} to {y.max()}, expected {allowed}"
+        )
+
+
 def check_finite(what: str, values: Tensor) -> None:
     """Raise UnsupportedModel for a sample (n, ...) with NaN or infinity, and name the first one."""
     bad = (~values.flatten(start_dim=1).isfinite().all(dim=1)).nonzero().flatten() if values.numel() else values

@@ -74,8 +74,8 @@ class Lion:
         along = settings["beta1"] * mean + settings["beta1.complement"] * gradient
         if self.weight_decay:
             value = value - inputs.learning_rate * settings["weight_decay"] * value
-        # The sign of NaN is 0 or 1 in some runtimes. The product keeps NaN, so that a broken gradient is noticed, except
-        # in tflite-runtime, which drops it.
+        # Some runtimes return 0 or 1 as the sign of NaN. The product keeps NaN, so that a broken gradient is noticed;
+        # tflite-runtime alone drops it.
         moved = value - inputs.learning_rate * (torch.sign(along) + 0.0 * along)
         return moved, {"mean": settings["beta2"] * mean + settings["beta2.complement"] * gradient}
 

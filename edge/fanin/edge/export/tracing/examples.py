@@ -32,8 +32,8 @@ ExampleBatch = tuple[Tensors, Tensor, Tensor]
 def example_batch(prepared: Prepared) -> ExampleBatch:
     """Return the batch to trace and to verify with.
 
-    Its labels cycle through all classes. A batch of three or more has its last sample masked out. A batch of sequences
-    has one position without a token.
+    Its labels cycle through all classes; declared targets are taken as they are. A batch of three or more has its last
+    sample masked out. A batch of sequences has one position without a token.
 
     Returns:
         The inputs by name, each (B, ...), y (B, ...) as int32 classes or float32 targets, and mask (B,).
@@ -48,6 +48,8 @@ def example_batch(prepared: Prepared) -> ExampleBatch:
     num = app.batch_size * shape.numel()
     y = torch.arange(num) % app.num_classes if app.num_classes else torch.linspace(-1.0, 1.0, num)
     y = y.to(torch.int32 if app.num_classes else torch.float32).reshape(app.batch_size, *shape)
+    if app.declared_targets is not None:
+        y = _cycled(app.declared_targets, app.batch_size, first=0)
     if len(shape) and app.num_classes:
         y[0, -1] = NO_TOKEN
     mask = torch.ones(app.batch_size)
@@ -101,11 +103,19 @@ def other_batch(prepared: Prepared, examples: ExampleBatch) -> ExampleBatch:
         # Another sample than the traced one at each position: inputs that belong together are not mixed.
         index = (torch.arange(num) + 1 + index % (num_data - 1)) % num_data
     inputs = {name: _other(data, index, generator, len(app.inputs) > 1) for name, data in app.inputs.items()}
-    y = torch.where(y == NO_TOKEN, y, (y + 1) % app.num_classes).flip(0) if app.num_classes else -0.5 * y
+    if app.declared_targets is not None:
+        y = _cycled(app.declared_targets, num, first=1).flip(0)
+    else:
+        y = torch.where(y == NO_TOKEN, y, (y + 1) % app.num_classes).flip(0) if app.num_classes else -0.5 * y
     mask = mask.flip(0)
     if num == 2 and not prepared.tracked:
         mask = torch.tensor([0.0, 1.0])
     return inputs, y, mask
+
+
+def _cycled(targets: Tensor, num: int, first: int) -> Tensor:
+    """Return ``num`` of the declared targets, from the number ``first`` on, repeated as often as needed."""
+    return targets[(torch.arange(num) + first) % len(targets)]
 
 
 def _other(data: Tensor, index: Tensor, generator: torch.Generator, is_one_of_several: bool) -> Tensor:
@@ -195,7 +205,7 @@ def _check_loss(prepared: Prepared, output: object, y: Tensor) -> None:
     app = prepared.app
     if not isinstance(output, Tensor) or (app.num_classes and output.shape[-1] != app.num_classes):
         return
-    losses = guarded(f"App {app.name}: the loss", prepared.module, lambda: app.loss(output, labels_of(prepared, y)))
+    losses = sample_losses_of(prepared, output, y)
     if not bool(losses.isfinite().all()):
         is_finite = bool(output.isfinite().all())
         cause = "the module's output is finite" if is_finite else "the module's output is not finite either"
@@ -203,6 +213,20 @@ def _check_loss(prepared: Prepared, output: object, y: Tensor) -> None:
             f"App {app.name}: the loss is not finite on the calibration data; {cause}",
             "hide a class by a large negative number (masked_fill with -1e9), not by -inf, and keep outputs finite",
         )
+
+
+def sample_losses_of(prepared: Prepared, output: Tensor, y: Tensor) -> Tensor:
+    """Return what the loss returns for a batch. Raises Untraceable; the advice names the shape that y has."""
+    app, what = prepared.app, f"App {prepared.app.name}: the loss"
+    try:
+        return guarded(what, prepared.module, lambda: app.loss(output, labels_of(prepared, y)))
+    except Untraceable as exc:
+        if app.num_classes or app.declared_targets is not None or exc.advice:
+            raise
+        advice = (
+            f"y has the shape {tuple(y.shape)} of the output; declare targets of another shape by targets= in the App"
+        )
+        raise Untraceable(exc.reason, advice, exc.module, exc.kind) from exc
 
 
 def _check_kept(prepared: Prepared, before: Mapping[str, int], module: torch.nn.Module) -> None:

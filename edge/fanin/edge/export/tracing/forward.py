@@ -24,7 +24,7 @@ from fanin.edge.export.tracing.examples import (
     check_output,
     example_batch,
     fixed_batch,
-    labels_of,
+    sample_losses_of,
 )
 from fanin.edge.export.tracing.kernels import plain_kernels
 from fanin.edge.export.tracing.reading import FixedShapes, NoReading
@@ -133,14 +133,14 @@ def model_logits(prepared: Prepared, values: Tensors, inputs: Tensors) -> Tensor
 def sample_losses(prepared: Prepared, logits: Tensor, y: Tensor) -> Tensor:
     """Return the loss of each sample (B,). Raises Untraceable if the loss has another shape."""
     with NoReading(), FixedShapes():
-        labels = labels_of(prepared, y)
-        losses = guarded(
-            f"App {prepared.app.name}: the loss", prepared.module, lambda: prepared.app.loss(logits, labels)
-        )
+        losses = sample_losses_of(prepared, logits, y)
     if losses.shape != y.shape[:1]:
         raise Untraceable(
             f"App {prepared.app.name}: the loss returned shape {tuple(losses.shape)}, expected "
             f"{tuple(y.shape[:1])}: one loss for each sample",
-            "use reduction='none'",
+            "use reduction='none'"
+            if prepared.app.num_classes
+            else f"y has the shape {tuple(y.shape)}: use "
+            "reduction='none', or declare targets of another shape by targets= in the App",
         )
     return losses

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fanin.edge.bundles.manifest import Port
 from fanin.edge.export.app import App
-from fanin.edge.export.decompositions.tables import Forms
+from fanin.edge.export.decompositions.tables import Forms, Table
 from fanin.edge.export.optimizers.optimizer import Tensors
 from fanin.edge.export.prepare import Prepared, prepare
 from fanin.edge.export.quiet import quiet_torch
@@ -108,8 +108,10 @@ class VectorStep:
         self._inputs, self._outputs = list(traced.inputs), list(traced.outputs)
         self._examples = dict(zip(self._inputs, traced.examples, strict=True))
         # Without operators that write into a tensor: vmap refuses one that writes a client's values into a shared one.
+        # It also refuses a slice without an end, as in the gradient of x[:, 1:].
+        forms: Table = {torch.ops.aten.copy.default: _copied, torch.ops.aten.slice_scatter.default: _scattered}
         with quiet_torch():
-            self._one = traced.program.run_decompositions({torch.ops.aten.copy.default: _copied}).module()
+            self._one = traced.program.run_decompositions(forms).module()
         anchors = {state_port("anchor", spec.name) for spec in self._table.specs}
         shared = {*anchors, *SHARED, *(SETTING_PREFIX + name for name in app.recipe.optimizer.setting_inputs)}
         axes = tuple(None if name in shared else 0 for name in self._inputs)
@@ -225,6 +227,18 @@ class VectorStep:
 def _copied(target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
     """Compute ``aten.copy``, which torch cannot vectorize: ``source`` in the shape and dtype of ``target``."""
     return source.to(target.dtype).expand_as(target).clone()
+
+
+def _scattered(
+    target: Tensor, source: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+) -> object:
+    """Compute ``aten.slice_scatter`` of neighbouring values: ``target`` with a slice replaced by ``source``."""
+    if step != 1:
+        return NotImplemented
+    num = target.shape[dim]
+    first = min(max((start or 0) + (num if (start or 0) < 0 else 0), 0), num)
+    last = first + source.shape[dim]
+    return torch.cat([target.narrow(dim, 0, first), source, target.narrow(dim, last, num - last)], dim)
 
 
 def _difference(values: Tensor, others: Tensor) -> float:

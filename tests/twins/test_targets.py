@@ -1,0 +1,256 @@
+"""Targets of five kinds of models, in exported graphs and in a vectorized step, against eager torch."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from support.models import exported
+from support.nightly import nightly_but
+from support.remote_runtime import runtime_of
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fanin.clients.data.batching import batches_in_order
+from fanin.clients.data.examples import Examples
+from fanin.edge.bundles.bundle import Bundle
+from fanin.edge.export import App, next_token
+from fanin.edge.export.vectorized.step import VectorSettings, VectorStep
+from fanin.edge.runtimes.available import open_runtime
+from fanin.edge.runtimes.base import PaddedBatch, StepSettings
+from fanin.edge.runtimes.measure import measure
+from fanin.protos.errors import UnsupportedModel
+from fanin.server.evaluation.metrics import evaluate_version
+
+RATE = 0.05
+NUM = 77
+BATCH_SIZE = 8
+NUM_CLASSES = 3
+LENGTH = 6
+QUANTILES = (0.1, 0.5, 0.9)
+
+
+class Pixels(nn.Module):
+    """Scores of classes (B, C, H, W), as segmentation models have them, with the classes moved to the end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv2d(1, 8, 3, padding=1), nn.Conv2d(8, NUM_CLASSES, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits (B, H, W, C)."""
+        return self.last(torch.relu(self.first(x))).movedim(1, -1)
+
+
+class Cells(nn.Module):
+    """A detector: for each of 4 x 4 cells the score of an object, its box and its class."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(1, 8, 3, stride=2, padding=1), nn.Tanh(), nn.Conv2d(8, 5 + NUM_CLASSES, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Values (B, 5 + C, 4, 4)."""
+        return self.body(x)
+
+
+def gaussian(output: Tensor, y: Tensor) -> Tensor:
+    """The negative log-likelihood of y (B, 1) under means and logarithms of variances (B, 2)."""
+    mean, log_variance = output[:, :1], output[:, 1:]
+    return (0.5 * (log_variance + (y - mean).square() * torch.exp(-log_variance))).mean(dim=1)
+
+
+def pinball(output: Tensor, y: Tensor) -> Tensor:
+    """The mean loss of three quantiles (B, 3) of y (B,)."""
+    error = y.unsqueeze(1) - output
+    quantiles = torch.tensor(QUANTILES)
+    return torch.maximum(quantiles * error, (quantiles - 1.0) * error).mean(dim=1)
+
+
+def pixel_loss(logits: Tensor, y: Tensor) -> Tensor:
+    """torch's own cross-entropy, the mean over the labelled pixels (B, H, W) of each sample."""
+    losses = functional.cross_entropy(logits.movedim(-1, 1), y.long(), ignore_index=-1, reduction="none")
+    return losses.sum(dim=(1, 2)) / (y >= 0).sum(dim=(1, 2)).clamp(min=1)
+
+
+def cell_loss(output: Tensor, y: Tensor) -> Tensor:
+    """The loss of a detector for y (B, 6, 4, 4): whether a cell has an object, its box, and the number of its class."""
+    has_object, box, kind = y[:, 0], y[:, 1:5], y[:, 5:]
+    present = functional.binary_cross_entropy_with_logits(output[:, 0], has_object, reduction="none")
+    place = functional.smooth_l1_loss(output[:, 1:5], box, reduction="none").sum(dim=1)
+    is_kind = (kind == torch.arange(NUM_CLASSES, dtype=y.dtype).reshape(1, -1, 1, 1)).to(y.dtype)
+    named = -(is_kind * torch.log_softmax(output[:, 5:], dim=1)).sum(dim=1)
+    return (present + has_object * (place + named)).mean(dim=(1, 2))
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model, its loss, and the data of a device."""
+
+    module: Callable[[], nn.Module]
+    loss: Callable[[Tensor, Tensor], Tensor]
+    x: Callable[[np.random.Generator], np.ndarray]
+    y: Callable[[np.random.Generator], np.ndarray]
+    num_classes: int = 0
+    is_declared: bool = False
+
+
+def normal(*shape: int) -> Callable[[np.random.Generator], np.ndarray]:
+    return lambda rng: rng.normal(size=(NUM, *shape)).astype(np.float32)
+
+
+def labels(lowest: int, *shape: int) -> Callable[[np.random.Generator], np.ndarray]:
+    return lambda rng: rng.integers(lowest, NUM_CLASSES, (NUM, *shape)).astype(np.int32)
+
+
+def cells(rng: np.random.Generator) -> np.ndarray:
+    y = rng.uniform(size=(NUM, 6, 4, 4)).astype(np.float32)
+    y[:, 0] = y[:, 0] < 0.3
+    y[:, 5] = rng.integers(0, NUM_CLASSES, (NUM, 4, 4))
+    return y
+
+
+def perceptron(num_outputs: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(5, 16), nn.Tanh(), nn.Linear(16, num_outputs))
+
+
+CASES = {
+    "heteroscedastic": Case(lambda: perceptron(2), gaussian, normal(5), normal(1), is_declared=True),
+    "quantiles": Case(lambda: perceptron(3), pinball, normal(5), normal(), is_declared=True),
+    "sequence labels": Case(
+        lambda: nn.Sequential(nn.Linear(5, 16), nn.Tanh(), nn.Linear(16, NUM_CLASSES)),
+        next_token,
+        normal(LENGTH, 5),
+        labels(-1, LENGTH),
+        NUM_CLASSES,
+    ),
+    "segmentation": Case(Pixels, pixel_loss, normal(1, 8, 8), labels(-1, 8, 8), NUM_CLASSES),
+    "detection": Case(Cells, cell_loss, normal(1, 8, 8), cells, is_declared=True),
+}
+
+
+@cache
+def examples_of(name: str) -> Examples:
+    rng = np.random.default_rng(5)
+    return Examples(inputs={"x": CASES[name].x(rng)}, y=CASES[name].y(rng))
+
+
+def targets_app(name: str) -> App:
+    case, data = CASES[name], examples_of(name)
+    torch.manual_seed(0)
+    return App(
+        name="targets",
+        module=case.module(),
+        calibration=data.inputs["x"],
+        batch_size=BATCH_SIZE,
+        num_classes=case.num_classes,
+        loss=case.loss,
+        targets=data.y if case.is_declared else None,
+        validation=(data.inputs["x"], data.y),
+    )
+
+
+@cache
+def targets_bundle(name: str, formats: tuple[str, ...]) -> Bundle:
+    return exported(targets_app(name), formats)
+
+
+RUNS = [(name, runtime) for name in CASES for runtime in ("onnx", "litert", "tflite")]
+
+
+@pytest.mark.parametrize("run", nightly_but(RUNS, [(name, "onnx") for name in CASES]))
+def test_ten_steps_are_those_of_eager_torch(run: tuple[str, str]) -> None:
+    name, runtime = run
+    bundle = targets_bundle(name, ("onnx",) if runtime == "onnx" else ("onnx", "tflite"))
+    batches = list(batches_in_order(examples_of(name), BATCH_SIZE))
+    step = runtime_of(runtime).open_train(bundle)
+    state = step.begin(bundle.initial_parameters())
+    module, loss = targets_app(name).module, CASES[name].loss
+    optimizer = torch.optim.SGD(module.parameters(), lr=RATE, momentum=0.9)
+    for batch in batches:
+        state, value = step(state, batch, StepSettings(learning_rate=RATE))
+        num = int(batch.mask.sum())
+        optimizer.zero_grad()
+        expected_loss = loss(module(torch.from_numpy(batch.inputs["x"][:num])), torch.from_numpy(batch.y[:num])).mean()
+        expected_loss.backward()
+        optimizer.step()
+        assert value == pytest.approx(expected_loss.item(), rel=1e-4)
+    expected = bundle.manifest.table.flatten({key: value.detach().numpy() for key, value in module.named_parameters()})
+    assert np.all(np.abs(state.parameters - expected) <= 1e-5 * np.maximum(1.0, np.abs(expected)))
+    assert np.abs(expected - bundle.initial_parameters()).max() > 0.005
+    sums = runtime_of(runtime).open_evaluate(bundle)(state.parameters, batches[0])
+    with torch.no_grad():
+        output = module(torch.from_numpy(batches[0].inputs["x"]))
+        assert sums.loss_sum == pytest.approx(loss(output, torch.from_numpy(batches[0].y)).sum().item(), rel=1e-4)
+    if CASES[name].num_classes:
+        assert np.mean(sums.predicted == output.argmax(dim=-1).numpy()) > 0.99
+    else:
+        np.testing.assert_allclose(sums.predicted, output.numpy(), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_vectorized_step_is_that_of_each_client(name: str) -> None:
+    step, bundle = VectorStep(targets_app(name)), targets_bundle(name, ("onnx",))
+    initial, (first, second, *_) = bundle.initial_parameters(), batches_in_order(examples_of(name), BATCH_SIZE)
+    settings = VectorSettings(
+        learning_rate=RATE, proximal_weight=0.0, anchor=initial, controls=[None, None], random_keys=[0, 1]
+    )
+    state, _ = step(step.begin(initial, 2), [first, second], settings)
+    single = open_runtime("onnx").open_train(bundle)
+    for batch, found in zip((first, second), step.parameters(state), strict=True):
+        expected, _ = single(single.begin(initial), batch, StepSettings(learning_rate=RATE))
+        np.testing.assert_allclose(found, expected.parameters, rtol=0, atol=1e-6)
+
+
+def batches_of(name: str) -> list[PaddedBatch]:
+    return list(batches_in_order(examples_of(name), BATCH_SIZE))
+
+
+def test_int8_is_compared_with_float_if_targets_have_another_shape() -> None:
+    bundle, runtime = targets_bundle("quantiles", ("onnx",)), open_runtime("onnx")
+    initial = bundle.initial_parameters()
+    quality = measure(runtime, bundle, initial, batches_of("quantiles"))
+    rows = examples_of("quantiles").inputs
+    in_int8 = runtime.open_predict(bundle, initial)(rows)
+    with torch.no_grad():
+        in_float = targets_app("quantiles").module(torch.from_numpy(rows["x"])).numpy()
+    assert quality.squares_float == 0.0
+    assert quality.squares_int8 == pytest.approx(np.square(in_int8 - in_float).sum(), rel=1e-3)
+    assert quality.squares_wanted == pytest.approx(np.square(in_float - in_float.mean(0)).sum(), rel=1e-3)
+    values = evaluate_version(runtime, bundle, initial, batches_of("quantiles")).values
+    assert values.keys() == {"loss"}
+    assert math.isfinite(values["loss"])
+
+
+def test_targets_of_another_shape_than_the_declared_ones_are_refused() -> None:
+    step = open_runtime("onnx").open_train(bundle := targets_bundle("quantiles", ("onnx",)))
+    batch = batches_of("quantiles")[0]
+    with pytest.raises(ValueError, match=r"y: got float32 \(8, 1\), expected float32 \(8,\)"):
+        step(
+            step.begin(bundle.initial_parameters()),
+            replace(batch, y=batch.y[:, None]),
+            StepSettings(learning_rate=RATE),
+        )
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"targets": None, "validation": None},
+            r"y has the shape \(8, 3\).*declare targets of another shape by targets=",
+        ),
+        ({"targets": np.zeros((4, 2), np.int64)}, r"targets: got torch.int64 \(4, 2\), expected float32 \(n, ...\)"),
+        ({"targets": np.zeros((1, 2), np.float32)}, r"expected float32 \(n, ...\) with n of at least 2"),
+        ({"targets": np.full((4,), np.nan, np.float32)}, "targets: got NaN in sample 0"),
+        ({"targets": [1.0, 2.0]}, "targets: got list, expected one tensor or numpy array"),
+        ({"num_classes": 3, "validation": None}, "got example targets with num_classes 3, expected them with"),
+        ({"targets": np.zeros((4, 2), np.float32)}, r"validation data y \(77,\), expected the shape of targets"),
+    ],
+)
+def test_wrong_targets_are_refused_with_a_remedy(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(UnsupportedModel, match=message):
+        exported(replace(targets_app("quantiles"), **changes))  # type: ignore[arg-type]  # wrong on purpose
