@@ -24,7 +24,6 @@ from fanin.clients.testing import Countdown, example_assignment, example_model
 from fanin.edge.bundles.arrays import write_arrays
 
 WAIT_S: Final = 60.0
-WAIT_S: Final = 30.0
 ARRAYS: Final = {"layer.weight": np.ones((2, 3), np.float32)}
 
 SLOW_APP: Final = """
@@ -119,43 +118,8 @@ def test_no_child_outlives_its_client(tmp_path: Path) -> None:
     assert set(children()) == before
 
 
-CLIENT: Final = """
-import sys
-from pathlib import Path
-
-from fanin.clients.flower.process import FlowerProcess
-from fanin.clients.flower.task import FlowerSettings, FlowerTask
-
-process = FlowerProcess(FlowerSettings(app="slow:app", folder=Path(sys.argv[1]), run_config="how='slow'"))
-process.run(FlowerTask(run_id="run", round=1, seed=1, config={}, arrays={}, state=b""), lambda: True)
-"""
-
-
-def test_a_child_ends_with_a_client_that_is_killed_also_inside_the_app(tmp_path: Path) -> None:
-    folder = write_app(tmp_path / "app", "slow", SLOW_APP)
-    with subprocess.Popen([sys.executable, "-c", CLIENT, str(folder)]) as client:
-        try:
-            await_true(lambda: (folder / "pid").exists() and (folder / "pid").read_text() != "")
-            child = int((folder / "pid").read_text())
-            assert is_alive(child) and child != client.pid
-        finally:
-            client.kill()
-    try:
-        await_true(lambda: not is_alive(child))
-    finally:
-        if is_alive(child):
-            os.kill(child, signal.SIGKILL)
-
-
 def children() -> list[int]:
     return [int(text) for text in Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()]
-
-
-def await_true(condition: Callable[[], bool]) -> None:
-    until = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < until, f"nothing happened within {WAIT_S} s"
-        time.sleep(0.05)
 
 
 def test_a_child_that_cannot_import_the_app(tmp_path: Path) -> None:

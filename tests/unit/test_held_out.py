@@ -10,21 +10,14 @@ import pytest
 
 from fanin.commands.control.evaluations import write_tensorboard
 from fanin.commands.serve import data_sets
+from fanin.edge.metrics.contract import check_metric
+from fanin.edge.metrics.metric import METRICS, Metric, absolute_error, balanced_accuracy, macro_f1, metrics_of
 from fanin.edge.runtimes.base import Inputs
 from fanin.protos.control import VersionEvaluation
 from fanin.protos.errors import InvalidInput, InvalidPlan, RuntimeMissing
-from fanin.server.evaluation.contract import check_metric
 from fanin.server.evaluation.evaluator import next_due
 from fanin.server.evaluation.jobs import EvaluationJob, EvaluationReply
-from fanin.server.evaluation.metrics import (
-    METRICS,
-    Metric,
-    absolute_error,
-    balanced_accuracy,
-    macro_f1,
-    metrics_of,
-    score_of,
-)
+from fanin.server.evaluation.metrics import score_of
 from fanin.server.settings import Settings
 from fanin.server.storage.contracts.values import BUNDLE, version
 

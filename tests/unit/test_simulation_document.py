@@ -10,10 +10,12 @@ import pytest
 from house.tree import ROOT
 
 from fanin.clients.data.digits import load_digits
-from fanin.simulation import partition, read_devices
+from fanin.simulation import SimulationSettings, load_data, partition, read_devices
 
 TEXT = (ROOT / "docs" / "simulation.md").read_text()
-TEN_LINES, PARTITIONER, DEVICES, FAULTS = re.findall(r"^```python\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
+TEN_LINES, OWN_METRIC, PARTITIONER, DEVICES, FAULTS = re.findall(
+    r"^```python\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL
+)
 
 
 def run(code: str, folder: Path) -> str:
@@ -35,6 +37,16 @@ def test_ten_lines_train_a_module(tmp_path: Path) -> None:
     output = run(f"{TEN_LINES}\nprint(result.rounds[-1].test_accuracy > 0.5, len(result.rounds))", tmp_path)
     assert output.endswith("True 21\n")
     assert (tmp_path / "rounds.png").stat().st_size > 1000
+
+
+def test_the_metric_of_the_page_is_a_number_between_0_and_1() -> None:
+    names = {"SimulationSettings": SimulationSettings, "data": load_data("digits")}
+    exec(OWN_METRIC, names)
+    settings = names["settings"]
+    assert isinstance(settings, SimulationSettings)
+    (name, metric), (declared,) = *settings.own_metrics.items(), settings.plan["statistics"]  # type: ignore[index]
+    assert declared["name"] == f"evaluate.{name}"
+    assert metric.function(np.array([0, 1, 1], np.int32), np.array([0, 0, 1], np.int32)) == 0.5
 
 
 @pytest.mark.nightly

@@ -13,8 +13,9 @@ from fanin.clients.data.batching import batches_in_order
 from fanin.clients.data.examples import Examples
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.export import App, squared_error
+from fanin.edge.metrics.metric import metrics_of
 from fanin.edge.runtimes.available import open_runtime
-from fanin.server.evaluation.metrics import VersionMetrics, evaluate_version, metrics_of
+from fanin.server.evaluation.metrics import VersionMetrics, evaluate_version
 from fanin.simulation.rows import initial_row
 
 NUM = 600

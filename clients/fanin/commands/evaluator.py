@@ -24,13 +24,14 @@ from fanin.clients.data.batching import batches_in_order
 from fanin.clients.data.examples import Examples, check_examples
 from fanin.clients.data.npz import read_npz
 from fanin.edge.bundles.bundle import Bundle
+from fanin.edge.metrics.metric import metrics_of
 from fanin.edge.runtimes.available import open_format
 from fanin.edge.runtimes.base import Runtime
 from fanin.edge.runtimes.models import model_inputs, open_preprocess
 from fanin.protos.errors import FaninError, InvalidInput
 from fanin.server.aggregation.parameters import load_parameters
 from fanin.server.evaluation.jobs import EvaluationJob, EvaluationReply
-from fanin.server.evaluation.metrics import evaluate_version, metrics_of, score_of
+from fanin.server.evaluation.metrics import evaluate_version, score_of
 from fanin.server.runs.admission import open_bundle
 from fanin.server.storage.blobs import FolderBlobs
 from fanin.server.storage.disk import Durability

@@ -8,7 +8,7 @@ open graphs, so a Round opens them once.
 
 import hashlib
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -22,10 +22,11 @@ from fanin.clients.testing.clock import run_virtual
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.bundles.keys import SigningKey
 from fanin.edge.bundles.manifest import NO_GRAPHS
+from fanin.edge.metrics.metric import Metric, metrics_of
 from fanin.edge.runtimes.models import model_inputs
 from fanin.edge.tensors import Float32s
 from fanin.protos.plans import Plan
-from fanin.server.evaluation.metrics import VersionMetrics, evaluate_version, metrics_of, unknown_values
+from fanin.server.evaluation.metrics import VersionMetrics, evaluate_version, unknown_values
 from fanin.simulation.backends.backend import Backend, ThisProcess
 from fanin.simulation.backends.opening import open_backend
 from fanin.simulation.course import RowLists, SimulatedRun
@@ -244,17 +245,17 @@ def _graph_parts(prepared: _Prepared, plan: Plan, settings: SimulationSettings, 
     chosen = choose(settings, subject.app, bundle, graphs, plan.cohort.concurrency)
     if chosen.reason:
         prepared.progress.show(chosen.reason)
-    fraction = settings.validation_fraction
+    fraction, metrics = settings.validation_fraction, settings.own_metrics
     trainings: Trainings
     if chosen.step is not None:
-        trainings = VectorTrainings(chosen.step, graphs, clients, fraction)
+        trainings = VectorTrainings(chosen.step, graphs, clients, fraction, metrics)
     elif isinstance(backend, ThisProcess):
         # The evaluation uses the same open graphs.
-        trainings = LocalTrainings(graphs, clients, fraction)
+        trainings = LocalTrainings(graphs, clients, fraction, metrics)
     else:
-        trainings = GraphTrainings(backend, GraphSubject.of(prepared.placed, clients, fraction))
+        trainings = GraphTrainings(backend, GraphSubject.of(prepared.placed, clients, fraction, metrics))
     test = None if settings.test is None else _model_examples(settings.test, bundle, graphs)
-    evaluation = _Evaluation(bundle=bundle, graphs=graphs, test=test, plan=plan)
+    evaluation = _Evaluation(bundle=bundle, graphs=graphs, test=test, plan=plan, own=metrics)
     epochs = plan.training.epochs
     return _Parts(
         engine=chosen.engine,
@@ -274,11 +275,13 @@ class _Evaluation:
     graphs: SharedGraphs
     test: Examples | None
     plan: Plan
+    own: Mapping[str, Metric]
 
     def quality(self, number: int, parameters: Float32s) -> VersionMetrics:
         """Return the metrics of a Version; NaN without test data, or if the Version is not due."""
         evaluation = self.plan.evaluation
-        metrics = metrics_of(metric.name for metric in evaluation.metrics)
+        installed = metrics_of(metric.name for metric in evaluation.metrics if metric.name not in self.own)
+        metrics = installed | dict(self.own)
         if self.test is None or number % evaluation.every:
             return unknown_values(metrics)
         batches = batches_in_order(self.test, self.bundle.manifest.batch_size)

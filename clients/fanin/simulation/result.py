@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from fanin.edge.export.app import App
     from fanin.edge.export.prepare import Module
 
-NO_CLIENTS: Final = tuple(each.name for each in fields(ClientRow) if each.name != "statistics")
+NO_CLIENTS: Final = tuple(each.name for each in fields(ClientRow) if each.name not in ("statistics", "means"))
 """The columns of a table without clients: no Round has ended."""
 
 

@@ -7,11 +7,12 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 
-from fanin.edge.runtimes.evaluations import quality_of
+from fanin.edge.metrics.metric import OUR_VALUES
+from fanin.edge.runtimes.evaluations import METRIC_UNIT, OF_TRAINING, OF_VALIDATION, quality_of
 from fanin.edge.runtimes.quality import Quality
 from fanin.protos import messages as m
-from fanin.protos.control import VersionPublished
-from fanin.server.evaluation.metrics import OUR_VALUES, VersionMetrics
+from fanin.protos.control import Evaluation, VersionPublished
+from fanin.server.evaluation.metrics import VersionMetrics
 from fanin.server.storage.records import CommittedUpdate
 
 
@@ -31,9 +32,14 @@ class RoundRow:
         test_accuracy_int8: The same for the int8 model that devices serve.
         bytes_down: Bytes that clients downloaded.
         bytes_up: Bytes that clients uploaded.
+        validation_loss: Loss of the Version before it on the validation parts of its clients, the mean over all their
+            examples; NaN if no client evaluated it.
+        validation_accuracy: Its accuracy there, in float; NaN without labels.
+        validation_accuracy_int8: The same in int8.
         statistics: Sums of the Plan's ``[[statistics]]`` by name; NaN if no client reported one.
-        metrics: The Plan's ``[[evaluation.metrics]]`` on the test data, NAME in float and NAME_int8 of the int8 model;
-            NaN if the Version was not evaluated.
+        means: Of the statistics ``train.NAME`` and ``evaluate.NAME``, the means over the examples of all clients.
+        metrics: The Plan's ``[[evaluation.metrics]]`` and those of the settings on the test data, NAME in float and
+            NAME_int8 of the int8 model; NaN if the Version was not evaluated.
     """
 
     round: int
@@ -47,7 +53,11 @@ class RoundRow:
     test_accuracy_int8: float
     bytes_down: int
     bytes_up: int
+    validation_loss: float
+    validation_accuracy: float
+    validation_accuracy_int8: float
     statistics: Mapping[str, float]
+    means: Mapping[str, float]
     metrics: Mapping[str, float]
 
 
@@ -64,6 +74,7 @@ class ClientRow:
         validation_accuracy: Accuracy of that Version, in float; NaN without labels.
         seconds: Duration of its training on this machine.
         statistics: The Plan's ``[[statistics]]`` by name; NaN if the client did not report one.
+        means: Of the statistics ``train.NAME`` and ``evaluate.NAME``, the means over its examples.
     """
 
     round: int
@@ -74,6 +85,7 @@ class ClientRow:
     validation_accuracy: float
     seconds: float
     statistics: Mapping[str, float]
+    means: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +113,7 @@ def round_row(
     time_s: float,
     num_clients: int,
     evaluation: VersionMetrics | None,
-    names: Iterable[str] = (),
+    names: Sequence[str] = (),
 ) -> RoundRow:
     """Return the row of a published Version.
 
@@ -112,6 +124,7 @@ def round_row(
         evaluation: The Version on the test data; None without test data.
         names: The names of the Plan's statistics.
     """
+    validation = event.evaluation
     return RoundRow(
         round=event.round,
         version=event.number,
@@ -122,12 +135,14 @@ def round_row(
         bytes_down=event.bytes_down,
         bytes_up=event.bytes_up,
         statistics=_reported(event.statistics, names),
+        means=_means(event.statistics, names, event.total_examples, validation.num_examples if validation else 0),
         metrics=_further(evaluation),
         **_tested(evaluation),
+        **_validated(validation),
     )
 
 
-def initial_row(evaluation: VersionMetrics | None, names: Iterable[str] = ()) -> RoundRow:
+def initial_row(evaluation: VersionMetrics | None, names: Sequence[str] = ()) -> RoundRow:
     """Return the row of the initial model, with its metrics on the test data."""
     return RoundRow(
         round=0,
@@ -139,8 +154,10 @@ def initial_row(evaluation: VersionMetrics | None, names: Iterable[str] = ()) ->
         bytes_down=0,
         bytes_up=0,
         statistics=_reported({}, names),
+        means=_means({}, names, 0, 0),
         metrics=_further(evaluation),
         **_tested(evaluation),
+        **_validated(None),
     )
 
 
@@ -171,6 +188,7 @@ def client_rows(updates: Iterable[CommittedUpdate], round_number: int, names: Se
                 validation_accuracy=_accuracy(quality.num_correct_float, quality),
                 seconds=telemetry.train_s,
                 statistics=_reported(counts, names),
+                means=_means(counts, names, num_examples, quality.num_examples),
             )
         )
     return sorted(rows, key=lambda row: row.client)
@@ -179,7 +197,8 @@ def client_rows(updates: Iterable[CommittedUpdate], round_number: int, names: Se
 def cells(row: RoundRow | ClientRow) -> dict[str, float]:
     """Return the cells of a row by the name of the column.
 
-    A statistic has the column ``statistics.NAME``, and a further metric the column ``metrics.NAME``.
+    A statistic has the column ``statistics.NAME``, its mean the column ``means.NAME``, and a further metric the column
+    ``metrics.NAME``.
     """
     columns: dict[str, float] = {}
     for each in fields(row):
@@ -191,6 +210,26 @@ def cells(row: RoundRow | ClientRow) -> dict[str, float]:
 
 def _reported(counts: Mapping[str, int], names: Iterable[str]) -> dict[str, float]:
     return {name: counts.get(name, math.nan) for name in names}
+
+
+def _means(counts: Mapping[str, int], names: Iterable[str], num_trained: int, num_validated: int) -> dict[str, float]:
+    """Return the means of the statistics that are sums over examples; NaN if a sum or the examples are unknown."""
+    means = {}
+    for prefix, num_examples in ((OF_TRAINING, num_trained), (OF_VALIDATION, num_validated)):
+        for name in names:
+            if name.startswith(prefix):
+                is_known = name in counts and num_examples > 0
+                means[name] = counts[name] / METRIC_UNIT / num_examples if is_known else math.nan
+    return means
+
+
+def _validated(evaluation: Evaluation | None) -> dict[str, float]:
+    has_labels = evaluation is not None and evaluation.int8_rise_percent is None
+    return {
+        "validation_loss": math.nan if evaluation is None else evaluation.loss,
+        "validation_accuracy": evaluation.accuracy_float if evaluation and has_labels else math.nan,
+        "validation_accuracy_int8": evaluation.accuracy_int8 if evaluation and has_labels else math.nan,
+    }
 
 
 def _tested(evaluation: VersionMetrics | None) -> dict[str, float]:

@@ -20,6 +20,7 @@ from fanin.clients.device.models import OpenedModel
 from fanin.clients.device.training import RuntimeTrainer
 from fanin.clients.device.updates import Change
 from fanin.edge.bundles.bundle import Bundle, SignedManifest, folder_reader
+from fanin.edge.metrics.metric import NO_METRICS, Metric
 from fanin.edge.runtimes.available import open_runtime
 from fanin.edge.tensors import Float32s, Int64s
 from fanin.protos import messages as m
@@ -72,6 +73,7 @@ class GraphSubject:
         indices: The indices of the examples of all clients, one client after the other.
         bounds: Where the indices of each client begin (clients + 1,).
         validation_fraction: Share of each client's examples that it holds out.
+        metrics: Metrics of the settings by name.
     """
 
     bundle: PlacedBundle
@@ -79,9 +81,12 @@ class GraphSubject:
     indices: Int64s
     bounds: Int64s
     validation_fraction: float
+    metrics: Mapping[str, Metric]
 
     @classmethod
-    def of(cls, bundle: PlacedBundle, clients: Partition, validation_fraction: float) -> "GraphSubject":
+    def of(
+        cls, bundle: PlacedBundle, clients: Partition, validation_fraction: float, metrics: Mapping[str, Metric]
+    ) -> "GraphSubject":
         """Return the subject of a simulation's clients."""
         return cls(
             bundle=bundle,
@@ -89,6 +94,7 @@ class GraphSubject:
             indices=np.concatenate(clients.indices),
             bounds=np.cumsum([0, *clients.sizes]),
             validation_fraction=validation_fraction,
+            metrics=metrics,
         )
 
     def of_client(self, client: int) -> Examples:
@@ -110,9 +116,15 @@ class GraphJob:
 class LocalTrainings:
     """The trainings of clients in this process, one after the other, with graphs that others use, too."""
 
-    def __init__(self, graphs: BundleGraphs, clients: Partition, validation_fraction: float) -> None:
+    def __init__(
+        self,
+        graphs: BundleGraphs,
+        clients: Partition,
+        validation_fraction: float,
+        metrics: Mapping[str, Metric] = NO_METRICS,
+    ) -> None:
         def trainer(client: int) -> RuntimeTrainer:
-            return RuntimeTrainer(graphs, memory_store(clients[client], client, validation_fraction))
+            return RuntimeTrainer(graphs, memory_store(clients[client], client, validation_fraction), metrics)
 
         self._trainer = lru_cache(maxsize=KEPT_CLIENTS)(trainer)
 
@@ -179,6 +191,7 @@ def _opened(placed: Placed[GraphSubject]) -> tuple[Bundle, Callable[[int], Runti
 
     @lru_cache(maxsize=KEPT_CLIENTS)
     def trainer(client: int) -> RuntimeTrainer:
-        return RuntimeTrainer(graphs, memory_store(subject.of_client(client), client, subject.validation_fraction))
+        store = memory_store(subject.of_client(client), client, subject.validation_fraction)
+        return RuntimeTrainer(graphs, store, subject.metrics)
 
     return subject.bundle.open(), trainer

@@ -7,6 +7,7 @@ Rooms and modules in reading order:
     bundles/    signed manifests, slots, Versions, int8 quantization
     codecs/     the grid, and Updates as integers on it
     runtimes/   the inference libraries behind one contract, and measurement of a Version
+    metrics/    metrics of predictions: functions and graphs
     assembly/   Bundles from graphs of other exporters
     export/     from a torch module to a Bundle (the only room here that imports torch)
 """

@@ -17,8 +17,10 @@ Reference:
 """
 
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -31,7 +33,7 @@ from fanin.clients.device.models import OpenedModel
 from fanin.clients.device.updates import Change
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.runtimes.base import PaddedBatch, Preprocess, Runtime, StepSettings
-from fanin.edge.runtimes.evaluations import counts_of, loss_count
+from fanin.edge.runtimes.evaluations import OF_VALIDATION, counts_of, loss_count
 from fanin.edge.runtimes.graphs import CONTROL, control_ports
 from fanin.edge.runtimes.measure import measure
 from fanin.edge.runtimes.models import model_inputs
@@ -40,13 +42,24 @@ from fanin.edge.tensors import Float32s
 from fanin.protos import messages as m
 from fanin.protos.errors import InvalidInput
 
+if TYPE_CHECKING:
+    from fanin.edge.metrics.metric import Metric
+
 
 class RuntimeTrainer:
-    """A Trainer over a runtime and an example store."""
+    """A Trainer over a runtime and an example store.
 
-    def __init__(self, runtime: Runtime, store: ExampleStore) -> None:
+    Args:
+        runtime: Runs the graphs.
+        store: The examples.
+        metrics: Metrics of your own by name, for the Plan's statistics ``evaluate.NAME``.
+    """
+
+    def __init__(
+        self, runtime: Runtime, store: ExampleStore, metrics: "Mapping[str, Metric]" = MappingProxyType({})
+    ) -> None:
         self._graphs = BundleGraphs(runtime)
-        self._data = LocalData(self._graphs, store)
+        self._data = LocalData(self._graphs, store, metrics)
 
     @property
     def runtime(self) -> str:
@@ -67,7 +80,7 @@ class RuntimeTrainer:
             InvalidInput: The store cannot be read.
         """
         examples = self._data.examples(model.bundle)
-        counts = self._data.evaluate(model, examples.validation, should_continue)
+        counts = self._data.evaluate(model, examples.validation, assignment, should_continue)
         control = control_of(model)
         step = self._graphs.open_train(model.bundle)
         training = assignment.training
@@ -144,11 +157,14 @@ def difference(after: Float32s, before: Float32s) -> Float32s:
 
 
 class LocalData:
-    """The examples of one device, and the graphs that it evaluates with."""
+    """The examples of one device, the graphs that it evaluates with, and metrics of its own by name."""
 
-    def __init__(self, graphs: BundleGraphs, store: ExampleStore) -> None:
+    def __init__(
+        self, graphs: BundleGraphs, store: ExampleStore, metrics: "Mapping[str, Metric]" = MappingProxyType({})
+    ) -> None:
         self._graphs = graphs
         self._store = store
+        self._metrics = metrics
         self._mapped: dict[str, _Mapped] = {}
 
     def examples(self, bundle: Bundle) -> MemoryStore:
@@ -173,11 +189,24 @@ class LocalData:
             validation=self._mapped["validation"].of(now.validation),
         )
 
-    def evaluate(self, model: OpenedModel, validation: Examples, should_continue: ShouldContinue) -> dict[str, int]:
-        """Return the counts of a Version on the validation part. Raises what ``should_continue`` raises."""
-        in_order = batches_in_order(validation, model.bundle.manifest.batch_size)
-        measured = measure(self._graphs, model.bundle, model.parameters, interruptible(in_order, should_continue))
-        return counts_of(measured, model.bundle.manifest.num_classes)
+    def evaluate(
+        self, model: OpenedModel, validation: Examples, assignment: m.Assignment, should_continue: ShouldContinue
+    ) -> dict[str, int]:
+        """Return the counts of a Version on the validation part, with the metrics that the Assignment declares.
+
+        Raises what ``should_continue`` raises.
+        """
+        num_classes = model.bundle.manifest.num_classes
+        in_order = interruptible(batches_in_order(validation, model.bundle.manifest.batch_size), should_continue)
+        wanted = [each.name for each in assignment.statistics if each.name.startswith(OF_VALIDATION)]
+        if not wanted:
+            return counts_of(measure(self._graphs, model.bundle, model.parameters, in_order), num_classes)
+        # Imported late: most Runs declare none.
+        from fanin.edge.metrics.declared import DeclaredMetrics
+
+        metrics = DeclaredMetrics(wanted, self._metrics)
+        measured = measure(self._graphs, model.bundle, model.parameters, in_order, metrics.add)
+        return counts_of(measured, num_classes) | metrics.counts(len(validation), num_classes)
 
     def _is_mapped(self, bundle: Bundle, name: str, source: Examples) -> bool:
         mapped = self._mapped.get(name)

@@ -5,7 +5,7 @@ from the exported graph's. Validation runs in the exported graphs.
 """
 
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -26,6 +26,7 @@ from fanin.clients.device.training import (
     training_counts,
 )
 from fanin.clients.device.updates import Change
+from fanin.edge.metrics.metric import NO_METRICS, Metric
 from fanin.edge.runtimes.base import PaddedBatch
 from fanin.edge.runtimes.randomness import random_key
 from fanin.edge.tensors import Float32s
@@ -41,10 +42,15 @@ class VectorTrainings:
     """The trainings of clients in torch. Those that have begun together run together. See Trainings."""
 
     def __init__(
-        self, step: "VectorStep", graphs: BundleGraphs, clients: Partition, validation_fraction: float
+        self,
+        step: "VectorStep",
+        graphs: BundleGraphs,
+        clients: Partition,
+        validation_fraction: float,
+        metrics: Mapping[str, Metric] = NO_METRICS,
     ) -> None:
         def data(client: int) -> LocalData:
-            return LocalData(graphs, memory_store(clients[client], client, validation_fraction))
+            return LocalData(graphs, memory_store(clients[client], client, validation_fraction), metrics)
 
         self._step = step
         self._data = lru_cache(maxsize=KEPT_CLIENTS)(data)
@@ -80,7 +86,7 @@ class VectorTrainings:
     def _prepared(self, begun: "_Begun") -> "_Prepared":
         data = self._data(begun.client)
         model, examples = begun.model, data.examples(begun.model.bundle)
-        counts = data.evaluate(model, examples.validation, lambda: True)
+        counts = data.evaluate(model, examples.validation, begun.assignment, lambda: True)
         batches = -(-len(examples.train) // model.bundle.manifest.batch_size)
         return _Prepared(
             begun=begun,

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Final, TypedDict
 
 from fanin.clients.data.examples import Examples, check_examples
 from fanin.clients.planfile import Override, override_of, parse_plan
+from fanin.edge.metrics.metric import metrics_of
 from fanin.protos.errors import InvalidInput, InvalidPlan
 from fanin.protos.plans import EvaluationPlan, Plan
 from fanin.protos.plans.entries import BASE64
-from fanin.server.evaluation.metrics import metrics_of
 from fanin.simulation.backends.opening import check_backend
 from fanin.simulation.data.partitioning import Partition
 from fanin.simulation.engines.choice import check_engine
@@ -19,7 +19,7 @@ from fanin.simulation.setup.settings import SimulationSettings
 if TYPE_CHECKING:
     from fanin.edge.export.app import App
 
-OF_GRAPHS: Final = ("test", "baseline", "resume")
+OF_GRAPHS: Final = ("test", "metrics", "baseline", "resume")
 """Settings that need the graphs of an App."""
 
 
@@ -64,7 +64,7 @@ def plan_of(name: str, num_clients: int, limits: Mapping[str, int | None], setti
         InvalidInput: An argument is missing, or the cohort is larger than the number of clients.
     """
     plan = _plan(name, limits, settings)
-    _check_evaluation(plan.evaluation, settings.test)
+    _check_evaluation(plan.evaluation, settings)
     if plan.cohort.concurrency > num_clients:
         raise InvalidInput(
             f"simulate: got a cohort of {plan.cohort.concurrency}, expected at most the {num_clients} clients"
@@ -94,13 +94,13 @@ def _plan(name: str, limits: Mapping[str, int | None], settings: SimulationSetti
         raise InvalidPlan(f"simulate: {exc}") from exc
 
 
-def _check_evaluation(evaluation: EvaluationPlan, test: Examples | None) -> None:
-    if (evaluation.data or evaluation.metrics) and test is None:
+def _check_evaluation(evaluation: EvaluationPlan, settings: SimulationSettings) -> None:
+    if (evaluation.data or evaluation.metrics) and settings.test is None:
         raise InvalidInput(
             "simulate: got a plan with [evaluation] data or metrics, and no test examples; set test in the settings: "
             "they are the data on which a simulation evaluates Versions"
         )
-    metrics_of(metric.name for metric in evaluation.metrics)
+    metrics_of(metric.name for metric in evaluation.metrics if metric.name not in settings.own_metrics)
 
 
 def _toml(value: object) -> str:
@@ -142,7 +142,7 @@ def check_settings(settings: SimulationSettings) -> None:
 
 def check_flower_settings(settings: SimulationSettings) -> None:
     """Raise InvalidInput if a setting is set that only an App has."""
-    unused = [name for name in OF_GRAPHS if getattr(settings, name) not in (None, False)]
+    unused = [name for name in OF_GRAPHS if getattr(settings, name) not in (None, False, {})]
     unused += ["engine"] if settings.engine != "graph" else []
     unused += ["devices.examples_per_s"] if settings.devices.examples_per_s is not None else []
     if unused:

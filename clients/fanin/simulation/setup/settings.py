@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fanin.clients.data.examples import Examples
+from fanin.edge.metrics.graphs import metric_of
+from fanin.edge.metrics.metric import Metric, MetricFunction
 from fanin.edge.tensors import Array
 from fanin.protos.plans import Plan
 from fanin.simulation.backends.ray_cluster import RayCluster
@@ -24,6 +26,9 @@ class SimulationSettings:
     Attributes:
         test: Examples on which each Version is evaluated, in float and in int8. The Plan's ``evaluation.every`` and
             ``evaluation.metrics`` apply.
+        metrics: Metrics of your own by name: a function ``(predictions, targets) -> number``, a ``Metric``, or the path
+            of an ONNX graph (docs/evaluation.md). They are computed on ``test``, and for each client on its validation
+            part if the Plan declares the statistic ``evaluate.NAME``.
         plan: Further keys of the Plan with their values, by dotted name (docs/plan.md); or a Plan.
         seed: Seed of all random choices, 0 or more.
         seeds: Seeds of several simulations instead of ``seed``. The result is that of the first one; ``Result.repeats``
@@ -48,6 +53,7 @@ class SimulationSettings:
     """
 
     test: Examples | None = None
+    metrics: "Mapping[str, MetricFunction | Metric | Path | str]" = field(default_factory=dict)
     plan: Mapping[str, object] | Plan = field(default_factory=dict)
     seed: int = 0
     seeds: Sequence[int] = ()
@@ -63,6 +69,16 @@ class SimulationSettings:
     on_round: Callable[[RoundRow], None] = lambda row: None
     on_event: OnEvent = lambda event: None
     quiet: bool = False
+
+    @property
+    def own_metrics(self) -> dict[str, Metric]:
+        """``metrics`` by name.
+
+        Raises:
+            InvalidInput: A metric is none of the possible forms, or its name is that of another value.
+            InvalidBundle: A file is no ONNX graph.
+        """
+        return {name: metric_of(f"simulate: metrics: {name!r}", name, value) for name, value in self.metrics.items()}
 
     @property
     def each_seed(self) -> "tuple[SimulationSettings, ...]":

@@ -24,6 +24,7 @@ import numpy as np
 from fanin.clients.device.models import OpenedModel
 from fanin.clients.device.updates import Change
 from fanin.edge.bundles.bundle import Bundle, open_folder
+from fanin.edge.runtimes.evaluations import OF_VALIDATION
 from fanin.protos import messages as m
 from fanin.protos.errors import InvalidBundle, InvalidInput
 from fanin.simulation.data.partitioning import Partition
@@ -120,6 +121,8 @@ def subject_of(app: "App", clients: Partition, options: Sequence[object]) -> str
 def _key(client: int, model: OpenedModel, assignment: m.Assignment) -> str:
     """Return the digest of everything that a training depends on, except for the subject."""
     digest = hashlib.sha256(repr((client, assignment.round, assignment.training)).encode())
+    # What a training reports depends on the metrics that the Plan declares.
+    digest.update("".join(each.name for each in assignment.statistics if each.name.startswith(OF_VALIDATION)).encode())
     digest.update(model.parameters.tobytes())
     for name, values in sorted(model.inputs.items()):
         digest.update(name.encode() + values.tobytes())

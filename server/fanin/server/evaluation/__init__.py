@@ -7,7 +7,6 @@ of a Version do not depend on one.
 Modules, in reading order:
 
     metrics.py     the metrics of a Version on a data set
-    contract.py    the contract of metrics, for the tests of one's own
     jobs.py        a job and its reply, as lines between the two processes
     process.py     the process that evaluates, seen from the coordinator
     evaluator.py   ``HeldOutEvaluator``: which Version is next, and the record of its metrics

@@ -4,8 +4,8 @@ from typing import Final
 
 import numpy as np
 
+from fanin.edge.metrics.metric import Metric, value_of
 from fanin.edge.runtimes.base import Inputs
-from fanin.server.evaluation.metrics import Metric, value_of
 
 NUM_EXAMPLES: Final = 40
 TOLERANCE: Final = 1e-9

@@ -1,0 +1,215 @@
+"""Metrics of one's own: functions and ONNX graphs, on the test data and on the validation part of each client."""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import TensorProto, helper
+from support.errors import raises
+from support.models import app_of, bundle_of, samples
+from torch import nn
+
+from fanin.clients import Examples
+from fanin.clients.data.stores import memory_store
+from fanin.clients.device.training import RuntimeTrainer
+from fanin.clients.testing import Countdown, example_assignment, example_model
+from fanin.edge.export import App
+from fanin.edge.metrics.contract import check_metric
+from fanin.edge.metrics.graphs import graph_metric
+from fanin.edge.metrics.metric import METRICS, Metric
+from fanin.edge.runtimes.available import open_runtime
+from fanin.edge.runtimes.base import Inputs
+from fanin.protos import messages as m
+from fanin.protos.errors import InvalidBundle, InvalidInput
+from fanin.protos.plans import Statistic
+from fanin.simulation import Iid, Result, SimulationSettings, load_data, partition, simulate
+
+ROUNDS: Final = 2
+
+
+def misses(predictions: Inputs, targets: Inputs) -> float:
+    """The share of wrong labels."""
+    return float((predictions != targets).mean())
+
+
+def write_graph(path: Path, output: str = "Mean", shape: tuple[int, ...] = ()) -> Path:
+    """Write the graph of the accuracy: a metric that another program could have written."""
+    nodes = [
+        helper.make_node("Equal", ["predictions", "targets"], ["is_equal"]),
+        helper.make_node("Cast", ["is_equal"], ["hits"], to=TensorProto.FLOAT),
+        helper.make_node(f"Reduce{output}", ["hits"], ["value"], keepdims=len(shape)),
+    ]
+    labels = [helper.make_tensor_value_info(name, TensorProto.INT32, ["n"]) for name in ("predictions", "targets")]
+    value = helper.make_tensor_value_info("value", TensorProto.FLOAT, list(shape))
+    graph = helper.make_graph(nodes, "metric", labels, [value])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory: pytest.TempPathFactory) -> Result:
+    """A simulation with a function, a graph and an installed metric, in two processes."""
+    return simulated(tmp_path_factory.mktemp("metrics"), processes=2)
+
+
+def simulated(folder: Path, **changes: object) -> Result:
+    torch.manual_seed(3)
+    data = load_data("digits")
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    images = torch.from_numpy(data.train.inputs["x"][:64])
+    app = App(name="digits", module=net, calibration=images, batch_size=8, num_classes=10)
+    names = ("misses", "misses_int8", "right", "macro_f1")
+    plan = {
+        "training.learning_rate": 0.1,
+        "statistics": [{"name": f"evaluate.{name}", "bound": 4096 << 16} for name in names],
+    }
+    # As in a notebook: a function that worker processes cannot import.
+    wrong = Metric(function=lambda predictions, targets: (predictions != targets).mean(), higher_is_better=False)
+    metrics = {"misses": wrong, "right": write_graph(folder / "right.onnx")}
+    settings = SimulationSettings(test=data.test, metrics=metrics, plan=plan, quiet=True)
+    settings = replace(settings, **changes)  # type: ignore[arg-type]
+    return simulate(app, partition(data.train, 5, Iid()), cohort=3, rounds=ROUNDS, settings=settings)
+
+
+def test_a_function_and_a_graph_are_metrics_of_each_version(result: Result) -> None:
+    assert result.failures == ()
+    for row in result.rounds:
+        assert row.metrics["misses"] == pytest.approx(1 - row.test_accuracy)
+        assert row.metrics["right"] == pytest.approx(row.test_accuracy)
+        assert row.metrics["misses_int8"] == pytest.approx(1 - row.test_accuracy_int8)
+    assert {"metrics.misses", "metrics.right_int8", "means.evaluate.right"} <= set(result.columns())
+
+
+def test_each_client_has_its_metrics_and_the_round_their_weighted_means(result: Result) -> None:
+    sizes = {client: round(size * 0.1) for client, size in enumerate(partition_sizes())}
+    for number in range(1, ROUNDS + 1):
+        rows, of_round = [row for row in result.clients if row.round == number], result.rounds[number]
+        weights = [sizes[row.client] for row in rows]
+        for row in rows:
+            assert row.means["evaluate.right"] == pytest.approx(row.validation_accuracy, abs=1e-4)
+            assert row.means["evaluate.misses"] == pytest.approx(1 - row.validation_accuracy, abs=1e-4)
+            assert 0 < row.means["evaluate.macro_f1"] <= 1 or row.validation_accuracy == 0
+        for name in ("evaluate.macro_f1", "evaluate.misses", "evaluate.misses_int8"):
+            assert of_round.statistics[name] == sum(row.statistics[name] for row in rows)
+            mean = np.average([row.means[name] for row in rows], weights=weights)
+            assert of_round.means[name] == pytest.approx(mean, abs=1e-4)
+        accuracy = np.average([row.validation_accuracy for row in rows], weights=weights)
+        assert of_round.validation_accuracy == pytest.approx(accuracy)
+        assert of_round.means["evaluate.misses_int8"] == pytest.approx(1 - of_round.validation_accuracy_int8, abs=1e-4)
+        loss = np.average([row.validation_loss for row in rows], weights=weights)
+        assert of_round.validation_loss == pytest.approx(loss)
+
+
+def partition_sizes() -> list[int]:
+    return list(partition(load_data("digits").train, 5, Iid()).sizes)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("engine", ["graph", "vmap"])
+def test_metrics_are_the_same_in_one_process_and_with_each_engine(result: Result, tmp_path: Path, engine: str) -> None:
+    alone = simulated(tmp_path, engine=engine)
+    assert [row.means for row in alone.clients if row.round == 1] == [
+        row.means for row in result.clients if row.round == 1
+    ]
+    if engine == "graph":
+        assert (alone.digests, [row.means for row in alone.rounds[1:]]) == (
+            result.digests,
+            [row.means for row in result.rounds[1:]],
+        )
+
+
+def test_metrics_change_no_version(result: Result, tmp_path: Path) -> None:
+    plain = simulated(tmp_path, metrics={}, plan={"training.learning_rate": 0.1}, processes=2)
+    assert plain.digests == result.digests
+
+
+def counts_of(names: tuple[str, ...], metrics: Mapping[str, Metric]) -> dict[str, int]:
+    """The counts of a device whose Plan declares some statistics."""
+    x, y = samples(40, seed=4)
+    bundle = bundle_of("cnn")
+    declared = tuple(Statistic(name=name, bound=m.MAX_COUNT) for name in names)
+    assignment = example_assignment(bundle)
+    assignment = replace(assignment, statistics=(*assignment.statistics, *declared))
+    store = memory_store(Examples(inputs={"x": x}, y=y), 0, 0.25)
+    trainer = RuntimeTrainer(open_runtime("onnx"), store, metrics)
+    return dict(trainer.train(example_model(bundle), assignment, Countdown()).counts)
+
+
+def test_a_device_reports_what_the_plan_declares_and_nothing_else() -> None:
+    metrics = {"misses": Metric(function=misses)}
+    counts = counts_of(("evaluate.misses", "evaluate.macro_f1_int8"), metrics)
+    wrong = counts[m.EVAL_EXAMPLES] - counts[m.EVAL_CORRECT_FLOAT]
+    assert counts["evaluate.misses"] == wrong << 16
+    assert 0 <= counts["evaluate.macro_f1_int8"] <= counts[m.EVAL_EXAMPLES] << 16
+    extra = {name for name in counts if name.startswith("evaluate.")}
+    assert extra == {"evaluate.misses", "evaluate.macro_f1_int8"}
+    assert not any(name.startswith("evaluate.") for name in counts_of((), metrics))
+
+
+def broken(predictions: Inputs, targets: Inputs) -> float:
+    raise ZeroDivisionError("no such class")
+
+
+def test_a_metric_that_fails_or_is_unknown_is_left_out_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "fanin.edge.metrics"):
+        for _ in range(2):
+            counts = counts_of(("evaluate.broken", "evaluate.unknown"), {"broken": Metric(function=broken)})
+            assert m.EXAMPLES in counts and not any(name.startswith("evaluate.") for name in counts)
+    texts = sorted(record.getMessage() for record in caplog.records)
+    assert len(texts) == 2
+    assert "'broken' raised ZeroDivisionError: no such class" in texts[0]
+    assert "got 'unknown', expected one of ['absolute_error', 'balanced_accuracy', 'macro_f1']" in texts[1]
+
+
+def test_a_graph_keeps_the_contract_of_a_metric(tmp_path: Path) -> None:
+    metric = graph_metric(write_graph(tmp_path / "right.onnx"))
+    check_metric(metric)
+    (tmp_path / "right.onnx").unlink()
+    labels = np.array([0, 1, 2, 2], np.int32)
+    assert metric.function(labels, np.array([0, 1, 1, 1], np.int32)) == 0.5
+    assert graph_metric(write_graph(tmp_path / "one.onnx", shape=(1,))).function(labels, labels) == 1.0
+    assert METRICS["macro_f1"].function(labels, labels) == 1.0
+
+
+def test_a_graph_that_is_no_metric_is_one_error(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"none\.onnx cannot be read \(No such file or directory\); name an ONNX"):
+        graph_metric(tmp_path / "none.onnx")
+    (tmp_path / "bad.onnx").write_bytes(b"no graph")
+    with pytest.raises(InvalidBundle, match=r"metric bad\.onnx"):
+        graph_metric(tmp_path / "bad.onnx")
+    identity = helper.make_node("Identity", ["x"], ["y"])
+    ports = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2]) for name in "xy"]
+    graph = helper.make_graph([identity], "other", ports[:1], ports[1:])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    onnx.save(model, tmp_path / "other.onnx")
+    with raises(
+        InvalidInput,
+        "metric other.onnx: got a graph from x to float32 (2,), expected one from predictions, targets to one float "
+        "number; correct the graph",
+    ):
+        graph_metric(tmp_path / "other.onnx")
+
+
+@pytest.mark.parametrize(
+    ("metrics", "error"),
+    [
+        (
+            {"loss": misses},
+            r"simulate: metrics: 'loss': expected a name that is not in \['accuracy', 'accuracy_int8', ",
+        ),
+        ({"own_int8": misses}, "simulate: metrics: 'own_int8': expected a name that is not in "),
+        ({"own": 3}, "simulate: metrics: 'own': got int, expected a function "),
+    ],
+)
+def test_a_wrong_metric_is_one_error_before_the_export(metrics: dict[str, object], error: str) -> None:
+    x, y = samples(8, seed=1)
+    clients = partition(Examples(inputs={"x": x}, y=y), 2, Iid())
+    settings = SimulationSettings(metrics=metrics, plan={"training.learning_rate": 0.1}, quiet=True)  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput, match=error):
+        simulate(app_of("cnn"), clients, cohort=2, rounds=1, settings=settings)
