@@ -68,6 +68,8 @@ TRAININGS: Final = st.builds(
     optimizer=st.dictionaries(NAMES, st.floats(allow_nan=False, allow_infinity=False), max_size=3).map(
         lambda settings: dict(sorted(settings.items()))
     ),
+    warmup_steps=UINT32,
+    step_decay=st.sampled_from(["", "linear", "cosine"]),
 )
 STAGES: Final = st.builds(
     m.StageSpec,

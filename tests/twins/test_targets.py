@@ -196,7 +196,7 @@ def test_a_vectorized_step_is_that_of_each_client(name: str) -> None:
     step, bundle = VectorStep(targets_app(name)), targets_bundle(name, ("onnx",))
     initial, (first, second, *_) = bundle.initial_parameters(), batches_in_order(examples_of(name), BATCH_SIZE)
     settings = VectorSettings(
-        learning_rate=RATE, proximal_weight=0.0, anchor=initial, controls=[None, None], random_keys=[0, 1]
+        learning_rates=[RATE, RATE], proximal_weight=0.0, anchor=initial, controls=[None, None], random_keys=[0, 1]
     )
     state, _ = step(step.begin(initial, 2), [first, second], settings)
     single = open_runtime("onnx").open_train(bundle)

@@ -145,7 +145,11 @@ def test_the_extra_inputs_reach_each_client(recipe: Recipe) -> None:
 
     def after(anchor: np.ndarray, weight: float, controls: Sequence[np.ndarray | None]) -> list[np.ndarray]:
         settings = VectorSettings(
-            learning_rate=0.1, proximal_weight=weight, anchor=anchor, controls=controls, random_keys=[0] * len(controls)
+            learning_rates=[0.1] * len(controls),
+            proximal_weight=weight,
+            anchor=anchor,
+            controls=controls,
+            random_keys=[0] * len(controls),
         )
         state, _ = step(step.begin(parameters, 2), [batch, batch], settings)
         return step.parameters(state)
@@ -209,7 +213,11 @@ def test_an_optimizer_that_counts_steps_is_told_their_number() -> None:
     for _ in range(3):
         one, _ = alone(one, batch, StepSettings(learning_rate=0.01))
         settings = VectorSettings(
-            learning_rate=0.01, proximal_weight=0.0, anchor=parameters, controls=[None] * 2, random_keys=[0, 1]
+            learning_rates=[0.01] * 2,
+            proximal_weight=0.0,
+            anchor=parameters,
+            controls=[None] * 2,
+            random_keys=[0, 1],
         )
         both, _ = step(both, [batch, batch], settings)
     for together in step.parameters(both):

@@ -386,7 +386,7 @@ WHOLE = parse_plan('bundle = "b"\ncohort = {concurrency = 2}\ntraining = {learni
             InvalidPlan,
             (
                 "simulate: plan: training.learning_rat: unknown key, expected one of epochs, learning_rate, seed, "
-                "proximal_weight, batch_size, optimizer; did you mean training.learning_rate?"
+                "proximal_weight, batch_size, optimizer, warmup_steps, step_decay; did you mean training.learning_rate?"
             ),
         ),
     ],

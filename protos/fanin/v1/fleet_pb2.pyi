@@ -1051,6 +1051,8 @@ class Training(_message.Message):
     PROXIMAL_WEIGHT_FIELD_NUMBER: _builtins.int
     BATCH_SIZE_FIELD_NUMBER: _builtins.int
     OPTIMIZER_FIELD_NUMBER: _builtins.int
+    WARMUP_STEPS_FIELD_NUMBER: _builtins.int
+    STEP_DECAY_FIELD_NUMBER: _builtins.int
     epochs: _builtins.int
     learning_rate: _builtins.float
     seed: _builtins.int
@@ -1059,6 +1061,14 @@ class Training(_message.Message):
     """FedProx's mu: the value of the train graph's input proximal_weight. 0.0: the graph may lack it."""
     batch_size: _builtins.int
     """The batch size that the Plan was written for, equal to the manifest's; 0: not stated."""
+    warmup_steps: _builtins.int
+    """Number W of the first steps of a device in the Round. In step t of them, from 1, the learning rate is multiplied by
+    t / (W + 1). 0: none.
+    """
+    step_decay: _builtins.str
+    """How the learning rate falls over the other steps of the device, n in all: "linear" multiplies it by 1 - s, "cosine" by
+    (1 + cos(pi s)) / 2, where s = (t - 1 - W) / (n - W). "": not at all.
+    """
     @_builtins.property
     def optimizer(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """Settings of the optimizer by name, instead of those in the manifest."""
@@ -1072,10 +1082,12 @@ class Training(_message.Message):
         proximal_weight: _builtins.float = ...,
         batch_size: _builtins.int = ...,
         optimizer: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        warmup_steps: _builtins.int = ...,
+        step_decay: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_size", b"batch_size", "epochs", b"epochs", "learning_rate", b"learning_rate", "optimizer", b"optimizer", "proximal_weight", b"proximal_weight", "seed", b"seed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_size", b"batch_size", "epochs", b"epochs", "learning_rate", b"learning_rate", "optimizer", b"optimizer", "proximal_weight", b"proximal_weight", "seed", b"seed", "step_decay", b"step_decay", "warmup_steps", b"warmup_steps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

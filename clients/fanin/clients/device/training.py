@@ -18,7 +18,7 @@ Reference:
 
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -41,6 +41,7 @@ from fanin.edge.runtimes.randomness import random_key
 from fanin.edge.tensors import Float32s
 from fanin.protos import messages as m
 from fanin.protos.errors import InvalidInput
+from fanin.protos.plans.schedule import rate_of_step
 
 if TYPE_CHECKING:
     from fanin.edge.metrics.metric import Metric
@@ -94,8 +95,10 @@ class RuntimeTrainer:
             optimizer=training.optimizer,
         )
         loss_sum, num_steps = 0.0, 0
+        num_batches = num_batches_of(examples, model, assignment)
         for batch in interruptible(training_batches(examples, model, assignment), should_continue):
-            state, loss = step(state, batch, settings)
+            rate = rate_of_step(training, num_steps, num_batches)
+            state, loss = step(state, batch, replace(settings, learning_rate=rate))
             num_steps += 1
             loss_sum += finite(loss, num_steps, training) * float(batch.mask.sum())
         counts |= training_counts(loss_sum, examples, model, assignment)
@@ -108,6 +111,11 @@ def training_batches(examples: MemoryStore, model: OpenedModel, assignment: m.As
     rng = np.random.default_rng(np.random.SeedSequence(seed))
     for _ in range(assignment.training.epochs):
         yield from batches(examples.train, model.bundle.manifest.batch_size, rng)
+
+
+def num_batches_of(examples: MemoryStore, model: OpenedModel, assignment: m.Assignment) -> int:
+    """Return the number of batches of all epochs of an Assignment."""
+    return -(-len(examples.train) // model.bundle.manifest.batch_size) * assignment.training.epochs
 
 
 def training_counts(

@@ -35,6 +35,7 @@ from fanin.edge.tensors import Float32s, TensorTable, sha256_hex
 from fanin.protos import messages as m
 from fanin.protos.chunks import artifact_of
 from fanin.protos.errors import Corrupted, InvalidInput, InvalidVersion, NotFound
+from fanin.protos.plans.schedule import mean_rate
 
 LOG = logging.getLogger("fanin.clients")
 ROUNDING_STREAM: Final = 0x726E6464
@@ -214,7 +215,7 @@ def apply_stages(
     pipeline = UpdatePipeline(
         codec=assignment.codec,
         grid=assignment.grid,
-        learning_rate=assignment.training.learning_rate,
+        learning_rate=mean_rate(assignment.training, change.num_steps),
         stages=staging.stages,
         layout=layout_of(table, staging.stages),
         downlink=staging.downlink,

@@ -99,7 +99,7 @@ def _vmap_seconds(step: "VectorStep", bundle: Bundle, num_clients: int) -> float
     parameters = bundle.initial_parameters()
     state = step.begin(parameters, num_clients)
     settings = VectorSettings(
-        learning_rate=0.0,
+        learning_rates=[0.0] * num_clients,
         proximal_weight=0.0,
         anchor=parameters,
         controls=[None] * num_clients,

@@ -22,6 +22,7 @@ from fanin.clients.device.training import (
     control_of,
     difference,
     finite,
+    num_batches_of,
     training_batches,
     training_counts,
 )
@@ -31,6 +32,7 @@ from fanin.edge.runtimes.base import PaddedBatch
 from fanin.edge.runtimes.randomness import random_key
 from fanin.edge.tensors import Float32s
 from fanin.protos import messages as m
+from fanin.protos.plans.schedule import rate_of_step
 from fanin.simulation.data.partitioning import Partition
 from fanin.simulation.workers import KEPT_CLIENTS, PendingTraining
 
@@ -87,14 +89,13 @@ class VectorTrainings:
         data = self._data(begun.client)
         model, examples = begun.model, data.examples(begun.model.bundle)
         counts = data.evaluate(model, examples.validation, begun.assignment, lambda: True)
-        batches = -(-len(examples.train) // model.bundle.manifest.batch_size)
         return _Prepared(
             begun=begun,
             examples=examples,
             counts=counts,
             control=control_of(model),
             batches=training_batches(examples, model, begun.assignment),
-            num_batches=batches * begun.assignment.training.epochs,
+            num_batches=num_batches_of(examples, model, begun.assignment),
             random_key=random_key(begun.assignment.training.seed, examples.partition, begun.assignment.round),
         )
 
@@ -117,7 +118,7 @@ class VectorTrainings:
                 continue
             batches = [next(each.batches) for each in active]
             settings = VectorSettings(
-                learning_rate=training.learning_rate,
+                learning_rates=[rate_of_step(training, each.num_steps, each.num_batches) for each in active],
                 proximal_weight=training.proximal_weight,
                 anchor=model.parameters,
                 controls=[each.control for each in active],

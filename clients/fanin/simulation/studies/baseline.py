@@ -7,7 +7,7 @@ Unlike a client's, its optimizer state lasts from Round to Round. The validation
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -23,6 +23,7 @@ from fanin.edge.runtimes.randomness import random_key
 from fanin.edge.tensors import Float32s
 from fanin.protos.errors import InvalidInput
 from fanin.protos.plans import Plan
+from fanin.protos.plans.schedule import rate_of_step
 from fanin.simulation.data.partitioning import Partition
 from fanin.simulation.rows import ClientRow, RoundRow
 
@@ -90,8 +91,10 @@ class Baseline:
                 random_key=random_key(training.seed, 0, 0),
                 optimizer=training.optimizer,
             )
-            for _ in range(self._num_steps([each for each in clients if each.round == row.round], training.epochs)):
-                state, loss = step(state, next(stream), settings)
+            num = self._num_steps([each for each in clients if each.round == row.round], training.epochs)
+            for number in range(num):
+                rate = rate_of_step(training, number, num)
+                state, loss = step(state, next(stream), replace(settings, learning_rate=rate))
                 if not math.isfinite(loss):
                     raise InvalidInput(
                         f"baseline: the loss became {loss} in round {row.round}, expected a finite one; lower the "

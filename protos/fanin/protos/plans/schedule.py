@@ -1,5 +1,6 @@
-"""The schedule of a Plan: the settings of training that change from a Round on."""
+"""The settings of training that change from a Round on, and the learning rate of each step within a Round."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Final
@@ -55,6 +56,41 @@ def training_in(training: Training, schedule: Sequence[ScheduledChange], round_n
         rate = change.learning_rate or _decayed(rate, decay, change.from_round - since)
         epochs, decay, since = change.epochs or epochs, change.decay, change.from_round
     return replace(training, learning_rate=_decayed(rate, decay, round_number - since), epochs=epochs)
+
+
+def rate_of_step(training: Training, step: int, num_steps: int) -> float:
+    """Return the learning rate of one step of a device within a Round.
+
+    It is that of torch's ``SequentialLR`` of ``LinearLR`` for the warm-up, and ``LinearLR`` to 0 or
+    ``CosineAnnealingLR`` for the other steps.
+
+    Args:
+        training: The settings of the Round.
+        step: Number of the step in the Round, from 0.
+        num_steps: Number of the device's steps in the Round.
+
+    Reference:
+        Goyal et al. 2017, arXiv 1706.02677, section 2.2 (warm-up). Loshchilov and Hutter 2017, arXiv 1608.03983,
+        equation 5 (cosine).
+    """
+    warmup = training.warmup_steps
+    if step < warmup:
+        return training.learning_rate * (step + 1) / (warmup + 1)
+    done = (step - warmup) / max(num_steps - warmup, 1)
+    match training.step_decay:
+        case "linear":
+            return training.learning_rate * (1.0 - done)
+        case "cosine":
+            return training.learning_rate * 0.5 * (1.0 + math.cos(math.pi * done))
+        case _:
+            return training.learning_rate
+
+
+def mean_rate(training: Training, num_steps: int) -> float:
+    """Return the mean learning rate of a device's steps in a Round. See ``rate_of_step``."""
+    if not num_steps or not (training.warmup_steps or training.step_decay):
+        return training.learning_rate
+    return math.fsum(rate_of_step(training, step, num_steps) for step in range(num_steps)) / num_steps
 
 
 def check_changes(schedule: Sequence[ScheduledChange]) -> None:

@@ -29,6 +29,7 @@ MAX_EPOCHS: Final = 10_000
 MIN_RATE: Final = 2.0**-126
 MAX_RATE: Final = 2.0**127
 """Range of a learning rate. The graphs compute in float32, in which others are 0 or infinite."""
+STEP_DECAYS: Final = ("", "linear", "cosine")
 MAX_STALENESS: Final = 1000
 """A staler Update would count for less than 1/30, and the coordinator would have to remember that many Rounds."""
 MAX_COUNT: Final = 1 << 40
@@ -151,6 +152,26 @@ class Training:
             see="edge.md#optimizers",
         ),
     ] = field(default_factory=dict)
+    warmup_steps: Annotated[
+        int,
+        Key(
+            text="Number W of the first steps of a device in a Round. In step t of them, from 1, the learning rate is "
+            "multiplied by t / (W + 1).",
+            unit="steps",
+            at_least=0,
+            at_most=MAX_TIMES,
+            see="rounds.md#a-learning-rate-that-changes-within-a-round",
+        ),
+    ] = 0
+    step_decay: Annotated[
+        str,
+        Key(
+            text="How the learning rate falls towards 0 over a device's steps in a Round after the first W: `linear` "
+            "or `cosine`. Empty: not at all.",
+            choices=STEP_DECAYS,
+            see="rounds.md#a-learning-rate-that-changes-within-a-round",
+        ),
+    ] = ""
 
 
 def _default_shift(values: Mapping[str, object]) -> int:

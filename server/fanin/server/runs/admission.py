@@ -186,6 +186,8 @@ def _check_no_graphs(start: StartRun, setup: RunSetup) -> None:
         "training.proximal_weight": plan.training.proximal_weight > 0.0,
         "training.batch_size": plan.training.batch_size > 0,
         "training.optimizer": bool(plan.training.optimizer),
+        "training.warmup_steps": plan.training.warmup_steps > 0,
+        "training.step_decay": bool(plan.training.step_decay),
         "evaluation.data": bool(plan.evaluation.data),
         "stop.max_int8_drop": plan.stop.max_int8_drop > 0.0,
         "the stage scaffold": any(group.name == CONTROL for group in setup.layout.groups),

@@ -97,6 +97,18 @@ def slice_backward(dy: Tensor, input_sizes: Sequence[int], dim: int, start: int,
     return resized(wide, dim, first, have - first - wide.shape[dim])
 
 
+def slice_scatter(
+    x: Tensor, src: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+) -> object:
+    """Compute ``aten.slice_scatter`` of a slice without gaps: ``x`` with the slice replaced by ``src``."""
+    if step != 1:
+        return NotImplemented
+    have, first = x.shape[dim], start or 0
+    first = min(max(first + have if first < 0 else first, 0), have)
+    last = first + src.shape[dim]
+    return torch.cat([x.narrow(dim, 0, first), src, x.narrow(dim, last, have - last)], dim)
+
+
 def select_backward(dy: Tensor, input_sizes: Sequence[int], dim: int, index: int) -> Tensor:
     """Compute ``aten.select_backward``: the selected slice, surrounded by zeros."""
     dim, have = dim % len(input_sizes), input_sizes[dim]

@@ -5,7 +5,6 @@ torch has no Lion, so ``EagerLion`` is the reference of the exported step.
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -103,7 +102,7 @@ class EagerLion(torch.optim.Optimizer):
         super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]  # no overloads
         """Move all parameters that have a gradient. Returns the result of ``closure``, if there is one."""
         loss = None
         if closure is not None:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from fanin.edge.bundles.manifest import Port
 from fanin.edge.export.app import App
+from fanin.edge.export.decompositions.selection import slice_scatter
 from fanin.edge.export.decompositions.tables import Forms, Table
 from fanin.edge.export.optimizers.optimizer import Tensors
 from fanin.edge.export.prepare import Prepared, prepare
@@ -40,7 +41,7 @@ from fanin.protos.errors import UnsupportedModel
 
 EAGER: Final = Forms(graph_format="torch", backward=dict, forward=dict)
 """torch needs no forms: the operators of the trace are its own."""
-SHARED: Final = ("learning_rate", STEP, PROXIMAL_WEIGHT)
+SHARED: Final = (STEP, PROXIMAL_WEIGHT)
 """The inputs that are the same for all clients. The anchor of FedProx is one, too."""
 CHUNK_BYTES: Final = 64 << 20
 """Parameters and optimizer state of the clients that train together. More of them would leave the processor's cache,
@@ -55,7 +56,7 @@ class VectorSettings:
     """Settings of a vectorized step.
 
     Attributes:
-        learning_rate: Of the optimizer.
+        learning_rates: Learning rate of each client.
         proximal_weight: FedProx's mu.
         anchor: Parameters towards which the proximal term pulls, the same for all clients (num_values,).
         controls: SCAFFOLD's c - c_i of each client (num_values,); None for a client without SCAFFOLD.
@@ -63,7 +64,7 @@ class VectorSettings:
         optimizer: Settings of the optimizer by name, instead of the App's.
     """
 
-    learning_rate: float
+    learning_rates: Sequence[float]
     proximal_weight: float
     anchor: Float32s
     controls: Sequence[Float32s | None]
@@ -109,7 +110,7 @@ class VectorStep:
         self._examples = dict(zip(self._inputs, traced.examples, strict=True))
         # Without operators that write into a tensor: vmap refuses one that writes a client's values into a shared one.
         # It also refuses a slice without an end, as in the gradient of x[:, 1:].
-        forms: Table = {torch.ops.aten.copy.default: _copied, torch.ops.aten.slice_scatter.default: _scattered}
+        forms: Table = {torch.ops.aten.copy.default: _copied, torch.ops.aten.slice_scatter.default: slice_scatter}
         with quiet_torch():
             self._one = traced.program.run_decompositions(forms).module()
         anchors = {state_port("anchor", spec.name) for spec in self._table.specs}
@@ -163,6 +164,7 @@ class VectorStep:
         for name in self._batch:
             stacked = torch.from_numpy(np.stack([each[name] for each in arrays]))
             feed[name] = stacked.to(self._examples[name].dtype)
+        feed["learning_rate"] = torch.tensor(list(settings.learning_rates), dtype=torch.float32)
         for port in self._random:
             rows = [draw(port, key, state.num_steps) for key in settings.random_keys]
             feed[port.name] = torch.from_numpy(np.stack(rows))
@@ -180,7 +182,6 @@ class VectorStep:
 
     def _scalars(self, state: VectorState, settings: VectorSettings) -> Tensors:
         values = setting_values(self._settings | dict(settings.optimizer)) | {
-            "learning_rate": settings.learning_rate,
             STEP: float(state.num_steps + 1),
             PROXIMAL_WEIGHT: settings.proximal_weight,
         }
@@ -227,18 +228,6 @@ class VectorStep:
 def _copied(target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
     """Compute ``aten.copy``, which torch cannot vectorize: ``source`` in the shape and dtype of ``target``."""
     return source.to(target.dtype).expand_as(target).clone()
-
-
-def _scattered(
-    target: Tensor, source: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
-) -> object:
-    """Compute ``aten.slice_scatter`` of neighbouring values: ``target`` with a slice replaced by ``source``."""
-    if step != 1:
-        return NotImplemented
-    num = target.shape[dim]
-    first = min(max((start or 0) + (num if (start or 0) < 0 else 0), 0), num)
-    last = first + source.shape[dim]
-    return torch.cat([target.narrow(dim, 0, first), source, target.narrow(dim, last, num - last)], dim)
 
 
 def _difference(values: Tensor, others: Tensor) -> float:
