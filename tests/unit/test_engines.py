@@ -1,6 +1,8 @@
 """The engine ``vmap`` of a simulation: the clients of a Round together in torch, with the results of the graph."""
 
 import gc
+import itertools
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -16,6 +18,7 @@ from fanin.clients.data.examples import Examples
 from fanin.clients.device.graphs import BundleGraphs
 from fanin.clients.device.models import OpenedModel
 from fanin.clients.device.updates import Change
+from fanin.clients.planfile import parse_plan
 from fanin.clients.testing import example_assignment
 from fanin.edge.export import Adam, App, Recipe, Sgd
 from fanin.edge.export.vectorized.step import VectorSettings, VectorState, VectorStep
@@ -24,12 +27,20 @@ from fanin.edge.runtimes.base import PaddedBatch, StepSettings
 from fanin.protos import messages as m
 from fanin.protos.errors import InvalidInput, UnsupportedModel
 from fanin.simulation.data.partitioning import Partition
-from fanin.simulation.engines.choice import choose
+from fanin.simulation.engines.choice import Workload, choose, seconds_of
 from fanin.simulation.engines.vectorized import VectorTrainings
 from fanin.simulation.setup.arguments import check_settings
 from fanin.simulation.setup.settings import SimulationSettings
 from fanin.simulation.workers import LocalTrainings, Trainings
 
+LONG = Workload(num_epochs=100_000, together=10, batches=(4,) * 10)
+PLAN_TEXT = """
+name = "plan"
+bundle = "bundle"
+cohort = { concurrency = 3 }
+training = { learning_rate = 0.1, epochs = 2 }
+stop = { max_rounds = 4 }
+"""
 SIZES = (40, 3, 17, 9)
 EPOCHS = 3
 
@@ -182,16 +193,54 @@ def test_auto_says_why_it_takes_the_graph_and_vmap_refuses() -> None:
     app: App = replace(app_of("mlp"), module=Listed())
     bundle, runtime = bundle_of("mlp"), open_runtime("onnx")
     with pytest.raises(UnsupportedModel, match="the train step cannot be vectorized over clients: "):
-        choose(SimulationSettings(engine="vmap"), app, bundle, runtime, 10)
-    chosen = choose(SimulationSettings(engine="auto"), app, bundle, runtime, 10)
+        choose(SimulationSettings(engine="vmap"), app, bundle, runtime, LONG)
+    chosen = choose(SimulationSettings(engine="auto"), app, bundle, runtime, LONG)
     assert chosen.engine == "graph"
     assert chosen.reason.startswith("engine graph, because vmap is not possible: App mlp: the train step cannot be ")
 
 
 def test_auto_takes_one_of_both_and_shows_what_it_measured() -> None:
-    chosen = choose(SimulationSettings(engine="auto"), app_of("mlp"), bundle_of("mlp"), open_runtime("onnx"), 10)
+    chosen = choose(SimulationSettings(engine="auto"), app_of("mlp"), bundle_of("mlp"), open_runtime("onnx"), LONG)
     assert (chosen.step is None) == (chosen.engine == "graph")
-    assert f"engine {chosen.engine}: a client's train step takes " in chosen.reason
+    assert f"engine {chosen.engine}: all rounds train in about " in chosen.reason
+    assert " by vmap, whose trace took " in chosen.reason
+
+
+def test_auto_traces_no_module_for_a_short_simulation() -> None:
+    short = replace(LONG, num_epochs=1, batches=(1,) * 10)
+    began_s = time.perf_counter()
+    # Not even one that vmap cannot take.
+    app: App = replace(app_of("mlp"), module=Listed())
+    chosen = choose(SimulationSettings(engine="auto"), app, bundle_of("mlp"), open_runtime("onnx"), short)
+    assert chosen.engine == "graph" and chosen.reason.startswith("engine graph: graph trains all rounds in ")
+    assert "vmap begins with a trace" in chosen.reason and time.perf_counter() - began_s < 60
+
+
+def test_the_workload_of_a_plan_has_the_epochs_of_its_schedule_and_the_clients_that_begin_together() -> None:
+    text = PLAN_TEXT + "\n[[schedule]]\nfrom_round = 3\nepochs = 5\n"
+    plan = parse_plan(text, "plan").plan
+    workload = Workload.of(plan, [20, 8, 9, 3], batch_size=8)
+    assert workload == Workload(num_epochs=2 + 2 + 5 + 5, together=3, batches=(3, 1, 2, 1))
+    buffered = replace(
+        plan, cohort=replace(plan.cohort, buffer=2, quorum=1), aggregation=replace(plan.aggregation, max_staleness=4)
+    )
+    assert Workload.of(buffered, [20, 8, 9, 3], batch_size=8).together == 2
+
+
+def test_the_seconds_of_both_engines_follow_from_a_step() -> None:
+    workload = Workload(num_epochs=10, together=4, batches=(1, 5, 2, 2))
+    assert workload.graph_seconds(0.5) == 10 * (1 + 2 + 2 + 5) * 0.5
+    # A step costs 3 s and 1 s for each client: five steps together, and ten of a client.
+    assert workload.vmap_seconds({1: 4.0, 4: 7.0}, 64) == pytest.approx(10 * (5 * 3 + 10 * 1))
+    # In two groups, 1 with 2 and 2 with 5: seven steps.
+    assert workload.vmap_seconds({1: 4.0, 2: 5.0}, 2) == pytest.approx(10 * ((2 + 5) * 3 + 10 * 1))
+    assert replace(workload, together=2).graph_seconds(1.0) == 10 * (2 + 5)
+    assert workload.vmap_seconds({1: 4.0}, 1) == pytest.approx(10 * 10 * 4.0)
+
+
+def test_a_step_that_is_slow_now_and_then_costs_its_median() -> None:
+    pauses = itertools.cycle((0.002, 0.004, 0.004))
+    assert seconds_of(lambda: time.sleep(next(pauses))) >= 0.004
 
 
 def test_an_unknown_engine_and_vmap_with_processes_are_refused() -> None:

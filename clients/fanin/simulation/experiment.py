@@ -31,7 +31,7 @@ from fanin.simulation.backends.backend import Backend, ThisProcess
 from fanin.simulation.backends.opening import open_backend
 from fanin.simulation.course import RowLists, SimulatedRun
 from fanin.simulation.data.partitioning import Partition
-from fanin.simulation.engines.choice import choose
+from fanin.simulation.engines.choice import Workload, choose
 from fanin.simulation.engines.vectorized import VectorTrainings
 from fanin.simulation.flower import FlowerSubject, FlowerTrainings, is_flower_app
 from fanin.simulation.result import BestVersion, Result
@@ -242,10 +242,12 @@ def _graph_parts(prepared: _Prepared, plan: Plan, settings: SimulationSettings, 
     subject = prepared.subject
     assert isinstance(subject, _ModuleSubject), "a Flower app has no graphs"
     bundle, clients, graphs = prepared.bundle, subject.clients, SharedGraphs()
-    chosen = choose(settings, subject.app, bundle, graphs, plan.cohort.concurrency)
+    fraction, metrics = settings.validation_fraction, settings.own_metrics
+    sizes = [size - num_held_out(size, fraction) for size in clients.sizes]
+    workload = Workload.of(plan, sizes, bundle.manifest.batch_size)
+    chosen = choose(settings, subject.app, bundle, graphs, workload)
     if chosen.reason:
         prepared.progress.show(chosen.reason)
-    fraction, metrics = settings.validation_fraction, settings.own_metrics
     trainings: Trainings
     if chosen.step is not None:
         trainings = VectorTrainings(chosen.step, graphs, clients, fraction, metrics)
@@ -261,7 +263,7 @@ def _graph_parts(prepared: _Prepared, plan: Plan, settings: SimulationSettings, 
         engine=chosen.engine,
         trainings=trainings,
         runtime=ClientRuntime(name=graphs.name, graph_format=FORMAT),
-        work=tuple(epochs * (size - num_held_out(size, fraction)) for size in clients.sizes),
+        work=tuple(epochs * size for size in sizes),
         evaluate=evaluation.quality,
         baseline=partial(_with_baseline, prepared, clients, evaluation, settings),
     )

@@ -1,11 +1,15 @@
-"""The engine of a simulation: ``graph``, ``vmap``, or with ``auto`` the faster one in a short measurement.
+"""The engine of a simulation: ``graph``, ``vmap``, or with ``auto`` the faster one for its Plan and its clients.
+
+``auto`` measures a step of both on the App's own graphs, and computes how long all Rounds would take. The trace that
+``vmap`` begins with takes seconds, so a simulation that trains for less is not measured any further.
 
 ``graph`` trains by the exported graph in onnxruntime, so its Versions have the bits of a Run on real devices with that
 runtime. ``vmap`` trains the clients of a Round together in torch; its Versions differ in the rounding of train steps.
 """
 
+import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -13,6 +17,7 @@ from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.runtimes.base import Runtime, StepSettings
 from fanin.edge.runtimes.graphs import probe_batch
 from fanin.protos.errors import InvalidInput, UnsupportedModel
+from fanin.protos.plans import Plan
 from fanin.simulation.setup.settings import SimulationSettings
 
 if TYPE_CHECKING:
@@ -23,6 +28,9 @@ Engine = Literal["graph", "vmap"]
 ENGINES: Final = ("graph", "vmap", "auto")
 MEASURED_S: Final = 0.2
 """Seconds for the measurement of one engine, after a step that warms it up."""
+REPEAT_GRAPH: Final = "engine='graph' repeats this choice"
+LEAST_TRACE_S: Final = 0.5
+"""Seconds that the trace of a linear layer takes. Trainings that take less are not worth a trace."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +46,64 @@ class Chosen:
     engine: Engine
     step: "VectorStep | None" = None
     reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """The train steps of a simulation.
+
+    Attributes:
+        num_epochs: Epochs of a client that trains in each Round.
+        together: Clients that begin on one Version: the cohort, or with buffered Rounds the buffer.
+        batches: Batches of an epoch of each client.
+    """
+
+    num_epochs: int
+    together: int
+    batches: tuple[int, ...]
+
+    @classmethod
+    def of(cls, plan: Plan, sizes: Sequence[int], batch_size: int) -> "Workload":
+        """Return the workload of a Plan.
+
+        Args:
+            plan: The Plan.
+            sizes: Number of training examples of each client.
+            batch_size: Examples of a batch.
+        """
+        cohort = plan.cohort
+        rounds = range(1, plan.stop.max_rounds + 1)
+        return cls(
+            num_epochs=sum(plan.training_in(number).epochs for number in rounds),
+            together=min(cohort.buffer if plan.aggregation.max_staleness else cohort.concurrency, len(sizes)),
+            batches=tuple(-(-size // batch_size) for size in sizes),
+        )
+
+    @property
+    def _typical(self) -> list[int]:
+        """The batches of the clients of a typical Round: evenly chosen from small to large."""
+        ranked, num = sorted(self.batches), self.together
+        return [ranked[(2 * place + 1) * len(ranked) // (2 * num)] for place in range(num)]
+
+    def graph_seconds(self, step_s: float) -> float:
+        """Return the seconds of all Rounds if a client's step takes ``step_s``."""
+        return self.num_epochs * sum(self._typical) * step_s
+
+    def vmap_seconds(self, times: Mapping[int, float], max_clients: int) -> float:
+        """Return the seconds of all Rounds by vectorized steps.
+
+        A client with few batches leaves its group early. So a step costs a part of its own, and one for each client.
+
+        Args:
+            times: Seconds of a step of 1 client, and of a full group, by the number of clients.
+            max_clients: Clients of a group.
+        """
+        full = max(times)
+        of_client = max(times[full] - times[1], 0.0) / max(full - 1, 1)
+        typical, num_groups = self._typical, -(-self.together // max_clients)
+        groups = [typical[first::num_groups] for first in range(num_groups)]
+        num_steps = sum(max(group) for group in groups)
+        return self.num_epochs * (num_steps * (times[1] - of_client) + sum(typical) * of_client)
 
 
 def check_engine(settings: SimulationSettings) -> None:
@@ -57,15 +123,15 @@ def check_engine(settings: SimulationSettings) -> None:
         )
 
 
-def choose(settings: SimulationSettings, app: "App", bundle: Bundle, runtime: Runtime, cohort: int) -> Chosen:
-    """Return the engine to use.
+def choose(settings: SimulationSettings, app: "App", bundle: Bundle, runtime: Runtime, workload: Workload) -> Chosen:
+    """Return the engine to use: with ``auto`` the one that trains the rest of this simulation in less time.
 
     Args:
         settings: The settings, with the engine that the user asks for.
         app: The App.
         bundle: Its Bundle.
         runtime: Runs the graphs.
-        cohort: Number of clients of a Round.
+        workload: The train steps of the simulation.
 
     Raises:
         UnsupportedModel: The engine is ``vmap``, and the App's train step cannot be vectorized.
@@ -73,8 +139,15 @@ def choose(settings: SimulationSettings, app: "App", bundle: Bundle, runtime: Ru
     engine = settings.engine
     if engine == "graph":
         return Chosen(engine="graph")
+    graph_s = 0.0
+    if engine == "auto":
+        graph_s = workload.graph_seconds(_graph_seconds(bundle, runtime) / settings.processes)
+        if graph_s < LEAST_TRACE_S:
+            reason = f"graph trains all rounds in {graph_s:.2g} s, and vmap begins with a trace of the module"
+            return Chosen(engine="graph", reason=f"engine graph: {reason}; {REPEAT_GRAPH}")
     from fanin.edge.export.vectorized.step import VectorStep
 
+    began_s = time.perf_counter()
     try:
         step = VectorStep(app)
     except UnsupportedModel as exc:
@@ -83,13 +156,17 @@ def choose(settings: SimulationSettings, app: "App", bundle: Bundle, runtime: Ru
         return Chosen(engine="graph", reason=f"engine graph, because vmap is not possible: {exc}")
     if engine == "vmap":
         return Chosen(engine="vmap", step=step)
-    together = min(cohort, step.max_clients)
-    vmap_s = _vmap_seconds(step, bundle, together)
-    graph_s = _graph_seconds(bundle, runtime) / settings.processes
-    reason = f"a client's train step takes {graph_s * 1e3:.2f} ms by graph, {vmap_s * 1e3:.2f} ms by vmap"
-    if vmap_s < graph_s:
-        return Chosen(engine="vmap", step=step, reason=f"engine vmap: {reason}; engine='vmap' repeats this choice")
-    return Chosen(engine="graph", reason=f"engine graph: {reason}; engine='graph' repeats this choice")
+    trace_s = time.perf_counter() - began_s
+    together = min(workload.together, step.max_clients)
+    times = {num: num * _vmap_seconds(step, bundle, num) for num in {1, together}}
+    vmap_s = workload.vmap_seconds(times, step.max_clients)
+    both = f"{graph_s:.2g} s by graph and {vmap_s:.2g} s by vmap"
+    reason = f"all rounds train in about {both}, whose trace took {trace_s:.2g} s"
+    if vmap_s >= graph_s:
+        return Chosen(engine="graph", reason=f"engine graph: {reason}; {REPEAT_GRAPH}")
+    # The trace is done. It would be done again.
+    again = "" if vmap_s + trace_s < graph_s else ", and engine='graph' is faster next time"
+    return Chosen(engine="vmap", step=step, reason=f"engine vmap: {reason}; engine='vmap' repeats this choice{again}")
 
 
 def _vmap_seconds(step: "VectorStep", bundle: Bundle, num_clients: int) -> float:
@@ -106,22 +183,22 @@ def _vmap_seconds(step: "VectorStep", bundle: Bundle, num_clients: int) -> float
         random_keys=[0] * num_clients,
     )
     batches = [probe_batch(bundle.manifest)] * num_clients
-    return _seconds(lambda: step(state, batches, settings)) / num_clients
+    return seconds_of(lambda: step(state, batches, settings)) / num_clients
 
 
 def _graph_seconds(bundle: Bundle, runtime: Runtime) -> float:
     parameters, batch = bundle.initial_parameters(), probe_batch(bundle.manifest)
     step = runtime.open_train(bundle)
     state, settings = step.begin(parameters), StepSettings(learning_rate=0.0)
-    return _seconds(lambda: step(state, batch, settings))
+    return seconds_of(lambda: step(state, batch, settings))
 
 
-def _seconds(call: Callable[[], object]) -> float:
-    """Return the shortest time of a call."""
+def seconds_of(call: Callable[[], object]) -> float:
+    """Return the median time of a call: on a busy machine the shortest one is not what a training takes."""
     call()
-    best, ends_s = float("inf"), time.perf_counter() + MEASURED_S
+    times, ends_s = [], time.perf_counter() + MEASURED_S
     while time.perf_counter() < ends_s:
         began_s = time.perf_counter()
         call()
-        best = min(best, time.perf_counter() - began_s)
-    return best
+        times.append(time.perf_counter() - began_s)
+    return statistics.median(times)
