@@ -2,6 +2,7 @@
 
 import gc
 import itertools
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -26,6 +27,7 @@ from fanin.edge.runtimes.available import open_runtime
 from fanin.edge.runtimes.base import PaddedBatch, StepSettings
 from fanin.protos import messages as m
 from fanin.protos.errors import InvalidInput, UnsupportedModel
+from fanin.protos.plans import MAX_TIMES
 from fanin.simulation.data.partitioning import Partition
 from fanin.simulation.engines.choice import Workload, choose, seconds_of
 from fanin.simulation.engines.vectorized import VectorTrainings
@@ -197,6 +199,8 @@ def test_auto_says_why_it_takes_the_graph_and_vmap_refuses() -> None:
     chosen = choose(SimulationSettings(engine="auto"), app, bundle, runtime, LONG)
     assert chosen.engine == "graph"
     assert chosen.reason.startswith("engine graph, because vmap is not possible: App mlp: the train step cannot be ")
+    # And what the fallback costs.
+    assert re.search(r"; all rounds train in about [\d.e+]+ s by graph$", chosen.reason)
 
 
 def test_auto_takes_one_of_both_and_shows_what_it_measured() -> None:
@@ -225,6 +229,11 @@ def test_the_workload_of_a_plan_has_the_epochs_of_its_schedule_and_the_clients_t
         plan, cohort=replace(plan.cohort, buffer=2, quorum=1), aggregation=replace(plan.aggregation, max_staleness=4)
     )
     assert Workload.of(buffered, [20, 8, 9, 3], batch_size=8).together == 2
+    # Its Rounds are not counted one by one.
+    endless = replace(plan, stop=replace(plan.stop, max_rounds=MAX_TIMES))
+    assert Workload.of(endless, [8], batch_size=8).num_epochs == 2 * 2 + 5 * (MAX_TIMES - 2)
+    short = replace(plan, stop=replace(plan.stop, max_rounds=2))
+    assert Workload.of(short, [8], batch_size=8).num_epochs == 2 * 2
 
 
 def test_the_seconds_of_both_engines_follow_from_a_step() -> None:
@@ -234,8 +243,17 @@ def test_the_seconds_of_both_engines_follow_from_a_step() -> None:
     assert workload.vmap_seconds({1: 4.0, 4: 7.0}, 64) == pytest.approx(10 * (5 * 3 + 10 * 1))
     # In two groups, 1 with 2 and 2 with 5: seven steps.
     assert workload.vmap_seconds({1: 4.0, 2: 5.0}, 2) == pytest.approx(10 * ((2 + 5) * 3 + 10 * 1))
-    assert replace(workload, together=2).graph_seconds(1.0) == 10 * (2 + 5)
+    assert replace(workload, together=2).graph_seconds(1.0) == 10 * 2 * 2.5
     assert workload.vmap_seconds({1: 4.0}, 1) == pytest.approx(10 * 10 * 4.0)
+
+
+def test_a_rare_large_client_counts_in_the_rounds_that_it_is_in() -> None:
+    even, uneven = (Workload(num_epochs=10, together=4, batches=(*(1,) * 39, last)) for last in (1, 1001))
+    assert even.graph_seconds(0.5) == pytest.approx(10 * 4 * 0.5)
+    assert uneven.graph_seconds(0.5) == pytest.approx(10 * 4 * 26 * 0.5)
+    # In each tenth Round, 1000 steps of this client alone.
+    assert even.vmap_seconds({1: 1.0, 4: 1.0}, 64) == pytest.approx(10)
+    assert uneven.vmap_seconds({1: 1.0, 4: 1.0}, 64) == pytest.approx(10 * (1 + 1000 * 0.1))
 
 
 def test_a_step_that_is_slow_now_and_then_costs_its_median() -> None:

@@ -11,7 +11,10 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Final, Literal
+
+import numpy as np
 
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.runtimes.base import Runtime, StepSettings
@@ -72,22 +75,18 @@ class Workload:
             batch_size: Examples of a batch.
         """
         cohort = plan.cohort
-        rounds = range(1, plan.stop.max_rounds + 1)
+        end = plan.stop.max_rounds + 1
+        # A Plan may have billions of Rounds, and the epochs change with its schedule alone.
+        starts = [1, *(change.from_round for change in plan.schedule if change.from_round < end), end]
         return cls(
-            num_epochs=sum(plan.training_in(number).epochs for number in rounds),
+            num_epochs=sum((until - since) * plan.training_in(since).epochs for since, until in pairwise(starts)),
             together=min(cohort.buffer if plan.aggregation.max_staleness else cohort.concurrency, len(sizes)),
             batches=tuple(-(-size // batch_size) for size in sizes),
         )
 
-    @property
-    def _typical(self) -> list[int]:
-        """The batches of the clients of a typical Round: evenly chosen from small to large."""
-        ranked, num = sorted(self.batches), self.together
-        return [ranked[(2 * place + 1) * len(ranked) // (2 * num)] for place in range(num)]
-
     def graph_seconds(self, step_s: float) -> float:
         """Return the seconds of all Rounds if a client's step takes ``step_s``."""
-        return self.num_epochs * sum(self._typical) * step_s
+        return self.num_epochs * self.together * float(np.mean(self.batches)) * step_s
 
     def vmap_seconds(self, times: Mapping[int, float], max_clients: int) -> float:
         """Return the seconds of all Rounds by vectorized steps.
@@ -100,10 +99,11 @@ class Workload:
         """
         full = max(times)
         of_client = max(times[full] - times[1], 0.0) / max(full - 1, 1)
-        typical, num_groups = self._typical, -(-self.together // max_clients)
-        groups = [typical[first::num_groups] for first in range(num_groups)]
-        num_steps = sum(max(group) for group in groups)
-        return self.num_epochs * (num_steps * (times[1] - of_client) + sum(typical) * of_client)
+        ranked = np.sort(self.batches)
+        # Of a Round's clients, how many are expected to have a batch 0, 1, ... A rare large client trains on alone.
+        num_active = self.together * (1 - np.searchsorted(ranked, np.arange(ranked[-1]), side="right") / len(ranked))
+        num_steps = np.where(num_active < 1, num_active, np.ceil(num_active / max_clients)).sum()
+        return self.num_epochs * float(num_steps * (times[1] - of_client) + num_active.sum() * of_client)
 
 
 def check_engine(settings: SimulationSettings) -> None:
@@ -153,7 +153,8 @@ def choose(settings: SimulationSettings, app: "App", bundle: Bundle, runtime: Ru
     except UnsupportedModel as exc:
         if engine == "vmap":
             raise
-        return Chosen(engine="graph", reason=f"engine graph, because vmap is not possible: {exc}")
+        cost = f"all rounds train in about {graph_s:.2g} s by graph"
+        return Chosen(engine="graph", reason=f"engine graph, because vmap is not possible: {exc}; {cost}")
     if engine == "vmap":
         return Chosen(engine="vmap", step=step)
     trace_s = time.perf_counter() - began_s
