@@ -1,7 +1,8 @@
-"""The converter from traced Signatures to TFLite, and two repairs of the graphs before it.
+"""The converter from traced Signatures to TFLite, and three repairs of the graphs before it.
 
 The converter mistakes a convolution's kernel for an image if the kernel is computed from inputs (``_mark_kernels``). It
-leaves computations on constants to the runtime (``_fold_constants``).
+repeats an image along a wrong dimension (``_skip_expansions``). It leaves computations on constants to the runtime
+(``_fold_constants``).
 """
 
 from collections.abc import Mapping
@@ -17,6 +18,8 @@ from fanin.edge.export.tracing.traced import Traced
 
 CONSTANT: Final = "folded_constant_"
 aten = torch.ops.aten
+IMAGE_DIMS: Final = 4
+BROADCASTING: Final = frozenset({aten.mul.Tensor, aten.add.Tensor, aten.sub.Tensor, aten.div.Tensor})
 
 
 def convert(signatures: Mapping[str, Traced], partitioner: str) -> bytes:
@@ -53,6 +56,7 @@ def _prepared(traced: Traced) -> GraphModule:
     assert isinstance(graph_module, GraphModule), "an ExportedProgram has a GraphModule"
     _fold_constants(graph_module)
     _mark_kernels(graph_module)
+    _skip_expansions(graph_module)
     graph_module.recompile()
     return graph_module
 
@@ -102,3 +106,38 @@ def _mark_kernels(graph_module: GraphModule) -> None:
             marked = graph.call_function(aten.view.default, (kernel, list(kernel.meta["val"].shape)))
         marked.meta = dict(kernel.meta)
         node.update_arg(1, marked)
+
+
+def _skip_expansions(graph_module: GraphModule) -> None:
+    """Let products and sums of images broadcast by themselves, instead of an expansion before them.
+
+    The converter merges an expansion from (B, 1, H, W) to (B, C, H, W) with its layout change, and then repeats along
+    another dimension if C equals H and W. An expansion moves behind products with a number, to reach an image.
+    """
+    graph = graph_module.graph
+    expansions = [node for node in graph.nodes if node.target is aten.expand.default and _is_of_image(node)]
+    while expansions:
+        node = expansions.pop()
+        source, shape = node.args[0], node.meta["val"].shape
+        for user in [user for user in node.users if user.target in BROADCASTING]:
+            others = [each for each in user.args if each is not node]
+            if others and all(_has_shape(each, shape) for each in others):
+                user.replace_input_with(node, source)
+            elif others and all(isinstance(each, int | float) for each in others):
+                with graph.inserting_after(user):
+                    later = graph.call_function(aten.expand.default, (user, list(shape)))
+                later.meta = dict(user.meta)
+                user.replace_all_uses_with(later, delete_user_cb=lambda each, later=later: each is not later)
+                user.replace_input_with(node, source)
+                user.meta = dict(user.meta) | {"val": source.meta["val"]}
+                expansions.append(later)
+    graph.eliminate_dead_code()
+
+
+def _is_of_image(expansion: Node) -> bool:
+    source = expansion.args[0]
+    return isinstance(source, Node) and source.meta["val"].dim() == expansion.meta["val"].dim() == IMAGE_DIMS
+
+
+def _has_shape(value: object, shape: torch.Size) -> bool:
+    return isinstance(value, Node) and value.meta["val"].shape == shape
