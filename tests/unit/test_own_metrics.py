@@ -17,8 +17,11 @@ from torch import nn
 
 from fanin.clients import Examples
 from fanin.clients.data.stores import memory_store
+from fanin.clients.device.models import OpenedModel
 from fanin.clients.device.training import RuntimeTrainer
+from fanin.clients.device.updates import Change
 from fanin.clients.testing import Countdown, example_assignment, example_model
+from fanin.edge.codecs.statistics import declared, fitted
 from fanin.edge.export import App
 from fanin.edge.metrics.contract import check_metric
 from fanin.edge.metrics.graphs import graph_metric
@@ -29,6 +32,8 @@ from fanin.protos import messages as m
 from fanin.protos.errors import InvalidBundle, InvalidInput
 from fanin.protos.plans import Statistic
 from fanin.simulation import Iid, Result, SimulationSettings, load_data, partition, simulate
+from fanin.simulation.studies.records import RecordedTrainings, RecordFolder
+from fanin.simulation.workers import PendingTraining
 
 ROUNDS: Final = 2
 
@@ -150,6 +155,43 @@ def test_a_device_reports_what_the_plan_declares_and_nothing_else() -> None:
     extra = {name for name in counts if name.startswith("evaluate.")}
     assert extra == {"evaluate.misses", "evaluate.macro_f1_int8"}
     assert not any(name.startswith("evaluate.") for name in counts_of((), metrics))
+
+
+def test_metrics_of_more_examples_than_count_are_scaled_with_them() -> None:
+    own = [Statistic(name=name, bound=m.MAX_COUNT) for name in ("evaluate.right", "train.right", "words")]
+    statistics = declared(own, max_examples=100, num_labels=1, num_values=3)
+    counts = {m.EXAMPLES: 400, m.EVAL_EXAMPLES: 200, "evaluate.right": 150 << 16, "train.right": 300 << 16, "words": 9}
+    assert fitted(counts, statistics) == {
+        m.EXAMPLES: 100,
+        m.EVAL_EXAMPLES: 100,
+        "evaluate.right": 75 << 16,
+        "train.right": 75 << 16,
+        "words": 9,
+    }
+
+
+def test_a_record_has_a_training_for_each_set_of_declared_metrics(tmp_path: Path) -> None:
+    begun: list[str] = []
+
+    class Named:
+        def begin(self, client: int, model: OpenedModel, assignment: m.Assignment) -> PendingTraining:
+            begun.append(assignment.statistics[-1].name)
+            return lambda: Change(values=model.parameters, counts={m.EXAMPLES: 1}, num_steps=1)
+
+    folder = RecordFolder(tmp_path / "record", "").folder
+    bundle = bundle_of("cnn")
+    for name in ("evaluate.right", "evaluate.wrong", "evaluate.right", "train.right", "words"):
+        assignment = example_assignment(bundle)
+        own = (*assignment.statistics, Statistic(name=name, bound=1))
+        RecordedTrainings(Named(), folder).begin(0, example_model(bundle), replace(assignment, statistics=own))()
+    # Only metrics of the validation part are computed by fanin.
+    assert begun == ["evaluate.right", "evaluate.wrong", "train.right"]
+
+
+def test_a_flower_app_has_metrics_of_its_own() -> None:
+    settings = SimulationSettings(metrics={"own": misses}, plan={"training.learning_rate": 0.1}, quiet=True)
+    with pytest.raises(InvalidInput, match="got metrics with a Flower app, expected none of them"):
+        simulate(lambda context: None, 2, cohort=2, rounds=1, settings=settings)
 
 
 def broken(predictions: Inputs, targets: Inputs) -> float:

@@ -122,7 +122,7 @@ def _key(client: int, model: OpenedModel, assignment: m.Assignment) -> str:
     """Return the digest of everything that a training depends on, except for the subject."""
     digest = hashlib.sha256(repr((client, assignment.round, assignment.training)).encode())
     # What a training reports depends on the metrics that the Plan declares.
-    digest.update("".join(each.name for each in assignment.statistics if each.name.startswith(OF_VALIDATION)).encode())
+    digest.update(" ".join(each.name for each in assignment.statistics if each.name.startswith(OF_VALIDATION)).encode())
     digest.update(model.parameters.tobytes())
     for name, values in sorted(model.inputs.items()):
         digest.update(name.encode() + values.tobytes())
