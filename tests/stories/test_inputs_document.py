@@ -8,7 +8,7 @@ from pathlib import Path
 
 from house.tree import ROOT
 
-(EXAMPLE,) = re.findall(r"^```python\n(.*?)^```$", (ROOT / "docs/inputs.md").read_text(), re.MULTILINE | re.DOTALL)
+EXAMPLE, *_ = re.findall(r"^```python\n(.*?)^```$", (ROOT / "docs/inputs.md").read_text(), re.MULTILINE | re.DOTALL)
 (OUTPUT,) = re.findall(r"^```text\n(.*?)^```$", (ROOT / "docs/inputs.md").read_text(), re.MULTILINE | re.DOTALL)
 INFER = ("-m", "fanin.commands.main", "infer", "bundle", "--data", "device-0.npz", "--json")
 

@@ -27,6 +27,7 @@ from fanin.edge.export.formats import Graphs
 from fanin.edge.runtimes.base import PaddedBatch
 from fanin.protos.chunks import artifact_of, cut
 from support.several import several_app
+from support.tags import tags_app
 
 PUBLISHER = SigningKey(bytes(range(32)))
 NUM_CLASSES = 4
@@ -86,6 +87,8 @@ def app_of(name: str) -> App:
     """The App, always with the same initial parameters."""
     if name == "several":
         return several_app()
+    if name == "tags":
+        return tags_app()
     torch.manual_seed(3)
     x, _ = samples(64, seed=1)
     return App(

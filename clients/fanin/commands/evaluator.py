@@ -118,7 +118,7 @@ class JobEvaluator:
             examples = examples.take(np.arange(min(len(examples), bundle.manifest.batch_size)))
         else:
             parameters = load_parameters(blobs, job.version, bundle.manifest.table)
-        batches = batches_in_order(examples, bundle.manifest.batch_size)
+        batches = batches_in_order(examples, bundle.manifest.batch_size, bundle.manifest.lengths)
         metrics = metrics_of(job.metrics)
         evaluation = evaluate_version(runtime, bundle, parameters, batches, metrics)
         return EvaluationReply(
@@ -159,7 +159,8 @@ def _model_examples(examples: Examples, bundle: Bundle, runtime: Runtime) -> Exa
     manifest = bundle.manifest
     inputs = model_inputs(bundle, examples.inputs, open_preprocess(runtime, bundle))
     ready = examples if inputs is examples.inputs else Examples(inputs=inputs, y=examples.y)
-    shapes = {port.name: port.shape[1:] for port in manifest.signatures["infer"].inputs}
+    # The shapes are those of the model, as just checked; they follow from the length of the rows, if it has several.
+    shapes = {name: array.shape[1:] for name, array in inputs.items()}
     check_examples(ready, shapes, manifest.num_classes)
     return ready
 

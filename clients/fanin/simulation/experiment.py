@@ -286,7 +286,7 @@ class _Evaluation:
         metrics = installed | dict(self.own)
         if self.test is None or number % evaluation.every:
             return unknown_values(metrics)
-        batches = batches_in_order(self.test, self.bundle.manifest.batch_size)
+        batches = batches_in_order(self.test, self.bundle.manifest.batch_size, self.bundle.manifest.lengths)
         return evaluate_version(self.graphs, self.bundle, parameters, batches, metrics)
 
 

@@ -1,31 +1,66 @@
-"""Batches of examples, all of one size: graphs have a fixed batch size, so a mask marks the padding."""
+"""Batches of examples, all of one size: graphs have a fixed batch size, so a mask marks the padding.
+
+A batch of a model with several lengths has rows of one length only: the smallest that holds them. An epoch takes the
+examples in random order, cuts the rows of each length into batches in that order, and shuffles the batches of all
+lengths.
+"""
 
 from collections.abc import Iterator
 
 import numpy as np
 
-from fanin.clients.data.examples import Examples
+from fanin.clients.data.examples import Examples, Y
+from fanin.edge.lengths import Lengths
 from fanin.edge.runtimes.base import PaddedBatch
+from fanin.edge.runtimes.buckets.dispatch import fitted
 from fanin.edge.tensors import Int64s
 
 
-def batches(examples: Examples, batch_size: int, rng: np.random.Generator) -> Iterator[PaddedBatch]:
-    """Yield one epoch in random order; the last batch may be padded."""
-    yield from _batches(examples, rng.permutation(len(examples)), batch_size)
+def batches(
+    examples: Examples, batch_size: int, rng: np.random.Generator, lengths: Lengths | None = None
+) -> Iterator[PaddedBatch]:
+    """Yield one epoch in random order; the last batch, or the last one of each length, may be padded.
+
+    Raises:
+        ValueError: A row is longer than the longest length.
+    """
+    groups = _groups(examples, rng.permutation(len(examples)), batch_size, lengths)
+    order = np.arange(len(groups)) if lengths is None else rng.permutation(len(groups))
+    for index in order:
+        yield _batch(examples, groups[index], batch_size, lengths)
 
 
-def batches_in_order(examples: Examples, batch_size: int) -> Iterator[PaddedBatch]:
-    """Yield all examples in order, for evaluation; the last batch may be padded."""
-    yield from _batches(examples, np.arange(len(examples)), batch_size)
+def batches_in_order(examples: Examples, batch_size: int, lengths: Lengths | None = None) -> Iterator[PaddedBatch]:
+    """Yield all examples in order, for evaluation, one length after the other. See ``batches``."""
+    for group in _groups(examples, np.arange(len(examples)), batch_size, lengths):
+        yield _batch(examples, group, batch_size, lengths)
 
 
-def _batches(examples: Examples, order: Int64s, batch_size: int) -> Iterator[PaddedBatch]:
+def num_batches(examples: Examples, batch_size: int, lengths: Lengths | None = None) -> int:
+    """Return the number of batches of an epoch. Raises ValueError like ``batches``."""
+    return len(_groups(examples, np.arange(len(examples)), batch_size, lengths))
+
+
+def _groups(examples: Examples, order: Int64s, batch_size: int, lengths: Lengths | None) -> list[tuple[int, Int64s]]:
+    """Return the length and the rows of each batch."""
     if batch_size < 1:
         raise ValueError(f"batches: got batch size {batch_size}, expected at least 1")
-    for start in range(0, len(order), batch_size):
-        picked = order[start : start + batch_size]
-        # Padding repeats a real example: zeros could make a loss infinite, and infinity times a mask of 0 is NaN.
-        padded = np.concatenate([picked, np.repeat(picked[:1], batch_size - len(picked))])
-        mask = (np.arange(batch_size) < len(picked)).astype(np.float32)
-        inputs = {name: array[padded] for name, array in examples.inputs.items()}
-        yield PaddedBatch(inputs=inputs, y=examples.y[padded], mask=mask)
+    parts = [(0, order)]
+    if lengths is not None:
+        sizes = lengths.sizes_of({**examples.inputs, Y: examples.y})[order]
+        parts = [(size, order[sizes == size]) for size in lengths.sizes]
+    return [
+        (size, rows[start : start + batch_size]) for size, rows in parts for start in range(0, len(rows), batch_size)
+    ]
+
+
+def _batch(examples: Examples, group: tuple[int, Int64s], batch_size: int, lengths: Lengths | None) -> PaddedBatch:
+    size, picked = group
+    # Padding repeats a real example: zeros could make a loss infinite, and infinity times a mask of 0 is NaN.
+    padded = np.concatenate([picked, np.repeat(picked[:1], batch_size - len(picked))])
+    mask = (np.arange(batch_size) < len(picked)).astype(np.float32)
+    inputs = {name: array[padded] for name, array in examples.inputs.items()}
+    batch = PaddedBatch(inputs=inputs, y=examples.y[padded], mask=mask)
+    if lengths is None:
+        return batch
+    return PaddedBatch(inputs=fitted(lengths, inputs, size), y=lengths.fit(Y, batch.y, size), mask=mask)

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fanin.clients.data.batching import batches, batches_in_order
+from fanin.clients.data.batching import batches, batches_in_order, num_batches
 from fanin.clients.data.examples import Examples
 from fanin.clients.data.stores import ExampleStore, MemoryStore, snapshot
 from fanin.clients.device.conditions import ShouldContinue
@@ -109,13 +109,15 @@ def training_batches(examples: MemoryStore, model: OpenedModel, assignment: m.As
     """Yield the batches of all epochs of an Assignment."""
     seed = (assignment.training.seed, examples.partition, assignment.round)
     rng = np.random.default_rng(np.random.SeedSequence(seed))
+    manifest = model.bundle.manifest
     for _ in range(assignment.training.epochs):
-        yield from batches(examples.train, model.bundle.manifest.batch_size, rng)
+        yield from batches(examples.train, manifest.batch_size, rng, manifest.lengths)
 
 
 def num_batches_of(examples: MemoryStore, model: OpenedModel, assignment: m.Assignment) -> int:
     """Return the number of batches of all epochs of an Assignment."""
-    return -(-len(examples.train) // model.bundle.manifest.batch_size) * assignment.training.epochs
+    manifest = model.bundle.manifest
+    return num_batches(examples.train, manifest.batch_size, manifest.lengths) * assignment.training.epochs
 
 
 def training_counts(
@@ -204,8 +206,9 @@ class LocalData:
 
         Raises what ``should_continue`` raises.
         """
-        num_classes = model.bundle.manifest.num_classes
-        in_order = interruptible(batches_in_order(validation, model.bundle.manifest.batch_size), should_continue)
+        manifest = model.bundle.manifest
+        num_classes = manifest.num_classes
+        in_order = interruptible(batches_in_order(validation, manifest.batch_size, manifest.lengths), should_continue)
         wanted = [each.name for each in assignment.statistics if each.name.startswith(OF_VALIDATION)]
         if not wanted:
             return counts_of(measure(self._graphs, model.bundle, model.parameters, in_order), num_classes)

@@ -11,4 +11,6 @@ from fanin.edge.tensors import Float32s
 
 def measure_test(runtime: Runtime, bundle: Bundle, parameters: Float32s, test: Examples) -> Quality:
     """Measure the float and the int8 form of one model on the same examples."""
-    return measure(runtime, bundle, parameters, batches_in_order(test, bundle.manifest.batch_size))
+    manifest = bundle.manifest
+    manifest = bundle.manifest
+    return measure(runtime, bundle, parameters, batches_in_order(test, manifest.batch_size, manifest.lengths))

@@ -123,13 +123,13 @@ class Baseline:
         """Yield batches without end, each epoch in a new random order."""
         rng = np.random.default_rng((STREAM, self.plan.training.seed))
         while True:
-            yield from batches(self.train, self.bundle.manifest.batch_size, rng)
+            yield from batches(self.train, self.bundle.manifest.batch_size, rng, self.bundle.manifest.lengths)
 
     def _tested(self, parameters: Float32s) -> tuple[float, float]:
         """Return loss and accuracy on the test data; NaN if there is none."""
         if self.test is None:
             return math.nan, math.nan
-        in_order = batches_in_order(self.test, self.bundle.manifest.batch_size)
+        in_order = batches_in_order(self.test, self.bundle.manifest.batch_size, self.bundle.manifest.lengths)
         quality = measure(self.graphs, self.bundle, parameters, in_order)
         has_labels = quality.num_predictions > 0
         return quality.loss_sum / quality.num_examples, quality.accuracy_float if has_labels else math.nan

@@ -89,6 +89,10 @@ class Bundle:
         """The name of the Bundle: SHA-256 of the manifest's bytes."""
         return self.signed.sha256
 
+    def at(self, size: int) -> "Bundle":
+        """Return the Bundle with the graphs for one of its ``lengths`` alone."""
+        return Bundle(self.signed, self.manifest.at(size), self._read)
+
     def artifact(self, name: str) -> bytes:
         """Return the verified bytes of an artifact (4). Raises InvalidBundle."""
         artifact = self.manifest.artifacts.get(name)

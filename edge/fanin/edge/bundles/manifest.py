@@ -6,18 +6,21 @@ further checks.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Final
 
 from fanin.edge.bundles.derived import NOTHING, Derived
 from fanin.edge.bundles.slots import Slot, check_slots
+from fanin.edge.lengths import Lengths
 from fanin.edge.tensors import TensorTable
 from fanin.protos.chunks import Artifact
 from fanin.protos.errors import InvalidBundle
 
 DEVICE_SIGNATURES: Final = ("train", "evaluate", "infer")
 """Signatures that every Bundle with graphs has, because a device needs all of them."""
+RANDOM_PREFIXES: Final = ("uniform.", "normal.")
+"""Prefixes of the random inputs of a train graph, one for each kind (``runtimes.randomness``)."""
 NO_GRAPHS: Final = "arrays"
 """The graph format that a device reports if code trains on it: it takes Bundles without graphs."""
 UNBOUNDED: Final = 2.0**127
@@ -90,6 +93,8 @@ class Manifest:
         num_tokens: Number of tokens that the model accepts, by the name of the input. An input without a number is not
             tokens, or any number is one.
         optimizer: The settings of the optimizer that a Plan may change, by name.
+        lengths: The lengths of the model's sequences; None for a single one. ``DEVICE_SIGNATURES`` are the graphs of
+            the longest. Those of a shorter one have names such as ``train@16``, and slots for ``onnx@16``.
 
     Raises:
         InvalidBundle: The facts contradict each other.
@@ -106,6 +111,7 @@ class Manifest:
     derived: Derived = NOTHING
     num_tokens: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     optimizer: Mapping[str, OptimizerSetting] = field(default_factory=lambda: MappingProxyType({}))
+    lengths: Lengths | None = None
 
     def __post_init__(self) -> None:
         if self.batch_size < 1 or self.num_classes < 0:
@@ -132,9 +138,10 @@ class Manifest:
         shapes = {spec.name: spec.shape for spec in self.table.specs}
         self.derived.shapes(shapes)
         formats = self.signatures["infer"].graphs if self.signatures else ()
-        for graph_format, slots in self.slots.items():
-            if graph_format not in formats:
-                raise InvalidBundle(f"manifest: slots in {graph_format!r}, expected only in formats of the infer graph")
+        for key, slots in self.slots.items():
+            graph_format, _, size = key.partition("@")
+            if graph_format not in formats or (size and int_of(size) not in self._shorter):
+                raise InvalidBundle(f"manifest: slots in {key!r}, expected only in formats of the infer graph")
             check_slots(slots, shapes, self.derived)
         for graph_format in formats:
             if shapes and not self.slots.get(graph_format):
@@ -142,6 +149,43 @@ class Manifest:
                     f"manifest: got no slots in {graph_format!r}, expected at least one; "
                     "without slots no Version changes the int8 model"
                 )
+        self._check_lengths()
+
+    @property
+    def _shorter(self) -> tuple[int, ...]:
+        return () if self.lengths is None else self.lengths.shorter
+
+    def _check_lengths(self) -> None:
+        """Raise InvalidBundle unless every length has the same Signatures, with the same ports except for the axis."""
+        expected = {f"{kind}@{size}" for kind in DEVICE_SIGNATURES for size in self._shorter}
+        names = {name for name in self.signatures if "@" in name}
+        if names != expected:
+            raise InvalidBundle(
+                f"manifest: got the signatures {sorted(names)} of lengths, expected {sorted(expected)}; "
+                "export the App again"
+            )
+        if self.lengths is None:
+            return
+        for size in self.lengths.sizes:
+            view = self.at(size)
+            for kind in DEVICE_SIGNATURES:
+                check_same_ports(self.signatures[kind], view.signatures[kind], self.lengths, kind, size)
+
+    def at(self, size: int) -> "Manifest":
+        """Return the facts of the graphs for one length, in the form of a Bundle with this single length.
+
+        Args:
+            size: One of ``lengths.sizes``.
+        """
+        assert self.lengths is not None and size in self.lengths.sizes, "the caller asks for a known length"
+        suffix = "" if size == self.lengths.longest else f"@{size}"
+        formats = self.signatures["infer"].graphs
+        return replace(
+            self,
+            lengths=None,
+            signatures=MappingProxyType({kind: self.signatures[kind + suffix] for kind in DEVICE_SIGNATURES}),
+            slots=MappingProxyType({name: self.slots.get(name + suffix, ()) for name in formats}),
+        )
 
     @property
     def graph_formats(self) -> tuple[str, ...]:
@@ -155,3 +199,35 @@ class Manifest:
             return frozenset(self.artifacts) - {self.initial}
         graphs = (signature.graphs.get(graph_format, "") for signature in self.signatures.values())
         return frozenset(graphs) - {""}
+
+
+def check_same_ports(longest: Signature, other: Signature, lengths: Lengths, kind: str, size: int) -> None:
+    """Raise InvalidBundle unless the graphs of two lengths have the same ports, and the right length on its axis.
+
+    Shapes of outputs and of random inputs follow from the length in a way that only the graph knows. All other inputs
+    have equal shapes.
+    """
+    what = f"manifest: signature {lengths.signature(kind, size)!r}"
+    for ports, others in ((longest.inputs, other.inputs), (longest.outputs, other.outputs)):
+        forms, actual = ([(port.name, port.dtype, len(port.shape)) for port in row] for row in (ports, others))
+        if forms != actual:
+            raise InvalidBundle(f"{what}: got the ports {actual}, expected those of {kind!r}, {forms}")
+    for port, own in zip(longest.inputs, other.inputs, strict=True):
+        shape, axis = port.shape, lengths.axes.get(port.name)
+        if axis is not None:
+            if axis >= len(shape) or shape[axis] != lengths.longest:
+                raise InvalidBundle(
+                    f"manifest: signature {kind!r}: got {port.name!r} of shape {shape}, expected the length "
+                    f"{lengths.longest} on axis {axis}"
+                )
+            shape = (*shape[:axis], size, *shape[axis + 1 :])
+        if own.shape != shape and not port.name.startswith(RANDOM_PREFIXES):
+            raise InvalidBundle(f"{what}: got {own.name!r} of shape {own.shape}, expected {shape}")
+    if kind == "infer" and not set(lengths.axes) - {"y"} <= {port.name for port in longest.inputs}:
+        names = [port.name for port in longest.inputs]
+        raise InvalidBundle(f"manifest: lengths: got axes of {sorted(lengths.axes)}, expected inputs of {names} or 'y'")
+
+
+def int_of(text: str) -> int:
+    """Return the number that a text is in its canonical form; -1 for another text."""
+    return int(text) if text.isascii() and text.isdecimal() and str(int(text)) == text else -1

@@ -14,6 +14,7 @@ from fanin.edge.bundles.derived import derived_row, parse_derived
 from fanin.edge.bundles.manifest import DTYPES, Manifest, OptimizerSetting, Port, Signature
 from fanin.edge.bundles.rows import Reader
 from fanin.edge.bundles.slots import Slot, SlotKind
+from fanin.edge.lengths import Lengths
 from fanin.edge.tensors import TensorTable
 from fanin.protos.chunks import Artifact, ChunkRef
 from fanin.protos.errors import InvalidBundle, InvalidInput
@@ -30,6 +31,7 @@ def dump_manifest(manifest: Manifest) -> bytes:
         "batch_size": manifest.batch_size,
         "num_classes": manifest.num_classes,
         "num_tokens": dict(manifest.num_tokens),
+        "lengths": _lengths_row(manifest.lengths),
         "optimizer": {
             name: {"default": setting.default, "below": setting.below} for name, setting in manifest.optimizer.items()
         },
@@ -89,7 +91,8 @@ def parse_manifest(data: bytes) -> Manifest:
 
 def _manifest(reader: Reader) -> Manifest:
     reader.only(
-        "format name batch_size num_classes num_tokens optimizer parameters derived signatures slots artifacts initial"
+        "format name batch_size num_classes num_tokens lengths optimizer parameters derived signatures slots artifacts "
+        "initial"
     )
     parameters, num_tokens = reader.child("parameters"), reader.child("num_tokens")
     return Manifest(
@@ -110,6 +113,7 @@ def _manifest(reader: Reader) -> Manifest:
         initial=reader.text("initial"),
         derived=parse_derived(reader.child("derived")),
         optimizer=MappingProxyType({name: parse_setting(row) for name, row in reader.children("optimizer")}),
+        lengths=_lengths(reader.child("lengths")),
     )
 
 
@@ -117,6 +121,24 @@ def parse_setting(reader: Reader) -> OptimizerSetting:
     """Parse a setting of the optimizer. Raises InvalidBundle for a wrong key, type or value."""
     reader.only("default below")
     return OptimizerSetting(default=reader.number("default"), below=reader.number("below"))
+
+
+def _lengths_row(lengths: Lengths | None) -> dict[str, object]:
+    if lengths is None:
+        return {"sizes": [], "axes": {}, "padding": {}}
+    return {"sizes": list(lengths.sizes), "axes": dict(lengths.axes), "padding": dict(lengths.padding)}
+
+
+def _lengths(reader: Reader) -> Lengths | None:
+    reader.only("sizes axes padding")
+    axes, padding = reader.child("axes"), reader.child("padding")
+    if not reader.shape("sizes") and not axes.row and not padding.row:
+        return None
+    return Lengths(
+        sizes=reader.shape("sizes"),
+        axes={name: axes.integer(name) for name in axes.row},
+        padding={name: padding.number(name) for name in padding.row},
+    )
 
 
 def _signature(reader: Reader) -> Signature:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from fanin.edge.export.optimizers.lion import Lion
     from fanin.edge.export.optimizers.optimizer import Optimizer
     from fanin.edge.export.optimizers.rules import Adagrad, Adam, RmsProp, Sgd
+    from fanin.edge.lengths import Lengths
 
 __all__ = [
     "Adagrad",
@@ -40,6 +41,7 @@ __all__ = [
     "App",
     "Exported",
     "Finding",
+    "Lengths",
     "Lion",
     "Loss",
     "Optimizer",
@@ -64,6 +66,7 @@ OWNERS: Final[Mapping[str, str]] = MappingProxyType(
         "App": "app",
         "Exported": "build",
         "Finding": "check",
+        "Lengths": "fanin.edge.lengths",
         "Lion": "optimizers.lion",
         "Loss": "losses",
         "Optimizer": "optimizers.optimizer",
@@ -80,11 +83,12 @@ OWNERS: Final[Mapping[str, str]] = MappingProxyType(
         "squared_error": "losses",
     }
 )
-"""The module that defines each public name."""
+"""The module that defines each public name: in this room, or with its full name elsewhere."""
 
 
 def __getattr__(name: str) -> object:
     """Import a public name on first use (PEP 562)."""
     if name not in OWNERS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{OWNERS[name]}"), name)
+    owner = OWNERS[name]
+    return getattr(import_module(owner if owner.startswith("fanin.") else f"{__name__}.{owner}"), name)

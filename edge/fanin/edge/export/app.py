@@ -28,11 +28,13 @@ from fanin.edge.export.inputs.named import (
     rows_of,
 )
 from fanin.edge.export.inputs.outputs import picked
+from fanin.edge.export.inputs.sequences import check_lengths
 from fanin.edge.export.losses import Loss, cross_entropy
 from fanin.edge.export.modules.accepted import check_module
 from fanin.edge.export.optimizers.optimizer import Optimizer, Tensors, check_optimizer
 from fanin.edge.export.optimizers.rules import Sgd
 from fanin.edge.export.refusals import guarded
+from fanin.edge.lengths import Lengths
 from fanin.edge.runtimes.graphs import X
 from fanin.protos.errors import InvalidInput, UnsupportedModel
 from fanin.protos.names import check_name
@@ -154,6 +156,8 @@ class App:
         preprocess: Maps raw data (n, ...) to the only input (n, ...), each sample by itself and without parameters that
             learn. Devices apply it to their data. ``calibration`` and ``validation`` are already preprocessed.
         raw: Real raw inputs (n, ...), uint8, int32 or float32; required together with ``preprocess``.
+        lengths: The lengths of sequences, each with graphs of its own. ``calibration``, ``validation`` and ``targets``
+            have the longest; shorter rows are padded at their end. See docs/inputs.md.
         decompositions: Forms of operators by operator overload, for operators without a form in a graph format. They
             take precedence over the built-in ones. See docs/operators.md.
 
@@ -176,6 +180,7 @@ class App:
     validation: tuple[ExampleInputs, AnyArray] | None = None
     preprocess: torch.nn.Module | None = None
     raw: AnyArray | None = None
+    lengths: Lengths | None = None
     decompositions: Decompositions = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -201,6 +206,7 @@ class App:
             object.__setattr__(self, "validation", _pair(self, self.validation))
             _check_validation(self, *self.held_out)
         _check_preprocess(self)
+        check_lengths(self)
         check_own(f"App {self.name}: decompositions", self.decompositions)
 
     @property

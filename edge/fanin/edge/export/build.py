@@ -10,7 +10,7 @@
 import logging
 import math
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -23,10 +23,13 @@ from fanin.edge.bundles.bundle import Bundle, open_folder, write_bundle
 from fanin.edge.bundles.keys import SigningKey
 from fanin.edge.bundles.manifest import Manifest, Signature
 from fanin.edge.bundles.manifest_json import dump_manifest
+from fanin.edge.bundles.slots import Slot
 from fanin.edge.export.app import App
 from fanin.edge.export.check import with_parts
-from fanin.edge.export.formats import FORMATS, Graphs
+from fanin.edge.export.formats import FORMATS, Graphs, graphs_of
 from fanin.edge.export.inputs.named import num_samples, numpy_inputs, rows_of
+from fanin.edge.export.inputs.sequences import at_length, groups_of
+from fanin.edge.export.optimizers.optimizer import Tensors
 from fanin.edge.export.prepare import Prepared, prepare
 from fanin.edge.export.preprocess import with_preprocess
 from fanin.edge.export.tracing.examples import check_kept, example_batch
@@ -38,7 +41,7 @@ from fanin.edge.runtimes.base import PaddedBatch
 from fanin.edge.runtimes.measure import compare, measure
 from fanin.edge.runtimes.quality import Agreement, Quality, check_drop
 from fanin.edge.runtimes.randomness import RandomPort
-from fanin.edge.tensors import Float32s, encode_parameters
+from fanin.edge.tensors import encode_parameters
 from fanin.protos.chunks import artifact_of
 from fanin.protos.errors import InvalidBundle, InvalidInput, InvalidVersion, UnsupportedModel
 
@@ -111,7 +114,9 @@ def export(
             try:
                 runtime = open_runtime(FORMATS[name].runtime)
                 LOG.info("%s: verifying against eager torch", name)
-                verify(prepared, bundle, runtime, open_runtime(FORMATS[name].runtime, plain=True))
+                plain = open_runtime(FORMATS[name].runtime, plain=True)
+                for single, view in _lengths_of(prepared, bundle):
+                    verify(single, view, runtime, plain)
                 LOG.info("%s: comparing int8 with float", name)
                 if app.validation is not None:
                     measured[name] = measure(runtime, bundle, bundle.initial_parameters(), validation_batches(app))
@@ -133,6 +138,16 @@ def export(
     )
 
 
+def _lengths_of(prepared: Prepared, bundle: Bundle) -> Iterator[tuple[Prepared, Bundle]]:
+    """Yield the App and the Bundle for each length by itself, the longest last."""
+    lengths = prepared.app.lengths
+    if lengths is None:
+        yield prepared, bundle
+        return
+    for size in lengths.sizes:
+        yield at_length(prepared, size), bundle.at(size)
+
+
 def _random_notes(draws: Sequence[RandomPort]) -> list[str]:
     size_bytes = sum(port.size_bytes for port in draws)
     return [f"a device draws {size_bytes} bytes of random numbers for each train step"] if draws else []
@@ -140,7 +155,7 @@ def _random_notes(draws: Sequence[RandomPort]) -> list[str]:
 
 def _graphs(prepared: Prepared, name: str) -> Graphs:
     try:
-        return FORMATS[name].make(prepared)
+        return graphs_of(prepared, FORMATS[name])
     except UnsupportedModel as exc:
         raise with_parts(prepared, name, exc) from exc
 
@@ -155,27 +170,29 @@ def _check_options(formats: Sequence[str], max_drop: float | None) -> None:
 def validation_batches(app: App) -> Iterator[PaddedBatch]:
     """Yield the validation data in batches of the App's size; the last one is padded and masked."""
     inputs, y = app.held_out
-    dtype = torch.int32 if app.num_classes else torch.float32
-    for index, mask in _batch_indices(len(y), app.batch_size):
-        yield PaddedBatch(inputs=numpy_inputs(rows_of(inputs, index)), y=y[index].to(dtype).numpy(), mask=mask)
+    y = y.to(torch.int32 if app.num_classes else torch.float32)
+    yield from _padded(app, inputs, y, groups_of(app, {**inputs, "y": y}))
 
 
 def calibration_batches(prepared: Prepared) -> Iterator[PaddedBatch]:
     """Yield some of the calibration data like ``validation_batches``; y has no meaning."""
-    _, y, _ = example_batch(prepared)
+    _, example, _ = example_batch(prepared)
     inputs = rows_of(prepared.app.inputs, slice(COMPARED_SAMPLES))
-    for index, mask in _batch_indices(num_samples(inputs), prepared.app.batch_size):
-        yield PaddedBatch(inputs=numpy_inputs(rows_of(inputs, index)), y=y.numpy(), mask=mask)
+    y = example[torch.arange(num_samples(inputs)) % len(example)]
+    yield from _padded(prepared.app, inputs, y, groups_of(prepared.app, inputs))
 
 
-def _batch_indices(num: int, batch_size: int) -> Iterator[tuple[Tensor, Float32s]]:
-    """Yield the sample indices of each batch and its mask (batch_size,).
-
-    The last batch is padded with its first sample.
-    """
-    for start in range(0, num, batch_size):
-        index = torch.arange(start, start + batch_size)
-        yield torch.where(index < num, index, start), (index < num).float().numpy()
+def _padded(app: App, inputs: Tensors, y: Tensor, groups: Iterable[tuple[int, Tensor]]) -> Iterator[PaddedBatch]:
+    """Yield the batches of each group of rows, with the group's length. The last one is padded with its first row."""
+    for size, rows in groups:
+        for start in range(0, len(rows), app.batch_size):
+            index, mask = rows[start : start + app.batch_size], torch.zeros(app.batch_size)
+            mask[: len(index)] = 1.0
+            index = torch.cat([index, index[:1].expand(app.batch_size - len(index))])
+            arrays = {**numpy_inputs(rows_of(inputs, index)), "y": y[index].numpy()}
+            if app.lengths is not None:
+                arrays = {name: app.lengths.fit(name, array, size) for name, array in arrays.items()}
+            yield PaddedBatch(inputs=arrays, y=arrays.pop("y"), mask=mask.numpy())
 
 
 def _warnings(name: str, comparison: Agreement) -> list[str]:
@@ -213,10 +230,19 @@ def _assemble(prepared: Prepared, formats: Mapping[str, Graphs]) -> tuple[Manife
         num_tokens=MappingProxyType(count_tokens(prepared)),
         table=table,
         signatures=MappingProxyType(signatures),
-        slots=MappingProxyType({name: graphs.slots for name, graphs in formats.items()}),
+        slots=MappingProxyType(_slots(formats)),
         artifacts=MappingProxyType({name: artifact_of(artifact) for name, artifact in artifacts.items()}),
         initial=PARAMETERS,
         derived=first.derived,
         optimizer=MappingProxyType(dict(app.recipe.optimizer.settings)),
+        lengths=app.lengths,
     )
     return manifest, artifacts
+
+
+def _slots(formats: Mapping[str, Graphs]) -> dict[str, tuple[Slot, ...]]:
+    """Return the slots of each format, and of each shorter length in it."""
+    longest = {name: graphs.slots for name, graphs in formats.items()}
+    return longest | {
+        f"{name}@{size}": slots for name, graphs in formats.items() for size, slots in graphs.shorter.items()
+    }

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from fanin.edge.export.app import App
-from fanin.edge.export.formats import FORMATS
+from fanin.edge.export.formats import FORMATS, graphs_of
 from fanin.edge.export.inputs.named import call_module
 from fanin.edge.export.prepare import Prepared, prepare
 from fanin.edge.export.preprocess import encode_preprocess
@@ -128,7 +128,7 @@ def _of_format(prepared: Prepared, name: str) -> list[Finding]:
     """Return the findings of one format. Raises Untraceable for an error that does not depend on the format."""
     app, findings = prepared.app, []
     try:
-        FORMATS[name].make(prepared)
+        graphs_of(prepared, FORMATS[name])
     except UnsupportedModel as exc:
         whole = _finding("", type(app.module).__name__, name, str(exc), LOOK)
         if isinstance(exc, NoForm):

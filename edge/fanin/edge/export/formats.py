@@ -6,7 +6,7 @@ all formats; ``build`` checks this.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Final
 
@@ -17,7 +17,9 @@ from fanin.edge.bundles.manifest import Port, Ports
 from fanin.edge.bundles.slots import Slot
 from fanin.edge.export.decompositions.tables import ONNX, TFLITE, Forms
 from fanin.edge.export.inputs.named import numpy_inputs
+from fanin.edge.export.inputs.sequences import at_length, check_targets
 from fanin.edge.export.int8.folding import Infer, fold_norms
+from fanin.edge.export.int8.grids import Grids
 from fanin.edge.export.onnx.int8 import Calibration, Int8Model, to_int8
 from fanin.edge.export.onnx.writer import inputs_to_initializers, to_onnx
 from fanin.edge.export.prepare import Prepared
@@ -28,6 +30,7 @@ from fanin.edge.export.tflite.writer import to_tflite
 from fanin.edge.export.tracing.forward import trace_evaluate, trace_infer
 from fanin.edge.export.tracing.traced import Traced
 from fanin.edge.export.tracing.train import trace_train
+from fanin.edge.lengths import TARGETS
 from fanin.edge.runtimes.graphs import parameter_port
 from fanin.protos.errors import UnsupportedModel
 
@@ -47,6 +50,10 @@ class Graphs:
     slots: tuple[Slot, ...]
     derived: Derived
     """The sources of slots besides parameters."""
+    grids: Grids
+    """The grid of each activation of ``infer``."""
+    shorter: Mapping[int, tuple[Slot, ...]] = field(default_factory=dict)
+    """The slots of ``infer`` for each shorter length. ``files`` and ``signatures`` have its graphs, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +62,8 @@ class GraphFormat:
 
     Attributes:
         forms: Its decompositions.
-        make: Builds all graphs of an App. Raises UnsupportedModel.
+        make: Builds all graphs of an App for one length, with given grids of activations, or with those of its
+            calibration data (None). Raises UnsupportedModel.
         encode: (Signature, graph, prefix of error messages) -> a file with this graph alone: ``preprocess``, or a layer
             whose form is tested. Raises UnsupportedModel.
         num_samples: Samples that a graph which only runs forward accepts at a time; 0 for any number.
@@ -63,18 +71,18 @@ class GraphFormat:
     """
 
     forms: Forms
-    make: Callable[[Prepared], Graphs]
+    make: Callable[[Prepared, Grids | None], Graphs]
     encode: Callable[[str, Traced, str], bytes]
     num_samples: int
     runtime: str
 
 
-def onnx_graphs(prepared: Prepared) -> Graphs:
+def onnx_graphs(prepared: Prepared, grids: Grids | None = None) -> Graphs:
     """Return one ONNX file for each Signature. Raises UnsupportedModel."""
     traced = {"train": trace_train(prepared, ONNX), "evaluate": trace_evaluate(prepared, ONNX)}
     infer = fold_norms(trace_infer(prepared), prepared, ONNX)
     models = {name: to_onnx(graph, f"{prepared.what}: the {name} graph") for name, graph in traced.items()}
-    quantized = onnx_infer(prepared, infer)
+    quantized = onnx_infer(prepared, infer, grids)
     models["infer"] = quantized.model
     return Graphs(
         files={f"{name}.onnx": model.SerializeToString(deterministic=True) for name, model in models.items()},
@@ -83,10 +91,11 @@ def onnx_graphs(prepared: Prepared) -> Graphs:
         | {"infer": infer_ports(prepared, infer.traced)},
         slots=quantized.slots,
         derived=infer.derived,
+        grids=quantized.grids,
     )
 
 
-def onnx_infer(prepared: Prepared, infer: Infer) -> Int8Model:
+def onnx_infer(prepared: Prepared, infer: Infer, grids: Grids | None = None) -> Int8Model:
     """Return the int8 ``infer`` graph. Raises UnsupportedModel."""
     for name, layer in prepared.module.named_modules():
         if isinstance(layer, torch.nn.RNNBase) and layer.proj_size:
@@ -100,10 +109,10 @@ def onnx_infer(prepared: Prepared, infer: Infer) -> Int8Model:
     float_infer = to_onnx(infer.traced, f"{prepared.what}: the infer graph")
     inputs_to_initializers(float_infer, {parameter_port(name): value for name, value in infer.values.items()})
     reader = Calibration(numpy_inputs(prepared.app.inputs), prepared.app.batch_size)
-    return to_int8(float_infer, infer, reader, prepared.kept_float)
+    return to_int8(float_infer, infer, reader, prepared.kept_float, grids)
 
 
-def tflite_graphs(prepared: Prepared) -> Graphs:
+def tflite_graphs(prepared: Prepared, grids: Grids | None = None) -> Graphs:
     """Return one TFLite file for all Signatures. Raises UnsupportedModel."""
     # The train step first: its errors name modules and lines that ``infer`` cannot see.
     traced = {"train": trace_train(prepared, TFLITE), "evaluate": trace_evaluate(prepared, TFLITE)}
@@ -112,7 +121,7 @@ def tflite_graphs(prepared: Prepared) -> Graphs:
     data = to_tflite(traced, f"{prepared.what}: the graphs")
     if prepared.frozen:
         data = store_as_int8(data)
-    quantized = quantize_infer(data, infer, numpy_inputs(prepared.app.inputs), prepared.kept_float)
+    quantized = quantize_infer(data, infer, numpy_inputs(prepared.app.inputs), prepared.kept_float, grids)
     return Graphs(
         files={MODEL_FILE: quantized.data},
         signatures=dict.fromkeys(traced, MODEL_FILE),
@@ -120,7 +129,39 @@ def tflite_graphs(prepared: Prepared) -> Graphs:
         | {"infer": infer_ports(prepared, traced["infer"])},
         slots=quantized.slots,
         derived=infer.derived,
+        grids=quantized.grids,
     )
+
+
+def graphs_of(prepared: Prepared, graph_format: "GraphFormat") -> Graphs:
+    """Return the graphs of an App in one format, for all of its lengths. Raises UnsupportedModel."""
+    graphs, lengths = graph_format.make(prepared, None), prepared.app.lengths
+    if lengths is None:
+        return graphs
+    for size in lengths.shorter:
+        short = graph_format.make(at_length(prepared, size), graphs.grids)
+        if short.derived != graphs.derived:
+            raise UnsupportedModel(
+                f"{prepared.what}: the graphs of the length {size} have other constants than those of the longest, "
+                "expected the same; please report the module"
+            )
+        check_targets(prepared.what, lengths, *(_targets(each) for each in (graphs, short)))
+        graphs = replace(
+            graphs,
+            files={**graphs.files, **{f"{name}@{size}": data for name, data in short.files.items()}},
+            signatures={
+                **graphs.signatures,
+                **{f"{key}@{size}": f"{name}@{size}" for key, name in short.signatures.items()},
+            },
+            ports={**graphs.ports, **{f"{key}@{size}": ports for key, ports in short.ports.items()}},
+            shorter={**graphs.shorter, size: short.slots},
+        )
+    return graphs
+
+
+def _targets(graphs: Graphs) -> tuple[int, ...]:
+    (y,) = (port for port in graphs.ports["train"][0] if port.name == TARGETS)
+    return y.shape
 
 
 def ports_of(prepared: Prepared, traced: Traced) -> Ports:

@@ -25,10 +25,9 @@ from typing import Final
 
 import numpy as np
 
-from fanin.edge.bundles.manifest import Manifest, Port, Signature
+from fanin.edge.bundles.manifest import RANDOM_PREFIXES, Manifest, Port, Signature
 from fanin.edge.runtimes.base import BatchEvaluation, Inputs, NamedInputs, PaddedBatch
 from fanin.edge.runtimes.engine import RunGraph
-from fanin.edge.runtimes.randomness import RANDOM_PREFIXES
 from fanin.edge.tensors import Array, Float32s, TensorTable
 from fanin.protos.errors import InvalidBundle
 

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from fanin.edge.bundles.bundle import Bundle
+from fanin.edge.bundles.manifest import Manifest
+from fanin.edge.lengths import TARGETS
 from fanin.edge.runtimes.base import Inputs, PaddedBatch, Runtime
 from fanin.edge.runtimes.graphs import NO_TOKEN
 from fanin.edge.runtimes.quality import Agreement, Quality
@@ -48,7 +50,7 @@ def measure(
     for pair in _predictions(runtime, bundle, parameters, batches):
         loss_sum += pair.loss_sum
         counts[0] += len(pair.y)
-        observe(pair.y, pair.in_float, pair.in_int8)
+        observe(*_of_one_length(bundle.manifest, pair))
         if bundle.manifest.num_classes:
             has_label = pair.y != NO_TOKEN
             is_correct_float = (pair.in_float == pair.y) & has_label
@@ -125,6 +127,17 @@ def _predictions(
             in_float=evaluation.predicted[is_sample],
             in_int8=in_int8,
         )
+
+
+def _of_one_length(manifest: Manifest, pair: _Predictions) -> tuple[Inputs, Inputs, Inputs]:
+    """Return targets and predictions, padded to the longest length if each position has a target."""
+    lengths = manifest.lengths
+    if lengths is None or pair.y.shape != pair.in_float.shape:
+        return pair.y, pair.in_float, pair.in_int8
+    y, in_float, in_int8 = (
+        lengths.fit(TARGETS, each, lengths.longest) for each in (pair.y, pair.in_float, pair.in_int8)
+    )
+    return y, in_float, in_int8
 
 
 def _squared_error(values: Inputs, targets: Inputs) -> float:

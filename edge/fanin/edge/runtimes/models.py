@@ -16,6 +16,7 @@ import numpy as np
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.bundles.manifest import Port, Ports
 from fanin.edge.runtimes.base import Inputs, LoadedModel, ModelPort, NamedInputs, Preprocess, Runtime
+from fanin.edge.runtimes.buckets.dispatch import fitted, shortest
 from fanin.edge.runtimes.engine import Feed, RunGraph
 from fanin.edge.runtimes.graphs import check_port, check_tokens, input_names, num_rows, padded_rows
 from fanin.edge.tensors import Array, Float32s
@@ -135,12 +136,13 @@ def model_inputs(bundle: Bundle, inputs: NamedInputs, preprocess: Preprocess | N
     Args:
         bundle: Has the model.
         inputs: Arrays by name, each (n, ...). Model inputs are returned unchanged, without arrays of other names. Raw
-            data with the name of the only input is preprocessed.
+            data with the name of the only input is preprocessed. Inputs of a model with several lengths are cut or
+            padded to the smallest one that holds all rows.
         preprocess: The Bundle's ``preprocess``, if there is one.
 
     Raises:
-        ValueError: An input is missing, has another dtype or shape or another number of samples, or has a token outside
-            the vocabulary. The text names it.
+        ValueError: An input is missing, has another dtype or shape or another number of samples, has a token outside
+            the vocabulary, or a row is longer than the longest length. The text names it.
         InvalidBundle: The ``infer`` Signature has no inputs, or ones with the names of other ports.
     """
     names, ports = input_names(bundle.manifest), bundle.manifest.signatures["infer"].inputs
@@ -148,6 +150,9 @@ def model_inputs(bundle: Bundle, inputs: NamedInputs, preprocess: Preprocess | N
         raise ValueError(f"inputs: got the arrays {sorted(inputs)}, expected {sorted(names)}; add {missing}")
     chosen = inputs if inputs.keys() == set(names) else {name: inputs[name] for name in names}
     num_rows(chosen)
+    if (lengths := bundle.manifest.lengths) is not None:
+        size = shortest(lengths, chosen)
+        chosen, ports = fitted(lengths, chosen, size), bundle.manifest.at(size).signatures["infer"].inputs
     if preprocess is not None and not _has_form(ports[0], chosen[names[0]]):
         ((raw,), _) = preprocess_ports(bundle)
         if _has_form(raw, chosen[names[0]]):

@@ -34,8 +34,6 @@ Words = npt.NDArray[np.uint32]
 Float64s = npt.NDArray[np.float64]
 
 KINDS: Final[tuple[RandomKind, ...]] = ("uniform", "normal")
-RANDOM_PREFIXES: Final = tuple(f"{kind}." for kind in KINDS)
-"""Prefixes of the ports: ``uniform.0``, ``normal.1``. The number is k, counted over both kinds."""
 MAX_RANDOM_BYTES: Final = 16 << 20
 """Most bytes of all random inputs of a step: a device draws a million values in about 0.1 s."""
 DOMAIN: Final = b"fanin.random.v1"

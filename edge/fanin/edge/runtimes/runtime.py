@@ -20,6 +20,7 @@ from fanin.edge.bundles.manifest import Port
 from fanin.edge.bundles.quantize import SlotValue, fill_slots
 from fanin.edge.bundles.slots import Slot
 from fanin.edge.runtimes.base import Evaluate, LoadedModel, ModelPort, Predict, TrainStep
+from fanin.edge.runtimes.buckets.dispatch import EvaluateByLength, PredictByLength, TrainByLength
 from fanin.edge.runtimes.engine import BindGraph, Feed, GraphEngine, GraphFile, LoadedGraph
 from fanin.edge.runtimes.graphs import GraphEvaluate, GraphPredict, fits
 from fanin.edge.runtimes.models import GraphModel
@@ -43,13 +44,19 @@ class GraphRuntime:
         return self._engine.graph_format
 
     def open_train(self, bundle: Bundle) -> TrainStep:
+        if bundle.manifest.lengths is not None:
+            return TrainByLength(bundle, self.open_train)
         graph = self._open(bundle, "train")
         return GraphTrainStep(bundle.manifest, graph.bind or bind_by_copy(graph.run))
 
     def open_evaluate(self, bundle: Bundle) -> Evaluate:
+        if bundle.manifest.lengths is not None:
+            return EvaluateByLength(bundle, self.open_evaluate)
         return GraphEvaluate(bundle.manifest, self._open(bundle, "evaluate").run)
 
     def open_predict(self, bundle: Bundle, parameters: Float32s) -> Predict:
+        if bundle.manifest.lengths is not None:
+            return PredictByLength(bundle, lambda single: self.open_predict(single, parameters))
         graph = self._open(bundle, "infer", parameters)
         # The batch is the first dimension; -1 stands for any number of samples.
         sizes = {port.shape[0] for port in graph.inputs}

@@ -17,12 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import numpy as np
 import onnx
 from onnx import TensorProto, numpy_helper
 from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
 
 from fanin.edge.bundles.slots import Slot
 from fanin.edge.export.int8.folding import Infer
+from fanin.edge.export.int8.grids import Grids, check_grids
 from fanin.edge.export.onnx.slots import COPY, TRANSPOSED, SlotFinder
 from fanin.edge.export.refusals import REPLACE, first_line
 from fanin.edge.runtimes.base import Inputs, NamedInputs
@@ -40,9 +42,16 @@ class Int8Model:
 
     model: onnx.ModelProto
     slots: tuple[Slot, ...]
+    grids: Grids
 
 
-def to_int8(model: onnx.ModelProto, infer: Infer, reader: "Calibration", kept_float: Collection[str]) -> Int8Model:
+def to_int8(
+    model: onnx.ModelProto,
+    infer: Infer,
+    reader: "Calibration",
+    kept_float: Collection[str],
+    grids: Grids | None = None,
+) -> Int8Model:
     """Quantize a float model.
 
     Args:
@@ -50,6 +59,7 @@ def to_int8(model: onnx.ModelProto, infer: Infer, reader: "Calibration", kept_fl
         infer: The graph behind the model and the sources of its slots.
         reader: The calibration data.
         kept_float: Parameters whose products stay float.
+        grids: The grids of activations; None for those of the calibration data.
 
     Raises:
         UnsupportedModel: A moving tensor becomes neither a float constant nor a known slot.
@@ -61,7 +71,9 @@ def to_int8(model: onnx.ModelProto, infer: Infer, reader: "Calibration", kept_fl
     used = {name for node in model.graph.node for name in node.input}
     # The quantizer empties the model that it receives.
     floats = {row.name: numpy_helper.to_array(row) for row in model.graph.initializer}
-    quantized = _quantize(model, reader, {*kept_float, *(name + TRANSPOSED for name in kept_float)})
+    quantized = _quantize(model, reader, {*kept_float, *(name + TRANSPOSED for name in kept_float)}, grids)
+    own = _grids_of(quantized)
+    check_grids(own, grids)
     SlotFinder(quantized, infer).settle_biases(floats)
     slots = SlotFinder(quantized, infer).slots()
     covered = {slot.parameter for slot in slots}
@@ -72,7 +84,34 @@ def to_int8(model: onnx.ModelProto, infer: Infer, reader: "Calibration", kept_fl
             "please report the module"
         )
     _empty_slots(quantized, slots)
-    return Int8Model(model=quantized, slots=slots)
+    return Int8Model(model=quantized, slots=slots, grids=own)
+
+
+def _grids_of(model: onnx.ModelProto) -> Grids:
+    """Return the scale and the zero point of each quantized activation."""
+    values = {row.name: row for row in model.graph.initializer}
+    quantized = [node for node in model.graph.node if node.op_type == "QuantizeLinear"]
+    return {
+        node.input[0]: (
+            float(numpy_helper.to_array(values[node.input[1]])),
+            float(numpy_helper.to_array(values[node.input[2]])),
+        )
+        for node in quantized
+    }
+
+
+def _overrides(grids: Grids) -> dict[str, list[dict[str, object]]]:
+    """Return the grids in the form of onnxruntime's quantizer."""
+    return {
+        name: [
+            {
+                "quant_type": QuantType.QInt8,
+                "scale": np.array(scale, np.float32),
+                "zero_point": np.array(zero_point, np.int8),
+            }
+        ]
+        for name, (scale, zero_point) in grids.items()
+    }
 
 
 def _fold_transposes(model: onnx.ModelProto, parameters: set[str]) -> None:
@@ -126,7 +165,11 @@ class Calibration:
         return next(self._batches, None)
 
 
-def _quantize(model: onnx.ModelProto, reader: Calibration, kept_float: Collection[str]) -> onnx.ModelProto:
+def _quantize(
+    model: onnx.ModelProto, reader: Calibration, kept_float: Collection[str], grids: Grids | None
+) -> onnx.ModelProto:
+    tensors = {name for node in model.graph.node for name in (*node.input, *node.output)}
+    overrides = {name: row for name, row in _overrides(grids or {}).items() if name in tensors}
     with tempfile.TemporaryDirectory(prefix="fanin-int8-") as folder, _quiet_quantizer():
         path = Path(folder) / "infer.onnx"
         try:
@@ -140,7 +183,7 @@ def _quantize(model: onnx.ModelProto, reader: Calibration, kept_float: Collectio
                 nodes_to_exclude=_kept_float(model, kept_float),
                 activation_type=QuantType.QInt8,
                 weight_type=QuantType.QInt8,
-                extra_options={"WeightSymmetric": True},
+                extra_options={"WeightSymmetric": True, "TensorQuantOverrides": overrides},
             )
         except Exception as exc:  # it runs the graph and raises errors of the runtime's own classes
             raise UnsupportedModel(

@@ -17,7 +17,7 @@ Reference:
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
@@ -26,6 +26,7 @@ from ai_edge_litert import schema_py_generated as schema
 from fanin.edge.bundles.quantize import with_derived
 from fanin.edge.bundles.slots import Slot, SlotKind
 from fanin.edge.export.int8.folding import Infer
+from fanin.edge.export.int8.grids import Grids, check_grids
 from fanin.edge.export.tflite.bound import ParameterView, bind_parameters, join_biases
 from fanin.edge.export.tflite.constants import SCALE, Constants
 from fanin.edge.export.tflite.file import offsets, only, pack, tidy
@@ -45,9 +46,12 @@ class Int8File:
 
     data: bytes
     slots: tuple[Slot, ...]
+    grids: Grids = field(default_factory=dict, compare=False)
 
 
-def quantize_infer(data: bytes, infer: Infer, calibration: NamedInputs, kept_float: Collection[str]) -> Int8File:
+def quantize_infer(
+    data: bytes, infer: Infer, calibration: NamedInputs, kept_float: Collection[str], grids: Grids | None = None
+) -> Int8File:
     """Quantize the ``infer`` Signature of a TFLite file.
 
     The graph is quantized twice, for the parameters of Version 0 and for changed ones. Outside their slots, both files
@@ -58,6 +62,7 @@ def quantize_infer(data: bytes, infer: Infer, calibration: NamedInputs, kept_flo
         infer: The graph and the sources of its slots.
         calibration: Real inputs (n, ...) by name.
         kept_float: Parameters whose products stay float.
+        grids: The grids of activations; None for those of the calibration data.
 
     Returns:
         The quantized file with zeros in its slots.
@@ -65,7 +70,10 @@ def quantize_infer(data: bytes, infer: Infer, calibration: NamedInputs, kept_flo
     Raises:
         UnsupportedModel: The file depends on the value of a parameter outside a slot.
     """
-    ranges = infer_ranges(data, infer, calibration)
+    ranges, names = _measured(data, infer, calibration)
+    if grids is not None:
+        check_grids(dict.fromkeys(names.values(), (0.0, 0.0)), dict.fromkeys(grids, (0.0, 0.0)))
+        ranges |= {tensor: Range(*grids[name]) for tensor, name in names.items()}
     changed = {name: np.float32(0.5) + np.float32(2.0) * value for name, value in infer.values.items()}
     later = with_derived(changed, infer.derived)
     file, other = (emptied(build_infer(data, infer, values, ranges, kept_float)) for values in (infer.values, later))
@@ -74,13 +82,26 @@ def quantize_infer(data: bytes, infer: Infer, calibration: NamedInputs, kept_flo
             "infer graph: the quantized file depends on the values of parameters, expected them in slots only; "
             "please report the module"
         )
-    return file
+    return replace(file, grids={name: (ranges[tensor].low, ranges[tensor].high) for tensor, name in names.items()})
 
 
 def infer_ranges(data: bytes, infer: Infer, calibration: NamedInputs) -> Mapping[int, Range]:
     """Return the ranges of the tensors of ``infer`` in Version 0."""
+    return _measured(data, infer, calibration)[0]
+
+
+def _measured(data: bytes, infer: Infer, calibration: NamedInputs) -> tuple[dict[int, Range], dict[int, str]]:
+    """Return the ranges of the tensors of ``infer``, and the names of the computed ones in the graphs of all lengths.
+
+    A name has the number and the kind of the operator: the converter numbers tensors otherwise in another graph.
+    """
     model, graph, _ = _bound(data, infer.values, infer.scales)
-    return measured_ranges(only(model, INFER), graph.floats(), calibration)
+    tensors = graph.floats()
+    names = {port.tensorIndex: f"input {port.name.decode()}" for port in graph.ports.inputs}
+    for number, row in enumerate(graph.operators):
+        names |= {int(tensor): f"{graph.kind(row)} {number}.{at}" for at, tensor in enumerate(row.outputs)}
+    ranges = measured_ranges(only(model, INFER), tensors, calibration)
+    return ranges, {tensor: name for tensor, name in names.items() if tensor in ranges}
 
 
 def build_infer(

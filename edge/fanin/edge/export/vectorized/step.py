@@ -101,6 +101,11 @@ class VectorStep:
         Raises:
             UnsupportedModel: The step cannot be traced or vectorized, or the vectorized one has other results.
         """
+        if app.lengths is not None:
+            raise UnsupportedModel(
+                f"App {app.name}: lengths: got {list(app.lengths.sizes)}, expected a single length for the engine "
+                "vmap: clients that train together have batches of one shape; use engine='graph'"
+            )
         prepared = prepare(app)
         traced = trace_train(prepared, EAGER)
         self._table: TensorTable = prepared.table

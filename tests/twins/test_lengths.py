@@ -1,0 +1,86 @@
+"""A model with three lengths: one training over batches of all lengths, against eager torch, and its predictions."""
+
+from collections.abc import Callable
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from support.models import app_of
+from support.nightly import nightly_but
+from support.remote_runtime import runtime_of
+from support.tags import BATCH_SIZE, NUM_TAGS, SIZES, tags_examples
+from torch.nn.functional import cross_entropy
+
+from fanin.clients.data.batching import batches
+from fanin.edge.bundles.bundle import Bundle
+from fanin.edge.runtimes.base import StepSettings
+from fanin.edge.runtimes.models import model_inputs
+
+RUNTIMES = nightly_but(("onnx", "reference", "litert", "tflite"), ("onnx", "litert"))
+RATE = 0.05
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_an_epoch_over_all_lengths_is_that_of_eager_torch(runtime: str, both_formats: Callable[[str], Bundle]) -> None:
+    bundle, examples = both_formats("tags"), tags_examples(60, seed=7)
+    found = list(batches(examples, BATCH_SIZE, np.random.default_rng(4), bundle.manifest.lengths))
+    sizes = [batch.y.shape[1] for batch in found]
+    assert {*sizes} == {*SIZES} and sizes != sorted(sizes)
+    module = app_of("tags").module
+    optimizer = torch.optim.SGD(module.parameters(), lr=RATE, momentum=0.9)
+    opened = runtime_of(runtime)
+    step, evaluate = opened.open_train(bundle), opened.open_evaluate(bundle)
+    state = step.begin(bundle.initial_parameters())
+    for batch in found:
+        x, y = torch.from_numpy(batch.inputs["x"]), torch.from_numpy(batch.y).long()
+        optimizer.zero_grad()
+        losses = cross_entropy(module(x).movedim(-1, 1), y, ignore_index=-1, reduction="none")
+        of_samples = losses.sum(1) / (y >= 0).sum(1)
+        expected_loss = (torch.from_numpy(batch.mask) * of_samples).sum() / batch.mask.sum()
+        evaluation = evaluate(state.parameters, batch)
+        assert evaluation.loss_sum == pytest.approx(expected_loss.item() * float(batch.mask.sum()), rel=1e-4)
+        state, loss = step(state, batch, StepSettings(learning_rate=RATE))
+        assert loss == pytest.approx(expected_loss.item(), rel=1e-4)
+        expected_loss.backward()
+        optimizer.step()
+    expected = bundle.manifest.table.flatten({key: value.detach().numpy() for key, value in module.named_parameters()})
+    assert np.all(np.abs(state.parameters - expected) <= 1e-5 * np.maximum(1.0, np.abs(expected)))
+    assert np.abs(expected - bundle.initial_parameters()).max() > 0.05
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_a_prediction_depends_on_the_words_and_not_on_their_padding(
+    runtime: str, both_formats: Callable[[str], Bundle]
+) -> None:
+    bundle = both_formats("tags")
+    predict = runtime_of(runtime).open_predict(bundle, bundle.initial_parameters())
+    x = np.array([[3, 5, 7], [2, 4, 0]], np.int32)
+    logits = predict({"x": x})
+    assert logits.shape == (2, 3, NUM_TAGS)
+    for length in (4, 8, 11, 16, 30):
+        padded = np.pad(x, ((0, 0), (0, length - 3)))
+        others = predict({"x": padded})
+        # One grid of activations for all lengths: only float operators between products round otherwise.
+        assert np.abs(others[:, :3] - logits).max() <= 0.05 * np.ptp(logits)
+        assert model_inputs(bundle, {"x": padded}, None)["x"].shape == (2, SIZES[0])
+    with pytest.raises(ValueError, match="row 1: got the length 17, expected at most 16, the longest of the model's"):
+        predict({"x": np.array([[1] + [0] * 16, [1] * 17], np.int32)})
+
+
+def test_activation_scales_are_shared_by_all_lengths(both_formats: Callable[[str], Bundle]) -> None:
+    bundle = both_formats("tags")
+    scales = [_onnx_scales(bundle.graph(name, "onnx")) for name in ("infer", "infer@4", "infer@8")]
+    assert len(scales[0]) >= 4 and scales[0] == scales[1] == scales[2]
+    assert all(scale > 0.0 for scale in scales[0].values())
+
+
+def _onnx_scales(graph: bytes) -> dict[str, float]:
+    """The scale of each quantized activation."""
+    model = onnx.load_from_string(graph).graph
+    values = {row.name: row for row in model.initializer}
+    return {
+        node.input[0]: float(onnx.numpy_helper.to_array(values[node.input[1]]))
+        for node in model.node
+        if node.op_type == "QuantizeLinear"
+    }

@@ -1,0 +1,194 @@
+"""Lengths: which row belongs to which length, batches that never mix them, and what is refused."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.errors import raises
+from support.models import PUBLISHER, bundle_of, with_manifest
+from support.tags import BATCH_SIZE, SIZES, tags_app, tags_examples
+
+from fanin.clients.data.batching import batches, batches_in_order, num_batches
+from fanin.clients.data.examples import Examples
+from fanin.edge.bundles.manifest import Manifest
+from fanin.edge.bundles.manifest_json import dump_manifest, parse_manifest
+from fanin.edge.export import Lengths, export
+from fanin.edge.export.inputs.sequences import at_length
+from fanin.edge.export.prepare import prepare
+from fanin.edge.export.vectorized.step import VectorStep
+from fanin.edge.runtimes.available import open_runtime
+from fanin.edge.runtimes.measure import measure
+from fanin.protos.errors import InvalidBundle, InvalidInput, UnsupportedModel
+
+LENGTHS = Lengths(sizes=SIZES, axes={"x": 1, "y": 1})
+
+
+@given(lengths=st.lists(st.integers(0, 16), min_size=1, max_size=40), width=st.integers(16, 20), seed=st.integers(0, 9))
+def test_an_epoch_has_each_row_once_in_the_smallest_length_that_holds_it(
+    lengths: list[int], width: int, seed: int
+) -> None:
+    is_word = np.arange(width) < np.array(lengths)[:, None]
+    marks = 1 + np.arange(len(lengths))[:, None]
+    examples = Examples(
+        inputs={"x": np.where(is_word, marks, 0).astype(np.int32)}, y=np.where(is_word, 1, -1).astype(np.int32)
+    )
+    seen = 0
+    for batch in batches(examples, BATCH_SIZE, np.random.default_rng(seed), LENGTHS):
+        size = batch.y.shape[1]
+        assert batch.inputs["x"].shape == batch.y.shape == (BATCH_SIZE, size)
+        for x, y in zip(batch.inputs["x"][batch.mask > 0], batch.y[batch.mask > 0], strict=True):
+            length = lengths[x[0] - 1] if x[0] else 0
+            assert size == min(each for each in SIZES if each >= length)
+            assert (x == np.where(np.arange(size) < length, x[0], 0)).all() and (y >= 0).sum() == length
+        seen += int(batch.mask.sum())
+    assert seen == len(lengths)
+    assert num_batches(examples, BATCH_SIZE, LENGTHS) == len(list(batches_in_order(examples, BATCH_SIZE, LENGTHS)))
+
+
+def test_batches_follow_from_the_seed_and_take_turns() -> None:
+    examples = tags_examples(60, seed=2)
+    first, again, other = (
+        [batch.inputs["x"] for batch in batches(examples, BATCH_SIZE, np.random.default_rng(seed), LENGTHS)]
+        for seed in (1, 1, 2)
+    )
+    assert all((a == b).all() for a, b in zip(first, again, strict=True))
+    assert [x.shape for x in first] != [x.shape for x in other] != sorted(x.shape for x in other)
+
+
+def test_a_target_after_the_last_word_counts() -> None:
+    x, y = np.zeros((2, 16), np.int32), np.full((2, 16), -1, np.int32)
+    x[:, 0], y[1, 6] = 1, 2
+    found = list(batches_in_order(Examples(inputs={"x": x}, y=y), 1, LENGTHS))
+    assert [batch.y.shape for batch in found] == [(1, 4), (1, 8)] and found[1].y[0, 6] == 2
+
+
+def test_a_row_that_no_length_holds_is_named() -> None:
+    x = np.zeros((3, 20), np.int32)
+    x[2, 17] = 1
+    examples = Examples(inputs={"x": x}, y=np.full((3, 20), -1, np.int32))
+    message = (
+        "row 2: got the length 18, expected at most 16, the longest of the model's lengths [4, 8, 16]; cut the row, "
+        "or export the App with a longer one"
+    )
+    with raises(ValueError, message):
+        list(batches(examples, BATCH_SIZE, np.random.default_rng(0), LENGTHS))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"sizes": (8,)}, "lengths: sizes: got (8,), expected 2 to 4 different integers"),
+        ({"sizes": (8, 4)}, "lengths: sizes: got (8, 4), expected 2 to 4 different integers"),
+        ({"sizes": (1, 2, 3, 4, 5)}, "lengths: sizes: got (1, 2, 3, 4, 5), expected 2 to 4"),
+        ({"axes": {"y": 1}}, "lengths: axes: got {'y': 1}, expected the axis of the length"),
+        ({"axes": {"x": 0}}, "lengths: axes: got {'x': 0}, expected the axis of the length"),
+        ({"padding": {"z": 0}}, "lengths: padding: got {'z': 0}, expected finite numbers by the names of axes: ['x']"),
+        ({"padding": {"x": float("nan")}}, "lengths: padding: got {'x': nan}, expected finite numbers"),
+    ],
+)
+def test_lengths_that_cannot_be_are_refused(change: Mapping[str, Any], message: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        Lengths(**({"sizes": (4, 8), "axes": {"x": 1}} | dict(change)))
+    assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "message"),
+    [
+        ((4, 8), "App tags: lengths: got (4, 8), expected Lengths(sizes=(16, 32), axes={'x': 1})"),
+        (Lengths(sizes=(4, 16), axes={"ids": 1}), "App tags: lengths: got axes of ['ids'], expected names of"),
+        (Lengths(sizes=(4, 8), axes={"x": 1}), "App tags: lengths: got x of shape (32, 16), expected the longest"),
+        (Lengths(sizes=(4, 16), axes={"x": 2}), "App tags: lengths: got x of shape (32, 16), expected the longest"),
+        (Lengths(sizes=(4, 16), axes={"x": 1}, padding={"x": -1}), "App tags: lengths: got the padding -1 of x"),
+    ],
+)
+def test_an_app_refuses_lengths_that_do_not_fit_its_data(lengths: Lengths, message: str) -> None:
+    with pytest.raises(UnsupportedModel) as caught:
+        replace(tags_app(), lengths=lengths)
+    assert str(caught.value).startswith(message)
+
+
+def test_an_export_of_tags_needs_the_axis_of_the_targets(tmp_path: Any) -> None:
+    app = replace(tags_app(), lengths=Lengths(sizes=(4, 16), axes={"x": 1}))
+    with pytest.raises(UnsupportedModel, match=r"targets y have the shapes \(4, 16\) and \(4, 4\).*add the axis of y"):
+        export(app, tmp_path, PUBLISHER, ["onnx"])
+
+
+def test_one_length_of_an_app_has_the_same_parameters() -> None:
+    prepared = prepare(tags_app())
+    short = at_length(prepared, 8)
+    assert short.module is prepared.module and short.app.input_shapes == {"x": (8,)}
+
+
+def test_clients_of_several_lengths_do_not_train_together() -> None:
+    with pytest.raises(UnsupportedModel, match="use engine='graph'"):
+        VectorStep(tags_app())
+
+
+def test_a_bundle_measures_data_of_all_lengths() -> None:
+    bundle = bundle_of("tags")
+    found = batches_in_order(tags_examples(30, seed=3), BATCH_SIZE, bundle.manifest.lengths)
+    seen: list[tuple[int, ...]] = []
+    quality = measure(
+        open_runtime("onnx"),
+        bundle,
+        bundle.initial_parameters(),
+        found,
+        lambda targets, in_float, in_int8: seen.extend((targets.shape[1:], in_float.shape[1:], in_int8.shape[1:])),
+    )
+    assert {*seen} == {(SIZES[-1],)}
+    assert quality.num_examples == 30 and quality.num_agreeing > 0.8 * quality.num_predictions
+
+
+def test_the_manifest_names_the_graphs_of_each_length() -> None:
+    manifest = bundle_of("tags").manifest
+    assert manifest == parse_manifest(dump_manifest(manifest))
+    assert set(manifest.signatures) == {
+        f"{kind}{suffix}" for kind in ("train", "evaluate", "infer") for suffix in ("", "@4", "@8")
+    }
+    assert manifest.at(8).signatures["train"] == manifest.signatures["train@8"]
+
+
+def _without(manifest: Manifest, name: str) -> Manifest:
+    return replace(manifest, signatures={key: each for key, each in manifest.signatures.items() if key != name})
+
+
+def _swapped(manifest: Manifest) -> Manifest:
+    signatures = manifest.signatures
+    return replace(manifest, signatures={**signatures, "train@4": signatures["train@8"]})
+
+
+CHANGES: list[tuple[Callable[[Manifest], Manifest], str]] = [
+    (lambda manifest: _without(manifest, "infer@4"), "manifest: got the signatures ['evaluate@4', 'evaluate@8'"),
+    (lambda manifest: replace(manifest, lengths=None), "manifest: slots in 'onnx@4', expected only in formats"),
+    (_swapped, "manifest: signature 'train@4': got 'x' of shape (4, 8), expected (4, 4)"),
+    (
+        lambda manifest: replace(manifest, slots={"onnx": manifest.slots["onnx"]}),
+        "manifest: got no slots in 'onnx', expected at least one",
+    ),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), CHANGES)
+def test_a_manifest_whose_lengths_contradict_each_other_is_refused(
+    change: Callable[[Manifest], Manifest], message: str
+) -> None:
+    bundle = bundle_of("tags")
+    with pytest.raises(InvalidBundle) as caught:
+        with_manifest(bundle, change(bundle.manifest))
+    assert str(caught.value).startswith(message)
+
+
+def test_a_batch_of_another_length_is_refused() -> None:
+    bundle = bundle_of("tags")
+    step = open_runtime("onnx").open_train(bundle)
+    assert step.begin(bundle.initial_parameters()).optimizer.shape == (bundle.manifest.table.num_values,)
+    (batch, *_) = batches_in_order(tags_examples(8, seed=3), BATCH_SIZE, bundle.manifest.lengths)
+    evaluate = open_runtime("onnx").open_evaluate(bundle)
+    odd = replace(batch, inputs={"x": batch.inputs["x"][:, :3]})
+    with pytest.raises(ValueError, match=r"batch: got the lengths \{'x': 3, 'y': \d+\}, expected one of \[4, 8, 16\]"):
+        evaluate(bundle.initial_parameters(), odd)
