@@ -5,7 +5,9 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any, Protocol, TypeAlias
 
 import pytest
 from house.tree import ROOT
@@ -15,13 +17,25 @@ from support.models import PUBLISHER, app_of, bundle_of, exported
 from support.nightly import nightly_but
 from support.remote_runtime import PYTHON, SOURCES
 from support.several import BATCH_SIZE, several_examples
+from support.tags import NUM_TAGS, SIZES, tags_examples
 from support.values import plan
 
 from fanin.clients.data.batching import batches_in_order
+from fanin.clients.data.examples import Examples
 from fanin.clients.data.npz import write_npz
 from fanin.edge.export.formats import FORMATS
 from fanin.edge.runtimes.available import open_runtime
 from fanin.edge.runtimes.measure import measure
+from fanin.protos.messages import Training
+
+Device: TypeAlias = "subprocess.Popen[str]"
+
+
+class Data(Protocol):
+    """Examples of a number and a seed."""
+
+    def __call__(self, num: int, *, seed: int) -> Examples: ...
+
 
 PYTHONS = {"tflite": str(PYTHON)}
 
@@ -37,9 +51,9 @@ def host(tmp_path: Path) -> Iterator[Hosted]:
     host.stop()
 
 
-def join(host: Hosted, index: int, runtime: str, num_rounds: int) -> "subprocess.Popen[str]":
+def join(host: Hosted, index: int, runtime: str, num_rounds: int, data: Data = several_examples) -> Device:
     """A device with its own examples, in a process of its own."""
-    write_npz(host.folder / f"data-{index}.npz", several_examples(60, seed=10 + index))
+    write_npz(host.folder / f"data-{index}.npz", data(60, seed=10 + index))
     options = {
         "--server": host.address,
         "--ca": "ca.pem",
@@ -81,6 +95,27 @@ def test_devices_with_several_inputs_learn_together_and_serve(
     fanin = fanin_in_process(capsys, monkeypatch)
     row = _served(fanin, host, runtimes[0])
     assert len(row["predictions"]) == 60
+
+
+def test_a_device_with_sequences_of_several_lengths_learns_and_serves(
+    host: Hosted, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle = bundle_of("tags")
+    gentle = replace(plan(buffer=1, max_rounds=2), training=Training(epochs=2, learning_rate=0.05, seed=7))
+    host.start_run(gentle, bundle, PUBLISHER)
+    device = join(host, 0, "onnx", 2, tags_examples)
+    _, log = device.communicate(timeout=300)
+    assert device.returncode == 0, log
+    assert [event.number for event in host.published()] == [1, 2]
+    with host.operator() as operator:
+        parameters = operator.parameters(operator.version("run").version)
+    examples = list(batches_in_order(tags_examples(80, seed=5), bundle.manifest.batch_size, bundle.manifest.lengths))
+    first, last = (
+        measure(open_runtime("onnx"), bundle, each, examples) for each in (bundle.initial_parameters(), parameters)
+    )
+    assert last.loss_sum < 0.9 * first.loss_sum
+    outputs: Any = _served(fanin_in_process(capsys, monkeypatch), host, "onnx")["outputs"]
+    assert outputs["logits"]["shape"] == [60, SIZES[-1], NUM_TAGS]
 
 
 def _served(fanin: Fanin, host: Hosted, runtime: str) -> dict[str, list[object]]:
