@@ -101,8 +101,9 @@ def test_the_same_steps_are_taken(name: str) -> None:
 def test_momentum_stands_in_the_products_of_those_gradients_that_nobody_else_needs() -> None:
     def gemms(optimizer: Optimizer, clip_norm: float = 0.0) -> int:
         found = to_onnx(traced(Recipe(optimizer=optimizer, clip_norm=clip_norm)), "tokens").graph.node
-        betas = [row.f for node in found if node.op_type == "Gemm" for row in node.attribute if row.name == "beta"]
-        return sum(0.0 < beta < 1.0 for beta in betas)
+        makers = {name: node for node in found for name in node.output}
+        added = [makers.get(node.input[2]) for node in found if node.op_type == "Gemm"]
+        return sum(node is not None and "optimizer.momentum" in node.input for node in added)
 
     # The three linear layers'.
     assert gemms(Sgd()) == 3

@@ -9,6 +9,7 @@ optimizer leave. A rewrite looks at a node and its neighbours and returns the no
     share       (erf(x) + 1) / 2                   ->  hard_sigmoid(erf(x))        a line between its bounds, one pass
     column      sum of rows                        ->  ones @ rows                 0.007 instead of 0.07 ms, 16 x 4096
     momentum    m * c + a @ b                      ->  gemm(a, b, m, beta=c)       the sum is part of the product
+                                                   ->  gemm(a, b, m * c)           if c is an input
 
 The input is always a graph of our own exporter, never a model from elsewhere.
 """
@@ -157,7 +158,9 @@ def momentum(graph: OnnxGraph, node: onnx.NodeProto) -> list[onnx.NodeProto]:
         if scaled is None or product is None or not (graph.is_for_one(kept) and graph.is_for_one(gradient)):
             continue
         for matrix, factor in _both_ways(scaled):
-            beta, shape = graph.number(factor), graph.shape(matrix)
+            beta, shape, added = graph.number(factor), graph.shape(matrix), matrix
+            if beta is None and graph.shape(factor) == ():
+                beta, added = 1.0, kept
             if beta is None or shape is None or len(shape) != 2 or graph.shape(gradient) != shape:
                 continue
             if [len(graph.shape(name) or ()) for name in product.input] != [2, 2]:
@@ -167,7 +170,7 @@ def momentum(graph: OnnxGraph, node: onnx.NodeProto) -> list[onnx.NodeProto]:
             transposed = [int(side is not None) for side in sides]
             return [
                 graph.node(
-                    "Gemm", [*names, matrix], node.output[0], beta=beta, transA=transposed[0], transB=transposed[1]
+                    "Gemm", [*names, added], node.output[0], beta=beta, transA=transposed[0], transB=transposed[1]
                 )
             ]
     return []
