@@ -29,7 +29,6 @@ from fanin.edge.tensors import Float32s
 from fanin.protos.errors import InvalidBundle
 
 Shapes = Mapping[str, tuple[int, ...]]
-_NO_NAMES: Final[Mapping[str, bytes]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,8 +65,8 @@ class FoldedTensor:
 class Derived:
     """Constants (little-endian float32 bytes, (channels,)) and folded tensors, by name."""
 
-    constants: Mapping[str, bytes] = field(default_factory=lambda: _NO_NAMES)
-    folded: Mapping[str, FoldedTensor] = field(default_factory=lambda: MappingProxyType({}))
+    constants: Mapping[str, bytes] = field(default_factory=dict)
+    folded: Mapping[str, FoldedTensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name, data in self.constants.items():

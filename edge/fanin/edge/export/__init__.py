@@ -14,6 +14,7 @@ Modules, in reading order:
 - ``formats``: an App's graphs in each format, by ``int8/``, ``onnx/`` and ``tflite/``; ``preprocess`` adds one more.
 - ``verify``: the graphs against eager torch.
 - ``standalone/``: a Version as one plain file, for users without fanin.
+- ``apart``: a call in a fork, with which formats are made at the same time.
 - ``refusals``, ``quiet``: errors that name a module and a line; noise of libraries kept from the user.
 """
 

@@ -11,7 +11,9 @@ import logging
 import math
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
@@ -24,6 +26,7 @@ from fanin.edge.bundles.keys import SigningKey
 from fanin.edge.bundles.manifest import Manifest, Signature
 from fanin.edge.bundles.manifest_json import dump_manifest
 from fanin.edge.bundles.slots import Slot
+from fanin.edge.export.apart import apart
 from fanin.edge.export.app import App
 from fanin.edge.export.check import with_parts
 from fanin.edge.export.formats import FORMATS, Graphs, graphs_of
@@ -100,10 +103,7 @@ def export(
     LOG.info("preparing the module")
     prepared = prepare(app)
     draws = check_kept(prepared)
-    graphs: dict[str, Graphs] = {}
-    for name in formats:
-        LOG.info("%s: tracing, converting and quantizing", name)
-        graphs[name] = with_preprocess(prepared, name, _graphs(prepared, name))
+    graphs = _all_graphs(prepared, formats)
     manifest, artifacts = _assemble(prepared, graphs)
     data = dump_manifest(manifest)
     notes, measured, compared = [*prepared.notes, *_random_notes(draws)], {}, {}
@@ -153,11 +153,21 @@ def _random_notes(draws: Sequence[RandomPort]) -> list[str]:
     return [f"a device draws {size_bytes} bytes of random numbers for each train step"] if draws else []
 
 
+def _all_graphs(prepared: Prepared, formats: Sequence[str]) -> dict[str, Graphs]:
+    """Return the graphs in each format; at the same time where possible."""
+    first, *others = formats
+    with ExitStack() as stack:
+        calls = {name: stack.enter_context(apart(partial(_graphs, prepared, name))) for name in others}
+        return {first: _graphs(prepared, first)} | {name: call() for name, call in calls.items()}
+
+
 def _graphs(prepared: Prepared, name: str) -> Graphs:
+    LOG.info("%s: tracing, converting and quantizing", name)
     try:
-        return graphs_of(prepared, FORMATS[name])
+        graphs = graphs_of(prepared, FORMATS[name])
     except UnsupportedModel as exc:
         raise with_parts(prepared, name, exc) from exc
+    return with_preprocess(prepared, name, graphs)
 
 
 def _check_options(formats: Sequence[str], max_drop: float | None) -> None:

@@ -7,13 +7,16 @@ layers do the same. Each failure becomes a finding with a name and a remedy.
 
 import re
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
 from typing import Final
 
 import torch
 from torch import Tensor, nn
 
+from fanin.edge.export.apart import apart
 from fanin.edge.export.app import App
 from fanin.edge.export.formats import FORMATS, graphs_of
 from fanin.edge.export.inputs.named import call_module
@@ -98,7 +101,10 @@ def check_app(app: App, formats: Sequence[str]) -> tuple[Finding, ...]:
     try:
         prepared = prepare(app)
         check_kept(prepared)
-        findings = [finding for name in formats for finding in _of_format(prepared, name)]
+        first, *others = formats
+        with ExitStack() as stack:
+            calls = [stack.enter_context(apart(partial(_of_format, prepared, name))) for name in others]
+            findings = [*_of_format(prepared, first), *(finding for call in calls for finding in call())]
     except Untraceable as exc:
         kind = exc.kind or type(app.module).__name__
         return (_finding(exc.module, kind, "", exc.reason, exc.advice or FIX),)

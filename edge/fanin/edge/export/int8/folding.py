@@ -102,7 +102,8 @@ def fold_norms(traced: Traced, prepared: Prepared, forms: Forms) -> Infer:
         if node.target in PRODUCTS:
             folding.product(node)
     try:
-        derived = Derived(constants=MappingProxyType(folding.constants), folded=MappingProxyType(folding.folded))
+        # Plain dicts: graphs may be sent from another process.
+        derived = Derived(constants=dict(folding.constants), folded=dict(folding.folded))
     except InvalidBundle as exc:
         raise UnsupportedModel(f"{prepared.what}: {exc}; train the norm to which it belongs, or reset it") from exc
     values = with_derived(parameters, derived)
