@@ -13,7 +13,7 @@ Found = dict[str, tuple[int, int]]
 
 
 def run(programs: Programs, file: Path, which: str) -> Found:
-    # Not with warnings as errors: the tracker uses what torch has deprecated. The largest cells take 90 s of a processor.
+    # Not with warnings as errors: the tracker uses what torch has deprecated. A large cell takes 90 s of a processor.
     programs.check("memory", file, which, warning_action="default", timeout_s=1200.0)
     return {name: (tracked, predicted) for name, (tracked, predicted) in json.loads(file.read_text()).items()}
 
