@@ -38,7 +38,10 @@ def pytest_collection_finish() -> None:
         ("import torch.nn", {"torch"}),
         ("from subprocess import run", {"subprocess"}),
         ("from support import processes", {"subprocess", "support.processes"}),
-        ("import fanin.edge.export.build", {"torch", "onnx", "onnxruntime", "ai_edge_litert", "subprocess"}),
+        (
+            "import fanin.edge.export.build",
+            {"torch", "onnx", "onnxruntime", "ai_edge_litert", "subprocess", "multiprocessing"},
+        ),
         ("def test_x() -> None:\n    import torch", frozenset()),
     ],
 )
