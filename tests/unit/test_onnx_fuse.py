@@ -241,10 +241,14 @@ def test_a_gradient_that_is_used_twice_is_kept() -> None:
     assert fused(plain, feed) == kinds(plain)
 
 
-def test_a_factor_that_is_an_input_or_a_row_of_them_is_kept() -> None:
+def test_a_velocity_that_is_scaled_by_an_input_is_added_in_the_product() -> None:
     nodes, feed, constants = momentum()
     plain = model(nodes, feed | constants, {"next": (3, 4)})
-    assert fused(plain, feed | constants) == kinds(plain)
+    assert fused(plain, feed | constants) == ["Mul", "Gemm"]
+
+
+def test_a_row_of_factors_is_kept() -> None:
+    nodes, feed, _ = momentum()
     rows = {"factor": floats(4)}
     plain = model(nodes, feed, {"next": (3, 4)}, rows)
     assert fused(plain, feed) == kinds(plain)

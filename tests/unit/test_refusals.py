@@ -283,7 +283,7 @@ def test_what_the_quantizer_cannot_run_is_an_error_of_ours() -> None:
     with pytest.raises(
         UnsupportedModel, match=r"infer graph: onnxruntime cannot run it on the calibration data \(.+\);"
     ):
-        _quantize(model, Calibration({"x": np.zeros((2, 4), np.float32)}, 2), ())
+        _quantize(model, Calibration({"x": np.zeros((2, 4), np.float32)}, 2), (), None)
 
 
 class Pairs(nn.Module):
