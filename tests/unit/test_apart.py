@@ -57,6 +57,7 @@ def test_an_export_converts_in_a_fork_and_its_bundle_is_that_of_one_process(tmp_
     assert open_folder(tmp_path / "bundle", trusted=[key.public]).manifest == alone.manifest
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_an_operator_that_both_formats_lack_is_found_in_both(tmp_path: Path) -> None:
     done = run(tmp_path, "export", "own_app.py:wrong", "--check")
@@ -65,6 +66,7 @@ def test_an_operator_that_both_formats_lack_is_found_in_both(tmp_path: Path) -> 
     assert "converter here: False" in done.stdout
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_an_error_of_a_fork_is_that_of_the_export(tmp_path: Path) -> None:
     done = run(tmp_path, "export", "own_app.py:wrong", "--out", "bundle", "--key", "key")
