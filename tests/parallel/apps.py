@@ -14,8 +14,9 @@ import torch
 from fanin.datacenter.files.jobfiles import SEED_FILE
 from fanin.datacenter.models.digits_app import app
 from fanin.datacenter.models.seeding import seeded
-from fanin.edge.export.app import Adapters, App, Recipe
+from fanin.edge.export.app import App
 from fanin.edge.export.losses import next_token
+from fanin.edge.export.optimizers.recipe import Adapters, Recipe
 
 
 def crashing() -> App:

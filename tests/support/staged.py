@@ -13,6 +13,7 @@ from fanin.clients.device.storage.cache import Cache
 from fanin.clients.device.updates import Trainer
 from fanin.clients.operator import ref_of
 from fanin.clients.testing import Countdown, SyntheticTrainer, example_model, synthetic_bundle
+from fanin.clients.testing.synthetic import NO_SHAPES
 from fanin.clients.transport import ReadPayload
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.bundles.versions import add_auxiliary, sign_version
@@ -86,15 +87,20 @@ def auxiliary_bytes(values: Float32s) -> bytes:
 
 
 def course(
-    folder: Path, states: list[tuple[int, int]], stages: tuple[m.StageSpec, ...] = (FEEDBACK,), **fields: object
+    folder: Path,
+    states: list[tuple[int, int]],
+    stages: tuple[m.StageSpec, ...] = (FEEDBACK,),
+    *,
+    local: Mapping[str, tuple[int, ...]] = NO_SHAPES,
+    **fields: object,
 ) -> Course:
     """A Run whose Assignment of Round k, from 1 on, begins with the state ``states[k - 1]`` (lineage, Round).
 
     Its Versions have the numbers 0, 1, ..; all but the first one of a lineage have the auxiliary tensor ``control`` if
-    a stage is ``scaffold``.
+    a stage is ``scaffold``. ``local`` are personal parameters.
     """
     scaffold = SCAFFOLD in stages
-    bundle = synthetic_bundle(folder / "bundle", PUBLISHER, SHAPES, scaffold=scaffold)
+    bundle = synthetic_bundle(folder / "bundle", PUBLISHER, SHAPES, scaffold=scaffold, local=local)
     files = [bundle.signed.data, *(bundle.artifact(name) for name in bundle.manifest.artifacts)]
     works, parent = [], None
     for index, (lineage, number) in enumerate(states):
@@ -173,9 +179,9 @@ class Watched:
 
     def __getattr__(self, name: str) -> object:
         value = getattr(self._inner, name)
-        if name in ("chunks", "updates", "states", "records"):
+        if name in ("chunks", "updates", "states", "locals", "records"):
             return Watched(value, self._moments)
-        if not callable(value) or name in ("read", "has", "header", "highest_version"):
+        if not callable(value) or name in ("read", "has", "header", "highest_version", "rounds"):
             return value
 
         def call(*arguments: object) -> object:

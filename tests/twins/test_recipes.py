@@ -221,7 +221,7 @@ def eager(
     buffers = dict(module.named_buffers())
     states = case.recipe.optimizer.states
     return Eager(
-        values={key: (held.get(key, buffers.get(key))).detach().numpy() for key in prepared.travelling},
+        values={key: (held.get(key, buffers.get(key))).detach().numpy() for key in prepared.parameters},
         states={
             state_port(kind, key): optimizer.state[value][theirs].numpy()
             for kind, theirs in states.items()

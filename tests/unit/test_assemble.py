@@ -120,7 +120,7 @@ def tflite_spec() -> AssembledGraphs:
         "infer": Traced(program=infer, examples=[x], inputs=["x"], outputs=["logits"]),
     }
     data = to_tflite(graphs, "mlp")
-    parameters = {name: value.numpy() for name, value in prepared.travelling.items()}
+    parameters = {name: value.numpy() for name, value in prepared.parameters.items()}
     return AssembledGraphs(
         name="mlp",
         batch_size=app.batch_size,

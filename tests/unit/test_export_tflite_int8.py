@@ -153,7 +153,7 @@ class Made:
     @property
     def first(self) -> dict[str, Float32s]:
         """Version 0."""
-        return {name: value.numpy() for name, value in self.prepared.travelling.items()}
+        return {name: value.numpy() for name, value in self.prepared.parameters.items()}
 
     @property
     def later(self) -> dict[str, Float32s]:

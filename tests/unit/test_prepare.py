@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from fanin.edge.bundles.quantize import weight_codes, weight_scales
 from fanin.edge.export import Adapters, App, Recipe, Sgd
-from fanin.edge.export.app import Trains
 from fanin.edge.export.modules.adapters import AdaptedConv2d, AdaptedLinear
 from fanin.edge.export.modules.places import call_with
+from fanin.edge.export.optimizers.recipe import Trains
 from fanin.edge.export.prepare import MIN_FROZEN_VALUES, Prepared, prepare
 from fanin.protos.errors import UnsupportedModel
 
@@ -47,10 +47,10 @@ def test_full_is_all_that_requires_a_gradient_and_the_app_stays_as_it_is() -> No
     module[1].weight.requires_grad_(False)
     before = {name: value.clone() for name, value in module.state_dict().items()}
     found = prepared_of(module)
-    assert list(found.learned) == list(found.travelling) == ["1.bias", "3.bias", "3.weight"]
+    assert list(found.learned) == list(found.parameters) == ["1.bias", "3.bias", "3.weight"]
     assert not found.frozen
     assert not found.tracked
-    assert [spec.name for spec in found.table.specs] == list(found.travelling)
+    assert [spec.name for spec in found.table.specs] == list(found.parameters)
     torch.testing.assert_close(found.eager[1].weight, before["1.weight"], rtol=0, atol=0)
     for name, value in module.state_dict().items():
         assert torch.equal(value, before[name])
@@ -254,7 +254,7 @@ def test_a_frozen_backbone_keeps_its_statistics_and_says_so() -> None:
     module = plain(nn.BatchNorm1d(WIDE), nn.BatchNorm1d(WIDE).eval())
     full, head = prepared_of(module), prepared_of(module, "head")
     assert list(full.tracked) == ["2.running_mean", "2.running_var"]
-    assert set(full.travelling) == {*full.learned, *full.tracked}
+    assert set(full.parameters) == {*full.learned, *full.tracked}
     assert full.eager[2].training
     assert not full.notes
     assert not head.tracked

@@ -162,7 +162,7 @@ class Tied(nn.Module):
 def test_a_fetched_version_loads_into_the_module(tmp_path: Path) -> None:
     app = replace(app_of("mlp"), module=Tied())
     prepared = prepare(app)
-    version = {name: value.numpy() + np.float32(0.1) for name, value in prepared.travelling.items()}
+    version = {name: value.numpy() + np.float32(0.1) for name, value in prepared.parameters.items()}
     np.savez(tmp_path / "version.npz", **version)
 
     module = Tied()

@@ -154,6 +154,7 @@ def exported_row(exported: Exported) -> dict[str, object]:
     return {
         "bundle": exported.bundle.sha256,
         "num_parameters": manifest.table.num_values,
+        "num_local": 0 if manifest.local is None else manifest.local.table.num_values,
         "size_bytes": {name: artifact.size_bytes for name, artifact in manifest.artifacts.items()},
         "notes": list(exported.notes),
         "int8_drop_points": {name: each.drop_points for name, each in measured if each.num_predictions},
@@ -169,6 +170,7 @@ def _text(exported: Exported, out: Path) -> str:
     lines = [
         f"bundle {exported.bundle.sha256} in {out}",
         f"  parameters that travel  {manifest.table.num_values}",
+        *([] if manifest.local is None else [f"  parameters that stay    {manifest.local.table.num_values}"]),
         f"  artifacts               {sizes}",
         *(f"  {name:22}  {each}" for name, each in {**exported.measured, **exported.compared}.items()),
         *(f"  note: {note}" for note in exported.notes),

@@ -18,7 +18,7 @@ import sys
 import time
 import zipfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, cast
 
@@ -29,7 +29,7 @@ from fanin.clients.device.storage.cache import Cache
 from fanin.clients.textfiles import read_public_key
 from fanin.commands.console.predictions import Predictions, are_classes, is_of_classes, predictions, read_names
 from fanin.commands.console.samples import ModelInputs, Target, read_samples
-from fanin.commands.console.show import finite
+from fanin.commands.console.show import finite, note_on_local
 from fanin.edge.bundles.bundle import Bundle, open_folder, read_signed_manifest
 from fanin.edge.bundles.formats import file_format, format_of
 from fanin.edge.bundles.manifest import Port
@@ -196,12 +196,12 @@ def _open_bundle(folder: Path, options: argparse.Namespace) -> OpenedInference:
         )
     runtime = open_format(bundle.manifest.signatures["infer"].graphs.keys(), options.runtime)
     parameters = _parameters(bundle, Path(options.version)) if options.version else bundle.initial_parameters()
-    predict, preprocess = runtime.open_predict(bundle, parameters), open_preprocess(runtime, bundle)
+    predict, preprocess = runtime.open_predict(bundle, bundle.completed(parameters)), open_preprocess(runtime, bundle)
 
     def run(feed: Feed) -> dict[str, Array]:
         return {"logits": predict(model_inputs(bundle, _narrow(feed), preprocess))}
 
-    return _of_bundle(bundle, runtime, run)
+    return replace(_of_bundle(bundle, runtime, run), note=note_on_local(bundle))
 
 
 def _of_bundle(bundle: Bundle, runtime: Runtime, run: Callable[[Feed], dict[str, Array]]) -> OpenedInference:

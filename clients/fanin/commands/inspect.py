@@ -15,7 +15,7 @@ from fanin.edge.bundles.formats import format_of
 from fanin.edge.bundles.manifest import Manifest, Port
 from fanin.edge.runtimes.available import open_format
 from fanin.edge.runtimes.base import ModelPort
-from fanin.edge.tensors import sha256_hex
+from fanin.edge.tensors import TensorTable, sha256_hex
 
 
 def main(argv: Sequence[str]) -> int:
@@ -109,6 +109,7 @@ def bundle_row(bundle: Bundle) -> dict[str, object]:
         "num_tokens": dict(manifest.num_tokens),
         "optimizer": {name: setting.default for name, setting in manifest.optimizer.items()},
         "parameters": {spec.name: list(spec.shape) for spec in manifest.table.specs},
+        "local": {} if manifest.local is None else {spec.name: list(spec.shape) for spec in manifest.local.table.specs},
         "signatures": {
             name: {
                 "graphs": dict(signature.graphs),
@@ -123,6 +124,11 @@ def bundle_row(bundle: Bundle) -> dict[str, object]:
             for name, artifact in manifest.artifacts.items()
         },
     }
+
+
+def names_of(table: TensorTable) -> str:
+    """Return the number of values of a table, and its names."""
+    return f"{table.num_values} values in {', '.join(spec.name for spec in table.specs)}"
 
 
 def kind_of(manifest: Manifest) -> str:
@@ -146,6 +152,7 @@ def _text(bundle: Bundle, row: dict[str, object]) -> str:
         f"  name        {manifest.name}",
         f"  publisher   {bundle.signed.public_key} (signature verified)",
         f"  parameters  {manifest.table.num_values} values in {len(manifest.table.specs)} tensors",
+        *([] if manifest.local is None else [f"  personal    {names_of(manifest.local.table)}, never sent"]),
         f"  batch size  {manifest.batch_size}",
         f"  model       {kind_of(manifest)}",
         *([f"  optimizer   {settings}"] if settings else []),

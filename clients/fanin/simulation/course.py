@@ -2,13 +2,16 @@
 
 import asyncio
 import math
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
 
+from fanin.clients.device.storage.personal import local_values
 from fanin.clients.testing.member import Member
+from fanin.clients.testing.memory import MemoryStates
 from fanin.clients.testing.observed import DeviceEvent
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.bundles.keys import SigningKey
@@ -53,6 +56,8 @@ class RowLists:
         events: The event log.
         digests: The SHA-256 of each Version.
         parameters: The parameters of the newest Version (num_values,), once the Run has ended.
+        local: The newest personal parameters of each client that has trained (num_local_values,), once the Run has
+            ended.
         best: The row of the best Version on the test data, and its parameters (num_values,); None without test data.
         is_complete: Whether the Run has finished.
     """
@@ -63,6 +68,7 @@ class RowLists:
     events: list[SimulationEvent] = field(default_factory=list)
     digests: list[str] = field(default_factory=list)
     parameters: Float32s = field(default_factory=lambda: np.empty(0, np.float32))
+    local: dict[int, Float32s] = field(default_factory=dict)
     best: tuple[RoundRow, Float32s] | None = None
     is_complete: bool = False
 
@@ -138,7 +144,8 @@ class SimulatedRun:
                 failures=rows.failures,
                 stops=self.stops,
             )
-            self._join(federation, crew)
+            stored: defaultdict[int, MemoryStates] = defaultdict(MemoryStates)
+            self._join(federation, crew, stored)
             try:
                 await self._follow(federation, rows)
                 rows.is_complete = True
@@ -149,18 +156,24 @@ class SimulatedRun:
                 assert task is not None, "a coroutine runs in a task"
                 task.uncancel()
             rows.parameters = await self._parameters(federation, rows.rounds[-1].version)
+            newest = ((client, local_values(each, self.bundle, RUN)) for client, each in sorted(stored.items()))
+            rows.local = {client: values for client, values in newest if values is not None}
         return rows
 
     @property
     def _num_present(self) -> int:
         return PRESENT * self.plan.cohort.concurrency
 
-    def _join(self, federation: Federation, crew: Crew) -> None:
-        """Add the clients: all of them if the coordinator can park them, else as a ``Rotation``."""
+    def _join(self, federation: Federation, crew: Crew, stored: Mapping[int, MemoryStates]) -> None:
+        """Add the clients: all of them if the coordinator can park them, else as a ``Rotation``.
+
+        ``stored`` has the personal parameters of each client, also of one that a rotation has sent away.
+        """
 
         def member(client: int) -> Member:
             habits = self.devices.habits(client, self.work[client], self.seed)
-            return Member(device=client_name(client), trainer=ClientTrainer(client, crew), habits=habits)
+            trainer = ClientTrainer(client, crew)
+            return Member(device=client_name(client), trainer=trainer, habits=habits, locals=stored[client])
 
         if len(self.work) > max(Limits().max_parked, self._num_present):
             federation.join_rotation(Rotation(len(self.work), self._num_present, member, self.seed), self.bundle)

@@ -318,10 +318,18 @@ def _result(prepared: _Prepared, engine: str, rows: RowLists) -> Result:
         failures=tuple(rows.failures),
         events=tuple(rows.events),
         parameters=rows.parameters,
+        local=_by_name(prepared.bundle, rows.local),
         best=best,
         digests=tuple(rows.digests),
         is_complete=rows.is_complete,
     )
+
+
+def _by_name(bundle: Bundle, local: Mapping[int, Float32s]) -> dict[int, dict[str, Float32s]]:
+    """Return the personal parameters of each client by name."""
+    if bundle.manifest.local is None:
+        return {}
+    return {client: bundle.manifest.local.table.views(values) for client, values in local.items()}
 
 
 def _model_examples(examples: Examples, bundle: Bundle, graphs: SharedGraphs) -> Examples:

@@ -1,8 +1,8 @@
 """The result of a simulation: its rows, and the final module."""
 
 import csv
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -61,6 +61,7 @@ class Result:
         digests: The SHA-256 of each Version, oldest first.
         is_complete: Whether all Rounds were run. False after Ctrl-C.
         baseline: The rows of the centralized baseline, if the settings ask for one.
+        local: The personal parameters of each client that has trained, by its index and by name.
         repeats: The results of all seeds, if the settings have ``seeds``. This one is the first of them.
     """
 
@@ -77,10 +78,11 @@ class Result:
     is_complete: bool
     baseline: tuple[BaselineRow, ...] = ()
     repeats: "tuple[Result, ...]" = ()
+    local: Mapping[int, Mapping[str, Float32s]] = field(default_factory=dict)
 
     @property
     def module(self) -> "Module":
-        """A copy of the App's module with the final parameters, for evaluation.
+        """A copy of the App's module with the final parameters, for evaluation. Personal ones have initial values.
 
         Raises:
             InvalidInput: A Flower app was trained; ``arrays`` has its parameters.
@@ -88,6 +90,21 @@ class Result:
         if self.app is None:
             raise InvalidInput("result: got no module of a Flower app; load Result.arrays into yours")
         return _module(self.app, self.table, self.parameters)
+
+    def module_of(self, client: int) -> "Module":
+        """Return a copy of the App's module with the final parameters and a client's personal ones.
+
+        Raises:
+            InvalidInput: The App has no personal parameters, or the client has not trained.
+        """
+        if self.app is None or client not in self.local:
+            raise InvalidInput(
+                f"result: got client {client}, expected one of the {len(self.local)} clients with personal parameters "
+                "that have trained; name the parameters by Recipe(local=[...])"
+            )
+        from fanin.edge.export.prepare import with_parameters
+
+        return with_parameters(self.app, {**self.arrays, **self.local[client]})
 
     @property
     def arrays(self) -> dict[str, Float32s]:

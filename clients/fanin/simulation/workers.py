@@ -1,11 +1,11 @@
 """The trainings of clients by the exported graphs: in this process, or as tasks of a backend, with the same bits.
 
-A task's job has the index of its client, the parameters, the inputs of its stages and the Assignment. The Bundle and
-the examples of all clients are placed once.
+A task's job has the index of its client, the parameters, the personal ones of the client, the inputs of its stages and
+the Assignment. The Bundle and the examples of all clients are placed once.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
@@ -109,6 +109,7 @@ class GraphJob:
     subject: Placed[GraphSubject]
     client: int
     parameters: Placed[Float32s]
+    local: Float32s | None
     inputs: Mapping[str, Float32s]
     assignment: bytes
 
@@ -147,6 +148,7 @@ class GraphTrainings:
             subject=self._subject,
             client=client,
             parameters=self._versions.place(model, assignment),
+            local=model.local,
             inputs=dict(model.inputs),
             assignment=assignment_to_proto(assignment).SerializeToString(),
         )
@@ -171,9 +173,14 @@ class PlacedVersions:
 def train_graph_job(job: GraphJob) -> Change:
     """Carry out a job in a worker. Raises the errors of ``RuntimeTrainer.train``."""
     bundle, trainer = _opened(job.subject)
-    model = OpenedModel(bundle=bundle, parameters=job.parameters.get(), inputs=MappingProxyType(dict(job.inputs)))
+    model = OpenedModel(
+        bundle=bundle,
+        parameters=job.parameters.get(),
+        local=job.local,
+        inputs=MappingProxyType(dict(job.inputs)),
+    )
     change = trainer(job.client).train(model, read_assignment(job.assignment), lambda: True)
-    return Change(values=change.values, counts=dict(change.counts), num_steps=change.num_steps)
+    return replace(change, counts=dict(change.counts))
 
 
 def read_assignment(data: bytes) -> m.Assignment:

@@ -106,6 +106,10 @@ class TensorTable:
         """Return the table of these names and shapes, given in any order."""
         return cls(tuple(TensorSpec(name=name, shape=tuple(shapes[name])) for name in sorted(shapes)))
 
+    def joined(self, other: "TensorTable") -> "TensorTable":
+        """Return the table of the tensors of both. Raises ValueError if they share a name."""
+        return TensorTable(tuple(sorted((*self.specs, *other.specs), key=lambda spec: spec.name)))
+
     def views(self, flat: Float32s) -> dict[str, Float32s]:
         """Return the tensors as views of ``flat`` (num_values,), by name.
 

@@ -20,6 +20,7 @@ from fanin.clients.device.serving import Serving
 from fanin.clients.device.session import events as e
 from fanin.clients.device.session.machine import Session
 from fanin.clients.device.session.outcomes import event_of
+from fanin.clients.device.storage.personal import keep_local, local_values, trim_local
 from fanin.clients.device.storage.protocols import DeviceFolder
 from fanin.clients.device.updates import (
     Change,
@@ -209,7 +210,9 @@ class SessionDriver:
         needed: list[ChunkRef] = []
         serving, should_continue = self._parts.serving, self._parts.conditions.should_continue
         try:
-            self._model = await self._downloader.fetch(publication, needed, should_continue, auxiliary)
+            model = await self._downloader.fetch(publication, needed, should_continue, auxiliary)
+            local = local_values(self._parts.store.locals, model.bundle, publication.run_id)
+            self._model = replace(model, local=local)
             if serving is not None:
                 serving.offer(publication, self._model)
         finally:
@@ -227,9 +230,11 @@ class SessionDriver:
         if self._stages:
             # The Round may still fail. Then the next Assignment names the state that this one began with.
             store.states.keep(assignment.run_id, (assignment.state.round, assignment.round))
+        if self._model is not None and self._model.bundle.manifest.local is not None:
+            trim_local(store.locals, assignment)
 
     async def _make_update(self, assignment: m.Assignment) -> None:
-        """Train, and store the Update with the states after it.
+        """Train, and store the Update with the states and the personal parameters after it.
 
         The Update exists with its header, which is written last. A crash before that leaves the state that this
         Assignment names, and the same Assignment begins with it again.
@@ -239,11 +244,13 @@ class SessionDriver:
         table, started_s = model.bundle.manifest.table, host.now()
         try:
             staging = begin_stages(assignment, self._stages, model, store.states)
-            prepared = replace(model, inputs=staging.inputs(table.num_values))
+            local = local_values(store.locals, model.bundle, assignment.run_id, before=assignment.round)
+            prepared = replace(model, local=local, inputs=staging.inputs(table.num_values))
             change = await host.train(prepared, assignment, self._parts.conditions.should_continue)
             telemetry = self._telemetry(change, host.now() - started_s)
             staged = apply_stages(assignment, table, change, staging)
             header = header_of(assignment, staged.encoded, change.counts, telemetry)
+            keep_local(store.locals, model.bundle, assignment, change.local)
         except InvalidBundle:
             # A graph was damaged on this disk after its download: the next try downloads it again.
             store.chunks.remove_damaged(graph_chunks(model.bundle, self._parts.trainer.graph_format))

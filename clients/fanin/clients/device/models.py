@@ -26,7 +26,8 @@ class OpenedModel:
 
     Attributes:
         bundle: The Bundle.
-        parameters: The parameters (num_values,).
+        parameters: The parameters of the Version (num_values,).
+        local: The personal parameters of the device (num_local_values,). None: the initial values of the Bundle.
         auxiliary: The auxiliary tensors that the stages of the Assignment read (num_values,), by name.
         inputs: Inputs of the train graph that the stages set (num_values,), by kind: ``control`` is added to the
             gradient of each step.
@@ -34,8 +35,19 @@ class OpenedModel:
 
     bundle: Bundle
     parameters: Float32s
+    local: Float32s | None = None
     auxiliary: Mapping[str, Float32s] = field(default_factory=lambda: MappingProxyType({}))
     inputs: Mapping[str, Float32s] = field(default_factory=lambda: MappingProxyType({}))
+
+    def values(self) -> Float32s:
+        """Return all parameters of the graphs (num_model_values,): the Version's and the personal ones.
+
+        Raises:
+            InvalidBundle: The initial values of the Bundle are damaged.
+        """
+        if self.local is None:
+            return self.bundle.completed(self.parameters)
+        return self.bundle.manifest.join(self.parameters, self.local)
 
 
 def manifest_chunks(publication: Publication) -> tuple[ChunkRef, ...]:

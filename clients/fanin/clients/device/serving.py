@@ -8,6 +8,8 @@ the served one only if all checks pass:
 3. It returns finite numbers for a probe.
 4. The record that names it is on disk, so that a restart serves it again.
 
+Slots are filled from the Version and from the newest personal parameters of the device, if the Bundle has any.
+
 Otherwise the last good Version stays in service. The swap is one assignment of one reference, so a call in progress
 ends on the model with which it started.
 """
@@ -28,6 +30,7 @@ from fanin.clients.device.models import (
     verify_version,
 )
 from fanin.clients.device.storage.cache import Cache
+from fanin.clients.device.storage.personal import local_values
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.runtimes.base import NamedInputs, Predict, Preprocess, Runtime
 from fanin.edge.runtimes.graphs import probe_inputs
@@ -133,7 +136,7 @@ class Serving:
             self._latest = ServedVersion(run_id=publication.run_id, number=number)
 
     def _open(self, publication: Publication, model: OpenedModel) -> Served:
-        predict = self._runtime.open_predict(model.bundle, model.parameters)
+        predict = self._runtime.open_predict(model.bundle, model.values())
         outputs = predict(probe_inputs(model.bundle.manifest, 1))
         if not np.isfinite(outputs).all():
             raise InvalidVersion(
@@ -164,7 +167,9 @@ class Serving:
             # The last good Version may have a lower number than the highest verified one.
             verify_version(publication, bundle, -1)
             parameters = open_parameters(publication, bundle, self._cache.chunks.read)
-            self._served = self._open(publication, OpenedModel(bundle=bundle, parameters=parameters))
+            local = local_values(self._cache.locals, bundle, publication.run_id)
+            model = OpenedModel(bundle=bundle, parameters=parameters, local=local)
+            self._served = self._open(publication, model)
             self.skip(publication)
         except (FaninError, ValueError) as exc:
             LOG.warning("serving: the version of the last time is not served (%s)", exc)

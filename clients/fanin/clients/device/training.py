@@ -85,11 +85,12 @@ class RuntimeTrainer:
         control = control_of(model)
         step = self._graphs.open_train(model.bundle)
         training = assignment.training
-        state = step.begin(model.parameters)
+        begun = model.values()
+        state = step.begin(begun)
         settings = StepSettings(
             learning_rate=training.learning_rate,
             proximal_weight=training.proximal_weight,
-            anchor=model.parameters,
+            anchor=begun,
             control=control,
             random_key=random_key(training.seed, examples.partition, assignment.round),
             optimizer=training.optimizer,
@@ -102,7 +103,7 @@ class RuntimeTrainer:
             num_steps += 1
             loss_sum += finite(loss, num_steps, training) * float(batch.mask.sum())
         counts |= training_counts(loss_sum, examples, model, assignment)
-        return Change(values=difference(state.parameters, model.parameters), counts=counts, num_steps=num_steps)
+        return change_of(model.bundle, (begun, state.parameters), counts, num_steps)
 
 
 def training_batches(examples: MemoryStore, model: OpenedModel, assignment: m.Assignment) -> Iterator[PaddedBatch]:
@@ -158,12 +159,33 @@ def control_of(model: OpenedModel) -> Float32s | None:
             f"stages: got the input {CONTROL!r}, but the bundle's train graph has no inputs {CONTROL}.<p>; export the "
             "App with Recipe(scaffold=True)"
         )
-    return model.inputs.get(CONTROL)
+    control, local = model.inputs.get(CONTROL), manifest.local
+    if control is None or local is None:
+        return control
+    # No other device has personal parameters like these, so nothing corrects their gradients.
+    return manifest.join(control, np.zeros(local.table.num_values, np.float32))
 
 
 def difference(after: Float32s, before: Float32s) -> Float32s:
     """Return the change of the parameters: computed in float64, rounded once to float32."""
     return (after.astype(np.float64) - before).astype(np.float32)
+
+
+def change_of(
+    bundle: Bundle, parameters: tuple[Float32s, Float32s], counts: Mapping[str, int], num_steps: int
+) -> Change:
+    """Return the result of a training: the change of what travels, and the personal parameters after it.
+
+    Args:
+        bundle: The Bundle.
+        parameters: All parameters of the graphs (num_model_values,) before and after the training.
+        counts: The statistics of the training.
+        num_steps: Its optimizer steps.
+    """
+    before, after = parameters
+    values, _ = bundle.manifest.split(difference(after, before))
+    local = None if bundle.manifest.local is None else bundle.manifest.split(after)[1]
+    return Change(values=values, counts=counts, num_steps=num_steps, local=local)
 
 
 class LocalData:
@@ -206,17 +228,17 @@ class LocalData:
 
         Raises what ``should_continue`` raises.
         """
-        manifest = model.bundle.manifest
+        manifest, values = model.bundle.manifest, model.values()
         num_classes = manifest.num_classes
         in_order = interruptible(batches_in_order(validation, manifest.batch_size, manifest.lengths), should_continue)
         wanted = [each.name for each in assignment.statistics if each.name.startswith(OF_VALIDATION)]
         if not wanted:
-            return counts_of(measure(self._graphs, model.bundle, model.parameters, in_order), num_classes)
+            return counts_of(measure(self._graphs, model.bundle, values, in_order), num_classes)
         # Imported late: most Runs declare none.
         from fanin.edge.metrics.declared import DeclaredMetrics
 
         metrics = DeclaredMetrics(wanted, self._metrics)
-        measured = measure(self._graphs, model.bundle, model.parameters, in_order, metrics.add)
+        measured = measure(self._graphs, model.bundle, values, in_order, metrics.add)
         return counts_of(measured, num_classes) | metrics.counts(len(validation), num_classes)
 
     def _is_mapped(self, bundle: Bundle, name: str, source: Examples) -> bool:

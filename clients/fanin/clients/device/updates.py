@@ -47,15 +47,18 @@ class Change:
     """The result of training. The session adds the encoding, the duration and the traffic.
 
     Attributes:
-        values: New parameters minus the parameters of the Version (num_values,), float32, finite.
+        values: New parameters minus the parameters of the Version (num_values,), float32, finite. Personal parameters
+            are not among them: they are never sent.
         counts: Statistics: integer sums over examples. ``examples`` is the weight of the Update. Those that the Run
             does not declare are left out, and those beyond their bound are cut.
         num_steps: Optimizer steps, for the telemetry.
+        local: New personal parameters (num_local_values,), float32, finite. None if the Bundle has none.
     """
 
     values: Float32s
     counts: Mapping[str, int]
     num_steps: int = 0
+    local: Float32s | None = None
 
 
 class Trainer(Protocol):
@@ -81,7 +84,8 @@ class Trainer(Protocol):
         derive random numbers from ``assignment.training.seed``, the data's partition and ``assignment.round``.
 
         Args:
-            model: The Bundle and the parameters to start from. Do not change them.
+            model: The Bundle and the parameters to start from. Do not change them. ``model.values()`` has all that the
+                graphs take.
             assignment: Epochs, learning rate and seed.
             should_continue: Call it before each batch, also before each batch of an evaluation. It returns True, or
                 raises Interrupted if the device must stop. Let the exception pass.

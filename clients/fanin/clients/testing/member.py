@@ -12,6 +12,7 @@ from fanin.clients.testing.availability import Charge
 from fanin.clients.testing.device import VirtualDevice
 from fanin.clients.testing.habits import Habits
 from fanin.clients.testing.loopback import PIECE_BYTES, Fleet, LoopbackTransport
+from fanin.clients.testing.memory import MemoryStates
 from fanin.clients.testing.observed import DeviceEvent, Observe, ObservedFleet, ObservedTrainer
 from fanin.clients.testing.unreliable import Note, UnreliableFleet
 
@@ -21,11 +22,19 @@ LATENCY_S: Final = 0.01
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """One device of a federation: its name, its trainer and its habits."""
+    """One device of a federation.
+
+    Attributes:
+        device: Its name.
+        trainer: Its trainer.
+        habits: Its habits.
+        locals: Its personal parameters, as the bytes of their files.
+    """
 
     device: str
     trainer: Trainer
     habits: Habits = field(default_factory=Habits)
+    locals: MemoryStates = field(default_factory=MemoryStates)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +97,7 @@ class ActiveMember:
         self._power = _Power(habits)
         self._note_empty = lambda: around.observe(DeviceEvent(device=name, event="battery empty"))
         self.device = VirtualDevice(transport, trainer, around.trusted, device_rng, self._power.work)
+        self.device.folder.locals = member.locals
 
     async def stay(self, stay_s: float | None) -> None:
         """Run the device for some virtual seconds, or until cancelled. It charges whenever its battery is empty."""

@@ -83,6 +83,10 @@ class MemoryStates:
         self.files[label.run_id, label.round] = data
         return decode_states(data, label, first)
 
+    def rounds(self, run_id: str) -> tuple[int, ...]:
+        """Return the Rounds of a Run with a state, in rising order."""
+        return tuple(sorted(number for run, number in self.files if run == run_id))
+
     def keep(self, run_id: str, rounds: Collection[int]) -> None:
         """Remove the other states of a Run, and those of Runs that were used longest ago."""
         runs = tuple(dict.fromkeys([run_id, *(name for name, _ in reversed(self.files))]))[:MAX_RUNS]
@@ -110,4 +114,5 @@ class MemoryFolder:
         self.chunks = MemoryChunks()
         self.updates = MemoryUpdates()
         self.states = MemoryStates()
+        self.locals = MemoryStates()
         self.records = MemoryRecords()

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
+from typing import Final
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from fanin.clients.device.models import OpenedModel
 from fanin.clients.device.updates import Change
 from fanin.edge.bundles.bundle import Bundle, open_folder, write_bundle
 from fanin.edge.bundles.keys import SigningKey
-from fanin.edge.bundles.manifest import Manifest, Port, Signature
+from fanin.edge.bundles.manifest import LocalParameters, Manifest, Port, Signature
 from fanin.edge.bundles.manifest_json import dump_manifest
 from fanin.edge.bundles.slots import Slot, SlotKind
 from fanin.edge.runtimes.graphs import CONTROL, state_port
@@ -20,13 +21,16 @@ from fanin.edge.tensors import TensorTable, encode_parameters
 from fanin.protos import messages as m
 from fanin.protos.chunks import artifact_of
 
+NO_SHAPES: Final[Mapping[str, tuple[int, ...]]] = MappingProxyType({})
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyntheticTrainer:
     """A Trainer that draws a random change of the parameters from the seed (seed, partition, round), as one step.
 
     ``scale`` is its standard deviation, ``num_examples`` its weight. ``counts`` are further statistics. The input
-    ``control`` of a stage is added to the gradient of the step.
+    ``control`` of a stage is added to the gradient of the step. Each training adds to personal parameters, and their
+    mean is a part of the change, which so depends on the device's earlier trainings.
     """
 
     partition: int
@@ -43,11 +47,22 @@ class SyntheticTrainer:
         values = np.random.default_rng(seeds).normal(0.0, self.scale, model.parameters.size).astype(np.float32)
         if CONTROL in model.inputs:
             values -= np.float32(assignment.training.learning_rate) * model.inputs[CONTROL]
-        return Change(values=values, counts={m.EXAMPLES: self.num_examples} | dict(self.counts), num_steps=1)
+        local = None
+        if model.bundle.manifest.local is not None:
+            _, before = model.bundle.manifest.split(model.values())
+            local = before + np.arange(1, before.size + 1, dtype=np.float32) * np.abs(values).max()
+            values += before.mean()
+        counts = {m.EXAMPLES: self.num_examples} | dict(self.counts)
+        return Change(values=values, counts=counts, num_steps=1, local=local)
 
 
 def synthetic_bundle(
-    folder: Path, key: SigningKey, shapes: Mapping[str, tuple[int, ...]], *, scaffold: bool = False
+    folder: Path,
+    key: SigningKey,
+    shapes: Mapping[str, tuple[int, ...]],
+    *,
+    scaffold: bool = False,
+    local: Mapping[str, tuple[int, ...]] = NO_SHAPES,
 ) -> Bundle:
     """Write a signed Bundle with these parameters, all zero, and invalid graphs.
 
@@ -58,12 +73,16 @@ def synthetic_bundle(
         key: The publisher's key.
         shapes: The parameters.
         scaffold: Whether the train graph has the inputs ``control.<p>``.
+        local: Personal parameters, which begin with ones.
     """
     table = TensorTable.of(shapes)
     artifacts = {
         "graph": b"not a graph",
         "initial": encode_parameters(table, np.zeros(table.num_values, np.float32)),
     }
+    personal = TensorTable.of(local)
+    if local:
+        artifacts["local"] = encode_parameters(personal, np.ones(personal.num_values, np.float32))
     x = Port(name="x", dtype="float32", shape=(-1, 1))
     slots = tuple(Slot(initializer=name, kind=SlotKind.FLOAT, parameter=name, shape=shapes[name]) for name in shapes)
     signature = Signature(inputs=(x,), outputs=(), graphs=MappingProxyType({"onnx": "graph"}))
@@ -78,6 +97,7 @@ def synthetic_bundle(
         slots=MappingProxyType({"onnx": slots}),
         artifacts=MappingProxyType({name: artifact_of(data) for name, data in artifacts.items()}),
         initial="initial",
+        local=LocalParameters(table=personal, initial="local") if local else None,
     )
     write_bundle(folder, dump_manifest(manifest), artifacts, key)
     return open_folder(folder, trusted=(key.public,))

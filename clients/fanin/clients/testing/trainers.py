@@ -33,7 +33,8 @@ class Countdown:
 def check_trainer(trainer: Trainer, model: OpenedModel, assignment: m.Assignment) -> Change:
     """Check that a Trainer keeps its contract.
 
-    1. Its values have the model's shape, are finite float32, and can be encoded with its counts.
+    1. Its values have the model's shape, are finite float32, and can be encoded with its counts. It returns the new
+       personal parameters of a Bundle that has some.
     2. It calls ``should_continue`` at least once for each step and once in all.
     3. It leaves the parameters of the model unchanged.
     4. A repeated training returns bit-identical values, and equal counts.
@@ -107,6 +108,11 @@ def _check_change(change: Change, model: OpenedModel, assignment: m.Assignment) 
         raise AssertionError(
             f"values: got {values.dtype} {values.shape}, expected {expected.dtype} {expected.shape} as the parameters"
         )
+    local = model.bundle.manifest.local
+    form = None if local is None else ("float32", (local.table.num_values,))
+    received = None if change.local is None else (str(change.local.dtype), change.local.shape)
+    if received != form:
+        raise AssertionError(f"local: got {received}, expected {form} as the bundle's personal parameters")
     if change.counts.get(m.EXAMPLES, 0) < 1:
         raise AssertionError(f"counts: got {dict(change.counts)}, expected {m.EXAMPLES!r} of at least 1")
     try:
@@ -121,7 +127,8 @@ def _check_base(model: OpenedModel, base: bytes) -> None:
 
 
 def _check_equal(what: str, first: Change, second: Change) -> None:
-    if first.values.tobytes() != second.values.tobytes() or first.counts != second.counts:
+    locals_ = [b"" if change.local is None else change.local.tobytes() for change in (first, second)]
+    if first.values.tobytes() != second.values.tobytes() or first.counts != second.counts or len(set(locals_)) > 1:
         raise AssertionError(
             f"{what}: returned another change, expected a bit-identical one; derive random numbers from "
             "assignment.training.seed, the partition and assignment.round"

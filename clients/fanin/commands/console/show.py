@@ -10,6 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final, assert_never
 
+from fanin.edge.bundles.bundle import Bundle
 from fanin.protos.chunks import short
 from fanin.protos.control import (
     Evaluation,
@@ -33,6 +34,15 @@ WIDE_RISE_PERCENT: Final = 50.0
 """Rise of the squared error in int8 above which the text carries a warning; an export allows at most 10."""
 JSON_KEYS: Final = MappingProxyType({"adopted_run_id": "adopted_run", "rounds": "num_rounds"})
 """Keys in the output of --json that differ from the field of an event."""
+
+
+def note_on_local(bundle: Bundle) -> str:
+    """Return a note for a model outside of a device about its personal parameters; "" if it has none."""
+    local = bundle.manifest.local
+    if local is None:
+        return ""
+    names = ", ".join(spec.name for spec in local.table.specs)
+    return f"{names} have the initial values of the bundle; they are personal, and each device has trained its own"
 
 
 def run_row(info: RunInfo) -> dict[str, object]:

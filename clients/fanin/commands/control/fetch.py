@@ -32,6 +32,7 @@ import typer
 
 from fanin.clients.operator import Operator
 from fanin.clients.textfiles import read_public_key
+from fanin.commands.console.show import note_on_local
 from fanin.commands.console.terminal import (
     DEFAULT_STATE,
     CaOption,
@@ -119,6 +120,8 @@ def fetch(
     written = {} if out is None else {str(out): save(out, fetched, artifacts, force=force)}
     for path, data in models.items():
         written[str(path)] = save_model(path, data, force=force)
+    if models and (note := note_on_local(fetched.bundle)):
+        sys.stderr.write(f"note: {note}\n")
     if json:
         row = {**version_row(fetched), "out": None if out is None else str(out), "written": any(written.values())}
         write_json(json, {**row, "models": [str(path) for path in models]})

@@ -188,7 +188,7 @@ def _vmap_seconds(step: "VectorStep", bundle: Bundle, num_clients: int) -> float
 
 
 def _graph_seconds(bundle: Bundle, runtime: Runtime) -> float:
-    parameters, batch = bundle.initial_parameters(), probe_batch(bundle.manifest)
+    parameters, batch = bundle.completed(bundle.initial_parameters()), probe_batch(bundle.manifest)
     step = runtime.open_train(bundle)
     state, settings = step.begin(parameters), StepSettings(learning_rate=0.0)
     return seconds_of(lambda: step(state, batch, settings))

@@ -80,7 +80,8 @@ class Baseline:
         Raises:
             InvalidInput: The loss is no longer finite.
         """
-        step, parameters = self.graphs.open_train(self.bundle), self.bundle.initial_parameters()
+        step = self.graphs.open_train(self.bundle)
+        parameters = self.bundle.completed(self.bundle.initial_parameters())
         state, stream = step.begin(parameters), self._batches()
         rows, num_steps = [], 0
         for row in rounds:

@@ -8,8 +8,8 @@ A simulation is a function of its arguments, so a resumed one plays the same Run
 trainings that have ended come from the record, and only the others are computed. Each file is complete when it has its
 name, so the simulation may be killed at any moment.
 
-A training is a function of the client, the Version, the Assignment and the inputs of its stages: ``KEY`` is their
-digest. A Run with more Rounds or other devices can therefore use the same record.
+A training is a function of the client, the Version, the client's personal parameters, the Assignment and the inputs of
+its stages: ``KEY`` is their digest. A Run with more Rounds or other devices can therefore use the same record.
 """
 
 import hashlib
@@ -124,6 +124,8 @@ def _key(client: int, model: OpenedModel, assignment: m.Assignment) -> str:
     # What a training reports depends on the metrics that the Plan declares.
     digest.update(" ".join(each.name for each in assignment.statistics if each.name.startswith(OF_VALIDATION)).encode())
     digest.update(model.parameters.tobytes())
+    if model.local is not None:
+        digest.update(b"local" + model.local.tobytes())
     for name, values in sorted(model.inputs.items()):
         digest.update(name.encode() + values.tobytes())
     return digest.hexdigest()
@@ -135,7 +137,8 @@ def _store(path: Path, change: Change) -> None:
         about = json.dumps(
             {"counts": {name: int(count) for name, count in change.counts.items()}, "num_steps": change.num_steps}
         )
-        np.savez(file, values=change.values, about=np.frombuffer(about.encode(), np.uint8))
+        local = np.empty(0, np.float32) if change.local is None else change.local
+        np.savez(file, values=change.values, local=local, about=np.frombuffer(about.encode(), np.uint8))
     draft.replace(path)
 
 
@@ -144,9 +147,10 @@ def _read(path: Path) -> Change | None:
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             values, about = archive["values"], json.loads(archive["about"].tobytes())
+            local = archive["local"] if archive["local"].size else None
     except (OSError, ValueError, KeyError, zipfile.BadZipFile):
         return None
-    return Change(values=values, counts=about["counts"], num_steps=about["num_steps"])
+    return Change(values=values, counts=about["counts"], num_steps=about["num_steps"], local=local)
 
 
 def _write(path: Path, data: bytes) -> None:

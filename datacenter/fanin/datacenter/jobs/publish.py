@@ -33,7 +33,8 @@ def train_and_publish(
         run_id: The Run.
         bundle: The Run's Bundle.
         publisher: Signing key of the Bundle's publisher.
-        train: Maps parameters (num_values,) to trained parameters (num_values,).
+        train: Maps all parameters of the graphs (num_model_values,) to trained ones. Personal parameters have their
+            initial values and are not published.
 
     Returns:
         A function that publishes the Version for a number of Rounds. It raises Conflict if the Run has a newer Version
@@ -47,7 +48,8 @@ def train_and_publish(
     if parent.bundle_sha256 != bundle.sha256:
         raise Conflict(f"run {run_id}: is of bundle {short(parent.bundle_sha256)}, expected {short(bundle.sha256)}")
     check_version(parent, run_id=run_id, bundle_sha256=bundle.sha256, publisher=bundle.signed.public_key, seen=-1)
-    version, data = next_version(parent, train(operator.parameters(parent)), bundle, publisher)
+    trained, _ = bundle.manifest.split(train(bundle.completed(operator.parameters(parent))))
+    version, data = next_version(parent, trained, bundle, publisher)
     return lambda num_rounds: operator.publish_version(version, data, num_rounds)
 
 

@@ -22,10 +22,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Final
 
+import numpy as np
+
 from fanin.edge.bundles.keys import BUNDLE_CONTEXT, SigningKey, is_signed
 from fanin.edge.bundles.manifest import Manifest
 from fanin.edge.bundles.manifest_json import parse_manifest
-from fanin.edge.tensors import Float32s, decode_parameters, sha256_hex
+from fanin.edge.tensors import Float32s, TensorTable, decode_parameters, sha256_hex
 from fanin.protos.chunks import assemble, cut, short
 from fanin.protos.errors import InvalidBundle, InvalidInput
 
@@ -122,12 +124,38 @@ class Bundle:
 
     def initial_parameters(self) -> Float32s:
         """Return the parameters of Version 0 (num_values,). Raises InvalidBundle."""
+        return self._initial("initial parameters", self.manifest.initial, self.manifest.table)
+
+    def initial_local(self) -> Float32s:
+        """Return the personal parameters that every device starts from (num_local_values,); empty if there are none.
+
+        Raises:
+            InvalidBundle: The artifact is damaged or has other tensors.
+        """
+        local = self.manifest.local
+        if local is None:
+            return np.empty(0, np.float32)
+        return self._initial("initial personal parameters", local.initial, local.table)
+
+    def completed(self, parameters: Float32s) -> Float32s:
+        """Return all parameters of the graphs (num_model_values,), with the initial values of the personal ones.
+
+        Args:
+            parameters: The parameters of a Version (num_values,). Without personal parameters they are the result.
+
+        Raises:
+            InvalidBundle: The artifact of the personal parameters is damaged.
+            ValueError: ``parameters`` has another length.
+        """
+        return self.manifest.join(parameters, self.initial_local())
+
+    def _initial(self, what: str, name: str, expected: TensorTable) -> Float32s:
         try:
-            table, flat = decode_parameters(self.artifact(self.manifest.initial))
+            table, flat = decode_parameters(self.artifact(name))
         except InvalidInput as exc:
             raise InvalidBundle(f"bundle {short(self.sha256)}: {exc}") from exc
-        if table != self.manifest.table:
-            raise InvalidBundle(f"bundle {short(self.sha256)}: initial parameters have other names or shapes")
+        if table != expected:
+            raise InvalidBundle(f"bundle {short(self.sha256)}: {what} have other names or shapes")
         return flat
 
 

@@ -13,7 +13,7 @@ from typing import Final
 from fanin.edge.bundles.derived import NOTHING, Derived
 from fanin.edge.bundles.slots import Slot, check_slots
 from fanin.edge.lengths import Lengths
-from fanin.edge.tensors import TensorTable
+from fanin.edge.tensors import Float32s, TensorTable
 from fanin.protos.chunks import Artifact
 from fanin.protos.errors import InvalidBundle
 
@@ -67,6 +67,23 @@ class OptimizerSetting:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LocalParameters:
+    """The personal parameters of a Bundle: a device trains them and never sends them.
+
+    Attributes:
+        table: Their names and shapes; at least one.
+        initial: Name of the artifact with the values that every device starts from.
+    """
+
+    table: TensorTable
+    initial: str
+
+    def __post_init__(self) -> None:
+        if not self.table.specs:
+            raise InvalidBundle("local: got no parameters, expected at least one; leave the key out")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Signature:
     """One callable graph: its inputs and outputs, and the name of its artifact by graph format."""
 
@@ -95,6 +112,7 @@ class Manifest:
         optimizer: The settings of the optimizer that a Plan may change, by name.
         lengths: The lengths of the model's sequences; None for a single one. ``DEVICE_SIGNATURES`` are the graphs of
             the longest. Those of a shorter one have names such as ``train@16``, and slots for ``onnx@16``.
+        local: The personal parameters, which are inputs of the graphs like those of ``table``; None for none.
 
     Raises:
         InvalidBundle: The facts contradict each other.
@@ -112,6 +130,7 @@ class Manifest:
     num_tokens: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     optimizer: Mapping[str, OptimizerSetting] = field(default_factory=lambda: MappingProxyType({}))
     lengths: Lengths | None = None
+    local: LocalParameters | None = None
 
     def __post_init__(self) -> None:
         if self.batch_size < 1 or self.num_classes < 0:
@@ -135,7 +154,8 @@ class Manifest:
             )
         if self.initial not in self.artifacts:
             raise InvalidBundle(f"manifest: initial parameters {self.initial!r} are not among the artifacts")
-        shapes = {spec.name: spec.shape for spec in self.table.specs}
+        self._check_local()
+        shapes = {spec.name: spec.shape for spec in self.model_table.specs}
         self.derived.shapes(shapes)
         formats = self.signatures["infer"].graphs if self.signatures else ()
         for key, slots in self.slots.items():
@@ -150,6 +170,52 @@ class Manifest:
                     "without slots no Version changes the int8 model"
                 )
         self._check_lengths()
+
+    def _check_local(self) -> None:
+        """Raise InvalidBundle unless personal parameters have values, and other names than those that travel."""
+        if self.local is None:
+            return
+        if not self.signatures or not self.table.specs:
+            raise InvalidBundle("manifest: local: expected also graphs, and at least one parameter that travels")
+        if self.local.initial not in self.artifacts or self.local.initial == self.initial:
+            raise InvalidBundle(
+                f"manifest: local: got the initial values {self.local.initial!r}, expected an artifact of their own"
+            )
+        if both := {spec.name for spec in self.table.specs} & {spec.name for spec in self.local.table.specs}:
+            raise InvalidBundle(f"manifest: local: got {sorted(both)} also among the parameters that travel")
+
+    @property
+    def model_table(self) -> TensorTable:
+        """Names and shapes of all parameters that the graphs take: those that travel and the personal ones."""
+        return self.table if self.local is None else self.table.joined(self.local.table)
+
+    def join(self, parameters: Float32s, local: Float32s) -> Float32s:
+        """Return all parameters of the graphs (num_model_values,), laid out by ``model_table``.
+
+        Args:
+            parameters: The parameters that travel (num_values,).
+            local: The personal parameters (num_local_values,); empty if there are none.
+
+        Raises:
+            ValueError: A vector has another length.
+        """
+        if self.local is None:
+            if local.size:
+                raise ValueError(f"personal parameters: got {local.size} values, expected none")
+            return parameters
+        views = self.table.views(parameters) | self.local.table.views(local)
+        return self.model_table.flatten(views)
+
+    def split(self, values: Float32s) -> tuple[Float32s, Float32s]:
+        """Return the parameters that travel (num_values,) and the personal ones (num_local_values,): undo ``join``."""
+        if self.local is None:
+            return values, values[:0]
+        views = self.model_table.views(values)
+        shared, personal = (
+            table.flatten({spec.name: views[spec.name] for spec in table.specs})
+            for table in (self.table, self.local.table)
+        )
+        return shared, personal
 
     @property
     def _shorter(self) -> tuple[int, ...]:
@@ -194,11 +260,11 @@ class Manifest:
         return tuple(sorted(set.intersection(*formats))) if formats else (NO_GRAPHS,)
 
     def files(self, graph_format: str) -> frozenset[str]:
-        """Return the artifacts that a device of this format needs beside the parameters."""
+        """Return the artifacts that a device of this format needs beside the parameters of a Version."""
         if graph_format == NO_GRAPHS and not self.signatures:
             return frozenset(self.artifacts) - {self.initial}
         graphs = (signature.graphs.get(graph_format, "") for signature in self.signatures.values())
-        return frozenset(graphs) - {""}
+        return (frozenset(graphs) | {"" if self.local is None else self.local.initial}) - {""}
 
 
 def check_same_ports(longest: Signature, other: Signature, lengths: Lengths, kind: str, size: int) -> None:

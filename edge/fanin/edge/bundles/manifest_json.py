@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Final
 
 from fanin.edge.bundles.derived import derived_row, parse_derived
-from fanin.edge.bundles.manifest import DTYPES, Manifest, OptimizerSetting, Port, Signature
+from fanin.edge.bundles.manifest import DTYPES, LocalParameters, Manifest, OptimizerSetting, Port, Signature
 from fanin.edge.bundles.rows import Reader
 from fanin.edge.bundles.slots import Slot, SlotKind
 from fanin.edge.lengths import Lengths
@@ -58,6 +58,12 @@ def dump_manifest(manifest: Manifest) -> bytes:
         },
         "initial": manifest.initial,
     }
+    if manifest.local is not None:
+        # Only where there are some: the manifest of every other Bundle keeps its bytes.
+        row["local"] = {
+            "parameters": {spec.name: list(spec.shape) for spec in manifest.local.table.specs},
+            "initial": manifest.local.initial,
+        }
     return json.dumps(row, indent=1, sort_keys=True).encode() + b"\n"
 
 
@@ -92,7 +98,8 @@ def parse_manifest(data: bytes) -> Manifest:
 def _manifest(reader: Reader) -> Manifest:
     reader.only(
         "format name batch_size num_classes num_tokens lengths optimizer parameters derived signatures slots artifacts "
-        "initial"
+        "initial",
+        optional="local",
     )
     parameters, num_tokens = reader.child("parameters"), reader.child("num_tokens")
     return Manifest(
@@ -114,7 +121,15 @@ def _manifest(reader: Reader) -> Manifest:
         derived=parse_derived(reader.child("derived")),
         optimizer=MappingProxyType({name: parse_setting(row) for name, row in reader.children("optimizer")}),
         lengths=_lengths(reader.child("lengths")),
+        local=_local(reader.child("local")) if "local" in reader.row else None,
     )
+
+
+def _local(reader: Reader) -> LocalParameters:
+    reader.only("parameters initial")
+    parameters = reader.child("parameters")
+    table = TensorTable.of({name: parameters.shape(name) for name in parameters.row})
+    return LocalParameters(table=table, initial=reader.text("initial"))
 
 
 def parse_setting(reader: Reader) -> OptimizerSetting:

@@ -16,12 +16,15 @@ class Reader:
         self.row: dict[str, object] = row
         self.path = path
 
-    def only(self, keys: str) -> None:
-        """Raise InvalidBundle unless the object has exactly these keys, separated by spaces."""
+    def only(self, keys: str, optional: str = "") -> None:
+        """Raise InvalidBundle unless the object has all ``keys`` and no others but ``optional``, split at spaces."""
         known = set(keys.split())
         faults = [
             f"{word} {sorted(names)}"
-            for word, names in (("unknown", set(self.row) - known), ("no", known - set(self.row)))
+            for word, names in (
+                ("unknown", set(self.row) - known - set(optional.split())),
+                ("no", known - set(self.row)),
+            )
             if names
         ]
         if faults:

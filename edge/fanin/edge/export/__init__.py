@@ -24,7 +24,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from fanin.edge.export.app import Adapters, App, Recipe, inputs_of
+    from fanin.edge.export.app import App, inputs_of
     from fanin.edge.export.build import Exported, export
     from fanin.edge.export.check import Finding, check_app
     from fanin.edge.export.decompositions.own import check_decomposition
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from fanin.edge.export.losses import Loss, cross_entropy, next_token, squared_error
     from fanin.edge.export.optimizers.lion import Lion
     from fanin.edge.export.optimizers.optimizer import Optimizer
+    from fanin.edge.export.optimizers.recipe import Adapters, Recipe
     from fanin.edge.export.optimizers.rules import Adagrad, Adam, RmsProp, Sgd
     from fanin.edge.lengths import Lengths
 
@@ -63,7 +64,7 @@ OWNERS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "Adagrad": "optimizers.rules",
         "Adam": "optimizers.rules",
-        "Adapters": "app",
+        "Adapters": "optimizers.recipe",
         "App": "app",
         "Exported": "build",
         "Finding": "check",
@@ -71,7 +72,7 @@ OWNERS: Final[Mapping[str, str]] = MappingProxyType(
         "Lion": "optimizers.lion",
         "Loss": "losses",
         "Optimizer": "optimizers.optimizer",
-        "Recipe": "app",
+        "Recipe": "optimizers.recipe",
         "RmsProp": "optimizers.rules",
         "Sgd": "optimizers.rules",
         "check_app": "check",

@@ -10,7 +10,7 @@
 import logging
 import math
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -23,7 +23,7 @@ from torch import Tensor
 
 from fanin.edge.bundles.bundle import Bundle, open_folder, write_bundle
 from fanin.edge.bundles.keys import SigningKey
-from fanin.edge.bundles.manifest import Manifest, Signature
+from fanin.edge.bundles.manifest import LocalParameters, Manifest, Signature
 from fanin.edge.bundles.manifest_json import dump_manifest
 from fanin.edge.bundles.slots import Slot
 from fanin.edge.export.apart import apart
@@ -44,13 +44,15 @@ from fanin.edge.runtimes.base import PaddedBatch
 from fanin.edge.runtimes.measure import compare, measure
 from fanin.edge.runtimes.quality import Agreement, Quality, check_drop
 from fanin.edge.runtimes.randomness import RandomPort
-from fanin.edge.tensors import encode_parameters
+from fanin.edge.tensors import Array, TensorTable, encode_parameters
 from fanin.protos.chunks import artifact_of
 from fanin.protos.errors import InvalidBundle, InvalidInput, InvalidVersion, UnsupportedModel
 
 LOG = logging.getLogger("fanin.edge.export")
 """Logs each step of an export at INFO: an export may take minutes."""
 PARAMETERS: Final = "parameters"
+LOCAL: Final = "local"
+"""Name of the artifact with the initial values of personal parameters."""
 COMPARED_SAMPLES: Final = 256
 """Calibration samples that are compared: more of them take longer and show the same."""
 
@@ -110,6 +112,7 @@ def export(
     with tempfile.TemporaryDirectory(prefix="fanin-export-") as draft:
         write_bundle(Path(draft), data, artifacts, key)
         bundle = open_folder(Path(draft), trusted=[key.public])
+        initial = bundle.completed(bundle.initial_parameters())
         for name in formats:
             try:
                 runtime = open_runtime(FORMATS[name].runtime)
@@ -119,12 +122,10 @@ def export(
                     verify(single, view, runtime, plain)
                 LOG.info("%s: comparing int8 with float", name)
                 if app.validation is not None:
-                    measured[name] = measure(runtime, bundle, bundle.initial_parameters(), validation_batches(app))
+                    measured[name] = measure(runtime, bundle, initial, validation_batches(app))
                     check_drop(f"{prepared.what}: {name}", measured[name], max_drop)
                 else:
-                    compared[name] = compare(
-                        runtime, bundle, bundle.initial_parameters(), calibration_batches(prepared)
-                    )
+                    compared[name] = compare(runtime, bundle, initial, calibration_batches(prepared))
                     notes += _warnings(name, compared[name])
             except (InvalidBundle, InvalidVersion, ValueError) as exc:
                 raise UnsupportedModel(f"{prepared.what}: {exc}") from exc
@@ -214,10 +215,13 @@ def _warnings(name: str, comparison: Agreement) -> list[str]:
 
 
 def _assemble(prepared: Prepared, formats: Mapping[str, Graphs]) -> tuple[Manifest, dict[str, bytes]]:
-    app, table = prepared.app, prepared.table
-    arrays = {name: value.numpy() for name, value in prepared.travelling.items()}
+    app = prepared.app
+    arrays = {name: value.numpy() for name, value in prepared.parameters.items()}
+    table, local = (_table_of(arrays, names) for names in (arrays.keys() - prepared.local, prepared.local))
     artifacts = {name: data for graphs in formats.values() for name, data in graphs.files.items()}
-    artifacts[PARAMETERS] = encode_parameters(table, table.flatten(arrays))
+    artifacts[PARAMETERS] = _encoded(table, arrays)
+    if prepared.local:
+        artifacts[LOCAL] = _encoded(local, arrays)
     first = next(iter(formats.values()))
     for name, graphs in formats.items():
         if graphs.ports != first.ports or graphs.derived != first.derived:
@@ -246,8 +250,17 @@ def _assemble(prepared: Prepared, formats: Mapping[str, Graphs]) -> tuple[Manife
         derived=first.derived,
         optimizer=MappingProxyType(dict(app.recipe.optimizer.settings)),
         lengths=app.lengths,
+        local=LocalParameters(table=local, initial=LOCAL) if prepared.local else None,
     )
     return manifest, artifacts
+
+
+def _table_of(arrays: Mapping[str, Array], names: Collection[str]) -> TensorTable:
+    return TensorTable.of({name: arrays[name].shape for name in names})
+
+
+def _encoded(table: TensorTable, arrays: Mapping[str, Array]) -> bytes:
+    return encode_parameters(table, table.flatten({spec.name: arrays[spec.name] for spec in table.specs}))
 
 
 def _slots(formats: Mapping[str, Graphs]) -> dict[str, tuple[Slot, ...]]:

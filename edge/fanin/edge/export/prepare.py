@@ -25,12 +25,13 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 
 from fanin.edge.bundles.quantize import weight_codes, weight_scales
-from fanin.edge.export.app import Adapters, App
+from fanin.edge.export.app import App
 from fanin.edge.export.int8.quantization_aware import round_layers
 from fanin.edge.export.modules.adapters import add_adapters
 from fanin.edge.export.modules.heads import head_of
 from fanin.edge.export.modules.norms import STATISTICS, track_norms, tracked_norms
 from fanin.edge.export.optimizers.optimizer import Tensors
+from fanin.edge.export.optimizers.recipe import Adapters
 from fanin.edge.runtimes.graphs import parameter_port
 from fanin.edge.tensors import Float32s, TensorTable
 from fanin.protos.errors import InvalidInput, UnsupportedModel
@@ -61,11 +62,12 @@ class Prepared:
         app: The App.
         module: The module that is traced.
         eager: The module that torch itself would train, with the same weights.
-        learned: Parameters that learn. They travel.
-        tracked: Running statistics of norms that train. They travel.
+        learned: Parameters that learn.
+        tracked: Running statistics of norms that train.
         frozen: Weights that are int8 constants of the train graph.
         notes: Changes to the module, one sentence each.
         rates: Factor of the learning rate of each parameter that learns.
+        local: Names of the personal parameters and statistics. All others travel.
     """
 
     app: App
@@ -76,17 +78,18 @@ class Prepared:
     frozen: Mapping[str, FrozenWeight]
     notes: tuple[str, ...]
     rates: Mapping[str, float]
+    local: frozenset[str] = frozenset()
 
     @property
-    def travelling(self) -> Tensors:
-        """The parameters of a Version by name, in sorted order."""
+    def parameters(self) -> Tensors:
+        """All parameters of the graphs by name, in sorted order: those that travel and the personal ones."""
         both = self.learned | self.tracked
         return {name: both[name] for name in sorted(both)}
 
     @property
     def table(self) -> TensorTable:
-        """The layout of a Version's parameters as one flat vector."""
-        return TensorTable.of({name: tuple(value.shape) for name, value in self.travelling.items()})
+        """The layout of all parameters of the graphs as one flat vector."""
+        return TensorTable.of({name: tuple(value.shape) for name, value in self.parameters.items()})
 
     @property
     def kept_float(self) -> tuple[str, ...]:
@@ -134,6 +137,7 @@ def prepare(app: App) -> Prepared:
         frozen=MappingProxyType(frozen),
         notes=tuple(notes),
         rates=MappingProxyType({name: _rate(app, name) for name in sorted(learned)}),
+        local=_local_names(app, module, sorted(learned | tracked)),
     )
 
 
@@ -162,19 +166,19 @@ def with_parameters(app: App, values: Mapping[str, Float32s]) -> nn.Module:
 
     Args:
         app: The App.
-        values: The parameters by the names of the manifest's table, each of its shape.
+        values: The parameters by the names of the manifest's table, each of its shape. Personal parameters may be left
+            out: they keep the App's values.
 
     Raises:
         UnsupportedModel: The App cannot be prepared.
         InvalidInput: The names or shapes are not those of the App's parameters.
     """
     prepared = prepare(app)
-    if {name: value.shape for name, value in values.items()} != {
-        name: tuple(value.shape) for name, value in prepared.travelling.items()
-    }:
+    shapes = {name: tuple(value.shape) for name, value in prepared.parameters.items()}
+    shared = {name: shape for name, shape in shapes.items() if name not in prepared.local}
+    if {name: value.shape for name, value in values.items()} not in (shapes, shared):
         raise InvalidInput(
-            f"{prepared.what}: got parameters of another model, expected {sorted(prepared.travelling)} in the shapes "
-            "of this one"
+            f"{prepared.what}: got parameters of another model, expected {sorted(shared)} in the shapes of this one"
         )
     module = copy.deepcopy(prepared.eager).eval()
     tensors = dict(module.named_parameters()) | dict(module.named_buffers())
@@ -247,6 +251,27 @@ def _check_rates(app: App, learned: Tensors) -> None:
                 f"App {app.name}: rates: the patterns {found[0]!r} and {found[1]!r} match the parameter {name}, "
                 "expected one; make them more exact"
             )
+
+
+def _local_names(app: App, module: nn.Module, names: list[str]) -> frozenset[str]:
+    """Return the names that the patterns of ``local`` match. Raises UnsupportedModel for a pattern without a match."""
+    what = f"App {app.name}: local"
+    for pattern in app.recipe.local:
+        if any(fnmatchcase(name, pattern) for name in names):
+            continue
+        frozen = [name for name, _ in module.named_parameters() if fnmatchcase(name, pattern)]
+        kind = f"only {frozen[0]}, which does not learn and never travels" if frozen else "no parameter"
+        raise UnsupportedModel(
+            f"{what}: the pattern {pattern!r} matches {kind}, expected at least one of {names[:MAX_SHOWN]}; correct or "
+            "remove it"
+        )
+    local = frozenset(name for name in names if any(fnmatchcase(name, each) for each in app.recipe.local))
+    if len(local) == len(names):
+        raise UnsupportedModel(
+            f"{what}: the patterns {list(app.recipe.local)} match all parameters that learn, expected at least one "
+            f"that travels, such as {names[0]}; make them more exact, or train without a federation"
+        )
+    return local
 
 
 def _choose(app: App, module: nn.Module) -> list[str]:

@@ -108,7 +108,7 @@ def verify(prepared: Prepared, bundle: Bundle, runtime: Runtime, plain: Runtime)
     cases = cases_of(prepared)
     # (1), (2)
     verify_training(prepared, bundle.manifest, runtime.open_train(bundle), runtime.open_evaluate(bundle), cases)
-    parameters = bundle.initial_parameters()
+    parameters = bundle.completed(bundle.initial_parameters())
     # (3), (4)
     predict, predict_plainly = (each.open_predict(bundle, parameters) for each in (runtime, plain))
     _check_int8(prepared, runtime.name, (predict, predict_plainly), cases)
@@ -131,7 +131,7 @@ def verify_training(
     Raises:
         UnsupportedModel: A result differs from torch's by more than the tolerance.
     """
-    initial = prepared.table.flatten({name: value.numpy() for name, value in prepared.travelling.items()})
+    initial = prepared.table.flatten({name: value.numpy() for name, value in prepared.parameters.items()})
     _check_steps(prepared, manifest, (step, initial), cases)
     for case in cases[:2]:
         _check_evaluation(prepared, evaluate, initial, case)
@@ -222,7 +222,7 @@ def _check_step(
         }
         _check_tensors(prepared, what, triples)
     after = prepared.table.views(following.parameters)
-    before = {name: value.numpy() for name, value in prepared.travelling.items()}
+    before = {name: value.numpy() for name, value in prepared.parameters.items()}
     tracked = {
         name: _triple(
             after[name],
@@ -332,7 +332,7 @@ def _advice(prepared: Prepared) -> str:
 
 def _module_of(prepared: Prepared, port: str) -> str:
     """Return the module of a parameter or of its state, in words; "" for another output."""
-    names = [name for name in prepared.travelling if port == name or port.endswith(f".{name}")]
+    names = [name for name in prepared.parameters if port == name or port.endswith(f".{name}")]
     if not names:
         return ""
     path = max(names, key=len).rpartition(".")[0]

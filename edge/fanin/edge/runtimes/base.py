@@ -40,7 +40,7 @@ class TrainState:
     """Everything that a train step reads and writes.
 
     Attributes:
-        parameters: Flat vector (num_values,) in the order of the manifest's table.
+        parameters: All parameters of the graphs (num_values,), laid out by the manifest's ``model_table``.
         optimizer: Flat vector (num_state_values,) in the order of ``graphs.optimizer_table``.
         num_steps: Steps since ``TrainStep.begin``.
     """
@@ -196,7 +196,7 @@ class Runtime(Protocol):
         ...
 
     def open_predict(self, bundle: Bundle, parameters: Float32s) -> Predict:
-        """Open the ``infer`` Signature and fill its slots from ``parameters`` (num_values,).
+        """Open the ``infer`` Signature and fill its slots from ``parameters`` (num_values,), those of ``model_table``.
 
         Raises:
             InvalidBundle: The graph cannot be opened.

@@ -71,7 +71,7 @@ def _check_training(runtime: Runtime, bundle: Bundle, batches: Sequence[PaddedBa
 
 def _train(runtime: Runtime, bundle: Bundle, batches: Sequence[PaddedBatch]) -> tuple[list[TrainState], list[float]]:
     step = runtime.open_train(bundle)
-    states, losses = [step.begin(bundle.initial_parameters())], list[float]()
+    states, losses = [step.begin(bundle.completed(bundle.initial_parameters()))], list[float]()
     for batch in batches:
         state, loss = step(states[-1], batch, _SETTINGS)
         states.append(state)
@@ -81,7 +81,7 @@ def _train(runtime: Runtime, bundle: Bundle, batches: Sequence[PaddedBatch]) -> 
 
 def _check_padding(runtime: Runtime, bundle: Bundle, batch: PaddedBatch) -> None:
     step, evaluate = runtime.open_train(bundle), runtime.open_evaluate(bundle)
-    parameters = bundle.initial_parameters()
+    parameters = bundle.completed(bundle.initial_parameters())
     empty = replace(batch, mask=np.zeros_like(batch.mask))
     _, loss = step(step.begin(parameters), empty, _SETTINGS)
     loss_sum = evaluate(parameters, empty).loss_sum
@@ -96,7 +96,7 @@ def _check_prediction(runtime: Runtime, bundle: Bundle, parameters: Float32s, rn
     first = predict({name: array[:1] for name, array in inputs.items()})
     assert logits.shape[0] == num, f"infer: got {logits.shape} for {num} samples"
     assert _is_near(first, logits[:1]), "infer: the logits of a sample depend on the other samples of the batch"
-    other = runtime.open_predict(bundle, bundle.initial_parameters())(inputs)
+    other = runtime.open_predict(bundle, bundle.completed(bundle.initial_parameters()))(inputs)
     assert not np.array_equal(logits, other), "infer: two Versions gave equal logits; fill the slots, see GraphFile"
 
 
@@ -108,8 +108,11 @@ def _check_graph(engine: GraphEngine, bundle: Bundle, batches: Sequence[PaddedBa
         what="evaluate graph",
         signature="evaluate",
     )
-    graph, parameters = engine.load(file), bundle.manifest.table.views(bundle.initial_parameters())
-    ports = [parameter_port(spec.name) for spec in bundle.manifest.table.specs]
+    graph, parameters = (
+        engine.load(file),
+        bundle.manifest.model_table.views(bundle.completed(bundle.initial_parameters())),
+    )
+    ports = [parameter_port(spec.name) for spec in bundle.manifest.model_table.specs]
     feeds = [
         {**dict(zip(ports, parameters.values(), strict=True)), **each.inputs, "y": each.y, "mask": each.mask}
         for each in batches[:2]

@@ -115,7 +115,7 @@ def optimizer_table(manifest: Manifest) -> TensorTable:
     """Return the layout of the optimizer's state: all train inputs that have a next value, except the parameters."""
     train = manifest.signatures["train"]
     outputs = {port.name for port in train.outputs}
-    parameters = {parameter_port(spec.name) for spec in manifest.table.specs}
+    parameters = {parameter_port(spec.name) for spec in manifest.model_table.specs}
     return TensorTable.of(
         {
             port.name: port.shape
@@ -132,7 +132,7 @@ def input_names(manifest: Manifest) -> tuple[str, ...]:
         InvalidBundle: There is none, or two inputs or an input and another port share a name.
     """
     names = tuple(port.name for port in manifest.signatures["infer"].inputs)
-    others = RESERVED | {parameter_port(spec.name) for spec in manifest.table.specs}
+    others = RESERVED | {parameter_port(spec.name) for spec in manifest.model_table.specs}
     if not names or len(set(names)) < len(names) or others & {*names}:
         raise InvalidBundle(
             f"bundle: signature 'infer' has inputs {list(names)}, expected at least one, with different names that no "
@@ -174,10 +174,10 @@ class GraphEvaluate:
     """An ``Evaluate`` over a graph."""
 
     def __init__(self, manifest: Manifest, run: RunGraph) -> None:
-        names = [parameter_port(spec.name) for spec in manifest.table.specs]
+        names = [parameter_port(spec.name) for spec in manifest.model_table.specs]
         self._outputs = ["loss_sum", "predicted"]
         signature = signature_of(manifest, "evaluate", ([*names, *batch_ports(manifest)], []), self._outputs)
-        self._parameters = FlatPorts(manifest.table, names)
+        self._parameters = FlatPorts(manifest.model_table, names)
         self._batch = BatchPorts(manifest, signature)
         self._has_labels = manifest.num_classes > 0
         (self._predicted,) = (port for port in signature.outputs if port.name == "predicted")

@@ -82,7 +82,7 @@ class GraphRuntime:
         values: Mapping[str, SlotValue] = {}
         if parameters is not None:
             slots = manifest.slots.get(self.graph_format, ())
-            values = fill_slots(slots, manifest.table, parameters, manifest.derived)
+            values = fill_slots(slots, manifest.model_table, parameters, manifest.derived)
         what = f"{signature} graph"
         file = GraphFile(
             data=bundle.graph(signature, self.graph_format),

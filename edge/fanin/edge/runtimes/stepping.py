@@ -79,7 +79,7 @@ class GraphTrainStep:
     """A ``TrainStep`` over a graph."""
 
     def __init__(self, manifest: Manifest, bind: BindGraph) -> None:
-        parameters = [spec.name for spec in manifest.table.specs]
+        parameters = [spec.name for spec in manifest.model_table.specs]
         names = [parameter_port(name) for name in parameters]
         states = optimizer_table(manifest)
         state_names = [spec.name for spec in states.specs]
@@ -94,7 +94,7 @@ class GraphTrainStep:
         optional += self._settings
         outputs = [*(next_port(name) for name in (*names, *state_names)), "loss"]
         signature = signature_of(manifest, "train", (required, optional), outputs)
-        self._parameters = FlatPorts(manifest.table, names)
+        self._parameters = FlatPorts(manifest.model_table, names)
         self._states = FlatPorts(states, state_names)
         self._batch = BatchPorts(manifest, signature)
         self._bind = bind
@@ -114,8 +114,8 @@ class GraphTrainStep:
         for kind in KINDS:
             ports = [state_port(kind, name) for name in parameters]
             if any(port in inputs for port in ports):
-                self._extras[kind] = np.zeros(manifest.table.num_values, np.float32)
-                flat_ports = FlatPorts(manifest.table, [port if port in inputs else "" for port in ports])
+                self._extras[kind] = np.zeros(manifest.model_table.num_values, np.float32)
+                flat_ports = FlatPorts(manifest.model_table, [port if port in inputs else "" for port in ports])
                 self._feed |= flat_ports.views(self._extras[kind])
         self._loss = np.zeros((), np.float32)
         self._slabs: list[_Slab] = []

@@ -46,7 +46,7 @@ def evaluate_version(
     Args:
         runtime: Runs the graphs.
         bundle: Has the graphs.
-        parameters: The parameters of the Version (num_values,).
+        parameters: The parameters of the Version (num_values,). Personal parameters have their initial values.
         batches: The data set.
         metrics: Further metrics by name.
 
@@ -62,7 +62,7 @@ def evaluate_version(
         InvalidPlan: A metric raised an error, or its value is not finite.
     """
     rows = MetricRows(metrics)
-    quality = measure(runtime, bundle, parameters, batches, rows.add)
+    quality = measure(runtime, bundle, bundle.completed(parameters), batches, rows.add)
     values = _values(quality, has_output_targets(bundle.manifest)) | rows.values(bundle.manifest.num_classes)
     return VersionMetrics(num_examples=quality.num_examples, values=values)
 

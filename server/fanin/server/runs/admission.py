@@ -68,7 +68,7 @@ def check_bundle(ref: BundleRef, blobs: BlobReader) -> None:
     bundle = open_bundle(ref, blobs)
     for name in bundle.manifest.artifacts:
         bundle.artifact(name)
-    bundle.initial_parameters()
+    bundle.completed(bundle.initial_parameters())
 
 
 def check_start(start: StartRun, setup: RunSetup) -> None:

@@ -8,6 +8,7 @@
     chunks/<sha256>.part     a Chunk whose download is incomplete
     updates/<assignment>.header, .payload
     states/<run>.<round>.state    the states of stages after the Update of a Round
+    locals/<run>.<round>.state    the personal parameters after the training of a Round
 
 Files with other names (``.DS_Store``, ``lost+found``) are ignored and never removed.
 
@@ -17,7 +18,8 @@ Reading order:
 - ``cache``: the folder as a whole, its lock and its key
 - ``chunks``: downloaded Chunks
 - ``updates``: Updates that the coordinator has not accepted yet
-- ``states``: the states of stages, each stored together with an Update
+- ``states``: the states of stages, and personal parameters, each stored together with an Update
+- ``personal``: what a training begins with and leaves in the store of personal parameters
 - ``records``: the highest Version of each Run, and the served Publication
 - ``files``: durable writes and the listing of a folder
 """

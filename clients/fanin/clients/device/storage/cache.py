@@ -14,6 +14,8 @@ from fanin.edge.bundles.keys import SigningKey, load_or_create_key
 from fanin.protos.errors import Conflict
 
 DEFAULT_MAX_BYTES: Final = 256 << 20
+MAX_LOCAL_RUNS: Final = 64
+"""Runs whose personal parameters are kept, those of the last used ones. They are small, and nobody else has them."""
 
 
 @contextmanager
@@ -45,6 +47,7 @@ class Cache:
         chunks: Downloaded Chunks.
         updates: Updates that the coordinator has not accepted yet.
         states: The states of stages.
+        locals: The personal parameters (``personal``).
         records: The highest Version of each Run, and the served Publication.
 
     Raises:
@@ -56,6 +59,7 @@ class Cache:
         self.chunks = ChunkStore(folder / "chunks", max_bytes)
         self.updates = UpdateStore(folder / "updates")
         self.states = StateStore(folder / "states")
+        self.locals = StateStore(folder / "locals", MAX_LOCAL_RUNS)
         self.records = Records(folder)
 
     @staticmethod

@@ -36,11 +36,13 @@ class StoredUpdates(Protocol):
 
 
 class StoredStates(Protocol):
-    """The states of stages by Run and Round. ``states.StateStore`` documents the methods."""
+    """The states of stages, or the personal parameters, by Run and Round. ``states.StateStore`` has the methods."""
 
     def put(self, label: StateLabel, states: States) -> None: ...
 
     def get(self, label: StateLabel, first: States) -> States: ...
+
+    def rounds(self, run_id: str) -> tuple[int, ...]: ...
 
     def keep(self, run_id: str, rounds: Collection[int]) -> None: ...
 
@@ -64,6 +66,9 @@ class DeviceFolder(Protocol):
 
     @property
     def states(self) -> StoredStates: ...
+
+    @property
+    def locals(self) -> StoredStates: ...
 
     @property
     def records(self) -> HighestVersions: ...

@@ -54,10 +54,11 @@ class StateLabel:
 
 
 class StateStore:
-    """The states in a folder."""
+    """The states in a folder, of at most ``max_runs`` Runs."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, max_runs: int = MAX_RUNS) -> None:
         self._folder = folder
+        self._max_runs = max_runs
         folder.mkdir(parents=True, exist_ok=True)
 
     def put(self, label: StateLabel, states: States) -> None:
@@ -87,19 +88,29 @@ class StateStore:
             raise Corrupted(f"{label}: {path.name} cannot be read ({exc.strerror})") from exc
         return decode_states(data, label, first)
 
+    def rounds(self, run_id: str) -> tuple[int, ...]:
+        """Return the Rounds of a Run with a state, in rising order."""
+        return tuple(
+            sorted(int(number) for run, number, draft in self._files().values() if (run, draft) == (run_id, None))
+        )
+
     def keep(self, run_id: str, rounds: Collection[int]) -> None:
-        """Remove all other states of a Run, and all states of Runs that are not among the last used ``MAX_RUNS``."""
+        """Remove all other states of a Run, and all states of Runs that are not among the last used ``max_runs``."""
         names = {(run_id, str(number), None) for number in rounds}
-        files = {
-            path: match.group("run", "round", "draft")
-            for path in own_files(self._folder, _STATE_NAME)
-            if (match := _STATE_NAME.fullmatch(path.name))
-        }
+        files = self._files()
         by_age = sorted(files, key=lambda path: path.stat().st_mtime_ns, reverse=True)
-        runs = tuple(dict.fromkeys([run_id, *(files[path][0] for path in by_age)]))[:MAX_RUNS]
+        runs = tuple(dict.fromkeys([run_id, *(files[path][0] for path in by_age)]))[: self._max_runs]
         for path, name in files.items():
             if name[0] not in runs or (name[0] == run_id and name not in names):
                 path.unlink()
+
+    def _files(self) -> dict[Path, tuple[str, str, str | None]]:
+        """Return Run, Round and draft mark of each file."""
+        return {
+            path: (match["run"], match["round"], match["draft"])
+            for path in own_files(self._folder, _STATE_NAME)
+            if (match := _STATE_NAME.fullmatch(path.name))
+        }
 
     def _path(self, label: StateLabel) -> Path:
         return self._folder / f"{label.run_id}.{label.round}.state"

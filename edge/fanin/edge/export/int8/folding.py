@@ -90,7 +90,7 @@ def fold_norms(traced: Traced, prepared: Prepared, forms: Forms) -> Infer:
     Raises:
         UnsupportedModel: A derived tensor is invalid, for example because a norm has an invalid variance.
     """
-    parameters = {name: value.numpy() for name, value in prepared.travelling.items()}
+    parameters = {name: value.numpy() for name, value in prepared.parameters.items()}
     graph_module = traced.program.module()
     assert isinstance(graph_module, GraphModule), "an ExportedProgram has a GraphModule"
     num = len(prepared.app.inputs)

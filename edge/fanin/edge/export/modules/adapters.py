@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fanin.edge.export.app import Adapters
 from fanin.edge.export.modules.places import replace_modules
+from fanin.edge.export.optimizers.recipe import Adapters
 from fanin.protos.errors import UnsupportedModel
 
 

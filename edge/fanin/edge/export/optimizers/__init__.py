@@ -8,4 +8,5 @@ faster.
 - ``ranges``: the allowed settings.
 - ``rules``: those of torch.
 - ``lion``: Lion, which torch lacks.
+- ``recipe``: the Recipe, with the optimizer and all else that an App chooses about its training.
 """

@@ -50,7 +50,7 @@ def float_model(app: App, bundle: Bundle, parameters: Float32s, graph_format: st
     Args:
         app: The App that was exported as ``bundle``.
         bundle: The Bundle of the Version.
-        parameters: The Version's parameters (num_values,).
+        parameters: The Version's parameters (num_values,). Personal parameters have their initial values.
         graph_format: A format of the Bundle.
 
     Raises:
@@ -58,10 +58,11 @@ def float_model(app: App, bundle: Bundle, parameters: Float32s, graph_format: st
         UnsupportedModel: The file differs from eager torch.
     """
     check_format(bundle, graph_format)
-    prepared, row, views = prepare(app), FORMATS[graph_format], bundle.manifest.table.views(parameters)
+    prepared, row, completed = prepare(app), FORMATS[graph_format], bundle.completed(parameters)
+    views = bundle.manifest.model_table.views(completed)
     module = with_parameters(app, views)
     runtime = open_runtime(row.runtime)
-    _check_app(prepared, bundle, runtime, (module, parameters))
+    _check_app(prepared, bundle, runtime, (module, completed))
     infer = fold_norms(trace_infer(prepared, row.num_samples), prepared, row.forms)
     sources = with_derived(views, infer.derived)
     values = {name: sources[name] for name in infer.values}

@@ -21,7 +21,7 @@ def int8_model(bundle: Bundle, parameters: Float32s, graph_format: str) -> bytes
 
     Args:
         bundle: The Bundle.
-        parameters: The Version's parameters (num_values,).
+        parameters: The Version's parameters (num_values,). Personal parameters have their initial values.
         graph_format: A format of the Bundle.
 
     Raises:
@@ -32,7 +32,7 @@ def int8_model(bundle: Bundle, parameters: Float32s, graph_format: str) -> bytes
     manifest, what = bundle.manifest, f"{INFER} graph"
     check_format(bundle, graph_format)
     slots = manifest.slots.get(graph_format, ())
-    values = fill_slots(slots, manifest.table, parameters, manifest.derived)
+    values = fill_slots(slots, manifest.model_table, bundle.completed(parameters), manifest.derived)
     filled = file_format(graph_format).fill_slots(bundle.graph(INFER, graph_format), slots, values, what)
     return _alone(filled, INFER, graph_format)
 

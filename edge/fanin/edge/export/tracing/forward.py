@@ -37,12 +37,12 @@ Module = TypeVar("Module", bound=torch.nn.Module)
 def trace_evaluate(prepared: Prepared, forms: Forms) -> Traced:
     """Trace the summed loss over the unmasked samples of one batch, and the prediction for each sample."""
     examples, y, mask = example_batch(prepared)
-    ports = {parameter_port(name): value for name, value in prepared.travelling.items()}
+    ports = {parameter_port(name): value for name, value in prepared.parameters.items()}
     inputs = FlatInputs({**ports, **examples, "y": y, "mask": mask}, dict(prepared.frozen))
 
     def evaluate(*flat: Tensor) -> tuple[Tensor, Tensor]:
         values, frozen = inputs.named(flat)
-        parameters = {name: values[parameter_port(name)] for name in prepared.travelling}
+        parameters = {name: values[parameter_port(name)] for name in prepared.parameters}
         logits = model_logits(prepared, {**frozen, **parameters}, inputs_among(prepared, values))
         loss_sum = (values["mask"] * sample_losses(prepared, logits, values["y"])).sum()
         return loss_sum, logits.argmax(dim=-1).to(torch.int32) if prepared.app.num_classes else logits
@@ -63,10 +63,10 @@ def trace_infer(prepared: Prepared, batch_size: int = 0) -> Traced:
 
     Parameters stay inputs, so that nothing is folded into them. Raises UnsupportedModel.
     """
-    names = list(prepared.travelling)
+    names = list(prepared.parameters)
     num = batch_size or max(prepared.app.batch_size, MIN_TRACE_BATCH)
     inputs = prepared.app.examples(num)
-    examples = [*prepared.travelling.values(), *inputs.values()]
+    examples = [*prepared.parameters.values(), *inputs.values()]
     batch = None if batch_size else {0: Dim("batch")}
     dynamic = ((*(None for _ in names), *(batch for _ in inputs)),)
     what = f"{prepared.what}: the inference"

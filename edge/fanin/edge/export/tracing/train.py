@@ -35,7 +35,7 @@ def trace_train(prepared: Prepared, forms: Forms) -> Traced:
     draws = check_kept(prepared)
     disable_inplace(prepared.module)
     recipe, learned = prepared.app.recipe, prepared.learned
-    names = list(prepared.travelling)
+    names = list(prepared.parameters)
     states = [(state, name) for state in recipe.optimizer.states for name in learned]
     kept_ports = [*map(parameter_port, names), *(state_port(*pair) for pair in states)]
     random = dict(zip([port.name for port in draws], values_of(draws, 0, 0), strict=True))
@@ -95,7 +95,7 @@ def _train_inputs(prepared: Prepared) -> Tensors:
     """Return example inputs of the train step by name."""
     recipe, learned = prepared.app.recipe, prepared.learned
     examples, y, mask = example_batch(prepared)
-    inputs = {parameter_port(name): value for name, value in prepared.travelling.items()}
+    inputs = {parameter_port(name): value for name, value in prepared.parameters.items()}
     for state in recipe.optimizer.states:
         inputs |= {state_port(state, name): torch.zeros_like(value) for name, value in learned.items()}
     if recipe.proximal:

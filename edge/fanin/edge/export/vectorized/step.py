@@ -106,6 +106,11 @@ class VectorStep:
                 f"App {app.name}: lengths: got {list(app.lengths.sizes)}, expected a single length for the engine "
                 "vmap: clients that train together have batches of one shape; use engine='graph'"
             )
+        if app.recipe.local:
+            raise UnsupportedModel(
+                f"App {app.name}: local: got {list(app.recipe.local)}, expected no personal parameters for the engine "
+                "vmap: clients that train together start from one Version; use engine='graph'"
+            )
         prepared = prepare(app)
         traced = trace_train(prepared, EAGER)
         self._table: TensorTable = prepared.table

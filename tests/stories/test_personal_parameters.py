@@ -1,0 +1,187 @@
+"""A Run over gRPC whose devices have personal parameters: they persist over a restart, serve, and never leave."""
+
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import pytest
+import torch
+from support.commands import Fanin, fanin_in_process
+from support.hosted import Hosted
+from support.models import PUBLISHER, exported
+from support.values import plan
+from torch import Tensor, nn
+
+from fanin.clients.data.examples import Examples
+from fanin.clients.data.npz import write_npz
+from fanin.clients.data.stores import memory_store
+from fanin.clients.device.client import Client, ClientOptions, ClientParts
+from fanin.clients.device.models import OpenedModel
+from fanin.clients.device.serving import Serving
+from fanin.clients.device.storage.cache import Cache
+from fanin.clients.device.storage.personal import local_values
+from fanin.clients.device.training import RuntimeTrainer
+from fanin.clients.testing import Countdown
+from fanin.clients.testing.trainers import example_assignment
+from fanin.clients.transport import Connection, GrpcTransport
+from fanin.edge.bundles.bundle import Bundle
+from fanin.edge.export import App, Recipe, Sgd
+from fanin.edge.runtimes.available import open_runtime
+from fanin.edge.tensors import Float32s
+from fanin.protos.control import RunState
+
+NUM_DEVICES, NUM_ROUNDS, NUM_CLASSES = 2, 2, 3
+
+
+class Network(nn.Module):
+    """A shared body and a personal head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(6, 8), nn.Linear(8, NUM_CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits."""
+        return self.head(torch.relu(self.body(x)))
+
+
+@pytest.fixture(scope="module")
+def bundle() -> Bundle:
+    torch.manual_seed(1)
+    recipe = Recipe(optimizer=Sgd(momentum=0.0), local=["head.*"])
+    x = torch.randn(32, 6)
+    return exported(
+        App(name="personal", module=Network(), calibration=x, batch_size=8, num_classes=NUM_CLASSES, recipe=recipe)
+    )
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Iterator[Hosted]:
+    host = Hosted(tmp_path).start()
+    yield host
+    host.stop()
+
+
+def examples(device: int) -> Examples:
+    """The devices mean another class by each label."""
+    x = np.random.default_rng(device).standard_normal((60, 6)).astype(np.float32)
+    return Examples(inputs={"x": x}, y=((x[:, :3].argmax(1) + device) % NUM_CLASSES).astype(np.int32))
+
+
+def trainer(device: int) -> RuntimeTrainer:
+    return RuntimeTrainer(open_runtime("onnx"), memory_store(examples(device), device, 0.2))
+
+
+def cache(host: Hosted, device: int) -> Cache:
+    return Cache(host.folder / f"device-{device}")
+
+
+def one_update(host: Hosted, device: int) -> None:
+    """The life of a device until one of its Updates is accepted."""
+    with closing(Connection(host.address, host.ca)) as line:
+        own = cache(host, device)
+        parts = ClientParts(
+            transport=GrpcTransport(line, own.key()),
+            cache=own,
+            trainer=trainer(device),
+            trusted=(PUBLISHER.public,),
+            rng=Random(device),
+            serving=Serving(open_runtime("onnx"), own, (PUBLISHER.public,)),
+        )
+        Client(parts, ClientOptions(token=host.device_token, max_updates=1)).run()
+
+
+def stored(host: Hosted, bundle: Bundle, device: int, before: int | None = None) -> Float32s:
+    values = local_values(cache(host, device).locals, bundle, "run", before)
+    assert values is not None
+    return values
+
+
+def test_personal_parameters_persist_serve_and_never_leave_the_device(
+    host: Hosted, bundle: Bundle, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = plan(buffer=NUM_DEVICES, max_rounds=NUM_ROUNDS)
+    host.start_run(wanted, bundle, PUBLISHER)
+    for _ in range(NUM_ROUNDS):
+        # Each Round is another life of each device: what it keeps is in its folder.
+        with ThreadPoolExecutor(NUM_DEVICES) as pool:
+            list(pool.map(lambda device: one_update(host, device), range(NUM_DEVICES)))
+    assert [event.number for event in host.published()] == [1, 2]
+    with host.operator() as operator:
+        assert operator.run("run").state is RunState.FINISHED
+        versions = [operator.parameters(operator.version("run", number).version) for number in range(NUM_ROUNDS + 1)]
+    assert {version.size for version in versions} == {6 * 8 + 8}
+    # What each Round began with, and left, bit by bit: the second one began with what the first one left.
+    for device in range(NUM_DEVICES):
+        local = None
+        for number in (1, 2):
+            model = OpenedModel(bundle=bundle, parameters=versions[number - 1], local=local)
+            work = replace(example_assignment(bundle, wanted.training_in(number)), round=number)
+            local = trainer(device).train(model, work, Countdown()).local
+            assert local is not None
+            np.testing.assert_array_equal(stored(host, bundle, device, before=number + 1), local)
+    heads = [stored(host, bundle, device) for device in range(NUM_DEVICES)]
+    assert not np.array_equal(heads[0], heads[1])
+    _check_nothing_left(host, bundle)
+    _check_inference(host, bundle, versions[1])
+    _check_commands(host, fanin_in_process(capsys, monkeypatch))
+
+
+NOTE = (
+    "note: head.bias, head.weight have the initial values of the bundle; they are personal, and each device has "
+    "trained its own\n"
+)
+
+
+def _check_commands(host: Hosted, fanin: Fanin) -> None:
+    """A device predicts with its own head. A fetched Version has the initial one, and each command says so."""
+    (host.folder / "publisher.pub").write_text(PUBLISHER.public)
+    write_npz(host.folder / "data.npz", examples(0))
+    words = ("--publisher", host.folder / "publisher.pub", "--data", host.folder / "data.npz", "--json")
+    own = [fanin("infer", host.folder / f"device-{device}", *words) for device in range(NUM_DEVICES)]
+    assert [outcome.err for outcome in own] == ["", ""]
+    assert json.loads(own[0].out)["outputs"] != json.loads(own[1].out)["outputs"]
+    folder, model = host.folder / "version", host.folder / "model.onnx"
+    (host.folder / "token").write_text(host.operator_token)
+    (host.folder / "ca.pem").write_bytes(host.ca)
+    at = ("--server", host.address, "--ca", host.folder / "ca.pem", "--token-file", host.folder / "token")
+    fetched = fanin("fetch", "run", *at, "--out", folder, "--bundle", "--onnx", model, "--int8", "--json")
+    assert fetched.err == NOTE, fetched
+    initial = fanin("infer", folder / "bundle", "--version", folder / "parameters", *words)
+    assert initial.err == NOTE, initial
+    alone = fanin("infer", model, "--data", host.folder / "data.npz", "--json")
+    assert json.loads(alone.out)["outputs"] == json.loads(initial.out)["outputs"]
+    inspected = fanin("inspect", folder / "bundle").out
+    assert (
+        "\n  parameters  56 values in 2 tensors\n  personal    27 values in head.bias, head.weight, never sent\n"
+        in inspected
+    )
+    row = json.loads(fanin("inspect", folder / "bundle", "--json").out)
+    assert row["local"] == {"head.bias": [3], "head.weight": [3, 8]}
+
+
+def _check_nothing_left(host: Hosted, bundle: Bundle) -> None:
+    """No personal value that a device has trained is in any file of the coordinator."""
+    files = [path.read_bytes() for path in (host.folder / "state").rglob("*") if path.is_file()]
+    assert any(bundle.initial_local().tobytes() in data for data in files), "the initial ones are in the Bundle"
+    for device in range(NUM_DEVICES):
+        for before in (2, 3):
+            values = stored(host, bundle, device, before)
+            for start in range(0, values.size - 3, 3):
+                piece = values[start : start + 3].tobytes()
+                assert not any(piece in data for data in files)
+
+
+def _check_inference(host: Hosted, bundle: Bundle, parameters: Float32s) -> None:
+    """A device predicts with the newest Version that it has and its own head."""
+    runtime, inputs = open_runtime("onnx"), examples(5).inputs
+    for device in range(NUM_DEVICES):
+        serving = Serving(runtime, cache(host, device), (PUBLISHER.public,))
+        assert serving.version == ("run", 1)
+        whole = bundle.manifest.join(parameters, stored(host, bundle, device))
+        np.testing.assert_array_equal(serving.predict(inputs), runtime.open_predict(bundle, whole)(inputs))
