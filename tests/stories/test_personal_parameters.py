@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from random import Random
 
@@ -29,6 +30,7 @@ from fanin.clients.device.training import RuntimeTrainer
 from fanin.clients.testing import Countdown
 from fanin.clients.testing.trainers import example_assignment
 from fanin.clients.transport import Connection, GrpcTransport
+from fanin.datacenter.jobs.publish import train_and_publish
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.export import App, Recipe, Sgd
 from fanin.edge.runtimes.available import open_runtime
@@ -96,6 +98,18 @@ def one_update(host: Hosted, device: int) -> None:
         Client(parts, ClientOptions(token=host.device_token, max_updates=1)).run()
 
 
+def take_part(host: Hosted) -> None:
+    """A Round. It is another life of each device: what a device keeps is in its folder."""
+    with ThreadPoolExecutor(NUM_DEVICES) as pool:
+        list(pool.map(lambda device: one_update(host, device), range(NUM_DEVICES)))
+
+
+def trained_on(bundle: Bundle, values: Float32s) -> Float32s:
+    """A training in the datacenter, which begins with the initial personal parameters."""
+    np.testing.assert_array_equal(bundle.manifest.split(values)[1], bundle.initial_local())
+    return values + np.float32(1.0)
+
+
 def stored(host: Hosted, bundle: Bundle, device: int, before: int | None = None) -> Float32s:
     values = local_values(cache(host, device).locals, bundle, "run", before)
     assert values is not None
@@ -108,27 +122,33 @@ def test_personal_parameters_persist_serve_and_never_leave_the_device(
     wanted = plan(buffer=NUM_DEVICES, max_rounds=NUM_ROUNDS)
     host.start_run(wanted, bundle, PUBLISHER)
     for _ in range(NUM_ROUNDS):
-        # Each Round is another life of each device: what it keeps is in its folder.
-        with ThreadPoolExecutor(NUM_DEVICES) as pool:
-            list(pool.map(lambda device: one_update(host, device), range(NUM_DEVICES)))
+        take_part(host)
     assert [event.number for event in host.published()] == [1, 2]
     with host.operator() as operator:
         assert operator.run("run").state is RunState.FINISHED
-        versions = [operator.parameters(operator.version("run", number).version) for number in range(NUM_ROUNDS + 1)]
+        # The datacenter trains all parameters, and publishes those that travel. One more Round follows.
+        publish = train_and_publish(operator, "run", bundle, PUBLISHER, partial(trained_on, bundle))
+        publish(1)
+    take_part(host)
+    assert [event.number for event in host.published()] == [1, 2, 3, 4]
+    with host.operator() as operator:
+        versions = [operator.parameters(operator.version("run", number).version) for number in range(5)]
     assert {version.size for version in versions} == {6 * 8 + 8}
-    # What each Round began with, and left, bit by bit: the second one began with what the first one left.
+    np.testing.assert_array_equal(versions[3], versions[2] + 1)
+    # What each Round began with, and left, bit by bit: each began with what the last one left.
     for device in range(NUM_DEVICES):
         local = None
-        for number in (1, 2):
-            model = OpenedModel(bundle=bundle, parameters=versions[number - 1], local=local)
+        for number, version in ((1, 0), (2, 1), (3, 3)):
+            model = OpenedModel(bundle=bundle, parameters=versions[version], local=local)
             work = replace(example_assignment(bundle, wanted.training_in(number)), round=number)
             local = trainer(device).train(model, work, Countdown()).local
             assert local is not None
-            np.testing.assert_array_equal(stored(host, bundle, device, before=number + 1), local)
+            if number > 1:
+                np.testing.assert_array_equal(stored(host, bundle, device, before=number + 1), local)
     heads = [stored(host, bundle, device) for device in range(NUM_DEVICES)]
     assert not np.array_equal(heads[0], heads[1])
     _check_nothing_left(host, bundle)
-    _check_inference(host, bundle, versions[1])
+    _check_inference(host, bundle, versions[3])
     _check_commands(host, fanin_in_process(capsys, monkeypatch))
 
 
@@ -170,7 +190,7 @@ def _check_nothing_left(host: Hosted, bundle: Bundle) -> None:
     files = [path.read_bytes() for path in (host.folder / "state").rglob("*") if path.is_file()]
     assert any(bundle.initial_local().tobytes() in data for data in files), "the initial ones are in the Bundle"
     for device in range(NUM_DEVICES):
-        for before in (2, 3):
+        for before in (3, 4):
             values = stored(host, bundle, device, before)
             for start in range(0, values.size - 3, 3):
                 piece = values[start : start + 3].tobytes()
@@ -182,6 +202,6 @@ def _check_inference(host: Hosted, bundle: Bundle, parameters: Float32s) -> None
     runtime, inputs = open_runtime("onnx"), examples(5).inputs
     for device in range(NUM_DEVICES):
         serving = Serving(runtime, cache(host, device), (PUBLISHER.public,))
-        assert serving.version == ("run", 1)
+        assert serving.version == ("run", 3)
         whole = bundle.manifest.join(parameters, stored(host, bundle, device))
         np.testing.assert_array_equal(serving.predict(inputs), runtime.open_predict(bundle, whole)(inputs))

@@ -13,12 +13,16 @@ from support.virtual import SHAPES, plan
 from torch import nn
 
 from fanin.clients.data.examples import Examples
+from fanin.clients.device.conditions import ShouldContinue
+from fanin.clients.device.models import OpenedModel
+from fanin.clients.device.updates import Change
 from fanin.clients.testing import Habits, Member, SyntheticTrainer, run_virtual, synthetic_bundle
 from fanin.clients.testing.availability import Stay
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.export import App
+from fanin.edge.tensors import Float32s
 from fanin.protos.control import RoundClosed
-from fanin.protos.messages import CodecSpec
+from fanin.protos.messages import Assignment, CodecSpec
 from fanin.protos.plans import Plan
 from fanin.simulation import Federation, Iid, SimulationSettings, partition, simulate
 from fanin.simulation.devices.rotation import Rotation
@@ -83,6 +87,39 @@ def test_clients_return_with_the_states_of_their_stages(tmp_path: Path, caplog: 
     assert len(rounds) == 8 and len(set(clients)) < len(clients)
     warnings = [each for each in caplog.records if each.name == "fanin.clients" and each.levelno >= logging.WARNING]
     assert [each.getMessage() for each in warnings] == []
+
+
+class Noting:
+    """A Trainer that checks that each training of a client begins with the personal parameters after its last one."""
+
+    runtime, graph_format = "synthetic 1", "onnx"
+
+    def __init__(self, client: int, last: dict[int, Float32s], returns: list[int]) -> None:
+        self._client = client
+        self._last = last
+        self._returns = returns
+
+    def train(self, model: OpenedModel, assignment: Assignment, should_continue: ShouldContinue) -> Change:
+        change = SyntheticTrainer(partition=self._client).train(model, assignment, should_continue)
+        if self._client in self._last:
+            assert model.local is not None and np.array_equal(model.local, self._last[self._client])
+            self._returns.append(self._client)
+        assert change.local is not None
+        self._last[self._client] = change.local
+        return change
+
+
+def test_clients_return_with_their_personal_parameters(tmp_path: Path) -> None:
+    bundle = synthetic_bundle(tmp_path, PUBLISHER, SHAPES, local={"head": (3,)})
+    last: dict[int, Float32s] = {}
+    returns: list[int] = []
+
+    def member(client: int) -> Member:
+        return Member(device=f"client-{client}", trainer=Noting(client, last, returns), habits=STEADY)
+
+    wanted = plan(quorum=3, buffer=3, concurrency=3, max_rounds=8)
+    assert len(closed_rounds(wanted, bundle, Rotation(9, 6, member, seed=5))) == 8
+    assert len(returns) >= 8
 
 
 def test_clients_that_are_away_do_not_come(tmp_path: Path) -> None:

@@ -138,6 +138,7 @@ def test_worker_processes_and_absent_clients_keep_them(personal: Result) -> None
 def test_the_engine_vmap_is_refused_and_auto_takes_graph() -> None:
     with pytest.raises(UnsupportedModel, match="expected no personal parameters for the engine vmap"):
         simulated(["head.*"], engine="vmap")
+    assert simulated(["head.*"], engine="auto").engine == "graph"
 
 
 def test_test_data_and_the_baseline_see_the_initial_head(personal: Result) -> None:

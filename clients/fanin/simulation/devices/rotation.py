@@ -2,7 +2,8 @@
 
 A coordinator lets a limited number of devices wait (``Limits.max_parked``), and sends all others away until later. So
 of many clients, only those that wait or work need a task and a connection. The others are numbers: their habits follow
-from the seed. A rotation keeps the states of the stages of former visitors, and the digests of their Chunks.
+from the seed. A rotation keeps the states of the stages and the personal parameters of former visitors, and the digests
+of their Chunks.
 """
 
 import asyncio
@@ -79,6 +80,7 @@ class Rotation:
         active = ActiveMember(member, visiting, f"{self._seed}/{left.num_visits}")
         folder = active.device.folder
         folder.states.files.update(left.states)
+        folder.locals.files.update(left.locals)
         folder.records.update(left.records)
         folder.chunks.update({name: self._chunks[name] for name in left.chunks if name in self._chunks})
         self._present.add(client)
@@ -100,11 +102,18 @@ class _Left:
     num_visits: int = 0
     chunks: tuple[str, ...] = ()
     states: dict[tuple[str, int], bytes] = field(default_factory=dict)
+    locals: dict[tuple[str, int], bytes] = field(default_factory=dict)
     records: dict[str, int] = field(default_factory=dict)
 
     def after(self, folder: MemoryFolder) -> "_Left":
         """Return this part after one more visit."""
-        return _Left(self.num_visits + 1, tuple(folder.chunks), dict(folder.states.files), dict(folder.records))
+        return _Left(
+            num_visits=self.num_visits + 1,
+            chunks=tuple(folder.chunks),
+            states=dict(folder.states.files),
+            locals=dict(folder.locals.files),
+            records=dict(folder.records),
+        )
 
 
 class _NoMoreWork(Exception):
