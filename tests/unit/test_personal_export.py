@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fanin.clients.data.examples import Examples
 from fanin.clients.data.stores import MemoryStore
 from fanin.clients.device.training import RuntimeTrainer
-from fanin.clients.testing import Countdown
+from fanin.clients.testing import Countdown, check_trainer
 from fanin.clients.testing.trainers import example_assignment, example_model
 from fanin.edge.bundles.bundle import Bundle, open_folder
 from fanin.edge.bundles.manifest_json import dump_manifest, parse_manifest
@@ -25,9 +25,11 @@ from fanin.edge.export.standalone.quantized import int8_model
 from fanin.edge.export.vectorized.step import VectorStep
 from fanin.edge.runtimes.available import open_runtime
 from fanin.edge.runtimes.base import PaddedBatch, StepSettings
+from fanin.edge.runtimes.measure import measure
 from fanin.edge.runtimes.models import run_rows
 from fanin.protos.errors import InvalidBundle, UnsupportedModel
 from fanin.protos.messages import Training
+from fanin.server.evaluation.metrics import evaluate_version
 
 
 class Split(nn.Module):
@@ -215,18 +217,37 @@ def test_the_engine_vmap_refuses_personal_parameters() -> None:
         VectorStep(app_with(local=["head.*"]))
 
 
+@pytest.mark.nightly
 def test_a_bundle_of_both_formats_has_the_same_personal_parameters(tmp_path: Path) -> None:
     bundle = export(app_with(local=["head.*"]), tmp_path / "bundle", PUBLISHER).bundle
     assert open_folder(tmp_path / "bundle", trusted=[PUBLISHER.public]).manifest.local == bundle.manifest.local
     x = np.random.default_rng(0).standard_normal((3, 6)).astype(np.float32)
+    y = np.array([0, 1, 2], np.int32)
     shared = bundle.initial_parameters()
+    store = MemoryStore(partition=0, train=Examples(inputs={"x": x}, y=y), validation=Examples(inputs={"x": x}, y=y))
+    work = example_assignment(bundle, Training(epochs=2, learning_rate=0.25, seed=1))
+    changes = []
     for name in ("onnx", "litert"):
         runtime = open_runtime(name)
+        changes.append(check_trainer(RuntimeTrainer(runtime, store), example_model(bundle), work))
         first, second = (
             runtime.open_predict(bundle, bundle.manifest.join(shared, each))({"x": x})
             for each in (bundle.initial_local(), -bundle.initial_local())
         )
         np.testing.assert_allclose(first, -second, atol=0.05 * float(np.abs(first).max()))
+    heads = [change.local for change in changes]
+    assert heads[0] is not None and heads[1] is not None and not np.array_equal(heads[0], bundle.initial_local())
+    np.testing.assert_allclose(heads[0], heads[1], rtol=1e-4, atol=1e-5)
+
+
+def test_a_version_is_evaluated_with_the_initial_personal_parameters(bundle: Bundle) -> None:
+    rng, runtime = np.random.default_rng(0), open_runtime("onnx")
+    x, y = rng.standard_normal((4, 6)).astype(np.float32), np.array([0, 1, 2, 0], np.int32)
+    batches = [PaddedBatch(inputs={"x": x}, y=y, mask=np.ones(4, np.float32))]
+    shared = bundle.initial_parameters() * np.float32(0.5)
+    values = evaluate_version(runtime, bundle, shared, batches).values
+    expected = measure(runtime, bundle, bundle.manifest.join(shared, bundle.initial_local()), batches)
+    assert (values["loss"], values["accuracy"]) == (expected.loss_sum / 4, expected.accuracy_float)
 
 
 def test_scaffold_corrects_only_what_travels(tmp_path: Path) -> None:
