@@ -44,27 +44,33 @@ class Block(nn.Module):
 
 
 class Rows(nn.Module):
-    """Classifies images of 8 x 8 pixels by attention over their rows."""
+    """Classifies images of 8 x 8 pixels by attention over their rows.
 
-    def __init__(self, *, fixed: bool, scaled: bool) -> None:
+    Args:
+        fixed: See ``Attention``.
+        scaled: Whether the forward computes a function between two modules.
+        noise: Size of the random numbers that it adds to the images, in evaluation too.
+    """
+
+    def __init__(self, *, fixed: bool, scaled: bool, noise: float) -> None:
         super().__init__()
         with seeded(0):
             self.embed = nn.Linear(8, 16)
             self.blocks = nn.ModuleList(Block(fixed=fixed) for _ in range(2))
             self.pool, self.head = nn.Flatten(), nn.Linear(128, 10)
-        self.scaled = scaled
+        self.scaled, self.noise = scaled, noise
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits (B, 10)."""
-        x = self.embed(images)
+        x = self.embed(images + self.noise * torch.rand_like(images) if self.noise else images)
         for block in self.blocks:
             x = block(x)
         logits: Tensor = self.head(self.pool(torch.tanh(x) if self.scaled else x))
         return logits
 
 
-def _rows(name: str, *, fixed: bool = False, scaled: bool = False) -> App:
-    module = Rows(fixed=fixed, scaled=scaled)
+def _rows(name: str, *, fixed: bool = False, scaled: bool = False, noise: float = 0.0) -> App:
+    module = Rows(fixed=fixed, scaled=scaled, noise=noise)
     images = app().inputs["x"].reshape(-1, 8, 8)
     return App(name=name, module=module, calibration=images, batch_size=16, num_classes=10)
 
@@ -82,3 +88,8 @@ def fixed() -> App:
 def scaled() -> App:
     """Its forward computes a function between two modules."""
     return _rows("scaled", scaled=True)
+
+
+def noisy() -> App:
+    """Each evaluation has a loss of its own."""
+    return _rows("noisy", noise=0.5)

@@ -3,6 +3,9 @@
 A layout describes a module by names. If it is wrong, the mesh may compute something else without an error: a pipeline
 that skips a function of the forward, or a split that gives a head half of the values of two heads. Therefore the first
 rank evaluates the whole module on a batch, and the mesh evaluates the same batch. The losses must be equal.
+
+A module that draws random numbers in evaluation is not compared: on a mesh it draws others. Nor is a job that resumes
+from a checkpoint.
 """
 
 import math
@@ -41,7 +44,8 @@ def whole_loss(config: TrainConfig, job: JobModel, values: Path) -> float | None
         values: The safetensors file with the initial parameters.
 
     Returns:
-        The loss, or None if the module raises or the loss is not finite: the training names that error with its line.
+        The loss, or None if there is nothing to compare: the module draws random numbers, the loss is not finite, or
+        the module raises. The training names such an error with its line.
 
     Raises:
         InvalidInput: The file is damaged or belongs to another model.
@@ -52,13 +56,16 @@ def whole_loss(config: TrainConfig, job: JobModel, values: Path) -> float | None
     modes = {part: part.training for part in module.modules()}
     module.eval()
     loss = math.nan
-    # Errors of any kind: the module is the user's code.
-    with suppress(Exception):
-        outputs = module(batch.inputs)
-        loss = float(objective.loss_sum(outputs, batch.targets)) / max(1, int(objective.count(batch.targets)))
+    with torch.random.fork_rng(devices=[]):
+        before = torch.get_rng_state()
+        # Errors of any kind: the module is the user's code.
+        with suppress(Exception):
+            outputs = module(batch.inputs)
+            loss = float(objective.loss_sum(outputs, batch.targets)) / max(1, int(objective.count(batch.targets)))
+        draws = not torch.equal(before, torch.get_rng_state())
     for part, mode in modes.items():
         part.training = mode
-    return loss if math.isfinite(loss) else None
+    return None if draws or not math.isfinite(loss) else loss
 
 
 def check_loss(expected: float, config: TrainConfig, job: JobModel, engine: Engine) -> None:
