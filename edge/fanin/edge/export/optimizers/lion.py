@@ -5,6 +5,7 @@ torch has no Lion, so ``EagerLion`` is the reference of the exported step.
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -31,6 +32,9 @@ class Lion:
         Chen et al. 2023, arXiv 2302.06675, algorithm 2.
     """
 
+    counts_steps: ClassVar[bool] = False
+    divides: ClassVar[bool] = True  # a sign is a quotient
+
     beta1: float = 0.9
     beta2: float = 0.99
     weight_decay: float = 0.0
@@ -44,16 +48,6 @@ class Lion:
     def states(self) -> Mapping[str, str]:
         """The running mean of the gradient."""
         return {"mean": "exp_avg"}
-
-    @property
-    def counts_steps(self) -> bool:
-        """False: all steps are alike."""
-        return False
-
-    @property
-    def divides(self) -> bool:
-        """True: a sign is a quotient."""
-        return True
 
     @property
     def settings(self) -> Mapping[str, OptimizerSetting]:

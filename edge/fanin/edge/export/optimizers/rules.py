@@ -5,7 +5,7 @@ So the exported step and eager torch differ only by the order of additions. ``ea
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import ClassVar, Final
 
 import torch
 from torch import Tensor
@@ -33,6 +33,9 @@ class Sgd:
         Sutskever et al. 2013, ICML, section 2 (Nesterov momentum).
     """
 
+    counts_steps: ClassVar[bool] = False
+    divides: ClassVar[bool] = False
+
     momentum: float = 0.9
     nesterov: bool = False
     weight_decay: float = 0.0
@@ -47,16 +50,6 @@ class Sgd:
     def states(self) -> Mapping[str, str]:
         """The velocity, unless the momentum is 0.0."""
         return {"momentum": "momentum_buffer"} if self.momentum else {}
-
-    @property
-    def counts_steps(self) -> bool:
-        """False: all steps are alike."""
-        return False
-
-    @property
-    def divides(self) -> bool:
-        """False."""
-        return False
 
     @property
     def settings(self) -> Mapping[str, OptimizerSetting]:
@@ -108,6 +101,9 @@ class Adam:
         Kingma and Ba 2015, arXiv 1412.6980, algorithm 1. Loshchilov and Hutter 2019, arXiv 1711.05101, algorithm 2.
     """
 
+    counts_steps: ClassVar[bool] = True
+    divides: ClassVar[bool] = True
+
     beta1: float = 0.9
     beta2: float = 0.999
     epsilon: float = 1e-8
@@ -124,16 +120,6 @@ class Adam:
     def states(self) -> Mapping[str, str]:
         """The running means of the gradient and of its square."""
         return {"mean": "exp_avg", "square": "exp_avg_sq"}
-
-    @property
-    def counts_steps(self) -> bool:
-        """True: the bias correction needs the number of the step."""
-        return True
-
-    @property
-    def divides(self) -> bool:
-        """True."""
-        return True
 
     @property
     def settings(self) -> Mapping[str, OptimizerSetting]:
@@ -190,6 +176,9 @@ class RmsProp:
         Tieleman and Hinton 2012, Coursera, Neural Networks for Machine Learning, lecture 6.5.
     """
 
+    counts_steps: ClassVar[bool] = False
+    divides: ClassVar[bool] = True
+
     decay: float = 0.99
     momentum: float = 0.0
     epsilon: float = 1e-8
@@ -205,16 +194,6 @@ class RmsProp:
     def states(self) -> Mapping[str, str]:
         """The running mean of the squared gradient, and the velocity unless the momentum is 0.0."""
         return {"square": "square_avg"} | ({"momentum": "momentum_buffer"} if self.momentum else {})
-
-    @property
-    def counts_steps(self) -> bool:
-        """False: all steps are alike."""
-        return False
-
-    @property
-    def divides(self) -> bool:
-        """True."""
-        return True
 
     @property
     def settings(self) -> Mapping[str, OptimizerSetting]:
@@ -264,6 +243,9 @@ class Adagrad:
         Duchi et al. 2011, JMLR 12, section 1.1 with diagonal matrices.
     """
 
+    counts_steps: ClassVar[bool] = False
+    divides: ClassVar[bool] = True
+
     epsilon: float = 1e-10
     weight_decay: float = 0.0
 
@@ -275,16 +257,6 @@ class Adagrad:
     def states(self) -> Mapping[str, str]:
         """The sum of the squared gradients."""
         return {"square": "sum"}
-
-    @property
-    def counts_steps(self) -> bool:
-        """False: all steps are alike."""
-        return False
-
-    @property
-    def divides(self) -> bool:
-        """True."""
-        return True
 
     @property
     def settings(self) -> Mapping[str, OptimizerSetting]:
