@@ -15,6 +15,7 @@ from fanin.edge.tensors import Int64s
 from fanin.protos.errors import InvalidInput
 from fanin.simulation import (
     Dirichlet,
+    FeatureSkew,
     Iid,
     LabelSkew,
     Natural,
@@ -42,6 +43,7 @@ ALL: tuple[Partitioner, ...] = (
     Quantity(alpha=5.0),
     Shards(per_client=2),
     Pathological(num_labels=2),
+    FeatureSkew(mixed=0.5),
     Natural(ids=np.arange(NUM) % 30),
 )
 
@@ -105,6 +107,22 @@ def test_a_natural_id_stays_on_one_client() -> None:
     assert [len(part) for part in parts] == list(parts.sizes)
 
 
+def test_a_feature_differs_from_client_to_client_as_far_as_it_is_not_mixed() -> None:
+    def spread(mixed: float) -> float:
+        parts = partition(labelled(), 20, FeatureSkew(mixed=mixed), seed=3)
+        assert set(parts.sizes) == {NUM // 20}
+        return float(np.ptp([part.inputs["x"].mean() for part in parts]))
+
+    assert spread(0.0) == NUM - NUM // 20, "the first and the last of 20 equal parts of 0, 1, ..., 599"
+    assert spread(0.0) > spread(0.5) > spread(1.0)
+
+
+def test_a_feature_of_ones_own_decides() -> None:
+    parts = partition(labelled(), 6, FeatureSkew(feature=lambda examples: -np.abs(examples.inputs["x"][:, 0] - 300.0)))
+    middle = min(parts, key=lambda part: float(np.abs(part.inputs["x"] - 300.0).max()))
+    assert set(range(251, 350)) < set(middle.inputs["x"][:, 0]), "250 and 350 are equally far"
+
+
 def test_an_alpha_that_leaves_clients_empty_names_them_and_one_that_works() -> None:
     with pytest.raises(InvalidInput) as caught:
         partition(labelled(), 50, LabelSkew(alpha=0.01), seed=7)
@@ -140,6 +158,14 @@ WIDE = (
             5,
             Pathological(num_labels=11),
             "partition: pathological: got num_labels 11, expected at most the 10 labels of the data; use fewer",
+        ),
+        (
+            5,
+            FeatureSkew(feature=lambda examples: examples.inputs["x"]),
+            (
+                "partition: feature_skew: the feature is float32 of shape (600, 1), expected one number for each of "
+                "600 examples; correct the function"
+            ),
         ),
         (
             300,
@@ -205,17 +231,18 @@ def test_sequences_have_no_labels(by: Partitioner) -> None:
             "dirichlett",
             {},
             (
-                "partition: by: got 'dirichlett', expected one of ['dirichlet', 'iid', 'label_skew', 'natural', "
-                "'pathological', 'quantity', 'shards'], which are installed here; did you mean dirichlet?"
+                "partition: by: got 'dirichlett', expected one of ['dirichlet', 'feature_skew', 'iid', 'label_skew', "
+                "'natural', 'pathological', 'quantity', 'shards'], which are installed here; did you mean dirichlet?"
             ),
         ),
         ("iid", {"alpha": 1.0}, "partition: iid: got the options ['alpha'], expected none; remove them"),
-        ("shards", {}, "partition: shards: got the options [], expected ['per_client'], for example per_client=2"),
+        ("shards", {}, "partition: shards: got the options [], expected ['per_client'], for example per_client=1"),
         (
             "shards",
             {"per_client": 1.5},
             "partition: shards: got per_client 1.5, expected an integer of at least 1",
         ),
+        ("feature_skew", {"mixed": 1.5}, "partition: feature_skew: got mixed 1.5, expected 0.0 to 1.0"),
         ("quantity", {"alpha": 0.0}, "partition: quantity: got alpha 0.0, expected a positive number"),
         (
             "pathological",
@@ -231,6 +258,8 @@ def test_a_name_or_option_that_is_wrong_is_one_error(name: str, options: dict[st
 
 def test_names_and_classes_are_the_same_partitioners() -> None:
     assert partitioner_of("pathological", {"num_labels": 3.0}) == Pathological(num_labels=3)
+    assert partitioner_of("feature_skew", {}) == FeatureSkew()
+    assert partitioner_of("feature_skew", {"mixed": 0.2}) == FeatureSkew(mixed=0.2)
     assert partitioner_of("label_skew", {"alpha": 0.2}) == LabelSkew(alpha=0.2)
 
 

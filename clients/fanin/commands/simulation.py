@@ -34,7 +34,8 @@ ByOption = Annotated[
     str,
     typer.Option(
         "--by",
-        help="Partitioner: iid, dirichlet, label_skew, quantity, shards, pathological, natural, or an installed one.",
+        help="Partitioner: iid, dirichlet, label_skew, quantity, shards, pathological, feature_skew, natural, or an "
+        "installed one.",
     ),
 ]
 AlphaOption = Annotated[

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from fanin.simulation.data.loading import LoadedData, examples_of, load_data, partition_of
     from fanin.simulation.data.partitioners import (
         Dirichlet,
+        FeatureSkew,
         Iid,
         LabelSkew,
         Natural,
@@ -77,6 +78,7 @@ _MODULES = {
     "ClientRow": "rows",
     "LoadedData": "data.loading",
     "Dirichlet": "data.partitioners",
+    "FeatureSkew": "data.partitioners",
     "Federation": "federation",
     "Iid": "data.partitioners",
     "LabelSkew": "data.partitioners",
@@ -109,6 +111,7 @@ __all__ = [
     "DeviceModel",
     "Dirichlet",
     "Distribution",
+    "FeatureSkew",
     "Federation",
     "Fixed",
     "Iid",

@@ -10,6 +10,7 @@ partitioners by the entry point group ``fanin.partitioners``: a function from op
 - ``shards``: sorted by label and cut into shards, some shards for each client (McMahan et al. 2017, section 3)
 - ``pathological``: some labels for each client, and equal shares of a label for its clients (Li et al. 2022)
 - ``quantity``: sizes from a Dirichlet distribution, drawn at random
+- ``feature_skew``: in the order of a number of each example, such as its brightness
 - ``natural``: by an id of each example, such as its writer
 
 Reference:
@@ -172,6 +173,46 @@ class Pathological:
         return tuple(np.sort(np.concatenate(part)) for part in parts)
 
 
+def mean_input(examples: Examples) -> npt.NDArray[np.float64]:
+    """Return the mean of all inputs of each example (n,): the brightness of an image, the level of a sound."""
+    rows = [values.reshape(len(values), -1) for values in examples.inputs.values()]
+    return np.asarray(sum(row.sum(axis=1, dtype=np.float64) for row in rows) / sum(row.shape[1] for row in rows))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeatureSkew:
+    """Equal sizes, in the order of a feature: one client has the smallest values, another one the largest.
+
+    The labels of a client are as they fall. Works for data of every kind of target.
+
+    Attributes:
+        mixed: Share of the examples that change places at random, 0.0 to 1.0. 1.0 is ``Iid``.
+        feature: Returns one number for each example (n,).
+    """
+
+    mixed: float = 0.0
+    feature: Callable[[Examples], npt.NDArray[np.generic]] = mean_input
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.mixed <= 1.0:
+            raise InvalidInput(f"partition: feature_skew: got mixed {self.mixed}, expected 0.0 to 1.0")
+
+    def __call__(self, examples: Examples, num_clients: int, rng: np.random.Generator) -> Sequence[Int64s]:
+        values = np.asarray(self.feature(examples))
+        if values.shape != (len(examples),) or values.dtype.kind not in "fiub":
+            raise InvalidInput(
+                f"partition: feature_skew: the feature is {values.dtype} of shape {values.shape}, expected one number "
+                f"for each of {len(examples)} examples; correct the function"
+            )
+        # Examples of one value are in a random order.
+        shuffled = rng.permutation(len(examples))
+        order = shuffled[np.argsort(values[shuffled], kind="stable")]
+        moved = np.flatnonzero(rng.random(len(order)) < self.mixed)
+        order[moved] = order[rng.permutation(moved)]
+        parts = _cut(order, num_clients)
+        return tuple(parts[index] for index in rng.permutation(num_clients))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Natural:
     """By an id of each example, such as its writer or speaker. All examples of an id belong to one client.
@@ -218,7 +259,7 @@ def _option(name: str, options: Mapping[str, float], expected: str) -> float:
     """Return the only option of a partitioner. Raises InvalidInput for another one, or none."""
     if set(options) != {expected}:
         raise InvalidInput(
-            f"partition: {name}: got the options {sorted(options)}, expected [{expected!r}], for example {expected}=2"
+            f"partition: {name}: got the options {sorted(options)}, expected [{expected!r}], for example {expected}=1"
         )
     return options[expected]
 
@@ -228,6 +269,10 @@ def _count(name: str, options: Mapping[str, float], expected: str) -> int:
     if not float(value).is_integer():
         raise InvalidInput(f"partition: {name}: got {expected} {value}, expected an integer of at least 1")
     return int(value)
+
+
+def _feature_skew(options: Mapping[str, float]) -> Partitioner:
+    return FeatureSkew(mixed=_option("feature_skew", options, "mixed") if options else 0.0)
 
 
 def _natural(options: Mapping[str, float]) -> Partitioner:
@@ -251,6 +296,7 @@ FACTORIES: Final[Mapping[str, Callable[[Mapping[str, float]], Partitioner]]] = M
         "quantity": lambda options: Quantity(alpha=_option("quantity", options, "alpha")),
         "shards": lambda options: Shards(per_client=_count("shards", options, "per_client")),
         "pathological": lambda options: Pathological(num_labels=_count("pathological", options, "num_labels")),
+        "feature_skew": _feature_skew,
         "natural": _natural,
     }
 )
