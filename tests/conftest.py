@@ -68,11 +68,11 @@ def pytest_make_parametrize_id(val: object) -> str | None:
 
 @pytest.fixture(autouse=True)
 def kept_handlers() -> Iterator[None]:
-    """Fail a test that leaves a handler of SIGTERM behind: a test of another file would fail by it."""
-    before = signal.getsignal(signal.SIGTERM)
+    """Fail a test that leaves a handler of a signal behind: a test of another file would fail by it."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     yield
-    after = signal.signal(signal.SIGTERM, before)
-    assert after is before, f"SIGTERM: the test left the handler {after}, expected the one before it, {before}"
+    after = {number: signal.signal(number, handler) for number, handler in before.items()}
+    assert after == before, "the test left handlers of signals, expected those before it"
 
 
 @pytest.hookimpl(trylast=True)
