@@ -12,6 +12,7 @@ MAX_PARAMETERS = 5
 OPERATOR_FORMS = (
     "fanin.edge.export.decompositions.",
     "fanin.edge.export.modules.adapters",
+    "fanin.edge.export.modules.plain.",
     "fanin.edge.export.tracing.attention",
 )
 """Public functions here replace operators or layers of torch and have their parameters: torch decides the number."""
@@ -46,7 +47,7 @@ def is_flag(argument: ast.arg) -> bool:
 
 
 def is_operator_form(module: Module, function: Function) -> bool:
-    """Whether a function replaces one of torch's; ``test_export_decompositions.py`` compares forms with the schema."""
+    """Whether a function replaces one of torch's; Tests of the forms compare the signatures."""
     is_public = not function.name.startswith("_") or function.name == "__call__"
     return module.name.startswith(OPERATOR_FORMS) and is_public
 

@@ -137,6 +137,37 @@ class Words(nn.Module):
         return logits
 
 
+class Moved(nn.Module):
+    """Smooth upsampling, images of one channel, diagonals, windows, sorting and additions at an index."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Conv2d(1, 1, 1), nn.Linear(264, NUM_CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits of images (B, 1, 4, 4)."""
+        x = torch.tanh(self.first(x))
+        rows, empty = x[:, 0], torch.zeros_like(x[:, 0])
+        places = rows.detach().argsort(2)
+        parts = [
+            F.interpolate(x, scale_factor=1.5, mode="bilinear"),
+            F.interpolate(x, size=3, mode="bicubic"),
+            F.interpolate(x.flatten(2), size=7, mode="linear"),
+            F.interpolate(x, scale_factor=2.0),
+            F.interpolate(x, size=6, mode="nearest-exact"),
+            rows.diagonal(dim1=1, dim2=2),
+            rows.flatten(1).unfold(1, 4, 3),
+            rows.sort(2, descending=True).values,
+            rows.topk(2, 1).values,
+            empty.scatter_add(2, places, rows * rows),
+            empty.scatter(2, places[:, :, :3], torch.exp(rows[:, :, :3])),
+            empty.index_add(1, torch.arange(4) % 3, torch.sin(rows)),
+            rows.sort(dim=1, stable=True).values,
+        ]
+        logits: Tensor = self.head(torch.cat([part.flatten(1) for part in parts], 1))
+        return logits
+
+
 def sequence_loss(outputs: Tensor, targets: Tensor) -> Tensor:
     """The loss of each sequence (B,), by torch's own function."""
     return F.cross_entropy(outputs.transpose(1, 2), targets.long(), reduction="none", ignore_index=-1).mean(1)
@@ -154,6 +185,7 @@ MODELS: Final[Mapping[str, tuple[Callable[[], nn.Module], tuple[int, ...], Loss]
         "borders": (Borders, (2, 4, 4), class_loss),
         "pools": (Pools, (2, 5, 4), cross_entropy),
         "signals": (Signals, (2, 6), cross_entropy),
+        "moved": (Moved, (1, 4, 4), cross_entropy),
         "words": (Words, (5,), next_token),
         "sequence": (Words, (5,), sequence_loss),
     }
@@ -191,6 +223,9 @@ USERS: Final[Mapping[str, str]] = MappingProxyType(
         "signals": "reflection_pad1d reflection_pad1d_backward replication_pad1d replication_pad1d_backward "
         "upsample_nearest1d_backward _upsample_nearest_exact1d_backward adaptive_max_pool1d conv_transpose1d "
         "_weight_norm_interface_backward",
+        "moved": "upsample_linear1d_backward upsample_bilinear2d_backward upsample_bicubic2d_backward "
+        "diagonal_backward unfold_backward sort sort.stable argsort topk scatter.src scatter_add index_add "
+        "upsample_nearest2d _upsample_nearest_exact2d upsample_nearest2d.vec _upsample_nearest_exact2d.vec",
         "words": "gelu gelu_backward _softmax_backward_data native_layer_norm_backward embedding_dense_backward",
         "sequence": "nll_loss2d_forward nll_loss2d_backward",
     }
@@ -303,5 +338,13 @@ def form_mutants() -> Iterator[Mutant]:
 
 WITHOUT_RESULT: Final = ("index.Tensor", "index_put_")
 """A form that only refuses some arguments, and one whose result is the tensor that it has written."""
-NOT_FLOAT: Final = ("adaptive_max_pool1d[1]", "adaptive_max_pool2d[1]", "max_pool2d_with_indices[1]")
+NOT_FLOAT: Final = (
+    "adaptive_max_pool1d[1]",
+    "adaptive_max_pool2d[1]",
+    "max_pool2d_with_indices[1]",
+    "sort[1]",
+    "topk[1]",
+    "sort.stable[1]",
+    "argsort[0]",
+)
 """Results that are indices."""

@@ -15,5 +15,5 @@ Modules, in reading order:
 - ``convolution/``: convolutions and their gradients for ONNX runtimes and for TFLite.
 - ``pooling/``: average, max and adaptive pools and their gradients.
 - ``elementwise``, ``group_norm``, ``weight_norm``, ``sequences``: activations, norms and operators of transformers.
-- ``selection``, ``resampling``, ``padding``: gathers, upsampling and padding without a scatter.
+- ``selection``, ``ordering``, ``resampling``, ``padding``: gathers, sorting, upsampling and padding without a scatter.
 """

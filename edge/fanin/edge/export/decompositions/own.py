@@ -29,12 +29,14 @@ PLAIN_NAMES: Final[Mapping[str, str]] = MappingProxyType(
         "input": "x",
         "grad_output": "dy",
         "grad_out": "dy",
+        "grad_in": "dy",
         "output": "y",
         "scales": "scales_h",
         "N": "samples",
         "C": "channels",
         "HxW": "positions",
         "group": "groups",
+        "sorted": "in_order",
     }
 )
 """Names that a form may have instead of those of the operator's schema."""

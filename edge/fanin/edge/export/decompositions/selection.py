@@ -116,6 +116,24 @@ def select_backward(dy: Tensor, input_sizes: Sequence[int], dim: int, index: int
     return resized(dy.unsqueeze(dim), dim, first, have - first - 1)
 
 
+def diagonal_backward(dy: Tensor, input_sizes: Sequence[int], offset: int, dim1: int, dim2: int) -> Tensor:
+    """Compute ``aten.diagonal_backward``: (..., n) on the diagonal of zeros."""
+    rows, columns = input_sizes[dim1], input_sizes[dim2]
+    places = torch.arange(dy.shape[-1])
+    is_row = one_hot(places + max(-offset, 0), rows, dy.dtype)
+    is_column = one_hot(places + max(offset, 0), columns, dy.dtype)
+    return ((is_row.t() * dy.unsqueeze(-2)) @ is_column).movedim((-2, -1), (dim1, dim2))
+
+
+def unfold_backward(dy: Tensor, input_sizes: Sequence[int], dim: int, size: int, step: int) -> Tensor:
+    """Compute ``aten.unfold_backward``: the sum of windows (..., num, ..., size) where they overlap."""
+    dim %= len(input_sizes)
+    num = dy.shape[dim]
+    places = (torch.arange(num) * step).unsqueeze(-1) + torch.arange(size)
+    windows = dy.movedim(dim, -2).flatten(-2)
+    return (windows @ one_hot(places.flatten(), input_sizes[dim], dy.dtype)).movedim(-1, dim)
+
+
 def nll_loss(
     x: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignore_index: int
 ) -> tuple[Tensor, Tensor]:

@@ -15,7 +15,7 @@ import torch
 from torch._decomp import core_aten_decompositions, get_decompositions
 from torch._ops import OpOverload
 
-from fanin.edge.export.decompositions import elementwise, padding, resampling, selection, sequences
+from fanin.edge.export.decompositions import elementwise, ordering, padding, resampling, selection, sequences
 from fanin.edge.export.decompositions.convolution import portable
 from fanin.edge.export.decompositions.convolution.layouts import Images
 from fanin.edge.export.decompositions.convolution.products import Convolutions
@@ -62,6 +62,8 @@ def _core() -> Mapping[OpOverload, Callable[..., object]]:
 def _common() -> Table:
     return {
         **resampling.table(),
+        aten.diagonal_backward.default: selection.diagonal_backward,
+        aten.unfold_backward.default: selection.unfold_backward,
         aten.empty_permuted.default: elementwise.empty_permuted,
         aten.threshold_backward.default: elementwise.threshold_backward,
         aten.avg_pool2d_backward.default: average.avg_pool2d_backward,
@@ -100,6 +102,8 @@ def _tflite_backward() -> Table:
         **adaptive.table(max_backward.portable_max_pool2d_backward),
         **_plain_norms(),
         **padding.backward_table(),
+        **ordering.table(),
+        **resampling.single_channel_table(),
         aten.convolution.default: portable.convolution,
         aten.convolution_backward.default: portable.convolution_backward,
         aten.avg_pool2d.default: forward.avg_pool2d,
@@ -135,6 +139,8 @@ def _tflite_forward() -> Table:
     return {
         **_onnx_forward(),
         **padding.forward_table(),
+        **ordering.forward_table(),
+        **resampling.single_channel_forward_table(),
         aten.index.Tensor: selection.index,
         aten.index_put.default: selection.index_put,
         aten.index_put_.default: selection.index_put_into,

@@ -6,7 +6,7 @@
 - ``adapters``: low-rank adapters beside frozen layers.
 - ``norms``: BatchNorm whose running statistics are inputs and outputs.
 - ``frozen_norms``: frozen BatchNorm folded into the convolution before it.
-- ``functions``: bags of embeddings and ``one_hot`` as plain operators.
+- ``plain/``: functions that lack a form or a gradient in a graph, as plain functions.
 - ``draws``: the random numbers that a module draws, from inputs of the graph.
 - ``origins``: the module that each node of a trace comes from, for errors on devices.
 

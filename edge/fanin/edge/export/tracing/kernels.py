@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from fanin.edge.export.modules.functions import PlainFunctions
+from fanin.edge.export.modules.plain.functions import PlainFunctions
 
 
 @contextmanager

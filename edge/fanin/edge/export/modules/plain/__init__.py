@@ -1,0 +1,11 @@
+"""Functions of torch that lack a form or a gradient in a graph, computed by functions that have both.
+
+- ``functions``: ``PlainFunctions``, which replaces calls while a module is traced, and the table of the functions.
+- ``embeddings``: bags of embeddings and ``one_hot``.
+- ``arithmetic``: products, ``erfc``, distances, bilinear forms and shrinkage.
+- ``images``: circular padding, patches, 3-D pools, response normalization and sampling at a grid.
+
+Each form has torch's own parameters, except that a first parameter ``input`` has another name. It returns
+``NotImplemented`` for arguments that are left to torch. A function whose result shares memory with its input is none of
+these: a module may write into the result. Its gradient has a form in ``decompositions`` instead.
+"""

@@ -1,0 +1,199 @@
+"""Plain forms of functions, and forms of gradients, against torch's own in float64: values and gradients."""
+
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn import functional as F
+
+from fanin.edge.export.decompositions import ordering, resampling, selection
+from fanin.edge.export.modules.plain.functions import PlainFunctions
+
+aten = torch.ops.aten
+CLOSE = {"rtol": 1e-9, "atol": 1e-10}
+Function = Callable[[Tensor], Tensor]
+GRID = torch.rand(2, 4, 5, 2, dtype=torch.float64) * 2.6 - 1.3
+OTHER = torch.randn(2, 4, 3, dtype=torch.float64)
+
+PLAIN: dict[str, tuple[tuple[int, ...], Function]] = {
+    "prod": ((3, 7, 2), lambda x: x.prod(1)),
+    "prod of 1": ((3, 1), lambda x: torch.prod(input=x, dim=-1, keepdim=True)),
+    "prod of all": ((3, 5), torch.prod),
+    "cumprod": ((3, 7, 2), lambda x: x.cumprod(-2)),
+    "erfc": ((30,), lambda x: x.erfc() + torch.special.erfc(2.0 * x)),
+    "cdist": ((2, 5, 3), lambda x: torch.cdist(x, OTHER)),
+    "cdist to itself": ((2, 5, 3), lambda x: torch.cdist(x, x)),
+    "cdist of absolute values": ((2, 5, 3), lambda x: torch.cdist(x, OTHER, p=1.0)),
+    "bilinear": ((6, 2, 4), lambda x: F.bilinear(x, x[..., :3], OTHER[:, :, :3].reshape(2, 4, 3))),
+    "bilinear with a bias": ((6, 4), lambda x: F.bilinear(x, x[..., :3], OTHER, OTHER[:, 0, 0])),
+    "bilinear by keywords": ((6, 4), lambda x: torch.bilinear(input1=x, input2=x[..., :3], weight=OTHER)),
+    "softshrink": ((30,), lambda x: F.softshrink(x, 0.3)),
+    "hardshrink": ((30,), lambda x: F.hardshrink(x, lambd=0.3)),
+    "circular pad": ((2, 3, 4, 5), lambda x: F.pad(x, (1, 2, 0, 4), mode="circular")),
+    "circular pad of a signal": ((2, 3, 4), lambda x: F.pad(x, (4, 0), "circular")),
+    "unfold": ((2, 3, 6, 5), lambda x: F.unfold(x, (2, 3), padding=1, stride=(2, 1))),
+    "unfold with gaps": ((2, 3, 6, 5), lambda x: F.unfold(x, 2, dilation=2)),
+    "fold": ((2, 12, 8), lambda x: F.fold(x, (4, 8), 2, stride=2)),
+    "fold with a rest": ((2, 12, 4), lambda x: F.fold(x, (5, 6), 2, dilation=(1, 2), padding=(0, 1), stride=(2, 3))),
+    "avg_pool3d": ((2, 3, 5, 6, 4), lambda x: F.avg_pool3d(x, (2, 3, 2), stride=(1, 2, 2), padding=(1, 1, 0))),
+    "max_pool3d": ((2, 3, 5, 6, 4), lambda x: F.max_pool3d(x, 2, stride=(1, 2, 2), padding=1, dilation=(2, 1, 1))),
+    "max_pool3d of a cut size": ((2, 3, 5, 5, 5), lambda x: F.max_pool3d(x, 2, ceil_mode=True)),
+    "local_response_norm": ((2, 5, 4), lambda x: F.local_response_norm(x, 3, alpha=0.3, beta=0.6, k=1.5)),
+    "local_response_norm of 2": ((2, 5, 4, 3), lambda x: F.local_response_norm(x, 2, alpha=0.3)),
+    "grid_sample": ((2, 3, 6, 5), lambda x: F.grid_sample(x, GRID, align_corners=False)),
+    "grid_sample at the border": (
+        (2, 3, 6, 5),
+        lambda x: F.grid_sample(x, GRID, padding_mode="border", align_corners=True),
+    ),
+    "grid_sample: nearest": ((2, 3, 6, 5), lambda x: F.grid_sample(x, GRID, mode="nearest", align_corners=True)),
+    "a grid that is computed": (
+        (2, 4, 5, 2),
+        lambda x: F.grid_sample(torch.sin(OTHER).reshape(2, 1, 4, 3), x, align_corners=False),
+    ),
+    "a grid at the border": (
+        (2, 4, 5, 2),
+        lambda x: F.grid_sample(torch.sin(OTHER).reshape(2, 1, 4, 3), x, padding_mode="border", align_corners=False),
+    ),
+}
+TO_TORCH: dict[str, tuple[tuple[int, ...], Function]] = {
+    "prod of integers": ((3, 4), lambda x: (10 * x).to(torch.int64).prod(1)),
+    "prod into a tensor": ((3, 4), lambda x: torch.prod(x, dim=1, out=x.detach()[:, 0].clone())),
+    "cdist of other powers": ((2, 5, 3), lambda x: torch.cdist(x, OTHER, p=3.0)),
+    "constant pad": ((2, 3, 4, 5), lambda x: F.pad(x, (1, 2, 0, 4), value=0.5)),
+    "fold of one sample": ((12, 8), lambda x: F.fold(x, (4, 8), 2, stride=2)),
+    "avg_pool3d of a cut size": ((2, 3, 5, 5, 5), lambda x: F.avg_pool3d(x, 2, ceil_mode=True)),
+    "grid_sample: reflection": (
+        (2, 3, 6, 5),
+        lambda x: F.grid_sample(x, GRID, padding_mode="reflection", align_corners=True),
+    ),
+}
+
+
+def value_and_gradient(function: Function, x: Tensor) -> tuple[Tensor, ...]:
+    x = x.clone().requires_grad_()
+    y = function(x)
+    weights = torch.linspace(-1.0, 1.0, y.numel(), dtype=torch.float64).reshape(y.shape)
+    return (y, *(torch.autograd.grad((y * weights).sum(), x) if y.requires_grad else ()))
+
+
+def operators(function: Function, x: Tensor) -> list[str]:
+    return [str(node.target) for node in make_fx(function)(x).graph.nodes if node.op == "call_function"]
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_a_plain_form_is_torchs_function(name: str) -> None:
+    torch.manual_seed(0)
+    size, function = PLAIN[name]
+    x = torch.randn(size, dtype=torch.float64)
+    expected, own = value_and_gradient(function, x), operators(function, x)
+    with PlainFunctions():
+        found = value_and_gradient(function, x)
+        plain = operators(function, x)
+    torch.testing.assert_close(found, expected, **CLOSE)
+    assert plain != own, "expected another form than torch's"
+
+
+@pytest.mark.parametrize("name", TO_TORCH)
+def test_other_arguments_are_left_to_torch(name: str) -> None:
+    torch.manual_seed(0)
+    size, function = TO_TORCH[name]
+    x = torch.randn(size, dtype=torch.float64)
+    own = operators(function, x)
+    with PlainFunctions():
+        assert operators(function, x) == own
+
+
+def test_a_product_has_a_gradient_where_a_factor_is_zero() -> None:
+    x = torch.tensor([[2.0, 0.0, 3.0], [0.0, 0.0, 5.0]], dtype=torch.float64)
+    expected = value_and_gradient(lambda x: x.prod(1), x)
+    with PlainFunctions():
+        torch.testing.assert_close(value_and_gradient(lambda x: x.prod(1), x), expected, **CLOSE)
+
+
+SMOOTH = [
+    ("linear", (2, 3, 5), {"size": 8, "align_corners": True}),
+    ("linear", (2, 3, 5), {"scale_factor": 0.7, "align_corners": False}),
+    ("bilinear", (2, 3, 4, 5), {"scale_factor": (2.0, 1.7), "align_corners": False}),
+    ("bilinear", (2, 3, 4, 5), {"size": (1, 9), "align_corners": True}),
+    ("bilinear", (2, 3, 4, 1), {"size": (3, 3), "align_corners": False}),
+    ("bicubic", (2, 3, 4, 5), {"scale_factor": 1.7, "align_corners": False}),
+    ("bicubic", (2, 3, 4, 5), {"size": (9, 2), "align_corners": True}),
+]
+
+
+@pytest.mark.parametrize(("mode", "size", "arguments"), SMOOTH)
+def test_the_gradient_of_smooth_upsampling_is_torchs(
+    mode: str, size: tuple[int, ...], arguments: dict[str, object]
+) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(size, dtype=torch.float64, requires_grad=True)
+    y = F.interpolate(x, mode=mode, **arguments)  # type: ignore[arg-type]  # of one of several calls
+    dy = torch.randn_like(y)
+    (expected,) = torch.autograd.grad(y, x, dy)
+    scale = arguments.get("scale_factor")
+    scales = scale if isinstance(scale, tuple) else (scale,) * (len(size) - 2)
+    form = resampling.cubic_backward if mode == "bicubic" else resampling.linear_backward
+    found = form(dy, list(y.shape[2:]), list(size), bool(arguments["align_corners"]), *scales)
+    torch.testing.assert_close(found, expected, **CLOSE)
+
+
+@pytest.mark.parametrize(("offset", "dim1", "dim2"), [(0, 0, 1), (1, 2, 0), (-2, 1, 2), (0, -1, 0)])
+def test_the_gradient_of_a_diagonal_is_torchs(offset: int, dim1: int, dim2: int) -> None:
+    x = torch.randn(3, 4, 5, dtype=torch.float64)
+    dy = torch.randn_like(x.diagonal(offset, dim1, dim2))
+    expected = aten.diagonal_backward(dy, x.shape, offset, dim1, dim2)
+    torch.testing.assert_close(selection.diagonal_backward(dy, x.shape, offset, dim1, dim2), expected, **CLOSE)
+
+
+@pytest.mark.parametrize(("dim", "size", "step"), [(0, 2, 1), (1, 3, 2), (-1, 2, 3)])
+def test_the_gradient_of_windows_is_torchs(dim: int, size: int, step: int) -> None:
+    x = torch.randn(3, 6, 5, dtype=torch.float64)
+    dy = torch.randn_like(x.unfold(dim, size, step))
+    expected = aten.unfold_backward(dy, x.shape, dim, size, step)
+    torch.testing.assert_close(selection.unfold_backward(dy, x.shape, dim, size, step), expected, **CLOSE)
+
+
+@pytest.mark.parametrize("dim", [0, 1, -1])
+def test_values_are_added_at_an_index_as_in_torch(dim: int) -> None:
+    x, src = torch.randn(3, 6, 5, dtype=torch.float64), torch.randn(3, 6, 5, dtype=torch.float64)
+    index = torch.randint(0, x.shape[dim], (3, 6, 5)).narrow(dim, 0, 2)
+    found = ordering.scatter_add(x, dim, index, src)
+    torch.testing.assert_close(found, aten.scatter_add(x, dim, index, src), **CLOSE)
+    other = partial(ordering.scatter_add, x, dim, index[:2, :2, :2], src)
+    assert other() is NotImplemented
+    line, rows = torch.randint(0, x.shape[dim], (2,)), src.narrow(dim, 0, 2)
+    found = ordering.index_add(x, dim, line, rows, alpha=0.5)
+    torch.testing.assert_close(found, aten.index_add(x, dim, line, rows, alpha=0.5), **CLOSE)
+
+
+def test_values_are_put_at_an_index_as_in_torch() -> None:
+    x, src = torch.randn(3, 6, dtype=torch.float64), torch.randn(3, 6, dtype=torch.float64)
+    index = torch.rand(3, 6).argsort(1)[:, :4]
+    torch.testing.assert_close(ordering.scatter(x, 1, index, src), aten.scatter(x, 1, index, src), **CLOSE)
+    twice, same = torch.tensor([[2, 2, 5]] * 3), torch.full((3, 3), 0.7, dtype=torch.float64)
+    torch.testing.assert_close(ordering.scatter(x, 1, twice, same), aten.scatter(x, 1, twice, same), **CLOSE)
+
+
+@pytest.mark.parametrize("dim", [0, -1])
+@pytest.mark.parametrize("descending", [False, True])
+def test_an_order_is_torchs(dim: int, descending: bool) -> None:
+    # Of equal values, torch's stable sort keeps the order.
+    x = torch.randint(0, 4, (6, 3, 5)).double()
+    expected = torch.sort(x, stable=True, dim=dim, descending=descending)
+    torch.testing.assert_close(ordering.sort(x, dim, descending), tuple(expected), **CLOSE)
+    x = torch.randn(6, 3, 5, dtype=torch.float64)
+    torch.testing.assert_close(ordering.topk(x, 3, dim, descending), tuple(x.topk(3, dim, descending)), **CLOSE)
+
+
+@pytest.mark.parametrize("shift", [0.0, 0.5])
+@pytest.mark.parametrize("scale", [2.0, 1.7, 0.6, None])
+def test_upsampling_of_one_channel_is_torchs(scale: float | None, shift: float) -> None:
+    x, mode = torch.randn(2, 1, 4, 5, dtype=torch.float64), "nearest-exact" if shift else "nearest"
+    size = None if scale else (7, 3)
+    expected = F.interpolate(x, size=size, scale_factor=scale, mode=mode)
+    factors = [scale, scale] if scale else None
+    torch.testing.assert_close(resampling.upsample_by_factors(x, size, factors, shift=shift), expected, **CLOSE)
+    assert resampling.upsample_by_factors(x.expand(2, 2, 4, 5), size, factors, shift=shift) is NotImplemented
