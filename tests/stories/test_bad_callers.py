@@ -366,7 +366,7 @@ def test_a_plan_for_another_batch_size_is_refused_and_one_for_the_bundles_own_is
     own = bundle.manifest.batch_size
     plans = [replace(f.plan(), training=replace(f.plan().training, batch_size=size)) for size in (own + 1, own)]
     with host.operator() as operator:
-        expected = rf"got \[training\] batch_size {own + 1}, but the bundle's graphs are for {own}; export the App with"
+        expected = rf"\[training\] batch_size: got {own + 1}, but the bundle's train graphs are for {own}; choose one"
         with pytest.raises(InvalidPlan, match=expected):
             operator.start_run("batched", plans[0], bundle, f.PUBLISHER)
         with pytest.raises(NotFound):

@@ -32,6 +32,7 @@ from support.tags import tags_app
 PUBLISHER = SigningKey(bytes(range(32)))
 NUM_CLASSES = 4
 BATCH_SIZE = 8
+OTHER_SIZES = (3, 20)
 
 
 class Mlp(nn.Sequential):
@@ -89,6 +90,8 @@ def app_of(name: str) -> App:
         return several_app()
     if name == "tags":
         return tags_app()
+    if name == "sizes":
+        return replace(app_of("noisy"), name="sizes", other_batch_sizes=OTHER_SIZES)
     torch.manual_seed(3)
     x, _ = samples(64, seed=1)
     return App(

@@ -85,7 +85,8 @@ class RemoteRuntime:
         folder = Path(self._folder.name) / str(self._num_bundles)
         self._num_bundles += 1
         write_as_is(bundle, folder)
-        row = {"do": what, "folder": str(folder), "publisher": bundle.signed.public_key}
+        size = bundle.manifest.batch_size
+        row: Row = {"do": what, "folder": str(folder), "publisher": bundle.signed.public_key, "batch_size": size}
         answer, _ = self.ask(row, arrays)
         return int(str(answer["number"]))
 

@@ -85,8 +85,8 @@ class Server:
 
 
 def bundle_at(row: Row) -> Bundle:
-    """The Bundle in a folder."""
-    return open_folder(Path(row["folder"]), trusted=[row["publisher"]])
+    """The Bundle in a folder, with the train graph for a batch size."""
+    return open_folder(Path(row["folder"]), trusted=[row["publisher"]]).at_batch(int(row["batch_size"]))
 
 
 def batch_of(arrays: Arrays) -> PaddedBatch:

@@ -105,6 +105,7 @@ def bundle_row(bundle: Bundle) -> dict[str, object]:
         "verified": True,
         "num_parameters": manifest.table.num_values,
         "batch_size": manifest.batch_size,
+        "other_batch_sizes": list(manifest.other_batch_sizes),
         "num_classes": manifest.num_classes,
         "num_tokens": dict(manifest.num_tokens),
         "optimizer": {name: setting.default for name, setting in manifest.optimizer.items()},
@@ -131,6 +132,11 @@ def names_of(table: TensorTable) -> str:
     return f"{table.num_values} values in {', '.join(spec.name for spec in table.specs)}"
 
 
+def _others(manifest: Manifest) -> str:
+    sizes = " or ".join(map(str, manifest.other_batch_sizes))
+    return f", or {sizes} by [training] batch_size of the plan" if sizes else ""
+
+
 def kind_of(manifest: Manifest) -> str:
     """Return a phrase for a model's outputs, and for its inputs if they are tokens."""
     if not manifest.signatures:
@@ -153,7 +159,7 @@ def _text(bundle: Bundle, row: dict[str, object]) -> str:
         f"  publisher   {bundle.signed.public_key} (signature verified)",
         f"  parameters  {manifest.table.num_values} values in {len(manifest.table.specs)} tensors",
         *([] if manifest.local is None else [f"  personal    {names_of(manifest.local.table)}, never sent"]),
-        f"  batch size  {manifest.batch_size}",
+        f"  batch size  {manifest.batch_size}{_others(manifest)}",
         f"  model       {kind_of(manifest)}",
         *([f"  optimizer   {settings}"] if settings else []),
         *(

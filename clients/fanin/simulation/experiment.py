@@ -244,8 +244,9 @@ def _graph_parts(prepared: _Prepared, plan: Plan, settings: SimulationSettings, 
     bundle, clients, graphs = prepared.bundle, subject.clients, SharedGraphs()
     fraction, metrics = settings.validation_fraction, settings.own_metrics
     sizes = [size - num_held_out(size, fraction) for size in clients.sizes]
-    workload = Workload.of(plan, sizes, bundle.manifest.batch_size)
-    chosen = choose(settings, subject.app, bundle, graphs, workload)
+    trained = bundle.at_batch(plan.training.batch_size)
+    workload = Workload.of(plan, sizes, trained.manifest.batch_size)
+    chosen = choose(settings, subject.app, trained, graphs, workload)
     if chosen.reason:
         prepared.progress.show(chosen.reason)
     trainings: Trainings

@@ -519,6 +519,7 @@ class BundleRef(_message.Message):
         "format"       1
         "name"         string
         "batch_size"   the batch of the train and evaluate graphs
+        "other_batch_sizes"  [size, ..]: batch sizes with a train graph of their own, "train@b<size>"; absent if there are none
         "num_classes"  number of labels; 0: the model gives values
         "num_tokens"   {INPUT: number of tokens}; an input that is not here has none, or any
         "optimizer"    {SETTING: {"default": number, "below": number}}: the settings of the optimizer that are inputs of train
@@ -1060,7 +1061,9 @@ class Training(_message.Message):
     proximal_weight: _builtins.float
     """FedProx's mu: the value of the train graph's input proximal_weight. 0.0: the graph may lack it."""
     batch_size: _builtins.int
-    """The batch size that the Plan was written for, equal to the manifest's; 0: not stated."""
+    """The batch size of the training: the manifest's batch_size, or one of other_batch_sizes, whose graph is the signature
+    train@b<size>; 0: the manifest's batch_size. Refuse another one.
+    """
     warmup_steps: _builtins.int
     """Number W of the first steps of a device in the Round. In step t of them, from 1, the learning rate is multiplied by
     t / (W + 1). 0: none.

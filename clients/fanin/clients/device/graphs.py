@@ -1,6 +1,7 @@
 """The open graphs of one Bundle, kept between the Rounds of a device.
 
-``train`` and ``evaluate`` receive the parameters as inputs, so one open graph serves every Version of its Bundle.
+``train`` and ``evaluate`` receive the parameters as inputs, so one open graph serves every Version of its Bundle. The
+train graph of one batch size is open at a time, because a Run has one.
 ``infer`` is opened for each Version: its slots are filled before the runtime optimizes the graph. The graphs of a
 Bundle are closed before those of another one are opened.
 """
@@ -17,7 +18,7 @@ class BundleGraphs:
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._bundle_sha256 = ""
-        self._train: TrainStep | None = None
+        self._train: tuple[int, TrainStep] | None = None
         self._evaluate: Evaluate | None = None
         self._preprocess: Preprocess | None = None
 
@@ -31,9 +32,12 @@ class BundleGraphs:
 
     def open_train(self, bundle: Bundle) -> TrainStep:
         self._change_to(bundle)
-        if self._train is None:
-            self._train = self._runtime.open_train(bundle)
-        return self._train
+        size = bundle.manifest.batch_size
+        if self._train is None or self._train[0] != size:
+            # The graph of another batch size is closed first: both at once would take the memory of two.
+            self._train = None
+            self._train = size, self._runtime.open_train(bundle)
+        return self._train[1]
 
     def open_evaluate(self, bundle: Bundle) -> Evaluate:
         self._change_to(bundle)

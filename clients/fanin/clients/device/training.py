@@ -1,7 +1,8 @@
 """Training on a device: local SGD on its own examples, and the validation of the int8 model.
 
-The trainer runs FedAvg's ClientUpdate: some epochs over the local examples, in batches of the Bundle's size, in a new
-random order each epoch. The seed is (seed, partition, round), so a repeated training after a crash is bit-identical.
+The trainer runs FedAvg's ClientUpdate: some epochs over the local examples, in batches of the Plan's size or of the
+Bundle's, in a new random order each epoch. The seed is (seed, partition, round), so a repeated training after a crash
+is bit-identical.
 
 The example store is read once at the start of each Round, so a Round uses one state of data that may grow. The Bundle's
 ``preprocess`` converts raw examples once for each Bundle and ``Examples`` object.
@@ -78,12 +79,13 @@ class RuntimeTrainer:
         Raises:
             Interrupted: ``should_continue`` raised it.
             ValueError: Training diverged, or the examples do not fit the model.
-            InvalidInput: The store cannot be read.
+            InvalidInput: The store cannot be read, or the Bundle has no graph for the Assignment's batch size.
         """
+        bundle = trained_bundle(model, assignment)
         examples = self._data.examples(model.bundle)
         counts = self._data.evaluate(model, examples.validation, assignment, should_continue)
         control = control_of(model)
-        step = self._graphs.open_train(model.bundle)
+        step = self._graphs.open_train(bundle)
         training = assignment.training
         begun = model.values()
         state = step.begin(begun)
@@ -106,18 +108,23 @@ class RuntimeTrainer:
         return change_of(model.bundle, (begun, state.parameters), counts, num_steps)
 
 
+def trained_bundle(model: OpenedModel, assignment: m.Assignment) -> Bundle:
+    """Return the Bundle with the train graph for the batch size of an Assignment. Raises InvalidInput."""
+    return model.bundle.at_batch(assignment.training.batch_size)
+
+
 def training_batches(examples: MemoryStore, model: OpenedModel, assignment: m.Assignment) -> Iterator[PaddedBatch]:
     """Yield the batches of all epochs of an Assignment."""
     seed = (assignment.training.seed, examples.partition, assignment.round)
     rng = np.random.default_rng(np.random.SeedSequence(seed))
-    manifest = model.bundle.manifest
+    manifest = trained_bundle(model, assignment).manifest
     for _ in range(assignment.training.epochs):
         yield from batches(examples.train, manifest.batch_size, rng, manifest.lengths)
 
 
 def num_batches_of(examples: MemoryStore, model: OpenedModel, assignment: m.Assignment) -> int:
     """Return the number of batches of all epochs of an Assignment."""
-    manifest = model.bundle.manifest
+    manifest = trained_bundle(model, assignment).manifest
     return num_batches(examples.train, manifest.batch_size, manifest.lengths) * assignment.training.epochs
 
 

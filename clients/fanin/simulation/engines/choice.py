@@ -129,7 +129,7 @@ def choose(settings: SimulationSettings, app: "App", bundle: Bundle, runtime: Ru
     Args:
         settings: The settings, with the engine that the user asks for.
         app: The App.
-        bundle: Its Bundle.
+        bundle: Its Bundle, for training with the batch size of the Plan.
         runtime: Runs the graphs.
         workload: The train steps of the simulation.
 
@@ -149,7 +149,7 @@ def choose(settings: SimulationSettings, app: "App", bundle: Bundle, runtime: Ru
 
     began_s = time.perf_counter()
     try:
-        step = VectorStep(app)
+        step = VectorStep(app.for_batches(bundle.manifest.batch_size))
     except UnsupportedModel as exc:
         if engine == "vmap":
             raise

@@ -65,7 +65,7 @@ class Baseline:
         graphs: The open graphs.
         train: The pooled examples as inputs of the model.
         test: The test data as inputs of the model; None for no evaluation.
-        plan: Learning rate, epochs and seed of the clients.
+        plan: Learning rate, batch size, epochs and seed of the clients.
     """
 
     bundle: Bundle
@@ -80,7 +80,7 @@ class Baseline:
         Raises:
             InvalidInput: The loss is no longer finite.
         """
-        step = self.graphs.open_train(self.bundle)
+        step = self.graphs.open_train(self._trained)
         parameters = self.bundle.completed(self.bundle.initial_parameters())
         state, stream = step.begin(parameters), self._batches()
         rows, num_steps = [], 0
@@ -116,15 +116,20 @@ class Baseline:
             )
         return tuple(rows)
 
+    @property
+    def _trained(self) -> Bundle:
+        """The Bundle with the train graph for the batch size of the Plan."""
+        return self.bundle.at_batch(self.plan.training.batch_size)
+
     def _num_steps(self, clients: Sequence[ClientRow], epochs: int) -> int:
-        size = self.bundle.manifest.batch_size
+        size = self._trained.manifest.batch_size
         return sum(epochs * -(-client.num_examples // size) for client in clients)
 
     def _batches(self) -> Iterator[PaddedBatch]:
         """Yield batches without end, each epoch in a new random order."""
         rng = np.random.default_rng((STREAM, self.plan.training.seed))
         while True:
-            yield from batches(self.train, self.bundle.manifest.batch_size, rng, self.bundle.manifest.lengths)
+            yield from batches(self.train, self._trained.manifest.batch_size, rng, self.bundle.manifest.lengths)
 
     def _tested(self, parameters: Float32s) -> tuple[float, float]:
         """Return loss and accuracy on the test data; NaN if there is none."""

@@ -95,6 +95,11 @@ class Bundle:
         """Return the Bundle with the graphs for one of its ``lengths`` alone."""
         return Bundle(self.signed, self.manifest.at(size), self._read)
 
+    def at_batch(self, size: int) -> "Bundle":
+        """Return the Bundle for training by batches of one of its sizes; 0 for its own. Raises InvalidInput."""
+        manifest = self.manifest.at_batch(size)
+        return self if manifest is self.manifest else Bundle(self.signed, manifest, self._read)
+
     def artifact(self, name: str) -> bytes:
         """Return the verified bytes of an artifact (4). Raises InvalidBundle."""
         artifact = self.manifest.artifacts.get(name)

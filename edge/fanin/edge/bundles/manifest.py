@@ -5,17 +5,18 @@ that every artifact, parameter and slot that it names exists. So code that holds
 further checks.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Final
 
+from fanin.edge.batch_sizes import check_other_sizes, with_batch
 from fanin.edge.bundles.derived import NOTHING, Derived
 from fanin.edge.bundles.slots import Slot, check_slots
 from fanin.edge.lengths import Lengths
 from fanin.edge.tensors import Float32s, TensorTable
 from fanin.protos.chunks import Artifact
-from fanin.protos.errors import InvalidBundle
+from fanin.protos.errors import InvalidBundle, InvalidInput
 
 DEVICE_SIGNATURES: Final = ("train", "evaluate", "infer")
 """Signatures that every Bundle with graphs has, because a device needs all of them."""
@@ -23,6 +24,9 @@ RANDOM_PREFIXES: Final = ("uniform.", "normal.")
 """Prefixes of the random inputs of a train graph, one for each kind (``runtimes.randomness``)."""
 NO_GRAPHS: Final = "arrays"
 """The graph format that a device reports if code trains on it: it takes Bundles without graphs."""
+TRAIN: Final = "train"
+BATCH_PORTS: Final = frozenset({"y", "mask"})
+"""Inputs of a train graph, besides those of ``infer``, whose first dimension is the batch."""
 UNBOUNDED: Final = 2.0**127
 """Bound of a setting without another one. The graphs compute in float32."""
 DTYPES: Final = ("float32", "int32", "int8", "uint8")
@@ -113,6 +117,8 @@ class Manifest:
         lengths: The lengths of the model's sequences; None for a single one. ``DEVICE_SIGNATURES`` are the graphs of
             the longest. Those of a shorter one have names such as ``train@16``, and slots for ``onnx@16``.
         local: The personal parameters, which are inputs of the graphs like those of ``table``; None for none.
+        other_batch_sizes: Batch sizes that a Plan may choose instead of ``batch_size``. Their train graphs have names
+            such as ``train@b8``, and with lengths also ``train@16@b8``.
 
     Raises:
         InvalidBundle: The facts contradict each other.
@@ -131,6 +137,7 @@ class Manifest:
     optimizer: Mapping[str, OptimizerSetting] = field(default_factory=lambda: MappingProxyType({}))
     lengths: Lengths | None = None
     local: LocalParameters | None = None
+    other_batch_sizes: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.batch_size < 1 or self.num_classes < 0:
@@ -169,7 +176,9 @@ class Manifest:
                     f"manifest: got no slots in {graph_format!r}, expected at least one; "
                     "without slots no Version changes the int8 model"
                 )
+        self._check_names()
         self._check_lengths()
+        self._check_batch_sizes()
 
     def _check_local(self) -> None:
         """Raise InvalidBundle unless personal parameters have values, and other names than those that travel."""
@@ -221,15 +230,36 @@ class Manifest:
     def _shorter(self) -> tuple[int, ...]:
         return () if self.lengths is None else self.lengths.shorter
 
-    def _check_lengths(self) -> None:
-        """Raise InvalidBundle unless every length has the same Signatures, with the same ports except for the axis."""
+    @property
+    def _train_names(self) -> tuple[str, ...]:
+        """Names of the train graphs of all lengths, for the Bundle's own batch size."""
+        return (TRAIN, *(f"{TRAIN}@{size}" for size in self._shorter))
+
+    def _check_names(self) -> None:
+        """Raise InvalidBundle unless exactly the lengths and the batch sizes have Signatures of their own."""
         expected = {f"{kind}@{size}" for kind in DEVICE_SIGNATURES for size in self._shorter}
+        expected |= {with_batch(name, size) for name in self._train_names for size in self.other_batch_sizes}
         names = {name for name in self.signatures if "@" in name}
         if names != expected:
             raise InvalidBundle(
-                f"manifest: got the signatures {sorted(names)} of lengths, expected {sorted(expected)}; "
-                "export the App again"
+                f"manifest: got the signatures {sorted(names)} of lengths and batch sizes, expected "
+                f"{sorted(expected)}; export the App again"
             )
+
+    def _check_batch_sizes(self) -> None:
+        """Raise InvalidBundle unless the train graphs of all batch sizes have the same ports except for the batch."""
+        try:
+            check_other_sizes(self.batch_size, self.other_batch_sizes)
+        except InvalidInput as exc:
+            raise InvalidBundle(f"manifest: {exc}") from exc
+        for size in self.other_batch_sizes:
+            for name in self._train_names:
+                batched = BATCH_PORTS | {port.name for port in self.signatures["infer"].inputs}
+                other = with_batch(name, size)
+                check_batch_ports(self.signatures[name], self.signatures[other], batched, (other, size))
+
+    def _check_lengths(self) -> None:
+        """Raise InvalidBundle unless every length has the same Signatures, with the same ports except for the axis."""
         if self.lengths is None:
             return
         for size in self.lengths.sizes:
@@ -249,9 +279,38 @@ class Manifest:
         return replace(
             self,
             lengths=None,
+            other_batch_sizes=(),
             signatures=MappingProxyType({kind: self.signatures[kind + suffix] for kind in DEVICE_SIGNATURES}),
             slots=MappingProxyType({name: self.slots.get(name + suffix, ()) for name in formats}),
         )
+
+    @property
+    def batch_sizes(self) -> tuple[int, ...]:
+        """All batch sizes that a Plan may choose, ascending."""
+        return tuple(sorted((self.batch_size, *self.other_batch_sizes)))
+
+    def at_batch(self, size: int) -> "Manifest":
+        """Return the facts for training by batches of one size, in the form of a Bundle with this size alone.
+
+        ``evaluate`` and ``infer`` stay those of the Bundle: evaluate with the Bundle itself, in batches of its size.
+
+        Args:
+            size: One of ``batch_sizes``, or 0 for the Bundle's own.
+
+        Raises:
+            InvalidInput: The Bundle has no graph for this size.
+        """
+        if size in (0, self.batch_size):
+            return self
+        if size not in self.other_batch_sizes:
+            raise InvalidInput(
+                f"batch_size: got {size}, but the bundle's train graphs are for "
+                f"{', '.join(map(str, self.batch_sizes))}; choose one of these, or export the App with "
+                f"App(other_batch_sizes=({size},))"
+            )
+        signatures = {name: each for name, each in self.signatures.items() if not name.startswith(TRAIN)}
+        signatures |= {name: self.signatures[with_batch(name, size)] for name in self._train_names}
+        return replace(self, batch_size=size, other_batch_sizes=(), signatures=MappingProxyType(signatures))
 
     @property
     def graph_formats(self) -> tuple[str, ...]:
@@ -292,6 +351,29 @@ def check_same_ports(longest: Signature, other: Signature, lengths: Lengths, kin
     if kind == "infer" and not set(lengths.axes) - {"y"} <= {port.name for port in longest.inputs}:
         names = [port.name for port in longest.inputs]
         raise InvalidBundle(f"manifest: lengths: got axes of {sorted(lengths.axes)}, expected inputs of {names} or 'y'")
+
+
+def check_batch_ports(own: Signature, other: Signature, batched: Collection[str], which: tuple[str, int]) -> None:
+    """Raise InvalidBundle unless two train graphs have the same ports except for the batch.
+
+    Args:
+        own: The Signature for the Bundle's own batch size.
+        other: The Signature for another one.
+        batched: Names of the inputs whose first dimension is the batch.
+        which: Name and batch size of ``other``.
+    """
+    name, size = which
+    for ports, others in ((own.inputs, other.inputs), (own.outputs, other.outputs)):
+        actual, expected = ([(port.name, port.dtype) for port in row] for row in (others, ports))
+        if actual != expected:
+            raise InvalidBundle(f"manifest: signature {name!r}: got the ports {actual}, expected {expected}")
+        for port, own_port in zip(others, ports, strict=True):
+            shape = (size, *own_port.shape[1:]) if own_port.name in batched else own_port.shape
+            # The shapes of random numbers follow from the batch in a way that only the graph knows.
+            if port.shape != shape and not port.name.startswith(RANDOM_PREFIXES):
+                raise InvalidBundle(
+                    f"manifest: signature {name!r}: got {port.name!r} of shape {port.shape}, expected {shape}"
+                )
 
 
 def int_of(text: str) -> int:

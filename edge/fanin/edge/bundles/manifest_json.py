@@ -64,6 +64,8 @@ def dump_manifest(manifest: Manifest) -> bytes:
             "parameters": {spec.name: list(spec.shape) for spec in manifest.local.table.specs},
             "initial": manifest.local.initial,
         }
+    if manifest.other_batch_sizes:
+        row["other_batch_sizes"] = list(manifest.other_batch_sizes)
     return json.dumps(row, indent=1, sort_keys=True).encode() + b"\n"
 
 
@@ -99,7 +101,7 @@ def _manifest(reader: Reader) -> Manifest:
     reader.only(
         "format name batch_size num_classes num_tokens lengths optimizer parameters derived signatures slots artifacts "
         "initial",
-        optional="local",
+        optional="local other_batch_sizes",
     )
     parameters, num_tokens = reader.child("parameters"), reader.child("num_tokens")
     return Manifest(
@@ -122,7 +124,17 @@ def _manifest(reader: Reader) -> Manifest:
         optimizer=MappingProxyType({name: parse_setting(row) for name, row in reader.children("optimizer")}),
         lengths=_lengths(reader.child("lengths")),
         local=_local(reader.child("local")) if "local" in reader.row else None,
+        other_batch_sizes=_other_batch_sizes(reader),
     )
+
+
+def _other_batch_sizes(reader: Reader) -> tuple[int, ...]:
+    if "other_batch_sizes" not in reader.row:
+        return ()
+    sizes = reader.shape("other_batch_sizes")
+    if not sizes:
+        raise InvalidBundle(f"{reader.path}.other_batch_sizes: got none, expected at least one; leave the key out")
+    return sizes
 
 
 def _local(reader: Reader) -> LocalParameters:

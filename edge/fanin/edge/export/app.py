@@ -6,13 +6,15 @@ created: what can be wrong without tracing the module raises UnsupportedModel he
 
 import copy
 import operator
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Final, SupportsIndex
+from dataclasses import dataclass, field, replace
+from typing import Final, SupportsIndex, cast
 
 import torch
 from torch import Tensor
 
+from fanin.edge.batch_sizes import check_other_sizes
 from fanin.edge.export.decompositions.own import Decompositions, check_own
 from fanin.edge.export.inputs.checks import as_tensor, check_input, check_labels, example_targets
 from fanin.edge.export.inputs.named import (
@@ -55,6 +57,8 @@ class App:
             activation scales of the int8 graph are computed from them. They never leave this machine. For all data, a
             numpy array is as good as a tensor: it is copied into one.
         batch_size: Samples of one train step, at least 1.
+        other_batch_sizes: Further batch sizes that a Plan may choose by ``[training] batch_size``, at most three. Each
+            has a train graph of its own.
         num_classes: Number of classes or tokens, 0 for a module that returns values.
         loss: Maps the output of the module and y (B, ...) to one loss for each sample (B,).
         recipe: What learns, and with which optimizer.
@@ -92,6 +96,7 @@ class App:
     preprocess: torch.nn.Module | None = None
     raw: AnyArray | None = None
     lengths: Lengths | None = None
+    other_batch_sizes: Sequence[int] = ()
     decompositions: Decompositions = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -108,6 +113,7 @@ class App:
                 f"App {self.name}: got batch_size {self.batch_size} and num_classes {self.num_classes}, "
                 "expected a batch_size of at least 1 and num_classes of at least 2, or 0 for values"
             )
+        object.__setattr__(self, "other_batch_sizes", _batch_sizes(self))
         _check_parts(self)
         object.__setattr__(self, "calibration", _inputs(self, "calibration data", self.calibration))
         if self.targets is not None:
@@ -153,6 +159,12 @@ class App:
         """
         return picked(f"App {self.name}", call_module(module, inputs), self.output)
 
+    def for_batches(self, size: int) -> "App":
+        """Return the App for training by batches of one size alone; without ``validation``, which only exports use."""
+        if size == self.batch_size:
+            return self
+        return replace(self, batch_size=size, other_batch_sizes=(), validation=None)
+
     @property
     def declared_targets(self) -> Tensor | None:
         """The example targets; None if targets have the shape of the output."""
@@ -187,6 +199,19 @@ def _integer(what: str, value: object) -> int:
     if not isinstance(value, SupportsIndex):
         raise UnsupportedModel(f"{what}: got {value!r}, expected an int")
     return operator.index(value)
+
+
+def _batch_sizes(app: App) -> tuple[int, ...]:
+    """Return the further batch sizes of an App. Raises UnsupportedModel."""
+    what, sizes = f"App {app.name}: other_batch_sizes", cast("object", app.other_batch_sizes)
+    if not isinstance(sizes, Sequence) or isinstance(sizes, str | bytes):
+        raise UnsupportedModel(f"{what}: got {sizes!r}, expected a tuple of integers such as (8,)")
+    others = tuple(_integer(what, size) for size in sizes)
+    try:
+        check_other_sizes(app.batch_size, others)
+    except InvalidInput as exc:
+        raise UnsupportedModel(f"App {app.name}: {exc}") from exc
+    return others
 
 
 def _inputs(app: App, what: str, value: object) -> Tensors:

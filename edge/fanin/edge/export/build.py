@@ -37,7 +37,7 @@ from fanin.edge.export.prepare import Prepared, prepare
 from fanin.edge.export.preprocess import with_preprocess
 from fanin.edge.export.tracing.examples import check_kept, example_batch
 from fanin.edge.export.tracing.vocabulary import count_tokens
-from fanin.edge.export.verify import verify
+from fanin.edge.export.verify import verify, verify_train
 from fanin.edge.files import new_folder
 from fanin.edge.runtimes.available import open_runtime
 from fanin.edge.runtimes.base import PaddedBatch
@@ -120,6 +120,10 @@ def export(
                 plain = open_runtime(FORMATS[name].runtime, plain=True)
                 for single, view in _lengths_of(prepared, bundle):
                     verify(single, view, runtime, plain)
+                for size in app.other_batch_sizes:
+                    LOG.info("%s: verifying the train step for batches of %d", name, size)
+                    for single, view in _lengths_of(prepared.for_batches(size), bundle.at_batch(size)):
+                        verify_train(single, view, runtime)
                 LOG.info("%s: comparing int8 with float", name)
                 if app.validation is not None:
                     measured[name] = measure(runtime, bundle, initial, validation_batches(app))
@@ -251,6 +255,7 @@ def _assemble(prepared: Prepared, formats: Mapping[str, Graphs]) -> tuple[Manife
         optimizer=MappingProxyType(dict(app.recipe.optimizer.settings)),
         lengths=app.lengths,
         local=LocalParameters(table=local, initial=LOCAL) if prepared.local else None,
+        other_batch_sizes=tuple(app.other_batch_sizes),
     )
     return manifest, artifacts
 

@@ -12,12 +12,13 @@ from typing import Final
 
 import torch
 
+from fanin.edge.batch_sizes import with_batch
 from fanin.edge.bundles.derived import Derived
 from fanin.edge.bundles.manifest import Port, Ports
 from fanin.edge.bundles.slots import Slot
 from fanin.edge.export.decompositions.tables import ONNX, TFLITE, Forms
 from fanin.edge.export.inputs.named import numpy_inputs
-from fanin.edge.export.inputs.sequences import at_length, check_targets
+from fanin.edge.export.inputs.sequences import at_length, check_targets, each_length
 from fanin.edge.export.int8.folding import Infer, fold_norms
 from fanin.edge.export.int8.grids import Grids
 from fanin.edge.export.onnx.int8 import Calibration, Int8Model, to_int8
@@ -64,6 +65,7 @@ class GraphFormat:
         forms: Its decompositions.
         make: Builds all graphs of an App for one length, with given grids of activations, or with those of its
             calibration data (None). Raises UnsupportedModel.
+        make_train: Builds the file of the train graph alone, for one length, and its ports. Raises UnsupportedModel.
         encode: (Signature, graph, prefix of error messages) -> a file with this graph alone: ``preprocess``, or a layer
             whose form is tested. Raises UnsupportedModel.
         num_samples: Samples that a graph which only runs forward accepts at a time; 0 for any number.
@@ -72,6 +74,7 @@ class GraphFormat:
 
     forms: Forms
     make: Callable[[Prepared, Grids | None], Graphs]
+    make_train: Callable[[Prepared], tuple[bytes, Ports]]
     encode: Callable[[str, Traced, str], bytes]
     num_samples: int
     runtime: str
@@ -93,6 +96,12 @@ def onnx_graphs(prepared: Prepared, grids: Grids | None = None) -> Graphs:
         derived=infer.derived,
         grids=quantized.grids,
     )
+
+
+def onnx_train(prepared: Prepared) -> tuple[bytes, Ports]:
+    """Return the ONNX file of the train graph, and its ports. Raises UnsupportedModel."""
+    traced = trace_train(prepared, ONNX)
+    return _onnx_file("train", traced, f"{prepared.what}: the train graph"), ports_of(prepared, traced)
 
 
 def onnx_infer(prepared: Prepared, infer: Infer, grids: Grids | None = None) -> Int8Model:
@@ -118,9 +127,7 @@ def tflite_graphs(prepared: Prepared, grids: Grids | None = None) -> Graphs:
     traced = {"train": trace_train(prepared, TFLITE), "evaluate": trace_evaluate(prepared, TFLITE)}
     infer = fold_norms(trace_infer(prepared, 1), prepared, TFLITE)
     traced["infer"] = infer.traced
-    data = to_tflite(traced, f"{prepared.what}: the graphs")
-    if prepared.frozen:
-        data = store_as_int8(data)
+    data = _tflite_data(prepared, traced)
     quantized = quantize_infer(data, infer, numpy_inputs(prepared.app.inputs), prepared.kept_float, grids)
     return Graphs(
         files={MODEL_FILE: quantized.data},
@@ -133,8 +140,34 @@ def tflite_graphs(prepared: Prepared, grids: Grids | None = None) -> Graphs:
     )
 
 
+def tflite_train(prepared: Prepared) -> tuple[bytes, Ports]:
+    """Return a TFLite file of the train graph alone, and its ports. Raises UnsupportedModel."""
+    traced = trace_train(prepared, TFLITE)
+    return _tflite_data(prepared, {"train": traced}), ports_of(prepared, traced)
+
+
+def _tflite_data(prepared: Prepared, traced: Mapping[str, Traced]) -> bytes:
+    data = to_tflite(traced, f"{prepared.what}: the graphs")
+    return store_as_int8(data) if prepared.frozen else data
+
+
 def graphs_of(prepared: Prepared, graph_format: "GraphFormat") -> Graphs:
-    """Return the graphs of an App in one format, for all of its lengths. Raises UnsupportedModel."""
+    """Return the graphs of an App in one format, for all of its lengths and batch sizes. Raises UnsupportedModel."""
+    graphs = _of_lengths(prepared, graph_format)
+    for size in prepared.app.other_batch_sizes:
+        for name, single in each_length(prepared.for_batches(size)):
+            data, ports = graph_format.make_train(single)
+            signature, file = with_batch(name, size), with_batch(graphs.signatures[name], size)
+            graphs = replace(
+                graphs,
+                files={**graphs.files, file: data},
+                signatures={**graphs.signatures, signature: file},
+                ports={**graphs.ports, signature: ports},
+            )
+    return graphs
+
+
+def _of_lengths(prepared: Prepared, graph_format: "GraphFormat") -> Graphs:
     graphs, lengths = graph_format.make(prepared, None), prepared.app.lengths
     if lengths is None:
         return graphs
@@ -208,8 +241,22 @@ FORMATS: Final[Mapping[str, GraphFormat]] = MappingProxyType(
     {
         row.forms.graph_format: row
         for row in (
-            GraphFormat(forms=ONNX, make=onnx_graphs, encode=_onnx_file, num_samples=0, runtime="onnx"),
-            GraphFormat(forms=TFLITE, make=tflite_graphs, encode=_tflite_file, num_samples=1, runtime="litert"),
+            GraphFormat(
+                forms=ONNX,
+                make=onnx_graphs,
+                make_train=onnx_train,
+                encode=_onnx_file,
+                num_samples=0,
+                runtime="onnx",
+            ),
+            GraphFormat(
+                forms=TFLITE,
+                make=tflite_graphs,
+                make_train=tflite_train,
+                encode=_tflite_file,
+                num_samples=1,
+                runtime="litert",
+            ),
         )
     }
 )

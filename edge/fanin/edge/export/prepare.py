@@ -110,6 +110,10 @@ class Prepared:
         """The App and its module, for messages."""
         return f"App {self.app.name} ({type(self.app.module).__name__})"
 
+    def for_batches(self, size: int) -> "Prepared":
+        """Return the App for training by batches of one size alone, with the same module."""
+        return replace(self, app=self.app.for_batches(size))
+
 
 def prepare(app: App) -> Prepared:
     """Return the App with its module ready for tracing. Raises UnsupportedModel."""

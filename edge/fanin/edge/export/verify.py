@@ -137,6 +137,21 @@ def verify_training(
         _check_evaluation(prepared, evaluate, initial, case)
 
 
+def verify_train(prepared: Prepared, bundle: Bundle, runtime: Runtime) -> None:
+    """Check the train graph of another batch size against eager torch: the first check of this module.
+
+    Args:
+        prepared: The App with this batch size.
+        bundle: Its Bundle for training with this batch size.
+        runtime: The runtime to verify in.
+
+    Raises:
+        UnsupportedModel: A result differs from torch's by more than the tolerance.
+    """
+    initial = prepared.table.flatten({name: value.numpy() for name, value in prepared.parameters.items()})
+    _check_steps(prepared, bundle.manifest, (runtime.open_train(bundle), initial), cases_of(prepared))
+
+
 def _check_int8(prepared: Prepared, runtime: str, predicts: tuple[Predict, Predict], cases: list[Case]) -> None:
     predict, predict_plainly = predicts
     spread = 0.0

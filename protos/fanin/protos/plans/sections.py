@@ -137,8 +137,8 @@ class Training:
     batch_size: Annotated[
         int,
         Key(
-            text="The batch size for which the Plan is written. The App sets it at export; with another one in the "
-            "Bundle the Run does not start. 0 accepts any.",
+            text="Examples of a train step: the Bundle's batch size, or one of `other_batch_sizes` of its App. With "
+            "another one the Run does not start. 0: the Bundle's.",
             unit="examples",
             at_least=0,
             at_most=MAX_TIMES,

@@ -155,11 +155,10 @@ def _check_plan(start: StartRun, setup: RunSetup) -> None:
     _check_optimizer(start.run_id, training.optimizer, manifest)
     _check_control(start.run_id, setup)
     _check_num_devices(start)
-    if training.batch_size not in (0, manifest.batch_size):
-        raise InvalidPlan(
-            f"run {start.run_id}: got [training] batch_size {training.batch_size}, but the bundle's graphs are for "
-            f"{manifest.batch_size}; export the App with App(batch_size={training.batch_size}), or leave it out"
-        )
+    try:
+        manifest.at_batch(training.batch_size)
+    except InvalidInput as exc:
+        raise InvalidPlan(f"run {start.run_id}: [training] {exc}") from exc
 
 
 def _check_optimizer(run_id: str, changes: Mapping[str, float], manifest: Manifest) -> None:

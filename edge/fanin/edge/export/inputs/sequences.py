@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from fanin.edge.bundles.manifest import TRAIN
 from fanin.edge.lengths import TARGETS, Lengths
 from fanin.protos.errors import UnsupportedModel
 
@@ -71,6 +72,16 @@ def at_length(prepared: "Prepared", size: int) -> "Prepared":
         targets=None if declared is None else cut(TARGETS, declared),
     )
     return replace(prepared, app=single)
+
+
+def each_length(prepared: "Prepared") -> Iterator[tuple[str, "Prepared"]]:
+    """Yield the name of the train Signature and the App for each length by itself, the longest last."""
+    lengths = prepared.app.lengths
+    if lengths is None:
+        yield TRAIN, prepared
+        return
+    for size in lengths.sizes:
+        yield lengths.signature(TRAIN, size), at_length(prepared, size)
 
 
 def check_targets(what: str, lengths: Lengths, longest: tuple[int, ...], shorter: tuple[int, ...]) -> None:
