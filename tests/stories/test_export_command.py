@@ -19,7 +19,7 @@ from fanin.edge.export import App, Recipe, squared_error
 
 class Fold(nn.Module):
     def forward(self, x):
-        return nn.functional.grid_sample(x, torch.zeros(x.shape[0], 4, 4, 2, device=x.device), align_corners=False)
+        return nn.functional.interpolate(x, size=(4, 4), mode="bicubic", antialias=True)
 
 def of(*layers, scale=1.0):
     torch.manual_seed(0)
@@ -34,7 +34,7 @@ def plain():
     return of(nn.Dropout(0.5))
 
 def odd():
-    return of(nn.Conv2d(1, 1, 1), nn.Upsample(scale_factor=1.0, mode="bicubic"))
+    return of(nn.Conv2d(1, 1, 1), nn.Unflatten(1, (1, 1)), nn.Upsample(scale_factor=1.0, mode="trilinear"))
 
 def between():
     return of(nn.Conv2d(1, 1, 1), Fold())
@@ -46,8 +46,7 @@ class Block(nn.Module):
 
     def forward(self, x):
         x = torch.relu(self.conv(x))
-        grid = torch.zeros(x.shape[0], 4, 4, 2, device=x.device)
-        return nn.functional.grid_sample(x, grid, align_corners=False)
+        return nn.functional.interpolate(x, size=(4, 4), mode="bicubic", antialias=True)
 
 def inside():
     return of(nn.Conv2d(1, 1, 1), nn.Sequential(Block()))
@@ -173,9 +172,9 @@ class Odd:
 
 
 ODD = {
-    "odd": Odd("1", "Upsample", "aten.upsample_bicubic2d_backward", "mode 'bilinear' and 'nearest' have forms"),
+    "odd": Odd("2", "Upsample", "aten.upsample_trilinear3d_backward", "train only the layers after it: its forward"),
     "raw": Odd("preprocess", "Flip", "prims.bessel_j0", "preprocess is exported as a graph, too"),
-    "between": Odd("1", "Fold", "aten.grid_sampler_2d_backward", "train only the layers after it: its forward"),
+    "between": Odd("1", "Fold", "aten._upsample_bicubic2d_aa_backward", "train only the layers after it: its forward"),
     "losing": Odd("", "Sequential", "", "the loss does not depend on them; use operators with a gradient"),
 }
 
@@ -197,8 +196,8 @@ def test_check_tells_people_each_finding_and_what_to_do_about_it(fanin: Fanin, a
     told = fanin("export", f"{app}:inside", "--check", "--format", "onnx")
     first, *_, last = told.out.splitlines()
     assert first == (
-        "module 1.0 (Block) at apps.py:37 calls torch.nn.functional.grid_sample between its layers, which uses "
-        "aten.grid_sampler_2d_backward, which has no form in onnxruntime"
+        "module 1.0 (Block) at apps.py:36 calls torch.nn.functional.interpolate between its layers, which uses "
+        "aten._upsample_bicubic2d_aa_backward, which has no form in onnxruntime"
     )
     assert last.startswith("  what to do: replace it, or train only the layers after it")
 

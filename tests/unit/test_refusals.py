@@ -286,23 +286,25 @@ def test_what_the_quantizer_cannot_run_is_an_error_of_ours() -> None:
         _quantize(model, Calibration({"x": np.zeros((2, 4), np.float32)}, 2), (), None)
 
 
-class Pairs(nn.Module):
+class Volume(nn.Module):
     """A layer that has no form in any format, below the top."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.pairs, self.head = nn.Bilinear(64, 64, 4), nn.Linear(4, 4)
+        self.first, self.head = nn.Linear(64, 64), nn.Linear(64, 4)
+        self.volume = nn.Upsample(scale_factor=1.0, mode="trilinear")
 
     def forward(self, x: Tensor) -> Tensor:
         """Return logits."""
-        flat = x.flatten(1)
-        return self.head(self.pairs(flat, flat))
+        volume = self.first(x.flatten(1)).reshape(-1, 1, 4, 4, 4)
+        return self.head(self.volume(volume).flatten(1))
 
 
 def test_an_export_names_the_module_of_an_operator_without_a_form(tmp_path: Path) -> None:
-    app = replace(app_of("mlp"), module=Pairs())
+    app = replace(app_of("mlp"), module=Volume())
     with pytest.raises(
-        UnsupportedModel, match=r"\(.*aten\._trilinear.*\); module pairs \(Bilinear\) at test_refusals\.py:\d+: replace"
+        UnsupportedModel,
+        match=r"\(.*aten\.upsample_trilinear3d.*\); module volume \(Upsample\) at test_refusals\.py:\d+: replace",
     ):
         export(app, tmp_path / "bundle", PUBLISHER, ["onnx"])
 

@@ -27,7 +27,7 @@ def test_a_partition_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     [
         (
             ["--by", "shards"],
-            "partition: shards: got the options [], expected ['per_client'], for example per_client=2",
+            "partition: shards: got the options [], expected ['per_client'], for example per_client=1",
         ),
         (["--option", "alpha"], "--option alpha: expected NAME=NUMBER, for example --option per_client=2"),
         (

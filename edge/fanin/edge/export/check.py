@@ -45,9 +45,7 @@ REWRITE: Final = "replace the part that the reason names: preprocess is exported
 LOOK: Final = "each layer and each call has a form by itself: check the loss and the part that the reason names"
 INSTEAD: Final = MappingProxyType(
     {
-        "bicubic": "mode 'bilinear' and 'nearest' have forms",
         "fft": "frames times a matrix of cosines and sines are the same spectrum, docs/edge.md",
-        "grid_sampler": "Upsample and strided convolutions have forms",
         "Boolean index": "index by numbers, which you compute once in __init__: mask.nonzero()[:, 0]",
     }
 )
