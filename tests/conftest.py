@@ -57,8 +57,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_configure() -> None:
-    """Have all tests compute on the CPU, on which they hold for any number of ranks, unless GPUs are named."""
+    """Have all tests compute on the CPU, on which they hold for any number of ranks, unless GPUs are named.
+
+    Exports convert their graphs, and do not take them from the user's cache.
+    """
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
+    os.environ["FANIN_GRAPH_CACHE"] = "off"
 
 
 def pytest_make_parametrize_id(val: object) -> str | None:

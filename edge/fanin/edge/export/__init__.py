@@ -12,6 +12,7 @@ Modules, in reading order:
 - ``tracing/``: the module and its gradient as one graph of plain operators; ``decompositions/`` rewrites operators.
 - ``vectorized/``: the train step of many clients at once, for simulations.
 - ``formats``: an App's graphs in each format, by ``int8/``, ``onnx/`` and ``tflite/``; ``preprocess`` adds one more.
+- ``cache/``: converted graphs on disk, by a digest of the traced ones.
 - ``verify``: the graphs against eager torch.
 - ``standalone/``: a Version as one plain file, for users without fanin.
 - ``apart``: a call in a fork, with which formats are made at the same time.

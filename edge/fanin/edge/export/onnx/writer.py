@@ -10,6 +10,7 @@ import torch
 from onnx import numpy_helper
 from torch.export import ExportedProgram
 
+from fanin.edge.export.cache.converted import converted
 from fanin.edge.export.onnx.fuse import fuse
 from fanin.edge.export.quiet import quiet_torch
 from fanin.edge.export.refusals import REPLACE
@@ -31,8 +32,13 @@ def to_onnx(traced: Traced, what: str) -> onnx.ModelProto:
     Raises:
         UnsupportedModel: An operator has no ONNX form.
     """
-    model = as_exported(traced, what)
-    return fuse(model) if LOSSES.intersection(traced.outputs) else model
+
+    def convert() -> bytes:
+        model = as_exported(traced, what)
+        data: bytes = (fuse(model) if LOSSES.intersection(traced.outputs) else model).SerializeToString()
+        return data
+
+    return onnx.ModelProto.FromString(converted("onnx", {"": traced}, convert))
 
 
 def as_exported(traced: Traced, what: str) -> onnx.ModelProto:

@@ -6,8 +6,10 @@ position. They get their own names in the finished file, because names of parame
 """
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Final
 
+from fanin.edge.export.cache.converted import converted
 from fanin.edge.export.quiet import quiet_converter
 from fanin.edge.export.refusals import REPLACE, first_line
 from fanin.edge.export.tflite.child import convert_in_child
@@ -32,13 +34,16 @@ def to_tflite(signatures: Mapping[str, Traced], what: str) -> bytes:
         UnsupportedModel: An operator has no form that every TFLite runtime has.
     """
     try:
-        with quiet_converter():
-            data = _convert(signatures, what)
-            return _finish(data, signatures, what)
+        return converted("tflite", signatures, partial(_converted, signatures, what))
     except UnsupportedModel:
         raise
     except Exception as exc:  # the converter raises any error of its four compilers
         raise UnsupportedModel(f"{what}: cannot be converted to TFLite ({first_line(exc)}); {REPLACE}") from exc
+
+
+def _converted(signatures: Mapping[str, Traced], what: str) -> bytes:
+    with quiet_converter():
+        return _finish(_convert(signatures, what), signatures, what)
 
 
 def _convert(signatures: Mapping[str, Traced], what: str) -> bytes:
