@@ -88,7 +88,10 @@ def test_people_are_told_and_a_bundle_is_never_overwritten(fanin: Fanin, spec: P
     told = fanin(*words)
     assert told.status == 0, told.err
     assert "each graph ran once in onnx" in told.out
-    assert one_line(fanin(*words), "assemble") == f"--out: {tmp_path / 'b'} is not empty, expected a new folder"
+    assert (
+        one_line(fanin(*words), "assemble")
+        == f"--out: {tmp_path / 'b'} is not empty, expected a new folder; name another one, or remove it"
+    )
 
 
 @pytest.mark.parametrize(

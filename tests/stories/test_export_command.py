@@ -125,7 +125,9 @@ def test_a_bundle_in_both_formats_and_what_its_maker_should_know(fanin: Fanin, a
     asked = fanin("infer", tmp_path / "model.tflite", "--data", tmp_path / "x.npy", "--signature", "infer")
     assert asked.status == 0 and asked.err.startswith("note: a file with the signatures infer and train is a bundle's")
     again = fanin("export", f"{app}:plain", "--out", out, "--key", key)
-    assert one_line(again, "export") == f"--out: {out} is not empty, expected a new folder"
+    assert (
+        one_line(again, "export") == f"--out: {out} is not empty, expected a new folder; name another one, or remove it"
+    )
 
 
 def test_one_format_for_people(fanin: Fanin, app: Path, tmp_path: Path) -> None:

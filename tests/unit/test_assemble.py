@@ -85,7 +85,10 @@ def test_a_folder_with_files_is_refused_before_a_graph_is_read(tmp_path: Path) -
     (tmp_path / "other").write_text("kept")
     with pytest.raises(InvalidInput) as caught:
         assemble(with_graphs(infer=b"no graph"), str(tmp_path), PUBLISHER)
-    assert str(caught.value) == f"assemble: folder: {tmp_path} is not empty, expected a new folder"
+    assert (
+        str(caught.value)
+        == f"assemble: folder: {tmp_path} is not empty, expected a new folder; name another one, or remove it"
+    )
     assert [path.name for path in tmp_path.iterdir()] == ["other"]
 
 

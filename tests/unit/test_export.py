@@ -270,7 +270,10 @@ def test_a_folder_with_files_is_refused_before_the_module_runs(tmp_path: Path, *
     app, folder = replace(app_of("mlp"), module=Untouched(64, NUM_CLASSES)), str(tmp_path) if as_text else tmp_path
     with pytest.raises(InvalidInput) as caught:
         export(app, folder, PUBLISHER)
-    assert str(caught.value) == f"export: folder: {tmp_path} is not empty, expected a new folder"
+    assert (
+        str(caught.value)
+        == f"export: folder: {tmp_path} is not empty, expected a new folder; name another one, or remove it"
+    )
     assert [path.name for path in tmp_path.iterdir()] == ["other"]
 
 

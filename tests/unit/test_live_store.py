@@ -137,7 +137,7 @@ def test_each_round_uses_what_the_store_holds_then_and_only_that(tmp_path: Path)
         ),
         (
             Examples(inputs={"x": np.zeros((2, 7), np.float32)}, y=np.zeros(2, np.int32)),
-            "training: training examples: x: got float32 (2, 7), expected float32 (-1, 1)",
+            "training: training examples: x: got float32 (2, 7), expected float32 (n, 1)",
         ),
     ],
     ids=["raises", "type", "shape"],

@@ -61,7 +61,7 @@ def new_folder(what: str, folder: object) -> Path:
     except (OSError, ValueError) as exc:
         raise InvalidInput(f"{what}: {path} is no folder ({exc}), expected a new folder; name another path") from exc
     if is_used:
-        raise InvalidInput(f"{what}: {path} is not empty, expected a new folder")
+        raise InvalidInput(f"{what}: {path} is not empty, expected a new folder; name another one, or remove it")
     return path
 
 

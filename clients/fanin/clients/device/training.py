@@ -37,7 +37,7 @@ from fanin.edge.runtimes.base import PaddedBatch, Preprocess, Runtime, StepSetti
 from fanin.edge.runtimes.evaluations import OF_VALIDATION, counts_of, loss_count
 from fanin.edge.runtimes.graphs import CONTROL, control_ports
 from fanin.edge.runtimes.measure import measure
-from fanin.edge.runtimes.models import model_inputs
+from fanin.edge.runtimes.models import check_targets, model_inputs
 from fanin.edge.runtimes.randomness import random_key
 from fanin.edge.tensors import Float32s
 from fanin.protos import messages as m
@@ -280,6 +280,7 @@ class _Mapped:
 def _mapped(part: str, bundle: Bundle, examples: Examples, preprocess: Preprocess | None) -> _Mapped:
     try:
         inputs = model_inputs(bundle, examples.inputs, preprocess)
+        check_targets(bundle.manifest, examples.y)
     except ValueError as exc:
         raise ValueError(f"{part} examples: {exc}") from exc
     return _Mapped(

@@ -35,7 +35,7 @@ from fanin.edge.export.inputs.sequences import at_length, groups_of
 from fanin.edge.export.optimizers.optimizer import Tensors
 from fanin.edge.export.prepare import Prepared, prepare
 from fanin.edge.export.preprocess import with_preprocess
-from fanin.edge.export.tracing.examples import check_kept, example_batch
+from fanin.edge.export.tracing.examples import check_kept, check_pure, example_batch
 from fanin.edge.export.tracing.vocabulary import count_tokens
 from fanin.edge.export.verify import verify, verify_train
 from fanin.edge.files import new_folder
@@ -55,6 +55,12 @@ LOCAL: Final = "local"
 """Name of the artifact with the initial values of personal parameters."""
 COMPARED_SAMPLES: Final = 256
 """Calibration samples that are compared: more of them take longer and show the same."""
+MIN_GAIN: Final = 0.02
+"""Share of the labels by which a trained module is better than the most common label."""
+TRAIN_FIRST: Final = (
+    "int8's scales are calibrated with the module as it is and may not fit it later: export a trained one"
+)
+UNMEASURED: Final = f"the cost of int8 is not measured: give the App validation=(x, y); {TRAIN_FIRST}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +112,7 @@ def export(
     prepared = prepare(app)
     draws = check_kept(prepared)
     graphs = _all_graphs(prepared, formats)
+    check_pure(prepared)
     manifest, artifacts = _assemble(prepared, graphs)
     data = dump_manifest(manifest)
     notes, measured, compared = [*prepared.notes, *_random_notes(draws)], {}, {}
@@ -133,6 +140,7 @@ def export(
                     notes += _warnings(name, compared[name])
             except (InvalidBundle, InvalidVersion, ValueError) as exc:
                 raise UnsupportedModel(f"{prepared.what}: {exc}") from exc
+    notes += _untrained(app, measured)
     LOG.info("writing the bundle")
     write_bundle(path, data, artifacts, key)
     return Exported(
@@ -216,6 +224,21 @@ def _warnings(name: str, comparison: Agreement) -> list[str]:
         "the cost of int8, and set quantization_aware to lower it"
     )
     return [] if comparison.is_good else [f"{name}: {comparison}, a large difference for one model: {advice}"]
+
+
+def _untrained(app: App, measured: Mapping[str, Quality]) -> list[str]:
+    """Return a note if the module is not better than the most common label, or if that is unknown."""
+    if app.validation is None:
+        return [UNMEASURED]
+    if not app.num_classes:
+        return []
+    labels, accuracy = app.held_out[1], next(iter(measured.values())).accuracy_float
+    counts = torch.bincount(labels[labels >= 0].flatten())
+    share = float(counts.max() / counts.sum())
+    if accuracy > share + MIN_GAIN:
+        return []
+    scores = f"predicts {100 * accuracy:.2f} % of the labels, of which {100 * share:.2f} % are of one class"
+    return [f"the module {scores}: it seems not to be trained; {TRAIN_FIRST}"]
 
 
 def _assemble(prepared: Prepared, formats: Mapping[str, Graphs]) -> tuple[Manifest, dict[str, bytes]]:

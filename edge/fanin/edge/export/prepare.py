@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.parameter import is_lazy
 
 from fanin.edge.bundles.quantize import weight_codes, weight_scales
@@ -119,7 +120,7 @@ def prepare(app: App) -> Prepared:
     """Return the App with its module ready for tracing. Raises UnsupportedModel."""
     eager = copy.deepcopy(app.module)
     _check_parameters(app, eager)
-    notes = _choose(app, eager)
+    notes = [*_in_evaluation(app), *_choose(app, eager)]
     frozen = {} if app.recipe.trains == "full" else _freeze(eager)
     if app.recipe.trains != "full":
         notes += _freeze_norms(eager)
@@ -143,6 +144,16 @@ def prepare(app: App) -> Prepared:
         rates=MappingProxyType({name: _rate(app, name) for name in sorted(learned)}),
         local=_local_names(app, module, sorted(learned | tracked)),
     )
+
+
+def _in_evaluation(app: App) -> list[str]:
+    """Return a note for a module whose layers would act in another way in training."""
+    layers = [layer for layer in app.module.modules() if isinstance(layer, _BatchNorm | _DropoutNd)]
+    kinds = sorted({type(layer).__name__ for layer in layers})
+    if app.module.training or not kinds:
+        return []
+    effect = f"its layers {' and '.join(kinds)} stay so while devices train"
+    return [f"the module is in evaluation mode, and {effect}; call .train() on it to change that"]
 
 
 def _check_parameters(app: App, module: nn.Module) -> None:

@@ -14,11 +14,19 @@ from typing import Final, NoReturn
 import numpy as np
 
 from fanin.edge.bundles.bundle import Bundle
-from fanin.edge.bundles.manifest import Port, Ports
+from fanin.edge.bundles.manifest import Manifest, Port, Ports
 from fanin.edge.runtimes.base import Inputs, LoadedModel, ModelPort, NamedInputs, Preprocess, Runtime
 from fanin.edge.runtimes.buckets.dispatch import fitted, shortest
 from fanin.edge.runtimes.engine import Feed, RunGraph
-from fanin.edge.runtimes.graphs import check_port, check_tokens, input_names, num_rows, padded_rows
+from fanin.edge.runtimes.graphs import (
+    check_labels,
+    check_port,
+    check_tokens,
+    fits,
+    input_names,
+    num_rows,
+    padded_rows,
+)
 from fanin.edge.tensors import Array, Float32s
 from fanin.protos.errors import InvalidBundle
 
@@ -157,7 +165,7 @@ def model_inputs(bundle: Bundle, inputs: NamedInputs, preprocess: Preprocess | N
         ((raw,), _) = preprocess_ports(bundle)
         if _has_form(raw, chosen[names[0]]):
             return {names[0]: preprocess(chosen[names[0]])}
-        _refuse(ports[0], chosen[names[0]], f", or raw as {raw.dtype} {raw.shape}")
+        _refuse(ports[0], chosen[names[0]], f", or raw as {_form(raw.dtype, raw.shape)}")
     for port in ports:
         if not _has_form(port, chosen[port.name]):
             _refuse(port, chosen[port.name])
@@ -165,8 +173,65 @@ def model_inputs(bundle: Bundle, inputs: NamedInputs, preprocess: Preprocess | N
     return chosen
 
 
+def check_targets(manifest: Manifest, y: Inputs) -> None:
+    """Check all targets (n, ...) of a device.
+
+    Raises:
+        ValueError: They have another dtype or shape than the model's, or labels that are no classes.
+    """
+    view = manifest if manifest.lengths is None else manifest.at(manifest.lengths.sizes[-1])
+    port = next((port for port in view.signatures["train"].inputs if port.name == "y"), None)
+    if port is None:
+        return
+    expected = (-1, *port.shape[1:])
+    # Targets of several lengths are cut and padded with their inputs.
+    is_shaped = y.ndim == len(expected) if manifest.lengths is not None else fits(expected, y.shape)
+    if y.dtype != port.dtype or not is_shaped:
+        raise ValueError(
+            f"y: got {_form(y.dtype, y.shape)}, expected {_form(port.dtype, expected)}"
+            f"{_target_remedy(manifest.num_classes, y, expected)}"
+        )
+    if manifest.num_classes:
+        try:
+            check_labels(y, manifest.num_classes)
+        except ValueError as exc:
+            is_shifted = y.ndim == 1 and y.min() >= 1 and y.max() == manifest.num_classes
+            raise ValueError(f"{exc}{'; count classes from 0: y - 1' if is_shifted else ''}") from exc
+
+
 def _refuse(port: Port, array: Array, alternative: str = "") -> NoReturn:
-    raise ValueError(f"{port.name}: got {array.dtype} {array.shape}, expected {port.dtype} {port.shape}{alternative}")
+    raise ValueError(
+        f"{port.name}: got {_form(array.dtype, array.shape)}, expected {_form(port.dtype, port.shape)}"
+        f"{alternative or _input_remedy(port.shape, array)}"
+    )
+
+
+def _input_remedy(expected: Sequence[int], x: Array) -> str:
+    """Return how to convert an input (n, ...) to the shape that a model expects; "" if that is unknown."""
+    rows, wanted = x.shape[1:], tuple(expected[1:])
+    if x.dtype == np.uint8:
+        return "; scale the values as the App's calibration data, or give the App a preprocess= for raw ones"
+    if len(rows) == len(wanted) > 1 and (*rows[-1:], *rows[:-1]) == wanted:
+        return "; channels are the first dimension of a sample: np.moveaxis(x, -1, 1)"
+    if rows != wanted and -1 not in wanted and np.prod(rows, dtype=int) == np.prod(wanted, dtype=int):
+        return f"; x.reshape(-1, {', '.join(map(str, wanted))}) has this shape"
+    return ""
+
+
+def _form(dtype: object, shape: Sequence[int]) -> str:
+    """Return a dtype and a shape for people: a length of -1 is written as n."""
+    sides = ["n" if length == -1 else str(length) for length in shape]
+    return f"{dtype} ({', '.join(sides)}{',' if len(sides) == 1 else ''})"
+
+
+def _target_remedy(num_classes: int, y: Inputs, expected: tuple[int, ...]) -> str:
+    if num_classes and y.shape[1:] == (*expected[1:], num_classes):
+        return "; convert one-hot rows by y.argmax(-1).astype('int32')"
+    if y.shape[1:] == (*expected[1:], 1):
+        return "; remove the last dimension by y[..., 0]"
+    if (*y.shape[1:], 1) == expected[1:]:
+        return "; add a dimension by y[..., None]"
+    return f"; convert it by y.astype({'int32' if num_classes else 'float32'!r})" if fits(expected, y.shape) else ""
 
 
 def _has_form(port: Port, array: Array) -> bool:

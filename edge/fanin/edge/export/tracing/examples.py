@@ -14,6 +14,7 @@ from fanin.edge.export.app import App
 from fanin.edge.export.inputs.named import forms_of, num_samples, rows_of
 from fanin.edge.export.inputs.outputs import paths_of
 from fanin.edge.export.modules.draws import check_size, recorded
+from fanin.edge.export.modules.repeated import check_repeats, check_samples
 from fanin.edge.export.optimizers.optimizer import Tensors
 from fanin.edge.export.prepare import Prepared
 from fanin.edge.export.refusals import SAMPLES, NoForm, Untraceable, guarded, succeeds
@@ -215,6 +216,40 @@ def _check_loss(prepared: Prepared, output: object, y: Tensor) -> None:
         )
 
 
+def check_pure(prepared: Prepared) -> None:
+    """Check what a trace does not show: that it depends on nothing but the batch, and each sample on itself alone.
+
+    Raises:
+        Untraceable: A pass uses more than its batch, the parameters and torch's draws, or the output or the loss of a
+            sample depends on other samples.
+    """
+    inputs, y, _ = example_batch(prepared)
+    app, module, evaluated = prepared.app, copy.deepcopy(prepared.module), copy.deepcopy(prepared.eager).eval()
+    y = labels_of(prepared, y)
+    drawn: list[RandomPort] = []
+
+    def passed() -> object:
+        with recorded([]):
+            output = check_output(app, app.call(module, inputs))
+            return output, app.loss(output, y)
+
+    def output_of(rows: slice) -> Tensor:
+        return check_output(app, app.call(evaluated, rows_of(inputs, rows)))
+
+    def losses_of(rows: slice) -> Tensor:
+        with recorded(drawn):
+            return app.loss(output_of(slice(None))[rows], y[rows])
+
+    with torch.no_grad(), plain_kernels():
+        check_repeats(f"{prepared.what}: the train step", module, passed)
+        # Rounded activations may be rounded another way by sums in another order.
+        if not app.recipe.quantization_aware:
+            check_samples(f"{prepared.what}: the output of a sample", output_of, len(y))
+        losses_of(slice(None))
+        if not drawn:
+            check_samples(f"{prepared.what}: the loss of a sample", losses_of, len(y))
+
+
 def sample_losses_of(prepared: Prepared, output: Tensor, y: Tensor) -> Tensor:
     """Return what the loss returns for a batch. Raises Untraceable; the advice names the shape that y has."""
     app, what = prepared.app, f"App {prepared.app.name}: the loss"
@@ -224,7 +259,8 @@ def sample_losses_of(prepared: Prepared, output: Tensor, y: Tensor) -> Tensor:
         if app.num_classes or app.declared_targets is not None or exc.advice:
             raise
         advice = (
-            f"y has the shape {tuple(y.shape)} of the output; declare targets of another shape by targets= in the App"
+            f"y has the shape {tuple(y.shape)} of the output; if the output has the logits of classes, set "
+            f"num_classes={y.shape[-1]} in the App; else declare targets of another shape by targets="
         )
         raise Untraceable(exc.reason, advice, exc.module, exc.kind) from exc
 

@@ -8,12 +8,13 @@ input may be read: it is a constant.
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from typing import Final, Self
 
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
 from torch._subclasses import FakeTensor
+from torch.distributions import Distribution
 from torch.fx import Node
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
 from torch.overrides import TorchFunctionMode, resolve_name
@@ -45,7 +46,21 @@ class ShapeRead(RuntimeError):
 
 
 class NoReading(TorchFunctionMode):
-    """While active, reading a tensor that depends on an input of the traced graph raises ValueRead."""
+    """While active, reading a tensor that depends on an input of the traced graph raises ValueRead.
+
+    ``torch.distributions`` do not check their arguments meanwhile: each check reads a value.
+    """
+
+    def __enter__(self) -> Self:
+        """Activate the mode."""
+        self._checks = Distribution._validate_args
+        Distribution.set_default_validate_args(False)
+        return super().__enter__()  # type: ignore[no-any-return, no-untyped-call]  # torch's has no types
+
+    def __exit__(self, *error: object) -> None:
+        """End the mode."""
+        Distribution.set_default_validate_args(self._checks)
+        super().__exit__(*error)  # type: ignore[no-untyped-call]  # torch's has no types
 
     def __torch_function__(
         self,

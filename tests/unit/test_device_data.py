@@ -1,0 +1,56 @@
+"""A device compares its data with the model of a Bundle before the first step, and says how to convert it."""
+
+import re
+
+import numpy as np
+import pytest
+from support.models import bundle_of
+
+from fanin.clients.data.examples import Examples
+from fanin.clients.data.stores import MemoryStore
+from fanin.clients.device.graphs import BundleGraphs
+from fanin.clients.device.training import LocalData
+from fanin.edge.runtimes.available import open_runtime
+
+BUNDLE = bundle_of("cnn")
+SHAPE = BUNDLE.manifest.signatures["infer"].inputs[0].shape[1:]
+CLASSES = BUNDLE.manifest.num_classes
+X = np.zeros((6, *SHAPE), np.float32)
+Y = (np.arange(6) % CLASSES).astype(np.int32)
+
+
+def read(examples: Examples) -> None:
+    good = Examples(inputs={"x": X}, y=Y)
+    graphs = BundleGraphs(open_runtime("onnx"))
+    LocalData(graphs, MemoryStore(partition=0, train=examples, validation=good)).examples(BUNDLE)
+
+
+def test_fitting_data_is_accepted() -> None:
+    read(Examples(inputs={"x": X}, y=Y))
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "said"),
+    [
+        (X, Y + 1, f"y: got labels from 1 to {CLASSES}, expected 0 to {CLASSES - 1}; count classes from 0: y - 1"),
+        (X, Y + 2, f"y: got labels from 2 to {CLASSES + 1}, expected 0 to {CLASSES - 1}"),
+        (X, Y.astype(np.float32), "y: got float32 (6,), expected int32 (n,); convert it by y.astype('int32')"),
+        (
+            X,
+            np.eye(CLASSES, dtype=np.float32)[Y],
+            f"y: got float32 (6, {CLASSES}), expected int32 (n,); convert one-hot rows by y.argmax(-1).astype('int32')",
+        ),
+        (X, Y[:, None], "y: got int32 (6, 1), expected int32 (n,); remove the last dimension by y[..., 0]"),
+        (
+            np.moveaxis(np.zeros((6, *SHAPE), np.float32), 1, -1),
+            Y,
+            "; channels are the first dimension of a sample: np.moveaxis(x, -1, 1)",
+        ),
+        (X.reshape(6, -1), Y, f"; x.reshape(-1, {', '.join(map(str, SHAPE))}) has this shape"),
+        (X.astype(np.uint8), Y, "; scale the values as the App's calibration data, or give the App a preprocess="),
+    ],
+)
+def test_other_data_is_refused_with_how_to_convert_it(x: np.ndarray, y: np.ndarray, said: str) -> None:
+    with pytest.raises(ValueError, match=rf"^training examples: .*{re.escape(said)}") as caught:
+        read(Examples(inputs={"x": x}, y=y))
+    assert "-1," not in str(caught.value).split(";", maxsplit=1)[0]
