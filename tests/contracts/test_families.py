@@ -141,7 +141,6 @@ def fixed(config: DecoderConfig, seed: int) -> nn.Module:
     return module
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("family", "text"),
     [

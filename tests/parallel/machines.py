@@ -38,7 +38,7 @@ mesh = "dp_replicate=2"
 folder = "{folder}/checkpoints"
 every = {every}
 """
-WAIT_S = 240.0
+WAIT_S = 800.0
 """A lost machine is missed after 15 s, and what is left waits 10 s for others; the rest is starting."""
 
 

@@ -47,7 +47,7 @@ class Programs:
     ) -> None:
         self._stack.close()
 
-    def run(self, name: str, *arguments: object, warning_action: str = "error", timeout_s: float = 240.0) -> str:
+    def run(self, name: str, *arguments: object, warning_action: str = "error", timeout_s: float = 800.0) -> str:
         """Run a program until it ends, and return its status and the end of its output.
 
         Args:
@@ -76,7 +76,7 @@ class Programs:
             output = log.read_text(errors="replace")[-OUTPUT_CHARS:] if log.exists() else ""
         return f"{status}\n{output}"
 
-    def check(self, name: str, *arguments: object, warning_action: str = "error", timeout_s: float = 240.0) -> None:
+    def check(self, name: str, *arguments: object, warning_action: str = "error", timeout_s: float = 800.0) -> None:
         """Run a program as ``run`` does, and fail with its output unless its status is 0."""
         outcome = self.run(name, *arguments, warning_action=warning_action, timeout_s=timeout_s)
         assert outcome.startswith("0\n"), f"{name}: status {outcome}"

@@ -45,7 +45,6 @@ def config_of(folder: Path, app: str, mesh: str, layout: LayoutSettings = LAYOUT
     )
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("mesh", ["tp=2", pytest.param("pp=2", marks=pytest.mark.nightly)])
 def test_a_module_that_its_layout_describes_trains_as_in_one_process(mesh: str, tmp_path: Path) -> None:
     one = train(config_of(tmp_path, "rows", "none"), 0, 1)
@@ -53,7 +52,6 @@ def test_a_module_that_its_layout_describes_trains_as_in_one_process(mesh: str, 
     np.testing.assert_allclose(two.metrics.trained.losses, one.metrics.trained.losses, rtol=1e-5)
 
 
-@pytest.mark.timeout(300)
 def test_a_module_that_draws_in_evaluation_is_not_compared(tmp_path: Path) -> None:
     result = launch(config_of(tmp_path, "noisy", "tp=2"), 2, tmp_path / "job")
     assert len(result.metrics.trained.losses) == 3
@@ -62,7 +60,6 @@ def test_a_module_that_draws_in_evaluation_is_not_compared(tmp_path: Path) -> No
 WITHOUT_ROWS = replace(LAYOUT, plan={name: style for name, style in LAYOUT.plan.items() if style != "row"})
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("app", "mesh", "layout", "error"),
     [

@@ -89,7 +89,6 @@ def assert_same(first: Path, second: Path) -> None:
         np.testing.assert_allclose(others[name], value, rtol=0, atol=LARGEST)
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("name", "mesh"),
     [

@@ -63,7 +63,6 @@ def config_of(folder: Path, app: str, mesh: str = "none") -> TrainConfig:
     )
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("mesh", ["tp=2", pytest.param("pp=2,dp_shard=2,tp=2", marks=pytest.mark.nightly)])
 def test_module_with_tied_weights_and_split_sequences_has_the_numbers_of_one_process(mesh: str, tmp_path: Path) -> None:
     results, weights = [], []
@@ -82,7 +81,6 @@ def test_module_with_tied_weights_and_split_sequences_has_the_numbers_of_one_pro
         np.testing.assert_allclose(weights[1][name], value, rtol=0, atol=1e-10)
 
 
-@pytest.mark.timeout(600)
 def test_trained_weights_become_a_bundle(tmp_path: Path) -> None:
     config = config_of(tmp_path, "tied")
     (tmp_path / "job").mkdir()

@@ -203,7 +203,7 @@ def test_a_type_that_has_no_name_is_refused_before_a_file_is_made(tmp_path: Path
 def test_no_rank_holds_a_second_model(tmp_path: Path) -> None:
     environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     command = [sys.executable, str(PEAK), str(tmp_path)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=800, check=False)
     assert done.returncode == 0, done.stderr
     for row in [json.loads(path.read_text()) for path in sorted(tmp_path.glob("rank-*.json"))]:
         # The largest tensor is a sixty-fourth of the model: an export has copies of some, and no shard's worth.

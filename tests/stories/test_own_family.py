@@ -80,7 +80,6 @@ def test_the_family_trains_on_a_mesh_as_in_one_process(fanin: Fanin, config: Pat
 
 
 @pytest.mark.nightly
-@pytest.mark.timeout(600)
 def test_the_family_trains_in_double_precision(fanin: Fanin, config: Path, tmp_path: Path) -> None:
     config.write_text(config.read_text() + 'precision = "double"\n')
     losses = []

@@ -16,7 +16,6 @@ MODELS = (*SMALL, "ds_cnn", "resnet8", "mobilenet")
 
 
 @pytest.mark.nightly
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("model", MODELS)
 def test_twenty_steps_end_where_eager_torch_ends(model: str, tmp_path: Path) -> None:
     told = tmp_path / "parity.json"

@@ -29,7 +29,6 @@ def test_the_zoo_has_these_models() -> None:
 
 
 @pytest.mark.nightly
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("model", MODELS)
 def test_a_model_of_the_zoo_ends_where_eager_torch_ends(model: str, tmp_path: Path) -> None:
     file = tmp_path / "zoo.json"

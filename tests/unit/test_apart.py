@@ -46,7 +46,6 @@ def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.timeout(300)
 def test_an_export_converts_in_a_fork_and_its_bundle_is_that_of_one_process(tmp_path: Path) -> None:
     done = run(tmp_path, "export", "own_app.py:normed", "--out", "bundle", "--key", "key")
     assert done.returncode == 0, done.stderr
@@ -58,7 +57,6 @@ def test_an_export_converts_in_a_fork_and_its_bundle_is_that_of_one_process(tmp_
 
 
 @pytest.mark.nightly
-@pytest.mark.timeout(300)
 def test_an_operator_that_both_formats_lack_is_found_in_both(tmp_path: Path) -> None:
     done = run(tmp_path, "export", "own_app.py:wrong", "--check")
     assert done.returncode == 1, done.stderr
@@ -67,7 +65,6 @@ def test_an_operator_that_both_formats_lack_is_found_in_both(tmp_path: Path) -> 
 
 
 @pytest.mark.nightly
-@pytest.mark.timeout(300)
 def test_an_error_of_a_fork_is_that_of_the_export(tmp_path: Path) -> None:
     done = run(tmp_path, "export", "own_app.py:wrong", "--out", "bundle", "--key", "key")
     assert done.returncode == 1
