@@ -223,14 +223,14 @@ def check_pure(prepared: Prepared) -> None:
         Untraceable: A pass uses more than its batch, the parameters and torch's draws, or the output or the loss of a
             sample depends on other samples.
     """
-    inputs, y, _ = example_batch(prepared)
-    app, module, evaluated = prepared.app, copy.deepcopy(prepared.module), copy.deepcopy(prepared.eager).eval()
+    inputs, y, mask = example_batch(prepared)
+    app, evaluated = prepared.app, copy.deepcopy(prepared.eager).eval()
     y = labels_of(prepared, y)
     drawn: list[RandomPort] = []
 
     def passed() -> object:
         with recorded([]):
-            output = check_output(app, app.call(module, inputs))
+            output = check_output(app, app.call(prepared.with_mask(mask), inputs))
             return output, app.loss(output, y)
 
     def output_of(rows: slice) -> Tensor:
@@ -241,7 +241,7 @@ def check_pure(prepared: Prepared) -> None:
             return app.loss(output_of(slice(None))[rows], y[rows])
 
     with torch.no_grad(), plain_kernels():
-        check_repeats(f"{prepared.what}: the train step", module, passed)
+        check_repeats(f"{prepared.what}: the train step", prepared.module, passed)
         # Rounded activations may be rounded another way by sums in another order.
         if not app.recipe.quantization_aware:
             check_samples(f"{prepared.what}: the output of a sample", output_of, len(y))
