@@ -24,7 +24,7 @@ DEVICE_PYTHON = Path(__file__).parents[2] / ".venv-device" / "bin" / "python"
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("seed", [0, 1, 2, 5])
+@pytest.mark.parametrize("seed", [0, 5])
 def test_the_demo_keeps_its_promises(tmp_path: Path, seed: int) -> None:
     out = tmp_path / "demo.json"
     command = [sys.executable, "-m", "fanin.commands.main", "demo", "--seed", str(seed)]
@@ -56,31 +56,17 @@ def test_the_datacenter_on_its_four_processes_is_one_process(tmp_path: Path) -> 
     assert np.abs(four.parameters - one.parameters).max() < 1e-5
 
 
-def fashion_mnist(folder: Path, *flags: str) -> dict[str, dict[str, dict[str, float]]]:
-    """What the demo tells of Fashion-MNIST with updates of a byte a value; skips where the data is not."""
-    places = real_places("fashion-mnist")
-    out = folder / "demo.json"
-    command = [sys.executable, "-m", "fanin.commands.main", "demo", "--dataset", "fashion-mnist", "--codec", "int8"]
-    command += ["--device-python", str(DEVICE_PYTHON), "--json", str(out), *flags]
-    environment = os.environ | {"FANIN_DATA": str(places.data)}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder, env=environment)
-    assert done.returncode == 0, done.stderr
-    found: dict[str, dict[str, dict[str, float]]] = json.loads(out.read_text())
-    return found
-
-
-@pytest.mark.nightly
-def test_fashion_mnist_is_learnt_from_a_byte_a_value(tmp_path: Path) -> None:
-    accuracy = fashion_mnist(tmp_path)["accuracy"]
-    assert accuracy["federated"]["int8"] >= 0.80
-    assert accuracy["federated"]["float"] - accuracy["federated"]["int8"] <= 0.005
-
-
 @pytest.mark.nightly
 @pytest.mark.timeout(1200)
-def test_fashion_mnist_in_the_long_run(tmp_path: Path) -> None:
-    found = fashion_mnist(tmp_path, "--rounds", "40")
-    accuracy = found["accuracy"]
+def test_fashion_mnist_is_learnt_from_a_byte_a_value(tmp_path: Path) -> None:
+    places = real_places("fashion-mnist")
+    out = tmp_path / "demo.json"
+    command = [sys.executable, "-m", "fanin.commands.main", "demo", "--dataset", "fashion-mnist", "--codec", "int8"]
+    command += ["--rounds", "40", "--device-python", str(DEVICE_PYTHON), "--json", str(out)]
+    environment = os.environ | {"FANIN_DATA": str(places.data)}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, env=environment)
+    assert done.returncode == 0, done.stderr
+    accuracy = json.loads(out.read_text())["accuracy"]
     assert accuracy["federated"]["int8"] >= 0.88
     assert accuracy["federated"]["float"] - accuracy["federated"]["int8"] <= 0.005
     assert accuracy["final"]["int8"] >= 0.88
