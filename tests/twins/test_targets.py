@@ -1,4 +1,4 @@
-"""Targets of five kinds of models, in exported graphs and in a vectorized step, against eager torch."""
+"""Targets and outputs of seven kinds of models, in exported graphs and in a vectorized step, against eager torch."""
 
 import math
 from collections.abc import Callable
@@ -8,6 +8,7 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
+from onnxruntime import InferenceSession
 from support.models import exported
 from support.nightly import nightly_but
 from support.remote_runtime import runtime_of
@@ -17,7 +18,9 @@ from torch.nn import functional
 from fanin.clients.data.batching import batches_in_order
 from fanin.clients.data.examples import Examples
 from fanin.edge.bundles.bundle import Bundle
-from fanin.edge.export import App, next_token
+from fanin.edge.export import App, cross_entropy, next_token
+from fanin.edge.export.losses import Loss
+from fanin.edge.export.standalone.floats import float_model
 from fanin.edge.export.vectorized.step import VectorSettings, VectorStep
 from fanin.edge.runtimes.available import open_runtime
 from fanin.edge.runtimes.base import PaddedBatch, StepSettings
@@ -57,6 +60,45 @@ class Cells(nn.Module):
         return self.body(x)
 
 
+class Supervised(nn.Module):
+    """A classifier whose hidden layer has a classifier of its own, which only the loss sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(5, 16), nn.Linear(16, NUM_CLASSES)
+        self.auxiliary = nn.Linear(16, NUM_CLASSES)
+
+    def forward(self, x: Tensor) -> dict[str, object]:
+        """Logits (B, C) of both, the others in a tuple."""
+        hidden = torch.tanh(self.first(x))
+        return {"others": (hidden, self.auxiliary(hidden)), "logits": self.last(hidden)}
+
+
+class Kinds(nn.Module):
+    """Two heads of different sizes on one body: the class of a sample and two of its measures."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.kind, self.measures = nn.Linear(5, 16), nn.Linear(16, NUM_CLASSES), nn.Linear(16, 2)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits (B, C) and values (B, 2)."""
+        hidden = torch.tanh(self.body(x))
+        return self.kind(hidden), self.measures(hidden)
+
+
+def supervised(output: dict[str, Tensor], y: Tensor) -> Tensor:
+    """The losses of both classifiers for y (B,), the inner one with a third of the weight."""
+    inner = functional.cross_entropy(output["others.1"], y.long(), reduction="none")
+    return functional.cross_entropy(output["logits"], y.long(), reduction="none") + 0.3 * inner
+
+
+def kinds(output: dict[str, Tensor], y: Tensor) -> Tensor:
+    """The losses of both heads for y (B, 3): the number of the class, and two measures."""
+    named = functional.cross_entropy(output["0"], y[:, 0].long(), reduction="none")
+    return named + 0.5 * (output["1"] - y[:, 1:]).square().mean(dim=1)
+
+
 def gaussian(output: Tensor, y: Tensor) -> Tensor:
     """The negative log-likelihood of y (B, 1) under means and logarithms of variances (B, 2)."""
     mean, log_variance = output[:, :1], output[:, 1:]
@@ -91,11 +133,12 @@ class Case:
     """A model, its loss, and the data of a device."""
 
     module: Callable[[], nn.Module]
-    loss: Callable[[Tensor, Tensor], Tensor]
+    loss: Callable[..., Tensor]
     x: Callable[[np.random.Generator], np.ndarray]
     y: Callable[[np.random.Generator], np.ndarray]
     num_classes: int = 0
     is_declared: bool = False
+    output: str | tuple[str, ...] = ""
 
 
 def normal(*shape: int) -> Callable[[np.random.Generator], np.ndarray]:
@@ -111,6 +154,10 @@ def cells(rng: np.random.Generator) -> np.ndarray:
     y[:, 0] = y[:, 0] < 0.3
     y[:, 5] = rng.integers(0, NUM_CLASSES, (NUM, 4, 4))
     return y
+
+
+def kinds_of(rng: np.random.Generator) -> np.ndarray:
+    return np.column_stack([rng.integers(0, NUM_CLASSES, NUM), rng.normal(size=(NUM, 2))]).astype(np.float32)
 
 
 def perceptron(num_outputs: int) -> nn.Module:
@@ -129,6 +176,8 @@ CASES = {
     ),
     "segmentation": Case(Pixels, pixel_loss, normal(1, 8, 8), labels(-1, 8, 8), NUM_CLASSES),
     "detection": Case(Cells, cell_loss, normal(1, 8, 8), cells, is_declared=True),
+    "inner classifier": Case(Supervised, supervised, normal(5), labels(0), NUM_CLASSES, output=("logits", "others.1")),
+    "two heads": Case(Kinds, kinds, normal(5), kinds_of, is_declared=True, output=("0", "1")),
 }
 
 
@@ -148,6 +197,7 @@ def targets_app(name: str) -> App:
         batch_size=BATCH_SIZE,
         num_classes=case.num_classes,
         loss=case.loss,
+        output=case.output,
         targets=data.y if case.is_declared else None,
         validation=(data.inputs["x"], data.y),
     )
@@ -161,20 +211,24 @@ def targets_bundle(name: str, formats: tuple[str, ...]) -> Bundle:
 RUNS = [(name, runtime) for name in CASES for runtime in ("onnx", "litert", "tflite")]
 
 
-@pytest.mark.parametrize("run", nightly_but(RUNS, [*((name, "onnx") for name in CASES), ("detection", "tflite")]))
+@pytest.mark.parametrize(
+    "run", nightly_but(RUNS, [*((name, "onnx") for name in CASES), ("detection", "tflite"), ("two heads", "litert")])
+)
 def test_ten_steps_are_those_of_eager_torch(run: tuple[str, str]) -> None:
     name, runtime = run
     bundle = targets_bundle(name, ("onnx",) if runtime == "onnx" else ("onnx", "tflite"))
     batches = list(batches_in_order(examples_of(name), BATCH_SIZE))
     step = runtime_of(runtime).open_train(bundle)
     state = step.begin(bundle.initial_parameters())
-    module, loss = targets_app(name).module, CASES[name].loss
+    app = targets_app(name)
+    module, loss = app.module, app.loss
     optimizer = torch.optim.SGD(module.parameters(), lr=RATE, momentum=0.9)
     for batch in batches:
         state, value = step(state, batch, StepSettings(learning_rate=RATE))
         num = int(batch.mask.sum())
         optimizer.zero_grad()
-        expected_loss = loss(module(torch.from_numpy(batch.inputs["x"][:num])), torch.from_numpy(batch.y[:num])).mean()
+        output = app.call(module, {"x": torch.from_numpy(batch.inputs["x"][:num])})
+        expected_loss = loss(output, torch.from_numpy(batch.y[:num])).mean()
         expected_loss.backward()
         optimizer.step()
         assert value == pytest.approx(expected_loss.item(), rel=1e-4)
@@ -183,12 +237,13 @@ def test_ten_steps_are_those_of_eager_torch(run: tuple[str, str]) -> None:
     assert np.abs(expected - bundle.initial_parameters()).max() > 0.005
     sums = runtime_of(runtime).open_evaluate(bundle)(state.parameters, batches[0])
     with torch.no_grad():
-        output = module(torch.from_numpy(batches[0].inputs["x"]))
+        output = app.call(module, {"x": torch.from_numpy(batches[0].inputs["x"])})
         assert sums.loss_sum == pytest.approx(loss(output, torch.from_numpy(batches[0].y)).sum().item(), rel=1e-4)
-    if CASES[name].num_classes:
-        assert np.mean(sums.predicted == output.argmax(dim=-1).numpy()) > 0.99
+    predictions = output[app.output[0]] if isinstance(output, dict) else output
+    if app.num_classes:
+        assert np.mean(sums.predicted == predictions.argmax(dim=-1).numpy()) > 0.99
     else:
-        np.testing.assert_allclose(sums.predicted, output.numpy(), rtol=0, atol=1e-5)
+        np.testing.assert_allclose(sums.predicted, predictions.numpy(), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -236,6 +291,15 @@ def test_targets_of_another_shape_than_the_declared_ones_are_refused() -> None:
         )
 
 
+def test_a_float_file_of_a_model_of_two_heads_predicts_the_first() -> None:
+    app, bundle = targets_app("two heads"), targets_bundle("two heads", ("onnx",))
+    session = InferenceSession(float_model(app, bundle, bundle.initial_parameters(), "onnx"))
+    x = examples_of("two heads").inputs["x"]
+    (found,) = session.run(None, {"x": x})
+    with torch.no_grad():
+        np.testing.assert_allclose(found, app.module(torch.from_numpy(x))[0].numpy(), rtol=0, atol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -254,3 +318,9 @@ def test_targets_of_another_shape_than_the_declared_ones_are_refused() -> None:
 def test_wrong_targets_are_refused_with_a_remedy(changes: dict[str, object], message: str) -> None:
     with pytest.raises(UnsupportedModel, match=message):
         exported(replace(targets_app("quantiles"), **changes))  # type: ignore[arg-type]  # wrong on purpose
+
+
+@pytest.mark.parametrize("loss", [cross_entropy, lambda output, y: output["others"] - y], ids=["default", "other key"])
+def test_a_loss_that_does_not_know_several_outputs_is_refused_with_what_it_receives(loss: Loss) -> None:
+    with pytest.raises(UnsupportedModel, match=r"a dict of the tensors at \['logits', 'others.1'\]: write loss= as"):
+        exported(replace(targets_app("inner classifier"), loss=loss))

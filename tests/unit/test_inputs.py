@@ -114,6 +114,18 @@ def test_wrong_inputs_are_one_error(calibration: object, message: str) -> None:
             "preprocess: got a module with the inputs .* expected a single",
         ),
         ({"output": 0}, "output: got 0, expected a path such as 'logits' or '0', a str"),
+        ({"output": ()}, r"output: got \(\), expected a path .* or a tuple of different paths"),
+        (
+            {"output": ("logits", "logits")},
+            r"output: got \('logits', 'logits'\), expected .* a tuple of different paths",
+        ),
+        ({"output": ("logits", "")}, r"output: got \('logits', ''\), expected a path"),
+        ({"output": ("logits", "scores")}, r"without a part 'scores', expected one of \['states.0', 'states.1', 'lo"),
+        ({"output": ("states.1", "logits")}, r"returned \(2, 16\), expected logits of shape \(batch, 4\)"),
+        (
+            {"output": ("logits", "states")},
+            r"returned tuple at the path 'states', expected a tensor \(batch, ...\); remove the path from output=",
+        ),
         (
             {"output": "scores"},
             r"without a part 'scores', expected one of \['states.0', 'states.1', 'logits'\]; set out",

@@ -27,7 +27,7 @@ from fanin.edge.export.inputs.named import (
     num_samples,
     rows_of,
 )
-from fanin.edge.export.inputs.outputs import picked
+from fanin.edge.export.inputs.outputs import Paths, checked_paths, picked, predicted
 from fanin.edge.export.inputs.sequences import check_lengths
 from fanin.edge.export.losses import Loss, cross_entropy
 from fanin.edge.export.modules.accepted import check_module
@@ -63,7 +63,8 @@ class App:
         loss: Maps the output of the module and y (B, ...) to one loss for each sample (B,).
         recipe: What learns, and with which optimizer.
         output: Path of the tensor that the loss and the predictions see, in an output that is a tuple, a dict or a
-            ModelOutput: keys and positions joined by dots, such as ``logits`` or ``0``. "" is the output itself.
+            ModelOutput: keys and positions joined by dots, such as ``logits`` or ``0``. "" is the output itself. Or
+            the paths of several tensors: the loss receives a dict of them by path, the predictions are the first.
         targets: Example targets y (n, ...) of a model of values, for a loss whose targets have another shape than the
             output. None: y has the shape of the output.
         validation: Real inputs in the form of ``calibration``, and their targets y (n, ...). With them, an export fails
@@ -90,7 +91,7 @@ class App:
     num_classes: int = 0
     loss: Loss = cross_entropy
     recipe: Recipe = field(default_factory=Recipe)
-    output: str = ""
+    output: Paths = ""
     targets: AnyArray | None = None
     validation: tuple[ExampleInputs, AnyArray] | None = None
     preprocess: torch.nn.Module | None = None
@@ -152,7 +153,7 @@ class App:
         return self.raw
 
     def call(self, module: torch.nn.Module, inputs: Tensors) -> object:
-        """Return the output of a module of this App that the loss and the predictions see.
+        """Return what the loss sees of a module's output: a tensor, or a dict of them by path.
 
         Raises:
             UnsupportedModel: The output has no part with the path ``output``.
@@ -181,6 +182,7 @@ class App:
         # Errors of any kind: the module is the user's code.
         with torch.no_grad(), suppress(Exception):
             output = self.call(module, self.examples(2))
+        output = predicted(output) if isinstance(output, dict) else output
         if not isinstance(output, Tensor) or output.dim() < 2:
             return None
         return tuple(output.shape[1:-1] if self.num_classes else output.shape[1:])
@@ -242,8 +244,7 @@ def _check_parts(app: App) -> None:
         raise UnsupportedModel(
             f"{what}: recipe: got {app.recipe!r}, expected a Recipe; write recipe=Recipe(optimizer=...)"
         )
-    if not isinstance(app.output, str):
-        raise UnsupportedModel(f"{what}: output: got {app.output!r}, expected a path such as 'logits' or '0', a str")
+    object.__setattr__(app, "output", checked_paths(f"{what}: output", app.output))
     if not _is_function(app.loss):
         raise UnsupportedModel(
             f"{what}: loss: got {app.loss!r}, expected a function of (output, y) that returns one loss for each "

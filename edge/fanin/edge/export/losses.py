@@ -14,8 +14,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-Loss = Callable[[Tensor, Tensor], Tensor]
-"""(output of the module (B, ...), y (B, ...)) -> loss of each sample (B,)."""
+Loss = Callable[..., Tensor]
+"""(output of the module (B, ...), y (B, ...)) -> loss of each sample (B,). The output is a dict of tensors by path for
+an App with several paths in ``output``."""
 
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:

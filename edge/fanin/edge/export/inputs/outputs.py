@@ -1,22 +1,58 @@
-"""One tensor of a module's output, by its path.
+"""The tensors of a module's output that the loss sees, by their paths.
 
 A path has the keys of dicts and the positions in tuples, joined by dots: ``logits``, ``1``, ``hidden_states.0``. A
-transformers ModelOutput is a dict.
+transformers ModelOutput is a dict. With several paths the loss receives a dict of the tensors by their paths, and the
+predictions are the first of them.
 """
 
 from collections.abc import Iterator, Mapping
 
 from torch import Tensor
 
+from fanin.edge.export.optimizers.optimizer import Tensors
 from fanin.edge.export.refusals import Untraceable
+from fanin.protos.errors import UnsupportedModel
+
+Paths = str | tuple[str, ...]
+"""The path of one tensor, or the paths of several."""
+Output = Tensor | Tensors
+"""What a loss receives of a module: a tensor (B, ...), or several by their paths."""
 
 
-def picked(what: str, output: object, path: str) -> object:
-    """Return the part of an output that a path names, or the output itself for the path "".
+def checked_paths(what: str, value: object) -> Paths:
+    """Return the path or the paths of an App. Raises UnsupportedModel unless they are strings that differ."""
+    if isinstance(value, str):
+        return value
+    paths = tuple(value) if isinstance(value, tuple | list) else ()
+    if not paths or not all(isinstance(path, str) and path for path in paths) or len({*paths}) < len(paths):
+        raise UnsupportedModel(
+            f"{what}: got {value!r}, expected a path such as 'logits' or '0', a str, or a tuple of different paths"
+        )
+    return paths
+
+
+def picked(what: str, output: object, paths: Paths) -> object:
+    """Return the part of an output that a path names, a dict of the parts by path, or for "" the output itself.
 
     Raises:
         Untraceable: The output has no such part. The message lists the paths of its tensors.
     """
+    if isinstance(paths, str):
+        return _part(what, output, paths)
+    return {path: _part(what, output, path) for path in paths}
+
+
+def predicted(output: Output) -> Tensor:
+    """Return the tensor of an output that the predictions see: the first one."""
+    return output if isinstance(output, Tensor) else next(iter(output.values()))
+
+
+def of_rows(output: Output, rows: slice) -> Output:
+    """Return some samples of an output."""
+    return output[rows] if isinstance(output, Tensor) else {path: part[rows] for path, part in output.items()}
+
+
+def _part(what: str, output: object, path: str) -> object:
     part = output
     for key in path.split(".") if path else ():
         parts = _parts(part)

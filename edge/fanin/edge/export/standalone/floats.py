@@ -20,6 +20,7 @@ from fanin.edge.bundles.quantize import with_derived
 from fanin.edge.export.app import App
 from fanin.edge.export.formats import FORMATS
 from fanin.edge.export.inputs.named import numpy_inputs
+from fanin.edge.export.inputs.outputs import Output, predicted
 from fanin.edge.export.int8.folding import Infer, fold_norms
 from fanin.edge.export.onnx.writer import inputs_to_initializers, to_onnx
 from fanin.edge.export.optimizers.optimizer import Tensors
@@ -85,7 +86,7 @@ def _check_app(prepared: Prepared, bundle: Bundle, runtime: Runtime, trained: tu
     except ValueError as exc:
         raise InvalidInput(f"{prepared.what}: does not fit the Bundle ({exc}); pass the App that was exported") from exc
     with torch.no_grad():
-        expected = float((app.loss(_logits(app, module, inputs), labels_of(prepared, y)) * mask).sum())
+        expected = float((app.loss(_output(app, module, inputs), labels_of(prepared, y)) * mask).sum())
     if not abs(loss - expected) <= TOLERANCE * max(1.0, abs(expected)):
         raise InvalidInput(
             f"{prepared.what}: has a loss of {expected:g} on its calibration data with the Version's parameters, "
@@ -97,7 +98,7 @@ def _check_app(prepared: Prepared, bundle: Bundle, runtime: Runtime, trained: tu
 def _check_logits(prepared: Prepared, module: Module, runtime: Runtime, data: bytes) -> None:
     inputs = prepared.app.examples(COMPARED_SAMPLES)
     with torch.no_grad():
-        expected = _logits(prepared.app, module, inputs).numpy()
+        expected = predicted(_output(prepared.app, module, inputs)).numpy()
     model = runtime.open_model(data, f"{prepared.what}: the float model")
     logits = run_rows(model, numpy_inputs(inputs))["logits"]
     error = float(np.linalg.norm(logits - expected))
@@ -108,7 +109,7 @@ def _check_logits(prepared: Prepared, module: Module, runtime: Runtime, data: by
         )
 
 
-def _logits(app: App, module: Module, inputs: Tensors) -> torch.Tensor:
+def _output(app: App, module: Module, inputs: Tensors) -> Output:
     return check_output(app, app.call(module, inputs))
 
 

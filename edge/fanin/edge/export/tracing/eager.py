@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from fanin.edge.export.inputs.named import numpy_inputs, rows_of
+from fanin.edge.export.inputs.outputs import predicted
 from fanin.edge.export.modules.draws import given, values_of
 from fanin.edge.export.optimizers.optimizer import Tensors
 from fanin.edge.export.prepare import Prepared
@@ -158,7 +159,7 @@ def eager_pass(
         values={name: value.detach() for name, value in learned.items()},
         gradients=dict(zip(learned, gradients, strict=True)),
         tracked={name: buffers[name].detach() for name in prepared.tracked},
-        output=output,
+        output=predicted(output),
         loss_sum=loss_sum,
     )
 

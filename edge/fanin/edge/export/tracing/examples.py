@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fanin.edge.export.app import App
 from fanin.edge.export.inputs.named import forms_of, num_samples, rows_of
-from fanin.edge.export.inputs.outputs import paths_of
+from fanin.edge.export.inputs.outputs import Output, of_rows, paths_of, predicted
 from fanin.edge.export.modules.draws import check_size, recorded
 from fanin.edge.export.modules.repeated import check_repeats, check_samples
 from fanin.edge.export.optimizers.optimizer import Tensors
@@ -44,7 +44,7 @@ def example_batch(prepared: Prepared) -> ExampleBatch:
     """
     app = prepared.app
     inputs = app.examples(app.batch_size)
-    output = check_output(app, _output(prepared, inputs))
+    output = predicted(check_output(app, _output(prepared, inputs)))
     shape = output.shape[1:-1] if app.num_classes else output.shape[1:]
     num = app.batch_size * shape.numel()
     y = torch.arange(num) % app.num_classes if app.num_classes else torch.linspace(-1.0, 1.0, num)
@@ -60,13 +60,37 @@ def example_batch(prepared: Prepared) -> ExampleBatch:
     return inputs, y, mask
 
 
-def check_output(app: App, output: object) -> Tensor:
-    """Return the module's output for a batch. Raises Untraceable if it has another form than logits."""
+def check_output(app: App, output: object) -> Output:
+    """Return what the loss sees of the module's output for a batch.
+
+    Raises:
+        Untraceable: The predictions have another form than logits, or a path names no tensor (B, ...).
+    """
+    if not isinstance(app.output, tuple):
+        return _check_predicted(app, output)
+    assert isinstance(output, dict), "several paths are picked into a dict"
+    first, *others = output
+    for path in others:
+        if not isinstance(output[path], Tensor) or not output[path].dim():
+            raise Untraceable(
+                f"App {app.name}: the module returned {_form(output[path])} at the path {path!r}, expected a tensor "
+                "(batch, ...)",
+                "remove the path from output=, or return a value for each sample",
+            )
+    return {first: _check_predicted(app, output[first])} | {path: output[path] for path in others}
+
+
+def _check_predicted(app: App, output: object) -> Tensor:
     if isinstance(output, Tensor) and output.dim() > 1 and app.num_classes in (0, output.shape[-1]):
         return output
-    got = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
     expected = f"logits of shape (batch, {app.num_classes})" if app.num_classes else "a tensor (batch, ...)"
-    raise Untraceable(f"App {app.name}: the module returned {got}, expected {expected}", _output_advice(app, output))
+    raise Untraceable(
+        f"App {app.name}: the module returned {_form(output)}, expected {expected}", _output_advice(app, output)
+    )
+
+
+def _form(output: object) -> str:
+    return str(tuple(output.shape)) if isinstance(output, Tensor) else type(output).__name__
 
 
 def _output_advice(app: App, output: object) -> str:
@@ -204,11 +228,14 @@ def check_kept(prepared: Prepared) -> tuple[RandomPort, ...]:
 def _check_loss(prepared: Prepared, output: object, y: Tensor) -> None:
     """Raise Untraceable for a loss that is not finite, if the module's output (B, ...) has the right form."""
     app = prepared.app
-    if not isinstance(output, Tensor) or (app.num_classes and output.shape[-1] != app.num_classes):
-        return
-    losses = sample_losses_of(prepared, output, y)
+    try:
+        checked = check_output(app, output)
+    except Untraceable:
+        return  # the trace reports it
+    losses = sample_losses_of(prepared, checked, y)
     if not bool(losses.isfinite().all()):
-        is_finite = bool(output.isfinite().all())
+        seen = [checked] if isinstance(checked, Tensor) else checked.values()
+        is_finite = all(bool(value.isfinite().all()) for value in seen)
         cause = "the module's output is finite" if is_finite else "the module's output is not finite either"
         raise Untraceable(
             f"App {app.name}: the loss is not finite on the calibration data; {cause}",
@@ -233,12 +260,12 @@ def check_pure(prepared: Prepared) -> None:
             output = check_output(app, app.call(prepared.with_mask(mask), inputs))
             return output, app.loss(output, y)
 
-    def output_of(rows: slice) -> Tensor:
+    def output_of(rows: slice) -> Output:
         return check_output(app, app.call(evaluated, rows_of(inputs, rows)))
 
     def losses_of(rows: slice) -> Tensor:
         with recorded(drawn):
-            return app.loss(output_of(slice(None))[rows], y[rows])
+            return app.loss(of_rows(output_of(slice(None)), rows), y[rows])
 
     with torch.no_grad(), plain_kernels():
         check_repeats(f"{prepared.what}: the train step", prepared.module, passed)
@@ -250,18 +277,23 @@ def check_pure(prepared: Prepared) -> None:
             check_samples(f"{prepared.what}: the loss of a sample", losses_of, len(y))
 
 
-def sample_losses_of(prepared: Prepared, output: Tensor, y: Tensor) -> Tensor:
+def sample_losses_of(prepared: Prepared, output: Output, y: Tensor) -> Tensor:
     """Return what the loss returns for a batch. Raises Untraceable; the advice names the shape that y has."""
     app, what = prepared.app, f"App {prepared.app.name}: the loss"
     try:
         return guarded(what, prepared.module, lambda: app.loss(output, labels_of(prepared, y)))
     except Untraceable as exc:
-        if app.num_classes or app.declared_targets is not None or exc.advice:
+        if exc.advice:
             raise
-        advice = (
-            f"y has the shape {tuple(y.shape)} of the output; if the output has the logits of classes, set "
-            f"num_classes={y.shape[-1]} in the App; else declare targets of another shape by targets="
-        )
+        if not isinstance(output, Tensor):
+            advice = f"the loss receives a dict of the tensors at {[*output]}: write loss= as a function of it and y"
+        elif app.num_classes or app.declared_targets is not None:
+            raise
+        else:
+            advice = (
+                f"y has the shape {tuple(y.shape)} of the output; if the output has the logits of classes, set "
+                f"num_classes={y.shape[-1]} in the App; else declare targets of another shape by targets="
+            )
         raise Untraceable(exc.reason, advice, exc.module, exc.kind) from exc
 
 

@@ -10,7 +10,7 @@ from torch.export import Dim, ExportedProgram
 
 from fanin.edge.export.decompositions.tables import Forms
 from fanin.edge.export.inputs.named import arguments_of
-from fanin.edge.export.inputs.outputs import picked
+from fanin.edge.export.inputs.outputs import Output, picked, predicted
 from fanin.edge.export.modules.draws import refused
 from fanin.edge.export.modules.origins import recorded_origins
 from fanin.edge.export.modules.places import call_with
@@ -43,8 +43,9 @@ def trace_evaluate(prepared: Prepared, forms: Forms) -> Traced:
     def evaluate(*flat: Tensor) -> tuple[Tensor, Tensor]:
         values, frozen = inputs.named(flat)
         parameters = {name: values[parameter_port(name)] for name in prepared.parameters}
-        logits = model_logits(prepared, {**frozen, **parameters}, inputs_among(prepared, values))
-        loss_sum = (values["mask"] * sample_losses(prepared, logits, values["y"])).sum()
+        output = model_output(prepared, {**frozen, **parameters}, inputs_among(prepared, values))
+        loss_sum = (values["mask"] * sample_losses(prepared, output, values["y"])).sum()
+        logits = predicted(output)
         return loss_sum, logits.argmax(dim=-1).to(torch.int32) if prepared.app.num_classes else logits
 
     with _evaluating(prepared.module):
@@ -114,7 +115,7 @@ class _Infer(torch.nn.Module):
     def forward(self, *flat: Tensor) -> Tensor:
         num = len(self._names)
         inputs = dict(zip(self._prepared.app.inputs, flat[num:], strict=True))
-        return model_logits(self._prepared, dict(zip(self._names, flat[:num], strict=True)), inputs)
+        return predicted(model_output(self._prepared, dict(zip(self._names, flat[:num], strict=True)), inputs))
 
 
 def inputs_among(prepared: Prepared, values: Tensors) -> Tensors:
@@ -122,7 +123,7 @@ def inputs_among(prepared: Prepared, values: Tensors) -> Tensors:
     return {name: values[name] for name in prepared.app.inputs}
 
 
-def model_logits(prepared: Prepared, values: Tensors, inputs: Tensors) -> Tensor:
+def model_output(prepared: Prepared, values: Tensors, inputs: Tensors) -> Output:
     """Call the module with these parameters. Raises Untraceable if its output has another form than logits."""
     app = prepared.app
     with NoReading(), FixedShapes():
@@ -130,10 +131,10 @@ def model_logits(prepared: Prepared, values: Tensors, inputs: Tensors) -> Tensor
     return check_output(app, picked(f"App {app.name}", output, app.output))
 
 
-def sample_losses(prepared: Prepared, logits: Tensor, y: Tensor) -> Tensor:
+def sample_losses(prepared: Prepared, output: Output, y: Tensor) -> Tensor:
     """Return the loss of each sample (B,). Raises Untraceable if the loss has another shape."""
     with NoReading(), FixedShapes():
-        losses = sample_losses_of(prepared, logits, y)
+        losses = sample_losses_of(prepared, output, y)
     if losses.shape != y.shape[:1]:
         raise Untraceable(
             f"App {prepared.app.name}: the loss returned shape {tuple(losses.shape)}, expected "

@@ -17,7 +17,7 @@ from fanin.edge.export.prepare import Prepared
 from fanin.edge.export.tracing.attention import PlainAttention
 from fanin.edge.export.tracing.backward import disable_inplace, gradients_of
 from fanin.edge.export.tracing.examples import check_kept, example_batch
-from fanin.edge.export.tracing.forward import inputs_among, model_logits, sample_losses
+from fanin.edge.export.tracing.forward import inputs_among, model_output, sample_losses
 from fanin.edge.export.tracing.traced import FlatInputs, Traced, trace_flat
 from fanin.edge.runtimes.graphs import PROXIMAL_WEIGHT, SETTING_PREFIX, STEP, next_port, parameter_port, state_port
 
@@ -119,8 +119,8 @@ def _gradients(prepared: Prepared, inputs: Tensors, frozen: Tensors) -> tuple[Te
         prepared.with_mask(mask)
         statistics = {name: inputs[parameter_port(name)] for name in prepared.tracked}
         with FoldedNorms(), PlainAttention():
-            logits = model_logits(prepared, {**frozen, **statistics, **values}, inputs_among(prepared, inputs))
-        total = (mask * sample_losses(prepared, logits, inputs["y"])).sum()
+            output = model_output(prepared, {**frozen, **statistics, **values}, inputs_among(prepared, inputs))
+        total = (mask * sample_losses(prepared, output, inputs["y"])).sum()
         tracked = {f"{name}.{key}": value for name, norm in norms.items() for key, value in norm.finish().items()}
         return total / mask.sum().clamp(min=1.0), tracked
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.fx import Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from fanin.edge.export.inputs.outputs import predicted
 from fanin.edge.export.prepare import Prepared
 from fanin.edge.export.tracing.examples import MIN_TRACE_BATCH, check_output
 from fanin.edge.export.tracing.kernels import tracing
@@ -29,7 +30,8 @@ def count_tokens(prepared: Prepared) -> dict[str, int]:
     module = copy.deepcopy(prepared.eager).eval()
 
     def call(*values: Tensor) -> Tensor:
-        return check_output(prepared.app, prepared.app.call(module, dict(zip(inputs, values, strict=True))))
+        output = prepared.app.call(module, dict(zip(inputs, values, strict=True)))
+        return predicted(check_output(prepared.app, output))
 
     with torch.no_grad(), tracing():
         graph = make_fx(call)(*inputs.values()).graph
