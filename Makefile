@@ -62,7 +62,7 @@ test: ## every gate and every test but the nightly ones
 nightly: ## the tests that are too long for every change, and the laws on many more examples
 	@$(MAKE) $(PARALLEL) $(VENV)/.installed $(STAMPS)
 	$(BIN)/pytest $(SPREAD) -m nightly $(ARGS)
-	$(BIN)/pytest -n $(WORKERS) --hypothesis-profile nightly tests/laws
+	$(BIN)/pytest -n $(WORKERS) -m "not nightly" --hypothesis-profile nightly tests/laws
 
 .PHONY: light
 light: $(VENV)/.installed ## the tests that need neither torch nor a device environment nor a process

@@ -9,7 +9,7 @@ eager torch. Otherwise the operator is tried on the input, before the only train
 
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -301,18 +301,43 @@ class Around(nn.Module):
         return logits
 
 
+class Together(nn.Module):
+    """The mean of the logits of several operators."""
+
+    def __init__(self, parts: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(parts)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits (B, 3)."""
+        return torch.stack([part(x) for part in self.parts]).mean(0)
+
+
+def around(name: str, *, trains: bool) -> Around:
+    """Return the module of an operator."""
+    case = ALL[name]
+    return Around(case() if name in LAYERS else case, trains=trains)
+
+
+def export_module(module: nn.Module, formats: Sequence[str]) -> None:
+    """Export a module of (B, 16) to (B, 3). Raises FaninError if a format cannot express it."""
+    app = App(name="operator", module=module, calibration=torch.randn(24, WIDTH), batch_size=4, num_classes=3)
+    with tempfile.TemporaryDirectory() as folder:
+        export(app, Path(folder) / "bundle", PUBLISHER, formats)
+
+
+def train_together(names: Sequence[str], formats: Sequence[str]) -> None:
+    """Export several operators in one module. Raises FaninError if one of them does not train."""
+    torch.manual_seed(0)
+    export_module(Together([around(name, trains=True) for name in names]), formats)
+
+
 def state(name: str, graph_format: str) -> str:
-    """How an operator can be used in a format."""
+    """Return how an operator can be used in a format."""
     for word, trains in ((TRAINS, True), (FORWARD, False)):
         torch.manual_seed(0)
-        made = ALL[name]
         try:
-            case = made() if name in LAYERS else made
-            module = Around(case, trains=trains)
-            x = torch.randn(24, WIDTH)
-            app = App(name="operator", module=module, calibration=x, batch_size=4, num_classes=3)
-            with tempfile.TemporaryDirectory() as folder:
-                export(app, Path(folder) / "bundle", PUBLISHER, (graph_format,))
+            export_module(around(name, trains=trains), (graph_format,))
         except FaninError as exc:
             sys.stderr.write(f"{name}, {graph_format}, {word}: {exc}\n")
         else:

@@ -30,6 +30,8 @@ output arrays. No array is both an input and an output."""
 class GraphFile:
     """A graph file that an engine loads.
 
+    An int8 graph must give the same results on all processors, so an engine selects kernels that do.
+
     Attributes:
         data: Content of the file.
         graph_format: Its format.
@@ -37,8 +39,6 @@ class GraphFile:
         signature: The Signature to load, if the format has several in one file; "" for the only one.
         slots: Slots of the file.
         values: Their values by initializer.
-        is_exact: Whether the results must be equal on all processors. An engine with faster kernels that are not must
-            select others.
     """
 
     data: bytes
@@ -47,7 +47,6 @@ class GraphFile:
     signature: str = ""
     slots: tuple[Slot, ...] = ()
     values: Mapping[str, SlotValue] = field(default_factory=lambda: MappingProxyType({}))
-    is_exact: bool = False
 
     def filled(self) -> bytes:
         """Return the content with the values in the slots.

@@ -91,7 +91,6 @@ class GraphRuntime:
             signature=signature,
             slots=slots,
             values=values,
-            is_exact=parameters is not None,
         )
         try:
             loaded = self._load(file)

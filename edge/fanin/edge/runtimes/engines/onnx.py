@@ -63,13 +63,11 @@ def onnxruntime_engine(*, plain: bool = False) -> GraphEngine:
 
 
 def _load(file: GraphFile, *, plain: bool) -> LoadedGraph:
-    if file.is_exact:
-        try:
-            return _Graph(file, _options(plain=plain, exact=True)).loaded()
-        except GRAPH_ERRORS:
-            # onnxruntime 1.31 cannot open a graph with exact kernels if two products share a weight.
-            pass
-    return _Graph(file, _options(plain=plain, exact=False)).loaded()
+    try:
+        return _Graph(file, _options(plain=plain, exact=True)).loaded()
+    except GRAPH_ERRORS:
+        # onnxruntime 1.31 cannot open a graph with exact kernels if two products share a weight.
+        return _Graph(file, _options(plain=plain, exact=False)).loaded()
 
 
 def _options(*, plain: bool, exact: bool) -> onnxruntime.SessionOptions:
