@@ -92,3 +92,27 @@ def test_a_module_is_traced_as_it_was_for_the_next_format() -> None:
         again.program.module()(*first.examples), first.program.module()(*first.examples), strict=True
     ):
         assert torch.equal(got, expected)
+
+
+class Recurrent(nn.Module):
+    """Attention over what an LSTM returns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.recurrent = nn.LSTM(8, 4, num_layers=2, dropout=0.5, batch_first=True)
+        self.attention, self.head = nn.MultiheadAttention(4, 1, batch_first=True), nn.Linear(4, NUM_CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits."""
+        steps = self.recurrent(x.flatten(1).unflatten(1, (8, 8)))[0]
+        return self.head(self.attention(steps, steps, steps, need_weights=False)[0].mean(1))
+
+
+def test_attention_over_a_recurrent_layer_is_traced() -> None:
+    module = Recurrent()
+    prepared = prepare(replace(app_of("mlp"), module=module))
+    traced = trace_infer(prepared)
+    x = samples(4, seed=2)[0]
+    logits = traced.program.module()(*prepared.parameters.values(), torch.from_numpy(x))
+    with torch.no_grad():
+        torch.testing.assert_close(logits, module.eval()(torch.from_numpy(x)))

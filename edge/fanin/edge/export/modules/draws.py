@@ -48,9 +48,15 @@ class Draws(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's __in
         named = dict(kwargs or {})
         if torch.Tag.nondeterministic_seeded not in func.tags:
             return func(*args, **named)
-        if func not in FORMS:
+        if func in FORMS:
+            return FORMS[func](self._source, *args, **named)
+        if not torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
             raise RandomDraw(f"{func.overloadpacket}, expected dropout, or uniform or normal values of a fixed shape")
-        return FORMS[func](self._source, *args, **named)
+        # A recurrent layer counts as random, because it may draw the dropout between its layers: look into it. A trace
+        # that keeps such operators whole returns NotImplemented.
+        with self:
+            result = func.decompose(*args, **named)
+        return func(*args, **named) if result is NotImplemented else result
 
 
 def recorded(ports: list[RandomPort]) -> Draws:
