@@ -16,9 +16,12 @@ from support.light import is_light
 from fanin.edge.bundles.bundle import SIGNATURE_FILE, Bundle
 
 BundleOf = Callable[[str], Bundle]
+BundleFor = Callable[[str, str], Bundle]
 
-HEAVY_FIXTURES: Final = ("both_formats", "programs")
+HEAVY_FIXTURES: Final = ("both_formats", "bundle_for", "programs")
 """Fixtures that import torch or a converter when a test asks for them."""
+ONNX_RUNTIMES: Final = ("onnx", "reference")
+"""Runtimes of ``bundle_for`` that run ONNX graphs."""
 
 # A busy machine must not fail a law, so no profile has a deadline. On each change a law draws the same examples every
 # time, so that it fails everywhere or nowhere; the nightly suite draws new ones.
@@ -92,10 +95,11 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 
 @pytest.fixture(scope="session")
-def both_formats(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> BundleOf:
-    """The Bundle of an App of ``support.models``, by name, in both graph formats.
+def bundle_for(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> BundleFor:
+    """The Bundle of an App of ``support.models``, by the App's name and that of a runtime.
 
-    A conversion takes seconds, so each App is exported once a session: worker processes share the result.
+    For onnxruntime it has no TFLite graphs, which take most of the time of an export. For a runtime of TFLite it has
+    both formats. A conversion takes seconds, so each App is exported once a session: worker processes share the result.
     """
     # Imported here: these import torch and the converters, which most tests do not need.
     from support.models import app_of, exported, in_memory, write_copy
@@ -107,12 +111,18 @@ def both_formats(tmp_path_factory: pytest.TempPathFactory, request: pytest.Fixtu
     root = root.parent if hasattr(request.config, "workerinput") else root
 
     @cache
-    def bundle_of(name: str) -> Bundle:
-        folder = root / f"bundle-{name}"
-        with (root / f"bundle-{name}.lock").open("w") as lock:
+    def bundle_in(name: str, formats: tuple[str, ...]) -> Bundle:
+        folder = root / "-".join(("bundle", name, *formats))
+        with folder.with_suffix(".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not (folder / SIGNATURE_FILE).exists():
-                write_copy(exported(app_of(name), tuple(FORMATS)), folder)
+                write_copy(exported(app_of(name), formats), folder)
         return in_memory(folder)
 
-    return bundle_of
+    return lambda name, runtime: bundle_in(name, ("onnx",) if runtime in ONNX_RUNTIMES else tuple(FORMATS))
+
+
+@pytest.fixture(scope="session")
+def both_formats(bundle_for: BundleFor) -> BundleOf:
+    """The Bundle of an App of ``support.models``, by name, in both graph formats."""
+    return lambda name: bundle_for(name, "litert")

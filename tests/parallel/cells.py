@@ -14,7 +14,7 @@ from fanin.datacenter.ranks.mesh import AXES, MeshShape
 
 # A wrong gradient shows in the first step, and a wrong moment of AdamW in the second. Rounding that grows, and long
 # accumulations, show in the nightly steps.
-NUM_STEPS: Final = 4
+NUM_STEPS: Final = 3
 NUM_NIGHTLY_STEPS: Final = {"float64": 6, "float32": 20}
 WORLD: Final = 8
 BATCH, LENGTH, VOCABULARY = 16, 8, 97

@@ -65,10 +65,10 @@ class Cell:
 
 CELLS: Final[dict[str, dict[str, Cell]]] = {
     "first": {
-        "sharded": Cell(mesh="dp_shard=4"),
         "first stage": Cell(mesh="pp=2,dp_shard=2", settings={"microbatches": 4}),
     },
     "small": {
+        "sharded": Cell(mesh="dp_shard=4"),
         "alone over tp": Cell(mesh="tp=4"),
         "sharded, few tokens": Cell(mesh="dp_shard=4", samples=1, length=32),
         "sharded, kept": Cell(mesh="dp_shard=4", settings={"reshard": False}),

@@ -115,7 +115,7 @@ CELLS: Final[dict[str, Cell]] = {
 }
 
 
-FIRST: Final = ("tensor", "sequence", "shard", "hybrid", "pipeline and shard", "pipeline and tensor")
+FIRST: Final = ("tensor", "sequence", "shard", "pipeline and tensor")
 """Those that are counted at every change."""
 
 

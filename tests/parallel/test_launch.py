@@ -220,7 +220,7 @@ def wait_until(condition: object, seconds: float) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize("victim", nightly_but(("caller", "agent", "killed caller"), ("caller",)))
+@pytest.mark.parametrize("victim", nightly_but(("caller", "agent", "killed caller"), ()))
 def test_nothing_outlives_an_interrupted_caller_or_a_killed_agent(
     config: TrainConfig, tmp_path: Path, folder: Path, victim: str
 ) -> None:

@@ -37,6 +37,7 @@ def host(tmp_path: Path) -> Iterator[Hosted]:
     host.stop()
 
 
+@pytest.mark.nightly
 def test_a_run_and_a_simulation_of_one_plan_end_in_the_same_parameters(
     host: Hosted, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -278,7 +278,7 @@ def test_killed_before_and_after_every_effect(undisturbed: Ending, tmp_path: Pat
         assert killed.happened == undisturbed.happened
 
 
-@pytest.mark.parametrize("seed", nightly_but(range(NUM_MOMENTS), range(NUM_MOMENTS // 8)))
+@pytest.mark.parametrize("seed", nightly_but(range(NUM_MOMENTS), range(NUM_MOMENTS // 16)))
 def test_killed_at_random_moments(undisturbed: Ending, in_time: Ending, tmp_path: Path, seed: int) -> None:
     numbers = drawn(f"kill {seed}", undisturbed.moments)
     killed = ending(federate, tmp_path, numbers)
@@ -298,7 +298,7 @@ def test_killed_while_a_command_is_carried_out(commanded: Ending, tmp_path: Path
         assert killed.happened == commanded.happened
 
 
-@pytest.mark.parametrize("seed", nightly_but(range(NUM_MOMENTS // 3), range(NUM_MOMENTS // 10)))
+@pytest.mark.parametrize("seed", nightly_but(range(NUM_MOMENTS // 3), range(NUM_MOMENTS // 16)))
 def test_what_was_synced_is_enough(undisturbed: Ending, in_time: Ending, tmp_path: Path, seed: int) -> None:
     numbers = drawn(f"power {seed}", undisturbed.moments)
     killed = ending(federate, tmp_path, numbers, loses_power=True)
@@ -306,7 +306,7 @@ def test_what_was_synced_is_enough(undisturbed: Ending, in_time: Ending, tmp_pat
     assert killed.happened in outcomes(undisturbed, in_time, numbers[0])
 
 
-@pytest.mark.parametrize("seed", nightly_but(range(NUM_MOMENTS // 5), range(NUM_MOMENTS // 12)))
+@pytest.mark.parametrize("seed", nightly_but(range(NUM_MOMENTS // 5), range(NUM_MOMENTS // 24)))
 def test_stale_updates_are_folded_once_whatever_happens(streamed: Ending, tmp_path: Path, seed: int) -> None:
     # The sets depend on time here. That each of them gives its Version, and no Update is lost, is looked at by ``end``.
     assert streamed.num_stale

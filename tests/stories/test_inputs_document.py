@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from house.tree import ROOT
 
 EXAMPLE, *_ = re.findall(r"^```python\n(.*?)^```$", (ROOT / "docs/inputs.md").read_text(), re.MULTILINE | re.DOTALL)
@@ -20,6 +21,7 @@ def run(folder: Path, *words: str) -> str:
     return done.stdout
 
 
+@pytest.mark.nightly
 def test_the_example_is_shorter_than_40_lines_and_works(tmp_path: Path) -> None:
     assert len(EXAMPLE.splitlines()) < 40
     assert run(tmp_path, "-c", EXAMPLE) == OUTPUT

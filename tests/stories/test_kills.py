@@ -84,6 +84,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
         site.close()
 
 
+@pytest.mark.nightly
 def test_a_device_killed_in_mid_upload_goes_on_with_it(new_site: Callable[[str], Site], undisturbed: list[str]) -> None:
     site = new_site("device")
     site.serve()
@@ -116,6 +117,7 @@ def test_a_coordinator_killed_around_any_effect_goes_on_with_the_same_round(
     assert digests(site) == undisturbed
 
 
+@pytest.mark.nightly
 def test_a_coordinator_killed_while_devices_upload_keeps_what_it_accepted(
     new_site: Callable[[str], Site], undisturbed: list[str]
 ) -> None:

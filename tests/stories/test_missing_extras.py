@@ -23,7 +23,7 @@ ASKED = [
     ("typer", ("export", "nothing:app"), "server,export"),
     ("torch", ("export", "nothing:app", "--check"), "server,export"),
     ("onnx", ("export", "nothing:app", "--check"), "server,export"),
-    ("flatbuffers", ("export", "nothing:app", "--check"), "server,export"),
+    pytest.param("flatbuffers", ("export", "nothing:app", "--check"), "server,export", marks=pytest.mark.nightly),
     ("typer", ("train",), "server,export,datacenter"),
     ("torch", ("plan", "nothing.toml"), "server,datacenter"),
     ("typer", ("run", "nothing.toml"), "server"),
@@ -31,7 +31,9 @@ ASKED = [
 """A library that is not there, what asks for it at once, and all that this needs."""
 
 
-@pytest.mark.parametrize(("library", "words", "extras"), ASKED, ids=[f"{row[1][0]}-{row[0]}" for row in ASKED])
+@pytest.mark.parametrize(
+    ("library", "words", "extras"), ASKED, ids=lambda value: value if isinstance(value, str) else " ".join(value)
+)
 def test_all_extras_are_named_at_once(library: str, words: tuple[str, ...], extras: str) -> None:
     command = [sys.executable, "-c", CODE, library, *words]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)

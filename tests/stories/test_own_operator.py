@@ -58,7 +58,8 @@ def test_the_form_of_the_page_keeps_the_contract(site: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("graph_format", ["onnx", pytest.param("tflite", marks=[pytest.mark.nightly])])
+@pytest.mark.nightly
+@pytest.mark.parametrize("graph_format", ["onnx", "tflite"])
 def test_an_app_with_its_own_form_is_exported_and_trains(site: Path, tmp_path: Path, graph_format: str) -> None:
     done = run(site, TRAINED, graph_format, tmp_path / "bundle")
     assert done.returncode == 0, done.stderr

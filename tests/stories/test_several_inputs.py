@@ -97,6 +97,7 @@ def test_devices_with_several_inputs_learn_together_and_serve(
     assert len(row["predictions"]) == 60
 
 
+@pytest.mark.nightly
 def test_a_device_with_sequences_of_several_lengths_learns_and_serves(
     host: Hosted, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

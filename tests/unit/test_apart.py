@@ -46,6 +46,7 @@ def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.nightly
 def test_an_export_converts_in_a_fork_and_its_bundle_is_that_of_one_process(tmp_path: Path) -> None:
     done = run(tmp_path, "export", "own_app.py:normed", "--out", "bundle", "--key", "key")
     assert done.returncode == 0, done.stderr
