@@ -24,7 +24,7 @@ from fanin.protos import messages as m
 from fanin.protos.errors import InvalidBundle, InvalidInput, UnsupportedModel
 from fanin.simulation.data.partitioning import Partition
 from fanin.simulation.engines.vectorized import VectorTrainings
-from fanin.simulation.workers import LocalTrainings, Trainings
+from fanin.simulation.workers import LocalTrainings, SharedGraphs, Trainings
 
 
 @pytest.mark.parametrize("sizes", [(BATCH_SIZE,), (4, 4), (0,), (1, 2, 3, 4), (-3,)])
@@ -150,6 +150,14 @@ def test_clients_train_together_with_the_batch_size_of_the_plan() -> None:
     for one, other in zip(alone, together, strict=True):
         assert one.num_steps == other.num_steps
         assert np.abs(one.values - other.values).max() < 1e-5 * np.abs(one.values).max() + 1e-6
+
+
+def test_all_clients_of_a_round_share_the_open_graphs() -> None:
+    graphs, bundle = SharedGraphs(), bundle_of("sizes")
+    parameters = bundle.initial_parameters()
+    predict = graphs.open_predict(bundle, parameters)
+    assert graphs.open_predict(bundle, parameters.copy()) is predict
+    assert graphs.open_predict(bundle, parameters + 1.0) is not predict
 
 
 def test_the_graph_of_one_batch_size_is_open_at_a_time() -> None:

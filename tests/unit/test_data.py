@@ -54,6 +54,14 @@ def test_batches_for_evaluation_keep_the_order(num: int, batch_size: int) -> Non
     )
 
 
+def test_taken_examples_are_those_of_the_indices_and_at_least_one() -> None:
+    examples = numbered(5, np.arange(5, dtype=np.int32))
+    taken = examples.take(np.array([3, 0, 3]))
+    assert (numbers(taken), taken.y.tolist(), len(taken)) == ([3, 0, 3], [3, 0, 3], 3)
+    with pytest.raises(ValueError, match="got no indices, expected at least one"):
+        examples.take(np.empty(0, np.int64))
+
+
 def test_a_batch_needs_a_size() -> None:
     with pytest.raises(ValueError, match="got batch size 0, expected at least 1"):
         next(batches_in_order(numbered(3), 0))

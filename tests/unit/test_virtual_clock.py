@@ -31,6 +31,23 @@ def test_an_hour_passes_at_once() -> None:
     assert time.monotonic() - began_s < 60.0
 
 
+def test_another_thread_wakes_a_task_while_tasks_are_ready() -> None:
+    async def spin() -> None:
+        for _ in range(1_000_000):
+            await asyncio.sleep(0.0)
+
+    async def main() -> tuple[bool, float]:
+        loop, woken = asyncio.get_running_loop(), asyncio.Event()
+        spinning = loop.create_task(spin())
+        thread = threading.Thread(target=loop.call_soon_threadsafe, args=(woken.set,))
+        thread.start()
+        await woken.wait()
+        thread.join()
+        return spinning.cancel(), loop.time()
+
+    assert run_virtual(main()) == (True, 0.0)
+
+
 def test_virtual_time_runs_within_the_loop_of_a_notebook() -> None:
     assert asyncio.run(within_a_loop()) == (3600.0, False)
 

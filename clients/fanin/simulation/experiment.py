@@ -42,8 +42,16 @@ from fanin.simulation.setup.settings import SimulationSettings
 from fanin.simulation.setup.termination import exits_at_sigterm
 from fanin.simulation.studies.baseline import Baseline, pooled
 from fanin.simulation.studies.records import BUNDLE, RecordedTrainings, RecordFolder, subject_of
-from fanin.simulation.trainers import ClientFailed, ClientRuntime, SharedGraphs
-from fanin.simulation.workers import FORMAT, GraphSubject, GraphTrainings, LocalTrainings, PlacedBundle, Trainings
+from fanin.simulation.trainers import ClientFailed, ClientRuntime
+from fanin.simulation.workers import (
+    FORMAT,
+    GraphSubject,
+    GraphTrainings,
+    LocalTrainings,
+    PlacedBundle,
+    SharedGraphs,
+    Trainings,
+)
 
 if TYPE_CHECKING:
     from fanin.edge.export.app import App

@@ -1,22 +1,15 @@
-"""The trainers of simulated clients. They begin early and note errors, and all of them share the open graphs."""
+"""The trainers of simulated clients. They begin early and note errors."""
 
 from dataclasses import dataclass
 from traceback import format_exception
 
-import numpy as np
-
 from fanin.clients.device.conditions import ShouldContinue
-from fanin.clients.device.graphs import BundleGraphs
 from fanin.clients.device.models import OpenedModel
 from fanin.clients.device.updates import Change
-from fanin.edge.bundles.bundle import Bundle
-from fanin.edge.runtimes.available import open_runtime
-from fanin.edge.runtimes.base import Predict
-from fanin.edge.tensors import Float32s
 from fanin.protos import messages as m
 from fanin.protos.errors import FaninError, InvalidInput
 from fanin.simulation.rows import ClientFailure
-from fanin.simulation.workers import FORMAT, PendingTraining, Trainings
+from fanin.simulation.workers import PendingTraining, Trainings
 
 
 class ClientFailed(Exception):
@@ -80,20 +73,3 @@ class Crew:
     runtime: ClientRuntime
     failures: list[ClientFailure]
     stops: bool
-
-
-class SharedGraphs(BundleGraphs):
-    """The open graphs of all clients. It keeps ``infer`` of the newest Version, too: all clients of a Round use it."""
-
-    def __init__(self) -> None:
-        super().__init__(open_runtime(FORMAT))
-        self._newest: tuple[str, Float32s, Predict] | None = None
-
-    def open_predict(self, bundle: Bundle, parameters: Float32s) -> Predict:
-        if self._newest is not None:
-            digest, known, predict = self._newest
-            if digest == bundle.sha256 and np.array_equal(known, parameters):
-                return predict
-        predict = super().open_predict(bundle, parameters)
-        self._newest = (bundle.sha256, parameters.copy(), predict)
-        return predict

@@ -22,6 +22,7 @@ from fanin.clients.device.updates import Change
 from fanin.edge.bundles.bundle import Bundle, SignedManifest, folder_reader
 from fanin.edge.metrics.metric import NO_METRICS, Metric
 from fanin.edge.runtimes.available import open_runtime
+from fanin.edge.runtimes.base import Predict
 from fanin.edge.tensors import Float32s, Int64s
 from fanin.protos import messages as m
 from fanin.protos.convert.assignment_wire import assignment_from_proto, assignment_to_proto
@@ -34,6 +35,23 @@ KEPT_CLIENTS: Final = 64
 """Clients whose trainers a worker keeps. Each holds a copy of its examples."""
 PendingTraining = Callable[[], Change]
 """Waits for a training and returns its result. It raises the errors of ``RuntimeTrainer.train``."""
+
+
+class SharedGraphs(BundleGraphs):
+    """The open graphs of all clients. It keeps ``infer`` of the newest Version, too: all clients of a Round use it."""
+
+    def __init__(self) -> None:
+        super().__init__(open_runtime(FORMAT))
+        self._newest: tuple[str, Float32s, Predict] | None = None
+
+    def open_predict(self, bundle: Bundle, parameters: Float32s) -> Predict:
+        if self._newest is not None:
+            digest, known, predict = self._newest
+            if digest == bundle.sha256 and np.array_equal(known, parameters):
+                return predict
+        predict = super().open_predict(bundle, parameters)
+        self._newest = (bundle.sha256, parameters.copy(), predict)
+        return predict
 
 
 class Trainings(Protocol):
@@ -194,7 +212,7 @@ def read_assignment(data: bytes) -> m.Assignment:
 def _opened(placed: Placed[GraphSubject]) -> tuple[Bundle, Callable[[int], RuntimeTrainer]]:
     """Open a subject once a worker: its Bundle, and the trainer of each client."""
     subject = placed.get()
-    graphs = BundleGraphs(open_runtime(FORMAT))
+    graphs = SharedGraphs()
 
     @lru_cache(maxsize=KEPT_CLIENTS)
     def trainer(client: int) -> RuntimeTrainer:

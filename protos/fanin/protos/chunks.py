@@ -5,6 +5,7 @@ Artifact lists its Chunks in order and has a digest over its complete content.
 """
 
 import hashlib
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
@@ -18,6 +19,7 @@ MAX_CHUNK_BYTES: Final = 3 << 20
 MAX_MORE_CHUNKS: Final = 64
 """Most Chunks after the first in one download. More would hold a download permit for too long."""
 SHA256_HEX_CHARS: Final = 64
+_SHA256: Final = re.compile(rf"[0-9a-f]{{{SHA256_HEX_CHARS}}}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +53,7 @@ class Artifact:
 
 def check_sha256(what: str, digest: str) -> None:
     """Raise InvalidInput unless ``digest`` is 64 lower-case hexadecimal characters."""
-    if len(digest) != SHA256_HEX_CHARS or not set(digest) <= set("0123456789abcdef"):
+    if _SHA256.fullmatch(digest) is None:
         raise InvalidInput(f"{what}: got digest {digest[:80]!r}, expected {SHA256_HEX_CHARS} hexadecimal characters")
 
 
@@ -72,7 +74,9 @@ def artifact_of(data: bytes) -> Artifact:
     # Slices of a view are not copied.
     view = memoryview(data)
     chunks = tuple(_ref(view[start : start + CHUNK_BYTES]) for start in range(0, len(data), CHUNK_BYTES))
-    return Artifact(sha256=hashlib.sha256(data).hexdigest(), size_bytes=len(data), chunks=chunks)
+    # A single Chunk is the content, so it is not hashed again.
+    digest = chunks[0].sha256 if len(chunks) == 1 else hashlib.sha256(data).hexdigest()
+    return Artifact(sha256=digest, size_bytes=len(data), chunks=chunks)
 
 
 def check_chunk(what: str, ref: ChunkRef, data: bytes) -> None:

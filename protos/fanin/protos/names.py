@@ -1,5 +1,6 @@
 """Forms of the names, keys and signatures that peers send."""
 
+import re
 from typing import Final
 
 from fanin.protos.errors import InvalidInput
@@ -9,6 +10,7 @@ SIGNATURE_BYTES: Final = 64
 MAX_NAME_CHARS: Final = 128
 """Longest id, codec or runtime name. A longer one is a mistake or an attack."""
 NAME_FORM: Final = f"1 to {MAX_NAME_CHARS} letters, digits or ._:+- that do not begin with a dot"
+_NAME: Final = re.compile(rf"[A-Za-z0-9_:+-][A-Za-z0-9._:+-]{{0,{MAX_NAME_CHARS - 1}}}")
 MAX_RUN_ID_CHARS: Final = 64
 MAX_NUMBER: Final = (1 << 63) - 1
 """Highest number of a Version or an event: the largest integer of the database."""
@@ -36,8 +38,7 @@ def is_name(text: str) -> bool:
 
     Ids become file names and metadata, so the alphabet is the intersection of what those allow.
     """
-    allowed = text.isascii() and all(char.isalnum() or char in "._:+-" for char in text)
-    return allowed and 0 < len(text) <= MAX_NAME_CHARS and not text.startswith(".")
+    return _NAME.fullmatch(text) is not None
 
 
 def check_name(what: str, name: str) -> None:

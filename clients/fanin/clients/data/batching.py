@@ -57,8 +57,10 @@ def _groups(examples: Examples, order: Int64s, batch_size: int, lengths: Lengths
 def _batch(examples: Examples, group: tuple[int, Int64s], batch_size: int, lengths: Lengths | None) -> PaddedBatch:
     size, picked = group
     # Padding repeats a real example: zeros could make a loss infinite, and infinity times a mask of 0 is NaN.
-    padded = np.concatenate([picked, np.repeat(picked[:1], batch_size - len(picked))])
-    mask = (np.arange(batch_size) < len(picked)).astype(np.float32)
+    num_missing = batch_size - len(picked)
+    padded = np.concatenate([picked, np.repeat(picked[:1], num_missing)]) if num_missing else picked
+    mask = np.ones(batch_size, np.float32)
+    mask[len(picked) :] = 0.0
     inputs = {name: array[padded] for name, array in examples.inputs.items()}
     batch = PaddedBatch(inputs=inputs, y=examples.y[padded], mask=mask)
     if lengths is None:

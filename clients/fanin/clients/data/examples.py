@@ -53,8 +53,14 @@ class Examples:
         return len(self.y)
 
     def take(self, indices: Int64s) -> "Examples":
-        """Return the examples at these indices, in this order."""
-        return Examples(inputs={name: array[indices] for name, array in self.inputs.items()}, y=self.y[indices])
+        """Return the examples at these indices, in this order, at least one."""
+        if not len(indices):
+            raise ValueError("examples: got no indices, expected at least one")
+        # Rows of examples that were checked need no check. A simulation takes those of each client in each Round.
+        taken = object.__new__(Examples)
+        object.__setattr__(taken, "inputs", {name: array[indices] for name, array in self.inputs.items()})
+        object.__setattr__(taken, "y", self.y[indices])
+        return taken
 
 
 def joined(parts: Sequence[Examples]) -> Examples:

@@ -28,8 +28,9 @@ def hold_out(examples: Examples, num_held: int, rng: np.random.Generator) -> tup
     # Targets without labels all count as one class.
     kinds = examples.y if is_labels else np.zeros(len(examples), np.int32)
     held = stratified_choice(kinds, num_held, rng)
-    rest = np.setdiff1d(np.arange(len(examples)), held)
-    return examples.take(rest), examples.take(held)
+    is_rest = np.ones(len(examples), np.bool_)
+    is_rest[held] = False
+    return examples.take(np.flatnonzero(is_rest)), examples.take(held)
 
 
 def stratified_choice(labels: Inputs, num_chosen: int, rng: np.random.Generator) -> Int64s:

@@ -36,10 +36,15 @@ class _JumpingSelector(selectors.SelectSelector):
         self._jump = jump
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        """Advance the clock by ``timeout``, then return the ready events."""
+        """Advance the clock by ``timeout``, then return the ready events.
+
+        While tasks are ready, nothing is read: the only socket wakes a loop that waits, and this one does not.
+        """
         if timeout is None:
             raise RuntimeError("virtual time: every task waits, and no timer is set that could wake one")
-        self._jump(max(timeout, 0.0))
+        if timeout <= 0.0:
+            return []
+        self._jump(timeout)
         return super().select(0)
 
 

@@ -89,5 +89,7 @@ class InterruptibleFleet:
 
 
 async def _end(task: asyncio.Task[T]) -> None:
+    if task.done():
+        return
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)

@@ -8,6 +8,7 @@ Reference:
 """
 
 import os
+from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
@@ -24,6 +25,9 @@ BUNDLE_CONTEXT: Final = "fanin bundle manifest v1"
 VERSION_CONTEXT: Final = "fanin version v1"
 DELEGATION_CONTEXT: Final = "fanin run key delegation v1"
 CALL_CONTEXT: Final = "fanin device call v1"
+KEPT_RESULTS: Final = 16
+"""Results of the newest verifications that are kept. All devices of a simulation verify the same Version, which has
+three signatures. Few are kept, because each one keeps its data."""
 
 
 class SigningKey:
@@ -47,6 +51,7 @@ class SigningKey:
         return self._key.sign(_framed(context, data))
 
 
+@lru_cache(maxsize=KEPT_RESULTS)
 def is_signed(public: str, signature: bytes, context: str, data: bytes) -> bool:
     """Return whether ``signature`` is by this public key (hex) over the context and the data.
 

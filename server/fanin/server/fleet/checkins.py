@@ -102,8 +102,7 @@ class CheckIns:
             self._offer(driver, [device for device in devices if driver.intake.holds(device)])
         for driver in running:
             if driver.intake.num_places:
-                waiting = {one: self._parked[one].check_in.capabilities for one in devices if self._waits(one, driver)}
-                self._offer(driver, driver.intake.select(waiting, self._rng))
+                self._offer(driver, driver.intake.select(self._suitable(devices, driver), self._rng))
 
     def _pause_s(self, device: str) -> float:
         """Return the seconds until a device that gave up has a chance again, infinity for all others."""
@@ -127,8 +126,18 @@ class CheckIns:
                 del self._parked[device]
                 parked.answer.set_result(m.Assigned(assignment=assignment))
 
-    def _waits(self, device: str, driver: RunDriver) -> bool:
-        parked = self._parked.get(device)
-        if parked is None or parked.answer.done():
-            return False
-        return not driver.intake.refusal(parked.check_in.capabilities)
+    def _suitable(self, devices: Sequence[str], driver: RunDriver) -> dict[str, m.Capabilities]:
+        """Return the capabilities of those of these parked devices that a Run can use."""
+        # Most devices of a fleet have the same capabilities: a refusal is computed once for each kind of device.
+        refusals: dict[m.Capabilities, str] = {}
+        suitable = {}
+        for device in devices:
+            parked = self._parked.get(device)
+            if parked is None or parked.answer.done():
+                continue
+            capabilities = parked.check_in.capabilities
+            if capabilities not in refusals:
+                refusals[capabilities] = driver.intake.refusal(capabilities)
+            if not refusals[capabilities]:
+                suitable[device] = capabilities
+        return suitable
