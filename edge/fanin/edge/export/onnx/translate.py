@@ -93,9 +93,9 @@ def translate(program: ExportedProgram) -> onnx.ModelProto:
     forms = _forms()
     if not all(node.target in forms for node in program.graph.nodes if node.op == "call_function"):
         program = _decomposed(program, forms)
-        _check_forms(program, forms)
     _fx_passes.insert_type_promotion_nodes(program.graph_module)
     _fx_passes.remove_assertion_nodes(program.graph_module)
+    _check_forms(program, forms)
     for node in program.graph.nodes:
         origin = origin_of(node)
         node.meta["nn_module_stack"] = {origin: (origin, "")}
