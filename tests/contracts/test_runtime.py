@@ -312,7 +312,7 @@ def test_vectors_and_inputs_of_another_form_are_a_mistake(runtime: Runtime, bund
         runtime.open_train(bundle)(replace(state, optimizer=np.zeros(short.size + 1)), batch, RATE)
     with pytest.raises(ValueError, match=r"flat vector: got shape"):
         runtime.open_predict(bundle, short)
-    with pytest.raises(ValueError, match=r"x: got float32 \(2, 8, 8\), expected float32 \(-1, 1, 8, 8\)"):
+    with pytest.raises(ValueError, match=r"x: got float32 \(2, 8, 8\), expected float32 \(n, 1, 8, 8\)"):
         runtime.open_predict(bundle, state.parameters)({"x": batch.inputs["x"][:2, 0]})
 
 

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from support.models import PUBLISHER
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm, weight_norm
+from torch.nn.utils.rnn import pack_padded_sequence
 
 from fanin.edge.export import App, export
 from fanin.protos.errors import FaninError
@@ -54,6 +55,28 @@ def cube(x: Tensor) -> Tensor:
 
 def positive(x: Tensor) -> Tensor:
     return x * x + 0.5
+
+
+def written(x: Tensor) -> Tensor:
+    """A copy of the input with other values in two columns."""
+    y = x.clone()
+    y[:, 0] = 0.0
+    y[:, 1] = x[:, 2]
+    return y
+
+
+class Packed(nn.Module):
+    """A recurrent layer over sequences whose lengths are computed from the input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.GRU(8, 6, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        lengths = 1 + (x[:, 0] > 0.0).long()
+        _, last = self.layer(pack_padded_sequence(signal(x), lengths, batch_first=True, enforce_sorted=False))
+        result: Tensor = last[0]
+        return result
 
 
 class Shaped(nn.Module):
@@ -203,6 +226,7 @@ FUNCTIONS: Final[Mapping[str, Mapping[str, Function]]] = {
             F.pad(plane(x), (1, 2, 1, 0), mode="reflect") + F.pad(plane(x), (1, 2, 1, 0), mode="replicate")
         ),
         "pad: circular": lambda x: F.pad(plane(x), (1, 2, 1, 0), mode="circular"),
+        "x[:, 0] = 0.0": written,
         "one_hot": lambda x: x.unsqueeze(2) * F.one_hot(LETTERS, 3),
         "boolean index x[x > 0]": lambda x: x[x > 0].sum() + x,
         "nonzero": lambda x: x + x.nonzero().sum(),
@@ -210,12 +234,14 @@ FUNCTIONS: Final[Mapping[str, Mapping[str, Function]]] = {
     "matrices": {
         "matmul, bmm": lambda x: torch.bmm(plane(x)[:, 0], plane(x)[:, 0]) @ plane(x)[:, 0],
         "einsum": lambda x: torch.einsum("bcij,bcjk->bik", plane(x), plane(x)),
+        "einsum of three tensors": lambda x: torch.einsum("bcij,bcjk,bckl->bil", plane(x), plane(x), plane(x)),
         "baddbmm": lambda x: torch.baddbmm(plane(x)[:, 0], plane(x)[:, 0], plane(x)[:, 0]),
         "outer product": lambda x: x[:, :4, None] * x[:, None, 4:8],
         "cosine_similarity": lambda x: F.cosine_similarity(x[:, :8], x[:, 8:], dim=1)[:, None] * x,
         "pairwise_distance": lambda x: F.pairwise_distance(x[:, :8], x[:, 8:])[:, None] * x,
         "cdist": lambda x: torch.cdist(signal(x), signal(x)[:, :, [1, 0, 3, 2, 5, 4, 7, 6]]),
         "linalg.inv": lambda x: torch.linalg.inv(plane(x)[:, 0] + 5.0 * torch.eye(4)),
+        "fft.fft: real part": lambda x: torch.fft.fft(x).real,
         "fft.rfft": lambda x: torch.fft.rfft(x).abs(),
     },
     "images and attention": {
@@ -224,6 +250,9 @@ FUNCTIONS: Final[Mapping[str, Mapping[str, Function]]] = {
         "interpolate: bicubic": lambda x: F.interpolate(plane(x), scale_factor=2.0, mode="bicubic"),
         "interpolate: area": lambda x: F.interpolate(plane(x), size=(2, 2), mode="area"),
         "grid_sample": lambda x: F.grid_sample(plane(x), GRID.expand(x.shape[0], -1, -1, -1), align_corners=False),
+        "affine_grid": lambda x: F.affine_grid(
+            x[:, :6].unflatten(1, (2, 3)), [x.shape[0], 1, 4, 4], align_corners=False
+        ),
         "max_pool1d, 2d": lambda x: F.max_pool2d(plane(x), 2).flatten(1) + F.max_pool1d(signal(x), 4).flatten(1),
         "max_pool3d": lambda x: F.max_pool3d(cube(x), 2),
         "avg_pool1d, 2d": lambda x: F.avg_pool2d(plane(x), 2).flatten(1) + F.avg_pool1d(signal(x), 4).flatten(1),
@@ -271,6 +300,7 @@ LAYERS: Final[Mapping[str, Callable[[], nn.Module]]] = {
     ),
     "LSTM": lambda: Shaped(nn.LSTM(8, 6, batch_first=True), signal, first),
     "LSTM: bidirectional": lambda: Shaped(nn.LSTM(8, 4, bidirectional=True, batch_first=True), signal, first),
+    "GRU of pack_padded_sequence": Packed,
     "GRUCell": lambda: nn.GRUCell(WIDTH, 6),
     "MultiheadAttention with a mask": SelfAttention,
     "TransformerEncoderLayer": lambda: Shaped(

@@ -2,14 +2,17 @@
 
 import subprocess
 import sys
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
+from ai_edge_litert import schema_py_generated as schema
 from ai_edge_litert.interpreter import Interpreter
 from torch import Tensor
 
-from fanin.edge.export.tflite.operators import LATEST, check_operators
+from fanin.edge.export.tflite.file import pack
+from fanin.edge.export.tflite.operators import LATEST, check_operators, check_runs
 from fanin.edge.export.tflite.writer import to_tflite
 from fanin.edge.export.tracing.traced import Traced
 from fanin.protos.errors import UnsupportedModel
@@ -118,3 +121,28 @@ def test_the_converter_says_nothing_of_itself() -> None:
         [sys.executable, "-W", "default", "-c", QUIET], capture_output=True, text=True, check=True, timeout=120
     )
     assert (done.stdout, done.stderr) == ("", "ours\n")
+
+
+@pytest.mark.parametrize("between", [lambda x: x, lambda x: 2.0 * x.tanh(), lambda x: x.long().clamp(max=2).float()])
+def test_an_expansion_that_is_permuted_later(between: Callable[[Tensor], Tensor]) -> None:
+    class Permuted(torch.nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return between(x.unsqueeze(-1).expand(-1, -1, 3)).permute(0, 2, 1).contiguous() + 0.5
+
+    x = torch.randn(2, 3, generator=torch.Generator().manual_seed(0))
+    data = to_tflite({"infer": traced(Permuted(), (x,), ["y"])}, "App permuted")
+    output = Interpreter(model_content=data, num_threads=1).get_signature_runner("infer")(
+        **{"body.0.weight": x.numpy()}
+    )
+    np.testing.assert_allclose(output["y"], Permuted()(x).numpy(), rtol=0, atol=1e-6)
+
+
+def test_a_graph_that_the_converter_wrote_wrong_is_an_error_of_ours(two_signatures: bytes) -> None:
+    model = schema.ModelT.InitFromPackedBuf(two_signatures)
+    for tensor in (each for graph in model.subgraphs for each in graph.tensors if list(each.shape) == [64, 64]):
+        tensor.shape = np.array([32, 128], np.int32)
+        break
+    with pytest.raises(
+        UnsupportedModel, match=r"App small: the converter wrote a \w+ graph for TFLite that does not run"
+    ):
+        check_runs(pack(model), "App small")

@@ -10,11 +10,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.one_device import rounds, take_part
-from support.values import PUBLISHER
+from support.values import PUBLISHER, assignment
 
 from fanin.clients.data.examples import Examples
 from fanin.clients.data.stores import MemoryStore, snapshot
+from fanin.clients.device.conditions import ShouldContinue
+from fanin.clients.device.models import OpenedModel
+from fanin.clients.device.session import events as e
+from fanin.clients.device.session.machine import Session
+from fanin.clients.device.session.progress import progress
+from fanin.clients.device.session.unfit import UnfitBundle
 from fanin.clients.device.training import RuntimeTrainer
+from fanin.clients.device.updates import Change
 from fanin.clients.testing import LoopbackTransport, VirtualDevice
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.runtimes.base import (
@@ -27,6 +34,7 @@ from fanin.edge.runtimes.base import (
     TrainStep,
 )
 from fanin.edge.tensors import Float32s
+from fanin.protos import messages as m
 from fanin.protos.errors import InvalidInput
 
 
@@ -185,3 +193,67 @@ def test_a_part_that_was_replaced_is_freed(tmp_path: Path) -> None:
     old = weakref.ref(store.now.train)
     store.now = replace(store.now, train=examples(3.0))
     assert old() is None
+
+
+@dataclass
+class Fixed:
+    """A store that always returns the same parts, until ``now`` is replaced; ``good`` are the parts from a time on."""
+
+    now: MemoryStore
+    num_reads: int = 0
+    good: tuple[int, Examples] | None = None
+
+    partition = 0
+
+    @property
+    def train(self) -> Examples:
+        self.num_reads += 1
+        if self.good is not None and self.num_reads > self.good[0]:
+            self.now = replace(self.now, train=self.good[1])
+        return self.now.train
+
+    @property
+    def validation(self) -> Examples:
+        return self.now.validation
+
+
+def test_data_that_do_not_fit_are_not_tried_again_until_they_change(tmp_path: Path) -> None:
+    unfit = Examples(inputs={"x": np.zeros((2, 7), np.float32)}, y=np.zeros(2, np.int32))
+    # The store is read once in each Round, and a second time in the fourth, when its data have changed.
+    store = Fixed(MemoryStore(partition=0, train=unfit, validation=examples(2.0)), good=(3, examples(3.0)))
+    fleet, runtime = rounds(tmp_path, 5), Recording()
+    line = LoopbackTransport(fleet=fleet, device="device", latency_s=0.01)
+    trained: list[int] = []
+
+    class Counted(RuntimeTrainer):
+        def train(self, model: OpenedModel, assignment: m.Assignment, should_continue: ShouldContinue) -> Change:
+            trained.append(assignment.round)
+            return super().train(model, assignment, should_continue)
+
+    device = VirtualDevice(line, Counted(runtime, store), (PUBLISHER.public,), random.Random(1), lambda rng: 1.0)
+    take_part(fleet, device)
+    assert fleet.failures == ["training: training examples: x: got float32 (2, 7), expected float32 (n, 1)"] * 3
+    assert (trained, device.session.num_accepted) == ([1, 4, 5], 2)
+
+
+def test_a_process_logs_once_that_its_data_do_not_fit() -> None:
+    work = assignment(2)
+    unfit = e.Unable(reason="training examples: x", is_lasting=True)
+    known = UnfitBundle(bundle_sha256=work.bundle.manifest.sha256, reason=unfit.reason, has_changed=lambda: False)
+    session = Session(phase=e.SessionPhase.TRAINING, assignment=work)
+    line = "round 2 of run run: the data do not fit; this device trains again once its data or the Bundle changes"
+    assert progress(session, unfit) == line
+    reply = m.UploadReply(round_state=m.RoundState.OPEN, update_state=m.UpdateState.DISCARDED)
+    silent = [
+        (e.Poll(), e.Answered(answer=m.Assigned(assignment=work))),
+        (e.Fetch(assignment=work), unfit),
+        (e.Abandon(assignment=work, reason=unfit.reason), e.Replied(reply=reply)),
+    ]
+    assert all(known.is_repeated_by(action, event) for action, event in silent)
+    loud = [
+        (e.Poll(), e.Lost(reason="no connection")),
+        (e.Refresh(publication=work.publication), e.Unable(reason="it does not verify")),
+    ]
+    assert not any(known.is_repeated_by(action, event) for action, event in loud)
+    other = replace(known, bundle_sha256="0" * 64)
+    assert not other.is_repeated_by(*silent[0])

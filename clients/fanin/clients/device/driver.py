@@ -20,11 +20,13 @@ from fanin.clients.device.serving import Serving
 from fanin.clients.device.session import events as e
 from fanin.clients.device.session.machine import Session
 from fanin.clients.device.session.outcomes import event_of
+from fanin.clients.device.session.unfit import UnfitBundle
 from fanin.clients.device.storage.personal import keep_local, local_values, trim_local
 from fanin.clients.device.storage.protocols import DeviceFolder
 from fanin.clients.device.updates import (
     Change,
     Trainer,
+    UnfitExamples,
     apply_stages,
     begin_stages,
     downlink_names,
@@ -123,6 +125,7 @@ class SessionDriver:
         self._parts = parts
         self._model: OpenedModel | None = None
         self._stages: Mapping[str, Stage] = {}
+        self._unfit: UnfitBundle | None = None
         self._downloader = Downloader(parts.calls, parts.store, parts.trusted, parts.trainer.graph_format)
 
     async def run(self) -> None:
@@ -136,10 +139,12 @@ class SessionDriver:
                 continue
             if isinstance(step.action, e.EndSession):
                 raise Conflict(step.action.reason)
+            known = self._unfit
             event = await host.guard(step.action, self._attempt(step.action))
             if isinstance(event, e.Unable):
                 self._skip(step.action)
-            host.observe(self.session, step.action, event)
+            if known is None or known is not self._unfit or not known.is_repeated_by(step.action, event):
+                host.observe(self.session, step.action, event)
             self.session, step = self.session.step(event, self._parts.rng)
             pause_s = step.pause_s
             if step.forget:
@@ -159,7 +164,8 @@ class SessionDriver:
         except Interrupted as exc:
             return e.WorkPaused(reason=str(exc))
         except (FaninError, OSError) as exc:
-            return event_of(action, exc)
+            event = event_of(action, exc)
+            return replace(event, is_lasting=self._unfit is not None) if isinstance(event, e.Unable) else event
 
     def _skip(self, action: e.SessionAction) -> None:
         """Do not request this Version again, if it did not verify."""
@@ -178,6 +184,7 @@ class SessionDriver:
                 await self._fetch(action.publication)
                 return e.Refreshed()
             case e.Fetch():
+                self._check_fit(action.assignment)
                 self._stages = stages_of(action.assignment.stages)
                 names = downlink_names(action.assignment, self._stages)
                 await self._fetch(action.assignment.publication, names)
@@ -194,6 +201,14 @@ class SessionDriver:
                 raise AssertionError("run ends at EndSession")
             case _:
                 assert_never(action)
+
+    def _check_fit(self, assignment: m.Assignment) -> None:
+        """Raise InvalidInput if the examples did not fit this Bundle and have not changed since."""
+        if self._unfit is None:
+            return
+        if self._unfit.is_of(assignment) and not self._unfit.has_changed():
+            raise InvalidInput(self._unfit.reason)
+        self._unfit = None
 
     def _check_in(self) -> m.CheckIn:
         trainer, serving = self._parts.trainer, self._parts.serving
@@ -255,6 +270,10 @@ class SessionDriver:
             # A graph was damaged on this disk after its download: the next try downloads it again.
             store.chunks.remove_damaged(graph_chunks(model.bundle, self._parts.trainer.graph_format))
             raise
+        except UnfitExamples as exc:
+            reason = f"training: {exc}"
+            self._unfit = UnfitBundle(bundle_sha256=model.bundle.sha256, reason=reason, has_changed=exc.has_changed)
+            raise InvalidInput(reason) from exc
         except ValueError as exc:
             raise InvalidInput(f"training: {exc}") from exc
         if staging.has_state:

@@ -20,6 +20,7 @@ Reference:
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -31,7 +32,7 @@ from fanin.clients.data.stores import ExampleStore, MemoryStore, snapshot
 from fanin.clients.device.conditions import ShouldContinue
 from fanin.clients.device.graphs import BundleGraphs
 from fanin.clients.device.models import OpenedModel
-from fanin.clients.device.updates import Change
+from fanin.clients.device.updates import Change, UnfitExamples
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.runtimes.base import PaddedBatch, Preprocess, Runtime, StepSettings
 from fanin.edge.runtimes.evaluations import OF_VALIDATION, counts_of, loss_count
@@ -210,10 +211,17 @@ class LocalData:
         """Return the store's current examples as inputs of the Bundle's model.
 
         Raises:
-            ValueError: The examples do not fit the model.
+            UnfitExamples: The examples do not fit the model.
             InvalidInput: The store cannot be read.
         """
         now = snapshot(self._store)
+        try:
+            return self._fitted(bundle, now)
+        except ValueError as exc:
+            seen = weakref.ref(now.train), weakref.ref(now.validation)
+            raise UnfitExamples(str(exc), partial(self._has_changed, *seen)) from exc
+
+    def _fitted(self, bundle: Bundle, now: MemoryStore) -> MemoryStore:
         parts = {"training": now.train, "validation": now.validation}
         # Free the outdated parts before new ones are allocated.
         self._mapped = {name: self._mapped[name] for name in parts if self._is_mapped(bundle, name, parts[name])}
@@ -247,6 +255,14 @@ class LocalData:
         metrics = DeclaredMetrics(wanted, self._metrics)
         measured = measure(self._graphs, model.bundle, values, in_order, metrics.add)
         return counts_of(measured, num_classes) | metrics.counts(len(validation), num_classes)
+
+    def _has_changed(self, *seen: weakref.ref[Examples]) -> bool:
+        """Return whether the store has other parts than these."""
+        try:
+            now = snapshot(self._store)
+        except InvalidInput:
+            return True  # the next training reports it
+        return any(ref() is not part for ref, part in zip(seen, (now.train, now.validation), strict=True))
 
     def _is_mapped(self, bundle: Bundle, name: str, source: Examples) -> bool:
         mapped = self._mapped.get(name)

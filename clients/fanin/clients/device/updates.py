@@ -5,7 +5,7 @@ never with the newest one, and their random numbers are derived from the Assignm
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
@@ -61,6 +61,19 @@ class Change:
     local: Float32s | None = None
 
 
+class UnfitExamples(ValueError):
+    """The examples of this device do not fit the model of a Bundle: it trains again after either has changed.
+
+    Args:
+        text: What does not fit, and how to convert it.
+        has_changed: Returns whether the device has other examples now.
+    """
+
+    def __init__(self, text: str, has_changed: Callable[[], bool]) -> None:
+        super().__init__(text)
+        self.has_changed = has_changed
+
+
 class Trainer(Protocol):
     """Trains a model on a device's examples.
 
@@ -93,7 +106,8 @@ class Trainer(Protocol):
         Raises:
             Interrupted: ``should_continue`` raised it.
             ValueError: Training diverged.
-            InvalidInput: The graph or the examples do not fit the model.
+            UnfitExamples: The examples do not fit the model.
+            InvalidInput: The graph does not fit the model.
         """
         ...
 

@@ -24,7 +24,7 @@ from fanin.edge.export.prepare import Prepared, prepare
 from fanin.edge.export.preprocess import encode_preprocess
 from fanin.edge.export.quiet import quiet_torch
 from fanin.edge.export.refusals import REPLACE, NoForm, Untraceable, running_line
-from fanin.edge.export.tracing.calls import calls_between_layers
+from fanin.edge.export.tracing.calls import FunctionCall, calls_between_layers
 from fanin.edge.export.tracing.examples import check_kept, example_batch
 from fanin.edge.export.tracing.layers import trace_layer
 from fanin.edge.export.tracing.traced import Traced
@@ -41,6 +41,10 @@ FREEZE: Final = (
     "(requires_grad_(False) on it and on all layers before it, or a recipe that trains 'head')"
 )
 FIX: Final = "fix the code that the reason names: it fails, or it does not fit the App's own data"
+REAL: Final = (
+    "compute with real numbers, because this format lacks forms of complex ones: frames times a matrix of cosines and "
+    "sines are the same spectrum, docs/edge.md"
+)
 REWRITE: Final = "replace the part that the reason names: preprocess is exported as a graph, too"
 LOOK: Final = "each layer and each call has a form by itself: check the loss and the part that the reason names"
 INSTEAD: Final = MappingProxyType(
@@ -181,7 +185,10 @@ def _failing_calls(prepared: Prepared, graph_format: str) -> list[Finding]:
     inputs, _, mask = example_batch(prepared)
     findings: dict[tuple[str, str], Finding] = {}
     known: dict[str, tuple[str, str]] = {}
-    for call in calls_between_layers(prepared.with_mask(mask), inputs):
+    calls = calls_between_layers(prepared.with_mask(mask), inputs)
+    for call in calls:
+        if call.is_complex:
+            continue
         key = _key(call.layer, call.inputs)
         if key not in known:
             known[key] = _failure(prepared, call.layer, call.inputs, (graph_format, call.function))
@@ -189,7 +196,25 @@ def _failing_calls(prepared: Prepared, graph_format: str) -> list[Finding]:
         finding = _finding(call.module, call.kind, graph_format, reason, advice)
         if finding.operator:
             findings.setdefault((call.module, call.function), replace(finding, call=call.function, line=call.line))
-    return list(findings.values())
+    return list(findings.values()) or _complex_calls(calls, graph_format)
+
+
+def _complex_calls(calls: Sequence[FunctionCall], graph_format: str) -> list[Finding]:
+    """Return a finding for the first function that returns complex numbers, which cannot be tested by themselves."""
+    return [
+        Finding(
+            module=call.module,
+            kind=call.kind,
+            graph_format=graph_format,
+            operator=call.function,
+            reason=f"{call.function} returns complex numbers, expected real ones",
+            advice=REAL,
+            call=call.function,
+            line=call.line,
+        )
+        for call in calls
+        if call.is_complex
+    ][:1]
 
 
 def _key(layer: nn.Module, inputs: Sequence[Tensor]) -> str:

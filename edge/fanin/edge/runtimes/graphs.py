@@ -265,7 +265,14 @@ def fits(expected: Sequence[int], shape: Sequence[int]) -> bool:
 def check_port(port: Port, array: Array) -> None:
     """Raise ValueError unless an array has the dtype and the shape of a port; -1 in the port's shape is any length."""
     if array.dtype != port.dtype or not fits(port.shape, array.shape):
-        raise ValueError(f"{port.name}: got {array.dtype} {array.shape}, expected {port.dtype} {port.shape}")
+        expected = form_of(port.dtype, port.shape)
+        raise ValueError(f"{port.name}: got {form_of(array.dtype, array.shape)}, expected {expected}")
+
+
+def form_of(dtype: object, shape: Sequence[int]) -> str:
+    """Return a dtype and a shape for people: a length of -1 is written as n."""
+    sides = ["n" if length == -1 else str(length) for length in shape]
+    return f"{dtype} ({', '.join(sides)}{',' if len(sides) == 1 else ''})"
 
 
 def check_values(name: str, x: Array) -> None:

@@ -23,6 +23,7 @@ from fanin.edge.runtimes.graphs import (
     check_port,
     check_tokens,
     fits,
+    form_of,
     input_names,
     num_rows,
     padded_rows,
@@ -104,7 +105,9 @@ class GraphPreprocess:
         for ports, port in ((self._model.inputs, self._raw), (self._model.outputs, self._x)):
             actual = {own.name: (own.dtype, own.shape[1:]) for own in ports}
             if actual != {port.name: (port.dtype, port.shape[1:])}:
-                raise InvalidBundle(f"{what}: got {actual}, expected {port.name!r} as {port.dtype} {port.shape}")
+                raise InvalidBundle(
+                    f"{what}: got {actual}, expected {port.name!r} as {form_of(port.dtype, port.shape)}"
+                )
 
     def __call__(self, raw: Inputs) -> Inputs:
         check_port(self._raw, raw)
@@ -161,13 +164,13 @@ def model_inputs(bundle: Bundle, inputs: NamedInputs, preprocess: Preprocess | N
     if (lengths := bundle.manifest.lengths) is not None:
         size = shortest(lengths, chosen)
         chosen, ports = fitted(lengths, chosen, size), bundle.manifest.at(size).signatures["infer"].inputs
-    if preprocess is not None and not _has_form(ports[0], chosen[names[0]]):
+    if preprocess is not None and not _hasform_of(ports[0], chosen[names[0]]):
         ((raw,), _) = preprocess_ports(bundle)
-        if _has_form(raw, chosen[names[0]]):
+        if _hasform_of(raw, chosen[names[0]]):
             return {names[0]: preprocess(chosen[names[0]])}
-        _refuse(ports[0], chosen[names[0]], f", or raw as {_form(raw.dtype, raw.shape)}")
+        _refuse(ports[0], chosen[names[0]], f", or raw as {form_of(raw.dtype, raw.shape)}")
     for port in ports:
-        if not _has_form(port, chosen[port.name]):
+        if not _hasform_of(port, chosen[port.name]):
             _refuse(port, chosen[port.name])
         check_tokens(port.name, chosen[port.name], bundle.manifest.num_tokens.get(port.name, 0))
     return chosen
@@ -188,7 +191,7 @@ def check_targets(manifest: Manifest, y: Inputs) -> None:
     is_shaped = y.ndim == len(expected) if manifest.lengths is not None else fits(expected, y.shape)
     if y.dtype != port.dtype or not is_shaped:
         raise ValueError(
-            f"y: got {_form(y.dtype, y.shape)}, expected {_form(port.dtype, expected)}"
+            f"y: got {form_of(y.dtype, y.shape)}, expected {form_of(port.dtype, expected)}"
             f"{_target_remedy(manifest.num_classes, y, expected)}"
         )
     if manifest.num_classes:
@@ -201,7 +204,7 @@ def check_targets(manifest: Manifest, y: Inputs) -> None:
 
 def _refuse(port: Port, array: Array, alternative: str = "") -> NoReturn:
     raise ValueError(
-        f"{port.name}: got {_form(array.dtype, array.shape)}, expected {_form(port.dtype, port.shape)}"
+        f"{port.name}: got {form_of(array.dtype, array.shape)}, expected {form_of(port.dtype, port.shape)}"
         f"{alternative or _input_remedy(port.shape, array)}"
     )
 
@@ -218,12 +221,6 @@ def _input_remedy(expected: Sequence[int], x: Array) -> str:
     return ""
 
 
-def _form(dtype: object, shape: Sequence[int]) -> str:
-    """Return a dtype and a shape for people: a length of -1 is written as n."""
-    sides = ["n" if length == -1 else str(length) for length in shape]
-    return f"{dtype} ({', '.join(sides)}{',' if len(sides) == 1 else ''})"
-
-
 def _target_remedy(num_classes: int, y: Inputs, expected: tuple[int, ...]) -> str:
     if num_classes and y.shape[1:] == (*expected[1:], num_classes):
         return "; convert one-hot rows by y.argmax(-1).astype('int32')"
@@ -234,7 +231,7 @@ def _target_remedy(num_classes: int, y: Inputs, expected: tuple[int, ...]) -> st
     return f"; convert it by y.astype({'int32' if num_classes else 'float32'!r})" if fits(expected, y.shape) else ""
 
 
-def _has_form(port: Port, array: Array) -> bool:
+def _hasform_of(port: Port, array: Array) -> bool:
     return array.dtype == port.dtype and array.shape[1:] == port.shape[1:] and array.ndim == len(port.shape)
 
 

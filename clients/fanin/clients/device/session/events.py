@@ -74,9 +74,13 @@ class Moot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unable:
-    """This device cannot do the work: a download does not verify, or training failed."""
+    """This device cannot do the work: a download does not verify, or training failed.
+
+    ``is_lasting``: its data do not fit the Bundle, so it cannot do the work of the next Round either.
+    """
 
     reason: str
+    is_lasting: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -75,13 +75,15 @@ class IllegalSessionEvent(Exception):
 class Session:
     """The state of one device's session.
 
-    ``num_lost`` counts consecutive failures of the connection. ``newest`` is the Version to refresh to.
+    ``num_lost`` counts consecutive failures of the connection. ``newest`` is the Version to refresh to. ``rest_s`` is
+    the pause after the report that this device gives up its Assignment.
     """
 
     phase: SessionPhase = SessionPhase.ENROLLING
     assignment: Assignment | None = None
     newest: Publication | None = None
     failure: str = ""
+    rest_s: float = REFUSED_PAUSE_S
     num_lost: int = 0
     num_accepted: int = 0
 
@@ -182,7 +184,7 @@ def _trained(state: Session, _event: SessionEvent, _rng: random.Random) -> tuple
 def _replied(state: Session, event: SessionEvent, rng: random.Random) -> tuple[Session, Step]:
     assert isinstance(event, Replied)
     if state.phase is SessionPhase.REPORTING:
-        return _drop(state, REFUSED_PAUSE_S)
+        return _drop(state, state.rest_s)
     match event.reply.update_state:
         case UpdateState.ACCEPTED:
             return _drop(state, num_accepted=1)
@@ -212,7 +214,9 @@ def _paused(state: Session, _event: SessionEvent, rng: random.Random) -> tuple[S
 
 def _unable(state: Session, event: SessionEvent, _rng: random.Random) -> tuple[Session, Step]:
     assert isinstance(event, Unable)
-    return _to(replace(state, failure=event.reason), SessionPhase.REPORTING)
+    # A device whose data do not fit takes a place in as few Rounds as possible.
+    rest_s = LONGEST_PAUSE_S if event.is_lasting else REFUSED_PAUSE_S
+    return _to(replace(state, failure=event.reason, rest_s=rest_s), SessionPhase.REPORTING)
 
 
 def _denied(state: Session, event: SessionEvent, _rng: random.Random) -> tuple[Session, Step]:

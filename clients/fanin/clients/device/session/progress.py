@@ -28,6 +28,10 @@ def progress(session: s.Session, event: e.SessionEvent) -> str | None:
             return f"{_round(session)}: update discarded, the round has closed; waiting for work"
         case e.WorkPaused(reason=reason) if session.assignment is not None:
             return f"{_round(session)}: paused ({reason})"
+        case e.Unable(is_lasting=True):
+            return (
+                f"{_round(session)}: the data do not fit; this device trains again once its data or the Bundle changes"
+            )
         case e.Replied() if session.phase is e.SessionPhase.REPORTING:
             return f"{_round(session)}: given up; waiting for work"
         case _:

@@ -11,6 +11,11 @@ def threshold_backward(dy: Tensor, x: Tensor, threshold: float) -> Tensor:
     return dy * (x > threshold).to(dy.dtype)
 
 
+def copied(target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
+    """Compute ``aten.copy``: ``source`` in the shape and dtype of ``target``."""
+    return source.to(target.dtype).expand_as(target).clone()
+
+
 def empty_permuted(
     size: Sequence[int],
     physical_layout: Sequence[int],

@@ -6,10 +6,12 @@ Here a form is read when a graph first uses it. A graph is decomposed only if on
 
 from ast import literal_eval
 from functools import cache
+from types import MappingProxyType
 from typing import Final
 
 import onnx
 import onnx_ir as ir
+import torch
 from onnxscript.function_libs.torch_lib import ops, registration
 from onnxscript.optimizer import optimize_ir
 from onnxscript.version_converter import convert_version
@@ -21,6 +23,7 @@ from torch.onnx._internal.exporter import _core, _fx_passes
 from torch.onnx._internal.exporter._registration import OnnxDecompMeta, ONNXRegistry, TorchOp
 from torch.onnx._internal.exporter._torchlib._torchlib_registry import get_torchlib_ops
 
+from fanin.edge.export.decompositions.elementwise import copied
 from fanin.edge.export.modules.origins import origin_of
 
 OPSET: Final = 20
@@ -29,6 +32,8 @@ SCOPES: Final = "pkg.torch.onnx.name_scopes"
 """Key of the names of a node's module and of the node, which the translation writes from ``nn_module_stack``."""
 TORCH_LIB: Final = ops
 """The import registers the forms."""
+REPLACED: Final = MappingProxyType({torch.ops.aten.copy.default: copied})
+"""The decompositions of operators whose form in torch's table is wrong: that of ``copy`` does not expand its source."""
 
 
 class OnnxForms(ONNXRegistry):
@@ -43,7 +48,9 @@ class OnnxForms(ONNXRegistry):
         self._cleanup_registry_based_on_opset_version()
 
     def __contains__(self, target: TorchOp) -> bool:
-        """Return whether an operator has a form."""
+        """Return whether an operator has a form that is right."""
+        if target in REPLACED:
+            return False
         name = _name(target)
         return name in self.functions or target in self.functions or name in registration.default_registry
 
@@ -80,13 +87,15 @@ def translate(program: ExportedProgram) -> onnx.ModelProto:
         program: The graph. It is changed.
 
     Raises:
-        OnnxExporterError: An operator has no ONNX form.
+        NotImplementedError: An operator has no ONNX form.
+        OnnxExporterError: An operator has no ONNX form for complex numbers.
     """
     forms = _forms()
     if not all(node.target in forms for node in program.graph.nodes if node.op == "call_function"):
         program = _decomposed(program, forms)
     _fx_passes.insert_type_promotion_nodes(program.graph_module)
     _fx_passes.remove_assertion_nodes(program.graph_module)
+    _check_forms(program, forms)
     for node in program.graph.nodes:
         origin = origin_of(node)
         node.meta["nn_module_stack"] = {origin: (origin, "")}
@@ -100,13 +109,21 @@ def translate(program: ExportedProgram) -> onnx.ModelProto:
     return ir.to_proto(model)
 
 
+def _check_forms(program: ExportedProgram, forms: OnnxForms) -> None:
+    """Raise NotImplementedError with the names of operators as they were traced, before their decomposition."""
+    nodes = [node for node in program.graph.nodes if isinstance(node.target, OpOverload) and node.target not in forms]
+    if nodes:
+        names = sorted({str(node.meta.get("original_aten", node.target)) for node in nodes})
+        raise NotImplementedError(f"ONNX has no form of {', '.join(names)}")
+
+
 def _decomposed(program: ExportedProgram, forms: OnnxForms) -> ExportedProgram:
     """Return the program with each operator that has no form decomposed."""
     table = {
         target: form
         for target, form in (decomposition_table | dict(default_decompositions())).items()
         if isinstance(target, OpOverload) and target not in forms
-    }
+    } | dict(REPLACED)
     # A number of samples that may be 0 or 1 stays free.
     with symbolic_sizes.patch(backed_size_oblivious=True):  # type: ignore[attr-defined]
         decomposed: ExportedProgram = program.run_decompositions(table)

@@ -5,13 +5,13 @@ repeats an image along a wrong dimension (``_skip_expansions``). It leaves compu
 (``_fold_constants``).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import torch
 from torch import Tensor, nn
 from torch._ops import OpOverload
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
 
 from fanin.edge.export.decompositions.programs import program_of
 from fanin.edge.export.tracing.traced import Traced
@@ -45,7 +45,9 @@ def convert(signatures: Mapping[str, Traced], partitioner: str) -> bytes:
         program = fx_infra.safe_run_decompositions(
             program_of(_prepared(traced), examples), fx_infra.decomp.pre_convert_decomp(), can_skip=False
         )
-        programs.append(core._run_convert_passes(program))
+        program = core._run_convert_passes(program)
+        _permute_before_expansion(program.graph_module)
+        programs.append(program)
         rows.append(Signature(name, nn.Module(), examples, {}))
     data: bytes = litert_converter.exported_programs_to_flatbuffer(programs, rows).to_bytes()
     return data
@@ -141,3 +143,55 @@ def _is_of_image(expansion: Node) -> bool:
 
 def _has_shape(value: object, shape: torch.Size) -> bool:
     return isinstance(value, Node) and value.meta["val"].shape == shape
+
+
+def _permute_before_expansion(graph_module: GraphModule) -> None:
+    """Permute the source of an expansion instead of its result.
+
+    The converter merges an expansion and a permutation after it, also through operators on each element between them,
+    and then forgets to permute the source: (B, T, 1), expanded to (B, T, C), permuted to (B, C, T) fails or is wrong.
+    """
+    graph = graph_module.graph
+    for node in list(graph.nodes):
+        if node.target is not aten.permute.default:
+            continue
+        chain = _elementwise_chain(node.args[0])
+        expansion = chain.pop()
+        if expansion.target is not aten.expand.default:
+            continue
+        dims = [int(dim) % len(node.args[1]) for dim in node.args[1]]
+        with graph.inserting_before(node):
+            value = _permuted_expansion(graph, expansion, dims)
+            for step in reversed(chain):
+                value = graph.node_copy(step, {step.all_input_nodes[0]: value}.__getitem__)
+                value.meta = dict(step.meta) | {"val": step.meta["val"].permute(dims)}
+        node.replace_all_uses_with(value)
+    graph.eliminate_dead_code()
+    graph_module.recompile()
+
+
+def _permuted_expansion(graph: Graph, expansion: Node, dims: Sequence[int]) -> Node:
+    source, expanded = expansion.all_input_nodes[0], expansion.meta["val"]
+    value = source.meta["val"]
+    aligned = value.reshape([1] * (expanded.dim() - value.dim()) + list(value.shape))
+    shape = list(expanded.permute(dims).shape)
+    for target, argument, result in (
+        (aten.view.default, list(aligned.shape), aligned),
+        (aten.permute.default, list(dims), aligned.permute(dims)),
+        (aten.expand.default, shape, aligned.permute(dims).expand(shape)),
+    ):
+        source = graph.call_function(target, (source, argument))
+        source.meta = dict(expansion.meta) | {"val": result}
+    return source
+
+
+def _elementwise_chain(node: Node) -> list[Node]:
+    """Return a node and the operators before it, as long as each depends on the elements of a single tensor alone."""
+    chain = [node]
+    while _is_elementwise(chain[-1].target) and len(chain[-1].all_input_nodes) == 1:
+        chain.append(chain[-1].all_input_nodes[0])
+    return chain
+
+
+def _is_elementwise(target: object) -> bool:
+    return isinstance(target, OpOverload) and (torch.Tag.pointwise in target.tags or target is aten._to_copy.default)

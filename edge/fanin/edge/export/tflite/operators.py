@@ -1,5 +1,7 @@
 """The operators that every TFLite runtime has: built-in, without state and without random numbers.
 
+The converter may also write an operator whose inputs do not fit each other. ``check_runs`` finds it.
+
 One file serves LiteRT and tflite-runtime 2.14 (2023, the last release for armv7), so the older runtime decides. The
 table was measured: for each operator and version, a file that names only this one was loaded in it.
 """
@@ -8,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Final
 
-from fanin.edge.export.refusals import REPLACE
+from fanin.edge.export.refusals import REPLACE, first_line
 from fanin.protos.errors import UnsupportedModel
 
 _BY_LATEST_VERSION: Final = {
@@ -40,3 +42,31 @@ def check_operators(used: Iterable[tuple[str, int]], what: str) -> None:
     lacking = sorted(f"{name} (version {version})" for name, version in used if version > LATEST.get(name, 0))
     if lacking:
         raise UnsupportedModel(f"{what}: needs the operators {lacking}, which not every TFLite runtime has; {REPLACE}")
+
+
+def check_runs(data: bytes, what: str) -> None:
+    """Raise UnsupportedModel if a Signature of a file has operators whose inputs do not fit each other.
+
+    Args:
+        data: The file.
+        what: Prefix of the error message.
+    """
+    from ai_edge_litert import schema_py_generated as schema
+    from ai_edge_litert.interpreter import Interpreter, OpResolverType
+
+    from fanin.edge.export.tflite.file import only
+
+    model = schema.ModelT.InitFromPackedBuf(data)
+    for row in model.signatureDefs:
+        name = row.signatureKey.decode()
+        try:
+            Interpreter(
+                model_content=only(model, name),
+                num_threads=1,
+                experimental_op_resolver_type=OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES,
+            ).allocate_tensors()
+        except (RuntimeError, ValueError) as exc:
+            raise UnsupportedModel(
+                f"{what}: the converter wrote a {name} graph for TFLite that does not run ({first_line(exc)}); "
+                f"{REPLACE}"
+            ) from exc

@@ -14,7 +14,7 @@ from fanin.edge.export.quiet import quiet_converter
 from fanin.edge.export.refusals import REPLACE, first_line
 from fanin.edge.export.tflite.child import convert_in_child
 from fanin.edge.export.tflite.convert import convert
-from fanin.edge.export.tflite.operators import check_operators
+from fanin.edge.export.tflite.operators import check_operators, check_runs
 from fanin.edge.export.tracing.traced import Traced
 from fanin.protos.errors import UnsupportedModel
 
@@ -43,7 +43,9 @@ def to_tflite(signatures: Mapping[str, Traced], what: str) -> bytes:
 
 def _converted(signatures: Mapping[str, Traced], what: str) -> bytes:
     with quiet_converter():
-        return _finish(_convert(signatures, what), signatures, what)
+        data = _finish(_convert(signatures, what), signatures, what)
+        check_runs(data, what)
+        return data
 
 
 def _convert(signatures: Mapping[str, Traced], what: str) -> bytes:

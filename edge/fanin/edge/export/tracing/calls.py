@@ -30,6 +30,7 @@ class FunctionCall:
         line: ``file:line`` of the call in the App's code; "" if it has none.
         layer: A module that repeats the call.
         inputs: Its inputs.
+        is_complex: Whether the function returns complex numbers.
     """
 
     module: str
@@ -38,6 +39,7 @@ class FunctionCall:
     line: str
     layer: nn.Module
     inputs: tuple[Tensor, ...]
+    is_complex: bool
 
 
 class _FunctionModule(nn.Module):
@@ -89,7 +91,8 @@ class _Recorder(TorchFunctionMode):
         output = func(*args, **(kwargs or {}))
         name, module = self._running[-1] if self._running else ("", self._root)
         is_forward = module is self._root or any(True for _ in module.children()) or is_apps(module)
-        if is_forward and _is_float(output):
+        first = output[0] if isinstance(output, tuple) and output else output
+        if is_forward and isinstance(first, Tensor) and (first.is_floating_point() or first.is_complex()):
             arguments = [Tensor if isinstance(value, Tensor) else value for value in leaves]
             if any(value.is_floating_point() for value in inputs):
                 self.calls.append(
@@ -100,18 +103,15 @@ class _Recorder(TorchFunctionMode):
                         line=running_line(),
                         layer=_FunctionModule(func, arguments, spec),
                         inputs=inputs,
+                        is_complex=first.is_complex(),
                     )
                 )
         return output
 
 
-def _is_float(output: object) -> bool:
-    first = output[0] if isinstance(output, tuple) and output else output
-    return isinstance(first, Tensor) and first.is_floating_point()
-
-
 def calls_between_layers(module: nn.Module, inputs: Tensors) -> list[FunctionCall]:
-    """Return the calls of one pass over inputs by name that map floats to floats, in their order."""
+    """Return the calls of one pass over inputs by name that map floats to floats or complex numbers, in
+    their order."""
     recorder = _Recorder(module)
     hooks = []
     for name, layer in module.named_modules():

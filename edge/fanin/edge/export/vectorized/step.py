@@ -18,6 +18,7 @@ from torch import Tensor
 
 from fanin.edge.bundles.manifest import Port
 from fanin.edge.export.app import App
+from fanin.edge.export.decompositions.elementwise import copied
 from fanin.edge.export.decompositions.selection import slice_scatter
 from fanin.edge.export.decompositions.tables import Forms, Table
 from fanin.edge.export.optimizers.optimizer import Tensors
@@ -120,7 +121,7 @@ class VectorStep:
         self._examples = dict(zip(self._inputs, traced.examples, strict=True))
         # Without operators that write into a tensor: vmap refuses one that writes a client's values into a shared one.
         # It also refuses a slice without an end, as in the gradient of x[:, 1:].
-        forms: Table = {torch.ops.aten.copy.default: _copied, torch.ops.aten.slice_scatter.default: slice_scatter}
+        forms: Table = {torch.ops.aten.copy.default: copied, torch.ops.aten.slice_scatter.default: slice_scatter}
         with quiet_torch():
             self._one = traced.program.run_decompositions(forms).module()
         anchors = {state_port("anchor", spec.name) for spec in self._table.specs}
@@ -233,11 +234,6 @@ class VectorStep:
 
     def _of(self, name: str, value: Tensor, client: int) -> Tensor:
         return value if self._axes[name] is None else value[client]
-
-
-def _copied(target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
-    """Compute ``aten.copy``, which torch cannot vectorize: ``source`` in the shape and dtype of ``target``."""
-    return source.to(target.dtype).expand_as(target).clone()
 
 
 def _difference(values: Tensor, others: Tensor) -> float:

@@ -3,6 +3,7 @@
 - ``functions``: ``PlainFunctions``, which replaces calls while a module is traced, and the table of the functions.
 - ``embeddings``: bags of embeddings and ``one_hot``.
 - ``arithmetic``: products, ``erfc``, distances, bilinear forms and shrinkage.
+- ``contractions``: ``einsum`` of three and more tensors.
 - ``images``: circular padding, patches, 3-D pools, response normalization and sampling at a grid.
 
 Each form has torch's own parameters, except that a first parameter ``input`` has another name. It returns

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from fanin.edge.export.modules.plain import arithmetic, embeddings, images
+from fanin.edge.export.modules.plain import arithmetic, contractions, embeddings, images
 
 FORMS: Final[Mapping[Callable[..., object], Callable[..., object]]] = MappingProxyType(
     {
@@ -25,6 +25,7 @@ FORMS: Final[Mapping[Callable[..., object], Callable[..., object]]] = MappingPro
         torch.special.erfc: arithmetic.erfc,
         torch.cdist: arithmetic.distances,
         torch.bilinear: arithmetic.bilinear,
+        torch.einsum: contractions.contraction,
         F.softshrink: arithmetic.softshrink,
         torch.hardshrink: arithmetic.hardshrink,
         F.pad: images.circular_pad,
