@@ -18,7 +18,7 @@ Reference:
 """
 
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fanin.clients.data.batching import batches, batches_in_order, num_batches
-from fanin.clients.data.examples import Examples
+from fanin.clients.data.examples import Examples, Y
 from fanin.clients.data.stores import ExampleStore, MemoryStore, snapshot
 from fanin.clients.device.conditions import ShouldContinue
 from fanin.clients.device.graphs import BundleGraphs
@@ -72,6 +72,10 @@ class RuntimeTrainer:
     def graph_format(self) -> str:
         """The format of the runtime's graphs."""
         return self._graphs.graph_format
+
+    def row_sizes(self, bundle: Bundle) -> Collection[int]:
+        """Return the lengths of the rows that the next training uses. See SizingTrainer."""
+        return self._data.row_sizes(bundle)
 
     def train(self, model: OpenedModel, assignment: m.Assignment, should_continue: ShouldContinue) -> Change:
         """Validate the Version, then run local SGD from it. See Trainer.
@@ -205,6 +209,25 @@ class LocalData:
         self._store = store
         self._metrics = metrics
         self._mapped: dict[str, _Mapped] = {}
+        self._next: MemoryStore | None = None
+
+    def row_sizes(self, bundle: Bundle) -> Collection[int]:
+        """Return the lengths of the rows that ``examples`` returns next, also if the store changes before.
+
+        Raises:
+            ValueError: A row is longer than the longest length.
+            InvalidInput: The store cannot be read.
+        """
+        self._next = snapshot(self._store)
+        lengths = bundle.manifest.lengths
+        assert lengths is not None, "a Bundle with one length has no choice of graphs"
+        sizes: set[int] = set()
+        for name, part in (("training", self._next.train), ("validation", self._next.validation)):
+            try:
+                sizes |= {*lengths.sizes_of({**part.inputs, Y: part.y}).tolist()}
+            except ValueError as exc:
+                raise ValueError(f"{name} examples: {exc}") from exc
+        return sizes
 
     def examples(self, bundle: Bundle) -> MemoryStore:
         """Return the store's current examples as inputs of the Bundle's model.
@@ -213,7 +236,7 @@ class LocalData:
             ValueError: The examples do not fit the model.
             InvalidInput: The store cannot be read.
         """
-        now = snapshot(self._store)
+        now, self._next = self._next or snapshot(self._store), None
         parts = {"training": now.train, "validation": now.validation}
         # Free the outdated parts before new ones are allocated.
         self._mapped = {name: self._mapped[name] for name in parts if self._is_mapped(bundle, name, parts[name])}

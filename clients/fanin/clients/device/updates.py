@@ -5,11 +5,11 @@ never with the newest one, and their random numbers are derived from the Assignm
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
-from typing import Final, Protocol
+from typing import Final, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from fanin.clients.device.conditions import ShouldContinue
 from fanin.clients.device.models import OpenedModel
 from fanin.clients.device.storage.protocols import StoredStates
 from fanin.clients.device.storage.states import StateLabel
+from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.codecs.fixed import Encoded
 from fanin.edge.codecs.pipeline import (
     StagedUpdate,
@@ -96,6 +97,36 @@ class Trainer(Protocol):
             InvalidInput: The graph or the examples do not fit the model.
         """
         ...
+
+
+@runtime_checkable
+class SizingTrainer(Trainer, Protocol):
+    """A Trainer that knows the lengths of its rows before it trains."""
+
+    def row_sizes(self, bundle: Bundle) -> Collection[int]:
+        """Return those of a Bundle's lengths whose graphs the next training runs.
+
+        Raises:
+            ValueError: The examples do not fit the model.
+            InvalidInput: The examples cannot be read.
+        """
+        ...
+
+
+def row_sizes(trainer: Trainer, bundle: Bundle) -> Collection[int]:
+    """Return the lengths whose graphs a Trainer needs: all of the Bundle's, unless it knows its rows.
+
+    Raises:
+        InvalidInput: The examples cannot be read, or do not fit the model.
+    """
+    if bundle.manifest.lengths is None:
+        return ()
+    if not isinstance(trainer, SizingTrainer):
+        return bundle.manifest.lengths.sizes
+    try:
+        return trainer.row_sizes(bundle)
+    except ValueError as exc:
+        raise InvalidInput(f"training: {exc}") from exc
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
