@@ -1,4 +1,4 @@
-"""A Run whose Plan chooses a batch size: over gRPC and simulated, both engines, and a size that the Bundle lacks."""
+"""A Run whose Plan chooses batch sizes: over gRPC and simulated, both engines, and a size that the Bundle lacks."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,12 +13,14 @@ from support.values import plan
 
 from fanin.clients.data.examples import Examples
 from fanin.clients.data.npz import write_npz
-from fanin.protos.errors import InvalidInput, InvalidPlan
+from fanin.protos.errors import InvalidInput, InvalidPlan, UnsupportedModel
 from fanin.protos.messages import Training
+from fanin.protos.plans import ScheduledChange
 from fanin.simulation import Partition, SimulationSettings, simulate
 
 SIZE = 3
 SIZED = replace(plan(buffer=1, max_rounds=2), training=Training(epochs=1, learning_rate=0.05, seed=7, batch_size=SIZE))
+SCHEDULED = replace(SIZED, schedule=(ScheduledChange(from_round=2, batch_size=20),))
 
 X, Y = samples(60, seed=10)
 EXAMPLES = Examples(inputs={"x": X}, y=Y)
@@ -46,7 +48,11 @@ def test_a_run_and_a_simulation_of_one_plan_end_in_the_same_parameters(
         InvalidPlan, match=r"\[training\] batch_size: got 5, but the bundle's train graphs are for 3, 8"
     ):
         host.start_run(replace(SIZED, training=replace(SIZED.training, batch_size=5)), bundle, PUBLISHER)
-    host.start_run(SIZED, bundle, PUBLISHER)
+    with pytest.raises(
+        InvalidPlan, match=r"\[\[schedule\]\] from Round 4 on: batch_size: got 5, but the bundle's train"
+    ):
+        host.start_run(replace(SIZED, schedule=(ScheduledChange(from_round=4, batch_size=5),)), bundle, PUBLISHER)
+    host.start_run(SCHEDULED, bundle, PUBLISHER)
     write_npz(host.folder / "data.npz", EXAMPLES)
     words = ("--ca", host.folder / "ca.pem", "--token-file", host.folder / "token", "--max-updates", 2)
     files = ("--publisher", host.folder / "publisher.pub", "--data", host.folder / "data.npz", "--partition", 0)
@@ -56,19 +62,23 @@ def test_a_run_and_a_simulation_of_one_plan_end_in_the_same_parameters(
     assert [event.number for event in host.published()] == [1, 2]
     with host.operator() as operator:
         parameters = operator.parameters(operator.version("run").version)
-    result = simulate(app_of("sizes"), CLIENTS, settings=SETTINGS)
+    result = simulate(app_of("sizes"), CLIENTS, settings=replace(SETTINGS, plan=SCHEDULED, baseline=True))
     assert np.array_equal(parameters, result.parameters)
+    # 48 examples in batches of 3, then of 20.
+    assert [row.num_steps for row in result.baseline] == [0, 16, 19]
     assert np.abs(parameters - bundle.initial_parameters()).max() > 0.01
 
 
 @pytest.mark.nightly
-def test_a_simulation_trains_its_batch_size_by_both_engines_and_in_the_baseline() -> None:
-    graph = simulate(app_of("sizes"), CLIENTS, settings=replace(SETTINGS, baseline=True))
+def test_a_simulation_trains_its_batch_size_by_both_engines() -> None:
+    graph = simulate(app_of("sizes"), CLIENTS, settings=SETTINGS)
     vmap = simulate(app_of("sizes"), CLIENTS, settings=replace(SETTINGS, engine="vmap"))
     change = graph.parameters - bundle_of("sizes").initial_parameters()
     assert np.abs(vmap.parameters - graph.parameters).max() <= 1e-4 * np.abs(change).max()
-    # 48 examples in batches of 3, in each of two Rounds.
-    assert [row.num_steps for row in graph.baseline] == [0, 16, 32]
+    with pytest.raises(
+        UnsupportedModel, match="the schedule of the Plan changes the batch size, and the engine vmap has"
+    ):
+        simulate(app_of("sizes"), CLIENTS, settings=replace(SETTINGS, plan=SCHEDULED, engine="vmap"))
     wrong = replace(SIZED, training=replace(SIZED.training, batch_size=5))
     with pytest.raises(InvalidInput, match="batch_size: got 5, but the bundle's train graphs are for 3, 8, 20"):
         simulate(app_of("sizes"), CLIENTS, settings=replace(SETTINGS, plan=wrong))

@@ -12,6 +12,7 @@ from fanin.clients.data.examples import Examples
 from fanin.clients.device.client import Client, ClientOptions, ClientParts
 from fanin.clients.device.conditions import ShouldContinue
 from fanin.clients.device.models import OpenedModel
+from fanin.clients.device.serving import Serving
 from fanin.clients.device.storage.cache import Cache
 from fanin.clients.device.updates import Change, Trainer
 from fanin.clients.operator import ref_of
@@ -19,7 +20,7 @@ from fanin.clients.testing import SyntheticTrainer, synthetic_bundle
 from fanin.clients.transport import ReadPayload
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.bundles.versions import sign_version
-from fanin.edge.runtimes.base import BatchEvaluation, Evaluate, PaddedBatch, Predict, TrainStep
+from fanin.edge.runtimes.base import BatchEvaluation, Evaluate, PaddedBatch, Predict, Runtime, TrainStep
 from fanin.edge.tensors import Float32s
 from fanin.protos import messages as m
 from fanin.protos.chunks import cut
@@ -125,14 +126,17 @@ def client_of(
     trainer: Trainer | None = None,
     max_bytes: int = 1 << 20,
     may_work: Callable[[], bool] = lambda: True,
+    runtime: Runtime | None = None,
 ) -> Client:
-    """A client that stops when its Update is accepted, or when it gave an Assignment up."""
+    """A client that stops when its Update is accepted, or when it gave an Assignment up. With a runtime it serves."""
+    cache = Cache(folder / "device", max_bytes)
     parts = ClientParts(
         transport=script,
-        cache=Cache(folder / "device", max_bytes),
+        cache=cache,
         trainer=trainer or SyntheticTrainer(partition=0),
         trusted=(PUBLISHER.public,),
         rng=random.Random(1),
+        serving=None if runtime is None else Serving(runtime, cache, (PUBLISHER.public,)),
     )
     client = Client(
         parts, ClientOptions(token="token", max_updates=1, may_work=may_work, recheck_s=0.001, ask_every_s=0.0)

@@ -2,11 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from support.errors import raises
 from support.models import BATCH_SIZE, OTHER_SIZES, app_of, bundle_of, samples, with_manifest
+from support.requests import requests_of
+from support.scripted import run
 
 from fanin.clients.data.examples import Examples
 from fanin.clients.data.stores import MemoryStore
@@ -106,6 +109,11 @@ def model() -> OpenedModel:
     return OpenedModel(bundle=bundle, parameters=bundle.initial_parameters())
 
 
+def part_of(seed: int) -> Examples:
+    x, y = samples(9, seed=seed)
+    return Examples(inputs={"x": x}, y=y)
+
+
 def trained_with(trainer: RuntimeTrainer, size: int) -> Change:
     training = m.Training(epochs=2, learning_rate=0.05, seed=1, batch_size=size)
     assignment = replace(example_assignment(bundle_of("sizes")), training=training)
@@ -129,6 +137,27 @@ def test_a_device_trains_with_the_batch_size_of_the_plan_and_evaluates_with_the_
     )
     with raises(InvalidInput, message):
         trained_with(trainer, 5)
+
+
+def test_a_device_downloads_the_train_graph_of_the_plans_batch_size_alone(tmp_path: Path) -> None:
+    store = MemoryStore(train=part_of(5), validation=part_of(6), partition=0)
+    others = {"evaluate.onnx", "infer.onnx"}
+    for size, name in ((20, "train.onnx@b20"), (0, "train.onnx"), (BATCH_SIZE, "train.onnx")):
+        coordinator = requests_of(bundle_of("sizes"), size)
+        run(coordinator, tmp_path / str(size), RuntimeTrainer(open_runtime("onnx"), store))
+        assert coordinator.graphs == {name} | others
+        assert coordinator.failures == [] and len(coordinator.headers) == 1
+    # The same folder: a later Run of another batch size downloads what is missing.
+    coordinator = requests_of(bundle_of("sizes"), 3)
+    run(coordinator, tmp_path / "20", RuntimeTrainer(open_runtime("onnx"), store))
+    assert coordinator.graphs == {"train.onnx@b3"}
+
+
+def test_a_device_reports_a_batch_size_that_the_bundle_lacks_before_it_downloads(tmp_path: Path) -> None:
+    coordinator = requests_of(bundle_of("sizes"), 5)
+    run(coordinator, tmp_path)
+    assert coordinator.graphs == set()
+    assert coordinator.failures[0].startswith("batch_size: got 5, but the bundle's train graphs are for 3, 8, 20")
 
 
 def test_clients_train_together_with_the_batch_size_of_the_plan() -> None:

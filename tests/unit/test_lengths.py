@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,10 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.errors import raises
 from support.models import PUBLISHER, bundle_of, with_manifest
+from support.requests import requests_of
+from support.scripted import client_of, run
 from support.tags import BATCH_SIZE, SIZES, tags_app, tags_examples
 
 from fanin.clients.data.batching import batches, batches_in_order, num_batches
 from fanin.clients.data.examples import Examples
+from fanin.clients.data.stores import MemoryStore
+from fanin.clients.device.footprint import SparingTrainer
+from fanin.clients.device.training import RuntimeTrainer
 from fanin.edge.bundles.manifest import Manifest
 from fanin.edge.bundles.manifest_json import dump_manifest, parse_manifest
 from fanin.edge.export import Lengths, export
@@ -22,6 +28,7 @@ from fanin.edge.export.prepare import prepare
 from fanin.edge.export.vectorized.step import VectorStep
 from fanin.edge.runtimes.available import open_runtime
 from fanin.edge.runtimes.measure import measure
+from fanin.protos import messages as m
 from fanin.protos.errors import InvalidBundle, InvalidInput, UnsupportedModel
 
 LENGTHS = Lengths(sizes=SIZES, axes={"x": 1, "y": 1})
@@ -142,6 +149,58 @@ def test_a_bundle_measures_data_of_all_lengths() -> None:
     )
     assert {*seen} == {(SIZES[-1],)}
     assert quality.num_examples == 30 and quality.num_agreeing > 0.8 * quality.num_predictions
+
+
+def short_examples(num: int, longest: int) -> Examples:
+    """Rows of up to so many words."""
+    part = tags_examples(num, seed=4)
+    is_word = np.arange(SIZES[-1]) < longest
+    return Examples(inputs={"x": np.where(is_word, part.inputs["x"], 0)}, y=np.where(is_word, part.y, -1))
+
+
+def test_a_device_downloads_the_graphs_for_the_lengths_of_its_rows_alone(tmp_path: Path) -> None:
+    store = MemoryStore(train=short_examples(6, 4), validation=short_examples(3, 8), partition=0)
+    coordinator = requests_of(bundle_of("tags"))
+    run(coordinator, tmp_path, RuntimeTrainer(open_runtime("onnx"), store))
+    assert coordinator.graphs == {f"{kind}.onnx@{size}" for kind in ("train", "evaluate", "infer") for size in (4, 8)}
+    assert coordinator.failures == [] and coordinator.headers[0].telemetry.num_steps == 4
+    # A longer row later: only its graphs are missing.
+    longer = MemoryStore(train=tags_examples(20, seed=5), validation=store.validation, partition=0)
+    later = requests_of(bundle_of("tags"))
+    run(later, tmp_path, SparingTrainer(RuntimeTrainer(open_runtime("onnx"), longer), lambda: None))
+    assert later.graphs == {"train.onnx", "evaluate.onnx", "infer.onnx"}
+
+
+def test_a_device_that_serves_can_predict_rows_of_all_lengths(tmp_path: Path) -> None:
+    store = MemoryStore(train=short_examples(6, 4), validation=short_examples(3, 4), partition=0)
+    coordinator = requests_of(bundle_of("tags"))
+    client = client_of(coordinator, tmp_path, RuntimeTrainer(open_runtime("onnx"), store), runtime=open_runtime("onnx"))
+    client.run()
+    infers = {"infer.onnx", "infer.onnx@4", "infer.onnx@8"}
+    assert coordinator.graphs == {"train.onnx@4", "evaluate.onnx@4"} | infers
+    assert client.predict({"x": np.ones((2, 16), np.int32)}).shape == (2, 16, 3)
+
+
+def test_a_device_that_only_serves_downloads_no_train_graph(tmp_path: Path) -> None:
+    coordinator = requests_of(bundle_of("tags"))
+    publication = replace(coordinator.work.publication, download_id="run.v0.device")
+    coordinator.answer = m.Wait(retry_min_s=0.0, retry_max_s=0.0, newest=publication)
+    store = MemoryStore(train=short_examples(6, 4), validation=short_examples(3, 4), partition=0)
+    client = client_of(coordinator, tmp_path, RuntimeTrainer(open_runtime("onnx"), store), runtime=open_runtime("onnx"))
+    coordinator.stop = lambda: client.stop() if client.served_version else None
+    client.run()
+    assert client.served_version == ("run", 0)
+    assert coordinator.graphs == {"infer.onnx", "infer.onnx@4", "infer.onnx@8"}
+
+
+def test_a_device_reports_a_row_that_no_length_holds_before_it_downloads_graphs(tmp_path: Path) -> None:
+    x = np.ones((3, 20), np.int32)
+    part = Examples(inputs={"x": x}, y=x)
+    coordinator = requests_of(bundle_of("tags"))
+    store = MemoryStore(train=part, validation=part, partition=0)
+    run(coordinator, tmp_path, RuntimeTrainer(open_runtime("onnx"), store))
+    assert coordinator.graphs == set()
+    assert coordinator.failures[0].startswith("training: training examples: row 0: got the length 20, expected at")
 
 
 def test_the_manifest_names_the_graphs_of_each_length() -> None:

@@ -33,6 +33,7 @@ epochs = 4
 [[schedule]]
 from_round = 8
 learning_rate = 0.25
+batch_size = 4
 [stop]
 max_rounds = 9
 """
@@ -43,6 +44,7 @@ def test_each_round_has_the_settings_of_the_changes_before_it() -> None:
     found = [wanted.training_in(number) for number in range(1, 10)]
     assert [each.learning_rate for each in found] == [0.5, 0.5, 0.5, 0.25, 0.125, 0.0625, 0.0625, 0.25, 0.25]
     assert [each.epochs for each in found] == [2, 2, 2, 2, 2, 4, 4, 4, 4]
+    assert [each.batch_size for each in found] == [0] * 7 + [4, 4]
     assert {each.seed for each in found} == {wanted.training.seed}
     assert replace(wanted, schedule=()).training_in(7) == wanted.training
 

@@ -252,7 +252,7 @@ def _graph_parts(prepared: _Prepared, plan: Plan, settings: SimulationSettings, 
     bundle, clients, graphs = prepared.bundle, subject.clients, SharedGraphs()
     fraction, metrics = settings.validation_fraction, settings.own_metrics
     sizes = [size - num_held_out(size, fraction) for size in clients.sizes]
-    trained = bundle.at_batch(plan.training.batch_size)
+    trained = bundle.at_batch(plan.training_in(1).batch_size)
     workload = Workload.of(plan, sizes, trained.manifest.batch_size)
     chosen = choose(settings, subject.app, trained, graphs, workload)
     if chosen.reason:

@@ -96,6 +96,7 @@ class ScheduledChange(_message.Message):
     LEARNING_RATE_FIELD_NUMBER: _builtins.int
     DECAY_FIELD_NUMBER: _builtins.int
     EPOCHS_FIELD_NUMBER: _builtins.int
+    BATCH_SIZE_FIELD_NUMBER: _builtins.int
     from_round: _builtins.int
     """The first Round with this change."""
     learning_rate: _builtins.float
@@ -104,6 +105,8 @@ class ScheduledChange(_message.Message):
     """Factor of the learning rate for each Round after that one."""
     epochs: _builtins.int
     """Passes over the examples; 0: those of the Round before."""
+    batch_size: _builtins.int
+    """Examples of a train step; 0: those of the Round before."""
     def __init__(
         self,
         *,
@@ -111,10 +114,11 @@ class ScheduledChange(_message.Message):
         learning_rate: _builtins.float = ...,
         decay: _builtins.float = ...,
         epochs: _builtins.int = ...,
+        batch_size: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decay", b"decay", "epochs", b"epochs", "from_round", b"from_round", "learning_rate", b"learning_rate"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_size", b"batch_size", "decay", b"decay", "epochs", b"epochs", "from_round", b"from_round", "learning_rate", b"learning_rate"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -5,6 +5,7 @@ Version has verified.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
@@ -12,7 +13,7 @@ from fanin.clients.device.conditions import ShouldContinue
 from fanin.clients.device.models import (
     OpenedModel,
     auxiliary_chunks,
-    graph_chunks,
+    file_chunks,
     manifest_chunks,
     open_auxiliary,
     open_bundle,
@@ -20,6 +21,7 @@ from fanin.clients.device.models import (
     verify_version,
 )
 from fanin.clients.device.storage.protocols import DeviceFolder
+from fanin.edge.bundles.bundle import Bundle
 from fanin.protos.chunks import ChunkRef
 from fanin.protos.errors import InvalidInput
 from fanin.protos.messages import Publication
@@ -38,8 +40,21 @@ class DownloadCalls(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """The parts of a Publication that a device needs.
+
+    Attributes:
+        files: Returns the artifacts of the verified Bundle that are downloaded.
+        auxiliary: Names of the auxiliary tensors that are part of the model.
+    """
+
+    files: Callable[[Bundle], Collection[str]]
+    auxiliary: Sequence[str] = ()
+
+
 class Downloader:
-    """Downloads models into a device's folder, with the graphs of one format.
+    """Downloads models into a device's folder, with graphs of one format.
 
     ``num_bytes`` and ``num_bytes_resumed`` count the newest Assignment or Publication. A repeated fetch of it adds to
     the cost of its earlier tries.
@@ -59,20 +74,20 @@ class Downloader:
         publication: Publication,
         needed: list[ChunkRef],
         should_continue: ShouldContinue,
-        auxiliary: Sequence[str] = (),
+        wanted: Wanted,
     ) -> OpenedModel:
         """Download and verify a Publication's model.
 
         Args:
             publication: The Bundle and the Version.
             needed: Receives the model's Chunks before they are downloaded, so that the caller can keep them even
-                after a failure.
+                after a failure. Those of other graphs in the format are among them: a later Round may need them.
             should_continue: Called before each piece; received pieces are kept if it raises.
-            auxiliary: Names of the auxiliary tensors that are part of the model.
+            wanted: The parts that are downloaded.
 
         Raises:
             Interrupted: ``should_continue`` raised it.
-            InvalidInput: The Bundle or the Version does not verify.
+            InvalidInput: The Bundle or the Version does not verify, or ``wanted.files`` raised it.
         """
         if self._download_id != publication.download_id:
             self._download_id, self.num_bytes, self.num_bytes_resumed = publication.download_id, 0, 0
@@ -89,14 +104,14 @@ class Downloader:
         try:
             bundle = open_bundle(publication, self._trusted, chunks.read)
             verify_version(publication, bundle, records.highest_version(publication.run_id))
-            graphs = graph_chunks(bundle, self._graph_format)
-            tensors = auxiliary_chunks(publication, bundle, auxiliary)
-            needed += (*graphs, *publication.version.parameters.chunks, *tensors)
-            await get("graphs", graphs)
+            tensors = auxiliary_chunks(publication, bundle, wanted.auxiliary)
+            all_graphs = file_chunks(bundle, bundle.manifest.files(self._graph_format))
+            needed += (*all_graphs, *publication.version.parameters.chunks, *tensors)
+            await get("graphs", file_chunks(bundle, wanted.files(bundle)))
             await get("parameters", publication.version.parameters.chunks)
             await get("auxiliary tensors", tensors)
             parameters = open_parameters(publication, bundle, chunks.read)
-            opened = {name: open_auxiliary(publication, bundle, name, chunks.read) for name in auxiliary}
+            opened = {name: open_auxiliary(publication, bundle, name, chunks.read) for name in wanted.auxiliary}
         except InvalidInput:
             # The bytes may be damaged on this disk: remove damaged Chunks, and the next try downloads them again.
             chunks.remove_damaged(needed)

@@ -9,13 +9,15 @@ call blocks its thread, so no await suspends, and ``run_blocking`` needs no even
 
 import logging
 import random
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final, Protocol, TypeVar, assert_never
 
 from fanin.clients.device.conditions import Conditions, Interrupted, ShouldContinue
-from fanin.clients.device.downloads import DownloadCalls, Downloader
-from fanin.clients.device.models import OpenedModel, graph_chunks
+from fanin.clients.device.downloads import DownloadCalls, Downloader, Wanted
+from fanin.clients.device.models import OpenedModel, file_chunks, served_files, trained_files
 from fanin.clients.device.serving import Serving
 from fanin.clients.device.session import events as e
 from fanin.clients.device.session.machine import Session
@@ -31,8 +33,10 @@ from fanin.clients.device.updates import (
     begin_stages,
     downlink_names,
     header_of,
+    row_sizes,
     state_label,
 )
+from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.codecs.fixed import CODECS
 from fanin.edge.codecs.known import known_stages
 from fanin.edge.codecs.stage import Stage
@@ -181,13 +185,14 @@ class SessionDriver:
             case e.Poll():
                 return e.Answered(answer=await calls.check_in(self._check_in()))
             case e.Refresh():
-                await self._fetch(action.publication)
+                await self._fetch(action.publication, Wanted(files=self._served_files))
                 return e.Refreshed()
             case e.Fetch():
                 self._check_fit(action.assignment)
                 self._stages = stages_of(action.assignment.stages)
                 names = downlink_names(action.assignment, self._stages)
-                await self._fetch(action.assignment.publication, names)
+                files = partial(self._trained_files, action.assignment)
+                await self._fetch(action.assignment.publication, Wanted(files=files, auxiliary=names))
                 return e.Fetched()
             case e.Train():
                 await self._train(action.assignment)
@@ -210,6 +215,16 @@ class SessionDriver:
             raise InvalidInput(self._unfit.reason)
         self._unfit = None
 
+    @contextmanager
+    def _reporting_unfit(self, bundle: Bundle) -> Iterator[None]:
+        """Raise InvalidInput for examples that do not fit a Bundle, also for its next Assignments (``_check_fit``)."""
+        try:
+            yield
+        except UnfitExamples as exc:
+            reason = f"training: {exc}"
+            self._unfit = UnfitBundle(bundle_sha256=bundle.sha256, reason=reason, has_changed=exc.has_changed)
+            raise InvalidInput(reason) from exc
+
     def _check_in(self) -> m.CheckIn:
         trainer, serving = self._parts.trainer, self._parts.serving
         capabilities = m.Capabilities(
@@ -221,11 +236,21 @@ class SessionDriver:
         served = None if serving is None else serving.latest
         return m.CheckIn(protocol=m.PROTOCOL, capabilities=capabilities, wait_s=CHECK_IN_WAIT_S, served=served)
 
-    async def _fetch(self, publication: m.Publication, auxiliary: Sequence[str] = ()) -> None:
+    def _served_files(self, bundle: Bundle) -> frozenset[str]:
+        return served_files(bundle, self._parts.trainer.graph_format)
+
+    def _trained_files(self, assignment: m.Assignment, bundle: Bundle) -> frozenset[str]:
+        trainer = self._parts.trainer
+        with self._reporting_unfit(bundle):
+            sizes = row_sizes(trainer, bundle)
+        files = trained_files(bundle, trainer.graph_format, assignment.training.batch_size, sizes)
+        return files if self._parts.serving is None else files | self._served_files(bundle)
+
+    async def _fetch(self, publication: m.Publication, wanted: Wanted) -> None:
         needed: list[ChunkRef] = []
         serving, should_continue = self._parts.serving, self._parts.conditions.should_continue
         try:
-            model = await self._downloader.fetch(publication, needed, should_continue, auxiliary)
+            model = await self._downloader.fetch(publication, needed, should_continue, wanted)
             local = local_values(self._parts.store.locals, model.bundle, publication.run_id)
             self._model = replace(model, local=local)
             if serving is not None:
@@ -261,19 +286,17 @@ class SessionDriver:
             staging = begin_stages(assignment, self._stages, model, store.states)
             local = local_values(store.locals, model.bundle, assignment.run_id, before=assignment.round)
             prepared = replace(model, local=local, inputs=staging.inputs(table.num_values))
-            change = await host.train(prepared, assignment, self._parts.conditions.should_continue)
+            with self._reporting_unfit(model.bundle):
+                change = await host.train(prepared, assignment, self._parts.conditions.should_continue)
             telemetry = self._telemetry(change, host.now() - started_s)
             staged = apply_stages(assignment, table, change, staging)
             header = header_of(assignment, staged.encoded, change.counts, telemetry)
             keep_local(store.locals, model.bundle, assignment, change.local)
         except InvalidBundle:
             # A graph was damaged on this disk after its download: the next try downloads it again.
-            store.chunks.remove_damaged(graph_chunks(model.bundle, self._parts.trainer.graph_format))
+            files = model.bundle.manifest.files(self._parts.trainer.graph_format)
+            store.chunks.remove_damaged(file_chunks(model.bundle, files))
             raise
-        except UnfitExamples as exc:
-            reason = f"training: {exc}"
-            self._unfit = UnfitBundle(bundle_sha256=model.bundle.sha256, reason=reason, has_changed=exc.has_changed)
-            raise InvalidInput(reason) from exc
         except ValueError as exc:
             raise InvalidInput(f"training: {exc}") from exc
         if staging.has_state:

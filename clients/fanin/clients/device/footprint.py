@@ -12,13 +12,14 @@ Use it only in a process that is nothing but a device (``fanin join``). Inside a
 import ctypes
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
 from fanin.clients.device.conditions import ShouldContinue
 from fanin.clients.device.models import OpenedModel
-from fanin.clients.device.updates import Change, Trainer
+from fanin.clients.device.updates import Change, Trainer, row_sizes
+from fanin.edge.bundles.bundle import Bundle
 from fanin.protos.messages import Assignment
 
 SMAPS: Final = Path("/proc/self/smaps")
@@ -58,6 +59,10 @@ class SparingTrainer:
     def graph_format(self) -> str:
         """The format of the graphs that the trainer runs."""
         return self._trainer.graph_format
+
+    def row_sizes(self, bundle: Bundle) -> Collection[int]:
+        """See SizingTrainer."""
+        return row_sizes(self._trainer, bundle)
 
     def train(self, model: OpenedModel, assignment: Assignment, should_continue: ShouldContinue) -> Change:
         """See Trainer."""

@@ -1,7 +1,7 @@
 """The open graphs of one Bundle, kept between the Rounds of a device.
 
 ``train`` and ``evaluate`` receive the parameters as inputs, so one open graph serves every Version of its Bundle. The
-train graph of one batch size is open at a time, because a Run has one.
+train graph of one batch size is open at a time, because a Round has one.
 ``infer`` is opened for each Version: its slots are filled before the runtime optimizes the graph. The graphs of a
 Bundle are closed before those of another one are opened.
 """

@@ -12,8 +12,10 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from fanin.edge.bundles.bundle import MAX_MANIFEST_BYTES, Bundle, SignedManifest
+from fanin.edge.bundles.manifest import DEVICE_SIGNATURES, Manifest
 from fanin.edge.bundles.versions import check_version
 from fanin.edge.codecs.vector import VectorLayout
+from fanin.edge.runtimes.models import PREPROCESS
 from fanin.edge.tensors import Float32s, TensorTable, decode_parameters
 from fanin.protos.chunks import Artifact, ChunkRef, assemble
 from fanin.protos.errors import InvalidBundle, InvalidInput, InvalidVersion
@@ -71,11 +73,39 @@ def open_bundle(publication: Publication, trusted: Collection[str], read: Callab
     return Bundle.open(signed, trusted=trusted, read=read)
 
 
-def graph_chunks(bundle: Bundle, graph_format: str) -> tuple[ChunkRef, ...]:
-    """Return the Chunks of all graphs in one format, or those of the arrays of a Bundle without graphs."""
-    return tuple(
-        ref for name in sorted(bundle.manifest.files(graph_format)) for ref in bundle.manifest.artifacts[name].chunks
-    )
+def trained_files(bundle: Bundle, graph_format: str, batch_size: int, sizes: Collection[int]) -> frozenset[str]:
+    """Return the artifacts that a device needs for a training, beside the parameters of the Version.
+
+    Args:
+        bundle: The verified Bundle. It may have graphs for other batch sizes and for other lengths.
+        graph_format: The format of the device's runtime.
+        batch_size: Batch size of the Assignment; 0 for the Bundle's own.
+        sizes: The lengths that the device's rows need; of no importance for a Bundle with one length.
+
+    Raises:
+        InvalidInput: The Bundle has no train graph for the batch size.
+    """
+    return _files(bundle.manifest.at_batch(batch_size), graph_format, DEVICE_SIGNATURES, sizes)
+
+
+def served_files(bundle: Bundle, graph_format: str) -> frozenset[str]:
+    """Return the artifacts that a device needs for predictions, beside the parameters of the Version.
+
+    ``infer`` of all lengths is among them, because an app may predict rows of any length at any time.
+    """
+    lengths = bundle.manifest.lengths
+    return _files(bundle.manifest, graph_format, ("infer",), () if lengths is None else lengths.sizes)
+
+
+def _files(manifest: Manifest, graph_format: str, kinds: Collection[str], sizes: Collection[int]) -> frozenset[str]:
+    lengths = manifest.lengths
+    names = {*kinds} if lengths is None else {lengths.signature(kind, size) for kind in kinds for size in sizes}
+    return manifest.files(graph_format, {*names, PREPROCESS})
+
+
+def file_chunks(bundle: Bundle, names: Collection[str]) -> tuple[ChunkRef, ...]:
+    """Return the Chunks of artifacts."""
+    return tuple(ref for name in sorted(names) for ref in bundle.manifest.artifacts[name].chunks)
 
 
 def verify_version(publication: Publication, bundle: Bundle, seen: int) -> None:

@@ -23,10 +23,11 @@ import numpy as np
 
 from fanin.clients.device.models import (
     OpenedModel,
-    graph_chunks,
+    file_chunks,
     manifest_chunks,
     open_bundle,
     open_parameters,
+    served_files,
     verify_version,
 )
 from fanin.clients.device.storage.cache import Cache
@@ -153,7 +154,7 @@ class Serving:
         )
 
     def _chunks(self, publication: Publication, bundle: Bundle) -> tuple[str, ...]:
-        graphs = graph_chunks(bundle, self._runtime.graph_format)
+        graphs = file_chunks(bundle, served_files(bundle, self._runtime.graph_format))
         refs = (*manifest_chunks(publication), *graphs, *publication.version.parameters.chunks)
         return tuple(ref.sha256 for ref in refs)
 

@@ -18,7 +18,8 @@ Reference:
 """
 
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
@@ -27,7 +28,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fanin.clients.data.batching import batches, batches_in_order, num_batches
-from fanin.clients.data.examples import Examples
+from fanin.clients.data.examples import Examples, Y
 from fanin.clients.data.stores import ExampleStore, MemoryStore, snapshot
 from fanin.clients.device.conditions import ShouldContinue
 from fanin.clients.device.graphs import BundleGraphs
@@ -73,6 +74,10 @@ class RuntimeTrainer:
     def graph_format(self) -> str:
         """The format of the runtime's graphs."""
         return self._graphs.graph_format
+
+    def row_sizes(self, bundle: Bundle) -> Collection[int]:
+        """Return the lengths of the rows that the next training uses. See SizingTrainer."""
+        return self._data.row_sizes(bundle)
 
     def train(self, model: OpenedModel, assignment: m.Assignment, should_continue: ShouldContinue) -> Change:
         """Validate the Version, then run local SGD from it. See Trainer.
@@ -206,6 +211,24 @@ class LocalData:
         self._store = store
         self._metrics = metrics
         self._mapped: dict[str, _Mapped] = {}
+        self._next: MemoryStore | None = None
+
+    def row_sizes(self, bundle: Bundle) -> Collection[int]:
+        """Return the lengths of the rows that ``examples`` returns next, also if the store changes before.
+
+        Raises:
+            UnfitExamples: A row is longer than the longest length.
+            InvalidInput: The store cannot be read.
+        """
+        now, self._next = snapshot(self._store), None
+        lengths = bundle.manifest.lengths
+        assert lengths is not None, "a Bundle with one length has no choice of graphs"
+        sizes: set[int] = set()
+        for name, part in (("training", now.train), ("validation", now.validation)):
+            with self._fitting(now, f"{name} examples: "):
+                sizes |= {*lengths.sizes_of({**part.inputs, Y: part.y}).tolist()}
+        self._next = now
+        return sizes
 
     def examples(self, bundle: Bundle) -> MemoryStore:
         """Return the store's current examples as inputs of the Bundle's model.
@@ -214,12 +237,18 @@ class LocalData:
             UnfitExamples: The examples do not fit the model.
             InvalidInput: The store cannot be read.
         """
-        now = snapshot(self._store)
-        try:
+        now, self._next = self._next or snapshot(self._store), None
+        with self._fitting(now):
             return self._fitted(bundle, now)
+
+    @contextmanager
+    def _fitting(self, now: MemoryStore, what: str = "") -> Iterator[None]:
+        """Raise UnfitExamples for a ValueError about the store's current examples."""
+        try:
+            yield
         except ValueError as exc:
             seen = weakref.ref(now.train), weakref.ref(now.validation)
-            raise UnfitExamples(str(exc), partial(self._has_changed, *seen)) from exc
+            raise UnfitExamples(f"{what}{exc}", partial(self._has_changed, *seen)) from exc
 
     def _fitted(self, bundle: Bundle, now: MemoryStore) -> MemoryStore:
         parts = {"training": now.train, "validation": now.validation}

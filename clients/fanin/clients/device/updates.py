@@ -5,11 +5,11 @@ never with the newest one, and their random numbers are derived from the Assignm
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
-from typing import Final, Protocol
+from typing import Final, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from fanin.clients.device.conditions import ShouldContinue
 from fanin.clients.device.models import OpenedModel
 from fanin.clients.device.storage.protocols import StoredStates
 from fanin.clients.device.storage.states import StateLabel
+from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.codecs.fixed import Encoded
 from fanin.edge.codecs.pipeline import (
     StagedUpdate,
@@ -110,6 +111,34 @@ class Trainer(Protocol):
             InvalidInput: The graph does not fit the model.
         """
         ...
+
+
+@runtime_checkable
+class SizingTrainer(Trainer, Protocol):
+    """A Trainer that knows the lengths of its rows before it trains."""
+
+    def row_sizes(self, bundle: Bundle) -> Collection[int]:
+        """Return those of a Bundle's lengths whose graphs the next training runs.
+
+        Raises:
+            UnfitExamples: The examples do not fit the model.
+            InvalidInput: The examples cannot be read.
+        """
+        ...
+
+
+def row_sizes(trainer: Trainer, bundle: Bundle) -> Collection[int]:
+    """Return the lengths whose graphs a Trainer needs: all of the Bundle's, unless it knows its rows.
+
+    Raises:
+        UnfitExamples: The examples do not fit the model.
+        InvalidInput: The examples cannot be read.
+    """
+    if bundle.manifest.lengths is None:
+        return ()
+    if not isinstance(trainer, SizingTrainer):
+        return bundle.manifest.lengths.sizes
+    return trainer.row_sizes(bundle)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

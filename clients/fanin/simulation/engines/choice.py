@@ -59,11 +59,13 @@ class Workload:
         num_epochs: Epochs of a client that trains in each Round.
         together: Clients that begin on one Version: the cohort, or with buffered Rounds the buffer.
         batches: Batches of an epoch of each client.
+        has_one_size: Whether all Rounds have one batch size.
     """
 
     num_epochs: int
     together: int
     batches: tuple[int, ...]
+    has_one_size: bool = True
 
     @classmethod
     def of(cls, plan: Plan, sizes: Sequence[int], batch_size: int) -> "Workload":
@@ -82,6 +84,7 @@ class Workload:
             num_epochs=sum((until - since) * plan.training_in(since).epochs for since, until in pairwise(starts)),
             together=min(cohort.buffer if plan.aggregation.max_staleness else cohort.concurrency, len(sizes)),
             batches=tuple(-(-size // batch_size) for size in sizes),
+            has_one_size=len({plan.training_in(since).batch_size or batch_size for since in starts[:-1]}) == 1,
         )
 
     def graph_seconds(self, step_s: float) -> float:
@@ -145,11 +148,9 @@ def choose(settings: SimulationSettings, app: "App", bundle: Bundle, runtime: Ru
         if graph_s < LEAST_TRACE_S:
             reason = f"graph trains all rounds in {graph_s:.2g} s, and vmap begins with a trace of the module"
             return Chosen(engine="graph", reason=f"engine graph: {reason}; {REPEAT_GRAPH}")
-    from fanin.edge.export.vectorized.step import VectorStep
-
     began_s = time.perf_counter()
     try:
-        step = VectorStep(app.for_batches(bundle.manifest.batch_size))
+        step = _vector_step(app, bundle, workload)
     except UnsupportedModel as exc:
         if engine == "vmap":
             raise
@@ -168,6 +169,17 @@ def choose(settings: SimulationSettings, app: "App", bundle: Bundle, runtime: Ru
     # The trace is done. It would be done again.
     again = "" if vmap_s + trace_s < graph_s else ", and engine='graph' is faster next time"
     return Chosen(engine="vmap", step=step, reason=f"engine vmap: {reason}; engine='vmap' repeats this choice{again}")
+
+
+def _vector_step(app: "App", bundle: Bundle, workload: Workload) -> "VectorStep":
+    from fanin.edge.export.vectorized.step import VectorStep
+
+    if not workload.has_one_size:
+        raise UnsupportedModel(
+            "simulate: the schedule of the Plan changes the batch size, and the engine vmap has a step of one size; "
+            "use engine='graph'"
+        )
+    return VectorStep(app.for_batches(bundle.manifest.batch_size))
 
 
 def _vmap_seconds(step: "VectorStep", bundle: Bundle, num_clients: int) -> float:

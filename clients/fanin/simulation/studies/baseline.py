@@ -80,19 +80,26 @@ class Baseline:
         Raises:
             InvalidInput: The loss is no longer finite.
         """
-        step = self.graphs.open_train(self._trained)
         parameters = self.bundle.completed(self.bundle.initial_parameters())
-        state, stream = step.begin(parameters), self._batches()
+        rng = np.random.default_rng((STREAM, self.plan.training.seed))
+        trained = self.bundle.at_batch(self.plan.training_in(1).batch_size)
+        state, stream = self.graphs.open_train(trained).begin(parameters), self._batches(trained, rng)
         rows, num_steps = [], 0
         for row in rounds:
             losses = []
             training = self.plan.training_in(max(row.round, 1))
+            size = self.bundle.at_batch(training.batch_size).manifest.batch_size
+            if size != trained.manifest.batch_size:
+                trained = self.bundle.at_batch(size)
+                stream = self._batches(trained, rng)
+            step = self.graphs.open_train(trained)
             settings = StepSettings(
                 learning_rate=training.learning_rate,
                 random_key=random_key(training.seed, 0, 0),
                 optimizer=training.optimizer,
             )
-            num = self._num_steps([each for each in clients if each.round == row.round], training.epochs)
+            num_batches = [-(-each.num_examples // size) for each in clients if each.round == row.round]
+            num = training.epochs * sum(num_batches)
             for number in range(num):
                 rate = rate_of_step(training, number, num)
                 state, loss = step(state, next(stream), replace(settings, learning_rate=rate))
@@ -116,20 +123,10 @@ class Baseline:
             )
         return tuple(rows)
 
-    @property
-    def _trained(self) -> Bundle:
-        """The Bundle with the train graph for the batch size of the Plan."""
-        return self.bundle.at_batch(self.plan.training.batch_size)
-
-    def _num_steps(self, clients: Sequence[ClientRow], epochs: int) -> int:
-        size = self._trained.manifest.batch_size
-        return sum(epochs * -(-client.num_examples // size) for client in clients)
-
-    def _batches(self) -> Iterator[PaddedBatch]:
-        """Yield batches without end, each epoch in a new random order."""
-        rng = np.random.default_rng((STREAM, self.plan.training.seed))
+    def _batches(self, trained: Bundle, rng: np.random.Generator) -> Iterator[PaddedBatch]:
+        """Yield batches for a train graph without end, each epoch in a new random order."""
         while True:
-            yield from batches(self.train, self._trained.manifest.batch_size, rng, self.bundle.manifest.lengths)
+            yield from batches(self.train, trained.manifest.batch_size, rng, trained.manifest.lengths)
 
     def _tested(self, parameters: Float32s) -> tuple[float, float]:
         """Return loss and accuracy on the test data; NaN if there is none."""

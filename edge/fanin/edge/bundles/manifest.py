@@ -318,11 +318,17 @@ class Manifest:
         formats = [set(signature.graphs) for signature in self.signatures.values()]
         return tuple(sorted(set.intersection(*formats))) if formats else (NO_GRAPHS,)
 
-    def files(self, graph_format: str) -> frozenset[str]:
-        """Return the artifacts that a device of this format needs beside the parameters of a Version."""
+    def files(self, graph_format: str, signatures: Collection[str] | None = None) -> frozenset[str]:
+        """Return the artifacts that a device of this format needs beside the parameters of a Version.
+
+        Args:
+            graph_format: The format of its runtime.
+            signatures: The Signatures that it runs, known or not; None for all.
+        """
         if graph_format == NO_GRAPHS and not self.signatures:
             return frozenset(self.artifacts) - {self.initial}
-        graphs = (signature.graphs.get(graph_format, "") for signature in self.signatures.values())
+        names = self.signatures.keys() & (self.signatures.keys() if signatures is None else signatures)
+        graphs = (self.signatures[name].graphs.get(graph_format, "") for name in names)
         return (frozenset(graphs) | {"" if self.local is None else self.local.initial}) - {""}
 
 

@@ -36,6 +36,16 @@ class ScheduledChange:
             at_most=MAX_EPOCHS,
         ),
     ] = 0
+    batch_size: Annotated[
+        int,
+        Key(
+            text="Examples of a train step: one of the batch sizes of the Bundle. With another one the Run does not "
+            "start. 0: those of the Round before.",
+            unit="examples",
+            at_least=0,
+            at_most=MAX_TIMES,
+        ),
+    ] = 0
 
 
 def training_in(training: Training, schedule: Sequence[ScheduledChange], round_number: int) -> Training:
@@ -49,13 +59,16 @@ def training_in(training: Training, schedule: Sequence[ScheduledChange], round_n
         schedule: The changes, in the order of their Rounds.
         round_number: The Round.
     """
-    rate, epochs, decay, since = training.learning_rate, training.epochs, 1.0, round_number
+    rate, epochs, batch_size = training.learning_rate, training.epochs, training.batch_size
+    decay, since = 1.0, round_number
     for change in schedule:
         if change.from_round > round_number:
             break
         rate = change.learning_rate or _decayed(rate, decay, change.from_round - since)
-        epochs, decay, since = change.epochs or epochs, change.decay, change.from_round
-    return replace(training, learning_rate=_decayed(rate, decay, round_number - since), epochs=epochs)
+        epochs, batch_size = change.epochs or epochs, change.batch_size or batch_size
+        decay, since = change.decay, change.from_round
+    rate = _decayed(rate, decay, round_number - since)
+    return replace(training, learning_rate=rate, epochs=epochs, batch_size=batch_size)
 
 
 def rate_of_step(training: Training, step: int, num_steps: int) -> float:

@@ -155,10 +155,13 @@ def _check_plan(start: StartRun, setup: RunSetup) -> None:
     _check_optimizer(start.run_id, training.optimizer, manifest)
     _check_control(start.run_id, setup)
     _check_num_devices(start)
-    try:
-        manifest.at_batch(training.batch_size)
-    except InvalidInput as exc:
-        raise InvalidPlan(f"run {start.run_id}: [training] {exc}") from exc
+    sizes = [("[training]", training.batch_size)]
+    sizes += [(f"[[schedule]] from Round {each.from_round} on:", each.batch_size) for each in start.plan.schedule]
+    for place, size in sizes:
+        try:
+            manifest.at_batch(size)
+        except InvalidInput as exc:
+            raise InvalidPlan(f"run {start.run_id}: {place} {exc}") from exc
 
 
 def _check_optimizer(run_id: str, changes: Mapping[str, float], manifest: Manifest) -> None:
@@ -184,6 +187,7 @@ def _check_no_graphs(start: StartRun, setup: RunSetup) -> None:
     is_set = {
         "training.proximal_weight": plan.training.proximal_weight > 0.0,
         "training.batch_size": plan.training.batch_size > 0,
+        "schedule.batch_size": any(change.batch_size for change in plan.schedule),
         "training.optimizer": bool(plan.training.optimizer),
         "training.warmup_steps": plan.training.warmup_steps > 0,
         "training.step_decay": bool(plan.training.step_decay),

@@ -1,8 +1,8 @@
 """A train step, an evaluation and a prediction over the graphs of several lengths.
 
 A batch has one length, which chooses the graph. A graph is opened for the first batch of its length, and stays open:
-batches of all lengths take turns. The state of a training has the same form for each length, so it passes from graph to
-graph as a value.
+batches of all lengths take turns. A device has only the graphs for the lengths of its rows. The state of a training
+has the same form for each length, so it passes from graph to graph as a value.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -35,8 +35,6 @@ class GraphsByLength(Generic[Graph]):
     def __init__(self, bundle: Bundle, open_one: Callable[[Bundle], Graph]) -> None:
         self._bundle, self._open_one = bundle, open_one
         self._graphs: dict[int, Graph] = {}
-        # A Bundle whose longest graph does not open is refused before the first batch, as without lengths.
-        self.of(lengths_of(bundle.manifest).longest)
 
     def of(self, size: int) -> Graph:
         """Return the graph for one of the Bundle's lengths."""
