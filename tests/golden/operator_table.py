@@ -195,7 +195,7 @@ FUNCTIONS: Final[Mapping[str, Mapping[str, Function]]] = {
         "normalize": lambda x: F.normalize(x),
         "cumsum": lambda x: x.cumsum(1),
         "cumprod": lambda x: (0.2 * x + 1.0).cumprod(1),
-        "logcumsumexp": lambda x: x.logcumsumexp(1),
+        "logcumsumexp": lambda x: (100.0 * x).logcumsumexp(1),
         "cummax": lambda x: x.cummax(1).values,
         "sort": lambda x: x.sort(1).values,
         "topk": lambda x: x.topk(4, 1).values,

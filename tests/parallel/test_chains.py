@@ -7,7 +7,13 @@ import numpy as np
 import pytest
 
 from fanin.clients.data.digits import load_digits
-from fanin.datacenter.config.settings import DataSettings, LayoutSettings, ModelSettings, StopSettings
+from fanin.datacenter.config.settings import (
+    CheckpointSettings,
+    DataSettings,
+    LayoutSettings,
+    ModelSettings,
+    StopSettings,
+)
 from fanin.datacenter.config.train_config import TrainConfig
 from fanin.datacenter.jobs.job import train
 from fanin.datacenter.jobs.launch import launch
@@ -70,12 +76,6 @@ WITHOUT_ROWS = replace(LAYOUT, plan={name: style for name, style in LAYOUT.plan.
             r"layout: for the same \d+ samples got the loss .* let the forward take the number of",
         ),
         (
-            "scaled",
-            "pp=2",
-            LAYOUT,
-            r"layout: for the same \d+ samples got the loss .* name every module of the forward",
-        ),
-        (
             "rows",
             "tp=2",
             WITHOUT_ROWS,
@@ -88,3 +88,11 @@ def test_a_module_that_a_mesh_would_train_as_another_is_refused(
 ) -> None:
     with pytest.raises(InvalidInput, match=error):
         launch(config_of(tmp_path, app, mesh, layout), 2, tmp_path / "job")
+
+
+def test_a_job_that_resumes_on_another_mesh_is_compared(tmp_path: Path) -> None:
+    checkpoints = CheckpointSettings(folder=tmp_path / "checkpoints")
+    train(replace(config_of(tmp_path, "scaled", "none"), checkpoints=checkpoints), 0, 1)
+    config = replace(config_of(tmp_path, "scaled", "pp=2"), checkpoints=checkpoints, stop=StopSettings(steps=4))
+    with pytest.raises(InvalidInput, match=r"for the same \d+ samples got the loss .* name every module of the forw"):
+        launch(config, 2, tmp_path / "job")

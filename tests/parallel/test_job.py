@@ -189,9 +189,18 @@ def test_data_that_a_decoder_cannot_read_is_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("layout", "expected"),
     [
-        (LayoutSettings(layers="blocks", num_layers=2), "has no 'blocks', expected names of its modules"),
-        (LayoutSettings(layers="layers", num_layers=2, outputs=("tail",)), "has no 'tail'"),
-        (LayoutSettings(layers="layers", num_layers=2), "got num_layers 2, but layers of .* has 4"),
+        (
+            LayoutSettings(layers="blocks", num_layers=2),
+            "got 'blocks', which is no module of the model, expected names",
+        ),
+        (
+            LayoutSettings(layers="layers", num_layers=2, outputs=("tail",)),
+            "got 'tail', which is no module of the model",
+        ),
+        (
+            LayoutSettings(layers="layers", num_layers=2),
+            "got num_layers 2, expected 4, the number of modules in layers",
+        ),
     ],
 )
 def test_names_that_are_not_the_modules_are_told(tmp_path: Path, layout: LayoutSettings, expected: str) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -89,6 +90,17 @@ def test_the_family_trains_in_double_precision(fanin: Fanin, config: Path, tmp_p
         assert (done.status, done.err) == (0, "")
         losses.append(json.loads(out.read_text())["loss"])
     assert losses[1] == pytest.approx(losses[0], rel=0, abs=1e-10)
+
+
+def test_a_forward_outside_of_the_layout_is_refused(fanin: Fanin, config: Path, site: Path) -> None:
+    source = site / "conv_family.py"
+    built = "return nn.Sequential(OrderedDict("
+    changed = source.read_text().replace(built, "return Doubled(OrderedDict(")
+    assert changed != source.read_text()
+    doubled = "class Doubled(nn.Sequential):\n    def forward(self, x):\n        return 2 * super().forward(x)\n"
+    source.write_text(f"{changed}\n\n{doubled}")
+    error = one_line(fanin("train", config, "--mesh", "pp=2"), "train")
+    assert re.match(r"model: layout: for the same \d+ samples got the loss .* on mesh pp=2 .* name every module", error)
 
 
 def test_an_axis_that_the_layout_says_nothing_of_is_refused(fanin: Fanin, config: Path) -> None:

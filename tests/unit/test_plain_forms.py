@@ -10,6 +10,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
 from fanin.edge.export.decompositions import ordering, resampling, selection
+from fanin.edge.export.decompositions.tables import ONNX, TFLITE, Forms
 from fanin.edge.export.modules.plain.functions import PlainFunctions
 
 aten = torch.ops.aten
@@ -186,6 +187,19 @@ def test_an_order_is_torchs(dim: int, descending: bool) -> None:
     torch.testing.assert_close(ordering.sort(x, dim, descending), tuple(expected), **CLOSE)
     x = torch.randn(6, 3, 5, dtype=torch.float64)
     torch.testing.assert_close(ordering.topk(x, 3, dim, descending), tuple(x.topk(3, dim, descending)), **CLOSE)
+
+
+@pytest.mark.parametrize("dim", [0, -1])
+def test_log_sums_of_beginnings_far_below_the_maximum_are_torchs(dim: int) -> None:
+    x = 1000.0 * torch.randn(6, 3, 5, dtype=torch.float64)
+    x[:2, 1], x[..., 2:] = -torch.inf, x[..., 2:] + 5000.0
+    torch.testing.assert_close(ordering.logcumsumexp(x, dim), x.logcumsumexp(dim), **CLOSE)
+
+
+@pytest.mark.parametrize("forms", [ONNX, TFLITE], ids=lambda forms: forms.graph_format)
+def test_both_formats_and_both_kinds_of_graphs_have_the_form_of_log_sums(forms: Forms) -> None:
+    for table in (forms.for_training(), forms.for_inference()):
+        assert table[aten.logcumsumexp.default] is ordering.logcumsumexp
 
 
 @pytest.mark.parametrize("shift", [0.0, 0.5])

@@ -32,7 +32,7 @@ def check_family(family: AnyFamily, config: object, *, length: int = 8, toleranc
 
     Raises:
         AssertionError: the family breaks the contract. The text says how.
-        InvalidInput: the layout names modules that do not exist, or not all parameters.
+        InvalidInput: the layout does not describe the module, or leaves out parameters.
     """
     assert dataclasses.is_dataclass(family.config), f"config: got {family.config!r}, expected a dataclass"
     assert isinstance(config, family.config), f"config: got {config!r}, expected a {family.config.__name__}"
@@ -41,7 +41,7 @@ def check_family(family: AnyFamily, config: object, *, length: int = 8, toleranc
     length = min(length, tokens.positions or length)
     inputs = torch.arange(NUM_SAMPLES * length).reshape(NUM_SAMPLES, length) % tokens.vocabulary
     _check_seed(model, module)
-    _check_names(model.layout, module)
+    check_layout(model.layout, module)
     _check_passes(module, inputs, tokens.vocabulary)
     if not tokens.masked:
         _check_causal(module, inputs, tokens.vocabulary)
@@ -65,21 +65,6 @@ def _check_seed(model: FamilyModel, module: nn.Module) -> None:
     assert list(again) == list(values), "build: the same seed gave other names"
     assert all(torch.equal(again[name], values[name]) for name in values), "build: the same seed gave other parameters"
     assert any(not torch.equal(other[name], values[name]) for name in values), "build: another seed gave the same ones"
-
-
-def _check_names(layout: Layout, module: nn.Module) -> None:
-    check_layout(
-        layout,
-        {name for name, _ in module.named_modules(remove_duplicate=False)},
-        {name for name, _ in module.named_parameters(remove_duplicate=False)},
-    )
-    num_layers = len(list(module.get_submodule(layout.layers).children())) if layout.layers else 1
-    assert layout.sizes.num_layers == num_layers, (
-        f"layout: got num_layers {layout.sizes.num_layers}, but {layout.layers} has {num_layers}"
-    )
-    if layout.tied is not None:
-        copied, original = (module.get_parameter(name) for name in layout.tied)
-        assert copied is original, f"layout: {' and '.join(layout.tied)} are two parameters, expected one (tied)"
 
 
 def _check_passes(module: nn.Module, inputs: Tensor, vocabulary: int) -> None:

@@ -29,7 +29,6 @@ from fanin.datacenter.config.records import row_of
 from fanin.datacenter.config.settings import SAFETENSORS
 from fanin.datacenter.config.train_config import TrainConfig
 from fanin.datacenter.files.jobfiles import SEED_FILE
-from fanin.datacenter.jobs.comparison import whole_loss
 from fanin.datacenter.parallel.engine import Engine
 from fanin.datacenter.parallel.transforms.meta import drop_values
 from fanin.datacenter.ranks.first import on_first_rank
@@ -47,13 +46,11 @@ class InitialValues:
         path: A file, or the index of several; None if the engine has the values, or loads them from a checkpoint.
         aside: Patterns for names of further tensors in the file, which are ignored.
         cast: Whether to convert other floating-point dtypes.
-        loss: The loss of an App's whole module, which the mesh must have; None if there is nothing to compare.
     """
 
     path: Path | None = None
     aside: tuple[str, ...] = ()
     cast: bool = False
-    loss: float | None = None
 
     def load(self, engine: Engine) -> None:
         """Load this rank's slices. A collective. Raises InvalidInput if the file does not fit the model."""
@@ -80,9 +77,6 @@ def initial_values(config: TrainConfig, job: JobModel, num_ranks: int, folder: P
 
     def decide(alive: Callable[[], None]) -> tuple[InitialValues, dict[str, Tensor]]:
         values = _values(config, job, alive, _seed_file(folder) if spread else None)
-        mesh = config.parallel.mesh
-        if values.path is not None and job.app is not None and (mesh.pp > 1 or mesh.tp > 1):
-            values = replace(values, loss=whole_loss(config, job, values.path))
         return values, dict(module.named_buffers()) if spread and job.app is not None else {}
 
     values, buffers = on_first_rank(decide)

@@ -42,13 +42,14 @@ from fanin.datacenter.files.jobfiles import (
     write_result,
 )
 from fanin.datacenter.jobs.balance import balance_pipeline
-from fanin.datacenter.jobs.comparison import check_loss
+from fanin.datacenter.jobs.comparison import Comparison
 from fanin.datacenter.jobs.initial import initial_values
 from fanin.datacenter.jobs.monitor import RankMonitor, predicted_traffic
 from fanin.datacenter.models.pretrained_folder import CONFIG
 from fanin.datacenter.observers.loading import RankPlace, guest_of, load_observers
 from fanin.datacenter.observers.observer import Failure, Guest, Observers
 from fanin.datacenter.parallel.engine import Engine, build_engine
+from fanin.datacenter.parallel.gather import whole_buffers
 from fanin.datacenter.parallel.pipelines.stages import stage_times
 from fanin.datacenter.parallel.settings import ParallelSettings
 from fanin.datacenter.ranks.devices import build_mesh, describe_device, device_type, rank_device
@@ -234,13 +235,13 @@ def _train(config: TrainConfig, place: RankPlace, guests: Sequence[Guest], stop:
         sys.stdout.flush()
     config = balance_pipeline(config, job, device)
     initial = initial_values(config, job, world_size, folder)
+    comparison = Comparison(config, job, rank)
     engine = build_engine(job.model, config.parallel, config.training, mesh, device)
     initial.load(engine)
-    if initial.loss is not None:
-        check_loss(initial.loss, config, job, engine)
     weights = config.checkpoints.weights
     started_s = time.monotonic()
     with JobCheckpoints(config.checkpoints, engine, config.seed, writes=rank == 0) as checkpoints:
+        comparison.check(engine)
         monitor = None if folder is None else RankMonitor(config, engine, rank, folder, checkpoints.state.step)
         signals = [stop] if stop is not None and checkpoints.enabled else []
         observers = Observers(
@@ -284,18 +285,7 @@ def _train(config: TrainConfig, place: RankPlace, guests: Sequence[Guest], stop:
 
 def whole_values(engine: Engine) -> dict[str, torch.Tensor]:
     """Return all parameters and running statistics, unsharded, on every rank. A collective."""
-    mine = {
-        name: value.detach().cpu()
-        for part in engine.parts.values()
-        for name, value in part.named_buffers()
-        if value.is_floating_point()
-    }
-    statistics = [mine]
-    group = engine.axes.pipeline
-    if group is not None:
-        statistics = [{} for _ in range(group.size())]
-        dist.all_gather_object(statistics, mine, group=group)
-    return {name: value for part in statistics for name, value in part.items()} | engine.full_parameters()
+    return whole_buffers(engine.rank_model) | engine.full_parameters()
 
 
 def _stage_times(parallel: ParallelSettings, num_layers: int) -> tuple[float, ...]:

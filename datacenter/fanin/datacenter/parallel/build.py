@@ -138,11 +138,7 @@ def build(
     """
     layout = model.layout
     check_job(layout, parallel, training, 1 if mesh is None else mesh.size())
-    check_layout(
-        layout,
-        {name for name, _ in model.module.named_modules(remove_duplicate=False)},
-        {name for name, _ in model.module.named_parameters(remove_duplicate=False)},
-    )
+    check_layout(layout, model.module)
     if parallel.offload and mesh is None:
         raise InvalidInput("parallel: got offload and no mesh, expected one, of one rank or more: FSDP2 needs a mesh")
     apply_precision(model.module, parallel.precision)

@@ -22,7 +22,7 @@ def whole_parameters(model: RankModel) -> Iterator[tuple[str, Tensor]]:
     keeps more.
 
     Raises:
-        ValueError: the shape or dtype of a parameter has changed since the model was model.
+        ValueError: the shape or dtype of a parameter has changed since the model was built.
     """
     group = model.axes.pipeline
     parameters = {stage: dict(part.named_parameters()) for stage, part in model.parts.items()}
@@ -42,6 +42,25 @@ def whole_parameters(model: RankModel) -> Iterator[tuple[str, Tensor]]:
             value = value.to(model.device).contiguous()
             dist.broadcast(value, owner, group=group)
         yield name, value.cpu().clone()
+
+
+def whole_buffers(model: RankModel) -> dict[str, Tensor]:
+    """Return the floating-point buffers of all stages by name, on the CPU of every rank. A collective.
+
+    Each is that of one rank of its stage: copies of the model may have other running statistics.
+    """
+    own = {
+        # torch replicates the buffers of a module that tp splits.
+        name: (value.full_tensor() if isinstance(value, DTensor) else value).detach().cpu()
+        for part in model.parts.values()
+        for name, value in part.named_buffers()
+        if value.is_floating_point()
+    }
+    group, stages = model.axes.pipeline, [own]
+    if group is not None:
+        stages = [{} for _ in range(group.size())]
+        dist.all_gather_object(stages, own, group=group)
+    return {name: value for stage in stages for name, value in stage.items()}
 
 
 @torch.no_grad()

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Final, Literal, get_args
 from fanin.protos.errors import InvalidInput
 
 if TYPE_CHECKING:
-    # Their modules need torch, and this one does not.
+    # These need torch, and this module does not.
+    from torch import nn
+
     from fanin.datacenter.models.decoder import DecoderConfig
     from fanin.datacenter.models.encoder import EncoderConfig
 
@@ -84,40 +86,47 @@ def _matches(patterns: list[str], components: list[str]) -> bool:
     return len(patterns) == len(components) and all(map(fnmatchcase, components, patterns))
 
 
-def check_layout(layout: Layout, names: Collection[str], parameters: Collection[str]) -> None:
-    """Check that the names and patterns of a Layout are exactly those of a model.
-
-    Args:
-        layout: the Layout.
-        names: the names of all modules of the model.
-        parameters: the names of all parameters, also of those that are shared.
+def check_layout(layout: Layout, module: "nn.Module") -> None:
+    """Check that a Layout describes a module: every name and pattern, the number of layers, and the tie.
 
     Raises:
-        InvalidInput: a name or a pattern is of no module, two patterns match one module, a style is unknown, or a tied
-            name is of no parameter.
+        InvalidInput: a name or a pattern is of no module, two patterns match one module, a style is unknown, the number
+            of layers differs, or the tied names are not of one parameter.
     """
-    for name in layout.tied or ():
-        if name not in parameters:
-            raise InvalidInput(
-                f"layout: got tied {layout.tied}, of which {name!r} is no parameter of the model, expected two names "
-                "of one parameter: the copy and the original"
-            )
-    for pattern, style in layout.plan.items():
-        if style not in get_args(Style):
-            raise InvalidInput(
-                f"layout: got the style {style!r} for the pattern {pattern!r} of the plan, expected one of "
-                f"{', '.join(get_args(Style))}"
-            )
+    names = {name for name, _ in module.named_modules(remove_duplicate=False)}
     for part in (*layout.inputs, layout.layers, *layout.outputs):
         if part and part not in names:
             raise InvalidInput(
                 f"layout: got {part!r}, which is no module of the model, expected names of its modules; the outermost "
                 f"are {', '.join(sorted(name for name in names if name and '.' not in name))}"
             )
-    patterns_by_name = {name: patterns_of(name, layout.plan) for name in names if name}
-    used = {pattern for patterns in patterns_by_name.values() for pattern in patterns}
-    for pattern in layout.plan:
-        if pattern not in used:
+    num_layers = len(list(module.get_submodule(layout.layers).children())) if layout.layers else 1
+    if layout.sizes.num_layers != num_layers:
+        raise InvalidInput(
+            f"layout: got num_layers {layout.sizes.num_layers}, expected {num_layers}, the number of modules in "
+            f"{layout.layers or 'a model without a list of layers'}"
+        )
+    if layout.tied is not None:
+        values = dict(module.named_parameters(remove_duplicate=False))
+        copied, original = layout.tied
+        if copied not in values or values[copied] is not values.get(original):
+            raise InvalidInput(
+                f"layout: got tied {copied}, {original}, expected two names of one parameter: the copy and the original"
+            )
+    _check_plan(layout.plan, names - {""})
+
+
+def _check_plan(plan: Mapping[str, Style], names: Collection[str]) -> None:
+    """Raise InvalidInput unless each pattern is of a module, no two are of one, and all styles are known."""
+    patterns_by_name = {name: patterns_of(name, plan) for name in names}
+    matching = {pattern for patterns in patterns_by_name.values() for pattern in patterns}
+    for pattern, style in plan.items():
+        if style not in get_args(Style):
+            raise InvalidInput(
+                f"layout: got the style {style!r} for the pattern {pattern!r} of the plan, expected one of "
+                f"{', '.join(get_args(Style))}"
+            )
+        if pattern not in matching:
             raise InvalidInput(
                 f"layout: the pattern {pattern!r} of the plan matches no module, expected at least one; correct or "
                 "remove it ('*' matches within one component between dots)"

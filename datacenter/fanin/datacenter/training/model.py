@@ -25,6 +25,7 @@ from fanin.datacenter.data.samples import DataSplit
 from fanin.datacenter.families.family import FamilyModel, ModelFiles, TokenModel
 from fanin.datacenter.files.jobfiles import read_parameters
 from fanin.datacenter.parallel.build import TrainableModel, apply_precision
+from fanin.datacenter.parallel.layout import check_layout
 from fanin.datacenter.parallel.objective import ScoredObjective, padded_objective, token_objective
 from fanin.datacenter.parallel.transforms.meta import drop_values, parameters_on_meta
 from fanin.datacenter.training.parameters import load_parameters, trained_module
@@ -95,7 +96,8 @@ def build_job_model(config: TrainConfig, *, rank: int = 0, num_ranks: int = 1) -
     over_samples = settings.mean_over == "samples"
     objective = token_objective(over_samples=over_samples) if app is None else padded_objective(app.loss)
     scored = ScoredObjective(objective)
-    _check_layout(settings, module)
+    layout = settings.parallel_layout
+    check_layout(layout, module)
     if app is not None and spread and rank > 0:
         drop_values(module)
         drop_values(app.module)
@@ -103,7 +105,7 @@ def build_job_model(config: TrainConfig, *, rank: int = 0, num_ranks: int = 1) -
         _load_canonical(settings, module)
     start = Start(build=partial(_with_values, config, None if app is None else module), repeatable=app is None)
     return JobModel(
-        model=TrainableModel(module=module, layout=settings.parallel_layout, objective=scored.objective),
+        model=TrainableModel(module=module, layout=layout, objective=scored.objective),
         scored=scored,
         data=data,
         start=start,
@@ -223,26 +225,3 @@ def _load_canonical(settings: ModelSettings, module: torch.nn.Module) -> None:
     """Load the canonical parameters that a config names. Raises InvalidInput."""
     if settings.initial is not None and settings.initial.suffix != SAFETENSORS:
         load_parameters(module, *read_parameters(settings.initial))
-
-
-def _check_layout(settings: ModelSettings, module: torch.nn.Module) -> None:
-    """Raise InvalidInput unless the names in [model.layout] are names of the App's modules."""
-    if settings.layout is None:
-        return
-    names = {name for name, _ in module.named_modules()}
-    for name in (settings.layout.layers, *settings.layout.inputs, *settings.layout.outputs):
-        if name not in names:
-            raise InvalidInput(f"layout: the module of {settings.app} has no {name!r}, expected names of its modules")
-    num_layers = len(list(module.get_submodule(settings.layout.layers).children()))
-    if num_layers != settings.layout.num_layers:
-        raise InvalidInput(
-            f"layout: got num_layers {settings.layout.num_layers}, but {settings.layout.layers} of {settings.app} has "
-            f"{num_layers}"
-        )
-    if settings.layout.tied:
-        values = dict(module.named_parameters(remove_duplicate=False))
-        copied, original = settings.layout.tied
-        if copied not in values or values[copied] is not values.get(original):
-            raise InvalidInput(
-                f"layout: got tied {copied}, {original}, expected two names of one parameter of {settings.app}"
-            )

@@ -38,7 +38,7 @@ class RuntimeRecord:
         plain_engine: The same without fused operators, for comparison; None if the library has no such setting.
         libraries: Top-level packages of the library. If one is missing, the runtime is not installed.
         extra: The extra of fanin that installs the library; "" if none does.
-        is_default: Whether a device may select it without being told to.
+        is_default: Whether a device may select it without a name.
 
     Raises:
         InvalidInput: A part has another type.

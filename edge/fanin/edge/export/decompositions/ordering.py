@@ -1,9 +1,10 @@
-"""Sorting, and additions at an index that is computed, for TFLite, whose runtimes have neither.
+"""Sorting, and additions at an index that is computed, for TFLite, whose runtimes have neither; and logcumsumexp.
 
 The order of n values comes from comparing each with each, and values move by a product with a matrix of zeros and ones.
 So the memory and the time grow with n x n: these forms are for rows of some hundred values.
 """
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -50,6 +51,24 @@ def argsort(x: Tensor, dim: int = -1, descending: bool = False) -> object:
 def topk(x: Tensor, k: int, dim: int = -1, largest: bool = True, in_order: bool = True) -> object:
     """Compute ``aten.topk``. Of equal values the first comes first."""
     return _ordered(x, dim, k, descending=largest) if x.dim() else NotImplemented
+
+
+def logcumsumexp(x: Tensor, dim: int) -> object:
+    """Compute ``aten.logcumsumexp``. Each beginning of a row is shifted by its own maximum.
+
+    The exporter's form shifts by the maximum of the whole row. In float32 the sum of a beginning is then 0 if all of
+    its values are 104 or more below that maximum, and its logarithm is infinite.
+    """
+    if not x.dim():
+        return NotImplemented
+    rows = x.movedim(dim, -1)
+    places = torch.arange(rows.shape[-1])
+    # (..., n, n): row i has the values up to position i.
+    beginnings = torch.where(places <= places.unsqueeze(-1), rows.unsqueeze(-2), -math.inf)
+    # A maximum of -inf would give -inf - -inf.
+    largest = beginnings.amax(-1, keepdim=True).clamp(min=torch.finfo(x.dtype).min)
+    sums = (beginnings - largest).exp().sum(-1).log() + largest.squeeze(-1)
+    return sums.movedim(-1, dim)
 
 
 def _ordered(x: Tensor, dim: int, num: int, *, descending: bool) -> tuple[Tensor, Tensor]:

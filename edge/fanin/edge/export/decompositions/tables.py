@@ -64,6 +64,7 @@ def _common() -> Table:
         **resampling.table(),
         aten.diagonal_backward.default: selection.diagonal_backward,
         aten.unfold_backward.default: selection.unfold_backward,
+        aten.logcumsumexp.default: ordering.logcumsumexp,
         aten.empty_permuted.default: elementwise.empty_permuted,
         aten.threshold_backward.default: elementwise.threshold_backward,
         aten.avg_pool2d_backward.default: average.avg_pool2d_backward,
@@ -132,6 +133,7 @@ def _onnx_forward() -> Table:
     return {
         aten.adaptive_max_pool1d.default: adaptive.adaptive_max_pool1d,
         aten.adaptive_max_pool2d.default: adaptive.adaptive_max_pool2d,
+        aten.logcumsumexp.default: ordering.logcumsumexp,
     }
 
 
