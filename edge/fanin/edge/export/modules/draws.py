@@ -50,7 +50,8 @@ class Draws(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's __in
             return func(*args, **named)
         if func in FORMS:
             return FORMS[func](self._source, *args, **named)
-        if not torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
+        name = f"{func._schema.name}.{func._overloadname}".removesuffix(".default")
+        if not torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd"):
             raise RandomDraw(f"{func.overloadpacket}, expected dropout, or uniform or normal values of a fixed shape")
         # A recurrent layer counts as random, because it may draw the dropout between its layers: look into it. A trace
         # that keeps such operators whole returns NotImplemented.
