@@ -144,6 +144,7 @@ WIDE = (
     [
         (0, Iid(), WIDE.format(0)),
         (301, Iid(), WIDE.format(301)),
+        (10.0, Iid(), "partition: got num_clients 10.0, expected an integer"),
         (
             40,
             Natural(ids=np.arange(NUM) % 30),
@@ -213,6 +214,13 @@ WIDE = (
 def test_what_cannot_be_a_partition_is_one_error(num_clients: int, by: Partitioner, error: str) -> None:
     with raises(InvalidInput, error):
         partition(labelled(), num_clients, by)
+
+
+def test_an_option_of_another_type_is_one_error() -> None:
+    with raises(InvalidInput, "partition: dirichlet: got alpha '0.3', expected a positive number"):
+        Dirichlet(alpha="0.3")  # type: ignore[arg-type]  # wrong on purpose
+    with raises(InvalidInput, "partition: shards: got per_client 1.5, expected an integer of at least 1"):
+        Shards(per_client=1.5)  # type: ignore[arg-type]  # wrong on purpose
 
 
 @pytest.mark.parametrize("by", [Dirichlet(alpha=0.3), LabelSkew(alpha=1.0), Shards(), Pathological()])

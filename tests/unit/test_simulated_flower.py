@@ -1,5 +1,6 @@
 """Flower apps in ``simulate``: their clients, what each keeps between Rounds, their errors, and wrong arguments."""
 
+import math
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -70,6 +71,9 @@ def test_a_client_keeps_its_state_and_its_local_arrays(app: FlowerSettings) -> N
     assert [mean_of(result, number, "norm") for number in (1, 2, 3)] == [4, 5, 6]
     assert set(result.arrays) == {"layer.weight", "layer.bias"}
     np.testing.assert_allclose(result.arrays["layer.bias"], 1 - 3 * 0.25, atol=1e-5)
+    # The app reports a loss, and fanin predicts no labels with it.
+    assert all(math.isnan(row.validation_accuracy) for row in (*result.rounds, *result.clients))
+    assert all(math.isfinite(row.validation_loss) for row in result.rounds[1:])
     assert {row.client for row in result.clients} == {0, 1, 2}
     assert all(row.train_loss == pytest.approx(0.5) for row in result.clients)
     with pytest.raises(InvalidInput, match="no module of a Flower app"):

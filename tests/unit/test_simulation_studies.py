@@ -19,7 +19,7 @@ from fanin.edge.bundles.keys import SigningKey
 from fanin.edge.export import App, Recipe, Sgd
 from fanin.edge.export.prepare import with_state
 from fanin.protos import messages as m
-from fanin.protos.errors import InvalidInput, RuntimeMissing
+from fanin.protos.errors import InvalidInput, InvalidPlan, RuntimeMissing
 from fanin.simulation import Dirichlet, Partition, Result, RoundRow, SimulationSettings, load_data, partition, simulate
 from fanin.simulation.course import RowLists
 from fanin.simulation.rows import initial_row
@@ -62,6 +62,9 @@ def test_several_seeds_have_a_mean_and_a_deviation(repeated: Result, tmp_path: P
     first, second = repeated.repeats
     assert first.digests == repeated.digests
     assert first.digests[1:] != second.digests[1:]
+    # The first Round has other clients, too: they are those that check in first.
+    cohorts = [{row.client for row in result.clients if row.round == 1} for result in repeated.repeats]
+    assert cohorts[0] != cohorts[1]
     losses = [result.rounds[-1].test_loss for result in repeated.repeats]
     last = repeated.spread[-1]
     assert (last.round, last.num_seeds) == (ROUNDS, 2)
@@ -217,6 +220,32 @@ def test_rounds_are_scalars_of_tensorboard(tmp_path: Path) -> None:
 def test_wrong_seeds_are_one_error(seeds: Mapping[str, int]) -> None:
     settings = SimulationSettings(plan=PLAN, **seeds)  # type: ignore[arg-type]
     with pytest.raises(InvalidInput, match=r"^simulate: got seeds \[.*, expected different seeds of 0 or more"):
+        simulate(app(), clients(), cohort=2, rounds=1, settings=settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "kind", "error"),
+    [
+        (SimulationSettings(seeds=3), InvalidInput, "simulate: seeds: got 3, expected a sequence such as (0, 1, 2)"),
+        (
+            SimulationSettings(test=(np.zeros((4, 1, 8, 8)), np.zeros(4))),
+            InvalidInput,
+            (
+                "simulate: test: got tuple, expected Examples; write Examples(inputs={'x': x}, y=y), or "
+                "load_data(name).test"
+            ),
+        ),
+        (
+            SimulationSettings(plan={**PLAN, "stop.max_rounds": 5}),
+            InvalidPlan,
+            "simulate: plan: got stop.max_rounds beside the argument rounds; remove the key",
+        ),
+    ],
+)
+def test_a_setting_of_another_type_or_a_key_that_is_an_argument_is_one_error(
+    settings: SimulationSettings, kind: type[Exception], error: str
+) -> None:
+    with raises(kind, error):
         simulate(app(), clients(), cohort=2, rounds=1, settings=settings)
 
 

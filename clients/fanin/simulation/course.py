@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import random
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -165,8 +166,9 @@ class SimulatedRun:
         return PRESENT * self.plan.cohort.concurrency
 
     def _join(self, federation: Federation, crew: Crew, stored: Mapping[int, MemoryStates]) -> None:
-        """Add the clients: all of them if the coordinator can park them, else as a ``Rotation``.
+        """Add the clients in a random order: all of them if the coordinator can park them, else as a ``Rotation``.
 
+        The first ones that check in are the first cohort: without a random order, it would be the same for all seeds.
         ``stored`` has the personal parameters of each client, also of one that a rotation has sent away.
         """
 
@@ -178,7 +180,8 @@ class SimulatedRun:
         if len(self.work) > max(Limits().max_parked, self._num_present):
             federation.join_rotation(Rotation(len(self.work), self._num_present, member, self.seed), self.bundle)
             return
-        for client in range(len(self.work)):
+        clients = range(len(self.work))
+        for client in random.Random(f"{self.seed}/order").sample(clients, len(clients)):
             federation.join(member(client), self.bundle)
 
     async def _follow(self, federation: Federation, rows: RowLists) -> None:

@@ -108,7 +108,7 @@ def simulate(
     ):
         prepared = _prepared(subject, settings, Path(folder))
         for each, plan in studies:
-            results.append(_simulated(prepared, plan, each, backend))
+            results.append(_simulated(prepared, plan, each, backend, is_repeated=len(studies) > 1))
             if not results[-1].is_complete:
                 break
     return replace(results[0], repeats=tuple(results)) if settings.seeds else results[0]
@@ -203,11 +203,15 @@ def _prepared(subject: _ModuleSubject | FlowerSubject, settings: SimulationSetti
     return _Prepared(subject=subject, bundle=exported, key=key, folder=folder, progress=progress, record=record)
 
 
-def _simulated(prepared: _Prepared, plan: Plan, settings: SimulationSettings, backend: Backend) -> Result:
+def _simulated(
+    prepared: _Prepared, plan: Plan, settings: SimulationSettings, backend: Backend, *, is_repeated: bool
+) -> Result:
     """Play the Run. Raises the errors of ``simulate``."""
 
+    label = f"seed {settings.seed}: " if is_repeated else ""
+
     def note(row: RoundRow) -> None:
-        prepared.progress.row(row)
+        prepared.progress.row(row, label)
         settings.on_round(row)
 
     if isinstance(prepared.subject, FlowerSubject):

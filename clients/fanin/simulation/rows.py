@@ -224,11 +224,10 @@ def _means(counts: Mapping[str, int], names: Iterable[str], num_trained: int, nu
 
 
 def _validated(evaluation: Evaluation | None) -> dict[str, float]:
-    has_labels = evaluation is not None and evaluation.int8_rise_percent is None
     return {
         "validation_loss": math.nan if evaluation is None else evaluation.loss,
-        "validation_accuracy": evaluation.accuracy_float if evaluation and has_labels else math.nan,
-        "validation_accuracy_int8": evaluation.accuracy_int8 if evaluation and has_labels else math.nan,
+        "validation_accuracy": evaluation.accuracy_float if evaluation and evaluation.has_labels else math.nan,
+        "validation_accuracy_int8": evaluation.accuracy_int8 if evaluation and evaluation.has_labels else math.nan,
     }
 
 

@@ -174,12 +174,11 @@ def _by(principal: Principal | None) -> str:
 
 
 def _evaluation_text(evaluation: Evaluation) -> str:
-    if evaluation.int8_rise_percent is None and not evaluation.int8_agreement:
-        # Without int8, as for the clients of Flower: the two models of a classifier agree on some label.
-        return f"loss {evaluation.loss:.4f}"
-    if evaluation.int8_rise_percent is None:
+    if evaluation.has_labels:
         is_wide = evaluation.accuracy_float - evaluation.accuracy_int8 > WIDE_GAP
         quality = f"accuracy {evaluation.accuracy_float:.4f} float, {evaluation.accuracy_int8:.4f} int8"
+    elif evaluation.int8_rise_percent is None:
+        return f"loss {evaluation.loss:.4f}"
     else:
         is_wide = evaluation.int8_rise_percent > WIDE_RISE_PERCENT
         quality = f"int8's squared error {evaluation.int8_rise_percent:+.2f} %"

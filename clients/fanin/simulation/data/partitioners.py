@@ -333,11 +333,11 @@ def _labels(name: str, examples: Examples) -> npt.NDArray[np.int32]:
     return examples.y.astype(np.int32, copy=False)
 
 
-def _check_positive(name: str, option: str, value: float) -> None:
-    if not 0.0 < value < np.inf:
-        raise InvalidInput(f"partition: {name}: got {option} {value}, expected a positive number")
+def _check_positive(name: str, option: str, value: object) -> None:
+    if not isinstance(value, int | float) or not 0.0 < value < np.inf:
+        raise InvalidInput(f"partition: {name}: got {option} {value!r}, expected a positive number")
 
 
-def _check_count(name: str, option: str, value: int) -> None:
-    if value < 1:
+def _check_count(name: str, option: str, value: object) -> None:
+    if not isinstance(value, int) or value < 1:
         raise InvalidInput(f"partition: {name}: got {option} {value!r}, expected an integer of at least 1")

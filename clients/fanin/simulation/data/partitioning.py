@@ -104,6 +104,8 @@ def partition(examples: Examples, num_clients: int, by: Partitioner, *, seed: in
             f"partition: got {type(examples).__name__} as examples, expected Examples; write "
             "Examples(inputs={'x': x}, y=y) for arrays, examples_of(data) for a data set, or load_data(name).train"
         )
+    if not isinstance(num_clients, int):
+        raise InvalidInput(f"partition: got num_clients {num_clients!r}, expected an integer")
     most = len(examples) // MIN_EXAMPLES
     if not 1 <= num_clients <= most:
         raise InvalidInput(

@@ -2,7 +2,7 @@
 
 import base64
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final, TypedDict
 
 from fanin.clients.data.examples import Examples, check_examples
@@ -80,6 +80,9 @@ def _plan(name: str, limits: Mapping[str, int | None], settings: SimulationSetti
         return settings.plan
     if cohort is None or rounds is None:
         raise InvalidInput("simulate: got no cohort or no rounds, expected both, or a whole Plan in the settings")
+    twice = {"cohort.concurrency": "cohort", "stop.max_rounds": "rounds", "training.seed": "seed"}
+    for key in twice.keys() & settings.plan.keys():
+        raise InvalidPlan(f"simulate: plan: got {key} beside the argument {twice[key]}; remove the key")
     overrides = [
         Override(path="name", value=name, source="app"),
         Override(path="bundle", value="bundle", source="app"),
@@ -123,6 +126,13 @@ def _toml(value: object) -> str:
 
 def check_settings(settings: SimulationSettings) -> None:
     """Raise InvalidInput unless the settings are valid."""
+    if not isinstance(settings.test, Examples | None):
+        raise InvalidInput(
+            f"simulate: test: got {type(settings.test).__name__}, expected Examples; write "
+            "Examples(inputs={'x': x}, y=y), or load_data(name).test"
+        )
+    if not isinstance(settings.seeds, Sequence):
+        raise InvalidInput(f"simulate: seeds: got {settings.seeds!r}, expected a sequence such as (0, 1, 2)")
     if not 0.0 < settings.validation_fraction < 1.0:
         raise InvalidInput(
             f"simulate: got validation_fraction {settings.validation_fraction}, expected between 0 and 1: each client "

@@ -55,9 +55,9 @@ class SimulationProgress:
             logger.level, logger.propagate = before
             logger.removeHandler(steps)
 
-    def row(self, row: RoundRow) -> None:
-        """Print a Round."""
-        self.show(line_of(row))
+    def row(self, row: RoundRow, label: str = "") -> None:
+        """Print a Round, after a label."""
+        self.show(label + line_of(row))
 
 
 class _NewestStep(logging.Handler):

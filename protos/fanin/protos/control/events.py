@@ -73,6 +73,15 @@ class Evaluation:
     int8_agreement: float
     int8_rise_percent: float | None = None
 
+    @property
+    def has_labels(self) -> bool:
+        """Whether the devices predicted labels.
+
+        They did not if the model has values, or if there is no int8 model, as for the clients of Flower: float and int8
+        of a classifier agree on some label.
+        """
+        return self.int8_rise_percent is None and self.int8_agreement > 0.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionPublished:
