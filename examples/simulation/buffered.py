@@ -30,14 +30,14 @@ from fanin.simulation import (
 
 CONCURRENCY, TARGET = 20, 0.85
 DEVICES = DeviceModel(examples_per_s=Pareto(least=1.0, alpha=0.8))
-PLANS: dict[str, dict[str, object]] = {
-    "synchronous": {"stop.max_rounds": 50},
-    "buffer of 5": {"stop.max_rounds": 120, "cohort.buffer": 5, "cohort.quorum": 5, "aggregation.max_staleness": 20},
+PLANS: dict[str, tuple[int, dict[str, object]]] = {
+    "synchronous": (50, {}),
+    "buffer of 5": (120, {"cohort.buffer": 5, "cohort.quorum": 5, "aggregation.max_staleness": 20}),
 }
 
 
-def run(plan: Mapping[str, object]) -> Result:
-    """Train with this Plan."""
+def run(rounds: int, plan: Mapping[str, object]) -> Result:
+    """Train with these keys of the Plan."""
     torch.manual_seed(0)
     module = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
     app = App(
@@ -50,7 +50,7 @@ def run(plan: Mapping[str, object]) -> Result:
     )
     common: dict[str, object] = {"training.learning_rate": 0.1, "training.epochs": 2, "cohort.deadline_s": 86400.0}
     settings = SimulationSettings(test=data.test, plan=common | dict(plan), devices=DEVICES)
-    return simulate(app, clients, cohort=CONCURRENCY, rounds=1, settings=settings)
+    return simulate(app, clients, cohort=CONCURRENCY, rounds=rounds, settings=settings)
 
 
 def seconds_to(result: Result, accuracy: float) -> float:
@@ -61,7 +61,7 @@ def seconds_to(result: Result, accuracy: float) -> float:
 if __name__ == "__main__":
     data = load_data("digits")
     clients = partition(data.train, 100, Dirichlet(alpha=0.5))
-    results = {name: run(plan) for name, plan in PLANS.items()}
+    results = {name: run(rounds, plan) for name, (rounds, plan) in PLANS.items()}
     times = {name: seconds_to(result, TARGET) for name, result in results.items()}
     for name, seconds in times.items():
         print(f"{name}: accuracy {TARGET} after {seconds:.0f} virtual seconds")

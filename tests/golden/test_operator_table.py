@@ -6,7 +6,7 @@ from typing import Final
 import pytest
 from golden.operator_table import ALL, FORMATS, PAGE, TRAINS, rows_of, state, train_together
 
-COMMAND: Final = "python tests/golden/operator_table.py"
+COMMAND: Final = "PYTHONPATH=tests python tests/golden/operator_table.py"
 IN_CI: Final = ("hypot", "argmax", "cumsum")
 ROWS: Final = rows_of(PAGE.read_text())
 TOGETHER: Final = 8
