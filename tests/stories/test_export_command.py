@@ -175,7 +175,7 @@ class Odd:
 
 ODD = {
     "odd": Odd("2", "Upsample", "aten.upsample_trilinear3d_backward", "train only the layers after it: its forward"),
-    "raw": Odd("preprocess", "Flip", "prims.bessel_j0", "preprocess is exported as a graph, too"),
+    "raw": Odd("preprocess", "Flip", "aten.special_bessel_j0", "preprocess is exported as a graph, too"),
     "between": Odd("1", "Fold", "aten._upsample_bicubic2d_aa_backward", "train only the layers after it: its forward"),
     "losing": Odd("", "Sequential", "", "the loss does not depend on them; use operators with a gradient"),
 }
