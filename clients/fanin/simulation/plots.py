@@ -47,6 +47,8 @@ class HasSpread(Protocol):
 
 def plot_partition(partition: "Partition", path: Path | str | None) -> "Figure":
     """Draw the examples of each client. See ``Partition.plot``."""
+    from matplotlib.ticker import MaxNLocator
+
     figure, axes = new_figure()
     clients = np.arange(len(partition))
     counts = _counts(partition)
@@ -58,6 +60,7 @@ def plot_partition(partition: "Partition", path: Path | str | None) -> "Figure":
             axes.bar(clients, column, bottom=below, width=1.0, color=colours[label], label=str(label))
             below += column
         axes.legend(title="label", fontsize="small", ncols=2, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("client")
     axes.set_ylabel("examples")
     axes.set_title(f"{len(partition.examples)} examples of {len(partition)} clients")
@@ -87,7 +90,8 @@ def plot_rounds(result: "HasSpread", path: Path | str | None) -> "Figure":
         right.set_ylim(0.0, 1.0)
         more_handles, more_names = right.get_legend_handles_labels()
         handles, names = handles + more_handles, names + more_names
-    axes.legend(handles, names, fontsize="small")
+    # Below the axes it covers no curve.
+    figure.legend(handles, names, fontsize="small", loc="outside lower center", ncols=3)
     save_figure(figure, path)
     return figure
 
