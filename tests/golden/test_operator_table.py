@@ -9,7 +9,7 @@ from golden.operator_table import ALL, FORMATS, PAGE, TRAINS, rows_of, state, tr
 COMMAND: Final = "PYTHONPATH=tests python tests/golden/operator_table.py"
 IN_CI: Final = ("hypot", "argmax", "cumsum")
 ROWS: Final = rows_of(PAGE.read_text())
-TOGETHER: Final = 8
+TOGETHER: Final = 4
 """Operators of one export. An export takes seconds however small its module is."""
 TRAINED: Final = [name for name, states in ROWS.items() if name in ALL and set(states) == {TRAINS}]
 OTHERS: Final = [name for name in ALL if name not in TRAINED]
