@@ -20,6 +20,7 @@ from fanin.clients.data.examples import Examples
 from fanin.clients.data.stores import MemoryStore
 from fanin.clients.device.footprint import SparingTrainer
 from fanin.clients.device.training import RuntimeTrainer
+from fanin.clients.device.updates import UnfitExamples
 from fanin.edge.bundles.manifest import Manifest
 from fanin.edge.bundles.manifest_json import dump_manifest, parse_manifest
 from fanin.edge.export import Lengths, export
@@ -201,6 +202,10 @@ def test_a_device_reports_a_row_that_no_length_holds_before_it_downloads_graphs(
     run(coordinator, tmp_path, RuntimeTrainer(open_runtime("onnx"), store))
     assert coordinator.graphs == set()
     assert coordinator.failures[0].startswith("training: training examples: row 0: got the length 20, expected at")
+    # The device gives up later Assignments of the Bundle until its rows change.
+    with pytest.raises(UnfitExamples) as caught:
+        RuntimeTrainer(open_runtime("onnx"), store).row_sizes(bundle_of("tags"))
+    assert not caught.value.has_changed()
 
 
 def test_the_manifest_names_the_graphs_of_each_length() -> None:
