@@ -2,7 +2,7 @@
 
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -23,7 +23,7 @@ from fanin.simulation.setup.progress import line_of
 from fanin.simulation.setup.termination import interrupted_by_sigterm
 
 if TYPE_CHECKING:
-    from fanin.simulation import RayCluster, Result, RoundRow, SimulationEvent
+    from fanin.simulation import RayCluster, Result, RoundRow, SimulationEvent, SimulationSettings
 
 DataOption = Annotated[
     str,
@@ -75,8 +75,8 @@ def _partition(
     json: JsonOption = "",
 ) -> None:
     """Show how a data set is spread over clients, and draw it."""
-    split = load_data(data, seed=seed)
-    parts = _parts(split, clients, _partitioner(split, by, alpha, options), seed)
+    split = _DataSplit(data=data, num_clients=clients, by=by, alpha=alpha, options=options or ())
+    parts = split.load(seed)[1]
     if plot is not None:
         parts.plot(plot)
     row = _partition_row(parts)
@@ -85,7 +85,7 @@ def _partition(
         return
     sizes = parts.sizes
     sys.stdout.write(
-        f"{len(split.train)} examples of {data} on {len(parts)} clients, {min(sizes)} to {max(sizes)} each\n"
+        f"{len(parts.examples)} examples of {data} on {len(parts)} clients, {min(sizes)} to {max(sizes)} each\n"
     )
 
 
@@ -147,57 +147,140 @@ def _simulate(
 ) -> int:
     """Train an App or a Flower app on simulated clients of this machine, and print each round."""
     from fanin.simulation import DeviceModel, RayCluster, SimulationSettings, read_devices
-    from fanin.simulation import simulate as run_simulation
 
-    _check_files(plot, {"--csv": csv, "--events": events})
+    files = _ResultFiles(csv=csv, events=events, tensorboard=tensorboard, plot=plot, json=json)
+    files.check()
     names = _FlowerNames(app=flower, initial=initial, node_config=node_config, run_config=run_config)
     app, plan = names.words(app, plan)
     limits = {"cohort.concurrency": cohort, "stop.max_rounds": rounds}
-    wanted = _plan('bundle="flower"' if flower else f'app="{app}"', plan, limits, overrides or ())
-    each_seed = _seeds(seeds)
-    cluster = _cluster(backend, RayCluster(address=ray_address, cpus=client_cpus, gpus=client_gpus))
-    model = DeviceModel() if devices is None else read_devices(devices)
-
-    def show(row: "RoundRow") -> None:
-        if not json:
-            sys.stdout.write(f"{line_of(row)}\n")
-            sys.stdout.flush()
-
-    with progress("simulate", quiet=quiet) as step, interrupted_by_sigterm(), _event_file(events) as on_event:
-        settings = SimulationSettings(
-            plan=wanted,
-            engine=engine,
-            seed=0 if seeds else seed,
-            seeds=each_seed,
-            baseline=baseline,
-            resume=resume,
-            processes=processes,
-            cluster=cluster,
-            devices=model,
-            on_round=show,
-            on_event=on_event,
-            quiet=True,
-        )
+    split = _DataSplit(data=data, num_clients=clients, by=by, alpha=alpha, options=options or ())
+    settings = SimulationSettings(
+        plan=_plan('bundle="flower"' if flower else f'app="{app}"', plan, limits, overrides or ()),
+        engine=engine,
+        seed=0 if seeds else seed,
+        seeds=_seeds(seeds),
+        baseline=baseline,
+        resume=resume,
+        processes=processes,
+        cluster=_cluster(backend, RayCluster(address=ray_address, cpus=client_cpus, gpus=client_gpus)),
+        devices=DeviceModel() if devices is None else read_devices(devices),
+        on_round=_ignore_round if json else _print_round,
+        quiet=True,
+    )
+    with progress("simulate", quiet=quiet) as step, interrupted_by_sigterm(), files.open_events() as on_event:
+        settings = replace(settings, on_event=on_event)
         if flower:
-            result = run_simulation(names.settings, clients, settings=replace(settings, initial=names.arrays()))
+            result = _simulate_flower(names, clients, settings)
         else:
-            from fanin.edge.export import load_app
-
-            split = load_data(data, seed=seed)
-            parts = _parts(split, clients, _partitioner(split, by, alpha, options), seed)
+            loaded, parts = split.load(seed)
             step(f"loading the App {app}")
-            result = run_simulation(load_app(app), parts, settings=replace(settings, test=split.test))
-    if csv is not None:
-        result.write_spread_csv(csv) if seeds else result.write_csv(csv)
-    if tensorboard is not None:
-        result.tensorboard(tensorboard)
-    if json:
-        write_json(json, _result_row(result))
-    if plot is not None:
-        result.plot(plot)
+            result = _simulate_app(app, parts, replace(settings, test=loaded.test))
+    files.write(result)
     if not result.is_complete:
         sys.stderr.write(f"fanin simulate: stopped after round {result.rounds[-1].round}; the files have it\n")
     return 0 if result.is_complete else INTERRUPTED
+
+
+def _simulate_app(app: str, parts: Partition, settings: "SimulationSettings") -> "Result":
+    from fanin.edge.export import load_app
+    from fanin.simulation import simulate as run_simulation
+
+    return run_simulation(load_app(app), parts, settings=settings)
+
+
+def _simulate_flower(names: "_FlowerNames", num_clients: int, settings: "SimulationSettings") -> "Result":
+    from fanin.simulation import simulate as run_simulation
+
+    return run_simulation(names.settings, num_clients, settings=replace(settings, initial=names.arrays()))
+
+
+def _print_round(row: "RoundRow") -> None:
+    sys.stdout.write(f"{line_of(row)}\n")
+    sys.stdout.flush()
+
+
+def _ignore_round(row: "RoundRow") -> None:
+    """Print nothing: standard output is for the JSON object."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _DataSplit:
+    """The options that choose a data set and spread it over clients."""
+
+    data: str
+    num_clients: int
+    by: str
+    alpha: float | None
+    options: Sequence[str]
+
+    def load(self, seed: int) -> tuple[LoadedData, Partition]:
+        """Return the data set, and the examples of each client.
+
+        Raises:
+            InvalidInput: there is no such data set, or an option is wrong.
+            click.UsageError: clients have no examples. The command then exits with status 2.
+        """
+        loaded = load_data(self.data, seed=seed)
+        partitioner = self._partitioner(loaded)
+        try:
+            return loaded, partition(loaded.train, self.num_clients, partitioner, seed=seed)
+        except InvalidInput as exc:
+            raise click.UsageError(str(exc)) from exc
+
+    def _partitioner(self, loaded: LoadedData) -> Partitioner:
+        from fanin.simulation.data.partitioners import partitioner_of
+
+        values = dict(map(_option, self.options))
+        if self.alpha is not None or (self.by in WITH_ALPHA and "alpha" not in values):
+            values["alpha"] = DEFAULT_ALPHA if self.alpha is None else self.alpha
+        if self.by == "natural" and loaded.ids is not None and not values:
+            return Natural(ids=loaded.ids)
+        return partitioner_of(self.by, values)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ResultFiles:
+    """The options that name files for the results of a simulation."""
+
+    csv: Path | None
+    events: Path | None
+    tensorboard: Path | None
+    plot: Path | None
+    json: str
+
+    def check(self) -> None:
+        """Raise InvalidInput unless the files can be written: a training may take long."""
+        for option, path in (("--csv", self.csv), ("--events", self.events)):
+            if path is not None and not path.parent.is_dir():
+                raise InvalidInput(f"{option}: {path} cannot be written, {path.parent} is not a folder; create it")
+        if self.plot is not None:
+            from fanin.simulation.plots import check_figure_file
+
+            check_figure_file(self.plot)
+
+    @contextmanager
+    def open_events(self) -> "Iterator[Callable[[SimulationEvent], None]]":
+        """Yield a function that writes an event at once, so that the log of a simulation that fails is complete."""
+        if self.events is None:
+            yield lambda event: None
+            return
+        with self.events.open("w", buffering=1) as file:
+
+            def write(event: "SimulationEvent") -> None:
+                file.write(f"{event.line}\n")
+
+            yield write
+
+    def write(self, result: "Result") -> None:
+        """Write the files of a result. With several seeds the CSV file has their mean and spread."""
+        if self.csv is not None:
+            result.write_spread_csv(self.csv) if result.repeats else result.write_csv(self.csv)
+        if self.tensorboard is not None:
+            result.tensorboard(self.tensorboard)
+        if self.json:
+            write_json(self.json, _result_row(result))
+        if self.plot is not None:
+            result.plot(self.plot)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -270,31 +353,6 @@ def _result_row(result: "Result") -> dict[str, object]:
     return row
 
 
-@contextmanager
-def _event_file(path: Path | None) -> "Iterator[Callable[[SimulationEvent], None]]":
-    """Yield a function that writes an event at once, so that the log of a simulation that fails is complete."""
-    if path is None:
-        yield lambda event: None
-        return
-    with path.open("w", buffering=1) as file:
-
-        def write(event: "SimulationEvent") -> None:
-            file.write(f"{event.line}\n")
-
-        yield write
-
-
-def _check_files(plot: Path | None, files: Mapping[str, Path | None]) -> None:
-    """Raise InvalidInput unless the results can be written: a training may take long."""
-    for option, path in files.items():
-        if path is not None and not path.parent.is_dir():
-            raise InvalidInput(f"{option}: {path} cannot be written, {path.parent} is not a folder; create it")
-    if plot is not None:
-        from fanin.simulation.plots import check_figure_file
-
-        check_figure_file(plot)
-
-
 def _plan(model: str, path: Path | None, limits: dict[str, int | None], overrides: Sequence[str]) -> Plan:
     """Return the Plan: the file's, with the options of the command line. Raises InvalidPlan."""
     first = [model, *(f"{key}={value}" for key, value in limits.items() if value is not None)]
@@ -302,26 +360,6 @@ def _plan(model: str, path: Path | None, limits: dict[str, int | None], override
         return read_plan(path, [*first, *overrides]).plan
     defaults = ["cohort.concurrency=10", "stop.max_rounds=20", "training.learning_rate=0.01"]
     return parse_plan("", "plan", [*defaults, *first, *overrides]).plan
-
-
-def _partitioner(split: LoadedData, by: str, alpha: float | None, options: Sequence[str] | None) -> Partitioner:
-    """Return the partitioner of the command line. Raises InvalidInput."""
-    from fanin.simulation.data.partitioners import partitioner_of
-
-    values = dict(map(_option, options or ()))
-    if alpha is not None or (by in WITH_ALPHA and "alpha" not in values):
-        values["alpha"] = DEFAULT_ALPHA if alpha is None else alpha
-    if by == "natural" and split.ids is not None and not values:
-        return Natural(ids=split.ids)
-    return partitioner_of(by, values)
-
-
-def _parts(split: LoadedData, num_clients: int, by: Partitioner, seed: int) -> Partition:
-    """Return the partition. Options that leave clients without examples are wrong usage, with the exit status 2."""
-    try:
-        return partition(split.train, num_clients, by, seed=seed)
-    except InvalidInput as exc:
-        raise click.UsageError(str(exc)) from exc
 
 
 def _option(text: str) -> tuple[str, float]:
