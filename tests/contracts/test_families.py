@@ -3,6 +3,7 @@
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -159,6 +160,28 @@ def fixed(config: DecoderConfig, seed: int) -> nn.Module:
 def test_a_plan_is_tried_on_two_ranks(family: Family[DecoderConfig], text: str) -> None:
     with pytest.raises(AssertionError, match=text):
         check_family(family, replace(SMALL, num_kv_heads=4))
+
+
+@pytest.mark.parametrize(
+    ("part", "text"),
+    [
+        ({"layout": lambda config: decoder_layout(replace(config, num_layers=3))}, "got num_layers 3, expected 2"),
+        ({"build": lambda config, seed: Decoder(replace(config, num_layers=1), seed)}, "got num_layers 2, expected 1"),
+    ],
+    ids=["layout", "build"],
+)
+def test_the_layout_has_as_many_layers_as_the_module(part: dict[str, Any], text: str) -> None:
+    error = (
+        f"layout: {text}, the number of modules in layers; correct the sizes of the layout or the build of the model"
+    )
+    with pytest.raises(InvalidInput, match=error):
+        check_family(replace(DECODER, **part), SMALL)
+
+
+def test_a_layout_without_a_list_of_layers_has_one_layer() -> None:
+    family = replace(DECODER, layout=lambda config: replace(decoder_layout(config), layers=""))
+    with pytest.raises(InvalidInput, match="got num_layers 2, expected 1, because it names no list of layers; correct"):
+        check_family(family, SMALL)
 
 
 def test_a_tie_is_of_parameters() -> None:

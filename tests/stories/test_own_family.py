@@ -103,6 +103,21 @@ def test_a_forward_outside_of_the_layout_is_refused(fanin: Fanin, config: Path, 
     assert re.match(r"model: layout: for the same \d+ samples got the loss .* on mesh pp=2 .* name every module", error)
 
 
+@pytest.mark.parametrize("mesh", nightly_but(("none", "pp=2"), ("pp=2",)))
+def test_another_number_of_layers_than_the_layouts_is_refused(
+    fanin: Fanin, config: Path, site: Path, mesh: str
+) -> None:
+    source = site / "conv_family.py"
+    changed = source.read_text().replace("for _ in range(config.num_layers)", "for _ in range(config.num_layers - 1)")
+    assert changed != source.read_text()
+    source.write_text(changed)
+    error = one_line(fanin("train", config, "--mesh", mesh), "train")
+    assert error == (
+        "layout: got num_layers 4, expected 3, the number of modules in blocks; correct the sizes of the layout or the "
+        "build of the model"
+    )
+
+
 def test_an_axis_that_the_layout_says_nothing_of_is_refused(fanin: Fanin, config: Path) -> None:
     error = one_line(fanin("train", config, "--mesh", "tp=2"), "train")
     assert error == (

@@ -102,9 +102,10 @@ def check_layout(layout: Layout, module: "nn.Module") -> None:
             )
     num_layers = len(list(module.get_submodule(layout.layers).children())) if layout.layers else 1
     if layout.sizes.num_layers != num_layers:
+        reason = f"the number of modules in {layout.layers}" if layout.layers else "because it names no list of layers"
         raise InvalidInput(
-            f"layout: got num_layers {layout.sizes.num_layers}, expected {num_layers}, the number of modules in "
-            f"{layout.layers or 'a model without a list of layers'}"
+            f"layout: got num_layers {layout.sizes.num_layers}, expected {num_layers}, {reason}; correct the sizes of "
+            "the layout or the build of the model"
         )
     if layout.tied is not None:
         values = dict(module.named_parameters(remove_duplicate=False))
