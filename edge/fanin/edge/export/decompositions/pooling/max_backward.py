@@ -4,7 +4,8 @@ Each position of the window is visited in turn. The first one that holds the max
 and a scatter would do as well, but not every runtime has them, and runtimes number the indices differently.
 """
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import reduce
 from itertools import product
@@ -30,17 +31,11 @@ def max_pool2d_backward(
     indices: Tensor,
 ) -> Tensor:
     """Compute ``aten.max_pool2d_with_indices_backward`` for ONNX runtimes, which pool again to get the maximum."""
-    positions = list(product(*(range(size) for size in kernel_size)))
     form = ConvForm(stride=stride or kernel_size, padding=padding, dilation=dilation, groups=1)
     highest = aten.max_pool2d_with_indices.default(x, kernel_size, form.stride, padding, dilation, ceil_mode)[0]
-    # The extent that the windows cover. With ceil_mode it exceeds the padded image; with a stride it is often less.
+    spread = _shares(dy, _views(form, x, dy.shape[2:], kernel_size), highest)
+    kernels = torch.eye(math.prod(kernel_size), dtype=dy.dtype).reshape(-1, 1, *kernel_size)
     reach = _reach(form, dy.shape[2:], kernel_size)
-    wide = x
-    for index, (pad, size) in enumerate(zip(padding, reach, strict=True)):
-        wide = resized(wide, 2 + index, pad, size - x.shape[2 + index] - pad, float("-inf"))
-    views = (window(wide, scaled(position, dilation), form.stride, dy.shape[2:]) for position in positions)
-    spread = _shares(dy, views, highest)
-    kernels = torch.eye(len(positions), dtype=dy.dtype).reshape(-1, 1, *kernel_size)
     dx = replace(form, padding=[0, 0]).backward(spread, kernels, reach)
     for index, (pad, size) in enumerate(zip(padding, reach, strict=True)):
         dx = resized(dx, 2 + index, -pad, x.shape[2 + index] + pad - size)
@@ -58,21 +53,29 @@ def portable_max_pool2d_backward(
     indices: Tensor,
 ) -> Tensor:
     """Compute ``aten.max_pool2d_with_indices_backward`` for TFLite, without a transposed convolution."""
-    positions = list(product(*(range(size) for size in kernel_size)))
     form = ConvForm(stride=stride or kernel_size, padding=padding, dilation=dilation, groups=1)
-    wide = x
-    for index, (have, reach) in enumerate(zip(x.shape[2:], _reach(form, dy.shape[2:], kernel_size), strict=True)):
-        wide = resized(wide, 2 + index, padding[index], reach - have - padding[index], float("-inf"))
-    views = [window(wide, scaled(position, dilation), form.stride, dy.shape[2:]) for position in positions]
+    views = list(_views(form, x, dy.shape[2:], kernel_size))
     spread = _shares(dy, views, reduce(torch.maximum, views))
     # A constant of the graph: torch.eye would be traced as operators.
-    eye = torch.tensor([[float(a == b) for b in range(len(positions))] for a in range(len(positions))])
+    eye = torch.tensor([[float(a == b) for b in range(len(views))] for a in range(len(views))])
     kernels = eye.to(dy.dtype).reshape(-1, 1, *kernel_size)
     return towards_input(form, spread, kernels, [len(spread), 1, *x.shape[2:]]).reshape(x.shape)
 
 
+def _views(form: ConvForm, x: Tensor, num: Sequence[int], kernel_size: Sequence[int]) -> Iterator[Tensor]:
+    """Yield what each kernel position reads of x (N, C, *num). It is minus infinity outside of the image."""
+    wide = x
+    for index, (pad, size) in enumerate(zip(form.padding, _reach(form, num, kernel_size), strict=True)):
+        wide = resized(wide, 2 + index, pad, size - x.shape[2 + index] - pad, float("-inf"))
+    for position in product(*(range(size) for size in kernel_size)):
+        yield window(wide, scaled(position, form.dilation), form.stride, num)
+
+
 def _reach(form: ConvForm, num: Sequence[int], kernel_size: Sequence[int]) -> list[int]:
-    """Return the extent of the image that ``num`` windows cover, for each spatial dimension."""
+    """Return the extent of the image that ``num`` windows cover, for each spatial dimension.
+
+    With ``ceil_mode`` it exceeds the padded image. With a stride it is often less.
+    """
     return [
         (count - 1) * step + gap * (taps - 1) + 1
         for count, step, gap, taps in zip(num, form.stride, form.dilation, kernel_size, strict=True)
