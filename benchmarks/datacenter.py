@@ -28,11 +28,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from fanin.datacenter.families.decoders import decoder_layout
 from fanin.datacenter.models.decoder import Decoder, DecoderConfig
 from fanin.datacenter.parallel.batch import Batch
 from fanin.datacenter.parallel.build import TrainableModel
 from fanin.datacenter.parallel.engine import build_engine
-from fanin.datacenter.parallel.layout import Layout, ModelSizes, decoder_layout
+from fanin.datacenter.parallel.layout import Layout, ModelSizes
 from fanin.datacenter.parallel.objective import sample_objective
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
 from fanin.datacenter.parallel.torch_messages import silence_expected_messages

@@ -30,11 +30,11 @@ from torch.nn.parallel import DistributedDataParallel
 from fanin.datacenter.config.settings import DataSettings, ModelSettings, StopSettings
 from fanin.datacenter.config.train_config import TrainConfig
 from fanin.datacenter.data.samples import DataSplit, WindowSamples
+from fanin.datacenter.families.decoders import decoder_layout
 from fanin.datacenter.families.known import family_model
 from fanin.datacenter.models.decoder import Decoder, DecoderConfig
 from fanin.datacenter.parallel.build import TrainableModel
 from fanin.datacenter.parallel.engine import build_engine
-from fanin.datacenter.parallel.layout import decoder_layout
 from fanin.datacenter.parallel.objective import TOKENS, ScoredObjective
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
 from fanin.datacenter.ranks.devices import build_mesh

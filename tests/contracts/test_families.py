@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from fanin.datacenter.families import Family, TokenModel, Work, check_family
-from fanin.datacenter.families.decoders import DECODER
+from fanin.datacenter.families.decoders import DECODER, decoder_layout
 from fanin.datacenter.families.encoders import ENCODER
 from fanin.datacenter.families.folders import PRETRAINED
 from fanin.datacenter.models.decoder import Attention, Decoder, DecoderConfig
 from fanin.datacenter.models.encoder import EncoderConfig
 from fanin.datacenter.models.pretrained import PretrainedSettings
-from fanin.datacenter.parallel.layout import Layout, decoder_layout
+from fanin.datacenter.parallel.layout import Layout
 from fanin.protos.errors import InvalidInput
 
 SMALL = DecoderConfig(vocabulary=12, width=16, num_layers=2, num_heads=4, num_kv_heads=2, feed_forward=24)

@@ -8,6 +8,8 @@ from parallel.cells import BATCH, LENGTH, VOCABULARY, Cell
 from torch import nn
 
 from fanin.datacenter.config.settings import LayoutSettings
+from fanin.datacenter.families.decoders import decoder_layout
+from fanin.datacenter.families.encoders import encoder_layout
 from fanin.datacenter.models.cnn import DigitsCnn
 from fanin.datacenter.models.decoder import Decoder, DecoderConfig
 from fanin.datacenter.models.encoder import Encoder, EncoderConfig
@@ -16,7 +18,6 @@ from fanin.datacenter.models.pretrained import module_of
 from fanin.datacenter.models.tiny.ds_cnn import CHANNELS, NUM_BLOCKS, DsCnn
 from fanin.datacenter.models.tiny.resnet8 import ResNet8
 from fanin.datacenter.parallel.build import TrainableModel
-from fanin.datacenter.parallel.layout import decoder_layout, encoder_layout
 from fanin.datacenter.parallel.objective import padded_objective
 from fanin.datacenter.parallel.transformers_layout import pretrained_model
 from fanin.edge.export.app import cross_entropy

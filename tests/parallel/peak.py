@@ -15,10 +15,10 @@ import torch.distributed as dist
 
 from fanin.datacenter.checkpoints.seeds import write_seed_file
 from fanin.datacenter.checkpoints.weights import export_weights, import_weights
+from fanin.datacenter.families.decoders import decoder_layout
 from fanin.datacenter.models.decoder import Decoder, DecoderConfig
 from fanin.datacenter.parallel.build import TrainableModel
 from fanin.datacenter.parallel.engine import Engine, build_engine
-from fanin.datacenter.parallel.layout import decoder_layout
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
 from fanin.datacenter.parallel.transforms.meta import parameters_on_meta
 from fanin.datacenter.ranks.devices import build_mesh

@@ -23,11 +23,12 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from fanin.datacenter.checkpoints.weights import export_weights
 from fanin.datacenter.config.communication import CommunicationSettings
 from fanin.datacenter.config.settings import UNKNOWN_LAYOUT, LayoutSettings
+from fanin.datacenter.families.decoders import decoder_layout
 from fanin.datacenter.models.decoder import Decoder, DecoderConfig
 from fanin.datacenter.parallel.batch import Batch
 from fanin.datacenter.parallel.build import TrainableModel
 from fanin.datacenter.parallel.engine import Engine, build_engine
-from fanin.datacenter.parallel.layout import Layout, decoder_layout
+from fanin.datacenter.parallel.layout import Layout
 from fanin.datacenter.parallel.objective import TOKENS, Objective, token_objective
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
 from fanin.datacenter.parallel.torch_messages import silence_expected_messages

@@ -19,12 +19,12 @@ import torch.distributed as dist
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.nn.parallel import DistributedDataParallel
 
+from fanin.datacenter.families.decoders import decoder_layout
 from fanin.datacenter.models.decoder import Decoder, DecoderConfig
 from fanin.datacenter.network.counters import ByteCounter, make_visible
 from fanin.datacenter.parallel.batch import Batch
 from fanin.datacenter.parallel.build import TrainableModel
 from fanin.datacenter.parallel.engine import build_engine
-from fanin.datacenter.parallel.layout import decoder_layout
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
 from fanin.datacenter.parallel.torch_messages import silence_expected_messages
 from fanin.datacenter.planner.facts import decoder_facts

@@ -19,12 +19,12 @@ from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fanin.datacenter.families.decoders import decoder_layout
 from fanin.datacenter.models.decoder import Decoder, DecoderConfig, rotate, rotations
 from fanin.datacenter.models.encoder import Encoder, EncoderConfig
 from fanin.datacenter.parallel.batch import Batch
 from fanin.datacenter.parallel.build import TrainableModel, divided_loss, layers_of
 from fanin.datacenter.parallel.engine import Engine, build_engine
-from fanin.datacenter.parallel.layout import decoder_layout
 from fanin.datacenter.parallel.objective import TOKENS, ScoredObjective, sample_objective
 from fanin.datacenter.parallel.pipelines.stages import Skip
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fanin.datacenter.families.decoders import decoder_layout
 from fanin.datacenter.models.decoder import Decoder, DecoderConfig
-from fanin.datacenter.parallel.layout import decoder_layout
 from fanin.datacenter.parallel.pipelines.schedules import Pipeline
 from fanin.datacenter.parallel.pipelines.stages import cut, split, stage_of_parameters
 from fanin.protos.errors import InvalidInput

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fanin.datacenter.families.decoders import decoder_layout
 from fanin.datacenter.models.decoder import DecoderConfig
 from fanin.datacenter.parallel.checks import check_job, check_sequence
-from fanin.datacenter.parallel.layout import decoder_layout
 from fanin.datacenter.parallel.pipelines.schedules import SCHEDULES, Pipeline
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
 from fanin.datacenter.ranks.mesh import MeshShape

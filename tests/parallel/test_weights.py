@@ -21,10 +21,10 @@ from torch import nn
 
 from fanin.datacenter.checkpoints.weights import export_weights, import_weights, load_weights
 from fanin.datacenter.config.settings import UNKNOWN_LAYOUT
+from fanin.datacenter.families.decoders import decoder_layout
 from fanin.datacenter.models.decoder import Decoder, DecoderConfig
 from fanin.datacenter.parallel.build import TrainableModel
 from fanin.datacenter.parallel.engine import Engine, build_engine
-from fanin.datacenter.parallel.layout import decoder_layout
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
 from fanin.protos.errors import InvalidInput
 

@@ -6,8 +6,8 @@ distributions add families by the entry point ``fanin.families`` (docs/families.
 Modules, in reading order:
 
 - ``family``: the record of a family, and a model of a family.
-- ``decoders``: the family ``decoder``, with its presets.
-- ``encoders``: the family ``encoder``.
+- ``decoders``: the family ``decoder``, with its layout and presets.
+- ``encoders``: the family ``encoder``, with its layout.
 - ``folders``: the family ``pretrained``, models of ``transformers`` from their folders.
 - ``known``: all families by name.
 - ``two_ranks``: a step on two ranks, for the contract.

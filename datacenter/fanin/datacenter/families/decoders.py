@@ -6,7 +6,7 @@ from typing import Final
 
 from fanin.datacenter.families.family import Family, TokenModel
 from fanin.datacenter.models.decoder import Decoder, DecoderConfig
-from fanin.datacenter.parallel.layout import decoder_layout
+from fanin.datacenter.parallel.layout import Layout, ModelSizes, Style
 from fanin.datacenter.watch.flops import Work
 
 PRESETS: Final[Mapping[str, DecoderConfig]] = MappingProxyType(
@@ -45,6 +45,41 @@ PRESETS: Final[Mapping[str, DecoderConfig]] = MappingProxyType(
     }
 )
 """Configs by name. ``8b`` and ``70b`` have the sizes of Llama 3 (arXiv 2407.21783, table 3)."""
+
+
+DECODER_PLAN: Final[Mapping[str, Style]] = MappingProxyType(
+    {
+        "embed": "vocabulary",
+        "layers.*.attention": "shared",
+        "layers.*.attention.query": "column",
+        "layers.*.attention.key": "kv",
+        "layers.*.attention.value": "kv",
+        "layers.*.attention.out": "row",
+        "layers.*.feed_forward": "shared",
+        "layers.*.feed_forward.gate": "column",
+        "layers.*.feed_forward.up": "column",
+        "layers.*.feed_forward.down": "row",
+        "head": "logits",
+    }
+)
+
+
+def decoder_layout(config: DecoderConfig) -> Layout:
+    """Return the Layout of a decoder."""
+    return Layout(
+        sizes=ModelSizes(
+            num_layers=config.num_layers,
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            feed_forward=config.feed_forward,
+        ),
+        inputs=("embed",),
+        layers="layers",
+        outputs=("norm", "head"),
+        plan=DECODER_PLAN,
+        tied=("head.weight", "embed.weight") if config.tied else None,
+        sequence="model",
+    )
 
 
 def decoder_tokens(config: DecoderConfig) -> TokenModel:

@@ -1,11 +1,47 @@
 """The family ``encoder``: ``models.encoder``, which predicts masked tokens."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Final
 
 from fanin.datacenter.families.family import Family, TokenModel
 from fanin.datacenter.models.encoder import Encoder, EncoderConfig
-from fanin.datacenter.parallel.layout import encoder_layout
+from fanin.datacenter.parallel.layout import Layout, ModelSizes, Style
 from fanin.datacenter.watch.flops import Work
+
+ENCODER_PLAN: Final[Mapping[str, Style]] = MappingProxyType(
+    {
+        "embed.tokens": "vocabulary",
+        "embed.positions": "places",
+        "layers.*.attention": "shared",
+        "layers.*.attention.query": "column",
+        "layers.*.attention.key": "column",
+        "layers.*.attention.value": "column",
+        "layers.*.attention.out": "row",
+        "layers.*.feed_forward": "shared",
+        "layers.*.feed_forward.up": "column",
+        "layers.*.feed_forward.down": "row",
+        "head": "logits",
+    }
+)
+
+
+def encoder_layout(config: EncoderConfig) -> Layout:
+    """Return the Layout of an encoder."""
+    return Layout(
+        sizes=ModelSizes(
+            num_layers=config.num_layers,
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_heads,
+            feed_forward=config.feed_forward,
+        ),
+        inputs=("embed",),
+        layers="layers",
+        outputs=("transform", "head"),
+        plan=ENCODER_PLAN,
+        tied=("head.weight", "embed.tokens.weight") if config.tied else None,
+        sequence="model",
+    )
 
 
 def encoder_tokens(config: EncoderConfig) -> TokenModel:

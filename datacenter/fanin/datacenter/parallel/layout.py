@@ -7,17 +7,13 @@ patterns of module names to the ways in which tensor parallelism splits a module
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from fanin.protos.errors import InvalidInput
 
 if TYPE_CHECKING:
-    # These need torch, and this module does not.
+    # It needs torch, and this module does not.
     from torch import nn
-
-    from fanin.datacenter.models.decoder import DecoderConfig
-    from fanin.datacenter.models.encoder import EncoderConfig
 
 Style = Literal["shared", "column", "row", "kv", "vocabulary", "places", "logits", "whole"]
 """How a module is split over ``tp``:
@@ -138,73 +134,3 @@ def _check_plan(plan: Mapping[str, Style], names: Collection[str]) -> None:
                 f"layout: the patterns {' and '.join(map(repr, patterns))} of the plan match the module {name}, "
                 "expected one; make them more exact"
             )
-
-
-DECODER_PLAN: Final[Mapping[str, Style]] = MappingProxyType(
-    {
-        "embed": "vocabulary",
-        "layers.*.attention": "shared",
-        "layers.*.attention.query": "column",
-        "layers.*.attention.key": "kv",
-        "layers.*.attention.value": "kv",
-        "layers.*.attention.out": "row",
-        "layers.*.feed_forward": "shared",
-        "layers.*.feed_forward.gate": "column",
-        "layers.*.feed_forward.up": "column",
-        "layers.*.feed_forward.down": "row",
-        "head": "logits",
-    }
-)
-
-
-ENCODER_PLAN: Final[Mapping[str, Style]] = MappingProxyType(
-    {
-        "embed.tokens": "vocabulary",
-        "embed.positions": "places",
-        "layers.*.attention": "shared",
-        "layers.*.attention.query": "column",
-        "layers.*.attention.key": "column",
-        "layers.*.attention.value": "column",
-        "layers.*.attention.out": "row",
-        "layers.*.feed_forward": "shared",
-        "layers.*.feed_forward.up": "column",
-        "layers.*.feed_forward.down": "row",
-        "head": "logits",
-    }
-)
-
-
-def encoder_layout(config: "EncoderConfig") -> Layout:
-    """Return the Layout of ``models.encoder.Encoder``."""
-    return Layout(
-        sizes=ModelSizes(
-            num_layers=config.num_layers,
-            num_heads=config.num_heads,
-            num_kv_heads=config.num_heads,
-            feed_forward=config.feed_forward,
-        ),
-        inputs=("embed",),
-        layers="layers",
-        outputs=("transform", "head"),
-        plan=ENCODER_PLAN,
-        tied=("head.weight", "embed.tokens.weight") if config.tied else None,
-        sequence="model",
-    )
-
-
-def decoder_layout(config: "DecoderConfig") -> Layout:
-    """Return the Layout of ``models.decoder.Decoder``."""
-    return Layout(
-        sizes=ModelSizes(
-            num_layers=config.num_layers,
-            num_heads=config.num_heads,
-            num_kv_heads=config.num_kv_heads,
-            feed_forward=config.feed_forward,
-        ),
-        inputs=("embed",),
-        layers="layers",
-        outputs=("norm", "head"),
-        plan=DECODER_PLAN,
-        tied=("head.weight", "embed.weight") if config.tied else None,
-        sequence="model",
-    )
