@@ -22,8 +22,8 @@ from fanin.clients.operator import CONTROL, Operator, next_version
 from fanin.clients.transport import CallOptions, Connection, GrpcTransport
 from fanin.edge.bundles.bundle import open_folder, write_bundle
 from fanin.edge.bundles.keys import SigningKey
-from fanin.edge.bundles.manifest import Port
 from fanin.edge.bundles.manifest_json import dump_manifest
+from fanin.edge.signatures import Port
 from fanin.protos import convert as c
 from fanin.protos import messages as m
 from fanin.protos.calls import AUTHORIZATION, BEARER

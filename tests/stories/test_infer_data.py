@@ -14,7 +14,7 @@ from support.values import PUBLISHER
 
 from fanin.commands.console.samples import Target, read_samples
 from fanin.edge.assembly.assemble import assemble
-from fanin.edge.bundles.manifest import Port
+from fanin.edge.signatures import Port
 from fanin.protos.errors import InvalidInput
 
 X = np.random.default_rng(3).standard_normal((5, linear.NUM_INPUTS)).astype(np.float32)

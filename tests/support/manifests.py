@@ -6,8 +6,9 @@ from typing import Final
 import numpy as np
 
 from fanin.edge.bundles.derived import Derived, FoldedTensor
-from fanin.edge.bundles.manifest import Manifest, OptimizerSetting, Port, Signature
+from fanin.edge.bundles.manifest import Manifest, OptimizerSetting
 from fanin.edge.bundles.slots import Slot, SlotKind
+from fanin.edge.signatures import Port, Signature
 from fanin.edge.tensors import TensorTable, encode_parameters
 from fanin.protos.chunks import artifact_of
 

@@ -10,7 +10,7 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
-from fanin.edge.bundles.manifest import Manifest, OptimizerSetting, Signature
+from fanin.edge.bundles.manifest import Manifest, OptimizerSetting
 from fanin.edge.export import (
     Adagrad,
     Adam,
@@ -37,6 +37,7 @@ from fanin.edge.export.verify import verify_training
 from fanin.edge.runtimes.engine import Feed, RunGraph
 from fanin.edge.runtimes.graphs import GraphEvaluate
 from fanin.edge.runtimes.stepping import GraphTrainStep, bind_by_copy
+from fanin.edge.signatures import Signature
 from fanin.edge.tensors import Array
 from fanin.protos.chunks import artifact_of
 from fanin.protos.errors import UnsupportedModel

@@ -17,7 +17,6 @@ from torch.nn.functional import cross_entropy
 from fanin.clients.data.batching import batches_in_order
 from fanin.edge.assembly.assemble import AssembledGraphs, assemble
 from fanin.edge.bundles.bundle import Bundle
-from fanin.edge.bundles.manifest import DEVICE_SIGNATURES
 from fanin.edge.export import Adapters, Recipe
 from fanin.edge.export.formats import FORMATS
 from fanin.edge.export.modules.draws import given, values_of
@@ -26,6 +25,7 @@ from fanin.edge.runtimes.available import open_runtime
 from fanin.edge.runtimes.base import PaddedBatch, StepSettings
 from fanin.edge.runtimes.models import run_rows
 from fanin.edge.runtimes.randomness import random_key, random_ports
+from fanin.edge.signatures import DEVICE_SIGNATURES
 
 RUNTIMES = nightly_but(("onnx", "reference", "litert", "tflite"), ("onnx", "litert"))
 RATE = 0.05

@@ -18,11 +18,12 @@ from fanin.clients.device.models import OpenedModel
 from fanin.clients.device.training import RuntimeTrainer
 from fanin.clients.device.updates import Change
 from fanin.clients.testing import example_assignment
-from fanin.edge.bundles.manifest import Manifest, Port
+from fanin.edge.bundles.manifest import Manifest
 from fanin.edge.bundles.manifest_json import dump_manifest, parse_manifest
 from fanin.edge.export import App
 from fanin.edge.export.vectorized.step import VectorStep
 from fanin.edge.runtimes.available import open_runtime
+from fanin.edge.signatures import Port
 from fanin.protos import messages as m
 from fanin.protos.errors import InvalidBundle, InvalidInput, UnsupportedModel
 from fanin.simulation.data.partitioning import Partition

@@ -12,7 +12,6 @@ from support.models import BATCH_SIZE, NUM_CLASSES, PUBLISHER, app_of, bundle_of
 from torch import Tensor, nn
 
 from fanin.edge.bundles.bundle import open_folder
-from fanin.edge.bundles.manifest import Port
 from fanin.edge.bundles.slots import SlotKind
 from fanin.edge.export import App, cross_entropy, export
 from fanin.edge.export.decompositions.tables import ONNX
@@ -20,6 +19,7 @@ from fanin.edge.export.prepare import prepare
 from fanin.edge.export.quiet import quiet_torch
 from fanin.edge.export.tracing.train import trace_train
 from fanin.edge.runtimes.available import open_runtime
+from fanin.edge.signatures import Port
 from fanin.protos.errors import InvalidInput, UnsupportedModel
 
 SMALL_GAP = 0.15

@@ -9,11 +9,11 @@ from support.errors import raises
 from support.models import BATCH_SIZE, NUM_CLASSES, app_of, batches, exported
 from torch import Tensor, nn
 
-from fanin.edge.bundles.manifest import Port
 from fanin.edge.bundles.slots import SlotKind
 from fanin.edge.export import Adam, Recipe, Sgd, load_app
 from fanin.edge.runtimes.available import open_runtime
 from fanin.edge.runtimes.graphs import control_ports, parameter_port
+from fanin.edge.signatures import Port
 from fanin.edge.tensors import TensorTable
 from fanin.protos.errors import UnsupportedModel
 

@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fanin.edge.bundles.manifest import DEVICE_SIGNATURES, Manifest, Signature
+from fanin.edge.bundles.manifest import Manifest
 from fanin.edge.bundles.manifest_json import dump_manifest, parse_manifest
 from fanin.edge.bundles.quantize import bias_codes, bias_scales, fill_slots, weight_codes, weight_scales
 from fanin.edge.bundles.slots import MIN_INPUT_SCALE, Slot, SlotKind
+from fanin.edge.signatures import DEVICE_SIGNATURES, Signature
 from fanin.edge.tensors import TensorTable
 from fanin.protos.chunks import artifact_of
 from fanin.protos.errors import InvalidBundle, InvalidVersion

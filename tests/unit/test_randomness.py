@@ -7,8 +7,8 @@ import statistics
 import numpy as np
 import pytest
 
-from fanin.edge.bundles.manifest import Port
 from fanin.edge.runtimes.randomness import draw, normals, philox, philox_blocks, random_key, random_port, random_ports
+from fanin.edge.signatures import Port
 from fanin.protos.errors import InvalidBundle
 
 

@@ -16,12 +16,12 @@ from fanin.clients.device.training import RuntimeTrainer
 from fanin.clients.testing import example_assignment
 from fanin.commands.evaluator import _model_examples
 from fanin.edge.bundles.bundle import Bundle
-from fanin.edge.bundles.manifest import Port
 from fanin.edge.runtimes.available import open_runtime
 from fanin.edge.runtimes.base import NamedInputs
 from fanin.edge.runtimes.contract import check_engine
 from fanin.edge.runtimes.engines.onnx import onnxruntime_engine
 from fanin.edge.runtimes.models import model_inputs
+from fanin.edge.signatures import Port
 from fanin.protos.errors import InvalidInput
 from fanin.simulation import Iid, SimulationSettings, examples_of, load_data, partition, simulate
 

@@ -10,11 +10,11 @@ from support.errors import raises
 from support.manifests import manifest
 from support.values import TABLE, assignment, update
 
-from fanin.edge.bundles.manifest import Port
 from fanin.edge.codecs.statistics import declared, fitted, labels_of
 from fanin.edge.codecs.vector import Weighting
 from fanin.edge.runtimes.evaluations import counts_of, quality_of
 from fanin.edge.runtimes.quality import Quality
+from fanin.edge.signatures import Port
 from fanin.edge.tensors import TensorTable
 from fanin.protos import messages as m
 from fanin.protos.chunks import CHUNK_BYTES, Artifact, ChunkRef, artifact_of

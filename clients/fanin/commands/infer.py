@@ -32,7 +32,6 @@ from fanin.commands.console.samples import ModelInputs, Target, read_samples
 from fanin.commands.console.show import finite, note_on_local
 from fanin.edge.bundles.bundle import Bundle, open_folder, read_signed_manifest
 from fanin.edge.bundles.formats import file_format, format_of
-from fanin.edge.bundles.manifest import Port
 from fanin.edge.runtimes.available import RUNTIMES, open_format, open_runtime
 from fanin.edge.runtimes.base import LoadedModel, NamedInputs, Runtime
 from fanin.edge.runtimes.engine import Feed
@@ -45,6 +44,7 @@ from fanin.edge.runtimes.models import (
     preprocess_ports,
     run_rows,
 )
+from fanin.edge.signatures import Port
 from fanin.edge.tensors import Array, Float32s, decode_parameters
 from fanin.protos.errors import InvalidInput, NotFound
 

@@ -12,9 +12,10 @@ from fanin.clients.textfiles import read_public_key
 from fanin.commands.console.terminal import JsonOption, run_command, write_json
 from fanin.edge.bundles.bundle import Bundle, open_folder, read_signed_manifest
 from fanin.edge.bundles.formats import format_of
-from fanin.edge.bundles.manifest import Manifest, Port
+from fanin.edge.bundles.manifest import Manifest
 from fanin.edge.runtimes.available import open_format
 from fanin.edge.runtimes.base import ModelPort
+from fanin.edge.signatures import Port
 from fanin.edge.tensors import TensorTable, sha256_hex
 
 

@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from fanin.edge.bundles.bundle import MAX_MANIFEST_BYTES, Bundle, SignedManifest
-from fanin.edge.bundles.manifest import DEVICE_SIGNATURES, Manifest
+from fanin.edge.bundles.manifest import Manifest
 from fanin.edge.bundles.versions import check_version
 from fanin.edge.codecs.vector import VectorLayout
 from fanin.edge.runtimes.models import PREPROCESS
+from fanin.edge.signatures import DEVICE_SIGNATURES
 from fanin.edge.tensors import Float32s, TensorTable, decode_parameters
 from fanin.protos.chunks import Artifact, ChunkRef, assemble
 from fanin.protos.errors import InvalidBundle, InvalidInput, InvalidVersion

@@ -13,10 +13,11 @@ from fanin.clients.device.models import OpenedModel
 from fanin.clients.device.updates import Change
 from fanin.edge.bundles.bundle import Bundle, open_folder, write_bundle
 from fanin.edge.bundles.keys import SigningKey
-from fanin.edge.bundles.manifest import LocalParameters, Manifest, Port, Signature
+from fanin.edge.bundles.manifest import LocalParameters, Manifest
 from fanin.edge.bundles.manifest_json import dump_manifest
 from fanin.edge.bundles.slots import Slot, SlotKind
 from fanin.edge.runtimes.graphs import CONTROL, state_port
+from fanin.edge.signatures import Port, Signature
 from fanin.edge.tensors import TensorTable, encode_parameters
 from fanin.protos import messages as m
 from fanin.protos.chunks import artifact_of

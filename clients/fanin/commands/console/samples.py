@@ -20,7 +20,7 @@ from typing import Final
 
 import numpy as np
 
-from fanin.edge.bundles.manifest import Port
+from fanin.edge.signatures import Port
 from fanin.edge.tensors import Array
 from fanin.protos.errors import InvalidInput
 

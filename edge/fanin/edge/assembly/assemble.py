@@ -23,7 +23,7 @@ import numpy as np
 from fanin.edge.bundles.bundle import Bundle, open_folder, write_bundle
 from fanin.edge.bundles.formats import file_format
 from fanin.edge.bundles.keys import SigningKey
-from fanin.edge.bundles.manifest import DEVICE_SIGNATURES, DTYPES, Manifest, OptimizerSetting, Port, Ports, Signature
+from fanin.edge.bundles.manifest import Manifest, OptimizerSetting
 from fanin.edge.bundles.manifest_json import dump_manifest
 from fanin.edge.bundles.quantize import fill_slots
 from fanin.edge.bundles.slots import Slot, check_slots
@@ -32,6 +32,7 @@ from fanin.edge.runtimes.available import open_format
 from fanin.edge.runtimes.base import LoadedModel, Runtime, StepSettings
 from fanin.edge.runtimes.graphs import CONTROL, next_port, parameter_port, probe_batch, setting_values, state_port
 from fanin.edge.runtimes.models import PREPROCESS, RAW, open_preprocess
+from fanin.edge.signatures import DEVICE_SIGNATURES, DTYPES, Port, Ports, Signature
 from fanin.edge.tensors import Float32s, TensorTable, encode_parameters
 from fanin.protos.chunks import artifact_of
 from fanin.protos.errors import InvalidBundle

@@ -11,10 +11,11 @@ from types import MappingProxyType
 from typing import Final
 
 from fanin.edge.bundles.derived import derived_row, parse_derived
-from fanin.edge.bundles.manifest import DTYPES, LocalParameters, Manifest, OptimizerSetting, Port, Signature
+from fanin.edge.bundles.manifest import LocalParameters, Manifest, OptimizerSetting
 from fanin.edge.bundles.rows import Reader
 from fanin.edge.bundles.slots import Slot, SlotKind
 from fanin.edge.lengths import Lengths
+from fanin.edge.signatures import DTYPES, Port, Signature
 from fanin.edge.tensors import TensorTable
 from fanin.protos.chunks import Artifact, ChunkRef
 from fanin.protos.errors import InvalidBundle, InvalidInput

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from fanin.edge.bundles.bundle import Bundle, open_folder, write_bundle
 from fanin.edge.bundles.keys import SigningKey
-from fanin.edge.bundles.manifest import LocalParameters, Manifest, Signature
+from fanin.edge.bundles.manifest import LocalParameters, Manifest
 from fanin.edge.bundles.manifest_json import dump_manifest
 from fanin.edge.bundles.slots import Slot
 from fanin.edge.export.apart import apart
@@ -44,6 +44,7 @@ from fanin.edge.runtimes.base import PaddedBatch
 from fanin.edge.runtimes.measure import compare, measure
 from fanin.edge.runtimes.quality import Agreement, Quality, check_drop
 from fanin.edge.runtimes.randomness import RandomPort
+from fanin.edge.signatures import Signature
 from fanin.edge.tensors import Array, TensorTable, encode_parameters
 from fanin.protos.chunks import artifact_of
 from fanin.protos.errors import InvalidBundle, InvalidInput, InvalidVersion, UnsupportedModel

@@ -14,7 +14,6 @@ import torch
 
 from fanin.edge.batch_sizes import with_batch
 from fanin.edge.bundles.derived import Derived
-from fanin.edge.bundles.manifest import Port, Ports
 from fanin.edge.bundles.slots import Slot
 from fanin.edge.export.decompositions.tables import ONNX, TFLITE, Forms
 from fanin.edge.export.inputs.named import numpy_inputs
@@ -33,6 +32,7 @@ from fanin.edge.export.tracing.traced import Traced
 from fanin.edge.export.tracing.train import trace_train
 from fanin.edge.lengths import TARGETS
 from fanin.edge.runtimes.graphs import parameter_port
+from fanin.edge.signatures import Port, Ports
 from fanin.protos.errors import UnsupportedModel
 
 MODEL_FILE: Final = "model.tflite"

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from fanin.edge.bundles.bundle import Bundle
-from fanin.edge.bundles.manifest import Port, Ports
 from fanin.edge.export.app import App, inputs_of
 from fanin.edge.export.formats import FORMATS, Graphs
 from fanin.edge.export.modules.draws import RandomDraw, refused
@@ -26,6 +25,7 @@ from fanin.edge.export.tracing.reading import FixedShapes, NoReading
 from fanin.edge.export.tracing.traced import Traced
 from fanin.edge.runtimes.base import Runtime
 from fanin.edge.runtimes.models import PREPROCESS, RAW, open_preprocess
+from fanin.edge.signatures import Port, Ports
 from fanin.protos.errors import UnsupportedModel
 
 TOLERANCE: Final = 1e-4

@@ -8,11 +8,11 @@ import numpy as np
 
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.bundles.formats import FILE_FORMATS
-from fanin.edge.bundles.manifest import Port
 from fanin.edge.runtimes.base import NamedInputs, PaddedBatch, Runtime, StepSettings, TrainState
 from fanin.edge.runtimes.engine import GraphEngine, GraphFile
 from fanin.edge.runtimes.graphs import input_names, parameter_port
 from fanin.edge.runtimes.runtime import GraphRuntime
+from fanin.edge.signatures import Port
 from fanin.edge.tensors import Array, Float32s
 from fanin.protos.errors import InvalidBundle
 

@@ -25,9 +25,10 @@ from typing import Final
 
 import numpy as np
 
-from fanin.edge.bundles.manifest import RANDOM_PREFIXES, Manifest, Port, Signature
+from fanin.edge.bundles.manifest import Manifest
 from fanin.edge.runtimes.base import BatchEvaluation, Inputs, NamedInputs, PaddedBatch
 from fanin.edge.runtimes.engine import RunGraph
+from fanin.edge.signatures import RANDOM_PREFIXES, Port, Signature
 from fanin.edge.tensors import Array, Float32s, TensorTable
 from fanin.protos.errors import InvalidBundle
 

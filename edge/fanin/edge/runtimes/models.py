@@ -14,7 +14,7 @@ from typing import Final, NoReturn
 import numpy as np
 
 from fanin.edge.bundles.bundle import Bundle
-from fanin.edge.bundles.manifest import Manifest, Port, Ports
+from fanin.edge.bundles.manifest import Manifest
 from fanin.edge.runtimes.base import Inputs, LoadedModel, ModelPort, NamedInputs, Preprocess, Runtime
 from fanin.edge.runtimes.buckets.dispatch import fitted, shortest
 from fanin.edge.runtimes.engine import Feed, RunGraph
@@ -28,6 +28,7 @@ from fanin.edge.runtimes.graphs import (
     num_rows,
     padded_rows,
 )
+from fanin.edge.signatures import Port, Ports
 from fanin.edge.tensors import Array, Float32s
 from fanin.protos.errors import InvalidBundle
 

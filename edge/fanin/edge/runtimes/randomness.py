@@ -25,7 +25,7 @@ from typing import Final, Literal
 import numpy as np
 import numpy.typing as npt
 
-from fanin.edge.bundles.manifest import Port
+from fanin.edge.signatures import Port
 from fanin.edge.tensors import Float32s
 from fanin.protos.errors import InvalidBundle
 

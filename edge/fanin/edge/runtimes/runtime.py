@@ -16,7 +16,6 @@ import numpy as np
 
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.bundles.formats import file_format
-from fanin.edge.bundles.manifest import Port
 from fanin.edge.bundles.quantize import SlotValue, fill_slots
 from fanin.edge.bundles.slots import Slot
 from fanin.edge.runtimes.base import Evaluate, LoadedModel, ModelPort, Predict, TrainStep
@@ -25,6 +24,7 @@ from fanin.edge.runtimes.engine import BindGraph, Feed, GraphEngine, GraphFile, 
 from fanin.edge.runtimes.graphs import GraphEvaluate, GraphPredict, fits
 from fanin.edge.runtimes.models import GraphModel
 from fanin.edge.runtimes.stepping import GraphTrainStep, bind_by_copy
+from fanin.edge.signatures import Port
 from fanin.edge.tensors import Array, Float32s
 from fanin.protos.errors import FaninError, InvalidBundle, InvalidInput
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from fanin.edge.bundles.manifest import TRAIN
 from fanin.edge.lengths import TARGETS, Lengths
+from fanin.edge.signatures import TRAIN
 from fanin.protos.errors import UnsupportedModel
 
 if TYPE_CHECKING:

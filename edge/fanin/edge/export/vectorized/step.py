@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fanin.edge.bundles.manifest import Port
 from fanin.edge.export.app import App
 from fanin.edge.export.decompositions.elementwise import copied
 from fanin.edge.export.decompositions.selection import slice_scatter
@@ -37,6 +36,7 @@ from fanin.edge.runtimes.graphs import (
     state_port,
 )
 from fanin.edge.runtimes.randomness import draw, random_ports
+from fanin.edge.signatures import Port
 from fanin.edge.tensors import Float32s, TensorTable
 from fanin.protos.errors import UnsupportedModel
 
