@@ -201,6 +201,14 @@ def test_data_that_a_decoder_cannot_read_is_told(tmp_path: Path) -> None:
             LayoutSettings(layers="layers", num_layers=2),
             "got num_layers 2, expected 4, the number of modules in layers",
         ),
+        (
+            LayoutSettings(layers="layers", num_layers=4, plan={"layers.*.gate": "column"}),
+            r"the pattern 'layers.\*.gate' of the plan matches no module, expected at least one",
+        ),
+        (
+            LayoutSettings(layers="layers", num_layers=4, plan={"layers.*": "whole", "*.1": "shared"}),
+            r"the patterns 'layers.\*' and '\*.1' of the plan match the module layers.1, expected one",
+        ),
     ],
 )
 def test_names_that_are_not_the_modules_are_told(tmp_path: Path, layout: LayoutSettings, expected: str) -> None:

@@ -127,7 +127,7 @@ class FamilyModel:
 
     def build(self, seed: int) -> nn.Module:
         """Return the module, with parameters from ``seed``."""
-        return self._made("build", self.family.build(self.config, seed), nn.Module)
+        return self._result("build", self.family.build(self.config, seed), nn.Module)
 
     def skeleton(self) -> nn.Module:
         """Return the module on torch's meta device, where it uses no memory."""
@@ -137,25 +137,25 @@ class FamilyModel:
     @property
     def layout(self) -> Layout:
         """The names of its modules, and how they are spread."""
-        return self._made("layout", self.family.layout(self.config), Layout)
+        return self._result("layout", self.family.layout(self.config), Layout)
 
     @property
     def tokens(self) -> TokenModel:
         """The tokens that it reads."""
-        return self._made("tokens", self.family.tokens(self.config), TokenModel)
+        return self._result("tokens", self.family.tokens(self.config), TokenModel)
 
     @property
     def work(self) -> Work | None:
         """The FLOPs of a token, or None if they are unknown."""
         work = self.family.work(self.config)
-        return None if work is None else self._made("work", work, Work)
+        return None if work is None else self._result("work", work, Work)
 
     def files(self, module: nn.Module) -> ModelFiles:
         """Return the files of the model, after ``build`` returned ``module``."""
-        return self._made("files", self.family.files(self.config, module), ModelFiles)
+        return self._result("files", self.family.files(self.config, module), ModelFiles)
 
-    def _made(self, part: str, value: object, kind: type[T]) -> T:
-        """Return what a function of the family returned. Raises InvalidInput for another type."""
+    def _result(self, part: str, value: object, kind: type[T]) -> T:
+        """Return the result of a function of the family. Raises InvalidInput for another type."""
         check_part(f"Family {self.name!r}", f"result of {part}", value, isinstance(value, kind), f"a {kind.__name__}")
         return cast("T", value)
 

@@ -49,9 +49,9 @@ def check_two_ranks(model: FamilyModel, inputs: Tensor) -> None:
     for sequence in (False, True) if model.layout.sequence else (False,):
         parallel = ParallelSettings(mesh=MeshShape(tp=NUM_RANKS), precision="double", sequence_parallel=sequence)
         what = f"layout: on tp={NUM_RANKS}{' with sequence_parallel' if sequence else ''}"
-        found = _on_ranks(model, inputs, parallel, what)
+        actual = _on_ranks(model, inputs, parallel, what)
         for name, value in expected.items():
-            error = (found[name] - value).norm() / (value - before[name]).norm().clamp(min=1e-12)
+            error = (actual[name] - value).norm() / (value - before[name]).norm().clamp(min=1e-12)
             assert error < TOLERANCE, (
                 f"{what} a training step changes {name} by other values than one process (relative error {error:.2g}); "
                 "correct the styles in the layout's plan, and let the forward take the number of heads from its tensors"
@@ -77,8 +77,8 @@ def _on_ranks(model: FamilyModel, inputs: Tensor, parallel: ParallelSettings, wh
         error, values = Path(folder) / ERROR, Path(folder) / VALUES
         reason = error.read_text() if error.exists() else f"the ranks ended with {[each.exitcode for each in ranks]}"
         assert values.exists(), f"{what} a training step fails, but not in one process: {reason}"
-        found: dict[str, Tensor] = torch.load(values, weights_only=True)
-        return found
+        parameters: dict[str, Tensor] = torch.load(values, weights_only=True)
+        return parameters
 
 
 def _run_rank(model: FamilyModel, inputs: Tensor, rank: int, parallel: ParallelSettings, folder: Path) -> None:

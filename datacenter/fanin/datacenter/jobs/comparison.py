@@ -1,8 +1,9 @@
 """Compares a module on the mesh with the whole module, before the first step of a job.
 
-A layout describes a module by names. If it is wrong, the mesh may compute something else without an error: a pipeline
-that skips a function of the forward, or a split that gives a head half of the values of two heads. Therefore the first
-rank evaluates the whole module on a batch, and the mesh evaluates the same batch. The losses must be equal.
+A layout describes a module by names. If it is wrong, the mesh may compute something else without an error. For
+example, a pipeline may skip a function of the forward, or a split may give a head half of the values of two heads.
+Therefore the first rank evaluates the whole module on a batch, and the mesh evaluates the same batch. The losses must
+be equal.
 
 Apps and families of other packages are compared, on a mesh with ``pp`` or ``tp``. fanin's own families are not: tests
 hold them to the numbers of one process. A job that resumes is compared too, because its checkpoint may come from

@@ -40,7 +40,7 @@ SEED_FORMAT: Final = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InitialValues:
-    """Where a job's initial parameters are.
+    """The source of a job's initial parameters.
 
     Attributes:
         path: A file, or the index of several; None if the engine has the values, or loads them from a checkpoint.
@@ -59,7 +59,7 @@ class InitialValues:
 
 
 def initial_values(config: TrainConfig, job: JobModel, num_ranks: int, folder: Path | None) -> InitialValues:
-    """Return where the initial parameters of a job are, and write the seed file if the job needs it. A collective.
+    """Return the source of a job's initial parameters, and write the seed file if the job needs it. A collective.
 
     Afterwards no rank of several has the values of the job's module. Every rank has the first rank's buffers of an App.
 
@@ -90,12 +90,15 @@ def initial_values(config: TrainConfig, job: JobModel, num_ranks: int, folder: P
 
 def _seed_file(folder: Path | None) -> Path:
     if folder is None:
-        raise InvalidInput("datacenter job: got several ranks and no folder, expected one that all of them share")
+        raise InvalidInput(
+            "datacenter job: got several ranks and no folder, expected one that all of them share, because the first "
+            "rank writes the initial parameters into it; pass the job's folder"
+        )
     return folder / SEED_FILE
 
 
 def _values(config: TrainConfig, job: JobModel, alive: Callable[[], None], seed_file: Path | None) -> InitialValues:
-    """Return where the values are. Write the seed file, if there is to be one, unless it exists."""
+    """Return the source of the values. Write the seed file if it is the source and does not exist."""
     checkpoints, initial = config.checkpoints, config.model.initial
     if any(each is not None and (each / MARKER).exists() for each in (checkpoints.folder, checkpoints.resume)):
         return InitialValues()

@@ -56,9 +56,10 @@ from fanin.datacenter.ranks.devices import build_mesh, describe_device, device_t
 from fanin.datacenter.ranks.elastic import StopSignal, end_with_parent, group_of_one, process_group
 from fanin.datacenter.training.decisions import agree
 from fanin.datacenter.training.loop import TrainingLoop
-from fanin.datacenter.training.model import build_job_model
+from fanin.datacenter.training.model import JobModel, build_job_model
 from fanin.datacenter.training.parameters import parameter_table
 from fanin.datacenter.watch import hangs
+from fanin.edge.tensors import Float32s, TensorTable
 from fanin.protos.errors import Diverged, FaninError, InvalidInput, UnsupportedModel
 
 KIB: Final = 1024
@@ -222,23 +223,10 @@ def _load_observers(config: TrainConfig, place: RankPlace) -> list[Guest]:
 
 
 def _train(config: TrainConfig, place: RankPlace, guests: Sequence[Guest], stop: StopSignal | None) -> TrainResult:
-    rank, world_size, folder = place.rank, place.num_ranks, place.folder
-    job = build_job_model(config, rank=rank, num_ranks=world_size)
+    rank, folder = place.rank, place.folder
+    job = build_job_model(config, rank=rank, num_ranks=place.num_ranks)
     table = None if job.app is None else parameter_table(job.model.module)
-    kind = device_type(config.parallel.device)
-    alone = world_size == 1 and not config.parallel.sharded
-    mesh = None if alone else build_mesh(config.parallel.mesh, world_size, kind)
-    device = rank_device(kind)
-    if rank == 0 and folder is not None:
-        # Not to stderr: the launcher reports the text there as the reason of a failure.
-        sys.stdout.write(f"{world_size} ranks of mesh {config.parallel.mesh}, on {describe_device(kind)}\n")
-        sys.stdout.flush()
-    config = balance_pipeline(config, job, device)
-    initial = initial_values(config, job, world_size, folder)
-    comparison = Comparison(config, job, rank)
-    engine = build_engine(job.model, config.parallel, config.training, mesh, device)
-    initial.load(engine)
-    weights = config.checkpoints.weights
+    config, engine, comparison = _build_engine(config, job, place)
     started_s = time.monotonic()
     with JobCheckpoints(config.checkpoints, engine, config.seed, writes=rank == 0) as checkpoints:
         comparison.check(engine)
@@ -255,17 +243,15 @@ def _train(config: TrainConfig, place: RankPlace, guests: Sequence[Guest], stop:
             each.begin()
         with nullcontext() if monitor is None else monitor:
             history = loop.run()
-    # A job that was stopped has time for a checkpoint only, and these weights are not its final ones.
-    if weights is not None and not loop.interrupted:
-        export_weights(engine, weights, WEIGHTS_KIND)
-        if job.files.exported is not None and rank == 0:
-            write_file(weights.with_name(CONFIG), job.files.exported)
+    # A job that was stopped has time for a checkpoint only, and its values are not the final ones.
+    if not loop.interrupted:
+        _write_weights(config, job, engine, rank)
     traffic = None if monitor is None else monitor.traffic
     metrics = Metrics(
         trained=history,
         mesh=config.parallel.mesh,
-        num_ranks=world_size,
-        device=kind,
+        num_ranks=place.num_ranks,
+        device=device_type(config.parallel.device),
         stopped=loop.interrupted,
         train_s=time.monotonic() - started_s,
         units_per_second=loop.throughput.units_per_second,
@@ -278,9 +264,45 @@ def _train(config: TrainConfig, place: RankPlace, guests: Sequence[Guest], stop:
     )
     if table is None:
         return TrainResult(metrics=metrics)
+    return TrainResult(metrics=metrics, table=table, parameters=_parameters(engine, table))
+
+
+def _build_engine(config: TrainConfig, job: JobModel, place: RankPlace) -> tuple[TrainConfig, Engine, Comparison]:
+    """Put the model on this rank, with the values that the job starts from. A collective.
+
+    Returns:
+        The config with the measured layer times, the engine, and the comparison of the mesh with the whole module.
+    """
+    rank, num_ranks, kind = place.rank, place.num_ranks, device_type(config.parallel.device)
+    alone = num_ranks == 1 and not config.parallel.sharded
+    mesh = None if alone else build_mesh(config.parallel.mesh, num_ranks, kind)
+    device = rank_device(kind)
+    if rank == 0 and place.folder is not None:
+        # Not to stderr: the launcher reports the text there as the reason of a failure.
+        sys.stdout.write(f"{num_ranks} ranks of mesh {config.parallel.mesh}, on {describe_device(kind)}\n")
+        sys.stdout.flush()
+    config = balance_pipeline(config, job, device)
+    initial = initial_values(config, job, num_ranks, place.folder)
+    comparison = Comparison(config, job, rank)
+    engine = build_engine(job.model, config.parallel, config.training, mesh, device)
+    initial.load(engine)
+    return config, engine, comparison
+
+
+def _write_weights(config: TrainConfig, job: JobModel, engine: Engine, rank: int) -> None:
+    """Write the final weights, and the config.json that belongs to them, if the job names a file. A collective."""
+    weights = config.checkpoints.weights
+    if weights is None:
+        return
+    export_weights(engine, weights, WEIGHTS_KIND)
+    if job.files.exported is not None and rank == 0:
+        write_file(weights.with_name(CONFIG), job.files.exported)
+
+
+def _parameters(engine: Engine, table: TensorTable) -> Float32s:
+    """Return the parameters and running statistics of an App (num_values,), laid out by ``table``. A collective."""
     values = {name: value.numpy() for name, value in whole_values(engine).items()}
-    parameters = table.flatten({spec.name: values[spec.name] for spec in table.specs})
-    return TrainResult(metrics=metrics, table=table, parameters=parameters)
+    return table.flatten({spec.name: values[spec.name] for spec in table.specs})
 
 
 def whole_values(engine: Engine) -> dict[str, torch.Tensor]:

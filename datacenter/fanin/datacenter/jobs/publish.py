@@ -46,7 +46,10 @@ def train_and_publish(
     """
     parent = operator.version(run_id).version
     if parent.bundle_sha256 != bundle.sha256:
-        raise Conflict(f"run {run_id}: is of bundle {short(parent.bundle_sha256)}, expected {short(bundle.sha256)}")
+        raise Conflict(
+            f"run {run_id}: got bundle {short(bundle.sha256)}, expected the run's own, {short(parent.bundle_sha256)}; "
+            f"fanin fetch {run_id} --bundle downloads it"
+        )
     check_version(parent, run_id=run_id, bundle_sha256=bundle.sha256, publisher=bundle.signed.public_key, seen=-1)
     trained, _ = bundle.manifest.split(train(bundle.completed(operator.parameters(parent))))
     version, data = next_version(parent, trained, bundle, publisher)

@@ -66,14 +66,14 @@ def run_program(program: str, *arguments: str) -> NoReturn:
 def start_server(modules: Sequence[str]) -> str:
     """Import modules, fork this process as the fork server of ranks, and return the start method of ranks.
 
-    What is imported is exempt from garbage collection: each full collection of a rank would visit 300,000 objects and
-    copy their pages.
+    The imported modules are exempt from garbage collection. Otherwise each full collection of a rank would visit
+    300,000 objects and copy their pages.
 
     The server keeps SIGTERM blocked. A scheduler may send it to all processes of a job, and a server that ended would
     take its ranks along before they have saved. ``run_program`` unblocks it.
 
     Args:
-        modules: What this process imports before it forks the server. They must not start threads.
+        modules: Modules to import before the fork. They must not start threads.
     """
     if sys.platform != "linux":
         return SPAWN
