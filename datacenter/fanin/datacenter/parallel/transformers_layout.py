@@ -12,7 +12,7 @@ If a model does not support ``tp`` or ``pp``, the reason is in its Layout (``unf
 ways: it keeps no cache and returns only its logits.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Literal, Protocol, cast
@@ -109,17 +109,7 @@ def pretrained_layout(module: nn.Module) -> Layout:
     missing = sorted({f"{prefix}.embed_tokens", f"{prefix}.layers", f"{prefix}.norm", "lm_head"} - names)
     if missing:
         fault = f"{kind}, which has no module {', '.join(missing)}, as models of the Llama family have; {WITHOUT}"
-        layers = _layer_list(module)
-        num_layers = len(list(module.get_submodule(layers).children())) if layers else 1
-        sizes = ModelSizes(num_layers=num_layers, num_heads=0, num_kv_heads=0, feed_forward=0)
-        return Layout(
-            sizes=sizes,
-            inputs=(),
-            layers=layers,
-            outputs=(),
-            plan={},
-            unfit={"pp": fault, "tp": _tp_fault(kind, config, fault)},
-        )
+        return _whole_layout(module, {"pp": fault, "tp": _tp_fault(kind, config, fault)})
     layout = Layout(
         sizes=_sizes(config),
         inputs=(f"{prefix}.embed_tokens",),
@@ -141,14 +131,29 @@ def pretrained_layout(module: nn.Module) -> Layout:
     if fault:
         unfit["tp"] = fault
         return replace(layout, unfit=unfit)
+    return replace(layout, plan=_styles(prefix, plan, names), unfit=unfit)
+
+
+def _whole_layout(module: nn.Module, unfit: Mapping[Literal["pp", "tp"], str]) -> Layout:
+    """Return the Layout of a model that neither pp nor tp can divide."""
+    layers = _layer_list(module)
+    num_layers = len(list(module.get_submodule(layers).children())) if layers else 1
+    sizes = ModelSizes(num_layers=num_layers, num_heads=0, num_kv_heads=0, feed_forward=0)
+    return Layout(sizes=sizes, inputs=(), layers=layers, outputs=(), plan={}, unfit=unfit)
+
+
+def _styles(prefix: str, plan: Mapping[str, str], names: Collection[str]) -> dict[str, Style]:
+    """Return the library's plan in the styles of a Layout, for the modules that this model has."""
     # The parent of a layer's first matrices gathers their input once for all of them.
     parents = {name.rpartition(".")[0] for name, word in plan.items() if word == "colwise"}
-    shared: dict[str, Style] = dict.fromkeys(sorted(parents), "shared")
-    styles: dict[str, Style] = {name: STYLES[word] for name, word in plan.items()}
+    styles: dict[str, Style] = {
+        f"{prefix}.embed_tokens": "vocabulary",
+        **dict.fromkeys(sorted(parents), "shared"),
+        **{name: STYLES[word] for name, word in plan.items()},
+    }
     # The library's plan may name modules that only some models of a kind have.
-    wanted: dict[str, Style] = {f"{prefix}.embed_tokens": "vocabulary", **shared, **styles}
-    used = {pattern for name in names for pattern in patterns_of(name, wanted)}
-    return replace(layout, plan={name: wanted[name] for name in wanted if name in used}, unfit=unfit)
+    used = {pattern for name in names for pattern in patterns_of(name, styles)}
+    return {name: style for name, style in styles.items() if name in used}
 
 
 def _sizes(config: PretrainedConfig) -> ModelSizes:

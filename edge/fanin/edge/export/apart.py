@@ -1,4 +1,4 @@
-"""A call in a fork of this process, beside the work of this one: graph formats are made at the same time.
+"""A call in a fork of this process. With it, graph formats are made at the same time.
 
 A fork needs no way to send an App, which may be any code. It is used only where it is safe: on Linux, in a process with
 one Python thread, before the TFLite converter and its thread pools are loaded, and without CUDA.

@@ -40,7 +40,7 @@ from fanin.edge.export.tracing.vocabulary import count_tokens
 from fanin.edge.export.verify import verify, verify_train
 from fanin.edge.files import new_folder
 from fanin.edge.runtimes.available import open_runtime
-from fanin.edge.runtimes.base import PaddedBatch
+from fanin.edge.runtimes.base import PaddedBatch, Runtime
 from fanin.edge.runtimes.measure import compare, measure
 from fanin.edge.runtimes.quality import Agreement, Quality, check_drop
 from fanin.edge.runtimes.randomness import RandomPort
@@ -96,7 +96,7 @@ def export(
         key: The publisher's key, which signs the manifest.
         formats: Graph formats to write: ``"onnx"``, ``"tflite"``, or both.
         max_drop: Limit on the cost of int8 on the validation data: points of accuracy, or percent of squared error for
-            a module that returns values. None stands for the defaults of ``check_drop``.
+            a module that returns values. None: the defaults of ``check_drop``.
 
     Returns:
         The Bundle with notes and measurements.
@@ -124,14 +124,7 @@ def export(
         for name in formats:
             try:
                 runtime = open_runtime(FORMATS[name].runtime)
-                LOG.info("%s: verifying against eager torch", name)
-                plain = open_runtime(FORMATS[name].runtime, plain=True)
-                for single, view in _lengths_of(prepared, bundle):
-                    verify(single, view, runtime, plain)
-                for size in app.other_batch_sizes:
-                    LOG.info("%s: verifying the train step for batches of %d", name, size)
-                    for single, view in _lengths_of(prepared.for_batches(size), bundle.at_batch(size)):
-                        verify_train(single, view, runtime)
+                _verify_format(prepared, bundle, name, runtime)
                 LOG.info("%s: comparing int8 with float", name)
                 if app.validation is not None:
                     measured[name] = measure(runtime, bundle, initial, validation_batches(app))
@@ -150,6 +143,18 @@ def export(
         measured=MappingProxyType(measured),
         compared=MappingProxyType(compared),
     )
+
+
+def _verify_format(prepared: Prepared, bundle: Bundle, name: str, runtime: Runtime) -> None:
+    """Check the graphs of one format, for all lengths and batch sizes, against eager torch. Raises UnsupportedModel."""
+    LOG.info("%s: verifying against eager torch", name)
+    plain = open_runtime(FORMATS[name].runtime, plain=True)
+    for single, view in _lengths_of(prepared, bundle):
+        verify(single, view, runtime, plain)
+    for size in prepared.app.other_batch_sizes:
+        LOG.info("%s: verifying the train step for batches of %d", name, size)
+        for single, view in _lengths_of(prepared.for_batches(size), bundle.at_batch(size)):
+            verify_train(single, view, runtime)
 
 
 def _lengths_of(prepared: Prepared, bundle: Bundle) -> Iterator[tuple[Prepared, Bundle]]:

@@ -294,8 +294,8 @@ def _start(prepared: Prepared, case: Case, num_steps: int) -> StepStart:
 
     rate = MIN_RATE
     if not prepared.app.recipe.optimizer.divides:
-        wanted = (size_of(values[name]) / size for name, size in sizes.items() if size > UNKNOWN_FLOOR * largest)
-        rate = max(MIN_RATE, min(MIN_RATE * max(wanted, default=1.0), MAX_CHANGE / max(largest, 1e-30)))
+        rates = (size_of(values[name]) / size for name, size in sizes.items() if size > UNKNOWN_FLOOR * largest)
+        rate = max(MIN_RATE, min(MIN_RATE * max(rates, default=1.0), MAX_CHANGE / max(largest, 1e-30)))
     pull = 0.0
     anchor, control = dict(values), {name: torch.zeros_like(value) for name, value in values.items()}
     if num_steps:
