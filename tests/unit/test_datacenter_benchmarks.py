@@ -1,6 +1,8 @@
 """The datacenter's benchmarks run: on the CPU where that is asked for, and with a sentence where they cannot."""
 
 import json
+import subprocess
+import sys
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
@@ -74,3 +76,15 @@ def test_the_bubble_is_measured(tmp_path: Path) -> None:
     report = json.loads(path.read_text())
     assert list(report["seconds_per_step"]) == ["2", "4", "6", "8", "12", "16"]
     assert report["seconds_per_slot"] >= 0.03, "a slot has a forward and a backward in it"
+
+
+@pytest.mark.nightly
+def test_no_rank_has_the_memory_of_a_whole_model_at_the_start_of_a_job(tmp_path: Path) -> None:
+    path = tmp_path / "start.json"
+    words = ["--layers", "1", "--mesh", "dp_shard=2", "--json", str(path)]
+    subprocess.run([sys.executable, FOLDER / "start_memory.py", *words], check=True, capture_output=True)
+    rows = json.loads(path.read_text())["ranks"]
+    assert [row["rank"] for row in rows] == [0, 1]
+    for row in rows:
+        model_bytes = 4 * row["parameters"]
+        assert model_bytes / 2 <= row["peak_bytes"] - row["bytes_before"] < 0.9 * model_bytes
