@@ -4,7 +4,6 @@ import re
 
 import numpy as np
 import pytest
-from support.models import bundle_of
 
 from fanin.clients.data.examples import Examples
 from fanin.clients.data.stores import MemoryStore
@@ -12,9 +11,8 @@ from fanin.clients.device.graphs import BundleGraphs
 from fanin.clients.device.training import LocalData
 from fanin.edge.runtimes.available import open_runtime
 
-BUNDLE = bundle_of("cnn")
-SHAPE = BUNDLE.manifest.signatures["infer"].inputs[0].shape[1:]
-CLASSES = BUNDLE.manifest.num_classes
+SHAPE, CLASSES = (1, 8, 8), 10
+"""Of the App ``cnn``."""
 X = np.zeros((6, *SHAPE), np.float32)
 Y = (np.arange(6) % CLASSES).astype(np.int32)
 

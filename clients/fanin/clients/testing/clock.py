@@ -3,7 +3,8 @@
 import asyncio
 import selectors
 from collections.abc import Callable, Coroutine
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
+from concurrent.futures import CancelledError, Future, wait
+from threading import Thread
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -64,6 +65,7 @@ def run_virtual(main: Coroutine[object, object, T]) -> T:
 
 def _run_in_thread(main: Coroutine[object, object, T]) -> T:
     began: Future[Callable[[], object]] = Future()
+    outcome: Future[T] = Future()
 
     async def cancellable() -> T:
         task, loop = asyncio.current_task(), asyncio.get_running_loop()
@@ -71,18 +73,24 @@ def _run_in_thread(main: Coroutine[object, object, T]) -> T:
         began.set_result(lambda: loop.call_soon_threadsafe(task.cancel))
         return await main
 
-    with ThreadPoolExecutor(1, "virtual-time") as thread:
-        outcome = thread.submit(lambda: run_virtual(cancellable()))
+    def run() -> None:
+        try:
+            outcome.set_result(run_virtual(cancellable()))
+        except BaseException as exc:
+            outcome.set_exception(exc)
+
+    try:
+        # A signal may come before this call returns.
+        Thread(target=run, name="virtual-time").start()
+        return outcome.result()
+    except SystemExit:
+        # SIGTERM, for example: the coroutine ends before the process does.
+        began.result()()
+        wait([outcome])
+        raise
+    except KeyboardInterrupt:
+        began.result()()
         try:
             return outcome.result()
-        except SystemExit:
-            # SIGTERM, for example: the coroutine ends before the process does.
-            began.result()()
-            wait([outcome])
-            raise
-        except KeyboardInterrupt:
-            began.result()()
-            try:
-                return outcome.result()
-            except (asyncio.CancelledError, CancelledError):
-                raise KeyboardInterrupt from None
+        except (asyncio.CancelledError, CancelledError):
+            raise KeyboardInterrupt from None
