@@ -214,12 +214,42 @@ class Failing:
         return train
 
 
+def test_the_simulation_ends_if_no_client_can_train(tmp_path: Path) -> None:
+    bundle = synthetic_bundle(tmp_path / "bundle", PUBLISHER, SHAPES)
+    crew = Crew(
+        trainings=Failing(),
+        runtime=ClientRuntime(name="x", graph_format="onnx"),
+        failures=[],
+        stops=False,
+        num_failing=2,
+    )
+    model, assignment = example_model(bundle), example_assignment(bundle)
+
+    def train(client: int) -> None:
+        trainer = ClientTrainer(client, crew)
+        trainer.begin(model, assignment)
+        trainer.train(model, assignment, lambda: True)
+
+    for _ in range(3):
+        with pytest.raises(InvalidInput):
+            train(7)
+    with pytest.raises(ClientFailed, match=r"^simulate: the first trainings of 2 clients failed, and none succeeded; "):
+        train(8)
+    crew.has_trained = True
+    with pytest.raises(InvalidInput):
+        train(9)
+
+
 @pytest.mark.parametrize("stops", [False, True])
 def test_a_client_that_raises_is_noted_with_its_traceback(tmp_path: Path, stops: bool) -> None:
     bundle = synthetic_bundle(tmp_path / "bundle", PUBLISHER, SHAPES)
     failures: list[ClientFailure] = []
     crew = Crew(
-        trainings=Failing(), runtime=ClientRuntime(name="none", graph_format="onnx"), failures=failures, stops=stops
+        trainings=Failing(),
+        runtime=ClientRuntime(name="none", graph_format="onnx"),
+        failures=failures,
+        stops=stops,
+        num_failing=2,
     )
     trainer, model, assignment = ClientTrainer(7, crew), example_model(bundle), example_assignment(bundle)
     trainer.begin(model, assignment)

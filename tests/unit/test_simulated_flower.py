@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from traceback import format_exception
 from typing import Final
 
 import numpy as np
@@ -133,6 +134,26 @@ def test_an_object_is_a_client_of_many_and_one_that_fails_is_named(app: object) 
     assert values.min() > 0
     with pytest.raises(ClientFailed, match=r"client 1 in round 1: .*no pictures here"):
         simulate(app, 4, cohort=4, rounds=1, settings=replace(settings, stop_on_failure=True))
+
+
+def test_an_app_that_always_fails_ends_the_simulation_with_its_traceback(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    trained: list[object] = []
+
+    def broken(context: Context) -> Client:
+        trained.append(context.node_config["partition-id"])
+        raise OSError("no pictures here")
+
+    settings = settings_of(plan={"training.learning_rate": 1})
+    with pytest.raises(ClientFailed, match=r"the first trainings of 6 clients failed, .*no pictures here") as caught:
+        simulate(broken, 6, cohort=2, rounds=3, settings=settings)
+    assert set(trained) == set(range(6))
+    assert len(trained) < 20
+    assert "Traceback" not in caplog.text
+    text = "".join(format_exception(caught.value))
+    assert text.count('raise OSError("no pictures here")') == 1
+    assert "no running event loop" not in text
 
 
 def test_the_arrays_of_get_parameters_are_the_first_ones(tmp_path: Path) -> None:

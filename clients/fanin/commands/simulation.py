@@ -12,13 +12,13 @@ import click
 import typer
 
 from fanin.clients.flower.initial import read_initial
-from fanin.clients.flower.task import FlowerSettings
+from fanin.clients.flower.task import AppFailed, FlowerSettings
 from fanin.clients.planfile import parse_plan, read_plan
 from fanin.commands.console.terminal import JsonOption, QuietOption, progress, run_command, write_json
 from fanin.edge.tensors import Array
-from fanin.protos.errors import InvalidInput
+from fanin.protos.errors import FaninError, InvalidInput
 from fanin.protos.plans import Plan
-from fanin.simulation import LoadedData, Natural, Partition, Partitioner, load_data, partition
+from fanin.simulation import ClientFailed, LoadedData, Natural, Partition, Partitioner, load_data, partition
 from fanin.simulation.setup.progress import line_of
 from fanin.simulation.setup.termination import interrupted_by_sigterm
 
@@ -163,7 +163,12 @@ def _simulate(
             sys.stdout.write(f"{line_of(row)}\n")
             sys.stdout.flush()
 
-    with progress("simulate", quiet=quiet) as step, interrupted_by_sigterm(), _event_file(events) as on_event:
+    with (
+        progress("simulate", quiet=quiet) as step,
+        interrupted_by_sigterm(),
+        _event_file(events) as on_event,
+        _tracebacks(),
+    ):
         settings = SimulationSettings(
             plan=wanted,
             engine=engine,
@@ -268,6 +273,19 @@ def _result_row(result: "Result") -> dict[str, object]:
     if result.repeats:
         row["spread"] = [asdict(each) for each in result.spread]
     return row
+
+
+@contextmanager
+def _tracebacks() -> Iterator[None]:
+    """Print the traceback of an error in the user's code once. Raises FaninError for the error of a client."""
+    try:
+        yield
+    except ClientFailed as exc:
+        sys.stderr.write(exc.failure.traceback)
+        raise FaninError(str(exc)) from exc
+    except AppFailed as exc:
+        sys.stderr.write(exc.trace)
+        raise
 
 
 @contextmanager

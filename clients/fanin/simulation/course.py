@@ -37,7 +37,7 @@ from fanin.simulation.rows import (
     initial_row,
     round_row,
 )
-from fanin.simulation.trainers import ClientRuntime, ClientTrainer, Crew
+from fanin.simulation.trainers import NUM_FAILING, ClientRuntime, ClientTrainer, Crew
 from fanin.simulation.workers import Trainings
 
 RUN: Final = "run"
@@ -144,6 +144,7 @@ class SimulatedRun:
                 runtime=self.runtime,
                 failures=rows.failures,
                 stops=self.stops,
+                num_failing=min(len(self.work), max(NUM_FAILING, self.plan.cohort.concurrency)),
             )
             stored: defaultdict[int, MemoryStates] = defaultdict(MemoryStates)
             self._join(federation, crew, stored)

@@ -90,8 +90,9 @@ def simulate(
             together with a Plan, the model cannot use the examples, or the Flower app cannot be imported.
         RuntimeMissing: A library that the settings or the app need is not installed.
         FaninError: The Run failed or rests; the message has its reason.
-        ClientFailed: The training of a client failed, and ``settings.stop_on_failure`` is set. Otherwise the Round
-            continues without it, and the failure is in ``Result.failures``.
+        ClientFailed: The training of a client failed, and ``settings.stop_on_failure`` is set; or the first trainings
+            of ten clients, of a larger cohort, or of all clients failed. Otherwise the Round continues without the
+            client, and the failure is in ``Result.failures``.
 
     Example:
         ``simulate(app, partition(data, 100, Dirichlet(alpha=0.3)), cohort=10, rounds=20)``
@@ -236,7 +237,9 @@ def _simulated(
     try:
         rows = run_virtual(run.play(prepared.key))
     except* ClientFailed as group:
-        raise _first(group) from None
+        first = _first(group)
+        # The cause is the client's own error, with its traceback.
+        raise first from first.__cause__
     return parts.baseline(_result(prepared, parts.engine, rows))
 
 

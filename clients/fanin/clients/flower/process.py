@@ -5,6 +5,7 @@ process, and the device asks while it waits. If the device must stop, it kills t
 another. An app that crashes, leaks or calls ``sys.exit`` does not end the device either.
 """
 
+import logging
 import socket
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from fanin.clients.flower.task import (
     Words,
 )
 
+LOG = logging.getLogger("fanin.clients")
 POLL_S: Final = 0.2
 """Seconds between two calls of ``should_continue`` while the app trains."""
 
@@ -69,7 +71,7 @@ class FlowerProcess:
             # Also a signal: a child that goes on would train for nobody.
             self.close()
             raise
-        return self._reply()
+        return self._reply(task)
 
     def close(self) -> None:
         """Kill the child."""
@@ -104,9 +106,12 @@ class FlowerProcess:
         assert isinstance(answer, AppReady), "the child answers the settings"
         self._name = answer.name
 
-    def _reply(self) -> FlowerReply:
+    def _reply(self, task: FlowerTask) -> FlowerReply:
         answer = self._receive()
         if isinstance(answer, AppError):
+            if answer.trace:
+                # The error itself has no traceback of the child.
+                LOG.error("round %d of run %s: %s\n%s", task.round, task.run_id, answer.message, answer.trace.rstrip())
             raise AppFailed(answer.message, answer.trace)
         assert isinstance(answer, FlowerReply), "the child answers a task"
         return answer
