@@ -355,8 +355,8 @@ WHOLE = parse_plan('bundle = "b"\ncohort = {concurrency = 2}\ntraining = {learni
             ),
             InvalidInput,
             (
-                "simulate: test: got x int32, expected float32 as in the App's calibration or raw data; convert it "
-                "with astype"
+                "simulate: test: got x int32, expected float32 as in the App's calibration or raw data; write x = "
+                "x.astype(np.float32)"
             ),
         ),
         (

@@ -11,6 +11,7 @@ from support.virtual import PUBLISHER, plan
 
 from fanin.clients.device.models import OpenedModel
 from fanin.clients.device.updates import Change
+from fanin.clients.flower.initial import read_initial
 from fanin.clients.testing import (
     Battery,
     DailyWindow,
@@ -37,6 +38,7 @@ from fanin.simulation import (
     Lognormal,
     Pareto,
     Uniform,
+    load_data,
     read_devices,
     read_traces,
 )
@@ -142,6 +144,17 @@ def test_a_wrong_key_is_one_error(text: str, error: str, tmp_path: Path) -> None
     with pytest.raises(InvalidInput) as caught:
         read_devices(path)
     assert str(caught.value).startswith(f"{path}: {error}")
+
+
+def test_a_missing_file_is_no_wrong_file(tmp_path: Path) -> None:
+    with raises(InvalidInput, f"{tmp_path}/none.toml: cannot be read (No such file or directory)"):
+        read_devices(tmp_path / "none.toml")
+    with raises(InvalidInput, f"{tmp_path}/none.csv: cannot be read (No such file or directory)"):
+        read_traces(tmp_path / "none.csv")
+    with raises(InvalidInput, f"--initial: {tmp_path}/none.npz: cannot be read (No such file or directory)"):
+        read_initial(str(tmp_path / "none.npz"), tmp_path)
+    with raises(InvalidInput, f"{tmp_path}/none.csv: cannot be read (No such file or directory)"):
+        load_data(str(tmp_path / "none.csv"))
 
 
 def test_a_wrong_line_of_a_trace_is_named(tmp_path: Path) -> None:

@@ -173,7 +173,8 @@ def _check_data(app: "App", clients: Partition, test: Examples | None) -> None:
             if name in examples.inputs and str(examples.inputs[name].dtype) not in accepted:
                 raise InvalidInput(
                     f"simulate: {what}: got {name} {examples.inputs[name].dtype}, expected "
-                    f"{' or '.join(sorted(accepted))} as in the App's calibration or raw data; convert it with astype"
+                    f"{' or '.join(sorted(accepted))} as in the App's calibration or raw data; write "
+                    f"{name} = {name}.astype(np.{min(accepted)})"
                 )
         if app.preprocess is None:
             try:
