@@ -81,6 +81,41 @@ def test_an_error_in_the_plan_names_the_argument(plan: dict[str, object], cohort
     assert "--set" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("plan", "error"),
+    [
+        ({"training.proximal_weight": 0.1}, "got proximal_weight 0.1, but the train graph has no such input; export"),
+        (
+            {"training.batch_size": 5},
+            r"\[training\] batch_size: got 5, but the bundle's train graphs are for 2; choose",
+        ),
+        ({"training.optimizer": {"beta1": 0.5}}, "got training.optimizer beta1, but the settings in the train graph"),
+        (
+            {"stages": [{"name": "scaffold", "options": {"num_devices": 2}}]},
+            "got the stage 'scaffold', but the train graph has no",
+        ),
+        ({"cohort.selection": "unifrom"}, "cohort.selection: got 'unifrom', .*; did you mean uniform?"),
+        ({"aggregation.rule": "weighted_men"}, "aggregation.rule: got 'weighted_men', .*; did you mean weighted_mean?"),
+        ({"aggregation.outer_optimizer": "adamm"}, "aggregation.outer_optimizer: got 'adamm'"),
+        ({"statistics": [{"name": "evaluate.absolut_error", "bound": 9}]}, ".*did you mean absolute_error?"),
+    ],
+)
+def test_a_plan_that_cannot_be_carried_out_is_refused_before_the_export(
+    plan: dict[str, object], error: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = SimulationSettings(plan={"training.learning_rate": 0.1} | plan)
+    with pytest.raises(InvalidPlan, match=error):
+        simulate(*regression((1,)), cohort=2, rounds=1, settings=settings)
+    assert "exporting" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("metric", [3, "none.onnx", lambda predictions, targets: 0.0])
+def test_a_metric_that_cannot_be_computed_is_refused_before_the_export(metric: object) -> None:
+    settings = SimulationSettings(plan={"training.learning_rate": 0.1}, metrics={"mine": metric}, quiet=True)  # type: ignore[dict-item]
+    with pytest.raises(InvalidInput, match=r"metric"):
+        simulate(*regression((1,)), cohort=2, rounds=1, settings=settings)
+
+
 def test_a_plan_with_evaluations_needs_test_examples() -> None:
     settings = SimulationSettings(plan={"training.learning_rate": 0.1, "evaluation.data": "digits"})
     with pytest.raises(InvalidInput, match=r"simulate: got a plan with \[evaluation\] data or metrics, and no test"):

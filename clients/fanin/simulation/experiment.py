@@ -27,6 +27,7 @@ from fanin.edge.runtimes.models import model_inputs
 from fanin.edge.tensors import Float32s
 from fanin.protos.plans import Plan
 from fanin.server.evaluation.metrics import VersionMetrics, evaluate_version, unknown_values
+from fanin.server.runs.setups import check_names
 from fanin.simulation.backends.backend import Backend, ThisProcess
 from fanin.simulation.backends.opening import open_backend
 from fanin.simulation.course import RowLists, SimulatedRun
@@ -36,7 +37,7 @@ from fanin.simulation.engines.vectorized import VectorTrainings
 from fanin.simulation.flower import FlowerSubject, FlowerTrainings, is_flower_app
 from fanin.simulation.result import BestVersion, Result
 from fanin.simulation.rows import RoundRow
-from fanin.simulation.setup.arguments import check_arguments, check_flower_settings, check_settings, plan_of
+from fanin.simulation.setup.arguments import check_arguments, check_flower_settings, check_plan, check_settings, plan_of
 from fanin.simulation.setup.progress import SimulationProgress
 from fanin.simulation.setup.settings import SimulationSettings
 from fanin.simulation.setup.termination import exits_at_sigterm
@@ -101,6 +102,8 @@ def simulate(
     subject = _subject(app, clients, settings)
     limits = {"cohort": cohort, "rounds": rounds}
     studies = [(each, plan_of(subject.name, subject.num_clients, limits, each)) for each in settings.each_seed]
+    for _, plan in studies:
+        check_names(plan) if isinstance(subject, FlowerSubject) else check_plan(subject.app, plan, settings)
     results: list[Result] = []
     with (
         exits_at_sigterm(),

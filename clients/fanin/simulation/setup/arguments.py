@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING, Final, TypedDict
 
 from fanin.clients.data.examples import Examples, check_examples
 from fanin.clients.planfile import Override, override_of, parse_plan
-from fanin.edge.metrics.metric import metrics_of
+from fanin.edge.metrics.metric import INT8, metrics_of
+from fanin.edge.runtimes.evaluations import OF_VALIDATION
 from fanin.protos.errors import InvalidInput, InvalidPlan
 from fanin.protos.plans import EvaluationPlan, Plan
 from fanin.protos.plans.entries import BASE64
+from fanin.server.runs.admission import TrainFacts, check_training
+from fanin.server.runs.setups import check_names
 from fanin.simulation.backends.opening import check_backend
 from fanin.simulation.data.partitioning import Partition
 from fanin.simulation.engines.choice import check_engine
@@ -103,7 +106,35 @@ def _check_evaluation(evaluation: EvaluationPlan, settings: SimulationSettings) 
             "simulate: got a plan with [evaluation] data or metrics, and no test examples; set test in the settings: "
             "they are the data on which a simulation evaluates Versions"
         )
-    metrics_of(metric.name for metric in evaluation.metrics if metric.name not in settings.own_metrics)
+    own = settings.own_metrics
+    metrics_of(metric.name for metric in evaluation.metrics if metric.name not in own)
+
+
+def check_plan(app: "App", plan: Plan, settings: SimulationSettings) -> None:
+    """Check what a Plan names, and what it asks of the App's train graphs.
+
+    Raises:
+        InvalidPlan: The Plan names what is not installed, or the train graphs cannot carry it out.
+        InvalidInput: A metric of the settings would never be computed.
+    """
+    own, statistics = settings.own_metrics, {each.name for each in plan.statistics}
+    declared = {
+        name.removeprefix(OF_VALIDATION).removesuffix(INT8) for name in statistics if name.startswith(OF_VALIDATION)
+    }
+    metrics_of(declared - own.keys())
+    if settings.test is None and (unused := sorted(own.keys() - declared)):
+        raise InvalidInput(
+            f"simulate: metrics: got {unused} and no test examples, expected data to compute them on; set test in the "
+            f"settings, or declare a statistic such as {OF_VALIDATION}{unused[0]} in the plan"
+        )
+    recipe, stages = app.recipe, check_names(plan)
+    facts = TrainFacts(
+        has_proximal=recipe.proximal,
+        has_control=recipe.scaffold,
+        optimizer=recipe.optimizer.settings,
+        batch_sizes=(app.batch_size, *app.other_batch_sizes),
+    )
+    check_training("simulate", plan, stages, facts)
 
 
 def _toml(value: object) -> str:

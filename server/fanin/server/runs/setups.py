@@ -1,11 +1,15 @@
 """The setup of a Run from its record, which devices suit it, and whether the record may be continued."""
 
+from collections.abc import Mapping
+
 from fanin.edge.bundles.keys import SigningKey
+from fanin.edge.codecs.stage import Stage
 from fanin.edge.codecs.stages import layout_of, stages_of
 from fanin.protos.chunks import short
 from fanin.protos.control import StartRun
 from fanin.protos.errors import Corrupted, InvalidInput, NotFound
 from fanin.protos.messages import BundleRef, Capabilities
+from fanin.protos.plans import Plan
 from fanin.server.aggregation.outer import optimizer_of
 from fanin.server.aggregation.rules import rule_of
 from fanin.server.rounds.setup import RunSetup
@@ -13,6 +17,14 @@ from fanin.server.runs.admission import open_bundle
 from fanin.server.runs.suitability import unsuitable
 from fanin.server.selection.policies import policy_of
 from fanin.server.storage.stores import Files, Stores
+
+
+def check_names(plan: Plan) -> Mapping[str, Stage]:
+    """Return the stages of a Plan by name. Raises InvalidPlan if it names something that is not installed here."""
+    rule_of(plan)
+    optimizer_of(plan)
+    policy_of(plan)
+    return stages_of(plan.stages)
 
 
 async def setup_of(start: StartRun, stores: Stores, files: Files) -> RunSetup:
