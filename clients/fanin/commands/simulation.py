@@ -265,7 +265,12 @@ def _seeds(text: str) -> tuple[int, ...]:
 def _result_row(result: "Result") -> dict[str, object]:
     """Return the JSON object of a result."""
     rounds = [asdict(each) for each in result.rounds]
-    row: dict[str, object] = {"engine": result.engine, "rounds": rounds, "versions": list(result.digests)}
+    row: dict[str, object] = {
+        "engine": result.engine,
+        "selection": result.selection,
+        "rounds": rounds,
+        "versions": list(result.digests),
+    }
     if result.best is not None:
         row["best_round"] = result.best.row.round
     if result.baseline:

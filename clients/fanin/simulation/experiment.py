@@ -28,6 +28,7 @@ from fanin.edge.tensors import Float32s
 from fanin.protos.plans import Plan
 from fanin.server.evaluation.metrics import VersionMetrics, evaluate_version, unknown_values
 from fanin.server.runs.setups import check_names
+from fanin.server.selection.policies import POLICIES
 from fanin.simulation.backends.backend import Backend, ThisProcess
 from fanin.simulation.backends.opening import open_backend
 from fanin.simulation.course import RowLists, SimulatedRun
@@ -103,7 +104,9 @@ def simulate(
     limits = {"cohort": cohort, "rounds": rounds}
     studies = [(each, plan_of(subject.name, subject.num_clients, limits, each)) for each in settings.each_seed]
     for _, plan in studies:
-        check_names(plan) if isinstance(subject, FlowerSubject) else check_plan(subject.app, plan, settings)
+        stages = check_names(plan, {**POLICIES, **settings.own_policies})
+        if isinstance(subject, _ModuleSubject):
+            check_plan(subject.app, plan, stages, settings)
     results: list[Result] = []
     with (
         exits_at_sigterm(),
@@ -232,6 +235,7 @@ def _simulated(
         trainings=trainings if prepared.record is None else RecordedTrainings(trainings, prepared.folder),
         runtime=parts.runtime,
         evaluate=parts.evaluate,
+        policies=settings.own_policies,
         seed=settings.seed,
         stops=settings.stop_on_failure,
         on_round=note,
@@ -243,7 +247,7 @@ def _simulated(
         first = _first(group)
         # The cause is the client's own error, with its traceback.
         raise first from first.__cause__
-    return parts.baseline(_result(prepared, parts.engine, rows))
+    return parts.baseline(_result(prepared, plan, parts.engine, rows))
 
 
 def _flower_parts(prepared: _Prepared, subject: FlowerSubject, backend: Backend) -> _Parts:
@@ -322,7 +326,7 @@ def _with_baseline(
     return replace(result, baseline=baseline.rows(result.rounds, result.clients))
 
 
-def _result(prepared: _Prepared, engine: str, rows: RowLists) -> Result:
+def _result(prepared: _Prepared, plan: Plan, engine: str, rows: RowLists) -> Result:
     table, subject = prepared.bundle.manifest.table, prepared.subject
     app = None if isinstance(subject, FlowerSubject) else subject.app
     best = None
@@ -331,6 +335,7 @@ def _result(prepared: _Prepared, engine: str, rows: RowLists) -> Result:
     return Result(
         app=app,
         engine=engine,
+        selection=plan.cohort.selection,
         table=table,
         rounds=tuple(rows.rounds),
         clients=tuple(rows.clients),

@@ -51,6 +51,7 @@ class Result:
     Attributes:
         app: The App that was trained; None of a Flower app.
         engine: The engine that trained the clients, ``graph`` or ``vmap``; ``flower`` of a Flower app.
+        selection: The name of the selection policy: the Plan's, or that of the settings.
         table: The layout of the parameters.
         rounds: The Rounds, the initial model first.
         clients: The clients of each Round.
@@ -67,6 +68,7 @@ class Result:
 
     app: "App | None"
     engine: str
+    selection: str
     table: TensorTable
     rounds: tuple[RoundRow, ...]
     clients: tuple[ClientRow, ...]

@@ -3,17 +3,18 @@
 import base64
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, TypedDict
 
 from fanin.clients.data.examples import Examples, check_examples
 from fanin.clients.planfile import Override, override_of, parse_plan
+from fanin.edge.codecs.stage import Stage
 from fanin.edge.metrics.metric import INT8, metrics_of
 from fanin.edge.runtimes.evaluations import OF_VALIDATION
 from fanin.protos.errors import InvalidInput, InvalidPlan
 from fanin.protos.plans import EvaluationPlan, Plan
 from fanin.protos.plans.entries import BASE64
 from fanin.server.runs.admission import TrainFacts, check_training
-from fanin.server.runs.setups import check_names
 from fanin.simulation.backends.opening import check_backend
 from fanin.simulation.data.partitioning import Partition
 from fanin.simulation.engines.choice import check_engine
@@ -22,6 +23,8 @@ from fanin.simulation.setup.settings import SimulationSettings
 if TYPE_CHECKING:
     from fanin.edge.export.app import App
 
+UNIFORM: Final = "uniform"
+"""The default of ``cohort.selection``."""
 OF_GRAPHS: Final = ("test", "metrics", "baseline", "resume")
 """Settings that need the graphs of an App."""
 
@@ -66,7 +69,7 @@ def plan_of(name: str, num_clients: int, limits: Mapping[str, int | None], setti
         InvalidPlan: A key is unknown, or a value is wrong. The message names the argument.
         InvalidInput: An argument is missing, or the cohort is larger than the number of clients.
     """
-    plan = _plan(name, limits, settings)
+    plan = _with_selection(_plan(name, limits, settings), settings)
     _check_evaluation(plan.evaluation, settings)
     if plan.cohort.concurrency > num_clients:
         raise InvalidInput(
@@ -100,6 +103,18 @@ def _plan(name: str, limits: Mapping[str, int | None], settings: SimulationSetti
         raise InvalidPlan(f"simulate: {exc}") from exc
 
 
+def _with_selection(plan: Plan, settings: SimulationSettings) -> Plan:
+    """Return the Plan with the selection policy of the settings, if they have one. Raises InvalidInput."""
+    for name in settings.own_policies:
+        if plan.cohort.selection not in (UNIFORM, name):
+            raise InvalidInput(
+                f"simulate: selection: got {name} and the plan's cohort.selection {plan.cohort.selection!r}, expected "
+                "one of them; remove the other"
+            )
+        plan = replace(plan, cohort=replace(plan.cohort, selection=name))
+    return plan
+
+
 def _check_evaluation(evaluation: EvaluationPlan, settings: SimulationSettings) -> None:
     if (evaluation.data or evaluation.metrics) and settings.test is None:
         raise InvalidInput(
@@ -110,11 +125,11 @@ def _check_evaluation(evaluation: EvaluationPlan, settings: SimulationSettings) 
     metrics_of(metric.name for metric in evaluation.metrics if metric.name not in own)
 
 
-def check_plan(app: "App", plan: Plan, settings: SimulationSettings) -> None:
-    """Check what a Plan names, and what it asks of the App's train graphs.
+def check_plan(app: "App", plan: Plan, stages: Mapping[str, Stage], settings: SimulationSettings) -> None:
+    """Check what a Plan asks of the App's train graphs and of metrics.
 
     Raises:
-        InvalidPlan: The Plan names what is not installed, or the train graphs cannot carry it out.
+        InvalidPlan: The train graphs cannot carry out the Plan, or a metric is not installed.
         InvalidInput: A metric of the settings would never be computed.
     """
     own, statistics = settings.own_metrics, {each.name for each in plan.statistics}
@@ -127,7 +142,7 @@ def check_plan(app: "App", plan: Plan, settings: SimulationSettings) -> None:
             f"simulate: metrics: got {unused} and no test examples, expected data to compute them on; set test in the "
             f"settings, or declare a statistic such as {OF_VALIDATION}{unused[0]} in the plan"
         )
-    recipe, stages = app.recipe, check_names(plan)
+    recipe = app.recipe
     facts = TrainFacts(
         has_proximal=recipe.proximal,
         has_control=recipe.scaffold,

@@ -15,20 +15,26 @@ from fanin.server.aggregation.rules import rule_of
 from fanin.server.rounds.setup import RunSetup
 from fanin.server.runs.admission import open_bundle
 from fanin.server.runs.suitability import unsuitable
-from fanin.server.selection.policies import policy_of
+from fanin.server.selection.policies import SelectionPolicy, policy_of
 from fanin.server.storage.stores import Files, Stores
 
 
-def check_names(plan: Plan) -> Mapping[str, Stage]:
-    """Return the stages of a Plan by name. Raises InvalidPlan if it names something that is not installed here."""
+def check_names(plan: Plan, policies: Mapping[str, SelectionPolicy]) -> Mapping[str, Stage]:
+    """Return the stages of a Plan by name. Raises InvalidPlan if it names something that is not here."""
     rule_of(plan)
     optimizer_of(plan)
-    policy_of(plan)
+    policy_of(plan, policies)
     return stages_of(plan.stages)
 
 
-async def setup_of(start: StartRun, stores: Stores, files: Files) -> RunSetup:
+async def setup_of(start: StartRun, stores: Stores, files: Files, policies: Mapping[str, SelectionPolicy]) -> RunSetup:
     """Return the setup of a Run.
+
+    Args:
+        start: The command that started the Run.
+        stores: The record.
+        files: Blobs and spool.
+        policies: The selection policies by name, beside the installed ones.
 
     Raises:
         NotFound: The Bundle or a Chunk is missing.
@@ -49,7 +55,7 @@ async def setup_of(start: StartRun, stores: Stores, files: Files) -> RunSetup:
         manifest=manifest,
         rule=rule_of(start.plan),
         optimizer=optimizer_of(start.plan),
-        policy=policy_of(start.plan),
+        policy=policy_of(start.plan, policies),
         stages=stages,
         layout=layout_of(manifest.table, stages),
         run_key=await run_key_of(start.run_id, stores),
