@@ -32,6 +32,7 @@ from fanin.simulation import (
     partition,
     simulate,
 )
+from fanin.simulation.setup.progress import line_of
 
 INITIAL: Final = {
     "layer.weight": np.zeros((2, 3), np.float32),
@@ -126,6 +127,9 @@ def test_an_object_is_a_client_of_many_and_one_that_fails_is_named(app: object) 
     result = simulate(app, 4, cohort=3, rounds=2, settings=settings)
     assert result.is_complete
     assert {row.num_examples for row in result.clients} == {4}
+    # The app reports no loss.
+    assert all(math.isnan(row.train_loss) for row in (*result.rounds, *result.clients))
+    assert "loss" not in line_of(result.rounds[1])
     failures = {(failure.client, failure.round) for failure in result.failures}
     assert {client for client, _ in failures} == {1}
     assert "no pictures here" in result.failures[0].error

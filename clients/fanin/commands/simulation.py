@@ -142,6 +142,9 @@ def _simulate(
     tensorboard: Annotated[Path | None, typer.Option("--tensorboard", help="Folder for event files.")] = None,
     plot: PlotOption = None,
     csv: Annotated[Path | None, typer.Option("--csv", help="Write the rounds to a CSV file.")] = None,
+    clients_csv: Annotated[
+        Path | None, typer.Option("--clients-csv", help="Write a row for each client and round to a CSV file.")
+    ] = None,
     quiet: QuietOption = False,
     json: JsonOption = "",
 ) -> int:
@@ -149,7 +152,7 @@ def _simulate(
     from fanin.simulation import DeviceModel, RayCluster, SimulationSettings, read_devices
     from fanin.simulation import simulate as run_simulation
 
-    _check_files(plot, {"--csv": csv, "--events": events})
+    _check_files(plot, {"--csv": csv, "--clients-csv": clients_csv, "--events": events})
     names = _FlowerNames(app=flower, initial=initial, node_config=node_config, run_config=run_config)
     app, plan = names.words(app, plan)
     limits = {"cohort.concurrency": cohort, "stop.max_rounds": rounds}
@@ -194,6 +197,8 @@ def _simulate(
             result = run_simulation(load_app(app), parts, settings=replace(settings, test=split.test))
     if csv is not None:
         result.write_spread_csv(csv) if seeds else result.write_csv(csv)
+    if clients_csv is not None:
+        result.write_clients_csv(clients_csv)
     if tensorboard is not None:
         result.tensorboard(tensorboard)
     if json:
@@ -201,7 +206,7 @@ def _simulate(
     if plot is not None:
         result.plot(plot)
     if not result.is_complete:
-        sys.stderr.write(f"fanin simulate: stopped after round {result.rounds[-1].round}; the files have it\n")
+        sys.stderr.write(_stopped(result, (csv, clients_csv, tensorboard, plot, events)))
     return 0 if result.is_complete else INTERRUPTED
 
 
@@ -262,6 +267,15 @@ def _seeds(text: str) -> tuple[int, ...]:
     return tuple(map(int, words))
 
 
+def _stopped(result: "Result", files: Sequence[Path | None]) -> str:
+    """Return the line of a simulation that was interrupted: where it stopped, and the files that have its result."""
+    last = (result.repeats or (result,))[-1].rounds[-1].round
+    seed = f" of seed {len(result.repeats)} in the list" if result.repeats else ""
+    names = ", ".join(str(path) for path in files if path is not None)
+    where = f"the result so far is in {names}" if names else "no file has the result; name one, as by --csv FILE"
+    return f"fanin simulate: stopped after round {last}{seed}; {where}\n"
+
+
 def _result_row(result: "Result") -> dict[str, object]:
     """Return the JSON object of a result."""
     rounds = [asdict(each) for each in result.rounds]
@@ -287,7 +301,7 @@ def _tracebacks() -> Iterator[None]:
         yield
     except ClientFailed as exc:
         sys.stderr.write(exc.failure.traceback)
-        raise FaninError(str(exc)) from exc
+        raise FaninError(str(exc).removeprefix("simulate: ")) from exc
     except AppFailed as exc:
         sys.stderr.write(exc.trace)
         raise

@@ -38,6 +38,7 @@ from fanin.simulation.rows import (
     client_rows,
     initial_row,
     round_row,
+    with_clients,
 )
 from fanin.simulation.trainers import NUM_FAILING, ClientRuntime, ClientTrainer, Crew
 from fanin.simulation.workers import Trainings
@@ -210,9 +211,8 @@ class SimulatedRun:
                     clients = client_rows(updates, event.round, self._statistics, num_classes)
                     rows.clients += clients
                     rows.digests.append(event.version_sha256)
-                    row = round_row(event, now, num_accepted, quality, self._statistics)
-                    num_diverged = sum(each.has_diverged for each in clients)
-                    rows.add(replace(row, num_diverged=num_diverged), parameters)
+                    row = with_clients(round_row(event, now, num_accepted, quality, self._statistics), clients)
+                    rows.add(row, parameters)
                     self._note(rows, "version published", event.round, detail=event.version_sha256)
                     self.on_round(rows.rounds[-1])
                 case RunRested() if event.state is not RunState.FINISHED:

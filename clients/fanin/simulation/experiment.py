@@ -118,7 +118,9 @@ def simulate(
             results.append(_simulated(prepared, plan, each, backend, is_repeated=len(studies) > 1))
             if not results[-1].is_complete:
                 break
-    return replace(results[0], repeats=tuple(results)) if settings.seeds else results[0]
+    if not settings.seeds:
+        return results[0]
+    return replace(results[0], repeats=tuple(results), is_complete=all(each.is_complete for each in results))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -60,7 +60,7 @@ class Result:
         parameters: The final parameters (num_values,).
         best: The best Version on the test data; None without test data.
         digests: The SHA-256 of each Version, oldest first.
-        is_complete: Whether all Rounds were run. False after Ctrl-C.
+        is_complete: Whether all Rounds were run, of all seeds. False after Ctrl-C.
         baseline: The rows of the centralized baseline, if the settings ask for one.
         local: The personal parameters of each client that has trained, by its index and by name.
         repeats: The results of all seeds, if the settings have ``seeds``. This one is the first of them.

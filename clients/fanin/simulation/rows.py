@@ -5,7 +5,7 @@ Accuracies are shares from 0 to 1, losses are in nats, and times are seconds of 
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from fanin.edge.metrics.metric import OUR_VALUES
 from fanin.edge.runtimes.evaluations import METRIC_UNIT, OF_TRAINING, OF_VALIDATION, largest_loss_count, quality_of
@@ -26,7 +26,7 @@ class RoundRow:
         time_s: Virtual time of the publication.
         num_clients: Clients whose Updates are in the Version.
         num_examples: Examples on which they trained.
-        train_loss: Mean loss of their training; NaN for Round 0.
+        train_loss: Mean loss of their training; NaN for Round 0, and if a Flower app reports none.
         test_loss: Loss on the test data; NaN without test data.
         test_accuracy: Accuracy on the test data, in float; NaN without labels.
         test_accuracy_int8: The same for the int8 model that devices serve.
@@ -209,6 +209,16 @@ def client_rows(
             )
         )
     return sorted(rows, key=lambda row: row.client)
+
+
+def with_clients(row: RoundRow, clients: Sequence[ClientRow]) -> RoundRow:
+    """Return the row of a Round with what only the rows of its clients have."""
+    has_loss = any(math.isfinite(client.train_loss) for client in clients)
+    return replace(
+        row,
+        train_loss=row.train_loss if has_loss else math.nan,
+        num_diverged=sum(client.has_diverged for client in clients),
+    )
 
 
 def cells(row: RoundRow | ClientRow) -> dict[str, float]:
