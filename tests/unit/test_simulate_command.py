@@ -140,6 +140,20 @@ def test_an_interrupted_simulation_names_its_files(
     )
 
 
+@pytest.mark.parametrize("model", ["", 'app = "other:app"\n', 'bundle = "other"\n'])
+def test_a_plan_may_name_another_model(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_app(tmp_path / "app", "planned_app", CLIENTS.replace("STOP", "0"))
+    monkeypatch.chdir(tmp_path / "app")
+    Path("plan.toml").write_text(model + "cohort = {concurrency = 4, buffer = 2}\ntraining.learning_rate = 1\n")
+    command = ["simulate", "plan.toml", "--flower", "planned_app:Client", "--clients", "4", "--rounds", "2", "--quiet"]
+    assert main([*command, "--set", "aggregation.max_staleness=3"]) == 0
+    assert [line.split()[:4] for line in capsys.readouterr().out.splitlines()[1:]] == [
+        ["round", str(number), "2", "clients"] for number in (1, 2)
+    ]
+
+
 def test_an_app_that_always_fails_is_one_error_and_one_traceback(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

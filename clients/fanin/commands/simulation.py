@@ -2,6 +2,7 @@
 
 import math
 import sys
+import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -334,11 +335,19 @@ def _check_files(plot: Path | None, files: Mapping[str, Path | None]) -> None:
 
 def _plan(model: str, path: Path | None, limits: dict[str, int | None], overrides: Sequence[str]) -> Plan:
     """Return the Plan: the file's, with the options of the command line. Raises InvalidPlan."""
-    first = [model, *(f"{key}={value}" for key, value in limits.items() if value is not None)]
-    if path is not None:
-        return read_plan(path, [*first, *overrides]).plan
-    defaults = ["cohort.concurrency=10", "stop.max_rounds=20", "training.learning_rate=0.01"]
-    return parse_plan("", "plan", [*defaults, *first, *overrides]).plan
+    first = [f"{key}={value}" for key, value in limits.items() if value is not None]
+    if path is None:
+        defaults = ["cohort.concurrency=10", "stop.max_rounds=20", "training.learning_rate=0.01"]
+        return parse_plan("", "plan", [*defaults, model, *first, *overrides]).plan
+    return read_plan(path, [*([] if _names_model(path) else [model]), *first, *overrides]).plan
+
+
+def _names_model(path: Path) -> bool:
+    """Return whether a Plan file names an App or a Bundle. The command names what is trained instead of it."""
+    try:
+        return not {"app", "bundle"}.isdisjoint(tomllib.loads(path.read_text()))
+    except (OSError, ValueError):
+        return False  # ``read_plan`` reports it.
 
 
 def _partitioner(split: LoadedData, by: str, alpha: float | None, options: Sequence[str] | None) -> Partitioner:

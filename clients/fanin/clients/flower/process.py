@@ -42,6 +42,7 @@ class FlowerProcess:
         self._child: subprocess.Popen[bytes] | None = None
         self._pipe: Connection[Words, Answer] | None = None
         self._name = ""
+        self._logged = ""
         self._start()
 
     def __enter__(self) -> "FlowerProcess":
@@ -109,8 +110,9 @@ class FlowerProcess:
     def _reply(self, task: FlowerTask) -> FlowerReply:
         answer = self._receive()
         if isinstance(answer, AppError):
-            if answer.trace:
-                # The error itself has no traceback of the child.
+            # The error itself has no traceback of the child. The device trains again, and the same one is logged once.
+            if answer.trace and answer.trace != self._logged:
+                self._logged = answer.trace
                 LOG.error("round %d of run %s: %s\n%s", task.round, task.run_id, answer.message, answer.trace.rstrip())
             raise AppFailed(answer.message, answer.trace)
         assert isinstance(answer, FlowerReply), "the child answers a task"
