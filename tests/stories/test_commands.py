@@ -121,7 +121,7 @@ def device(tmp_path: Path, host: Hosted) -> dict[str, object]:
             "{path}: no such file; expected an .npz file with y and an array for each input, such as x",
         ),
         ("data", "junk", "{path}: not a readable .npz file of plain arrays ("),
-        ("data", ".", "{path}: not a readable .npz file of plain arrays ("),
+        ("data", ".", "{path}: cannot be read (Is a directory)"),
         (
             "data",
             "wide.npz",

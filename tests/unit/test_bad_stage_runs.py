@@ -194,11 +194,11 @@ def test_as_many_values_may_be_saturated_as_all_groups_have(tmp_path: Path) -> N
 
 
 LACKS = (
-    "run run: got the stage 'scaffold', but the bundle's train graph has no inputs control.<name>, so no device could "
+    "run run: got the stage 'scaffold', but the train graph has no inputs control.<name>, so no device could "
     "correct its gradients; export the App with Recipe(scaffold=True), or remove the stage"
 )
 UNSET = (
-    "run run: the bundle's train graph has the input 'control.a', but no stage of the plan sets it; add the stage "
+    "run run: the train graph has the inputs control.<name>, but no stage of the plan sets them; add the stage "
     "'scaffold' to [[stages]], or export the App without Recipe(scaffold=True)"
 )
 

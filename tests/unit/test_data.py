@@ -227,7 +227,7 @@ def test_a_missing_a_single_and_a_foreign_file_are_told_apart(tmp_path: Path) ->
     path = tmp_path / "data.npz"
     with pytest.raises(InvalidInput, match=r"no such file; expected an .npz file with y and an array for each input"):
         read_npz(path)
-    with pytest.raises(InvalidInput, match=r"not a readable .npz file"):
+    with pytest.raises(InvalidInput, match=r"cannot be read \(Is a directory\)"):
         read_npz(tmp_path)
     with path.open("wb") as file:
         np.save(file, X)
@@ -269,13 +269,28 @@ def test_a_damaged_file_raises_nothing_but_our_error(
         assert len(found) == len(found.inputs["x"]), "what is read in spite of the damage is valid"
 
 
+def test_the_first_example_with_nan_is_named() -> None:
+    pictures = np.zeros((20, 3, 4, 4), np.float32).transpose(0, 2, 3, 1)
+    pictures[17, 2, 1, 0] = pictures[18] = np.nan
+    with pytest.raises(ValueError, match=r"got 49 values of x .*, the first one in example 17, expected none"):
+        Examples(inputs={"x": pictures}, y=np.zeros(20, np.int32))
+
+
 def test_examples_are_checked_in_code_too() -> None:
+    import torch
+
     with pytest.raises(ValueError, match="examples: got arrays of different lengths"):
         Examples(inputs={"x": X}, y=Y[:2])
-    with pytest.raises(ValueError, match="examples: got x float64, expected float32 or int32 or uint8"):
+    with pytest.raises(ValueError, match=r"x of float64, expected .* or uint8; write x = x.astype\(np.float32\)"):
         Examples(inputs={"x": X.astype(np.float64)}, y=Y)
-    with pytest.raises(ValueError, match="examples: got y int64, expected float32 or int32"):
+    with pytest.raises(ValueError, match=r"got y of int64, expected float32 or int32; write y = y.astype\(np.int32\)"):
         Examples(inputs={"x": X}, y=Y)
+    with pytest.raises(ValueError, match=r"got y of Tensor, expected a numpy array; write y = y.numpy\(\)"):
+        Examples(inputs={"x": X}, y=torch.zeros(len(X)))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"got y of list, expected a numpy array; write y = np.asarray\(y\)"):
+        Examples(inputs={"x": X}, y=[0] * len(X))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"got inputs of ndarray, expected arrays by name; write inputs={'x': x}"):
+        Examples(inputs=X, y=Y)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("kind", [np.uint8, np.int32, np.float32])
@@ -297,12 +312,12 @@ def test_examples_are_checked_without_a_copy_of_the_data(kind: type[np.generic])
 def test_a_value_that_is_not_finite_is_found_in_every_slice(bad: float, at: int) -> None:
     x = np.zeros((2 * SLICE_VALUES + 1, 1), np.float32)
     x[at] = bad
-    with pytest.raises(ValueError, match="examples: got 1 values of x that are not finite float32 numbers"):
+    with pytest.raises(ValueError, match=f"not finite float32 numbers, the first one in example {len(x) - 1 - at},"):
         Examples(inputs={"x": x[::-1]}, y=np.zeros(len(x), np.int32))
 
 
 def test_examples_of_a_strange_dtype_are_refused_as_that() -> None:
-    with pytest.raises(ValueError, match="examples: got x object, expected float32 or int32"):
+    with pytest.raises(ValueError, match="examples: got x of object, expected float32 or int32"):
         Examples(inputs={"x": X.astype(object)}, y=Y.astype(np.int32))
 
 
@@ -323,7 +338,9 @@ def test_examples_must_fit_the_model() -> None:
         check_examples(examples, {"x": (1, 8, 8)}, 4)
     with pytest.raises(InvalidInput, match="got label 3, expected 0 to 2"):
         check_examples(examples, {"x": (2,)}, 3)
-    with pytest.raises(InvalidInput, match="got y of int32, expected float32 values"):
+    with pytest.raises(
+        InvalidInput, match=r"got y of int32, expected float32 values; write y = y.astype\(np.float32\)"
+    ):
         check_examples(examples, {"x": (2,)}, 0)
     values = Examples(inputs={"x": X}, y=X)
     check_examples(values, {"x": (2,)}, 0)

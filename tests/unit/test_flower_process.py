@@ -104,6 +104,7 @@ def test_the_error_of_an_app_names_it_and_the_log_has_its_traceback(
             with pytest.raises(AppFailed, match=re.escape(message)) as caught:
                 FlowerTrainer(process, states).train(example_model(bundle), example_assignment(bundle), Countdown())
             assert "\n" not in str(caught.value)
+    assert caplog.text.count("Traceback (most recent call last)") == int(is_traced)
     assert ("slow.py" in caplog.text) is is_traced
 
 

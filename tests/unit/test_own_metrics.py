@@ -205,7 +205,7 @@ def test_a_metric_that_fails_or_is_unknown_is_left_out_and_logged_once(caplog: p
             assert m.EXAMPLES in counts and not any(name.startswith("evaluate.") for name in counts)
     texts = sorted(record.getMessage() for record in caplog.records)
     assert len(texts) == 2
-    assert "'broken' raised ZeroDivisionError: no such class" in texts[0]
+    assert "metric 'broken' raised ZeroDivisionError: no such class; correct its function, or remove" in texts[0]
     assert "got 'unknown', expected one of ['absolute_error', 'balanced_accuracy', 'macro_f1']" in texts[1]
 
 

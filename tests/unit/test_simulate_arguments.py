@@ -7,21 +7,26 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from support.errors import raises
+from support.values import assignment, update
 from torch import nn
 
 from fanin.clients.data.examples import Examples
 from fanin.edge.export import App, squared_error
+from fanin.edge.runtimes.evaluations import loss_count
+from fanin.protos import messages as m
 from fanin.protos.control import VersionPublished
 from fanin.protos.errors import InvalidInput, InvalidPlan
 from fanin.server.evaluation.metrics import VersionMetrics, unknown_values
+from fanin.server.storage.records import CommittedUpdate
 from fanin.simulation import Iid, Partition, SimulationSettings, partition, simulate
-from fanin.simulation.rows import cells, initial_row, round_row
+from fanin.simulation.rows import cells, client_rows, initial_row, round_row
 from fanin.simulation.setup.progress import SimulationProgress, line_of
 from fanin.simulation.setup.termination import exits_at_sigterm
 
@@ -81,6 +86,41 @@ def test_an_error_in_the_plan_names_the_argument(plan: dict[str, object], cohort
     assert "--set" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("plan", "error"),
+    [
+        ({"training.proximal_weight": 0.1}, "got proximal_weight 0.1, but the train graph has no such input; export"),
+        (
+            {"training.batch_size": 5},
+            r"\[training\] batch_size: got 5, but the bundle's train graphs are for 2; choose",
+        ),
+        ({"training.optimizer": {"beta1": 0.5}}, "got training.optimizer beta1, but the settings in the train graph"),
+        (
+            {"stages": [{"name": "scaffold", "options": {"num_devices": 2}}]},
+            "got the stage 'scaffold', but the train graph has no",
+        ),
+        ({"cohort.selection": "unifrom"}, "cohort.selection: got 'unifrom', .*; did you mean uniform?"),
+        ({"aggregation.rule": "weighted_men"}, "aggregation.rule: got 'weighted_men', .*; did you mean weighted_mean?"),
+        ({"aggregation.outer_optimizer": "adamm"}, "aggregation.outer_optimizer: got 'adamm'"),
+        ({"statistics": [{"name": "evaluate.absolut_error", "bound": 9}]}, ".*did you mean absolute_error?"),
+    ],
+)
+def test_a_plan_that_cannot_be_carried_out_is_refused_before_the_export(
+    plan: dict[str, object], error: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = SimulationSettings(plan={"training.learning_rate": 0.1} | plan)
+    with pytest.raises(InvalidPlan, match=error):
+        simulate(*regression((1,)), cohort=2, rounds=1, settings=settings)
+    assert "exporting" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("metric", [3, "none.onnx", lambda predictions, targets: 0.0])
+def test_a_metric_that_cannot_be_computed_is_refused_before_the_export(metric: object) -> None:
+    settings = SimulationSettings(plan={"training.learning_rate": 0.1}, metrics={"mine": metric}, quiet=True)  # type: ignore[dict-item]
+    with pytest.raises(InvalidInput, match=r"metric"):
+        simulate(*regression((1,)), cohort=2, rounds=1, settings=settings)
+
+
 def test_a_plan_with_evaluations_needs_test_examples() -> None:
     settings = SimulationSettings(plan={"training.learning_rate": 0.1, "evaluation.data": "digits"})
     with pytest.raises(InvalidInput, match=r"simulate: got a plan with \[evaluation\] data or metrics, and no test"):
@@ -93,6 +133,28 @@ def test_a_statistic_of_the_plan_has_a_column() -> None:
     assert cells(row)["statistics.words"] == 7
     assert np.isnan(cells(row)["statistics.lines"])
     assert list(cells(initial_row(None, ("words", "lines")))) == list(cells(row))
+
+
+@pytest.mark.parametrize(
+    ("counts", "num_classes", "has_diverged"),
+    [
+        ({m.TRAIN_LOSS: loss_count(3e30, 3, 10)}, 10, True),
+        ({m.TRAIN_LOSS: loss_count(3 * 65535.0, 3, 10)}, 10, False),
+        ({m.TRAIN_LOSS: loss_count(3e30, 3, 0)}, 0, True),
+        ({m.TRAIN_LOSS: loss_count(3e6, 3, 0)}, 0, False),
+        ({m.EVAL_EXAMPLES: 2, m.EVAL_LOSS: loss_count(-2e30, 2, 10)}, 10, True),
+        ({m.EVAL_EXAMPLES: 0, m.EVAL_LOSS: 0}, 10, False),
+    ],
+)
+def test_a_loss_that_was_cut_is_reported(counts: dict[str, int], num_classes: int, has_diverged: bool) -> None:
+    header, _ = update(assignment())
+    statistics = m.Statistics(counts={m.EXAMPLES: 3} | counts)
+    committed = CommittedUpdate(device_id="client-4", round=1, header=replace(header, statistics=statistics))
+    (row,) = client_rows([committed], 1, (), num_classes)
+    assert row.has_diverged is has_diverged
+    published = round_row(VersionPublished(number=1, version_sha256="", parent=0, round=1), 1.0, 2, None)
+    assert "cut" not in line_of(published)
+    assert "(cut: num_diverged 2, lower the learning rate)" in line_of(replace(published, num_diverged=2))
 
 
 def test_a_metric_of_the_plan_has_columns_also_for_a_version_that_is_not_evaluated() -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from house.tree import ROOT
+from support.flower_apps import write_app
 
 from fanin.commands.main import main
 
@@ -95,6 +96,75 @@ def test_a_file_that_cannot_be_written_is_found_before_the_training(
 def test_a_wrong_key_is_refused_before_the_app_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", "nowhere:app", "--set", "training.epoch=2"]) == 1
     assert "did you mean training.epochs?" in capsys.readouterr().err
+
+
+CLIENTS = """
+
+import numpy as np
+from flwr.client import NumPyClient
+
+
+class Client(NumPyClient):
+    def get_parameters(self, config):
+        return [np.zeros(2, np.float32)]
+
+    def fit(self, parameters, config):
+        if config["server-round"] == STOP:
+            import signal
+
+            signal.raise_signal(signal.SIGINT)
+        return [parameters[0] + 1], 1, {}
+
+
+class Failing(Client):
+    def fit(self, parameters, config):
+        raise OSError("no pictures here")
+"""
+
+
+def test_an_interrupted_simulation_names_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_app(tmp_path / "app", "interrupted_app", CLIENTS.replace("STOP", "3"))
+    monkeypatch.chdir(tmp_path / "app")
+    command = ["simulate", "--flower", "interrupted_app:Client", "--clients", "3", "--cohort", "2", "--quiet"]
+    files = tmp_path / "rounds.csv", tmp_path / "clients.csv"
+    assert main([*command, "--csv", str(files[0]), "--clients-csv", str(files[1])]) == 130
+    text = capsys.readouterr().err
+    assert text == f"fanin simulate: stopped after round 2; the result so far is in {files[0]}, {files[1]}\n"
+    assert [len(file.read_text().splitlines()) for file in files] == [4, 5]
+    assert main([*command, "--seeds", "0,1"]) == 130
+    text = capsys.readouterr().err
+    assert text.endswith(
+        "stopped after round 2 of seed 1 in the list; no file has the result; name one, as by --csv FILE\n"
+    )
+
+
+@pytest.mark.parametrize("model", ["", 'app = "other:app"\n', 'bundle = "other"\n'])
+def test_a_plan_may_name_another_model(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_app(tmp_path / "app", "planned_app", CLIENTS.replace("STOP", "0"))
+    monkeypatch.chdir(tmp_path / "app")
+    Path("plan.toml").write_text(model + "cohort = {concurrency = 4, buffer = 2}\ntraining.learning_rate = 1\n")
+    command = ["simulate", "plan.toml", "--flower", "planned_app:Client", "--clients", "4", "--rounds", "2", "--quiet"]
+    assert main([*command, "--set", "aggregation.max_staleness=3"]) == 0
+    assert [line.split()[:4] for line in capsys.readouterr().out.splitlines()[1:]] == [
+        ["round", str(number), "2", "clients"] for number in (1, 2)
+    ]
+
+
+def test_an_app_that_always_fails_is_one_error_and_one_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_app(tmp_path / "app", "failing_app", CLIENTS.replace("STOP", "0"))
+    monkeypatch.chdir(tmp_path / "app")
+    assert main(["simulate", "--flower", "failing_app:Failing", "--clients", "3", "--cohort", "2", "--quiet"]) == 1
+    text = capsys.readouterr().err
+    assert text.count('raise OSError("no pictures here")') == 1
+    assert text.splitlines()[-1].startswith(
+        "fanin simulate: the first trainings of 3 clients failed, and none succeeded; "
+    )
 
 
 @pytest.mark.nightly

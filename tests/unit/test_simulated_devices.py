@@ -11,6 +11,7 @@ from support.virtual import PUBLISHER, plan
 
 from fanin.clients.device.models import OpenedModel
 from fanin.clients.device.updates import Change
+from fanin.clients.flower.initial import read_initial
 from fanin.clients.testing import (
     Battery,
     DailyWindow,
@@ -37,6 +38,7 @@ from fanin.simulation import (
     Lognormal,
     Pareto,
     Uniform,
+    load_data,
     read_devices,
     read_traces,
 )
@@ -144,6 +146,17 @@ def test_a_wrong_key_is_one_error(text: str, error: str, tmp_path: Path) -> None
     assert str(caught.value).startswith(f"{path}: {error}")
 
 
+def test_a_missing_file_is_no_wrong_file(tmp_path: Path) -> None:
+    with raises(InvalidInput, f"{tmp_path}/none.toml: cannot be read (No such file or directory)"):
+        read_devices(tmp_path / "none.toml")
+    with raises(InvalidInput, f"{tmp_path}/none.csv: cannot be read (No such file or directory)"):
+        read_traces(tmp_path / "none.csv")
+    with raises(InvalidInput, f"--initial: {tmp_path}/none.npz: cannot be read (No such file or directory)"):
+        read_initial(str(tmp_path / "none.npz"), tmp_path)
+    with raises(InvalidInput, f"{tmp_path}/none.csv: cannot be read (No such file or directory)"):
+        load_data(str(tmp_path / "none.csv"))
+
+
 def test_a_wrong_line_of_a_trace_is_named(tmp_path: Path) -> None:
     path = tmp_path / "trace.csv"
     path.write_text("client,time,state\n1,now,on\n")
@@ -214,12 +227,42 @@ class Failing:
         return train
 
 
+def test_the_simulation_ends_if_no_client_can_train(tmp_path: Path) -> None:
+    bundle = synthetic_bundle(tmp_path / "bundle", PUBLISHER, SHAPES)
+    crew = Crew(
+        trainings=Failing(),
+        runtime=ClientRuntime(name="x", graph_format="onnx"),
+        failures=[],
+        stops=False,
+        num_failing=2,
+    )
+    model, assignment = example_model(bundle), example_assignment(bundle)
+
+    def train(client: int) -> None:
+        trainer = ClientTrainer(client, crew)
+        trainer.begin(model, assignment)
+        trainer.train(model, assignment, lambda: True)
+
+    for _ in range(3):
+        with pytest.raises(InvalidInput):
+            train(7)
+    with pytest.raises(ClientFailed, match=r"^simulate: the first trainings of 2 clients failed, and none succeeded; "):
+        train(8)
+    crew.has_trained = True
+    with pytest.raises(InvalidInput):
+        train(9)
+
+
 @pytest.mark.parametrize("stops", [False, True])
 def test_a_client_that_raises_is_noted_with_its_traceback(tmp_path: Path, stops: bool) -> None:
     bundle = synthetic_bundle(tmp_path / "bundle", PUBLISHER, SHAPES)
     failures: list[ClientFailure] = []
     crew = Crew(
-        trainings=Failing(), runtime=ClientRuntime(name="none", graph_format="onnx"), failures=failures, stops=stops
+        trainings=Failing(),
+        runtime=ClientRuntime(name="none", graph_format="onnx"),
+        failures=failures,
+        stops=stops,
+        num_failing=2,
     )
     trainer, model, assignment = ClientTrainer(7, crew), example_model(bundle), example_assignment(bundle)
     trainer.begin(model, assignment)

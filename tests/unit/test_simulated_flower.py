@@ -1,11 +1,13 @@
 """Flower apps in ``simulate``: their clients, what each keeps between Rounds, their errors, and wrong arguments."""
 
 import math
+import random
 import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from traceback import format_exception
 from typing import Final
 
 import numpy as np
@@ -19,6 +21,7 @@ from support.flower_apps import MESSAGE_APP, NUMPY_APP, write_app
 from fanin.clients import Examples, FlowerSettings
 from fanin.clients.flower.app import arrays_of
 from fanin.protos.errors import InvalidInput, RuntimeMissing
+from fanin.server.selection.policies import WaitingDevice, uniform
 from fanin.simulation import (
     ClientFailed,
     DeviceModel,
@@ -29,6 +32,7 @@ from fanin.simulation import (
     partition,
     simulate,
 )
+from fanin.simulation.setup.progress import line_of
 
 INITIAL: Final = {
     "layer.weight": np.zeros((2, 3), np.float32),
@@ -123,6 +127,9 @@ def test_an_object_is_a_client_of_many_and_one_that_fails_is_named(app: object) 
     result = simulate(app, 4, cohort=3, rounds=2, settings=settings)
     assert result.is_complete
     assert {row.num_examples for row in result.clients} == {4}
+    # The app reports no loss.
+    assert all(math.isnan(row.train_loss) for row in (*result.rounds, *result.clients))
+    assert "loss" not in line_of(result.rounds[1])
     failures = {(failure.client, failure.round) for failure in result.failures}
     assert {client for client, _ in failures} == {1}
     assert "no pictures here" in result.failures[0].error
@@ -133,6 +140,75 @@ def test_an_object_is_a_client_of_many_and_one_that_fails_is_named(app: object) 
     assert values.min() > 0
     with pytest.raises(ClientFailed, match=r"client 1 in round 1: .*no pictures here"):
         simulate(app, 4, cohort=4, rounds=1, settings=replace(settings, stop_on_failure=True))
+
+
+def lowest(
+    waiting: Sequence[WaitingDevice], num_places: int, round_number: int, rng: random.Random
+) -> Sequence[WaitingDevice]:
+    """The clients of the lowest numbers."""
+    return sorted(waiting, key=lambda device: int(device.device_id.removeprefix("client-")))[:num_places]
+
+
+class Turns:
+    """The clients of the lowest numbers that have not trained."""
+
+    def __init__(self) -> None:
+        self._done: set[str] = set()
+
+    def __call__(
+        self, waiting: Sequence[WaitingDevice], num_places: int, round_number: int, rng: random.Random
+    ) -> Sequence[WaitingDevice]:
+        chosen = lowest([each for each in waiting if each.device_id not in self._done], num_places, round_number, rng)
+        self._done |= {each.device_id for each in chosen}
+        return chosen
+
+
+@pytest.mark.parametrize(("policy", "numbers"), [(lowest, range(2, 5)), (Turns, range(6, 7))])
+def test_a_policy_of_ones_own_selects_the_clients(app: FlowerSettings, policy: type[Turns], numbers: range) -> None:
+    results = [
+        simulate(app, 9, cohort=2, rounds=4, settings=settings_of(selection=policy, processes=processes))
+        for processes in (1, 2)
+    ]
+    assert results[0].digests == results[1].digests
+    for result in results:
+        assert result.selection == policy.__name__
+        # Round 1 opens while the first clients check in. Those that have just trained check in a little later.
+        assert len({row.client for row in result.clients if row.round > 1}) in numbers
+
+
+@pytest.mark.parametrize(
+    ("selection", "plan", "error"),
+    [
+        (lambda *_: [], {}, "selection: got '<lambda>', expected .*; define a function with def"),
+        ("uniform", {}, r"got str, expected a function \(waiting, num_places, round_number, rng\) or a class of such"),
+        (uniform, {}, "selection: got a policy named 'uniform', which fanin has itself; rename yours"),
+        (lowest, {"cohort.selection": "least_recent"}, "got lowest and the plan's cohort.selection 'least_recent'"),
+    ],
+)
+def test_a_wrong_policy_is_one_error(selection: object, plan: dict[str, object], error: str) -> None:
+    settings = settings_of(plan={"training.learning_rate": 1} | plan, selection=selection)
+    with pytest.raises(InvalidInput, match=error):
+        simulate(client_fn, 4, cohort=2, rounds=1, settings=settings)
+
+
+def test_an_app_that_always_fails_ends_the_simulation_with_its_traceback(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    trained: list[object] = []
+
+    def broken(context: Context) -> Client:
+        trained.append(context.node_config["partition-id"])
+        raise OSError("no pictures here")
+
+    settings = settings_of(plan={"training.learning_rate": 1})
+    with pytest.raises(ClientFailed, match=r"the first trainings of 6 clients failed, .*no pictures here") as caught:
+        simulate(broken, 6, cohort=2, rounds=3, settings=settings)
+    assert set(trained) == set(range(6))
+    assert len(trained) < 20
+    assert "Traceback" not in caplog.text
+    text = "".join(format_exception(caught.value))
+    assert text.count('raise OSError("no pictures here")') == 1
+    assert "no running event loop" not in text
 
 
 def test_the_arrays_of_get_parameters_are_the_first_ones(tmp_path: Path) -> None:

@@ -86,7 +86,10 @@ def test_parquet_without_its_library_names_the_extra(tmp_path: Path, monkeypatch
             "a,y\nred,2\n",
             "column 'a': expected numbers, or lists of one length (could not convert string to float: 'red'",
         ),
-        ("a,y\nnan,2\n", "got 1 values of x that are not finite float32 numbers, expected none"),
+        (
+            "a,y\nnan,2\n",
+            "got 1 values of x that are not finite float32 numbers, the first one in example 0, expected none",
+        ),
     ],
 )
 def test_a_wrong_table_is_one_error(text: str, error: str, tmp_path: Path) -> None:

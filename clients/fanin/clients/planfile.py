@@ -11,6 +11,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Final, TypeVar
 
+from fanin.clients.textfiles import reason_of
 from fanin.protos.errors import InvalidPlan
 from fanin.protos.plans import Plan
 from fanin.protos.plans.entries import as_float
@@ -87,7 +88,7 @@ def read_plan(path: Path, overrides: Sequence[str | Override] = ()) -> PlanFile:
     try:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as exc:
-        raise InvalidPlan(f"{path}: cannot be read ({exc})") from exc
+        raise InvalidPlan(f"{path}: cannot be read ({reason_of(exc)})") from exc
     return parse_plan(text, str(path), overrides)
 
 

@@ -39,6 +39,11 @@ def read_text(path: Path, what: str) -> str:
     try:
         return path.read_text()
     except OSError as exc:
-        raise InvalidInput(f"{what}: {path} cannot be read ({exc.strerror})") from exc
+        raise InvalidInput(f"{what}: {path} cannot be read ({reason_of(exc)})") from exc
     except UnicodeDecodeError as exc:
         raise InvalidInput(f"{what}: {path} is no text ({exc.reason} at byte {exc.start})") from exc
+
+
+def reason_of(exc: Exception) -> str:
+    """Return why a file cannot be read, without the number of the error and the path, which the message has."""
+    return (isinstance(exc, OSError) and exc.strerror) or str(exc)

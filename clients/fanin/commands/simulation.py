@@ -2,9 +2,10 @@
 
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
+import tomllib
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,18 +13,19 @@ import click
 import typer
 
 from fanin.clients.flower.initial import read_initial
-from fanin.clients.flower.task import FlowerSettings
+from fanin.clients.flower.task import AppFailed, FlowerSettings
 from fanin.clients.planfile import parse_plan, read_plan
+from fanin.commands.console.result_files import ResultFiles
 from fanin.commands.console.terminal import JsonOption, QuietOption, progress, run_command, write_json
 from fanin.edge.tensors import Array
-from fanin.protos.errors import InvalidInput
+from fanin.protos.errors import FaninError, InvalidInput
 from fanin.protos.plans import Plan
-from fanin.simulation import LoadedData, Natural, Partition, Partitioner, load_data, partition
+from fanin.simulation import ClientFailed, LoadedData, Natural, Partition, Partitioner, load_data, partition
 from fanin.simulation.setup.progress import line_of
 from fanin.simulation.setup.termination import interrupted_by_sigterm
 
 if TYPE_CHECKING:
-    from fanin.simulation import RayCluster, Result, RoundRow, SimulationEvent, SimulationSettings
+    from fanin.simulation import RayCluster, Result, RoundRow, SimulationSettings
 
 DataOption = Annotated[
     str,
@@ -142,13 +144,16 @@ def _simulate(
     tensorboard: Annotated[Path | None, typer.Option("--tensorboard", help="Folder for event files.")] = None,
     plot: PlotOption = None,
     csv: Annotated[Path | None, typer.Option("--csv", help="Write the rounds to a CSV file.")] = None,
+    clients_csv: Annotated[
+        Path | None, typer.Option("--clients-csv", help="Write a row for each client and round to a CSV file.")
+    ] = None,
     quiet: QuietOption = False,
     json: JsonOption = "",
 ) -> int:
     """Train an App or a Flower app on simulated clients of this machine, and print each round."""
     from fanin.simulation import DeviceModel, RayCluster, SimulationSettings, read_devices
 
-    files = _ResultFiles(csv=csv, events=events, tensorboard=tensorboard, plot=plot, json=json)
+    files = ResultFiles(csv=csv, clients_csv=clients_csv, events=events, tensorboard=tensorboard, plot=plot, json=json)
     files.check()
     names = _FlowerNames(app=flower, initial=initial, node_config=node_config, run_config=run_config)
     app, plan = names.words(app, plan)
@@ -167,7 +172,12 @@ def _simulate(
         on_round=_ignore_round if json else _print_round,
         quiet=True,
     )
-    with progress("simulate", quiet=quiet) as step, interrupted_by_sigterm(), files.open_events() as on_event:
+    with (
+        progress("simulate", quiet=quiet) as step,
+        interrupted_by_sigterm(),
+        files.open_events() as on_event,
+        _tracebacks(),
+    ):
         settings = replace(settings, on_event=on_event)
         if flower:
             result = _simulate_flower(names, clients, settings)
@@ -177,7 +187,7 @@ def _simulate(
             result = _simulate_app(app, parts, replace(settings, test=loaded.test))
     files.write(result)
     if not result.is_complete:
-        sys.stderr.write(f"fanin simulate: stopped after round {result.rounds[-1].round}; the files have it\n")
+        sys.stderr.write(files.stopped(result))
     return 0 if result.is_complete else INTERRUPTED
 
 
@@ -239,51 +249,6 @@ class _DataSplit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _ResultFiles:
-    """The options that name files for the results of a simulation."""
-
-    csv: Path | None
-    events: Path | None
-    tensorboard: Path | None
-    plot: Path | None
-    json: str
-
-    def check(self) -> None:
-        """Raise InvalidInput unless the files can be written: a training may take long."""
-        for option, path in (("--csv", self.csv), ("--events", self.events)):
-            if path is not None and not path.parent.is_dir():
-                raise InvalidInput(f"{option}: {path} cannot be written, {path.parent} is not a folder; create it")
-        if self.plot is not None:
-            from fanin.simulation.plots import check_figure_file
-
-            check_figure_file(self.plot)
-
-    @contextmanager
-    def open_events(self) -> "Iterator[Callable[[SimulationEvent], None]]":
-        """Yield a function that writes an event at once, so that the log of a simulation that fails is complete."""
-        if self.events is None:
-            yield lambda event: None
-            return
-        with self.events.open("w", buffering=1) as file:
-
-            def write(event: "SimulationEvent") -> None:
-                file.write(f"{event.line}\n")
-
-            yield write
-
-    def write(self, result: "Result") -> None:
-        """Write the files of a result. With several seeds the CSV file has their mean and spread."""
-        if self.csv is not None:
-            result.write_spread_csv(self.csv) if result.repeats else result.write_csv(self.csv)
-        if self.tensorboard is not None:
-            result.tensorboard(self.tensorboard)
-        if self.json:
-            write_json(self.json, _result_row(result))
-        if self.plot is not None:
-            result.plot(self.plot)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _FlowerNames:
     """The options of a Flower app."""
 
@@ -340,26 +305,34 @@ def _seeds(text: str) -> tuple[int, ...]:
     return tuple(map(int, words))
 
 
-def _result_row(result: "Result") -> dict[str, object]:
-    """Return the JSON object of a result."""
-    rounds = [asdict(each) for each in result.rounds]
-    row: dict[str, object] = {"engine": result.engine, "rounds": rounds, "versions": list(result.digests)}
-    if result.best is not None:
-        row["best_round"] = result.best.row.round
-    if result.baseline:
-        row["baseline"] = [asdict(each) for each in result.baseline]
-    if result.repeats:
-        row["spread"] = [asdict(each) for each in result.spread]
-    return row
+@contextmanager
+def _tracebacks() -> Iterator[None]:
+    """Print the traceback of an error in the user's code once. Raises FaninError for the error of a client."""
+    try:
+        yield
+    except ClientFailed as exc:
+        sys.stderr.write(exc.failure.traceback)
+        raise FaninError(str(exc).removeprefix("simulate: ")) from exc
+    except AppFailed as exc:
+        sys.stderr.write(exc.trace)
+        raise
 
 
 def _plan(model: str, path: Path | None, limits: dict[str, int | None], overrides: Sequence[str]) -> Plan:
     """Return the Plan: the file's, with the options of the command line. Raises InvalidPlan."""
-    first = [model, *(f"{key}={value}" for key, value in limits.items() if value is not None)]
-    if path is not None:
-        return read_plan(path, [*first, *overrides]).plan
-    defaults = ["cohort.concurrency=10", "stop.max_rounds=20", "training.learning_rate=0.01"]
-    return parse_plan("", "plan", [*defaults, *first, *overrides]).plan
+    first = [f"{key}={value}" for key, value in limits.items() if value is not None]
+    if path is None:
+        defaults = ["cohort.concurrency=10", "stop.max_rounds=20", "training.learning_rate=0.01"]
+        return parse_plan("", "plan", [*defaults, model, *first, *overrides]).plan
+    return read_plan(path, [*([] if _names_model(path) else [model]), *first, *overrides]).plan
+
+
+def _names_model(path: Path) -> bool:
+    """Return whether a Plan file names an App or a Bundle. The command names what is trained instead of it."""
+    try:
+        return not {"app", "bundle"}.isdisjoint(tomllib.loads(path.read_text()))
+    except (OSError, ValueError):
+        return False  # ``read_plan`` reports it.
 
 
 def _option(text: str) -> tuple[str, float]:

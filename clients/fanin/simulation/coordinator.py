@@ -7,8 +7,8 @@ thread would escape the virtual clock. A new life resumes from the state of the 
 import asyncio
 import hashlib
 import random
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -21,6 +21,7 @@ from fanin.server.fleet.coordinator import Coordinator
 from fanin.server.folder import open_state
 from fanin.server.rounds.events import Effect
 from fanin.server.runs.catalog import Runs
+from fanin.server.selection.policies import POLICIES, SelectionPolicy
 from fanin.server.storage.disk import Durability
 from fanin.server.storage.lanes import inline
 from fanin.server.storage.memory.state import MemoryState
@@ -40,14 +41,27 @@ class Life:
     fleet: InterruptibleFleet
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoordinatorOptions:
+    """The options of a simulated coordinator.
+
+    Attributes:
+        limits: Its limits.
+        policies: Selection policies of the caller by name, beside those of fanin and the installed ones.
+    """
+
+    limits: Limits = field(default_factory=Limits)
+    policies: Mapping[str, SelectionPolicy] = field(default_factory=dict)
+
+
 class SimulatedCoordinator:
     """A coordinator over a folder, or in memory. ``seed`` determines its random choices and the key of each Run."""
 
-    def __init__(self, folder: Path | None, seed: int, limits: Limits, note: Note) -> None:
+    def __init__(self, folder: Path | None, seed: int, options: CoordinatorOptions, note: Note) -> None:
         self._folder = folder
         self._memory = MemoryState()
         self._seed = seed
-        self._limits = limits
+        self._options = options
         self._note = note
         self._rng = random.Random(f"{seed}/coordinator")
         self._life: Life | None = None
@@ -66,9 +80,10 @@ class SimulatedCoordinator:
             state = self._memory.open(clock)
         else:
             state = open_state(self._folder, Durability.PROCESS, (inline, inline), clock)
-        runs = Runs(state.stores, state.files, _Noting(self._note))
+        options = self._options
+        runs = Runs(state.stores, state.files, _Noting(self._note), policies={**POLICIES, **options.policies})
         rng = random.Random(self._rng.random())
-        coordinator = Coordinator(runs, state.stores, state.files, self._limits, rng)
+        coordinator = Coordinator(runs, state.stores, state.files, options.limits, rng)
         await runs.start()
         self._life = Life(state=state, runs=runs, fleet=InterruptibleFleet(coordinator))
         self._note(COORDINATOR, "serves")

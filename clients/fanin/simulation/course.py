@@ -23,6 +23,8 @@ from fanin.protos.plans import EvaluationPlan, Plan
 from fanin.server.access.limits import Limits
 from fanin.server.aggregation.parameters import load_parameters
 from fanin.server.evaluation.metrics import VersionMetrics
+from fanin.server.selection.policies import SelectionPolicy
+from fanin.simulation.coordinator import CoordinatorOptions
 from fanin.simulation.devices.events import OnEvent, SimulationEvent
 from fanin.simulation.devices.models import DeviceModel
 from fanin.simulation.devices.rotation import Rotation
@@ -36,8 +38,9 @@ from fanin.simulation.rows import (
     client_rows,
     initial_row,
     round_row,
+    with_clients,
 )
-from fanin.simulation.trainers import ClientRuntime, ClientTrainer, Crew
+from fanin.simulation.trainers import NUM_FAILING, ClientRuntime, ClientTrainer, Crew
 from fanin.simulation.workers import Trainings
 
 RUN: Final = "run"
@@ -99,6 +102,7 @@ class SimulatedRun:
         trainings: Trains the clients.
         runtime: What trains them: the library and its version, and the format of the Bundle's graphs.
         evaluate: Returns the metrics of a Version from its number and its parameters (num_values,).
+        policies: Selection policies of the settings by name.
         seed: Seed of the choices that the Plan's own seed does not make.
         stops: Whether an error in the training of a client ends the simulation.
         on_round: Called with each row.
@@ -113,6 +117,7 @@ class SimulatedRun:
     trainings: Trainings
     runtime: ClientRuntime
     evaluate: Callable[[int, Float32s], VersionMetrics]
+    policies: Mapping[str, SelectionPolicy]
     seed: int
     stops: bool
     on_round: Callable[[RoundRow], None]
@@ -130,7 +135,8 @@ class SimulatedRun:
             self._note(rows, event.event, event.round, client=client_of(event.device), detail=event.detail)
 
         limits = Limits(max_parked=max(Limits().max_parked, self._num_present))
-        async with Federation(seed=self.seed, limits=limits, piece_bytes=PIECE_BYTES, observe=observe) as federation:
+        options = CoordinatorOptions(limits=limits, policies=self.policies)
+        async with Federation(seed=self.seed, options=options, piece_bytes=PIECE_BYTES, observe=observe) as federation:
             self._note(rows, "engine", 0, detail=self.engine)
             # The coordinator of a simulation has no data sets: the evaluation is here.
             plan = replace(self.plan, evaluation=EvaluationPlan())
@@ -144,6 +150,7 @@ class SimulatedRun:
                 runtime=self.runtime,
                 failures=rows.failures,
                 stops=self.stops,
+                num_failing=min(len(self.work), max(NUM_FAILING, self.plan.cohort.concurrency)),
             )
             stored: defaultdict[int, MemoryStates] = defaultdict(MemoryStates)
             self._join(federation, crew, stored)
@@ -200,9 +207,12 @@ class SimulatedRun:
                     quality = self.evaluate(event.number, parameters)
                     updates = await federation.state.stores.rounds.updates(RUN, event.round)
                     now = asyncio.get_running_loop().time()
-                    rows.clients += client_rows(updates, event.round, self._statistics)
+                    num_classes = self.bundle.manifest.num_classes
+                    clients = client_rows(updates, event.round, self._statistics, num_classes)
+                    rows.clients += clients
                     rows.digests.append(event.version_sha256)
-                    rows.add(round_row(event, now, num_accepted, quality, self._statistics), parameters)
+                    row = with_clients(round_row(event, now, num_accepted, quality, self._statistics), clients)
+                    rows.add(row, parameters)
                     self._note(rows, "version published", event.round, detail=event.version_sha256)
                     self.on_round(rows.rounds[-1])
                 case RunRested() if event.state is not RunState.FINISHED:

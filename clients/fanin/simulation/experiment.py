@@ -27,6 +27,8 @@ from fanin.edge.runtimes.models import model_inputs
 from fanin.edge.tensors import Float32s
 from fanin.protos.plans import Plan
 from fanin.server.evaluation.metrics import VersionMetrics, evaluate_version, unknown_values
+from fanin.server.runs.setups import check_names
+from fanin.server.selection.policies import POLICIES
 from fanin.simulation.backends.backend import Backend, ThisProcess
 from fanin.simulation.backends.opening import open_backend
 from fanin.simulation.course import RowLists, SimulatedRun
@@ -36,7 +38,7 @@ from fanin.simulation.engines.vectorized import VectorTrainings
 from fanin.simulation.flower import FlowerSubject, FlowerTrainings, is_flower_app
 from fanin.simulation.result import BestVersion, Result
 from fanin.simulation.rows import RoundRow
-from fanin.simulation.setup.arguments import check_arguments, check_flower_settings, check_settings, plan_of
+from fanin.simulation.setup.arguments import check_arguments, check_flower_settings, check_plan, check_settings, plan_of
 from fanin.simulation.setup.progress import SimulationProgress
 from fanin.simulation.setup.settings import SimulationSettings
 from fanin.simulation.setup.termination import exits_at_sigterm
@@ -90,8 +92,9 @@ def simulate(
             together with a Plan, the model cannot use the examples, or the Flower app cannot be imported.
         RuntimeMissing: A library that the settings or the app need is not installed.
         FaninError: The Run failed or rests; the message has its reason.
-        ClientFailed: The training of a client failed, and ``settings.stop_on_failure`` is set. Otherwise the Round
-            continues without it, and the failure is in ``Result.failures``.
+        ClientFailed: The training of a client failed, and ``settings.stop_on_failure`` is set; or the first trainings
+            of ten clients, of a larger cohort, or of all clients failed. Otherwise the Round continues without the
+            client, and the failure is in ``Result.failures``.
 
     Example:
         ``simulate(app, partition(data, 100, Dirichlet(alpha=0.3)), cohort=10, rounds=20)``
@@ -100,6 +103,10 @@ def simulate(
     subject = _subject(app, clients, settings)
     limits = {"cohort": cohort, "rounds": rounds}
     studies = [(each, plan_of(subject.name, subject.num_clients, limits, each)) for each in settings.each_seed]
+    for _, plan in studies:
+        stages = check_names(plan, {**POLICIES, **settings.own_policies})
+        if isinstance(subject, _ModuleSubject):
+            check_plan(subject.app, plan, stages, settings)
     results: list[Result] = []
     with (
         exits_at_sigterm(),
@@ -111,7 +118,9 @@ def simulate(
             results.append(_simulated(prepared, plan, each, backend, is_repeated=len(studies) > 1))
             if not results[-1].is_complete:
                 break
-    return replace(results[0], repeats=tuple(results)) if settings.seeds else results[0]
+    if not settings.seeds:
+        return results[0]
+    return replace(results[0], repeats=tuple(results), is_complete=all(each.is_complete for each in results))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,6 +237,7 @@ def _simulated(
         trainings=trainings if prepared.record is None else RecordedTrainings(trainings, prepared.folder),
         runtime=parts.runtime,
         evaluate=parts.evaluate,
+        policies=settings.own_policies,
         seed=settings.seed,
         stops=settings.stop_on_failure,
         on_round=note,
@@ -236,8 +246,10 @@ def _simulated(
     try:
         rows = run_virtual(run.play(prepared.key))
     except* ClientFailed as group:
-        raise _first(group) from None
-    return parts.baseline(_result(prepared, parts.engine, rows))
+        first = _first(group)
+        # The cause is the client's own error, with its traceback.
+        raise first from first.__cause__
+    return parts.baseline(_result(prepared, plan, parts.engine, rows))
 
 
 def _flower_parts(prepared: _Prepared, subject: FlowerSubject, backend: Backend) -> _Parts:
@@ -316,7 +328,7 @@ def _with_baseline(
     return replace(result, baseline=baseline.rows(result.rounds, result.clients))
 
 
-def _result(prepared: _Prepared, engine: str, rows: RowLists) -> Result:
+def _result(prepared: _Prepared, plan: Plan, engine: str, rows: RowLists) -> Result:
     table, subject = prepared.bundle.manifest.table, prepared.subject
     app = None if isinstance(subject, FlowerSubject) else subject.app
     best = None
@@ -325,6 +337,7 @@ def _result(prepared: _Prepared, engine: str, rows: RowLists) -> Result:
     return Result(
         app=app,
         engine=engine,
+        selection=plan.cohort.selection,
         table=table,
         rounds=tuple(rows.rounds),
         clients=tuple(rows.clients),

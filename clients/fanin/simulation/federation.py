@@ -15,10 +15,9 @@ from fanin.edge.bundles.keys import SigningKey
 from fanin.protos import messages as m
 from fanin.protos.control import LoggedEvent
 from fanin.protos.plans import Plan
-from fanin.server.access.limits import Limits
 from fanin.server.runs.catalog import Runs
 from fanin.server.storage.stores import CoordinatorState
-from fanin.simulation.coordinator import COORDINATOR, SimulatedCoordinator
+from fanin.simulation.coordinator import COORDINATOR, CoordinatorOptions, SimulatedCoordinator
 from fanin.simulation.devices.rotation import Rotation
 from fanin.simulation.operator import start_run
 
@@ -41,7 +40,7 @@ class Federation:
     Args:
         folder: The coordinator's state is stored in ``folder/state``. None keeps it in memory.
         seed: Seed of all random choices that the Plan's own seed does not make.
-        limits: Limits of the coordinator.
+        options: Limits of the coordinator, and further selection policies.
         piece_bytes: Bytes of a piece of an upload. Larger pieces are faster, and break at fewer places.
         observe: Receives the events of the devices' part in the Rounds, in the order of the virtual clock.
 
@@ -53,7 +52,7 @@ class Federation:
         self,
         folder: Path | None = None,
         seed: int = 0,
-        limits: Limits | None = None,
+        options: CoordinatorOptions | None = None,
         piece_bytes: int = PIECE_BYTES,
         observe: Observe = lambda event: None,
     ) -> None:
@@ -61,7 +60,8 @@ class Federation:
         self._seed = seed
         self._piece_bytes = piece_bytes
         self._observe = observe
-        self._coordinator = SimulatedCoordinator(folder and folder / "state", seed, limits or Limits(), self.note)
+        state = folder and folder / "state"
+        self._coordinator = SimulatedCoordinator(state, seed, options or CoordinatorOptions(), self.note)
         self._overheard: dict[str, str] = {}
         self._tasks: list[asyncio.Task[None]] = []
         # An unexpected error of a task ends the federation; otherwise a Run would wait for that task for ever.

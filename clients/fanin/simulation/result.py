@@ -51,6 +51,7 @@ class Result:
     Attributes:
         app: The App that was trained; None of a Flower app.
         engine: The engine that trained the clients, ``graph`` or ``vmap``; ``flower`` of a Flower app.
+        selection: The name of the selection policy: the Plan's, or that of the settings.
         table: The layout of the parameters.
         rounds: The Rounds, the initial model first.
         clients: The clients of each Round.
@@ -59,7 +60,7 @@ class Result:
         parameters: The final parameters (num_values,).
         best: The best Version on the test data; None without test data.
         digests: The SHA-256 of each Version, oldest first.
-        is_complete: Whether all Rounds were run. False after Ctrl-C.
+        is_complete: Whether all Rounds were run, of all seeds. False after Ctrl-C.
         baseline: The rows of the centralized baseline, if the settings ask for one.
         local: The personal parameters of each client that has trained, by its index and by name.
         repeats: The results of all seeds, if the settings have ``seeds``. This one is the first of them.
@@ -67,6 +68,7 @@ class Result:
 
     app: "App | None"
     engine: str
+    selection: str
     table: TensorTable
     rounds: tuple[RoundRow, ...]
     clients: tuple[ClientRow, ...]

@@ -5,10 +5,10 @@ Accuracies are shares from 0 to 1, losses are in nats, and times are seconds of 
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from fanin.edge.metrics.metric import OUR_VALUES
-from fanin.edge.runtimes.evaluations import METRIC_UNIT, OF_TRAINING, OF_VALIDATION, quality_of
+from fanin.edge.runtimes.evaluations import METRIC_UNIT, OF_TRAINING, OF_VALIDATION, largest_loss_count, quality_of
 from fanin.edge.runtimes.quality import Quality
 from fanin.protos import messages as m
 from fanin.protos.control import Evaluation, VersionPublished
@@ -26,7 +26,7 @@ class RoundRow:
         time_s: Virtual time of the publication.
         num_clients: Clients whose Updates are in the Version.
         num_examples: Examples on which they trained.
-        train_loss: Mean loss of their training; NaN for Round 0.
+        train_loss: Mean loss of their training; NaN for Round 0, and if a Flower app reports none.
         test_loss: Loss on the test data; NaN without test data.
         test_accuracy: Accuracy on the test data, in float; NaN without labels.
         test_accuracy_int8: The same for the int8 model that devices serve.
@@ -40,6 +40,8 @@ class RoundRow:
         means: Of the statistics ``train.NAME`` and ``evaluate.NAME``, the means over the examples of all clients.
         metrics: The Plan's ``[[evaluation.metrics]]`` and those of the settings on the test data, NAME in float and
             NAME_int8 of the int8 model; NaN if the Version was not evaluated.
+        num_diverged: Clients whose loss reached the largest one that is counted (docs/simulation.md#diverged-clients).
+            ``train_loss`` and ``validation_loss`` are then too small.
     """
 
     round: int
@@ -59,6 +61,7 @@ class RoundRow:
     statistics: Mapping[str, float]
     means: Mapping[str, float]
     metrics: Mapping[str, float]
+    num_diverged: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +78,7 @@ class ClientRow:
         seconds: Duration of its training on this machine.
         statistics: The Plan's ``[[statistics]]`` by name; NaN if the client did not report one.
         means: Of the statistics ``train.NAME`` and ``evaluate.NAME``, the means over its examples.
+        has_diverged: Whether its training or validation loss is the largest one that is counted, or more.
     """
 
     round: int
@@ -86,6 +90,7 @@ class ClientRow:
     seconds: float
     statistics: Mapping[str, float]
     means: Mapping[str, float]
+    has_diverged: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,6 +142,7 @@ def round_row(
         statistics=_reported(event.statistics, names),
         means=_means(event.statistics, names, event.total_examples, validation.num_examples if validation else 0),
         metrics=_further(evaluation),
+        num_diverged=0,
         **_tested(evaluation),
         **_validated(validation),
     )
@@ -156,6 +162,7 @@ def initial_row(evaluation: VersionMetrics | None, names: Sequence[str] = ()) ->
         statistics=_reported({}, names),
         means=_means({}, names, 0, 0),
         metrics=_further(evaluation),
+        num_diverged=0,
         **_tested(evaluation),
         **_validated(None),
     )
@@ -171,8 +178,17 @@ def client_of(device: str) -> int:
     return int(device.rpartition("-")[2])
 
 
-def client_rows(updates: Iterable[CommittedUpdate], round_number: int, names: Sequence[str] = ()) -> list[ClientRow]:
-    """Return the rows of a Round's Updates, in the order of the clients. ``names`` are those of the statistics."""
+def client_rows(
+    updates: Iterable[CommittedUpdate], round_number: int, names: Sequence[str], num_classes: int
+) -> list[ClientRow]:
+    """Return the rows of a Round's Updates, in the order of the clients.
+
+    Args:
+        updates: The Updates.
+        round_number: The Round.
+        names: The names of the Plan's statistics.
+        num_classes: Number of classes of the model; 0 for a model of values and for a Flower app.
+    """
     rows = []
     for update in updates:
         counts, telemetry = update.header.statistics.counts, update.header.telemetry
@@ -189,9 +205,20 @@ def client_rows(updates: Iterable[CommittedUpdate], round_number: int, names: Se
                 seconds=telemetry.train_s,
                 statistics=_reported(counts, names),
                 means=_means(counts, names, num_examples, quality.num_examples),
+                has_diverged=_has_diverged(counts, num_classes),
             )
         )
     return sorted(rows, key=lambda row: row.client)
+
+
+def with_clients(row: RoundRow, clients: Sequence[ClientRow]) -> RoundRow:
+    """Return the row of a Round with what only the rows of its clients have."""
+    has_loss = any(math.isfinite(client.train_loss) for client in clients)
+    return replace(
+        row,
+        train_loss=row.train_loss if has_loss else math.nan,
+        num_diverged=sum(client.has_diverged for client in clients),
+    )
 
 
 def cells(row: RoundRow | ClientRow) -> dict[str, float]:
@@ -221,6 +248,15 @@ def _means(counts: Mapping[str, int], names: Iterable[str], num_trained: int, nu
                 is_known = name in counts and num_examples > 0
                 means[name] = counts[name] / METRIC_UNIT / num_examples if is_known else math.nan
     return means
+
+
+def _has_diverged(counts: Mapping[str, int], num_classes: int) -> bool:
+    """Return whether a device cut one of its losses to the largest count."""
+    losses = ((m.TRAIN_LOSS, m.EXAMPLES), (m.EVAL_LOSS, m.EVAL_EXAMPLES))
+    return any(
+        counts.get(of, 0) > 0 and abs(counts.get(name, 0)) >= largest_loss_count(counts[of], num_classes)
+        for name, of in losses
+    )
 
 
 def _validated(evaluation: Evaluation | None) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from traceback import format_exception
+from typing import Final
 
 from fanin.clients.device.conditions import ShouldContinue
 from fanin.clients.device.models import OpenedModel
@@ -11,9 +12,21 @@ from fanin.protos.errors import FaninError, InvalidInput
 from fanin.simulation.rows import ClientFailure
 from fanin.simulation.workers import PendingTraining, Trainings
 
+NUM_FAILING: Final = 10
+"""Different clients, or a cohort if it is larger, that must fail before the simulation ends. If half of the clients
+fail and the others do not, it ends by mistake once in a thousand times."""
+
 
 class ClientFailed(Exception):
-    """The training of a client raised an error, and the settings stop the simulation then."""
+    """The training of a client raised an error, and the simulation ends: its settings say so, or no client can train.
+
+    Attributes:
+        failure: The error of the client.
+    """
+
+    def __init__(self, message: str, failure: ClientFailure) -> None:
+        super().__init__(message)
+        self.failure = failure
 
 
 class ClientTrainer:
@@ -39,22 +52,24 @@ class ClientTrainer:
         self._begun = assignment.assignment_id, self._crew.trainings.begin(self._client, model, assignment)
 
     def train(self, model: OpenedModel, assignment: m.Assignment, should_continue: ShouldContinue) -> Change:
-        """See Trainer. Raises ClientFailed if the settings stop the simulation, and the client's error otherwise."""
+        """See Trainer. Raises ClientFailed if the simulation ends, and the client's error otherwise."""
         assert self._begun is not None, "a device begins each training"
         begun_for, pending = self._begun
         assert begun_for == assignment.assignment_id, f"begun for {begun_for}, not for {assignment.assignment_id}"
         try:
-            return pending()
+            change = pending()
         except Exception as exc:  # Of any kind: the store, and what the App's data needs, may be the user's code.
             trace = "".join(format_exception(exc))
             failure = ClientFailure(round=assignment.round, client=self._client, error=str(exc), traceback=trace)
             self._crew.failures.append(failure)
-            if self._crew.stops:
-                raise ClientFailed(f"simulate: {failure}") from exc
+            if problem := self._crew.problem:
+                raise ClientFailed(f"simulate: {problem}", failure) from exc
             if isinstance(exc, FaninError | ValueError):
                 raise
             # Another error would end the federation. As InvalidInput it ends this client's part in the Round.
             raise InvalidInput(f"training: {type(exc).__name__}: {exc}") from exc
+        self._crew.has_trained = True
+        return change
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,11 +80,36 @@ class ClientRuntime:
     graph_format: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Crew:
-    """The parts that the trainers of all clients share."""
+    """The parts that the trainers of all clients share.
+
+    Attributes:
+        trainings: Trains the clients.
+        runtime: What trains them.
+        failures: The errors so far.
+        stops: Whether the first error ends the simulation.
+        num_failing: Different clients after whose errors the simulation ends, if no training has succeeded.
+        has_trained: Whether a training has succeeded.
+    """
 
     trainings: Trainings
     runtime: ClientRuntime
     failures: list[ClientFailure]
     stops: bool
+    num_failing: int
+    has_trained: bool = False
+
+    @property
+    def problem(self) -> str:
+        """Why the newest failure ends the simulation; empty if it does not.
+
+        An error in the App or the data of all clients is permanent: the coordinator would assign the work again and
+        again until the Run fails.
+        """
+        if self.stops:
+            return str(self.failures[-1])
+        clients = {failure.client for failure in self.failures}
+        if self.has_trained or len(clients) < self.num_failing:
+            return ""
+        return f"the first trainings of {len(clients)} clients failed, and none succeeded; {self.failures[0]}"

@@ -37,17 +37,14 @@ class Examples:
     y: Inputs
 
     def __post_init__(self) -> None:
-        fault = shape_fault(self.inputs, self.y)
-        wrong = [name for name, array in self.inputs.items() if array.dtype not in RAW_KINDS]
-        if fault is None and (wrong or self.y.dtype not in KINDS):
-            dtypes = " and ".join(f"{name} {self._array(name).dtype}" for name in (*wrong, Y)[:1])
-            fault = f"got {dtypes}, expected float32 or int32{' or uint8' if wrong else ''}"
-        fault = fault or value_fault(self.inputs, self.y)
+        fault = (
+            _array_fault(self.inputs, self.y)
+            or shape_fault(self.inputs, self.y)
+            or _dtype_fault(self.inputs, self.y)
+            or value_fault(self.inputs, self.y)
+        )
         if fault is not None:
             raise ValueError(f"examples: {fault}")
-
-    def _array(self, name: str) -> Inputs:
-        return self.y if name == Y else self.inputs[name]
 
     def __len__(self) -> int:
         return len(self.y)
@@ -88,8 +85,10 @@ def check_examples(examples: Examples, shapes: Mapping[str, tuple[int, ...]], nu
     """
     check_inputs(examples, shapes)
     if bool(num_classes) == (examples.y.dtype == np.float32):
-        expected = f"int32 labels below {num_classes}" if num_classes else "float32 values"
-        raise InvalidInput(f"examples: got y of {examples.y.dtype}, expected {expected}")
+        expected, kind = (
+            (f"int32 labels below {num_classes}", "int32") if num_classes else ("float32 values", "float32")
+        )
+        raise InvalidInput(f"examples: got y of {examples.y.dtype}, expected {expected}; write y = y.astype(np.{kind})")
     if num_classes and examples.y.max() >= num_classes:
         raise InvalidInput(f"examples: got label {examples.y.max()}, expected 0 to {num_classes - 1}")
 
@@ -108,6 +107,33 @@ def check_inputs(examples: Examples, shapes: Mapping[str, tuple[int, ...]]) -> N
             raise InvalidInput(
                 f"examples: got {name} of uint8, expected floats, scaled as the model wants them, or int32 tokens"
             )
+
+
+def conversion(name: str, array: npt.NDArray[np.generic]) -> str:
+    """Return the code that converts an array to a type of ``Examples``."""
+    return f"{name} = {name}.astype(np.{'int32' if array.dtype.kind in 'biu' else 'float32'})"
+
+
+def _array_fault(inputs: object, y: object) -> str | None:
+    """Return the first value that is no numpy array; None if there is none."""
+    if not isinstance(inputs, Mapping):
+        return f"got inputs of {type(inputs).__name__}, expected arrays by name; write inputs={{'x': x}}"
+    for name, array in {**inputs, Y: y}.items():
+        if not isinstance(array, np.ndarray):
+            library = type(array).__module__.partition(".")[0]
+            advice = f"{name} = {name}.numpy()" if library == "torch" else f"{name} = np.asarray({name})"
+            return f"got {name} of {type(array).__name__}, expected a numpy array; write {advice}"
+    return None
+
+
+def _dtype_fault(inputs: NamedArrays, y: npt.NDArray[np.generic]) -> str | None:
+    """Return the fault in the types of these arrays; None if there is none."""
+    for name, array in {**inputs, Y: y}.items():
+        kinds = KINDS if name == Y else RAW_KINDS
+        if array.dtype not in kinds:
+            expected = " or ".join(map(str, kinds))
+            return f"got {name} of {array.dtype}, expected {expected}; write {conversion(name, array)}"
+    return None
 
 
 def shape_fault(inputs: NamedArrays, y: npt.NDArray[np.generic]) -> str | None:
@@ -129,9 +155,12 @@ def value_fault(inputs: NamedArrays, y: npt.NDArray[np.generic]) -> str | None:
     """Return the fault in the values of these arrays; None if there is none. Only floats can be NaN or infinite."""
     for name, array in {**inputs, Y: y}.items():
         if array.dtype.kind == "f":
-            bad = _num_not_finite(array)
+            bad, first = _not_finite(array)
             if bad:
-                return f"got {bad} values of {name} that are not finite float32 numbers, expected none"
+                return (
+                    f"got {bad} values of {name} that are not finite float32 numbers, the first one in example "
+                    f"{first}, expected none"
+                )
             continue
         least = NO_TOKEN if name == Y and y.ndim > 1 else 0
         if array.min() < least or array.max() > np.iinfo(np.int32).max:
@@ -140,16 +169,28 @@ def value_fault(inputs: NamedArrays, y: npt.NDArray[np.generic]) -> str | None:
     return None
 
 
-def _num_not_finite(array: npt.NDArray[np.generic]) -> int:
-    """Count the floats that are not finite as float32. Slices avoid a copy of all data."""
+def _not_finite(array: npt.NDArray[np.generic]) -> tuple[int, int]:
+    """Return how many floats are not finite as float32, and the index of the first example with one, 0 for none.
+
+    Slices avoid a copy of all data.
+    """
+    count = first = begin = 0
     with (
         np.errstate(over="ignore"),
         np.nditer(
             [array],
             flags=["external_loop", "buffered", "zerosize_ok"],
             op_dtypes=[np.dtype(np.float32)],
+            order="C",
             casting="same_kind",
             buffersize=SLICE_VALUES,
         ) as slices,
     ):
-        return sum(len(part) - int(np.count_nonzero(np.isfinite(part))) for part in slices)
+        for part in slices:
+            is_bad = ~np.isfinite(part)
+            num_bad = int(np.count_nonzero(is_bad))
+            if num_bad and not count:
+                first = (begin + int(np.argmax(is_bad))) // (array.size // len(array))
+            count += num_bad
+            begin += len(part)
+    return count, first

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from fanin.clients.data.examples import Examples, NamedArrays, Y, shape_fault, value_fault
 from fanin.clients.data.stores import MIN_EXAMPLES, MemoryStore, memory_store
+from fanin.clients.textfiles import reason_of
 from fanin.edge.runtimes.base import Inputs
 from fanin.edge.runtimes.graphs import X
 from fanin.protos.errors import InvalidInput
@@ -66,6 +67,8 @@ def read_npz(path: Path) -> Examples:
             inputs, y = _arrays(path, file)
     except FileNotFoundError as exc:
         raise InvalidInput(f"{path}: no such file; expected an .npz file with {EXPECTED}") from exc
+    except (IsADirectoryError, PermissionError) as exc:
+        raise InvalidInput(f"{path}: cannot be read ({reason_of(exc)})") from exc
     except UNREADABLE as exc:
         # numpy takes any other format for a pickle, and advises to load it unsafely.
         reason = "another format" if "contains pickled" in str(exc) else exc

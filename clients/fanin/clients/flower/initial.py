@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from fanin.clients.data.npz import UNREADABLE
+from fanin.clients.textfiles import reason_of
 from fanin.edge.tensors import Array
 from fanin.protos.errors import InvalidInput
 
@@ -26,8 +27,10 @@ def read_initial(text: str, folder: Path) -> dict[str, Array]:
         return load_arrays(text, folder)
     path = Path(text)
     try:
-        with np.load(path, allow_pickle=False) as file:
-            return {name: file[name] for name in file.files}
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+            return {name: archive[name] for name in archive.files}
+    except (FileNotFoundError, IsADirectoryError, PermissionError) as exc:
+        raise InvalidInput(f"--initial: {path}: cannot be read ({reason_of(exc)})") from exc
     except UNREADABLE as exc:
         reason = "another format" if "contains pickled" in str(exc) else exc
         raise InvalidInput(f"--initial: {path}: not a readable .npz file of plain arrays ({reason})") from exc

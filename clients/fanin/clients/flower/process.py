@@ -5,6 +5,7 @@ process, and the device asks while it waits. If the device must stop, it kills t
 another. An app that crashes, leaks or calls ``sys.exit`` does not end the device either.
 """
 
+import logging
 import socket
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from fanin.clients.flower.task import (
     Words,
 )
 
+LOG = logging.getLogger("fanin.clients")
 POLL_S: Final = 0.2
 """Seconds between two calls of ``should_continue`` while the app trains."""
 
@@ -40,6 +42,7 @@ class FlowerProcess:
         self._child: subprocess.Popen[bytes] | None = None
         self._pipe: Connection[Words, Answer] | None = None
         self._name = ""
+        self._logged = ""
         self._start()
 
     def __enter__(self) -> "FlowerProcess":
@@ -69,7 +72,7 @@ class FlowerProcess:
             # Also a signal: a child that goes on would train for nobody.
             self.close()
             raise
-        return self._reply()
+        return self._reply(task)
 
     def close(self) -> None:
         """Kill the child."""
@@ -104,9 +107,13 @@ class FlowerProcess:
         assert isinstance(answer, AppReady), "the child answers the settings"
         self._name = answer.name
 
-    def _reply(self) -> FlowerReply:
+    def _reply(self, task: FlowerTask) -> FlowerReply:
         answer = self._receive()
         if isinstance(answer, AppError):
+            # The error itself has no traceback of the child. The device trains again, and the same one is logged once.
+            if answer.trace and answer.trace != self._logged:
+                self._logged = answer.trace
+                LOG.error("round %d of run %s: %s\n%s", task.round, task.run_id, answer.message, answer.trace.rstrip())
             raise AppFailed(answer.message, answer.trace)
         assert isinstance(answer, FlowerReply), "the child answers a task"
         return answer

@@ -80,12 +80,7 @@ class FlowerTrainer:
             arrays={name: views[name] if name in views else state.local[name] for name in layout.names},
             state=state.context,
         )
-        try:
-            reply = self._runner.run(task, should_continue)
-        except AppFailed as exc:
-            if exc.trace:
-                LOG.error("round %d of run %s: %s\n%s", assignment.round, assignment.run_id, exc, exc.trace.rstrip())
-            raise
+        reply = self._runner.run(task, should_continue)
         _check_arrays(task.arrays, reply.arrays)
         values = _difference({name: (reply.arrays[name], views[name]) for name in views}, model)
         counts = self._counts(reply, assignment)

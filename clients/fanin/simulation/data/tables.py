@@ -10,6 +10,8 @@ one length (Parquet) counts as several columns.
 """
 
 import csv
+import errno
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fanin.clients.data.examples import Examples
+from fanin.clients.textfiles import reason_of
 from fanin.edge.runtimes.base import Inputs
 from fanin.edge.runtimes.graphs import X
 from fanin.protos.errors import InvalidInput, RuntimeMissing
@@ -80,7 +83,9 @@ def _csv(path: Path) -> Columns:
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             lines = [row for row in csv.reader(file) if row]
-    except (OSError, csv.Error, UnicodeDecodeError) as exc:
+    except OSError as exc:
+        raise InvalidInput(f"{path}: cannot be read ({reason_of(exc)})") from exc
+    except (csv.Error, UnicodeDecodeError) as exc:
         raise InvalidInput(f"{path}: not a readable .csv file ({exc})") from exc
     if len(lines) < 2 or any(len(row) != len(lines[0]) for row in lines):
         raise InvalidInput(f"{path}: expected a line of names and rows of as many values; correct the file")
@@ -95,6 +100,8 @@ def _parquet(path: Path) -> Columns:
         raise RuntimeMissing(f"{path}: pyarrow is not installed here; pip install 'fanin[parquet]'") from exc
     try:
         columns: Columns = read(path).to_pydict()
+    except FileNotFoundError as exc:
+        raise InvalidInput(f"{path}: cannot be read ({os.strerror(errno.ENOENT)})") from exc
     except (OSError, ArrowException) as exc:
         raise InvalidInput(f"{path}: not a readable .parquet file ({exc})") from exc
     return columns

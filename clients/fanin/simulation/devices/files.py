@@ -20,6 +20,7 @@ from types import MappingProxyType
 from typing import Final
 
 from fanin.clients.testing.availability import Availability, Battery, DailyWindow, OnOff, Trace
+from fanin.clients.textfiles import reason_of
 from fanin.protos.errors import InvalidInput
 from fanin.simulation.devices.distributions import Distribution, built, distribution_of
 from fanin.simulation.devices.models import DeviceModel, Traces
@@ -42,8 +43,10 @@ def read_devices(path: Path | str) -> DeviceModel:
     where = str(path)
     try:
         table = tomllib.loads(Path(path).read_text())
-    except (OSError, ValueError) as exc:
-        raise InvalidInput(f"{where}: cannot be read as TOML ({exc})") from exc
+    except OSError as exc:
+        raise InvalidInput(f"{where}: cannot be read ({reason_of(exc)})") from exc
+    except ValueError as exc:
+        raise InvalidInput(f"{where}: not TOML ({exc})") from exc
     unknown = sorted(set(table) - set(KEYS))
     if unknown:
         raise InvalidInput(f"{where}: got the keys {unknown}, expected only {', '.join(KEYS)}")
@@ -71,7 +74,7 @@ def read_traces(path: Path | str) -> Traces:
     try:
         text = Path(path).read_text()
     except (OSError, UnicodeDecodeError) as exc:
-        raise InvalidInput(f"{path}: cannot be read ({exc})") from exc
+        raise InvalidInput(f"{path}: cannot be read ({reason_of(exc)})") from exc
     changes: dict[str, list[tuple[float, bool]]] = {}
     for number, row in _rows(path, text):
         client, time_s, state = (str(row.get(name, "")).strip() for name in COLUMNS)

@@ -3,14 +3,18 @@
 import base64
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, TypedDict
 
 from fanin.clients.data.examples import Examples, check_examples
 from fanin.clients.planfile import Override, override_of, parse_plan
-from fanin.edge.metrics.metric import metrics_of
+from fanin.edge.codecs.stage import Stage
+from fanin.edge.metrics.metric import INT8, metrics_of
+from fanin.edge.runtimes.evaluations import OF_VALIDATION
 from fanin.protos.errors import InvalidInput, InvalidPlan
 from fanin.protos.plans import EvaluationPlan, Plan
 from fanin.protos.plans.entries import BASE64
+from fanin.server.runs.admission import TrainFacts, check_training
 from fanin.simulation.backends.opening import check_backend
 from fanin.simulation.data.partitioning import Partition
 from fanin.simulation.engines.choice import check_engine
@@ -19,6 +23,8 @@ from fanin.simulation.setup.settings import SimulationSettings
 if TYPE_CHECKING:
     from fanin.edge.export.app import App
 
+UNIFORM: Final = "uniform"
+"""The default of ``cohort.selection``."""
 OF_GRAPHS: Final = ("test", "metrics", "baseline", "resume")
 """Settings that need the graphs of an App."""
 
@@ -63,7 +69,7 @@ def plan_of(name: str, num_clients: int, limits: Mapping[str, int | None], setti
         InvalidPlan: A key is unknown, or a value is wrong. The message names the argument.
         InvalidInput: An argument is missing, or the cohort is larger than the number of clients.
     """
-    plan = _plan(name, limits, settings)
+    plan = _with_selection(_plan(name, limits, settings), settings)
     _check_evaluation(plan.evaluation, settings)
     if plan.cohort.concurrency > num_clients:
         raise InvalidInput(
@@ -97,13 +103,53 @@ def _plan(name: str, limits: Mapping[str, int | None], settings: SimulationSetti
         raise InvalidPlan(f"simulate: {exc}") from exc
 
 
+def _with_selection(plan: Plan, settings: SimulationSettings) -> Plan:
+    """Return the Plan with the selection policy of the settings, if they have one. Raises InvalidInput."""
+    for name in settings.own_policies:
+        if plan.cohort.selection not in (UNIFORM, name):
+            raise InvalidInput(
+                f"simulate: selection: got {name} and the plan's cohort.selection {plan.cohort.selection!r}, expected "
+                "one of them; remove the other"
+            )
+        plan = replace(plan, cohort=replace(plan.cohort, selection=name))
+    return plan
+
+
 def _check_evaluation(evaluation: EvaluationPlan, settings: SimulationSettings) -> None:
     if (evaluation.data or evaluation.metrics) and settings.test is None:
         raise InvalidInput(
             "simulate: got a plan with [evaluation] data or metrics, and no test examples; set test in the settings: "
             "they are the data on which a simulation evaluates Versions"
         )
-    metrics_of(metric.name for metric in evaluation.metrics if metric.name not in settings.own_metrics)
+    own = settings.own_metrics
+    metrics_of(metric.name for metric in evaluation.metrics if metric.name not in own)
+
+
+def check_plan(app: "App", plan: Plan, stages: Mapping[str, Stage], settings: SimulationSettings) -> None:
+    """Check what a Plan asks of the App's train graphs and of metrics.
+
+    Raises:
+        InvalidPlan: The train graphs cannot carry out the Plan, or a metric is not installed.
+        InvalidInput: A metric of the settings would never be computed.
+    """
+    own, statistics = settings.own_metrics, {each.name for each in plan.statistics}
+    declared = {
+        name.removeprefix(OF_VALIDATION).removesuffix(INT8) for name in statistics if name.startswith(OF_VALIDATION)
+    }
+    metrics_of(declared - own.keys())
+    if settings.test is None and (unused := sorted(own.keys() - declared)):
+        raise InvalidInput(
+            f"simulate: metrics: got {unused} and no test examples, expected data to compute them on; set test in the "
+            f"settings, or declare a statistic such as {OF_VALIDATION}{unused[0]} in the plan"
+        )
+    recipe = app.recipe
+    facts = TrainFacts(
+        has_proximal=recipe.proximal,
+        has_control=recipe.scaffold,
+        optimizer=recipe.optimizer.settings,
+        batch_sizes=(app.batch_size, *app.other_batch_sizes),
+    )
+    check_training("simulate", plan, stages, facts)
 
 
 def _toml(value: object) -> str:
@@ -173,7 +219,8 @@ def _check_data(app: "App", clients: Partition, test: Examples | None) -> None:
             if name in examples.inputs and str(examples.inputs[name].dtype) not in accepted:
                 raise InvalidInput(
                     f"simulate: {what}: got {name} {examples.inputs[name].dtype}, expected "
-                    f"{' or '.join(sorted(accepted))} as in the App's calibration or raw data; convert it with astype"
+                    f"{' or '.join(sorted(accepted))} as in the App's calibration or raw data; write "
+                    f"{name} = {name}.astype(np.{min(accepted)})"
                 )
         if app.preprocess is None:
             try:

@@ -78,5 +78,9 @@ def line_of(row: RoundRow) -> str:
     if math.isfinite(row.test_accuracy):
         tested += f"  accuracy {row.test_accuracy:.4f}  int8 {row.test_accuracy_int8:.4f}"
     tested += "".join(f"  {name} {value:.4f}" for name, value in row.metrics.items() if math.isfinite(value))
-    trained = f"  {row.num_clients} clients  train loss {row.train_loss:.4f}" if row.round else "  initial model"
+    trained = f"  {row.num_clients} clients" if row.round else "  initial model"
+    if math.isfinite(row.train_loss):
+        trained += f"  train loss {row.train_loss:.4f}"
+    if row.num_diverged:
+        trained += f" (cut: num_diverged {row.num_diverged}, lower the learning rate)"
     return f"round {row.round:4d}{trained}{tested}"

@@ -9,7 +9,10 @@ from fanin.clients.data.examples import Examples
 from fanin.edge.metrics.graphs import metric_of
 from fanin.edge.metrics.metric import Metric, MetricFunction
 from fanin.edge.tensors import Array
+from fanin.protos.errors import InvalidInput
+from fanin.protos.names import check_name
 from fanin.protos.plans import Plan
+from fanin.server.selection.policies import POLICIES, SelectionPolicy
 from fanin.simulation.backends.ray_cluster import RayCluster
 from fanin.simulation.devices.events import OnEvent
 from fanin.simulation.devices.models import DeviceModel
@@ -30,6 +33,9 @@ class SimulationSettings:
             of an ONNX graph (docs/evaluation.md). They are computed on ``test``, and for each client on its validation
             part if the Plan declares the statistic ``evaluate.NAME``.
         plan: Further keys of the Plan with their values, by dotted name (docs/plan.md); or a Plan.
+        selection: A selection policy of your own: a function ``(waiting, num_places, round_number, rng) -> devices``,
+            or a class without arguments whose objects are called like one (docs/selection.md). It takes the place of
+            the Plan's ``cohort.selection``, and has its own name.
         seed: Seed of all random choices, 0 or more.
         seeds: Seeds of several simulations instead of ``seed``. The result is that of the first one; ``Result.repeats``
             and ``Result.spread`` have all of them. The partition is the same for all.
@@ -55,6 +61,7 @@ class SimulationSettings:
     test: Examples | None = None
     metrics: "Mapping[str, MetricFunction | Metric | Path | str]" = field(default_factory=dict)
     plan: Mapping[str, object] | Plan = field(default_factory=dict)
+    selection: "SelectionPolicy | type[SelectionPolicy] | None" = None
     seed: int = 0
     seeds: Sequence[int] = ()
     initial: "Mapping[str, Array] | StateDict | Sequence[Array] | Module | None" = None
@@ -79,6 +86,34 @@ class SimulationSettings:
             InvalidBundle: A file is no ONNX graph.
         """
         return {name: metric_of(f"simulate: metrics: {name!r}", name, value) for name, value in self.metrics.items()}
+
+    @property
+    def own_policies(self) -> dict[str, SelectionPolicy]:
+        """``selection`` by its name. An object of a class is created anew, so that each simulation begins alike.
+
+        Raises:
+            InvalidInput: ``selection`` is no function or class, or its name is none for a Plan.
+        """
+        selection = self.selection
+        if selection is None:
+            return {}
+        policy = selection() if isinstance(selection, type) else selection
+        if not callable(policy):
+            raise InvalidInput(
+                f"simulate: selection: got {type(policy).__name__}, expected a function (waiting, num_places, "
+                "round_number, rng) or a class of such objects; name an installed policy by the key cohort.selection "
+                "of plan"
+            )
+        name = getattr(selection, "__name__", type(selection).__name__)
+        try:
+            check_name("simulate: selection", name)
+        except InvalidInput as exc:
+            raise InvalidInput(f"{exc}; define a function with def") from exc
+        if name in POLICIES:
+            raise InvalidInput(
+                f"simulate: selection: got a policy named {name!r}, which fanin has itself; rename yours"
+            )
+        return {name: policy}
 
     @property
     def each_seed(self) -> "tuple[SimulationSettings, ...]":

@@ -106,12 +106,11 @@ def metrics_of(names: Iterable[str]) -> dict[str, Metric]:
 
 def value_of(name: str, metric: Metric, predictions: Inputs, targets: Inputs) -> float:
     """Return the value of a metric. Raises InvalidPlan if it raised an error or is not finite."""
-    with blamed(f"plan: evaluation.metrics: {name!r}", "remove the metric, or correct its package"):
+    with blamed(f"metric {name!r}", "correct its function, or remove the metric"):
         value = float(metric.function(predictions, targets))
     if not math.isfinite(value):
         raise InvalidPlan(
-            f"plan: evaluation.metrics: {name!r}: got {value}, expected a finite number; remove the metric, or correct "
-            "its package"
+            f"metric {name!r}: got {value}, expected a finite number; correct its function, or remove the metric"
         )
     return value
 

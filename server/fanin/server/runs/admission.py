@@ -6,19 +6,23 @@ Chunks damaged after their upload are damage of the coordinator (Corrupted).
 """
 
 from collections.abc import Awaitable, Callable, Collection, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
 from fanin.edge.bundles.bundle import MAX_MANIFEST_BYTES, Bundle, SignedManifest
-from fanin.edge.bundles.manifest import Manifest
+from fanin.edge.bundles.manifest import OptimizerSetting
 from fanin.edge.bundles.versions import check_delegation, check_version
 from fanin.edge.codecs.scaffold import CONTROL, NUM_DEVICES
+from fanin.edge.codecs.stage import Stage
+from fanin.edge.codecs.stages import added_groups
 from fanin.edge.runtimes.graphs import PROXIMAL_WEIGHT, control_ports
 from fanin.edge.tensors import TensorTable, decode_parameters
 from fanin.protos.chunks import Artifact, assemble, short
 from fanin.protos.control import StartRun
 from fanin.protos.errors import InvalidBundle, InvalidInput, InvalidPlan, InvalidVersion
 from fanin.protos.messages import BundleRef, Version
+from fanin.protos.plans import Plan
 from fanin.server.rounds.setup import RunSetup
 from fanin.server.storage.protocols.files import BlobReader
 
@@ -146,38 +150,74 @@ def _check_plan(start: StartRun, setup: RunSetup) -> None:
             f"run {start.run_id}: got [flower.config], but the bundle has graphs, which read no such values; remove "
             "the section, or publish a bundle of fanin bundle"
         )
-    training, ports = start.plan.training, {port.name for port in manifest.signatures["train"].inputs}
-    if training.proximal_weight > 0.0 and PROXIMAL_WEIGHT not in ports:
+    inputs = manifest.signatures["train"].inputs
+    facts = TrainFacts(
+        has_proximal=PROXIMAL_WEIGHT in {port.name for port in inputs},
+        has_control=bool(control_ports(setup.table, inputs)),
+        optimizer=manifest.optimizer,
+        batch_sizes=manifest.batch_sizes,
+    )
+    check_training(f"run {start.run_id}", start.plan, setup.stages, facts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainFacts:
+    """What a Plan may set in the train graphs of a Bundle, or of an App before its export.
+
+    Attributes:
+        has_proximal: Whether the graph has FedProx's inputs.
+        has_control: Whether the graph has SCAFFOLD's control variates.
+        optimizer: The settings of the optimizer by name.
+        batch_sizes: The batch sizes, each with a graph.
+    """
+
+    has_proximal: bool
+    has_control: bool
+    optimizer: Mapping[str, OptimizerSetting]
+    batch_sizes: tuple[int, ...]
+
+
+def check_training(what: str, plan: Plan, stages: Mapping[str, Stage], facts: TrainFacts) -> None:
+    """Raise InvalidPlan if the train graphs cannot carry out a Plan.
+
+    Args:
+        what: The Run or the command, for errors.
+        plan: The Plan.
+        stages: The stages of the Plan by name.
+        facts: The graphs.
+    """
+    training = plan.training
+    if training.proximal_weight > 0.0 and not facts.has_proximal:
         raise InvalidPlan(
-            f"run {start.run_id}: got proximal_weight {training.proximal_weight:g}, but the bundle's train graph has "
-            "no such input; export the App with Recipe(proximal=True)"
+            f"{what}: got proximal_weight {training.proximal_weight:g}, but the train graph has no such input; export "
+            "the App with Recipe(proximal=True)"
         )
-    _check_optimizer(start.run_id, training.optimizer, manifest)
-    _check_control(start.run_id, setup)
-    _check_num_devices(start)
+    _check_optimizer(what, training.optimizer, facts.optimizer)
+    _check_control(what, stages, has_control=facts.has_control)
+    _check_num_devices(what, plan)
     sizes = [("[training]", training.batch_size)]
-    sizes += [(f"[[schedule]] from Round {each.from_round} on:", each.batch_size) for each in start.plan.schedule]
+    sizes += [(f"[[schedule]] from Round {each.from_round} on:", each.batch_size) for each in plan.schedule]
     for place, size in sizes:
-        try:
-            manifest.at_batch(size)
-        except InvalidInput as exc:
-            raise InvalidPlan(f"run {start.run_id}: {place} {exc}") from exc
+        if size not in (0, *facts.batch_sizes):
+            raise InvalidPlan(
+                f"{what}: {place} batch_size: got {size}, but the bundle's train graphs are for "
+                f"{', '.join(map(str, facts.batch_sizes))}; choose one of these, or export the App with "
+                f"App(other_batch_sizes=({size},))"
+            )
 
 
-def _check_optimizer(run_id: str, changes: Mapping[str, float], manifest: Manifest) -> None:
+def _check_optimizer(what: str, changes: Mapping[str, float], known: Mapping[str, OptimizerSetting]) -> None:
     """Raise InvalidPlan if the Plan changes a setting that the optimizer lacks, or to a value that it excludes."""
-    known = manifest.optimizer
     if unknown := sorted(changes.keys() - known.keys()):
         names = ", ".join(known) or "none"
         raise InvalidPlan(
-            f"run {run_id}: got training.optimizer {', '.join(unknown)}, but the settings in the bundle's train graph "
+            f"{what}: got training.optimizer {', '.join(unknown)}, but the settings in the train graph "
             f"are: {names}; export the App with an optimizer that has them (docs/edge.md#optimizers)"
         )
     for name, value in changes.items():
         if not known[name].allows(value):
             raise InvalidPlan(
-                f"run {run_id}: got training.optimizer.{name} {value:g}, expected at least 0 and below "
-                f"{known[name].below:g}"
+                f"{what}: got training.optimizer.{name} {value:g}, expected at least 0 and below {known[name].below:g}"
             )
 
 
@@ -202,28 +242,27 @@ def _check_no_graphs(start: StartRun, setup: RunSetup) -> None:
         )
 
 
-def _check_control(run_id: str, setup: RunSetup) -> None:
+def _check_control(what: str, stages: Mapping[str, Stage], *, has_control: bool) -> None:
     """Raise InvalidPlan unless the train graph has SCAFFOLD's control variates exactly if a stage sets them."""
-    controls = control_ports(setup.table, setup.manifest.signatures["train"].inputs)
-    is_set = any(group.name == CONTROL for group in setup.layout.groups)
-    if is_set and not controls:
+    is_set = any(group.name == CONTROL for group in added_groups(stages))
+    if is_set and not has_control:
         raise InvalidPlan(
-            f"run {run_id}: got the stage 'scaffold', but the bundle's train graph has no inputs {CONTROL}.<name>, so "
-            "no device could correct its gradients; export the App with Recipe(scaffold=True), or remove the stage"
+            f"{what}: got the stage 'scaffold', but the train graph has no inputs {CONTROL}.<name>, so no device could "
+            "correct its gradients; export the App with Recipe(scaffold=True), or remove the stage"
         )
-    if controls and not is_set:
+    if has_control and not is_set:
         raise InvalidPlan(
-            f"run {run_id}: the bundle's train graph has the input {controls[0]!r}, but no stage of the plan sets it; "
-            "add the stage 'scaffold' to [[stages]], or export the App without Recipe(scaffold=True)"
+            f"{what}: the train graph has the inputs {CONTROL}.<name>, but no stage of the plan sets them; add the "
+            "stage 'scaffold' to [[stages]], or export the App without Recipe(scaffold=True)"
         )
 
 
-def _check_num_devices(start: StartRun) -> None:
+def _check_num_devices(what: str, plan: Plan) -> None:
     """Raise InvalidPlan if SCAFFOLD counts fewer devices than take part in a Round: its step would overshoot."""
-    concurrency = start.plan.cohort.concurrency
-    for stage in start.plan.stages:
+    concurrency = plan.cohort.concurrency
+    for stage in plan.stages:
         if stage.name == "scaffold" and stage.options[NUM_DEVICES] < concurrency:
             raise InvalidPlan(
-                f"run {start.run_id}: got scaffold {NUM_DEVICES} {stage.options[NUM_DEVICES]:g} and cohort.concurrency "
+                f"{what}: got scaffold {NUM_DEVICES} {stage.options[NUM_DEVICES]:g} and cohort.concurrency "
                 f"{concurrency}, expected at least {concurrency}: {NUM_DEVICES} counts all devices of the Run"
             )

@@ -6,7 +6,7 @@ the coordinator's device side (``fleet``) reaches the Runs through those drivers
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Final
@@ -47,6 +47,7 @@ from fanin.server.runs.driver import RunDriver
 from fanin.server.runs.publications import Publications
 from fanin.server.runs.setups import check_up_to_date, recorded_bundle, run_key_of, setup_of
 from fanin.server.runs.view import LiveRun, RunView, read_view
+from fanin.server.selection.policies import POLICIES, SelectionPolicy
 from fanin.server.storage.lanes import run_to_end
 from fanin.server.storage.records import RunRecord
 from fanin.server.storage.stores import Files, Stores
@@ -64,11 +65,18 @@ class Runs:
         files: Blobs and spool.
         observer: Sees each effect of each Run.
         check_data: Checks the data set of a Plan before its Run starts. By default there is none.
+        policies: The selection policies by name, beside the installed ones.
     """
 
-    def __init__(self, stores: Stores, files: Files, observer: Observer, check_data: DataCheck = refuse_data) -> None:
-        self._stores = stores
-        self._files = files
+    def __init__(
+        self,
+        stores: Stores,
+        files: Files,
+        observer: Observer,
+        check_data: DataCheck = refuse_data,
+        policies: Mapping[str, SelectionPolicy] = POLICIES,
+    ) -> None:
+        self._stores, self._files, self._policies = stores, files, policies
         self._observer = observer
         self._check_data = check_data
         self._drivers: dict[str, RunDriver] = {}
@@ -316,7 +324,7 @@ class Runs:
         run_id, runs = start.run_id, self._stores.runs
         known = await runs.run(run_id)
         if known is None:
-            setup = await setup_of(start, self._stores, self._files)
+            setup = await setup_of(start, self._stores, self._files, self._policies)
             check_start(start, setup)
             await self._check_parameters(start.version, setup)
             await runs.add_run(start, self._stores.wall(), by)
@@ -338,7 +346,7 @@ class Runs:
         run_id = record.start.run_id
         try:
             await check_up_to_date(run_id, self._stores, self._files)
-            setup = await setup_of(record.start, self._stores, self._files)
+            setup = await setup_of(record.start, self._stores, self._files, self._policies)
             worker = Worker(run_id, self._observer)
             course = Course(record, setup, worker, self._notify, partial(self._leave, run_id))
             publications = Publications(setup, self._stores.runs)

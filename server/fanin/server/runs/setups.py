@@ -1,22 +1,40 @@
 """The setup of a Run from its record, which devices suit it, and whether the record may be continued."""
 
+from collections.abc import Mapping
+
 from fanin.edge.bundles.keys import SigningKey
+from fanin.edge.codecs.stage import Stage
 from fanin.edge.codecs.stages import layout_of, stages_of
 from fanin.protos.chunks import short
 from fanin.protos.control import StartRun
 from fanin.protos.errors import Corrupted, InvalidInput, NotFound
 from fanin.protos.messages import BundleRef, Capabilities
+from fanin.protos.plans import Plan
 from fanin.server.aggregation.outer import optimizer_of
 from fanin.server.aggregation.rules import rule_of
 from fanin.server.rounds.setup import RunSetup
 from fanin.server.runs.admission import open_bundle
 from fanin.server.runs.suitability import unsuitable
-from fanin.server.selection.policies import policy_of
+from fanin.server.selection.policies import SelectionPolicy, policy_of
 from fanin.server.storage.stores import Files, Stores
 
 
-async def setup_of(start: StartRun, stores: Stores, files: Files) -> RunSetup:
+def check_names(plan: Plan, policies: Mapping[str, SelectionPolicy]) -> Mapping[str, Stage]:
+    """Return the stages of a Plan by name. Raises InvalidPlan if it names something that is not here."""
+    rule_of(plan)
+    optimizer_of(plan)
+    policy_of(plan, policies)
+    return stages_of(plan.stages)
+
+
+async def setup_of(start: StartRun, stores: Stores, files: Files, policies: Mapping[str, SelectionPolicy]) -> RunSetup:
     """Return the setup of a Run.
+
+    Args:
+        start: The command that started the Run.
+        stores: The record.
+        files: Blobs and spool.
+        policies: The selection policies by name, beside the installed ones.
 
     Raises:
         NotFound: The Bundle or a Chunk is missing.
@@ -37,7 +55,7 @@ async def setup_of(start: StartRun, stores: Stores, files: Files) -> RunSetup:
         manifest=manifest,
         rule=rule_of(start.plan),
         optimizer=optimizer_of(start.plan),
-        policy=policy_of(start.plan),
+        policy=policy_of(start.plan, policies),
         stages=stages,
         layout=layout_of(manifest.table, stages),
         run_key=await run_key_of(start.run_id, stores),

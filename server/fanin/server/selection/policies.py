@@ -83,10 +83,10 @@ POLICIES: Final[Mapping[str, SelectionPolicy]] = MappingProxyType({"uniform": un
 """The policies of fanin, by name."""
 
 
-def policy_of(plan: Plan) -> SelectionPolicy:
-    """Return the policy that a Plan names. Raises InvalidPlan if no policy has this name."""
+def policy_of(plan: Plan, policies: Mapping[str, SelectionPolicy] = POLICIES) -> SelectionPolicy:
+    """Return the policy that a Plan names: one of ``policies``, or an installed one. Raises InvalidPlan."""
     name = plan.cohort.selection
-    policy = named("cohort.selection", name, POLICIES, GROUP)
+    policy = named("cohort.selection", name, policies, GROUP)
     if not callable(policy):
         raise InvalidPlan(f"plan: cohort.selection: {name!r} is no function; correct that package")
     return policy

@@ -1,0 +1,92 @@
+"""The files of a simulation's results, which the options of ``fanin simulate`` name."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fanin.commands.console.terminal import write_json
+from fanin.protos.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from fanin.simulation import Result, SimulationEvent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResultFiles:
+    """The options that name files for the results of a simulation."""
+
+    csv: Path | None
+    clients_csv: Path | None
+    events: Path | None
+    tensorboard: Path | None
+    plot: Path | None
+    json: str
+
+    @property
+    def names(self) -> tuple[Path | None, ...]:
+        """The files that are named; None for the others."""
+        return self.csv, self.clients_csv, self.tensorboard, self.plot, self.events
+
+    def check(self) -> None:
+        """Raise InvalidInput unless the files can be written: a training may take long."""
+        for option, path in (("--csv", self.csv), ("--clients-csv", self.clients_csv), ("--events", self.events)):
+            if path is not None and not path.parent.is_dir():
+                raise InvalidInput(f"{option}: {path} cannot be written, {path.parent} is not a folder; create it")
+        if self.plot is not None:
+            from fanin.simulation.plots import check_figure_file
+
+            check_figure_file(self.plot)
+
+    @contextmanager
+    def open_events(self) -> "Iterator[Callable[[SimulationEvent], None]]":
+        """Yield a function that writes an event at once, so that the log of a simulation that fails is complete."""
+        if self.events is None:
+            yield lambda event: None
+            return
+        with self.events.open("w", buffering=1) as file:
+
+            def write(event: "SimulationEvent") -> None:
+                file.write(f"{event.line}\n")
+
+            yield write
+
+    def write(self, result: "Result") -> None:
+        """Write the files of a result. With several seeds the CSV file has their mean and spread."""
+        if self.csv is not None:
+            result.write_spread_csv(self.csv) if result.repeats else result.write_csv(self.csv)
+        if self.clients_csv is not None:
+            result.write_clients_csv(self.clients_csv)
+        if self.tensorboard is not None:
+            result.tensorboard(self.tensorboard)
+        if self.json:
+            write_json(self.json, _result_row(result))
+        if self.plot is not None:
+            result.plot(self.plot)
+
+    def stopped(self, result: "Result") -> str:
+        """Return the line of an interrupted simulation: where it stopped, and the files that have its result."""
+        last = (result.repeats or (result,))[-1].rounds[-1].round
+        seed = f" of seed {len(result.repeats)} in the list" if result.repeats else ""
+        names = ", ".join(str(path) for path in self.names if path is not None)
+        where = f"the result so far is in {names}" if names else "no file has the result; name one, as by --csv FILE"
+        return f"fanin simulate: stopped after round {last}{seed}; {where}\n"
+
+
+def _result_row(result: "Result") -> dict[str, object]:
+    """Return the JSON object of a result."""
+    rounds = [asdict(each) for each in result.rounds]
+    row: dict[str, object] = {
+        "engine": result.engine,
+        "selection": result.selection,
+        "rounds": rounds,
+        "versions": list(result.digests),
+    }
+    if result.best is not None:
+        row["best_round"] = result.best.row.round
+    if result.baseline:
+        row["baseline"] = [asdict(each) for each in result.baseline]
+    if result.repeats:
+        row["spread"] = [asdict(each) for each in result.spread]
+    return row
