@@ -94,11 +94,11 @@ def test_labels_of_a_file_of_another_origin_are_counted_if_they_are_classes(fani
     [
         (
             ("flat.onnx", "--data", "pixels.png"),
-            "pixels.png: got uint8 (1, 3, 4, 6) for x, expected float32 (-1, 3, 4, 6) in",
+            "pixels.png: got uint8 (1, 3, 4, 6) for x, expected float32 (n, 3, 4, 6) in",
         ),
         (
             ("flat.onnx", "--data", "bytes.npy"),
-            "bytes.npy: got uint8 (2, 3, 4, 6) for x, expected float32 (-1, 3, 4, 6) in",
+            "bytes.npy: got uint8 (2, 3, 4, 6) for x, expected float32 (n, 3, 4, 6) in",
         ),
         (
             ("flat.onnx", "--data", "wide.png"),

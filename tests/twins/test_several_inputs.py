@@ -20,7 +20,7 @@ from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.export import Adapters, Recipe
 from fanin.edge.export.formats import FORMATS
 from fanin.edge.export.modules.draws import given, values_of
-from fanin.edge.export.standalone.floats import float_model
+from fanin.edge.export.standalone.floats import float_models
 from fanin.edge.runtimes.available import open_runtime
 from fanin.edge.runtimes.base import PaddedBatch, StepSettings
 from fanin.edge.runtimes.models import run_rows
@@ -87,7 +87,7 @@ def test_recipes_are_verified_with_several_inputs(recipe: Recipe) -> None:
 @pytest.mark.parametrize("graph_format", nightly_but(("onnx", "tflite"), ("onnx",)))
 def test_a_plain_float_file_has_the_inputs_by_name(graph_format: str, both_formats: Callable[[str], Bundle]) -> None:
     app, bundle = app_of("several"), both_formats("several")
-    data = float_model(app, bundle, bundle.initial_parameters(), graph_format)
+    data = float_models(app, bundle, bundle.initial_parameters(), graph_format)["infer"]
     model = open_runtime(FORMATS[graph_format].runtime).open_model(data, "the file")
     assert {port.name for port in model.inputs} == {"ids", "attention_mask", "numbers"}
     (batch,) = batches_in_order(several_examples(5, seed=5), 5)

@@ -20,7 +20,7 @@ from fanin.clients.data.examples import Examples
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.export import App, cross_entropy, next_token
 from fanin.edge.export.losses import Loss
-from fanin.edge.export.standalone.floats import float_model
+from fanin.edge.export.standalone.floats import float_models
 from fanin.edge.export.vectorized.step import VectorSettings, VectorStep
 from fanin.edge.runtimes.available import open_runtime
 from fanin.edge.runtimes.base import PaddedBatch, StepSettings
@@ -291,7 +291,7 @@ def test_targets_of_another_shape_than_the_declared_ones_are_refused() -> None:
 
 def test_a_float_file_of_a_model_of_two_heads_predicts_the_first() -> None:
     app, bundle = targets_app("two heads"), targets_bundle("two heads", ("onnx",))
-    session = InferenceSession(float_model(app, bundle, bundle.initial_parameters(), "onnx"))
+    session = InferenceSession(float_models(app, bundle, bundle.initial_parameters(), "onnx")["infer"])
     x = examples_of("two heads").inputs["x"]
     (found,) = session.run(None, {"x": x})
     with torch.no_grad():

@@ -245,7 +245,7 @@ TRAIN, EVALUATE, INFER = linear.train_graph(), linear.evaluate_graph(), linear.i
         ),
         ({"infer": renamed(INFER, x="input")}, r"'train' has inputs .*'x', 'y'\], expected .*'input', "),
         ({"infer": renamed(INFER, x="mask")}, r"'infer' has inputs \['mask'\], expected at least one, with different"),
-        ({"evaluate": reshaped(EVALUATE, "x", "n", 6)}, r"got 'x' as float32 \(-1, 6\), expected .* fixed lengths"),
+        ({"evaluate": reshaped(EVALUATE, "x", "n", 6)}, r"got 'x' as float32 \(n, 6\), expected .* fixed lengths"),
         (
             {"evaluate": reshaped(EVALUATE, "mask", 1)},
             r"evaluate graph: got 'mask' as float32 \(1,\), expected .*\(4,\)",

@@ -4,6 +4,7 @@ import re
 
 import numpy as np
 import pytest
+from support.models import bundle_of
 
 from fanin.clients.data.examples import Examples
 from fanin.clients.data.stores import MemoryStore
@@ -11,8 +12,9 @@ from fanin.clients.device.graphs import BundleGraphs
 from fanin.clients.device.training import LocalData
 from fanin.edge.runtimes.available import open_runtime
 
-SHAPE, CLASSES = (1, 8, 8), 10
-"""Of the App ``cnn``."""
+BUNDLE = bundle_of("cnn")
+SHAPE = BUNDLE.manifest.signatures["infer"].inputs[0].shape[1:]
+CLASSES = BUNDLE.manifest.num_classes
 X = np.zeros((6, *SHAPE), np.float32)
 Y = (np.arange(6) % CLASSES).astype(np.int32)
 

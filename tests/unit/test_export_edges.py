@@ -1,4 +1,4 @@
-"""``edge.export`` at its edges: single channels, frozen products, and what is no App at all."""
+"""``edge.export`` at its edges: single channels, frozen products, complex functions, and what is no App at all."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -8,9 +8,11 @@ import torch
 from support.errors import raises
 from support.models import BATCH_SIZE, NUM_CLASSES, app_of, batches, exported
 from torch import Tensor, nn
+from torch.nn import functional
 
 from fanin.edge.bundles.slots import SlotKind
 from fanin.edge.export import Adam, Recipe, Sgd, load_app
+from fanin.edge.export.check import REAL, check_app
 from fanin.edge.runtimes.available import open_runtime
 from fanin.edge.runtimes.graphs import control_ports, parameter_port
 from fanin.edge.signatures import Port
@@ -69,3 +71,45 @@ def test_a_layer_called_control_is_no_control_variate() -> None:
 def test_validation_labels_are_checked(y: Tensor) -> None:
     with pytest.raises(UnsupportedModel, match=r"got validation data y .*, expected integers from 0 to 3"):
         replace(app_of("mlp"), validation=(app_of("mlp").inputs["x"], y))
+
+
+class Spectral(nn.Module):
+    """Magnitudes of a spectrum between two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(64, 8), nn.Linear(5, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits."""
+        spectrum = torch.fft.rfft(self.first(x.flatten(1)))
+        logits: Tensor = self.head(spectrum.abs())
+        return logits
+
+
+class Moved(nn.Module):
+    """A grid of a learned affine map."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(64, 6), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits."""
+        maps = self.first(x.flatten(1)).unflatten(1, (2, 3))
+        grid = functional.affine_grid(maps, [x.shape[0], 1, 2, 2], align_corners=False)
+        logits: Tensor = self.head(grid.flatten(1))
+        return logits
+
+
+@pytest.mark.parametrize("graph_format", ["onnx", pytest.param("tflite", marks=pytest.mark.nightly)])
+def test_a_function_of_complex_numbers_is_named_with_its_line(graph_format: str) -> None:
+    (finding,) = check_app(replace(app_of("mlp"), module=Spectral()), [graph_format])
+    assert (finding.kind, finding.call, finding.operator) == ("Spectral", "torch.fft.rfft", "torch.fft.rfft")
+    assert finding.line == f"test_export_edges.py:{Spectral.forward.__code__.co_firstlineno + 2}"
+    assert finding.reason == "torch.fft.rfft returns complex numbers, expected real ones"
+    assert finding.advice == REAL
+
+
+def test_a_grid_of_an_affine_map_has_no_findings() -> None:
+    assert check_app(replace(app_of("mlp"), module=Moved()), ["onnx"]) == ()

@@ -20,8 +20,8 @@ from fanin.edge.bundles.bundle import Bundle, open_folder
 from fanin.edge.bundles.manifest_json import dump_manifest, parse_manifest
 from fanin.edge.export import Adapters, App, Recipe, Sgd, export
 from fanin.edge.export.prepare import prepare, with_parameters
-from fanin.edge.export.standalone.floats import float_model
-from fanin.edge.export.standalone.quantized import int8_model
+from fanin.edge.export.standalone.floats import float_models
+from fanin.edge.export.standalone.quantized import int8_models
 from fanin.edge.export.vectorized.step import VectorStep
 from fanin.edge.runtimes.available import open_runtime
 from fanin.edge.runtimes.base import PaddedBatch, StepSettings
@@ -114,10 +114,10 @@ def test_standalone_models_have_the_initial_personal_parameters(bundle: Bundle) 
     runtime, x = open_runtime("onnx"), np.random.default_rng(0).standard_normal((5, 6)).astype(np.float32)
     shared = bundle.initial_parameters() * np.float32(0.5)
     expected = runtime.open_predict(bundle, bundle.completed(shared))({"x": x})
-    int8 = run_rows(runtime.open_model(int8_model(bundle, shared, "onnx"), "int8"), {"x": x})
+    int8 = run_rows(runtime.open_model(int8_models(bundle, shared, "onnx")["infer"], "int8"), {"x": x})
     np.testing.assert_array_equal(int8["logits"], expected)
     app = app_with(local=["head.*", "norm.*"], optimizer=Sgd(momentum=0.9), proximal=True)
-    model = runtime.open_model(float_model(app, bundle, shared, "onnx"), "float")
+    model = runtime.open_model(float_models(app, bundle, shared, "onnx")["infer"], "float")
     in_float = run_rows(model, {"x": x})["logits"]
     module = with_parameters(app, bundle.manifest.table.views(shared))
     with torch.no_grad():

@@ -80,7 +80,7 @@ def test_an_app_of_several_inputs_learns() -> None:
     [
         (
             {"inputs": {"x": np.zeros((4, 8), np.float32)}},
-            r"got data x torch.float32 \(4, 8\), expected torch.float32 \(-1, 1, 8, 8\)",
+            r"got data x torch.float32 \(4, 8\), expected torch.float32 \(n, 1, 8, 8\)",
         ),
         ({"y": np.full(4, 10, np.int32)}, "got data y torch.int32 from 10 to 10, expected classes from 0 to 9"),
         ({"y": np.zeros(4, np.float32)}, "got data y torch.float32 .* expected classes from 0 to 9"),

@@ -75,7 +75,7 @@ def test_the_random_inputs_of_a_graph_are_found_by_name() -> None:
         ([port("normal.0", 2, dtype="int32")], "got the random input 'normal.0' as int32 (2,), expected uniform.<num"),
         (
             [port("normal.0", -1)],
-            "as float32 (-1,), expected uniform.<number> or normal.<number> as float32 of a fixed",
+            "as float32 (n,), expected uniform.<number> or normal.<number> as float32 of a fixed",
         ),
         ([port("normal.0", 4 << 20, 2)], f"got {32 << 20} bytes of random inputs a step, expected at most {16 << 20}"),
     ],

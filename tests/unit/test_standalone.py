@@ -1,5 +1,6 @@
 """Standalone models of a Version: what onnxruntime and LiteRT compute from the file alone."""
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -10,16 +11,20 @@ import onnxruntime
 import pytest
 import torch
 from ai_edge_litert.interpreter import Interpreter
-from conftest import BundleOf
+from conftest import BundleFor, BundleOf
+from support.errors import raises
 from support.models import app_of, exported
+from support.nightly import nightly_but
 from torch import Tensor, nn
 
+from fanin.commands.control.standalone import standalone_models
 from fanin.edge.bundles.bundle import Bundle
-from fanin.edge.export import Adapters, App, Recipe
+from fanin.edge.export import Adapters, App, Lengths, Recipe
 from fanin.edge.export.prepare import prepare, with_parameters
-from fanin.edge.export.standalone.floats import float_model
-from fanin.edge.export.standalone.quantized import int8_model
+from fanin.edge.export.standalone.floats import float_models
+from fanin.edge.export.standalone.quantized import int8_models
 from fanin.edge.runtimes.available import open_runtime
+from fanin.edge.runtimes.models import run_rows
 from fanin.edge.tensors import Float32s
 from fanin.protos.errors import InvalidInput
 
@@ -69,7 +74,7 @@ def logits_of(app: App, bundle: Bundle) -> Float32s:
 def test_an_int8_file_predicts_what_the_bundle_predicts(both_formats: BundleOf, graph_format: str) -> None:
     bundle, x = both_formats("cnn"), app_of("cnn").inputs["x"].numpy()
     runtime, run = LIBRARIES[graph_format]
-    data = int8_model(bundle, later(bundle), graph_format)
+    data = int8_models(bundle, later(bundle), graph_format)["infer"]
     expected = open_runtime(runtime).open_predict(bundle, later(bundle))({"x": x})
     np.testing.assert_array_equal(run(data, x), expected)
     assert len(data) < len(bundle.graph("infer", graph_format)) + 4 * bundle.manifest.table.num_values
@@ -78,9 +83,48 @@ def test_an_int8_file_predicts_what_the_bundle_predicts(both_formats: BundleOf, 
 @pytest.mark.parametrize("graph_format", LIBRARIES)
 def test_a_float_file_predicts_what_torch_predicts(both_formats: BundleOf, graph_format: str) -> None:
     bundle, app = both_formats("cnn"), app_of("cnn")
-    data = float_model(app, bundle, later(bundle), graph_format)
+    data = float_models(app, bundle, later(bundle), graph_format)["infer"]
     run = LIBRARIES[graph_format][1]
     np.testing.assert_allclose(run(data, app.inputs["x"].numpy()), logits_of(app, bundle), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("runtime", nightly_but(("onnx", "litert"), ("onnx",)))
+def test_each_length_is_a_file(runtime: str, bundle_for: BundleFor) -> None:
+    graph_format = "onnx" if runtime == "onnx" else "tflite"
+    run, bundle, app = LIBRARIES[graph_format][1], bundle_for("tags", runtime), app_of("tags")
+    version, suffix = later(bundle), f".{graph_format}"
+    target = {graph_format: Path(f"tags{suffix}")}
+    int8 = standalone_models(bundle, version, target, "")
+    names = [f"tags{suffix}", f"tags@8{suffix}", f"tags@4{suffix}"]
+    assert [str(path) for path in int8] == names
+    floats = float_models(app, bundle, version, graph_format)
+    assert [*floats] == ["infer", "infer@8", "infer@4"]
+    predict = open_runtime(runtime).open_predict(bundle, version)
+    module = with_parameters(app, bundle.manifest.table.views(version))
+    for size, in_int8, in_float in zip((16, 8, 4), int8.values(), floats.values(), strict=True):
+        x = app.inputs["x"].numpy()[:, :size]
+        x[:, -1] = 1  # the last position is used, so the runtime uses the graph of this length
+        # The int8 kernels of onnxruntime's defaults saturate on some processors: those of the runtime do not.
+        model = open_runtime(runtime).open_model(in_int8, "the file")
+        np.testing.assert_array_equal(run_rows(model, {"x": x})["logits"], predict({"x": x}))
+        with torch.no_grad():
+            expected = module(torch.from_numpy(x)).numpy()
+        np.testing.assert_allclose(run(in_float, x), expected, rtol=0, atol=1e-5)
+
+
+def test_an_app_with_other_lengths_is_refused(bundle_for: BundleFor) -> None:
+    bundle, app = bundle_for("tags", "onnx"), app_of("tags")
+    other = replace(app, lengths=Lengths(sizes=(4, 16), axes={"x": 1, "y": 1}))
+    message = (
+        "App tags (Tagger): got the lengths [4, 16], axes {'x': 1, 'y': 1} and padding {'x': 0.0, 'y': -1.0}, "
+        "expected the lengths [4, 8, 16], axes {'x': 1, 'y': 1} and padding {'x': 0.0, 'y': -1.0} as in the Bundle; "
+        "pass the App that was exported"
+    )
+    with raises(InvalidInput, message):
+        float_models(other, bundle, bundle.initial_parameters(), "onnx")
+    message = "App tags (Tagger): got no lengths, expected"
+    with pytest.raises(InvalidInput, match=re.escape(message)):
+        float_models(replace(app, lengths=None), bundle, bundle.initial_parameters(), "onnx")
 
 
 class Normed(nn.Sequential):
@@ -100,7 +144,7 @@ def test_statistics_of_norms_are_the_versions() -> None:
     app = normed()
     bundle = exported(app)
     version = np.abs(later(bundle))
-    data = float_model(app, bundle, version, "onnx")
+    data = float_models(app, bundle, version, "onnx")["infer"]
     with torch.no_grad():
         expected = with_parameters(app, bundle.manifest.table.views(version))(app.inputs["x"]).numpy()
     np.testing.assert_allclose(in_onnxruntime(data, app.inputs["x"].numpy()), expected, rtol=0, atol=1e-5)
@@ -131,18 +175,18 @@ def other_weights() -> App:
 def test_an_app_of_another_bundle_is_refused(change: Callable[[], App], message: str) -> None:
     bundle = adapted()
     with pytest.raises(InvalidInput, match=message):
-        float_model(change(), bundle, bundle.initial_parameters(), "onnx")
+        float_models(change(), bundle, bundle.initial_parameters(), "onnx")
 
 
 def test_frozen_weights_come_from_the_app() -> None:
     app, bundle = normed(recipe=Recipe(trains=Adapters(rank=2))), adapted()
-    data = float_model(app, bundle, later(bundle), "onnx")
+    data = float_models(app, bundle, later(bundle), "onnx")["infer"]
     np.testing.assert_allclose(in_onnxruntime(data, app.inputs["x"].numpy()), logits_of(app, bundle), rtol=0, atol=1e-5)
 
 
 def test_a_format_that_the_bundle_lacks_is_refused() -> None:
     with pytest.raises(InvalidInput, match=r"--tflite: the run's bundle has graphs in \['onnx'\] only"):
-        int8_model(adapted(), adapted().initial_parameters(), "tflite")
+        int8_models(adapted(), adapted().initial_parameters(), "tflite")
 
 
 class Tied(nn.Module):

@@ -3,8 +3,9 @@
 import asyncio
 import selectors
 from collections.abc import Callable, Coroutine
-from concurrent.futures import CancelledError, Future, wait
-from threading import Thread
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack
+from threading import Event
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -55,24 +56,16 @@ def run_virtual(main: Coroutine[object, object, T]) -> T:
     Ctrl-C cancels the coroutine. Within a running event loop, such as that of a notebook, the coroutine runs in a
     thread of its own. The call waits for it all the same.
     """
-    if _is_in_loop():
-        return _run_in_thread(main)
-    with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
-        return runner.run(main)
-
-
-def _is_in_loop() -> bool:
-    """Return whether this thread runs an event loop."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return False
-    return True
+        with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
+            return runner.run(main)
+    return _run_in_thread(main)
 
 
 def _run_in_thread(main: Coroutine[object, object, T]) -> T:
     began: Future[Callable[[], object]] = Future()
-    outcome: Future[T] = Future()
 
     async def cancellable() -> T:
         task, loop = asyncio.current_task(), asyncio.get_running_loop()
@@ -80,24 +73,27 @@ def _run_in_thread(main: Coroutine[object, object, T]) -> T:
         began.set_result(lambda: loop.call_soon_threadsafe(task.cancel))
         return await main
 
-    def run() -> None:
-        try:
-            outcome.set_result(run_virtual(cancellable()))
-        except BaseException as exc:
-            outcome.set_exception(exc)
+    # A signal that comes before the call of ``submit`` has returned would find no coroutine to cancel.
+    submitted = Event()
 
-    try:
-        # A signal may come before this call returns.
-        Thread(target=run, name="virtual-time").start()
-        return outcome.result()
-    except SystemExit:
-        # SIGTERM, for example: the coroutine ends before the process does.
-        began.result()()
-        wait([outcome])
-        raise
-    except KeyboardInterrupt:
-        began.result()()
+    def run() -> T:
+        submitted.wait()
+        return run_virtual(cancellable())
+
+    with ThreadPoolExecutor(1, "virtual-time") as thread, ExitStack() as stack:
+        stack.callback(submitted.set)
+        outcome = thread.submit(run)
         try:
+            submitted.set()
             return outcome.result()
-        except (asyncio.CancelledError, CancelledError):
-            raise KeyboardInterrupt from None
+        except SystemExit:
+            # SIGTERM, for example: the coroutine ends before the process does.
+            began.result()()
+            wait([outcome])
+            raise
+        except KeyboardInterrupt:
+            began.result()()
+            try:
+                return outcome.result()
+            except (asyncio.CancelledError, CancelledError):
+                raise KeyboardInterrupt from None

@@ -20,6 +20,7 @@ from typing import Final
 
 import numpy as np
 
+from fanin.edge.runtimes.graphs import form_of
 from fanin.edge.signatures import Port
 from fanin.edge.tensors import Array
 from fanin.protos.errors import InvalidInput
@@ -128,9 +129,9 @@ def _scaled(what: str, x: Array, port: Port, scale: float) -> Array:
     """Return pixels divided by ``scale``."""
     if not scale:
         raise InvalidInput(
-            f"{what}: got uint8 {x.shape} for {port.name}, expected {port.dtype} {port.shape} in the scale of the "
-            "training data; pass --scale 255 if it was trained on pixels / 255 (an App with preprocess= accepts the "
-            "pixels themselves)"
+            f"{what}: got uint8 {x.shape} for {port.name}, expected {form_of(port.dtype, port.shape)} in the scale of "
+            "the training data; pass --scale 255 if it was trained on pixels / 255 (an App with preprocess= accepts "
+            "the pixels themselves)"
         )
     return x.astype(np.float32) / np.float32(scale)
 

@@ -1,6 +1,7 @@
 """The files of ``fanin fetch --onnx`` and ``--tflite``: a Version as a model that runs without fanin.
 
     FILE.onnx               x -> logits
+    FILE@16.onnx            the same for a shorter length, if the Bundle has several; FILE.onnx has the longest
     FILE.preprocess.onnx    raw -> x, for a Bundle with ``preprocess``
 
 An int8 model is the Bundle's graph with its slots filled. A float model is traced from the App, because a Bundle has no
@@ -50,19 +51,20 @@ def standalone_models(bundle: Bundle, parameters: Float32s, files: Mapping[str, 
     """
     if not files:
         return {}
-    from fanin.edge.export.standalone.quantized import int8_model, preprocess_model
+    from fanin.edge.export.standalone.quantized import INFER, int8_models, preprocess_model
 
     if app:
         from fanin.edge.export import load_app
-        from fanin.edge.export.standalone.floats import float_model
+        from fanin.edge.export.standalone.floats import float_models
 
         loaded = load_app(app)
-        models = {name: float_model(loaded, bundle, parameters, name) for name in files}
+        models = {name: float_models(loaded, bundle, parameters, name) for name in files}
     else:
-        models = {name: int8_model(bundle, parameters, name) for name in files}
+        models = {name: int8_models(bundle, parameters, name) for name in files}
     contents = {}
     for name, path in files.items():
-        contents[path] = models[name]
+        for signature, data in models[name].items():
+            contents[path.with_stem(path.stem + signature.removeprefix(INFER))] = data
         preprocess = preprocess_model(bundle, name)
         if preprocess is not None:
             contents[path.with_suffix(f".preprocess{path.suffix}")] = preprocess

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from fanin.clients.data.examples import Examples
+from fanin.edge.runtimes.graphs import form_of
 from fanin.protos.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -104,8 +105,8 @@ def fitting_data(app: "App", data: Examples) -> tuple[dict[str, Tensor], Tensor]
     for name, expected in app.inputs.items():
         if (inputs[name].dtype, inputs[name].shape[1:]) != (expected.dtype, expected.shape[1:]):
             raise InvalidInput(
-                f"pretraining: got data {name} {inputs[name].dtype} {tuple(inputs[name].shape)}, expected "
-                f"{expected.dtype} {(-1, *app.input_shapes[name])} like the calibration data of App {app.name}"
+                f"pretraining: got data {name} {form_of(inputs[name].dtype, inputs[name].shape)}, expected "
+                f"{form_of(expected.dtype, (-1, *app.input_shapes[name]))} like the calibration data of App {app.name}"
             )
     is_values = y.is_floating_point()
     if is_values != (app.num_classes == 0) or (not is_values and int(y.max()) >= app.num_classes):

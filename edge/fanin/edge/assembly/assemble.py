@@ -30,7 +30,15 @@ from fanin.edge.bundles.slots import Slot, check_slots
 from fanin.edge.files import new_folder
 from fanin.edge.runtimes.available import open_format
 from fanin.edge.runtimes.base import LoadedModel, Runtime, StepSettings
-from fanin.edge.runtimes.graphs import CONTROL, next_port, parameter_port, probe_batch, setting_values, state_port
+from fanin.edge.runtimes.graphs import (
+    CONTROL,
+    form_of,
+    next_port,
+    parameter_port,
+    probe_batch,
+    setting_values,
+    state_port,
+)
 from fanin.edge.runtimes.models import PREPROCESS, RAW, open_preprocess
 from fanin.edge.signatures import DEVICE_SIGNATURES, DTYPES, Port, Ports, Signature
 from fanin.edge.tensors import Float32s, TensorTable, encode_parameters
@@ -191,8 +199,8 @@ def _manifest_ports(model: LoadedModel, what: str, *, any_batch: bool) -> Ports:
             shape = (-1, *port.shape[1:]) if any_batch and port.shape else port.shape
             if port.dtype not in DTYPES or -1 in shape[any_batch:]:
                 raise InvalidBundle(
-                    f"{what}: {kind}: got {port.name!r} as {port.dtype} {port.shape}, expected one of {list(DTYPES)} "
-                    "and fixed lengths; export it for one batch size"
+                    f"{what}: {kind}: got {port.name!r} as {form_of(port.dtype, port.shape)}, expected one of "
+                    f"{list(DTYPES)} and fixed lengths; export it for one batch size"
                 )
             row.append(Port(name=port.name, dtype=port.dtype, shape=shape))
         rows.append(tuple(row))
@@ -223,7 +231,8 @@ def _check_contract(spec: AssembledGraphs, ports_of: Mapping[str, Ports]) -> Non
             dtype, shape = expected.get(port.name, (port.dtype, port.shape))
             if (port.dtype, port.shape) != (dtype, shape):
                 raise InvalidBundle(
-                    f"{name} graph: got {port.name!r} as {port.dtype} {port.shape}, expected {dtype} {shape}"
+                    f"{name} graph: got {port.name!r} as {form_of(port.dtype, port.shape)}, expected "
+                    f"{form_of(dtype, shape)}"
                 )
         y = ports.get("y")
         label = "int32" if spec.num_classes else "float32"

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from fanin.edge.export.modules.draws import RandomDraw
+from fanin.edge.export.modules.plain.writing import ViewWrite
 from fanin.edge.export.tracing.reading import ShapeRead, ValueRead
 from fanin.protos.errors import UnsupportedModel
 
@@ -34,6 +35,10 @@ KEEP_TENSORS: Final = (
 KEEP_SHAPES: Final = (
     "keep all positions and give the others no weight: torch.where(mask, x, 0.0) or x * mask instead of x[mask]; "
     "operators that count or select by value (nonzero, unique, masked_select, bincount) have no such form"
+)
+KEEP_WHOLE: Final = (
+    "write into a copy of the whole tensor: y = y.clone(), then y[:, 0] = y[:, 0] + 1.0 with integers and slices "
+    "without a step; or build a new tensor by torch.where, torch.cat or torch.stack"
 )
 KEEP_DRAWS: Final = (
     "draw in training only (if self.training, or F.dropout(x, p, self.training)), by dropout, torch.rand, randn or "
@@ -128,6 +133,13 @@ def _refusal(what: str, root: nn.Module, exc: Exception) -> Untraceable:
             f"{what} cannot be traced: {where or 'its code'} selects by {text}, whose result has a shape that depends "
             "on values, expected one shape for every batch",
             KEEP_SHAPES,
+            module,
+            kind,
+        )
+    if isinstance(exc, ViewWrite):
+        return Untraceable(
+            f"{what} cannot be traced: {where or 'its code'} calls {text}; its gradient has no form in any format",
+            KEEP_WHOLE,
             module,
             kind,
         )

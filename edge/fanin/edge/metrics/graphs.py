@@ -16,6 +16,7 @@ from typing import Final
 from fanin.edge.metrics.metric import INT8, OUR_VALUES, Metric
 from fanin.edge.runtimes.available import open_runtime
 from fanin.edge.runtimes.base import Inputs, LoadedModel
+from fanin.edge.runtimes.graphs import form_of
 from fanin.protos.errors import InvalidInput
 
 INPUTS: Final = ("predictions", "targets")
@@ -102,7 +103,7 @@ def _opened(function: GraphFunction) -> LoadedModel:
     inputs = sorted(port.name for port in model.inputs)
     sizes = [port.shape for port in model.outputs if port.dtype.startswith("float")]
     if inputs != sorted(INPUTS) or len(model.outputs) != 1 or sizes not in ([()], [(1,)]):
-        outputs = ", ".join(f"{port.dtype} {port.shape}" for port in model.outputs)
+        outputs = ", ".join(form_of(port.dtype, port.shape) for port in model.outputs)
         raise InvalidInput(
             f"metric {function.name}: got a graph from {', '.join(inputs)} to {outputs}, expected one from "
             f"{', '.join(INPUTS)} to one float number; correct the graph"

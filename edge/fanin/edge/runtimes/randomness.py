@@ -25,6 +25,7 @@ from typing import Final, Literal
 import numpy as np
 import numpy.typing as npt
 
+from fanin.edge.runtimes.graphs import form_of
 from fanin.edge.signatures import Port
 from fanin.edge.tensors import Float32s
 from fanin.protos.errors import InvalidBundle
@@ -112,7 +113,7 @@ def random_ports(inputs: Iterable[Port]) -> tuple[RandomPort, ...]:
         number = port.name.removeprefix(f"{kind}.")
         if not (number.isascii() and number.isdecimal()) or port.dtype != "float32" or -1 in port.shape:
             raise InvalidBundle(
-                f"train graph: got the random input {port.name!r} as {port.dtype} {port.shape}, expected "
+                f"train graph: got the random input {port.name!r} as {form_of(port.dtype, port.shape)}, expected "
                 "uniform.<number> or normal.<number> as float32 of a fixed shape"
             )
         found.append(random_port(kind, int(number), port.shape))

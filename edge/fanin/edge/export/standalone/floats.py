@@ -21,6 +21,7 @@ from fanin.edge.export.app import App
 from fanin.edge.export.formats import FORMATS
 from fanin.edge.export.inputs.named import numpy_inputs
 from fanin.edge.export.inputs.outputs import Output, predicted
+from fanin.edge.export.inputs.sequences import at_length
 from fanin.edge.export.int8.folding import Infer, fold_norms
 from fanin.edge.export.onnx.writer import inputs_to_initializers, to_onnx
 from fanin.edge.export.optimizers.optimizer import Tensors
@@ -32,6 +33,7 @@ from fanin.edge.export.tflite.flatgraph import FlatGraph
 from fanin.edge.export.tflite.writer import to_tflite
 from fanin.edge.export.tracing.examples import check_output, example_batch, labels_of
 from fanin.edge.export.tracing.forward import trace_infer
+from fanin.edge.lengths import Lengths
 from fanin.edge.runtimes.available import open_runtime
 from fanin.edge.runtimes.base import PaddedBatch, Runtime
 from fanin.edge.runtimes.graphs import parameter_port
@@ -45,8 +47,8 @@ COMPARED_SAMPLES: Final = 16
 Values = Mapping[str, Float32s]
 
 
-def float_model(app: App, bundle: Bundle, parameters: Float32s, graph_format: str) -> bytes:
-    """Return a file with the float model of a Version and nothing else.
+def float_models(app: App, bundle: Bundle, parameters: Float32s, graph_format: str) -> dict[str, bytes]:
+    """Return a file with the float model of a Version and nothing else, for each length, by Signature.
 
     Args:
         app: The App that was exported as ``bundle``.
@@ -59,9 +61,28 @@ def float_model(app: App, bundle: Bundle, parameters: Float32s, graph_format: st
         UnsupportedModel: The file differs from eager torch.
     """
     check_format(bundle, graph_format)
-    prepared, row, completed = prepare(app), FORMATS[graph_format], bundle.completed(parameters)
-    views = bundle.manifest.model_table.views(completed)
-    module = with_parameters(app, views)
+    prepared, completed = prepare(app), bundle.completed(parameters)
+    if app.lengths != bundle.manifest.lengths:
+        raise InvalidInput(
+            f"{prepared.what}: got {_shown(app.lengths)}, expected {_shown(bundle.manifest.lengths)} as in the Bundle; "
+            "pass the App that was exported"
+        )
+    singles = {INFER: (prepared, bundle)}
+    if app.lengths is not None:
+        sizes = {app.lengths.signature(INFER, size): size for size in reversed(app.lengths.sizes)}
+        singles = {name: (at_length(prepared, size), bundle.at(size)) for name, size in sizes.items()}
+    return {name: _float_model(*single, completed, graph_format) for name, single in singles.items()}
+
+
+def _shown(lengths: Lengths | None) -> str:
+    if lengths is None:
+        return "no lengths"
+    return f"the lengths {list(lengths.sizes)}, axes {dict(lengths.axes)} and padding {dict(lengths.padding)}"
+
+
+def _float_model(prepared: Prepared, bundle: Bundle, completed: Float32s, graph_format: str) -> bytes:
+    row, views = FORMATS[graph_format], bundle.manifest.model_table.views(completed)
+    module = with_parameters(prepared.app, views)
     runtime = open_runtime(row.runtime)
     _check_app(prepared, bundle, runtime, (module, completed))
     infer = fold_norms(trace_infer(prepared, row.num_samples), prepared, row.forms)

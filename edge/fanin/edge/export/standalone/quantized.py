@@ -16,8 +16,8 @@ from fanin.protos.errors import InvalidInput
 INFER: Final = "infer"
 
 
-def int8_model(bundle: Bundle, parameters: Float32s, graph_format: str) -> bytes:
-    """Return a file with the int8 ``infer`` graph of a Version and nothing else.
+def int8_models(bundle: Bundle, parameters: Float32s, graph_format: str) -> dict[str, bytes]:
+    """Return a file with each int8 ``infer`` graph of a Version and nothing else, by Signature.
 
     Args:
         bundle: The Bundle.
@@ -29,8 +29,15 @@ def int8_model(bundle: Bundle, parameters: Float32s, graph_format: str) -> bytes
         InvalidBundle: The graph or its slots are invalid.
         InvalidVersion: A parameter is not finite.
     """
-    manifest, what = bundle.manifest, f"{INFER} graph"
     check_format(bundle, graph_format)
+    singles, lengths = {INFER: bundle}, bundle.manifest.lengths
+    if lengths is not None:
+        singles = {lengths.signature(INFER, size): bundle.at(size) for size in reversed(lengths.sizes)}
+    return {name: _int8_model(single, parameters, graph_format) for name, single in singles.items()}
+
+
+def _int8_model(bundle: Bundle, parameters: Float32s, graph_format: str) -> bytes:
+    manifest, what = bundle.manifest, f"{INFER} graph"
     slots = manifest.slots.get(graph_format, ())
     values = fill_slots(slots, manifest.model_table, bundle.completed(parameters), manifest.derived)
     filled = file_format(graph_format).fill_slots(bundle.graph(INFER, graph_format), slots, values, what)

@@ -21,6 +21,8 @@ from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from fanin.edge.export.modules.plain.writing import check_write, write_at
+
 READS: Final = frozenset(
     {
         *(Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__dlpack__),
@@ -47,6 +49,8 @@ class ShapeRead(RuntimeError):
 
 class NoReading(TorchFunctionMode):
     """While active, reading a tensor that depends on an input of the traced graph raises ValueRead.
+
+    A write to a part of a tensor is replaced, or raises ViewWrite (``modules.plain.writing``).
 
     ``torch.distributions`` do not check their arguments meanwhile: each check reads a value.
     """
@@ -77,6 +81,9 @@ class NoReading(TorchFunctionMode):
         if func in READS and any(isinstance(value, Tensor) and _moves(value) for value in args):
             name = resolve_name(func) or str(func)
             raise ValueRead(f"{name.removeprefix('torch.').removesuffix('__').replace('Tensor.__', '')}()")
+        if func == Tensor.__setitem__ and isinstance(args[0], Tensor) and write_at(args[0], *args[1:]):
+            return None
+        check_write(func, args)
         return func(*args, **(kwargs or {}))
 
 

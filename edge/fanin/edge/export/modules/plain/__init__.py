@@ -5,6 +5,7 @@
 - ``arithmetic``: products, ``erfc``, distances, bilinear forms and shrinkage.
 - ``contractions``: ``einsum`` of three and more tensors.
 - ``images``: circular padding, patches, 3-D pools, response normalization and sampling at a grid.
+- ``writing``: writes into a part of a tensor, which ``tracing.reading`` replaces.
 
 Each form has torch's own parameters, except that a first parameter ``input`` has another name. It returns
 ``NotImplemented`` for arguments that are left to torch. A function whose result shares memory with its input is none of
