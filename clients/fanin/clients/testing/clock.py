@@ -56,12 +56,19 @@ def run_virtual(main: Coroutine[object, object, T]) -> T:
     Ctrl-C cancels the coroutine. Within a running event loop, such as that of a notebook, the coroutine runs in a
     thread of its own. The call waits for it all the same.
     """
+    if _is_in_loop():
+        return _run_in_thread(main)
+    with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
+        return runner.run(main)
+
+
+def _is_in_loop() -> bool:
+    """Return whether this thread runs an event loop."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
-            return runner.run(main)
-    return _run_in_thread(main)
+        return False
+    return True
 
 
 def _run_in_thread(main: Coroutine[object, object, T]) -> T:
