@@ -10,6 +10,7 @@ from support.models import app_of, exported
 from torch import Tensor, nn
 
 from fanin.edge.export import App
+from fanin.edge.export.modules.plain.writing import write_at
 from fanin.protos.errors import UnsupportedModel
 
 Change = Callable[[Tensor], Tensor]
@@ -51,6 +52,21 @@ def several_writes(x: Tensor) -> Tensor:
 def test_writes_at_integers_and_slices_train(graph_format: str) -> None:
     # An export compares the steps of its graph with eager torch.
     assert exported(app_with(several_writes), (graph_format,)).manifest.table.num_values == 64 * 8 + 8 + 8 * 4 + 4
+
+
+def test_values_are_written_as_torch_writes_them() -> None:
+    for shape in ((), (4,), (1, 4), (1, 1, 4)):
+        expected, y = torch.zeros(4, 3), torch.zeros(4, 3, requires_grad=True).clone()
+        expected[:, 0] = torch.ones(shape)
+        assert write_at(y, (slice(None), 0), torch.ones(shape))
+        assert torch.equal(y, expected)
+
+
+def test_values_of_another_shape_are_an_error_as_in_torch() -> None:
+    y = torch.zeros(4, 3, requires_grad=True).clone()
+    for shape in ((2, 4), (3,)):
+        with pytest.raises(RuntimeError, match="size"):
+            write_at(y, (slice(None), 0), torch.ones(shape))
 
 
 def adds_to_a_column(x: Tensor) -> Tensor:

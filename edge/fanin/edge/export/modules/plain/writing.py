@@ -73,7 +73,7 @@ def _replaced(target: Tensor, keys: tuple[int | slice, ...], values: Tensor, dim
     """Return ``target`` with values at the keys, which begin at a dimension."""
     if not keys:
         # Leading dimensions of 1 are dropped, as in an assignment.
-        while values.dim() > target.dim():
+        while values.dim() > target.dim() and values.shape[0] == 1:
             values = values.squeeze(0)
         return values.expand(target.shape)
     key, rest = keys[0], keys[1:]
