@@ -8,16 +8,15 @@ from pathlib import Path
 import pytest
 from support.light import LIBRARIES, ROOT, TESTS, heavy_imports, is_light
 
-TEST_FILES = sorted(TESTS.rglob("test_*.py"))
-LIGHT_FILES = [path for path in TEST_FILES if is_light(path)]
-
 
 def test_every_folder_of_pure_tests_has_light_files() -> None:
-    folders = {path.parent.name for path in LIGHT_FILES}
-    assert {"golden", "house", "laws", "twins", "unit"} <= folders
-    assert len(LIGHT_FILES) > len(TEST_FILES) / 4
+    test_files = sorted(TESTS.rglob("test_*.py"))
+    light_files = [path for path in test_files if is_light(path)]
+    assert {"golden", "house", "laws", "twins", "unit"} <= {path.parent.name for path in light_files}
+    assert len(light_files) > len(test_files) / 4
 
 
+@pytest.mark.nightly
 def test_light_files_load_no_heavy_library() -> None:
     command = [sys.executable, "-m", "pytest", "--light", "--collect-only", "-q", "-p", "house.test_light", "tests"]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path])}

@@ -58,6 +58,7 @@ def test_a_module_that_its_layout_describes_trains_as_in_one_process(mesh: str, 
     np.testing.assert_allclose(two.metrics.trained.losses, one.metrics.trained.losses, rtol=1e-5)
 
 
+@pytest.mark.nightly
 def test_a_module_that_draws_in_evaluation_is_not_compared(tmp_path: Path) -> None:
     result = launch(config_of(tmp_path, "noisy", "tp=2"), 2, tmp_path / "job")
     assert len(result.metrics.trained.losses) == 3
@@ -69,11 +70,12 @@ WITHOUT_ROWS = replace(LAYOUT, plan={name: style for name, style in LAYOUT.plan.
 @pytest.mark.parametrize(
     ("app", "mesh", "layout", "error"),
     [
-        (
+        pytest.param(
             "fixed",
             "tp=2",
             LAYOUT,
             r"layout: for the same \d+ samples got the loss .* let the forward take the number of",
+            marks=pytest.mark.nightly,
         ),
         (
             "rows",
@@ -90,6 +92,7 @@ def test_a_module_that_a_mesh_would_train_as_another_is_refused(
         launch(config_of(tmp_path, app, mesh, layout), 2, tmp_path / "job")
 
 
+@pytest.mark.nightly
 def test_a_job_that_resumes_on_another_mesh_is_compared(tmp_path: Path) -> None:
     checkpoints = CheckpointSettings(folder=tmp_path / "checkpoints")
     train(replace(config_of(tmp_path, "scaled", "none"), checkpoints=checkpoints), 0, 1)

@@ -192,6 +192,7 @@ def test_an_error_of_ours_comes_back_as_itself(config: TrainConfig, folder: Path
         launch(dataclasses.replace(config, data=DataSettings(examples=Path("missing.npz"))), 2, folder)
 
 
+@pytest.mark.nightly
 def test_an_error_of_the_apps_own_code_comes_back_with_its_line(config: TrainConfig, folder: Path) -> None:
     with pytest.raises(UnsupportedModel, match=r"ArithmeticError at \S*apps\.py:\d+: the App broke on rank 1"):
         launch(dataclasses.replace(config, model=ModelSettings(app=f"{APPS}:crashing")), 2, folder)

@@ -1,5 +1,5 @@
-"""DP x TP x PP in any mix trains as one process does: every mesh of four ranks, those of eight on which three axes
-meet, and every schedule; in the nightly suite every mesh of eight ranks.
+"""DP x TP x PP in any mix trains as one process does: each pair of axes on four ranks, three axes on eight, and every
+schedule; in the nightly suite every mesh of four and of eight ranks.
 
 In float64 losses and all parameters are held to 1e-10, which no wrong factor and no lost term survives; in float32,
 where sums over ranks take another path through torch, the losses to 1e-5. All cells run in one pool of processes
@@ -105,11 +105,12 @@ def test_the_matrix_has_every_mesh_of_eight_ranks() -> None:
     assert shapes <= {cell.mesh for cell in CELLS if cell.dtype == "float64"}
 
 
-def test_all_pairs_of_axes_and_all_threes_meet_in_ci() -> None:
-    small, large = set(factorisations(4)), {shape for shape in factorisations() if num_axes(shape) == 3}
-    assert (len(small), len(large)) == (10, 4)
-    found = {str(cell.shape) for cell in CELLS if cell.dtype == "float64" and not cell.nightly}
-    assert {str(shape) for shape in small | large} <= found
+def test_all_pairs_of_axes_and_three_axes_meet_in_ci() -> None:
+    cells = [cell for cell in CELLS if cell.dtype == "float64"]
+    in_ci = {cell.shape for cell in cells if not cell.nightly}
+    assert len({shape for shape in in_ci if shape.num_ranks == 4 and num_axes(shape) == 2}) == 6
+    assert any(num_axes(shape) == 3 for shape in in_ci)
+    assert set(factorisations(4)) <= {cell.shape for cell in cells}
 
 
 @pytest.mark.parametrize("cell", [cell for cell in CELLS if not cell.nightly], ids=lambda cell: cell.name)
@@ -154,7 +155,7 @@ def test_half_precision_learns_as_well(matrix: Path, cell: Cell) -> None:
 
 def test_ranks_evaluate_the_parameters_that_they_load(matrix: Path) -> None:
     small = [cell for cell in CELLS if cell.shape.num_ranks < WORLD and not cell.nightly]
-    assert {cell.shape.pp for cell in small} == {1, 2, 4}
+    assert {cell.shape.pp for cell in small} == {1, 2}
     for cell in small:
         got, expected = read(matrix, cell.name), read(matrix, cell.reference)
         assert np.abs(got["reloaded"] - expected["reloaded"]) <= LOSS[cell.dtype], cell.name

@@ -300,6 +300,7 @@ def evaluated(config: TrainConfig, folder: Path) -> None:
     os._exit(0)
 
 
+@pytest.mark.nightly
 def test_an_evaluation_that_takes_long_is_no_hang(config: TrainConfig, tmp_path: Path) -> None:
     # In one process that has no layers within its model, nothing else moves.
     slow = replace(

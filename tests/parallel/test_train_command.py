@@ -191,6 +191,7 @@ def test_a_config_that_is_none_is_told_in_one_line(fanin: Fanin, tmp_path: Path)
     assert "missing.toml: cannot be read (" in one_line(fanin("train", tmp_path / "missing.toml"), "train")
 
 
+@pytest.mark.nightly
 def test_sigterm_makes_a_checkpoint_and_ends_in_order(config: Path, tmp_path: Path) -> None:
     kept, out = tmp_path / "kept", tmp_path / "out.json"
     command = [sys.executable, "-m", "fanin.commands.main", "train", config, "--steps", "100000", "--json", out]

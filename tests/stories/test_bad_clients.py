@@ -132,6 +132,7 @@ def test_one_whose_place_another_copy_of_it_takes(host: Hosted, devices: list[Pe
         is_over.set()
 
 
+@pytest.mark.nightly
 def test_one_that_reconnects_without_end_while_it_waits(host: Hosted, devices: list[Peer]) -> None:
     body = c.check_in_to_proto(m.CheckIn(protocol=m.PROTOCOL, capabilities=CAN, wait_s=30.0)).SerializeToString()
     waiting = Peer(host, devices[0].bundle, 9, host.folder / "waiting")

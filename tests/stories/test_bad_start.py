@@ -215,6 +215,7 @@ def beginning(site: Site, shapes: dict[str, tuple[int, ...]]) -> tuple[Running, 
     return running, peers
 
 
+@pytest.mark.nightly
 def test_a_full_disk_in_the_spool(site: Site, caplog: pytest.LogCaptureFixture) -> None:
     running, (first, *others) = beginning(site, f.SHAPES)
     before = snapshot(site.state)
@@ -268,6 +269,7 @@ def test_a_full_disk_in_the_blobs(site: Site) -> None:
     assert digests(site) == f.undisturbed(site.folder / "undisturbed")
 
 
+@pytest.mark.nightly
 def test_a_full_disk_in_the_database(site: Site, caplog: pytest.LogCaptureFixture) -> None:
     running, (first, *others) = beginning(site, f.SMALL_SHAPES)
     stranger = Peer(site, first.bundle, 9, site.folder / "stranger")

@@ -95,6 +95,7 @@ def test_a_round_goes_on_after_each_restart(fanin: Fanin) -> None:
     assert row["seconds_to_serving"] > 0.0 and row["seconds_from_last_update_to_version"] > 0.0
 
 
+@pytest.mark.nightly
 def test_check_ins_are_counted_on_kept_and_on_new_connections(fanin: Fanin) -> None:
     words = ("--devices", "40", "--calls", "20", "--new-calls", "5", "--connections", "4")
     outcome = fanin("bench", "checkins", *words, "--json")

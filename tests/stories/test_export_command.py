@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.commands import STEP, Fanin, fanin_in_process, one_line
+from support.nightly import nightly_but
 
 from fanin.edge.bundles.bundle import open_folder
 
@@ -181,7 +182,7 @@ ODD = {
 }
 
 
-@pytest.mark.parametrize("name", ODD)
+@pytest.mark.parametrize("name", nightly_but(ODD, ("between", "losing")))
 def test_check_names_the_module_the_operator_the_runtimes_and_what_to_do(fanin: Fanin, app: Path, name: str) -> None:
     outcome = fanin("export", f"{app}:{name}", "--check", "--format", "onnx", "--json")
     assert outcome.status == 1
@@ -204,6 +205,7 @@ def test_check_tells_people_each_finding_and_what_to_do_about_it(fanin: Fanin, a
     assert last.startswith("  what to do: replace it, or train only the layers after it")
 
 
+@pytest.mark.nightly
 def test_an_int8_that_is_far_worse_is_refused_unless_allowed(fanin: Fanin, app: Path, tmp_path: Path) -> None:
     words = ("export", f"{app}:far", "--out", tmp_path / "b", "--key", tmp_path / "k", "--format", "onnx")
     said = one_line(fanin(*words), "export")

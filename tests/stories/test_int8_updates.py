@@ -93,7 +93,7 @@ def with_fixed32(tmp_path_factory: pytest.TempPathFactory) -> tuple[Float32s, li
     return run_virtual(federate(tmp_path_factory.mktemp("fixed32"), m.CodecSpec(name="fixed32", max_shift=0)))
 
 
-@pytest.mark.parametrize(("max_shift", "loss_apart"), [(12, 0.002), (0, 0.01)])
+@pytest.mark.parametrize(("max_shift", "loss_apart"), [pytest.param(12, 0.002, marks=pytest.mark.nightly), (0, 0.01)])
 def test_int8_learns_what_fixed32_learns_from_a_quarter_of_the_bytes(
     tmp_path: Path, max_shift: int, loss_apart: float, with_fixed32: tuple[Float32s, list[VersionPublished]]
 ) -> None:

@@ -15,18 +15,23 @@ sys.exit(main(sys.argv[2:]))
 """
 ASKED = [
     ("typer", ("runs",), "server"),
-    ("click", ("inspect", "nothing"), "server"),
     ("sqlalchemy", ("serve",), "server"),
-    ("alembic", ("serve",), "server"),
-    ("grpc_health", ("serve",), "server"),
     ("rich", ("demo",), "server,export,datacenter,onnx"),
-    ("typer", ("export", "nothing:app"), "server,export"),
     ("torch", ("export", "nothing:app", "--check"), "server,export"),
     ("onnx", ("export", "nothing:app", "--check"), "server,export"),
-    pytest.param("flatbuffers", ("export", "nothing:app", "--check"), "server,export", marks=pytest.mark.nightly),
-    ("typer", ("train",), "server,export,datacenter"),
     ("torch", ("plan", "nothing.toml"), "server,datacenter"),
     ("typer", ("run", "nothing.toml"), "server"),
+    *(
+        pytest.param(*case, marks=pytest.mark.nightly)
+        for case in (
+            ("click", ("inspect", "nothing"), "server"),
+            ("alembic", ("serve",), "server"),
+            ("grpc_health", ("serve",), "server"),
+            ("typer", ("export", "nothing:app"), "server,export"),
+            ("flatbuffers", ("export", "nothing:app", "--check"), "server,export"),
+            ("typer", ("train",), "server,export,datacenter"),
+        )
+    ),
 ]
 """A library that is not there, what asks for it at once, and all that this needs."""
 

@@ -157,7 +157,11 @@ def test_an_operator_without_a_coordinator_or_a_token(
     assert said("--state", state, "--token-file", tmp_path / "token") == (
         f"{host.address}: not authenticated; it expects an operator's token that was made there (--token-file)"
     )
-    assert said("--state", state, "--server", "127.0.0.1:1").startswith("127.0.0.1:1: cannot be reached (UNAVAILABLE")
+
+
+def test_a_coordinator_that_is_not_there_is_waited_for_and_named(fanin: Fanin, host: Hosted) -> None:
+    error = one_line(fanin("runs", "--state", host.state, "--server", "127.0.0.1:1"), "runs")
+    assert error.startswith("127.0.0.1:1: cannot be reached (UNAVAILABLE")
 
 
 def test_watch_of_an_unknown_run(fanin: Fanin, host: Hosted) -> None:

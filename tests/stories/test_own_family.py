@@ -92,6 +92,7 @@ def test_the_family_trains_in_double_precision(fanin: Fanin, config: Path, tmp_p
     assert losses[1] == pytest.approx(losses[0], rel=0, abs=1e-10)
 
 
+@pytest.mark.nightly
 def test_a_forward_outside_of_the_layout_is_refused(fanin: Fanin, config: Path, site: Path) -> None:
     source = site / "conv_family.py"
     built = "return nn.Sequential(OrderedDict("

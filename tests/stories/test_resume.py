@@ -146,6 +146,7 @@ def payloads(site: Site) -> list[Path]:
     return list((site.state / "updates").rglob("*.payload"))
 
 
+@pytest.mark.nightly
 def test_what_was_named_but_not_recorded_before_a_kill_is_not_sent_again(site: Site, tmp_path: Path) -> None:
     first, *others = begun(site)
     first.begin()
@@ -194,6 +195,7 @@ def test_what_was_accepted_before_a_kill_is_not_sent_again(site: Site) -> None:
     assert reply.update_state is m.UpdateState.ACCEPTED
 
 
+@pytest.mark.nightly
 def test_a_download_goes_on_after_the_coordinator_was_killed(site: Site) -> None:
     first, *others = begun(site)
     device = Counting(site, first.bundle, 0, first.folder)

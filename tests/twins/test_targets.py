@@ -208,10 +208,11 @@ def targets_bundle(name: str, formats: tuple[str, ...]) -> Bundle:
     return exported(targets_app(name), formats)
 
 
+IN_CI = ("segmentation", "detection", "two heads")
 RUNS = [(name, runtime) for name in CASES for runtime in ("onnx", "litert", "tflite")]
 
 
-@pytest.mark.parametrize("run", nightly_but(RUNS, [(name, "onnx") for name in CASES]))
+@pytest.mark.parametrize("run", nightly_but(RUNS, [(name, "onnx") for name in IN_CI]))
 def test_ten_steps_are_those_of_eager_torch(run: tuple[str, str]) -> None:
     name, runtime = run
     bundle = targets_bundle(name, ("onnx",) if runtime == "onnx" else ("onnx", "tflite"))
@@ -244,7 +245,7 @@ def test_ten_steps_are_those_of_eager_torch(run: tuple[str, str]) -> None:
         np.testing.assert_allclose(sums.predicted, predictions.numpy(), rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", nightly_but(CASES, IN_CI))
 def test_a_vectorized_step_is_that_of_each_client(name: str) -> None:
     step, bundle = VectorStep(targets_app(name)), targets_bundle(name, ("onnx",))
     initial, (first, second, *_) = bundle.initial_parameters(), batches_in_order(examples_of(name), BATCH_SIZE)

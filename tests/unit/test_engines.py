@@ -102,6 +102,7 @@ def test_each_client_has_the_change_of_the_graph(name: str) -> None:
         assert other.counts[m.TRAIN_LOSS] == pytest.approx(one.counts[m.TRAIN_LOSS], rel=1e-4)
 
 
+@pytest.mark.nightly
 def test_more_clients_than_fit_train_in_groups(step: CountingStep) -> None:
     step.numbers.clear()
     sizes = (5,) * (step.max_clients + 1)

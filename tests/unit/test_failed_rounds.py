@@ -190,6 +190,7 @@ def test_a_fold_that_waits_for_space_says_so_and_goes_on(tmp_path: Path) -> None
     run_virtual(main())
 
 
+@pytest.mark.nightly
 def test_a_fold_that_waits_for_space_for_longer_than_a_day_fails_its_round(tmp_path: Path) -> None:
     async def main() -> None:
         place, _ = await stuck(tmp_path, StorageFull("full"))

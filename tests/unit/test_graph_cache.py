@@ -137,6 +137,7 @@ def test_formats_have_keys_of_their_own() -> None:
     assert key_of(traced, "onnx") != key_of(traced, "tflite")
 
 
+@pytest.mark.nightly
 def test_the_key_is_the_same_in_another_process() -> None:
     program = "from unit.test_graph_cache import *; print(key_of(trace_train(prepare(app(Scaled())), ONNX)))"
     found = subprocess.run(

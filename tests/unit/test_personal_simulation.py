@@ -118,6 +118,7 @@ def same(first: Result, second: Result) -> bool:
     return first.digests == second.digests and heads[0] == heads[1]
 
 
+@pytest.mark.nightly
 def test_a_resumed_simulation_has_the_same_personal_parameters(personal: Result, tmp_path: Path) -> None:
     recorded = simulated(["head.*"], resume=tmp_path / "record")
     assert same(recorded, personal)
@@ -141,6 +142,7 @@ def test_the_engine_vmap_is_refused_and_auto_takes_graph() -> None:
     assert simulated(["head.*"], engine="auto").engine == "graph"
 
 
+@pytest.mark.nightly
 def test_test_data_and_the_baseline_see_the_initial_head(personal: Result) -> None:
     result = simulated(["head.*"], test=load_data("digits").test, baseline=True)
     assert same(result, personal)
