@@ -4,29 +4,31 @@ import re
 
 import numpy as np
 import pytest
-from support.models import bundle_of
+from conftest import BundleFor
+from support.models import app_of
 
 from fanin.clients.data.examples import Examples
 from fanin.clients.data.stores import MemoryStore
 from fanin.clients.device.graphs import BundleGraphs
 from fanin.clients.device.training import LocalData
+from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.runtimes.available import open_runtime
 
-BUNDLE = bundle_of("cnn")
-SHAPE = BUNDLE.manifest.signatures["infer"].inputs[0].shape[1:]
-CLASSES = BUNDLE.manifest.num_classes
+APP = app_of("cnn")
+SHAPE = APP.inputs["x"].shape[1:]
+CLASSES = APP.num_classes
 X = np.zeros((6, *SHAPE), np.float32)
 Y = (np.arange(6) % CLASSES).astype(np.int32)
 
 
-def read(examples: Examples) -> None:
+def read(bundle: Bundle, examples: Examples) -> None:
     good = Examples(inputs={"x": X}, y=Y)
     graphs = BundleGraphs(open_runtime("onnx"))
-    LocalData(graphs, MemoryStore(partition=0, train=examples, validation=good)).examples(BUNDLE)
+    LocalData(graphs, MemoryStore(partition=0, train=examples, validation=good)).examples(bundle)
 
 
-def test_fitting_data_is_accepted() -> None:
-    read(Examples(inputs={"x": X}, y=Y))
+def test_fitting_data_is_accepted(bundle_for: BundleFor) -> None:
+    read(bundle_for("cnn", "onnx"), Examples(inputs={"x": X}, y=Y))
 
 
 @pytest.mark.parametrize(
@@ -50,7 +52,10 @@ def test_fitting_data_is_accepted() -> None:
         (X.astype(np.uint8), Y, "; scale the values as the App's calibration data, or give the App a preprocess="),
     ],
 )
-def test_other_data_is_refused_with_how_to_convert_it(x: np.ndarray, y: np.ndarray, said: str) -> None:
+def test_other_data_is_refused_with_how_to_convert_it(
+    bundle_for: BundleFor, x: np.ndarray, y: np.ndarray, said: str
+) -> None:
+    bundle = bundle_for("cnn", "onnx")
     with pytest.raises(ValueError, match=rf"^training examples: .*{re.escape(said)}") as caught:
-        read(Examples(inputs={"x": x}, y=y))
+        read(bundle, Examples(inputs={"x": x}, y=y))
     assert "-1," not in str(caught.value).split(";", maxsplit=1)[0]
