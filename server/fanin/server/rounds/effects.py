@@ -83,10 +83,10 @@ class RoundWork:
         async for headers in self._headers_of((device,)):
             await self._files.run(self._accumulate, headers)
 
-    async def close(self) -> RoundRecord:
-        """Record the set of Updates or, without a quorum, the failure. Return the record after that."""
-        record, stores = self.record, self._stores
-        closed = await stores.writer.close(record.round, cohort=self._setup.plan.cohort, now_s=stores.wall())
+    async def close(self, cause: str) -> RoundRecord:
+        """Record the set of Updates or, without a quorum, the failure with its cause. Return the record after that."""
+        record, stores, cohort = self.record, self._stores, self._setup.plan.cohort
+        closed = await stores.writer.close(record.round, cohort=cohort, now_s=stores.wall(), cause=cause)
         # Commits whose reports were lost are in the record only.
         unknown = tuple(device for device in closed.accepted if device not in self._facts)
         async for headers in self._headers_of(unknown):
