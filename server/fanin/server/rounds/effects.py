@@ -28,7 +28,7 @@ from fanin.server.aggregation.parameters import (
     state_slices,
 )
 from fanin.server.aggregation.sets import Aggregate, SetFold, Submission
-from fanin.server.aggregation.statistics import evaluation_of, runtimes_of, train_loss_of
+from fanin.server.aggregation.statistics import TRAIN_LOSS_EXAMPLES, evaluation_of, runtimes_of, train_loss_of
 from fanin.server.rounds.recent import OpenedRound, RecentRounds
 from fanin.server.rounds.setup import RunSetup
 from fanin.server.rounds.troubles import Damaged
@@ -143,6 +143,7 @@ class RoundWork:
             num_rounded=result.counts.get(m.ROUNDED, 0),
             num_stale=sum(each.is_stale for each in facts),
             train_loss=train_loss_of(result.counts),
+            train_loss_examples=result.counts.get(TRAIN_LOSS_EXAMPLES, 0),
             total_examples=result.counts.get(m.EXAMPLES, 0),
             evaluation=evaluation_of(result.counts, self._setup.manifest.num_classes),
             runtimes=runtimes_of(each.telemetry.runtime for each in facts),
