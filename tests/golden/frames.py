@@ -88,6 +88,7 @@ PUBLISHED: Final = r.VersionPublished(
     num_saturated=1,
     num_rounded=2,
     train_loss=1.5,
+    train_loss_examples=30,
     total_examples=40,
     evaluation=r.Evaluation(num_examples=8, loss=0.5, accuracy_float=0.75, accuracy_int8=0.625, int8_agreement=0.875),
     runtimes=MappingProxyType({"synthetic 1": 4}),

@@ -191,22 +191,26 @@ def test_a_bundle_of_an_app_or_of_a_file(fanin: Fanin, tmp_path: Path, monkeypat
     assert text.startswith("--initial and --flower: got neither, expected one")
 
 
-def test_an_app_that_raises_gives_its_assignment_up_and_says_why(host: Hosted, tmp_path: Path) -> None:
+def test_an_app_that_raises_gives_its_assignment_up_and_ends_the_device(
+    host: Hosted, fanin: Fanin, tmp_path: Path
+) -> None:
     project = write_app(tmp_path / "app", "client", SCALED_APP)
     arrays = {str(index): np.ones(1, np.float32) for index in range(12)}
     bundle = write_arrays(arrays, tmp_path / "bundle", PUBLISHER, "ones")
     (tmp_path / "publisher.pub").write_text(PUBLISHER.public)
     host.start_run(plan(buffer=1, max_rounds=1), bundle, PUBLISHER)
-    with join(host, project, 0, "--flower", "client:app", "--node-config", "fails=true") as device:
-        assert device.stderr is not None
-        lines: list[str] = []
-        while not any("RuntimeError: no data here" in line and "WARNING" in line for line in lines):
-            lines.append(device.stderr.readline())
-            assert lines[-1], lines
-        device.kill()
-    log = "".join(lines)
-    assert "flower app client:app: evaluate: RuntimeError: no data here" in log
-    assert "in client_fn" in log, "the traceback is in the device's log"
+    words = ("--flower", "client:app", "--node-config", "fails=true", "--max-failures", "2")
+    with join(host, project, 0, *words) as device:
+        log = device.communicate(timeout=120)[1]
+    assert device.returncode == 1
+    reason = "flower app client:app: evaluate: RuntimeError: no data here"
+    assert log.count("in client_fn") == 1, "the traceback is in the device's log, once"
+    assert log.endswith(
+        f"fanin join: 2 trainings failed in a row, the last with: {reason}; correct the cause, then start this device "
+        "again\n"
+    )
+    listed = json.loads(fanin("runs", "--json", *operator(host)).out)["runs"][0]
+    assert listed["reason"] == f"round 1 waits: 1 device gave up, the last with: '{reason}'"
 
 
 def weighted_mean(project: Path, states: Path) -> dict[str, np.ndarray]:

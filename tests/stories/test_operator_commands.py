@@ -87,7 +87,19 @@ def test_run_without_a_plan_a_key_or_the_publishers_bundle(fanin: Fanin, host: H
     assert said.startswith(
         f"{tmp_path / 'broken.key'}: got 2 characters, expected a key of 64 hexadecimal ones; restore it "
     )
-    assert "bundle: signed by key " in one_line(fanin(*good, tmp_path / "another.key"), "run")
+    (tmp_path / "another.key").write_text("ab" * 32)
+    mine, theirs = f.PUBLISHER.public[:8], SigningKey(bytes.fromhex("ab" * 32)).public[:8]
+    another = tmp_path / "another.key"
+    assert one_line(fanin(*good, another), "run") == (
+        f"{host.folder / 'bundle'}: signed by key {mine}.., but {another} has key {theirs}..; pass the key that signed "
+        "it with --key, or export the bundle again"
+    )
+    # A new key has signed no Bundle, so none is created.
+    assert one_line(fanin(*good, tmp_path / "none.key"), "run") == (
+        f"--key {tmp_path / 'none.key'}: no such file, expected the key that signed {host.folder / 'bundle'}; pass it "
+        "with --key"
+    )
+    assert not (tmp_path / "none.key").exists()
     assert snapshot(host.state) == before
 
 

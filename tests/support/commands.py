@@ -48,4 +48,6 @@ def one_line(outcome: Outcome, command: str) -> str:
     err = STEP.sub("", outcome.err)
     assert err.count("\n") == 1, outcome.err
     assert err.startswith(f"fanin {command}: ")
-    return err.removeprefix(f"fanin {command}: ").rstrip("\n")
+    text = err.removeprefix(f"fanin {command}: ").rstrip("\n")
+    assert not text.startswith(f"{command}: "), err
+    return text

@@ -293,6 +293,7 @@ PUBLISHED: Final = st.builds(
     num_saturated=UINT64,
     num_rounded=UINT64,
     train_loss=FLOATS,
+    train_loss_examples=UINT64,
     total_examples=UINT64,
     evaluation=st.none() | EVALUATIONS,
     runtimes=st.dictionaries(TEXTS, UINT32, max_size=3).map(MappingProxyType),

@@ -67,7 +67,7 @@ def test_a_signature_for_something_else_is_refused(folder: Path) -> None:
 def test_a_publisher_that_is_not_trusted_is_refused(folder: Path, trusted: tuple[str, ...]) -> None:
     text = (
         f"bundle: signed by key {short(PUBLISHER.public)}, expected one of {[short(key) for key in trusted]}; "
-        "pass the publisher's public key if you trust it"
+        "pass that publisher's public key (--publisher) if you trust it"
     )
     with raises(InvalidBundle, f"{folder}: {text}"):
         open_folder(folder, trusted=trusted)

@@ -15,7 +15,7 @@ from fanin.clients.operator import next_version
 from fanin.clients.testing import LoopbackTransport, SyntheticTrainer, VirtualDevice, run_virtual, synthetic_bundle
 from fanin.protos import messages as m
 from fanin.protos.chunks import Artifact
-from fanin.protos.control import RoundOpened, RunState, VersionPublished
+from fanin.protos.control import RoundFailed, RoundOpened, RunState, VersionPublished
 from fanin.protos.errors import Conflict, Corrupted, InvalidInput, NotFound
 from fanin.server.access.limits import Limits
 from fanin.server.fleet.coordinator import Coordinator
@@ -94,6 +94,35 @@ def test_a_device_that_repeats_that_it_gave_up_is_logged_once(tmp_path: Path, ca
     run_virtual(main())
     (line,) = (record.getMessage() for record in caplog.records if "gave up" in record.getMessage())
     assert len(line) < 600
+
+
+def test_a_round_that_waits_because_devices_give_up_reports_why(tmp_path: Path) -> None:
+    async def main() -> None:
+        place = open_place(tmp_path)
+        await start(place.runs, bundle_in(tmp_path), plan(concurrency=2, buffer=2, quorum=2, deadline_s=60.0))
+        await asyncio.sleep(1.0)
+
+        async def reason() -> str:
+            return (await place.runs.describe("run", 1)).run.reason
+
+        taken = await assigned(place.coordinator, "x")
+        assert await reason() == ""
+        await place.coordinator.report("x", m.Report(assignment_id=taken.assignment_id, failure="no\ndata" + "." * 400))
+        waits = await reason()
+        assert waits.startswith("round 1 waits: 1 device gave up, the last with: 'no\\ndata....")
+        assert len(waits) < 300
+        # A device that gave up and tries again is no reason to expect its Update; other devices are.
+        await assigned(place.coordinator, "x")
+        await assigned(place.coordinator, "y")
+        assert await reason() == waits
+        await asyncio.sleep(61.0)
+        (failed,) = (one.event for one in place.state.runs.events("run") if isinstance(one.event, RoundFailed))
+        expected = "0 updates within 60 s, expected at least 2; 1 device gave up, the last with: 'no\\ndata...."
+        assert failed.reason.startswith(expected)
+        assert await reason() == "", "the next round has no device that gave up"
+        await place.runs.stop()
+
+    run_virtual(main())
 
 
 def test_a_poll_that_a_second_one_replaces_is_told_to_come_back_later(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from fanin.edge.runtimes.evaluations import SQUARES_FLOAT, SQUARES_INT8, counts_
 from fanin.edge.runtimes.quality import Quality
 from fanin.protos import messages as m
 from fanin.protos.control import Evaluation
-from fanin.server.aggregation.statistics import MAX_RISE, evaluation_of
+from fanin.server.aggregation.statistics import MAX_RISE, evaluation_of, with_loss_examples
 
 
 def test_sums_become_means_and_shares() -> None:
@@ -22,7 +22,7 @@ def test_sums_become_means_and_shares() -> None:
         m.EVAL_CORRECT_INT8: 5,
         m.EVAL_AGREE: 7,
     }
-    assert evaluation_of(counts, 10) == Evaluation(
+    assert evaluation_of(with_loss_examples(counts), 10) == Evaluation(
         num_examples=8, loss=0.5, accuracy_float=0.75, accuracy_int8=0.625, int8_agreement=0.875
     )
 
@@ -30,13 +30,13 @@ def test_sums_become_means_and_shares() -> None:
 def test_shares_are_of_what_was_asked_for() -> None:
     # Two sequences of 8 places each, 3 of them without a token.
     counts = counts_of(Quality(num_examples=2, loss_sum=1.0, num_predictions=13, num_correct_float=13), 20)
-    found = evaluation_of(counts, 20)
+    found = evaluation_of(with_loss_examples(counts), 20)
     assert found == Evaluation(num_examples=2, loss=0.5, accuracy_float=1.0, accuracy_int8=0.0, int8_agreement=0.0)
 
 
 @pytest.mark.parametrize("counts", [{}, {m.EVAL_EXAMPLES: 0, m.EVAL_LOSS: 5}, {m.EVAL_EXAMPLES: -3}])
 def test_without_validation_there_is_no_evaluation(counts: dict[str, int]) -> None:
-    assert evaluation_of(counts, 10) is None
+    assert evaluation_of(with_loss_examples(counts), 10) is None
 
 
 SCALES = st.integers(-24, 30).map(lambda exponent: 2.0**exponent)
@@ -58,7 +58,7 @@ def test_the_rise_over_all_devices_is_that_of_all_examples_whatever_their_scale(
             squares_int8=(error + added) * scale,
             squares_wanted=num_examples * scale,
         )
-        told.update(m.Statistics(counts=counts_of(device, 0)).counts)
+        told.update(with_loss_examples(m.Statistics(counts=counts_of(device, 0)).counts))
     together = Quality(
         num_examples=sum(row[0] for row in rows),
         loss_sum=0.5 * len(rows),
@@ -76,24 +76,24 @@ def test_the_rise_over_all_devices_is_that_of_all_examples_whatever_their_scale(
 def test_an_error_without_bound_is_as_much_as_can_be_told(error: float) -> None:
     counts = counts_of(Quality(num_examples=1, loss_sum=0.0, squares_float=1.0, squares_int8=error), 0)
     assert m.Statistics(counts=counts).counts[SQUARES_INT8] == m.MAX_COUNT
-    found = evaluation_of(counts, 0)
+    found = evaluation_of(with_loss_examples(counts), 0)
     assert found is not None and found.int8_rise_percent == MAX_RISE
 
 
 def test_where_float_makes_no_error_any_of_int8_is_told_as_a_number() -> None:
-    found = evaluation_of(counts_of(Quality(num_examples=1, loss_sum=0.0, squares_int8=0.5), 0), 0)
+    found = evaluation_of(with_loss_examples(counts_of(Quality(num_examples=1, loss_sum=0.0, squares_int8=0.5), 0)), 0)
     assert found is not None and found.int8_rise_percent == MAX_RISE
 
 
 def test_a_model_of_classes_tells_no_squares() -> None:
-    found = evaluation_of(counts := counts_of(Quality(num_examples=1, loss_sum=0.0), 3), 3)
+    found = evaluation_of(with_loss_examples(counts := counts_of(Quality(num_examples=1, loss_sum=0.0), 3)), 3)
     assert SQUARES_FLOAT not in counts
     assert found is not None and found.int8_rise_percent is None
 
 
 def test_no_device_says_of_which_kind_a_model_is() -> None:
     told = counts_of(Quality(num_examples=1, loss_sum=0.0), 3) | {SQUARES_INT8: m.MAX_COUNT}
-    found = evaluation_of(told, 3)
+    found = evaluation_of(with_loss_examples(told), 3)
     assert found is not None and found.int8_rise_percent is None
 
 

@@ -20,7 +20,7 @@ from fanin.protos.errors import InvalidUpdate
 from fanin.server.aggregation.fold import Contribution
 from fanin.server.aggregation.rules import ColumnRule, Rule, TrimmedMean, WeightedMean
 from fanin.server.aggregation.sets import SetFold, Submission
-from fanin.server.aggregation.statistics import evaluation_of, train_loss_of
+from fanin.server.aggregation.statistics import evaluation_of, train_loss_of, with_loss_examples
 from fanin.server.aggregation.weights import weights_of
 from fanin.server.fleet.validation import Expected, check_header
 
@@ -63,9 +63,9 @@ def header_of(counts: Mapping[str, int]) -> m.UpdateHeader:
 def reported(liar: Mapping[str, int]) -> dict[str, float]:
     """What operators and stop conditions see of a Round with this Update among the honest ones."""
     check_header(header_of(liar), expected())
-    sums = Counter(liar)
+    sums = Counter(with_loss_examples(liar))
     for _ in range(NUM_HONEST):
-        sums.update(HONEST)
+        sums.update(with_loss_examples(HONEST))
     evaluation = evaluation_of(sums, 3)
     assert evaluation is not None
     return {

@@ -66,6 +66,7 @@ TARGETS: dict[tuple[SessionPhase, type[e.SessionEvent]], set[SessionPhase]] = {
     (SessionPhase.SENDING, e.Replied): {SessionPhase.IDLE, SessionPhase.SENDING},
     (SessionPhase.SENDING, e.Moot): {SessionPhase.IDLE},
     (SessionPhase.SENDING, e.Unable): {SessionPhase.REPORTING},
+    # A session with a bound of failures stops instead: see below.
     (SessionPhase.REPORTING, e.Replied): {SessionPhase.IDLE},
     (SessionPhase.REPORTING, e.Moot): {SessionPhase.IDLE},
     (SessionPhase.ENROLLING, e.Lost): {SessionPhase.ENROLLING},
@@ -181,6 +182,48 @@ def test_work_that_cannot_be_done_is_reported_then_dropped_after_a_pause() -> No
         after, todo = follow(state, end)
         assert todo == e.Step(action=e.Poll(), pause_s=s.REFUSED_PAUSE_S, forget=WORK.assignment_id)
         assert (after.failure, after.num_accepted) == ("", 0)
+
+
+def failed(state: Session, reason: str = "no data", *, is_lasting: bool = False) -> tuple[Session, e.Step]:
+    """Let a session fail one training, and report it."""
+    work = e.Answered(answer=m.Assigned(assignment=WORK))
+    unable = e.Unable(reason=reason, is_lasting=is_lasting)
+    return follow(state, work, e.Fetched(), unable, replied(m.UpdateState.DISCARDED))
+
+
+def test_a_session_stops_after_the_bounded_number_of_failed_trainings_in_a_row() -> None:
+    state = Session(phase=SessionPhase.IDLE, max_failures=3)
+    for _ in range(2):
+        state, todo = failed(state)
+        assert todo.action == e.Poll()
+    # A training that ends well begins the count again, also if its Update is not accepted.
+    work = e.Answered(answer=m.Assigned(assignment=WORK))
+    state, _ = follow(state, work, e.Fetched(), e.UpdateStored(), replied(m.UpdateState.DISCARDED))
+    for _ in range(2):
+        state, todo = failed(state)
+        assert todo.action == e.Poll()
+    # Data that do not fit may change, and no other failure is one of training.
+    state, _ = failed(state, is_lasting=True)
+    state, _ = follow(state, work, e.Unable(reason="damaged"), replied(m.UpdateState.DISCARDED))
+    state, todo = failed(state, "still no data")
+    expected = (
+        "3 trainings failed in a row, the last with: still no data; correct the cause, then start this device again"
+    )
+    assert (state.phase, todo.action) == (SessionPhase.STOPPED, e.EndSession(reason=expected))
+
+
+@pytest.mark.parametrize("report", [e.Moot(reason="gone"), replied(m.UpdateState.ACCEPTED)])
+def test_a_session_stops_however_the_report_of_its_last_failure_ends(report: e.SessionEvent) -> None:
+    state = replace(session(SessionPhase.TRAINING), max_failures=1)
+    _, todo = follow(state, e.Unable(reason="no data"), report)
+    assert isinstance(todo.action, e.EndSession)
+
+
+def test_a_session_without_a_bound_never_stops_for_failed_trainings() -> None:
+    state = session(SessionPhase.IDLE)
+    for _ in range(50):
+        state, todo = failed(state)
+        assert todo.action == e.Poll()
 
 
 @pytest.mark.parametrize("seed", range(5))

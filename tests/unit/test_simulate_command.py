@@ -28,7 +28,7 @@ def test_a_partition_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     [
         (
             ["--by", "shards"],
-            "partition: shards: got the options [], expected ['per_client'], for example per_client=1",
+            "shards: got the options [], expected ['per_client'], for example per_client=1",
         ),
         (["--option", "alpha"], "--option alpha: expected NAME=NUMBER, for example --option per_client=2"),
         (
@@ -52,6 +52,13 @@ def test_a_wrong_argument_of_a_partition_is_one_line(
 ) -> None:
     assert main(["partition", *arguments]) == 1
     assert capsys.readouterr().err == f"fanin partition: {error}\n"
+
+
+def test_an_error_does_not_repeat_the_name_of_its_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", APP, "--clients", "5", "--cohort", "6", "--quiet"]) == 1
+    assert capsys.readouterr().err == "fanin simulate: got a cohort of 6, expected at most the 5 clients\n"
+    assert main(["plan", "--model", "tiny", "--world", "7"]) == 1
+    assert capsys.readouterr().err.startswith("fanin plan: no mesh of 7 ranks fits tiny")
 
 
 def test_too_small_an_alpha_names_clients_and_one_that_works(capsys: pytest.CaptureFixture[str]) -> None:

@@ -84,6 +84,41 @@ def test_a_client_keeps_its_state_and_its_local_arrays(app: FlowerSettings) -> N
         _ = result.module
 
 
+PARTIAL: Final = (
+    COUNTS.replace(
+        '"train_loss": 0.5, "rounds": len(seen) + 1,',
+        '**({} if partition == 0 else {"train_loss": 0.5 * partition, "rounds": partition}),',
+    )
+    .replace(
+        '{"eval_loss": 2.0, "eval_acc": 0.75, "num-examples": weight.size}',
+        '{"eval_acc": 0.75, "num-examples": weight.size} | '
+        '({} if partition == 0 else {"eval_loss": 2.0 if partition == 1 else float("nan")})',
+    )
+    .replace(
+        "def evaluate(msg, context):",
+        'def evaluate(msg, context):\n    partition = context.node_config["partition-id"]',
+    )
+)
+
+
+def test_the_means_of_a_round_are_over_the_clients_that_report(tmp_path: Path) -> None:
+    folder = write_app(tmp_path / "app", "simulated_partial_app", PARTIAL)
+    app = FlowerSettings(app="simulated_partial_app:app", folder=folder)
+    named = [*PLAN["statistics"], {"name": "evaluate.eval_acc", "bound": 1 << 40}]
+    result = simulate(app, 3, cohort=3, rounds=1, settings=settings_of(plan={**PLAN, "statistics": named}))
+    row, clients = result.rounds[1], result.clients
+    # The clients have 10, 20 and 30 examples, and the first reports no loss.
+    assert [client.train_loss for client in clients] == pytest.approx([math.nan, 0.5, 1.0], nan_ok=True)
+    assert (row.num_examples, row.train_loss_examples) == (60, 50)
+    assert row.train_loss == pytest.approx((20 * 0.5 + 30 * 1.0) / 50)
+    assert row.means["train.rounds"] == pytest.approx((20 * 1 + 30 * 2) / 50)
+    assert "train loss 0.8000 (of 50 of 60 examples)" in line_of(row)
+    # All evaluate 6 weights. One of them has a finite loss.
+    assert [client.validation_loss for client in clients] == pytest.approx([math.nan, 2.0, math.nan], nan_ok=True)
+    assert row.validation_loss == pytest.approx(2.0)
+    assert row.means["evaluate.eval_acc"] == pytest.approx(0.75)
+
+
 def test_a_client_that_misses_a_round_keeps_its_state(app: FlowerSettings) -> None:
     result = simulate(app, 4, cohort=2, rounds=6, settings=settings_of())
     trained: dict[int, int] = {}

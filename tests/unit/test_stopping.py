@@ -1,10 +1,19 @@
 """When a Run rests, and what the sums of a Round say."""
 
+from collections import Counter
+
 import pytest
 
 from fanin.protos import messages as m
 from fanin.protos.plans import StopPlan
-from fanin.server.aggregation.statistics import MAX_RUNTIMES, OTHER_RUNTIMES, runtimes_of, train_loss_of
+from fanin.server.aggregation.statistics import (
+    MAX_RUNTIMES,
+    OTHER_RUNTIMES,
+    evaluation_of,
+    runtimes_of,
+    train_loss_of,
+    with_loss_examples,
+)
 from fanin.server.runs.stopping import reason_to_rest
 
 PATIENT = StopPlan(max_rounds=100, patience=2, min_delta=0.1)
@@ -36,12 +45,23 @@ def test_when_a_run_rests(losses: list[float], num_rounds: int, stop: StopPlan, 
 
 
 def test_the_training_loss_is_a_mean_over_examples() -> None:
-    assert train_loss_of({m.EXAMPLES: 4, m.TRAIN_LOSS: 10 * m.LOSS_UNIT}) == 2.5
+    assert train_loss_of(with_loss_examples({m.EXAMPLES: 4, m.TRAIN_LOSS: 10 * m.LOSS_UNIT})) == 2.5
+
+
+def test_a_device_without_a_loss_does_not_count_as_one_without_error() -> None:
+    updates = (
+        {m.EXAMPLES: 4, m.TRAIN_LOSS: 10 * m.LOSS_UNIT, m.EVAL_EXAMPLES: 2, m.EVAL_LOSS: 3 * m.LOSS_UNIT},
+        {m.EXAMPLES: 96, m.EVAL_EXAMPLES: 50},
+    )
+    sums = sum((Counter(with_loss_examples(counts)) for counts in updates), Counter[str]())
+    assert train_loss_of(sums) == 2.5
+    evaluation = evaluation_of(sums, 0)
+    assert evaluation is not None and (evaluation.num_examples, evaluation.loss) == (2, 1.5)
 
 
 @pytest.mark.parametrize("counts", [{}, {m.EXAMPLES: 0, m.TRAIN_LOSS: 5}, {m.EXAMPLES: -3, m.TRAIN_LOSS: 5}])
 def test_without_examples_there_is_no_training_loss(counts: dict[str, int]) -> None:
-    assert train_loss_of(counts) == 0.0
+    assert train_loss_of(with_loss_examples(counts)) == 0.0
 
 
 def test_runtimes_that_devices_invent_are_counted_together() -> None:

@@ -11,6 +11,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
 from fanin.clients.data.npz import open_npz
 from fanin.clients.device.client import Client, ClientOptions, ClientParts
@@ -25,6 +26,9 @@ from fanin.commands.console.logs import configure_logging
 from fanin.edge.runtimes.available import open_runtime
 from fanin.edge.runtimes.base import Runtime
 from fanin.protos.errors import InvalidInput
+
+MAX_APP_FAILURES: Final = 8
+"""With the coordinator's growing pauses, the last failure comes after 5 minutes. A passing cause is over by then."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -100,13 +104,31 @@ def _flower(options: argparse.Namespace, stack: contextlib.ExitStack) -> tuple[T
 
 def _take_part(options: argparse.Namespace, token: str, parts: ClientParts) -> None:
     delay_seed = None if options.delay_seed is None else f"{options.delay_seed}/{options.partition}"
-    client = Client(parts, ClientOptions(token=token, max_updates=options.max_updates, delay_seed=delay_seed))
+    client = Client(
+        parts,
+        ClientOptions(
+            token=token,
+            max_updates=options.max_updates,
+            max_failures=_max_failures(options),
+            delay_seed=delay_seed,
+        ),
+    )
     # The state on disk is complete at any moment, so the process need not wait for the call in progress.
     handler = signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     try:
         client.run()
     finally:
         signal.signal(signal.SIGTERM, handler)
+
+
+def _max_failures(options: argparse.Namespace) -> int:
+    """Return the number of failed trainings in a row after which the device ends.
+
+    An app belongs to the device, so it fails in every Run. Graphs come with a Run, and the next Run may have others.
+    """
+    if options.max_failures is None:
+        return MAX_APP_FAILURES if options.flower else 0
+    return int(options.max_failures)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -153,6 +175,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--quiet", action="store_true", help="log warnings and errors only, not each step of a round")
     parser.add_argument("--max-updates", type=int, default=0, metavar="N", help="stop after N accepted updates")
     parser.add_argument(
+        "--max-failures",
+        type=int,
+        metavar="N",
+        help="end with an error after N failed trainings in a row, 0 for never "
+        f"({MAX_APP_FAILURES} with --flower, else 0)",
+    )
+    parser.add_argument(
         "--delay-seed", type=int, metavar="SEED", help="seed of a random delay before each upload, to vary the order"
     )
     return parser
@@ -162,7 +191,7 @@ def _check_numbers(options: argparse.Namespace) -> None:
     """Raise InvalidInput for a number out of range."""
     if not 0.0 < options.validation < 1.0:
         raise InvalidInput(f"--validation: got {options.validation:g}, expected a share between 0 and 1, as in 0.2")
-    for option, least in (("partition", 0), ("cache_mb", 1), ("max_updates", 0)):
+    for option, least in (("partition", 0), ("cache_mb", 1), ("max_updates", 0), ("max_failures", 0)):
         value = getattr(options, option)
-        if value < least:
+        if value is not None and value < least:
             raise InvalidInput(f"--{option.replace('_', '-')}: got {value}, expected at least {least}")

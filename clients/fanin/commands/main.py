@@ -147,7 +147,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         run: Main = _load(SUBCOMMANDS[name]) if name in SUBCOMMANDS else others[name].load()
         return run(words[1:])
     except FaninError as exc:
-        sys.stderr.write(f"fanin {name}: {exc}\n")
+        # The errors of a function of the library begin with its name, which is often that of the command.
+        sys.stderr.write(f"fanin {name}: {str(exc).removeprefix(f'{name}: ')}\n")
         return 1
     except OSError as exc:
         # A path on the command line that does not exist or cannot be opened, or a full disk.

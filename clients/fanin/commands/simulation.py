@@ -312,7 +312,7 @@ def _tracebacks() -> Iterator[None]:
         yield
     except ClientFailed as exc:
         sys.stderr.write(exc.failure.traceback)
-        raise FaninError(str(exc).removeprefix("simulate: ")) from exc
+        raise FaninError(str(exc)) from exc
     except AppFailed as exc:
         sys.stderr.write(exc.trace)
         raise

@@ -26,18 +26,20 @@ class RoundRow:
         time_s: Virtual time of the publication.
         num_clients: Clients whose Updates are in the Version.
         num_examples: Examples on which they trained.
-        train_loss: Mean loss of their training; NaN for Round 0, and if a Flower app reports none.
+        train_loss: Mean loss of their training over ``train_loss_examples``; NaN without one, as in Round 0.
+        train_loss_examples: Examples of the clients that report a training loss. That of a Flower app may report none.
         test_loss: Loss on the test data; NaN without test data.
         test_accuracy: Accuracy on the test data, in float; NaN without labels.
         test_accuracy_int8: The same for the int8 model that devices serve.
         bytes_down: Bytes that clients downloaded.
         bytes_up: Bytes that clients uploaded.
-        validation_loss: Loss of the Version before it on the validation parts of its clients, the mean over all their
-            examples; NaN if no client evaluated it.
+        validation_loss: Loss of the Version before it on the validation parts of its clients, the mean over the
+            examples of those that report one; NaN if none does.
         validation_accuracy: Its accuracy there, in float; NaN without labels.
         validation_accuracy_int8: The same in int8.
         statistics: Sums of the Plan's ``[[statistics]]`` by name; NaN if no client reported one.
-        means: Of the statistics ``train.NAME`` and ``evaluate.NAME``, the means over the examples of all clients.
+        means: Of the statistics ``train.NAME`` and ``evaluate.NAME``, the means over the examples of the clients that
+            report one; NaN if none does.
         metrics: The Plan's ``[[evaluation.metrics]]`` and those of the settings on the test data, NAME in float and
             NAME_int8 of the int8 model; NaN if the Version was not evaluated.
         num_diverged: Clients whose loss reached the largest one that is counted (docs/simulation.md#diverged-clients).
@@ -50,6 +52,7 @@ class RoundRow:
     num_clients: int
     num_examples: int
     train_loss: float
+    train_loss_examples: int
     test_loss: float
     test_accuracy: float
     test_accuracy_int8: float
@@ -73,7 +76,8 @@ class ClientRow:
         client: The index of the client in the partition.
         num_examples: Examples on which it trained.
         train_loss: Mean loss of its training; NaN if a Flower app reports none.
-        validation_loss: Loss of the Version that it received, on its own validation part.
+        num_validation_examples: Examples of its validation part; 0 if it does not evaluate.
+        validation_loss: Loss of the Version that it received, on its own validation part; NaN if it reports none.
         validation_accuracy: Accuracy of that Version, in float; NaN without labels.
         seconds: Duration of its training on this machine.
         statistics: The Plan's ``[[statistics]]`` by name; NaN if the client did not report one.
@@ -85,6 +89,7 @@ class ClientRow:
     client: int
     num_examples: int
     train_loss: float
+    num_validation_examples: int
     validation_loss: float
     validation_accuracy: float
     seconds: float
@@ -136,11 +141,12 @@ def round_row(
         time_s=time_s,
         num_clients=num_clients,
         num_examples=event.total_examples,
-        train_loss=event.train_loss,
+        train_loss=event.train_loss if event.train_loss_examples else math.nan,
+        train_loss_examples=event.train_loss_examples,
         bytes_down=event.bytes_down,
         bytes_up=event.bytes_up,
         statistics=_reported(event.statistics, names),
-        means=_means(event.statistics, names, event.total_examples, validation.num_examples if validation else 0),
+        means={},
         metrics=_further(evaluation),
         num_diverged=0,
         **_tested(evaluation),
@@ -157,6 +163,7 @@ def initial_row(evaluation: VersionMetrics | None, names: Sequence[str] = ()) ->
         num_clients=0,
         num_examples=0,
         train_loss=float("nan"),
+        train_loss_examples=0,
         bytes_down=0,
         bytes_up=0,
         statistics=_reported({}, names),
@@ -200,7 +207,8 @@ def client_rows(
                 client=client_of(update.device_id),
                 num_examples=num_examples,
                 train_loss=counts.get(m.TRAIN_LOSS, math.nan) / m.LOSS_UNIT / num_examples,
-                validation_loss=quality.loss_sum / quality.num_examples if quality.num_examples else float("nan"),
+                num_validation_examples=quality.num_examples,
+                validation_loss=_validation_loss(counts, quality),
                 validation_accuracy=_accuracy(quality.num_correct_float, quality),
                 seconds=telemetry.train_s,
                 statistics=_reported(counts, names),
@@ -212,11 +220,10 @@ def client_rows(
 
 
 def with_clients(row: RoundRow, clients: Sequence[ClientRow]) -> RoundRow:
-    """Return the row of a Round with what only the rows of its clients have."""
-    has_loss = any(math.isfinite(client.train_loss) for client in clients)
+    """Return the row of a Round with what only the rows of its clients have: means, and the number that diverged."""
     return replace(
         row,
-        train_loss=row.train_loss if has_loss else math.nan,
+        means={name: _mean(name, clients) for name in row.statistics if name.startswith((OF_TRAINING, OF_VALIDATION))},
         num_diverged=sum(client.has_diverged for client in clients),
     )
 
@@ -248,6 +255,20 @@ def _means(counts: Mapping[str, int], names: Iterable[str], num_trained: int, nu
                 is_known = name in counts and num_examples > 0
                 means[name] = counts[name] / METRIC_UNIT / num_examples if is_known else math.nan
     return means
+
+
+def _mean(name: str, clients: Sequence[ClientRow]) -> float:
+    """Return the mean of a statistic over the examples of the clients that report it; NaN if none does."""
+    reports = [client for client in clients if math.isfinite(client.means[name])]
+    of_training = name.startswith(OF_TRAINING)
+    num_examples = sum(each.num_examples if of_training else each.num_validation_examples for each in reports)
+    total = math.fsum(each.statistics[name] for each in reports)
+    return total / METRIC_UNIT / num_examples if num_examples else math.nan
+
+
+def _validation_loss(counts: Mapping[str, int], quality: Quality) -> float:
+    is_known = m.EVAL_LOSS in counts and quality.num_examples > 0
+    return quality.loss_sum / quality.num_examples if is_known else math.nan
 
 
 def _has_diverged(counts: Mapping[str, int], num_classes: int) -> bool:

@@ -1168,6 +1168,7 @@ class VersionPublished(_message.Message):
     NUM_SATURATED_FIELD_NUMBER: _builtins.int
     NUM_ROUNDED_FIELD_NUMBER: _builtins.int
     TRAIN_LOSS_FIELD_NUMBER: _builtins.int
+    TRAIN_LOSS_EXAMPLES_FIELD_NUMBER: _builtins.int
     EVALUATION_FIELD_NUMBER: _builtins.int
     TOTAL_EXAMPLES_FIELD_NUMBER: _builtins.int
     RUNTIMES_FIELD_NUMBER: _builtins.int
@@ -1190,6 +1191,8 @@ class VersionPublished(_message.Message):
     num_saturated: _builtins.int
     num_rounded: _builtins.int
     train_loss: _builtins.float
+    """The mean over the devices that report a training loss, and the number of their examples."""
+    train_loss_examples: _builtins.int
     total_examples: _builtins.int
     adopted_run_id: _builtins.str
     """The Version whose parameters were adopted; empty: none."""
@@ -1230,6 +1233,7 @@ class VersionPublished(_message.Message):
         num_saturated: _builtins.int = ...,
         num_rounded: _builtins.int = ...,
         train_loss: _builtins.float = ...,
+        train_loss_examples: _builtins.int = ...,
         evaluation: Global___Evaluation | None = ...,
         total_examples: _builtins.int = ...,
         runtimes: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
@@ -1244,7 +1248,7 @@ class VersionPublished(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["by", b"by", "evaluation", b"evaluation"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adopted_number", b"adopted_number", "adopted_run_id", b"adopted_run_id", "by", b"by", "bytes_down", b"bytes_down", "bytes_down_resumed", b"bytes_down_resumed", "bytes_up", b"bytes_up", "bytes_up_resumed", b"bytes_up_resumed", "evaluation", b"evaluation", "num_rounded", b"num_rounded", "num_saturated", b"num_saturated", "num_stale", b"num_stale", "number", b"number", "parent", b"parent", "round", b"round", "round_s", b"round_s", "rounds", b"rounds", "runtimes", b"runtimes", "statistics", b"statistics", "total_examples", b"total_examples", "train_loss", b"train_loss", "version_sha256", b"version_sha256"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adopted_number", b"adopted_number", "adopted_run_id", b"adopted_run_id", "by", b"by", "bytes_down", b"bytes_down", "bytes_down_resumed", b"bytes_down_resumed", "bytes_up", b"bytes_up", "bytes_up_resumed", b"bytes_up_resumed", "evaluation", b"evaluation", "num_rounded", b"num_rounded", "num_saturated", b"num_saturated", "num_stale", b"num_stale", "number", b"number", "parent", b"parent", "round", b"round", "round_s", b"round_s", "rounds", b"rounds", "runtimes", b"runtimes", "statistics", b"statistics", "total_examples", b"total_examples", "train_loss", b"train_loss", "train_loss_examples", b"train_loss_examples", "version_sha256", b"version_sha256"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

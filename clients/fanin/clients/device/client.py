@@ -5,7 +5,7 @@
     client.predict({"x": x})      # from any thread: the int8 prediction of the newest verified Version
 
 A temporary failure (connection, coordinator, this process) leads to a retry or a resumed download. A permanent one (a
-wrong token, an old protocol) ends ``run`` with an error.
+wrong token, an old protocol, ``max_failures``) ends ``run`` with an error.
 
 The app's code (``may_work``, the trainer, the example store) runs inside a guard. The client logs its exceptions with
 their traceback, and they never end ``run``. ``failure`` is the error that did end it.
@@ -69,6 +69,9 @@ class ClientOptions:
     Attributes:
         token: The enrollment token.
         max_updates: Number of accepted Updates after which ``run`` returns; 0 for no limit.
+        max_failures: Number of failed trainings in a row after which ``run`` raises Conflict; 0 for no limit. Set it
+            for code that belongs to this device, such as a Flower app. The graphs of a Bundle come with the Run, so
+            another Run may train well.
         delay_seed: Seed of a random delay of at most ``MAX_DELAY_S`` before each upload. Another seed changes the order
             of arrival, which must not change the Versions.
         may_work: Called before each step (a check-in, a download, training, an upload), and inside it between batches
@@ -82,6 +85,7 @@ class ClientOptions:
 
     token: str
     max_updates: int = 0
+    max_failures: int = 0
     delay_seed: str | None = None
     may_work: Callable[[], bool] = lambda: True
     recheck_s: float = RECHECK_S
@@ -105,7 +109,8 @@ class Client:
                 rng=parts.rng,
                 conditions=self._conditions,
                 serving=parts.serving,
-            )
+            ),
+            s.Session(max_failures=options.max_failures),
         )
 
     @property
@@ -146,7 +151,11 @@ class Client:
         self._conditions.stop()
 
     def run(self) -> None:
-        """Take part until ``stop``. Raises Conflict if the coordinator rejects this device permanently."""
+        """Take part until ``stop``.
+
+        Raises:
+            Conflict: The coordinator rejects this device permanently, or ``max_failures`` trainings failed in a row.
+        """
         try:
             run_blocking(self._driver.run())
         except BaseException as exc:

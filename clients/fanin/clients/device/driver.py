@@ -133,7 +133,7 @@ class SessionDriver:
         self._downloader = Downloader(parts.calls, parts.store, parts.trusted, parts.trainer.graph_format)
 
     async def run(self) -> None:
-        """Take part until the host ends the session. Raises Conflict if the coordinator rejects this device."""
+        """Take part until the host ends the session. Raises Conflict if the session stops."""
         host, conditions = self._parts.host, self._parts.conditions
         step = self.session.begin()
         pause_s = step.pause_s

@@ -95,7 +95,7 @@ class FlowerTrainer:
         counts = {m.EXAMPLES: num_examples}
         _add_loss(counts, m.TRAIN_LOSS, reply.train_metrics, num_examples)
         num_evaluated = _whole("evaluate", reply.evaluation, 0)
-        if num_evaluated and any(name in reply.evaluate_metrics for name in LOSSES):
+        if num_evaluated:
             counts[m.EVAL_EXAMPLES] = num_evaluated
             _add_loss(counts, m.EVAL_LOSS, reply.evaluate_metrics, num_evaluated)
         metrics = {OF_TRAINING + name: (value, num_examples) for name, value in reply.train_metrics.items()}

@@ -161,8 +161,10 @@ def _version_text(event: VersionPublished) -> str:
     text += f" in {event.round_s:.2f} s, {event.bytes_down} bytes down, {event.bytes_up} up"
     if event.num_saturated:
         text += f", {event.num_saturated} values saturated"
-    if event.train_loss:
+    if event.train_loss_examples:
         text += f", training loss {event.train_loss:.4f}"
+        if event.train_loss_examples < event.total_examples:
+            text += f" (of {event.train_loss_examples} of {event.total_examples} examples)"
     evaluation = event.evaluation
     if evaluation is not None:
         text += f"; version {event.parent} validated on {evaluation.num_examples}: {_evaluation_text(evaluation)}"

@@ -26,9 +26,11 @@ from fanin.commands.console.terminal import (
     run_command,
     write_json,
 )
-from fanin.edge.bundles.bundle import Bundle, open_folder
+from fanin.edge.bundles.bundle import Bundle, open_folder, read_signed_manifest
 from fanin.edge.bundles.keys import SigningKey
+from fanin.protos.chunks import short
 from fanin.protos.control import RunState
+from fanin.protos.errors import InvalidBundle, InvalidInput
 
 MAX_PLAN_CHARS = 48
 """Characters of the Plan's name in a Run's id; an id has at most 64."""
@@ -47,7 +49,7 @@ def run(
     token_file: TokenOption = None,
     key: Annotated[
         Path,
-        typer.Option("--key", help="The publisher's key; created on first use, with its public half in a .pub file."),
+        typer.Option("--key", help="The key that signed the bundle; created if the plan has an App, with a .pub file."),
     ] = DEFAULT_KEY,
     run_id: Annotated[
         str,
@@ -73,13 +75,17 @@ def run(
 ) -> int:
     """Start a run from a plan: publish its bundle, sign version 0 and delegate to the run's key."""
     source = read_plan(plan, overrides or ())
+    folder = plan.parent / source.bundle
+    if source.bundle and not key.exists():
+        # A key that is created here has not signed the Bundle.
+        raise InvalidInput(f"--key {key}: no such file, expected the key that signed {folder}; pass it with --key")
     publisher = publisher_key(key)
     with connect(state, server, ca, token_file) as operator:
         with progress("run", quiet=quiet) as step, tempfile.TemporaryDirectory(prefix="fanin-bundle-") as scratch:
             # An export takes minutes: a coordinator that cannot be reached is reported before.
             operator.runs()
             if source.bundle:
-                bundle = open_folder(plan.parent / source.bundle, trusted=(publisher.public,))
+                bundle = _open(folder, publisher, key)
             else:
                 step(f"exporting the App {source.app}")
                 bundle = _export(source.app, Path(scratch), publisher, max_int8_drop)
@@ -94,6 +100,17 @@ def run(
             write_json(json, run_row(info))
         outcome = follow(operator.watch(info.run_id), json, run_row(info)) if watch else RunState.RUNNING
     return int(outcome in (RunState.FAILED, RunState.STOPPED))
+
+
+def _open(folder: Path, publisher: SigningKey, key: Path) -> Bundle:
+    """Open the Bundle of a Plan. Raises InvalidBundle, also if another key signed it."""
+    signer = read_signed_manifest(folder).public_key
+    if signer != publisher.public:
+        raise InvalidBundle(
+            f"{folder}: signed by key {short(signer)}, but {key} has key {short(publisher.public)}; pass the key that "
+            "signed it with --key, or export the bundle again"
+        )
+    return open_folder(folder, trusted=(publisher.public,))
 
 
 def _export(app: str, out: Path, publisher: SigningKey, max_int8_drop: float | None) -> Bundle:

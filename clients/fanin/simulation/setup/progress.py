@@ -81,6 +81,8 @@ def line_of(row: RoundRow) -> str:
     trained = f"  {row.num_clients} clients" if row.round else "  initial model"
     if math.isfinite(row.train_loss):
         trained += f"  train loss {row.train_loss:.4f}"
+        if row.train_loss_examples < row.num_examples:
+            trained += f" (of {row.train_loss_examples} of {row.num_examples} examples)"
     if row.num_diverged:
         trained += f" (cut: num_diverged {row.num_diverged}, lower the learning rate)"
     return f"round {row.round:4d}{trained}{tested}"

@@ -76,7 +76,8 @@ class Bundle:
         if signed.public_key not in trusted:
             raise InvalidBundle(
                 f"bundle: signed by key {short(signed.public_key)}, expected one of "
-                f"{sorted(short(key) for key in trusted)}; pass the publisher's public key if you trust it"
+                f"{sorted(short(key) for key in trusted)}; pass that publisher's public key (--publisher) if "
+                "you trust it"
             )
         if not is_signed(signed.public_key, signed.signature, BUNDLE_CONTEXT, signed.data):
             raise InvalidBundle(

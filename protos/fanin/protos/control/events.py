@@ -102,7 +102,8 @@ class VersionPublished:
         bytes_up_resumed: The same for uploads, as far as the publishing process knows them.
         num_saturated: Values that exceeded the largest encoded value.
         num_rounded: Values that were not on the grid.
-        train_loss: Mean training loss.
+        train_loss: Mean training loss over ``train_loss_examples``; 0.0 if no device reports one.
+        train_loss_examples: Examples of the devices that report a training loss.
         total_examples: Examples on which the devices trained.
         evaluation: Quality of the parent. None if no device validated it.
         runtimes: Number of Updates by the runtime that trained them.
@@ -126,6 +127,7 @@ class VersionPublished:
     num_saturated: int = 0
     num_rounded: int = 0
     train_loss: float = 0.0
+    train_loss_examples: int = 0
     total_examples: int = 0
     evaluation: Evaluation | None = None
     runtimes: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))

@@ -36,7 +36,7 @@ WEIGHT_UNIT: Final = 256
 HEADROOM_BITS: Final = 62
 MAX_STAGES: Final = 8
 MAX_STATISTICS: Final = 32
-OUR_STATISTICS: Final = frozenset({"examples", "train_loss_q16", "rounded", "saturated"})
+OUR_STATISTICS: Final = frozenset({"examples", "train_loss_q16", "train_loss_examples", "rounded", "saturated"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +128,7 @@ def check_stages(plan: Plan) -> None:
 
 def check_statistics(plan: Plan) -> None:
     """There are at most 32 statistics, each once. The names that fanin uses itself are not among them: `examples`,
-    `train_loss_q16`, `rounded`, `saturated`, and all that begin with `eval_`.
+    `train_loss_q16`, `train_loss_examples`, `rounded`, `saturated`, and all that begin with `eval_`.
     """
     names = [statistic.name for statistic in plan.statistics]
     if len(names) > MAX_STATISTICS or len(set(names)) < len(names):

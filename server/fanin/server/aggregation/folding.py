@@ -20,6 +20,7 @@ from fanin.protos.plans.named import blamed
 from fanin.server.aggregation.fold import Contribution, blocks_within
 from fanin.server.aggregation.outer import OuterOptimizer, State
 from fanin.server.aggregation.sets import Aggregate, Submission
+from fanin.server.aggregation.statistics import with_loss_examples
 from fanin.server.aggregation.weights import weights_of
 from fanin.server.storage.protocols.files import Payloads
 from fanin.server.storage.records import RoundRecord
@@ -82,7 +83,7 @@ def contribution_of(
         shifts=tuple(own + more for own, more in zip(header.shifts, lag.shifts, strict=True)),
         bits=codec.bits,
         max_shift=plan.codec.max_shift,
-        counts=header.statistics.counts,
+        counts=with_loss_examples(header.statistics.counts),
         pieces=(codec.decode(piece) for piece in payload),
     )
 

@@ -1,6 +1,8 @@
 """The statistics of a Round for its record: evaluation, training loss and runtimes.
 
-Each function reads the sums over the Round's Updates. The result is in the event ``VersionPublished``.
+The functions read the sums over the Round's Updates. The results are in the event ``VersionPublished``. A Flower app
+may report no loss, so a mean loss is over the examples of the devices that report one: ``with_loss_examples`` counts
+them.
 """
 
 from collections import Counter
@@ -9,8 +11,10 @@ from typing import Final
 
 from fanin.edge.runtimes.evaluations import SQUARES_INT8, quality_of
 from fanin.protos.control import Evaluation
-from fanin.protos.messages import EXAMPLES, LOSS_UNIT, TRAIN_LOSS
+from fanin.protos.messages import EVAL_EXAMPLES, EVAL_LOSS, EXAMPLES, LOSS_UNIT, TRAIN_LOSS
 
+TRAIN_LOSS_EXAMPLES: Final = "train_loss_examples"
+EVAL_LOSS_EXAMPLES: Final = "eval_loss_examples"
 MAX_RUNTIMES: Final = 50
 """Runtimes that are named in one event. Devices choose these names, and one message holds them all."""
 OTHER_RUNTIMES: Final = "other"
@@ -19,20 +23,27 @@ MAX_RISE: Final = 1e9
 JSON has no infinity."""
 
 
+def with_loss_examples(counts: Mapping[str, int]) -> dict[str, int]:
+    """Return the statistics of one Update, with the number of examples for each loss that it reports."""
+    losses = ((TRAIN_LOSS, TRAIN_LOSS_EXAMPLES, EXAMPLES), (EVAL_LOSS, EVAL_LOSS_EXAMPLES, EVAL_EXAMPLES))
+    return {**counts, **{name: counts.get(of, 0) for loss, name, of in losses if loss in counts}}
+
+
 def evaluation_of(counts: Mapping[str, int], num_classes: int) -> Evaluation | None:
-    """Return the evaluation of the Round's base Version on the devices' validation data, or None without examples.
+    """Return the evaluation of the Round's base Version on the devices' validation data, or None without a loss.
 
     Args:
-        counts: Sums of the Updates' statistics, by name.
+        counts: Sums of the Updates' statistics (``with_loss_examples``), by name.
         num_classes: Number of classes of the Bundle, 0 for a model of values. It comes from the Bundle, because devices
             do not decide what kind of model it is.
     """
     sums, of_values = quality_of(counts), not num_classes and SQUARES_INT8 in counts
-    if sums.num_examples <= 0:
+    num_examples = counts.get(EVAL_LOSS_EXAMPLES, 0)
+    if num_examples <= 0:
         return None
     return Evaluation(
-        num_examples=sums.num_examples,
-        loss=sums.loss_sum / sums.num_examples,
+        num_examples=num_examples,
+        loss=sums.loss_sum / num_examples,
         accuracy_float=sums.accuracy_float,
         accuracy_int8=sums.accuracy_int8,
         int8_agreement=sums.agreement,
@@ -41,9 +52,9 @@ def evaluation_of(counts: Mapping[str, int], num_classes: int) -> Evaluation | N
 
 
 def train_loss_of(counts: Mapping[str, int]) -> float:
-    """Return the mean training loss in nats per example, 0.0 if no device reported one."""
-    examples = counts.get(EXAMPLES, 0)
-    return counts.get(TRAIN_LOSS, 0) / LOSS_UNIT / examples if examples > 0 else 0.0
+    """Return the mean training loss in nats per example of the devices that report one, 0.0 if none does."""
+    num_examples = counts.get(TRAIN_LOSS_EXAMPLES, 0)
+    return counts.get(TRAIN_LOSS, 0) / LOSS_UNIT / num_examples if num_examples > 0 else 0.0
 
 
 def runtimes_of(names: Iterable[str]) -> Mapping[str, int]:

@@ -87,7 +87,7 @@ class Uploads:
         outcome = await driver.intake.outcome(round_number, device)
         if report.failure and outcome.update_state is m.UpdateState.RECEIVING:
             await self._discard(report.assignment_id)
-            if driver.intake.give_up(round_number, device):
+            if driver.intake.give_up(round_number, device, report.failure):
                 # Quoted, cut and limited, because a peer's text goes into our log.
                 text = f"run {driver.run_id}: round {round_number}: device {device} gave up: {report.failure!r:.400}"
                 self._failures.log("GaveUp", text)

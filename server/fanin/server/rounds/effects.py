@@ -28,7 +28,7 @@ from fanin.server.aggregation.parameters import (
     state_slices,
 )
 from fanin.server.aggregation.sets import Aggregate, SetFold, Submission
-from fanin.server.aggregation.statistics import evaluation_of, runtimes_of, train_loss_of
+from fanin.server.aggregation.statistics import TRAIN_LOSS_EXAMPLES, evaluation_of, runtimes_of, train_loss_of
 from fanin.server.rounds.recent import OpenedRound, RecentRounds
 from fanin.server.rounds.setup import RunSetup
 from fanin.server.rounds.troubles import Damaged
@@ -83,10 +83,10 @@ class RoundWork:
         async for headers in self._headers_of((device,)):
             await self._files.run(self._accumulate, headers)
 
-    async def close(self) -> RoundRecord:
-        """Record the set of Updates or, without a quorum, the failure. Return the record after that."""
-        record, stores = self.record, self._stores
-        closed = await stores.writer.close(record.round, cohort=self._setup.plan.cohort, now_s=stores.wall())
+    async def close(self, cause: str) -> RoundRecord:
+        """Record the set of Updates or, without a quorum, the failure with its cause. Return the record after that."""
+        record, stores, cohort = self.record, self._stores, self._setup.plan.cohort
+        closed = await stores.writer.close(record.round, cohort=cohort, now_s=stores.wall(), cause=cause)
         # Commits whose reports were lost are in the record only.
         unknown = tuple(device for device in closed.accepted if device not in self._facts)
         async for headers in self._headers_of(unknown):
@@ -143,6 +143,7 @@ class RoundWork:
             num_rounded=result.counts.get(m.ROUNDED, 0),
             num_stale=sum(each.is_stale for each in facts),
             train_loss=train_loss_of(result.counts),
+            train_loss_examples=result.counts.get(TRAIN_LOSS_EXAMPLES, 0),
             total_examples=result.counts.get(m.EXAMPLES, 0),
             evaluation=evaluation_of(result.counts, self._setup.manifest.num_classes),
             runtimes=runtimes_of(each.telemetry.runtime for each in facts),

@@ -39,6 +39,7 @@ class Course:
         is_leaving: Whether the coordinator is about to end, or another one drives the Run.
         lacks_space: Whether the last upload found the disk full.
         passed_over: Devices that waited while the selection policy chose no device for the open Round.
+        last_failure: The reason of the last device that gave up in the open Round.
         changed: Set, and replaced by a new event, at each change.
     """
 
@@ -61,6 +62,7 @@ class Course:
         self.is_leaving = False
         self.lacks_space = False
         self.passed_over: set[str] = set()
+        self.last_failure = ""
         self.changed = asyncio.Event()
         self._on_change = on_change
         self._on_superseded = on_superseded
@@ -151,6 +153,7 @@ class Course:
         self.work, self.round = None, None
         self.lacks_space = False
         self.passed_over.clear()
+        self.last_failure = ""
 
     def leave(self, superseded: Superseded) -> None:
         """Leave the Run to the driver that has taken it. Devices resume their uploads there."""

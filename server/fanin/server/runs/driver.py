@@ -87,7 +87,7 @@ class RunDriver:
     def trouble(self) -> str:
         """What keeps the Run from continuing, other than missing Updates; empty if nothing does."""
         lacks_space = self.course.lacks_space and self.course.is_open
-        return self.course.worker.trouble or (NO_SPACE if lacks_space else "") or self.intake.starvation
+        return self.course.worker.trouble or (NO_SPACE if lacks_space else "") or self.intake.shortage
 
     @property
     def live(self) -> LiveRun:
@@ -157,7 +157,7 @@ class RunDriver:
             case e.Accumulate():
                 await work.accumulate(effect.device)
             case e.Close():
-                self._follow(work, await work.close())
+                self._follow(work, await work.close(self.intake.failures))
             case e.Fold():
                 await work.fold(effect.accepted)
                 self.course.report(work, e.ParametersStored())

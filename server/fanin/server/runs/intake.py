@@ -24,6 +24,8 @@ from fanin.server.storage.records import CommittedUpdate
 from fanin.server.storage.stores import DriverStores
 
 LOG: Final = logging.getLogger("fanin.server.runs.intake")
+MAX_SHOWN: Final = 200
+"""Characters of a device's reason that operators see."""
 
 
 class Prospect(Enum):
@@ -96,6 +98,29 @@ class Intake:
             return ""
         name = self._course.setup.plan.cohort.selection
         return f"selection policy {name} chose none of {num_waiting} waiting device{'s' * (num_waiting > 1)}"
+
+    @property
+    def failures(self) -> str:
+        """The text for operators about the devices that gave up in the open Round, empty without one."""
+        machine = self._course.round
+        num = 0 if machine is None else len(machine.cohort.gave_up)
+        if not num:
+            return ""
+        # Quoted and cut, because it is a peer's text.
+        return f"{num} device{'s' * (num > 1)} gave up, the last with: {self._course.last_failure!r:.{MAX_SHOWN}}"
+
+    @property
+    def shortage(self) -> str:
+        """The text for operators about an open Round that waits for devices and has a known cause, else empty."""
+        machine, work = self._course.round, self._course.work
+        if self.starvation or machine is None or work is None or not machine.assigns:
+            return self.starvation
+        cohort = machine.cohort
+        # A device that gave up and tries again will probably give up again.
+        num_again = sum(device in cohort.at_work for device in cohort.gave_up)
+        if not self.failures or cohort.num_taken - num_again >= machine.rules.quorum:
+            return ""
+        return f"round {work.record.round} waits: {self.failures}"
 
     def _note_choice(self, round_number: int, candidates: Sequence[WaitingDevice], *, has_chosen: bool) -> None:
         course = self._course
@@ -238,8 +263,13 @@ class Intake:
             update_state=missing if accepted is None else m.UpdateState.ACCEPTED,
         )
 
-    def give_up(self, round_number: int, device: str) -> bool:
+    def give_up(self, round_number: int, device: str, failure: str) -> bool:
         """Free the place of a device that will not fulfil its Assignment.
+
+        Args:
+            round_number: The Round of the Assignment.
+            device: The device.
+            failure: The reason that the device reports.
 
         Returns:
             Whether it had a place. A repeated report finds none.
@@ -249,6 +279,7 @@ class Intake:
             return False
         course.at_work.end(device)
         if self._counts_now(round_number):
+            course.last_failure = failure
             course.step(e.GaveUp(device=device))
             course.announce_places()
         return True

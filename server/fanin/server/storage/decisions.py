@@ -35,10 +35,10 @@ def check_lease(lease: Lease, newest: Lease) -> None:
         )
 
 
-def failure_of(round_number: int, num_updates: int, cohort: CohortPlan) -> RoundFailed:
-    """Return the failure of a Round without a quorum."""
+def failure_of(round_number: int, num_updates: int, cohort: CohortPlan, cause: str) -> RoundFailed:
+    """Return the failure of a Round without a quorum. ``cause`` is a known one, or empty."""
     reason = f"{num_updates} updates within {cohort.deadline_s:g} s, expected at least {cohort.quorum}"
-    return RoundFailed(round=round_number, reason=reason)
+    return RoundFailed(round=round_number, reason=f"{reason}; {cause}" if cause else reason)
 
 
 def left_until(deadline_at_s: float, now_s: float) -> float:

@@ -9,6 +9,9 @@ The usual path is ENROLLING once, then IDLE (check in) -> FETCHING -> TRAINING -
 the connection or the coordinator the session repeats the step, with a pause that doubles each time. It drops an
 Assignment that has become moot.
 
+A device whose training fails reports it and gives up its Assignment. The coordinator lets it try again later. With
+``max_failures`` the session stops after that many failed trainings in a row.
+
 The answer to a check-in without work may name a newer Version than the served one: IDLE -> REFRESHING -> IDLE. A
 failure there returns to IDLE after the same doubling pause, because work is more important than a newer Version.
 
@@ -75,8 +78,16 @@ class IllegalSessionEvent(Exception):
 class Session:
     """The state of one device's session.
 
-    ``num_lost`` counts consecutive failures of the connection. ``newest`` is the Version to refresh to. ``rest_s`` is
-    the pause after the report that this device gives up its Assignment.
+    Attributes:
+        phase: The current phase.
+        assignment: The Assignment under way.
+        newest: The Version to refresh to.
+        failure: Why this device gives up its Assignment, or why it stops.
+        rest_s: Seconds of pause after the report that this device gives up its Assignment.
+        num_lost: Consecutive failures of the connection.
+        num_accepted: Accepted Updates.
+        num_failures: Consecutive failed trainings. Data that do not fit the Bundle do not count: they may change.
+        max_failures: Consecutive failed trainings after which the session stops; 0 for no limit.
     """
 
     phase: SessionPhase = SessionPhase.ENROLLING
@@ -86,6 +97,8 @@ class Session:
     rest_s: float = REFUSED_PAUSE_S
     num_lost: int = 0
     num_accepted: int = 0
+    num_failures: int = 0
+    max_failures: int = 0
 
     def begin(self) -> Step:
         """Return the first step."""
@@ -178,13 +191,11 @@ def _fetched(state: Session, _event: SessionEvent, _rng: random.Random) -> tuple
 
 
 def _trained(state: Session, _event: SessionEvent, _rng: random.Random) -> tuple[Session, Step]:
-    return _to(state, SessionPhase.SENDING)
+    return _to(replace(state, num_failures=0), SessionPhase.SENDING)
 
 
 def _replied(state: Session, event: SessionEvent, rng: random.Random) -> tuple[Session, Step]:
     assert isinstance(event, Replied)
-    if state.phase is SessionPhase.REPORTING:
-        return _drop(state, state.rest_s)
     match event.reply.update_state:
         case UpdateState.ACCEPTED:
             return _drop(state, num_accepted=1)
@@ -212,11 +223,24 @@ def _paused(state: Session, _event: SessionEvent, rng: random.Random) -> tuple[S
     return _to(after, SessionPhase.IDLE, rng.uniform(FIRST_PAUSE_S / 2, FIRST_PAUSE_S))
 
 
+def _reported(state: Session, event: SessionEvent, rng: random.Random) -> tuple[Session, Step]:
+    if not state.max_failures or state.num_failures < state.max_failures:
+        return _moot(state, event, rng) if isinstance(event, Moot) else _drop(state, state.rest_s)
+    reason = (
+        f"{state.num_failures} trainings failed in a row, the last with: {state.failure}; correct the cause, then "
+        "start this device again"
+    )
+    return _stop(state, reason)
+
+
 def _unable(state: Session, event: SessionEvent, _rng: random.Random) -> tuple[Session, Step]:
     assert isinstance(event, Unable)
     # A device whose data do not fit takes a place in as few Rounds as possible.
     rest_s = LONGEST_PAUSE_S if event.is_lasting else REFUSED_PAUSE_S
-    return _to(replace(state, failure=event.reason, rest_s=rest_s), SessionPhase.REPORTING)
+    counts = state.phase is SessionPhase.TRAINING and not event.is_lasting
+    num_failures = state.num_failures + counts
+    after = replace(state, failure=event.reason, rest_s=rest_s, num_failures=num_failures)
+    return _to(after, SessionPhase.REPORTING)
 
 
 def _denied(state: Session, event: SessionEvent, _rng: random.Random) -> tuple[Session, Step]:
@@ -270,8 +294,8 @@ TRANSITIONS: Final[Mapping[tuple[SessionPhase, type[SessionEvent]], SessionTrans
         (SessionPhase.SENDING, Replied): _replied,
         (SessionPhase.SENDING, Moot): _moot,
         (SessionPhase.SENDING, Unable): _unable,
-        (SessionPhase.REPORTING, Replied): _replied,
-        (SessionPhase.REPORTING, Moot): _moot,
+        (SessionPhase.REPORTING, Replied): _reported,
+        (SessionPhase.REPORTING, Moot): _reported,
         **{(phase, Lost): _lost for phase in _REPEATED},
         **{(phase, Denied): _denied for phase in _CALLING},
         **{(phase, WorkPaused): _paused for phase in _WORKING},

@@ -79,7 +79,7 @@ class MemoryWriter:
         committed[device] = made[device] = update
         return update
 
-    async def close(self, round_number: int, *, cohort: CohortPlan, now_s: float) -> RoundRecord:
+    async def close(self, round_number: int, *, cohort: CohortPlan, now_s: float, cause: str = "") -> RoundRecord:
         """See ``RoundWriter.close``."""
         rows = self._fenced()
         record = rows.rounds[round_number]
@@ -89,7 +89,7 @@ class MemoryWriter:
         event: RoundClosed | RoundFailed = round_closed(round_number, accepted)
         mark = RoundMark.CLOSED
         if len(accepted) < cohort.quorum:
-            mark, event = RoundMark.FAILED, failure_of(round_number, len(accepted), cohort)
+            mark, event = RoundMark.FAILED, failure_of(round_number, len(accepted), cohort, cause)
         rows.rounds[round_number] = replace(record, mark=mark, accepted=accepted)
         rows.add_event(event, now_s)
         return rows.rounds[round_number]

@@ -64,7 +64,7 @@ class RoundWriter(Protocol):
         """
         ...
 
-    async def close(self, round_number: int, *, cohort: CohortPlan, now_s: float) -> RoundRecord:
+    async def close(self, round_number: int, *, cohort: CohortPlan, now_s: float, cause: str = "") -> RoundRecord:
         """Record the set: the Updates committed until now, in order. Without a quorum, record the failure.
 
         A Round that is not open stays as it is.
@@ -73,6 +73,7 @@ class RoundWriter(Protocol):
             round_number: The number of the Round.
             cohort: The Plan's quorum and deadline.
             now_s: Wall time, in seconds.
+            cause: What kept devices from sending Updates, if it is known. The reason of a failure ends with it.
 
         Returns:
             The record after that.

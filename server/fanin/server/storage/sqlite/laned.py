@@ -259,9 +259,9 @@ class LanedWriter:
         """See ``RoundWriter.commit``."""
         return await self._commits.commit(Candidate(update=update, buffer=buffer, lease=self.lease))
 
-    async def close(self, round_number: int, *, cohort: CohortPlan, now_s: float) -> RoundRecord:
+    async def close(self, round_number: int, *, cohort: CohortPlan, now_s: float, cause: str = "") -> RoundRecord:
         """See ``RoundWriter.close``."""
-        return await self._lane(partial(self._writer.close, round_number, cohort=cohort, now_s=now_s))
+        return await self._lane(partial(self._writer.close, round_number, cohort=cohort, now_s=now_s, cause=cause))
 
     async def publish(
         self,

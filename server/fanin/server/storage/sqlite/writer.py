@@ -100,7 +100,7 @@ class SqliteWriter:
             values = {"left_s": left_s} if is_paused else {"deadline_at": deadline_at_s, "left_s": None}
             connection.execute(update(schema.rounds).where(is_round(run_id, round_number)).values(values))
 
-    def close(self, round_number: int, *, cohort: CohortPlan, now_s: float) -> RoundRecord:
+    def close(self, round_number: int, *, cohort: CohortPlan, now_s: float, cause: str = "") -> RoundRecord:
         """See ``RoundWriter.close``."""
         run_id = self.lease.run_id
         with self._fenced() as connection:
@@ -114,7 +114,7 @@ class SqliteWriter:
             event: RoundClosed | RoundFailed = round_closed(round_number, accepted)
             mark = RoundMark.CLOSED
             if len(accepted) < cohort.quorum:
-                mark, event = RoundMark.FAILED, failure_of(round_number, len(accepted), cohort)
+                mark, event = RoundMark.FAILED, failure_of(round_number, len(accepted), cohort, cause)
             values = {"state": mark.value, "accepted": json.dumps(accepted)}
             connection.execute(update(schema.rounds).where(is_round(run_id, round_number)).values(values))
             add_event(connection, run_id, event, now_s)
