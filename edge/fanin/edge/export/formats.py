@@ -3,6 +3,8 @@
 ``FORMATS`` has one record for each format, with all that differs between formats in an export. A format yields files,
 the file of each Signature, the ports, and the slots of its ``infer`` graph. Ports and derived constants are equal in
 all formats; ``build`` checks this.
+
+``tests/contracts/test_graph_formats.py`` runs one suite over all of them.
 """
 
 from collections.abc import Callable, Mapping
