@@ -1,6 +1,8 @@
 """A Run over gRPC whose devices have personal parameters: they persist over a restart, serve, and never leave."""
 
 import json
+import os
+import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -15,6 +17,7 @@ import torch
 from support.commands import Fanin, fanin_in_process
 from support.hosted import Hosted
 from support.models import PUBLISHER, exported
+from support.remote_runtime import PYTHON, ROOT, SOURCES
 from support.values import plan
 from torch import Tensor, nn
 
@@ -52,14 +55,16 @@ class Network(nn.Module):
         return self.head(torch.relu(self.body(x)))
 
 
-@pytest.fixture(scope="module")
-def bundle() -> Bundle:
+def app() -> App:
     torch.manual_seed(1)
     recipe = Recipe(optimizer=Sgd(momentum=0.0), local=["head.*"])
     x = torch.randn(32, 6)
-    return exported(
-        App(name="personal", module=Network(), calibration=x, batch_size=8, num_classes=NUM_CLASSES, recipe=recipe)
-    )
+    return App(name="personal", module=Network(), calibration=x, batch_size=8, num_classes=NUM_CLASSES, recipe=recipe)
+
+
+@pytest.fixture(scope="module")
+def bundle() -> Bundle:
+    return exported(app())
 
 
 @pytest.fixture
@@ -205,3 +210,65 @@ def _check_inference(host: Hosted, bundle: Bundle, parameters: Float32s) -> None
         assert serving.version == ("run", 3)
         whole = bundle.manifest.join(parameters, stored(host, bundle, device))
         np.testing.assert_array_equal(serving.predict(inputs), runtime.open_predict(bundle, whole)(inputs))
+
+
+def _start(host: Hosted, *words: str) -> "subprocess.Popen[str]":
+    """A command in the environment that has tflite-runtime, numpy 1 and no torch."""
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(str(ROOT / part) for part in SOURCES)}
+    command = [str(PYTHON), "-m", "fanin.commands.main", *words]
+    return subprocess.Popen(
+        command, cwd=host.folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def _join(host: Hosted, device: int) -> "subprocess.Popen[str]":
+    options = {
+        "--server": host.address,
+        "--ca": "ca.pem",
+        "--token-file": "token",
+        "--publisher": "publisher.pub",
+        "--data": f"data-{device}.npz",
+        "--state": f"device-{device}",
+        "--runtime": "tflite",
+        "--max-updates": "1",
+    }
+    return _start(host, "join", *(word for option in options.items() for word in option), "--serve", "--quiet")
+
+
+@pytest.mark.nightly
+def test_personal_parameters_on_tflite_runtime(host: Hosted) -> None:
+    bundle = exported(app(), ("tflite",))
+    host.start_run(plan(buffer=NUM_DEVICES, max_rounds=NUM_ROUNDS), bundle, PUBLISHER)
+    (host.folder / "ca.pem").write_bytes(host.ca)
+    (host.folder / "token").write_text(host.device_token)
+    (host.folder / "publisher.pub").write_text(PUBLISHER.public)
+    for device in range(NUM_DEVICES):
+        write_npz(host.folder / f"data-{device}.npz", examples(device))
+    for _ in range(NUM_ROUNDS):
+        # Each Round is another process: personal parameters are in the device's folder.
+        joined = [_join(host, device) for device in range(NUM_DEVICES)]
+        for process in joined:
+            _, errors = process.communicate(timeout=120)
+            assert process.returncode == 0, errors
+    assert [event.number for event in host.published()] == [1, 2]
+    with host.operator() as operator:
+        versions = [operator.parameters(operator.version("run", number).version) for number in (1, 2)]
+    assert {version.size for version in versions} == {6 * 8 + 8}
+    outputs = list[Float32s]()
+    for device in range(NUM_DEVICES):
+        first, second = (stored(host, bundle, device, before=number + 1) for number in (1, 2))
+        initial = bundle.initial_local()
+        assert not np.array_equal(first, initial) and not np.array_equal(second, first)
+        for path in (path for path in host.state.rglob("*") if path.is_file()):
+            assert first.tobytes() not in path.read_bytes() and second.tobytes() not in path.read_bytes(), path
+        words = ("--publisher", "publisher.pub", "--data", "data-0.npz", "--runtime", "tflite", "--out", "logits.npy")
+        process = _start(host, "infer", f"device-{device}", *words)
+        _, errors = process.communicate(timeout=60)
+        assert process.returncode == 0, errors
+        logits = np.load(host.folder / "logits.npy")
+        whole = bundle.manifest.join(versions[0], second)
+        expected = open_runtime("litert").open_predict(bundle, whole)(examples(0).inputs)
+        # The two libraries round a few activations differently.
+        np.testing.assert_allclose(logits, expected, rtol=0, atol=0.05 * np.ptp(expected))
+        outputs.append(logits)
+    assert np.abs(outputs[0] - outputs[1]).max() > 0.1 * np.ptp(outputs[0])

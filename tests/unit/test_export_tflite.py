@@ -11,7 +11,7 @@ from ai_edge_litert import schema_py_generated as schema
 from ai_edge_litert.interpreter import Interpreter
 from torch import Tensor
 
-from fanin.edge.export.tflite.file import pack
+from fanin.edge.export.tflite.file import only, pack
 from fanin.edge.export.tflite.operators import LATEST, check_operators, check_runs
 from fanin.edge.export.tflite.writer import to_tflite
 from fanin.edge.export.tracing.traced import Traced
@@ -69,6 +69,23 @@ def test_the_same_graphs_give_the_same_bytes(two_signatures: bytes) -> None:
     examples = (torch.ones(64, 64), torch.arange(3, dtype=torch.float32))
     found = traced(Scaled(), examples, ["next.body.0.weight", "loss"])
     assert to_tflite({"train": found, "evaluate": found}, "App small") == two_signatures
+
+
+def divided(data: bytes, signature: str) -> bytes:
+    """The slow twin of ``only``: a copy of the whole model, changed in place."""
+    model = schema.ModelT.InitFromPackedBuf(data)
+    (ports,) = (row for row in model.signatureDefs if row.signatureKey.decode() == signature)
+    model.subgraphs, model.signatureDefs = [model.subgraphs[ports.subgraphIndex]], [ports]
+    ports.subgraphIndex = 0
+    return pack(model)
+
+
+@pytest.mark.parametrize("signature", ["train", "evaluate"])
+def test_one_signature_of_a_model_is_a_file_and_leaves_the_model(two_signatures: bytes, signature: str) -> None:
+    model = schema.ModelT.InitFromPackedBuf(two_signatures)
+    before = pack(model)
+    assert only(model, signature) == divided(two_signatures, signature)
+    assert pack(model) == before
 
 
 class Sorted(torch.nn.Module):

@@ -3,6 +3,8 @@
 ``FORMATS`` has one record for each format, with all that differs between formats in an export. A format yields files,
 the file of each Signature, the ports, and the slots of its ``infer`` graph. Ports and derived constants are equal in
 all formats; ``build`` checks this.
+
+``tests/contracts/test_graph_formats.py`` runs one suite over all of them.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,7 +16,7 @@ import torch
 
 from fanin.edge.batch_sizes import with_batch
 from fanin.edge.bundles.derived import Derived
-from fanin.edge.bundles.slots import Slot
+from fanin.edge.bundles.slots import MIN_INPUT_SCALE, Slot
 from fanin.edge.export.decompositions.tables import ONNX, TFLITE, Forms
 from fanin.edge.export.inputs.named import numpy_inputs
 from fanin.edge.export.inputs.sequences import at_length, check_targets, each_length
@@ -154,6 +156,7 @@ def _tflite_data(prepared: Prepared, traced: Mapping[str, Traced]) -> bytes:
 def graphs_of(prepared: Prepared, graph_format: "GraphFormat") -> Graphs:
     """Return the graphs of an App in one format, for all of its lengths and batch sizes. Raises UnsupportedModel."""
     graphs = _of_lengths(prepared, graph_format)
+    _check_scales(prepared, graphs)
     for size in prepared.app.other_batch_sizes:
         for name, single in each_length(prepared.for_batches(size)):
             data, ports = graph_format.make_train(single)
@@ -165,6 +168,20 @@ def graphs_of(prepared: Prepared, graph_format: "GraphFormat") -> Graphs:
                 ports={**graphs.ports, signature: ports},
             )
     return graphs
+
+
+def _check_scales(prepared: Prepared, graphs: Graphs) -> None:
+    """Raise UnsupportedModel for a layer whose input is too large or too small for int8 with its bias."""
+    for slot in graphs.slots:
+        if slot.weight and not MIN_INPUT_SCALE <= slot.input_scale <= 1.0 / MIN_INPUT_SCALE:
+            path = slot.weight.rpartition(".")[0]
+            kind = type(dict(prepared.eager.named_modules()).get(path, prepared.eager)).__name__
+            raise UnsupportedModel(
+                f"{prepared.what}: module {path or 'itself'} ({kind}) receives "
+                f"values of up to about {255 * slot.input_scale:.1e} on the calibration data, expected at "
+                f"least {255 * MIN_INPUT_SCALE:.1e} and at most {255 / MIN_INPUT_SCALE:.1e}; scale the data, or put a "
+                "norm before the module"
+            )
 
 
 def _of_lengths(prepared: Prepared, graph_format: "GraphFormat") -> Graphs:

@@ -23,6 +23,7 @@ A tensor is compared by the L2 norm of its error, relative to its own norm. Smal
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -31,6 +32,8 @@ import torch
 
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.bundles.manifest import Manifest
+from fanin.edge.export.inputs.named import call_module
+from fanin.edge.export.modules.finite import first_not_finite
 from fanin.edge.export.optimizers.optimizer import Tensors
 from fanin.edge.export.prepare import Prepared
 from fanin.edge.export.preprocess import verify_preprocess
@@ -46,6 +49,7 @@ from fanin.edge.export.tracing.eager import (
     sure_values,
     warm_states,
 )
+from fanin.edge.export.tracing.examples import KEEP_FINITE, example_batch
 from fanin.edge.runtimes.base import Evaluate, Predict, Runtime, StepSettings, TrainState, TrainStep
 from fanin.edge.runtimes.graphs import optimizer_table, state_port
 from fanin.edge.tensors import Array, Float32s
@@ -328,6 +332,13 @@ def _check_tensors(prepared: Prepared, what: str, triples: Triples) -> None:
     for name, row in triples.items():
         floor = FLOOR if row.exact is not None else UNKNOWN_FLOOR
         error = _norm(row.actual - row.expected)
+        if not math.isfinite(sizes[name]):
+            call = partial(call_module, prepared.eager, example_batch(prepared)[0])
+            where = first_not_finite(prepared.eager, call)
+            raise UnsupportedModel(
+                f"{prepared.what}: {what.format(name + _module_of(prepared, name))} is not finite in torch either"
+                f"{f': {where}' if where else ''}, expected finite gradients; {KEEP_FINITE}"
+            )
         allowed = tolerance * sizes[name] + NOISE_FACTOR * row.noise + floor * largest
         if not error <= allowed:
             raise UnsupportedModel(

@@ -9,6 +9,7 @@
 - ``plain/``: functions that lack a form or a gradient in a graph, as plain functions.
 - ``draws``: the random numbers that a module draws, from inputs of the graph.
 - ``repeated``: a forward and a loss that use nothing but their batch and torch's draws.
+- ``finite``: which module returns NaN or infinity first, for errors.
 - ``origins``: the module that each node of a trace comes from, for errors on devices.
 
 The layers of quantization-aware training are in ``int8.quantization_aware``.

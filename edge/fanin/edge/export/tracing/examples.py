@@ -5,15 +5,17 @@ There are two batches. A graph that captured a constant from the traced batch re
 
 import copy
 from collections.abc import Mapping
+from functools import partial
 from typing import Final
 
 import torch
 from torch import Tensor
 
 from fanin.edge.export.app import App
-from fanin.edge.export.inputs.named import forms_of, num_samples, rows_of
+from fanin.edge.export.inputs.named import call_module, forms_of, num_samples, rows_of
 from fanin.edge.export.inputs.outputs import Output, of_rows, paths_of, predicted
 from fanin.edge.export.modules.draws import check_size, recorded
+from fanin.edge.export.modules.finite import first_not_finite
 from fanin.edge.export.modules.repeated import check_repeats, check_samples
 from fanin.edge.export.optimizers.optimizer import Tensors
 from fanin.edge.export.prepare import Prepared
@@ -26,6 +28,10 @@ from fanin.protos.errors import UnsupportedModel
 MIN_TRACE_BATCH: Final = 2
 """The tracer would treat a batch of one as the constant 1."""
 OTHER_SEED: Final = 1
+KEEP_FINITE: Final = (
+    "keep the arguments of divisions, logarithms and roots away from 0 (x.clamp(min=1e-6)), and those of exponentials "
+    "below 88"
+)
 ExampleBatch = tuple[Tensors, Tensor, Tensor]
 """(inputs by name, y, mask) of one batch."""
 
@@ -200,8 +206,8 @@ def check_kept(prepared: Prepared) -> tuple[RandomPort, ...]:
         The random numbers that the pass draws, in order.
 
     Raises:
-        UnsupportedModel: A buffer or a parameter changes, in place or by assignment, the loss is not finite, or the
-            pass draws more than 16 MB of random numbers.
+        UnsupportedModel: A buffer or a parameter changes, in place or by assignment, the loss or an output in
+            evaluation is not finite, or the pass draws more than 16 MB of random numbers.
     """
     module = prepared.module
     before = {name: (buffer, buffer._version) for name, buffer in module.named_buffers()}
@@ -211,7 +217,8 @@ def check_kept(prepared: Prepared) -> tuple[RandomPort, ...]:
     draws: list[RandomPort] = []
     with torch.no_grad(), plain_kernels(), recorded(draws):
         output = guarded(f"{prepared.what}: the train step", module, lambda: prepared.app.call(module, inputs))
-        _check_loss(prepared, output, y)
+        _check_loss(prepared, output, inputs, y)
+    _check_calibrated(prepared)
     check_size(prepared.what, draws, MAX_RANDOM_BYTES)
     _check_kept(prepared, parameters, module)
     after = dict(module.named_buffers())
@@ -225,7 +232,7 @@ def check_kept(prepared: Prepared) -> tuple[RandomPort, ...]:
     return tuple(draws)
 
 
-def _check_loss(prepared: Prepared, output: object, y: Tensor) -> None:
+def _check_loss(prepared: Prepared, output: object, inputs: Tensors, y: Tensor) -> None:
     """Raise Untraceable for a loss that is not finite, if the module's output (B, ...) has the right form."""
     app = prepared.app
     try:
@@ -236,11 +243,35 @@ def _check_loss(prepared: Prepared, output: object, y: Tensor) -> None:
     if not bool(losses.isfinite().all()):
         seen = [checked] if isinstance(checked, Tensor) else checked.values()
         is_finite = all(bool(value.isfinite().all()) for value in seen)
-        cause = "the module's output is finite" if is_finite else "the module's output is not finite either"
+        cause = "the module's output is finite"
+        if not is_finite:
+            cause = first_not_finite(prepared.module, partial(call_module, prepared.module, inputs))
         raise Untraceable(
             f"App {app.name}: the loss is not finite on the calibration data; {cause}",
             "hide a class by a large negative number (masked_fill with -1e9), not by -inf, and keep outputs finite",
         )
+
+
+def _check_calibrated(prepared: Prepared) -> None:
+    """Raise Untraceable for an output of the module that is not finite on the calibration data of ``infer``."""
+    app, module = prepared.app, copy.deepcopy(prepared.eager).eval()
+    size = app.batch_size
+    stop = num_samples(app.inputs) - size
+    # A module may accept batches of one size only, so the last one overlaps.
+    starts = [*range(0, stop, size), stop] if stop >= 0 else []
+    for inputs in [rows_of(app.inputs, slice(start, start + size)) for start in starts] or [app.examples(size)]:
+        try:
+            with torch.no_grad(), plain_kernels():
+                output = guarded(prepared.what, module, partial(app.call, module, inputs))
+                logits = predicted(check_output(app, output))
+        except UnsupportedModel:
+            return  # the trace reports it
+        if not bool(logits.isfinite().all()):
+            where = first_not_finite(module, partial(call_module, module, inputs))
+            raise Untraceable(
+                f"App {app.name}: the module's output in evaluation is not finite on the calibration data; {where}",
+                KEEP_FINITE,
+            )
 
 
 def check_pure(prepared: Prepared) -> None:
