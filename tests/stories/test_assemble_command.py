@@ -113,7 +113,7 @@ def test_people_are_told_and_a_bundle_is_never_overwritten(fanin: Fanin, spec: P
         ("batch_size = 4", 'batch_size = "4"', "linear.toml.batch_size: got str, expected int"),
         ("batch_size = 4", "batch_size = 8", "train graph: got 'mask' as float32 (4,), expected float32 (8,)"),
         ("train.onnx", "strain.onnx", "strain.onnx: No such file or directory"),
-        ('train = "data/train.onnx"', "", "assemble: got graphs for ['evaluate', 'infer'] in onnx, expected"),
+        ('train = "data/train.onnx"', "", "got graphs for ['evaluate', 'infer'] in onnx, expected"),
         ("data/parameters.npz", "data/train.onnx", "train.onnx: not a readable .npz file of plain arrays ("),
         ("data/parameters.npz", "data/one.npy", "one.npy: got a single array, expected an .npz file with one for each"),
         ("[graphs.onnx]", "[graphs.coreml]", "coreml"),
