@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.staleness import CAN, send, settle
+from support.staleness import CAN, assignment, send, settle
 from support.virtual import Place, bundle_in, open_place, plan, start
 
 from fanin.clients.testing import run_virtual
@@ -255,3 +255,26 @@ def test_a_round_whose_policy_chooses_no_device_says_so_until_it_chooses_one(
     assert [record.getMessage() for record in caplog.records] == [
         "run run: round 1 waits: selection policy own chose none of 1 waiting device"
     ]
+
+
+def test_places_that_become_free_at_once_are_offered_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> list[int]:
+        install(tmp_path / "site", "own.places += [num_places]\n    return waiting[:num_places]\nown.places = []")
+        monkeypatch.syspath_prepend(tmp_path / "site")
+        monkeypatch.delitem(sys.modules, "own_policy", raising=False)
+        place = open_place(tmp_path)
+        await start(place.runs, bundle_in(tmp_path), plan(concurrency=4, buffer=2, quorum=2, selection="own"))
+        await settle()
+        taken = {device: await assignment(place, device) for device in "abcd"}
+        check_in = m.CheckIn(protocol=m.PROTOCOL, capabilities=CAN, wait_s=30.0)
+        waiting = [asyncio.create_task(place.coordinator.check_in(device, check_in)) for device in "efgh"]
+        await settle()
+        places = sys.modules["own_policy"].own.places
+        places.clear()
+        reports = {device: m.Report(assignment_id=row.assignment_id, failure="no") for device, row in taken.items()}
+        await asyncio.gather(*(place.coordinator.report(device, report) for device, report in reports.items()))
+        assert all(isinstance(answer, m.Assigned) for answer in await asyncio.gather(*waiting))
+        await place.runs.stop()
+        return list(places)
+
+    assert run_virtual(main()) == [4]

@@ -65,6 +65,7 @@ class Course:
         self.last_failure = ""
         self.changed = asyncio.Event()
         self._on_change = on_change
+        self._announces_places = False
         self._on_superseded = on_superseded
         self._timer: asyncio.TimerHandle | None = None
         self._wake_at: float | None = None
@@ -95,7 +96,16 @@ class Course:
         self._on_change()
 
     def announce_places(self) -> None:
-        """Wake the devices that wait for work, because a place became free."""
+        """Wake the devices that wait for work in the next turn of the event loop, because a place became free.
+
+        Selection looks at all devices that wait. So the places that become free in one turn are announced once.
+        """
+        if not self._announces_places:
+            self._announces_places = True
+            asyncio.get_running_loop().call_soon(self._announce_places)
+
+    def _announce_places(self) -> None:
+        self._announces_places = False
         self._on_change()
 
     def step(self, event: e.Event) -> tuple[e.Effect, ...]:
