@@ -59,8 +59,8 @@ async def take_round(place: Place) -> str:
     """Select devices for a Round and let them send their Updates. Return the devices."""
     await command(place, Pause())
     assignments = await selected(place)
-    for device, assignment in assignments.items():
-        assert (await send(place, device, assignment)).update_state is m.UpdateState.ACCEPTED
+    for device, work in assignments.items():
+        assert (await send(place, device, work)).update_state is m.UpdateState.ACCEPTED
     await settle()
     return "".join(sorted(assignments))
 
@@ -93,8 +93,8 @@ def test_a_device_that_never_sends_an_update_does_not_keep_the_place_of_a_new_on
         await settle()
         await command(place, Pause())
         gave_up = await selected(place)
-        for device, assignment in gave_up.items():
-            report = m.Report(assignment_id=assignment.assignment_id, failure="no examples")
+        for device, work in gave_up.items():
+            report = m.Report(assignment_id=work.assignment_id, failure="no examples")
             await place.coordinator.report(device, report)
         await command(place, Pause())
         assert not gave_up.keys() & (await selected(place)).keys()
