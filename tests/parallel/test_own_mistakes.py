@@ -199,6 +199,8 @@ def test_a_rank_that_waited_for_a_lost_one_does_not_blame_the_app(tmp_path: Path
     own.write_text("def forward(call):\n    call()\n\ndef wrong():\n    raise ValueError('mine')\n")
     exec(compile(own.read_text(), own, "exec"), names)
     lost = "def lost():\n    raise RuntimeError('peer')\n"
+    closed = "def closed():\n    raise RuntimeError('[gloo/transport/tcp/pair.cc:553] Connection closed by peer')\n"
+    exec(closed, names)
     exec(compile(lost, "/python/torch/distributed/collectives.py", "exec"), names)
     config = TrainConfig(
         model=ModelSettings(app=f"{own}:app"),
@@ -213,6 +215,7 @@ def test_a_rank_that_waited_for_a_lost_one_does_not_blame_the_app(tmp_path: Path
         return str(_error_of_app(config, caught.value) or "")
 
     assert error_in("lost") == ""
+    assert error_in("closed") == "", "also where torch's frames are not below the App's"
     assert f"raised ValueError at {own}:5: mine" in error_in("wrong")
 
 
