@@ -18,6 +18,7 @@ from torch.distributed.pipelining import PipelineStage
 
 from fanin import datacenter
 from fanin.clients.data.digits import split_digits
+from fanin.datacenter.checkpoints.progress import latest
 from fanin.datacenter.config.settings import (
     CheckpointSettings,
     DataSettings,
@@ -253,6 +254,18 @@ def test_an_observer_that_fails_when_all_steps_are_done_costs_no_result(
     trained = read_result(tmp_path / "job").metrics.trained
     assert (len(trained.losses), trained.evaluated[-1].step) == (3, 3)
     assert seen.events[-1] == ENDED
+
+
+def test_a_due_checkpoint_is_completed_when_an_observer_fails(config: TrainConfig, tmp_path: Path) -> None:
+    kept, full, seen = tmp_path / "kept", Full(StepSettled(num_steps=2)), Seen()
+    config = replace(config, stop=StopSettings(steps=5), checkpoints=CheckpointSettings(folder=kept, every=1))
+    with pytest.raises(InvalidInput, match="raised OSError on StepSettled: disk full; the job ends after step 2"):
+        datacenter.train(config, folder=tmp_path / "job", observers=[full, seen])
+    progress = latest(kept)
+    assert progress is not None
+    assert progress.step == 2
+    assert isinstance(seen.events[-1], TrainingFailed)
+    assert seen.events[-2] == CheckpointWritten(num_steps=2)
 
 
 def test_a_rank_reports_an_observer_that_exits_after_the_result_is_written(

@@ -85,6 +85,7 @@ class TrainingLoop:
         self.throughput = Throughput()
         self.interrupted = False
         self.failure = ""
+        self._failed_together = False
         self._observers = start.observers
         self._scored = scored
         self._config = config
@@ -119,7 +120,9 @@ class TrainingLoop:
             reason = self._train()
             publish(TrainingEnded(num_steps=self.state.step, reason=reason, interrupted=self.interrupted))
         except BaseException as exc:
-            publish(TrainingFailed(num_steps=self.state.step, error=f"{type(exc).__name__}: {exc}"))
+            together = self._failed_together or isinstance(exc, Diverged)
+            error = f"{type(exc).__name__}: {exc}"
+            publish(TrainingFailed(num_steps=self.state.step, error=error, on_all_ranks=together))
             raise
         verdict = self._verdict()
         if isinstance(verdict, Failure):
@@ -140,6 +143,7 @@ class TrainingLoop:
             self._observers.publish(StepSettled(num_steps=self.state.step))
             verdict, reason = self._verdict(), self._limit()
             if isinstance(verdict, Failure) and not reason:
+                self._failed_together = True
                 raise InvalidInput(
                     f"{verdict.reason}; the job ends after step {self.state.step}; correct this observer"
                 )
