@@ -92,6 +92,12 @@ def lazy():
 
 def meta():
     return of(Net().to("meta"))
+
+def leaves(outputs, targets):
+    raise SystemExit(3)
+
+def exits():
+    return of(Net(), leaves)
 """
 DIFFERS = (
     "got 3 tensors of which 0 are not the model's, 1 have another shape or type and 0 are missing, such as embed.w"
@@ -122,6 +128,7 @@ def error_of(folder: Path, app: str, **model: Path) -> str:
     ("app", "message"),
     [
         ("raises", "its own code raised KeyError at {own}:25: 'oops'; the log of the rank has the traceback"),
+        ("exits", "its own code raised SystemExit at {own}:80: 3; the log of the rank has the traceback"),
         (
             "two",
             "App own: calibration data: got the inputs ['x'], expected those of Two.forward(x, other) (missing a re",
