@@ -62,8 +62,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_configure() -> None:
     """Have all tests compute on the CPU, on which they hold for any number of ranks, unless GPUs are named.
 
-    Exports convert their graphs, and do not take them from the user's cache. Ctrl-C works as in a terminal. A shell that
-    starts a run in the background has it ignored, and a test that interrupts itself would never end.
+    Exports convert their graphs, and do not take them from the user's cache. Ctrl-C works as in a terminal. A shell
+    that starts a run in the background has it ignored, and a test that interrupts itself would never end.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")

@@ -93,6 +93,23 @@ def test_a_module_that_a_mesh_would_train_as_another_is_refused(
 
 
 @pytest.mark.nightly
+def test_a_rank_that_fails_in_the_comparison_is_told_and_not_one_that_lost_it(tmp_path: Path) -> None:
+    # The last stage fails, and the first one waits for it.
+    config = config_of(tmp_path, "rows", "pp=2", replace(LAYOUT, outputs=("head",)))
+    with pytest.raises(InvalidInput, match=r"the forward fails \(mat1 and mat2 shapes cannot .*; name every module"):
+        launch(config, 2, tmp_path / "job")
+
+
+@pytest.mark.nightly
+def test_a_plan_that_does_not_gather_positions_is_told_of_sequence_parallel(tmp_path: Path) -> None:
+    plan = {name: style for name, style in LAYOUT.plan.items() if style != "shared"}
+    config = config_of(tmp_path, "rows", "tp=2", replace(LAYOUT, plan=plan, sequence="layers"))
+    config = replace(config, parallel=replace(config.parallel, sequence_parallel=True))
+    with pytest.raises(InvalidInput, match=r"the forward fails .* style shared .* or set sequence_parallel = false"):
+        launch(config, 2, tmp_path / "job")
+
+
+@pytest.mark.nightly
 def test_a_job_that_resumes_on_another_mesh_is_compared(tmp_path: Path) -> None:
     checkpoints = CheckpointSettings(folder=tmp_path / "checkpoints")
     train(replace(config_of(tmp_path, "scaled", "none"), checkpoints=checkpoints), 0, 1)

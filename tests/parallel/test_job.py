@@ -101,6 +101,8 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
 def test_an_error_comes_back_as_itself(tmp_path: Path) -> None:
     assert read_error(tmp_path) is None
     write_error(tmp_path, UnsupportedModel("the model is too large"))
+    # The error of a rank that has lost the first one.
+    write_error(tmp_path, InvalidInput("connection closed by peer"))
     found = read_error(tmp_path)
     assert type(found) is UnsupportedModel
     assert str(found) == "the model is too large"

@@ -124,6 +124,10 @@ def test_a_stopped_result_is_that_of_whoever_was_told(tmp_path: Path) -> None:
     assert outcome(tmp_path, TWO, 1, outcome_files(tmp_path)).metrics == METRICS
     # Of another job nothing is taken: neither its result nor its error.
     write_error(tmp_path, InvalidInput("its own"))
+    with pytest.raises(InvalidInput, match="its own"):
+        outcome(tmp_path, TWO, 0, outcome_files(tmp_path))
+    write_result(tmp_path, TrainResult(metrics=METRICS))
+    assert outcome(tmp_path, TWO, 0, outcome_files(tmp_path)).metrics == METRICS, "the error is of a lost machine"
     with pytest.raises(Conflict, match="another job uses this endpoint"):
         outcome(tmp_path, TWO, OTHER_JOB, outcome_files(tmp_path))
 

@@ -18,6 +18,7 @@ from torch.distributed.pipelining import PipelineStage
 
 from fanin import datacenter
 from fanin.clients.data.digits import split_digits
+from fanin.datacenter.checkpoints.progress import latest
 from fanin.datacenter.config.settings import (
     CheckpointSettings,
     DataSettings,
@@ -27,9 +28,10 @@ from fanin.datacenter.config.settings import (
     WatchSettings,
 )
 from fanin.datacenter.config.train_config import TrainConfig
-from fanin.datacenter.files.jobfiles import ROWS_FILE
-from fanin.datacenter.jobs.job import train
-from fanin.datacenter.jobs.launch import launch
+from fanin.datacenter.files.jobfiles import ROWS_FILE, outcome_files, read_result, write_config
+from fanin.datacenter.jobs.job import main, train
+from fanin.datacenter.jobs.launch import launch, outcome
+from fanin.datacenter.jobs.torchrun import ONE_MACHINE
 from fanin.datacenter.observers.contract import check_observer
 from fanin.datacenter.observers.events import (
     CheckpointWritten,
@@ -56,6 +58,7 @@ APPS = Path(__file__).with_name("apps.py")
 PAGE = (ROOT / "docs/datacenter.md").read_text().partition("\n### Observers\n")[2]
 EXAMPLE = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)[0]
 BROKEN = """
+import sys
 import time
 from fanin.datacenter.observers.events import StageComputed, StepEnded
 
@@ -68,6 +71,17 @@ class Stuck:
     def on(self, event):
         if isinstance(event, StepEnded):
             time.sleep(60.0)  # stuck
+
+class Exit:
+    def on(self, event):
+        if isinstance(event, StepEnded):
+            sys.exit(3)
+
+def exits(place):
+    return Exit()
+
+def exits_at_once(place):
+    sys.exit(3)
 
 def on_rank_1(place):
     return Broken() if place.rank == 1 else None
@@ -197,6 +211,7 @@ def test_an_observer_that_fails_on_one_rank_ends_all_with_its_name(
         ("no_such_module_here:first", "observer: no module 'no_such_module_here' on the path"),
         ("{path}:missing", "has no 'missing', expected an observer or a function of that name"),
         ("{path}:NUMBER", "got int, expected a function of one RankPlace"),
+        ("{path}:exits_at_once", "its factory raised SystemExit: 3; it receives one RankPlace"),
         ("{path}:wrong", r"its factory raised TypeError: wrong\(\) takes 0 positional arguments"),
         ("{path}:none", "got object, expected an object with a method on"),
     ],
@@ -207,6 +222,69 @@ def test_an_observer_that_cannot_begin_is_named(config: TrainConfig, broken: Pat
         train(replace(config, watch=WatchSettings(observers=(name,))), 0, 1)
     with pytest.raises(InvalidInput, match=r"watch: got observer 'nothing', expected package.module:factory"):
         WatchSettings(observers=("nothing",))
+
+
+class Full:
+    """An observer whose disk is full at one event."""
+
+    def __init__(self, event: Event) -> None:
+        self._event = event
+
+    def on(self, event: Event) -> None:
+        if event == self._event:
+            raise OSError("disk full")
+
+
+ENDED = TrainingEnded(num_steps=3, reason="steps", interrupted=False)
+
+
+@pytest.mark.parametrize("event", [StepSettled(num_steps=3), ENDED])
+def test_an_observer_that_fails_when_all_steps_are_done_costs_no_result(
+    config: TrainConfig, tmp_path: Path, event: Event
+) -> None:
+    weights, seen = tmp_path / "out.safetensors", Seen()
+    config = replace(config, stop=StopSettings(steps=3), checkpoints=CheckpointSettings(weights=weights))
+    with pytest.raises(InvalidInput) as caught:
+        datacenter.train(config, folder=tmp_path / "job", observers=[Full(event), seen])
+    assert str(caught.value) == (
+        f"observer 0 (Full): raised OSError on {type(event).__name__}: disk full; the job has ended after step 3, and "
+        "its files are written; correct this observer"
+    )
+    assert weights.exists()
+    trained = read_result(tmp_path / "job").metrics.trained
+    assert (len(trained.losses), trained.evaluated[-1].step) == (3, 3)
+    assert seen.events[-1] == ENDED
+
+
+def test_a_due_checkpoint_is_completed_when_an_observer_fails(config: TrainConfig, tmp_path: Path) -> None:
+    kept, full, seen = tmp_path / "kept", Full(StepSettled(num_steps=2)), Seen()
+    config = replace(config, stop=StopSettings(steps=5), checkpoints=CheckpointSettings(folder=kept, every=1))
+    with pytest.raises(InvalidInput, match="raised OSError on StepSettled: disk full; the job ends after step 2"):
+        datacenter.train(config, folder=tmp_path / "job", observers=[full, seen])
+    progress = latest(kept)
+    assert progress is not None
+    assert progress.step == 2
+    assert isinstance(seen.events[-1], TrainingFailed)
+    assert seen.events[-2] == CheckpointWritten(num_steps=2)
+
+
+def test_a_rank_reports_an_observer_that_exits_after_the_result_is_written(
+    config: TrainConfig, broken: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    weights = tmp_path / "out.safetensors"
+    config = replace(
+        config,
+        stop=StopSettings(steps=1),
+        checkpoints=CheckpointSettings(weights=weights),
+        watch=WatchSettings(observers=(f"{broken}:exits",)),
+    )
+    # Status 0: torchrun would start the ranks again, to the same end.
+    assert main([str(write_config(config, tmp_path))]) == 0
+    assert weights.exists()
+    assert len(read_result(tmp_path).metrics.trained.losses) == 1
+    with pytest.raises(InvalidInput, match=r"exits': raised SystemExit on StepEnded: 3; the job has ended after step"):
+        outcome(tmp_path, ONE_MACHINE, 0, outcome_files(tmp_path))
+    assert "exits': raised SystemExit on StepEnded: 3" in capfd.readouterr().err
 
 
 def test_an_error_of_a_training_is_the_last_event(config: TrainConfig, tmp_path: Path) -> None:

@@ -92,6 +92,12 @@ def lazy():
 
 def meta():
     return of(Net().to("meta"))
+
+def leaves(outputs, targets):
+    raise SystemExit(3)
+
+def exits():
+    return of(Net(), leaves)
 """
 DIFFERS = (
     "got 3 tensors of which 0 are not the model's, 1 have another shape or type and 0 are missing, such as embed.w"
@@ -122,6 +128,7 @@ def error_of(folder: Path, app: str, **model: Path) -> str:
     ("app", "message"),
     [
         ("raises", "its own code raised KeyError at {own}:25: 'oops'; the log of the rank has the traceback"),
+        ("exits", "its own code raised SystemExit at {own}:80: 3; the log of the rank has the traceback"),
         (
             "two",
             "App own: calibration data: got the inputs ['x'], expected those of Two.forward(x, other) (missing a re",
@@ -199,6 +206,8 @@ def test_a_rank_that_waited_for_a_lost_one_does_not_blame_the_app(tmp_path: Path
     own.write_text("def forward(call):\n    call()\n\ndef wrong():\n    raise ValueError('mine')\n")
     exec(compile(own.read_text(), own, "exec"), names)
     lost = "def lost():\n    raise RuntimeError('peer')\n"
+    closed = "def closed():\n    raise RuntimeError('[gloo/transport/tcp/pair.cc:553] Connection closed by peer')\n"
+    exec(closed, names)
     exec(compile(lost, "/python/torch/distributed/collectives.py", "exec"), names)
     config = TrainConfig(
         model=ModelSettings(app=f"{own}:app"),
@@ -213,6 +222,7 @@ def test_a_rank_that_waited_for_a_lost_one_does_not_blame_the_app(tmp_path: Path
         return str(_error_of_app(config, caught.value) or "")
 
     assert error_in("lost") == ""
+    assert error_in("closed") == "", "also where torch's frames are not below the App's"
     assert f"raised ValueError at {own}:5: mine" in error_in("wrong")
 
 

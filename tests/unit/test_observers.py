@@ -34,6 +34,13 @@ class Broken:
             raise ArithmeticError("no\nnumber")
 
 
+class Exit:
+    """An observer that ends the process."""
+
+    def on(self, event: Event) -> None:
+        raise SystemExit(3)
+
+
 class Odd:
     """An observer that returns no decision but something else."""
 
@@ -65,6 +72,7 @@ def test_the_strongest_decision_counts_once(first: bool) -> None:
     ("observer", "said"),
     [
         (Broken(), "observer 'x': raised ArithmeticError on StepStarted: no number"),
+        (Exit(), "observer 'x': raised SystemExit on StepStarted: 3"),
         (Odd(), "observer 'x': got True from on(StepStarted), expected None, Finish or Interrupt"),
     ],
 )
@@ -75,6 +83,15 @@ def test_a_guest_that_fails_is_named_and_silences_nobody(observer: object, said:
     observers.publish(SETTLED)
     assert [event for _, event in log] == [STARTED, SETTLED]
     assert observers.verdict() == observers.verdict() == Failure(reason=said)
+
+
+def test_a_keyboard_interrupt_ends_the_training() -> None:
+    class Interrupted:
+        def on(self, event: Event) -> None:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        guest_of("'x'", Interrupted()).on(STARTED)
 
 
 def test_a_guests_decision_names_it() -> None:

@@ -22,7 +22,7 @@ from fanin import datacenter
 from fanin.commands.console.terminal import JsonOption, run_command, write_json
 from fanin.datacenter.config.records import record_of
 from fanin.datacenter.config.train_config import TrainConfig, read_train_config
-from fanin.datacenter.files.jobfiles import METRICS_FILE, ROWS_FILE, Metrics, outcome_files, read_result
+from fanin.datacenter.files.jobfiles import ROWS_FILE, Metrics, is_complete, outcome_files, read_error, read_result
 from fanin.datacenter.jobs.launch import ranks_per_machine
 from fanin.datacenter.jobs.torchrun import Elastic
 from fanin.datacenter.ranks.devices import describe_device, device_type
@@ -153,9 +153,11 @@ def _train(job: TrainConfig, num_processes: int | None, state: Path | None, elas
             with _shown(folder, job, num_processes, elastic):
                 return datacenter.train(job, num_processes=num_processes, folder=folder, elastic=elastic).metrics
         except Terminated:
-            if folder is not None and METRICS_FILE in {name for name, _ in outcome_files(folder) - before}:
+            new = set() if folder is None else outcome_files(folder) - before
+            if folder is not None and is_complete(new):
                 return read_result(folder).metrics
-            raise Conflict(
+            error = read_error(folder) if folder is not None and new else None
+            raise error or Conflict(
                 "stopped before the first result; if the job writes checkpoints, run the same command to resume"
             ) from None
         finally:

@@ -19,7 +19,14 @@ from fanin.datacenter.checkpoints.trace import TraceWriter, read_trace
 from fanin.datacenter.config.settings import CheckpointSettings
 from fanin.datacenter.data.samples import Cursor
 from fanin.datacenter.files.folders import check_folder
-from fanin.datacenter.observers.events import CheckpointWaited, CheckpointWritten, Event, StepSettled, TrainingEnded
+from fanin.datacenter.observers.events import (
+    CheckpointWaited,
+    CheckpointWritten,
+    Event,
+    StepSettled,
+    TrainingEnded,
+    TrainingFailed,
+)
 from fanin.datacenter.observers.observer import Observers, Publish
 from fanin.datacenter.parallel.engine import Engine
 from fanin.datacenter.training.loop import TrainingLoop
@@ -34,7 +41,8 @@ MEASURES: Final = ("looks", "best", "loss_sum", "count", "num_samples", "rate_st
 class JobCheckpoints:
     """An observer with the checkpoints of one job on one rank. All ranks create one.
 
-    It saves when a step has settled and when the training has ended. Its errors are raised on all ranks together.
+    It saves when a step has settled and when the training has ended. It completes the last save also if all ranks end
+    with one error, such as that of an observer. Its own errors are raised on all ranks together.
 
     Args:
         settings: The folders, and how often to save.
@@ -119,8 +127,13 @@ class JobCheckpoints:
                 self._save()
             case TrainingEnded():
                 self._save()
-                if self._checkpoints is not None:
-                    self._checkpoints.finish()
+                self._finish()
+            case TrainingFailed(on_all_ranks=True):
+                self._finish()
+
+    def _finish(self) -> None:
+        if self._checkpoints is not None:
+            self._checkpoints.finish()
 
     def _save(self) -> None:
         assert self._loop is not None, "follow comes before the first event"

@@ -19,6 +19,7 @@ from fanin.datacenter.families.family import FamilyModel
 from fanin.datacenter.parallel.batch import Batch
 from fanin.datacenter.parallel.build import TrainableModel
 from fanin.datacenter.parallel.engine import build_engine
+from fanin.datacenter.parallel.layout import styles_remedy
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
 from fanin.datacenter.ranks.devices import BACKENDS, build_mesh
 from fanin.datacenter.ranks.mesh import MeshShape
@@ -54,7 +55,7 @@ def check_two_ranks(model: FamilyModel, inputs: Tensor) -> None:
             error = (actual[name] - value).norm() / (value - before[name]).norm().clamp(min=1e-12)
             assert error < TOLERANCE, (
                 f"{what} a training step changes {name} by other values than one process (relative error {error:.2g}); "
-                "correct the styles in the layout's plan, and let the forward take the number of heads from its tensors"
+                f"{styles_remedy(sequence=sequence)}"
             )
 
 
@@ -76,7 +77,10 @@ def _on_ranks(model: FamilyModel, inputs: Tensor, parallel: ParallelSettings, wh
                 each.join()
         error, values = Path(folder) / ERROR, Path(folder) / VALUES
         reason = error.read_text() if error.exists() else f"the ranks ended with {[each.exitcode for each in ranks]}"
-        assert values.exists(), f"{what} a training step fails, but not in one process: {reason}"
+        assert values.exists(), (
+            f"{what} a training step fails, but not in one process: {reason}; "
+            f"{styles_remedy(sequence=parallel.sequence_parallel)}"
+        )
         parameters: dict[str, Tensor] = torch.load(values, weights_only=True)
         return parameters
 

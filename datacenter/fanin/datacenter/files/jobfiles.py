@@ -136,11 +136,19 @@ class TrainResult:
     """The result of a job: metrics, and an App's final parameters (num_values,) in the table's layout.
 
     Other models' parameters stay in their checkpoints, because they may not fit in one process.
+
+    Attributes:
+        metrics: The metrics.
+        table: Table of the parameters; None if the model is no App.
+        parameters: The parameters; None if the model is no App.
+        failure: Error of an observer after the last step; empty if there is none. The result is complete, and is
+            written before the error is.
     """
 
     metrics: Metrics
     table: TensorTable | None = None
     parameters: Float32s | None = None
+    failure: str = ""
 
 
 def write_config(config: TrainConfig, folder: Path, *, shared: bool = False) -> Path:
@@ -210,8 +218,22 @@ def read_layer_times(folder: Path) -> tuple[float, ...]:
 
 
 def write_error(folder: Path, error: FaninError) -> None:
-    """Store the error of a job. All ranks have the same error; the last one to write wins."""
-    _write_json(folder / ERROR_FILE, {"error": type(error).__name__, "message": str(error)})
+    """Store the error of a job, unless there is an earlier one.
+
+    A rank stores its error before it closes its connections. The errors of the ranks that lose it are later ones.
+    """
+    if ERROR_FILE not in {name for name, _ in outcome_files(folder)}:
+        _write_json(folder / ERROR_FILE, {"error": type(error).__name__, "message": str(error)})
+
+
+def is_complete(new: set[tuple[str, int]]) -> bool:
+    """Return whether the outcome files that a job has written are those of a job without an error.
+
+    A job that completes and then has an error writes the metrics first. An error before them is one of a machine that
+    the job has lost.
+    """
+    last = max(new, key=lambda file: (file[1], file[0] == ERROR_FILE), default=("", 0))
+    return last[0] == METRICS_FILE
 
 
 def outcome_files(folder: Path) -> set[tuple[str, int]]:

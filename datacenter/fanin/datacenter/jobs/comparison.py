@@ -27,9 +27,11 @@ from fanin.datacenter.data.samples import batch_share
 from fanin.datacenter.families.known import FAMILIES
 from fanin.datacenter.parallel.engine import Engine
 from fanin.datacenter.parallel.gather import whole_buffers, whole_parameters
+from fanin.datacenter.parallel.layout import styles_remedy
 from fanin.datacenter.parallel.settings import ParallelSettings
 from fanin.datacenter.parallel.transforms.data import HALF
 from fanin.datacenter.parallel.transforms.meta import materialize
+from fanin.datacenter.ranks.elastic import is_lost_connection
 from fanin.datacenter.ranks.first import on_first_rank
 from fanin.datacenter.training.model import JobModel
 from fanin.edge.tensors import Int64s
@@ -123,6 +125,9 @@ class Comparison:
         try:
             loss_sum, count = engine.evaluate(batch)
         except RuntimeError as exc:  # torch's error for shapes that do not fit
+            if is_lost_connection(exc):
+                # The rank that failed has the reason.
+                raise
             raise InvalidInput(
                 f"model: layout: on mesh {parallel.mesh} the forward fails ({str(exc).partition(chr(10))[0]}), but not "
                 f"in one process; {_remedy(parallel)}"
@@ -157,5 +162,5 @@ def _remedy(parallel: ParallelSettings) -> str:
     if parallel.mesh.pp > 1:
         remedies.append("name every module of the forward in inputs, layers and outputs")
     if parallel.mesh.tp > 1:
-        remedies.append("correct the styles in plan, and let the forward take the number of heads from its tensors")
+        remedies.append(styles_remedy(sequence=parallel.sequence_parallel))
     return f"{'; '.join(remedies)}; or use another axis"

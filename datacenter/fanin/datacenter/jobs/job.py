@@ -10,6 +10,7 @@ The option ``--machines`` announces several machines. There may be more or fewer
 mesh is then fitted to them, and the job resumes from its checkpoint.
 """
 
+import logging
 import os
 import resource
 import shutil
@@ -53,7 +54,13 @@ from fanin.datacenter.parallel.gather import whole_buffers
 from fanin.datacenter.parallel.pipelines.stages import stage_times
 from fanin.datacenter.parallel.settings import ParallelSettings
 from fanin.datacenter.ranks.devices import build_mesh, describe_device, device_type, rank_device
-from fanin.datacenter.ranks.elastic import StopSignal, end_with_parent, group_of_one, process_group
+from fanin.datacenter.ranks.elastic import (
+    StopSignal,
+    end_with_parent,
+    group_of_one,
+    is_lost_connection,
+    process_group,
+)
 from fanin.datacenter.training.decisions import agree
 from fanin.datacenter.training.loop import TrainingLoop
 from fanin.datacenter.training.model import JobModel, build_job_model
@@ -62,6 +69,7 @@ from fanin.datacenter.watch import hangs
 from fanin.edge.tensors import Float32s, TensorTable
 from fanin.protos.errors import Diverged, FaninError, InvalidInput, UnsupportedModel
 
+LOGGER: Final = logging.getLogger(__name__)
 KIB: Final = 1024
 WEIGHTS_KIND: Final = {"format": "pt"}
 """Metadata that transformers expects in a file's header."""
@@ -100,31 +108,42 @@ def _main(path: Path, stop: StopSignal, *, multi_machine: bool) -> int:
         # No rank writes a report of this attempt before the first rank has joined the others.
         clear(folder)
         shutil.rmtree(folder / hangs.FOLDER, ignore_errors=True)
-    try:
-        with _ranks(config) as (rank, world_size):
+    with ExitStack() as group:
+        try:
+            rank, world_size = group.enter_context(_ranks(config))
             fitted = fit_config(config, world_size) if multi_machine else config
             result = train(fitted, rank, world_size, folder, stop)
-    except Exception as exc:  # code of the App may raise anything
-        error = exc if isinstance(exc, FaninError) else _error_of_app(config, exc)
-        if error is None:
-            raise
-        sys.stderr.write(f"{type(error).__name__}: {error}\n")
-        write_error(folder, error)
-        # All ranks diverge at the same step, and would again after a restart. Status 0 prevents that, and the launcher
-        # reports the error.
-        return 0 if isinstance(error, Diverged) else 1
+        except (Exception, SystemExit) as exc:  # Code of the App may raise anything, and may even call sys.exit.
+            # All of it before the group closes: the ranks that wait for this one fail then, and their errors are later.
+            error = exc if isinstance(exc, FaninError) else _error_of_app(config, exc)
+            if error is None:
+                LOGGER.exception("this rank has failed")
+                return 1
+            return _report(folder, error)
     if rank == 0:
         write_result(folder, result)
         (folder / SEED_FILE).unlink(missing_ok=True)
+    if rank == 0 and result.failure:
+        # Status 0, because a restart would not change the result.
+        _report(folder, InvalidInput(result.failure))
     return _stopped_status(stop) if multi_machine and result.metrics.stopped else 0
 
 
-def _error_of_app(config: TrainConfig, caught: Exception) -> FaninError | None:
+def _report(folder: Path, error: FaninError) -> int:
+    """Log and store the error of this rank, and return the exit status."""
+    sys.stderr.write(f"{type(error).__name__}: {error}\n")
+    write_error(folder, error)
+    # All ranks diverge at the same step, and would again after a restart. Status 0 prevents that, and the launcher
+    # reports the error.
+    return 0 if isinstance(error, Diverged) else 1
+
+
+def _error_of_app(config: TrainConfig, caught: BaseException) -> FaninError | None:
     """Return the error for an exception that code of the App raised in the training; None if other code raised it.
 
     The traceback goes to the rank's log.
     """
-    if not config.model.app:
+    if not config.model.app or is_lost_connection(caught):
         return None
     from fanin.edge.export.refusals import own_line
 
@@ -171,8 +190,8 @@ def train(
         stop: Stop signal, which begins if the job has a folder for checkpoints. The caller exits it.
 
     Raises:
-        InvalidInput: The config, the App or the data is invalid, or an observer has failed. The App may raise errors of
-            its own.
+        InvalidInput: The config, the App or the data is invalid, or an observer has failed before the last step. The
+            App may raise errors of its own.
     """
     with ExitStack() as stack:
         if stop is None:
@@ -263,8 +282,8 @@ def _train(config: TrainConfig, place: RankPlace, guests: Sequence[Guest], stop:
         skipped_checkpoints=checkpoints.skipped,
     )
     if table is None:
-        return TrainResult(metrics=metrics)
-    return TrainResult(metrics=metrics, table=table, parameters=_parameters(engine, table))
+        return TrainResult(metrics=metrics, failure=loop.failure)
+    return TrainResult(metrics=metrics, table=table, parameters=_parameters(engine, table), failure=loop.failure)
 
 
 def _build_engine(config: TrainConfig, job: JobModel, place: RankPlace) -> tuple[TrainConfig, Engine, Comparison]:

@@ -16,11 +16,11 @@ from fanin.datacenter.config.train_config import TrainConfig, check_config, fit_
 from fanin.datacenter.files.folders import check_folder, check_renamed, locked_folders
 from fanin.datacenter.files.jobfiles import (
     MACHINES,
-    METRICS_FILE,
     ROWS_FILE,
     SEED_FILE,
     TrainResult,
     clear,
+    is_complete,
     outcome_files,
     read_error,
     read_result,
@@ -106,6 +106,8 @@ def _train_here(config: TrainConfig, folder: Path, observers: Sequence[TrainingO
         (folder / ROWS_FILE).unlink(missing_ok=True)
         result = train_alone(config, folder, observers)
         write_result(folder, result)
+    if result.failure:
+        raise InvalidInput(result.failure)
     return result
 
 
@@ -164,7 +166,7 @@ def outcome(folder: Path, elastic: Elastic, returncode: int, new: set[tuple[str,
     if returncode == OTHER_JOB:
         # The files belong to the other job.
         pass
-    elif METRICS_FILE in {name for name, _ in new}:
+    elif is_complete(new):
         result = read_result(folder)
         if not (elastic.multi_machine and result.metrics.stopped):
             return result

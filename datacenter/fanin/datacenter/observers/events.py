@@ -154,10 +154,17 @@ class TrainingEnded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingFailed:
-    """The training ends with an error. ``error`` is its class and its text."""
+    """The training ends with an error.
+
+    Attributes:
+        num_steps: Steps completed.
+        error: Class and text of the error.
+        on_all_ranks: Whether all ranks end with this error, after the same step.
+    """
 
     num_steps: int
     error: str
+    on_all_ranks: bool = False
 
 
 Event = (

@@ -67,7 +67,7 @@ def _create(name: str, place: RankPlace) -> object:
         return factory(place)
     except FaninError as exc:
         raise InvalidInput(str(exc)) from exc
-    except Exception as exc:  # Of any kind: the code is another's.
+    except (Exception, SystemExit) as exc:  # Of any kind: the code is another's. It may even call sys.exit.
         raise InvalidInput(
             f"observer {name!r}: its factory raised {type(exc).__name__}: {exc}; it receives one RankPlace"
         ) from exc

@@ -58,7 +58,7 @@ class TrainingObserver(Protocol):
 class Guest:
     """An observer that is not fanin's own: its errors never interrupt a step, and never reach other observers.
 
-    After its first error the observer receives no more events, and ``failure`` names it.
+    After its first error the observer receives no more events, and ``failure`` names it. ``sys.exit`` is such an error.
     """
 
     def __init__(self, name: str, observer: TrainingObserver) -> None:
@@ -73,7 +73,9 @@ class Guest:
         kind = type(event).__name__
         try:
             decision: object = self._observer.on(event)
-        except Exception as exc:  # Of any kind: the code is another's.
+        except KeyboardInterrupt:
+            raise
+        except BaseException as exc:  # Of any kind: the code is another's. It may even call sys.exit.
             LOGGER.exception("observer %s: raised an error on %s", self._name, kind)
             text = " ".join(str(exc).split())[:MAX_ERROR_CHARS]
             self.failure = Failure(reason=f"observer {self._name}: raised {type(exc).__name__} on {kind}: {text}")

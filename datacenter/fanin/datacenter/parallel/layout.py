@@ -72,6 +72,21 @@ class Layout:
     gathers_logits: bool = True
 
 
+def styles_remedy(*, sequence: bool) -> str:
+    """Return what to do about a plan with which the ranks of tp compute another model.
+
+    Args:
+        sequence: whether sequence parallelism is on.
+    """
+    remedy = "correct the styles in plan, and let the forward take the number of heads from its tensors"
+    if not sequence:
+        return remedy
+    return (
+        f"{remedy}; with sequence_parallel a rank has only some positions: give the style shared to a module around "
+        "each column or kv module and around all that reads other positions, or set sequence_parallel = false"
+    )
+
+
 def patterns_of(name: str, plan: Mapping[str, Style]) -> list[str]:
     """Return the patterns of a plan that match a module's name. ``*`` matches within one component between dots."""
     components = name.split(".")

@@ -43,6 +43,8 @@ RENDEZVOUS: Final = "fanin"
 """Name of our rendezvous backend in torchrun (fanin.datacenter.jobs.agent)."""
 OTHER_JOB: Final = 87
 """Exit status of an agent whose endpoint is used by another job."""
+LOST: Final = ("closed by peer", "reset by peer", "Broken pipe", "Timed out waiting", "caused pair closure")
+"""What gloo's errors say if another rank is gone or hangs. torch has no class for them."""
 RECORDER: Final = "TORCH_FR_BUFFER_SIZE"
 RECORDER_SIZE: Final = "256"
 """Collectives that torch's flight recorder keeps for the watchdog, in C++, at about 100 bytes each."""
@@ -103,6 +105,12 @@ def group_of_one(*, needed: bool, device: str = "auto") -> Iterator[None]:
         yield
     finally:
         dist.destroy_process_group()
+
+
+def is_lost_connection(error: BaseException) -> bool:
+    """Return whether an error means that another rank is gone or hangs. It says nothing about this rank."""
+    text = str(error)
+    return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and any(each in text for each in LOST))
 
 
 def end_with_parent(end: Callable[[], None] = lambda: os._exit(1)) -> None:

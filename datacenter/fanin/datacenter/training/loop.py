@@ -63,6 +63,7 @@ class TrainingLoop:
         state: The current state.
         throughput: Tokens or samples a second.
         interrupted: Whether a decision ended the training at once, so that it has to be resumed.
+        failure: The error of an observer that failed when no step was left; empty if none did. The result is complete.
 
     Raises:
         InvalidInput: The state belongs to a job with other samples or another decay of the learning rate.
@@ -83,6 +84,8 @@ class TrainingLoop:
         check_resumed(self.state, len(data.train), self._rates)
         self.throughput = Throughput()
         self.interrupted = False
+        self.failure = ""
+        self._failed_together = False
         self._observers = start.observers
         self._scored = scored
         self._config = config
@@ -109,17 +112,24 @@ class TrainingLoop:
 
         Raises:
             Diverged: A loss or gradient is not finite and the step may not be skipped. Raised on all ranks.
-            InvalidInput: An observer has failed, on any rank. Raised on all ranks.
+            InvalidInput: An observer has failed before the last step, on any rank. Raised on all ranks.
         """
         publish = self._observers.publish
         publish(TrainingStarted(num_steps=self.state.step))
         try:
             reason = self._train()
             publish(TrainingEnded(num_steps=self.state.step, reason=reason, interrupted=self.interrupted))
-            self._verdict()
         except BaseException as exc:
-            publish(TrainingFailed(num_steps=self.state.step, error=f"{type(exc).__name__}: {exc}"))
+            together = self._failed_together or isinstance(exc, Diverged)
+            error = f"{type(exc).__name__}: {exc}"
+            publish(TrainingFailed(num_steps=self.state.step, error=error, on_all_ranks=together))
             raise
+        verdict = self._verdict()
+        if isinstance(verdict, Failure):
+            self.failure = (
+                f"{verdict.reason}; the job has ended after step {self.state.step}, and its files are written; correct "
+                "this observer"
+            )
         return self.history
 
     def _train(self) -> str:
@@ -131,24 +141,27 @@ class TrainingLoop:
             if ended_epoch if every == 0 else self.state.step % every == 0:
                 self.record_evaluation()
             self._observers.publish(StepSettled(num_steps=self.state.step))
-            verdict = self._verdict()
+            verdict, reason = self._verdict(), self._limit()
+            if isinstance(verdict, Failure) and not reason:
+                self._failed_together = True
+                raise InvalidInput(
+                    f"{verdict.reason}; the job ends after step {self.state.step}; correct this observer"
+                )
             if isinstance(verdict, Interrupt):
                 self.interrupted = True
                 return verdict.reason
-            reason = self._limit() if verdict is None else verdict.reason
+            if isinstance(verdict, Finish):
+                reason = verdict.reason
         if self.state.count or not self.state.num_evaluations:
             self.record_evaluation()
         if self._config.evaluation.keep == "best" and self._best_values:
             restore(self.engine, self._best_values)
         return reason
 
-    def _verdict(self) -> Finish | Interrupt | None:
-        """Return the decision of all ranks. A collective, if the observers are shared. Raises InvalidInput."""
-        verdict: Verdict | None = self._observers.verdict()
-        verdict = agree(verdict) if self._observers.shared else verdict
-        if isinstance(verdict, Failure):
-            raise InvalidInput(f"{verdict.reason}; the job ends after step {self.state.step}; correct this observer")
-        return verdict
+    def _verdict(self) -> Verdict | None:
+        """Return the verdict of all ranks. A collective, if the observers are shared."""
+        verdict = self._observers.verdict()
+        return agree(verdict) if self._observers.shared else verdict
 
     @property
     def history(self) -> TrainingHistory:
