@@ -6,14 +6,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.models import bundle_of, samples
+from support.models import batches, bundle_of, samples
 
 from fanin.edge.runtimes.available import RUNTIMES, open_runtime
+from fanin.edge.runtimes.base import StepSettings
 from fanin.edge.runtimes.contract import check_engine
 from fanin.edge.runtimes.engine import Feed, GraphEngine, GraphFile, LoadedGraph
 from fanin.edge.runtimes.runtime import GraphRuntime
 from fanin.edge.tensors import Array
-from fanin.protos.errors import InvalidBundle
+from fanin.protos.errors import FaninError, InvalidBundle
 
 Change = Callable[[list[Array]], Any]
 
@@ -68,3 +69,37 @@ def test_load_returns_a_graph() -> None:
 def test_the_contract_compares_predictions_with_the_twin(change: Change) -> None:
     with pytest.raises(AssertionError, match=r"infer: the logits differ by up to .* from those of onnxruntime"):
         check_engine(changed(change, only="logits"), bundle_of("mlp"), twin=open_runtime("onnx"))
+
+
+class Driver:
+    """A driver of hardware that is lost."""
+
+    def fails(self, *_: object) -> Any:
+        """Raise an exception that no engine lists in ``errors``."""
+        raise RuntimeError("device driver\nlost")
+
+
+def failing(call: str) -> GraphEngine:
+    """onnxruntime, of which one function raises an exception outside of its ``errors``."""
+    engine = replace(RUNTIMES["onnx"].engine(), name="lost", errors=(ValueError,))
+    if call == "load":
+        return replace(engine, load=Driver().fails)
+    load = engine.load
+    return replace(engine, load=lambda file: replace(load(file), **{"bind": None, call: Driver().fails}))
+
+
+@pytest.mark.parametrize("call", ["load", "bind", "run"])
+def test_an_exception_outside_of_errors_is_one_line_with_one_traceback(
+    call: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    bundle, runtime = bundle_of("mlp"), GraphRuntime(failing(call))
+    batch = next(iter(batches(1, seed=1)))
+    text = rf"^train graph: lost: {call} raised RuntimeError: device driver lost, expected one of its errors; correct"
+    for _ in range(3):
+        with pytest.raises(FaninError, match=text) as caught:
+            step = runtime.open_train(bundle)
+            step(step.begin(bundle.initial_parameters()), batch, StepSettings(learning_rate=0.1))
+        assert not isinstance(caught.value, InvalidBundle), "the bundle is right"
+    (record,) = caplog.records
+    assert record.exc_info is not None
+    assert "\n" not in record.getMessage()

@@ -309,6 +309,18 @@ def with_nan() -> nn.Module:
     return module
 
 
+class OfBuffers(nn.Module):
+    """A layer whose weights are a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("weight", torch.ones(4, 64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return logits (B, 4)."""
+        return nn.functional.linear(x.flatten(1), self.get_buffer("weight"))
+
+
 @pytest.mark.parametrize(
     ("make", "trains", "message"),
     [
@@ -331,6 +343,8 @@ def with_nan() -> nn.Module:
             r"no parameter requires a gradient \(trains: 'head'\), expected",
         ),
         (lambda: nn.Sequential(nn.Linear(64, 4, bias=False)), "bias", r"no parameter requires .*\(trains: 'bias'\)"),
+        (OfBuffers, "full", r"module has no parameters \(its buffers: weight\), expected at least one to train; add a"),
+        (nn.Flatten, "bias", r"the module has no parameters \(its buffers: none\), expected at least one"),
         (
             lambda: nn.Linear(64, 4),
             Adapters(rank=2),

@@ -38,7 +38,8 @@ LACKING: Final = (
 )
 FREEZE: Final = (
     "replace it, or train only the layers after it: its forward has a form in this format, its gradient has none "
-    "(requires_grad_(False) on it and on all layers before it, or a recipe that trains 'head')"
+    "(requires_grad_(False) on it and on all layers before it, or a recipe that trains 'head'); or give the App a form "
+    "of the gradient's operator (decompositions, docs/operators.md)"
 )
 FIX: Final = "fix the code that the reason names: it fails, or it does not fit the App's own data"
 REAL: Final = (
@@ -241,6 +242,8 @@ def _failure(prepared: Prepared, layer: nn.Module, inputs: Sequence[Tensor], whe
     try:
         with torch.no_grad(), quiet_torch():
             program = torch.export.export(layer, tuple(inputs), strict=False)
+            if prepared.app.decompositions:
+                program = program.run_decompositions(row.forms.for_inference(prepared.app.decompositions))
         names = [f"in.{index}" for index in range(len(inputs))]
         outputs = [f"out.{index}" for index in range(len(program.graph_signature.user_outputs))]
         row.encode(what, Traced(program=program, examples=list(inputs), inputs=names, outputs=outputs), what)

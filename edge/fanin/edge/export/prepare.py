@@ -231,6 +231,12 @@ def running_statistics(module: nn.Module) -> Tensors:
 
 
 def _check_learned(app: App, learned: Tensors) -> None:
+    if not learned and next(app.module.parameters(), None) is None:
+        buffers = ", ".join(name for name, _ in app.module.named_buffers())
+        raise UnsupportedModel(
+            f"App {app.name}: the module has no parameters (its buffers: {buffers or 'none'}), expected at least one "
+            "to train; add a layer that learns, or keep what must learn as a torch.nn.Parameter instead of a buffer"
+        )
     if not learned:
         raise UnsupportedModel(
             f"App {app.name}: no parameter requires a gradient (trains: {app.recipe.trains!r}), "

@@ -103,6 +103,11 @@ def guarded(what: str, root: nn.Module, call: Callable[[], T]) -> T:
         raise _refusal(what, root, exc) from exc
 
 
+def reads_values(exc: Exception) -> bool:
+    """Return whether an exception is that of a tracer for code that reads a tensor's value."""
+    return isinstance(exc, ValueRead | ShapeRead) or READS_A_VALUE.search(str(exc)) is not None
+
+
 def succeeds(root: nn.Module, call: Callable[[], object]) -> bool:
     """Return whether a call that runs the code of ``root`` raises nothing."""
     try:

@@ -85,8 +85,8 @@ class GraphEngine:
         version: Version of the library.
         graph_format: Format of the graphs that it runs, a key of ``FILE_FORMATS``.
         load: Opens a file. It may raise an error of fanin, such as InvalidBundle, with a message of its own.
-        errors: Exceptions by which the library refuses a graph that it cannot open or run. Other exceptions are defects
-            and are not caught.
+        errors: Exceptions by which the library refuses a graph that it cannot open or run. ``GraphRuntime`` raises a
+            FaninError for another exception, and logs its traceback once.
         operators: The operators that it can run: a name such as ``Conv``, or ``domain::name`` outside of ONNX's own
             set. A graph with others is refused before it is loaded. None if ``load`` itself refuses them, and for
             TFLite.

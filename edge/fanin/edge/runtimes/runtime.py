@@ -5,12 +5,15 @@
 3. The engine loads the file. Its inputs and outputs must be those of the signed manifest.
 4. A Signature becomes a callable that checks its arguments (``graphs``, ``stepping``).
 
-The library's own exceptions become InvalidBundle here.
+The library's own exceptions become InvalidBundle here. Other exceptions of an engine are defects of the engine or of
+its device: they become a FaninError, and their traceback is logged once, because a device trains again and again.
 """
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Final
 
 import numpy as np
 
@@ -28,12 +31,15 @@ from fanin.edge.signatures import Port
 from fanin.edge.tensors import Array, Float32s
 from fanin.protos.errors import FaninError, InvalidBundle, InvalidInput
 
+LOG: Final = logging.getLogger("fanin.edge.runtimes")
+
 
 class GraphRuntime:
     """A ``Runtime`` over an engine."""
 
     def __init__(self, engine: GraphEngine) -> None:
         self._engine = engine
+        self._logged = ""
 
     @property
     def name(self) -> str:
@@ -110,9 +116,9 @@ class GraphRuntime:
         return replace(loaded, run=run)
 
     def _load(self, file: GraphFile) -> LoadedGraph:
-        """Load a file, and turn the library's exceptions into InvalidBundle, here and in the functions of the graph."""
+        """Load a file, and map the exceptions of the engine, here and in the functions of the graph."""
         loaded: object
-        with self._mapped(file.what, "open"):
+        with self._mapped(file.what, "load"):
             self._check_operators(file)
             loaded = self._engine.load(file)
         if not isinstance(loaded, LoadedGraph):
@@ -135,7 +141,7 @@ class GraphRuntime:
 
     def _mapped_bind(self, what: str, bind: BindGraph) -> BindGraph:
         def mapped(inputs: Feed, outputs: Feed) -> Callable[[], None]:
-            with self._mapped(what, "run"):
+            with self._mapped(what, "bind"):
                 step = bind(inputs, outputs)
 
             def call() -> None:
@@ -147,14 +153,35 @@ class GraphRuntime:
         return mapped
 
     @contextmanager
-    def _mapped(self, what: str, verb: str) -> Iterator[None]:
+    def _mapped(self, what: str, call: str) -> Iterator[None]:
+        """Map the exceptions of one call of the engine.
+
+        Args:
+            what: Name of the graph in error messages.
+            call: The function of the engine: ``load``, ``bind`` or ``run``.
+
+        Raises:
+            InvalidBundle: One of the engine's ``errors``.
+            FaninError: Another exception.
+        """
+        name = self._engine.name
         try:
             yield
         except FaninError:
             raise
         except self._engine.errors as exc:
             text = " ".join(str(exc).split()) or type(exc).__name__
-            raise InvalidBundle(f"{what}: {self._engine.name} cannot {verb} it ({text})") from exc
+            verb = "open" if call == "load" else "run"
+            raise InvalidBundle(f"{what}: {name} cannot {verb} it ({text})") from exc
+        except Exception as exc:  # Of any kind: the code may be another package's.
+            raised = " ".join(f"{type(exc).__name__}: {exc}".split()).removesuffix(":")
+            text = (
+                f"{what}: {name}: {call} raised {raised}, expected one of its errors; correct the engine or its device"
+            )
+            if text != self._logged:
+                self._logged = text
+                LOG.exception("%s", text)
+            raise FaninError(text) from exc
 
     def _check_operators(self, file: GraphFile) -> None:
         """Raise InvalidBundle for a file with an operator that the engine does not have."""

@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
+from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
@@ -16,10 +17,12 @@ from torch._subclasses.fake_tensor import (
     is_fake,
     unset_fake_temporarily,
 )
-from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
+from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, get_proxy_mode, get_proxy_slot
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
 
-from fanin.protos.errors import UnsupportedModel
+from fanin.protos.errors import InvalidInput, UnsupportedModel
 
 Decompositions = Mapping[OpOverload, Callable[..., object]]
 """The form of each operator. A form that returns ``NotImplemented`` leaves the operator as it is."""
@@ -56,11 +59,15 @@ def check_own(what: str, own: Decompositions) -> None:
         own: The decompositions.
     """
     for operator, form in own.items():
-        if not isinstance(operator, OpOverload):
-            raise UnsupportedModel(
-                f"{what}: got the key {operator!r}, expected an operator overload, such as torch.ops.aten.hypot.default"
-            )
+        _check_operator(what, operator)
         _check_signature(f"{what}: {operator}", operator, form)
+
+
+def _check_operator(what: str, operator: object) -> None:
+    if not isinstance(operator, OpOverload):
+        raise UnsupportedModel(
+            f"{what}: got the key {operator!r}, expected an operator overload, such as torch.ops.aten.hypot.default"
+        )
 
 
 def _check_signature(what: str, operator: OpOverload, form: Callable[..., object]) -> None:
@@ -90,11 +97,14 @@ def with_own(
 
 
 class _ComputedConstants(TorchFunctionMode):
-    """Computes the constant tensors of a form. A graph of plain operators has no place for their bytes."""
+    """Computes the constant tensors of a form. A graph of plain operators has no place for their bytes.
 
-    def __init__(self, what: str) -> None:
+    Functions of constants alone run with their values, so only a constant that meets a tensor of the trace counts.
+    """
+
+    def __init__(self, what: str, is_traced: bool) -> None:
         super().__init__()
-        self._what = what
+        self._what, self._is_traced = what, is_traced
 
     def __torch_function__(
         self,
@@ -109,10 +119,18 @@ class _ComputedConstants(TorchFunctionMode):
             with disable_proxy_modes_tracing(), torch._C.DisableTorchFunction(), unset_fake_temporarily():
                 value = make(*args, **{name: each for name, each in kwargs.items() if name == "dtype"})
             return self._computed(value)
-        if any(is_fake(each) for each in args):
-            # A tensor with values among those of a trace was made outside of the form.
-            args = [self._computed(each) if type(each) is Tensor and not is_fake(each) else each for each in args]
+        if not self._is_traced:
+            return func(*args, **kwargs)
+        tensors = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
+        if tensors and all(map(_has_values, tensors)):
+            with disable_proxy_modes_tracing(), unset_fake_temporarily():
+                return func(*args, **kwargs)
+        args, kwargs = tree_map(self._traced, (tuple(args), dict(kwargs)))
         return func(*args, **kwargs)
+
+    def _traced(self, value: object) -> object:
+        """Return an argument of a function; a tensor with values among those of a trace is from outside of the form."""
+        return self._computed(value) if isinstance(value, Tensor) and _has_values(value) else value
 
     def _computed(self, value: Tensor) -> Tensor:
         if value.numel() > MAX_CONSTANT:
@@ -126,23 +144,91 @@ class _ComputedConstants(TorchFunctionMode):
         return torch.stack(numbers).reshape(value.shape) if value.dim() else numbers[0]
 
 
+def _has_values(tensor: Tensor) -> bool:
+    """Return whether a tensor is a constant for the trace that runs."""
+    mode = get_proxy_mode()
+    if type(tensor) not in (Tensor, torch.nn.Parameter) or is_fake(tensor):
+        return False
+    return mode is None or get_proxy_slot(tensor, mode.tracer, None) is None
+
+
+class _Rules(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own hook has no types
+    """Refuses a form that calls its own operator or writes to a tensor: the graph would have no end, or be wrong."""
+
+    def __init__(self, what: str, operator: OpOverload) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's own mode has no types
+        self._what, self._operator = what, operator
+
+    def __torch_dispatch__(
+        self,
+        func: OpOverload,
+        types: Sequence[type],
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
+        if func is self._operator:
+            raise _calls_itself(self._what)
+        # torch.tensor ends with detach_, which changes no value.
+        if func._schema.is_mutable and func is not torch.ops.aten.detach_.default:
+            raise UnsupportedModel(
+                f"{self._what}: the function writes to a tensor ({func}), expected one that writes to none; compute a "
+                "new tensor: y = x + 1 instead of x += 1, and torch.where or torch.cat instead of x[:, 0] = 1"
+            )
+        return func(*args, **(kwargs or {}))
+
+
+def _calls_itself(what: str) -> UnsupportedModel:
+    return UnsupportedModel(
+        f"{what}: the function calls its own operator, or another form that does, expected other operators alone, "
+        "because an export replaces that call, too; return NotImplemented to leave the operator as it is"
+    )
+
+
 def _checked(operator: OpOverload, form: Callable[..., object]) -> Callable[..., object]:
+    """Return a form that raises UnsupportedModel, with the operator's name, for each mistake on a call."""
+    what = f"decomposition of {operator}"
+
     @wraps(form)
     def checked(*args: object, **kwargs: object) -> object:
-        with _ComputedConstants(f"decomposition of {operator}"):
-            result = form(*args, **kwargs)
+        is_traced = get_proxy_mode() is not None or any(map(is_fake, tree_leaves((args, kwargs))))
+        try:
+            with _ComputedConstants(what, is_traced), _Rules(what, operator):
+                result = form(*args, **kwargs)
+        except UnsupportedModel:
+            raise
+        except RecursionError as exc:  # also by way of another form
+            raise _calls_itself(what) from exc
+        except Exception as exc:  # the App's own code may raise anything
+            raise _refusal(what, exc) from exc
         if result is NotImplemented:
             return result
         with disable_proxy_modes_tracing():
             expected = operator(*args, **kwargs)
         if _shapes(result) != _shapes(expected):
             raise UnsupportedModel(
-                f"decomposition of {operator}: got {_shapes(result)}, expected {_shapes(expected)} like the operator; "
-                "return tensors of its shapes and dtypes"
+                f"{what}: got {_shapes(result)}, expected {_shapes(expected)} like the operator; "
+                "return tensors of its shapes and dtypes, and a tuple only if the operator returns several"
             )
         return result
 
     return checked
+
+
+def _refusal(what: str, exc: Exception) -> UnsupportedModel:
+    # Imported late: that module is one of the tracer's.
+    from fanin.edge.export.refusals import first_line, own_line, reads_values
+
+    line = Path(own_line(exc, of_fanin=False)).name
+    where = f" at {line}" if line else ""
+    if isinstance(exc, DataDependentOutputException | DynamicOutputShapeException) or reads_values(exc):
+        return UnsupportedModel(
+            f"{what}: got a function that reads values of a tensor{where}, expected one of operators "
+            "alone, because an export traces it once; use torch.where instead of a branch"
+        )
+    return UnsupportedModel(
+        f"{what}: the function fails{where} ({type(exc).__name__}: {first_line(exc)}), expected a result for all "
+        "arguments of the operator; correct it, or return NotImplemented to leave the operator as it is"
+    )
 
 
 def _tensors(result: object) -> list[object]:
@@ -150,10 +236,12 @@ def _tensors(result: object) -> list[object]:
 
 
 def _shapes(result: object) -> str:
-    return ", ".join(
+    """Return the form of a result in words: of one tensor, or of several in parentheses."""
+    rows = [
         f"{each.dtype} {tuple(each.shape)}" if isinstance(each, Tensor) else type(each).__name__
         for each in _tensors(result)
-    )
+    ]
+    return f"a tuple ({', '.join(rows)})" if isinstance(result, tuple | list) else rows[0]
 
 
 def check_decomposition(
@@ -171,17 +259,23 @@ def check_decomposition(
         examples: Positional arguments of some calls. Choose points at which the operator is differentiable.
 
     Raises:
-        UnsupportedModel: The arguments, or the shapes and dtypes of a result differ, or the function reads values.
-        AssertionError: A value or a gradient differs, the function writes to an argument or returns ``NotImplemented``,
-            or no example is given. The text says by how much.
+        UnsupportedModel: An export would refuse the function: its arguments, or the shapes and dtypes of a result
+            differ, or it reads values, writes to a tensor, calls the operator or raises an exception.
+        InvalidInput: An example is not a tuple of arguments that the operator accepts.
+        AssertionError: A value or a gradient differs, the function returns ``NotImplemented``, or no example is given.
+            The text says by how much.
     """
     what = f"decomposition of {operator}"
+    _check_operator("check_decomposition", operator)
     _check_signature(what, operator, function)
     form = _checked(operator, function)
     num = 0
+    if isinstance(examples, Tensor) or not isinstance(examples, Iterable):
+        raise InvalidInput(f"{what}: examples: got {type(examples).__name__}, expected a list of tuples; write [(x,)]")
     for num, example in enumerate(examples, start=1):
         where = f"{what}: example {num}"
-        _check_without_values(what, form, example)
+        _check_example(where, operator, example)
+        _check_without_values(form, example)
         _check_call(where, form, operator, example)
         wide = [_widened(value) for value in example]
         values, expected = _values(form(*wide)), _values(operator(*wide))
@@ -190,30 +284,35 @@ def check_decomposition(
     assert num, f"{what}: got no examples, expected at least one"
 
 
-def _check_without_values(what: str, form: Callable[..., object], example: Sequence[object]) -> None:
-    """Call a form with tensors that have shapes and no values. Raises UnsupportedModel if it reads them."""
+def _check_example(where: str, operator: OpOverload, example: object) -> None:
+    """Raise InvalidInput unless an example is a tuple of arguments with which the operator can be called."""
+    if not isinstance(example, tuple | list):
+        raise InvalidInput(
+            f"{where}: got {type(example).__name__}, expected a tuple of the arguments {operator._schema}; write (x,) "
+            "for a single one"
+        )
     try:
-        with FakeTensorMode() as mode:
-            form(*(mode.from_tensor(value) if isinstance(value, Tensor) else value for value in example))
-    except (DataDependentOutputException, DynamicOutputShapeException) as exc:
-        raise UnsupportedModel(
-            f"{what}: got a function that reads values of a tensor ({exc}), expected one of operators alone, because "
-            "an export traces it once; use torch.where instead of a branch"
+        operator(*example)
+    except (RuntimeError, TypeError, ValueError, IndexError) as exc:
+        text = str(exc).strip().splitlines()[0]
+        raise InvalidInput(
+            f"{where}: torch refuses the arguments ({text}), expected those of {operator._schema}; correct the example"
         ) from exc
 
 
+def _check_without_values(form: Callable[..., object], example: Sequence[object]) -> None:
+    """Call a form with tensors that have shapes and no values, as an export does. Raises UnsupportedModel."""
+    with FakeTensorMode() as mode:
+        form(*tree_map(lambda value: mode.from_tensor(value) if isinstance(value, Tensor) else value, tuple(example)))
+
+
 def _check_call(where: str, form: Callable[..., object], operator: OpOverload, example: Sequence[object]) -> None:
-    """Check the values of a call in the dtypes of the example, and that the arguments stay as they are."""
-    expected = operator(*example)
-    copies = [value.clone() if isinstance(value, Tensor) else value for value in example]
-    result = form(*copies)
+    """Check the values of a call in the dtypes of the example."""
+    expected, result = operator(*example), form(*example)
     assert result is not NotImplemented, (
         f"{where}: the function returned NotImplemented, so an export leaves the operator as it is; give an example "
         "for which it returns a result"
     )
-    for index, (before, after) in enumerate(zip(example, copies, strict=True)):
-        same = not isinstance(before, Tensor) or torch.equal(before, after)  # type: ignore[arg-type]
-        assert same, f"{where}: the function writes to its argument {index}; write to a copy"
     _check_close(f"{where}: value", _values(result), _values(expected), ROUGH_TOLERANCE)
 
 
