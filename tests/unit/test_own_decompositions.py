@@ -70,6 +70,16 @@ def test_an_own_form_takes_precedence_and_a_wrong_one_is_not_exported() -> None:
         exported(with_forms({**forms}))
 
 
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    product = x @ weight.T
+    return product if bias is None else product + bias
+
+
+def test_a_form_of_an_operator_that_torch_makes_of_others_is_exported() -> None:
+    # In a graph that predicts any number of samples, torch would call the form for the operator's own result.
+    assert exported(with_forms({aten.linear.default: linear})).manifest.slots
+
+
 def test_the_contract_compares_values_and_gradients() -> None:
     pairs = [(torch.tensor([3.0, 1.0]), torch.tensor([4.0, 2.0]))]
     check_decomposition(HYPOT, hypot, pairs)

@@ -9,6 +9,7 @@ from typing import Final
 
 import torch
 from torch import Tensor
+from torch._dispatch.python import no_python_dispatcher
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
@@ -19,7 +20,7 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, get_proxy_mode, get_proxy_slot
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
 from fanin.protos.errors import InvalidInput, UnsupportedModel
@@ -202,8 +203,9 @@ def _checked(operator: OpOverload, form: Callable[..., object]) -> Callable[...,
             raise _refusal(what, exc) from exc
         if result is NotImplemented:
             return result
-        with disable_proxy_modes_tracing():
-            expected = operator(*args, **kwargs)
+        # Without the modes of the trace, in which a composite operator would call the form.
+        with _disable_current_modes(), no_python_dispatcher():
+            expected = operator(*tree_map(_without_values, args), **tree_map(_without_values, kwargs))
         if _shapes(result) != _shapes(expected):
             raise UnsupportedModel(
                 f"{what}: got {_shapes(result)}, expected {_shapes(expected)} like the operator; "
@@ -212,6 +214,18 @@ def _checked(operator: OpOverload, form: Callable[..., object]) -> Callable[...,
         return result
 
     return checked
+
+
+def _without_values(value: object) -> object:
+    """Return an argument for a call that computes shapes alone, at the sizes that the trace has as its example."""
+    if isinstance(value, Tensor):
+        sizes, strides = (tuple(map(_example_size, row)) for row in (value.shape, value.stride()))
+        return torch.empty_strided(sizes, strides, dtype=value.dtype, device="meta")
+    return _example_size(value) if isinstance(value, torch.SymInt) else value
+
+
+def _example_size(size: int | torch.SymInt) -> int:
+    return size.node.hint if isinstance(size, torch.SymInt) else size
 
 
 def _refusal(what: str, exc: Exception) -> UnsupportedModel:
@@ -238,7 +252,7 @@ def _tensors(result: object) -> list[object]:
 def _shapes(result: object) -> str:
     """Return the form of a result in words: of one tensor, or of several in parentheses."""
     rows = [
-        f"{each.dtype} {tuple(each.shape)}" if isinstance(each, Tensor) else type(each).__name__
+        f"{each.dtype} {tuple(map(_example_size, each.shape))}" if isinstance(each, Tensor) else type(each).__name__
         for each in _tensors(result)
     ]
     return f"a tuple ({', '.join(rows)})" if isinstance(result, tuple | list) else rows[0]
