@@ -44,6 +44,16 @@ def test_decisions_are_numbered_without_a_gap() -> None:
     assert [int(path.name[:4]) for path in DECISIONS] == list(range(1, len(DECISIONS) + 1))
 
 
+CONFLICT = re.compile(r"^(<{7} |>{7} )", re.MULTILINE)
+"""What git leaves in a file that two sides of a merge have changed."""
+
+
+def test_no_merge_is_left_in_a_document() -> None:
+    assert CONFLICT.search("a\n" + "<" * 7 + " HEAD\nb") is not None
+    pages = [*ALL_PAGES, *DECISIONS, *sorted((ROOT / "docs").rglob("*.md"))]
+    assert [page.name for page in pages if CONFLICT.search(page.read_text())] == []
+
+
 def anchors(text: str) -> set[str]:
     """Return the anchors of a page's headings, formed as GitHub forms them."""
     prose = CODE_BLOCK.sub("", text)
