@@ -128,7 +128,7 @@ ALTERED: dict[str, tuple[Callable[[m.Assignment], m.Assignment], str]] = {
     "run": (lambda work: replace(work, run_id="other"), "is of bundle"),
     "publisher": (
         lambda work: replace(work, bundle=replace(work.bundle, public_key=STRANGER.public)),
-        f"bundle: signed by key {STRANGER.public[:8]}.., expected one of ['{f.PUBLISHER.public[:8]}..']; pass the pub",
+        f"bundle: signed by key {STRANGER.public[:8]}.., expected one of ['{f.PUBLISHER.public[:8]}..']; pass that pub",
     ),
     "signature of the bundle": (
         lambda work: replace(work, bundle=replace(work.bundle, signature=bytes(64))),
