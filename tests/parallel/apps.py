@@ -11,6 +11,7 @@ from typing import NoReturn
 
 import torch
 
+from fanin.datacenter.checkpoints.progress import MARKER
 from fanin.datacenter.files.jobfiles import SEED_FILE
 from fanin.datacenter.models.digits_app import app
 from fanin.datacenter.models.seeding import seeded
@@ -50,8 +51,15 @@ def dying() -> App:
     return dataclasses.replace(whole, loss=loss)
 
 
+LOST_EVERY = 4
+"""Steps between the checkpoints of ``lost``."""
+
+
 def lost() -> App:
-    """Draws other values in each process. Rank 1 is killed in its third step, and in its eighth of the next attempt."""
+    """Draws other values in each process. Rank 1 is killed in its third step, and in its eighth of the next attempt.
+
+    The second kill waits for the checkpoint of the fourth step, which threads of the ranks write.
+    """
     folder, calls = Path(os.environ["FANIN_TEST_FOLDER"]), 0
     ends = {"0": 3, "1": 8}.get(os.environ.get("TORCHELASTIC_RESTART_COUNT", ""))
 
@@ -61,6 +69,8 @@ def lost() -> App:
         time.sleep(0.1)
         if calls == ends and os.environ["RANK"] == "1":
             shutil.copy(folder / "job" / SEED_FILE, folder / f"before-{ends}.safetensors")
+            while ends > LOST_EVERY and not (folder / "checkpoints" / MARKER).exists():
+                time.sleep(0.05)
             os.kill(os.getpid(), signal.SIGKILL)
         return whole.loss(outputs, targets)
 

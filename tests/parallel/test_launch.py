@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from parallel.apps import LOST_EVERY
 from support.nightly import nightly_but
 
 from fanin.clients.data.digits import split_digits
@@ -163,7 +164,7 @@ def test_a_job_lost_before_and_after_its_first_checkpoint_ends_with_the_trace_of
         model=ModelSettings(app=f"{APPS}:lost"),
         stop=StopSettings(steps=10),
         evaluation=EvaluationSettings(),
-        checkpoints=CheckpointSettings(folder=tmp_path / "checkpoints", every=4),
+        checkpoints=CheckpointSettings(folder=tmp_path / "checkpoints", every=LOST_EVERY),
     )
     job = launch(config, 2, folder, Elastic(max_restarts=2)).metrics.trained
     steps = [json.loads(row)["step"] for row in (folder / "rows.jsonl").read_text().splitlines()]
