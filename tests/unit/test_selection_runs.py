@@ -171,16 +171,23 @@ def install(folder: Path, body: str) -> None:
     (folder / "own_policy.py").write_text(f"def own(waiting, num_places, round_number, rng):\n    {body}\n")
 
 
+async def started(folder: Path, body: str, monkeypatch: pytest.MonkeyPatch, concurrency: int) -> Place:
+    """A coordinator with a Run that selects by such a policy."""
+    install(folder / "site", body)
+    monkeypatch.syspath_prepend(folder / "site")
+    monkeypatch.delitem(sys.modules, "own_policy", raising=False)
+    place = open_place(folder)
+    wanted = plan(concurrency=concurrency, buffer=2, quorum=2, selection="own")
+    await start(place.runs, bundle_in(folder), wanted)
+    await settle()
+    return place
+
+
 def outcome_of(folder: Path, body: str, monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], Sequence[str], RunState]:
     """The reasons of failed Rounds, the devices with an Assignment, and the state of a Run with such a policy."""
 
     async def main() -> tuple[list[str], Sequence[str], RunState]:
-        install(folder / "site", body)
-        monkeypatch.syspath_prepend(folder / "site")
-        monkeypatch.delitem(sys.modules, "own_policy", raising=False)
-        place = open_place(folder)
-        await start(place.runs, bundle_in(folder), plan(concurrency=2, buffer=2, quorum=2, selection="own"))
-        await settle()
+        place = await started(folder, body, monkeypatch, concurrency=2)
         await command(place, Pause())
         assignments = await selected(place)
         events = [recorded.event for recorded in await place.state.stores.runs.event_page("run", 0)]
@@ -231,12 +238,8 @@ def test_a_round_whose_policy_chooses_no_device_says_so_until_it_chooses_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def main() -> None:
-        install(tmp_path / "site", "return [one for one in waiting if one.device_id == 'f'][:num_places]")
-        monkeypatch.syspath_prepend(tmp_path / "site")
-        monkeypatch.delitem(sys.modules, "own_policy", raising=False)
-        place = open_place(tmp_path)
-        await start(place.runs, bundle_in(tmp_path), plan(concurrency=2, buffer=2, quorum=2, selection="own"))
-        await settle()
+        body = "return [one for one in waiting if one.device_id == 'f'][:num_places]"
+        place = await started(tmp_path, body, monkeypatch, concurrency=2)
         check_in = m.CheckIn(protocol=m.PROTOCOL, capabilities=CAN, wait_s=30.0)
         waiting = [asyncio.create_task(place.coordinator.check_in(device, check_in)) for device in "abc"]
         await settle()
@@ -259,12 +262,8 @@ def test_a_round_whose_policy_chooses_no_device_says_so_until_it_chooses_one(
 
 def test_places_that_become_free_at_once_are_offered_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> list[int]:
-        install(tmp_path / "site", "own.places += [num_places]\n    return waiting[:num_places]\nown.places = []")
-        monkeypatch.syspath_prepend(tmp_path / "site")
-        monkeypatch.delitem(sys.modules, "own_policy", raising=False)
-        place = open_place(tmp_path)
-        await start(place.runs, bundle_in(tmp_path), plan(concurrency=4, buffer=2, quorum=2, selection="own"))
-        await settle()
+        body = "own.places += [num_places]\n    return waiting[:num_places]\nown.places = []"
+        place = await started(tmp_path, body, monkeypatch, concurrency=4)
         taken = {device: await assignment(place, device) for device in "abcd"}
         check_in = m.CheckIn(protocol=m.PROTOCOL, capabilities=CAN, wait_s=30.0)
         waiting = [asyncio.create_task(place.coordinator.check_in(device, check_in)) for device in "efgh"]

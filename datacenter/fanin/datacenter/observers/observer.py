@@ -73,9 +73,7 @@ class Guest:
         kind = type(event).__name__
         try:
             decision: object = self._observer.on(event)
-        except KeyboardInterrupt:
-            raise
-        except BaseException as exc:  # Of any kind: the code is another's. It may even call sys.exit.
+        except (Exception, SystemExit) as exc:  # Of any kind: the code is another's. It may even call sys.exit.
             LOGGER.exception("observer %s: raised an error on %s", self._name, kind)
             text = " ".join(str(exc).split())[:MAX_ERROR_CHARS]
             self.failure = Failure(reason=f"observer {self._name}: raised {type(exc).__name__} on {kind}: {text}")
