@@ -1,9 +1,13 @@
 """What the tests of several ranks share: the server from which their programs are forked."""
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 
 import pytest
 from parallel.programs import Programs
+
+from fanin.datacenter.jobs import torchrun
 
 
 @pytest.fixture(scope="session")
@@ -11,3 +15,17 @@ def programs() -> Iterator[Programs]:
     """Runs the programs of this folder; one process has imported torch for all of them."""
     with Programs() as server:
         yield server
+
+
+@pytest.fixture
+def forked_agents(programs: Programs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Launched jobs run in forks of that process, without the locks of a folder and without its signals."""
+
+    def run(command: Sequence[str], logs: Path, environment: Mapping[str, str], locks: Sequence[int]) -> int:
+        words = command[command.index("fanin.datacenter.jobs.ranks") + 1 :]
+        outcome = programs.run("agents", Path.cwd(), json.dumps(environment), *words, warning_action="default")
+        status, _, output = outcome.partition("\n")
+        (logs / torchrun.TORCHRUN_LOG).write_text(output)
+        return int(status)
+
+    monkeypatch.setattr(torchrun, "_run", run)

@@ -21,6 +21,8 @@ from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSetting
 from fanin.datacenter.ranks.mesh import MeshShape
 from fanin.protos.errors import InvalidInput
 
+pytestmark = pytest.mark.usefixtures("forked_agents")
+
 APPS = Path(__file__).with_name("split_apps.py")
 LAYOUT = LayoutSettings(
     layers="blocks",

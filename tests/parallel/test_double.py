@@ -17,6 +17,8 @@ from fanin.datacenter.ranks.mesh import MeshShape
 from fanin.datacenter.training.model import build_job_model
 from fanin.protos.errors import InvalidInput
 
+pytestmark = pytest.mark.usefixtures("forked_agents")
+
 APPS = Path(__file__).with_name("apps.py")
 LARGEST = 1e-10
 MODELS = {

@@ -28,6 +28,8 @@ from fanin.datacenter.training.model import build_job_model
 from fanin.edge.bundles.bundle import open_folder
 from fanin.protos.errors import InvalidInput
 
+pytestmark = pytest.mark.usefixtures("forked_agents")
+
 APPS = Path(__file__).with_name("apps.py")
 LAYOUT = LayoutSettings(
     layers="layers",

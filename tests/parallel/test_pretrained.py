@@ -26,6 +26,8 @@ from fanin.datacenter.ranks.mesh import MeshShape
 from fanin.datacenter.training.model import build_job_model
 from fanin.protos.errors import InvalidInput, RuntimeMissing
 
+pytestmark = pytest.mark.usefixtures("forked_agents")
+
 VOCABULARY, LENGTH, NUM_WINDOWS, NUM_HELD = 37, 8, 6, 2
 ROW: dict[str, object] = {
     "model_type": "llama",

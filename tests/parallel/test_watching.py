@@ -18,6 +18,8 @@ from fanin.datacenter.planner.traffic import predict_traffic
 from fanin.datacenter.ranks.mesh import MeshShape
 from fanin.datacenter.watch.timeline import DATA, STEP
 
+pytestmark = pytest.mark.usefixtures("forked_agents")
+
 NUM_STEPS = 5
 CONFIG = """
 [model.decoder]
