@@ -163,7 +163,7 @@ def alone(folder: Path, cells: list[Cell]) -> None:
     """What one process makes of the same, once for each variant."""
     torch.set_num_threads(1)
     for cell in {cell.reference: cell for cell in cells}.values():
-        told = ("layers", "tied", "dtype", "clip", "freeze", "family", "nightly")
+        told = ("layers", "tied", "dtype", "clip", "freeze", "family", "nightly", "long")
         plain = Cell(mesh="none", **{name: getattr(cell, name) for name in told})
         engine = Engine(build(model_of(plain), parallel_of(plain), training_of(plain), None, CPU))
         np.savez(folder / f"{cell.reference}.npz", **train(plain, engine))

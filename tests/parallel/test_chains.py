@@ -53,7 +53,8 @@ def config_of(folder: Path, app: str, mesh: str, layout: LayoutSettings = LAYOUT
     )
 
 
-@pytest.mark.parametrize("mesh", ["tp=2", pytest.param("pp=2", marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("mesh", ["tp=2", "pp=2"])
 def test_a_module_that_its_layout_describes_trains_as_in_one_process(mesh: str, tmp_path: Path) -> None:
     one = train(config_of(tmp_path, "rows", "none"), 0, 1)
     two = launch(config_of(tmp_path, "rows", mesh), 2, tmp_path / "job")

@@ -105,6 +105,7 @@ def alone(config: TrainConfig) -> TrainConfig:
     return dataclasses.replace(config, parallel=dataclasses.replace(config.parallel, mesh=MeshShape()))
 
 
+@pytest.mark.nightly
 def test_two_ranks_bring_what_one_process_does(config: TrainConfig, folder: Path) -> None:
     folder.mkdir()
     (folder / METRICS_FILE).write_text("left from an earlier job")

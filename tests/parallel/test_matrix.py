@@ -15,6 +15,7 @@ from parallel.cells import (
     COMPILED,
     FAULTS,
     HALVES,
+    NUM_LONG_STEPS,
     NUM_NIGHTLY_STEPS,
     NUM_STEPS,
     STATISTICS,
@@ -27,7 +28,7 @@ from parallel.programs import Programs
 
 LOSS = {"float32": 1e-5, "float64": 1e-10}
 # The loss of the last step on the first step's batch, as a share of that step's.
-LEARNT = {NUM_STEPS: 0.99, NUM_NIGHTLY_STEPS["float64"]: 0.99, NUM_NIGHTLY_STEPS["float32"]: 0.9}
+LEARNT = {NUM_STEPS: 0.99, NUM_NIGHTLY_STEPS: 0.99, NUM_LONG_STEPS: 0.9}
 PARAMETERS = {"float32": 1e-5, "float64": 1e-10}
 # A commit's cells take a minute and a half on two quiet cores, a night's ten, which the first test of each waits for.
 LIMIT_S = 3600

@@ -104,7 +104,8 @@ def test_a_forward_outside_of_the_layout_is_refused(fanin: Fanin, config: Path, 
     assert re.match(r"model: layout: for the same \d+ samples got the loss .* on mesh pp=2 .* name every module", error)
 
 
-@pytest.mark.parametrize("mesh", nightly_but(("none", "pp=2"), ("pp=2",)))
+@pytest.mark.nightly
+@pytest.mark.parametrize("mesh", ["none", "pp=2"])
 def test_another_number_of_layers_than_the_layouts_is_refused(
     fanin: Fanin, config: Path, site: Path, mesh: str
 ) -> None:

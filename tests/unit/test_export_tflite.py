@@ -133,6 +133,7 @@ print("ours", file=sys.stderr)
 """
 
 
+@pytest.mark.nightly
 def test_the_converter_says_nothing_of_itself() -> None:
     done = subprocess.run(
         [sys.executable, "-W", "default", "-c", QUIET], capture_output=True, text=True, check=True, timeout=120

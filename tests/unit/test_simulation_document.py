@@ -30,6 +30,7 @@ def test_a_run_with_faults_prints_what_the_page_says(tmp_path: Path) -> None:
     assert expected.endswith("True\n")
 
 
+@pytest.mark.nightly
 def test_ten_lines_train_a_module(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     lines = [line for line in TEN_LINES.splitlines() if line and not line.startswith(("import", "from"))]
