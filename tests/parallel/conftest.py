@@ -18,7 +18,7 @@ def programs() -> Iterator[Programs]:
 
 
 @pytest.fixture
-def forked_agents(programs: Programs, monkeypatch: pytest.MonkeyPatch) -> None:
+def forked_agents(programs: Programs) -> Iterator[None]:
     """Launched jobs run in forks of that process, without the locks of a folder and without its signals."""
 
     def run(command: Sequence[str], logs: Path, environment: Mapping[str, str], locks: Sequence[int]) -> int:
@@ -28,4 +28,6 @@ def forked_agents(programs: Programs, monkeypatch: pytest.MonkeyPatch) -> None:
         (logs / torchrun.TORCHRUN_LOG).write_text(output)
         return int(status)
 
-    monkeypatch.setattr(torchrun, "_run", run)
+    before = torchrun.AGENT_RUNNER.set(run)
+    yield
+    torchrun.AGENT_RUNNER.reset(before)

@@ -33,7 +33,7 @@ from fanin.edge.export.tracing.eager import cases_of
 from fanin.edge.export.tracing.forward import trace_evaluate
 from fanin.edge.export.tracing.traced import Traced
 from fanin.edge.export.tracing.train import trace_train
-from fanin.edge.export.verify import verify_training
+from fanin.edge.export.verification.verify import verify_training
 from fanin.edge.runtimes.engine import Feed, RunGraph
 from fanin.edge.runtimes.graphs import GraphEvaluate
 from fanin.edge.runtimes.stepping import GraphTrainStep, bind_by_copy

@@ -15,7 +15,8 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -119,7 +120,8 @@ def run_ranks(program: Sequence[str], num_processes: int, folder: Path, elastic:
 def run_locked(program: Sequence[str], num_processes: int, folder: Path, elastic: Elastic, locks: Sequence[int]) -> int:
     """Do what ``run_ranks`` does under ``locks`` that the caller holds."""
     logs = begin_logs(folder, elastic)
-    return _run(_command(program, num_processes, logs, elastic), logs, rank_environment(os.environ, elastic), locks)
+    run = AGENT_RUNNER.get()
+    return run(_command(program, num_processes, logs, elastic), logs, rank_environment(os.environ, elastic), locks)
 
 
 def check_processes(num_processes: int) -> None:
@@ -194,7 +196,15 @@ def _job_id(program: Sequence[str], num_processes: int, elastic: Elastic) -> str
     return hashlib.sha256("\0".join(shared).encode()).hexdigest()[:DIGEST_CHARS]
 
 
-def _run(command: list[str], logs: Path, environment: dict[str, str], locks: Sequence[int]) -> int:
+def run_agent(command: Sequence[str], logs: Path, environment: Mapping[str, str], locks: Sequence[int]) -> int:
+    """Run torchrun's agent in a new interpreter until it ends, and return its exit status.
+
+    Args:
+        command: The command line.
+        logs: The machine's log folder.
+        environment: The environment of the agent and its ranks.
+        locks: Open files that the ranks keep.
+    """
     with (logs / TORCHRUN_LOG).open("wb") as log:
         process = subprocess.Popen(
             command,
@@ -211,6 +221,12 @@ def _run(command: list[str], logs: Path, environment: dict[str, str], locks: Seq
             return process.wait()
         finally:
             _stop(process)
+
+
+RunAgent = Callable[[Sequence[str], Path, Mapping[str, str], Sequence[int]], int]
+AGENT_RUNNER: Final[ContextVar[RunAgent]] = ContextVar("agent_runner", default=run_agent)
+"""How jobs of this context run their agents. A program of many short jobs may set it to a fork of a process that has
+imported torch."""
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:

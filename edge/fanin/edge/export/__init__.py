@@ -13,7 +13,7 @@ Modules, in reading order:
 - ``vectorized/``: the train step of many clients at once, for simulations.
 - ``formats``: an App's graphs in each format, by ``int8/``, ``onnx/`` and ``tflite/``; ``preprocess`` adds one more.
 - ``cache/``: converted graphs on disk, by a digest of the traced ones.
-- ``verify``: the graphs against eager torch.
+- ``verification/``: the graphs against eager torch.
 - ``standalone/``: a Version as one plain file, for users without fanin.
 - ``apart``: a call in a fork, with which formats are made at the same time.
 - ``refusals``, ``quiet``: errors that name a module and a line; noise of libraries kept from the user.

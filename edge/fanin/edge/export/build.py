@@ -37,7 +37,7 @@ from fanin.edge.export.prepare import Prepared, prepare
 from fanin.edge.export.preprocess import with_preprocess
 from fanin.edge.export.tracing.examples import check_kept, check_pure, example_batch
 from fanin.edge.export.tracing.vocabulary import count_tokens
-from fanin.edge.export.verify import verify, verify_train
+from fanin.edge.export.verification.verify import verify, verify_train
 from fanin.edge.files import new_folder
 from fanin.edge.runtimes.available import open_runtime
 from fanin.edge.runtimes.base import PaddedBatch, Runtime

@@ -5,9 +5,10 @@ in float32 and in float64: their difference is torch's own rounding error, and n
 """
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from typing import Final
 
 import numpy as np
@@ -43,6 +44,9 @@ UNKNOWN_FLOOR: Final = 1e-5
 """``FLOOR`` for a module that does not run in float64: torch's rounding error is unknown."""
 SURE_SHARE: Final = 1e-2
 """A change of all gradients by this share of their root mean square must not turn the step of a value around."""
+NUM_NEIGHBORS: Final = 3
+NEIGHBOR_DISTANCE: Final = 1e-7
+"""Of a parameter in a neighbor, relative to itself: about a unit in the last place of float32."""
 OTHER: Final = " for a batch that was not traced"
 
 
@@ -107,11 +111,20 @@ class EagerStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """The batch of a step, torch's results for it, and the words that name it in errors."""
+    """The batch of a step, and torch's results for it.
+
+    Attributes:
+        examples: The batch.
+        twin: The result in float32.
+        exact: The result in float64; None for a module that does not run in it.
+        neighbors: Computes the results in float32 from parameters that differ by rounding, at the first call.
+        which: The words that name the batch in errors.
+    """
 
     examples: ExampleBatch
     twin: EagerPass
     exact: EagerPass | None
+    neighbors: Callable[[], tuple[EagerPass, ...]]
     which: str
 
     @property
@@ -176,6 +189,20 @@ def exact_pass(prepared: Prepared, examples: ExampleBatch, draws: StepDraws) -> 
         return None
 
 
+def neighbor_passes(prepared: Prepared, examples: ExampleBatch, draws: StepDraws) -> tuple[EagerPass, ...]:
+    """Run eager torch from parameters that differ by about one unit in the last place, up or down."""
+
+    def neighbor(seed: int) -> EagerPass:
+        generator, module = torch.Generator().manual_seed(seed), copy.deepcopy(prepared.eager)
+        with torch.no_grad():
+            for value in module.parameters():
+                signs = 2.0 * (torch.rand(value.shape, generator=generator) < 0.5) - 1.0
+                value.mul_(1.0 + NEIGHBOR_DISTANCE * signs)
+        return eager_pass(replace(prepared, eager=module), examples, draws)
+
+    return tuple(neighbor(seed) for seed in range(NUM_NEIGHBORS))
+
+
 def cases_of(prepared: Prepared) -> list[Case]:
     """Return a case for each step of a verification: the traced batch, another one, and the traced one again.
 
@@ -193,7 +220,8 @@ def cases_of(prepared: Prepared) -> list[Case]:
             cases.append(cases[step % 2])
             continue
         twin, exact = eager_pass(prepared, examples, draws), exact_pass(prepared, examples, draws)
-        cases.append(Case(examples=examples, twin=twin, exact=exact, which=which))
+        neighbors = cache(partial(neighbor_passes, prepared, examples, draws))
+        cases.append(Case(examples=examples, twin=twin, exact=exact, neighbors=neighbors, which=which))
     return cases
 
 

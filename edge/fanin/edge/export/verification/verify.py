@@ -12,18 +12,13 @@ on the other.
    and not on devices.
 5. ``preprocess``, if present, equals its module, for several samples and for one.
 
-A tensor is compared by the L2 norm of its error, relative to its own norm. Small gradients must be right, too:
-
-- The learning rate is so large that the change of each parameter is larger than the parameter. So float32 keeps the
-  digits of the gradient.
-- torch's own rounding error, float32 against float64, is measured for each tensor and allowed in addition. It is the
-  only bound for a gradient that is zero except for rounding, such as that of a bias before a norm.
+A tensor is compared by the L2 norm of its error (``comparison``). Small gradients must be right, too: the learning rate
+is so large that the change of each parameter is larger than the parameter, so float32 keeps the digits of the gradient.
 """
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Final
 
 import numpy as np
@@ -32,16 +27,14 @@ import torch
 
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.bundles.manifest import Manifest
-from fanin.edge.export.inputs.named import call_module
-from fanin.edge.export.modules.finite import first_not_finite
 from fanin.edge.export.optimizers.optimizer import Tensors
 from fanin.edge.export.prepare import Prepared
 from fanin.edge.export.preprocess import verify_preprocess
 from fanin.edge.export.tracing.eager import (
-    FLOOR,
     RANDOM_KEY,
     UNKNOWN_FLOOR,
     Case,
+    EagerPass,
     StepStart,
     cases_of,
     eager_step,
@@ -49,25 +42,14 @@ from fanin.edge.export.tracing.eager import (
     sure_values,
     warm_states,
 )
-from fanin.edge.export.tracing.examples import KEEP_FINITE, example_batch
+from fanin.edge.export.verification.comparison import advice, check_loss, check_tensors, float64s_of, triple_of
 from fanin.edge.runtimes.base import Evaluate, Predict, Runtime, StepSettings, TrainState, TrainStep
 from fanin.edge.runtimes.graphs import optimizer_table, state_port
 from fanin.edge.tensors import Array, Float32s
 from fanin.protos.errors import UnsupportedModel
 
-TOLERANCE: Final = 1e-4
-"""L2 norm of a tensor's error relative to its norm: above other orders of additions, below a wrong factor."""
-ROUNDING_TOLERANCE: Final = 0.1
-"""``TOLERANCE`` for quantization-aware training: an activation between two levels may round either way, and each
-such activation changes a gradient by a full level."""
-LOSS_TOLERANCE: Final = 1e-4
-"""Of a loss relative to itself: a hundred times the effect of the order of additions."""
-ROUNDED_LOSS_TOLERANCE: Final = 2e-2
-"""The same for quantization-aware training."""
 INT8_TOLERANCE: Final = 0.05
 """Mean difference of logits relative to their range: above a few different roundings, below a wrong kernel."""
-NOISE_FACTOR: Final = 20.0
-"""A value may differ by this many times torch's own rounding error, in addition to the tolerance."""
 MIN_RATE: Final = 16.0
 MAX_CHANGE: Final = 2.0**100
 """Largest change of a parameter by a step, far below the end of float32."""
@@ -77,23 +59,6 @@ WARM_STEPS: Final = 12
 """Steps with one gradient that an optimizer that divides has made before a step. A mean with a decay of 0.99 has a
 tenth of the gradient then, so that both decide the sign of a step of Lion."""
 SEED: Final = 3
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Triple:
-    """A tensor of the graph, the same tensor of eager torch, and that of torch in float64, if it runs in it."""
-
-    actual: npt.NDArray[np.float64]
-    expected: npt.NDArray[np.float64]
-    exact: npt.NDArray[np.float64] | None
-
-    @property
-    def noise(self) -> float:
-        """Norm of torch's own rounding error; 0.0 if it is unknown."""
-        return 0.0 if self.exact is None else _norm(self.expected - self.exact)
-
-
-Triples = Mapping[str, Triple]
 
 
 def verify(prepared: Prepared, bundle: Bundle, runtime: Runtime, plain: Runtime) -> None:
@@ -181,11 +146,16 @@ def _check_int8(prepared: Prepared, runtime: str, predicts: tuple[Predict, Predi
 def _check_evaluation(prepared: Prepared, evaluate: Evaluate, parameters: Float32s, case: Case) -> None:
     sums, twin, exact = evaluate(parameters, case.batch), case.twin, case.exact
     sure = None if exact is None else exact.loss_sum
-    _check_loss(prepared, f"evaluation: loss{case.which}", sums.loss_sum, (twin.loss_sum, sure))
+    check_loss(prepared, f"evaluation: loss{case.which}", sums.loss_sum, (twin.loss_sum, sure))
     expected = twin.output.numpy()
     if not prepared.app.num_classes:
-        triple = _triple(sums.predicted, expected, None if exact is None else exact.output.numpy())
-        _check_tensors(prepared, "evaluation: {}" + case.which, {"predicted": triple})
+        triple = triple_of(sums.predicted, expected, None if exact is None else exact.output.numpy())
+        check_tensors(
+            prepared,
+            "evaluation: {}" + case.which,
+            {"predicted": triple},
+            lambda: [float64s_of({"predicted": each.output.numpy()}, {}) for each in case.neighbors()],
+        )
         return
     ordered = np.sort(expected, axis=-1)
     clear = ordered[..., -1] - ordered[..., -2] > CLEAR_MARGIN * np.ptp(expected)
@@ -193,7 +163,7 @@ def _check_evaluation(prepared: Prepared, evaluate: Evaluate, parameters: Float3
     if num and not prepared.app.recipe.quantization_aware:
         raise UnsupportedModel(
             f"{prepared.what}: evaluation: predicted{case.which}: {num} of {clear.size} classes of the exported graph "
-            f"differ from torch's, expected none; {_advice(prepared)}"
+            f"differ from torch's, expected none; {advice(prepared)}"
         )
 
 
@@ -223,61 +193,68 @@ def _check_steps(prepared: Prepared, manifest: Manifest, begin: tuple[TrainStep,
         )
         _check_step(prepared, states.views(following.optimizer), following, (case, start))
         sure = None if case.exact is None else case.exact.loss
-        _check_loss(prepared, f"train step {num_steps + 1}: the loss{case.which}", loss, (case.twin.loss, sure))
+        check_loss(prepared, f"train step {num_steps + 1}: the loss{case.which}", loss, (case.twin.loss, sure))
 
 
 def _check_step(
     prepared: Prepared, states: Mapping[str, Array], following: TrainState, expected: tuple[Case, StepStart]
 ) -> None:
-    (case, start), optimizer = expected, prepared.app.recipe.optimizer
+    case, start = expected
     what = f"train step {start.num_steps + 1}: the next {{}}{case.which}"
     twin = eager_step(prepared, case.twin, start)
     exact = None if case.exact is None else eager_step(prepared, case.exact, start)
-    for kind in optimizer.states:
+    near = cache(lambda: [(each, eager_step(prepared, each, start)) for each in case.neighbors()])
+    for kind in prepared.app.recipe.optimizer.states:
         names = [state_port(kind, name) for name in prepared.learned]
         triples = {
-            name: _triple(states[name], twin.states[name], None if exact is None else exact.states[name])
+            name: triple_of(states[name], twin.states[name], None if exact is None else exact.states[name])
             for name in names
         }
-        _check_tensors(prepared, what, triples)
+        check_tensors(prepared, what, triples, lambda: [float64s_of(step.states, {}) for _, step in near()])
     after = prepared.table.views(following.parameters)
-    before = {name: value.numpy() for name, value in prepared.parameters.items()}
-    tracked = {
-        name: _triple(
-            after[name],
-            case.twin.tracked[name].numpy(),
-            None if case.exact is None else case.exact.tracked[name].numpy(),
-            before[name],
-        )
-        for name in prepared.tracked
-    }
-    _check_tensors(prepared, what, tracked)
+    _check_tracked(prepared, what, after, case)
+    if (sure := _sure(prepared, case, start)) is None:
+        return
+    before = {name: value.numpy() for name, value in prepared.learned.items()}
     changes = {
-        name: _triple(
-            after[name], twin.parameters[name], None if exact is None else exact.parameters[name], before[name]
-        )
-        for name in prepared.learned
+        name: triple_of(after[name], twin.parameters[name], None if exact is None else exact.parameters[name], value)
+        for name, value in before.items()
     }
-    if optimizer.divides:
-        changes = _sure_changes(prepared, case, start, changes)
-    _check_tensors(prepared, what, changes)
+
+    def changes_near() -> Sequence[Mapping[str, npt.NDArray[np.float64]]]:
+        found = []
+        for each, step in near():
+            moved = float64s_of(step.parameters, {name: value.numpy() for name, value in each.values.items()})
+            found.append({name: value[sure[name]] for name, value in moved.items()})
+        return found
+
+    check_tensors(prepared, what, {name: row.part(sure[name]) for name, row in changes.items()}, changes_near)
 
 
-def _sure_changes(prepared: Prepared, case: Case, start: StepStart, changes: dict[str, Triple]) -> dict[str, Triple]:
-    """Return the changes without the values whose direction may depend on rounding."""
+def _check_tracked(prepared: Prepared, what: str, after: Mapping[str, Array], case: Case) -> None:
+    """Check the running statistics after a step."""
+    before = {name: value.numpy() for name, value in prepared.tracked.items()}
+
+    def arrays_of(each: EagerPass) -> Mapping[str, Array]:
+        return {name: each.tracked[name].numpy() for name in prepared.tracked}
+
+    expected, exact = arrays_of(case.twin), None if case.exact is None else arrays_of(case.exact)
+    tracked = {
+        name: triple_of(after[name], expected[name], None if exact is None else exact[name], value)
+        for name, value in before.items()
+    }
+    check_tensors(prepared, what, tracked, lambda: [float64s_of(arrays_of(each), before) for each in case.neighbors()])
+
+
+def _sure(prepared: Prepared, case: Case, start: StepStart) -> Mapping[str, npt.NDArray[np.bool_]] | None:
+    """Return for each parameter the values whose direction does not depend on rounding; None if that is not known."""
+    if not prepared.app.recipe.optimizer.divides:
+        return {name: np.ones(value.shape, np.bool_) for name, value in prepared.learned.items()}
     sure = sure_values(prepared, case, start)
     are_all_sure = all(each.all() for each in sure.values())
-    if prepared.app.recipe.quantization_aware and not (start.num_steps and are_all_sure):
-        # A gradient may differ by a tenth of its norm, and so may any sign.
-        return {}
-    return {
-        name: Triple(
-            actual=row.actual[sure[name]],
-            expected=row.expected[sure[name]],
-            exact=None if row.exact is None else row.exact[sure[name]],
-        )
-        for name, row in changes.items()
-    }
+    # With quantization-aware training, a gradient may differ by a tenth of its norm, and so may any sign.
+    is_unknown = prepared.app.recipe.quantization_aware and not (start.num_steps and are_all_sure)
+    return None if is_unknown else sure
 
 
 def _start(prepared: Prepared, case: Case, num_steps: int) -> StepStart:
@@ -316,76 +293,3 @@ def _start(prepared: Prepared, case: Case, num_steps: int) -> StepStart:
         anchor=anchor if recipe.proximal else dict(values),
         control=control if recipe.scaffold else {name: torch.zeros_like(value) for name, value in values.items()},
     )
-
-
-def _check_tensors(prepared: Prepared, what: str, triples: Triples) -> None:
-    """Compare each tensor of the graph with eager torch's by the norm of its error.
-
-    Args:
-        prepared: The App.
-        what: What is compared, with ``{}`` for the tensor's name.
-        triples: The tensors by name, all of one unit.
-    """
-    tolerance = ROUNDING_TOLERANCE if prepared.app.recipe.quantization_aware else TOLERANCE
-    sizes = {name: _norm(row.expected) for name, row in triples.items()}
-    largest = max(sizes.values(), default=0.0)
-    for name, row in triples.items():
-        floor = FLOOR if row.exact is not None else UNKNOWN_FLOOR
-        error = _norm(row.actual - row.expected)
-        if not math.isfinite(sizes[name]):
-            call = partial(call_module, prepared.eager, example_batch(prepared)[0])
-            where = first_not_finite(prepared.eager, call)
-            raise UnsupportedModel(
-                f"{prepared.what}: {what.format(name + _module_of(prepared, name))} is not finite in torch either"
-                f"{f': {where}' if where else ''}, expected finite gradients; {KEEP_FINITE}"
-            )
-        allowed = tolerance * sizes[name] + NOISE_FACTOR * row.noise + floor * largest
-        if not error <= allowed:
-            raise UnsupportedModel(
-                f"{prepared.what}: {what.format(name + _module_of(prepared, name))} of the exported graph differs from "
-                f"torch's by {error:.1e} (L2 norm), expected at most {allowed:.1e} (the norm of its own change or "
-                f"value is {sizes[name]:.1e}); {_advice(prepared)}"
-            )
-
-
-def _advice(prepared: Prepared) -> str:
-    """Return what to do about a graph that differs from torch."""
-    forms = ", ".join(str(operator) for operator in prepared.app.decompositions)
-    if forms:
-        return f"check the App's own decompositions, also of gradients: {forms}"
-    return "please report the module, its export is wrong"
-
-
-def _module_of(prepared: Prepared, port: str) -> str:
-    """Return the module of a parameter or of its state, in words; "" for another output."""
-    names = [name for name in prepared.parameters if port == name or port.endswith(f".{name}")]
-    if not names:
-        return ""
-    path = max(names, key=len).rpartition(".")[0]
-    return f" of module {path or 'itself'} ({type(prepared.eager.get_submodule(path)).__name__})"
-
-
-def _check_loss(prepared: Prepared, what: str, actual: float, expected: tuple[float, float | None]) -> None:
-    """Compare a loss with (torch's, torch's in float64), relative to itself."""
-    tolerance = ROUNDED_LOSS_TOLERANCE if prepared.app.recipe.quantization_aware else LOSS_TOLERANCE
-    twin, exact = expected
-    allowed = tolerance * abs(twin) + (UNKNOWN_FLOOR if exact is None else NOISE_FACTOR * abs(twin - exact))
-    error = abs(actual - twin)
-    if not error <= allowed:
-        raise UnsupportedModel(
-            f"{prepared.what}: {what} of the exported graph differs from torch's by {error:.1e}, expected at most "
-            f"{allowed:.1e}; {_advice(prepared)}"
-        )
-
-
-def _triple(actual: Array, expected: Array, exact: Array | None, before: Array | float = 0.0) -> Triple:
-    """Return the three tensors in float64, less the value before the step."""
-    return Triple(
-        actual=np.subtract(actual, before, dtype=np.float64),
-        expected=np.subtract(expected, before, dtype=np.float64),
-        exact=None if exact is None else np.subtract(exact, before, dtype=np.float64),
-    )
-
-
-def _norm(values: npt.NDArray[np.float64]) -> float:
-    return float(np.linalg.norm(values.reshape(-1)))

@@ -1,0 +1,161 @@
+"""A tensor of an exported graph against eager torch's, by the norm of its error.
+
+A tensor may differ by a part of its own norm, and by a multiple of torch's own rounding error. Three things show that
+error:
+
+- The same computation in float64. It is the only bound for a gradient that is zero except for rounding, such as that
+  of a bias before a norm.
+- The same computation from neighbors, whose parameters differ by about one unit in the last place. They show what
+  float64 may not: a value at the kink of a ReLU or of a maximum, which another order of additions puts on the other
+  side. Such a gradient differs by whole terms. Neighbors cost passes of torch, so they run only for a tensor that
+  differs.
+- A floor, relative to the largest tensor.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from fanin.edge.export.inputs.named import call_module
+from fanin.edge.export.modules.finite import first_not_finite
+from fanin.edge.export.prepare import Prepared
+from fanin.edge.export.tracing.eager import FLOOR, UNKNOWN_FLOOR
+from fanin.edge.export.tracing.examples import KEEP_FINITE, example_batch
+from fanin.edge.tensors import Array
+from fanin.protos.errors import UnsupportedModel
+
+TOLERANCE: Final = 1e-4
+"""L2 norm of a tensor's error relative to its norm: above other orders of additions, below a wrong factor."""
+ROUNDING_TOLERANCE: Final = 0.1
+"""``TOLERANCE`` for quantization-aware training: an activation between two levels may round either way, and each
+such activation changes a gradient by a full level."""
+LOSS_TOLERANCE: Final = 1e-4
+"""Of a loss relative to itself: a hundred times the effect of the order of additions."""
+ROUNDED_LOSS_TOLERANCE: Final = 2e-2
+"""The same for quantization-aware training."""
+NOISE_FACTOR: Final = 20.0
+"""A value may differ by this many times torch's own rounding error, in addition to the tolerance."""
+MAX_KINK_SHARE: Final = 0.05
+"""Of a tensor's norm: the most that neighbors allow. It is far below the error of a wrong factor or of a lost term."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Triple:
+    """A tensor of the graph, the same tensor of eager torch, and that of torch in float64, if it runs in it."""
+
+    actual: npt.NDArray[np.float64]
+    expected: npt.NDArray[np.float64]
+    exact: npt.NDArray[np.float64] | None
+
+    def part(self, kept: npt.NDArray[np.bool_]) -> "Triple":
+        """Return these values of each tensor."""
+        exact = None if self.exact is None else self.exact[kept]
+        return Triple(actual=self.actual[kept], expected=self.expected[kept], exact=exact)
+
+    @property
+    def noise(self) -> float:
+        """Norm of torch's own rounding error; 0.0 if it is unknown."""
+        return 0.0 if self.exact is None else _norm(self.expected - self.exact)
+
+
+Triples = Mapping[str, Triple]
+Neighbors = Callable[[], Sequence[Mapping[str, npt.NDArray[np.float64]]]]
+"""Returns the tensors of eager torch from parameters that differ by rounding, by name."""
+
+
+def check_tensors(prepared: Prepared, what: str, triples: Triples, neighbors: Neighbors) -> None:
+    """Compare each tensor of the graph with eager torch's by the norm of its error.
+
+    Args:
+        prepared: The App.
+        what: What is compared, with ``{}`` for the tensor's name.
+        triples: The tensors by name, all of one unit.
+        neighbors: Called if a tensor differs by more than its float64 counterpart explains.
+
+    Raises:
+        UnsupportedModel: A tensor differs by more than rounding explains, or is not finite.
+    """
+    tolerance = ROUNDING_TOLERANCE if prepared.app.recipe.quantization_aware else TOLERANCE
+    sizes = {name: _norm(row.expected) for name, row in triples.items()}
+    largest = max(sizes.values(), default=0.0)
+    for name, row in triples.items():
+        floor = FLOOR if row.exact is not None else UNKNOWN_FLOOR
+        error = _norm(row.actual - row.expected)
+        if not math.isfinite(sizes[name]):
+            call = partial(call_module, prepared.eager, example_batch(prepared)[0])
+            where = first_not_finite(prepared.eager, call)
+            raise UnsupportedModel(
+                f"{prepared.what}: {what.format(name + _module_of(prepared, name))} is not finite in torch either"
+                f"{f': {where}' if where else ''}, expected finite gradients; {KEEP_FINITE}"
+            )
+        allowed = tolerance * sizes[name] + NOISE_FACTOR * row.noise + floor * largest
+        if not error <= allowed and math.isfinite(error):
+            kinks = max((_norm(row.expected - near[name]) for near in neighbors()), default=0.0)
+            allowed += min(NOISE_FACTOR * kinks, MAX_KINK_SHARE * sizes[name])
+        if not error <= allowed:
+            raise UnsupportedModel(
+                f"{prepared.what}: {what.format(name + _module_of(prepared, name))} of the exported graph differs from "
+                f"torch's by {error:.1e} (L2 norm), expected at most {allowed:.1e} (the norm of its own change or "
+                f"value is {sizes[name]:.1e}); {advice(prepared)}"
+            )
+
+
+def advice(prepared: Prepared) -> str:
+    """Return what to do about a graph that differs from torch."""
+    forms = ", ".join(str(operator) for operator in prepared.app.decompositions)
+    if forms:
+        return f"check the App's own decompositions, also of gradients: {forms}"
+    return "please report the module, its export is wrong"
+
+
+def _module_of(prepared: Prepared, port: str) -> str:
+    """Return the module of a parameter or of its state, in words; "" for another output."""
+    names = [name for name in prepared.parameters if port == name or port.endswith(f".{name}")]
+    if not names:
+        return ""
+    path = max(names, key=len).rpartition(".")[0]
+    return f" of module {path or 'itself'} ({type(prepared.eager.get_submodule(path)).__name__})"
+
+
+def check_loss(prepared: Prepared, what: str, actual: float, expected: tuple[float, float | None]) -> None:
+    """Compare a loss with (torch's, torch's in float64), relative to itself.
+
+    Raises:
+        UnsupportedModel: It differs by more than rounding explains.
+    """
+    tolerance = ROUNDED_LOSS_TOLERANCE if prepared.app.recipe.quantization_aware else LOSS_TOLERANCE
+    twin, exact = expected
+    allowed = tolerance * abs(twin) + (UNKNOWN_FLOOR if exact is None else NOISE_FACTOR * abs(twin - exact))
+    error = abs(actual - twin)
+    if not error <= allowed:
+        raise UnsupportedModel(
+            f"{prepared.what}: {what} of the exported graph differs from torch's by {error:.1e}, expected at most "
+            f"{allowed:.1e}; {advice(prepared)}"
+        )
+
+
+def triple_of(actual: Array, expected: Array, exact: Array | None, before: Array | float = 0.0) -> Triple:
+    """Return the three tensors in float64, less the value before the step."""
+    return Triple(
+        actual=_float64(actual, before),
+        expected=_float64(expected, before),
+        exact=None if exact is None else _float64(exact, before),
+    )
+
+
+def float64s_of(values: Mapping[str, Array], before: Mapping[str, Array]) -> Mapping[str, npt.NDArray[np.float64]]:
+    """Return tensors in float64, less their values before the step, if there are any."""
+    return {name: _float64(value, before.get(name, 0.0)) for name, value in values.items()}
+
+
+def _float64(values: Array, before: Array | float) -> npt.NDArray[np.float64]:
+    return np.subtract(values, before, dtype=np.float64)
+
+
+def _norm(values: npt.NDArray[np.float64]) -> float:
+    return float(np.linalg.norm(values.reshape(-1)))
