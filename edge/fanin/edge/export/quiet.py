@@ -1,7 +1,7 @@
-"""Messages of torch and of the TFLite converter about themselves, hidden from the user; all other output stays.
+"""Messages of libraries about themselves, hidden from the user; all other output stays.
 
-The converter writes to four channels: Python warnings, loggers, a progress bar, and the process's stderr from C++. None
-of its messages concern the App, whose code does not run during a conversion.
+The TFLite converter writes to four channels: Python warnings, loggers, a progress bar, and the process's stderr from C++.
+None of its messages concern the App, whose code does not run during a conversion.
 """
 
 import logging
@@ -17,6 +17,7 @@ from typing import Final
 
 LOGGERS: Final = ("torchao", "torchao.kernel.intmm", "torch.utils._pytree")
 """Loggers that report missing optional parts at import."""
+FOLDING_LOGGER: Final = "onnxscript.optimizer._constant_folding"
 ENVIRONMENT: Final = {
     "LITERT_TORCH_SHOW_PROGRESS": "n",
     "LITERT_TORCH_SILENCE_TORCH_LOGS": "n",
@@ -46,15 +47,20 @@ def quiet_weights() -> Iterator[None]:
 
 
 @contextmanager
+def quiet_optimizer() -> Iterator[None]:
+    """Hide warnings of the optimizer of ONNX graphs about constants that it cannot compute, and leaves in the graph."""
+    with _without_warnings(FOLDING_LOGGER):
+        yield
+
+
+@contextmanager
 def quiet_converter() -> Iterator[None]:
     """Hide the converter's own messages while it is imported and used."""
     with ExitStack() as stack:
         stack.enter_context(_environment())
         stack.enter_context(quiet_stderr(FROM_NATIVE_CODE))
         for name in LOGGERS:
-            logger = logging.getLogger(name)
-            logger.addFilter(_no_warning)
-            stack.callback(logger.removeFilter, _no_warning)
+            stack.enter_context(_without_warnings(name))
         stack.enter_context(quiet_torch())
         yield
 
@@ -83,6 +89,16 @@ def quiet_stderr(noise: re.Pattern[bytes]) -> Iterator[None]:
             lines.seek(0)
             if rest := b"".join(line for line in lines if not noise.match(line)):
                 os.write(STDERR, rest)
+
+
+@contextmanager
+def _without_warnings(name: str) -> Iterator[None]:
+    logger = logging.getLogger(name)
+    logger.addFilter(_no_warning)
+    try:
+        yield
+    finally:
+        logger.removeFilter(_no_warning)
 
 
 def _no_warning(record: logging.LogRecord) -> bool:

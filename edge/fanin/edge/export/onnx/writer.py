@@ -12,7 +12,7 @@ from torch.export import ExportedProgram
 
 from fanin.edge.export.cache.converted import converted
 from fanin.edge.export.onnx.fuse import fuse
-from fanin.edge.export.quiet import quiet_torch
+from fanin.edge.export.quiet import quiet_optimizer, quiet_torch
 from fanin.edge.export.refusals import REPLACE
 from fanin.edge.export.tracing.traced import Traced
 from fanin.edge.tensors import Float32s
@@ -48,7 +48,7 @@ def as_exported(traced: Traced, what: str) -> onnx.ModelProto:
 
     _widen_indices(traced.program)
     try:
-        with quiet_torch():
+        with quiet_torch(), quiet_optimizer():
             model = translate(traced.program)
     except Exception as exc:  # decompositions and forms may raise anything
         raise UnsupportedModel(f"{what}: cannot be converted to ONNX ({_cause(exc)}); {REPLACE}") from exc
