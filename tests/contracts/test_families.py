@@ -14,7 +14,7 @@ from fanin.datacenter.families import Family, TokenModel, Work, check_family
 from fanin.datacenter.families.decoders import DECODER, decoder_layout
 from fanin.datacenter.families.encoders import ENCODER
 from fanin.datacenter.families.folders import PRETRAINED
-from fanin.datacenter.models.decoder import Attention, Decoder, DecoderConfig
+from fanin.datacenter.models.decoder import Attention, Decoder, DecoderConfig, Layer
 from fanin.datacenter.models.encoder import EncoderConfig
 from fanin.datacenter.models.pretrained import PretrainedSettings
 from fanin.datacenter.parallel.layout import Layout
@@ -143,6 +143,22 @@ def fixed(config: DecoderConfig, seed: int) -> nn.Module:
     return module
 
 
+class Placed(Layer):
+    """A layer that counts the positions of its input: of a split sequence each rank begins with 0."""
+
+    def forward(self, stream: Tensor) -> Tensor:
+        """(B, T, width) to (B, T, width)."""
+        positions = torch.arange(stream.shape[1], dtype=stream.dtype)
+        return super().forward(stream * (1.0 + positions[:, None]))
+
+
+def placed(config: DecoderConfig, seed: int) -> nn.Module:
+    module = Decoder(config, seed)
+    for layer in module.layers:
+        layer.__class__ = Placed
+    return module
+
+
 @pytest.mark.parametrize(
     ("family", "text"),
     [
@@ -155,8 +171,12 @@ def fixed(config: DecoderConfig, seed: int) -> nn.Module:
             r"tp=2 a training step fails, but not in one process: Ru",
         ),
         (replace(DECODER, build=fixed), r"on tp=2 a training step changes \S+ by other values than one process"),
+        (
+            replace(DECODER, build=placed),
+            r"on tp=2 with sequence_parallel a training step changes \S+ by other values than one process",
+        ),
     ],
-    ids=["kind", "shapes", "values"],
+    ids=["kind", "shapes", "values", "positions"],
 )
 def test_a_plan_is_tried_on_two_ranks(family: Family[DecoderConfig], text: str) -> None:
     with pytest.raises(AssertionError, match=text):

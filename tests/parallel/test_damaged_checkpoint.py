@@ -10,7 +10,7 @@ import torch
 from parallel.saving import engine_of, step
 
 from fanin.datacenter.checkpoints.checkpoint import Checkpoints
-from fanin.datacenter.checkpoints.progress import Progress, latest
+from fanin.datacenter.checkpoints.progress import Progress, latest, write_marker
 from fanin.datacenter.config.train_config import parse_config
 from fanin.datacenter.jobs.job import train
 from fanin.protos.errors import Corrupted
@@ -72,6 +72,10 @@ def _marker_of_bytes(checkpoint: Path) -> None:
     (checkpoint.parent / "LATEST").write_bytes(b"\xff\xfe")
 
 
+def _marker_of_another_format(checkpoint: Path) -> None:
+    (checkpoint.parent / "LATEST").write_text('{"format": 1, "folder": "step-00000003"}')
+
+
 def _no_marker(checkpoint: Path) -> None:
     (checkpoint.parent / "LATEST").unlink()
 
@@ -93,6 +97,7 @@ MARKERS = {
     _no_marker_json: "LATEST: not JSON, expected an object with format 2",
     _empty_marker: "LATEST: not JSON",
     _marker_of_bytes: "LATEST: not JSON",
+    _marker_of_another_format: "LATEST: got {'format': 1, 'folder': 'step-00000003'}, expected format 2",
     _no_marker: "LATEST: is missing, though there are whole checkpoints",
 }
 
@@ -155,6 +160,20 @@ def test_a_damaged_one_counts_for_none_of_those_that_are_kept(
         assert checkpoints.load() == Progress(step=2, seed=3)
         checkpoints.save(Progress(step=4))
     assert sorted(path.name for path in folder.iterdir()) == ["LATEST", "step-00000002", "step-00000004"]
+
+
+def test_a_newer_one_that_was_never_marked_takes_no_place_of_those_that_are_kept(
+    three: tuple[Path, list[dict[str, torch.Tensor]]], tmp_path: Path
+) -> None:
+    folder = tmp_path / "kept"
+    shutil.copytree(three[0], folder)
+    shutil.rmtree(folder / "step-00000002")
+    # As after a kill between steps 2 and 3 of a save.
+    write_marker(folder, 1)
+    with Checkpoints(folder, engine_of(), keep=1) as checkpoints:
+        assert checkpoints.load() == Progress(step=1, seed=3)
+        checkpoints.save(Progress(step=2))
+    assert latest(folder) == Progress(step=2)
 
 
 @pytest.mark.parametrize("damage", [*DAMAGES, _bad_marker], ids=lambda value: value.__name__.strip("_"))

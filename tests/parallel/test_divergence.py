@@ -55,6 +55,11 @@ def in_losses(losses: Tensor) -> Tensor:
     return losses * float("nan")
 
 
+def in_losses_alone(losses: Tensor) -> Tensor:
+    """Losses that are not finite, with the same gradients."""
+    return losses + float("inf")
+
+
 class Spoilt:
     """A loss that is spoilt in some steps, counted from 0."""
 
@@ -182,11 +187,12 @@ def test_a_skipped_step_changes_no_statistics_and_no_optimizer_state() -> None:
     assert all(map(torch.equal, moments, (value for row in state.values() for value in row.values())))
 
 
-def test_adascale_forgets_what_it_saw_in_a_skipped_step() -> None:
+@pytest.mark.parametrize("spoil", [in_gradients, in_losses_alone])
+def test_adascale_forgets_what_it_saw_in_a_skipped_step(spoil: Spoil) -> None:
     training = replace(allowing(1).training, accumulate=2)
     config = replace(CONFIG, training=training, rate=RateSettings(scale="adascale", base_batch=2))
     # A step has two turns.
-    trainer = trainer_of(config, (4,))
+    trainer = trainer_of(config, (4,), spoil)
     while trainer.state.step < 2:
         trainer.step()
     before = trainer.state.noise
@@ -225,6 +231,16 @@ def test_values_that_are_not_finite_are_never_saved(tmp_path: Path, name: str) -
             Diverged, match=f"step-00000002: got {name} with values that are not finite, expected finite"
         ):
             checkpoints.save(Progress(step=2))
+    assert latest(tmp_path) == Progress(step=1)
+
+
+def test_a_save_under_way_is_completed_when_all_ranks_diverge(tmp_path: Path) -> None:
+    written: list[int] = []
+    with pytest.raises(Diverged, match="together"), Checkpoints(tmp_path, trainer_of(CONFIG).engine) as checkpoints:
+        checkpoints.when_written = written.append
+        checkpoints.save(Progress(step=1))
+        raise Diverged("together")
+    assert written == [1]
     assert latest(tmp_path) == Progress(step=1)
 
 

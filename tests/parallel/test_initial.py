@@ -216,6 +216,19 @@ def test_seed_file_is_bound_to_model_and_seed(change: dict[str, object], tmp_pat
         initial_values(other, spread(other), 2, tmp_path)
 
 
+def test_seed_file_is_bound_to_the_release_of_torch(tmp_path: Path) -> None:
+    config = job(tmp_path)
+    initial_values(config, spread(config), 2, tmp_path)
+
+    def resume_with_another_release() -> None:
+        # It may draw other numbers from the same seed.
+        torch.__version__ = "2.0.0"
+        with pytest.raises(InvalidInput, match="of another model, seed or release of torch"):
+            initial_values(config, spread(config), 2, tmp_path)
+
+    in_child(resume_with_another_release)
+
+
 def test_checkpoint_has_precedence_over_the_seed_file(tmp_path: Path) -> None:
     config, checkpoints = job(tmp_path), tmp_path / "checkpoints"
     checkpoints.mkdir()

@@ -180,9 +180,10 @@ def test_data_that_a_decoder_cannot_read_is_told(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=r"text.txt: not UTF-8 text"):
         train(replace(config, data=DataSettings(text=str(text), length=4)), 0, 1)
     x = np.arange(12, dtype=np.int32).reshape(2, 6)
-    np.savez(tmp_path / "tokens.npz", x=x, y=x)
-    with pytest.raises(InvalidInput, match=r"tokens.npz: got 12 tokens, expected at most the model's 3"):
-        train(replace(config, data=DataSettings(examples=tmp_path / "tokens.npz")), 0, 1)
+    for inputs, targets in ((x, x % 3), (x % 3, x)):
+        np.savez(tmp_path / "tokens.npz", x=inputs, y=targets)
+        with pytest.raises(InvalidInput, match=r"tokens.npz: got 12 tokens, expected at most the model's 3"):
+            train(replace(config, data=DataSettings(examples=tmp_path / "tokens.npz")), 0, 1)
     np.savez(tmp_path / "one.npz", x=x[:1] % 3, y=x[:1] % 3)
     with pytest.raises(InvalidInput, match=r"one.npz: got 1 example, expected at least 2: one is held out"):
         train(replace(config, data=DataSettings(examples=tmp_path / "one.npz")), 0, 1)

@@ -55,6 +55,7 @@ from fanin.datacenter.ranks.elastic import OTHER_JOB, StopSignal
 from fanin.datacenter.ranks.mesh import MeshShape
 from fanin.datacenter.training.model import build_job_model
 from fanin.datacenter.watch.hangs import HangReport, PendingOperation, attempt_folder, write_report
+from fanin.datacenter.watch.watchdog import Watchdog
 from fanin.protos.errors import Conflict, InvalidInput, StorageFull
 
 APPS = Path(__file__).with_name("apps.py")
@@ -276,6 +277,22 @@ def test_a_job_goes_on_from_its_own_kind_of_checkpoint(config: TrainConfig, tmp_
             InvalidInput, match="got one after 1 steps without looks, best, loss_sum, count, num_samples, rate_steps"
         ):
             train(replace(config, checkpoints=settings), 0, 1)
+
+
+def test_a_watchdog_that_is_left_has_no_hooks_and_no_thread(config: TrainConfig, tmp_path: Path) -> None:
+    engine = build_engine(build_job_model(config).model, config.parallel, config.training, None)
+    layers = [layer for part in engine.parts.values() for layer in part.modules()]
+
+    def num_hooks() -> int:
+        return sum(len(layer._forward_pre_hooks) + len(layer._forward_hooks) for layer in layers)
+
+    before = num_hooks()
+    with Watchdog(engine, tmp_path, timeout_s=30.0):
+        assert num_hooks() > before
+        (thread,) = (each for each in threading.enumerate() if each.name == "watchdog")
+    assert num_hooks() == before
+    thread.join(10.0)
+    assert not thread.is_alive(), "it would end the process"
 
 
 def test_a_checkpoint_that_takes_long_is_no_hang(config: TrainConfig, tmp_path: Path) -> None:

@@ -296,6 +296,7 @@ def test_an_error_of_a_training_is_the_last_event(config: TrainConfig, tmp_path:
     last = seen.events[-1]
     assert isinstance(last, TrainingFailed)
     assert last.error.startswith("Diverged: training: step ")
+    assert last.on_all_ranks, "otherwise a rank would not wait for a save that is due"
 
 
 def observed(config: TrainConfig, folder: Path) -> None:

@@ -1,5 +1,6 @@
 """What four ranks must agree on: steps that are not finite, parameters after an evaluation, and shared parameters."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,8 @@ from fanin.datacenter.config.settings import UNKNOWN_LAYOUT
 from fanin.datacenter.parallel.build import TrainableModel
 from fanin.datacenter.parallel.engine import build_engine
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
-from fanin.datacenter.parallel.transforms.ties import check_still_shared, shared_names, unshared
+from fanin.datacenter.parallel.transforms.ties import check_shared, check_still_shared, shared_names, unshared
+from fanin.datacenter.ranks.mesh import MeshShape
 from fanin.protos.errors import UnsupportedModel
 
 AFTER = ("gathered", "written", "restored", "loaded")
@@ -74,6 +76,16 @@ def test_shared_parameters_are_found_by_identity() -> None:
     assert unshared([layer], nn.ModuleList([layer, layer])) == [layer]
     assert unshared([*module.layers, module.head], module) == []
     assert unshared([module.layers], module) == [module.layers]
+
+
+def test_a_tie_of_two_names_does_not_cover_a_third_one() -> None:
+    module = nn.ModuleDict({name: nn.Linear(2, 2, bias=False) for name in "abc"})
+    module["b"].weight = module["a"].weight
+    layout, stages = replace(UNKNOWN_LAYOUT, tied=("b.weight", "a.weight")), {f"{name}.weight": 0 for name in "abc"}
+    check_shared(module, layout, MeshShape(tp=2), stages)
+    module["c"].weight = module["a"].weight
+    with pytest.raises(UnsupportedModel, match=r"under the names a\.weight, b\.weight, c\.weight, expected tp 1"):
+        check_shared(module, layout, MeshShape(tp=2), stages)
 
 
 def test_a_part_that_came_apart_is_told() -> None:

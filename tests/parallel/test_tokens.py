@@ -175,6 +175,15 @@ def test_tokens_that_cannot_be_too_high_are_not_scanned(tmp_path: Path) -> None:
     assert faults(lambda: samples.take(np.arange(0, len(samples), len(samples) // 8))) < 1000
 
 
+def test_only_the_highest_token_of_a_dtype_may_be_too_high(tmp_path: Path) -> None:
+    path = tmp_path / "tokens.npy"
+    np.save(path, np.arange(255, dtype=np.uint8))
+    assert len(build_job_model(config(path, 255)).data.train) > 0
+    np.save(path, np.arange(256, dtype=np.uint8))
+    with pytest.raises(InvalidInput, match=r"tokens\.npy: got 256 tokens, expected at most the model's 255"):
+        build_job_model(config(path, 255))
+
+
 def _load_on(rank: int, path: Path) -> None:
     """One of two ranks: how much of the tokens it reads, and what it says of them."""
     dist.init_process_group("gloo", init_method=f"file://{path}.meet", rank=rank, world_size=2)

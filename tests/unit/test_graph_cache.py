@@ -1,18 +1,20 @@
 """Converted graphs are kept on disk: equal graphs are converted once, and others are never mixed up."""
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from runpy import run_path
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from fanin.edge.export import App
-from fanin.edge.export.cache.digests import digest_of
+from fanin.edge.export.cache.digests import LIBRARIES, PACKAGE, digest_of
 from fanin.edge.export.cache.files import VARIABLE, CacheFolder, folder_from
 from fanin.edge.export.decompositions.tables import ONNX, TFLITE
 from fanin.edge.export.onnx.writer import to_onnx
@@ -132,6 +134,58 @@ def test_constants_are_part_of_the_key() -> None:
     assert len(keys) == 2
 
 
+def with_transposed_strides(value: Tensor) -> Tensor:
+    return value.t().contiguous().t() if value.dim() == 2 else value
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(lambda traced: replace(traced, inputs=[*traced.inputs[:-1], "other"]), id="name of an input"),
+        pytest.param(lambda traced: replace(traced, outputs=["other", *traced.outputs[1:]]), id="name of an output"),
+        pytest.param(
+            lambda traced: replace(traced, examples=list(map(with_transposed_strides, traced.examples))), id="strides"
+        ),
+    ],
+)
+def test_names_and_strides_of_the_ports_are_part_of_the_key(change: Callable[[Traced], Traced]) -> None:
+    traced = evaluate_graph(Scaled())
+    assert key_of(change(traced)) != key_of(traced)
+
+
+def test_versions_of_the_libraries_are_part_of_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = {digest_of("onnx", {})}
+    for name in LIBRARIES["onnx"]:
+        info = tmp_path / name / f"{name.replace('-', '_')}-0.1.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 0.1\n")
+        with monkeypatch.context() as patch:
+            patch.syspath_prepend(info.parent)
+            keys.add(digest_of("onnx", {}))
+    assert len(keys) == 1 + len(LIBRARIES["onnx"])
+
+
+def test_the_source_of_the_exporter_is_part_of_the_key(tmp_path: Path) -> None:
+    shutil.copytree(PACKAGE, tmp_path / "export", ignore=shutil.ignore_patterns("__pycache__"))
+
+    def key() -> object:
+        return run_path(str(tmp_path / "export" / "cache" / "digests.py"))["digest_of"]("onnx", {})
+
+    assert key() == digest_of("onnx", {})
+    with (tmp_path / "export" / "quiet.py").open("a") as file:
+        file.write("# Another release.\n")
+    assert key() != digest_of("onnx", {})
+
+
+def test_a_graph_with_a_part_of_another_kind_has_no_key() -> None:
+    traced = evaluate_graph(Scaled())
+    module = traced.program.graph_module
+    module.part = object()  # type: ignore[assignment]  # what a later torch may put there
+    with module.graph.inserting_before(next(iter(module.graph.nodes))):
+        module.graph.create_node("get_attr", "part")
+    assert digest_of("onnx", {"evaluate": traced}) is None
+
+
 def test_formats_have_keys_of_their_own() -> None:
     traced = evaluate_graph(Scaled())
     assert key_of(traced, "onnx") != key_of(traced, "tflite")
@@ -180,7 +234,7 @@ def test_the_files_that_were_not_used_are_removed_first(tmp_path: Path) -> None:
         if index == 8:
             folder.read(keys[0])
         folder.write(key, bytes(130))
-        os.utime(tmp_path / key, (index, index) if index else (100, 100))
+        os.utime(tmp_path / key, (index, index))
     assert folder.read(keys[0]) == bytes(130)
     assert folder.read(keys[1]) is None
     folder.write(KEY[:-1] + "a", bytes(201))

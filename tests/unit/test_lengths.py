@@ -21,14 +21,18 @@ from fanin.clients.data.stores import MemoryStore
 from fanin.clients.device.footprint import SparingTrainer
 from fanin.clients.device.training import RuntimeTrainer
 from fanin.clients.device.updates import UnfitExamples
+from fanin.edge.bundles.derived import Derived
 from fanin.edge.bundles.manifest import Manifest
 from fanin.edge.bundles.manifest_json import dump_manifest, parse_manifest
 from fanin.edge.export import Lengths, export
+from fanin.edge.export.formats import FORMATS, Graphs, graphs_of
 from fanin.edge.export.inputs.sequences import at_length
-from fanin.edge.export.prepare import prepare
+from fanin.edge.export.int8.grids import Grids, check_grids
+from fanin.edge.export.prepare import Prepared, prepare
 from fanin.edge.export.vectorized.step import VectorStep
 from fanin.edge.runtimes.available import open_runtime
 from fanin.edge.runtimes.measure import measure
+from fanin.edge.signatures import Port
 from fanin.protos import messages as m
 from fanin.protos.errors import InvalidBundle, InvalidInput, UnsupportedModel
 
@@ -124,6 +128,26 @@ def test_an_export_of_tags_needs_the_axis_of_the_targets(tmp_path: Any) -> None:
     app = replace(tags_app(), lengths=Lengths(sizes=(4, 16), axes={"x": 1}))
     with pytest.raises(UnsupportedModel, match=r"targets y have the shapes \(4, 16\) and \(4, 4\).*add the axis of y"):
         export(app, tmp_path, PUBLISHER, ["onnx"])
+
+
+def test_graphs_of_lengths_with_other_constants_are_refused() -> None:
+    prepared, ports = prepare(tags_app()), {"train": ((Port(name="y", dtype="int32", shape=(4, 16)),), ())}
+
+    def make(single: Prepared, grids: Grids | None) -> Graphs:
+        derived = Derived(constants={"mean": np.float32(single.app.input_shapes["x"]).tobytes()})
+        return Graphs(files={}, signatures={}, ports=ports, slots=(), derived=derived, grids={})
+
+    with pytest.raises(UnsupportedModel, match=r"the graphs of the length \d+ have other constants than those of the"):
+        graphs_of(prepared, replace(FORMATS["onnx"], make=make))
+
+
+def test_graphs_of_lengths_with_other_grids_are_refused() -> None:
+    grids = {"x": (0.5, 0.0), "y": (0.25, 3.0)}
+    check_grids(grids, None)
+    check_grids(dict(grids), grids)
+    for others in (grids | {"y": (0.25, 2.0)}, {"x": grids["x"]}):
+        with pytest.raises(UnsupportedModel, match=r"\d activations such as 'y' are quantized otherwise than in the"):
+            check_grids(others, grids)
 
 
 def test_one_length_of_an_app_has_the_same_parameters() -> None:

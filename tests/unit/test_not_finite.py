@@ -1,5 +1,7 @@
 """Values that are not finite within a module: an export names the module and its line, and no slot of a graph."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from support.models import exported
@@ -91,3 +93,10 @@ def test_values_too_large_for_int8_name_the_module_that_receives_them() -> None:
         graphs_of(
             prepare(app(nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 3)), factor=1e34)), FORMATS["onnx"]
         )
+
+
+def test_values_too_small_for_int8_name_the_module_that_receives_them() -> None:
+    small = app(nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 3)))
+    small = replace(small, calibration=1e-30 * torch.randn(20, 4))
+    with pytest.raises(UnsupportedModel, match=r"module 0 \(Linear\) receives values of up to about .*e-\d\d on the"):
+        graphs_of(prepare(small), FORMATS["onnx"])

@@ -85,6 +85,13 @@ def test_a_guest_that_fails_is_named_and_silences_nobody(observer: object, said:
     assert observers.verdict() == observers.verdict() == Failure(reason=said)
 
 
+def test_the_failure_of_any_guest_is_the_verdict() -> None:
+    observers = Observers([guest_of("'well'", Told([], "well")), guest_of("'ill'", Broken())])
+    observers.publish(STARTED)
+    failure = Failure(reason="observer 'ill': raised ArithmeticError on StepStarted: no number")
+    assert observers.verdict() == failure
+
+
 def test_a_keyboard_interrupt_ends_the_training() -> None:
     class Interrupted:
         def on(self, event: Event) -> None:

@@ -91,6 +91,16 @@ def test_the_contract_compares_values_and_gradients() -> None:
         check_decomposition(HYPOT, hypot, [])
 
 
+def constant_softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
+    powers = (x - x.amax(dim, keepdim=True)).exp()
+    return (powers / powers.sum(dim, keepdim=True)).detach()
+
+
+def test_the_contract_compares_gradients_that_add_up_to_zero() -> None:
+    with pytest.raises(AssertionError, match=r"example 1: gradient 0 differs"):
+        check_decomposition(aten._softmax.default, constant_softmax, [(torch.tensor([[1.0, 2.0, 4.0]]), 1, False)])
+
+
 def by_value(x: Tensor, other: Tensor) -> Tensor:
     return hypot(x, other) if x.sum() > 0 else hypot(other, x)
 

@@ -154,6 +154,21 @@ def test_what_a_graph_kept_of_the_batch_that_was_traced_is_found() -> None:
         exported(replace(app_of("mlp"), name="hidden", module=module))
 
 
+class HiddenInThrees(Hidden):
+    """Reads by that door in batches of three samples alone."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x times something of x."""
+        return super().forward(x) if len(x) == 3 else x
+
+
+def test_the_graph_of_each_batch_size_is_verified() -> None:
+    module = nn.Sequential(nn.Flatten(), HiddenInThrees(), nn.Linear(64, NUM_CLASSES))
+    app = replace(app_of("mlp"), name="hidden", module=module, other_batch_sizes=(3,))
+    with pytest.raises(UnsupportedModel, match="for a batch that was not traced of the exported graph differs"):
+        exported(app)
+
+
 @pytest.mark.parametrize("batch_size", [1, 2, 3, 8])
 def test_the_other_batch_is_another_and_as_good(batch_size: int) -> None:
     app = replace(app_of("mlp"), batch_size=batch_size)

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import pytest
 from support.errors import raises
-from support.outside import install_code
+from support.outside import install_code, run
 
 from fanin.edge.runtimes.available import RuntimeRecord, open_format, open_runtime
 from fanin.edge.runtimes.engine import GraphEngine
@@ -32,8 +32,10 @@ hollow = RuntimeRecord(title="Own", graph_format="onnx", engine=without_load)
 lacking = RuntimeRecord(title="Own", graph_format="onnx", engine=missing, libraries=("abacus_library",))
 raising = RuntimeRecord(title="Own", graph_format="onnx", engine=failing)
 number = 5
+mixed = RuntimeRecord(title="Own", graph_format="tflite", engine=engine)
+default = RuntimeRecord(title="Own", graph_format="onnx", engine=engine, is_default=True)
 """
-ENTRIES = ("right", "hollow", "lacking", "raising", "number", "nowhere")
+ENTRIES = ("right", "hollow", "lacking", "raising", "number", "nowhere", "mixed")
 
 
 @pytest.fixture
@@ -65,6 +67,7 @@ def test_a_runtime_of_another_package_is_opened_by_its_name() -> None:
         ),
         ("raising", "'raising': its package raised OSError: no beads; correct that package"),
         ("number", "'number': got int from own_runtime:number, expected a RuntimeRecord; correct that package"),
+        ("mixed", "'mixed': its record returned an engine of onnx, expected a GraphEngine of tflite; correct that"),
         ("nowhere", "'nowhere': cannot be imported from own_runtime:nowhere .*; repair that package"),
         ("twice", "'twice': got one from each of \\['other_runtime', 'own_runtime'\\], .*; uninstall the others"),
     ],
@@ -72,6 +75,26 @@ def test_a_runtime_of_another_package_is_opened_by_its_name() -> None:
 def test_a_wrong_package_is_named(name: str, message: str) -> None:
     with pytest.raises(RuntimeMissing, match=f"runtime:? {message}"):
         open_runtime(name)
+
+
+WITHOUT_OURS = """
+import sys
+sys.modules |= dict.fromkeys(["onnxruntime", "ai_edge_litert", "tflite_runtime"])
+from fanin.edge.runtimes.available import open_runtime
+from fanin.protos.errors import RuntimeMissing
+try:
+    print(open_runtime().name)
+except RuntimeMissing as exc:
+    print(exc)
+"""
+
+
+def test_only_a_default_runtime_of_another_package_is_opened_without_a_name(tmp_path: Path) -> None:
+    for name, output in (("right", "runtime: none of ['onnx', 'litert', 'tflite'] is installed"), ("default", "own 1")):
+        site = tmp_path / name
+        site.mkdir()
+        install_code(site, "own_runtime", CODE, f"[fanin.runtimes]\n{name} = own_runtime:{name}\n")
+        assert run(site, WITHOUT_OURS, cwd=tmp_path).stdout.startswith(output)
 
 
 @pytest.mark.usefixtures("_site")

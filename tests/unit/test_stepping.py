@@ -1,10 +1,13 @@
 """The train step's slabs: states are values, and a loop that keeps the last one only works in two of them."""
 
+import weakref
+
 import numpy as np
 from support.models import BATCH_SIZE, batches, bundle_of
 
 from fanin.edge.runtimes.available import open_runtime
 from fanin.edge.runtimes.base import StepSettings, TrainState
+from fanin.edge.runtimes.stepping import MAX_SLABS
 
 RATE = StepSettings(learning_rate=0.05)
 
@@ -67,6 +70,20 @@ def test_a_loop_works_in_two_slabs() -> None:
         state, _ = step(state, batch, RATE)
         seen.add(id(state.parameters))
     assert len(seen) == 2
+
+
+def test_slabs_that_a_step_has_forgotten_are_freed_with_their_states() -> None:
+    bundle = bundle_of("mlp")
+    step = open_runtime("onnx").open_train(bundle)
+    state, kept = step.begin(bundle.initial_parameters()), []
+    (batch,) = batches(BATCH_SIZE, seed=3)
+    for _ in range(MAX_SLABS + 1):
+        state, _ = step(state, batch, RATE)
+        kept.append(state)
+    memory = weakref.ref(kept[0].parameters.base)
+    assert memory() is not None
+    kept.clear()
+    assert memory() is None
 
 
 def test_a_state_cannot_be_written_to_by_accident() -> None:

@@ -81,6 +81,21 @@ def test_control_is_added_to_the_gradient_of_every_step(controlled: Bundle) -> N
     assert np.abs(change.values - plain.values).max() > 0.01
 
 
+def test_the_training_loss_is_that_of_one_epoch_whatever_their_number(linear: Bundle) -> None:
+    trainer = RuntimeTrainer(open_runtime("onnx"), store())
+    one, three = (
+        trainer.train(
+            example_model(linear),
+            # A step so small that the loss stays as it is.
+            example_assignment(linear, m.Training(epochs=epochs, learning_rate=1e-6, seed=1)),
+            Countdown(),
+        ).counts[m.TRAIN_LOSS]
+        for epochs in (1, 3)
+    )
+    assert one > 0
+    assert three == pytest.approx(one, rel=1e-3)
+
+
 def test_inputs_that_a_train_graph_lacks_are_refused(linear: Bundle, controlled: Bundle) -> None:
     zeros = np.zeros(linear.manifest.table.num_values, np.float32)
     trainer = RuntimeTrainer(open_runtime("onnx"), store())

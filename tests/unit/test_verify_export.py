@@ -5,24 +5,27 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
+from typing import Literal
 
 import numpy as np
 import pytest
 import torch
 from support.models import Mlp, app_of, bundle_of, exported
+from support.mutants import verify_traced
 from support.nightly import nightly_but
 from torch import Tensor, nn
 
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.export import Adam, App, Recipe, Sgd
+from fanin.edge.export.decompositions.tables import ONNX
 from fanin.edge.export.losses import cross_entropy
 from fanin.edge.export.optimizers.optimizer import StepInputs, Tensors
 from fanin.edge.export.prepare import prepare
-from fanin.edge.export.tracing.eager import cases_of
+from fanin.edge.export.tracing.eager import cases_of, eager_step
 from fanin.edge.export.verification.comparison import Triple, check_loss, check_tensors
-from fanin.edge.export.verification.verify import _check_int8, verify
+from fanin.edge.export.verification.verify import _check_int8, _check_step, _start, verify, verify_training
 from fanin.edge.runtimes.available import open_runtime
-from fanin.edge.runtimes.base import BatchEvaluation, Evaluate, NamedInputs, Runtime
+from fanin.edge.runtimes.base import BatchEvaluation, Evaluate, NamedInputs, PaddedBatch, Runtime, TrainState
 from fanin.edge.tensors import Float32s
 from fanin.protos.errors import UnsupportedModel
 
@@ -217,3 +220,75 @@ def test_a_wrong_evaluation_is_refused(change: Callable[[BatchEvaluation], Batch
     runtime = open_runtime("onnx")
     with pytest.raises(UnsupportedModel, match=message):
         verify(prepare(app), bundle, Answers(runtime, change), runtime)
+
+
+def test_an_evaluation_that_is_right_for_the_traced_batch_alone_is_refused() -> None:
+    prepared, bundle, runtime = prepare(app_of("mlp")), bundle_of("mlp"), open_runtime("onnx")
+    cases, true = cases_of(prepared), runtime.open_evaluate(bundle)
+    traced = cases[0].batch.inputs["x"]
+
+    def evaluate(parameters: Float32s, batch: PaddedBatch) -> BatchEvaluation:
+        sums = true(parameters, batch)
+        return sums if np.array_equal(batch.inputs["x"], traced) else replace(sums, loss_sum=2.0 * sums.loss_sum)
+
+    error = "evaluation: loss for a batch that was not traced of the exported graph differs"
+    with pytest.raises(UnsupportedModel, match=error):
+        verify_training(prepared, bundle.manifest, runtime.open_train(bundle), evaluate, cases)
+
+
+def test_int8_logits_that_are_right_for_the_traced_batch_alone_are_refused() -> None:
+    prepared = prepare(app_of("mlp"))
+    cases = cases_of(prepared)
+    traced = cases[0].batch.inputs["x"]
+
+    def plain(inputs: NamedInputs) -> Float32s:
+        found: Float32s = prepared.eager(torch.from_numpy(inputs["x"])).detach().numpy()
+        return found
+
+    def fused(inputs: NamedInputs) -> Float32s:
+        x = inputs["x"]
+        return plain(inputs) if np.array_equal(x, traced[: len(x)]) else -plain(inputs)
+
+    with pytest.raises(UnsupportedModel, match="returns int8 logits that differ by"):
+        _check_int8(prepared, "runtime", (fused, plain), cases)
+
+
+@pytest.mark.parametrize("term", ["proximal", "scaffold"])
+def test_a_graph_without_a_term_of_the_recipe_is_refused(term: Literal["proximal", "scaffold"]) -> None:
+    app = replace(app_of("mlp"), recipe=RECIPES["sgd"])
+    with pytest.raises(UnsupportedModel, match=r"train step 2: the next \S+ of module .* differs from torch's"):
+        verify_traced(app, replace(app, recipe=replace(app.recipe, **{term: True})), ONNX)
+
+
+def test_wrong_running_statistics_are_refused() -> None:
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 4))
+    prepared = prepare(replace(app_of("mlp"), module=module, recipe=RECIPES["sgd"]))
+    case, *_ = cases_of(prepared)
+    start = _start(prepared, case, 0)
+    moved = eager_step(prepared, case.twin, start).parameters
+
+    def check(factor: float) -> None:
+        tracked = {name: factor * value.numpy() for name, value in case.twin.tracked.items()}
+        following = TrainState(
+            parameters=prepared.table.flatten({**moved, **tracked}), optimizer=np.zeros(0, np.float32)
+        )
+        _check_step(prepared, {}, following, (case, start))
+
+    check(1.0)
+    with pytest.raises(UnsupportedModel, match=r"the next 2\.running_\S+ of module 2 \(BatchNorm1d\)"):
+        check(1.01)
+
+
+def test_a_small_tensor_may_differ_more_if_the_rounding_error_of_torch_is_unknown() -> None:
+    def check(*, is_known: bool) -> None:
+        rows = {"large": (1.0, 1.0), "small": (2e-6, 1e-6)}
+        triples = {
+            name: Triple(actual=np.array(actual), expected=np.array(value), exact=np.array(value) if is_known else None)
+            for name, (actual, value) in rows.items()
+        }
+        check_tensors(prepare(app_of("mlp")), "{}", triples, list)
+
+    check(is_known=False)
+    with pytest.raises(UnsupportedModel, match="small of the exported graph differs from torch's"):
+        check(is_known=True)

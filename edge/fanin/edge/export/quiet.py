@@ -1,7 +1,7 @@
 """Messages of libraries about themselves, hidden from the user; all other output stays.
 
-The TFLite converter writes to four channels: Python warnings, loggers, a progress bar, and the process's stderr from C++.
-None of its messages concern the App, whose code does not run during a conversion.
+The TFLite converter writes to four channels: Python warnings, loggers, a progress bar, and the process's stderr from
+C++. None of its messages concern the App, whose code does not run during a conversion.
 """
 
 import logging
