@@ -117,7 +117,10 @@ def test_a_round_that_waits_because_devices_give_up_reports_why(tmp_path: Path) 
         assert await reason() == waits
         await asyncio.sleep(61.0)
         (failed,) = (one.event for one in place.state.runs.events("run") if isinstance(one.event, RoundFailed))
-        expected = "0 updates within 60 s, expected at least 2; 1 device gave up, the last with: 'no\\ndata...."
+        expected = (
+            "0 updates within 60 s, expected at least 2 (cohort.quorum); "
+            "1 device gave up, the last with: 'no\\ndata...."
+        )
         assert failed.reason.startswith(expected)
         assert await reason() == "", "the next round has no device that gave up"
         await place.runs.stop()

@@ -60,7 +60,7 @@ def test_devices_that_had_their_time_and_sent_nothing_fail_the_run(tmp_path: Pat
         await settle()
         info = await place.runs.info("run")
         assert info.state is RunState.FAILED
-        assert info.reason == "3 rounds in a row: 0 updates within 60 s, expected at least 2"
+        assert info.reason == "3 rounds in a row: 0 updates within 60 s, expected at least 2 (cohort.quorum)"
         assert isinstance(await check_in(place, "a"), m.Wait)
         await place.runs.stop()
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -145,6 +146,21 @@ def test_an_interrupted_simulation_names_its_files(
     assert text.endswith(
         "stopped after round 2 of seed 1 in the list; no file has the result; name one, as by --csv FILE\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("files", "error"),
+    [
+        (["--tensorboard", "board"], "TensorBoard: tensorboardX is not installed here; pip install tensorboardX"),
+        (["--csv", "a.csv", "--clients-csv", "a.csv"], "--csv, --clients-csv: got a.csv for both, expected two files"),
+    ],
+)
+def test_files_that_cannot_be_written_are_told_before_the_training(
+    files: list[str], error: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "tensorboardX", None)
+    assert main(["simulate", APP, "--clients", "5", *files]) == 1
+    assert capsys.readouterr().err == f"fanin simulate: {error}\n"
 
 
 @pytest.mark.parametrize("model", ["", 'app = "other:app"\n', 'bundle = "other"\n'])

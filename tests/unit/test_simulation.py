@@ -61,7 +61,9 @@ def test_a_round_closes_at_its_deadline_with_a_quorum(tmp_path: Path) -> None:
 def test_a_run_whose_rounds_never_reach_their_quorum_fails(tmp_path: Path) -> None:
     found = told(tmp_path, plan(deadline_s=60.0), [*[steady(1.0)] * 3, steady(100.0)])
     failures = [recorded.event for recorded in found.events if isinstance(recorded.event, RoundFailed)]
-    assert [failure.reason for failure in failures] == ["3 updates within 60 s, expected at least 4"] * 3
+    assert [failure.reason for failure in failures] == [
+        "3 updates within 60 s, expected at least 4 (cohort.quorum)"
+    ] * 3
     rested = found.events[-1].event
     assert isinstance(rested, RunRested) and rested.state is RunState.FAILED
 

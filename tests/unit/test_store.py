@@ -212,7 +212,7 @@ def test_without_a_quorum_the_round_fails_and_takes_no_more(engine: Engine, roun
         assert close(rounds, quorum=quorum).mark is RoundMark.FAILED
     assert not commit(rounds, committed("a"), 9)
     assert rounds.rounds(RUN)[0].mark is RoundMark.FAILED
-    failed = r.RoundFailed(round=1, reason="1 updates within 60 s, expected at least 2")
+    failed = r.RoundFailed(round=1, reason="1 updates within 60 s, expected at least 2 (cohort.quorum)")
     assert [event for _, event in events(engine) if isinstance(event, r.RoundFailed)] == [failed]
 
 
@@ -276,7 +276,7 @@ def test_events_are_numbered_from_1_without_gaps_in_each_run(engine: Engine, rou
         (2, r.round_closed(1, ("a",))),
         (3, published(1)),
         (4, r.RoundOpened(round=2, base_version=1)),
-        (5, r.RoundFailed(round=2, reason="0 updates within 60 s, expected at least 1")),
+        (5, r.RoundFailed(round=2, reason="0 updates within 60 s, expected at least 1 (cohort.quorum)")),
         (6, r.RunRested(state=r.RunState.FAILED, reason="nobody came")),
     ]
     assert [recorded.sequence for recorded in runs.event_page(RUN, 5)] == [5, 6]

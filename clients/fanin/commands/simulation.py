@@ -323,7 +323,11 @@ def _plan(model: str, path: Path | None, limits: dict[str, int | None], override
     first = [f"{key}={value}" for key, value in limits.items() if value is not None]
     if path is None:
         defaults = ["cohort.concurrency=10", "stop.max_rounds=20", "training.learning_rate=0.01"]
-        return parse_plan("", "plan", [*defaults, model, *first, *overrides]).plan
+        plan = parse_plan("", "plan", [*defaults, model, *first, *overrides]).plan
+        from fanin.simulation.setup.arguments import QUORUM, with_half_quorum
+
+        is_set = any(text.partition("=")[0].strip() == QUORUM for text in overrides)
+        return plan if is_set else with_half_quorum(plan)
     return read_plan(path, [*([] if _names_model(path) else [model]), *first, *overrides]).plan
 
 

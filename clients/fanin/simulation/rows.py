@@ -44,6 +44,7 @@ class RoundRow:
             NAME_int8 of the int8 model; NaN if the Version was not evaluated.
         num_diverged: Clients whose loss reached the largest one that is counted (docs/simulation.md#diverged-clients).
             ``train_loss`` and ``validation_loss`` are then too small.
+        num_saturated: Values of the Round's Updates that the grid of the Round cut, because they were out of its range.
     """
 
     round: int
@@ -65,6 +66,7 @@ class RoundRow:
     means: Mapping[str, float]
     metrics: Mapping[str, float]
     num_diverged: int
+    num_saturated: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,6 +151,7 @@ def round_row(
         means={},
         metrics=_further(evaluation),
         num_diverged=0,
+        num_saturated=event.num_saturated,
         **_tested(evaluation),
         **_validated(validation),
     )
@@ -170,6 +173,7 @@ def initial_row(evaluation: VersionMetrics | None, names: Sequence[str] = ()) ->
         means=_means({}, names, 0, 0),
         metrics=_further(evaluation),
         num_diverged=0,
+        num_saturated=0,
         **_tested(evaluation),
         **_validated(None),
     )

@@ -34,6 +34,12 @@ class ResultFiles:
         for option, path in (("--csv", self.csv), ("--clients-csv", self.clients_csv), ("--events", self.events)):
             if path is not None and not path.parent.is_dir():
                 raise InvalidInput(f"{option}: {path} cannot be written, {path.parent} is not a folder; create it")
+        if self.csv is not None and self.csv == self.clients_csv:
+            raise InvalidInput(f"--csv, --clients-csv: got {self.csv} for both, expected two files")
+        if self.tensorboard is not None:
+            from fanin.simulation.studies.boards import check_board
+
+            check_board()
         if self.plot is not None:
             from fanin.simulation.plots import check_figure_file
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 UNIFORM: Final = "uniform"
 """The default of ``cohort.selection``."""
+QUORUM: Final = "cohort.quorum"
 OF_GRAPHS: Final = ("test", "metrics", "baseline", "resume")
 """Settings that need the graphs of an App."""
 
@@ -98,9 +99,18 @@ def _plan(name: str, limits: Mapping[str, int | None], settings: SimulationSetti
         *(override_of(f"{key}={_toml(value)}", "plan") for key, value in settings.plan.items()),
     ]
     try:
-        return parse_plan("", "plan", overrides).plan
+        plan = parse_plan("", "plan", overrides).plan
     except InvalidPlan as exc:
         raise InvalidPlan(f"simulate: {exc}") from exc
+    return plan if QUORUM in settings.plan else with_half_quorum(plan)
+
+
+def with_half_quorum(plan: Plan) -> Plan:
+    """Return a Plan whose Rounds close at the deadline with half of their Updates.
+
+    Where all clients are in the cohort, no other client can replace one that fails.
+    """
+    return replace(plan, cohort=replace(plan.cohort, quorum=(plan.cohort.buffer + 1) // 2))
 
 
 def _with_selection(plan: Plan, settings: SimulationSettings) -> Plan:
@@ -147,7 +157,7 @@ def check_plan(app: "App", plan: Plan, stages: Mapping[str, Stage], settings: Si
         has_proximal=recipe.proximal,
         has_control=recipe.scaffold,
         optimizer=recipe.optimizer.settings,
-        batch_sizes=(app.batch_size, *app.other_batch_sizes),
+        batch_sizes=tuple(sorted((app.batch_size, *app.other_batch_sizes))),
     )
     check_training("simulate", plan, stages, facts)
 

@@ -85,4 +85,6 @@ def line_of(row: RoundRow) -> str:
             trained += f" (of {row.train_loss_examples} of {row.num_examples} examples)"
     if row.num_diverged:
         trained += f" (cut: num_diverged {row.num_diverged}, lower the learning rate)"
+    if row.num_saturated:
+        trained += f" (cut: {row.num_saturated} values out of the grid's range)"
     return f"round {row.round:4d}{trained}{tested}"

@@ -27,10 +27,15 @@ class ScalarWriter(Protocol):
         ...
 
 
-def open_board(folder: Path | str, module: str = "tensorboardX") -> ScalarWriter:
-    """Return a writer of event files in a folder. Raises RuntimeMissing if tensorboardX is not installed."""
+def check_board(module: str = "tensorboardX") -> None:
+    """Raise RuntimeMissing unless tensorboardX is installed."""
     if find_spec(module) is None:
         raise RuntimeMissing(f"TensorBoard: {module} is not installed here; pip install tensorboardX")
+
+
+def open_board(folder: Path | str, module: str = "tensorboardX") -> ScalarWriter:
+    """Return a writer of event files in a folder. Raises RuntimeMissing if tensorboardX is not installed."""
+    check_board(module)
     writer: ScalarWriter = import_module(module).SummaryWriter(str(folder))
     return writer
 

@@ -37,7 +37,7 @@ def check_lease(lease: Lease, newest: Lease) -> None:
 
 def failure_of(round_number: int, num_updates: int, cohort: CohortPlan, cause: str) -> RoundFailed:
     """Return the failure of a Round without a quorum. ``cause`` is a known one, or empty."""
-    reason = f"{num_updates} updates within {cohort.deadline_s:g} s, expected at least {cohort.quorum}"
+    reason = f"{num_updates} updates within {cohort.deadline_s:g} s, expected at least {cohort.quorum} (cohort.quorum)"
     return RoundFailed(round=round_number, reason=f"{reason}; {cause}" if cause else reason)
 
 

@@ -1,0 +1,51 @@
+"""What a simulated Round does without: a client that always fails, and values that its grid cuts."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from flwr.app import Context
+from flwr.client import Client, NumPyClient
+
+from fanin.protos.errors import FaninError
+from fanin.simulation import SimulationSettings, simulate
+from fanin.simulation.setup.progress import line_of
+
+SETTINGS = SimulationSettings(initial=[np.zeros(3, np.float32)], plan={"training.learning_rate": 0.5}, quiet=True)
+
+
+class Adding(NumPyClient):
+    """Adds a number to each value, or fails."""
+
+    def __init__(self, change: float | None) -> None:
+        self._change = change
+
+    def fit(
+        self, parameters: list[np.ndarray], config: dict[str, object]
+    ) -> tuple[list[np.ndarray], int, dict[str, float]]:
+        """The parameters after a training."""
+        if self._change is None:
+            raise ArithmeticError("no number")
+        return [parameters[0] + np.float32(self._change)], 1, {}
+
+
+def test_a_client_that_always_fails_costs_no_round_though_no_other_can_replace_it() -> None:
+    def client_fn(context: Context) -> Client:
+        return Adding(None if context.node_config["partition-id"] == 3 else 1.0).to_client()
+
+    result = simulate(client_fn, 10, cohort=10, rounds=4, settings=SETTINGS)
+    assert [row.num_clients for row in result.rounds] == [0, 9, 9, 9, 9]
+    assert (result.arrays["0"] == 4.0).all()
+    assert {failure.client for failure in result.failures} == {3}
+    with pytest.raises(
+        FaninError, match=r"3 rounds in a row: 9 updates within 600 s, expected at least 10 \(cohort.quorum\)"
+    ):
+        all_needed = replace(SETTINGS, plan={"training.learning_rate": 0.5, "cohort.quorum": 10})
+        simulate(client_fn, 10, cohort=10, rounds=4, settings=all_needed)
+
+
+def test_values_that_the_grid_cuts_are_told() -> None:
+    result = simulate(lambda context: Adding(50.0).to_client(), 4, cohort=4, rounds=1, settings=SETTINGS)
+    assert (result.arrays["0"] == 4.0).all()
+    assert result.rounds[-1].num_saturated == 12
+    assert "(cut: 12 values out of the grid's range)" in line_of(result.rounds[-1])
