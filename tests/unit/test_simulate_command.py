@@ -163,6 +163,21 @@ def test_files_that_cannot_be_written_are_told_before_the_training(
     assert capsys.readouterr().err == f"fanin simulate: {error}\n"
 
 
+def test_the_choice_of_an_engine_the_seeds_and_the_baseline_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["simulate", APP, "--clients", "10", "--cohort", "2", "--rounds", "1", "--baseline"]
+    assert main([*command, "--engine", "auto"]) == 0
+    text = capsys.readouterr()
+    assert re.search(
+        r"^fanin simulate: .* s: engine graph: graph trains all rounds in .*, and vmap begins", text.err, re.M
+    )
+    last = text.out.splitlines()[-1]
+    assert re.fullmatch(r"baseline: \d+ steps  test loss \d\.\d{4}  accuracy 0\.\d{4}", last)
+    assert main([*command, "--seeds", "3,5", "--quiet"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    shown = [line.replace("   ", "").partition("  ")[0] for line in lines[:6]]
+    assert shown == ["seed 3", "round 0", "round 1", "seed 5", "round 0", "round 1"]
+
+
 @pytest.mark.parametrize("model", ["", 'app = "other:app"\n', 'bundle = "other"\n'])
 def test_a_plan_may_name_another_model(
     model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -21,7 +21,7 @@ from fanin.edge.tensors import Array
 from fanin.protos.errors import FaninError, InvalidInput
 from fanin.protos.plans import Plan
 from fanin.simulation import ClientFailed, LoadedData, Natural, Partition, Partitioner, load_data, partition
-from fanin.simulation.setup.progress import line_of
+from fanin.simulation.setup.progress import line_of, line_of_baseline
 from fanin.simulation.setup.termination import interrupted_by_sigterm
 
 if TYPE_CHECKING:
@@ -169,7 +169,7 @@ def _simulate(
         processes=processes,
         cluster=_cluster(backend, RayCluster(address=ray_address, cpus=client_cpus, gpus=client_gpus)),
         devices=DeviceModel() if devices is None else read_devices(devices),
-        on_round=_ignore_round if json else _print_round,
+        on_round=_ignore_round if json else _RoundPrinter(_seeds(seeds)),
         quiet=True,
     )
     with (
@@ -186,6 +186,8 @@ def _simulate(
             step(f"loading the App {app}")
             result = _simulate_app(app, parts, replace(settings, test=loaded.test))
     files.write(result)
+    if result.baseline and not json:
+        sys.stdout.write(f"baseline: {line_of_baseline(result.baseline[-1])}\n")
     if not result.is_complete:
         sys.stderr.write(files.stopped(result))
     return 0 if result.is_complete else INTERRUPTED
@@ -204,9 +206,17 @@ def _simulate_flower(names: "_FlowerNames", num_clients: int, settings: "Simulat
     return run_simulation(names.settings, num_clients, settings=replace(settings, initial=names.arrays()))
 
 
-def _print_round(row: "RoundRow") -> None:
-    sys.stdout.write(f"{line_of(row)}\n")
-    sys.stdout.flush()
+class _RoundPrinter:
+    """Prints each Round, and of several simulations the seed before the first Round of each."""
+
+    def __init__(self, seeds: Sequence[int]) -> None:
+        self._seeds = iter(seeds)
+
+    def __call__(self, row: "RoundRow") -> None:
+        seed = next(self._seeds, None) if row.round == 0 else None
+        heading = "" if seed is None else f"seed {seed}\n"
+        sys.stdout.write(f"{heading}{line_of(row)}\n")
+        sys.stdout.flush()
 
 
 def _ignore_round(row: "RoundRow") -> None:

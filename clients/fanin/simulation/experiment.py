@@ -7,13 +7,14 @@ open graphs, so a Round opens them once.
 """
 
 import hashlib
+import logging
 import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Final, cast
 
 from fanin.clients.data.batching import batches_in_order
 from fanin.clients.data.examples import Examples
@@ -58,6 +59,8 @@ from fanin.simulation.workers import (
 if TYPE_CHECKING:
     from fanin.edge.export.app import App
     from fanin.edge.export.prepare import StateDict
+
+LOGGER: Final = logging.getLogger(__name__)
 
 
 def simulate(
@@ -273,6 +276,7 @@ def _graph_parts(prepared: _Prepared, plan: Plan, settings: SimulationSettings, 
     chosen = choose(settings, subject.app, trained, graphs, workload)
     if chosen.reason:
         prepared.progress.show(chosen.reason)
+        LOGGER.info(chosen.reason)
     trainings: Trainings
     if chosen.step is not None:
         trainings = VectorTrainings(chosen.step, graphs, clients, fraction, metrics)

@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated, Final
@@ -27,6 +27,8 @@ OPERATOR_TOKEN: Final = Path("tokens") / "operator.token"
 DEFAULT_KEY: Final = Path("publisher.key")
 DEVICE_TOKEN: Final = Path("tokens") / "device.token"
 CA_FILE: Final = Path("tls") / "ca.pem"
+STEP_LOGGERS: Final = ("fanin.edge.export", "fanin.simulation.experiment")
+"""Loggers whose records are steps of a command."""
 
 StateOption = Annotated[
     Path, typer.Option("--state", help="The coordinator's folder, if it is on this machine.", show_default=True)
@@ -103,7 +105,7 @@ def run_command(function: Callable[..., int | None], argv: Sequence[str], name: 
 def progress(command: str, *, quiet: bool) -> Iterator[Callable[[str], None]]:
     """Print the steps of a command on standard error, each with the seconds since the command began.
 
-    Yields a function that prints one step. Steps that an export logs are printed too.
+    Yields a function that prints one step. What an export and a simulation log is printed too.
     """
     began_s = time.monotonic()
 
@@ -112,14 +114,22 @@ def progress(command: str, *, quiet: bool) -> Iterator[Callable[[str], None]]:
             sys.stderr.write(f"fanin {command}: {time.monotonic() - began_s:5.1f} s: {text}\n")
             sys.stderr.flush()
 
-    handler, logger = _Steps(step), logging.getLogger("fanin.edge.export")
+    with ExitStack() as stack:
+        for name in STEP_LOGGERS:
+            stack.enter_context(_shown(logging.getLogger(name), _Steps(step)))
+        yield step
+
+
+@contextmanager
+def _shown(logger: logging.Logger, handler: logging.Handler) -> Iterator[None]:
+    """Pass what a logger reports to a handler alone."""
     before = logger.level, logger.propagate
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
     # The exporter's libraries configure the root logger, which would repeat each line.
     logger.propagate = False
     try:
-        yield step
+        yield
     finally:
         logger.level, logger.propagate = before
         logger.removeHandler(handler)

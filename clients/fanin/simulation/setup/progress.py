@@ -10,9 +10,12 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from fanin.simulation.rows import RoundRow
+
+if TYPE_CHECKING:
+    from fanin.simulation.studies.baseline import BaselineRow
 
 SHOWN_EVERY_S: Final = 15.0
 """A longer export prints its current step this often. Most take less, and one line is enough."""
@@ -68,6 +71,13 @@ class _NewestStep(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """See logging.Handler."""
         self.newest = record.getMessage()
+
+
+def line_of_baseline(row: "BaselineRow") -> str:
+    """Return the centralized baseline after a Round as one line of text."""
+    tested = f"  test loss {row.test_loss:.4f}" if math.isfinite(row.test_loss) else ""
+    tested += f"  accuracy {row.test_accuracy:.4f}" if math.isfinite(row.test_accuracy) else ""
+    return f"{row.num_steps} steps{tested}"
 
 
 def line_of(row: RoundRow) -> str:
