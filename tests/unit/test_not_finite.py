@@ -59,13 +59,13 @@ def app(module: nn.Module, *, factor: float = 1.0) -> App:
 
 
 def test_a_loss_that_is_not_finite_names_the_module_and_its_line() -> None:
-    place = r"module inner \(Divided\) at test_not_finite.py:20 returns infinity, then module head \(Linear\) .*NaN"
+    place = r"module inner \(Divided\) at test_not_finite.py:22 returns infinity, then module head \(Linear\) .*NaN"
     with pytest.raises(UnsupportedModel, match=rf"the loss is not finite on the calibration data; {place}"):
         check_kept(prepare(app(Model(Divided()))))
 
 
 def test_an_output_in_evaluation_that_is_not_finite_names_the_module_and_its_line() -> None:
-    place = r"module inner \(InEvaluation\) at test_not_finite.py:41 returns NaN"
+    place = r"module inner \(InEvaluation\) at test_not_finite.py:43 returns NaN"
     with pytest.raises(UnsupportedModel, match=rf"output in evaluation is not finite on the calibration data; {place}"):
         check_kept(prepare(app(Model(InEvaluation()))))
 
@@ -83,7 +83,7 @@ def test_each_calibration_sample_is_checked() -> None:
 
 
 def test_a_gradient_that_is_not_finite_in_torch_names_the_line_and_no_defect_of_the_export() -> None:
-    place = r"of module body \(Linear\) is not finite in torch either: module inner \(Steep\) at test_not_finite.py:49"
+    place = r"of module body \(Linear\) is not finite in torch either: module inner \(Steep\) at test_not_finite.py:51"
     with pytest.raises(UnsupportedModel, match=rf"{place} returns infinity, expected finite gradients; keep"):
         exported(app(Model(Steep())))
 
