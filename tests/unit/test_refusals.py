@@ -165,7 +165,7 @@ class HiddenInThrees(Hidden):
 def test_the_graph_of_each_batch_size_is_verified() -> None:
     module = nn.Sequential(nn.Flatten(), HiddenInThrees(), nn.Linear(64, NUM_CLASSES))
     app = replace(app_of("mlp"), name="hidden", module=module, other_batch_sizes=(3,))
-    with pytest.raises(UnsupportedModel, match="train step 1: .* of the exported graph differs from torch's"):
+    with pytest.raises(UnsupportedModel, match=r"train step 1: .* of the exported graph differs from torch's"):
         exported(app)
 
 
