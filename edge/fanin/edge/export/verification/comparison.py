@@ -46,21 +46,45 @@ MAX_KINK_SHARE: Final = 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Triple:
-    """A tensor of the graph, the same tensor of eager torch, and that of torch in float64, if it runs in it."""
+    """A tensor of the graph, the same tensor of eager torch, and that of torch in float64, if it runs in it.
 
-    actual: npt.NDArray[np.float64]
-    expected: npt.NDArray[np.float64]
-    exact: npt.NDArray[np.float64] | None
+    The norms are computed one at a time in float64, and no copy is kept: a model may have 100 million parameters.
 
-    def part(self, kept: npt.NDArray[np.bool_]) -> "Triple":
-        """Return these values of each tensor."""
-        exact = None if self.exact is None else self.exact[kept]
-        return Triple(actual=self.actual[kept], expected=self.expected[kept], exact=exact)
+    Attributes:
+        actual: The tensor of the graph.
+        expected: That of eager torch in float32.
+        exact: That of eager torch in float64; None for a module that does not run in it.
+        before: Its values before the step, if its change is compared.
+        kept: The values that are compared; None for all.
+    """
+
+    actual: Array
+    expected: Array
+    exact: Array | None
+    before: Array | float = 0.0
+    kept: npt.NDArray[np.bool_] | None = None
+
+    @property
+    def size(self) -> float:
+        """Norm of torch's tensor, or of its change."""
+        return _norm(self._part(np.subtract(self.expected, self.before, dtype=np.float64)))
+
+    @property
+    def error(self) -> float:
+        """Norm of the difference between the graph and torch."""
+        return _norm(self._part(np.subtract(self.actual, self.expected, dtype=np.float64)))
 
     @property
     def noise(self) -> float:
         """Norm of torch's own rounding error; 0.0 if it is unknown."""
-        return 0.0 if self.exact is None else _norm(self.expected - self.exact)
+        return 0.0 if self.exact is None else self.distance(np.subtract(self.exact, self.before, dtype=np.float64))
+
+    def distance(self, change: npt.NDArray[np.float64]) -> float:
+        """Return the norm of the difference between torch's tensor, or its change, and another one."""
+        return _norm(self._part(np.subtract(self.expected, self.before, dtype=np.float64) - change))
+
+    def _part(self, values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        return values if self.kept is None else values[self.kept]
 
 
 Triples = Mapping[str, Triple]
@@ -81,11 +105,11 @@ def check_tensors(prepared: Prepared, what: str, triples: Triples, neighbors: Ne
         UnsupportedModel: A tensor differs by more than rounding explains, or is not finite.
     """
     tolerance = ROUNDING_TOLERANCE if prepared.app.recipe.quantization_aware else TOLERANCE
-    sizes = {name: _norm(row.expected) for name, row in triples.items()}
+    sizes = {name: row.size for name, row in triples.items()}
     largest = max(sizes.values(), default=0.0)
     for name, row in triples.items():
         floor = FLOOR if row.exact is not None else UNKNOWN_FLOOR
-        error = _norm(row.actual - row.expected)
+        error = row.error
         if not math.isfinite(sizes[name]):
             call = partial(call_module, prepared.eager, example_batch(prepared)[0])
             where = first_not_finite(prepared.eager, call)
@@ -95,7 +119,7 @@ def check_tensors(prepared: Prepared, what: str, triples: Triples, neighbors: Ne
             )
         allowed = tolerance * sizes[name] + NOISE_FACTOR * row.noise + floor * largest
         if not error <= allowed and math.isfinite(error):
-            kinks = max((_norm(row.expected - near[name]) for near in neighbors()), default=0.0)
+            kinks = max((row.distance(near[name]) for near in neighbors()), default=0.0)
             allowed += min(NOISE_FACTOR * kinks, MAX_KINK_SHARE * sizes[name])
         if not error <= allowed:
             raise UnsupportedModel(
@@ -139,22 +163,9 @@ def check_loss(prepared: Prepared, what: str, actual: float, expected: tuple[flo
         )
 
 
-def triple_of(actual: Array, expected: Array, exact: Array | None, before: Array | float = 0.0) -> Triple:
-    """Return the three tensors in float64, less the value before the step."""
-    return Triple(
-        actual=_float64(actual, before),
-        expected=_float64(expected, before),
-        exact=None if exact is None else _float64(exact, before),
-    )
-
-
 def float64s_of(values: Mapping[str, Array], before: Mapping[str, Array]) -> Mapping[str, npt.NDArray[np.float64]]:
     """Return tensors in float64, less their values before the step, if there are any."""
-    return {name: _float64(value, before.get(name, 0.0)) for name, value in values.items()}
-
-
-def _float64(values: Array, before: Array | float) -> npt.NDArray[np.float64]:
-    return np.subtract(values, before, dtype=np.float64)
+    return {name: np.subtract(value, before.get(name, 0.0), dtype=np.float64) for name, value in values.items()}
 
 
 def _norm(values: npt.NDArray[np.float64]) -> float:

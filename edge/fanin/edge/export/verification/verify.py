@@ -42,7 +42,7 @@ from fanin.edge.export.tracing.eager import (
     sure_values,
     warm_states,
 )
-from fanin.edge.export.verification.comparison import advice, check_loss, check_tensors, float64s_of, triple_of
+from fanin.edge.export.verification.comparison import Triple, advice, check_loss, check_tensors, float64s_of
 from fanin.edge.runtimes.base import Evaluate, Predict, Runtime, StepSettings, TrainState, TrainStep
 from fanin.edge.runtimes.graphs import optimizer_table, state_port
 from fanin.edge.tensors import Array, Float32s
@@ -149,7 +149,7 @@ def _check_evaluation(prepared: Prepared, evaluate: Evaluate, parameters: Float3
     check_loss(prepared, f"evaluation: loss{case.which}", sums.loss_sum, (twin.loss_sum, sure))
     expected = twin.output.numpy()
     if not prepared.app.num_classes:
-        triple = triple_of(sums.predicted, expected, None if exact is None else exact.output.numpy())
+        triple = Triple(actual=sums.predicted, expected=expected, exact=None if exact is None else exact.output.numpy())
         check_tensors(
             prepared,
             "evaluation: {}" + case.which,
@@ -207,7 +207,9 @@ def _check_step(
     for kind in prepared.app.recipe.optimizer.states:
         names = [state_port(kind, name) for name in prepared.learned]
         triples = {
-            name: triple_of(states[name], twin.states[name], None if exact is None else exact.states[name])
+            name: Triple(
+                actual=states[name], expected=twin.states[name], exact=None if exact is None else exact.states[name]
+            )
             for name in names
         }
         check_tensors(prepared, what, triples, lambda: [float64s_of(step.states, {}) for _, step in near()])
@@ -217,18 +219,23 @@ def _check_step(
         return
     before = {name: value.numpy() for name, value in prepared.learned.items()}
     changes = {
-        name: triple_of(after[name], twin.parameters[name], None if exact is None else exact.parameters[name], value)
+        name: Triple(
+            actual=after[name],
+            expected=twin.parameters[name],
+            exact=None if exact is None else exact.parameters[name],
+            before=value,
+            kept=sure.get(name),
+        )
         for name, value in before.items()
     }
 
     def changes_near() -> Sequence[Mapping[str, npt.NDArray[np.float64]]]:
-        found = []
-        for each, step in near():
-            moved = float64s_of(step.parameters, {name: value.numpy() for name, value in each.values.items()})
-            found.append({name: value[sure[name]] for name, value in moved.items()})
-        return found
+        return [
+            float64s_of(step.parameters, {name: value.numpy() for name, value in each.values.items()})
+            for each, step in near()
+        ]
 
-    check_tensors(prepared, what, {name: row.part(sure[name]) for name, row in changes.items()}, changes_near)
+    check_tensors(prepared, what, changes, changes_near)
 
 
 def _check_tracked(prepared: Prepared, what: str, after: Mapping[str, Array], case: Case) -> None:
@@ -240,16 +247,21 @@ def _check_tracked(prepared: Prepared, what: str, after: Mapping[str, Array], ca
 
     expected, exact = arrays_of(case.twin), None if case.exact is None else arrays_of(case.exact)
     tracked = {
-        name: triple_of(after[name], expected[name], None if exact is None else exact[name], value)
+        name: Triple(
+            actual=after[name], expected=expected[name], exact=None if exact is None else exact[name], before=value
+        )
         for name, value in before.items()
     }
     check_tensors(prepared, what, tracked, lambda: [float64s_of(arrays_of(each), before) for each in case.neighbors()])
 
 
 def _sure(prepared: Prepared, case: Case, start: StepStart) -> Mapping[str, npt.NDArray[np.bool_]] | None:
-    """Return for each parameter the values whose direction does not depend on rounding; None if that is not known."""
+    """Return the values of parameters whose direction does not depend on rounding; None if that is not known.
+
+    A parameter that is not named is compared as a whole.
+    """
     if not prepared.app.recipe.optimizer.divides:
-        return {name: np.ones(value.shape, np.bool_) for name, value in prepared.learned.items()}
+        return {}
     sure = sure_values(prepared, case, start)
     are_all_sure = all(each.all() for each in sure.values())
     # With quantization-aware training, a gradient may differ by a tenth of its norm, and so may any sign.
