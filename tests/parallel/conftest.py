@@ -7,8 +7,6 @@ from pathlib import Path
 import pytest
 from parallel.programs import Programs
 
-from fanin.datacenter.jobs import torchrun
-
 
 @pytest.fixture(scope="session")
 def programs() -> Iterator[Programs]:
@@ -20,6 +18,9 @@ def programs() -> Iterator[Programs]:
 @pytest.fixture
 def forked_agents(programs: Programs) -> Iterator[None]:
     """Launched jobs run in forks of that process, without the locks of a folder and without its signals."""
+
+    # Imported here: it imports torch, which light tests of this folder do not need.
+    from fanin.datacenter.jobs import torchrun
 
     def run(command: Sequence[str], logs: Path, environment: Mapping[str, str], locks: Sequence[int]) -> int:
         words = command[command.index("fanin.datacenter.jobs.ranks") + 1 :]
