@@ -8,6 +8,7 @@ from support import federations as f
 from support.commands import Fanin, fanin_in_process, one_line
 from support.hosted import Hosted
 
+from fanin.protos import messages as m
 from fanin.server.access.registry import token_sha256
 
 
@@ -108,3 +109,16 @@ def test_commands_that_cannot_be_carried_out(fanin: Fanin, host: Hosted, words: 
 @pytest.mark.parametrize("number", ["-1", "x"])
 def test_a_version_that_is_no_number_is_wrong_usage(fanin: Fanin, host: Hosted, number: str) -> None:
     assert fanin("rollback", "run", "--state", host.state, "--", number).status == 2
+
+
+def test_the_text_of_a_device_is_shown_as_it_is_and_not_cut_in_a_pipe(fanin: Fanin, host: Hosted) -> None:
+    failure = "training: no data in [/red] or [bold]/sdcard/images/of/this/device"
+    bundle = f.bundle_in(host.folder, f.SMALL_SHAPES)
+    host.start_run(f.plan(), bundle, f.PUBLISHER, run_id="waiting")
+    (peer,) = f.peers(host, bundle, host.folder / "failing", 1)
+    peer.begin()
+    with peer.transport() as transport:
+        transport.report(m.Report(assignment_id=peer.work.assignment_id, failure=failure))
+    outcome = fanin("runs", "--state", host.state)
+    assert outcome.status == 0, outcome.err
+    assert failure in outcome.out

@@ -270,6 +270,16 @@ def test_a_metric_that_is_no_number_is_left_out(
     counts = trained(bundle, Recorder(runner, train_metrics=metrics), tmp_path / "states", work(bundle))
     assert "train.rounds" not in counts and m.TRAIN_LOSS not in counts
     assert "metric train.rounds: got nan, expected a finite number; it is left out" in caplog.text
+    assert "metric train.train_loss: got inf, expected a finite loss; it is left out" in caplog.text
+
+
+def test_a_loss_of_the_evaluation_that_is_no_number_is_left_out_with_a_warning(
+    bundle: Bundle, runner: FlowerApp, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    metrics = {"eval_loss": float("nan")}
+    counts = trained(bundle, Recorder(runner, evaluate_metrics=metrics), tmp_path / "states", work(bundle))
+    assert m.EVAL_LOSS not in counts and counts[m.EVAL_EXAMPLES] > 0
+    assert "metric evaluate.eval_loss: got nan, expected a finite loss; it is left out" in caplog.text
 
 
 def test_a_numpy_client_takes_part_by_position(tmp_path: Path) -> None:
@@ -313,6 +323,12 @@ def test_an_app_that_cannot_be_imported(tmp_path: Path, app: str, message: str) 
     folder = write_app(tmp_path / "app", "tiny_broken", "raise RuntimeError('no data')\n")
     with pytest.raises(AppFailed, match=re.escape(message)):
         FlowerApp(FlowerSettings(app=app, folder=folder))
+
+
+def test_a_folder_that_does_not_exist_is_named_before_the_import(tmp_path: Path) -> None:
+    message = rf"got the folder {tmp_path}/no-such, which does not exist; name the one with math"
+    with pytest.raises(AppFailed, match=message):
+        FlowerApp(FlowerSettings(app="math:pi", folder=tmp_path / "no-such"))
 
 
 def test_a_message_app_has_no_initial_arrays(runner: FlowerApp) -> None:

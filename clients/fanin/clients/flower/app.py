@@ -264,6 +264,9 @@ def _object(where: str, folder: Path) -> object:
     module, colon, name = where.partition(":")
     if not colon or not module or not name:
         raise ValueError(f"got {where!r}, expected package.module:name")
+    if not folder.is_dir():
+        # Python would import the module from elsewhere, or say only that there is none.
+        raise NotADirectoryError(f"got the folder {folder}, which does not exist; name the one with {module}")
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
     result: object = importlib.import_module(module)

@@ -93,11 +93,13 @@ class FlowerTrainer:
         """Return the statistics of a reply."""
         num_examples = _whole("train", reply.num_examples, 1)
         counts = {m.EXAMPLES: num_examples}
-        _add_loss(counts, m.TRAIN_LOSS, reply.train_metrics, num_examples)
+        if (loss := self._loss(OF_TRAINING, reply.train_metrics)) is not None:
+            counts[m.TRAIN_LOSS] = metric_count(loss, num_examples)
         num_evaluated = _whole("evaluate", reply.evaluation, 0)
         if num_evaluated:
             counts[m.EVAL_EXAMPLES] = num_evaluated
-            _add_loss(counts, m.EVAL_LOSS, reply.evaluate_metrics, num_evaluated)
+            if (loss := self._loss(OF_VALIDATION, reply.evaluate_metrics)) is not None:
+                counts[m.EVAL_LOSS] = metric_count(loss, num_evaluated)
         metrics = {OF_TRAINING + name: (value, num_examples) for name, value in reply.train_metrics.items()}
         metrics |= {OF_VALIDATION + name: (value, num_evaluated) for name, value in reply.evaluate_metrics.items()}
         declared = {statistic.name for statistic in assignment.statistics}
@@ -109,6 +111,16 @@ class FlowerTrainer:
         if others := sorted(set(metrics) - declared):
             self._warn(f"the metrics {others} stay on this device: the plan declares no [[statistics]] of these names")
         return counts
+
+    def _loss(self, prefix: str, metrics: Mapping[str, Number]) -> Number | None:
+        """Return the loss that the app reports under one of its usual names; None without a finite one."""
+        metric = next((each for each in LOSSES if each in metrics), None)
+        if metric is None:
+            return None
+        if not math.isfinite(metrics[metric]):
+            self._warn(f"metric {prefix}{metric}: got {metrics[metric]}, expected a finite loss; it is left out")
+            return None
+        return metrics[metric]
 
     def _warn_of_local(self, layout: ArrayLayout) -> None:
         if layout.local:
@@ -165,9 +177,3 @@ def _whole(kind: str, number: Number, least: int) -> int:
     if not math.isfinite(number) or number != int(number) or number < least:
         raise AppFailed(f"flower app: {kind}: got num-examples {number}, expected a whole number of at least {least}")
     return min(int(number), m.MAX_COUNT)
-
-
-def _add_loss(counts: dict[str, int], name: str, metrics: Mapping[str, Number], num_examples: int) -> None:
-    losses = [metrics[metric] for metric in LOSSES if metric in metrics]
-    if losses and math.isfinite(losses[0]):
-        counts[name] = metric_count(losses[0], num_examples)

@@ -4,6 +4,7 @@ Reading order:
 
 - ``terminal``: typed options, progress, JSON output, the connection of an operator
 - ``show``: Runs and their events as text and as JSON
+- ``tables``: tables as wide as the terminal
 - ``samples``: data files as inputs of a model; ``predictions``: its outputs as classes
 - ``result_files``: the files of a simulation's results
 - ``logs``: the log of a process on standard error

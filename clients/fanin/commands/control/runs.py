@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from rich.console import Console
 from rich.table import Table
 
 from fanin.commands.console.show import run_row
+from fanin.commands.console.tables import print_tables
 from fanin.commands.console.terminal import (
     DEFAULT_STATE,
     CaOption,
@@ -48,7 +48,7 @@ def runs(
         digest = short(info.version_sha256)
         row = (info.run_id, info.plan.name, info.state.value, str(info.version), digest, str(info.num_rounds))
         table.add_row(*row, _best(info), info.reason)
-    Console().print(table if infos else "no runs yet; start one with: fanin run PLAN.toml")
+    print_tables(table if infos else "no runs yet; start one with: fanin run PLAN.toml")
 
 
 def _best(info: RunInfo) -> str:

@@ -5,9 +5,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from rich.console import Console
 from rich.table import Table
 
+from fanin.commands.console.tables import print_tables
 from fanin.commands.demo.processes import DeviceEnvironment
 from fanin.edge.runtimes.quality import Quality
 from fanin.protos.control import RoundClosed, RunEvent, VersionPublished
@@ -66,7 +66,6 @@ def json_row(findings: Findings) -> dict[str, object]:
 def print_table(findings: Findings) -> None:
     """Print the results as tables."""
     row = json_row(findings)
-    console = Console()
     num_test = findings.measured["final"].num_examples
     accuracy = Table(
         "model", "float", "int8", "int8 agrees", title=f"Top-1 accuracy on {num_test} test {findings.noun}"
@@ -80,7 +79,6 @@ def print_table(findings: Findings) -> None:
     for key, name in names.items():
         part = findings.measured[key]
         accuracy.add_row(name, f"{part.accuracy_float:.4f}", f"{part.accuracy_int8:.4f}", f"{part.agreement:.4f}")
-    console.print(accuracy)
     facts = Table(show_header=False, title="The run")
     facts.add_column()
     facts.add_column(overflow="fold")
@@ -99,7 +97,7 @@ def print_table(findings: Findings) -> None:
         )
     facts.add_row("final version", str(row["version_sha256"]))
     facts.add_row("seconds in all", f"{findings.seconds_total:.1f}")
-    console.print(facts)
+    print_tables(accuracy, facts)
 
 
 def _runtimes(findings: Findings) -> Counter[str]:
