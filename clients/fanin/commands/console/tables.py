@@ -1,4 +1,4 @@
-"""Tables of commands: as wide as the terminal, and unwrapped in a file or a pipe, where a cut name could not be used."""
+"""Tables of commands: as wide as the terminal; unwrapped in a file or a pipe, because a cut name cannot be used."""
 
 import sys
 from typing import Final
