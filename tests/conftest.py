@@ -51,10 +51,14 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep tests with a heavy fixture out of a light run."""
+    """Keep tests that are marked heavy, or have a heavy fixture, out of a light run."""
     if not config.getoption("--light"):
         return
-    heavy = [item for item in items if set(HEAVY_FIXTURES) & set(getattr(item, "fixturenames", ()))]
+    heavy = [
+        item
+        for item in items
+        if item.get_closest_marker("heavy") or set(HEAVY_FIXTURES) & set(getattr(item, "fixturenames", ()))
+    ]
     config.hook.pytest_deselected(items=heavy)
     items[:] = [item for item in items if item not in heavy]
 

@@ -16,6 +16,7 @@ def test_this_process_is_a_backend() -> None:
     assert check_backend(ThisProcess()) == {os.getpid()}
 
 
+@pytest.mark.heavy
 def test_worker_processes_are_a_backend() -> None:
     backend = WorkerProcesses(2)
     try:
@@ -39,6 +40,7 @@ def test_the_files_of_a_placed_value_end_with_it(monkeypatch: object, tmp_path: 
     assert not folder.exists()
 
 
+@pytest.mark.heavy
 def test_workers_are_as_many_as_asked_for_and_read_what_is_placed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     backend = WorkerProcesses(2)

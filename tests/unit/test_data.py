@@ -107,6 +107,7 @@ def test_parts_are_everything_once_and_of_equal_size(
 
 @settings(max_examples=25)
 @given(seed=seeds)
+@pytest.mark.heavy
 def test_a_small_alpha_gives_parts_of_few_labels_and_a_large_one_parts_alike(seed: int) -> None:
     labels = np.repeat(np.arange(10), 100)
 
@@ -276,6 +277,7 @@ def test_the_first_example_with_nan_is_named() -> None:
         Examples(inputs={"x": pictures}, y=np.zeros(20, np.int32))
 
 
+@pytest.mark.heavy
 def test_examples_are_checked_in_code_too() -> None:
     import torch
 

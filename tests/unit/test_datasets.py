@@ -284,6 +284,7 @@ def test_a_cutting_that_cannot_be_is_a_callers_mistake(changes: dict[str, float]
         Cutting(**changes)
 
 
+@pytest.mark.heavy
 def test_the_real_fashion_mnist_is_the_known_one() -> None:
     where = real_places("fashion-mnist")
     contents = list(read_files(where, FASHION_MNIST))

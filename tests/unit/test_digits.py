@@ -32,6 +32,7 @@ def test_the_digits_are_the_known_ones() -> None:
 
 @settings(max_examples=20)
 @given(num_devices=st.integers(1, 40), alpha=st.floats(0.05, 50.0), seed=st.integers(0, 2**32))
+@pytest.mark.heavy
 def test_a_split_is_everything_once(num_devices: int, alpha: float, seed: int) -> None:
     split = split_digits(num_devices, alpha, seed)
     assert (len(split.public), len(split.test), len(split.devices)) == (100, 540, num_devices)

@@ -276,6 +276,7 @@ def of_sizes(sizes: Sequence[int]) -> Partition:
     return Partition(examples=labelled(), indices=tuple(np.arange(*pair) for pair in itertools.pairwise(bounds)))
 
 
+@pytest.mark.heavy
 def test_a_partition_is_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     parts = of_sizes([5, 10, 3])

@@ -76,6 +76,7 @@ def test_an_update_has_no_room_for_personal_parameters(tmp_path: Path) -> None:
     assert {ref.sha256 for ref in initial.chunks} <= fleet.served
 
 
+@pytest.mark.heavy
 def test_a_device_that_is_killed_at_any_moment_sends_and_keeps_the_same_bits(tmp_path: Path) -> None:
     fleet, moments = personal_course(tmp_path / "whole"), Moments()
     works = list(fleet.works)
@@ -94,6 +95,7 @@ def test_a_device_that_is_killed_at_any_moment_sends_and_keeps_the_same_bits(tmp
 
 @settings(max_examples=15)
 @given(st.lists(st.integers(1, 30), max_size=4))
+@pytest.mark.heavy
 def test_no_kills_change_a_bit(kills: list[int]) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -55,6 +55,7 @@ def test_a_wrong_argument_of_a_partition_is_one_line(
     assert capsys.readouterr().err == f"fanin partition: {error}\n"
 
 
+@pytest.mark.heavy
 def test_an_error_does_not_repeat_the_name_of_its_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", APP, "--clients", "5", "--cohort", "6", "--quiet"]) == 1
     assert capsys.readouterr().err == "fanin simulate: got a cohort of 6, expected at most the 5 clients\n"
@@ -130,6 +131,7 @@ class Failing(Client):
 """
 
 
+@pytest.mark.heavy
 def test_an_interrupted_simulation_names_its_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -163,6 +165,7 @@ def test_files_that_cannot_be_written_are_told_before_the_training(
     assert capsys.readouterr().err == f"fanin simulate: {error}\n"
 
 
+@pytest.mark.heavy
 def test_the_choice_of_an_engine_the_seeds_and_the_baseline_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     command = ["simulate", APP, "--clients", "10", "--cohort", "2", "--rounds", "1", "--baseline"]
     assert main([*command, "--engine", "auto"]) == 0
@@ -179,6 +182,7 @@ def test_the_choice_of_an_engine_the_seeds_and_the_baseline_are_printed(capsys: 
 
 
 @pytest.mark.parametrize("model", ["", 'app = "other:app"\n', 'bundle = "other"\n'])
+@pytest.mark.heavy
 def test_a_plan_may_name_another_model(
     model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -206,6 +210,7 @@ def test_an_app_that_always_fails_is_one_error_and_one_traceback(
 
 
 @pytest.mark.nightly
+@pytest.mark.heavy
 def test_a_simulation_follows_a_plan_file_and_its_overrides(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "plan.toml"
     path.write_text(

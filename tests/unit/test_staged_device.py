@@ -87,6 +87,7 @@ ALL = [(0, 0), (0, 1), (0, 1), (3, 0)]
 """Round 1 publishes a Version, Round 2 fails, and Version 3 is a rollback."""
 
 
+@pytest.mark.heavy
 def test_a_device_that_is_killed_at_any_moment_sends_the_same_bits(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -127,6 +128,7 @@ KILLS = st.lists(st.integers(1, 40), max_size=4)
 
 @settings(max_examples=15)
 @given(FATES, KILLS)
+@pytest.mark.heavy
 def test_no_course_of_a_run_and_no_kills_change_a_bit(fates: list[str], kills: list[int]) -> None:
     states = [(0, 0)]
     for number, fate in enumerate(fates, start=1):
