@@ -159,6 +159,18 @@ def test_bad_data_in_a_later_round_gives_up_that_round_alone(
     assert ("Traceback" in caplog.text) is isinstance(bad, Exception)
 
 
+def test_the_traceback_of_a_store_that_fails_again_is_logged_once_a_series(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    fault = OSError("the database is locked")
+    store = Growing(bad={2: fault, 3: fault, 5: fault})
+    assert taken_part(tmp_path, Recording(), store, 5) == (
+        2,
+        ["example store: train: OSError: the database is locked"] * 3,
+    )
+    assert caplog.text.count("Traceback") == 2
+
+
 def test_a_store_without_data_at_the_start_may_get_some_later(tmp_path: Path) -> None:
     accepted, reasons = taken_part(tmp_path, Recording(), Growing(bad={1: ValueError("no examples yet")}), 2)
     assert (accepted, reasons) == (1, ["example store: train: ValueError: no examples yet"])

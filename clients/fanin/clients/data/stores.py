@@ -1,6 +1,5 @@
 """Example stores: the source of a device's examples, and its snapshot for one Round."""
 
-import logging
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -10,7 +9,6 @@ from fanin.clients.data.examples import Examples
 from fanin.clients.data.partitions import hold_out
 from fanin.protos.errors import InvalidInput
 
-LOG = logging.getLogger("fanin.clients")
 HOLD_OUT_STREAM: Final = 0x686F6C64
 """Separates the generator of the validation part from all other generators of a partition."""
 MIN_EXAMPLES: Final = 2
@@ -110,7 +108,6 @@ def _attribute(store: ExampleStore, name: str) -> object:
     try:
         value: object = getattr(store, name)
     except Exception as exc:
-        # A store is the app's code, which may raise anything.
-        LOG.exception("example store: %s cannot be read", name)
+        # A store is the app's code, which may raise anything. LocalData logs its traceback, once.
         raise InvalidInput(f"example store: {name}: {type(exc).__name__}: {exc}") from exc
     return value

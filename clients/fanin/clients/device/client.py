@@ -172,6 +172,7 @@ class _ClientHost:
         self._trainer = trainer
         self._conditions = conditions
         self._max_updates = max_updates
+        self._logged = ("", "")
 
     def now(self) -> float:
         return time.monotonic()
@@ -200,8 +201,11 @@ class _ClientHost:
         except Exception as exc:
             # The only handler of unexpected errors. A device that ends here would be restarted and end again, unseen.
             # The coordinator receives a report and selects another device.
-            LOG.exception("%s: unexpected error", action.label)
             reason = f"unexpected error: {type(exc).__name__}: {exc}"
+            if (action.label, reason) != self._logged:
+                # Once: the same error may come back at every attempt, and ``observe`` logs each in one line.
+                LOG.exception("%s: unexpected error", action.label)
+            self._logged = action.label, reason
         is_work = isinstance(action, e.Refresh | e.Fetch | e.Train | e.Send)
         return e.Unable(reason=reason) if is_work else e.Lost(reason=reason)
 

@@ -17,6 +17,7 @@ Reference:
     McMahan et al. 2017, arXiv 1602.05629, algorithm 1.
 """
 
+import logging
 import weakref
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -48,6 +49,8 @@ from fanin.protos.plans.schedule import rate_of_step
 
 if TYPE_CHECKING:
     from fanin.edge.metrics.metric import Metric
+
+LOG = logging.getLogger("fanin.clients")
 
 
 class RuntimeTrainer:
@@ -212,6 +215,7 @@ class LocalData:
         self._metrics = metrics
         self._mapped: dict[str, _Mapped] = {}
         self._next: MemoryStore | None = None
+        self._logged = ""
 
     def row_sizes(self, bundle: Bundle) -> Collection[int]:
         """Return the lengths of the rows that ``examples`` returns next, also if the store changes before.
@@ -220,7 +224,7 @@ class LocalData:
             UnfitExamples: A row is longer than the longest length.
             InvalidInput: The store cannot be read.
         """
-        now, self._next = snapshot(self._store), None
+        now, self._next = self._read(), None
         lengths = bundle.manifest.lengths
         assert lengths is not None, "a Bundle with one length has no choice of graphs"
         sizes: set[int] = set()
@@ -237,9 +241,21 @@ class LocalData:
             UnfitExamples: The examples do not fit the model.
             InvalidInput: The store cannot be read.
         """
-        now, self._next = self._next or snapshot(self._store), None
+        now, self._next = self._next or self._read(), None
         with self._fitting(now):
             return self._fitted(bundle, now)
+
+    def _read(self) -> MemoryStore:
+        """Read the store. The traceback of an error is logged once, until the store can be read again."""
+        try:
+            now = snapshot(self._store)
+        except InvalidInput as exc:
+            if exc.__cause__ is not None and str(exc) != self._logged:
+                LOG.error("%s", exc, exc_info=exc.__cause__)
+            self._logged = str(exc)
+            raise
+        self._logged = ""
+        return now
 
     @contextmanager
     def _fitting(self, now: MemoryStore, what: str = "") -> Iterator[None]:
