@@ -5,6 +5,7 @@ Here a form is read when a graph first uses it. A graph is decomposed only if on
 """
 
 from ast import literal_eval
+from collections.abc import Callable, Mapping
 from functools import cache
 from types import MappingProxyType
 from typing import Final
@@ -13,7 +14,6 @@ import onnx
 import onnx_ir as ir
 import torch
 from onnxscript.function_libs.torch_lib import ops, registration
-from onnxscript.optimizer import optimize_ir
 from onnxscript.version_converter import convert_version
 from torch._decomp import decomposition_table
 from torch._ops import OpOverload
@@ -25,6 +25,7 @@ from torch.onnx._internal.exporter._torchlib._torchlib_registry import get_torch
 
 from fanin.edge.export.decompositions.elementwise import copied
 from fanin.edge.export.modules.origins import origin_of
+from fanin.edge.export.onnx.optimize import optimize
 
 OPSET: Final = 20
 """The operator set of every graph."""
@@ -92,7 +93,7 @@ def translate(program: ExportedProgram) -> onnx.ModelProto:
     """
     forms = _forms()
     if not all(node.target in forms for node in program.graph.nodes if node.op == "call_function"):
-        program = _decomposed(program, forms)
+        program = _decomposed(program)
     _fx_passes.insert_type_promotion_nodes(program.graph_module)
     _fx_passes.remove_assertion_nodes(program.graph_module)
     _check_forms(program, forms)
@@ -101,7 +102,7 @@ def translate(program: ExportedProgram) -> onnx.ModelProto:
         node.meta["nn_module_stack"] = {origin: (origin, "")}
     model = _core._exported_program_to_onnx_program(program, registry=forms).model
     convert_version(model, OPSET, fallback=True)
-    optimize_ir(model)
+    optimize(model)
     for node in model.graph:
         origin, *_ = literal_eval(node.metadata_props.get(SCOPES, "['']"))
         if origin and node.name:
@@ -117,14 +118,19 @@ def _check_forms(program: ExportedProgram, forms: OnnxForms) -> None:
         raise NotImplementedError(f"ONNX has no form of {', '.join(names)}")
 
 
-def _decomposed(program: ExportedProgram, forms: OnnxForms) -> ExportedProgram:
+def _decomposed(program: ExportedProgram) -> ExportedProgram:
     """Return the program with each operator that has no form decomposed."""
-    table = {
-        target: form
-        for target, form in (decomposition_table | dict(default_decompositions())).items()
-        if isinstance(target, OpOverload) and target not in forms
-    } | dict(REPLACED)
     # A number of samples that may be 0 or 1 stays free.
     with symbolic_sizes.patch(backed_size_oblivious=True):  # type: ignore[attr-defined]
-        decomposed: ExportedProgram = program.run_decompositions(table)
+        decomposed: ExportedProgram = program.run_decompositions(dict(_decompositions()))
     return decomposed
+
+
+@cache
+def _decompositions() -> Mapping[OpOverload, Callable[..., object]]:
+    """Return the decompositions of the operators without a form. To read torch's table visits all operators."""
+    table = decomposition_table | dict(default_decompositions())
+    lacking = {
+        target: form for target, form in table.items() if isinstance(target, OpOverload) and target not in _forms()
+    }
+    return lacking | dict(REPLACED)

@@ -6,11 +6,13 @@ repeats an image along a wrong dimension (``_skip_expansions``). It leaves compu
 """
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Final
 
 import torch
 from torch import Tensor, nn
 from torch._ops import OpOverload
+from torch.export.decomp_utils import CustomDecompTable
 from torch.fx import Graph, GraphModule, Node
 
 from fanin.edge.export.decompositions.programs import program_of
@@ -43,7 +45,7 @@ def convert(signatures: Mapping[str, Traced], partitioner: str) -> bytes:
     for name, traced in signatures.items():
         examples = tuple(traced.examples)
         program = fx_infra.safe_run_decompositions(
-            program_of(_prepared(traced), examples), fx_infra.decomp.pre_convert_decomp(), can_skip=False
+            program_of(_prepared(traced), examples), _decompositions(), can_skip=False
         )
         program = core._run_convert_passes(program)
         _permute_before_expansion(program.graph_module)
@@ -51,6 +53,15 @@ def convert(signatures: Mapping[str, Traced], partitioner: str) -> bytes:
         rows.append(Signature(name, nn.Module(), examples, {}))
     data: bytes = litert_converter.exported_programs_to_flatbuffer(programs, rows).to_bytes()
     return data
+
+
+@cache
+def _decompositions() -> CustomDecompTable:
+    """Return the converter's own decompositions, one table for all Signatures: each new one visits all operators."""
+    from litert_torch import fx_infra
+
+    table: CustomDecompTable = fx_infra.decomp.pre_convert_decomp()
+    return table
 
 
 def _prepared(traced: Traced) -> GraphModule:

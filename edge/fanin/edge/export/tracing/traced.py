@@ -4,12 +4,14 @@ Every graph of an export is a ``Traced``. Frozen weights are traced as inputs an
 tracer computes everything that depends on no input, so it would store a frozen weight as float32.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
 import torch
-from torch import Tensor
+from torch import Tensor, _guards
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.ao.quantization.fx._decomposed import quantized_decomposed_lib
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
@@ -85,13 +87,23 @@ def trace_flat(
     """
 
     def trace() -> ExportedProgram:
-        with tracing(), recorded_origins(root):
+        with tracing(), recorded_origins(root), shared_shapes():
             graph = make_fx(function, decomposition_table=table)(*inputs.examples, *inputs.constants)
         drop_aliases(graph)
         _bind(graph, inputs)
         return program_of(graph, inputs.examples)
 
     return guarded(what, root, trace)
+
+
+@contextmanager
+def shared_shapes() -> Iterator[None]:
+    """Let all nodes of a trace keep their shapes in one fake mode.
+
+    The tracer would make a mode for each node, and each mode reads the source of the whole call stack.
+    """
+    with _guards.tracing(_guards.TracingContext(FakeTensorMode(allow_fallback_kernels=True))):
+        yield
 
 
 def _bind(graph: GraphModule, inputs: FlatInputs) -> None:
