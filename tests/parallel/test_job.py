@@ -33,7 +33,6 @@ from fanin.datacenter.files.jobfiles import (
     TrainResult,
     read_config,
     read_error,
-    read_parameters,
     read_result,
     write_config,
     write_error,
@@ -44,6 +43,7 @@ from fanin.datacenter.jobs.job import main, train
 from fanin.datacenter.models.decoder import DecoderConfig
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
 from fanin.datacenter.ranks.mesh import MeshShape
+from fanin.edge.parameter_files import read_parameters
 from fanin.edge.tensors import TensorTable, encode_parameters
 from fanin.protos.errors import InvalidInput, UnsupportedModel
 

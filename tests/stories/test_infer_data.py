@@ -117,8 +117,11 @@ def test_labels_of_a_file_of_another_origin_are_counted_if_they_are_classes(fani
             "short.csv: got 2 values a row, expected 6 for the input 'x' (-1, 6); name",
         ),
         (("bundle", "--data", "ragged.csv"), "ragged.csv: line 2: got 5 values, expected 6 as in the first row"),
-        (("bundle", "--data", "words.csv"), "words.csv: line 2: got 'abc', expected a number"),
-        (("bundle", "--data", "empty.csv"), "empty.csv: got 0 rows and 0 columns of labels, expected rows"),
+        (
+            ("bundle", "--data", "words.csv"),
+            "words.csv: line 2: got 'abc', expected a number; separate",
+        ),
+        (("bundle", "--data", "empty.csv"), "empty.csv: has no rows, expected one row of numbers for each sample"),
         (
             ("bundle", "--data", "labelled.npz", "--classes", "text.png"),
             "--classes: got 1 names, expected 3, one for each",

@@ -216,7 +216,7 @@ def plain(*layers: nn.Module) -> nn.Module:
         (Renewer(nn.Identity()), r"module itself \(Renewer\) changes its buffers \['mean'\] in training"),
         (
             plain(nn.InstanceNorm2d(1, track_running_stats=True)),
-            r"module itself .* changes its buffers \['0.running_mean', '0.running_var'\] in training",
+            r"module 0 \(InstanceNorm2d\) changes its buffers \['0.running_mean', '0.running_var'\] in training",
         ),
         (nn.Sequential(nn.Flatten(), nn.Linear(64, 9)), r"the module returned \(2, 9\), expected logits of shape"),
         (plain().requires_grad_(False), r"no parameter requires a gradient \(trains: 'full'\), expected at least one"),

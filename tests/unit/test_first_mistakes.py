@@ -7,11 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.values import PUBLISHER
 from torch import Tensor, nn
 
-from fanin.edge.export import App, Recipe, Sgd, cross_entropy, load_app
+from fanin.edge.export import App, Recipe, Sgd, cross_entropy, export, load_app
+from fanin.edge.export.decompositions.tables import ONNX
 from fanin.edge.export.prepare import prepare
 from fanin.edge.export.tracing.examples import example_batch
+from fanin.edge.export.tracing.forward import trace_infer
+from fanin.edge.export.tracing.train import trace_train
 from fanin.protos.errors import UnsupportedModel
 
 X = torch.linspace(0.0, 1.0, 8 * 4).reshape(8, 4)
@@ -175,3 +179,109 @@ def test_a_function_that_returns_no_app_is_explained(tmp_path: Path, body: str, 
 def test_the_loss_of_torch_without_reduction_is_accepted() -> None:
     own = nn.CrossEntropyLoss(reduction="none")
     torch.testing.assert_close(app(loss=own).loss(X[:, :3], Y), cross_entropy(X[:, :3], Y))
+
+
+def hooked() -> nn.Module:
+    """A layer whose gradient is changed by a hook."""
+    layer = nn.Linear(4, 3)
+    layer.weight.register_hook(lambda gradient: gradient * 0.0)
+    return nn.Sequential(layer)
+
+
+def test_a_hook_on_a_gradient_is_refused() -> None:
+    message = r"App first: parameter 0\.weight has a hook on its gradient, which no train graph would call; expected"
+    with pytest.raises(UnsupportedModel, match=message):
+        prepare(app(module=hooked()))
+
+
+class Center(nn.Module):
+    """A loss with parameters of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.centers = nn.Parameter(torch.zeros(3, 3))
+
+    def forward(self, output: Tensor, y: Tensor) -> Tensor:
+        return cross_entropy(output, y) + (output - self.centers[y]).square().mean(1)
+
+
+def test_parameters_of_a_loss_are_refused_unless_they_are_frozen() -> None:
+    message = r"loss: Center has parameters of its own, \['centers'\], which no device would train; move them into"
+    with pytest.raises(UnsupportedModel, match=message):
+        app(loss=Center())
+    assert app(loss=Center().requires_grad_(False)).num_classes == 3
+
+
+class Halved(nn.Module):
+    """A module that computes in bfloat16."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return self.inner(x)
+
+
+def test_autocast_is_refused_with_its_line() -> None:
+    message = (
+        r"module inner \(Linear\) at test_first_mistakes\.py:\d+ computes in torch\.bfloat16 by torch\.autocast, "
+        r"expected float32, in which devices compute; remove torch\.autocast from the forward"
+    )
+    with pytest.raises(UnsupportedModel, match=message):
+        trace_train(prepare(app(module=Halved())), ONNX)
+    with pytest.raises(UnsupportedModel, match=message):
+        trace_infer(prepare(app(module=Halved())))
+
+
+def test_labels_of_two_classes_may_be_true_and_false() -> None:
+    _, y = app(num_classes=2, module=nn.Linear(4, 2), validation=(X, Y > 0)).held_out
+    assert y.dtype == torch.int32 and y.tolist() == (Y > 0).int().tolist()
+
+
+def test_a_key_of_an_output_may_have_dots() -> None:
+    module = Wrapped(lambda logits: {"a.b": logits, "a": {"c": logits}})
+    for path in ("a.b", "a.c"):
+        assert prepare(app(module=module, output=path)).learned.keys() == {"inner.weight", "inner.bias"}
+    with pytest.raises(UnsupportedModel, match=r"without a part 'a\.d', expected one of \['a\.b', 'a\.c'\]"):
+        trace_train(prepare(app(module=module, output="a.d")), ONNX)
+
+
+class Partly(nn.Module):
+    """A module with a layer that its forward does not call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.unused = nn.Linear(4, 3), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.used(x)
+
+
+def test_a_parameter_without_a_gradient_does_not_learn() -> None:
+    """torch's optimizers skip it, also its weight decay."""
+    prepared = prepare(app(module=Partly(), recipe=Recipe(optimizer=Sgd(weight_decay=0.1))))
+    assert prepared.parameters.keys() == {"used.weight", "used.bias"}
+    note = "the output does not depend on unused.weight, unused.bias: they do not learn, and do not travel"
+    assert note in prepared.notes
+
+
+@pytest.mark.parametrize(
+    ("num_classes", "y", "message"),
+    [
+        (
+            3,
+            torch.eye(3, dtype=torch.int32)[Y],
+            r"got \(8, 3\), expected \(8,\); convert one-hot rows by y\.argmax\(-1\)",
+        ),
+        (3, Y[:, None], r"got \(8, 1\), expected \(8,\); write y\.squeeze\(-1\)"),
+        (0, X[:, 0], r"got \(8,\), expected \(8, 1\); write y\.unsqueeze\(-1\)"),
+    ],
+)
+def test_targets_of_another_shape_are_refused_before_anything_is_traced(
+    tmp_path: Path, num_classes: int, y: Tensor, message: str
+) -> None:
+    module = nn.Linear(4, num_classes or 1)
+    with pytest.raises(UnsupportedModel, match=rf"App first: validation data: y: {message}"):
+        export(app(module=module, num_classes=num_classes, validation=(X, y)), tmp_path / "bundle", PUBLISHER)

@@ -19,7 +19,6 @@ from fanin.commands.console.terminal import (
     write_json,
 )
 from fanin.datacenter.config.settings import SAFETENSORS
-from fanin.datacenter.files.jobfiles import read_parameters
 from fanin.datacenter.training.parameters import load_parameters
 from fanin.datacenter.training.pretraining import Pretraining, fitting_data
 from fanin.datacenter.training.pretraining import pretrain as pretrain_app
@@ -29,6 +28,7 @@ from fanin.edge.export.check import Finding
 from fanin.edge.export.formats import FORMATS
 from fanin.edge.export.prepare import running_statistics
 from fanin.edge.files import new_folder
+from fanin.edge.parameter_files import read_parameters
 from fanin.protos.errors import InvalidInput
 from fanin.simulation.data.loading import NAMES, LoadedData, load_data
 

@@ -32,6 +32,7 @@ from fanin.commands.console.samples import ModelInputs, Target, read_samples
 from fanin.commands.console.show import finite, note_on_local
 from fanin.edge.bundles.bundle import Bundle, open_folder, read_signed_manifest
 from fanin.edge.bundles.formats import file_format, format_of
+from fanin.edge.parameter_files import read_parameters
 from fanin.edge.runtimes.available import RUNTIMES, open_format, open_runtime
 from fanin.edge.runtimes.base import LoadedModel, NamedInputs, Runtime
 from fanin.edge.runtimes.engine import Feed
@@ -45,7 +46,7 @@ from fanin.edge.runtimes.models import (
     run_rows,
 )
 from fanin.edge.signatures import Port
-from fanin.edge.tensors import Array, Float32s, decode_parameters
+from fanin.edge.tensors import Array, Float32s
 from fanin.protos.errors import InvalidInput, NotFound
 
 _UNFILLED: Final = (
@@ -218,11 +219,8 @@ def _narrow(feed: Feed) -> NamedInputs:
 
 
 def _parameters(bundle: Bundle, path: Path) -> Float32s:
-    """Read a Version's canonical parameter bytes. Raises InvalidInput."""
-    try:
-        table, flat = decode_parameters(path.read_bytes())
-    except InvalidInput as exc:
-        raise InvalidInput(f"{path}: {exc}") from exc
+    """Read a Version's parameters. Raises InvalidInput."""
+    table, flat = read_parameters(path)
     if table != bundle.manifest.table:
         raise InvalidInput(f"{path}: has parameters of other names or shapes than the bundle, expected its own")
     return flat

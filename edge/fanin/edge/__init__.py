@@ -3,6 +3,7 @@
 Rooms and modules in reading order:
 
     tensors     named float32 tensors as one flat vector, and their canonical bytes
+    parameter_files  files of parameters: canonical bytes, and .npz
     lengths     the lengths of a model's sequences, and padding up to the next one
     batch_sizes the batch sizes of a Bundle, among which a Plan chooses
     signatures  the callable graphs of a Bundle: their ports

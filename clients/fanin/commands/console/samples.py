@@ -148,9 +148,12 @@ def _read_table(path: Path, form: Port) -> tuple[Array, dict[str, Array]]:
         header, rows = [name.strip().lower() for name in rows[0][1]], rows[1:]
     columns = [index for index, name in enumerate(header) if name in LABEL_COLUMNS]
     num_values = prod(form.shape[1:])
-    if not rows or len(columns) > 1:
+    if not rows:
+        raise InvalidInput(f"{path}: has no rows, expected one row of numbers for each sample")
+    if len(columns) > 1:
+        names = [header[index] for index in columns]
         raise InvalidInput(
-            f"{path}: got {len(rows)} rows and {len(columns)} columns of labels, expected rows, one at most"
+            f"{path}: got {len(columns)} columns of labels, {names}, expected one at most; remove others"
         )
     table = np.array([_numbers(f"{path}: line {number}", row, len(rows[0][1])) for number, row in rows])
     values = np.delete(table, columns, axis=1)
@@ -179,7 +182,7 @@ def _numbers(what: str, row: Sequence[str], num: int) -> list[float]:
         raise InvalidInput(f"{what}: got {len(row)} values, expected {num} as in the first row")
     wrong = [value for value in row if not _is_number(value)]
     if wrong:
-        raise InvalidInput(f"{what}: got {wrong[0]!r}, expected a number")
+        raise InvalidInput(f"{what}: got {wrong[0]!r:.60}, expected a number; separate values by commas")
     return [float(value) for value in row]
 
 

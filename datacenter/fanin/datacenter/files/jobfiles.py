@@ -32,7 +32,8 @@ from typing import Final
 from fanin.datacenter.config.records import record_of, row_of
 from fanin.datacenter.config.train_config import TrainConfig
 from fanin.datacenter.ranks.mesh import MeshShape
-from fanin.edge.tensors import Float32s, TensorTable, decode_parameters, encode_parameters
+from fanin.edge.parameter_files import read_parameters
+from fanin.edge.tensors import Float32s, TensorTable, encode_parameters
 from fanin.protos.errors import FaninError, InvalidInput, error_named
 
 FORMAT: Final = 2
@@ -194,16 +195,6 @@ def read_result(folder: Path) -> TrainResult:
         return TrainResult(metrics=metrics)
     table, parameters = read_parameters(folder / PARAMETERS_FILE)
     return TrainResult(metrics=metrics, table=table, parameters=parameters)
-
-
-def read_parameters(path: Path) -> tuple[TensorTable, Float32s]:
-    """Return the table and vector (num_values,) in a file of canonical bytes. Raises InvalidInput."""
-    try:
-        return decode_parameters(path.read_bytes())
-    except OSError as exc:
-        raise InvalidInput(f"{path}: cannot be read ({exc.strerror})") from exc
-    except InvalidInput as exc:
-        raise InvalidInput(f"{path}: {exc}") from exc
 
 
 def write_layer_times(folder: Path, times: tuple[float, ...]) -> None:

@@ -23,12 +23,12 @@ from fanin.datacenter.config.train_config import TrainConfig, check_tokens
 from fanin.datacenter.data.loading import load_data
 from fanin.datacenter.data.samples import DataSplit
 from fanin.datacenter.families.family import FamilyModel, ModelFiles, TokenModel
-from fanin.datacenter.files.jobfiles import read_parameters
 from fanin.datacenter.parallel.build import TrainableModel, apply_precision
 from fanin.datacenter.parallel.layout import check_layout
 from fanin.datacenter.parallel.objective import ScoredObjective, padded_objective, token_objective
 from fanin.datacenter.parallel.transforms.meta import drop_values, parameters_on_meta
 from fanin.datacenter.training.parameters import load_parameters, trained_module
+from fanin.edge.parameter_files import read_parameters
 from fanin.edge.runtimes.graphs import X
 from fanin.protos.errors import FaninError, InvalidInput
 

@@ -233,7 +233,8 @@ def _pair(app: App, value: object) -> tuple[Tensors, Tensor]:
             f"{type(value).__name__} of {len(value)}" if isinstance(value, tuple | list) else type(value).__name__
         )
         raise UnsupportedModel(f"{what}: got {received}, expected a pair (x, y) of tensors or numpy arrays")
-    return _inputs(app, "validation data", value[0]), as_tensor(f"{what} y", value[1])
+    y = as_tensor(f"{what} y", value[1])
+    return _inputs(app, "validation data", value[0]), y.to(torch.int32) if y.dtype == torch.bool else y
 
 
 def _check_parts(app: App) -> None:
@@ -250,11 +251,23 @@ def _check_parts(app: App) -> None:
             f"{what}: loss: got {app.loss!r}, expected a function of (output, y) that returns one loss for each "
             "sample, such as fanin.edge.export.cross_entropy or torch.nn.CrossEntropyLoss(reduction='none')"
         )
+    own = [name for name, value in _named_parameters(app.loss) if value.requires_grad]
+    if own:
+        raise UnsupportedModel(
+            f"{what}: loss: {type(app.loss).__name__} has parameters of its own, {own}, which no device would train; "
+            "move them into the module and return what the loss needs as a further output, or call "
+            "requires_grad_(False) on the loss"
+        )
     if app.preprocess is not None and not isinstance(app.preprocess, torch.nn.Module):
         raise UnsupportedModel(
             f"{what}: preprocess: got {type(app.preprocess).__name__}, expected a torch.nn.Module; call the function "
             "in the forward of one"
         )
+
+
+def _named_parameters(loss: object) -> list[tuple[str, torch.nn.Parameter]]:
+    """Return the parameters of a loss that is a module, by name."""
+    return list(loss.named_parameters()) if isinstance(loss, torch.nn.Module) else []
 
 
 def _preprocessed(app: App, raw: Tensor) -> object:

@@ -30,6 +30,7 @@ from fanin.edge.export.apart import apart
 from fanin.edge.export.app import App
 from fanin.edge.export.check import with_parts
 from fanin.edge.export.formats import FORMATS, Graphs, graphs_of
+from fanin.edge.export.inputs.checks import check_target_shape
 from fanin.edge.export.inputs.named import num_samples, numpy_inputs, rows_of
 from fanin.edge.export.inputs.sequences import at_length, groups_of
 from fanin.edge.export.optimizers.optimizer import Tensors
@@ -111,6 +112,8 @@ def export(
     _check_options(formats, max_drop)
     LOG.info("preparing the module")
     prepared = prepare(app)
+    if app.validation is not None:
+        check_target_shape(f"App {app.name}", app.held_out[1], app.target_shape, app.num_classes)
     draws = check_kept(prepared)
     graphs = _all_graphs(prepared, formats)
     check_pure(prepared)

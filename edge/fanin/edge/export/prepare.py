@@ -12,7 +12,8 @@ The eager twin holds the same rounded weights, so torch is compared with the mod
 """
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from types import MappingProxyType
@@ -69,6 +70,7 @@ class Prepared:
         notes: Changes to the module, one sentence each.
         rates: Factor of the learning rate of each parameter that learns.
         local: Names of the personal parameters and statistics. All others travel.
+        length: The one of the App's lengths that its data are cut to; 0 for an App without lengths, or with all.
     """
 
     app: App
@@ -80,6 +82,7 @@ class Prepared:
     notes: tuple[str, ...]
     rates: Mapping[str, float]
     local: frozenset[str] = frozenset()
+    length: int = 0
 
     @property
     def parameters(self) -> Tensors:
@@ -109,7 +112,8 @@ class Prepared:
     @property
     def what(self) -> str:
         """The App and its module, for messages."""
-        return f"App {self.app.name} ({type(self.app.module).__name__})"
+        at = f" at length {self.length}" if self.length else ""
+        return f"App {self.app.name} ({type(self.app.module).__name__}){at}"
 
     def for_batches(self, size: int) -> "Prepared":
         """Return the App for training by batches of one size alone, with the same module."""
@@ -119,8 +123,9 @@ class Prepared:
 def prepare(app: App) -> Prepared:
     """Return the App with its module ready for tracing. Raises UnsupportedModel."""
     eager = copy.deepcopy(app.module)
+    _check_hooks(app)
     _check_parameters(app, eager)
-    notes = [*_in_evaluation(app), *_choose(app, eager)]
+    notes = [*_in_evaluation(app), *_choose(app, eager), *_freeze_unused(app, eager)]
     frozen = {} if app.recipe.trains == "full" else _freeze(eager)
     if app.recipe.trains != "full":
         notes += _freeze_norms(eager)
@@ -154,6 +159,17 @@ def _in_evaluation(app: App) -> list[str]:
         return []
     effect = f"its layers {' and '.join(kinds)} stay so while devices train"
     return [f"the module is in evaluation mode, and {effect}; call .train() on it to change that"]
+
+
+def _check_hooks(app: App) -> None:
+    """Raise UnsupportedModel for a hook on the gradient of a parameter: copies of the module have none."""
+    for name, parameter in app.module.named_parameters():
+        if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
+            raise UnsupportedModel(
+                f"App {app.name}: parameter {name} has a hook on its gradient, which no train graph would call; "
+                "expected the same in the forward: w * mask + w.detach() * (1 - mask) lets a part of w learn, and "
+                "requires_grad_(False) none of it"
+            )
 
 
 def _check_parameters(app: App, module: nn.Module) -> None:
@@ -318,6 +334,30 @@ def _choose(app: App, module: nn.Module) -> list[str]:
     for value in module.parameters():
         value.requires_grad_(value in chosen)
     return notes
+
+
+def _freeze_unused(app: App, module: nn.Module) -> list[str]:
+    """Freeze the parameters that the output does not depend on. Returns a note on them.
+
+    torch's optimizers skip a parameter without a gradient, also its decay, and a graph would decay it.
+    """
+    learned = {name: value for name, value in module.named_parameters() if value.requires_grad}
+    trial = copy.deepcopy(module)
+    values = [value for value in trial.parameters() if value.requires_grad]
+    gradients: Sequence[Tensor | None] = values
+    # Errors of any kind: the module is the user's code, and the trace reports what is wrong with it.
+    with suppress(Exception), torch.enable_grad(), torch.random.fork_rng(devices=[]):
+        output = app.call(trial, app.examples(max(app.batch_size, 2)))
+        parts = [*output.values()] if isinstance(output, dict) else [output]
+        total = torch.stack([part.sum() for part in parts if isinstance(part, Tensor)]).sum()
+        gradients = torch.autograd.grad(total, values, allow_unused=True)
+    unused = [name for name, gradient in zip(learned, gradients, strict=True) if gradient is None]
+    if not unused or len(unused) == len(learned):
+        return []
+    for name in unused:
+        learned[name].requires_grad_(False)
+    shown = ", ".join(unused[:MAX_SHOWN]) + (f" and {len(unused) - MAX_SHOWN} more" * (len(unused) > MAX_SHOWN))
+    return [f"the output does not depend on {shown}: they do not learn, and do not travel"]
 
 
 def _freeze(module: nn.Module) -> dict[str, FrozenWeight]:

@@ -17,7 +17,7 @@ from torch import nn
 
 from fanin.edge.export.modules.draws import RandomDraw
 from fanin.edge.export.modules.plain.writing import ViewWrite
-from fanin.edge.export.tracing.reading import ShapeRead, ValueRead
+from fanin.edge.export.tracing.reading import MixedPrecision, ShapeRead, ValueRead
 from fanin.protos.errors import UnsupportedModel
 
 T = TypeVar("T")
@@ -30,7 +30,8 @@ FIXED: Final = re.compile(r"[Cc]onstraints? violated|specialized it to be a cons
 """Messages of torch for code that treats the number of samples as a constant."""
 KEEP_TENSORS: Final = (
     "avoid Python branches and loops that read tensor values: keep everything computed from x and from parameters a "
-    "tensor (torch.where instead of if), and compute constants from values that do not change"
+    "tensor (torch.where instead of if), compute constants from values that do not change, and remove prints, logs and "
+    "asserts of values from the forward"
 )
 KEEP_SHAPES: Final = (
     "keep all positions and give the others no weight: torch.where(mask, x, 0.0) or x * mask instead of x[mask]; "
@@ -148,10 +149,20 @@ def _refusal(what: str, root: nn.Module, exc: Exception) -> Untraceable:
             module,
             kind,
         )
+    if isinstance(exc, MixedPrecision):
+        return Untraceable(
+            f"{what} cannot be traced: {where or 'its code'} computes in {text} by torch.autocast, expected float32, "
+            "in which devices compute",
+            "remove torch.autocast from the forward",
+            module,
+            kind,
+        )
     if isinstance(exc, RandomDraw):
         return Untraceable(f"{what} cannot be traced: {where or 'its code'} draws {text}", KEEP_DRAWS, module, kind)
     cause = f"{type(exc).__name__}: {text}"
     if type(exc).__module__.startswith("torch"):
+        # The further lines are hints for developers of torch.
+        cause = f"{type(exc).__name__}: {first_line(exc)}"
         return Untraceable(f"{what} cannot be traced{f', {where}' if where else ''} ({cause})", TRACEABLE, module, kind)
     place = f"{' in' if kind else ''} {where}" if where else ""
     return Untraceable(f"{what} fails{place} ({cause})", "", module, kind)

@@ -92,6 +92,28 @@ def check_labels(what: str, y: Tensor, num_classes: int) -> None:
         )
 
 
+def check_target_shape(what: str, y: Tensor, expected: tuple[int, ...] | None, num_classes: int) -> None:
+    """Raise UnsupportedModel unless the validation targets y (n, ...) have the shape that the loss compares.
+
+    Args:
+        what: The App, for the message.
+        y: The targets of all validation samples.
+        expected: The shape of one target; None if it is not known.
+        num_classes: Number of classes, 0 for values.
+    """
+    if expected is None or tuple(y.shape[1:]) == expected:
+        return
+    advice = ""
+    if tuple(y.shape[1:]) == (*expected, num_classes):
+        advice = "; convert one-hot rows by y.argmax(-1)"
+    elif tuple(y.shape[1:]) == (*expected, 1):
+        advice = "; write y.squeeze(-1)"
+    elif (*y.shape[1:], 1) == expected:
+        advice = "; write y.unsqueeze(-1)"
+    shape = (len(y), *expected)
+    raise UnsupportedModel(f"{what}: validation data: y: got {tuple(y.shape)}, expected {shape}{advice}")
+
+
 def check_finite(what: str, values: Tensor) -> None:
     """Raise UnsupportedModel for a sample (n, ...) with NaN or infinity, and name the first one."""
     bad = (~values.flatten(start_dim=1).isfinite().all(dim=1)).nonzero().flatten() if values.numel() else values

@@ -53,16 +53,19 @@ def of_rows(output: Output, rows: slice) -> Output:
 
 
 def _part(what: str, output: object, path: str) -> object:
-    part = output
-    for key in path.split(".") if path else ():
+    part, rest = output, path
+    while rest:
         parts = _parts(part)
-        if key not in parts:
+        # A key may have dots itself, as that of a parameter.
+        keys = [key for key in parts if rest == key or rest.startswith(f"{key}.")]
+        if not keys:
             raise Untraceable(
                 f"{what}: the module returned {type(output).__name__} without a part {path!r}, expected one of "
                 f"{[*paths_of(output)]}",
                 "set output= to one of them" if _parts(output) else "remove output=",
             )
-        part = parts[key]
+        key = max(keys, key=len)
+        part, rest = parts[key], rest[len(key) + 1 :]
     return part
 
 

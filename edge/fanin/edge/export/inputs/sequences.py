@@ -71,7 +71,7 @@ def at_length(prepared: "Prepared", size: int) -> "Prepared":
         calibration={name: cut(name, value) for name, value in app.inputs.items()},
         targets=None if declared is None else cut(TARGETS, declared),
     )
-    return replace(prepared, app=single)
+    return replace(prepared, app=single, length=size)
 
 
 def each_length(prepared: "Prepared") -> Iterator[tuple[str, "Prepared"]]:

@@ -60,11 +60,19 @@ class Draws(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's __in
         return func(*args, **named) if result is NotImplemented else result
 
 
-def recorded(ports: list[RandomPort]) -> Draws:
-    """Return a mode that appends a port for each draw to ``ports``."""
+def recorded(ports: list[RandomPort], limit_bytes: int | None = None) -> Draws:
+    """Return a mode that appends a port for each draw to ``ports``.
+
+    Args:
+        ports: The draws so far.
+        limit_bytes: Most bytes of all draws; a further draw gives zeros, and ``check_size`` reports them all. None: no
+            limit.
+    """
 
     def source(kind: RandomKind, shape: tuple[int, ...]) -> Tensor:
         ports.append(random_port(kind, len(ports), shape))
+        if limit_bytes is not None and sum(port.size_bytes for port in ports) > limit_bytes:
+            return torch.zeros(shape)
         return values_of(ports[-1:], 0, 0)[0]
 
     return Draws(source)

@@ -112,6 +112,8 @@ def _output_advice(app: App, output: object) -> str:
         return f"the classes are dimension {dim}, and must be the last one: return output.movedim({dim}, -1) in forward"
     if output.dim() < 2:
         return "return one row of logits for each sample"
+    if output.dim() == 2 and output.shape[0] == output.shape[1] == MIN_TRACE_BATCH:
+        return "a score for each pair of samples depends on other samples: return an embedding of each by itself"
     return f"set num_classes={output.shape[-1]} in the App, or give the last layer {app.num_classes} outputs"
 
 
@@ -215,19 +217,21 @@ def check_kept(prepared: Prepared) -> tuple[RandomPort, ...]:
     inputs, y, mask = example_batch(prepared)
     prepared.with_mask(mask)
     draws: list[RandomPort] = []
-    with torch.no_grad(), plain_kernels(), recorded(draws):
+    with torch.no_grad(), plain_kernels(), recorded(draws, MAX_RANDOM_BYTES):
         output = guarded(f"{prepared.what}: the train step", module, lambda: prepared.app.call(module, inputs))
+        check_size(prepared.what, draws, MAX_RANDOM_BYTES)
         _check_loss(prepared, output, inputs, y)
     _check_calibrated(prepared)
-    check_size(prepared.what, draws, MAX_RANDOM_BYTES)
     _check_kept(prepared, parameters, module)
     after = dict(module.named_buffers())
     changed = sorted(name for name, old in before.items() if _differs(*old, after.get(name)))
     if changed:
+        owner = changed[0].rpartition(".")[0]
+        kind = type(module.get_submodule(owner)).__name__
         raise UnsupportedModel(
-            f"App {prepared.app.name}: module itself ({type(prepared.app.module).__name__}) changes its buffers "
-            f"{changed} in training, which a functional graph cannot do; compute them in forward, or freeze that part "
-            "with .eval()"
+            f"App {prepared.app.name}: module {owner or 'itself'} ({kind}) changes its buffers {changed} in training, "
+            "but a graph keeps no state between steps; compute them anew from the inputs of each step, or freeze that "
+            "part with .eval()"
         )
     return tuple(draws)
 

@@ -47,8 +47,14 @@ class ShapeRead(RuntimeError):
     """The module's code calls an operator whose result has a shape that depends on values of the graph's inputs."""
 
 
+class MixedPrecision(RuntimeError):
+    """The module's code computes in another dtype by ``torch.autocast``."""
+
+
 class NoReading(TorchFunctionMode):
     """While active, reading a tensor that depends on an input of the traced graph raises ValueRead.
+
+    A function within ``torch.autocast`` raises MixedPrecision.
 
     A write to a part of a tensor is replaced, or raises ViewWrite (``modules.plain.writing``).
 
@@ -74,6 +80,8 @@ class NoReading(TorchFunctionMode):
         kwargs: Mapping[str, object] | None = None,
     ) -> object:
         """Check each torch function before it is called."""
+        if torch.is_autocast_enabled("cpu"):
+            raise MixedPrecision(str(torch.get_autocast_dtype("cpu")))
         if func == DATA:
             (tensor,) = args
             assert isinstance(tensor, Tensor), "the getter is that of tensors"

@@ -1,0 +1,46 @@
+"""Files of parameters as fanin writes them: canonical bytes, or an .npz file with an array for each name."""
+
+import zipfile
+import zlib
+from io import BytesIO
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from fanin.edge.tensors import Float32s, TensorTable, decode_parameters
+from fanin.protos.errors import InvalidInput
+
+ARCHIVE: Final = b"PK\x03\x04"
+"""The first bytes of an .npz file."""
+
+
+def read_parameters(path: Path) -> tuple[TensorTable, Float32s]:
+    """Return the table and vector (num_values,) in a file.
+
+    Raises:
+        InvalidInput: The file cannot be read, or holds something else.
+    """
+    try:
+        data = path.read_bytes()
+        return _of_archive(data) if data.startswith(ARCHIVE) else decode_parameters(data)
+    except OSError as exc:
+        raise InvalidInput(f"{path}: cannot be read ({exc.strerror or exc})") from exc
+    except InvalidInput as exc:
+        raise InvalidInput(f"{path}: {exc}") from exc
+
+
+def _of_archive(data: bytes) -> tuple[TensorTable, Float32s]:
+    try:
+        with np.load(BytesIO(data), allow_pickle=False) as archive:
+            arrays = {name: np.asarray(archive[name]) for name in archive.files}
+    except (ValueError, EOFError, KeyError, NotImplementedError, RuntimeError, zipfile.BadZipFile, zlib.error) as exc:
+        raise InvalidInput(f"not a readable .npz file of plain arrays ({exc})") from exc
+    for name, array in arrays.items():
+        if array.dtype != np.float32:
+            raise InvalidInput(f"got {name} of {array.dtype}, expected float32 arrays by the names of the parameters")
+    try:
+        table = TensorTable.of({name: array.shape for name, array in arrays.items()})
+    except ValueError as exc:
+        raise InvalidInput(str(exc)) from exc
+    return table, table.flatten(arrays)
