@@ -268,6 +268,7 @@ def test_calibration_data_that_makes_int8_useless_is_told(fanin: Fanin, app: Pat
     [
         (("--format", "coreml", "--check"), "--format: got ['coreml'], expected some of ['onnx', 'tflite']"),
         ((), "--out: expected a folder for the bundle, or --check to write none"),
+        (("--check", "--out", "b"), "--out: got --check too, which writes nothing; expected one of them"),
         (("--max-int8-drop", "nan"), "--max-int8-drop: got nan, expected a number of at least 0"),
     ],
 )

@@ -57,6 +57,7 @@ def test_a_version_is_fetched_as_a_model_that_runs_without_fanin(fanin: Fanin, h
     ("words", "message"),
     [
         ((), "--out: got none, expected FILE.npz or a folder, or --onnx FILE or --tflite FILE"),
+        (("--out", "z.pt"), "--out: got z.pt, expected FILE.npz or a folder; for a model file use --onnx or --tflite"),
         (("--int8",), "--int8: expected --onnx FILE or --tflite FILE with it"),
         (("--onnx", "m.onnx"), "--onnx: got neither --int8 nor --app, expected --int8 for the int8 model"),
         (("--onnx", "m.onnx", "--int8", "--app", "a.py:app"), "--onnx: got both --int8 and --app, expected"),

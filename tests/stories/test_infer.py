@@ -89,7 +89,9 @@ def test_several_inputs_are_told_apart_by_their_names(fanin: Fanin, folder: Path
     with np.load(folder / "out.npz") as found:
         assert found["file"].tolist() == [2.0, -3.0]
     said = one_line(fanin("infer", folder / "two.onnx", "--data", folder / "x.npy"), "infer")
-    assert said.endswith("x.npy: got arrays [''], expected the model's inputs ['a', 'b:0']")
+    assert said.endswith(
+        "x.npy: got one array without a name, expected the model's inputs ['a', 'b:0'], such as in an .npz file"
+    )
 
 
 @pytest.mark.parametrize(

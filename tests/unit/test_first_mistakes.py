@@ -10,12 +10,14 @@ import torch
 from support.values import PUBLISHER
 from torch import Tensor, nn
 
-from fanin.edge.export import App, Recipe, Sgd, cross_entropy, export, load_app
+from fanin.edge.export import Adam, App, Recipe, Sgd, cross_entropy, export, load_app
 from fanin.edge.export.decompositions.tables import ONNX
 from fanin.edge.export.prepare import prepare
 from fanin.edge.export.tracing.examples import example_batch
 from fanin.edge.export.tracing.forward import trace_infer
 from fanin.edge.export.tracing.train import trace_train
+from fanin.edge.runtimes.available import open_runtime
+from fanin.edge.runtimes.base import PaddedBatch, StepSettings
 from fanin.protos.errors import UnsupportedModel
 
 X = torch.linspace(0.0, 1.0, 8 * 4).reshape(8, 4)
@@ -259,12 +261,27 @@ class Partly(nn.Module):
         return self.used(x)
 
 
-def test_a_parameter_without_a_gradient_does_not_learn() -> None:
+def test_a_parameter_without_a_gradient_never_changes(tmp_path: Path) -> None:
     """torch's optimizers skip it, also its weight decay."""
-    prepared = prepare(app(module=Partly(), recipe=Recipe(optimizer=Sgd(weight_decay=0.1))))
-    assert prepared.parameters.keys() == {"used.weight", "used.bias"}
-    note = "the output does not depend on unused.weight, unused.bias: they do not learn, and do not travel"
-    assert note in prepared.notes
+    recipe = Recipe(optimizer=Adam(weight_decay=0.1))
+    exported = export(app(module=Partly(), recipe=recipe), tmp_path / "bundle", PUBLISHER, ["onnx"])
+    assert (
+        "the output does not depend on unused.bias, unused.weight: they travel, but never change; call "
+        "requires_grad_(False) on them to leave them out"
+    ) in exported.notes
+    bundle = exported.bundle
+    step, values = open_runtime("onnx").open_train(bundle), bundle.completed(bundle.initial_parameters())
+    batch = PaddedBatch(inputs={"x": X[:4].numpy()}, y=Y[:4].int().numpy(), mask=np.ones(4, np.float32))
+    state, _ = step(step.begin(values), batch, StepSettings(learning_rate=0.1))
+    moved = {
+        name: bool((after != before).any())
+        for (name, after), before in zip(
+            bundle.manifest.model_table.views(state.parameters).items(),
+            bundle.manifest.model_table.views(values).values(),
+            strict=True,
+        )
+    }
+    assert moved == {"unused.bias": False, "unused.weight": False, "used.bias": True, "used.weight": True}
 
 
 @pytest.mark.parametrize(

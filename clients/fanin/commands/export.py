@@ -86,6 +86,8 @@ def export(
         raise InvalidInput(f"--format: got {unknown}, expected some of {sorted(FORMATS)}")
     if max_int8_drop is not None and not 0.0 <= max_int8_drop < math.inf:
         raise InvalidInput(f"--max-int8-drop: got {max_int8_drop:g}, expected a number of at least 0")
+    if check and out is not None:
+        raise InvalidInput("--out: got --check too, which writes nothing; expected one of them")
     if check:
         with progress("export", quiet=quiet) as step:
             step(f"checking the App {app}")

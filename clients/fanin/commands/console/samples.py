@@ -116,7 +116,8 @@ def _feed(what: str, arrays: Mapping[str, Array], names: Sequence[str]) -> dict[
     # A single input may have any name in the file; other arrays there, such as labels, are ignored.
     if len(names) == 1 and (len(arrays) == 1 or "x" in arrays):
         return {names[0]: arrays["x"] if "x" in arrays else next(iter(arrays.values()))}
-    raise InvalidInput(f"{what}: got arrays {sorted(arrays)}, expected the model's inputs {sorted(names)}")
+    received = "one array without a name" if "" in arrays else f"arrays {sorted(arrays)}"
+    raise InvalidInput(f"{what}: got {received}, expected the model's inputs {sorted(names)}, such as in an .npz file")
 
 
 def _is_pixels(x: Array, port: Port, raw: Port | None) -> bool:

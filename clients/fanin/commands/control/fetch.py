@@ -57,6 +57,8 @@ from fanin.protos.messages import Version
 PARAMETERS: Final = "parameters"
 FACTS: Final = "version.json"
 BUNDLE: Final = "bundle"
+FILES_OF_OTHERS: Final = frozenset((".bin", ".npy", ".onnx", ".pt", ".pth", ".safetensors", ".tflite", ".zip"))
+"""Suffixes that name a file of another form, where a folder would surprise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,6 +136,8 @@ def fetch(
 def _check_folder(out: Path | None, files: Mapping[str, Path], *, bundle: bool) -> None:
     if out is None and not files:
         raise InvalidInput("--out: got none, expected FILE.npz or a folder, or --onnx FILE or --tflite FILE")
+    if out is not None and out.suffix in FILES_OF_OTHERS:
+        raise InvalidInput(f"--out: got {out}, expected FILE.npz or a folder; for a model file use --onnx or --tflite")
     if bundle and (out is None or out.suffix == ".npz"):
         raise InvalidInput(f"--bundle: {out} is a file, name a folder" if out else "--bundle: expected --out FOLDER")
 

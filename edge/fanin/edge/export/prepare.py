@@ -12,8 +12,7 @@ The eager twin holds the same rounded weights, so torch is compared with the mod
 """
 
 import copy
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from types import MappingProxyType
@@ -30,6 +29,7 @@ from fanin.edge.bundles.quantize import weight_codes, weight_scales
 from fanin.edge.export.app import App
 from fanin.edge.export.int8.quantization_aware import round_layers
 from fanin.edge.export.modules.adapters import add_adapters
+from fanin.edge.export.modules.gradients import check_hooks, notes_on_unused, unused_parameters
 from fanin.edge.export.modules.heads import head_of
 from fanin.edge.export.modules.norms import STATISTICS, track_norms, tracked_norms
 from fanin.edge.export.optimizers.optimizer import Tensors
@@ -70,6 +70,8 @@ class Prepared:
         notes: Changes to the module, one sentence each.
         rates: Factor of the learning rate of each parameter that learns.
         local: Names of the personal parameters and statistics. All others travel.
+        unused: Names of parameters that learn, but that the output does not depend on. As torch's optimizers do, a step
+            leaves a parameter without a gradient as it is; it has no decay either.
         length: The one of the App's lengths that its data are cut to; 0 for an App without lengths, or with all.
     """
 
@@ -82,6 +84,7 @@ class Prepared:
     notes: tuple[str, ...]
     rates: Mapping[str, float]
     local: frozenset[str] = frozenset()
+    unused: frozenset[str] = frozenset()
     length: int = 0
 
     @property
@@ -123,9 +126,11 @@ class Prepared:
 def prepare(app: App) -> Prepared:
     """Return the App with its module ready for tracing. Raises UnsupportedModel."""
     eager = copy.deepcopy(app.module)
-    _check_hooks(app)
+    check_hooks(f"App {app.name}", app.module)
     _check_parameters(app, eager)
-    notes = [*_in_evaluation(app), *_choose(app, eager), *_freeze_unused(app, eager)]
+    notes = [*_in_evaluation(app), *_choose(app, eager)]
+    unused = unused_parameters(eager, lambda trial: app.call(trial, app.examples(max(app.batch_size, 2))))
+    notes += notes_on_unused(unused)
     frozen = {} if app.recipe.trains == "full" else _freeze(eager)
     if app.recipe.trains != "full":
         notes += _freeze_norms(eager)
@@ -148,6 +153,7 @@ def prepare(app: App) -> Prepared:
         notes=tuple(notes),
         rates=MappingProxyType({name: _rate(app, name) for name in sorted(learned)}),
         local=_local_names(app, module, sorted(learned | tracked)),
+        unused=unused,
     )
 
 
@@ -159,17 +165,6 @@ def _in_evaluation(app: App) -> list[str]:
         return []
     effect = f"its layers {' and '.join(kinds)} stay so while devices train"
     return [f"the module is in evaluation mode, and {effect}; call .train() on it to change that"]
-
-
-def _check_hooks(app: App) -> None:
-    """Raise UnsupportedModel for a hook on the gradient of a parameter: copies of the module have none."""
-    for name, parameter in app.module.named_parameters():
-        if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
-            raise UnsupportedModel(
-                f"App {app.name}: parameter {name} has a hook on its gradient, which no train graph would call; "
-                "expected the same in the forward: w * mask + w.detach() * (1 - mask) lets a part of w learn, and "
-                "requires_grad_(False) none of it"
-            )
 
 
 def _check_parameters(app: App, module: nn.Module) -> None:
@@ -334,30 +329,6 @@ def _choose(app: App, module: nn.Module) -> list[str]:
     for value in module.parameters():
         value.requires_grad_(value in chosen)
     return notes
-
-
-def _freeze_unused(app: App, module: nn.Module) -> list[str]:
-    """Freeze the parameters that the output does not depend on. Returns a note on them.
-
-    torch's optimizers skip a parameter without a gradient, also its decay, and a graph would decay it.
-    """
-    learned = {name: value for name, value in module.named_parameters() if value.requires_grad}
-    trial = copy.deepcopy(module)
-    values = [value for value in trial.parameters() if value.requires_grad]
-    gradients: Sequence[Tensor | None] = values
-    # Errors of any kind: the module is the user's code, and the trace reports what is wrong with it.
-    with suppress(Exception), torch.enable_grad(), torch.random.fork_rng(devices=[]):
-        output = app.call(trial, app.examples(max(app.batch_size, 2)))
-        parts = [*output.values()] if isinstance(output, dict) else [output]
-        total = torch.stack([part.sum() for part in parts if isinstance(part, Tensor)]).sum()
-        gradients = torch.autograd.grad(total, values, allow_unused=True)
-    unused = [name for name, gradient in zip(learned, gradients, strict=True) if gradient is None]
-    if not unused or len(unused) == len(learned):
-        return []
-    for name in unused:
-        learned[name].requires_grad_(False)
-    shown = ", ".join(unused[:MAX_SHOWN]) + (f" and {len(unused) - MAX_SHOWN} more" * (len(unused) > MAX_SHOWN))
-    return [f"the output does not depend on {shown}: they do not learn, and do not travel"]
 
 
 def _freeze(module: nn.Module) -> dict[str, FrozenWeight]:

@@ -1,6 +1,7 @@
 """Modules, calls and random numbers that replace those of an App while it is prepared or traced.
 
 - ``accepted``: what the module of an App must be.
+- ``gradients``: hooks on gradients, and parameters that no gradient reaches.
 - ``places``: replacement of modules, and calls with other parameters, where modules or weights are shared.
 - ``heads``: the last layer, for ``trains="head"``.
 - ``adapters``: low-rank adapters beside frozen layers.

@@ -164,7 +164,7 @@ def eager_pass(
         trained = check_output(app, app.call(module, rows_of(inputs, rows)))
         losses = app.loss(trained, labels_of(prepared, y[rows]))
     loss = (mask[rows] * losses).sum() / mask.sum()
-    # torch's optimizers skip a parameter without a gradient, even its decay; in a graph that gradient is 0.
+    # A parameter without a gradient has a gradient of 0 here; no step moves it.
     gradients = torch.autograd.grad(loss, list(learned.values()), allow_unused=True, materialize_grads=True)
     buffers = dict(module.named_buffers())
     return EagerPass(
@@ -243,7 +243,7 @@ def warm_states(prepared: Prepared, gradients: Iterable[Tensors]) -> Tensors:
 def eager_step(prepared: Prepared, computed: EagerPass, start: StepStart) -> EagerStep:
     """Run one step of ``torch.optim`` on the gradients of a pass, in the dtype of the pass."""
     recipe = prepared.app.recipe
-    values = {name: value.clone() for name, value in computed.values.items()}
+    values = {name: value.clone() for name, value in computed.values.items() if name not in prepared.unused}
     optimizer = recipe.optimizer.eager(values.values(), 0.0)
     for _ in range(start.num_steps):
         for value in values.values():
@@ -264,13 +264,19 @@ def eager_step(prepared: Prepared, computed: EagerPass, start: StepStart) -> Eag
         {**group, "params": [value], "lr": start.learning_rate * prepared.rates[name]} for name, value in values.items()
     ]
     optimizer.step()
+    kept = {name: computed.values[name] for name in prepared.unused}
+    states = {
+        state_port(state, name): optimizer.state[value][key]
+        for name, value in values.items()
+        for state, key in recipe.optimizer.states.items()
+    } | {
+        state_port(state, name): start.states[state_port(state, name)]
+        for name in kept
+        for state in recipe.optimizer.states
+    }
     return EagerStep(
-        parameters={name: value.numpy() for name, value in values.items()},
-        states={
-            state_port(state, name): optimizer.state[value][key].numpy()
-            for name, value in values.items()
-            for state, key in recipe.optimizer.states.items()
-        },
+        parameters={name: value.numpy() for name, value in (values | kept).items()},
+        states={name: value.numpy() for name, value in states.items()},
     )
 
 

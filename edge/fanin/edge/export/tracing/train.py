@@ -50,6 +50,12 @@ def trace_train(prepared: Prepared, forms: Forms) -> Traced:
         following: Tensors = {}
         for name in learned:
             parameter = values[parameter_port(name)]
+            if name in prepared.unused:
+                moved[name] = parameter
+                following |= {
+                    port: values[port] for state in recipe.optimizer.states for port in [state_port(state, name)]
+                }
+                continue
             value, kept = recipe.optimizer.move(
                 _flat(parameter),
                 _flat(gradients[name]),
