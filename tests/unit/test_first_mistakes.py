@@ -79,7 +79,7 @@ def app(**fields: Any) -> App:
         ({"num_classes": "3"}, "num_classes: got '3', expected an int"),
         ({"module": nn.Linear}, r"got the class Linear as module, expected an instance; write Linear\(...\)"),
         ({"module": nn.DataParallel(nn.Linear(4, 3))}, "inside torch's DataParallel, .*; pass module.module"),
-        ({"module": computed()}, r"module '0' \(Linear\) keeps weight, .*; replace torch.nn.utils.weight_norm by "),
+        ({"module": computed()}, r"module 0 \(Linear\) keeps weight, .*; replace torch.nn.utils.weight_norm by "),
         ({"recipe": Sgd()}, r"recipe: got Sgd\(.*\), expected a Recipe; write recipe=Recipe\(optimizer=...\)"),
         ({"loss": "cross_entropy"}, "loss: got 'cross_entropy', expected a function"),
         ({"loss": nn.CrossEntropyLoss}, r"loss: got <class .*>, expected .*reduction='none'"),

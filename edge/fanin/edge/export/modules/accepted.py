@@ -37,7 +37,7 @@ def check_module(what: str, module: object) -> None:
             # torch cannot copy a tensor that autograd has computed.
             if isinstance(value, Tensor) and not value.is_leaf:
                 raise UnsupportedModel(
-                    f"{what}: module {path!r} ({type(layer).__name__}) keeps {name}, which was computed from its "
+                    f"{what}: module {path or 'itself'} ({type(layer).__name__}) keeps {name}, which was computed from its "
                     "parameters, expected a module that computes it in forward; replace torch.nn.utils.weight_norm "
                     "by torch.nn.utils.parametrizations.weight_norm"
                 )
