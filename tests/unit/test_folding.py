@@ -56,10 +56,10 @@ class Made:
         values = fill_slots(self.int8.slots, self.prepared.table, flat, self.infer.derived)
         return onnx.load_from_string(fill_constants(self.int8.model.SerializeToString(), values, "graph"))
 
-    def logits(self, flat: Float32s, *, exact: bool = True) -> Float32s:
-        """The logits, by exact kernels as on devices. Not for graphs in which two products share a weight."""
+    def logits(self, flat: Float32s) -> Float32s:
+        """The logits, by exact kernels as on devices."""
         options = onnxruntime.SessionOptions()
-        options.add_session_config_entry("session.x64quantprecision", str(int(exact)))
+        options.add_session_config_entry("session.x64quantprecision", "1")
         options.intra_op_num_threads = 1
         session = onnxruntime.InferenceSession(self.filled(flat).SerializeToString(), options)
         return session.run(None, {"x": self.x})[0]
@@ -237,9 +237,8 @@ def test_a_frozen_bias_of_two_layers_is_one_input_and_a_computed_weight_stays() 
     found = Made(prepared=prepared, infer=infer, int8=int8, x=x.numpy())
     with torch.no_grad():
         expected = prepared.eager.eval()(x).numpy()
-    # On x86 without VNNI the other kernels saturate: 0.029 of the range there.
-    logits = found.logits(found.flat(prepared.eager), exact=False)
-    assert np.abs(logits - expected).mean() <= 6 * GAP * np.ptp(expected)
+    logits = found.logits(found.flat(prepared.eager))
+    assert np.abs(logits - expected).mean() <= GAP * np.ptp(expected)
 
 
 def test_a_norm_whose_statistics_are_not_finite_is_refused() -> None:

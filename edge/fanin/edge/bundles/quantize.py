@@ -22,6 +22,7 @@ Reference:
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Final, TypeVar, assert_never
 
 import numpy as np
@@ -57,7 +58,8 @@ def fill_slots(
         derived: Constants and folded tensors, from the same manifest.
 
     Returns:
-        int8, int32 or float32 values by initializer, in the shapes of the slots.
+        int8, int32 or float32 values by initializer, in the shapes of the slots. Slots that differ only in their place,
+        as those of a layer that is called several times, have the same array.
 
     Raises:
         InvalidVersion: A parameter is not finite.
@@ -73,7 +75,9 @@ def fill_slots(
         name: weight_scales(sources[name], axis, _least_scales(name, axis, slots, sources))
         for name, axis in weights.items()
     }
-    return {slot.initializer: _value(slot, sources, scales) for slot in slots}
+    contents = {slot.initializer: replace(slot, initializer="", offset=-1) for slot in slots}
+    values = {content: _value(content, sources, scales) for content in dict.fromkeys(contents.values())}
+    return {initializer: values[content] for initializer, content in contents.items()}
 
 
 def with_derived(parameters: Mapping[str, Float32s], derived: Derived) -> dict[str, Float32s]:

@@ -30,7 +30,8 @@ output arrays. No array is both an input and an output."""
 class GraphFile:
     """A graph file that an engine loads.
 
-    An int8 graph must give the same results on all processors, so an engine selects kernels that do.
+    An engine selects int8 kernels whose sums do not saturate, so that an exported int8 graph gives the same results on
+    all processors but for the rounding of floats. If a file does not allow them, the engine logs a warning.
 
     Attributes:
         data: Content of the file.

@@ -65,13 +65,13 @@ def to_int8(
         UnsupportedModel: A moving tensor becomes neither a float constant nor a known slot.
     """
     parameters = {parameter_port(name): name for name in infer.values}
-    kept_float = {parameter_port(name) for name in kept_float}
+    kept_float = {port + form for port in map(parameter_port, kept_float) for form in ("", TRANSPOSED)}
     _fold_transposes(model, set(parameters))
-    _part_biases(model)
+    _part_constants(model, kept_float)
     used = {name for node in model.graph.node for name in node.input}
     # The quantizer empties the model that it receives.
     floats = {row.name: numpy_helper.to_array(row) for row in model.graph.initializer}
-    quantized = _quantize(model, reader, {*kept_float, *(name + TRANSPOSED for name in kept_float)}, grids)
+    quantized = _quantize(model, reader, kept_float, grids)
     own = _grids_of(quantized)
     check_grids(own, grids)
     SlotFinder(quantized, infer).settle_biases(floats)
@@ -136,19 +136,31 @@ def _fold_transposes(model: onnx.ModelProto, parameters: set[str]) -> None:
         graph.initializer.remove(row)
 
 
-def _part_biases(model: onnx.ModelProto) -> None:
-    """Give a bias that is added in several places one initializer for each: its codes depend on the input's scale."""
+def _part_constants(model: onnx.ModelProto, kept_float: Collection[str]) -> None:
+    """Give each product a weight and a bias of its own.
+
+    The codes of a bias depend on the scale of its product's input. A weight has the same codes in all products, but
+    onnxruntime cannot open a graph with exact kernels (``session.x64quantprecision``) if two products share a weight:
+    it replaces the weight of each product, and refuses to replace it a second time.
+
+    Args:
+        model: The model before quantization. It is changed.
+        kept_float: Matrices whose products stay float.
+    """
     graph = model.graph
-    values = {row.name: row for row in graph.initializer}
+    values = {row.name: row for row in graph.initializer if row.name not in kept_float}
     num_uses: Counter[str] = Counter()
-    for node in graph.node:
-        name = node.input[2] if node.op_type in QUANTIZED and len(node.input) > 2 else ""
-        if name not in values:
-            continue
-        num_uses[name] += 1
-        if num_uses[name] > 1:
-            node.input[2] = f"{name}{COPY}{num_uses[name]}"
-            graph.initializer.append(numpy_helper.from_array(numpy_helper.to_array(values[name]), node.input[2]))
+    for node in [node for node in graph.node if node.op_type in QUANTIZED]:
+        # The second input is the weight, the third one the bias.
+        for index, name in list(enumerate(node.input))[1:3]:
+            if name not in values:
+                continue
+            num_uses[name] += 1
+            if num_uses[name] > 1:
+                node.input[index] = f"{name}{COPY}{num_uses[name]}"
+                graph.initializer.append(
+                    numpy_helper.from_array(numpy_helper.to_array(values[name]), node.input[index])
+                )
 
 
 class Calibration:

@@ -27,7 +27,7 @@ from fanin.protos.errors import UnsupportedModel
 
 TRANSPOSED: Final = ":transposed"
 COPY: Final = ":copy"
-"""Suffix of a bias in its second place and later ones, before their number."""
+"""Suffix of a weight or bias in its second place and later ones, before their number."""
 CODES: Final = "_quantized"
 """The quantizer's suffix for the codes of an initializer."""
 
@@ -88,8 +88,7 @@ class SlotFinder:
         """Use the manifest's scales for the frozen weight next to a bias; False if there are none."""
         codes, scales = weight.input[:2]
         source = codes.removesuffix(CODES)
-        # A second bias on this weight uses the quantizer's scales.
-        if bias not in self._infer.scales or len(self._users[codes]) > 1 or len(self._users[weight.output[0]]) > 1:
+        if bias not in self._infer.scales:
             return False
         frozen_scales = self._infer.derived.constant(self._infer.scales[bias])
         frozen_codes = weight_codes(floats[source].astype(np.float32), self._axis(codes, weight), frozen_scales)
@@ -116,8 +115,7 @@ class SlotFinder:
 
     def _parameter(self, name: str) -> str:
         """Return the parameter behind the name of a float initializer; "" if there is none."""
-        plain = re.sub(f"{COPY}[0-9]+$", "", name).removesuffix(TRANSPOSED)
-        return self._parameters.get(plain, "")
+        return self._parameters.get(_original(name).removesuffix(TRANSPOSED), "")
 
     def _float(self, name: str) -> Slot:
         return Slot(
@@ -125,12 +123,12 @@ class SlotFinder:
             kind=SlotKind.FLOAT,
             parameter=self._parameter(name),
             shape=tuple(self._values[name].dims),
-            permutation=(1, 0) if name.endswith(TRANSPOSED) else (),
+            permutation=(1, 0) if _original(name).endswith(TRANSPOSED) else (),
         )
 
     def _weight(self, name: str, node: onnx.NodeProto) -> Sequence[Slot]:
         source = name.removesuffix(CODES)
-        transposed, parameter = source.endswith(TRANSPOSED), self._parameter(source)
+        transposed, parameter = _original(source).endswith(TRANSPOSED), self._parameter(source)
         axis = self._axis(name, node)
         codes = Slot(
             initializer=name,
@@ -183,3 +181,8 @@ class SlotFinder:
         axes = [helper.get_attribute_value(row) for row in node.attribute if row.name == "axis"]
         rank = len(self._values[name].dims)
         return int(axes[0] if axes else 1) % rank
+
+
+def _original(name: str) -> str:
+    """Return the name of a float initializer without the suffix of a copy."""
+    return re.sub(f"{COPY}[0-9]+$", "", name)

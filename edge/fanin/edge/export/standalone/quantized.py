@@ -1,7 +1,8 @@
 """The ``infer`` and ``preprocess`` graphs of a Bundle as plain files.
 
 A Bundle's ``infer`` graph is empty until a runtime fills its slots. Here the values become a part of the file. The
-arithmetic is that of ``bundles.quantize``, so the predictions are those of ``fanin infer``.
+arithmetic is that of ``bundles.quantize``, so the predictions are those of ``fanin infer`` with the same kernels. On
+x86 without VNNI, onnxruntime needs ``session.x64quantprecision`` for kernels that do not saturate.
 """
 
 from typing import Final

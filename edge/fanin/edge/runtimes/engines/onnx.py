@@ -8,6 +8,7 @@ Slots are filled by ``add_external_initializers``, which supplies their data *be
 scales of a convolution before a ReLU, a GroupNorm's weight), and the results would be wrong without an error.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
@@ -15,11 +16,13 @@ from typing import Final
 import onnxruntime
 from onnxruntime.capi import onnxruntime_pybind11_state as library
 
+from fanin.edge.bundles.initializers import list_nodes
 from fanin.edge.runtimes.base import ModelPort
 from fanin.edge.runtimes.engine import Feed, GraphEngine, GraphFile, LoadedGraph
 from fanin.edge.tensors import Array
 from fanin.protos.errors import InvalidBundle
 
+LOG: Final = logging.getLogger("fanin.edge.runtimes")
 FATAL_ONLY: Final = 4
 """The library's log level. Our exceptions contain the messages that it would write to stderr."""
 DTYPES: Final = {
@@ -30,6 +33,8 @@ DTYPES: Final = {
     **{f"tensor({sign}int{bits})": f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)},
 }
 """numpy's name of each element type that numpy supports."""
+INT8_ACTIVATIONS: Final = ("Quantize", "QLinear", "QGemm", "QAttention", "Integer")
+"""Parts of the names of operators whose activations are int8: QuantizeLinear, MatMulInteger. Not DequantizeLinear."""
 GRAPH_ERRORS: Final = (
     library.EPFail,
     library.Fail,
@@ -65,9 +70,25 @@ def onnxruntime_engine(*, plain: bool = False) -> GraphEngine:
 def _load(file: GraphFile, *, plain: bool) -> LoadedGraph:
     try:
         return _Graph(file, _options(plain=plain, exact=True)).loaded()
-    except GRAPH_ERRORS:
-        # onnxruntime 1.31 cannot open a graph with exact kernels if two products share a weight.
-        return _Graph(file, _options(plain=plain, exact=False)).loaded()
+    except GRAPH_ERRORS as exc:
+        # onnxruntime 1.31 cannot open a graph with exact kernels if two products share an int8 weight, as the products
+        # with a frozen weight in a train graph do. An exported ``infer`` graph has a copy for each product.
+        graph = _Graph(file, _options(plain=plain, exact=False)).loaded()
+        if _has_int8_activations(file):
+            LOG.warning(
+                "%s: onnxruntime cannot open it with exact int8 kernels (%s), so it uses its default kernels: on x86 "
+                "processors without VNNI their sums may saturate, and the outputs differ from those of other "
+                "processors; give each product a weight of its own",
+                file.what,
+                " ".join(str(exc).split()),
+            )
+        return graph
+
+
+def _has_int8_activations(file: GraphFile) -> bool:
+    """Return whether a product may have int8 operands: an int8 weight alone is dequantized, and its products float."""
+    nodes = list_nodes(file.data, file.what)
+    return any(part in node.operator for node in nodes for part in INT8_ACTIVATIONS)
 
 
 def _options(*, plain: bool, exact: bool) -> onnxruntime.SessionOptions:
@@ -76,8 +97,8 @@ def _options(*, plain: bool, exact: bool) -> onnxruntime.SessionOptions:
     Args:
         plain: Disable graph optimization.
         exact: Use int8 kernels that do not saturate. By default x86 processors without VNNI add pairs of 8-bit products
-            in 16 bits, which saturate. With this option an int8 model gives the same logits on every processor. Other
-            processors ignore it.
+            in 16 bits, which saturate. With this option their sums are those of other processors, which ignore it.
+            onnxruntime refuses it for a graph in which two products share an int8 weight.
     """
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
