@@ -5,10 +5,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
+from typing import NoReturn
 
 import pytest
 from support.errors import raises
 from support.outside import install_module
+from torch import nn
 
 from fanin.datacenter.config.records import record_of, row_of
 from fanin.datacenter.config.settings import UNKNOWN_LAYOUT, LayoutSettings, ModelSettings
@@ -141,6 +143,32 @@ def test_a_function_of_a_family_that_returns_another_type_is_named(part: str, ex
     model = FamilyModel(name="mine", family=family, config=DecoderConfig())
     with pytest.raises(InvalidInput, match=f"Family 'mine': result of {part}: got 'a text', expected a {expected}"):
         model.build(3) if part == "build" else getattr(model, part)
+
+
+@pytest.mark.parametrize("part", ["build", "layout", "tokens", "work", "files"])
+def test_a_function_of_a_family_that_raises_is_named_with_its_line(part: str) -> None:
+    def fails(*arguments: object) -> NoReturn:
+        raise KeyError("a bug of mine")
+
+    model = FamilyModel(name="mine", family=replace(DECODER, **{part: fails}), config=DecoderConfig())
+    error = rf"^family 'mine': {part} raised KeyError: 'a bug of mine' \(test_families\.py:\d+\); correct it$"
+    with pytest.raises(InvalidInput, match=error):
+        match part:
+            case "build":
+                model.build(3)
+            case "files":
+                model.files(nn.Identity())
+            case _:
+                getattr(model, part)
+
+
+def test_an_error_of_fanin_in_a_function_of_a_family_is_kept() -> None:
+    def refuses(config: object) -> NoReturn:
+        raise InvalidInput("layout: got 3 layers, expected 2")
+
+    model = FamilyModel(name="mine", family=replace(DECODER, layout=refuses), config=DecoderConfig())
+    with pytest.raises(InvalidInput, match=r"^layout: got 3 layers, expected 2$"):
+        print(model.layout)
 
 
 def test_a_family_without_layers_cannot_be_cut() -> None:
