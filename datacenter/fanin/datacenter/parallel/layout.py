@@ -32,7 +32,17 @@ whole       not split; the default for modules with parameters that match no pat
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSizes:
-    """The sizes that a mesh must divide."""
+    """The sizes that a mesh must divide.
+
+    They are checked before a process starts. Nothing else reads them, except for the style ``kv``.
+
+    Attributes:
+        num_layers: length of the list of layers. A pipeline has at most as many stages.
+        num_heads: attention heads, of which tp must be a divisor; 0 if nothing has heads.
+        num_kv_heads: key and value heads, likewise; with the style ``kv`` tp may also be a multiple of them. 0 if
+            nothing has heads.
+        feed_forward: width of the feed-forward layers, of which tp must be a divisor; 0 if there are none.
+    """
 
     num_layers: int
     num_heads: int
