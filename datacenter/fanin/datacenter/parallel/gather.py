@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from fanin.datacenter.parallel.build import RankModel
 from fanin.datacenter.parallel.transforms.slices import slices
+from fanin.edge.tensors import count_differences
 
 
 def whole_parameters(model: RankModel) -> Iterator[tuple[str, Tensor]]:
@@ -89,8 +90,8 @@ def load_whole(model: RankModel, values: Mapping[str, Tensor]) -> None:
     wrong = [name for name in set(model.table) & set(values) if model.table[name].shape != values[name].shape]
     if missing or unknown or wrong:
         raise ValueError(
-            f"got {len(values)} parameters of which {len(unknown)} are not the model's and {len(wrong)} have another "
-            f"shape, and {len(missing)} are missing, such as {min([*missing, *unknown, *wrong])}"
+            f"got {len(values)} parameters: {count_differences(unknown, wrong, missing)}, such as "
+            f"{min([*missing, *unknown, *wrong])}"
         )
     copied, original = (None, "") if model.tie is None else (model.tie.copied, model.tie.original_name)
     for part in model.parts.values():
