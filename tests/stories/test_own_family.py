@@ -133,7 +133,7 @@ def test_an_axis_that_the_layout_says_nothing_of_is_refused(fanin: Fanin, config
     error = one_line(fanin("train", config, "--mesh", "tp=2"), "train")
     assert error == (
         "mesh tp=2: got tp 2 for the family 'conv', whose layout has no plan that splits its modules over tp; take "
-        "dp_replicate and dp_shard, or add it to the family's layout"
+        "dp_replicate and dp_shard, or add a plan to the family's layout"
     )
 
 

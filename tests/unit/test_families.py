@@ -186,7 +186,7 @@ def test_an_app_whose_layout_splits_nothing_is_refused_on_tp() -> None:
     layout = LayoutSettings(layers="layers", num_layers=2, inputs=("embed",), outputs=("head",))
     config = parse_config(MINIMAL.format(axis="tp"), "train.toml")
     config = replace(config, model=ModelSettings(app="own.py:app", layout=layout))
-    message = "got tp 2 for the App own.py:app, whose layout has no plan .*, or add it to \\[model.layout\\]"
+    message = "got tp 2 for the App own.py:app, whose layout has no plan .*, or add a plan to \\[model.layout\\]"
     with pytest.raises(InvalidInput, match=message):
         check_config(config, 2)
     plan = {"layers.*.up": "column", "layers.*.down": "row"}
