@@ -13,6 +13,7 @@ from fanin.edge.runtimes.base import StepSettings
 from fanin.edge.runtimes.contract import check_engine
 from fanin.edge.runtimes.engine import Feed, GraphEngine, GraphFile, LoadedGraph
 from fanin.edge.runtimes.runtime import GraphRuntime
+from fanin.edge.runtimes.stepping import bind_by_copy
 from fanin.edge.tensors import Array
 from fanin.protos.errors import FaninError, InvalidBundle
 
@@ -71,6 +72,22 @@ def test_the_contract_compares_predictions_with_the_twin(change: Change) -> None
         check_engine(changed(change, only="logits"), bundle_of("mlp"), twin=open_runtime("onnx"))
 
 
+def test_the_contract_notices_a_bound_graph_that_keeps_the_batch_it_was_bound_with() -> None:
+    engine = RUNTIMES["onnx"].engine()
+
+    def load(file: GraphFile) -> LoadedGraph:
+        graph = engine.load(file)
+
+        def bind(inputs: Feed, outputs: Feed) -> Callable[[], None]:
+            copies = {name: array.copy() for name, array in inputs.items()}
+            return bind_by_copy(graph.run)(copies, outputs)
+
+        return replace(graph, bind=bind)
+
+    with pytest.raises(AssertionError, match=r"bind: step 3 .* the function that bind returns must read its inputs"):
+        check_engine(replace(engine, name="stale", load=load), bundle_of("mlp"))
+
+
 class Driver:
     """A driver of hardware that is lost."""
 
@@ -93,8 +110,13 @@ def test_an_exception_outside_of_errors_is_one_line_with_one_traceback(
     call: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     bundle, runtime = bundle_of("mlp"), GraphRuntime(failing(call))
+    # The export of the Bundle logs too.
+    caplog.clear()
     batch = next(iter(batches(1, seed=1)))
-    text = rf"^train graph: lost: {call} raised RuntimeError: device driver lost, expected one of its errors; correct"
+    text = (
+        rf"^train graph: lost: {call} raised RuntimeError: device driver lost, which is not among the engine's `errors`"
+        rf"; add it there if it means a bad graph, or correct `{call}`$"
+    )
     for _ in range(3):
         with pytest.raises(FaninError, match=text) as caught:
             step = runtime.open_train(bundle)

@@ -1,23 +1,28 @@
 """The contract of model families: those of fanin keep it, and it finds what breaks it."""
 
 import json
+from collections import OrderedDict
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from support.errors import raises
 from support.nightly import nightly_but
 from torch import Tensor, nn
 
-from fanin.datacenter.families import Family, TokenModel, Work, check_family
+from fanin.datacenter.families import Family, ModelSizes, TokenModel, Work, check_family, seeded
 from fanin.datacenter.families.decoders import DECODER, decoder_layout
 from fanin.datacenter.families.encoders import ENCODER
 from fanin.datacenter.families.folders import PRETRAINED
 from fanin.datacenter.models.decoder import Attention, Decoder, DecoderConfig, Layer
 from fanin.datacenter.models.encoder import EncoderConfig
 from fanin.datacenter.models.pretrained import PretrainedSettings
+from fanin.datacenter.parallel.checks import check_job
 from fanin.datacenter.parallel.layout import Layout
+from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
+from fanin.datacenter.ranks.mesh import MeshShape
 from fanin.protos.errors import InvalidInput
 
 SMALL = DecoderConfig(vocabulary=12, width=16, num_layers=2, num_heads=4, num_kv_heads=2, feed_forward=24)
@@ -46,6 +51,46 @@ def test_encoders_keep_the_contract(tied: bool) -> None:
 def test_pretrained_models_keep_the_contract(tmp_path: Path, kind: str) -> None:
     (tmp_path / "config.json").write_text(json.dumps(ROW | {"model_type": kind}))
     check_family(PRETRAINED, PretrainedSettings(folder=tmp_path))
+
+
+class Mixing(nn.Module):
+    """A layer without attention: the mean of earlier positions, and a feed-forward layer."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+
+    def forward(self, stream: Tensor) -> Tensor:
+        """(B, T, width) to (B, T, width)."""
+        counts = torch.arange(1, stream.shape[1] + 1, dtype=stream.dtype)
+        mixed: Tensor = stream + self.down(torch.tanh(self.up(stream.cumsum(1) / counts[:, None])))
+        return mixed
+
+
+def mixing(config: DecoderConfig, seed: int) -> nn.Module:
+    with seeded(seed):
+        embed, head = nn.Embedding(config.vocabulary, config.width), nn.Linear(config.width, config.vocabulary)
+        layers = nn.Sequential(*(Mixing(config.width) for _ in range(config.num_layers)))
+    return nn.Sequential(OrderedDict(embed=embed, layers=layers, head=head))
+
+
+def mixing_layout(config: DecoderConfig) -> Layout:
+    return Layout(
+        sizes=ModelSizes(num_layers=config.num_layers, num_heads=0, num_kv_heads=0, feed_forward=2 * config.width),
+        inputs=("embed",),
+        layers="layers",
+        outputs=("head",),
+        plan={"embed": "vocabulary", "layers.*.up": "column", "layers.*.down": "row", "head": "logits"},
+    )
+
+
+def test_a_family_without_attention_has_no_heads_and_splits_over_tp() -> None:
+    family = Family(config=DecoderConfig, build=mixing, layout=mixing_layout, tokens=DECODER.tokens)
+    check_family(family, SMALL)
+    training = TrainingSettings(batch_size=8, learning_rate=0.1)
+    check_job(mixing_layout(SMALL), ParallelSettings(mesh=MeshShape(tp=8)), training, 8)
+    with pytest.raises(InvalidInput, match="got feed-forward 32 and tp 3, expected a multiple"):
+        check_job(mixing_layout(SMALL), ParallelSettings(mesh=MeshShape(tp=3)), training, 3)
 
 
 class Other(Decoder):
@@ -79,7 +124,7 @@ class Other(Decoder):
 @pytest.mark.parametrize(
     ("fault", "text"),
     [
-        ("seed", "build: another seed gave the same ones"),
+        ("seed", "build: seeds 3 and 4 gave the same parameters; use ``seeded"),
         ("unused", "backward: head.extra got no gradient"),
         ("shape", r"forward: got logits \(2, 12\), expected \(2, 8, 12\)"),
         ("future", "the last token changed earlier logits"),
@@ -201,7 +246,8 @@ def test_the_layout_has_as_many_layers_as_the_module(part: dict[str, Any], text:
 
 def test_a_layout_without_a_list_of_layers_has_one_layer() -> None:
     family = replace(DECODER, layout=lambda config: replace(decoder_layout(config), layers=""))
-    with pytest.raises(InvalidInput, match="got num_layers 2, expected 1, because it names no list of layers; correct"):
+    error = "layout: got layers '' and num_layers 2; name the list of layers, or set num_layers = 1"
+    with raises(InvalidInput, error):
         check_family(family, SMALL)
 
 

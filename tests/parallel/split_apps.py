@@ -11,10 +11,17 @@ HEADS = 4
 
 
 class Attention(nn.Module):
-    """Attention over the rows of an image. ``fixed``: the forward relies on the whole number of heads."""
+    """Attention over the rows of an image.
 
-    def __init__(self, *, fixed: bool) -> None:
+    Args:
+        fixed: Whether the forward relies on the whole number of heads.
+        gained: Whether a learned scalar multiplies what a column layer computes and a row layer reads.
+    """
+
+    def __init__(self, *, fixed: bool, gained: bool) -> None:
         super().__init__()
+        if gained:
+            self.gain = nn.Parameter(torch.ones(1))
         self.query, self.key, self.value, self.out = (nn.Linear(16, 16, bias=False) for _ in range(4))
         self.fixed = fixed
 
@@ -22,7 +29,8 @@ class Attention(nn.Module):
         """(B, 8, 16) to (B, 8, 16)."""
         query, key, value = (self._heads(part(x)) for part in (self.query, self.key, self.value))
         mixed = nn.functional.scaled_dot_product_attention(query, key, value)
-        out: Tensor = self.out(mixed.transpose(1, 2).flatten(2))
+        rows = mixed.transpose(1, 2).flatten(2)
+        out: Tensor = self.out(rows * self.gain if hasattr(self, "gain") else rows)
         return out
 
     def _heads(self, x: Tensor) -> Tensor:
@@ -33,9 +41,9 @@ class Attention(nn.Module):
 class Block(nn.Module):
     """Attention, added to its input."""
 
-    def __init__(self, *, fixed: bool) -> None:
+    def __init__(self, *, fixed: bool, gained: bool) -> None:
         super().__init__()
-        self.attention = Attention(fixed=fixed)
+        self.attention = Attention(fixed=fixed, gained=gained)
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, 8, 16) to (B, 8, 16)."""
@@ -48,15 +56,16 @@ class Rows(nn.Module):
 
     Args:
         fixed: See ``Attention``.
+        gained: See ``Attention``.
         scaled: Whether the forward computes a function between two modules.
         noise: Size of the random numbers that it adds to the images, in evaluation too.
     """
 
-    def __init__(self, *, fixed: bool, scaled: bool, noise: float) -> None:
+    def __init__(self, *, fixed: bool, gained: bool, scaled: bool, noise: float) -> None:
         super().__init__()
         with seeded(0):
             self.embed = nn.Linear(8, 16)
-            self.blocks = nn.ModuleList(Block(fixed=fixed) for _ in range(2))
+            self.blocks = nn.ModuleList(Block(fixed=fixed, gained=gained) for _ in range(2))
             self.pool, self.head = nn.Flatten(), nn.Linear(128, 10)
         self.scaled, self.noise = scaled, noise
 
@@ -69,8 +78,8 @@ class Rows(nn.Module):
         return logits
 
 
-def _rows(name: str, *, fixed: bool = False, scaled: bool = False, noise: float = 0.0) -> App:
-    module = Rows(fixed=fixed, scaled=scaled, noise=noise)
+def _rows(name: str, *, fixed: bool = False, gained: bool = False, scaled: bool = False, noise: float = 0.0) -> App:
+    module = Rows(fixed=fixed, gained=gained, scaled=scaled, noise=noise)
     images = app().inputs["x"].reshape(-1, 8, 8)
     return App(name=name, module=module, calibration=images, batch_size=16, num_classes=10)
 
@@ -83,6 +92,11 @@ def rows() -> App:
 def fixed() -> App:
     """Each rank of tp makes four heads of its part."""
     return _rows("fixed", fixed=True)
+
+
+def gained() -> App:
+    """A parameter that no rank of tp splits has a part of its gradient on each of them."""
+    return _rows("gained", gained=True)
 
 
 def scaled() -> App:

@@ -54,10 +54,10 @@ def config_of(folder: Path, app: str, mesh: str, layout: LayoutSettings = LAYOUT
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("mesh", ["tp=2", "pp=2"])
+@pytest.mark.parametrize("mesh", ["tp=2", "pp=2", "pp=2,tp=2", "dp_shard=2,tp=2"])
 def test_a_module_that_its_layout_describes_trains_as_in_one_process(mesh: str, tmp_path: Path) -> None:
     one = train(config_of(tmp_path, "rows", "none"), 0, 1)
-    two = launch(config_of(tmp_path, "rows", mesh), 2, tmp_path / "job")
+    two = launch(config_of(tmp_path, "rows", mesh), MeshShape.parse(mesh).num_ranks, tmp_path / "job")
     np.testing.assert_allclose(two.metrics.trained.losses, one.metrics.trained.losses, rtol=1e-5)
 
 
@@ -86,13 +86,26 @@ WITHOUT_ROWS = replace(LAYOUT, plan={name: style for name, style in LAYOUT.plan.
             WITHOUT_ROWS,
             r"layout: on mesh tp=2 the forward fails \(.*\), but not in one process; correct",
         ),
+        (
+            "gained",
+            "tp=2",
+            LAYOUT,
+            r"for the same 8 samples the gradient of blocks\.0\.attention\.gain and 1 more parameter .* is not split, ",
+        ),
+        pytest.param(
+            "gained",
+            "pp=2,tp=2",
+            LAYOUT,
+            r"layout: for the same 8 samples the gradient of blocks\.0\.attention\.gain and 1 more",
+            marks=pytest.mark.nightly,
+        ),
     ],
 )
 def test_a_module_that_a_mesh_would_train_as_another_is_refused(
     app: str, mesh: str, layout: LayoutSettings, error: str, tmp_path: Path
 ) -> None:
     with pytest.raises(InvalidInput, match=error):
-        launch(config_of(tmp_path, app, mesh, layout), 2, tmp_path / "job")
+        launch(config_of(tmp_path, app, mesh, layout), MeshShape.parse(mesh).num_ranks, tmp_path / "job")
 
 
 @pytest.mark.nightly

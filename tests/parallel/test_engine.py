@@ -163,7 +163,7 @@ def test_another_models_parameters_are_refused_and_change_nothing() -> None:
     before = engine.full_parameters()
     wrong = before | {"head.weight": torch.zeros(2, 2)}
     missing = {name: value for name, value in before.items() if name != "norm.weight"}
-    for values, expected in ((wrong, "1 have another shape, and 0"), (missing, "1 are missing, such as norm")):
+    for values, expected in ((wrong, "parameters: 1 of another shape, such"), (missing, "parameters: 1 missing, such")):
         with pytest.raises(ValueError, match=expected):
             engine.load_parameters({name: value + 1 for name, value in values.items()})
     assert all(torch.equal(before[name], value) for name, value in engine.full_parameters().items())

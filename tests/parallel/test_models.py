@@ -103,8 +103,8 @@ def test_frozen_parameters_do_not_travel() -> None:
 @pytest.mark.parametrize(
     ("shapes", "value", "expected"),
     [
-        ({"bias": (2,), "weight": (3, 2)}, 0.0, "1 of 2 tensors are not the model's and 1 are missing, such as weight"),
-        ({"weight": (2, 3)}, 0.0, r"0 of 1 tensors are not the model's and 1 are missing, such as bias \[2\]"),
+        ({"bias": (2,), "weight": (3, 2)}, 0.0, "got 2 tensors: 1 of another shape, such as weight"),
+        ({"weight": (2, 3)}, 0.0, r"got 1 tensors: 1 missing, such as bias \[2\]"),
         ({"bias": (2,), "weight": (2, 3)}, np.inf, "got 8 values that are not finite"),
     ],
 )

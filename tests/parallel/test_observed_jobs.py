@@ -212,7 +212,10 @@ def test_an_observer_that_fails_on_one_rank_ends_all_with_its_name(
         ("no_such_module_here:first", "observer: no module 'no_such_module_here' on the path"),
         ("{path}:missing", "has no 'missing', expected an observer or a function of that name"),
         ("{path}:NUMBER", "got int, expected a function of one RankPlace"),
-        ("{path}:exits_at_once", "its factory raised SystemExit: 3; it receives one RankPlace"),
+        (
+            "{path}:exits_at_once",
+            "its factory raised SystemExit: 3; correct the factory. It is called with one RankPlace",
+        ),
         ("{path}:wrong", r"its factory raised TypeError: wrong\(\) takes 0 positional arguments"),
         ("{path}:none", "got object, expected an object with a method on"),
     ],

@@ -286,7 +286,7 @@ def _no_map(folder: Path) -> None:
     ("harm", "said"),
     [
         (_index(_elsewhere), "got a tensor in '../model.safetensors', expected the name of a .safetensors file beside"),
-        (_index(_swapped), "0 are not the model's, 0 have another shape or type and 1 are missing, such as model.norm"),
+        (_index(_swapped), "tensors: 1 missing, such as model.norm"),
         (_index(_no_name), "not a whole safetensors file ('utf-8' codec can't encode"),
         (_index(dict.clear), "got no weight_map, expected one from names of tensors to names of files"),
         (_no_map, "got no weight_map"),

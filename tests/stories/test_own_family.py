@@ -80,6 +80,15 @@ def test_the_family_trains_on_a_mesh_as_in_one_process(fanin: Fanin, config: Pat
     assert json.loads(out.read_text())["loss"] == pytest.approx(losses, abs=1e-5)
 
 
+def test_the_config_of_the_page_trains(fanin: Fanin, config: Path, tmp_path: Path) -> None:
+    (text,) = re.findall(r"^```toml\n(\[model\.conv\]\n.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    assert len(text.splitlines()) == 10
+    file = tmp_path / "text.txt"
+    config.write_text(text.replace("tinyshakespeare", str(file)).replace("steps = 200", "steps = 2"))
+    done = fanin("train", config)
+    assert (done.status, done.err) == (0, "")
+
+
 @pytest.mark.nightly
 def test_the_family_trains_in_double_precision(fanin: Fanin, config: Path, tmp_path: Path) -> None:
     config.write_text(config.read_text() + 'precision = "double"\n')
@@ -124,7 +133,7 @@ def test_an_axis_that_the_layout_says_nothing_of_is_refused(fanin: Fanin, config
     error = one_line(fanin("train", config, "--mesh", "tp=2"), "train")
     assert error == (
         "mesh tp=2: got tp 2 for the family 'conv', whose layout has no plan that splits its modules over tp; take "
-        "dp_replicate and dp_shard, or add it to the family's layout"
+        "dp_replicate and dp_shard, or add a plan to the family's layout"
     )
 
 

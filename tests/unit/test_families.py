@@ -5,10 +5,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
+from typing import NoReturn
 
 import pytest
 from support.errors import raises
 from support.outside import install_module
+from torch import nn
 
 from fanin.datacenter.config.records import record_of, row_of
 from fanin.datacenter.config.settings import UNKNOWN_LAYOUT, LayoutSettings, ModelSettings
@@ -143,6 +145,32 @@ def test_a_function_of_a_family_that_returns_another_type_is_named(part: str, ex
         model.build(3) if part == "build" else getattr(model, part)
 
 
+@pytest.mark.parametrize("part", ["build", "layout", "tokens", "work", "files"])
+def test_a_function_of_a_family_that_raises_is_named_with_its_line(part: str) -> None:
+    def fails(*arguments: object) -> NoReturn:
+        raise KeyError("a bug of mine")
+
+    model = FamilyModel(name="mine", family=replace(DECODER, **{part: fails}), config=DecoderConfig())
+    error = rf"^family 'mine': {part} raised KeyError: 'a bug of mine' \(test_families\.py:\d+\); correct it$"
+    with pytest.raises(InvalidInput, match=error):
+        match part:
+            case "build":
+                model.build(3)
+            case "files":
+                model.files(nn.Identity())
+            case _:
+                getattr(model, part)
+
+
+def test_an_error_of_fanin_in_a_function_of_a_family_is_kept() -> None:
+    def refuses(config: object) -> NoReturn:
+        raise InvalidInput("layout: got 3 layers, expected 2")
+
+    model = FamilyModel(name="mine", family=replace(DECODER, layout=refuses), config=DecoderConfig())
+    with pytest.raises(InvalidInput, match=r"^layout: got 3 layers, expected 2$"):
+        print(model.layout)
+
+
 def test_a_family_without_layers_cannot_be_cut() -> None:
     family = replace(DECODER, layout=lambda config: UNKNOWN_LAYOUT)
     model = FamilyModel(name="mine", family=family, config=DecoderConfig())
@@ -158,7 +186,7 @@ def test_an_app_whose_layout_splits_nothing_is_refused_on_tp() -> None:
     layout = LayoutSettings(layers="layers", num_layers=2, inputs=("embed",), outputs=("head",))
     config = parse_config(MINIMAL.format(axis="tp"), "train.toml")
     config = replace(config, model=ModelSettings(app="own.py:app", layout=layout))
-    message = "got tp 2 for the App own.py:app, whose layout has no plan .*, or add it to \\[model.layout\\]"
+    message = "got tp 2 for the App own.py:app, whose layout has no plan .*, or add a plan to \\[model.layout\\]"
     with pytest.raises(InvalidInput, match=message):
         check_config(config, 2)
     plan = {"layers.*.up": "column", "layers.*.down": "row"}

@@ -21,7 +21,7 @@ takes almost twice as long, and a dot product several times as long.
 import hashlib
 import json
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from math import prod
@@ -203,3 +203,18 @@ def _shape(value: object) -> tuple[int, ...]:
 def sha256_hex(data: bytes | bytearray | memoryview) -> str:
     """Return the SHA-256 (FIPS 180-4) of ``data`` in lower-case hexadecimal."""
     return hashlib.sha256(data).hexdigest()
+
+
+def count_differences(
+    unknown: Collection[object], wrong: Collection[object], missing: Collection[object], *, of: str = "another shape"
+) -> str:
+    """Return the numbers of tensors that differ, such as ``2 unknown, 1 missing``. A number of 0 is left out.
+
+    Args:
+        unknown: the tensors that the model does not have.
+        wrong: the tensors that differ from the model's tensor of the same name.
+        missing: the tensors that only the model has.
+        of: how the ``wrong`` ones differ.
+    """
+    counts = {"unknown to the model": unknown, f"of {of}": wrong, "missing": missing}
+    return ", ".join(f"{len(names)} {words}" for words, names in counts.items() if names)

@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 
 from fanin.datacenter.checkpoints.named_state import entries
 from fanin.datacenter.parallel.engine import Engine
+from fanin.edge.tensors import count_differences
 from fanin.protos.errors import Corrupted, Diverged, InvalidInput, StorageFull
 
 INDEX_FILE: Final = ".metadata"
@@ -86,9 +87,9 @@ def check_shapes(path: Path, stored: TensorShapes, expected: TensorShapes) -> No
     wrong = {name for name in set(stored) & set(expected) if stored[name] != expected[name]}
     if missing or unknown or wrong:
         raise InvalidInput(
-            f"{path}: got {len(stored)} tensors of which {len(unknown)} are unknown to this job and {len(wrong)} have "
-            f"another shape, and {len(missing)} are missing, such as {min([*missing, *unknown, *wrong])}; expected a "
-            "checkpoint of the same model and optimizer"
+            f"{path}: got {len(stored)} tensors: {count_differences(unknown, wrong, missing)}, such as "
+            f"{min([*missing, *unknown, *wrong])}; expected a checkpoint of the same model and optimizer; name another "
+            "folder in [checkpoints], or correct the model"
         )
 
 

@@ -33,6 +33,7 @@ from fanin.datacenter.parallel.engine import Engine
 from fanin.datacenter.parallel.gather import whole_parameters
 from fanin.datacenter.parallel.transforms.slices import slices
 from fanin.datacenter.parallel.transforms.ties import other_names
+from fanin.edge.tensors import count_differences
 from fanin.protos.errors import InvalidInput, StorageFull
 
 ALIGNMENT: Final = 8
@@ -192,11 +193,11 @@ def _sources(table: Mapping[str, ParameterEntry], path: Path, aside: Sequence[st
     wrong = {name for name, kind in found.items() if not _fits(kind, expected[name], cast=cast)}
     if missing or unknown or wrong:
         name = min([*missing, *unknown, *wrong])
+        differences = count_differences(unknown, wrong, missing, of="another shape or type")
         raise InvalidInput(
-            f"{path}: got {len(found) + len(unknown)} tensors of which {len(unknown)} are not the model's, "
-            f"{len(wrong)} have another shape or type and {len(missing)} are missing, such as {name}: got "
-            f"{_describe(found.get(name, stored.get(name)))}, expected {_describe(expected.get(name))}; take a file of "
-            "this model in its precision, or rename the tensors"
+            f"{path}: got {len(found) + len(unknown)} tensors: {differences}, such as {name}: got "
+            f"{_describe(found.get(name, stored.get(name)))}, expected {_describe(expected.get(name))}; name a file of "
+            "this model in its precision, rename the tensors, or correct the model"
         )
     for first, *others in names.values():
         for other in others:

@@ -145,16 +145,16 @@ def check_config(config: TrainConfig, num_processes: int) -> None:
 
 def _check_axes(what: str, layout: Layout, mesh: MeshShape, where: str) -> None:
     """Raise InvalidInput if the mesh has an axis of which the layout of a family or an App says nothing."""
-    others = f"take dp_replicate and dp_shard, or add it to {where}"
+    others = "take dp_replicate and dp_shard, or add"
     if mesh.tp > 1 and "tp" not in layout.unfit and not any(style != "whole" for style in layout.plan.values()):
         raise InvalidInput(
             f"mesh {mesh}: got tp {mesh.tp} for the {what}, whose layout has no plan that splits its modules "
-            f"over tp; {others}"
+            f"over tp; {others} a plan to {where}"
         )
     if mesh.pp > 1 and "pp" not in layout.unfit and not layout.layers:
         raise InvalidInput(
             f"mesh {mesh}: got pp {mesh.pp} for the {what}, whose layout names no list of layers to cut for "
-            f"pp; {others}"
+            f"pp; {others} the list to {where}"
         )
 
 

@@ -64,7 +64,8 @@ def _check_seed(model: FamilyModel, module: nn.Module) -> None:
     values = dict(module.named_parameters())
     assert list(again) == list(values), "build: the same seed gave other names"
     assert all(torch.equal(again[name], values[name]) for name in values), "build: the same seed gave other parameters"
-    assert any(not torch.equal(other[name], values[name]) for name in values), "build: another seed gave the same ones"
+    differs = any(not torch.equal(other[name], values[name]) for name in values)
+    assert differs, "build: seeds 3 and 4 gave the same parameters; use ``seeded(seed)`` around all that draws"
 
 
 def _check_passes(module: nn.Module, inputs: Tensor, vocabulary: int) -> None:

@@ -1,9 +1,11 @@
 """The record of a model family, and a model of a family.
 
 A ``Family`` holds functions of a config, which is a frozen dataclass that validates itself. A ``FamilyModel`` is a
-family with one config: the table ``[model.NAME]`` of a job. All its methods may be called before a process starts.
+family with one config: the table ``[model.NAME]`` of a job. All its methods may be called before a process starts. They
+raise InvalidInput for any error of the family's functions: these may be another package's.
 """
 
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, is_dataclass
 from pathlib import Path
@@ -14,6 +16,7 @@ from torch import nn
 
 from fanin.datacenter.parallel.layout import Layout
 from fanin.datacenter.watch.flops import Work
+from fanin.protos.errors import FaninError, InvalidInput
 from fanin.protos.records import are_all, check_part
 
 C = TypeVar("C")
@@ -127,7 +130,7 @@ class FamilyModel:
 
     def build(self, seed: int) -> nn.Module:
         """Return the module, with parameters from ``seed``."""
-        return self._result("build", self.family.build(self.config, seed), nn.Module)
+        return self._result("build", nn.Module, lambda: self.family.build(self.config, seed))
 
     def skeleton(self) -> nn.Module:
         """Return the module on torch's meta device, where it uses no memory."""
@@ -137,27 +140,46 @@ class FamilyModel:
     @property
     def layout(self) -> Layout:
         """The names of its modules, and how they are spread."""
-        return self._result("layout", self.family.layout(self.config), Layout)
+        return self._result("layout", Layout, lambda: self.family.layout(self.config))
 
     @property
     def tokens(self) -> TokenModel:
         """The tokens that it reads."""
-        return self._result("tokens", self.family.tokens(self.config), TokenModel)
+        return self._result("tokens", TokenModel, lambda: self.family.tokens(self.config))
 
     @property
     def work(self) -> Work | None:
         """The FLOPs of a token, or None if they are unknown."""
-        work = self.family.work(self.config)
-        return None if work is None else self._result("work", work, Work)
+        work = self._call("work", lambda: self.family.work(self.config))
+        return None if work is None else self._result("work", Work, lambda: work)
 
     def files(self, module: nn.Module) -> ModelFiles:
         """Return the files of the model, after ``build`` returned ``module``."""
-        return self._result("files", self.family.files(self.config, module), ModelFiles)
+        return self._result("files", ModelFiles, lambda: self.family.files(self.config, module))
 
-    def _result(self, part: str, value: object, kind: type[T]) -> T:
-        """Return the result of a function of the family. Raises InvalidInput for another type."""
+    def _result(self, part: str, kind: type[T], call: Callable[[], object]) -> T:
+        """Return the result of a function of the family. Raises InvalidInput for another type, or if it raises."""
+        value = self._call(part, call)
         check_part(f"Family {self.name!r}", f"result of {part}", value, isinstance(value, kind), f"a {kind.__name__}")
         return cast("T", value)
+
+    def _call(self, part: str, call: Callable[[], T]) -> T:
+        """Return the result of ``call``, which calls a function of the family. Raises InvalidInput if it raises."""
+        try:
+            return call()
+        except FaninError:
+            raise
+        except (Exception, SystemExit) as exc:  # Of any kind: the code is another's. It may even call sys.exit.
+            text = " ".join(f"{type(exc).__name__}: {exc}".split()).removesuffix(":")
+            raise InvalidInput(f"family {self.name!r}: {part} raised {text}{_line_of(exc)}; correct it") from exc
+
+
+def _line_of(exc: BaseException) -> str:
+    """Return " (file:line)", the innermost line in the file of the family's function; "" if it has none."""
+    places = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(exc.__traceback__)]
+    outside = [(file, line) for file, line in places if file != __file__]
+    lines = [line for file, line in outside if file == outside[0][0]]
+    return f" ({Path(outside[0][0]).name}:{lines[-1]})" if lines else ""
 
 
 def matmul_values(module: nn.Module) -> int:

@@ -5,46 +5,72 @@ example, a pipeline may skip a function of the forward, or a split may give a he
 Therefore the first rank evaluates the whole module on a batch, and the mesh evaluates the same batch. The losses must
 be equal.
 
+With ``tp`` the gradients of this loss must be equal too. A parameter that is not split, but is used between a column
+and a row layer, leaves the loss right. Each rank then has a part of its gradient, and no collective adds the parts.
+
 Apps and families of other packages are compared, on a mesh with ``pp`` or ``tp``. fanin's own families are not: tests
 hold them to the numbers of one process. A job that resumes is compared too, because its checkpoint may come from
 another mesh.
 
 Not compared are a module that draws random numbers in evaluation, because a mesh draws others, and a family's model
-for which one sample is more than ``MAX_PRODUCTS``.
+for which one sample is more than ``MAX_PRODUCTS``. A gradient is also not compared if it, or the difference, is far
+smaller than the gradients of all parameters together: rounding changes it as much.
 """
 
 import copy
 import math
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fanin.datacenter.config.train_config import TrainConfig
 from fanin.datacenter.data.samples import batch_share
 from fanin.datacenter.families.known import FAMILIES
+from fanin.datacenter.parallel.batch import Batch
+from fanin.datacenter.parallel.build import apply_freeze
 from fanin.datacenter.parallel.engine import Engine
 from fanin.datacenter.parallel.gather import whole_buffers, whole_parameters
 from fanin.datacenter.parallel.layout import styles_remedy
 from fanin.datacenter.parallel.settings import ParallelSettings
 from fanin.datacenter.parallel.transforms.data import HALF
 from fanin.datacenter.parallel.transforms.meta import materialize
+from fanin.datacenter.parallel.transforms.tensor import SPLIT_KINDS, style_of_module
 from fanin.datacenter.ranks.elastic import is_lost_connection
 from fanin.datacenter.ranks.first import on_first_rank
 from fanin.datacenter.training.model import JobModel
 from fanin.edge.tensors import Int64s
 from fanin.protos.errors import InvalidInput
 
-TOLERANCE: Final = 1e-4
-"""Largest relative difference of the mean losses in single or double precision on a CPU."""
-GPU_TOLERANCE: Final = 1e-3
-"""The same on a GPU, whose convolutions use TF32 and differ from those of the first rank's CPU."""
-HALF_TOLERANCE: Final = 1e-2
-"""The same in half precision."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tolerance:
+    """The largest differences between a mesh and one process that rounding explains.
+
+    Attributes:
+        loss: of the mean losses, relative to the loss.
+        gradient: 2-norm of the difference of a parameter's gradient, relative to the 2-norm of that gradient.
+        total: the same, relative to the 2-norm of the gradients of all parameters.
+    """
+
+    loss: float
+    gradient: float
+    total: float
+
+
+TOLERANCE: Final = Tolerance(loss=1e-4, gradient=1e-2, total=1e-5)
+"""In single or double precision on a CPU."""
+GPU_TOLERANCE: Final = Tolerance(loss=1e-3, gradient=5e-2, total=1e-3)
+"""On a GPU, whose convolutions use TF32 and differ from those of the first rank's CPU."""
+HALF_TOLERANCE: Final = Tolerance(loss=1e-2, gradient=0.1, total=1e-2)
+"""In half precision."""
 MAX_PRODUCTS: Final = 2 * 10**11
-"""Tokens times parameters of a family's model that the first rank evaluates: about 10 seconds of one CPU core."""
+"""Tokens times parameters of a family's model that the first rank evaluates: about 10 seconds of one CPU core, and 30
+with gradients."""
 
 
 class Comparison:
@@ -61,19 +87,20 @@ class Comparison:
         self._job = job
         self._indices = _indices(config, job)
         self._whole: nn.Module | None = None
+        self._gradients: dict[str, Tensor] = {}
         if rank == 0 and len(self._indices):
             # Errors of any kind: the module is the user's code, and a mesh may not need a copy of it.
             with suppress(Exception):
                 self._whole = copy.deepcopy(job.model.module)
 
     def check(self, engine: Engine) -> None:
-        """Check that the mesh computes the loss of the whole module. A collective.
+        """Check that the mesh computes the loss and the gradients of the whole module. A collective.
 
         Args:
             engine: The model on this rank, with the values that the job starts from.
 
         Raises:
-            InvalidInput: The losses differ, or the mesh fails, where the whole module did not.
+            InvalidInput: The losses or gradients differ, or the mesh fails, where the whole module did not.
         """
         if not len(self._indices):
             return
@@ -82,6 +109,8 @@ class Comparison:
         self._whole = None
         if expected is not None:
             self._check_loss(expected, engine)
+            if on_first_rank(lambda _: bool(self._gradients)):
+                self._check_gradients(engine)
 
     @torch.no_grad()
     def _load_whole(self, engine: Engine) -> None:
@@ -95,9 +124,8 @@ class Comparison:
             if self._whole is not None:
                 self._whole.get_buffer(name).copy_(value)
 
-    @torch.no_grad()
     def _whole_loss(self) -> float | None:
-        """Return the mean loss of the whole module on the samples, in evaluation mode.
+        """Return the mean loss of the whole module on the samples, in evaluation mode, and keep its gradients.
 
         None if there is nothing to compare: the module draws random numbers, its loss is not finite, it cannot be
         copied, or it raises. The training names such an error with its line.
@@ -111,44 +139,115 @@ class Comparison:
         with torch.random.fork_rng(devices=[]):
             before = torch.get_rng_state()
             # Errors of any kind: the module is the user's code.
-            with suppress(Exception):
+            with suppress(Exception), torch.set_grad_enabled(self._config.parallel.mesh.tp > 1):
                 outputs = self._whole(batch.inputs)
-                loss = float(objective.loss_sum(outputs, batch.targets)) / max(1, int(objective.count(batch.targets)))
+                mean = objective.loss_sum(outputs, batch.targets) / max(1, int(objective.count(batch.targets)))
+                loss = float(mean)
+                self._keep_gradients(self._whole, mean)
             draws = not torch.equal(before, torch.get_rng_state())
         return None if draws or not math.isfinite(loss) else loss
 
+    def _keep_gradients(self, whole: nn.Module, loss: Tensor) -> None:
+        """Keep the gradients of a loss by the parameter's name; none if they are not needed or not finite."""
+        if loss.requires_grad:
+            apply_freeze(whole, self._config.training.freeze)
+            torch.autograd.backward(loss)
+            values = whole.named_parameters()
+            gradients = {name: value.grad for name, value in values if value.requires_grad and value.grad is not None}
+            finite = all(bool(each.isfinite().all()) for each in gradients.values())
+            self._gradients = gradients if finite else {}
+
     def _check_loss(self, expected: float, engine: Engine) -> None:
         parallel = self._config.parallel
-        pieces = parallel.mesh.batch_multiple(self._config.training.accumulate, parallel.microbatches)
-        multiple = self._config.evaluation_size if parallel.pipelined else pieces
-        batch = batch_share(self._job.data.held_out, self._indices, engine.share, multiple)
-        try:
-            loss_sum, count = engine.evaluate(batch)
-        except RuntimeError as exc:  # torch's error for shapes that do not fit
-            if is_lost_connection(exc):
-                # The rank that failed has the reason.
-                raise
-            raise InvalidInput(
-                f"model: layout: on mesh {parallel.mesh} the forward fails ({str(exc).partition(chr(10))[0]}), but not "
-                f"in one process; {_remedy(parallel)}"
-            ) from exc
+        with _forward_errors(parallel):
+            loss_sum, count = engine.evaluate(self._batch(engine, self._config.evaluation_size))
         # The score of this evaluation is not one of the training's.
         self._job.scored.take()
-        loss = loss_sum / max(1, count)
-        tolerance = TOLERANCE if engine.rank_model.device.type == "cpu" else GPU_TOLERANCE
-        if parallel.precision in HALF:
-            tolerance = HALF_TOLERANCE
+        loss, tolerance = loss_sum / max(1, count), _tolerance(engine).loss
         if not math.isclose(loss, expected, rel_tol=tolerance, abs_tol=tolerance):
             raise InvalidInput(
                 f"model: layout: for the same {len(self._indices)} samples got the loss {loss:.7g} on mesh "
                 f"{parallel.mesh} and {expected:.7g} in one process, expected the same; {_remedy(parallel)}"
             )
 
+    def _check_gradients(self, engine: Engine) -> None:
+        parallel = self._config.parallel
+        with _forward_errors(parallel):
+            differing = self._differing(engine)
+        on_first_rank(lambda _: self._refuse(differing))
+
+    def _differing(self, engine: Engine) -> dict[str, float]:
+        """Return the relative difference of each gradient that rounding does not explain, on the first rank.
+
+        Empty if a gradient of the mesh is not finite. The training reports it.
+        """
+        tolerance, finite, differing = _tolerance(engine), True, {}
+        squares = (float(value.double().square().sum()) for value in self._gradients.values())
+        total = math.sqrt(sum(squares))
+        for name, value in engine.gradients(self._batch(engine, self._config.training.batch_size)):
+            expected = self._gradients.pop(name, None)
+            if expected is None:
+                continue
+            error, norm = float((value - expected).double().norm()), float(expected.double().norm())
+            finite = finite and math.isfinite(error)
+            if error > tolerance.gradient * norm + tolerance.total * total:
+                differing[name] = error / max(norm, tolerance.total * total)
+        return differing if finite else {}
+
+    def _refuse(self, differing: Mapping[str, float]) -> None:
+        """Raise InvalidInput if a gradient differs."""
+        if not differing:
+            return
+        parallel, plan = self._config.parallel, self._job.model.layout.plan
+        whole = [name for name in differing if style_of_module(name.rpartition(".")[0], plan) not in SPLIT_KINDS]
+        first, num_more = (whole or [*differing])[0], len(differing) - 1
+        more = f" and {num_more} more parameter{'s' if num_more > 1 else ''}" if num_more else ""
+        remedy = _remedy(parallel)
+        if whole:
+            remedy = (
+                f"{first} is not split, so each rank must have its whole gradient: do not use it, nor another tensor "
+                "that all ranks have whole, between a column and a row layer (use it after the row layer), or remove "
+                "these styles from the plan; or use another axis"
+            )
+        raise InvalidInput(
+            f"model: layout: for the same {len(self._indices)} samples the gradient of {first}{more} on mesh "
+            f"{parallel.mesh} differs from that in one process (by {differing[first]:.2g} of its norm), expected the "
+            f"same; {remedy}"
+        )
+
+    def _batch(self, engine: Engine, size: int) -> Batch:
+        """Return this rank's share of the samples. A pipeline pads them to ``size``, the shape of its batches."""
+        parallel = self._config.parallel
+        pieces = parallel.mesh.batch_multiple(self._config.training.accumulate, parallel.microbatches)
+        return batch_share(self._job.data.held_out, self._indices, engine.share, size if parallel.pipelined else pieces)
+
+
+@contextmanager
+def _forward_errors(parallel: ParallelSettings) -> Iterator[None]:
+    """Map torch's error for shapes that do not fit to InvalidInput."""
+    try:
+        yield
+    except RuntimeError as exc:
+        if is_lost_connection(exc):
+            # The rank that failed has the reason.
+            raise
+        raise InvalidInput(
+            f"model: layout: on mesh {parallel.mesh} the forward fails ({str(exc).partition(chr(10))[0]}), but not "
+            f"in one process; {_remedy(parallel)}"
+        ) from exc
+
+
+def _tolerance(engine: Engine) -> Tolerance:
+    if engine.rank_model.parallel.precision in HALF:
+        return HALF_TOLERANCE
+    return TOLERANCE if engine.rank_model.device.type == "cpu" else GPU_TOLERANCE
+
 
 def _indices(config: TrainConfig, job: JobModel) -> Int64s:
     """Return the numbers of the held-out samples to compare on; none if the job is not compared."""
     mesh, family, held_out = config.parallel.mesh, config.model.family, job.data.held_out
-    num_samples = min(len(held_out), config.evaluation_size) if mesh.pp > 1 or mesh.tp > 1 else 0
+    size = min(config.evaluation_size, config.training.batch_size)
+    num_samples = min(len(held_out), size) if mesh.pp > 1 or mesh.tp > 1 else 0
     if family is not None and num_samples:
         inputs, _ = held_out.take(np.arange(1))
         num_values = sum(value.numel() for value in job.model.module.parameters())

@@ -69,7 +69,8 @@ def _create(name: str, place: RankPlace) -> object:
         raise InvalidInput(str(exc)) from exc
     except (Exception, SystemExit) as exc:  # Of any kind: the code is another's. It may even call sys.exit.
         raise InvalidInput(
-            f"observer {name!r}: its factory raised {type(exc).__name__}: {exc}; it receives one RankPlace"
+            f"observer {name!r}: its factory raised {type(exc).__name__}: {exc}; correct the factory. It is called "
+            "with one RankPlace"
         ) from exc
 
 

@@ -15,7 +15,7 @@ batch. Gradients are summed over ranks, accumulation steps and microbatches, nev
 and measured over all axes before they are clipped.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -27,7 +27,7 @@ from torch.optim import Optimizer
 from fanin.datacenter.parallel.batch import Batch
 from fanin.datacenter.parallel.build import ParameterEntry, RankModel, TrainableModel, build
 from fanin.datacenter.parallel.checks import check_sequence
-from fanin.datacenter.parallel.gather import load_whole, whole_parameters
+from fanin.datacenter.parallel.gather import load_whole, whole_gradients, whole_parameters
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
 from fanin.datacenter.parallel.steps import gradients
 from fanin.datacenter.parallel.steps.noise import PartNorms, RateOf
@@ -145,8 +145,7 @@ class Engine:
         batch = self._on_device(batch)
         total = self._total_count(batch.targets) if count is None else count
         self._set_mode(training=True)
-        for optimizer in self.optimizers:
-            optimizer.zero_grad(set_to_none=True)
+        self._drop_gradients()
         old_statistics = [value.clone() for value in self._statistics]
         factor = 1.0 if self._scale is None else self._scale.factor
         share = self._passes.train(batch, max(1, total), factor, self._noise)
@@ -186,6 +185,24 @@ class Engine:
             for score in scores:
                 observer.add(score)
         return float(self._sum_over_ranks(loss, pipeline=True)), self._total_count(batch.targets)
+
+    def gradients(self, batch: Batch) -> Iterator[tuple[str, Tensor]]:
+        """Compute the gradients of the mean loss in evaluation mode, and yield each whole one with its name.
+
+        A collective: all ranks must iterate to the end together. Nothing is trained. A parameter without a gradient
+        yields zeros.
+
+        Args:
+            batch: this rank's part of the samples. A pipeline needs the shape of the training's batches.
+        """
+        batch = self._on_device(batch)
+        total = self._total_count(batch.targets)
+        self._set_mode(training=False)
+        self._drop_gradients()
+        self._passes.train(batch, max(1, total), 1.0 if self._scale is None else self._scale.factor, None)
+        self._complete_gradients()
+        yield from whole_gradients(self.rank_model)
+        self._drop_gradients()
 
     @property
     def scale_state(self) -> dict[str, float]:
@@ -227,6 +244,10 @@ class Engine:
         if self.rank_model.parallel.sequence_parallel:
             check_sequence(self.rank_model.parallel, batch.inputs.shape[1])
         return batch.to(self.rank_model.device)
+
+    def _drop_gradients(self) -> None:
+        for optimizer in self.optimizers:
+            optimizer.zero_grad(set_to_none=True)
 
     def _complete_gradients(self) -> Tensor:
         """Settle, tie and unscale the gradients. Return their norm over all ranks, before clipping."""

@@ -1,20 +1,20 @@
-"""Gathers whole parameters from the shards of all ranks, and loads whole parameters into the shards.
+"""Gathers whole parameters and gradients from the shards of all ranks, and loads whole parameters into the shards.
 
 Names, shapes and dtypes are those of the model in one process.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from fanin.datacenter.parallel.build import RankModel
 from fanin.datacenter.parallel.transforms.slices import slices
+from fanin.edge.tensors import count_differences
 
 
-@torch.no_grad()
 def whole_parameters(model: RankModel) -> Iterator[tuple[str, Tensor]]:
     """Yield the name and whole value of each parameter on the CPU of every rank.
 
@@ -24,6 +24,21 @@ def whole_parameters(model: RankModel) -> Iterator[tuple[str, Tensor]]:
     Raises:
         ValueError: the shape or dtype of a parameter has changed since the model was built.
     """
+    return _whole(model, lambda value: value.detach())
+
+
+def whole_gradients(model: RankModel) -> Iterator[tuple[str, Tensor]]:
+    """Yield the name and whole gradient of each parameter; zeros for a parameter that has none.
+
+    A collective, as ``whole_parameters``. The gradients must have the placements of their parameters
+    (``gradients.settle``).
+    """
+    return _whole(model, lambda value: torch.zeros_like(value) if value.grad is None else value.grad)
+
+
+@torch.no_grad()
+def _whole(model: RankModel, tensor_of: Callable[[nn.Parameter], Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """Yield the whole ``tensor_of`` each parameter, which has its shape and dtype."""
     group = model.axes.pipeline
     parameters = {stage: dict(part.named_parameters()) for stage, part in model.parts.items()}
     for name, entry in model.table.items():
@@ -31,7 +46,8 @@ def whole_parameters(model: RankModel) -> Iterator[tuple[str, Tensor]]:
         if own is None:
             value = torch.empty(entry.shape, dtype=entry.dtype, device=model.device)
         else:
-            value = own.full_tensor() if isinstance(own, DTensor) else own.detach()
+            shard = tensor_of(own)
+            value = shard.full_tensor() if isinstance(shard, DTensor) else shard
             if (value.shape, value.dtype) != (entry.shape, entry.dtype):
                 raise ValueError(
                     f"{name}: got {value.dtype} {list(value.shape)}, expected {entry.dtype} {list(entry.shape)} as "
@@ -74,8 +90,8 @@ def load_whole(model: RankModel, values: Mapping[str, Tensor]) -> None:
     wrong = [name for name in set(model.table) & set(values) if model.table[name].shape != values[name].shape]
     if missing or unknown or wrong:
         raise ValueError(
-            f"got {len(values)} parameters of which {len(unknown)} are not the model's and {len(wrong)} have another "
-            f"shape, and {len(missing)} are missing, such as {min([*missing, *unknown, *wrong])}"
+            f"got {len(values)} parameters: {count_differences(unknown, wrong, missing)}, such as "
+            f"{min([*missing, *unknown, *wrong])}"
         )
     copied, original = (None, "") if model.tie is None else (model.tie.copied, model.tie.original_name)
     for part in model.parts.values():

@@ -32,7 +32,17 @@ whole       not split; the default for modules with parameters that match no pat
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSizes:
-    """The sizes that a mesh must divide."""
+    """The sizes that a mesh must divide.
+
+    They are checked before a process starts. Nothing else reads them, except for the style ``kv``.
+
+    Attributes:
+        num_layers: length of the list of layers. A pipeline has at most as many stages.
+        num_heads: attention heads, of which tp must be a divisor; 0 if nothing has heads.
+        num_kv_heads: key and value heads, likewise; with the style ``kv`` tp may also be a multiple of them. 0 if
+            nothing has heads.
+        feed_forward: width of the feed-forward layers, of which tp must be a divisor; 0 if there are none.
+    """
 
     num_layers: int
     num_heads: int
@@ -112,11 +122,15 @@ def check_layout(layout: Layout, module: "nn.Module") -> None:
                 f"are {', '.join(sorted(name for name in names if name and '.' not in name))}"
             )
     num_layers = len(list(module.get_submodule(layout.layers).children())) if layout.layers else 1
-    if layout.sizes.num_layers != num_layers:
-        reason = f"the number of modules in {layout.layers}" if layout.layers else "because it names no list of layers"
+    if layout.sizes.num_layers != num_layers and not layout.layers:
         raise InvalidInput(
-            f"layout: got num_layers {layout.sizes.num_layers}, expected {num_layers}, {reason}; correct the sizes of "
-            "the layout or the build of the model"
+            f"layout: got layers '' and num_layers {layout.sizes.num_layers}; name the list of layers, or set "
+            "num_layers = 1"
+        )
+    if layout.sizes.num_layers != num_layers:
+        raise InvalidInput(
+            f"layout: got num_layers {layout.sizes.num_layers}, expected {num_layers}, the number of modules in "
+            f"{layout.layers}; correct the sizes of the layout or the build of the model"
         )
     if layout.tied is not None:
         values = dict(module.named_parameters(remove_duplicate=False))

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fanin.edge.tensors import Float32s, TensorSpec, TensorTable
+from fanin.edge.tensors import Float32s, TensorSpec, TensorTable, count_differences
 from fanin.protos.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -50,11 +50,13 @@ def load_parameters(module: torch.nn.Module, table: TensorTable, flat: Float32s)
     """
     expected = parameter_table(module)
     if table != expected:
-        received, known = set(table.specs), set(expected.specs)
+        received, known = ({spec.name: spec for spec in each.specs} for each in (table, expected))
+        wrong = {name for name in received.keys() & known.keys() if received[name] != known[name]}
+        differences = count_differences(received.keys() - known.keys(), wrong, known.keys() - received.keys())
         raise InvalidInput(
-            f"parameters: {len(received - known)} of {len(received)} tensors are not the model's and "
-            f"{len(known - received)} are missing, such as {_examples(received ^ known)}; expected the parameters of "
-            "this very model"
+            f"parameters: got {len(received)} tensors: {differences or 'in another order'}, such as "
+            f"{_examples(set(table.specs) ^ set(expected.specs))}; expected the parameters of this model; name another "
+            "file, or correct the model"
         )
     if not np.isfinite(flat).all():
         raise InvalidInput(f"parameters: got {int((~np.isfinite(flat)).sum())} values that are not finite")

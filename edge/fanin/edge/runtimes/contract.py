@@ -12,12 +12,14 @@ from fanin.edge.runtimes.base import NamedInputs, PaddedBatch, Runtime, StepSett
 from fanin.edge.runtimes.engine import GraphEngine, GraphFile
 from fanin.edge.runtimes.graphs import input_names, parameter_port
 from fanin.edge.runtimes.runtime import GraphRuntime
+from fanin.edge.runtimes.stepping import MAX_SLABS
 from fanin.edge.signatures import Port
 from fanin.edge.tensors import Array, Float32s
 from fanin.protos.errors import InvalidBundle
 
 _SETTINGS: Final = StepSettings(learning_rate=0.05)
-_NUM_STEPS: Final = 3
+_NUM_STEPS: Final = MAX_SLABS + 2
+"""More than slabs, so that a training that keeps only the newest state uses each binding again."""
 _TOLERANCE: Final = 1e-4
 """Relative to max(1, |value|): the effect of the order of additions in a small model."""
 _INT8_TOLERANCE: Final = 0.05
@@ -66,7 +68,32 @@ def _check_training(runtime: Runtime, bundle: Bundle, batches: Sequence[PaddedBa
         same = np.array_equal(old.parameters, new.parameters) and np.array_equal(old.optimizer, new.optimizer)
         assert same, f"train: a repetition gave other bits in step {number}"
     assert bits[0] != bits[-1], "train: the steps changed no parameter"
+    _check_bindings(runtime, bundle, batches, (bits, losses))
     return states[-1]
+
+
+def _check_bindings(
+    runtime: Runtime, bundle: Bundle, batches: Sequence[PaddedBatch], expected: tuple[list[bytes], list[float]]
+) -> None:
+    """Check a training that keeps only the newest state, as a device does: it binds the graph twice, not in each step.
+
+    Args:
+        runtime: The engine's.
+        bundle: The Bundle.
+        batches: A batch for each step.
+        expected: (the bits of each state, the loss of each step) of a training that keeps all states.
+    """
+    bits, losses = expected
+    step = runtime.open_train(bundle)
+    state = step.begin(bundle.completed(bundle.initial_parameters()))
+    for index, batch in enumerate(batches):
+        state, loss = step(state, batch, _SETTINGS)
+        same = loss == losses[index] and state.parameters.tobytes() + state.optimizer.tobytes() == bits[index + 1]
+        assert same, (
+            f"bind: step {index + 1} gave the loss {loss:.7g} where a function was called again, but "
+            f"{losses[index]:.7g} where the graph was bound anew; the function that bind returns must read its inputs "
+            "and write its outputs anew in each call, in the arrays that bind received"
+        )
 
 
 def _train(runtime: Runtime, bundle: Bundle, batches: Sequence[PaddedBatch]) -> tuple[list[TrainState], list[float]]:

@@ -176,7 +176,8 @@ class GraphRuntime:
         except Exception as exc:  # Of any kind: the code may be another package's.
             raised = " ".join(f"{type(exc).__name__}: {exc}".split()).removesuffix(":")
             text = (
-                f"{what}: {name}: {call} raised {raised}, expected one of its errors; correct the engine or its device"
+                f"{what}: {name}: {call} raised {raised}, which is not among the engine's `errors`; add it there if it "
+                f"means a bad graph, or correct `{call}`"
             )
             if text != self._logged:
                 self._logged = text

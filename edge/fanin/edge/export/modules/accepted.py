@@ -36,8 +36,8 @@ def check_module(what: str, module: object) -> None:
         for name, value in vars(layer).items():
             # torch cannot copy a tensor that autograd has computed.
             if isinstance(value, Tensor) and not value.is_leaf:
+                where = f"module {path or 'itself'} ({type(layer).__name__})"
                 raise UnsupportedModel(
-                    f"{what}: module {path or 'itself'} ({type(layer).__name__}) keeps {name}, which was computed from its "
-                    "parameters, expected a module that computes it in forward; replace torch.nn.utils.weight_norm "
-                    "by torch.nn.utils.parametrizations.weight_norm"
+                    f"{what}: {where} keeps {name}, which was computed from its parameters, expected a module that "
+                    "computes it in forward; replace torch.nn.utils.weight_norm by torch.nn.utils.parametrizations.weight_norm"
                 )
