@@ -39,5 +39,6 @@ def check_module(what: str, module: object) -> None:
                 where = f"module {path or 'itself'} ({type(layer).__name__})"
                 raise UnsupportedModel(
                     f"{what}: {where} keeps {name}, which was computed from its parameters, expected a module that "
-                    "computes it in forward; replace torch.nn.utils.weight_norm by torch.nn.utils.parametrizations.weight_norm"
+                    "computes it in forward; replace torch.nn.utils.weight_norm by "
+                    "torch.nn.utils.parametrizations.weight_norm"
                 )
