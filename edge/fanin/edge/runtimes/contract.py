@@ -90,8 +90,8 @@ def _check_bindings(
         state, loss = step(state, batch, _SETTINGS)
         same = loss == losses[index] and state.parameters.tobytes() + state.optimizer.tobytes() == bits[index + 1]
         assert same, (
-            f"bind: step {index + 1} gave the loss {loss:.7g} where a function was called again, but "
-            f"{losses[index]:.7g} where the graph was bound anew; the function that bind returns must read its inputs "
+            f"bind: step {index + 1} gave other results (loss {loss:.7g}, not {losses[index]:.7g}) where a function "
+            "was called again than where the graph was bound anew; the function that bind returns must read its inputs "
             "and write its outputs anew in each call, in the arrays that bind received"
         )
 
