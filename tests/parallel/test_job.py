@@ -164,7 +164,7 @@ def test_initial_parameters_of_another_model_are_told(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=r"initial.bin: parameters: got magic b'not para'"):
         read_parameters(path)
     path.write_bytes(encode_parameters(TensorTable.of({"w": (1,)}), np.ones(1, np.float32)))
-    with pytest.raises(InvalidInput, match="expected the parameters of this very model"):
+    with pytest.raises(InvalidInput, match="expected the parameters of this model"):
         train(config, 0, 1)
 
 
