@@ -187,7 +187,9 @@ def test_all_ranks_take_the_same_older_one_and_say_the_same(folder: Path, num_ra
     ]
 
 
-@pytest.mark.parametrize(("width", "optimizer", "told"), [(32, "adamw", "36 of another shape"), (16, "sgd", "12 missing")])
+@pytest.mark.parametrize(
+    ("width", "optimizer", "told"), [(32, "adamw", "36 of another shape"), (16, "sgd", "12 missing")]
+)
 def test_another_shape_or_optimizer_is_refused(tmp_path: Path, width: int, optimizer: str, told: str) -> None:
     saved(tmp_path)
     engine = engine_of(width, optimizer)
