@@ -4,6 +4,7 @@ import fcntl
 import gc
 import os
 import signal
+import tempfile
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -63,17 +64,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = [item for item in items if item not in heavy]
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Have all tests compute on the CPU, on which they hold for any number of ranks, unless GPUs are named.
 
-    Exports convert their graphs, and do not take them from the user's cache. Ctrl-C works as in a terminal. A shell
-    that starts a run in the background has it ignored, and a test that interrupts itself would never end.
+    Exports take converted graphs from a cache that is empty when the session begins; all workers share it. Ctrl-C works
+    as in a terminal. A shell that starts a run in the background has it ignored, and a test that interrupts itself
+    would never end.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
     # An export makes millions of objects, and few cycles: collections were a fortieth of the tests' processor time.
     gc.set_threshold(20_000, 20, 20)
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
-    os.environ["FANIN_GRAPH_CACHE"] = "off"
+    if not hasattr(config, "workerinput"):
+        graphs = tempfile.TemporaryDirectory(prefix="fanin-graphs-")
+        config.add_cleanup(graphs.cleanup)
+        os.environ["FANIN_GRAPH_CACHE"] = graphs.name
 
 
 def pytest_make_parametrize_id(val: object) -> str | None:

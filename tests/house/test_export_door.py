@@ -37,6 +37,7 @@ def test_importing_the_door_imports_no_heavy_library() -> None:
     assert not {name for name in modules if name.startswith("fanin.edge.export.")}
 
 
+@pytest.mark.nightly
 def test_an_app_that_is_only_trained_needs_no_graph_library() -> None:
     names = ("training.model", "training.parameters", "models.digits_app")
     modules = loaded("import " + ", ".join(f"fanin.datacenter.{name}" for name in names))

@@ -183,8 +183,8 @@ SINGLES: Final = (
         for mesh in ("dp_replicate=8", "dp_shard=4", "dp_replicate=2,dp_shard=2")
     ),
     Cell(mesh="pp=2", dtype="float32", schedule="1F1B", microbatches=2, clip=None, nightly=True),
-    # One microbatch is a pipeline too; each night has more of them.
-    Cell(mesh="pp=2,dp_shard=2,tp=2", dtype="float32", schedule="GPipe", clip=None),
+    # One microbatch is a pipeline too.
+    Cell(mesh="pp=2,dp_shard=2,tp=2", dtype="float32", schedule="GPipe", clip=None, nightly=True),
     Cell(mesh="dp_shard=2", microbatches=2, accumulate=2, recompute="full", tied=True),
     # By day what stands between the matrices is split too (SEQUENCES), and nothing is lost.
     Cell(mesh="dp_shard=2,tp=2", accumulate=2, recompute="full", layers=1, tied=True, nightly=True),

@@ -1,6 +1,6 @@
 """Trains the same job on one process and on several ranks, and leaves what came out as .npz files.
 
-    python tests/parallel/parity.py FOLDER
+    python tests/parallel/parity.py FOLDER change|night
 
 A program of its own: ranks are forked after torch is imported (a fifth of a second, where a fresh start costs
 seconds), and forking is safe only where autograd has never run. The matrix of meshes is in ``matrix.py``; here it is
@@ -14,7 +14,6 @@ import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -83,6 +82,11 @@ DEMO: Mapping[str, tuple[Callable[[int], nn.Module], int]] = {
     "digits": (DigitsCnn, 8),
     "fashion-mnist": (FashionCnn, 28),
 }
+DEMO_CELLS = {
+    "change": [("digits", "float64")],
+    "night": [("digits", "float32"), ("fashion-mnist", "float32"), ("fashion-mnist", "float64")],
+}
+"""The demo's jobs at every change, and by night in addition: model and type."""
 DEMO_WORLDS = {1: MeshShape(), 4: MeshShape.parse(DEFAULT_MESH)}
 # In the demo's batches of 16 an epoch's last one is half full.
 DEMO_EXAMPLES = 40
@@ -296,14 +300,15 @@ def noise(name: str) -> Examples:
     return Examples(inputs={"x": x}, y=generator.integers(0, 10, DEMO_EXAMPLES, np.int32))
 
 
-def demonstrate(folder: Path, rank: int, num_ranks: int) -> None:
-    """The demo's jobs on one rank: its models, layouts and settings, for fewer steps and in two precisions."""
+def demonstrate(folder: Path, rank: int, num_ranks: int, which: str) -> None:
+    """Some of the demo's jobs on one rank: its models, layouts and settings, for fewer steps."""
     torch.set_num_threads(1)
     shape, mesh = DEMO_WORLDS[num_ranks], None
     if num_ranks > 1:
         dist.init_process_group("gloo", init_method=f"file://{folder}/demo", rank=rank, world_size=num_ranks)
         mesh = build_mesh(shape, num_ranks)
-    for (name, (kind, _)), (precision, dtype) in product(DEMO.items(), DTYPES.items()):
+    for name, precision in DEMO_CELLS[which]:
+        kind, dtype = DEMO[name][0], DTYPES[precision]
         job = job_config(TASKS[name], TASKS[name].pretrain, folder, shape, 7)
         job = replace(job, stop=StopSettings(steps=NUM_STEPS))
         scored, samples = (
@@ -321,11 +326,12 @@ def demonstrate(folder: Path, rank: int, num_ranks: int) -> None:
 
 def main(arguments: Sequence[str]) -> int:
     """All world sizes, one after the other; the number of ranks that failed."""
-    folder = Path(arguments[0])
+    folder, which = Path(arguments[0]), arguments[1]
     fork = multiprocessing.get_context("fork")
     failed = 0
-    for target, num_ranks in (*((work, num) for num in WORLDS), *((demonstrate, num) for num in DEMO_WORLDS)):
-        ranks = [fork.Process(target=target, args=(folder, rank, num_ranks)) for rank in range(num_ranks)]
+    loops = [(work, num, ()) for num in WORLDS] if which == "change" else []
+    for target, num_ranks, more in (*loops, *((demonstrate, num, (which,)) for num in DEMO_WORLDS)):
+        ranks = [fork.Process(target=target, args=(folder, rank, num_ranks, *more)) for rank in range(num_ranks)]
         for process in ranks:
             process.start()
         for process in ranks:

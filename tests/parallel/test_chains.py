@@ -80,11 +80,12 @@ WITHOUT_ROWS = replace(LAYOUT, plan={name: style for name, style in LAYOUT.plan.
             r"layout: for the same \d+ samples got the loss .* let the forward take the number of",
             marks=pytest.mark.nightly,
         ),
-        (
+        pytest.param(
             "rows",
             "tp=2",
             WITHOUT_ROWS,
             r"layout: on mesh tp=2 the forward fails \(.*\), but not in one process; correct",
+            marks=pytest.mark.nightly,
         ),
         (
             "gained",

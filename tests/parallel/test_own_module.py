@@ -65,7 +65,8 @@ def config_of(folder: Path, app: str, mesh: str = "none") -> TrainConfig:
     )
 
 
-@pytest.mark.parametrize("mesh", ["tp=2", pytest.param("pp=2,dp_shard=2,tp=2", marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("mesh", ["tp=2", "pp=2,dp_shard=2,tp=2"])
 def test_module_with_tied_weights_and_split_sequences_has_the_numbers_of_one_process(mesh: str, tmp_path: Path) -> None:
     results, weights = [], []
     folder = tmp_path / "job"

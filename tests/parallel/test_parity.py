@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from parallel.hooks import DENSE_STEPS
-from parallel.parity import HOOKS, NUM_PARTS, NUM_STEPS
+from parallel.parity import DEMO_CELLS, HOOKS, NUM_PARTS, NUM_STEPS
 from parallel.programs import Programs
 
 from fanin.datacenter.models.cnn import DigitsCnn
@@ -24,7 +24,15 @@ LOSS_BYTES = 16
 def folder(tmp_path_factory: pytest.TempPathFactory, programs: Programs) -> Path:
     """What ``parity.py`` left, its warnings being errors."""
     made = tmp_path_factory.mktemp("parity")
-    programs.check("parity", made)
+    programs.check("parity", made, "change")
+    return made
+
+
+@pytest.fixture(scope="module")
+def night_folder(tmp_path_factory: pytest.TempPathFactory, programs: Programs) -> Path:
+    """The same of the demo's other jobs."""
+    made = tmp_path_factory.mktemp("parity-night")
+    programs.check("parity", made, "night")
     return made
 
 
@@ -61,9 +69,18 @@ def test_a_job_that_one_two_and_three_ranks_did_in_turn_is_the_same_job(folder: 
     assert np.abs(resumed["evaluated"] - alone["evaluated"][:-1]).max() <= TOLERANCES["float64"]
 
 
-@pytest.mark.parametrize("dtype", TOLERANCES)
-@pytest.mark.parametrize("name", ["digits", "fashion-mnist"])
+@pytest.mark.parametrize(("name", "dtype"), DEMO_CELLS["change"])
 def test_the_demos_models_cut_and_split_equal_one_process(folder: Path, name: str, dtype: str) -> None:
+    check_demo(folder, name, dtype)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(("name", "dtype"), DEMO_CELLS["night"])
+def test_so_do_the_others_in_both_types(night_folder: Path, name: str, dtype: str) -> None:
+    check_demo(night_folder, name, dtype)
+
+
+def check_demo(folder: Path, name: str, dtype: str) -> None:
     alone, ranks = read(folder, f"1-{name}-{dtype}-0"), [read(folder, f"4-{name}-{dtype}-{rank}") for rank in range(4)]
     # Forty samples in batches of 16: an evaluation after each third step, and at the end.
     assert list(alone["evaluated"][:, 0]) == [3, 6, 9, 12, 15, 18, 20]

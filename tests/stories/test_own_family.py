@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from house.tree import ROOT
 from support.commands import Fanin, fanin_in_process, one_line
-from support.nightly import nightly_but
 from support.outside import install, python_blocks
 
 from fanin.datacenter.config.train_config import read_train_config
@@ -70,7 +69,8 @@ def test_the_example_is_shorter_than_40_lines_and_keeps_the_contract(site: Path)
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("mesh", nightly_but(("pp=2", "pp=2,dp_replicate=2,dp_shard=2"), ("pp=2",)))
+@pytest.mark.nightly
+@pytest.mark.parametrize("mesh", ["pp=2", "pp=2,dp_replicate=2,dp_shard=2"])
 def test_the_family_trains_on_a_mesh_as_in_one_process(fanin: Fanin, config: Path, tmp_path: Path, mesh: str) -> None:
     losses, out = train(read_train_config(config), 0, 1).metrics.trained.losses, tmp_path / "out.json"
     done = fanin("train", config, "--mesh", mesh, "--json", out)

@@ -6,7 +6,7 @@ that it imports, is in ``HEAVY``. Imports within functions, and under a top-leve
 """
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Final
@@ -27,20 +27,23 @@ HEAVY: Final = LIBRARIES | {"multiprocessing", "sqlalchemy", "subprocess", "supp
 
 def is_light(path: Path) -> bool:
     """Whether a test file, and all that it imports, is free of ``HEAVY``."""
-    return not heavy_imports(path)
+    return not any(_heavy(path))
 
 
-@cache
 def heavy_imports(path: Path) -> frozenset[str]:
     """The names in ``HEAVY`` that importing the file at ``path`` loads."""
-    pending, visited, names = [path], {path}, set()
+    return frozenset(_heavy(path))
+
+
+def _heavy(path: Path) -> Iterator[str]:
+    """Each name in ``HEAVY`` as it is found; a name may come several times."""
+    pending, visited = [path], {path}
     while pending:
         for name in _imports(pending.pop()):
-            names |= {name, name.partition(".")[0]}
+            yield from {name, name.partition(".")[0]} & HEAVY
             files = set(_files(name)) - visited
             visited |= files
             pending += files
-    return frozenset(names & HEAVY)
 
 
 @cache
@@ -66,14 +69,23 @@ def _files(name: str) -> tuple[Path, ...]:
     stems = [root.joinpath(*name.split(".")) for root in PATH]
     candidates = (path for stem in stems for path in (stem.with_suffix(".py"), stem / "__init__.py"))
     packages = _files(parent) if parent else ()
-    owners = (path for package in packages if package.name == "__init__.py" for path in _owners(package, leaf))
+    owners = (
+        path
+        for package in packages
+        if package.name == "__init__.py" and leaf in (lazy := _lazy_names(package))
+        for path in _files(lazy[leaf])
+    )
     return (*packages, *(path for path in candidates if path.is_file()), *owners)
 
 
-def _owners(package: Path, name: str) -> Iterator[Path]:
-    """The files that a lazy package imports when ``name`` is used: it lists them under ``if TYPE_CHECKING``."""
-    for block in ast.parse(package.read_text()).body:
-        if isinstance(block, ast.If) and ast.unparse(block.test) == "TYPE_CHECKING":
-            for node in block.body:
-                if isinstance(node, ast.ImportFrom) and node.module and any(row.name == name for row in node.names):
-                    yield from _files(node.module)
+@cache
+def _lazy_names(package: Path) -> Mapping[str, str]:
+    """The module that a lazy package imports when a name is used: it lists them under ``if TYPE_CHECKING``."""
+    return {
+        row.name: node.module
+        for block in ast.parse(package.read_text()).body
+        if isinstance(block, ast.If) and ast.unparse(block.test) == "TYPE_CHECKING"
+        for node in block.body
+        if isinstance(node, ast.ImportFrom) and node.module
+        for row in node.names
+    }

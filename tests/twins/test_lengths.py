@@ -21,6 +21,7 @@ RUNTIMES = nightly_but(("onnx", "reference", "litert", "tflite"), ("onnx",))
 RATE = 0.05
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("runtime", RUNTIMES)
 def test_an_epoch_over_all_lengths_is_that_of_eager_torch(
     runtime: str, bundle_for: Callable[[str, str], Bundle]

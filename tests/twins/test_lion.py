@@ -31,8 +31,9 @@ Arrays = dict[str, npt.NDArray[np.float64]]
 
 
 @cache
-def lion_bundle() -> Bundle:
-    return exported(replace(app_of("mlp"), recipe=Recipe(optimizer=Lion(weight_decay=1e-3))), ("onnx", "tflite"))
+def lion_bundle(runtime: str) -> Bundle:
+    recipe = Recipe(optimizer=Lion(weight_decay=1e-3))
+    return exported(replace(app_of("mlp"), recipe=recipe), (runtime_of(runtime).graph_format,))
 
 
 def algorithm_2(module: nn.Module, settings: Mapping[str, float]) -> Arrays:
@@ -56,7 +57,7 @@ def algorithm_2(module: nn.Module, settings: Mapping[str, float]) -> Arrays:
 @pytest.mark.parametrize("settings", [{}, {"beta1": 0.5, "beta2": 0.9, "weight_decay": 0.5}], ids=["own", "plan"])
 @pytest.mark.parametrize("runtime", nightly_but(("onnx", "litert", "tflite"), ("onnx",)))
 def test_twenty_steps_are_those_of_algorithm_2(runtime: str, settings: dict[str, float]) -> None:
-    bundle = lion_bundle()
+    bundle = lion_bundle(runtime)
     step = runtime_of(runtime).open_train(bundle)
     state = step.begin(bundle.initial_parameters())
     for batch in batches(157, seed=7):
@@ -72,7 +73,7 @@ def test_twenty_steps_are_those_of_algorithm_2(runtime: str, settings: dict[str,
 
 @pytest.mark.parametrize("runtime", nightly_but(("onnx", "litert", "tflite"), ("onnx",)))
 def test_a_sign_of_zero_moves_nothing(runtime: str) -> None:
-    bundle = lion_bundle()
+    bundle = lion_bundle(runtime)
     step = runtime_of(runtime).open_train(bundle)
     batch = next(iter(batches(16, seed=7)))
     begin = step.begin(bundle.initial_parameters())
@@ -83,7 +84,7 @@ def test_a_sign_of_zero_moves_nothing(runtime: str) -> None:
 
 @pytest.mark.parametrize("runtime", nightly_but(("onnx", "litert"), ("onnx",)))
 def test_a_gradient_that_is_no_number_is_seen_in_the_parameter(runtime: str) -> None:
-    bundle = lion_bundle()
+    bundle = lion_bundle(runtime)
     step = runtime_of(runtime).open_train(bundle)
     batch = next(iter(batches(16, seed=7)))
     begin, settings = step.begin(bundle.initial_parameters()), StepSettings(learning_rate=RATE)

@@ -50,19 +50,20 @@ def trained(runtime: str, bundle: Bundle, found: list[PaddedBatch], key: int) ->
     return state.parameters
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("runtime", RUNTIMES)
 def test_twenty_steps_with_the_same_draws_end_where_eager_torch_ends(
-    runtime: str, both_formats: Callable[[str], Bundle]
+    runtime: str, bundle_for: Callable[[str, str], Bundle]
 ) -> None:
-    bundle, found = both_formats("noisy"), list(batches(157, seed=7))
+    bundle, found = bundle_for("noisy", runtime), list(batches(157, seed=7))
     expected = eager(bundle, found)
     actual = trained(runtime, bundle, found, KEY)
     assert np.all(np.abs(actual - expected) <= 1e-5 * np.maximum(1.0, np.abs(expected)))
     assert np.abs(trained(runtime, bundle, found, KEY + 1) - expected).max() > 1e-3
 
 
-def test_a_device_draws_from_seed_partition_round_and_step(both_formats: Callable[[str], Bundle]) -> None:
-    bundle, runtime = both_formats("noisy"), runtime_of("onnx")
+def test_a_device_draws_from_seed_partition_round_and_step(bundle_for: Callable[[str, str], Bundle]) -> None:
+    bundle, runtime = bundle_for("noisy", "onnx"), runtime_of("onnx")
     x = np.concatenate([batch.inputs["x"] for batch in batches(32, seed=2)])
     y = np.concatenate([batch.y for batch in batches(32, seed=2)])
     examples = Examples(inputs={"x": x}, y=y)

@@ -38,9 +38,9 @@ def logits_of(module: nn.Module, batch: PaddedBatch) -> Tensor:
 
 @pytest.mark.parametrize("runtime", RUNTIMES)
 def test_twenty_steps_and_an_evaluation_are_those_of_eager_torch(
-    runtime: str, both_formats: Callable[[str], Bundle]
+    runtime: str, bundle_for: Callable[[str, str], Bundle]
 ) -> None:
-    bundle, found = both_formats("several"), list(batches_in_order(several_examples(157, seed=7), BATCH_SIZE))
+    bundle, found = bundle_for("several", runtime), list(batches_in_order(several_examples(157, seed=7), BATCH_SIZE))
     module = app_of("several").module
     optimizer = torch.optim.SGD(module.parameters(), lr=RATE, momentum=0.9)
     ports = random_ports(bundle.manifest.signatures["train"].inputs)
@@ -64,8 +64,8 @@ def test_twenty_steps_and_an_evaluation_are_those_of_eager_torch(
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES)
-def test_int8_predicts_any_number_of_samples_like_torch(runtime: str, both_formats: Callable[[str], Bundle]) -> None:
-    bundle, module = both_formats("several"), app_of("several").module.eval()
+def test_int8_predicts_any_number_of_samples_like_torch(runtime: str, bundle_for: Callable[[str, str], Bundle]) -> None:
+    bundle, module = bundle_for("several", runtime), app_of("several").module.eval()
     (batch,) = batches_in_order(several_examples(11, seed=5), 11)
     with torch.no_grad():
         expected = logits_of(module, batch).numpy()
@@ -85,8 +85,8 @@ def test_recipes_are_verified_with_several_inputs(recipe: Recipe) -> None:
 
 
 @pytest.mark.parametrize("graph_format", nightly_but(("onnx", "tflite"), ("onnx",)))
-def test_a_plain_float_file_has_the_inputs_by_name(graph_format: str, both_formats: Callable[[str], Bundle]) -> None:
-    app, bundle = app_of("several"), both_formats("several")
+def test_a_plain_float_file_has_the_inputs_by_name(graph_format: str, bundle_for: Callable[[str, str], Bundle]) -> None:
+    app, bundle = app_of("several"), bundle_for("several", FORMATS[graph_format].runtime)
     data = float_models(app, bundle, bundle.initial_parameters(), graph_format)["infer"]
     model = open_runtime(FORMATS[graph_format].runtime).open_model(data, "the file")
     assert {port.name for port in model.inputs} == {"ids", "attention_mask", "numbers"}
@@ -96,8 +96,8 @@ def test_a_plain_float_file_has_the_inputs_by_name(graph_format: str, both_forma
     np.testing.assert_allclose(run_rows(model, batch.inputs)["logits"], expected, rtol=0, atol=1e-5)
 
 
-def test_graphs_of_several_inputs_are_assembled(both_formats: Callable[[str], Bundle], tmp_path: Path) -> None:
-    bundle = both_formats("several")
+def test_graphs_of_several_inputs_are_assembled(bundle_for: Callable[[str, str], Bundle], tmp_path: Path) -> None:
+    bundle = bundle_for("several", "onnx")
     manifest = bundle.manifest
     spec = AssembledGraphs(
         name="several",

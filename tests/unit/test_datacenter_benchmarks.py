@@ -28,6 +28,7 @@ def load(name: str) -> ModuleType:
     return module
 
 
+@pytest.mark.nightly
 def test_the_gpu_benchmark_runs_on_a_cpu_that_is_asked_for(tmp_path: Path) -> None:
     path = tmp_path / "found.json"
     words = ["--device", "cpu", "--size", "tiny", "--steps", "3", "--warm-up", "1", "--sequence", "16", "--no-compile"]

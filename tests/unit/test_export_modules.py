@@ -108,6 +108,7 @@ class Recurrent(nn.Module):
         return self.head(self.attention(steps, steps, steps, need_weights=False)[0].mean(1))
 
 
+@pytest.mark.nightly
 def test_attention_over_a_recurrent_layer_is_traced() -> None:
     module = Recurrent()
     prepared = prepare(replace(app_of("mlp"), module=module))

@@ -41,6 +41,7 @@ def app_of(module: nn.Module) -> App:
     return App(name="masked", module=module, calibration=torch.randn(16, 4), batch_size=4, num_classes=3)
 
 
+@pytest.mark.nightly
 def test_values_are_put_where_a_mask_is_true() -> None:
     # The export compares its graphs with eager torch.
     assert set(exported(app_of(Silenced()), ("tflite",)).manifest.slots) == {"tflite"}

@@ -34,8 +34,8 @@ def without(name: str) -> dict[str, np.ndarray]:
 
 
 @pytest.fixture(scope="module")
-def bundle(both_formats: Callable[[str], Bundle]) -> Bundle:
-    return both_formats("several")
+def bundle(bundle_for: Callable[[str, str], Bundle]) -> Bundle:
+    return bundle_for("several", "onnx")
 
 
 def test_the_manifest_declares_the_inputs(bundle: Bundle) -> None:

@@ -237,9 +237,10 @@ def test_two_processes_end_in_the_versions_of_one(simulated: tuple[Result, list[
     assert all(math.isnan(row.test_loss) for row in again.rounds)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("num_clients", "cohort", "rounds", "least"),
-    [(10, 8, 3, 0.4), pytest.param(40, 20, 15, 0.7, marks=pytest.mark.nightly)],
+    [(10, 8, 3, 0.4), (40, 20, 15, 0.7)],
 )
 def test_vmap_is_within_half_a_point_of_the_graph(num_clients: int, cohort: int, rounds: int, least: float) -> None:
     data = load_data("digits")

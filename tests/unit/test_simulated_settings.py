@@ -5,7 +5,6 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from support.nightly import nightly_but
 from torch import nn
 
 from fanin.clients.data.digits import load_digits
@@ -36,7 +35,8 @@ def parameters(exported: float, engine: str, **optimizer: float) -> Float32s:
     return simulate(app, clients, cohort=NUM_CLIENTS, rounds=2, settings=settings).parameters
 
 
-@pytest.mark.parametrize("engine", nightly_but(("graph", "vmap"), ("vmap",)))
+@pytest.mark.nightly
+@pytest.mark.parametrize("engine", ["graph", "vmap"])
 def test_a_plan_sets_the_optimizer_as_another_app_would(engine: str) -> None:
     """The same graph with other inputs: the same bits."""
     changed = parameters(0.9, engine, momentum=0.5)

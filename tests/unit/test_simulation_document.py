@@ -24,6 +24,7 @@ def run(code: str, folder: Path) -> str:
     return done.stdout
 
 
+@pytest.mark.nightly
 def test_a_run_with_faults_prints_what_the_page_says(tmp_path: Path) -> None:
     (expected,) = re.findall(r"^```text\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
     assert run(FAULTS, tmp_path) == expected

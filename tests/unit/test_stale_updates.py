@@ -23,6 +23,7 @@ def test_stale_updates_count_and_the_record_gives_the_same_versions_again(tmp_pa
     assert {name for version in versions for name in version.runtimes} == {"synthetic 1"}
 
 
+@pytest.mark.nightly
 def test_the_slowest_device_has_its_part_only_where_stale_updates_count(tmp_path: Path) -> None:
     def parts(max_staleness: int) -> set[str]:
         found: set[str] = set()
