@@ -1,4 +1,4 @@
-"""The models of the matrix's cells, by family, and their batches: small, the same on every rank and in one process."""
+"""Models and batches of the matrix's cells, by family: small, and identical on every rank and in one process."""
 
 from collections.abc import Callable, Iterator, Mapping
 
@@ -79,7 +79,7 @@ IMAGES: Mapping[str, tuple[Callable[[], nn.Module], LayoutSettings, tuple[int, .
 
 
 def model_of(cell: Cell) -> TrainableModel:
-    """The same on every rank and in one process."""
+    """Return the cell's model, which is identical on every rank and in one process."""
     dtype = DTYPES[cell.dtype]
     if cell.family in {**PRETRAINED, **UNPLANNED}:
         return pretrained_model(module_of(pretrained_row(cell), cell.dtype, 1, cell.family))
@@ -110,7 +110,10 @@ def model_of(cell: Cell) -> TrainableModel:
 
 
 def pretrained_row(cell: Cell) -> Mapping[str, object]:
-    """A small model of another library, as that library's config has it. Without dropout, which ranks draw alone."""
+    """Return the config of a small model of ``transformers``.
+
+    The model has no dropout, which each rank would draw by itself.
+    """
     ends: Mapping[str, object] = {"pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
     if cell.family in UNPLANNED:
         own = {"model_type": cell.family, "vocab_size": VOCABULARY, "num_hidden_layers": cell.layers}
@@ -131,9 +134,9 @@ def pretrained_row(cell: Cell) -> Mapping[str, object]:
 
 
 def batches(num: int, family: str = "decoder") -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield ``num`` global batches, two in turn, as inputs and targets.
+    """Yield ``num`` global batches, which alternate between two, as inputs and targets.
 
-    The number of targets that count differs much between ranks, so that a mean of means shows.
+    The number of targets that count differs much between ranks, so that the test detects a mean of means.
     """
     made = [_images(seed, family) if family in IMAGES else _tokens(seed) for seed in range(2)]
     for step in range(num):
@@ -141,7 +144,7 @@ def batches(num: int, family: str = "decoder") -> Iterator[tuple[torch.Tensor, t
 
 
 def _tokens(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """(B, T) tokens and targets, of samples of many lengths."""
+    """Return (B, T) tokens and targets of samples of many lengths."""
     tokens = torch.from_numpy(np.random.default_rng(seed).integers(0, VOCABULARY, (BATCH, LENGTH + 1)))
     targets = tokens[:, 1:].clone()
     for sample in range(BATCH):
@@ -150,7 +153,7 @@ def _tokens(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _images(seed: int, family: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """(B, ...) values and labels (B,), of which a few are not asked for, the last ones among them."""
+    """Return values (B, ...) and labels (B,). Four samples have no label, among them the last three."""
     generator = np.random.default_rng(seed)
     inputs = torch.from_numpy(generator.random((BATCH, *IMAGES[family][2])))
     targets = torch.from_numpy(generator.integers(0, 10, BATCH))
