@@ -1,4 +1,4 @@
-"""A subcommand that lacks a library: one line, which says all the extras that it needs."""
+"""A subcommand without a library it needs prints one line, which names all missing extras."""
 
 import subprocess
 import sys
