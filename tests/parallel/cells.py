@@ -117,7 +117,7 @@ RECOMPUTED: Final[Mapping[str, str]] = {
     "pp=2,dp_shard=2": "full",
 }
 IN_CI: Final = frozenset(str(shape) for shape in factorisations(4) if num_axes(shape) == 2) | {"pp=2,dp_shard=2,tp=2"}
-"""Meshes whose parity CI shows in float64."""
+"""Meshes whose parity CI checks in float64."""
 IN_TURNS: Final = ("dp_replicate=8", "dp_replicate=4,dp_shard=2", "dp_replicate=4", "dp_replicate=2,dp_shard=2")
 
 
@@ -125,8 +125,8 @@ def _matrix(num_ranks: int = WORLD) -> Iterator[Cell]:
     """Yield all meshes of ``num_ranks`` ranks in float64; every other one has tied embeddings.
 
     GPipe processes the microbatches of a pipeline in two gradient accumulation steps. On two ranks each step has one
-    microbatch: as many pieces at no more cost. 1F1B needs a microbatch for each stage; ``_schedules`` has its cells
-    with accumulation.
+    microbatch: as many pieces at no more cost. A cell of 1F1B needs a microbatch for each stage. Its cells with
+    accumulation are in ``_schedules``.
     """
     for index, shape in enumerate(factorisations(num_ranks)):
         mesh, turns = str(shape), 2 if shape.pp > 1 and index % 2 == 0 else 1
@@ -168,8 +168,8 @@ def _schedules() -> Iterator[Cell]:
 def _nights() -> Iterator[Cell]:
     """Yield the cells of the nightly suite.
 
-    They are all cells in float32, and the combinations that CI leaves out: each mesh with both accumulation and
-    recomputation, and with the other tie setting.
+    They are all cells in float32, and the combinations that CI leaves out. In these, each mesh has both accumulation
+    and recomputation, and the other tie setting.
     """
     for cell in (*_matrix(), *_schedules()):
         yield replace(cell, dtype="float32", nightly=True, long=cell.shape.num_ranks < WORLD)

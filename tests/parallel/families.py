@@ -29,7 +29,7 @@ PRETRAINED: Mapping[str, Mapping[str, object]] = {
     "mistral": {"sliding_window": LENGTH // 2},
     "qwen2": {"use_sliding_window": True, "max_window_layers": 1, "sliding_window": LENGTH // 2},
 }
-"""Kinds of ``transformers`` models, each with what tells it from the others; Qwen2 also has biases."""
+"""Kinds of ``transformers`` models, each with the settings that are its own. Qwen2 also has biases."""
 SIZES: Mapping[str, object] = {"hidden_size": 32, "num_attention_heads": 8}
 FEED_FORWARD: Mapping[str, object] = {"intermediate_size": 32}
 UNPLANNED: Mapping[str, Mapping[str, object]] = {
@@ -44,7 +44,7 @@ UNPLANNED: Mapping[str, Mapping[str, object]] = {
 """Kinds of ``transformers`` models that ``tp`` cannot split, each with its own names of sizes."""
 DROPOUTS = ("attn_pdrop", "embd_pdrop", "resid_pdrop", "dropout", "attention_dropout", "hidden_dropout_prob")
 MASKED = ("encoder", *PRETRAINED)
-"""Whose models take a mask of what is padding."""
+"""Families whose models accept an attention mask."""
 RESNET = LayoutSettings(
     layers="stacks", num_layers=3, inputs=("stem",), outputs=("pool", "head"), plan={"head": "logits"}
 )
@@ -75,7 +75,7 @@ IMAGES: Mapping[str, tuple[Callable[[], nn.Module], LayoutSettings, tuple[int, .
     "ds_cnn": (lambda: DsCnn(1, "group"), KEYWORDS, (1, 13, 5)),
     "ds_cnn-batch": (lambda: DsCnn(1, "batch"), KEYWORDS, (1, 13, 5)),
 }
-"""Models of images: how each is made, its layout, and the shape of a sample, smaller than in life."""
+"""Image models: function that builds the model, layout, and shape of a sample. The samples are smaller than usual."""
 
 
 def model_of(cell: Cell) -> TrainableModel:

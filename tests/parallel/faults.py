@@ -47,7 +47,7 @@ NUM_STEPS, EVERY, NUM_RANKS = 8, 2, 4
 PIPELINED = Cell(mesh="pp=2,dp_shard=2", schedule="1F1B", microbatches=2, clip=0.5)
 SPLIT = Cell(mesh="dp_shard=2,tp=2", clip=0.5)
 TIMEOUT_S = 6.0
-"""Longer than any step takes on a machine that has other things to do."""
+"""Longer than any step takes on a busy machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,7 +225,7 @@ SCENES = {
     "killed": ("killed", "kill-1-5"),
     "resumed after a kill": ("killed", "none-0-0"),
 }
-"""Name to folder and fault; one that hangs ends beside the others, since all it does is wait."""
+"""Scene name to folder and fault. Scenes that hang end together with the others, because they only wait."""
 HANGING = ("frozen", "inside", "hung", "behind")
 
 

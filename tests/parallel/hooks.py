@@ -31,7 +31,7 @@ from fanin.datacenter.training.loop import TrainingLoop
 from fanin.edge.export import squared_error
 
 RECORD = {"TORCH_FR_BUFFER_SIZE": "64"}
-"""What a rank's environment needs before its process group is made."""
+"""Environment variables that a rank needs before it creates its process group."""
 CPU, SUM, AVG = torch.device("cpu"), dist.ReduceOp.SUM, dist.ReduceOp.AVG
 BYTES = {"Double": 8, "Long": 8, "Float": 4, "Int": 4, "BFloat16": 2, "Half": 2, "Byte": 1, "Char": 1}
 LOOK_EVERY = 4

@@ -39,7 +39,7 @@ folder = "{folder}/checkpoints"
 every = {every}
 """
 WAIT_S = 800.0
-"""A lost machine is missed after 15 s, and what is left waits 10 s for others; the rest is starting."""
+"""The loss of a machine is detected after 15 s, and the others wait 10 s for newcomers. The rest is for starting."""
 
 
 class Machine:

@@ -5,8 +5,8 @@
 A program of its own, because it forks ranks after torch is imported. A fork takes a fifth of a second, a fresh start
 seconds. Forking is safe only in a process in which autograd has never run.
 
-The matrix of meshes is in ``matrix.py``. This program covers the loop around the step: the last batch of an epoch,
-which ranks cannot share evenly, evaluation, and resuming on another number of ranks. It also trains the demo's models
+The matrix of meshes is in ``matrix.py``. This program covers the loop around the step: an uneven last
+batch of an epoch, evaluation, and resuming on another number of ranks. It also trains the demo's models
 on the demo's mesh: convolutions that are cut, and matrices between them that are split.
 """
 

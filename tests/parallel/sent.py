@@ -116,7 +116,7 @@ CELLS: Final[dict[str, Cell]] = {
 
 
 FIRST: Final = ("tensor", "sequence", "shard", "pipeline and tensor")
-"""Those that are counted at every change."""
+"""Cells that CI counts."""
 
 
 def chosen(which: str) -> dict[str, Cell]:

@@ -91,7 +91,7 @@ DAMAGES = {
     _another_place: "progress.json: digest mismatch: received",
     _no_progress: "step-00000003: has no progress.json, though LATEST names it",
 }
-"""What happens to the newest checkpoint, and what is said of it."""
+"""Damage to the newest checkpoint, and the message about it."""
 MARKERS = {
     _bad_marker: "LATEST: got folder '../../etc', expected a checkpoint's",
     _no_marker_json: "LATEST: not JSON, expected an object with format 2",

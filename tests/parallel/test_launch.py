@@ -60,7 +60,7 @@ def main(arguments):
     while True:
         time.sleep(0.1)
 """
-"""A rank that takes its time to save."""
+"""A rank that takes a given time to save."""
 RUN_SLOW = """
 import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -76,7 +76,7 @@ LAYOUT = LayoutSettings(
     plan={"layers.*": "shared", "layers.*.0": "column", "layers.*.2": "row"},
     feed_forward=32,
 )
-"""Of the App ``stacked``."""
+"""Layout of the App ``stacked``."""
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ def main(arguments):
     while True:
         time.sleep(0.1)
 """
-"""A rank that takes its time to save; torch gives 30 s."""
+"""A rank that takes 33 s to save. torch gives it 30 s."""
 RUN_SLOW = """
 import sys
 from pathlib import Path

@@ -16,8 +16,8 @@ from fanin.edge.runtimes.graphs import NO_TOKEN
 BOUNDS = {"llama": 1e-10, "gemma": 1e-5}
 """Family to the largest difference of losses and parameters in float64, between any two ways to divide a batch.
 
-Gemma's norm multiplies with ``weight.float()``, so the gradient of the weight is a sum over tokens in float32, which
-depends on the pieces that a batch is taken in. Llama's norm casts what it is given, token by token, but not its weight.
+Gemma's norm multiplies with ``weight.float()``. So the gradient of the weight is a sum over tokens in float32, which
+depends on the pieces of a batch. Llama's norm casts its input, token by token, but not its weight.
 """
 TRAINING = TrainingSettings(batch_size=BATCH, learning_rate=0.1, optimizer="sgd", clip_norm=0.5)
 

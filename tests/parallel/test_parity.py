@@ -20,7 +20,7 @@ from fanin.datacenter.network.collectives import COLLECTIVES, RING
 TOLERANCES = {"float32": 1e-5, "float64": 1e-10}
 RESULTS = ("losses", "evaluated", "parameters")
 LOSS_BYTES = 16
-"""The loss, and whether it and the gradients are finite."""
+"""Bytes of the loss, and of a flag that it and the gradients are finite."""
 
 
 @pytest.fixture(scope="module")
@@ -173,7 +173,7 @@ def test_powersgd_keeps_what_it_did_not_send_and_sends_it_later(folder: Path) ->
     later = slice(DENSE_STEPS, None)
     assert np.abs(own[:, later] + before[:, later] - given[:, later] - kept[:, later]).max() < 1e-12
     assert np.abs(kept[:, later].mean(axis=0)).max() > 0.01, "something was not sent at once"
-    # The sum of what was sent and what is left equals the sum of all gradients.
+    # The sum of the sent values and the residual equals the sum of all gradients.
     whole = given[0].sum(axis=0) + kept[:, -1].mean(axis=0)
     assert np.abs(own.mean(axis=0).sum(axis=0) - whole).max() < 1e-12
 

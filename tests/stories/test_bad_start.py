@@ -248,7 +248,7 @@ def test_a_full_disk_in_the_blobs(site: Site) -> None:
     for peer in others:
         peer.take_part()
     last.begin()
-    # The device that closes the Round may get this reply, or lose the connection.
+    # The device that closes the Round may learn that it is closed, or lose the connection.
     with suppress(Unavailable):
         last.upload(*last.update())
     assert dying.wait(30.0) == -9
@@ -285,7 +285,7 @@ def test_a_full_disk_in_the_database(site: Site, caplog: pytest.LogCaptureFixtur
             stranger.begin()
         with pytest.raises(StorageFull, match=NO_SPACE):
             first.upload(*first.update())
-        # The coordinator still serves what it has.
+        # The coordinator still serves its data.
         assert [info.run_id for info in operator.runs()] == ["run"]
         after = snapshot(site.state)
         assert after.rows == before.rows

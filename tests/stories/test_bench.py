@@ -18,7 +18,7 @@ from fanin.protos.errors import Conflict, Unavailable
 
 ROOT = Path(__file__).parents[2]
 MODEL_BYTES = 104_856
-"""A tenth of 2^20 bytes, in whole float32 values."""
+"""A tenth of 2^20 bytes, in complete float32 values."""
 TINY = ("--megabytes", "0.1")
 
 

@@ -15,7 +15,7 @@ from fanin.protos.chunks import CHUNK_BYTES
 from fanin.protos.control import VersionPublished
 
 SHAPES = {"a": (1000, 1500), "b": (3,)}
-"""6 MB an Update and a Version: six Chunks."""
+"""6 MB for each Update and Version: six Chunks."""
 DOWN_AT = 2 * PIECE_BYTES
 BATCH_AT = 3
 UP_AT = 2 * CHUNK_BYTES + PIECE_BYTES

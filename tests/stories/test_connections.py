@@ -35,7 +35,7 @@ from fanin.v1 import fleet_pb2 as pb
 SOON_S = 10.0
 HANDSHAKE_S = 0.4
 NUM_CALLS = 1200
-"""More than the 1,000 calls that gRPC keeps by default, by so many that it would certainly cancel some."""
+"""So many more than gRPC's default of 1,000 calls that gRPC would certainly cancel some."""
 NUM_POLLS = 2000
 
 

@@ -34,7 +34,7 @@ for line in sys.stdin.buffer:
     sys.stdout.buffer.flush()
 real.stdin.close()
 """
-"""The real process behind one that notes its id and each job, and that dies at so many first jobs."""
+"""A process in front of the real one, which records its id and each job, and dies at a number of first jobs."""
 
 
 def noting(folder: Path, num_deaths: int) -> tuple[str, ...]:

@@ -31,8 +31,11 @@ from fanin.server.rounds import events as e
 from fanin.server.runs.catalog import Runs
 
 EFFECTS: Final = [effect.__name__ for effect in get_args(e.Effect) if effect not in (e.Assign, e.Fail)]
-"""All that the driver's worker carries out on a sound disk. Assign is not among them: it is answered at once and leaves
-nothing that is durable, so a device that did not hear the answer asks again. Fail has tests of its own."""
+"""All effects that the driver's worker executes on a sound disk.
+
+Assign is excluded: it is answered at once and leaves nothing durable, so a device without an answer asks again. Fail
+has tests of its own.
+"""
 COMMANDS: Final = {what.__name__ for what in get_args(get_type_hints(Command)["what"])}
 NUM_MOMENTS: Final = 50
 NUM_DEVICES: Final = 3

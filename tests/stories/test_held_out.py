@@ -181,7 +181,7 @@ def test_an_installed_metric_chooses_the_best_version(
         bench.evaluator.start()
         page = await bench.page(2)
         info = await bench.runs.info("run")
-        # The best Version has the larger recall. Of equal ones, it is the older.
+        # The best Version has the larger recall, or is the older of two with equal recall.
         assert info.best_evaluation == max(page, key=lambda one: one.values["rarest_recall"])
         assert 0.0 <= page[0].values["rarest_recall_int8"] <= 1.0
         await bench.close()

@@ -26,7 +26,7 @@ EFFECTS = [effect.__name__ for effect in get_args(Effect) if effect not in (Assi
 NUM_DEVICES = 3
 NUM_ROUNDS = 2
 SHAPES = {"a": (600, 1000), "b": (3,)}
-"""2.4 MB an Update: three Chunks, so that there is a middle to die in."""
+"""2.4 MB for each Update: three Chunks, so that a device can die in the middle."""
 PLAN = Plan(
     name="story",
     cohort=CohortPlan(concurrency=NUM_DEVICES, buffer=NUM_DEVICES, quorum=NUM_DEVICES, deadline_s=120.0),

@@ -25,10 +25,10 @@ from fanin.server.storage.spool import FolderSpool
 
 R = TypeVar("R", bound=Message)
 MAX_MESSAGE_BYTES = 4 << 20
-"""What gRPC takes unless it is told otherwise, and what proxies on the way count on."""
+"""gRPC's default limit, on which proxies rely."""
 SHAPES = {"a": (1000, 1500), "b": (3,)}
 LARGE_BYTES = (2 << 30) + (100 << 20) + 1
-"""More than what 31 bits can count."""
+"""More bytes than 31 bits can count."""
 
 
 @dataclass

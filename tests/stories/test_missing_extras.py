@@ -33,7 +33,7 @@ ASKED = [
         )
     ),
 ]
-"""A library that is not there, what asks for it at once, and all that this needs."""
+"""A missing library, the command that needs it at once, and all extras of the command."""
 
 
 @pytest.mark.parametrize(

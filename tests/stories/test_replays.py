@@ -93,7 +93,7 @@ def test_no_call_is_answered_twice_and_a_second_one_leaves_no_trace(host: Hosted
         with pytest.raises(Untimely, match="the time of this signed call was used before"):
             call.send(*more)
     assert snapshot(host.state) == before
-    # The device itself continues, because it signs each try anew.
+    # The device itself continues, because it signs each try again.
     for again, more in calls_of(device):
         assert again.send(*more)
 

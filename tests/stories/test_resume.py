@@ -26,7 +26,7 @@ from fanin.protos.control import Command, LoggedEvent, Pause, VersionPublished
 from fanin.protos.errors import Unavailable
 
 SHAPES = {"a": (1000, 1500), "b": (3,)}
-"""6 MB an Update and a Version: six Chunks."""
+"""6 MB for each Update and Version: six Chunks."""
 
 
 @pytest.fixture

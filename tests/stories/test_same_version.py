@@ -18,7 +18,7 @@ from fanin.protos.plans import Plan
 from fanin.simulation import Outcome, Scenario, play
 
 FAST = replace(WILD, piece_s=0.01, cut=0.1)
-"""1.2 MB are 293 pieces of a loopback."""
+"""An Update of 1.2 MB has 293 pieces on a loopback transport."""
 
 
 def patient(num_rounds: int) -> Plan:

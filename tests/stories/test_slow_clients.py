@@ -23,7 +23,7 @@ from fanin.v1 import fleet_pb2 as pb
 
 STALL_S = 0.4
 SOON_S = 5.0
-"""A small part of what a coordinator otherwise waits for a device."""
+"""A small part of the time that a coordinator usually waits for a device."""
 LARGE = {"a": (1000, 1500)}
 """6 MB: six Chunks."""
 
