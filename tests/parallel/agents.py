@@ -19,7 +19,7 @@ def main(arguments: Sequence[str]) -> int:
     """Run the ranks in a folder and an environment until they end."""
     folder, environment, *words = arguments
     os.chdir(folder)
-    # The server is the parent, and not the launcher.
+    # The server is the parent, not the launcher.
     os.environ |= json.loads(environment) | {PARENT: str(os.getppid())}
     sys.argv = ["ranks", *words]
     agent.main(["--start-method", start_server((ENGINE,)), *words], run_program)

@@ -1,4 +1,4 @@
-"""Apps that go wrong, for the tests of the launcher; ``FANIN_TEST_FOLDER`` says where they leave word."""
+"""Apps that fail, stop or wait, for the tests of the launcher. They write to the folder ``FANIN_TEST_FOLDER``."""
 
 import dataclasses
 import multiprocessing
@@ -21,27 +21,27 @@ from fanin.edge.export.optimizers.recipe import Adapters, Recipe
 
 
 def crashing() -> App:
-    """Fails on rank 1 with an error of the App's own; rank 0 waits for it in a collective."""
+    """Raise an error of the App's own on rank 1; rank 0 waits for it in a collective."""
     if os.environ["RANK"] == "1":
         raise ArithmeticError("the App broke on rank 1")
     return app()
 
 
 def killed() -> App:
-    """Rank 1 is gone without a word."""
+    """End rank 1 without a message."""
     if os.environ["RANK"] == "1":
         os._exit(77)
     return app()
 
 
 def dying() -> App:
-    """The digits' App, whose rank 1 is killed in its ninth step, once."""
+    """Return the digits' App, which kills rank 1 once, in its ninth step."""
     calls = 0
 
     def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         nonlocal calls
         calls += torch.is_grad_enabled()
-        # A checkpoint is written beside the training, and is whole a while after its step.
+        # A checkpoint is written while the job trains. It is complete some time after its step.
         time.sleep(0.1)
         if calls == 9 and (os.environ.get("RANK"), os.environ.get("TORCHELASTIC_RESTART_COUNT")) == ("1", "0"):
             os.kill(os.getpid(), signal.SIGKILL)
@@ -56,9 +56,10 @@ LOST_EVERY = 4
 
 
 def lost() -> App:
-    """Draws other values in each process. Rank 1 is killed in its third step, and in its eighth of the next attempt.
+    """Return an App that draws other values in each process and kills rank 1 twice.
 
-    The second kill waits for the checkpoint of the fourth step, which threads of the ranks write.
+    Rank 1 is killed in its third step, and in the eighth step of the next attempt. The second kill waits for the
+    checkpoint of the fourth step, which threads of the ranks write.
     """
     folder, calls = Path(os.environ["FANIN_TEST_FOLDER"]), 0
     ends = {"0": 3, "1": 8}.get(os.environ.get("TORCHELASTIC_RESTART_COUNT", ""))
@@ -81,7 +82,7 @@ def lost() -> App:
 
 
 def stopping() -> App:
-    """The digits' App, which is told to stop in its third step."""
+    """Return the digits' App, which sends its process SIGTERM in the third step."""
     calls = 0
 
     def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -96,7 +97,7 @@ def stopping() -> App:
 
 
 class Bare(torch.nn.Module):
-    """A model without modules of its own."""
+    """A model without submodules."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -107,7 +108,7 @@ class Bare(torch.nn.Module):
 
 
 def bare() -> App:
-    """Takes its time to be evaluated."""
+    """Return an App whose loss is slow in evaluation."""
 
     def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         if not torch.is_grad_enabled():
@@ -119,7 +120,7 @@ def bare() -> App:
 
 
 def paced() -> App:
-    """The digits' App, each step of which takes as many seconds as a file says; machines come and go meanwhile."""
+    """Return the digits' App. A file sets the seconds of each step, while machines join and leave."""
 
     def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         time.sleep(float(Path(os.environ["FANIN_TEST_FOLDER"], "pace").read_text()))
@@ -130,7 +131,7 @@ def paced() -> App:
 
 
 class Double(torch.nn.Module):
-    """A small perceptron that computes in float64, whatever it is given."""
+    """A small perceptron that computes in float64, for inputs of any type."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -144,12 +145,12 @@ class Double(torch.nn.Module):
 
 
 def precise() -> App:
-    """As ``paced``, in float64."""
+    """Return ``paced`` with a model in float64."""
     return dataclasses.replace(paced(), name="precise", module=Double())
 
 
 def stacked() -> App:
-    """Four equal layers between two others: what can be cut by names, and split."""
+    """Return an App with four equal layers between two others, which can be cut by name and split."""
     module = torch.nn.Sequential()
     with seeded(0):
         module.add_module("flatten", torch.nn.Flatten())
@@ -161,7 +162,7 @@ def stacked() -> App:
 
 
 class TiedTokens(torch.nn.Module):
-    """A module of one's own: an embedding that is also the head, and layers that compute each position by itself."""
+    """A user's own module. Its embedding is also its head, and its layers compute each position independently."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -181,7 +182,7 @@ class TiedTokens(torch.nn.Module):
 
 
 class Residual(torch.nn.Module):
-    """A perceptron, added to its input."""
+    """A perceptron whose output is added to its input."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -196,29 +197,29 @@ class Residual(torch.nn.Module):
 
 
 def tied() -> App:
-    """Predicts the next token."""
+    """Return an App that predicts the next token."""
     tokens = torch.arange(24, dtype=torch.int32).reshape(6, 4) % 12
     return App(name="tied", module=TiedTokens(), calibration=tokens, batch_size=2, num_classes=12, loss=next_token)
 
 
 def tied_double() -> App:
-    """As ``tied``, in float64."""
+    """Return ``tied`` with a model in float64."""
     return dataclasses.replace(tied(), module=TiedTokens().double())
 
 
 def adapted() -> App:
-    """Learns adapters alone."""
+    """Return an App that trains only adapters."""
     return dataclasses.replace(tied(), recipe=Recipe(trains=Adapters(rank=1)))
 
 
 def normed() -> App:
-    """Has running statistics."""
+    """Return an App with running statistics."""
     module = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
     return App(name="normed", module=module, calibration=torch.rand(4, 3), batch_size=2, num_classes=4)
 
 
 def sleeping() -> NoReturn:
-    """Leaves the process ids of rank and agent, then waits."""
+    """Write the process ids of the rank and its agent, then wait."""
     agent = multiprocessing.parent_process()
     assert agent is not None
     draft = Path(os.environ["FANIN_TEST_FOLDER"]) / f"draft-{os.environ['RANK']}"

@@ -1,7 +1,8 @@
-"""The cells of the parity matrix: what each trains, and over which ranks. Needs no torch.
+"""The cells of the parity matrix: the model and the ranks of each. Needs no torch.
 
-A cell is compared with one process that trains the same: what a mesh may not change (``Cell.reference``) is in few
-variants, what it may is in as many as there are. Some cells are wrong on purpose: parity must tell.
+A cell is compared with one process that trains the same job. The settings of that process (``Cell.reference``) have few
+variants. The settings of the mesh have as many variants as exist. Some cells contain a deliberate error, which the
+parity check must detect.
 """
 
 from collections.abc import Iterator, Mapping
@@ -12,9 +13,9 @@ from typing import Final
 from fanin.datacenter.parallel.pipelines.schedules import SCHEDULES
 from fanin.datacenter.ranks.mesh import AXES, MeshShape
 
-# A wrong gradient shows in the first step, and a wrong moment of AdamW in the second. Rounding that grows, and long
-# accumulations, show in the nightly steps. Eight ranks on a few cores take half a second a step, so only the schedules,
-# on two and four ranks, train for long.
+# A wrong gradient shows in the first step, and a wrong moment of AdamW in the second. Growing rounding errors and long
+# accumulations show in the nightly steps. A step of eight ranks takes half a second on a few cores, so only the
+# schedules, on two and four ranks, train for long.
 NUM_STEPS: Final = 3
 NUM_NIGHTLY_STEPS: Final = 6
 NUM_LONG_STEPS: Final = 20
@@ -24,7 +25,7 @@ BATCH, LENGTH, VOCABULARY = 16, 8, 97
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """One training. ``fault`` names what is done wrong on purpose."""
+    """One training job. ``fault`` names a deliberate error."""
 
     mesh: str
     schedule: str = "GPipe"
@@ -40,7 +41,7 @@ class Cell:
     sequence: bool = False
     fault: str = ""
     nightly: bool = False
-    # What one process is told as well.
+    # The one process has these settings as well.
     layers: int = 2
     tied: bool = False
     dtype: str = "float64"
@@ -61,7 +62,7 @@ class Cell:
 
     @property
     def reference(self) -> str:
-        """The name of what one process makes of the same."""
+        """Name of the results of one process that trains the same job."""
         parts = [self.family, self.dtype, f"layers{self.layers}", "tied" if self.tied else "untied"]
         parts += ["nightly"] * self.nightly + ["long"] * self.long
         return "-".join([*parts, "unclipped" if self.clip is None else f"clip{self.clip}", *self.freeze]).replace(
@@ -70,7 +71,7 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """What a test and a file are called."""
+        """Name of the test and of its file."""
         parts = [self.mesh, *([self.schedule] if self.shape.pp > 1 else [])]
         parts += [f"{self.accumulate}x{self.microbatches}", self.recompute * (self.recompute != "none")]
         parts += ["" if self.reshard is None else f"reshard{self.reshard}", "times" * bool(self.layer_times)]
@@ -87,7 +88,7 @@ class Cell:
 
 
 def factorisations(num_ranks: int = WORLD) -> Iterator[MeshShape]:
-    """Every mesh of so many ranks."""
+    """Yield every mesh of ``num_ranks`` ranks."""
     for sizes in product((1, 2, 4, 8), repeat=len(AXES)):
         shape = MeshShape(**dict(zip(AXES, sizes, strict=True)))
         if shape.num_ranks == num_ranks:
@@ -95,14 +96,14 @@ def factorisations(num_ranks: int = WORLD) -> Iterator[MeshShape]:
 
 
 def num_axes(shape: MeshShape) -> int:
-    """How many axes of a mesh have more than one rank."""
+    """Return the number of axes of a mesh that have more than one rank."""
     return sum(size > 1 for size in shape.sizes.values())
 
 
-# In CI each pair of axes meets on four ranks and three on eight, which is where groups and gradients could be
-# mixed up; the nightly suite has every mesh of four and of eight ranks. Some meshes compute activations again, and
-# some take turns, so that each of pp, dp_replicate, dp_shard and tp meets both, with tied embeddings and without.
-# Copies send nothing before the last piece, so that turns cost them little.
+# In CI each pair of axes meets on four ranks and three axes meet on eight, where groups and gradients could be mixed
+# up. The nightly suite has every mesh of four and of eight ranks. Some meshes recompute activations, and some
+# accumulate gradients. So each of pp, dp_replicate, dp_shard and tp meets both, with tied embeddings and without.
+# Copies send nothing before the last piece, so accumulation costs them little.
 RECOMPUTED: Final[Mapping[str, str]] = {
     "dp_shard=2,tp=4": "full",
     "dp_shard=8": "full",
@@ -116,15 +117,16 @@ RECOMPUTED: Final[Mapping[str, str]] = {
     "pp=2,dp_shard=2": "full",
 }
 IN_CI: Final = frozenset(str(shape) for shape in factorisations(4) if num_axes(shape) == 2) | {"pp=2,dp_shard=2,tp=2"}
-"""Meshes whose parity CI shows in float64."""
+"""Meshes whose parity CI checks in float64."""
 IN_TURNS: Final = ("dp_replicate=8", "dp_replicate=4,dp_shard=2", "dp_replicate=4", "dp_replicate=2,dp_shard=2")
 
 
 def _matrix(num_ranks: int = WORLD) -> Iterator[Cell]:
-    """All meshes of so many ranks in float64; every other one with tied embeddings.
+    """Yield all meshes of ``num_ranks`` ranks in float64; every other one has tied embeddings.
 
-    GPipe takes a pipeline's microbatches in two turns, of one microbatch each where there are two ranks: as many pieces
-    at no more cost. 1F1B needs a microbatch for each stage, and takes turns in ``_schedules``.
+    GPipe processes the microbatches of a pipeline in two gradient accumulation steps. On two ranks each step has one
+    microbatch: as many pieces at no more cost. A cell of 1F1B needs a microbatch for each stage. Its cells with
+    accumulation are in ``_schedules``.
     """
     for index, shape in enumerate(factorisations(num_ranks)):
         mesh, turns = str(shape), 2 if shape.pp > 1 and index % 2 == 0 else 1
@@ -134,7 +136,8 @@ def _matrix(num_ranks: int = WORLD) -> Iterator[Cell]:
             microbatches=shape.pp // turns,
             accumulate=2 if mesh in IN_TURNS else turns,
             recompute=RECOMPUTED.get(mesh, "none"),
-            # A collective takes milliseconds on two cores, whatever its size: as few layers as show anything.
+            # A collective takes milliseconds on two cores, whatever its size. So the model has as few layers as show an
+            # error.
             layers=2 if mesh == "dp_shard=8" else shape.pp,
             tied=index % 2 == 0,
             clip=None if shape.tp == 4 else 0.5,
@@ -143,9 +146,10 @@ def _matrix(num_ranks: int = WORLD) -> Iterator[Cell]:
 
 
 def _schedules() -> Iterator[Cell]:
-    """All schedules: on two ranks in turns and with all activations computed again, on four with tied embeddings.
+    """Yield all schedules: on two ranks with accumulation and full recomputation, on four with tied embeddings.
 
-    What splits its backward pass computes them again for each weight, so two microbatches a turn are enough there.
+    Schedules that split the backward pass recompute activations for each weight. Two microbatches in each accumulation
+    step are enough for them.
     """
     for (name, schedule), num_ranks in product(SCHEDULES.items(), (2, 4)):
         yield Cell(
@@ -156,13 +160,17 @@ def _schedules() -> Iterator[Cell]:
             layers=num_ranks * schedule.default_stages,
             tied=num_ranks == 4 or schedule.folded,
             recompute="full" if num_ranks == 2 else "none",
-            # In CI the matrix has pipelines of four stages, by GPipe and 1F1B.
+            # In CI the matrix has pipelines of four stages, with GPipe and 1F1B.
             nightly=num_ranks == 4,
         )
 
 
 def _nights() -> Iterator[Cell]:
-    """The same in float32; and what a commit leaves out: each mesh with both, and the ties that it has not by day."""
+    """Yield the cells of the nightly suite.
+
+    They are all cells in float32, and the combinations that CI leaves out. In these, each mesh has both accumulation
+    and recomputation, and the other tie setting.
+    """
     for cell in (*_matrix(), *_schedules()):
         yield replace(cell, dtype="float32", nightly=True, long=cell.shape.num_ranks < WORLD)
     for cell in _matrix():
@@ -183,10 +191,10 @@ SINGLES: Final = (
         for mesh in ("dp_replicate=8", "dp_shard=4", "dp_replicate=2,dp_shard=2")
     ),
     Cell(mesh="pp=2", dtype="float32", schedule="1F1B", microbatches=2, clip=None, nightly=True),
-    # One microbatch is a pipeline too.
+    # A pipeline may have one microbatch.
     Cell(mesh="pp=2,dp_shard=2,tp=2", dtype="float32", schedule="GPipe", clip=None, nightly=True),
     Cell(mesh="dp_shard=2", microbatches=2, accumulate=2, recompute="full", tied=True),
-    # By day what stands between the matrices is split too (SEQUENCES), and nothing is lost.
+    # In CI this mesh also splits the activations between the matrices (SEQUENCES), so no coverage is lost.
     Cell(mesh="dp_shard=2,tp=2", accumulate=2, recompute="full", layers=1, tied=True, nightly=True),
     Cell(mesh="dp_shard=2,tp=2", accumulate=2, recompute="selective", tied=True, nightly=True),
     Cell(mesh="dp_replicate=2", accumulate=2, tied=True),
@@ -209,10 +217,11 @@ MODELS: Final = (
     Cell(mesh="pp=2,dp_shard=2,tp=2", schedule="ZBV", microbatches=4, layers=4, tied=True, nightly=True),
     Cell(mesh="pp=2,dp_shard=2,tp=2", schedule="Interleaved1F1B", microbatches=4, layers=4, tied=True, nightly=True),
 )
-# Convolutions, perceptrons and what another library makes, on each axis and on three at once. By night, but a few.
+# Convolutions, perceptrons and models of another library, on each axis and on three at once. All but a few run in the
+# nightly suite.
 FAMILIES: Final = (
     Cell(mesh="pp=2,tp=2", family="mlp", microbatches=2),
-    # A batch norm that is shown a whole batch at once is as in one process.
+    # A batch norm that receives a whole batch at once computes as in one process.
     Cell(mesh="pp=2", family="resnet8-batch"),
     Cell(mesh="dp_shard=2", family="ds_cnn", accumulate=2),
     Cell(mesh="dp_shard=2,tp=2", family="llama", tied=True),
@@ -235,7 +244,8 @@ FAMILIES: Final = (
         )
     ),
 )
-# Models that nothing but data parallelism can spread: one by day. Its expert layers and all others come by night.
+# Models that only data parallelism can distribute. One runs in CI. Models with expert layers and all others run in the
+# nightly suite.
 UNPLANNED: Final = (
     Cell(mesh="dp_shard=2", family="gpt2", tied=True),
     *(
@@ -245,12 +255,13 @@ UNPLANNED: Final = (
     Cell(mesh="dp_replicate=2,dp_shard=2", family="mixtral", nightly=True),
     Cell(mesh="dp_replicate=2", family="bert", nightly=True),
 )
-# Wherever a batch is taken in pieces, its statistics are those of a piece.
+# If a batch is split into pieces, the batch norm's statistics are those of one piece.
 STATISTICS: Final = (
     Cell(mesh="dp_shard=2", family="resnet8-batch", nightly=True),
     Cell(mesh="pp=2", family="ds_cnn-batch", microbatches=2, nightly=True),
 )
-# What stands between split matrices is split as well, along the sequence. The matrix has the same meshes without.
+# The activations between split matrices are split as well, along the sequence. The matrix has the same meshes without
+# this.
 SEQUENCES: Final = (
     Cell(mesh="dp_shard=2,tp=2", accumulate=2, recompute="full", layers=1, tied=True, sequence=True),
     *(
@@ -284,8 +295,8 @@ HALVES: Final = tuple(
     Cell(mesh=mesh, microbatches=2, dtype="float32", clip=0.5, precision=precision)
     for mesh, precision in (("dp_shard=2", "bf16"), ("pp=2", "bf16"), ("dp_shard=2", "fp16"), ("tp=2", "fp16"))
 )
-# In CI only the first: a compilation takes seconds. What fanin refuses is not here: schedules that split their backward
-# pass, and full recomputation of layers that are split over tp.
+# In CI only the first cell runs, because a compilation takes seconds. Combinations that fanin refuses are not here:
+# schedules that split their backward pass, and full recomputation of layers that are split over tp.
 _COMPILED: Final = (
     *(
         Cell(

@@ -1,4 +1,4 @@
-"""Trains, saves, and goes on at other meshes and in one process; leaves what came out as .npz files.
+"""Trains, saves, and resumes at other meshes and in one process; writes the results as .npz files.
 
     python tests/parallel/checkpoints.py FOLDER checkpoints|weights 4|8
 
@@ -34,7 +34,7 @@ from fanin.datacenter.ranks.mesh import AXES
 from fanin.protos.errors import FaninError, StorageFull
 
 SAVED, STEPS = 2, 5
-# 97 rows over the ranks of tp and of dp_shard: torch alone would put them together wrongly.
+# The 97 rows are shared by the ranks of tp and of dp_shard. torch alone would assemble them wrongly.
 TRAINED = {
     4: {
         "untied": Cell(mesh="pp=2,tp=2", schedule="1F1B", microbatches=2, layers=4),
@@ -74,7 +74,7 @@ TAKEN = {
 
 
 def engine_of(cell: Cell) -> Engine:
-    """The cell's model on this rank."""
+    """Return an engine with the cell's model on this rank."""
     mesh = None
     if dist.is_initialized():
         mesh = DeviceMesh(
@@ -84,19 +84,19 @@ def engine_of(cell: Cell) -> Engine:
 
 
 def train(engine: Engine, first: int, last: int) -> Iterator[float]:
-    """The losses of steps ``first`` to ``last``."""
+    """Yield the losses of steps ``first`` to ``last``."""
     index, num = engine.share
     for inputs, targets in islice(batches(last), first, last):
         yield float(engine.step(Batch(inputs=inputs.chunk(num)[index], targets=targets.chunk(num)[index])).loss)
 
 
 def outcome(engine: Engine, losses: list[float]) -> dict[str, np.ndarray]:
-    """The losses, and all parameters."""
+    """Return the losses and all parameters."""
     return {"losses": np.array(losses), **{name: value.numpy() for name, value in engine.full_parameters().items()}}
 
 
 def save_and_go_on(folder: Path, name: str) -> dict[str, np.ndarray]:
-    """Some steps, a checkpoint that is written while more are taken."""
+    """Train some steps, and write a checkpoint while the next steps run."""
     engine = engine_of(TRAINED[dist.get_world_size()][name])
     with Checkpoints(folder / name, engine) as checkpoints:
         assert checkpoints.load() is None
@@ -107,7 +107,7 @@ def save_and_go_on(folder: Path, name: str) -> dict[str, np.ndarray]:
 
 
 def go_on(folder: Path, name: str, cell: Cell) -> dict[str, np.ndarray]:
-    """The last steps at another mesh."""
+    """Resume at another mesh, and train the last steps."""
     engine = engine_of(cell)
     with Checkpoints(folder / name, engine) as checkpoints:
         progress = checkpoints.load()
@@ -116,7 +116,7 @@ def go_on(folder: Path, name: str, cell: Cell) -> dict[str, np.ndarray]:
 
 
 def give_weights(folder: Path) -> dict[str, np.ndarray]:
-    """A file of what one step came to, the parameters themselves, and the loss that comes next."""
+    """Export the weights after one step; return the parameters and the loss of the next step."""
     engine = engine_of(TRAINED[dist.get_world_size()]["tied"])
     losses = list(train(engine, 0, 1))
     export_weights(engine, folder / "tied.safetensors", {"made_by": "a test"})
@@ -124,14 +124,14 @@ def give_weights(folder: Path) -> dict[str, np.ndarray]:
 
 
 def take_weights(folder: Path, cell: Cell) -> dict[str, np.ndarray]:
-    """The parameters of a file, taken at another mesh, and the loss that comes next."""
+    """Import the weights at another mesh; return the parameters and the loss of the next step."""
     engine = engine_of(cell)
     import_weights(engine, folder / "tied.safetensors")
     return {**outcome(engine, []), "losses": np.array(list(train(engine, 1, 2)))}
 
 
 def keep_last(folder: Path) -> dict[str, np.ndarray]:
-    """Saves at five steps, of which two are kept."""
+    """Save at five steps, of which two checkpoints are kept."""
     cell = KEPT[dist.get_world_size()]
     engine = engine_of(cell)
     left = folder / "kept" / "step-00000002"
@@ -142,7 +142,8 @@ def keep_last(folder: Path) -> dict[str, np.ndarray]:
             checkpoints.save(Progress(step=step))
             checkpoints.finish()
         found = sorted(path.name for path in (folder / "kept").iterdir())
-        # Saved before any step, an optimizer has no state: whoever takes it must have none either.
+        # A checkpoint from before the first step has no optimizer state. The engine that loads it must have none
+        # either.
         fresh = checkpoints.load()
         assert fresh == Progress(step=7)
     _leave(folder, "kept-fresh", {"losses": np.array(list(train(engine_of(cell), 0, 2)))})
@@ -150,7 +151,10 @@ def keep_last(folder: Path) -> dict[str, np.ndarray]:
 
 
 def take_older(folder: Path) -> dict[str, np.ndarray]:
-    """Which checkpoint each rank takes where one byte of the newest is another, and why not that one."""
+    """Change one byte of the newest checkpoint.
+
+    Return the step that each rank resumes from, and why it skips the newest.
+    """
     path = folder / "kept" / "step-00000007" / "__3_0.distcp"
     if dist.get_rank() == 0:
         data = bytearray(path.read_bytes())
@@ -166,7 +170,7 @@ def take_older(folder: Path) -> dict[str, np.ndarray]:
 
 
 def no_space(folder: Path) -> dict[str, np.ndarray]:
-    """What each rank says where the last one has lost its trace, and where the first one's disk takes no more."""
+    """Return the errors of each rank if the last one loses its trace, and if the first one's disk is full."""
     engine, told = engine_of(KEPT[dist.get_world_size()]), []
     place = folder / "full"
     place.mkdir(exist_ok=True)
@@ -175,7 +179,7 @@ def no_space(folder: Path) -> dict[str, np.ndarray]:
     with Checkpoints(place, engine) as checkpoints:
         told.append(_error(lambda: checkpoints.save(Progress(step=1), lost)))
         if dist.get_rank() == 0:
-            # Where the marker is drafted.
+            # The marker is drafted at this path.
             (place / "LATEST.new").mkdir()
         checkpoints.save(Progress(step=2))
         told.append(_error(checkpoints.finish))
@@ -188,7 +192,7 @@ def no_space(folder: Path) -> dict[str, np.ndarray]:
 
 
 def refusals(attempt_of: Callable[[Engine], Callable[[], object]]) -> dict[str, np.ndarray]:
-    """What each rank says of what is another model's, and whether it has changed nothing."""
+    """Return the error of each rank for the file of another model, and whether its own parameters are unchanged."""
     engine = engine_of(OTHER[dist.get_world_size()])
     before = outcome(engine, [])
     told = _error(attempt_of(engine))
@@ -208,7 +212,7 @@ def _error(attempt: Callable[[], object]) -> str:
 
 
 def work(folder: Path, part: str, num_ranks: int, rank: int) -> None:
-    """All of a part on one rank."""
+    """Run all of a part on one rank."""
     torch.set_num_threads(1)
     silence_expected_messages()
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=num_ranks)
@@ -217,7 +221,7 @@ def work(folder: Path, part: str, num_ranks: int, rank: int) -> None:
 
 
 def checkpoints(folder: Path) -> None:
-    """Checkpoints between meshes, how many are kept, and whose are refused."""
+    """Write the results of checkpoints between meshes: those that are kept, skipped and refused."""
     for name, others in CONTINUED[dist.get_world_size()].items():
         _leave(folder, f"{name}-saved", save_and_go_on(folder, name))
         for other in others:
@@ -229,14 +233,14 @@ def checkpoints(folder: Path) -> None:
 
 
 def weights(folder: Path) -> None:
-    """Weights out of one mesh and into another, and of another model."""
+    """Export weights at one mesh, import them at another, and refuse those of another model."""
     _leave(folder, "given", give_weights(folder))
     _leave(folder, "taken", take_weights(folder, TAKEN[dist.get_world_size()]))
     _leave(folder, "refused", refusals(lambda engine: lambda: import_weights(engine, folder / "tied.safetensors")))
 
 
 def alone(folder: Path, num_ranks: int) -> None:
-    """One process by itself: no process group."""
+    """Resume in one process, without a process group."""
     torch.set_num_threads(1)
     for name, cells in CONTINUED[num_ranks].items():
         cell = Cell(mesh="none", layers=cells[0].layers, tied=cells[0].tied, clip=cells[0].clip)
@@ -250,7 +254,7 @@ def _leave(folder: Path, name: str, found: dict[str, np.ndarray]) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The ranks, then for checkpoints the one; how many processes failed."""
+    """Run the ranks, and for checkpoints also the one process; return the number of processes that failed."""
     folder, part, num_ranks = Path(arguments[0]), arguments[1], int(arguments[2])
     fork = multiprocessing.get_context("fork")
     ranks = [fork.Process(target=work, args=(folder, part, num_ranks, rank)) for rank in range(num_ranks)]

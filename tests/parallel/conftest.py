@@ -1,4 +1,4 @@
-"""What the tests of several ranks share: the server from which their programs are forked."""
+"""Shared fixtures of the tests of several ranks: the server from which their programs are forked."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,14 +10,14 @@ from parallel.programs import Programs
 
 @pytest.fixture(scope="session")
 def programs() -> Iterator[Programs]:
-    """Runs the programs of this folder; one process has imported torch for all of them."""
+    """Yield a server that runs the programs of this folder. Its process imports torch once for all of them."""
     with Programs() as server:
         yield server
 
 
 @pytest.fixture
 def forked_agents(programs: Programs) -> Iterator[None]:
-    """Launched jobs run in forks of that process, without the locks of a folder and without its signals."""
+    """Run launched jobs in forks of the server, without the locks of a folder and without its signals."""
 
     # Imported here: it imports torch, which light tests of this folder do not need.
     from fanin.datacenter.jobs import torchrun

@@ -1,4 +1,4 @@
-"""The models of the matrix's cells, by family, and their batches: small, the same on every rank and in one process."""
+"""Models and batches of the matrix's cells, by family: small, and identical on every rank and in one process."""
 
 from collections.abc import Callable, Iterator, Mapping
 
@@ -29,7 +29,7 @@ PRETRAINED: Mapping[str, Mapping[str, object]] = {
     "mistral": {"sliding_window": LENGTH // 2},
     "qwen2": {"use_sliding_window": True, "max_window_layers": 1, "sliding_window": LENGTH // 2},
 }
-"""Kinds of ``transformers`` models, each with what tells it from the others; Qwen2 also has biases."""
+"""Kinds of ``transformers`` models, each with the settings that are its own. Qwen2 also has biases."""
 SIZES: Mapping[str, object] = {"hidden_size": 32, "num_attention_heads": 8}
 FEED_FORWARD: Mapping[str, object] = {"intermediate_size": 32}
 UNPLANNED: Mapping[str, Mapping[str, object]] = {
@@ -44,7 +44,7 @@ UNPLANNED: Mapping[str, Mapping[str, object]] = {
 """Kinds of ``transformers`` models that ``tp`` cannot split, each with its own names of sizes."""
 DROPOUTS = ("attn_pdrop", "embd_pdrop", "resid_pdrop", "dropout", "attention_dropout", "hidden_dropout_prob")
 MASKED = ("encoder", *PRETRAINED)
-"""Whose models take a mask of what is padding."""
+"""Families whose models accept an attention mask."""
 RESNET = LayoutSettings(
     layers="stacks", num_layers=3, inputs=("stem",), outputs=("pool", "head"), plan={"head": "logits"}
 )
@@ -75,11 +75,11 @@ IMAGES: Mapping[str, tuple[Callable[[], nn.Module], LayoutSettings, tuple[int, .
     "ds_cnn": (lambda: DsCnn(1, "group"), KEYWORDS, (1, 13, 5)),
     "ds_cnn-batch": (lambda: DsCnn(1, "batch"), KEYWORDS, (1, 13, 5)),
 }
-"""Models of images: how each is made, its layout, and the shape of a sample, smaller than in life."""
+"""Image models: function that builds the model, layout, and shape of a sample. The samples are smaller than usual."""
 
 
 def model_of(cell: Cell) -> TrainableModel:
-    """The same on every rank and in one process."""
+    """Return the cell's model, which is identical on every rank and in one process."""
     dtype = DTYPES[cell.dtype]
     if cell.family in {**PRETRAINED, **UNPLANNED}:
         return pretrained_model(module_of(pretrained_row(cell), cell.dtype, 1, cell.family))
@@ -110,7 +110,10 @@ def model_of(cell: Cell) -> TrainableModel:
 
 
 def pretrained_row(cell: Cell) -> Mapping[str, object]:
-    """A small model of another library, as that library's config has it. Without dropout, which ranks draw alone."""
+    """Return the config of a small model of ``transformers``.
+
+    The model has no dropout, which each rank would draw by itself.
+    """
     ends: Mapping[str, object] = {"pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
     if cell.family in UNPLANNED:
         own = {"model_type": cell.family, "vocab_size": VOCABULARY, "num_hidden_layers": cell.layers}
@@ -131,9 +134,9 @@ def pretrained_row(cell: Cell) -> Mapping[str, object]:
 
 
 def batches(num: int, family: str = "decoder") -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield ``num`` global batches, two in turn, as inputs and targets.
+    """Yield ``num`` global batches, which alternate between two, as inputs and targets.
 
-    The number of targets that count differs much between ranks, so that a mean of means shows.
+    The number of targets that count differs much between ranks, so that the test detects a mean of means.
     """
     made = [_images(seed, family) if family in IMAGES else _tokens(seed) for seed in range(2)]
     for step in range(num):
@@ -141,7 +144,7 @@ def batches(num: int, family: str = "decoder") -> Iterator[tuple[torch.Tensor, t
 
 
 def _tokens(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """(B, T) tokens and targets, of samples of many lengths."""
+    """Return (B, T) tokens and targets of samples of many lengths."""
     tokens = torch.from_numpy(np.random.default_rng(seed).integers(0, VOCABULARY, (BATCH, LENGTH + 1)))
     targets = tokens[:, 1:].clone()
     for sample in range(BATCH):
@@ -150,7 +153,7 @@ def _tokens(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _images(seed: int, family: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """(B, ...) values and labels (B,), of which a few are not asked for, the last ones among them."""
+    """Return values (B, ...) and labels (B,). Four samples have no label, among them the last three."""
     generator = np.random.default_rng(seed)
     inputs = torch.from_numpy(generator.random((BATCH, *IMAGES[family][2])))
     targets = torch.from_numpy(generator.integers(0, 10, BATCH))

@@ -1,11 +1,15 @@
-"""A short training that can be killed, stopped and hung, as the program of one rank and as scenes of forked ranks.
+"""A short training job with a fault, as the program of one rank and as scenes of forked ranks.
 
     python -m torch.distributed.run ... tests/parallel/faults.py rank FOLDER FAULT
     python tests/parallel/faults.py scenes FOLDER NAME...
 
-A FAULT is ``KIND-RANK-STEP``: kill (at once), term (SIGTERM), freeze (SIGSTOP), pause (a second), hang (a call between
-two steps never comes back), inside (nor one within a layer), behind (nor one in its backward pass), or ``none-0-0``.
-It happens in the first attempt, after so many steps. The scenes leave what came of them in scenes.json.
+A FAULT is ``KIND-RANK-STEP``, or ``none-0-0``. It happens in the first attempt, after STEP steps. The kinds:
+
+- kill, term, freeze: the rank receives SIGKILL, SIGTERM or SIGSTOP
+- pause: the rank waits for a second
+- hang, inside, behind: a call never returns, between two steps, within a layer, or in the layer's backward pass
+
+The scenes write their results to scenes.json.
 """
 
 import json
@@ -43,12 +47,12 @@ NUM_STEPS, EVERY, NUM_RANKS = 8, 2, 4
 PIPELINED = Cell(mesh="pp=2,dp_shard=2", schedule="1F1B", microbatches=2, clip=0.5)
 SPLIT = Cell(mesh="dp_shard=2,tp=2", clip=0.5)
 TIMEOUT_S = 6.0
-"""Longer than any step takes on a machine that has other things to do."""
+"""Longer than any step takes on a busy machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """What befalls a rank before a step."""
+    """A fault of one rank at one step."""
 
     kind: str
     rank: int
@@ -60,7 +64,7 @@ class Fault:
         return cls(kind=kind, rank=int(rank), step=int(step))
 
     def strike(self, rank: int, step: int) -> None:
-        """Do it, if it is for this rank and now."""
+        """Cause the fault, if it is due on this rank at this step."""
         if (rank, step) != (self.rank, self.step) or attempt() > 0:
             return
         if self.kind == "hang":
@@ -72,7 +76,7 @@ class Fault:
             os.kill(os.getpid(), number)
 
     def plant(self, engine: Engine, rank: int) -> None:
-        """Have the layer do it, in the forward pass or in the backward pass."""
+        """Attach the fault to a layer's forward or backward pass."""
         if rank != self.rank or self.kind not in ("inside", "behind"):
             return
         calls = count()
@@ -87,12 +91,12 @@ class Fault:
 
 
 def stuck() -> None:
-    """Longer than anybody waits."""
+    """Block for longer than every timeout."""
     time.sleep(600.0)
 
 
 def rank_program(folder: Path, fault: Fault) -> int:
-    """All steps from the last checkpoint on; each loss to its last bit in a file of this attempt's."""
+    """Train all steps from the last checkpoint on. Write each loss, to its last bit, to a file of this attempt."""
     torch.set_num_threads(1)
     silence_expected_messages()
     with process_group(10 * TIMEOUT_S) as (rank, world_size):
@@ -123,7 +127,7 @@ def rank_program(folder: Path, fault: Fault) -> int:
 
 
 def forked(folder: Path, fault: Fault, rank: int, port: int) -> None:
-    """One rank as torchrun would start it."""
+    """Run one rank as torchrun would start it."""
     os.environ |= {
         "RANK": str(rank),
         "WORLD_SIZE": str(NUM_RANKS),
@@ -135,7 +139,10 @@ def forked(folder: Path, fault: Fault, rank: int, port: int) -> None:
 
 
 def met(folder: Path, rank: int, port: int) -> None:
-    """A rank of one of two machines, whose agents have counted 3 and 0 attempts; they meet without an agent's store."""
+    """Run a rank of one of two machines, whose agents have counted 3 and 0 attempts.
+
+    They meet without an agent's store.
+    """
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     os.environ |= {"TORCHELASTIC_USE_AGENT_STORE": "False", "TORCHELASTIC_RESTART_COUNT": str(3 - 3 * rank)}
     with process_group(TIMEOUT_S):
@@ -146,7 +153,7 @@ def met(folder: Path, rank: int, port: int) -> None:
 
 
 def meet(folder: Path) -> dict[str, object]:
-    """What two machines' ranks call the attempt in which they meet."""
+    """Return the number that the ranks of each of two machines give to their common attempt."""
     folder.mkdir()
     fork = multiprocessing.get_context("fork")
     with socket.socket() as probe:
@@ -164,7 +171,7 @@ def meet(folder: Path) -> dict[str, object]:
 
 
 def keep_store(folder: Path) -> None:
-    """The store that an agent would keep, for as long as its parent wants."""
+    """Keep the store that an agent would keep, until the parent ends."""
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     (folder / "port.new").write_text(str(store.port))
     (folder / "port.new").rename(folder / "port")
@@ -173,7 +180,7 @@ def keep_store(folder: Path) -> None:
 
 
 class Scene:
-    """Four ranks, a fault, and what came of it."""
+    """Four ranks, a fault, and its result."""
 
     def __init__(self, folder: Path, name: str) -> None:
         folder.mkdir(exist_ok=True)
@@ -190,7 +197,7 @@ class Scene:
             process.start()
 
     def end(self) -> dict[str, object]:
-        """The statuses, the step of the last checkpoint, and who is said to hang. Whom nothing else ends is killed."""
+        """Return the statuses, the step of the last checkpoint and the explanation of a hang. Kill a frozen rank."""
         for rank, process in enumerate(self._ranks):
             if rank != self._fault.rank:
                 process.join()
@@ -218,12 +225,12 @@ SCENES = {
     "killed": ("killed", "kill-1-5"),
     "resumed after a kill": ("killed", "none-0-0"),
 }
-"""Name to folder and fault; one that hangs ends beside the others, since all it does is wait."""
+"""Scene name to folder and fault. Scenes that hang end together with the others, because they only wait."""
 HANGING = ("frozen", "inside", "hung", "behind")
 
 
 def play(folder: Path, names: Sequence[str]) -> dict[str, dict[str, object]]:
-    """What came of the scenes of these names."""
+    """Play the named scenes, and return their results."""
     waiting, done = {}, {}
     for name, (where, fault) in SCENES.items():
         if name in names:
@@ -238,7 +245,7 @@ def play(folder: Path, names: Sequence[str]) -> dict[str, dict[str, object]]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """A rank, or all scenes."""
+    """Run one rank, or the named scenes."""
     folder = Path(arguments[1])
     if arguments[0] == "rank":
         end_with_parent()

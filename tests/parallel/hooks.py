@@ -1,7 +1,7 @@
-"""What copies send each other under each communication hook, and what PowerSGD keeps back; for the ranks of parity.py.
+"""Traffic between copies under each communication hook, and PowerSGD's residuals; run by the ranks of parity.py.
 
-Sent is counted twice: by fanin's own counter, and by the record that torch keeps of collectives in C++, which also sees
-what a hook sends from other threads.
+Traffic is counted twice: by fanin's own counter, and by torch's record of collectives in C++. The record also has the
+calls that a hook makes from other threads.
 """
 
 import copy
@@ -31,7 +31,7 @@ from fanin.datacenter.training.loop import TrainingLoop
 from fanin.edge.export import squared_error
 
 RECORD = {"TORCH_FR_BUFFER_SIZE": "64"}
-"""What a rank's environment needs before its process group is made."""
+"""Environment variables that a rank needs before it creates its process group."""
 CPU, SUM, AVG = torch.device("cpu"), dist.ReduceOp.SUM, dist.ReduceOp.AVG
 BYTES = {"Double": 8, "Long": 8, "Float": 4, "Int": 4, "BFloat16": 2, "Half": 2, "Byte": 1, "Char": 1}
 LOOK_EVERY = 4
@@ -41,7 +41,7 @@ KEPT = {"powersgd": 2, "full": WIDTHS[1]}
 
 
 def run_counted(trainer: TrainingLoop, mesh: DeviceMesh, num_steps: int) -> Mapping[str, np.ndarray]:
-    """Train; by step (calls, bytes) as the counter has them, ``sent``, and as torch has them, ``recorded``."""
+    """Train, and return each step's (calls, bytes): ``sent`` from the counter, ``recorded`` from torch's record."""
     sent, recorded = [], []
     runner = trainer.engine.rank_model.runners[0]
     assert isinstance(runner, DistributedDataParallel)
@@ -62,7 +62,7 @@ def run_counted(trainer: TrainingLoop, mesh: DeviceMesh, num_steps: int) -> Mapp
 
 
 def _record(since: int) -> tuple[int, int, int]:
-    """(the last collective's number, how many there were after ``since``, their bytes); empty ones are left out."""
+    """Return (number of the last collective, non-empty collectives after ``since``, their bytes)."""
     entries = json.loads(torch._C._distributed_c10d._dump_fr_trace_json(True, False)).get("entries", [])
     new = [entry for entry in entries if entry["record_id"] > since]
     sizes = [
@@ -74,10 +74,13 @@ def _record(since: int) -> tuple[int, int, int]:
 
 
 def spoken() -> Mapping[str, np.ndarray]:
-    """How many results of collectives are numpy's, and which are not, also where a mean is a sum; what each sends."""
+    """Compare collectives with numpy; return the number of results, the errors, and the sizes sent.
+
+    ``told`` has the errors of a collective that replaces a mean by a sum.
+    """
     num, wrong = check(CPU, GLOO)
     means = COLLECTIVES["reduce_scatter"]
-    # As gloo had it in 2025 (pytorch#162338).
+    # gloo had this bug in 2025 (pytorch#162338).
     lost = replace(means, call=lambda mine, how: means.call(mine, SUM if how == AVG else how))
     _, told = check(CPU, GLOO, {"reduce_scatter": lost})
     rows = [measure(name, 1200, 1, CPU) for name in COLLECTIVES]
@@ -86,7 +89,10 @@ def spoken() -> Mapping[str, np.ndarray]:
 
 
 def kept_back(job: TrainConfig, rank: int, mesh: DeviceMesh, factors: int) -> Mapping[str, np.ndarray]:
-    """By step: this rank's own gradient of one matrix, in two turns; what all were given for it; what is kept."""
+    """Train in two accumulation steps; return one matrix's gradients and its residual, by step.
+
+    ``own`` is the gradient of this rank, ``given`` the gradient that all ranks received, and ``kept`` the residual.
+    """
     generator = torch.Generator().manual_seed(rank)
     module = nn.Linear(*WIDTHS, bias=False).double()
     torch.nn.init.constant_(module.weight, 0.1)
@@ -99,12 +105,12 @@ def kept_back(job: TrainConfig, rank: int, mesh: DeviceMesh, factors: int) -> Ma
     apply_communication(runner, CommunicationSettings(hook="powersgd", rank=factors, dense_steps=DENSE_STEPS))
     ((_, state),) = runner._comm_hooks
     if factors == min(WIDTHS):
-        # Factors of full rank are no fewer bytes, so that torch would send the matrix itself.
+        # Factors of full rank have no fewer bytes than the matrix, so torch would send the matrix itself.
         state.min_compression_rate = 0
     found = []
     for _ in range(KEPT_STEPS):
         inputs, targets = (torch.randn(SAMPLES, width, generator=generator).double() for width in WIDTHS)
-        # As the engine has it: the mean over all samples, times the copies that DistributedDataParallel divides by.
+        # As in the engine: the mean over all samples, times the copies that DistributedDataParallel divides by.
         alone = copy.deepcopy(module)
         alone.zero_grad()
         (objective.loss_sum(alone(inputs), targets) / (2 * SAMPLES) * 2).backward()

@@ -1,4 +1,4 @@
-"""Machines on the loopback address that come and go: launchers of one job, and what they share."""
+"""Machines on the loopback address that join and leave: launchers of one job, and the files that they share."""
 
 import json
 import os
@@ -39,11 +39,11 @@ folder = "{folder}/checkpoints"
 every = {every}
 """
 WAIT_S = 800.0
-"""A lost machine is missed after 15 s, and what is left waits 10 s for others; the rest is starting."""
+"""The loss of a machine is detected after 15 s, and the others wait 10 s for newcomers. The rest is for starting."""
 
 
 class Machine:
-    """A launcher, and everything that it starts."""
+    """A launcher and all processes that it starts."""
 
     def __init__(self, place: Path, name: str, port: int, *more: str) -> None:
         self.out = place / f"{name}.json"
@@ -53,23 +53,23 @@ class Machine:
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
 
     def kill(self) -> None:
-        """As a machine goes that loses its power: without a word, all of it."""
+        """Kill the launcher and all its processes at once, like a machine that loses its power."""
         for pid in (self._process.pid, *family(self._process.pid)):
             os.kill(pid, signal.SIGKILL)
         self._process.communicate()
 
     def stop(self) -> None:
-        """As a machine goes that is wanted elsewhere: it is told."""
+        """Send the launcher SIGTERM, as if the machine were needed elsewhere."""
         self._process.send_signal(signal.SIGTERM)
 
     def fail(self) -> str:
-        """What its command says that ends with an error."""
+        """Wait for the command to end with an error, and return its message."""
         _, err = self._process.communicate(timeout=WAIT_S)
         assert self._process.returncode == 1
         return err
 
     def end(self) -> dict[str, object]:
-        """What its command tells when the job is done."""
+        """Wait for the command to succeed, and return its JSON output."""
         _, err = self._process.communicate(timeout=WAIT_S)
         assert (self._process.returncode, err) == (0, "")
         found = json.loads(self.out.read_text())
@@ -78,12 +78,12 @@ class Machine:
 
     @property
     def runs(self) -> bool:
-        """Whether it has not ended."""
+        """Whether the command is still running."""
         return self._process.poll() is None
 
 
 def family(parent: int) -> Iterator[int]:
-    """The processes that a process has started, and those that they have."""
+    """Yield all descendants of a process, each after its own descendants."""
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
             found = path.read_text().rpartition(")")[2].split()
@@ -96,7 +96,7 @@ def family(parent: int) -> Iterator[int]:
 
 
 class Place:
-    """What machines share, and those that are there."""
+    """A job's folder and the machines that share it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -106,13 +106,13 @@ class Place:
             self.port = int(probe.getsockname()[1])
 
     def pace(self, seconds: float) -> None:
-        """How long steps take from now on."""
+        """Set the seconds of each step from now on."""
         draft = self.folder / "pace.new"
         draft.write_text(str(seconds))
         draft.rename(self.folder / "pace")
 
     def two(self, app: str) -> tuple[Machine, Machine]:
-        """Two machines that have trained an App together for some steps, and not saved the last ones."""
+        """Return two machines that have trained an App together for some steps. The last steps are not saved."""
         self.write(app)
         self.pace(1.0)
         machines = self.start(), self.start()
@@ -123,36 +123,36 @@ class Place:
         return machines
 
     def write(self, app: str, every: int = EVERY) -> None:
-        """The config."""
+        """Write the config."""
         named = {"app": f"{APPS}:{app}", "data": self.folder / "data.npz", "folder": self.folder}
         (self.folder / "train.toml").write_text(CONFIG.format(num_steps=NUM_STEPS, every=every, **named))
 
     def num_ranks(self) -> int:
-        """How many ranks have left a log, those of an attempt counted once."""
+        """Return the number of logs that ranks have left, one for each rank and attempt."""
         return len(list(self.folder.glob("state/logs/*/*/attempt_*/*/stderr.log")))
 
     def start(self, *more: str) -> Machine:
-        """One more machine; the first one keeps the store where they meet."""
+        """Start one more machine. The first machine keeps the store where all of them meet."""
         machine = Machine(self.folder, f"machine-{len(self._machines)}", self.port, *more)
         self._machines.append(machine)
         self.until(self._meets)
         return machine
 
     def until(self, condition: Callable[[], bool]) -> None:
-        """Wait for it."""
+        """Wait until a condition holds."""
         until_s = time.monotonic() + WAIT_S
         while not condition():
             assert time.monotonic() < until_s, "waited too long"
             time.sleep(0.1)
 
     def steps(self) -> list[int]:
-        """The steps that were told, of all attempts."""
+        """Return the steps that all attempts have reported."""
         path = self.folder / "state" / "rows.jsonl"
         lines = path.read_text().splitlines() if path.exists() else []
         return [int(json.loads(line)["step"]) for line in lines]
 
     def end(self) -> None:
-        """Leave nothing behind."""
+        """Kill all machines that still run."""
         for machine in self._machines:
             if machine.runs:
                 machine.kill()
@@ -167,7 +167,7 @@ class Place:
 
 @contextmanager
 def empty_place(folder: Path) -> Iterator[Place]:
-    """A job's folder, and no machine yet."""
+    """Yield a job's folder that has no machine yet."""
     public = split_digits(1, 1.0, 0).public
     np.savez(folder / "data.npz", x=public.inputs["x"], y=public.y)
     made = Place(folder)

@@ -1,9 +1,9 @@
-"""Trains every cell of the parity matrix, and what one process makes of the same, and leaves .npz files.
+"""Trains every cell of the parity matrix on its mesh and in one process, and writes the results as .npz files.
 
     python tests/parallel/matrix.py FOLDER all|nightly|compiled|NAME...
 
 One pool: eight ranks are forked once, after torch is imported and before autograd has run, and share one process
-group; a cell of fewer ranks takes the first ones while the others wait. One process by itself is a ninth.
+group. A cell of fewer ranks uses the first ones while the others wait. The one process is a ninth.
 """
 
 import dataclasses
@@ -39,7 +39,7 @@ CPU = torch.device("cpu")
 
 
 def training_of(cell: Cell) -> TrainingSettings:
-    # Before a batch norm a bias has no gradient but what rounding leaves, of which AdamW makes steps like any other.
+    # A bias before a batch norm has no gradient except rounding errors. AdamW makes steps of the usual size from them.
     adaptive = cell.dtype == "float64" and not cell.family.endswith("-batch")
     return TrainingSettings(
         batch_size=BATCH,
@@ -69,20 +69,20 @@ def parallel_of(cell: Cell) -> ParallelSettings:
 
 
 def train(cell: Cell, engine: Engine) -> dict[str, np.ndarray]:
-    """The losses of all steps, and all parameters after the last."""
+    """Return the losses of all steps, the loss of an evaluation, and all parameters after the last step."""
     losses, (index, num) = [], engine.share
     for inputs, targets in batches(cell.num_steps, cell.family):
         mine = targets.chunk(num)[index]
-        # At least one token is seen, and all that are asked for; the decoder of our own takes no mask.
+        # The mask has at least one token of each sample, and all that have a target. Our own decoder accepts no mask.
         extra = {"attention_mask": (mine != NO_TOKEN).long()} if cell.family in MASKED else {}
         batch = Batch(inputs=inputs.chunk(num)[index], targets=mine, extra=extra)
-        # Told where it is known, else summed by the engine.
+        # The count is passed if it is known. Otherwise the engine sums it.
         count = None if cell.microbatches > 1 else int((targets != NO_TOKEN).sum())
         if cell.fault == "mean-of-means":
-            # Wrong on purpose: each rank divides by its own count, and the means are averaged.
+            # Deliberately wrong: each rank divides by its own count, and the means are averaged.
             count = int((batch.targets != NO_TOKEN).sum()) * num
         losses.append(float(engine.step(batch, count).loss))
-    # What is folded takes batches of one size, that of a turn.
+    # A folded schedule accepts batches of one size only, that of an accumulation step.
     turns = tuple(batch.chunks(cell.accumulate if parallel_of(cell).folded else 1))
     values = engine.full_parameters()
     names = np.array(sorted(values))
@@ -95,23 +95,23 @@ def train(cell: Cell, engine: Engine) -> dict[str, np.ndarray]:
 
 
 def evaluated(engine: Engine, turns: Sequence[Batch]) -> np.ndarray:
-    """The mean loss of a batch that is evaluated in turns, as a scalar."""
+    """Return the mean loss of a batch that is evaluated in chunks, as a scalar."""
     total, count = np.array([engine.evaluate(turn) for turn in turns]).sum(axis=0)[:2]
     return np.array(total / count)
 
 
 def built_of(cell: Cell, mesh: DeviceMesh) -> RankModel:
-    """The cell's model on this rank, as it should be or wrong on purpose."""
+    """Return the cell's model on this rank, correct or deliberately wrong."""
     training, model = training_of(cell), model_of(cell)
     values = {name: value.detach().clone() for name, value in model.module.named_parameters()}
     if cell.dtype == "float64":
-        # As in a job of several ranks: split without values, which are loaded afterwards.
+        # As in a job of several ranks: the model is split without values, which are loaded afterwards.
         drop_values(model.module)
     built = build(model, parallel_of(cell), training, mesh, CPU)
     if cell.dtype == "float64":
         load_whole(built, values)
     if cell.fault == "untied" and cell.shape.pp == 1:
-        # As torch leaves it: split over tp, and nobody to tie it again.
+        # As torch leaves it: the head is split over tp, and nothing ties it again.
         part = built.parts[0]
         head = part.get_submodule("head")
         head.weight = torch.nn.Parameter(head.weight.detach().clone())
@@ -120,7 +120,10 @@ def built_of(cell: Cell, mesh: DeviceMesh) -> RankModel:
 
 
 def canary() -> dict[str, np.ndarray]:
-    """gloo's mean of all ranks, and of its pieces, beside its sum: builds of 2025 gave the sum for both."""
+    """Return gloo's mean over all ranks, the mean of a shard, and the sum.
+
+    Builds of 2025 returned the sum for both means.
+    """
     found = {}
     for dtype in (torch.float32, torch.float64, torch.bfloat16):
         mine = (torch.arange(2 * WORLD) + dist.get_rank()).to(dtype)
@@ -134,7 +137,7 @@ def canary() -> dict[str, np.ndarray]:
 
 
 def work(folder: Path, rank: int, cells: list[Cell]) -> None:
-    """Some cells on one rank."""
+    """Train some cells on one rank."""
     torch.set_num_threads(1)
     silence_expected_messages()
     meet = f"file://{folder}/{cells[0].name}.meet"
@@ -147,7 +150,7 @@ def work(folder: Path, rank: int, cells: list[Cell]) -> None:
         started_s = time.monotonic()
         num_ranks = cell.shape.num_ranks
         if cell.mesh not in meshes:
-            # Every rank of the world takes part in making the groups, also one that then waits.
+            # Every rank of the world takes part in creating the groups, even if it only waits afterwards.
             ranks = torch.arange(num_ranks).reshape(*cell.shape.sizes.values())
             meshes[cell.mesh] = DeviceMesh("cpu", ranks, mesh_dim_names=AXES)
         if rank < num_ranks:
@@ -160,7 +163,7 @@ def work(folder: Path, rank: int, cells: list[Cell]) -> None:
 
 
 def alone(folder: Path, cells: list[Cell]) -> None:
-    """What one process makes of the same, once for each variant."""
+    """Train each variant once in one process."""
     torch.set_num_threads(1)
     for cell in {cell.reference: cell for cell in cells}.values():
         told = ("layers", "tied", "dtype", "clip", "freeze", "family", "nightly", "long")
@@ -170,15 +173,15 @@ def alone(folder: Path, cells: list[Cell]) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Train what is wanted; how many processes failed."""
+    """Train the requested cells; return the number of processes that failed."""
     folder, wanted = Path(arguments[0]), arguments[1:]
     known = (*CELLS, *HALVES, *FAULTS, *STATISTICS, *COMPILED)
     chosen = [cell for cell in known if cell.name in wanted or _group(cell) in wanted]
     for family in {cell.family for cell in chosen} & {*PRETRAINED, *UNPLANNED}:
-        # Their modules load when first named: here, once, and not on every rank.
+        # Their modules load at first use: once here, and not on every rank.
         model_of(Cell(mesh="none", family=family))
-    # Processes of its own for each that is compiled, as a job has: torch 2.13 keeps things between compilations that
-    # another model's then fails of, and compiles no more what it compiled often.
+    # Each compiled cell has its own processes, as a job has. torch 2.13 keeps state between compilations, which makes
+    # the compilation of another model fail. It also stops compiling code that it has compiled often.
     pools = [[cell for cell in chosen if not cell.compile], *([cell] for cell in chosen if cell.compile)]
     fork = multiprocessing.get_context("fork")
     processes = [fork.Process(target=alone, args=(folder, chosen))]

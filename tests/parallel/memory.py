@@ -1,10 +1,10 @@
-"""Tells the peak memory of a rank as torch's own tracker sees it, beside what the planner's formula says.
+"""Measures the peak memory of a rank with torch's own tracker, and compares it with the planner's formula.
 
     python tests/parallel/memory.py FILE first|small|large
 
 A program of its own: tensors are fake, and so is the process group, of which a process can have one. FILE becomes
-a JSON object, cell to [tracked, predicted] bytes. The optimizer's step is left out of the peak: the tracker counts
-what it needs in passing as state.
+a JSON object that maps each cell to [tracked, predicted] bytes. The peak excludes the optimizer's step, because the
+tracker counts its temporary memory as state.
 """
 
 import json
@@ -46,7 +46,7 @@ SPLIT: Final = {"sequence_parallel": True}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """A job of ``samples`` of ``length`` tokens a piece, and the rank of the pipeline that is looked at."""
+    """A job with ``samples`` samples of ``length`` tokens in a chunk, and the pipeline rank that is measured."""
 
     mesh: str
     config: DecoderConfig = SMALL
@@ -56,7 +56,7 @@ class Cell:
     settings: dict[str, object] = field(default_factory=dict)
 
     def job(self) -> Job:
-        """What the planner is given."""
+        """Return the planner's input."""
         parallel = ParallelSettings(mesh=MeshShape.parse(self.mesh), **self.settings)
         batch = parallel.mesh.num_parts * parallel.microbatches * self.samples
         training = TrainingSettings(batch_size=batch, learning_rate=1e-3)
@@ -109,7 +109,7 @@ CELLS: Final[dict[str, dict[str, Cell]]] = {
 
 
 class Course:
-    """One stage's pieces in the order that its schedule has."""
+    """The chunks of one stage, in the order of its schedule."""
 
     def __init__(self, runner: nn.Module, job: Job, rank: int, tracker: MemTracker) -> None:
         self.runner, self.job, self.rank, self.tracker = runner, job, rank, tracker
@@ -117,7 +117,7 @@ class Course:
         self.waiting: list[Tensor] = []
 
     def run(self) -> None:
-        """All forwards and backwards of a step."""
+        """Run all forward and backward passes of a step."""
         parallel, num = self.job.parallel, self.job.num_chunks
         warm = num if parallel.schedule == "GPipe" else min(num, parallel.mesh.pp - self.rank)
         for _ in range(warm):
@@ -128,8 +128,8 @@ class Course:
                 self.forward()
 
     def forward(self) -> None:
-        """One piece; its loss, or what the next stage would be sent, waits."""
-        # The tracker knows a module once unless it is told to forget.
+        """Run the forward pass of one chunk, and queue its loss or the output for the next stage."""
+        # The tracker registers a module only once unless it is reset.
         self.tracker.reset_mod_stats()
         samples = self.job.chunk_tokens // self.job.sequence
         shape = (samples, self.job.sequence)
@@ -142,7 +142,7 @@ class Course:
         self.outputs = outputs if self.last else None
 
     def backward(self, *, last: bool) -> None:
-        """The piece that waited longest."""
+        """Run the backward pass of the chunk that has waited longest."""
         value = self.waiting.pop(0)
         if isinstance(self.runner, FSDPModule):
             self.runner.set_requires_gradient_sync(last)
@@ -153,7 +153,7 @@ class Course:
 
 
 def tracked(cell: Cell) -> int:
-    """The tracker's peak of a second step's forward and backward passes."""
+    """Return the tracker's peak in the forward and backward passes of a second step."""
     job = cell.job()
     world = job.parallel.mesh.num_ranks
     rank = cell.rank * world // job.parallel.mesh.pp
@@ -161,7 +161,7 @@ def tracked(cell: Cell) -> int:
     mesh = build_mesh(job.parallel.mesh, world)
     with torch.device("meta"):
         module = Decoder(cell.config)
-    # On meta and outside of the fake mode: the code of meshes needs real numbers.
+    # On meta and outside the fake mode, because the code of meshes needs real numbers.
     model = TrainableModel(module=module, layout=decoder_layout(cell.config))
     built = build(model, job.parallel, job.training, mesh, torch.device("meta"))
     part = built.parts[cell.rank]
@@ -188,11 +188,11 @@ def tracked(cell: Cell) -> int:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """All cells of one size."""
-    # torch's tracker uses what torch itself has deprecated.
+    """Measure all cells of one size."""
+    # torch's tracker uses functions that torch itself has deprecated.
     warnings.simplefilter("ignore")
     cells = CELLS[arguments[1]]
-    # A process each: DTensor keeps the groups of a mesh that it has seen, and those of a cell before are gone.
+    # One process for each cell: DTensor keeps the groups of a mesh, and the groups of an earlier cell no longer exist.
     with multiprocessing.get_context("fork").Pool(1, maxtasksperchild=1) as pool:
         peaks = pool.map(tracked, cells.values(), chunksize=1)
     found = {

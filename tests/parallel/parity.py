@@ -1,11 +1,13 @@
-"""Trains the same job on one process and on several ranks, and leaves what came out as .npz files.
+"""Trains the same job in one process and on several ranks, and writes the results as .npz files.
 
     python tests/parallel/parity.py FOLDER change|night
 
-A program of its own: ranks are forked after torch is imported (a fifth of a second, where a fresh start costs
-seconds), and forking is safe only where autograd has never run. The matrix of meshes is in ``matrix.py``; here it is
-the loop around the step: the last batch of an epoch that nobody can share out, evaluation, going on elsewhere. And the
-demo's models on the demo's mesh: convolutions that are cut, and matrices between them that are split.
+A program of its own, because it forks ranks after torch is imported. A fork takes a fifth of a second, a fresh start
+seconds. Forking is safe only in a process in which autograd has never run.
+
+The matrix of meshes is in ``matrix.py``. This program covers the loop around the step: an uneven last
+batch of an epoch, evaluation, and resuming on another number of ranks. It also trains the demo's models
+on the demo's mesh: convolutions that are cut, and matrices between them that are split.
 """
 
 import multiprocessing
@@ -61,7 +63,7 @@ from fanin.edge.export.app import cross_entropy
 from fanin.protos.errors import Corrupted, InvalidInput
 
 NUM_STEPS, HALF_WAY = 20, 10
-# 25 samples in batches of 12 end in a batch of one: uneven parts, and ranks without a sample.
+# The last of the batches of 12 has one of the 25 samples: parts are uneven, and some ranks have no sample.
 NUM_EXAMPLES, BATCH = 25, 12
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 WORLDS = (1, 2, 3)
@@ -72,11 +74,11 @@ HOOKS = {
     "bf16": CommunicationSettings(hook="bf16"),
     "powersgd": CommunicationSettings(hook="powersgd", rank=2, dense_steps=4),
     "local": CommunicationSettings(local_period=4, dense_steps=4),
-    # A step by themselves, and the mean of the copies: gradients that meet in each step, told in another way.
+    # One local step, then the mean of the copies: averaging the gradients of each step, in another way.
     "each": CommunicationSettings(local_period=1, dense_steps=2),
 }
 TURNS = {"fp16-turns": 2}
-# AdaScale's parts: as many turns of all copies together in each world.
+# AdaScale's parts: the accumulation steps of all copies together, as many in each world.
 NUM_PARTS = 6
 DEMO: Mapping[str, tuple[Callable[[int], nn.Module], int]] = {
     "digits": (DigitsCnn, 8),
@@ -86,14 +88,14 @@ DEMO_CELLS = {
     "change": [("digits", "float64")],
     "night": [("digits", "float32"), ("fashion-mnist", "float32"), ("fashion-mnist", "float64")],
 }
-"""The demo's jobs at every change, and by night in addition: model and type."""
+"""The demo's jobs in CI, and those that the nightly suite adds: model and type."""
 DEMO_WORLDS = {1: MeshShape(), 4: MeshShape.parse(DEFAULT_MESH)}
-# In the demo's batches of 16 an epoch's last one is half full.
+# The demo's batches have 16 samples, so the last batch of an epoch is half full.
 DEMO_EXAMPLES = 40
 
 
 def config(num_ranks: int) -> TrainConfig:
-    """The job; its model and data are made here."""
+    """Return the job. This program builds its model and data."""
     mesh = MeshShape(dp_replicate=num_ranks)
     return TrainConfig(
         model=ModelSettings(app="made:here"),
@@ -107,7 +109,7 @@ def config(num_ranks: int) -> TrainConfig:
 
 
 def averaging(num_ranks: int) -> Objective:
-    """What parity must catch: each rank takes the mean of its own samples, and the means are averaged."""
+    """Return an objective with an error that parity must detect: it averages the means of the ranks."""
     right = padded_objective(cross_entropy)
 
     def loss_sum(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -117,7 +119,7 @@ def averaging(num_ranks: int) -> Objective:
 
 
 def parts(num: int, dtype: torch.dtype) -> DataSplit:
-    """Some digits, which are held out from nobody."""
+    """Return some digits, which are training data and held-out data alike."""
     examples = split_digits(1, 1.0, 0).public.take(np.arange(num))
     samples = ExampleSamples(examples, dtype=dtype)
     return DataSplit(train=samples, held_out=samples)
@@ -126,7 +128,7 @@ def parts(num: int, dtype: torch.dtype) -> DataSplit:
 def scored_engine(
     job: TrainConfig, mesh: DeviceMesh | None, dtype: torch.dtype, objective: Objective
 ) -> tuple[Engine, ScoredObjective]:
-    """An engine, and the objective that counts for it."""
+    """Return an engine and its scored objective."""
     scored = ScoredObjective(objective)
     module = DigitsCnn(seed=1, channels=(4, 4)).to(dtype)
     model = TrainableModel(module=module, layout=job.model.parallel_layout, objective=scored.objective)
@@ -134,7 +136,7 @@ def scored_engine(
 
 
 def found(trainer: TrainingLoop) -> Mapping[str, np.ndarray]:
-    """What a job came to."""
+    """Return the results of a job."""
     trained = trainer.history
     rows = [(each.step, each.train_loss, each.validation_loss, each.validation_accuracy) for each in trained.evaluated]
     values = whole_values(trainer.engine)
@@ -146,7 +148,7 @@ def found(trainer: TrainingLoop) -> Mapping[str, np.ndarray]:
 
 
 def go_on(folder: Path, num_ranks: int, mesh: DeviceMesh | None) -> Mapping[str, np.ndarray]:
-    """The job again, each world doing a part of it and leaving the rest to the next."""
+    """Resume the job on each number of ranks in turn. Each trains a part and leaves the rest to the next."""
     steps = NUM_STEPS if num_ranks == WORLDS[-1] else HALF_WAY + num_ranks
     job = replace(
         config(num_ranks),
@@ -168,8 +170,11 @@ def go_on(folder: Path, num_ranks: int, mesh: DeviceMesh | None) -> Mapping[str,
 
 
 def apart(folder: Path, rank: int, mesh: DeviceMesh) -> Mapping[str, np.ndarray]:
-    """What each of two ranks is told where one cannot write checkpoints, and where each looks into a folder of its own:
-    one has a checkpoint, one none, or one that cannot be read."""
+    """Return the errors of one of two ranks whose folders differ.
+
+    First one rank cannot write checkpoints. Then each rank reads a folder of its own. One has a checkpoint, and the
+    other has none, or one that cannot be read.
+    """
     job, told = config(2), []
     engine, _ = scored_engine(job, mesh, torch.float64, padded_objective(cross_entropy))
     own = folder / f"apart-{rank}"
@@ -191,8 +196,11 @@ def apart(folder: Path, rank: int, mesh: DeviceMesh) -> Mapping[str, np.ndarray]
 
 
 def offloaded(folder: Path) -> Mapping[str, np.ndarray]:
-    """One process's losses (job, steps): as it is; with its parameters on the CPU; as it is, from the latter's
-    checkpoint on. And whether a process group was left."""
+    """Return the losses (job, steps) of one process, and whether a process group was left.
+
+    The jobs are a plain one, one with its parameters on the CPU, and a plain one that resumes from the checkpoint of
+    the second.
+    """
     examples, losses = split_digits(1, 1.0, 0).public, []
     np.savez(folder / "digits.npz", x=examples.inputs["x"], y=examples.y)
     for name, offload, steps in (("plain", False, 8), ("there", True, 6), ("there", False, 8)):
@@ -209,7 +217,7 @@ def offloaded(folder: Path) -> Mapping[str, np.ndarray]:
 
 
 def overflow(rank: int, mesh: DeviceMesh) -> Mapping[str, np.ndarray]:
-    """Two fp16 steps, in the first of which one of two ranks overflows: which were left out, and parameters."""
+    """Run two fp16 steps, the first with an overflow on one of two ranks; return skipped steps and parameters."""
     factors, right = [0.0], padded_objective(cross_entropy)
     half = replace(config(2), parallel=ParallelSettings(mesh=MeshShape(dp_shard=2), precision="fp16"))
     times = replace(right, loss_sum=lambda outputs, targets: right.loss_sum(outputs, targets) * factors[0])
@@ -236,7 +244,7 @@ class Gains:
 
 
 def adascaled(num_ranks: int, mesh: DeviceMesh | None) -> Mapping[str, np.ndarray]:
-    """A job whose rates follow its gradients, from a batch of two samples on: the gain of each step as well."""
+    """Train with AdaScale from a base batch of two samples; return the results and the gain of each step."""
     job = config(num_ranks)
     rate = RateSettings(scale="adascale", base_batch=BATCH // NUM_PARTS, warm_up=4, decay="cosine", floor=0.1)
     job = replace(job, rate=rate, training=replace(job.training, accumulate=NUM_PARTS // num_ranks))
@@ -249,7 +257,7 @@ def adascaled(num_ranks: int, mesh: DeviceMesh | None) -> Mapping[str, np.ndarra
 
 
 def work(folder: Path, rank: int, num_ranks: int) -> None:
-    """All cells of one world size on one rank; one process group for all of them."""
+    """Train all jobs of one world size on one rank, in one process group."""
     torch.set_num_threads(1)
     os.environ.update(RECORD)
     mesh = None
@@ -260,7 +268,7 @@ def work(folder: Path, rank: int, num_ranks: int) -> None:
 
     def run(name: str, job: TrainConfig, dtype: torch.dtype, objective: Objective = right) -> None:
         engine, scored = scored_engine(job, mesh, dtype, objective)
-        # Local steps and a batch of a single sample do not go together: it is one rank's alone.
+        # Local steps exclude a batch of a single sample, which only one rank would have.
         num = BATCH * 2 if name in HOOKS else NUM_EXAMPLES
         trainer = TrainingLoop(engine, scored, job, parts(num, dtype))
         counted: Mapping[str, np.ndarray] = {}
@@ -294,14 +302,14 @@ def work(folder: Path, rank: int, num_ranks: int) -> None:
 
 
 def noise(name: str) -> Examples:
-    """Examples of one of the demo's data sets, as far as a model can tell its shape."""
+    """Return random examples with the shapes of one of the demo's data sets."""
     generator, side = np.random.default_rng(3), DEMO[name][1]
     x = generator.random((DEMO_EXAMPLES, 1, side, side), np.float32)
     return Examples(inputs={"x": x}, y=generator.integers(0, 10, DEMO_EXAMPLES, np.int32))
 
 
 def demonstrate(folder: Path, rank: int, num_ranks: int, which: str) -> None:
-    """Some of the demo's jobs on one rank: its models, layouts and settings, for fewer steps."""
+    """Train some of the demo's jobs on one rank, with its models, layouts and settings, but for fewer steps."""
     torch.set_num_threads(1)
     shape, mesh = DEMO_WORLDS[num_ranks], None
     if num_ranks > 1:
@@ -325,7 +333,7 @@ def demonstrate(folder: Path, rank: int, num_ranks: int, which: str) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """All world sizes, one after the other; the number of ranks that failed."""
+    """Run all world sizes, one after the other; return the number of ranks that failed."""
     folder, which = Path(arguments[0]), arguments[1]
     fork = multiprocessing.get_context("fork")
     failed = 0

@@ -1,4 +1,4 @@
-"""What a start, and exporting and importing weights, take of memory on each of four ranks, over what they had.
+"""Measures the memory that a start, an export and an import of weights add on each of four ranks.
 
 python tests/parallel/peak.py FOLDER
 """
@@ -34,7 +34,10 @@ KIB = 1024
 
 
 def grown(act: Callable[[], object], kind: str = "RssAnon") -> int:
-    """Bytes of memory of its own that this process came to have more of at its peak; pages of files are not its own."""
+    """Return the bytes by which an action raises this process's memory at its peak.
+
+    The default excludes pages of files.
+    """
     before, seen, done = own_bytes(kind), [0], threading.Event()
 
     def watch() -> None:
@@ -50,13 +53,13 @@ def grown(act: Callable[[], object], kind: str = "RssAnon") -> int:
 
 
 def own_bytes(kind: str = "RssAnon") -> int:
-    """The kernel's number for this process; ``VmRSS`` counts mapped pages of files as well."""
+    """Return the kernel's number for this process. ``VmRSS`` also counts mapped pages of files."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * KIB for line in lines if line.startswith(f"{kind}:"))
 
 
 def work(folder: Path, rank: int) -> None:
-    """One rank: out, and in again."""
+    """Run one rank: start, export the weights and import them."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=NUM_RANKS)
     mesh = build_mesh(SHAPE, NUM_RANKS)
@@ -92,7 +95,7 @@ def work(folder: Path, rank: int) -> None:
 
 
 def main(folder: Path) -> int:
-    """How many ranks failed."""
+    """Run all ranks, and return the number that failed."""
     fork = multiprocessing.get_context("fork")
     ranks = [fork.Process(target=work, args=(folder, rank)) for rank in range(NUM_RANKS)]
     for process in ranks:

@@ -3,9 +3,9 @@
     with Programs() as programs:
         assert programs.run("parity", folder).startswith("0\n")
 
-Importing torch and the engine takes five seconds of a processor. The server pays them once for all programs of a test
-worker. It computes nothing and has one thread, so it can be forked safely. It exempts what it imported from garbage
-collection: each full collection of a rank would visit 300,000 objects, and copy their pages.
+Importing torch and the engine takes five seconds of CPU time. The server imports them once for all programs of a test
+worker. It computes nothing and has one thread, so it can be forked safely. It exempts the imported objects from garbage
+collection. Otherwise each full collection of a rank would visit 300,000 objects and copy their pages.
 
 A program is a module of this folder with a function ``main(arguments) -> status``.
 """
@@ -83,7 +83,7 @@ class Programs:
 
     def _start(self) -> subprocess.Popen[str]:
         environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-        # The server's group has all ranks.
+        # The server's process group includes all ranks.
         return self._stack.enter_context(
             subprocess.Popen(
                 [sys.executable, "-W", "error", __file__],
@@ -97,7 +97,7 @@ class Programs:
 
 
 def serve(names: Sequence[str]) -> None:
-    """Fork a process for each line of standard input, and write its status. Until the end of the input."""
+    """Fork a process for each line of standard input, and write its status, until the end of the input."""
     for name in names:
         import_module(f"parallel.{name}")
     gc.collect()
@@ -112,7 +112,7 @@ def serve(names: Sequence[str]) -> None:
 
 
 def run_program(name: str, arguments: list[str], log: str, **options: str) -> NoReturn:
-    """Run a program as this process, and end the process with its status; with 1 if it raises."""
+    """Run a program in this process, and exit with its status, or with 1 if it raises."""
     status = 1
     try:
         for target, path, flags in ((0, os.devnull, os.O_RDONLY), (1, log, os.O_WRONLY | os.O_CREAT)):

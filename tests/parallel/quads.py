@@ -1,8 +1,8 @@
-"""Trains small jobs on four ranks, and leaves what each rank has seen as .npz files.
+"""Trains small jobs on four ranks, and writes the observations of each rank as .npz files.
 
     python tests/parallel/quads.py FOLDER
 
-A program of its own for the reason that ``parity.py`` gives, and one process group for all of its jobs.
+A program of its own for the reason in ``parity.py``. All of its jobs share one process group.
 """
 
 import multiprocessing
@@ -56,7 +56,7 @@ NAMES = LayoutSettings(layers="layers", num_layers=2, inputs=("embed",), outputs
 
 
 class Shared(nn.Module):
-    """A table of tokens that scores them as well, and two layers of which each has the other's matrix."""
+    """An embedding that is also the head, and two layers of which each has the other's matrix."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ class Shared(nn.Module):
 
 
 def batch(engine: Engine) -> Batch:
-    """This rank's part of the only batch."""
+    """Return this rank's part of the only batch."""
     tokens = torch.arange(BATCH * (LENGTH + 1)).reshape(BATCH, LENGTH + 1) ** 2 % CONFIG.vocabulary
     index, count = engine.share
     mine = tokens.chunk(count)[index]
@@ -87,7 +87,7 @@ def batch(engine: Engine) -> Batch:
 
 
 def flat(engine: Engine) -> np.ndarray:
-    """All parameters."""
+    """Return all parameters as one vector."""
     return np.concatenate([value.double().numpy().ravel() for value in engine.full_parameters().values()])
 
 
@@ -98,7 +98,7 @@ def decoder_engine(parallel: ParallelSettings, training: TrainingSettings, objec
 
 
 def broken(name: str, rank: int) -> Mapping[str, np.ndarray]:
-    """Three steps, in the second of which the gradients of the last rank's samples are not finite."""
+    """Train three steps. In the second, the gradients of the last rank's samples are not finite."""
     spoils = [False]
 
     def loss_sum(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -119,7 +119,7 @@ def broken(name: str, rank: int) -> Mapping[str, np.ndarray]:
 
 
 def evaluated(name: str, folder: Path) -> Mapping[str, np.ndarray]:
-    """Parameters before an evaluation and as they are read, written and restored after it."""
+    """Return the parameters before an evaluation, and as they are read, written and restored after it."""
     engine = decoder_engine(HALVES[name], TRAINING)
     engine.step(batch(engine))
     before = engine.full_parameters()
@@ -147,7 +147,7 @@ def evaluated(name: str, folder: Path) -> Mapping[str, np.ndarray]:
 
 
 def shared(parallel: ParallelSettings, layout: Layout) -> Mapping[str, np.ndarray]:
-    """Losses and parameters of a model with shared parameters, or why it is refused."""
+    """Return the losses and parameters of a model with shared parameters, or the reason for its refusal."""
     mesh = None if parallel.mesh.num_ranks == 1 else build_mesh(parallel.mesh, NUM_RANKS)
     try:
         engine = build_engine(TrainableModel(module=Shared(), layout=layout), parallel, TRAINING, mesh)
@@ -168,10 +168,10 @@ SHARED = {
 
 
 def split_logits(vocabulary: int, dtype: torch.dtype) -> Mapping[str, np.ndarray]:
-    """Loss, gradient and predictions of logits that are split over all ranks, and those of the whole logits."""
+    """Return loss, gradient and predictions of logits that are split over all ranks, and of the whole logits."""
     generator = torch.Generator().manual_seed(vocabulary)
     logits = (torch.randn(3, 5, vocabulary, generator=generator, dtype=torch.float64) * 5).to(dtype)
-    # Some equal logits: the first token is predicted.
+    # Some logits are equal: the first token is predicted.
     logits[0, 0] = 1.0
     targets = torch.randint(0, vocabulary, (3, 5), generator=generator)
     targets[0, :3] = targets[1] = NO_TOKEN
@@ -202,7 +202,7 @@ SPLIT = {
 
 
 def work(folder: Path, rank: int) -> None:
-    """All jobs on one rank."""
+    """Run all jobs on one rank."""
     torch.set_num_threads(1)
     silence_expected_messages()
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=NUM_RANKS)
@@ -218,7 +218,7 @@ def work(folder: Path, rank: int) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The number of ranks that failed."""
+    """Run all ranks, and return the number that failed."""
     folder = Path(arguments[0])
     fork = multiprocessing.get_context("fork")
     ranks = [fork.Process(target=work, args=(folder, rank)) for rank in range(NUM_RANKS)]

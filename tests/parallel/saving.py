@@ -1,4 +1,4 @@
-"""A small decoder in this process, its steps, and a checkpoint of it."""
+"""Helpers for a small decoder in this process: its engine, its steps and a checkpoint."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSetting
 
 
 def engine_of(width: int = 16, optimizer: str = "adamw") -> Engine:
-    """A small decoder in this process."""
+    """Return the engine of a small decoder in this process."""
     config = DecoderConfig(vocabulary=11, width=width, num_layers=1, num_heads=2, num_kv_heads=1, feed_forward=8)
     assert optimizer in ("adamw", "sgd")
     training = TrainingSettings(batch_size=2, learning_rate=0.1, optimizer="sgd" if optimizer == "sgd" else "adamw")

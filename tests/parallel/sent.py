@@ -1,9 +1,9 @@
-"""Counts what ranks send in one step of jobs of four ranks, and leaves it as JSON.
+"""Counts the traffic of one step of jobs of four ranks, and writes it as JSON.
 
     python tests/parallel/sent.py FOLDER first|all
 
-A program of its own for the reason that ``parity.py`` gives. ``RANK.json``: cell to ``counts``, "axis kind" to [calls,
-bytes], and ``debug``, operator to calls, as torch's CommDebugMode has them.
+A program of its own for the reason in ``parity.py``. ``RANK.json`` maps each cell to ``counts`` and ``debug``.
+``counts`` maps "axis kind" to [calls, bytes]. ``debug`` maps an operator to its calls in torch's CommDebugMode.
 """
 
 import json
@@ -48,11 +48,11 @@ class Cell:
 
     @property
     def config(self) -> DecoderConfig:
-        """The decoder."""
+        """The config of the decoder."""
         return replace(CONFIG, **self.model)
 
     def job(self) -> Job:
-        """What the planner is given."""
+        """Return the planner's input."""
         return Job(
             facts=decoder_facts("cell", self.config),
             parallel=ParallelSettings(mesh=MeshShape.parse(self.mesh), **self.parallel),
@@ -116,16 +116,16 @@ CELLS: Final[dict[str, Cell]] = {
 
 
 FIRST: Final = ("tensor", "sequence", "shard", "pipeline and tensor")
-"""Those that are counted at every change."""
+"""Cells that CI counts."""
 
 
 def chosen(which: str) -> dict[str, Cell]:
-    """The cells of a run."""
+    """Return the cells of a run."""
     return CELLS if which == "all" else {name: CELLS[name] for name in FIRST}
 
 
 def work(folder: Path, which: str, rank: int) -> None:
-    """All cells on one rank; one process group for all of them."""
+    """Run all cells on one rank, in one process group."""
     torch.set_num_threads(1)
     silence_expected_messages()
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=NUM_RANKS)
@@ -135,7 +135,7 @@ def work(folder: Path, which: str, rank: int) -> None:
 
 
 def run(cell: Cell) -> dict[str, dict[str, object]]:
-    """What the third step of a job sends: by then everything is set up."""
+    """Return the traffic of the third step of a job, when all setup is done."""
     job = cell.job()
     mesh = build_mesh(job.parallel.mesh, NUM_RANKS)
     model = TrainableModel(module=Decoder(cell.config), layout=decoder_layout(cell.config))
@@ -152,7 +152,7 @@ def run(cell: Cell) -> dict[str, dict[str, object]]:
     with ByteCounter(mesh) as counter:
         engine.step(batch, BATCH * LENGTH)
     debugged = {}
-    # torch's own counter knows nothing of pipelines, and loses its way where a module runs twice in a step.
+    # torch's own counter ignores pipelines, and miscounts a module that runs twice in a step.
     if job.num_chunks == 1 and not job.parallel.pipelined:
         with CommDebugMode() as debug:
             engine.step(batch, BATCH * LENGTH)
@@ -162,7 +162,7 @@ def run(cell: Cell) -> dict[str, dict[str, object]]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The number of ranks that failed."""
+    """Run all ranks, and return the number that failed."""
     folder, which = Path(arguments[0]), arguments[1]
     fork = multiprocessing.get_context("fork")
     ranks = [fork.Process(target=work, args=(folder, which, rank)) for rank in range(NUM_RANKS)]

@@ -1,4 +1,4 @@
-"""Apps that a wrong layout would train as other models."""
+"""Apps that a wrong layout would train as different models."""
 
 import torch
 from torch import Tensor, nn
@@ -14,8 +14,8 @@ class Attention(nn.Module):
     """Attention over the rows of an image.
 
     Args:
-        fixed: Whether the forward relies on the whole number of heads.
-        gained: Whether a learned scalar multiplies what a column layer computes and a row layer reads.
+        fixed: Whether the forward assumes the total number of heads.
+        gained: Whether a learned scalar multiplies the output of column layers, which a row layer reads.
     """
 
     def __init__(self, *, fixed: bool, gained: bool) -> None:
@@ -26,7 +26,7 @@ class Attention(nn.Module):
         self.fixed = fixed
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, 8, 16) to (B, 8, 16)."""
+        """Map (B, 8, 16) to (B, 8, 16)."""
         query, key, value = (self._heads(part(x)) for part in (self.query, self.key, self.value))
         mixed = nn.functional.scaled_dot_product_attention(query, key, value)
         rows = mixed.transpose(1, 2).flatten(2)
@@ -46,7 +46,7 @@ class Block(nn.Module):
         self.attention = Attention(fixed=fixed, gained=gained)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, 8, 16) to (B, 8, 16)."""
+        """Map (B, 8, 16) to (B, 8, 16)."""
         output: Tensor = x + self.attention(x)
         return output
 
@@ -70,7 +70,7 @@ class Rows(nn.Module):
         self.scaled, self.noise = scaled, noise
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits (B, 10)."""
+        """Return logits (B, 10)."""
         x = self.embed(images + self.noise * torch.rand_like(images) if self.noise else images)
         for block in self.blocks:
             x = block(x)
@@ -85,25 +85,25 @@ def _rows(name: str, *, fixed: bool = False, gained: bool = False, scaled: bool 
 
 
 def rows() -> App:
-    """A layout describes it well."""
+    """Return an App that a layout describes correctly."""
     return _rows("rows")
 
 
 def fixed() -> App:
-    """Each rank of tp makes four heads of its part."""
+    """Return an App whose forward makes four heads of the shard of each tp rank."""
     return _rows("fixed", fixed=True)
 
 
 def gained() -> App:
-    """A parameter that no rank of tp splits has a part of its gradient on each of them."""
+    """Return an App with a parameter that tp does not split, while each rank has a part of its gradient."""
     return _rows("gained", gained=True)
 
 
 def scaled() -> App:
-    """Its forward computes a function between two modules."""
+    """Return an App whose forward computes a function between two modules."""
     return _rows("scaled", scaled=True)
 
 
 def noisy() -> App:
-    """Each evaluation has a loss of its own."""
+    """Return an App whose loss differs between evaluations."""
     return _rows("noisy", noise=0.5)

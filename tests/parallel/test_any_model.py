@@ -36,7 +36,7 @@ LAYERS = {
     "opt": "model.decoder.layers",
     "bert": "bert.encoder.layer",
 }
-# The library loads a kind's code when it is first named, which takes a second each.
+# The library loads a model's code at first use, which takes a second for each.
 BY_DAY = ("gpt2", "mixtral", "bert")
 FAMILIES = [family if family in BY_DAY else pytest.param(family, marks=pytest.mark.nightly) for family in UNPLANNED]
 
@@ -46,7 +46,7 @@ def row_of(family: str) -> dict[str, object]:
 
 
 def job(folder: Path, **tables: dict[str, object]) -> TrainConfig:
-    """A job on the model of a folder, and tokens beside it."""
+    """Return a job on the model of a folder, with tokens in the parent folder."""
     tokens = folder.parent / "tokens.npy"
     np.save(tokens, np.random.default_rng(0).integers(0, VOCABULARY - 1, 9 * LENGTH, np.uint16))
     text = f"""
@@ -59,7 +59,7 @@ def job(folder: Path, **tables: dict[str, object]) -> TrainConfig:
 
 
 def folder_of(place: Path, family: str, **changes: object) -> Path:
-    """A folder with a config alone."""
+    """Create a folder with only a config."""
     folder = place / "model"
     folder.mkdir()
     (folder / CONFIG).write_text(json.dumps(row_of(family) | changes))
@@ -127,7 +127,7 @@ def test_a_pipeline_names_the_modules_that_it_needs(tmp_path: Path, family: str)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_folder_is_trained_and_opened_again(tmp_path: Path, family: str) -> None:
     folder = folder_of(tmp_path, family)
-    # Files of GPT-NeoX and Mixtral have the names of an older release.
+    # The files of GPT-NeoX and Mixtral use the names of an older release.
     model = module_of(row_of(family), "float32", 3, "here")
     save(model, folder)
     out = tmp_path / "out"

@@ -1,4 +1,4 @@
-"""Layer times are measured as the model is trained, leave no trace in it, and cut it so that its stages take alike."""
+"""Layer times are measured as the model is trained, leave no trace in it, and cut it into stages of equal time."""
 
 import dataclasses
 import multiprocessing
@@ -35,7 +35,7 @@ CPU = torch.device("cpu")
 
 
 class Wide(nn.Module):
-    """Two products around ``hidden`` values, with what has state: chance, and statistics of its own."""
+    """Two products around ``hidden`` values, with state: random numbers and running statistics."""
 
     def __init__(self, hidden: int) -> None:
         super().__init__()
@@ -43,12 +43,12 @@ class Wide(nn.Module):
         self.norm, self.drop = nn.BatchNorm1d(WIDTH), nn.Dropout(0.5)
 
     def forward(self, x: Tensor, scales: tuple[Tensor, None]) -> Tensor:
-        """``x`` (B, width) to the same shape."""
+        """Map ``x`` (B, width) to the same shape."""
         return x + self.drop(self.down(self.up(self.norm(x)).relu())) * scales[0]
 
 
 class Uneven(nn.Module):
-    """Four layers, of which the first is as wide as is asked for; no chain by itself, as each is given more than x."""
+    """Four layers, the first of which has a given width. They are no plain chain, because each receives more than x."""
 
     def __init__(self, widest: int) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class Uneven(nn.Module):
         self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        """``x`` (B, 8) to (B, 3)."""
+        """Map ``x`` (B, 8) to (B, 3)."""
         stream = self.embed(x)
         for layer in self.layers:
             stream = layer(stream, scales=(torch.ones(WIDTH), None))
@@ -106,7 +106,7 @@ def test_nothing_in_the_model_changes(recompute: str, precision: str) -> None:
 
 
 class Costs:
-    """A clock that goes on as parts compute: a forward pass of each takes what it is said to cost, and a backward."""
+    """A clock that parts move: each forward or backward pass of a part adds the cost of the part."""
 
     def __init__(self, module: nn.Module, costs: dict[str, int]) -> None:
         self.now = 0.0
@@ -124,7 +124,7 @@ class Costs:
             if output.requires_grad:
                 output.register_hook(add)
 
-        # What is computed again is not computed to its end.
+        # A recomputation may stop before the end of the forward, so its start is counted.
         part.register_forward_pre_hook(add)
         part.register_forward_hook(passed)
 
@@ -178,7 +178,7 @@ def test_a_model_is_not_cut_by_times_that_nobody_has_measured() -> None:
 
 @pytest.fixture
 def alone(tmp_path: Path) -> Iterator[None]:
-    """A process group of this process."""
+    """Set up a process group of this process alone."""
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
     yield
     dist.destroy_process_group()
@@ -223,7 +223,7 @@ TIMEOUT_S = 1.5
 
 
 def balanced_as(rank: int, config: TrainConfig, made: JobModel, folder: Path) -> str:
-    """What a rank of two is told, in a group that waits for no message longer than the time."""
+    """Return the result of one of two ranks. The group waits at most ``TIMEOUT_S`` for a message."""
     store = dist.FileStore(f"{folder}/meet", 2)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=timedelta(seconds=TIMEOUT_S))
     try:
@@ -244,7 +244,7 @@ def test_ranks_wait_longer_than_for_a_message_and_are_told_alike(tmp_path: Path,
     if fails:
         parts[-1].register_forward_hook(lambda module, given, output: (output, None))
     told = tmp_path / "told"
-    # Autograd has run here, and so cannot in a fork; who waits needs none.
+    # Autograd has run in this process, so it cannot run in a fork. The rank that waits needs none.
     other = multiprocessing.get_context("fork").Process(
         target=lambda: told.write_text(balanced_as(1, config, made, tmp_path))
     )

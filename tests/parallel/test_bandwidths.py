@@ -1,4 +1,4 @@
-"""What is measured between ranks: that a link is found again, what is refused, and the command as a whole."""
+"""Measurements between ranks: the link that a measurement recovers, refused settings, and the command end to end."""
 
 import json
 from pathlib import Path
@@ -16,12 +16,12 @@ from fanin.datacenter.network.links import Link
 
 @pytest.fixture
 def fanin(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Fanin:
-    """The command line."""
+    """Return the command line."""
     return fanin_in_process(capsys, monkeypatch)
 
 
 def timed(link: Link, size_bytes: int, num_ranks: int) -> CollectiveTiming:
-    """An all-reduce that takes as long as the planner says."""
+    """Return an all-reduce that takes the time that the planner predicts."""
     amount = Amount(num_calls=1, size_bytes=size_bytes)
     seconds = link.seconds(ALL_REDUCE, amount, num_ranks)
     return CollectiveTiming(

@@ -1,4 +1,4 @@
-"""What ranks send is what the formulas say: to the byte, and as torch's own counter has it."""
+"""Ranks send what the formulas predict: to the byte, and by torch's own counter."""
 
 import json
 from pathlib import Path
@@ -23,20 +23,20 @@ NIGHTLY = [name for name in CELLS if name not in FIRST]
 
 
 def run(programs: Programs, folder: Path, which: str) -> Found:
-    """What ``sent.py`` found, by rank."""
+    """Return the results of ``sent.py``, by rank."""
     programs.check("sent", folder, which, warning_action="default")
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(NUM_RANKS)]
 
 
 @pytest.fixture(scope="module")
 def first(tmp_path_factory: pytest.TempPathFactory, programs: Programs) -> Found:
-    """The cells of every change."""
+    """Return the results of the cells that run in CI."""
     return run(programs, tmp_path_factory.mktemp("sent"), "first")
 
 
 @pytest.fixture(scope="module")
 def every(tmp_path_factory: pytest.TempPathFactory, programs: Programs) -> Found:
-    """All cells."""
+    """Return the results of all cells."""
     return run(programs, tmp_path_factory.mktemp("sent"), "all")
 
 
@@ -64,14 +64,14 @@ def check_bytes(found: Found, cell: str) -> None:
     for rank in range(NUM_RANKS):
         got, expected = found[rank][cell]["counts"], predicted(cell, rank)
         if parallel.mesh.dp_replicate > 1 and not parallel.sharded:
-            # How many buckets DistributedDataParallel makes is its own affair.
+            # DistributedDataParallel alone decides how many buckets it makes.
             assert {key: size for key, (_, size) in got.items()} == {key: size for key, (_, size) in expected.items()}
         else:
             assert got == expected, f"rank {rank}"
 
 
 def check_calls(found: Found, cell: str) -> None:
-    """Against torch's own counter, where it can count."""
+    """Compare the calls with torch's own counter, where it can count."""
     job = CELLS[cell].job()
     if (
         job.num_chunks > 1
@@ -90,18 +90,18 @@ def check_calls(found: Found, cell: str) -> None:
 
 
 def test_a_split_sequence_is_gathered_and_scattered_where_a_whole_one_is_summed(first: Found) -> None:
-    # Korthikanti et al. 2022, section 4.2.2: two of each in a layer forward, and their counterparts backward; the table
-    # of tokens and the head have one of each. The loss of the split logits has two sums in any case.
+    # Korthikanti et al. 2022, section 4.2.2: a layer has two of each in its forward pass, and their counterparts in the
+    # backward pass. The embedding and the head have one of each. The loss of the split logits always has two sums.
     num_layers, matrices = 4, "c10d_functional"
     whole, split = (found["debug"] for found in (first[0]["tensor"], first[0]["sequence"]))
     sums = 4 * num_layers + 2
-    # One more sum is the norm of the gradients.
+    # The norm of the gradients needs one more sum.
     assert whole == {f"{matrices}.all_reduce": sums + 1, "c10d.allreduce_": 2}
     assert split == {
         f"{matrices}.reduce_scatter_tensor": sums,
         f"{matrices}.all_gather_into_tensor": sums,
         "c10d.allreduce_": 2,
-        # The gradients of two norms a layer and of the last one, and the norm of all of them.
+        # The gradients of two norms in each layer and of the last norm, and the norm of all gradients.
         f"{matrices}.all_reduce": 2 * num_layers + 1 + 1,
     }
 

@@ -1,4 +1,4 @@
-"""A mesh computes what a layout says. If that is another model than the App's module, the job does not start."""
+"""A mesh computes what its layout describes. If that differs from the App's module, the job does not start."""
 
 from dataclasses import replace
 from pathlib import Path

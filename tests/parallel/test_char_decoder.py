@@ -1,4 +1,4 @@
-"""``examples/char_decoder``: a decoder that has read tinyshakespeare for a minute knows more than pairs of letters."""
+"""``examples/char_decoder``: after a minute of tinyshakespeare, a decoder predicts better than pairs of letters."""
 
 import json
 import math
@@ -20,13 +20,13 @@ EXAMPLE = Path(__file__).parents[2] / "examples/char_decoder/train.toml"
 
 @pytest.fixture
 def fanin(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Fanin:
-    """The command line, with the data where the test found it."""
+    """Return the command line, which uses the data that the test found."""
     monkeypatch.setenv(DATA_VARIABLE, str(real_places(SHAKESPEARE).data))
     return fanin_in_process(capsys, monkeypatch)
 
 
 def bigram_entropy(tokens: list[int]) -> float:
-    """Nats a character, of a model that knows how often each pair comes in this very text: no such model is better."""
+    """Return the nats per character of the best possible model of pairs: it knows how often each pair occurs here."""
     pairs = Counter(pairwise(tokens))
     first = Counter(tokens[:-1])
     return -sum(num * math.log(num / first[pair[0]]) for pair, num in pairs.items()) / pairs.total()
@@ -34,12 +34,12 @@ def bigram_entropy(tokens: list[int]) -> float:
 
 def test_the_entropy_of_pairs_is_what_it_is() -> None:
     assert bigram_entropy([0, 1] * 5) == 0.0
-    # After 0 comes 0 or 1, each as often as the other; after 1 comes 0.
+    # 0 is followed by 0 or 1, equally often. 1 is followed by 0.
     assert bigram_entropy([0, 0, 1] * 20 + [0]) == pytest.approx(math.log(2) * 40 / 60)
 
 
 def bound(config: Path) -> float:
-    """The bigram entropy of the part that the example holds out."""
+    """Return the bigram entropy of the part that the example holds out."""
     data = read_train_config(config).data
     return bigram_entropy(split_text(read_characters(data.text), data.held_fraction)[1].tolist())
 

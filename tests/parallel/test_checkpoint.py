@@ -1,4 +1,4 @@
-"""A checkpoint goes on at any other mesh with the same numbers, and only a whole one is ever taken."""
+"""A checkpoint resumes at any other mesh with the same numbers, and only a complete one is ever loaded."""
 
 import json
 from dataclasses import replace
@@ -31,13 +31,13 @@ progresses = st.builds(
 
 @pytest.fixture(scope="module", params=nightly_but((4, 8), (4,)))
 def num_ranks(request: pytest.FixtureRequest) -> int:
-    """In CI four ranks, in the nightly suite eight as well."""
+    """Number of ranks: four in CI, and also eight in the nightly suite."""
     return int(request.param)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory, programs: Programs, num_ranks: int) -> Path:
-    """What ``checkpoints.py`` left, its warnings being errors."""
+    """Return the folder with the results of ``checkpoints.py``, which ran with warnings as errors."""
     made = tmp_path_factory.mktemp("checkpoints")
     programs.check("checkpoints", made, "checkpoints", num_ranks)
     return made
@@ -50,7 +50,8 @@ def read(folder: Path, name: str) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize(
     ("model", "num_meshes"),
-    # Tied: saved by ranks that held both ends of the weight, taken where two ranks do, and where there is one.
+    # Tied: saved by ranks that held both ends of the weight, and loaded both where two ranks hold them and where one
+    # does.
     [("untied", 3), ("uneven", 2), ("tied", 2)],
 )
 def test_saved_on_several_ranks_it_goes_on_anywhere(folder: Path, model: str, num_meshes: int) -> None:
@@ -120,7 +121,7 @@ def test_an_interrupted_save_is_never_taken(tmp_path: Path) -> None:
     step(engine, 1)
     with Checkpoints(tmp_path, engine) as checkpoints:
         checkpoints.save(Progress(step=2))
-    # As if the machine had gone down before the marker was moved, and in the middle of one more.
+    # As if the machine had crashed before the marker was moved, and in the middle of one more save.
     write_marker(tmp_path, 1)
     (tmp_path / "step-00000003").mkdir()
     (tmp_path / "step-00000003" / "__0_0.distcp").write_bytes(b"half of it")
@@ -135,7 +136,7 @@ def test_an_interrupted_save_is_never_taken(tmp_path: Path) -> None:
 def test_without_space_it_says_so_and_the_last_one_stays(tmp_path: Path) -> None:
     engine = saved(tmp_path)
     checkpoints = Checkpoints(tmp_path, engine)
-    # A folder where the marker is drafted stands for a disk that takes no more.
+    # A folder at the path of the marker's draft simulates a full disk.
     (tmp_path / "LATEST.new").mkdir()
     checkpoints.save(Progress(step=2))
     with pytest.raises(StorageFull, match=r"step-00000002: the checkpoint could not be written .*; the last one stays"):
@@ -150,7 +151,7 @@ def test_the_one_that_is_marked_is_not_written_again(tmp_path: Path) -> None:
         step(engine, 1)
         checkpoints.save(Progress(step=1, seed=3))
     assert {path: path.stat().st_ino for path in (tmp_path / "step-00000001").iterdir()} == before
-    # One that cannot be gone on from is.
+    # A checkpoint that cannot be resumed is written again.
     (tmp_path / "step-00000001" / "progress.json").unlink()
     with Checkpoints(tmp_path, engine) as checkpoints:
         checkpoints.save(Progress(step=1, seed=4))
@@ -168,7 +169,7 @@ def test_an_older_one_that_is_damaged_does_not_keep_a_new_one_from_being_saved(t
 
 def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, saved(tmp_path))
-    # What is no folder is not removed as one.
+    # A file is not removed in place of a folder.
     (tmp_path / "step-00000002").write_text("in the way")
     with pytest.raises(StorageFull, match=r"step-00000002: the checkpoint could not be written \(.*File exists"):
         checkpoints.save(Progress(step=2))
@@ -181,7 +182,7 @@ def test_all_ranks_take_the_same_older_one_and_say_the_same(folder: Path, num_ra
     assert all(row == rows[0] for row in rows)
     taken, skipped = rows[0]
     assert taken == 4
-    # One byte of the shard that the fourth rank wrote.
+    # The damage is one byte of the shard that the fourth rank wrote.
     assert [fault.partition(": digest mismatch: ")[0] for fault in skipped] == [
         f"{folder}/kept/step-00000007/__3_0.distcp"
     ]

@@ -1,4 +1,4 @@
-"""A job's config: what is read, and that what makes no sense is told before a process starts."""
+"""The config of a job: how it is read, and that wrong values are refused before a process starts."""
 
 import re
 from collections.abc import Mapping

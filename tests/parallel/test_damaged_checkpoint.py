@@ -1,4 +1,4 @@
-"""A damaged checkpoint is found, whatever is damaged, and the newest whole one is taken in its place."""
+"""Every kind of damage to a checkpoint is detected, and the newest intact one is loaded in its place."""
 
 import shutil
 from collections.abc import Callable
@@ -91,7 +91,7 @@ DAMAGES = {
     _another_place: "progress.json: digest mismatch: received",
     _no_progress: "step-00000003: has no progress.json, though LATEST names it",
 }
-"""What happens to the newest checkpoint, and what is said of it."""
+"""Damage to the newest checkpoint, and the message about it."""
 MARKERS = {
     _bad_marker: "LATEST: got folder '../../etc', expected a checkpoint's",
     _no_marker_json: "LATEST: not JSON, expected an object with format 2",
@@ -104,7 +104,7 @@ MARKERS = {
 
 @pytest.fixture(scope="module")
 def three(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, torch.Tensor]]]:
-    """A folder with the checkpoints after 1, 2 and 3 steps, and the parameters of each."""
+    """Return a folder with the checkpoints after 1, 2 and 3 steps, and the parameters of each."""
     folder, engine, values = tmp_path_factory.mktemp("three") / "kept", engine_of(), []
     with Checkpoints(folder, engine, keep=3) as checkpoints:
         for number in (1, 2, 3):
@@ -142,7 +142,7 @@ def test_a_damaged_one_is_skipped_for_the_newest_whole_one(
         )
         assert line.startswith(f"checkpoints: going on from {folder}/step-{taken:08d}, the newest whole one: ")
         assert said in line
-        # The next save takes the place of the damaged one, and LATEST names it again.
+        # The next save replaces the damaged checkpoint, and LATEST names it again.
         checkpoints.save(Progress(step=3, seed=5 if taken == 2 else 3))
         checkpoints.finish()
         if taken == 2:

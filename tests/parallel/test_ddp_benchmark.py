@@ -1,4 +1,4 @@
-"""The benchmark against a hand-written loop runs with small settings, and tells what it is to tell."""
+"""The benchmark against a hand-written loop runs with small settings, and reports its measurements."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What ranks compute on: GPUs where there are enough, the CPU where it is asked for, and never a silent fallback."""
+"""The devices of ranks: GPUs if there are enough, the CPU if it is requested, and never a silent fallback."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -47,7 +47,7 @@ Spoil = Callable[[Tensor], Tensor]
 
 
 def in_gradients(losses: Tensor) -> Tensor:
-    """The same losses, whose gradients are not finite: a square root has none at 0."""
+    """Return the same losses with gradients that are not finite: a square root has none at 0."""
     return losses + (losses * 0.0).sqrt()
 
 
@@ -56,12 +56,12 @@ def in_losses(losses: Tensor) -> Tensor:
 
 
 def in_losses_alone(losses: Tensor) -> Tensor:
-    """Losses that are not finite, with the same gradients."""
+    """Return losses that are not finite, with the same gradients."""
     return losses + float("inf")
 
 
 class Spoilt:
-    """A loss that is spoilt in some steps, counted from 0."""
+    """A loss that is not finite in some steps, counted from 0."""
 
     def __init__(self, steps: tuple[int, ...], spoil: Spoil) -> None:
         self._steps = steps
@@ -107,7 +107,7 @@ def loop_of(
 def kept(
     config: TrainConfig, folder: Path, steps: tuple[int, ...], spoil: Spoil = in_gradients
 ) -> tuple[TrainingLoop, str]:
-    """Train, and save after each step; the loop, and the error of a job that diverged."""
+    """Train, and save after each step. Return the loop and the error of a job that diverged."""
     checkpoints, told = CheckpointSettings(folder=folder, every=1), ""
     engine, scored = engine_of(config, steps, spoil)
     with JobCheckpoints(checkpoints, engine, CONFIG.seed, writes=True) as keeper:
@@ -191,7 +191,7 @@ def test_a_skipped_step_changes_no_statistics_and_no_optimizer_state() -> None:
 def test_adascale_forgets_what_it_saw_in_a_skipped_step(spoil: Spoil) -> None:
     training = replace(allowing(1).training, accumulate=2)
     config = replace(CONFIG, training=training, rate=RateSettings(scale="adascale", base_batch=2))
-    # A step has two turns.
+    # A step has two accumulation steps.
     trainer = trainer_of(config, (4,), spoil)
     while trainer.state.step < 2:
         trainer.step()
@@ -294,7 +294,7 @@ def test_a_jobs_files_are_json_and_a_restart_does_not_repeat_it(tmp_path: Path, 
         data=DataSettings(examples=tmp_path / "data.npz"),
         checkpoints=CheckpointSettings(folder=tmp_path / "kept", every=1),
     )
-    # Status 0: torchrun would start the ranks again, to the same end.
+    # Status 0, because torchrun would restart the ranks otherwise, with the same result.
     assert main([str(write_config(config, tmp_path))]) == 0
     rows = [strict(line) for line in (tmp_path / ROWS_FILE).read_text().splitlines()]
     trace = [strict(line) for line in (tmp_path / "kept" / TRACE_FILE).read_text().splitlines()]

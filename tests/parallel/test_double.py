@@ -119,7 +119,7 @@ def test_a_resumed_job_has_the_bits_of_an_undisturbed_one(name: str, tmp_path: P
     assert losses(resumed) == losses(whole)
     weights, others = (load_file(tmp_path / each / "weights.safetensors") for each in ("whole", "cut"))
     assert all(value.dtype == np.float64 and (others[key] == value).all() for key, value in weights.items())
-    # A value in float64 that float32 cannot hold: nothing was rounded on the way.
+    # A value in float64 that float32 cannot hold: nothing was rounded.
     assert any((value != value.astype(np.float32)).any() for value in weights.values())
 
 
@@ -154,7 +154,7 @@ def test_initial_weights_in_float32_are_converted(tmp_path: Path) -> None:
     save_file({key: value.astype(np.float32) for key, value in values.items()}, tmp_path / "initial.safetensors")
     begun = replace(config, model=replace(config.model, initial=tmp_path / "initial.safetensors"))
     none = CheckpointSettings()
-    # The seed draws float32 values, so the file has all of their bits.
+    # The seed draws float32 values, so the file holds all of their bits.
     assert losses(train(replace(begun, checkpoints=none), 0, 1)) == losses(
         train(replace(config, checkpoints=none), 0, 1)
     )

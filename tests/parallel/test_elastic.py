@@ -1,4 +1,4 @@
-"""Machines that come and go: two launchers on the loopback address, as the story of a job that is resized."""
+"""Machines that join and leave: two launchers on the loopback address run a job that is resized."""
 
 import os
 import threading
@@ -27,20 +27,20 @@ from fanin.protos.errors import InvalidInput
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
-    """A job's folder, and no machine yet."""
+    """Yield a job's folder that has no machine yet."""
     monkeypatch.setenv("FANIN_TEST_FOLDER", str(tmp_path))
     with empty_place(tmp_path) as made:
         yield made
 
 
 def undisturbed(place: Place) -> list[float]:
-    """The losses of one process to which nothing happens."""
+    """Return the losses of one undisturbed process."""
     config = read_train_config(place.folder / "train.toml", {"parallel": {"mesh": "none"}})
     return list(train(replace(config, checkpoints=CheckpointSettings()), 0, 1).metrics.trained.losses)
 
 
-# In CI, lost ranks start again from a checkpoint (test_launch), checkpoints resume on other meshes (test_checkpoint),
-# ranks of two machines meet (test_faults), and a job is fitted to the ranks that there are (below).
+# In CI, lost ranks start again from a checkpoint (test_launch), and checkpoints resume on other meshes
+# (test_checkpoint). Ranks of two machines meet (test_faults), and a job is fitted to the ranks that exist (below).
 @pytest.mark.nightly
 def test_what_is_left_of_two_machines_ends_with_the_trace_of_one_process(place: Place) -> None:
     first, second = place.two("precise")
@@ -120,7 +120,7 @@ def test_a_machine_leaves_others_their_logs_and_tells_of_them_what_is_of_this_jo
     for name in ("before", "other"):
         (logs / name).mkdir(parents=True)
         (logs / name / "stderr.log").write_text(f"what {name} said")
-        # A minute before this machine begins.
+        # One minute before this machine begins.
         os.utime(logs / name / "stderr.log", (time.time() - 60.0,) * 2)
     hung = attempt_folder(tmp_path, 0)
     write_report(hung, report(0, waits))
@@ -134,21 +134,21 @@ def test_a_machine_leaves_others_their_logs_and_tells_of_them_what_is_of_this_jo
     write_report(hung, report(0, waits))
     assert failure_reason(tmp_path, 3).startswith("rank 1 (dp_shard 1) hangs")
     assert (logs / "before" / "stderr.log").exists()
-    # One machine alone knows that nobody else is there.
+    # A single machine knows that no other machine takes part.
     assert begin_logs(tmp_path) == logs
     assert [path.name for path in logs.iterdir()] == ["begun"]
     assert not hung.exists()
 
 
 def report(rank: int, waits: PendingOperation) -> HangReport:
-    """A report from a mesh of two ranks."""
+    """Return a report from a mesh of two ranks."""
     return HangReport(
         rank=rank, mesh="dp_shard=2", step=2, still_s=1.5, waits=waits, module="", phase="after", line="", done={}
     )
 
 
 def job(**more: object) -> TrainConfig:
-    """A config on no data; nothing is started."""
+    """Return a config without data. Nothing is started."""
     plain = TrainConfig(
         model=ModelSettings(app="a:b"),
         data=DataSettings(examples=Path("x.npz")),

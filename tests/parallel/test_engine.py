@@ -1,4 +1,4 @@
-"""The step on one process: what a mesh is compared with, and what needs no other rank."""
+"""The step on one process: the reference for every mesh, and the behavior that needs no other rank."""
 
 import dataclasses
 import gc
@@ -301,7 +301,7 @@ def test_a_mesh_needs_its_processes() -> None:
 
 
 def on_first_rank(look: Callable[[TrainableModel, ParallelSettings], tuple[int, ...]], mesh: str) -> tuple[int, ...]:
-    """What is seen on the first rank of a mesh whose others are not there, in a process of its own.
+    """Return what a function sees on the first rank of a mesh without other ranks, in a process of its own.
 
     DTensor keeps the groups of a mesh that it has seen.
     """
@@ -316,8 +316,8 @@ def _look(look: Callable[[TrainableModel, ParallelSettings], tuple[int, ...]], m
 
 
 def left(model: TrainableModel, parallel: ParallelSettings) -> tuple[int, ...]:
-    """(whole parameters that are there after a rank was built, those of its parts), while the model is held."""
-    # What was there before is not looked through.
+    """Hold the model, build a rank, and return (whole parameters that still exist, those in the rank's parts)."""
+    # Objects from before are not searched.
     gc.freeze()
     whole = [weakref.ref(value) for value in model.module.parameters()]
     engine = build_engine(model, parallel, TRAINING, build_mesh(parallel.mesh, parallel.mesh.num_ranks))
@@ -332,7 +332,7 @@ def test_a_rank_of_a_pipeline_keeps_nothing_but_its_part(mesh: str, expected: tu
 
 
 class Moves(TorchDispatchMode):
-    """Counts the values that are taken to another device, which is none."""
+    """Counts the values that are moved to the meta device."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -345,7 +345,7 @@ class Moves(TorchDispatchMode):
         args: tuple[object, ...] = (),
         kwargs: Mapping[str, object] | None = None,
     ) -> object:
-        """Every operation."""
+        """Count the values of one operation."""
         named = dict(kwargs or {})
         if named.get("device") == torch.device("meta") and isinstance(args[0], Tensor):
             self.num_moved += (args[0].to_local() if isinstance(args[0], DTensor) else args[0]).numel()
@@ -353,7 +353,7 @@ class Moves(TorchDispatchMode):
 
 
 def moved(model: TrainableModel, parallel: ParallelSettings) -> tuple[int, ...]:
-    """(values that the building of a rank itself takes to its device, values of its part)."""
+    """Return (values that the building of a rank moves to its device, values of its part)."""
     mesh = build_mesh(parallel.mesh, parallel.mesh.num_ranks)
     with Moves() as moves:
         engine = build_engine(model, parallel, TRAINING, mesh, torch.device("meta"))
@@ -367,12 +367,12 @@ def test_no_device_is_given_what_is_still_to_be_split(mesh: str) -> None:
     whole = sum(value.numel() for value in Decoder(CONFIG, seed=1).parameters())
     num_moved, mine = on_first_rank(moved, mesh)
     assert mine < whole
-    # FSDP2 moves a layer at a time by itself, to where its mesh is.
+    # FSDP2 itself moves one layer at a time to the device of its mesh.
     assert num_moved == (mine if mesh == "tp=2" else 0)
 
 
 def kept_aside(model: TrainableModel, parallel: ParallelSettings) -> tuple[int, ...]:
-    """(parameters that FSDP2 brings to a rank's device for each use alone, all of them)."""
+    """Return (parameters that FSDP2 moves to the device of a rank only for each use, number of all parameters)."""
     mesh = build_mesh(parallel.mesh, parallel.mesh.num_ranks)
     engine = build_engine(model, dataclasses.replace(parallel, offload=True), TRAINING, mesh)
     states = [module._get_fsdp_state() for module in engine.parts[0].modules() if isinstance(module, FSDPModule)]
@@ -388,7 +388,7 @@ def test_offloaded_parameters_are_not_kept_on_the_device() -> None:
 
 
 @pytest.mark.nightly
-# Torch 2.13 warns of what its own compiler does.
+# torch 2.13 warns of what its own compiler does.
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("recompute", ["none", "full", "selective"])
 def test_a_compiled_model_is_the_same(recompute: str) -> None:

@@ -1,4 +1,4 @@
-"""A rank that is told to stop, killed or hung: what is left goes on with the same numbers, and the culprit is named."""
+"""A rank is stopped, killed or hung. The others resume with the same numbers, and the error names the culprit."""
 
 import json
 import os
@@ -36,7 +36,7 @@ ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
 
 
 def played(programs: Programs, folder: Path, names: list[str]) -> dict[str, dict[str, object]]:
-    """What came of some scenes of ``faults.py``."""
+    """Return the results of some scenes of ``faults.py``."""
     programs.check("faults", "scenes", folder, *names, warning_action="default")
     found = json.loads((folder / "scenes.json").read_text())
     assert isinstance(found, dict)
@@ -45,7 +45,7 @@ def played(programs: Programs, folder: Path, names: list[str]) -> dict[str, dict
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory, programs: Programs) -> Path:
-    """All scenes that are played on each change."""
+    """Return the folder with the results of all scenes that run in CI."""
     made = tmp_path_factory.mktemp("faults")
     names = ["whole", "stopped", "resumed after a stop", "killed", "resumed after a kill", "frozen", "inside", "met"]
     played(programs, made, names)
@@ -59,7 +59,7 @@ def scene(folder: Path, name: str) -> dict[str, object]:
 
 
 def traces(folder: Path) -> list[dict[int, str]]:
-    """The losses of each attempt, by step and to the last bit."""
+    """Return the losses of each attempt, by step and to the last bit."""
     found = []
     for path in sorted(folder.glob("losses-*.txt")):
         rows = (line.split() for line in path.read_text().splitlines())
@@ -75,7 +75,7 @@ def test_nothing_happens_to_a_training_that_is_left_alone(folder: Path) -> None:
 
 
 def test_a_signal_to_one_rank_is_a_checkpoint_and_status_0_on_all(folder: Path) -> None:
-    # The signal came after step 3: all ranks agree on it after the next one.
+    # The signal came after step 3, and all ranks agree on it after the next step.
     assert scene(folder, "stopped") == {"statuses": [0, 0, 0, 0], "step": 4, "told": None}
     assert scene(folder, "resumed after a stop")["step"] == NUM_STEPS
     (whole,), (before, after) = traces(folder / "whole"), traces(folder / "stopped")
@@ -98,13 +98,13 @@ def test_after_a_kill_it_goes_on_from_the_last_whole_checkpoint_bit_for_bit(fold
 
 
 def test_ranks_of_several_machines_name_an_attempt_as_the_first_one_counts(folder: Path) -> None:
-    # The second machine came later, and its own count is 0.
+    # The second machine joined later, and its own count is 0.
     assert scene(folder, "met") == {"statuses": [0, 0], "attempts": [3, 3]}
 
 
 def test_a_frozen_rank_is_named_with_what_it_did_not_come_to(folder: Path) -> None:
     row = scene(folder, "frozen")
-    # A rank whose neighbor has ended before its own watchdog looks ends with gloo's error: 1.
+    # A rank ends with gloo's error, status 1, if its neighbor ends before its own watchdog looks.
     assert row["statuses"][1] == -signal.SIGKILL
     assert HUNG in row["statuses"] and set(row["statuses"]) <= {HUNG, 1, -signal.SIGKILL}
     told = str(row["told"])
@@ -125,7 +125,7 @@ def test_a_rank_that_hangs_in_a_layer_is_named_with_axis_collective_and_module(f
     assert re.fullmatch(expected, told), told
     waited = re.search(r"for (\d+\.\d) s", told)
     assert waited is not None
-    # The timeout is 6 s, a look every 0.6: who is called by another has waited a little less.
+    # The timeout is 6 s, with a check every 0.6 s. A rank that another rank alerts has waited a little less.
     assert 4.0 < float(waited[1]) < 9.0
 
 
@@ -162,7 +162,7 @@ def test_torchrun_starts_them_again_and_the_trace_is_the_same(folder: Path, tmp_
 
 @pytest.mark.nightly
 def test_a_signal_to_torchrun_is_a_checkpoint_whatever_its_own_status(tmp_path: Path) -> None:
-    # Not through run_ranks: the caller would be this process.
+    # Not through run_ranks, because the caller would be this process.
     program = [str(PROGRAM), "rank", str(tmp_path), "pause-0-3"]
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4", *program]
     agent = subprocess.Popen(command, env=ENVIRONMENT, stderr=subprocess.DEVNULL)
@@ -170,7 +170,7 @@ def test_a_signal_to_torchrun_is_a_checkpoint_whatever_its_own_status(tmp_path: 
     while not any(3 in trace for trace in traces(tmp_path)):
         assert time.monotonic() < until_s, "waited too long"
         time.sleep(0.1)
-    # Until all ranks have agreed after that step, and the first one pauses.
+    # Wait until all ranks have agreed after that step, and the first one pauses.
     time.sleep(0.3)
     agent.terminate()
     assert agent.wait(60.0) == 1
@@ -215,7 +215,7 @@ def test_a_stop_is_taken_while_it_is_entered_and_not_after() -> None:
 
 
 def report(rank: int, waits: PendingOperation | None, **more: object) -> HangReport:
-    """A report from a mesh of four ranks."""
+    """Return a report from a mesh of four ranks."""
     plain = HangReport(
         rank=rank,
         mesh="dp_shard=2,tp=2",
@@ -292,5 +292,5 @@ def test_reports_come_back_and_one_that_cannot_be_read_is_none(tmp_path: Path) -
     for rank, text in ((2, "{"), (3, "[]"), (4, '{"rank": 4, "waits": null}')):
         (new / f"rank-{rank}.json").write_text(text)
     assert set(read_reports(new)) == {0, 1}
-    # The last attempt counts, in which ranks 2 and 3 left nothing that can be read.
+    # The last attempt counts, in which ranks 2 and 3 left no readable report.
     assert str(explain(tmp_path)).startswith("rank 2 (dp_shard 1, tp 0) hangs")

@@ -34,7 +34,7 @@ CPU = torch.device("cpu")
 
 
 def layered() -> nn.Module:
-    """Initialized by torch's own rules, converted, and with a parameter that is replaced on the way."""
+    """Return a module that torch's rules initialize, with a replaced layer, converted to float64."""
     with seeded(5):
         module = nn.Sequential(nn.Linear(3, 4), nn.LSTM(4, 4), nn.Conv1d(4, 2, 3), nn.BatchNorm1d(2))
         module[2] = nn.Conv1d(4, 3, 2)
@@ -50,7 +50,7 @@ class Empty(nn.Module):
 
 
 class Complex(nn.Module):
-    """A parameter of complex numbers."""
+    """A parameter with complex numbers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ def test_seed_file_has_the_values_of_one_process(name: str, repeatable: bool, tm
 
 
 def test_seed_file_is_initialized_in_the_file_itself(tmp_path: Path) -> None:
-    """The values are never in memory of the process: each parameter is in the file when the model initializes it."""
+    """The process never holds the values in its memory: the model initializes each parameter inside the file."""
     inside = list[bool]()
 
     class Watched(nn.Module):
@@ -110,7 +110,7 @@ def test_interrupted_writing_leaves_no_file(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         write_seed_file(path, Start(build=broken, repeatable=True), "digest")
     assert not list(tmp_path.iterdir())
-    # A rank that is killed leaves its draft, which the next one removes.
+    # A killed rank leaves its draft, which the next rank removes.
     (tmp_path / f"{SEED_FILE}.host-1.new").write_bytes(b"half")
     assert not is_seed_file(path, "digest")
     write_seed_file(path, Start(build=lambda: nn.Linear(2, 2), repeatable=True), "digest")
@@ -221,7 +221,7 @@ def test_seed_file_is_bound_to_the_release_of_torch(tmp_path: Path) -> None:
     initial_values(config, spread(config), 2, tmp_path)
 
     def resume_with_another_release() -> None:
-        # It may draw other numbers from the same seed.
+        # Another release may draw other numbers from the same seed.
         torch.__version__ = "2.0.0"
         with pytest.raises(InvalidInput, match="of another model, seed or release of torch"):
             initial_values(config, spread(config), 2, tmp_path)
@@ -272,44 +272,44 @@ TEACHERS = list[nn.Module]()
 
 
 def plain() -> App:
-    """A module that replaces a layer of its own."""
+    """Return an App whose function replaces a layer of its module."""
     module = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
     module[1] = nn.Linear(3, 3)
     return app_of(module)
 
 
 def computing() -> App:
-    """Needs the values."""
+    """Return an App whose function needs the values."""
     module = nn.Linear(3, 3)
     assert float(module.weight.abs().sum()) > 0
     return app_of(module)
 
 
 def attribute() -> App:
-    """Draws a tensor after the parameters."""
+    """Return an App that draws a tensor after the parameters."""
     return app_of(Attribute())
 
 
 def teaching() -> App:
-    """Keeps another module."""
+    """Return an App whose function keeps another module."""
     TEACHERS.append(nn.Linear(3, 3))
     return app_of(nn.Linear(3, 3))
 
 
 def adapted() -> App:
-    """Learns adapters only."""
+    """Return an App that trains only adapters."""
     return app_of(nn.Linear(3, 3), Recipe(trains=Adapters(rank=1)))
 
 
 def copying() -> App:
-    """Has a buffer that is computed from a parameter."""
+    """Return an App with a buffer that is computed from a parameter."""
     module = nn.Linear(3, 3)
     module.register_buffer("first", module.weight.detach().clone())
     return app_of(module)
 
 
 def random_buffer() -> App:
-    """Without a seed, so each rank draws other numbers."""
+    """Return an App with a random buffer. It has no seed, so each rank draws other numbers."""
     module = nn.Linear(3, 3)
     module.register_buffer("noise", torch.rand(3))
     return app_of(module)

@@ -1,4 +1,4 @@
-"""A job's files come back as they went in, and what is wrong with a config is told before anything runs."""
+"""A job's files round-trip, and errors in a config are reported before anything runs."""
 
 import json
 import math
@@ -101,7 +101,7 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
 def test_an_error_comes_back_as_itself(tmp_path: Path) -> None:
     assert read_error(tmp_path) is None
     write_error(tmp_path, UnsupportedModel("the model is too large"))
-    # The error of a rank that has lost the first one.
+    # The error of a rank that lost its connection to the first one.
     write_error(tmp_path, InvalidInput("connection closed by peer"))
     found = read_error(tmp_path)
     assert type(found) is UnsupportedModel
@@ -226,7 +226,7 @@ def test_a_text_is_cut_once_and_its_end_is_held_out() -> None:
 
 
 def usable(folder: Path) -> TrainConfig:
-    """A config with which a job would run."""
+    """Return a config with which a job can run."""
     public = split_digits(1, 1.0, 0).public
     np.savez(folder / "data.npz", x=public.inputs["x"], y=public.y)
     return TrainConfig(
@@ -287,6 +287,6 @@ def test_a_decoder_learns_a_text_over_tokens_or_samples(tmp_path: Path) -> None:
         assert trained.evaluated[-1].validation_loss < 1.5
         assert result.metrics.units_per_second > 0
         assert result.metrics.peak_memory_bytes > 1e7
-    # The last window is short, so the two means differ where it was in a batch.
+    # The last window is short, so the two means differ for its batch.
     assert tokens.metrics.trained.losses != samples.metrics.trained.losses
     assert torch.get_default_dtype() == torch.float32

@@ -1,4 +1,4 @@
-"""A job under torchrun: its result, its errors, and that nothing of it outlives an interrupted caller."""
+"""A job under torchrun: its result, its errors, and the end of all its processes when the caller is interrupted."""
 
 import dataclasses
 import json
@@ -60,7 +60,7 @@ def main(arguments):
     while True:
         time.sleep(0.1)
 """
-"""A rank that takes its time to save."""
+"""A rank that takes a given time to save."""
 RUN_SLOW = """
 import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -76,12 +76,12 @@ LAYOUT = LayoutSettings(
     plan={"layers.*": "shared", "layers.*.0": "column", "layers.*.2": "row"},
     feed_forward=32,
 )
-"""Of the App ``stacked``."""
+"""Layout of the App ``stacked``."""
 
 
 @pytest.fixture
 def config(tmp_path: Path) -> TrainConfig:
-    """A short job on the public digits, on two copies."""
+    """Return a short job on the public digits, with two copies."""
     public = split_digits(1, 1.0, 0).public
     np.savez(tmp_path / "data.npz", x=public.inputs["x"], y=public.y)
     return TrainConfig(
@@ -96,12 +96,12 @@ def config(tmp_path: Path) -> TrainConfig:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """The job's."""
+    """Return the job's folder."""
     return tmp_path / "job"
 
 
 def alone(config: TrainConfig) -> TrainConfig:
-    """The same for one process."""
+    """Return the same job for one process."""
     return dataclasses.replace(config, parallel=dataclasses.replace(config.parallel, mesh=MeshShape()))
 
 
@@ -149,7 +149,7 @@ def test_a_job_whose_rank_is_killed_ends_with_the_trace_of_one_that_was_not(
     )
     killed = launch(dying, 2, folder, Elastic(max_restarts=1))
     steps = [json.loads(row)["step"] for row in (folder / "rows.jsonl").read_text().splitlines()]
-    # The ninth step was not finished; the job went on from a checkpoint before it.
+    # The ninth step was not finished: the job resumed from a checkpoint before it.
     assert steps == [*range(8), *range(steps[8], 20)]
     assert steps[8] in range(every, 9, every)
     assert killed.metrics.trained == whole.metrics.trained
@@ -169,7 +169,8 @@ def test_a_job_lost_before_and_after_its_first_checkpoint_ends_with_the_trace_of
     )
     job = launch(config, 2, folder, Elastic(max_restarts=2)).metrics.trained
     steps = [json.loads(row)["step"] for row in (folder / "rows.jsonl").read_text().splitlines()]
-    # The first attempt left no checkpoint, so the second one began anew. The third one had that of the fourth step.
+    # The first attempt left no checkpoint, so the second one began from the start. The third one resumed from the
+    # fourth step.
     assert steps == [*range(7), *range(4, 10)]
     seeds = [tmp_path / f"before-{step}.safetensors" for step in (3, 8)]
     assert seeds[0].read_bytes() == seeds[1].read_bytes()
@@ -187,7 +188,7 @@ def test_what_cannot_be_carried_out_is_told_before_a_process_starts(config: Trai
     assert not folder.exists()
 
 
-# In CI, test_observed_jobs has an error of ours that comes back from a rank.
+# In CI, test_observed_jobs checks an error of fanin's that a rank returns.
 @pytest.mark.nightly
 def test_an_error_of_ours_comes_back_as_itself(config: TrainConfig, folder: Path) -> None:
     with pytest.raises(InvalidInput, match=r"missing.npz: no such file"):
@@ -204,7 +205,7 @@ def test_an_error_of_the_apps_own_code_comes_back_with_its_line(config: TrainCon
 def test_a_rank_that_is_killed_is_told_with_the_end_of_a_log(config: TrainConfig, folder: Path) -> None:
     with pytest.raises(Conflict, match=r"datacenter job: torchrun ended with status 1; ") as caught:
         launch(dataclasses.replace(config, model=ModelSettings(app=f"{APPS}:killed")), 2, folder)
-    # No rank wrote a last line: torchrun did, or the rank that waited for the killed one.
+    # The last line is by torchrun, or by the rank that waited for the killed one.
     assert re.search(r"(torchrun|stderr)\.log ends:\n", str(caught.value))
 
 
@@ -242,14 +243,14 @@ def test_nothing_outlives_an_interrupted_caller_or_a_killed_agent(
     _, stderr = caller.communicate(timeout=30.0)
     said = {"caller": "KeyboardInterrupt", "agent": "torchrun ended with status -9", "killed caller": ""}
     assert said[victim] in stderr
-    # torchrun, told by nobody but its launcher's end, stops its ranks in order.
+    # If only the end of its launcher informs torchrun, it stops its ranks in order.
     wait_until(
         lambda: not any(is_alive(pid) for row in pids for pid in row), 30.0 if victim == "killed caller" else 5.0
     )
 
 
 def slow(folder: Path, seconds: float) -> tuple[subprocess.Popen[bytes], int]:
-    """A caller of a rank that takes so long to save, interrupted, and the rank."""
+    """Return an interrupted caller, and the pid of its rank, which takes ``seconds`` to save."""
     program = folder / "slow.py"
     program.write_text(SLOW)
     command = [sys.executable, "-c", RUN_SLOW, program, folder, str(seconds)]

@@ -1,4 +1,4 @@
-"""What an encoder is asked is a function of the text, the seed and the epoch, and as much as the paper has it."""
+"""The masked positions of an encoder depend on the text, the seed and the epoch, and their shares are the paper's."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +23,7 @@ from fanin.protos.errors import InvalidInput
 
 
 def samples(num: int, length: int, seed: int = 0, epoch: int = 0) -> MaskedSamples:
-    """A text of two tokens in turn, so that the mask is token 2."""
+    """Return samples of a text in which two tokens alternate, so that the mask is token 2."""
     return MaskedSamples(tokens=np.arange(num) % 2, length=length, num_tokens=2, seed=seed).of_epoch(epoch)
 
 
@@ -57,7 +57,7 @@ def test_windows_are_the_text_and_what_is_asked_for_is_what_stands_there(
     assert asked.any(dim=1).all(), "each window is asked something"
     assert found.count(everything) == int(asked.sum())
     assert found.units(everything) == text.numel()
-    # Any part of the samples, in any order, on any rank.
+    # This holds for any part of the samples, in any order, on any rank.
     some = np.array(data.draw(st.lists(st.sampled_from(list(everything)), min_size=1)))
     again = samples(num, length, seed, epoch).take(some)
     assert torch.equal(again[0], inputs[some])
@@ -67,7 +67,7 @@ def test_windows_are_the_text_and_what_is_asked_for_is_what_stands_there(
 
 
 def test_shares_are_those_of_the_paper() -> None:
-    # All tokens are 0 of 50, so that what was replaced shows, but for one in fifty.
+    # All of the text is token 0 of 50, so a replaced token is visible unless the replacement is 0 as well.
     found = MaskedSamples(tokens=np.zeros(400_000, np.uint8), length=100, num_tokens=50, seed=1)
     inputs, targets = found.take(np.arange(len(found)))
     asked = targets != NO_TOKEN
@@ -118,7 +118,7 @@ def config(folder: Path, **tables: dict[str, object]) -> TrainConfig:
 def test_a_job_that_goes_on_is_asked_the_same(tmp_path: Path) -> None:
     whole = config(tmp_path)
     losses = train(whole, 0, 1).metrics.trained.losses
-    # Three epochs and a half, and the second part begins within one.
+    # Three and a half epochs. The second part begins in the middle of an epoch.
     assert len(losses) == 12
     kept = CheckpointSettings(folder=tmp_path / "kept")
     train(replace(whole, stop=StopSettings(steps=5), checkpoints=kept), 0, 1)

@@ -1,4 +1,4 @@
-"""``examples/masked_encoder``: who sees both sides of a gap knows more than who knows the letter before it."""
+"""``examples/masked_encoder``: an encoder that sees both sides of a gap beats a model of pairs of letters."""
 
 import json
 import math

@@ -1,9 +1,11 @@
-"""DP x TP x PP in any mix trains as one process does: each pair of axes on four ranks, three axes on eight, and every
-schedule; in the nightly suite every mesh of four and of eight ranks.
+"""Any mix of DP, TP and PP trains as one process does.
 
-In float64 losses and all parameters are held to 1e-10, which no wrong factor and no lost term survives; in float32,
-where sums over ranks take another path through torch, the losses to 1e-5. All cells run in one pool of processes
-that the first test starts; gloo's own averaging is asked first.
+CI has each pair of axes on four ranks, three axes on eight ranks, and every schedule. The nightly suite has every mesh
+of four and of eight ranks.
+
+In float64, losses and all parameters must agree to 1e-10, which detects every wrong factor and lost term. In float32,
+sums over ranks use another code path of torch, and the losses must agree to 1e-5. All cells run in one pool of
+processes that the first test starts. The pool checks gloo's own averaging first.
 """
 
 from pathlib import Path
@@ -27,16 +29,20 @@ from parallel.cells import (
 from parallel.programs import Programs
 
 LOSS = {"float32": 1e-5, "float64": 1e-10}
-# The loss of the last step on the first step's batch, as a share of that step's.
+# Loss of the last step on the first step's batch, as a share of the first loss.
 LEARNT = {NUM_STEPS: 0.99, NUM_NIGHTLY_STEPS: 0.99, NUM_LONG_STEPS: 0.9}
 PARAMETERS = {"float32": 1e-5, "float64": 1e-10}
-# A commit's cells take a minute and a half on two quiet cores, a night's ten, which the first test of each waits for.
+# The cells of CI take a minute and a half on two quiet cores, those of the nightly suite ten. The first test waits for
+# them.
 LIMIT_S = 3600
 pytestmark = pytest.mark.timeout(LIMIT_S)
 
 
 def outcomes(programs: Programs, folder: Path, wanted: str, warning_action: str = "error") -> Path:
-    """What ``matrix.py`` left, its warnings being errors; a cell that failed left nothing, and the log says why."""
+    """Run ``matrix.py``, with warnings as errors, and return the folder with its results.
+
+    A failed cell leaves no file, and the log has the reason.
+    """
     (folder / "log").write_text(
         programs.run("matrix", folder, wanted, warning_action=warning_action, timeout_s=LIMIT_S)
     )
@@ -60,7 +66,7 @@ def compiled_cell(tmp_path_factory: pytest.TempPathFactory, programs: Programs) 
 
 @pytest.fixture(scope="module")
 def compiled_matrix(tmp_path_factory: pytest.TempPathFactory, programs: Programs) -> Path:
-    # Torch 2.13 warns of what its own compiler does.
+    # torch 2.13 warns of what its own compiler does.
     return outcomes(programs, tmp_path_factory.mktemp("compiled"), "compiled", "ignore")
 
 
@@ -71,12 +77,12 @@ def read(folder: Path, name: str) -> dict[str, np.ndarray]:
 
 
 def differences(folder: Path, cell: Cell) -> tuple[float, float]:
-    """(largest of the losses, largest of the parameters) between a cell and one process."""
+    """Return (largest difference of the losses, largest of the parameters) between a cell and one process."""
     got, expected = read(folder, cell.name), read(folder, cell.reference)
     names = list(expected["names"])
     assert list(got["names"]) == names
     assert len(expected["losses"]) == cell.num_steps
-    # The batches of the steps alternate.
+    # The steps alternate between two batches.
     last_on_first_batch = expected["losses"][(cell.num_steps - 1) // 2 * 2]
     assert last_on_first_batch < LEARNT[cell.num_steps] * expected["losses"][0], "something was learnt"
     losses = max(
@@ -127,7 +133,7 @@ def test_a_mesh_equals_one_process_too(nightly_matrix: Path, cell: Cell) -> None
 
 def check_compiled(folder: Path, cell: Cell) -> None:
     assert within(folder, cell), differences(folder, cell)
-    # All layers share one for steps and one for evaluations.
+    # All layers share one graph for steps and one for evaluations.
     assert read(folder, cell.name)["graphs"] == 2
 
 

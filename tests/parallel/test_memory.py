@@ -1,4 +1,4 @@
-"""Predicted peaks are within a tenth of what torch's tracker sees, with tensors that are none."""
+"""Predicted peaks are within a tenth of the peaks that torch's tracker measures with fake tensors."""
 
 import json
 from pathlib import Path
@@ -13,7 +13,8 @@ Found = dict[str, tuple[int, int]]
 
 
 def run(programs: Programs, file: Path, which: str) -> Found:
-    # Not with warnings as errors: the tracker uses what torch has deprecated. A large cell takes 90 s of a processor.
+    # Warnings are no errors, because the tracker uses deprecated functions of torch. A large cell takes 90 s of CPU
+    # time.
     programs.check("memory", file, which, warning_action="default", timeout_s=1200.0)
     return {name: (tracked, predicted) for name, (tracked, predicted) in json.loads(file.read_text()).items()}
 

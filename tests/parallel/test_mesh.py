@@ -1,4 +1,4 @@
-"""A mesh shape is checked against the world before a process is spent, and comes back from its own text."""
+"""A mesh shape is checked against the world size before a process starts, and round-trips through its text."""
 
 import pytest
 from hypothesis import given
@@ -37,8 +37,8 @@ def test_a_shape_fits_another_world_by_its_copies_alone(sizes: tuple[int, ...], 
     assert (fitted.pp, fitted.tp, fitted.num_parts) == (shape.pp, shape.tp, parts)
     assert shape.fit(shape.num_ranks) == shape
     assert fitted.fit(world) == fitted
-    # No rank is given more of the parameters than before while there are ranks to share them, nor shares more finely
-    # than it has to.
+    # No rank receives more of the parameters than before while there are ranks to share them. Nor do ranks share more
+    # finely than necessary.
     assert fitted.dp_shard >= min(shape.dp_shard, parts)
     assert not [size for size in range(shape.dp_shard, fitted.dp_shard) if parts % size == 0]
 

@@ -1,4 +1,4 @@
-"""What is done twice, at once or too late: signals, launchers, machines of other jobs, waits that are no hang."""
+"""Repeated, simultaneous and late events: signals, launchers, machines of other jobs, and waits that are no hang."""
 
 import fcntl
 import multiprocessing
@@ -72,7 +72,7 @@ METRICS = Metrics(
 
 @pytest.fixture
 def config(tmp_path: Path) -> TrainConfig:
-    """A short job that keeps checkpoints, on the public digits; its App is told to stop in its third step."""
+    """Return a short job with checkpoints on the public digits. Its App stops it in the third step."""
     public = split_digits(1, 1.0, 0).public
     np.savez(tmp_path / "data.npz", x=public.inputs["x"], y=public.y)
     return TrainConfig(
@@ -86,7 +86,7 @@ def config(tmp_path: Path) -> TrainConfig:
 
 @pytest.fixture
 def fanin(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Fanin:
-    """The command line."""
+    """Return the command line."""
     return fanin_in_process(capsys, monkeypatch)
 
 
@@ -95,7 +95,7 @@ def test_who_is_told_to_stop_takes_the_signal_until_all_is_written(config: Train
     with ExitStack() as stack:
         stack.push(stop)
         result = train(config, 0, 1, tmp_path, stop)
-        # The checkpoint is written by now, and the result is still to be.
+        # The checkpoint is written by now, but the result is not.
         assert latest(tmp_path / "kept").step == 3
         assert signal.getsignal(signal.SIGTERM) is not before
         os.kill(os.getpid(), signal.SIGTERM)
@@ -116,14 +116,14 @@ def test_a_job_says_that_it_was_stopped_and_then_that_it_was_not(config: TrainCo
 def test_a_stopped_result_is_that_of_whoever_was_told(tmp_path: Path) -> None:
     (begin_logs(tmp_path, TWO) / "torchrun.log").write_text("nobody came for 10 minutes")
     write_result(tmp_path, TrainResult(metrics=replace(METRICS, stopped=True)))
-    # On one machine it is its own ranks that were told.
+    # On one machine, the job's own ranks were stopped.
     assert outcome(tmp_path, ONE_MACHINE, 1, outcome_files(tmp_path)).metrics.stopped
     told = r"was stopped after 2 steps, and the job could not continue without it; run the same command .* 10 minutes"
     with pytest.raises(Conflict, match=f"(?s){told}"):
         outcome(tmp_path, TWO, 1, outcome_files(tmp_path))
     write_result(tmp_path, TrainResult(metrics=METRICS))
     assert outcome(tmp_path, TWO, 1, outcome_files(tmp_path)).metrics == METRICS
-    # Of another job nothing is taken: neither its result nor its error.
+    # Nothing of another job is used: neither its result nor its error.
     write_error(tmp_path, InvalidInput("its own"))
     with pytest.raises(InvalidInput, match="its own"):
         outcome(tmp_path, TWO, 0, outcome_files(tmp_path))
@@ -172,7 +172,7 @@ def test_a_signal_that_comes_with_the_first_is_the_first() -> None:
 
 
 class Told(Agent):
-    """An agent without ranks, which remembers how long they would have had."""
+    """An agent without ranks, which records the time that they would have had."""
 
     def __init__(self, seconds: int) -> None:
         self._shutdown_timeout = seconds
@@ -190,7 +190,7 @@ def test_ranks_that_make_way_for_a_machine_get_the_time_that_was_set(worker_grou
 
 @pytest.fixture
 def worker_group() -> Iterator[WorkerGroup]:
-    """Of no ranks."""
+    """Yield a worker group without ranks."""
     yield object.__new__(WorkerGroup)
 
 
@@ -213,7 +213,7 @@ def test_a_folder_is_one_jobs_for_as_long_as_its_processes_are_there(tmp_path: P
             locked_folders([tmp_path], 0),
         ):
             pass
-        # As its torchrun has it, when its launcher is killed.
+        # Its torchrun inherits the lock, and keeps it when the launcher is killed.
         inherited = os.dup(descriptor)
     try:
         with pytest.raises(Conflict, match=f"folder {tmp_path}: another job"), locked_folders([tmp_path], 0.0):
@@ -233,7 +233,7 @@ def test_a_launcher_waits_for_an_earlier_job_to_end(
     with (kept / LOCK_FILE).open() as earlier:
         fcntl.flock(earlier, fcntl.LOCK_EX)
         threading.Timer(0.5, earlier.close).start()
-        # What is in the way of the first file that is written then spares this test a job.
+        # An obstacle at the first file that is written saves this test a job.
         (tmp_path / "state" / CONFIG_FILE).mkdir(parents=True)
         with pytest.raises(IsADirectoryError):
             launch(config, 1, tmp_path / "state")
@@ -245,7 +245,7 @@ def test_a_log_that_is_gone_when_it_is_looked_at_is_none(tmp_path: Path) -> None
     logs = begin_logs(tmp_path)
     gone = logs / "id" / "attempt_0" / "0"
     gone.mkdir(parents=True)
-    # Listed, and not there: as what another machine's torchrun removes in between.
+    # The file is listed but does not exist, as if another machine's torchrun had removed it in between.
     (gone / "stderr.log").symlink_to(tmp_path / "nowhere")
     assert failure_reason(tmp_path, 1) == f"torchrun ended with status 1; no log of it is left in {logs}"
     (logs / "torchrun.log").write_text("what torchrun said")
@@ -298,7 +298,7 @@ def test_a_watchdog_that_is_left_has_no_hooks_and_no_thread(config: TrainConfig,
 def test_a_checkpoint_that_takes_long_is_no_hang(config: TrainConfig, tmp_path: Path) -> None:
     engine, marker, calls = build_engine(build_job_model(config).model, config.parallel, config.training, None), [], 0
     checkpoints = Checkpoints(tmp_path, engine)
-    # Whoever writes there waits for a reader.
+    # A writer at this path blocks until a reader opens it.
     os.mkfifo(tmp_path / "LATEST.new")
 
     def wait() -> None:
@@ -316,14 +316,14 @@ def test_a_checkpoint_that_takes_long_is_no_hang(config: TrainConfig, tmp_path: 
 
 
 def evaluated(config: TrainConfig, folder: Path) -> None:
-    """A job whose evaluation takes longer than it may stand still."""
+    """Run a job whose evaluation takes longer than the hang timeout."""
     train(config, 0, 1, folder)
     os._exit(0)
 
 
 @pytest.mark.nightly
 def test_an_evaluation_that_takes_long_is_no_hang(config: TrainConfig, tmp_path: Path) -> None:
-    # In one process that has no layers within its model, nothing else moves.
+    # In one process without layers in its model, nothing else moves.
     slow = replace(
         config,
         model=ModelSettings(app=f"{APPS}:bare"),

@@ -69,7 +69,7 @@ def test_parameters_come_back_as_they_went_in(values: list[float]) -> None:
     flat = np.array(values, np.float32)
     load_parameters(module, parameter_table(module), flat)
     assert (parameter_vector(module) == flat).all()
-    # Rising names: the bias stands before the weight.
+    # Names are in ascending order, so the bias comes before the weight.
     assert (module.bias.detach().numpy() == flat[:2]).all()
 
 
@@ -145,6 +145,6 @@ def test_running_statistics_and_adapters_travel_as_the_bundle_has_them() -> None
 
 def test_a_batch_norm_over_ranks_of_tp_is_told() -> None:
     layout = LayoutSettings(layers="stacks", num_layers=3, inputs=("stem",), outputs=("pool", "head")).layout
-    # Nothing is sent, since it is told before a parameter is split.
+    # Nothing is sent, because the error comes before a parameter is split.
     with pytest.raises(InvalidInput, match=r"tp: got stem\.1, a BatchNorm2d, expected no module that has buffers"):
         apply_tensor_parallel(ResNet8(), layout, SimpleNamespace(size=lambda: 2), sequence=False)

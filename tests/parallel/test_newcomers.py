@@ -1,4 +1,4 @@
-"""Who comes where a job is: a line that was mistyped, a second launcher, a machine while ranks still save."""
+"""Newcomers to a running job: a mistyped command, a second launcher, and a machine that joins while ranks save."""
 
 import json
 import os
@@ -26,7 +26,7 @@ def main(arguments):
     while True:
         time.sleep(0.1)
 """
-"""A rank that takes its time to save; torch gives 30 s."""
+"""A rank that takes 33 s to save. torch gives it 30 s."""
 RUN_SLOW = """
 import sys
 from pathlib import Path
@@ -38,7 +38,7 @@ run_ranks([program, folder], 1, Path(folder), Elastic(max_restarts=1, max_nodes=
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
-    """A job's folder, and no machine yet."""
+    """Yield a job's folder that has no machine yet."""
     monkeypatch.setenv("FANIN_TEST_FOLDER", str(tmp_path))
     with empty_place(tmp_path) as made:
         yield made
@@ -66,7 +66,7 @@ def test_after_a_launcher_was_killed_the_same_line_waits_for_its_ranks_and_goes_
     command += ["--state", place.folder / "state"]
     first = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     place.until(lambda: len(place.steps()) > EVERY + 2)
-    # The step that its ranks are in takes longer than to start another launcher.
+    # The current step of its ranks takes longer than the start of another launcher.
     place.pace(12.0)
     time.sleep(0.5)
     first.kill()

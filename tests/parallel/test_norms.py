@@ -1,4 +1,4 @@
-"""How near to one process a family of ``transformers`` can be in float64: its norms decide, where they use float32."""
+"""Limits of the float64 parity of ``transformers`` families: their norms, where these use float32."""
 
 import pytest
 import torch
@@ -16,20 +16,20 @@ from fanin.edge.runtimes.graphs import NO_TOKEN
 BOUNDS = {"llama": 1e-10, "gemma": 1e-5}
 """Family to the largest difference of losses and parameters in float64, between any two ways to divide a batch.
 
-Gemma's norm multiplies with ``weight.float()``, so the gradient of the weight is a sum over tokens in float32, which
-depends on the pieces that a batch is taken in. Llama's norm casts what it is given, token by token, but not its weight.
+Gemma's norm multiplies with ``weight.float()``. So the gradient of the weight is a sum over tokens in float32, which
+depends on the pieces of a batch. Llama's norm casts its input, token by token, but not its weight.
 """
 TRAINING = TrainingSettings(batch_size=BATCH, learning_rate=0.1, optimizer="sgd", clip_norm=0.5)
 
 
 def module(family: str) -> nn.Module:
-    """A small model of the family, in float64."""
+    """Return a small model of the family, in float64."""
     row = {**pretrained_row(Cell(mesh="none", family="llama", tied=True)), "model_type": family, "head_dim": 4}
     return module_of(row, "float64", 1, family)
 
 
 def gradient(norm: nn.Module, inputs: Tensor, num_pieces: int) -> Tensor:
-    """Of the norm's weight, summed over pieces of the inputs."""
+    """Return the gradient of the norm's weight, summed over pieces of the inputs."""
     norm.zero_grad()
     for piece in inputs.chunk(num_pieces):
         norm(piece).square().sum().backward()

@@ -102,7 +102,7 @@ NUMBER = 3
 
 @pytest.fixture
 def config(tmp_path: Path) -> TrainConfig:
-    """A short job on the public digits."""
+    """Return a short job on the public digits."""
     public = split_digits(1, 1.0, 0).public
     np.savez(tmp_path / "data.npz", x=public.inputs["x"], y=public.y)
     return TrainConfig(
@@ -190,7 +190,7 @@ def test_objects_observe_a_job_of_one_rank(config: TrainConfig, tmp_path: Path) 
 def test_an_observer_that_fails_on_one_rank_ends_all_with_its_name(
     config: TrainConfig, broken: Path, tmp_path: Path
 ) -> None:
-    # The first event of its kind is in the middle of a step, where the other rank waits for this one.
+    # The first event of its kind is in the middle of a step, in which the other rank waits for this one.
     layout = LayoutSettings(layers="layers", num_layers=4, inputs=("flatten", "embed"), outputs=("head",))
     config = replace(
         config,
@@ -282,7 +282,7 @@ def test_a_rank_reports_an_observer_that_exits_after_the_result_is_written(
         checkpoints=CheckpointSettings(weights=weights),
         watch=WatchSettings(observers=(f"{broken}:exits",)),
     )
-    # Status 0: torchrun would start the ranks again, to the same end.
+    # Status 0, because torchrun would restart the ranks otherwise, with the same result.
     assert main([str(write_config(config, tmp_path))]) == 0
     assert weights.exists()
     assert len(read_result(tmp_path).metrics.trained.losses) == 1
@@ -303,7 +303,7 @@ def test_an_error_of_a_training_is_the_last_event(config: TrainConfig, tmp_path:
 
 
 def observed(config: TrainConfig, folder: Path) -> None:
-    """A job whose observer never returns."""
+    """Run a job whose observer never returns."""
     sys.stderr = (folder / "stderr.log").open("w")
     train(config, 0, 1, folder)
     os._exit(0)
@@ -335,7 +335,7 @@ def test_a_hang_in_the_first_step_after_a_resume_is_reported_in_that_step(tmp_pa
 
 
 class Older:
-    """A stage of another torch."""
+    """A stage of another release of torch."""
 
     forward_one_chunk = backward_one_chunk = backward_weight_one_chunk = _prepare_forward_infra = print
 

@@ -1,4 +1,4 @@
-"""Mistakes in an App of one's own: a training job ends with one sentence that names the cause and the line."""
+"""Mistakes in a user's App end a training job with one sentence that names the cause and the line."""
 
 import sys
 from collections.abc import Callable
@@ -103,7 +103,7 @@ DIFFERS = "got 3 tensors: 1 of another shape or type, such as embed.w"
 
 
 def error_of(folder: Path, app: str, **model: Path) -> str:
-    """What a job of one rank stores, and what its log says."""
+    """Run a job of one rank, and return the error that it stores."""
     (folder / "own.py").write_text(MODULE)
     tokens = np.random.default_rng(0).integers(0, 12, (20, 5)).astype(np.int32)
     tokens[0] = 11
@@ -239,7 +239,7 @@ def test_a_forward_that_does_not_fit_is_named_below_the_hooks_of_a_mesh(tmp_path
     module.register_forward_hook(print)
     with pytest.raises(TypeError) as caught:
         names["forward"](module)
-    # The test's own frame is no frame of an App.
+    # The test's own frame does not belong to an App.
     first = caught.value.__traceback__
     assert first is not None
     error = _error_of_app(config, caught.value.with_traceback(first.tb_next))

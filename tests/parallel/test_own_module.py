@@ -1,4 +1,4 @@
-"""A module of one's own trains on a mesh as in one process, and its weights become a Bundle."""
+"""A user's own module trains on a mesh as in one process, and its weights become a Bundle."""
 
 import re
 from dataclasses import replace
@@ -119,7 +119,7 @@ def test_weights_of_another_app_are_refused(
 
 
 def assert_matches(pattern: str, text: str) -> None:
-    """Wrapped lines of the terminal are one text."""
+    """Search the text after joining the lines that the terminal wraps."""
     assert re.search(pattern, " ".join(text.split())), text
 
 

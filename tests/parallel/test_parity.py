@@ -1,5 +1,8 @@
-"""A job on any number of ranks is the job of one process: 20 steps in uneven parts, evaluations, going on elsewhere;
-and what is near it only, gradients that travel in fewer bits and steps that ranks take by themselves, is near it."""
+"""A job on any number of ranks equals the job of one process.
+
+The job has 20 steps in uneven parts and evaluations, and resumes on other numbers of ranks. Compressed gradients and
+local steps of ranks only come near it.
+"""
 
 import math
 from itertools import product
@@ -17,12 +20,12 @@ from fanin.datacenter.network.collectives import COLLECTIVES, RING
 TOLERANCES = {"float32": 1e-5, "float64": 1e-10}
 RESULTS = ("losses", "evaluated", "parameters")
 LOSS_BYTES = 16
-"""The loss, and whether it and the gradients are finite."""
+"""Bytes of the loss, and of a flag that it and the gradients are finite."""
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory, programs: Programs) -> Path:
-    """What ``parity.py`` left, its warnings being errors."""
+    """Return the folder with the results of ``parity.py``, which ran with warnings as errors."""
     made = tmp_path_factory.mktemp("parity")
     programs.check("parity", made, "change")
     return made
@@ -30,7 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, programs: Programs) -> Path
 
 @pytest.fixture(scope="module")
 def night_folder(tmp_path_factory: pytest.TempPathFactory, programs: Programs) -> Path:
-    """The same of the demo's other jobs."""
+    """Return the folder with the results of the demo's other jobs."""
     made = tmp_path_factory.mktemp("parity-night")
     programs.check("parity", made, "night")
     return made
@@ -46,7 +49,7 @@ def read(folder: Path, name: str) -> dict[str, np.ndarray]:
 def test_ranks_equal_one_process(folder: Path, num_ranks: int, dtype: str) -> None:
     alone, together = read(folder, f"1-{dtype}-0"), read(folder, f"{num_ranks}-{dtype}-0")
     assert len(alone["losses"]) == 20
-    # An epoch has three batches, and the end is looked at, too.
+    # An epoch has three batches, and the end is evaluated, too.
     assert list(alone["evaluated"][:, 0]) == [3, 6, 9, 12, 15, 18, 20]
     assert alone["evaluated"][-1, 2] < alone["evaluated"][0, 2], "something was learnt"
     for name in RESULTS:
@@ -82,7 +85,7 @@ def test_so_do_the_others_in_both_types(night_folder: Path, name: str, dtype: st
 
 def check_demo(folder: Path, name: str, dtype: str) -> None:
     alone, ranks = read(folder, f"1-{name}-{dtype}-0"), [read(folder, f"4-{name}-{dtype}-{rank}") for rank in range(4)]
-    # Forty samples in batches of 16: an evaluation after each third step, and at the end.
+    # Forty samples in batches of 16: evaluations are after each third step, and at the end.
     assert list(alone["evaluated"][:, 0]) == [3, 6, 9, 12, 15, 18, 20]
     assert alone["losses"][-1] < alone["losses"][0], "something was learnt"
     for together, result in product(ranks, RESULTS):
@@ -131,7 +134,7 @@ def test_an_overflow_on_one_rank_leaves_the_step_out_on_both(folder: Path) -> No
 def test_half_precision_sends_half_the_bytes_in_turns_too(folder: Path) -> None:
     even = read(folder, "2-even-0")
     size = 4 * even["parameters"].size
-    # A bucket, and the loss; in the second step torch also agrees on new buckets.
+    # A bucket and the loss. In the second step torch also agrees on new buckets.
     assert even["sent"][0].tolist() == [2, size + LOSS_BYTES]
     assert (even["sent"][2:] == [2, size + LOSS_BYTES]).all()
     for name in ("fp16", "fp16-turns", "bf16"):
@@ -146,13 +149,14 @@ def test_powersgd_sends_two_factors_of_what_they_make_smaller(folder: Path) -> N
     found = read(folder, "2-powersgd-0")
     rank, sizes = HOOKS["powersgd"].rank, [value.shape for value in DigitsCnn(1, channels=(4, 4)).parameters()]
     matrices = [(shape[0], math.prod(shape[1:])) for shape in sizes]
-    # torch leaves alone what would not become less than half.
+    # torch does not factor a matrix that would not shrink to less than half.
     factored = [(n, m) for n, m in matrices if 2 * rank * (n + m) < n * m]
     assert factored
     assert len(factored) < len(sizes)
     rest = sum(n * m for n, m in matrices if (n, m) not in factored)
     expected = 4 * (rest + sum(rank * (n + m) for n, m in factored)) + LOSS_BYTES
-    # In torch's own record: a hook sends the second factor from another thread. What is left, two factors, a loss.
+    # torch's own record is used, because a hook sends the second factor from another thread. It has the rest, two
+    # factors and a loss.
     dense_steps = HOOKS["powersgd"].dense_steps
     assert (found["recorded"][dense_steps:] == [4, expected]).all()
     assert (found["recorded"][2:dense_steps, 1] == 4 * found["parameters"].size + LOSS_BYTES).all()
@@ -169,7 +173,7 @@ def test_powersgd_keeps_what_it_did_not_send_and_sends_it_later(folder: Path) ->
     later = slice(DENSE_STEPS, None)
     assert np.abs(own[:, later] + before[:, later] - given[:, later] - kept[:, later]).max() < 1e-12
     assert np.abs(kept[:, later].mean(axis=0)).max() > 0.01, "something was not sent at once"
-    # All that was sent, and what is left, is all that there was.
+    # The sum of the sent values and the residual equals the sum of all gradients.
     whole = given[0].sum(axis=0) + kept[:, -1].mean(axis=0)
     assert np.abs(own.mean(axis=0).sum(axis=0) - whole).max() < 1e-12
 
@@ -193,7 +197,7 @@ def test_local_steps_send_once_in_a_period(folder: Path) -> None:
 def test_adascale_sees_the_same_in_turns_and_on_copies(folder: Path) -> None:
     alone = read(folder, "1-adascale-0")
     assert ((alone["gains"] > 1) & (alone["gains"] <= NUM_PARTS)).all()
-    # As many steps of the small batch as were asked for, in fewer of the large one.
+    # The job takes as many steps of the small batch as configured, in fewer steps of the large one.
     num_steps = len(alone["losses"])
     assert alone["gains"][:-1].sum() < NUM_STEPS <= alone["gains"].sum()
     assert NUM_STEPS / NUM_PARTS < num_steps < NUM_STEPS
@@ -207,7 +211,7 @@ def test_what_one_rank_cannot_do_with_checkpoints_all_are_told(folder: Path) -> 
     first, second = (list(read(folder, f"2-apart-{rank}")["told"]) for rank in range(2))
     assert first[0] == second[0]
     assert "InvalidInput: checkpoints: got folder /dev/null/apart, expected a place that can be written" in first[0]
-    # Each names the folder that it was given itself.
+    # Each error names the rank's own folder.
     said = "got the checkpoints after [[0], []] steps, as ranks see them in their order, expected the same ones"
     for told in (*first[1:], *second[1:]):
         assert told.startswith("Corrupted: ")
@@ -229,9 +233,9 @@ def test_collectives_are_numpys_and_send_what_the_formulas_say(folder: Path) -> 
     num_ranks = 3
     for rank in range(num_ranks):
         found = read(folder, f"{num_ranks}-spoken-{rank}")
-        # Ten types, of five that are alike everywhere one result, of the two that reduce more.
+        # There are ten types. Five collectives have one result for each type, and the two that reduce have more.
         assert found["checked"].tolist() == [5 * 10 + 2 * (10 + 5 + 3 * 9), 0]
-        # A sum in place of the mean would be told, of each type that has one.
+        # A sum in place of the mean is reported for each type that has a mean.
         assert len(found["told"]) == 5
         assert all(said.startswith("reduce_scatter (AVG) of ") for said in found["told"])
         sizes = dict(zip(COLLECTIVES, found["sizes"].tolist(), strict=True))

@@ -1,4 +1,4 @@
-"""A cut is the best there is, and the stages of a model are the model."""
+"""A cut into stages is the best possible one, and the stages compute what the model computes."""
 
 from itertools import combinations
 
@@ -17,7 +17,7 @@ CONFIG = DecoderConfig(vocabulary=11, width=8, num_layers=5, num_heads=2, num_kv
 
 
 def slowest(shares: tuple[range, ...], times: list[float]) -> float:
-    """The time of the slowest stage; the first has the inputs too, the last the outputs."""
+    """Return the time of the slowest stage. The first stage also has the inputs, the last the outputs."""
     sums = [sum(times[1 + layer] for layer in share) for share in shares]
     sums[0] += times[0]
     sums[-1] += times[-1]
@@ -69,7 +69,7 @@ def test_the_stages_one_after_the_other_are_the_model(schedule: str, num_ranks: 
         own = {name: value for name, value in stage.part.named_parameters() if stage_of.get(name) == stage.index}
         assert set(own) == {name for name, index in stage_of.items() if index == stage.index}
         assert all(value is model.get_parameter(name) for name, value in own.items()), "no value is held twice"
-        # A tied copy is apart, whether or not its original is on the same rank.
+        # A tied copy is separate, even if its original is on the same rank.
         extra = set(dict(stage.part.named_parameters())) - set(own)
         assert extra == ({"head.weight"} if stage.index == pipeline.num_stages - 1 > 0 else set())
 

@@ -1,4 +1,4 @@
-"""A model that ``transformers`` wrote is trained as it is, goes back to it, and brings no code and no pickle along."""
+"""A model of ``transformers`` trains unchanged and is saved in its own format, without code or pickles."""
 
 import json
 import pickle
@@ -43,8 +43,8 @@ ROW: dict[str, object] = {
 
 @pytest.fixture(scope="module")
 def library() -> ModuleType:
-    """``transformers``; what it and its own libraries say as they are imported is left out, as fanin does."""
-    # Lazily its names bring more of it in, so that a model is made once here.
+    """Return ``transformers``. The messages of its import are suppressed, as in fanin."""
+    # Some names of the library load lazily, so one model is built here first.
     pretrained.module_of(ROW, "float32", 0, "here")
     return sys.modules["transformers"]
 
@@ -55,7 +55,7 @@ def given(tmp_path: Path, library: ModuleType) -> "Given":
 
 
 class Given:
-    """A folder with a model, tokens to train on, and the job of both."""
+    """A folder with a model, tokens for training, and the job that uses both."""
 
     def __init__(self, folder: Path, library: ModuleType) -> None:
         self.model, self.out, self._library = folder / "model", folder / "out", library
@@ -72,7 +72,7 @@ class Given:
         """
 
     def write(self, **settings: object) -> nn.Module:
-        """Have the library write a model: the model."""
+        """Save a model with the library, and return the model."""
         shard = settings.pop("max_shard_size", "1GB")
         dtype = str(settings.pop("dtype", "float32"))
         model = pretrained.module_of(ROW | settings, dtype, 3, "here")
@@ -82,22 +82,22 @@ class Given:
         return model
 
     def read(self, folder: Path) -> nn.Module:
-        """What the library makes of a folder."""
+        """Return the model that the library loads from a folder."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return self._library.AutoModelForCausalLM.from_pretrained(folder)
 
     def config(self, **tables: dict[str, object]) -> TrainConfig:
-        """The job."""
+        """Return the job."""
         return parse_config(self.text, "here", tables)
 
     def row(self, **settings: object) -> None:
-        """Write a config alone."""
+        """Write only the config."""
         (self.model / pretrained_folder.CONFIG).write_text(json.dumps(ROW | settings))
 
 
 def loss_of(model: nn.Module, tokens: np.ndarray) -> float:
-    """The mean over next tokens, in windows as a job has them."""
+    """Return the mean loss over next tokens, in the windows that a job uses."""
     flat = torch.from_numpy(tokens.astype(np.int64))
     total, count = 0.0, 0
     with torch.no_grad():
@@ -126,7 +126,7 @@ def test_a_folder_is_trained_and_what_comes_out_is_one(
     weights = given.out / "model.safetensors"
     result = train(given.config(checkpoints={"weights": str(weights)}), 0, 1)
     learned, held = np.split(given.tokens, [NUM_WINDOWS * LENGTH])
-    # All windows are in each batch, so that the first loss is that of the model as it was.
+    # Each batch has all windows, so the first loss is that of the initial model.
     with torch.no_grad():
         began = given.read(given.model).float()
     assert result.metrics.trained.losses[0] == pytest.approx(loss_of(began, learned), abs=1e-5)

@@ -1,4 +1,4 @@
-"""What four ranks must agree on: steps that are not finite, parameters after an evaluation, and shared parameters."""
+"""Four ranks agree on steps that are not finite, on parameters after an evaluation, and on shared parameters."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +24,7 @@ TIED = ("embed.weight", "head.weight")
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory, programs: Programs) -> Path:
-    """What ``quads.py`` left, its warnings being errors."""
+    """Return the folder with the results of ``quads.py``, which ran with warnings as errors."""
     made = tmp_path_factory.mktemp("quads")
     programs.check("quads", made)
     return made
@@ -71,7 +71,7 @@ def test_shared_parameters_are_found_by_identity() -> None:
     module = Shared()
     assert shared_names(module) == (TIED, ("layers.0.weight", "layers.1.weight"))
     assert shared_names(nn.ModuleList([module.head, module.layers[0]])) == ()
-    # A module that is used twice has its parameters once.
+    # A module that is used twice has each of its parameters once.
     layer = nn.Linear(2, 2)
     assert unshared([layer], nn.ModuleList([layer, layer])) == [layer]
     assert unshared([*module.layers, module.head], module) == []

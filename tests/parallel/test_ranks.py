@@ -1,4 +1,4 @@
-"""How ranks start: forked from one process of the machine, which imports once and outlives what befalls them."""
+"""The start of ranks: they are forked from one process of the machine, which imports once and survives their end."""
 
 import subprocess
 import sys
@@ -42,7 +42,7 @@ print(start_server(()), "torch" in sys.modules)
 
 
 def long_folder(folder: Path) -> Path:
-    """A folder whose sockets have no valid path."""
+    """Create a folder whose sockets have no valid path."""
     made = folder / ("long" * 30)
     made.mkdir()
     return made

@@ -1,4 +1,4 @@
-"""The rate of each step: a function of its number, the batch and the rule."""
+"""The learning rate of each step is a function of its number, the batch and the rule."""
 
 from itertools import pairwise
 
@@ -41,7 +41,7 @@ def test_it_never_leaves_its_bounds_and_never_rises_again(warm_up: int, floor: f
 
 
 def of_parts(gradients: np.ndarray) -> tuple[float, float]:
-    """What a step tells of its parts' gradients (parts, values)."""
+    """Return (mean of the squared norms, squared norm of the mean) of the parts' gradients (parts, values)."""
     return float(np.square(gradients).sum(axis=1).mean()), float(np.square(gradients.mean(axis=0)).sum())
 
 
@@ -66,7 +66,7 @@ def test_the_gain_of_known_noise_is_that_of_the_formula(noise: float, num_parts:
 
 
 def test_a_signal_that_noise_hides_in_most_steps_is_found_in_their_mean() -> None:
-    # 50 steps count in the end: the mean of what many such jobs found leaves chance out.
+    # In the end 50 steps count. The mean over many such jobs removes chance.
     rng, num_parts, size, found = np.random.default_rng(0), 16, 10, []
     for _ in range(100):
         seen = Noise()
@@ -81,11 +81,11 @@ def test_a_signal_that_noise_hides_in_most_steps_is_found_in_their_mean() -> Non
 def test_means_are_those_of_all_steps_and_then_of_the_last() -> None:
     seen, told = Noise(), [1.0, 3.0, 5.0]
     for variance in told:
-        # A mean of nothing, and so no signal.
+        # The mean is 0, so there is no signal.
         seen = seen.updated(variance / 2, 0.0, 2)
     assert seen.variance == pytest.approx(np.mean(told))
     for _ in range(2000):
         seen = seen.updated(7.0 / 2, 0.0, 2)
-    # Of 1000 parts, which is 500 steps of two: what was at first is forgotten but for e**-4 and less.
+    # A window of 1000 parts is 500 steps of two. The weight of earlier values is at most e**-4.
     assert 7.0 - 4.0 * np.exp(-3) < seen.variance < 7.0
     assert Noise(variance=1.0, count=9).updated(3.0, 0.0, 2000).variance == 3.0 * 2000 / 1999, "one step has so many"

@@ -1,4 +1,4 @@
-"""The order of samples knows no ranks, a job goes on where it was, and what fills a batch up says nothing."""
+"""The order of samples is independent of ranks, a job resumes at its sample, and padding does not affect the loss."""
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ def test_every_sample_is_taken_once_an_epoch_whatever_the_batches(
     for step in range(200):
         if cursor.epoch == 2:
             break
-        # Another batch size, as of a job that goes on elsewhere.
+        # Another batch size, as for a job that resumes elsewhere.
         indices, cursor = order.next_batch(cursor, before if step < stop else after)
         assert len(indices)
         taken.append(indices)
@@ -49,7 +49,7 @@ def test_the_seed_and_the_epoch_decide_the_order() -> None:
 
 
 def examples(num: int, kind: str) -> Examples:
-    """Each sample is its number, in x and in y."""
+    """Return examples in which x and y of each sample are its number."""
     numbers = np.arange(num, dtype=np.int32)
     if kind == "labels":
         return Examples(inputs={"x": numbers[:, None].astype(np.float32)}, y=numbers)

@@ -1,4 +1,4 @@
-"""What cannot run is refused on numbers alone, and the refusal names them all."""
+"""Impossible settings are refused on numbers alone, and the error lists them all."""
 
 import dataclasses
 from itertools import product

@@ -1,4 +1,4 @@
-"""The planner counts what torch computes: forward, backward, and again where activations are computed again."""
+"""The planner counts torch's computations: forward, backward, and recomputed activations."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -38,7 +38,7 @@ class Products(TorchDispatchMode):
         args: tuple[object, ...] = (),
         kwargs: Mapping[str, object] | None = None,
     ) -> object:
-        """Count a product, and let everything be."""
+        """Count a matrix product, and run every operation unchanged."""
         if func is torch.ops.aten.mm.default:
             left, right = args
             assert isinstance(left, Tensor)
@@ -58,7 +58,7 @@ def job_of(schedule: str, recompute: str) -> Job:
 
 
 def parts_of(job: Job, model: Decoder) -> list[tuple[StageSizes, nn.Module]]:
-    """Each stage as the planner and as the engine has it, the first one first."""
+    """Return each stage as the planner and as the engine describes it, in order."""
     if not job.parallel.pipelined:
         return [(job.stages(0)[0], model)]
     known, found = job.parallel.pipeline(), {}
@@ -71,7 +71,7 @@ def parts_of(job: Job, model: Decoder) -> list[tuple[StageSizes, nn.Module]]:
 
 
 def go_back(job: Job, stage: StageSizes, part: nn.Module, given: Tensor, outcome: Tensor) -> None:
-    """A backward pass as torch's stages have it: at once, or for inputs and then for weights."""
+    """Run a backward pass as torch's stages do: at once, or for inputs and then for weights."""
     seeds = None if stage.last else [torch.ones_like(outcome)]
     splits = job.parallel.pipelined and job.parallel.pipeline().rules.splits_backward
     if not splits or stage.first:
@@ -109,14 +109,14 @@ def test_a_piece_takes_the_products_that_are_counted(schedule: str, recompute: s
             go_back(job, stage, part, given, token_loss_sum(output, tokens) if stage.last else output)
         layers = range(done, done + stage.num_layers)
         done += stage.num_layers
-        # A layer that is selective begins again, too, but takes its products from what is kept.
+        # A selective layer is also run again, but its products are kept.
         again = 1 if recompute == "selective" else job.num_recomputations(stage)
         assert [forwards[layer] for layer in layers] == [1 + again] * stage.num_layers
         slight = SELECTIVE if recompute == "selective" else 0.0
         attended = 2 * job.chunk_tokens * stage.num_layers * job.facts.work.attention_width * LENGTH
         expected = chunk_flops(job, stage) - attended * (PASSES + job.num_recomputations(stage))
         if slight:
-            # Of that, what is no product.
+            # This share of the FLOPs does not come from products.
             assert products.flops == pytest.approx(expected, rel=slight)
         else:
             assert products.flops == expected

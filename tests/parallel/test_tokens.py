@@ -1,4 +1,4 @@
-"""Token ids in a file: taken as they lie there, windows as of a text, and what is no such file told."""
+"""Token ids in a file: read in place, in windows like those of a text, and refused in any other file."""
 
 import json
 import multiprocessing
@@ -78,7 +78,7 @@ def _saved(value: object) -> Callable[[Path], None]:
 
 
 def _headed(header: str) -> Callable[[Path], None]:
-    """An .npy file of a header of one's own."""
+    """Write an .npy file with a custom header."""
     text = header.encode() + b"\n"
     return lambda path: path.write_bytes(b"\x93NUMPY\1\0" + struct.pack("<H", len(text)) + text + bytes(64)) and None
 
@@ -88,7 +88,7 @@ def _shaped(shape: str) -> Callable[[Path], None]:
 
 
 def _archived(kind: int = ZIP_STORED, **places: int) -> Callable[[Path], None]:
-    """An .npz file that is harmed: its ``flags``, its ``method``, or its one ``member`` from a place on."""
+    """Write a damaged .npz file: its ``flags``, its ``method``, or its one ``member`` from an offset on."""
 
     def write(path: Path) -> None:
         np.save(path, TOKENS)
@@ -98,7 +98,8 @@ def _archived(kind: int = ZIP_STORED, **places: int) -> Callable[[Path], None]:
         with ZipFile(path, "w", kind) as archive:
             archive.writestr("a.npy", value)
         harmed, directory = bytearray(path.read_bytes()), path.read_bytes().index(b"PK\1\2")
-        # A member's header is 30 bytes and its name; flags and method are 6 and 8 in, and 2 more in the directory.
+        # A member's header has 30 bytes and its name. The flags are at offset 6 and the method at offset 8, and 2 later
+        # in the directory.
         for key, byte in places.items():
             if key == "member":
                 harmed[35 + byte : 55 + byte] = b"\xff" * 20
@@ -155,12 +156,12 @@ def test_what_is_no_row_of_tokens_is_told(tmp_path: Path, write: Callable[[Path]
 
 
 def sparse(path: Path, dtype: str, num: int) -> None:
-    """A file of zeros that takes no room on the disk, with one other token."""
+    """Write a sparse file of zeros and one other token, which takes no disk space."""
     np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=(num,))[num // 2] = 6
 
 
 def faults(work: Callable[[], object]) -> int:
-    """How many pages the work touched for the first time."""
+    """Return the number of pages that the work touched for the first time."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     work()
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
@@ -185,7 +186,7 @@ def test_only_the_highest_token_of_a_dtype_may_be_too_high(tmp_path: Path) -> No
 
 
 def _load_on(rank: int, path: Path) -> None:
-    """One of two ranks: how much of the tokens it reads, and what it says of them."""
+    """Write how much of the tokens one of two ranks reads, and its errors."""
     dist.init_process_group("gloo", init_method=f"file://{path}.meet", rank=rank, world_size=2)
     small, touched, errors = path.with_name("small.npy"), 0, list[str]()
     # Imports and first calls touch pages of their own.
@@ -209,7 +210,7 @@ def test_first_rank_alone_reads_all_tokens(tmp_path: Path) -> None:
     for process in ranks:
         process.join()
     first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
-    # Half a gigabyte; the kernel maps 16 pages or more at a fault.
+    # The tokens take half a gigabyte; the kernel maps 16 pages or more at a fault.
     assert first[0] > 2**29 / 4096 / 64
     assert second[0] < first[0] / 4
     assert first[1] == second[1] == [f"{path}: got 7 tokens, expected at most the model's 6; raise its vocabulary"]

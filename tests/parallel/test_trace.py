@@ -1,4 +1,4 @@
-"""The trace of a job: its lines are those of an uninterrupted job, whatever came between."""
+"""The trace of an interrupted job has the lines of an uninterrupted job."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,7 @@ from fanin.datacenter.files.jobfiles import HeldOutEvaluation, TrainingHistory
 
 
 def history(num_steps: int) -> TrainingHistory:
-    """A job that evaluates after each second step."""
+    """Return the history of a job that evaluates after each second step."""
     evaluated = tuple(
         HeldOutEvaluation(step=step, epoch=0, train_loss=1.0, validation_loss=2.0, validation_accuracy=0.5)
         for step in range(2, num_steps + 1, 2)
@@ -18,7 +18,7 @@ def history(num_steps: int) -> TrainingHistory:
 
 
 def kinds(folder: Path) -> list[object]:
-    """The loss of each line, or the step of an evaluation as text."""
+    """Return the loss of each line, or the step of an evaluation as text."""
     rows = [json.loads(line) for line in (folder / TRACE_FILE).read_text().splitlines()]
     return [row[LOSS] if LOSS in row else f"evaluation {row['step']}" for row in rows]
 
@@ -32,7 +32,7 @@ def test_a_resumed_job_writes_the_lines_of_an_uninterrupted_one_in_their_order(t
     TraceWriter(tmp_path / "resumed").append(history(4))
     losses, evaluations = read_trace([tmp_path / "resumed"], 4)
     assert (tuple(losses), tuple(evaluations)) == (history(4).losses, history(4).evaluated)
-    # The new process begins with the whole history.
+    # The new process begins with the full history.
     TraceWriter(tmp_path / "resumed").append(history(6))
     assert kinds(tmp_path / "resumed") == kinds(tmp_path / "whole")
     assert kinds(tmp_path / "whole")[:4] == [1.0, 2.0, "evaluation 2", 3.0]

@@ -1,4 +1,4 @@
-"""``fanin train``: one command for any mesh, the same numbers in its JSON, and one clear line where it cannot be."""
+"""``fanin train``: one command for any mesh, the same numbers in its JSON, and one clear line for an error."""
 
 import json
 import signal
@@ -46,13 +46,13 @@ ELASTIC = ("--endpoint", "a:1", "--restarts", "1")
 
 @pytest.fixture
 def fanin(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Fanin:
-    """The command line."""
+    """Return the command line."""
     return fanin_in_process(capsys, monkeypatch)
 
 
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
-    """A small job on a text of its own; its last batch of an epoch is short."""
+    """Write a small job on a text of its own. The last batch of an epoch is short."""
     text = tmp_path / "text.txt"
     text.write_text("the cat sat on the mat. " * 60)
     path = tmp_path / "train.toml"
@@ -66,8 +66,7 @@ def config(tmp_path: Path) -> Path:
 )
 def test_a_mesh_has_the_losses_of_one_process(fanin: Fanin, config: Path, tmp_path: Path, mesh: str) -> None:
     one = train(read_train_config(config), 0, 1).metrics.trained
-    # What an earlier half of the job left is gone on with, on another mesh.
-    # The weights go where the job makes a folder.
+    # The job resumes from an earlier half on another mesh. Its weights file is in a folder that the job creates.
     kept, out, state = tmp_path / "kept", tmp_path / "out.json", tmp_path / "state"
     weights = state / "model.safetensors"
     half = {"stop": {"steps": 5}, "checkpoints": {"folder": str(kept)}}
@@ -80,7 +79,7 @@ def test_a_mesh_has_the_losses_of_one_process(fanin: Fanin, config: Path, tmp_pa
     assert len(one.losses) == 12
     assert one.losses[-1] < one.losses[0] - 0.5
     assert other["loss"] == pytest.approx(one.losses, abs=1e-5)
-    # The half was looked at when it ended, too.
+    # The first half was evaluated at its end, too.
     assert [each["step"] for each in other["evaluations"]] == [5, 6, 12]
     for each, expected in zip(other["evaluations"][1:], one.evaluated, strict=True):
         assert each["validation_loss"] == pytest.approx(expected.validation_loss, abs=1e-5)
@@ -98,7 +97,7 @@ def test_a_mesh_has_the_losses_of_one_process(fanin: Fanin, config: Path, tmp_pa
 def test_a_job_that_is_compiled_has_the_losses_of_one_that_is_not(
     fanin: Fanin, config: Path, tmp_path: Path, mesh: str
 ) -> None:
-    # AdamW makes much of what float32 rounds.
+    # AdamW amplifies the rounding errors of float32.
     config.write_text(config.read_text().replace("[stop]", 'optimizer = "sgd"\n[stop]'))
     one, out = train(read_train_config(config), 0, 1).metrics.trained, tmp_path / "out.json"
     config.write_text(f"{config.read_text()}compile = true\n")
@@ -139,7 +138,7 @@ def test_a_job_that_is_compiled_has_the_losses_of_one_that_is_not(
             "(folder /nowhere: No such file or directory); make the folder, or name another",
         ),
         (("--out", "{folder}.safetensors"), ".safetensors, which is a folder; name a file in it"),
-        # No folder can be made in what is no folder.
+        # A folder cannot be created inside a device file.
         (("--checkpoints", "/dev/null/kept"), "checkpoints: got folder /dev/null/kept, expected a place that can be"),
         (("--state", "/dev/null/state"), "datacenter job: got folder /dev/null/state, expected a place that can be"),
         (

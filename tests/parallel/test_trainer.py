@@ -1,4 +1,4 @@
-"""When training stops, what it keeps, how it evaluates, and that it is plain SGD with momentum."""
+"""The end of training, the parameters that are kept, evaluation, and plain SGD with momentum."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -49,7 +49,7 @@ def linear() -> torch.nn.Module:
 
 
 def data(num: int, seed: int) -> Examples:
-    """Labels that a linear model can learn, but not all of them."""
+    """Return examples whose labels a linear model can learn only in part."""
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(num, 4)).astype(np.float32)
     return Examples(inputs={"x": x}, y=(x[:, :3] + 0.5 * rng.normal(size=(num, 3))).argmax(axis=1).astype(np.int32))
@@ -91,12 +91,12 @@ class Seen:
 
 
 def seen_by(seen: TrainingObserver, state: LoopState | None = None) -> LoopStart:
-    """A start of a loop with one observer."""
+    """Return the start of a loop with one observer."""
     return LoopStart(state=state or LoopState(), observers=Observers([seen]))
 
 
 class Killed(Exception):
-    """The process is gone."""
+    """Simulates the death of the process."""
 
 
 class Killer:
@@ -127,7 +127,7 @@ def test_a_step_is_torchs_own_sgd_on_the_mean_loss(microbatches: int) -> None:
         loss = torch.nn.functional.cross_entropy(logits, torch.from_numpy(examples.y).long())
         loss.backward()
         optimizer.step()
-        # Seven samples fill no batch of eight: each step is an epoch of all of them.
+        # Seven samples do not fill a batch of eight, so each step is an epoch of all samples.
         assert trainer.step()
         assert trainer.history.losses[step] == pytest.approx(loss.item(), abs=1e-6)
     assert np.abs(parameter_vector(ours) - parameter_vector(theirs)).max() < 1e-6
@@ -161,7 +161,7 @@ def test_it_is_evaluated_every_so_many_steps_and_at_the_end() -> None:
     config = replace(CONFIG, stop=StopSettings(steps=10), evaluation=EvaluationSettings(every=4, num_samples=5))
     trained = trainer_of(config, parts(data(60, 1), data(60, 2))).run()
     assert [each.step for each in trained.evaluated] == [4, 8, 10]
-    # All batches of the first steps are full, so the mean over samples is that over steps.
+    # The first steps have full batches, so the mean over samples is the mean over steps.
     assert trained.evaluated[0].train_loss == pytest.approx(np.mean(trained.losses[:3]), abs=0.2)
     first = trainer_of(replace(config, stop=StopSettings(steps=3)), parts(data(60, 1), data(60, 2))).run()
     assert first.evaluated[0].train_loss == pytest.approx(np.mean(first.losses), rel=1e-6)
@@ -210,7 +210,7 @@ def test_tokens_are_counted_where_there_is_one_and_values_not_at_all() -> None:
     module = torch.nn.Sequential(torch.nn.Embedding(5, 4), torch.nn.Linear(4, 5))
     x = np.arange(12, dtype=np.int32).reshape(4, 3) % 5
     said = module(torch.from_numpy(x)).argmax(dim=-1).numpy().astype(np.int32)
-    # One wrong, one not asked for.
+    # One prediction is wrong, and one has no target.
     y = said.copy()
     y[0, 0], y[1, 1] = (said[0, 0] + 1) % 5, -1
     tokens = Examples(inputs={"x": x}, y=y)
@@ -229,7 +229,7 @@ def test_a_learning_rate_that_is_too_high_is_told() -> None:
 
 
 def kept(config: TrainConfig, found: DataSplit, stop_at: int) -> TrainingLoop:
-    """A job that ends after some step without a last word, as if killed: what it had not saved is lost."""
+    """Run a job that is killed after some step. It loses everything that is not saved."""
     engine, scored = engine_of(config)
     with JobCheckpoints(config.checkpoints, engine, config.seed, writes=True) as keeper:
         observers = Observers([keeper, Killer(stop_at)])
@@ -261,7 +261,7 @@ def test_a_job_that_was_killed_goes_on_with_the_same_losses(tmp_path: Path, kill
     assert again.state == whole.state
     assert (again.state.noise.steps > 11) == (scale == "adascale")
     assert (vector(again) == vector(whole)).all()
-    # The same command once more has nothing left to do, and says the same.
+    # The same command has nothing left to do, and reports the same result.
     assert kept(config, found, 99).history.evaluated == whole.history.evaluated
 
 
@@ -313,7 +313,7 @@ def test_a_trace_that_cannot_be_written_leaves_the_one_before(tmp_path: Path) ->
     found = parts(data(60, 1), data(60, 2))
     kept(config, found, 4)
     before = (tmp_path / "c" / TRACE_FILE).read_bytes()
-    # A folder where it is drafted stands for a disk that takes no more.
+    # A folder at the path of the draft simulates a full disk.
     (tmp_path / "c" / f"{TRACE_FILE}.new").mkdir()
     with pytest.raises(StorageFull, match=r"steps.jsonl.new: the trace could not be written .*; the last checkpoint"):
         kept(config, found, 8)

@@ -1,4 +1,4 @@
-"""Which models of ``transformers`` a pipeline or tp would make another function of, and that they are refused."""
+"""Models of ``transformers`` that a pipeline or tp would turn into another function are refused."""
 
 import json
 from dataclasses import replace
@@ -40,7 +40,7 @@ EXPERTS = {
 
 
 def job(folder: Path, row: dict[str, object], mesh: MeshShape) -> TrainConfig:
-    """A job on a model of this config, whose files of data nobody has looked for yet."""
+    """Return a job on a model with this config. Its data files do not exist."""
     (folder / CONFIG).write_text(json.dumps(ROW | row))
     text = f"""
         model.pretrained = {{ folder = "{folder}" }}
@@ -52,10 +52,10 @@ def job(folder: Path, row: dict[str, object], mesh: MeshShape) -> TrainConfig:
 
 
 def in_two_stages(row: dict[str, object]) -> tuple[Layout, float]:
-    """A model's layout, and how far its two stages, one after the other, are from the whole."""
+    """Return a model's layout, and the difference between the model and its two stages in sequence."""
     model = pretrained_model(module_of(ROW | row, "float32", 0, "here"))
     for value in model.module.parameters():
-        # Large enough for what a soft cap takes away to be seen.
+        # The values are large enough that the effect of a soft cap is visible.
         value.data.mul_(20.0)
     tokens = torch.arange(10).reshape(2, 5)
     pipeline = Pipeline(schedule="1F1B", num_ranks=2, stages_per_rank=1, microbatches=2)

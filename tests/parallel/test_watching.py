@@ -1,4 +1,4 @@
-"""What ``[watch]`` asks for is there when a real job is over, and what it says is so."""
+"""The outputs that ``[watch]`` requests exist at the end of a real job, and their content is correct."""
 
 import json
 from dataclasses import replace
@@ -50,12 +50,12 @@ ALL = "timeline = true\ntraffic = true\nmfu = true\n"
 
 @pytest.fixture
 def fanin(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Fanin:
-    """The command line."""
+    """Return the command line."""
     return fanin_in_process(capsys, monkeypatch)
 
 
 def written(folder: Path, watch: str) -> Path:
-    """A short job's config."""
+    """Write the config of a short job."""
     text, path = folder / "text.txt", folder / "train.toml"
     text.write_text("the cat sat on the mat. " * 60)
     path.write_text(CONFIG.format(text=text) + watch)
@@ -63,7 +63,7 @@ def written(folder: Path, watch: str) -> Path:
 
 
 def predicted(config: TrainConfig) -> dict[str, int]:
-    """What the planner says the first rank sends in a step, by axis."""
+    """Return the bytes that the first rank sends in a step, by axis, as the planner predicts them."""
     assert config.model.family is not None
     facts = planned_facts("decoder", config.model.family)
     job = Job(facts=facts, parallel=config.parallel, training=config.training, sequence=config.data.length)
@@ -91,7 +91,7 @@ def test_a_job_that_is_watched_leaves_what_was_asked_for(fanin: Fanin, tmp_path:
 
 
 def check_told(report: dict[str, object], text: str, expected: dict[str, int]) -> None:
-    """What was counted beside what was predicted, and how even the stages are, for programs and for a person."""
+    """Check counted and predicted traffic and the balance of stages, in the JSON report and in the text."""
     assert report["traffic"] == {axis: {"bytes": size, "predicted_bytes": size} for axis, size in expected.items()}
     told = ", ".join(f"{axis} {size} (predicted: {size})" for axis, size in expected.items())
     assert f"bytes that a step of the first rank sends: {told}\n" in text
@@ -103,7 +103,7 @@ def check_told(report: dict[str, object], text: str, expected: dict[str, int]) -
 
 
 def check_timeline(trace: dict[str, list[dict[str, object]]], rank: int) -> None:
-    """A trace of this rank alone: in each step its data, and within the step what its stage computed."""
+    """Check a trace of this rank alone: each step has its data, and the computations of its stage."""
     events = trace["traceEvents"]
     assert {event["pid"] for event in events} == {rank}
     assert events[0] | {"tid": 0} == {
@@ -124,7 +124,7 @@ def check_timeline(trace: dict[str, list[dict[str, object]]], rank: int) -> None
 
 
 def inside(event: dict[str, float], whole: dict[str, float]) -> bool:
-    """Whether one took place while the other did."""
+    """Whether one event takes place within another."""
     return whole["ts"] <= event["ts"] and event["ts"] + event["dur"] <= whole["ts"] + whole["dur"]
 
 

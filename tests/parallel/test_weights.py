@@ -1,4 +1,4 @@
-"""Weights leave a job and come into it as one safetensors file, whole, under the names of one process."""
+"""Weights are exported and imported as one safetensors file, under the names that one process uses."""
 
 import json
 import os
@@ -35,13 +35,13 @@ Arrays = dict[str, np.ndarray]
 
 @pytest.fixture(scope="module", params=nightly_but((4, 8), (4,)))
 def num_ranks(request: pytest.FixtureRequest) -> int:
-    """In CI four ranks, in the nightly suite eight as well."""
+    """Number of ranks: four in CI, and also eight in the nightly suite."""
     return int(request.param)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory, programs: Programs, num_ranks: int) -> Path:
-    """What ``checkpoints.py`` left, its warnings being errors."""
+    """Return the folder with the results of ``checkpoints.py``, which ran with warnings as errors."""
     made = tmp_path_factory.mktemp("weights")
     programs.check("checkpoints", made, "weights", num_ranks)
     return made
@@ -80,7 +80,7 @@ def test_another_models_are_refused_on_all_ranks_alike_and_change_nothing(folder
 
 
 class Mixed(nn.Module):
-    """Parameters of several types and shapes, smaller types first."""
+    """Parameters of several types and shapes, with smaller types first."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()
@@ -206,12 +206,14 @@ def test_no_rank_holds_a_second_model(tmp_path: Path) -> None:
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=800, check=False)
     assert done.returncode == 0, done.stderr
     for row in [json.loads(path.read_text()) for path in sorted(tmp_path.glob("rank-*.json"))]:
-        # The largest tensor is a sixty-fourth of the model: an export has copies of some, and no shard's worth.
+        # The largest tensor is a sixty-fourth of the model. An export holds copies of some tensors, but less than a
+        # shard.
         assert row["export_bytes"] < row["shard_bytes"] == row["model_bytes"] // 4, row
         assert row["import_bytes"] < row["largest_bytes"], row
-        # A quarter of the model, and the pages of the tensor that is read; torch's first calls take some more.
+        # A start needs a quarter of the model, the pages of the tensor that is read, and memory for torch's first
+        # calls.
         assert row["start_bytes"] < 1.5 * row["shard_bytes"], row
-        # The whole model passes through the first rank; of its written pages few stay.
+        # The whole model passes through the first rank. Few of its written pages stay in memory.
         assert row["seed_bytes"] < 0.6 * row["model_bytes"], row
 
 

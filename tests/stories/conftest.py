@@ -1,4 +1,4 @@
-"""What several stories begin with: a coordinator in this process, and a Round that is open."""
+"""Fixtures that several stories share: a coordinator in this process, and an open Round."""
 
 from collections.abc import Iterator
 
@@ -10,7 +10,7 @@ from support.peers import Peer
 
 @pytest.fixture(scope="module")
 def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosted]:
-    """A coordinator with an open Round of three."""
+    """A coordinator with an open Round for three devices."""
     host = Hosted(tmp_path_factory.mktemp("host")).start()
     host.start_run(f.plan(), f.bundle_in(host.folder), f.PUBLISHER)
     yield host
@@ -19,7 +19,7 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosted]:
 
 @pytest.fixture(scope="module")
 def devices(host: Hosted) -> list[Peer]:
-    """The three, at work."""
+    """The three devices, each with its Assignment."""
     found = f.peers(host, f.bundle_in(host.folder), host.folder)
     for device in found:
         device.begin()

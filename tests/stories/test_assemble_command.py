@@ -1,4 +1,4 @@
-"""``fanin assemble``: graphs that another exporter made become a Bundle, or one line says why they do not."""
+"""``fanin assemble`` turns graphs of another exporter into a Bundle, or reports in one line why it cannot."""
 
 import json
 import os
@@ -36,7 +36,7 @@ def fanin(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.fixture
 def spec(tmp_path: Path) -> Path:
-    """The linear model's files, and the one that names them."""
+    """The file that names the files of the linear model."""
     made = linear_graphs()
     folder = tmp_path / "data"
     folder.mkdir()
@@ -49,7 +49,7 @@ def spec(tmp_path: Path) -> Path:
 
 
 def in_a_process(*words: object, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """The command as people run it, elsewhere than where the files are."""
+    """Run the command as users do, in another folder than that of the files."""
     command = [sys.executable, "-m", "fanin.commands.main", *map(str, words)]
     return subprocess.run(
         command, cwd=cwd, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=60

@@ -1,6 +1,6 @@
-"""Callers whom a coordinator must not serve, and commands that it must not carry out: refused, and no trace left.
+"""Callers that a coordinator must not serve, and commands that it must not execute: refused, without a trace.
 
-A refused caller is not told which check failed; the coordinator's log is.
+A refused caller does not learn which check failed. The coordinator's log names the check.
 """
 
 import re
@@ -47,14 +47,14 @@ CONTROL_RPCS = control_pb2.DESCRIPTOR.services_by_name["Control"].methods_by_nam
 
 @pytest.fixture
 def line(host: Hosted) -> Iterator[Connection]:
-    """A line of its own."""
+    """A connection of the test's own."""
     line = Connection(host.address, host.ca)
     yield line
     line.close()
 
 
 def call(line: Connection, service: str, name: str, options: CallOptions) -> None:
-    """An rpc with an empty request, whatever its kind; the replies are thrown away."""
+    """Make an RPC of any kind with an empty request, and discard the replies."""
     method = {FLEET: FLEET_RPCS, CONTROL: CONTROL_RPCS}[service][name]
     parse = GetMessageClass(method.output_type).FromString
     body = GetMessageClass(method.input_type)().SerializeToString()
@@ -84,7 +84,7 @@ def test_every_control_call_needs_an_operators_token(
         (),
         ((AUTHORIZATION, f"{BEARER}wrong"),),
         ((AUTHORIZATION, host.operator_token),),
-        # An enrollment token is good for enrolling only, and so is a device's key for devices' calls.
+        # An enrollment token is valid for enrollment only, and a device's key for the calls of devices only.
         ((AUTHORIZATION, f"{BEARER}{host.device_token}"),),
         sign(devices[0].key, name, b"").metadata,
     ):
@@ -104,24 +104,24 @@ def test_every_fleet_call_needs_a_devices_signature(
     for options in (
         replace(good, metadata=()),
         replace(good, metadata=unsigned),
-        # Good signatures, but over another method, other bytes, another device's name.
+        # Valid signatures, but over another method, other bytes or another device's name.
         sign(device.key, "Other", b""),
         sign(device.key, name, b"other"),
         sign(STRANGER, name, b"", device_id=device.device_id),
         sign(STRANGER, name, b""),
         replace(good, metadata=((AUTHORIZATION, f"{BEARER}{host.operator_token}"),)),
     ):
-        # An empty Enroll has no public key, which its own check tells; all others are not looked at.
+        # An empty Enroll has no public key, which its own check reports. No other request is read.
         with pytest.raises(InvalidInput if name == "Enroll" and options.metadata[1:] else Unauthenticated):
             call(line, FLEET, name, options)
-    # At another time: an Enroll's is looked at after its bytes.
+    # At another time. The time of an Enroll is checked after its bytes.
     with pytest.raises(InvalidInput if name == "Enroll" else Untimely):
         call(line, FLEET, name, sign(device.key, name, b"", late_s=301.0))
     assert snapshot(host.state) == before
 
 
 def refused_to(host: Hosted, key: SigningKey, token: str = "") -> str:
-    """What a device hears that enrolls with a token, or, without one, checks in."""
+    """Return the error for a device that enrolls with a token, or checks in without one."""
     line = Connection(host.address, host.ca)
     try:
         transport = GrpcTransport(line, key)
@@ -181,7 +181,7 @@ def test_a_clock_an_hour_off_corrects_itself(
     assert transport.enroll(host.device_token)
     (seen_s,) = re.findall(r"got a time (-?[\d.]+) s from this clock, expected -300 to 2", caplog.text)
     assert abs(float(seen_s) - off_s) <= 1.0
-    # The next call is right at once, until the clock is set forward; a stream then asks for another try.
+    # The next call is right at once, until the clock is set forward. A stream then asks for another try.
     with pytest.raises(NotFound):
         transport.report(m.Report(assignment_id="run.1.00"))
     assert caplog.text.count("from this clock") == 1
@@ -191,7 +191,7 @@ def test_a_clock_an_hour_off_corrects_itself(
         list(transport.download(wanted))
     with pytest.raises(NotFound):
         list(transport.download(wanted))
-    # Set back, it goes on from its last time, which no call has used.
+    # After the clock is set back, signing continues from its last time, which no call has used.
     clock.off_s -= 3600.0
     with pytest.raises(NotFound):
         list(transport.download(wanted))
@@ -199,12 +199,12 @@ def test_a_clock_an_hour_off_corrects_itself(
 
 @dataclass
 class Clock:
-    """A clock that is off."""
+    """A clock that is off by some seconds."""
 
     off_s: float
 
     def __call__(self) -> float:
-        """Seconds since the Unix epoch, as this device believes."""
+        """Return the seconds since the Unix epoch by this device's clock."""
         return time.time() + self.off_s
 
 
@@ -237,7 +237,7 @@ def test_a_run_that_its_publisher_did_not_sign_is_refused(host: Hosted, devices:
         with pytest.raises(NotFound, match="run 'none': there is none of this id here"):
             operator.run("none")
         after = snapshot(host.state)
-    # The key that was prepared for it waits, as it would for a publisher who signs later.
+    # The key that was prepared for the Run remains, as it would for a publisher who signs later.
     assert {**after.rows, "run_keys": []} == {**before.rows, "run_keys": []}
     assert after.files == before.files
 
@@ -259,7 +259,7 @@ def test_a_bundle_whose_manifest_or_artifact_was_changed_is_not_published(host: 
 
 
 def send(host: Hosted, name: str, request: Message) -> None:
-    """One Control call with one request."""
+    """Make one Control call with one request."""
     line = Connection(host.address, host.ca)
     options = CallOptions(metadata=((AUTHORIZATION, f"{BEARER}{host.operator_token}"),), timeout_s=20.0)
     body, parse = request.SerializeToString(), GetMessageClass(CONTROL_RPCS[name].output_type).FromString
@@ -273,7 +273,7 @@ def send(host: Hosted, name: str, request: Message) -> None:
 
 
 def outside(operator: Operator, peer: Peer, publisher: SigningKey, value: float) -> tuple[m.Version, bytes]:
-    """A Version made elsewhere, after the newest."""
+    """Return a Version from outside the Run, which follows the newest one."""
     parent = operator.version("run").version
     flat = np.full(f.NUM_VALUES, value, np.float32)
     return next_version(parent, flat, peer.bundle, publisher)
@@ -286,7 +286,7 @@ def test_no_version_is_published_while_a_round_is_open(host: Hosted, devices: li
         with pytest.raises(Conflict, match="run run: a round is open; publish when the run rests"):
             operator.publish_version(version, data, 1)
     after = snapshot(host.state)
-    # Its Chunks are content, known by their digest: they lie there for the next try.
+    # Its Chunks are content, known by their digest. They remain for the next try.
     assert after.rows == before.rows
     assert after.under("updates") == before.under("updates")
 

@@ -1,6 +1,7 @@
-"""Clients that behave badly for long: after each of them the coordinator has what it had before, and nothing leaks.
+"""Clients that misbehave for long: afterwards the coordinator has its previous state, and nothing leaks.
 
-Open files, tasks and files of the spool are counted before and after; then the Round ends in the undisturbed bits.
+Open files, tasks and files of the spool are counted before and after. Then the Round ends with the bits of an
+undisturbed Round.
 """
 
 import itertools
@@ -36,7 +37,7 @@ CAN = m.Capabilities(codecs=("fixed32",), runtimes=("synthetic 1",), graph_forma
 
 @pytest.fixture(scope="module")
 def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosted]:
-    """A coordinator with an open Round, the first of two, that does not wait long for a client."""
+    """A coordinator with an open Round, the first of two, and a short stall timeout."""
     host = Hosted(tmp_path_factory.mktemp("clients"), limits=Limits(stall_s=STALL_S)).start()
     host.start_run(f.plan(num_rounds=2), f.bundle_in(host.folder), f.PUBLISHER)
     yield host
@@ -44,7 +45,7 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosted]:
 
 
 def spooled(header: m.UpdateHeader) -> tuple[str, ...]:
-    """An upload's files."""
+    """Return the names of an upload's files."""
     return f"{header.assignment_id}.header", f"{header.assignment_id}.part"
 
 
@@ -87,7 +88,7 @@ def test_one_that_sends_without_end(host: Hosted, devices: list[Peer]) -> None:
     def endless() -> Iterator[bytes]:
         yield c.upload_to_proto(header).SerializeToString()
         for at in itertools.count(0, PIECE_BYTES):
-            # The right bytes as long as they are whole pieces.
+            # The right bytes, as long as they fill pieces.
             data = payload[at : at + PIECE_BYTES] if at + PIECE_BYTES < len(payload) else bytes(PIECE_BYTES)
             yield c.upload_to_proto(m.Piece(offset=at, data=data)).SerializeToString()
 
@@ -119,7 +120,7 @@ def test_one_whose_place_another_copy_of_it_takes(host: Hosted, devices: list[Pe
         yield first
         is_over.wait(SETTLE_S)
 
-    # On a line of its own each, as two copies of a device's folder have.
+    # Each call has a connection of its own, as two copies of a device's folder have.
     with nothing_leaks(host, left=spooled(header)), devices[0].line() as one, devices[0].line() as other:
         call = replace(sign(devices[0].key, "Upload", first), timeout_s=SETTLE_S)
         earlier = one.stream_stream(f"{FLEET}Upload", silent(), pb.UploadReply.FromString, call)
@@ -141,7 +142,7 @@ def test_one_that_reconnects_without_end_while_it_waits(host: Hosted, devices: l
     with nothing_leaks(host):
         for number in range(NUM_RECONNECTS):
             line = Connection(host.address, host.ca)
-            # All places are taken, so it is parked; and hangs up, at once or a little later.
+            # All places are taken, so the call waits. The client hangs up at once or a little later.
             with pytest.raises(Unavailable):
                 call = replace(sign(waiting.key, "CheckIn", body), timeout_s=0.001 if number % 10 else 0.1)
                 line.unary(f"{FLEET}CheckIn", body, pb.CheckInReply.FromString, call)
@@ -155,7 +156,7 @@ def test_one_that_knocks_a_thousand_times_a_second(host: Hosted, devices: list[P
     def knock() -> None:
         nonlocal num_knocks
         while not is_over.is_set():
-            # It opens lines, says nothing or nonsense on every other one, and hangs up.
+            # It opens connections, sends nonsense on every other one and nothing on the rest, and hangs up.
             with socket.create_connection(("127.0.0.1", host.port)) as line:
                 if num_knocks % 2:
                     line.sendall(b"GET / HTTP/1.1\r\n\r\n")
@@ -165,7 +166,7 @@ def test_one_that_knocks_a_thousand_times_a_second(host: Hosted, devices: list[P
         knocker = threading.Thread(target=knock)
         knocker.start()
         while num_knocks < NUM_KNOCKS:
-            # Meanwhile others are served.
+            # Meanwhile other devices are served.
             with devices[1].transport() as transport:
                 asked = transport.report(m.Report(assignment_id=devices[1].work.assignment_id, failure=""))
                 assert asked.update_state is m.UpdateState.RECEIVING
@@ -191,7 +192,7 @@ def test_one_that_comes_for_a_round_that_ended_yesterday(host: Hosted, devices: 
     for device, (_, update) in zip(devices, yesterday, strict=True):
         assert device.upload(*update).update_state is m.UpdateState.ACCEPTED
     for device in devices:
-        # The work of today.
+        # The Assignments of today.
         device.begin()
         assert device.work.round == 2
     stranger = Peer(host, devices[0].bundle, 8, host.folder / "stranger")
@@ -201,7 +202,7 @@ def test_one_that_comes_for_a_round_that_ended_yesterday(host: Hosted, devices: 
             louder = replace(header, statistics=m.Statistics(counts={"examples": 4000}))
             assert device.upload(louder, payload).update_state is m.UpdateState.ACCEPTED
             with device.transport() as transport:
-                # It cannot give up what it has done, nor by that the place that it has today.
+                # A device can give up neither the work that it has finished nor, by that report, its place of today.
                 report = m.Report(assignment_id=work.assignment_id, failure="tired")
                 closed = m.UploadReply(round_state=m.RoundState.CLOSED, update_state=m.UpdateState.ACCEPTED)
                 assert transport.report(report) == closed
@@ -217,9 +218,9 @@ def test_one_that_comes_for_a_round_that_ended_yesterday(host: Hosted, devices: 
     versions = [event.version_sha256 for event in host.published()]
     assert versions[:1] == f.undisturbed(tmp_path)
     assert len(versions) == 2
-    # Nor does anything stay of what was begun in all these ways.
+    # The spool keeps nothing of the uploads that all these tests began.
     assert snapshot(host.state).under("spool") == []
-    # Today is yesterday too, for the Run is over, and so after a restart.
+    # The Run is over, so the second Round is in the past too, also after a restart.
     host.stop()
     host.start()
     with nothing_leaks(host):

@@ -1,6 +1,6 @@
-"""Updates that a coordinator must not take: each gets a clear error, and nothing of it is left.
+"""Updates that a coordinator must reject: each gets a clear error, and leaves no trace.
 
-All of them are sent, over gRPC and TLS, into one open Round, which then ends in the undisturbed bits.
+All of them are sent, over gRPC and TLS, into one open Round. It then ends with the bits of an undisturbed Round.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ Change = Callable[[m.UpdateHeader], m.UpdateHeader]
 
 @pytest.fixture(scope="module")
 def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosted]:
-    """A coordinator with an open Round that three Updates close, and with a place for a fourth device."""
+    """A coordinator with an open Round that three Updates close, and with room for a fourth device."""
     host = Hosted(tmp_path_factory.mktemp("input")).start()
     host.start_run(f.plan(num_spare=1), f.bundle_in(host.folder), f.PUBLISHER)
     yield host
@@ -39,7 +39,7 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosted]:
 
 @pytest.fixture(scope="module")
 def devices(host: Hosted) -> list[Peer]:
-    """The four, each with its Assignment."""
+    """The four devices, each with its Assignment."""
     found = f.peers(host, f.bundle_in(host.folder), host.folder, f.NUM_DEVICES + 1)
     for device in found:
         device.begin()
@@ -47,14 +47,14 @@ def devices(host: Hosted) -> list[Peer]:
 
 
 def sized(header: m.UpdateHeader, sizes: list[int]) -> m.UpdateHeader:
-    """A header that announces Chunks of these sizes."""
+    """Return a header that announces Chunks of these sizes."""
     chunks = tuple(replace(ref, size_bytes=size) for ref, size in zip(header.payload.chunks, sizes, strict=True))
     payload = Artifact(sha256=header.payload.sha256, size_bytes=sum(sizes), chunks=chunks)
     return replace(header, payload=payload)
 
 
 def counted(header: m.UpdateHeader, **counts: int) -> m.UpdateHeader:
-    """A header with other counts."""
+    """Return a header with other counts."""
     return replace(header, statistics=m.Statistics(counts=dict(header.statistics.counts) | counts))
 
 
@@ -105,20 +105,20 @@ def test_a_header_that_does_not_fit_leaves_no_trace(host: Hosted, devices: list[
 
 
 def other_digest(header: m.UpdateHeader, payload: bytes) -> tuple[m.UpdateHeader, list[m.Piece]]:
-    """Chunks as announced that are not the whole that was announced."""
+    """Return Chunks as announced, in a payload with another digest than the announced one."""
     wrong = replace(header.payload, sha256=hashlib.sha256(b"another").hexdigest())
     return replace(header, payload=wrong), pieces(payload)
 
 
 def other_chunk(header: m.UpdateHeader, payload: bytes) -> tuple[m.UpdateHeader, list[m.Piece]]:
-    """A second Chunk with one bit changed."""
+    """Return a payload whose second Chunk has one changed bit."""
     spoilt = bytearray(payload)
     spoilt[-1] ^= 1
     return header, pieces(bytes(spoilt))
 
 
 def beyond_the_end(header: m.UpdateHeader, payload: bytes) -> tuple[m.UpdateHeader, list[m.Piece]]:
-    """More bytes than announced."""
+    """Return more bytes than the header announces."""
     sent = pieces(payload)
     return header, [*sent[:-1], replace(sent[-1], data=sent[-1].data + b"more")]
 
@@ -182,7 +182,7 @@ def test_an_upload_out_of_order_is_refused(host: Hosted, devices: list[Peer]) ->
         with closing(replies), pytest.raises(InvalidInput, match="upload: got no header, expected it as the first"):
             list(replies)
     assert snapshot(host.state).rows == before.rows
-    # The first header was a good one, so its upload may go on: that is all that is there.
+    # The first header was valid, so its upload may continue. The spool has only the files of that upload.
     assert {name.rpartition(".")[2] for name in snapshot(host.state).under("spool")} <= {"header", "part"}
 
 
@@ -229,7 +229,7 @@ def test_a_duplicate_is_accepted_and_changes_nothing(host: Hosted, devices: list
     before = snapshot(host.state)
     again = devices[1].upload(header, payload)
     assert again == m.UploadReply(round_state=m.RoundState.OPEN, update_state=m.UpdateState.ACCEPTED)
-    # Neither does another Update in its place.
+    # Another Update in its place changes nothing either.
     devices[1].scale = 2.0
     other, louder = devices[1].update()
     devices[1].scale = 0.01
@@ -262,7 +262,7 @@ def test_the_round_ends_in_the_undisturbed_bits_and_late_updates_are_discarded(
         assert [published.version_sha256] == f.undisturbed(tmp_path)
         before = snapshot(host.state)
         is_closed.set()
-        # The one that was under way hears it with its next reply, a new one at once.
+        # The upload in progress learns of it with its next reply, and a new upload at once.
         under_way = c.upload_reply_from_proto(list(replies)[-1])
     assert (under_way.round_state, under_way.update_state) == (m.RoundState.CLOSED, m.UpdateState.DISCARDED)
     (at_once,) = late.send(header, [])
@@ -287,7 +287,7 @@ def test_saturated_values_of_most_devices_are_counted_reported_and_the_next_grid
         host.stop()
     rows = snapshot(host.state).rows
     grids = [json.loads(str(row[3])) for row in rows["rounds"]]
-    # A first grid ends at +-4, so of normal values of scale 100 most are cut; those of one device fit.
+    # A first grid ends at +-4, so it saturates most normal values of scale 100. The values of the other device fit.
     assert 2 * 280_000 < first.num_saturated < 2 * f.NUM_VALUES
     assert grids == [[-29, -29], [-29 + MAX_MOVE_BITS] * 2]
     assert 0 < second.num_saturated < first.num_saturated

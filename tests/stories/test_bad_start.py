@@ -1,6 +1,7 @@
-"""Places where a coordinator or a device cannot work: no port, no trust, no space, no runtime.
+"""Environments in which a coordinator or a device cannot work: no port, no trust, no space, no runtime.
 
-Each is told in one clear line; what is durable stays as it was, and the Round ends in the undisturbed bits.
+Each problem is reported in one clear line. Durable state does not change, and the Round ends with the bits of an
+undisturbed Round.
 """
 
 import socket
@@ -30,7 +31,7 @@ NO_SPACE = "the coordinator has no space left; try again later"
 
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[Site]:
-    """A place for a coordinator's process; killed in the end."""
+    """A folder for a coordinator's process, which is killed at the end."""
     site = Site(tmp_path)
     yield site
     site.close()
@@ -38,7 +39,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
 
 @pytest.fixture(scope="module")
 def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosted]:
-    """A coordinator in this process, with an open Round of three."""
+    """A coordinator in this process, with an open Round for three devices."""
     host = Hosted(tmp_path_factory.mktemp("start")).start()
     host.start_run(f.plan(), f.bundle_in(host.folder, f.SMALL_SHAPES), f.PUBLISHER)
     yield host
@@ -47,8 +48,10 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosted]:
 
 @contextmanager
 def at_work(peer: Peer, log: pytest.LogCaptureFixture, text: str) -> Iterator[None]:
-    """Run a device's production client on a thread. It has to say ``text`` before the block, and to have its Update
-    accepted after it."""
+    """Run a device's production client on a thread.
+
+    The device must log ``text`` before the block, and its Update must be accepted after it.
+    """
     log.set_level("INFO")
     thread = threading.Thread(target=peer.take_part)
     thread.start()
@@ -61,7 +64,7 @@ def at_work(peer: Peer, log: pytest.LogCaptureFixture, text: str) -> Iterator[No
 
 
 def wait_for(condition: Callable[[], bool], what: str) -> None:
-    """Wait until something holds."""
+    """Wait until a condition holds."""
     until = time.monotonic() + 30.0
     while not condition():
         assert time.monotonic() < until, f"waited in vain for {what}"
@@ -69,12 +72,12 @@ def wait_for(condition: Callable[[], bool], what: str) -> None:
 
 
 def fanin(*words: str, before: str = "") -> list[str]:
-    """The code of a process that runs a subcommand, after a line of Python."""
+    """Return the arguments of a Python process that runs a subcommand after a line of Python."""
     return ["-c", f"{before}\nimport sys\nfrom fanin.commands.main import main\nsys.exit(main({list(words)!r}))"]
 
 
 def digests(site: Site) -> list[str]:
-    """The Versions that the Run ended in."""
+    """Return the digests of the Versions that the Run published."""
     found = [recorded.event for recorded in site.events()]
     return [event.version_sha256 for event in found if isinstance(event, VersionPublished)]
 
@@ -107,11 +110,11 @@ def test_two_coordinators_on_one_port_or_folder(site: Site) -> None:
     assert digests(site) == f.undisturbed(site.folder / "undisturbed")
 
 
-# The line.
+# The connection.
 
 
 def refused_port() -> str:
-    """An address of this machine that nobody listens on."""
+    """Return an address of this machine on which no process listens."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return f"127.0.0.1:{probe.getsockname()[1]}"
@@ -194,7 +197,7 @@ def test_a_peer_without_tls_is_unavailable_and_not_untrusted(host: Hosted) -> No
 
 
 def answer_in_clear(server: socket.socket) -> None:
-    """What a web server without TLS would say to a first caller."""
+    """Answer a first caller as a web server without TLS would."""
     connection, _ = server.accept()
     with connection:
         connection.recv(100)
@@ -205,7 +208,7 @@ def answer_in_clear(server: socket.socket) -> None:
 
 
 def beginning(site: Site, shapes: dict[str, tuple[int, ...]]) -> tuple[Running, list[Peer]]:
-    """A coordinator's process with an open Round, and its three devices at work."""
+    """Start a coordinator's process with an open Round, and its three devices."""
     running = site.serve()
     bundle = f.bundle_in(site.folder, shapes)
     site.start_run(f.plan(), bundle, f.PUBLISHER)
@@ -220,7 +223,7 @@ def test_a_full_disk_in_the_spool(site: Site, caplog: pytest.LogCaptureFixture) 
     running, (first, *others) = beginning(site, f.SHAPES)
     before = snapshot(site.state)
     header, payload = first.update()
-    # Room for the first Chunk, not for the second.
+    # The disk has space for the first Chunk, but not for the second.
     limit_files(running, (1 << 20) + 10_000)
     with pytest.raises(StorageFull, match=NO_SPACE):
         first.upload(header, payload)
@@ -245,12 +248,12 @@ def test_a_full_disk_in_the_blobs(site: Site) -> None:
     for peer in others:
         peer.take_part()
     last.begin()
-    # The one that closes the Round may be told so, or hear no more.
+    # The device that closes the Round may learn that it is closed, or lose the connection.
     with suppress(Unavailable):
         last.upload(*last.update())
     assert dying.wait(30.0) == -9
     before = snapshot(site.state)
-    # The Round is closed; its Version has Chunks for which there is no room.
+    # The Round is closed, but the disk has no space for the Chunks of its Version.
     running = site.serve(max_file_bytes=1 << 19)
     wait_for(lambda: "Fold failed: chunk " in running.text(), "a fold that fails")
     assert "no space left on the coordinator's disk" in running.text()
@@ -262,7 +265,7 @@ def test_a_full_disk_in_the_blobs(site: Site) -> None:
     assert stuck.reason == "Fold is tried again: no space left on the coordinator's disk; free some"
     after = snapshot(site.state)
     assert after.rows == before.rows
-    # What fitted of the larger Bundle stays, under its digest and whole; nothing is half-written.
+    # The Chunks of the larger Bundle that fitted remain, complete and under their digests. No file is half-written.
     assert before.files.items() <= after.files.items()
     assert [Path(name).name for name in after.under("blobs")] == [after.files[name] for name in after.under("blobs")]
     limit_files(running, 0)
@@ -282,7 +285,7 @@ def test_a_full_disk_in_the_database(site: Site, caplog: pytest.LogCaptureFixtur
             stranger.begin()
         with pytest.raises(StorageFull, match=NO_SPACE):
             first.upload(*first.update())
-        # What it has, it still tells.
+        # The coordinator still serves its data.
         assert [info.run_id for info in operator.runs()] == ["run"]
         after = snapshot(site.state)
         assert after.rows == before.rows
@@ -290,7 +293,7 @@ def test_a_full_disk_in_the_database(site: Site, caplog: pytest.LogCaptureFixtur
         assert "fanin.db: the database cannot grow (" in running.text()
         with at_work(first, caplog, f"send: {NO_SPACE}"):
             limit_files(running, 0)
-        # Nothing stands in the way of what was refused.
+        # Nothing blocks the requests that were refused before.
         for peer in others:
             peer.take_part()
         assert digests(site) == f.undisturbed(site.folder / "undisturbed", f.SMALL_SHAPES)

@@ -1,6 +1,6 @@
 """Bundles and Versions that were tampered with: the device gives up with a clear reason and keeps no bad bytes.
 
-The coordinator's record does not change by it, and the Round ends in the undisturbed bits.
+The coordinator's record does not change, and the Round ends with the bits of an undisturbed Round.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ STRANGER = SigningKey(bytes(range(1, 33)))
 
 @pytest.fixture(scope="module")
 def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosted]:
-    """A coordinator with an open Round of three, and a place for one more device."""
+    """A coordinator with an open Round for three devices, and room for one more."""
     host = Hosted(tmp_path_factory.mktemp("host")).start()
     host.start_run(f.plan(num_spare=1), f.bundle_in(host.folder), f.PUBLISHER)
     yield host
@@ -39,14 +39,14 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosted]:
 
 @pytest.fixture
 def device(host: Hosted, devices: list[Peer], tmp_path: Path) -> Peer:
-    """A new device at work: one that has given up in the Round before would have to pause."""
+    """A new device with an Assignment. A device that gave up in the Round before would have to pause."""
     device = Peer(host, devices[0].bundle, len(devices), tmp_path / "device")
     device.begin()
     return device
 
 
 def chunk_of(device: Peer, what: str) -> str:
-    """The first Chunk of the manifest, of an artifact, or of the Version."""
+    """Return the digest of the first Chunk of the manifest, of an artifact, or of the Version."""
     match what:
         case "manifest":
             return device.work.bundle.manifest.chunks[0].sha256
@@ -57,7 +57,7 @@ def chunk_of(device: Peer, what: str) -> str:
 
 
 def check_cache(device: Peer) -> None:
-    """Nothing in the device's cache is other than its name says, and nothing is under way."""
+    """Check that each file in the device's cache matches its name, and that no download is in progress."""
     for path in (device.folder / "chunks").iterdir():
         assert hashlib.sha256(path.read_bytes()).hexdigest() == path.name
 
@@ -85,7 +85,7 @@ def test_a_damaged_blob_is_not_served_and_a_device_goes_on_when_it_is_whole_agai
         assert snapshot(host.state) == before
         assert f"blobs: chunk {name[:8]}..: damaged on disk (got " in caplog.text
     finally:
-        # As an operator repairs it: the same content once more.
+        # An operator repairs it by publishing the same content again.
         with host.operator() as operator:
             operator.publish_bundle(device.bundle)
         thread.join(60.0)
@@ -95,24 +95,27 @@ def test_a_damaged_blob_is_not_served_and_a_device_goes_on_when_it_is_whole_agai
 
 
 def with_version(**changes: object) -> Callable[[m.Assignment], m.Assignment]:
-    """An Assignment whose Version was changed on its way."""
+    """Return a function that changes the Version of an Assignment."""
     return lambda work: replace(work, version=replace(work.version, **changes))
 
 
 def without_grid(work: m.Assignment) -> m.Assignment:
-    """An Assignment that can be fetched but not encoded for: the device gives up after all was verified."""
+    """Return an Assignment without a grid.
+
+    The device verifies all downloads, and then gives up because it cannot encode.
+    """
     return replace(work, grid=())
 
 
 def large_manifest(work: m.Assignment) -> m.Assignment:
-    """A manifest that would fill a device's memory."""
+    """Return an Assignment whose manifest would fill a device's memory."""
     refs = tuple(ChunkRef(sha256=f"{index:064x}", size_bytes=MAX_CHUNK_BYTES) for index in range(9))
     manifest = Artifact(sha256="0" * 64, size_bytes=9 * MAX_CHUNK_BYTES, chunks=refs)
     return replace(work, bundle=replace(work.bundle, manifest=manifest))
 
 
 def other_digest(work: m.Assignment) -> m.Assignment:
-    """A manifest whose Chunks are good, but whose whole is called something else."""
+    """Return an Assignment whose manifest has valid Chunks, but another digest."""
     manifest = replace(work.bundle.manifest, sha256="0" * 64)
     return replace(work, bundle=replace(work.bundle, manifest=manifest))
 
@@ -161,14 +164,14 @@ def test_a_version_older_than_one_that_the_device_has_seen(host: Hosted, devices
 
 @dataclass(frozen=True)
 class LoadingTrainer:
-    """Loads its graph as a runtime does, then draws its Update."""
+    """A trainer that loads its graph as a runtime does, and then draws its Update."""
 
     inner: SyntheticTrainer
     runtime: str = "synthetic 1"
     graph_format: str = "onnx"
 
     def train(self, model: OpenedModel, assignment: m.Assignment, should_continue: ShouldContinue) -> Change:
-        """Reads the graph, verified, before anything else."""
+        """Read the graph, verified, before anything else."""
         assert model.bundle.graph("train", "onnx") == b"not a graph"
         return self.inner.train(model, assignment, should_continue)
 

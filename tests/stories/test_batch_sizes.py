@@ -1,4 +1,4 @@
-"""A Run whose Plan chooses batch sizes: over gRPC and simulated, both engines, and a size that the Bundle lacks."""
+"""Batch sizes chosen by a Plan: over gRPC, simulated with both engines, and a size that the Bundle lacks."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -30,7 +30,7 @@ SETTINGS = SimulationSettings(plan=SIZED, validation_fraction=0.2, quiet=True)
 
 @pytest.fixture
 def host(tmp_path: Path) -> Iterator[Hosted]:
-    """A coordinator and the files that a device needs of it."""
+    """A coordinator, and the files that a device needs to join it."""
     host = Hosted(tmp_path).start()
     (tmp_path / "ca.pem").write_bytes(host.ca)
     (tmp_path / "token").write_text(host.device_token)
@@ -64,7 +64,7 @@ def test_a_run_and_a_simulation_of_one_plan_end_in_the_same_parameters(
         parameters = operator.parameters(operator.version("run").version)
     result = simulate(app_of("sizes"), CLIENTS, settings=replace(SETTINGS, plan=SCHEDULED, baseline=True))
     assert np.array_equal(parameters, result.parameters)
-    # 48 examples in batches of 3, then of 20.
+    # 48 examples in batches of 3, and then in batches of 20.
     assert [row.num_steps for row in result.baseline] == [0, 16, 19]
     assert np.abs(parameters - bundle.initial_parameters()).max() > 0.01
 

@@ -1,4 +1,4 @@
-"""``fanin bench``: each benchmark, as small as can be, says what it promises; its parts say when something fails."""
+"""``fanin bench``: each benchmark, at its smallest size, reports its results, and its parts report their failures."""
 
 import json
 import subprocess
@@ -18,7 +18,7 @@ from fanin.protos.errors import Conflict, Unavailable
 
 ROOT = Path(__file__).parents[2]
 MODEL_BYTES = 104_856
-"""A tenth of 2^20 bytes, in whole float32 values."""
+"""A tenth of 2^20 bytes, in complete float32 values."""
 TINY = ("--megabytes", "0.1")
 
 
@@ -30,7 +30,7 @@ def fanin(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.fixture
 def children(tmp_path: Path) -> Iterator[Children]:
-    """Whatever a test starts ends with it."""
+    """Child processes, which end with the test."""
     with Children(tmp_path) as children:
         yield children
 
@@ -38,7 +38,7 @@ def children(tmp_path: Path) -> Iterator[Children]:
 def test_rounds_are_timed_and_their_bytes_counted(fanin: Fanin, tmp_path: Path) -> None:
     outcome = fanin("bench", "rounds", "--clients", "2", *TINY, "--rounds", "2", "--folder", tmp_path, "--json")
     assert outcome.status == 0, outcome.err
-    # One object on standard output, and nothing else.
+    # Standard output has one JSON object and nothing else.
     row = json.loads(outcome.out)
     assert (row["clients"], row["rounds"], row["model_bytes"]) == (2, 2, MODEL_BYTES)
     for key in ("seconds_per_round", "bare_seconds_per_round"):
@@ -46,12 +46,12 @@ def test_rounds_are_timed_and_their_bytes_counted(fanin: Fanin, tmp_path: Path) 
         assert min(low, high) > 0.0 and row[key] == (low + high) / 2
     assert row["ratio_to_bare"] == row["seconds_per_round"] / row["bare_seconds_per_round"]
     assert row["least_bytes_on_wire"] == 2 * 2 * MODEL_BYTES
-    # Headers and the table of the parameters come on top, not a second transfer.
+    # Headers and the table of the parameters add a few bytes, but there is no second transfer.
     assert all(0 < found - 4 * MODEL_BYTES < 4096 for found in row["bytes_on_wire_samples"])
     assert 2 * MODEL_BYTES <= row["disk_bytes_per_round"]["updates"] < 2 * MODEL_BYTES + 2 * 8192
     assert row["disk_bytes_per_round"]["versions"] >= MODEL_BYTES
     assert row["machine"]["cpus"] >= 1
-    # What it measured is still there: it was told where.
+    # The files of the measurement remain, because ``--folder`` names their place.
     assert (tmp_path / "fanin-state" / "fanin.db").exists()
 
 
@@ -69,7 +69,7 @@ def test_an_event_of_the_machine_is_timed_in_a_small_and_in_a_large_round(fanin:
     outcome = fanin("bench", "machine", "--devices", "1000", "--json")
     assert outcome.status == 0, outcome.err
     row = json.loads(outcome.out)
-    # 1,000 check-ins, 100 devices that give up and return, 1,000 commits: two whole batches of 1,000 events.
+    # 1,000 check-ins, 100 devices that give up and return, 1,000 commits: two full batches of 1,000 events.
     assert len(row["event_us_samples"]) == 2
     assert row["event_us"] > 0.0 and row["event_us_100_devices"] > 0.0
 
@@ -81,7 +81,7 @@ def test_memory_is_that_of_the_coordinator_over_idle(fanin: Fanin) -> None:
     row = json.loads(outcome.out)
     assert row["peak_rss_over_idle_bytes"] == row["peak_rss_bytes"] - row["idle_rss_bytes"] > 0
     assert row["peak_rss_over_idle_models"] == row["peak_rss_over_idle_bytes"] / MODEL_BYTES
-    # Python with numpy, gRPC and SQLAlchemy takes that much, and not ten times of it.
+    # Python with numpy, gRPC and SQLAlchemy takes this much memory, and not ten times as much.
     assert 30 << 20 < row["idle_rss_bytes"] < 300 << 20
     assert row["rule"] == "weighted_mean"
 
@@ -109,7 +109,7 @@ def test_check_ins_are_counted_on_kept_and_on_new_connections(fanin: Fanin) -> N
 
 
 def wrong_usage(fanin: Fanin, *words: object) -> str:
-    """What a benchmark says that was asked for what makes no sense: one line, before anything is measured."""
+    """Run a benchmark with wrong options, and return its one-line error, which comes before any measurement."""
     outcome = fanin("bench", *words)
     assert (outcome.status, outcome.out) == (2, ""), outcome
     before, after = f"fanin bench {words[0]}: ", f"; see fanin bench {words[0]} --help\n"
@@ -145,7 +145,7 @@ def wrong_usage(fanin: Fanin, *words: object) -> str:
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
 def test_what_makes_no_sense_is_told(fanin: Fanin, words: tuple[str, ...], said: str) -> None:
-    # To the end, or as far as it fits into a line here.
+    # The text to its end, or the part of it that fits into one line.
     assert wrong_usage(fanin, *words).removesuffix(" device for each call") == said
 
 

@@ -1,4 +1,4 @@
-"""The benchmarks of the edge run, with small settings, and tell what they are to tell."""
+"""The benchmarks of the edge run with small settings, and report their measurements."""
 
 import json
 import os
@@ -20,7 +20,7 @@ def test_the_edge_is_measured(tmp_path: Path) -> None:
     out = tmp_path / "edge.json"
     command = [sys.executable, str(ROOT / "benchmarks" / "edge.py"), "--models", *MODELS, "--json", str(out)]
     command += ["--steps", "6", "--starts", "1", "--epochs", "1", "--rounds", "2"]
-    # Without a folder of data the accuracy is that of the digits, which are always there.
+    # Without a data folder, the accuracy is measured on the digits, which are always available.
     environment = {name: value for name, value in os.environ.items() if name != "FANIN_DATA"}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stderr
@@ -38,7 +38,7 @@ def test_the_edge_is_measured(tmp_path: Path) -> None:
     for name in RUNTIMES:
         told = found["accuracy"][name]
         assert told["num_examples"] == 540 and told["accuracy_float"] > 0.8 and abs(told["drop_points"]) < 3.0
-        # A device holds no torch; what importing takes may be its peak, for it gives that back.
+        # A device holds no torch. The peak may be the memory of the import, which it frees again.
         for key in ("importing_join_mb", "peak_rss_mb"):
             assert 0.0 < found["memory"][name][key] < found["memory"]["importing_torch_mb"]
     gates = {gate["what"]: gate for gate in found["gates"]}
@@ -61,11 +61,11 @@ def test_adapters_are_measured_against_all_of_a_model(tmp_path: Path) -> None:
     full, adapters = found["full"], found["adapters"]
     assert found["bytes_ratio"] == adapters["bytes_per_round"] / full["bytes_per_round"]
     assert found["points_lost_int8"] == 100.0 * (full["accuracy_int8"] - adapters["accuracy_int8"])
-    # Both ways, 4 bytes a parameter, two devices; what else a Round takes is small.
+    # Down and up, 4 bytes a parameter, two devices. The rest of a Round's traffic is small.
     for part in (full, adapters):
         least = 2 * 2 * 4 * part["num_parameters"]
         assert least < part["bytes_per_round"] < least + 8000
         assert 0.2 < part["accuracy_int8"] < 0.6 and abs(part["accuracy_float"] - part["accuracy_int8"]) < 0.02
-    # A narrow model has little beside its adapters: the aim of 5 % is for the benchmark's own width.
+    # A narrow model has few parameters besides its adapters. The target of 5 % is for the benchmark's own width.
     assert adapters["num_parameters"] < 0.2 * full["num_parameters"] and found["bytes_ratio"] < 0.2
     assert found["points_lost_int8"] < 3.0

@@ -1,4 +1,4 @@
-"""A device whose charger is unplugged in the middle of each step: it stops at once, and loses nothing."""
+"""A device whose charger is unplugged in the middle of each step stops at once, and loses nothing."""
 
 import time
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from fanin.protos.chunks import CHUNK_BYTES
 from fanin.protos.control import VersionPublished
 
 SHAPES = {"a": (1000, 1500), "b": (3,)}
-"""6 MB an Update and a Version: six Chunks."""
+"""6 MB for each Update and Version: six Chunks."""
 DOWN_AT = 2 * PIECE_BYTES
 BATCH_AT = 3
 UP_AT = 2 * CHUNK_BYTES + PIECE_BYTES
@@ -24,7 +24,7 @@ PAUSED = "paused (may_work no longer holds)"
 
 @pytest.fixture
 def sites(tmp_path: Path) -> Iterator[tuple[Site, Site]]:
-    """Two coordinators: of an undisturbed device, and of one whose charger is unplugged."""
+    """Two coordinators: one for an undisturbed device, and one for a device whose charger is unplugged."""
     both = Site(tmp_path / "undisturbed"), Site(tmp_path / "unplugged")
     for site in both:
         site.folder.mkdir()
@@ -35,7 +35,7 @@ def sites(tmp_path: Path) -> Iterator[tuple[Site, Site]]:
 
 
 def run_at(site: Site) -> Bundle:
-    """Start a Run. Returns its Bundle."""
+    """Start a Run, and return its Bundle."""
     bundle = f.bundle_in(site.folder, SHAPES)
     site.start_run(f.plan(), bundle, f.PUBLISHER)
     return bundle
@@ -50,7 +50,7 @@ def device_at(site: Site, *unplugged_at: int) -> Running:
 
 
 def published(site: Site, bundle: Bundle) -> VersionPublished:
-    """The Version of the Round, after the other devices have taken part."""
+    """Let the other devices take part, and return the Version of the Round."""
     for other in f.peers(site, bundle, site.folder)[1:]:
         other.take_part()
     (version,) = [logged.event for logged in site.events() if isinstance(logged.event, VersionPublished)]
@@ -58,7 +58,7 @@ def published(site: Site, bundle: Bundle) -> VersionPublished:
 
 
 def wait_for_pause(device: Running, num_pauses: int) -> None:
-    """Wait until the device has stopped so many times, and a little longer: it must not go on."""
+    """Wait until the device has stopped ``num_pauses`` times, and a little longer, because it must not continue."""
     until = time.monotonic() + 20.0
     while device.text().count(PAUSED) < num_pauses:
         assert time.monotonic() < until and device.process.poll() is None, device.text()
@@ -77,7 +77,7 @@ def test_an_unplugged_device_stops_at_once_and_loses_nothing(sites: tuple[Site, 
     wait_for_pause(device, 1)
     (part,) = (site.folder / "device-0" / "chunks").glob("*.part")
     num_kept = part.stat().st_size
-    # The piece that arrived when the charger was unplugged is kept, and no later one.
+    # The piece that arrived when the charger was unplugged is kept, and no later piece.
     assert num_kept == DOWN_AT
     assert not batches.exists()
     on_battery.unlink()
@@ -88,7 +88,7 @@ def test_an_unplugged_device_stops_at_once_and_loses_nothing(sites: tuple[Site, 
     assert len(batches.read_text().split()) == BATCH_AT + NUM_BATCHES
     on_battery.unlink()
     assert device.wait(20.0) == 0, device.text()
-    # The Update was stored: it is not trained again.
+    # The Update was stored, so it is not trained again.
     assert len(batches.read_text().split()) == BATCH_AT + NUM_BATCHES
     version = published(site, bundle)
     assert (version.bytes_down_resumed, version.bytes_up_resumed) == (num_kept, 2 * CHUNK_BYTES)

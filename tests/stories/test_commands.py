@@ -1,6 +1,6 @@
 """The command line with wrong usage, and ``fanin serve`` and ``fanin join`` with wrong input.
 
-One clear line, the exit status, and nothing changed. The commands run in this process.
+Each command prints one clear line, ends with its exit status and changes nothing. The commands run in this process.
 """
 
 import re
@@ -25,7 +25,7 @@ def fanin(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.fixture(scope="module")
 def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosted]:
-    """A coordinator that is asked for nothing."""
+    """A coordinator that receives no requests."""
     host = Hosted(tmp_path_factory.mktemp("commands")).start()
     yield host
     host.stop()
@@ -55,7 +55,7 @@ def test_every_subcommand_has_a_help_that_reads_well(fanin: Fanin, name: str) ->
     assert (outcome.status, outcome.err) == (0, "")
     usage, *lines = outcome.out.splitlines()
     assert usage.lower().startswith(f"usage: fanin {name} ")
-    # Markup that nobody renders, and options that nobody explained.
+    # The help has no markup that stays unrendered, and no option without an explanation.
     assert "\\" not in outcome.out
     assert re.findall(r"^  (--[a-z-]+)( [A-Z:]+| FILE.npz| \[.*\])?\n(?! {10})", outcome.out, re.MULTILINE) == []
     assert max(map(len, lines)) <= 80
@@ -93,7 +93,7 @@ def test_serve_in_a_folder_that_is_a_file(fanin: Fanin, tmp_path: Path) -> None:
 
 @pytest.fixture
 def device(tmp_path: Path, host: Hosted) -> dict[str, object]:
-    """Good options of a device."""
+    """Valid options of a device."""
     rng = np.random.default_rng(0)
     np.savez(tmp_path / "data.npz", x=rng.random((20, 4), np.float32), y=rng.integers(0, 3, 20))
     (tmp_path / "ca.pem").write_bytes(host.ca)

@@ -1,4 +1,4 @@
-"""Connections that are silent, too many or idle, and calls that come all at once: none of it stops the coordinator."""
+"""Silent, excess and idle connections, and calls that arrive all at once, do not stop the coordinator."""
 
 import asyncio
 import hashlib
@@ -35,13 +35,13 @@ from fanin.v1 import fleet_pb2 as pb
 SOON_S = 10.0
 HANDSHAKE_S = 0.4
 NUM_CALLS = 1200
-"""More than the 1,000 calls that gRPC keeps by default, by so many that it would certainly cancel some."""
+"""So many more than gRPC's default of 1,000 calls that gRPC would certainly cancel some."""
 NUM_POLLS = 2000
 
 
 @contextmanager
 def serving(folder: Path, connections: Connections, first_request_s: float = 30.0) -> Iterator[Hosted]:
-    """A coordinator with these limits."""
+    """Serve with these limits."""
     host = Hosted(folder, connections=connections, first_request_s=first_request_s).start()
     try:
         yield host
@@ -50,7 +50,7 @@ def serving(folder: Path, connections: Connections, first_request_s: float = 30.
 
 
 def await_true(holds: Callable[[], bool]) -> None:
-    """Return when it does."""
+    """Wait until a condition holds."""
     until = time.monotonic() + SOON_S
     while not holds():
         assert time.monotonic() < until
@@ -71,7 +71,7 @@ def is_open(connection: socket.socket) -> bool:
 
 
 def silent(host: Hosted) -> socket.socket:
-    """A TCP connection that says nothing."""
+    """Return a TCP connection that sends nothing."""
     return socket.create_connection(("127.0.0.1", host.port))
 
 
@@ -100,7 +100,7 @@ def test_a_connection_that_stops_after_tls_is_closed(tmp_path: Path) -> None:
 
 
 def test_a_connection_without_a_call_is_closed_and_the_next_call_opens_another(tmp_path: Path) -> None:
-    # Long enough for the channel's watcher, which looks five times a second, to see each state.
+    # Long enough for the channel's watcher, which checks five times a second, to see each state.
     with serving(tmp_path, Connections(idle_s=1.0)) as host:
         credentials = grpc.ssl_channel_credentials(host.ca)
         states: list[grpc.ChannelConnectivity] = []
@@ -189,7 +189,7 @@ def test_a_round_ends_while_more_connections_are_silent_than_the_process_has_des
         with ExitStack() as stack:
             for _ in range(400):
                 stack.enter_context(socket.create_connection(("127.0.0.1", port)))
-            # They are closed when their time for TLS is over; until then the devices try again.
+            # They are closed at the timeout for TLS. Until then the devices try again.
             for device in f.peers(site, bundle, tmp_path):
                 device.take_part()
             assert any(isinstance(recorded.event, VersionPublished) for recorded in site.events())

@@ -1,4 +1,4 @@
-"""``fanin pause``, ``resume``, ``stop``, ``rollback`` and ``promote``, to a coordinator behind real gRPC and TLS."""
+"""``fanin pause``, ``resume``, ``stop``, ``rollback`` and ``promote``, with a coordinator behind real gRPC and TLS."""
 
 import json
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""A coordinator's folder that is damaged: ``fanin serve`` says what is wrong and what to do, and changes nothing."""
+"""A damaged coordinator's folder: ``fanin serve`` reports the damage and what to do, and changes nothing."""
 
 import gc
 import os
@@ -28,7 +28,7 @@ DATA = b"a chunk"
 
 @pytest.fixture
 def fanin(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Fanin]:
-    """The command line; ``fanin serve`` changes the umask of its process."""
+    """The command line. The umask is restored afterwards, because ``fanin serve`` changes it."""
     umask = os.umask(0o022)
     yield fanin_in_process(capsys, monkeypatch)
     os.umask(umask)
@@ -36,7 +36,7 @@ def fanin(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder as a coordinator leaves it that has served."""
+    """The folder of a coordinator that has served."""
     state = tmp_path_factory.mktemp("served") / "state"
     opened = open_state(state, Durability.PROCESS, (inline, inline), time.time)
     registry = Registry(opened.devices, time.time)
@@ -45,7 +45,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Path:
     local_identity(state / "tls", ("localhost", "127.0.0.1"), datetime.now(UTC))
     opened.blobs.put_pieces([DATA])
     del opened, registry
-    # The database is closed now, and not in the middle of a test: closing it moves the write-ahead log into it.
+    # The database is closed here and not during a test, because closing it moves the write-ahead log into it.
     gc.collect()
     return state
 
@@ -57,7 +57,7 @@ def state(tmp_path: Path, served: Path) -> Path:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """All files but those that every look at a folder touches."""
+    """Return all files except those that every access to a folder changes."""
     paths = (path for path in folder.rglob("*") if path.is_file() and path.name not in ("lock", "fanin.db-shm"))
     files = {str(path.relative_to(folder)): path.read_bytes() for path in paths}
     # An empty write-ahead log changes nothing.
@@ -151,7 +151,7 @@ def test_a_foreign_file_among_the_updates_does_not_prove_an_earlier_coordinator(
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         outcome = fanin("serve", "--state", tmp_path, "--listen", address)
-    # It comes as far as the port.
+    # The start fails only at the port.
     assert one_line(outcome, "serve").startswith(f"{address}: cannot be listened on (Address already in use); ")
 
 
@@ -162,7 +162,7 @@ def test_an_empty_folder_in_place_of_the_authority_gets_a_new_one(state: Path, f
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         outcome = fanin("serve", "--state", state, "--listen", address)
-    # It comes as far as the port.
+    # The start fails only at the port.
     assert one_line(outcome, "serve").startswith(f"{address}: cannot be listened on (Address already in use); ")
     assert (state / "tls" / "ca.pem").read_bytes() != before
 
@@ -178,7 +178,7 @@ def test_a_garbage_server_key_is_replaced(state: Path, fanin: Fanin) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         outcome = fanin("serve", "--state", state, "--listen", address)
-    # It comes as far as the port.
+    # The start fails only at the port.
     assert one_line(outcome, "serve").startswith(f"{address}: cannot be listened on (Address already in use); ")
     assert b"PRIVATE KEY" in (state / "tls" / "server.key").read_bytes()
 
@@ -209,7 +209,7 @@ def test_a_folder_that_cannot_be_one_is_named(fanin: Fanin, tmp_path: Path, entr
 
 
 def test_a_coordinator_that_cannot_write_its_address_stops_in_one_line(fanin: Fanin, state: Path) -> None:
-    # In the way of the draft. By then it serves: all that it has started must end too.
+    # The folder blocks the draft. The coordinator serves by then, so everything that it has started must end too.
     (state / "address.new").mkdir()
     line = one_line(fanin("serve", "--state", state, "--listen", "127.0.0.1:0"), "serve")
     assert line == f"{state / 'address.new'}: Is a directory"

@@ -1,4 +1,4 @@
-"""The main job, small: the whole demo, a device on each of the three runtimes, in environments without torch."""
+"""The full demo at small size, with a device on each of the three runtimes, in environments without torch."""
 
 import json
 import subprocess
@@ -14,7 +14,7 @@ NUM_ROUNDS = 3
 
 
 def run_demo(folder: Path) -> dict[str, object]:
-    """What ``fanin demo --json FILE`` writes."""
+    """Run ``fanin demo --json FILE``, and return the JSON."""
     out = folder / "demo.json"
     command = [sys.executable, "-m", "fanin.commands.main", "demo", "--seed", "3"]
     command += [
@@ -38,7 +38,7 @@ def run_demo(folder: Path) -> dict[str, object]:
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
-    """What one demo found."""
+    """The results of one demo."""
     assert all((ROOT / name).exists() for name in RUNTIMES.values()), "make devices makes the devices' environments"
     return run_demo(tmp_path_factory.mktemp("demo"))
 
@@ -68,5 +68,5 @@ def test_the_federation_learns_and_the_circle_is_closed(found: dict[str, object]
     assert all(
         sorted(order) == [f"device-{index}" for index in range(NUM_DEVICES)] for order in found["acceptance_order"]
     )
-    # A byte a value, and a little around it.
+    # One byte for each value, and little overhead.
     assert NUM_DEVICES * 19_946 <= found["bytes_up_per_round"] < 1.1 * NUM_DEVICES * 19_946

@@ -1,4 +1,4 @@
-"""The demo as it is run by default, held to what it promises, on several seeds."""
+"""The demo with its default settings passes its gates, on several seeds."""
 
 import json
 import os
@@ -40,7 +40,8 @@ def test_the_demo_keeps_its_promises(tmp_path: Path, seed: int) -> None:
     assert found["devices"] == 8
 
 
-# In one pool of processes, and for Fashion-MNIST's model too, tests/parallel/test_parity.py holds it on each change.
+# tests/parallel/test_parity.py has the same check in one pool of processes. It checks this model in CI, and
+# Fashion-MNIST's model in the nightly suite.
 @pytest.mark.nightly
 def test_the_datacenter_on_its_four_processes_is_one_process(tmp_path: Path) -> None:
     task, shape, public = TASKS["digits"], MeshShape.parse(DEFAULT_MESH), split_digits(1, 1.0, 0).public

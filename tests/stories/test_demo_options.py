@@ -1,4 +1,4 @@
-"""``fanin demo``: options that make no sense are told before anything starts, and its gate lets chance pass."""
+"""``fanin demo``: wrong options are refused before anything starts, and its gate tolerates chance."""
 
 import sys
 from pathlib import Path
@@ -61,7 +61,7 @@ def test_a_folder_that_holds_something_is_left_alone(fanin: Fanin, tmp_path: Pat
 
 
 def measured(num: int, flips: int) -> Quality:
-    """``num`` examples of which int8 misses some that float finds."""
+    """Return the quality for ``num`` examples, of which int8 misses ``flips`` that float classifies correctly."""
     return Quality(
         num_examples=num,
         loss_sum=1.0,

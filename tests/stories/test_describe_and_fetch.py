@@ -1,4 +1,4 @@
-"""``fanin describe`` and ``fanin fetch``: what a coordinator knows of a Run, and its Versions, over real gRPC."""
+"""``fanin describe`` and ``fanin fetch``: the coordinator's record of a Run, and its Versions, over real gRPC."""
 
 import json
 from collections.abc import Iterator
@@ -36,8 +36,10 @@ def fanin(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.fixture(scope="module")
 def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosted]:
-    """A coordinator with a Run of three Rounds: one is done, in the second one device has sent its Update, one is at
-    work and one place is free."""
+    """A coordinator with a Run of three Rounds.
+
+    The first Round is finished. In the second, one device has sent its Update, one is at work, and one place is free.
+    """
     host = Hosted(tmp_path_factory.mktemp("described")).start()
     bundle = f.bundle_in(host.folder, f.SMALL_SHAPES)
     host.start_run(f.plan(num_rounds=3), bundle, f.PUBLISHER)
@@ -71,7 +73,7 @@ def test_a_run_is_described_to_programs_and_to_people(fanin: Fanin, host: Hosted
     }
     assert row["plan"]["codec"] == {"name": "fixed32", "max_shift": 0}
     assert (row["num_devices"], row["num_at_work"], row["at_work"]) == (3, 1, [device.device_id])
-    # The third device is still to come: its Assignment starts the clock.
+    # The third device has not come yet. Its Assignment starts the clock.
     assert row["deadline_s"] == 0.0
     assert len(row["grid"]) == len(f.SMALL_SHAPES)
     second, first = row["last_rounds"]
@@ -151,12 +153,12 @@ def test_a_version_is_fetched_as_a_file_of_arrays(fanin: Fanin, host: Hosted, tm
     with np.load(out) as arrays:
         assert {name: arrays[name].shape for name in arrays} == f.SMALL_SHAPES
         assert np.concatenate([arrays[name].ravel() for name in sorted(f.SMALL_SHAPES)]).tobytes() == flat.tobytes()
-    # Once more is no error, and writes nothing.
+    # A second fetch is no error, and writes nothing.
     written = out.stat().st_mtime_ns
     row = json.loads(fanin(*words, "--json").out)
     assert (row["version"], row["version_sha256"], row["written"]) == (1, version.sha256, False)
     assert out.stat().st_mtime_ns == written
-    # Another one does not take its place unasked.
+    # Another Version replaces it only with ``--force``.
     said = one_line(fanin(*words, "--version", "0"), "fetch")
     assert said == f"{out}: something else is there; name another --out, or, if it is a version, --force"
     assert out.stat().st_mtime_ns == written
@@ -182,7 +184,7 @@ def test_a_version_is_fetched_as_a_folder_with_its_bundle(fanin: Fanin, host: Ho
     table, flat = decode_parameters((out / "parameters").read_bytes())
     assert table == opened.manifest.table
     assert flat.any()
-    # Without the Bundle it is there already; with something of its user's it is never replaced.
+    # A fetch without the Bundle finds the Version there already. A folder with a file of the user's is never replaced.
     assert fanin(*words).out.endswith(f"is there already: {out}\n")
     (out / "notes").write_text("mine")
     again = ("fetch", "run", "--state", host.state, "--out", out, "--version", "0", "--force")
@@ -213,12 +215,12 @@ def test_what_cannot_be_found_is_told(
 
 
 class Forger(Operator):
-    """An operator's line to a coordinator that changes what it hands out."""
+    """An operator's client of a coordinator that changes its replies."""
 
     what = ""
 
     def version(self, run_id: str, number: int | None = None) -> VersionWithBundle:
-        """Another Version than the one that was signed."""
+        """Return another Version than the signed one."""
         found = super().version(run_id, number)
         version = found.version
         match self.what:
@@ -231,7 +233,7 @@ class Forger(Operator):
         return replace(found, version=version)
 
     def chunk(self, sha256: str) -> bytes:
-        """Other bytes than those that were named."""
+        """Return other bytes than those that the digest names."""
         data = super().chunk(sha256)
         return data[:-1] + bytes([data[-1] ^ 1]) if self.what == "bytes" else data
 

@@ -1,4 +1,4 @@
-"""What a Run leaves on a coordinator's disk: what ``fanin verify`` reads, and nothing else."""
+"""A Run leaves on a coordinator's disk only the files that ``fanin verify`` reads."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,7 +26,7 @@ def host(tmp_path: Path) -> Iterator[Hosted]:
 
 
 def needed(host: Hosted, bundle: Bundle, payloads: set[str]) -> set[str]:
-    """All that the Versions of a Run are computed from, and they themselves."""
+    """Return the files of all Versions of a Run, and the files from which they are computed."""
     artifacts = set(bundle.manifest.artifacts.values())
     with host.operator() as operator:
         newest = operator.version("run")
@@ -37,7 +37,7 @@ def needed(host: Hosted, bundle: Bundle, payloads: set[str]) -> set[str]:
 
 
 def work(device: Peer, round_number: int) -> str:
-    """Take part in a Round; where the coordinator keeps the Update."""
+    """Take part in a Round, and return the coordinator's file of the Update."""
     device.begin()
     assert device.work.round == round_number
     header, payload = device.update()
@@ -49,7 +49,7 @@ def test_a_run_leaves_what_its_versions_are_computed_from_and_nothing_else(host:
     bundle = f.bundle_in(host.folder)
     host.start_run(f.plan(NUM_ROUNDS), bundle, f.PUBLISHER)
     devices = f.peers(host, bundle, host.folder)
-    # A Round that fails, with an Update that was accepted, one that was half sent and one that was wrong.
+    # A Round that fails, with an accepted Update, a half-sent one and a wrong one.
     given_up = work(devices[0], 1)
     assert given_up in snapshot(host.state).files
     for device in devices[1:]:
@@ -66,7 +66,7 @@ def test_a_run_leaves_what_its_versions_are_computed_from_and_nothing_else(host:
         host.await_round("run", number)
         payloads |= {work(device, number) for device in devices}
     assert len(host.published()) == NUM_ROUNDS
-    # And what a process left that died while it wrote.
+    # A file that a process left because it died while it wrote.
     host.stop()
     (some, *_) = (host.state / "blobs").glob("*/*")
     some.with_name(f"{some.name}.0123abcd.new").write_bytes(b"half")

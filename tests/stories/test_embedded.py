@@ -1,4 +1,4 @@
-"""The app of docs/edge.md, as it stands there: it joins over TLS, trains when it may, and asks what is newest."""
+"""The app of docs/edge.md runs unchanged: it joins over TLS, trains when it may, and requests the newest Version."""
 
 import os
 import re
@@ -26,7 +26,7 @@ WAIT_S = 60.0
 
 
 def example() -> str:
-    """The app's text."""
+    """Return the text of the app."""
     section = PAGE.read_text().split("### In an app\n", 1)[1].split("\n## ", 1)[0]
     (code,) = re.findall(r"^```python\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
     return str(code)
@@ -34,7 +34,7 @@ def example() -> str:
 
 @contextmanager
 def app_in(folder: Path, address: str) -> Iterator[Path]:
-    """The app in a process of its own; the file that it prints to."""
+    """Run the app in a process of its own, and yield the file with its output."""
     (folder / "app.py").write_text(example())
     out = folder / "out"
     environment = os.environ | {"FANIN_SERVER": address, "OMP_NUM_THREADS": "1"}
@@ -49,7 +49,7 @@ def app_in(folder: Path, address: str) -> Iterator[Path]:
 
 
 def await_line(out: Path, expected: str) -> str:
-    """The first line that says so."""
+    """Wait for the first line that matches, and return it."""
     until = time.monotonic() + WAIT_S
     while time.monotonic() < until:
         for line in out.read_text().splitlines():
@@ -61,7 +61,7 @@ def await_line(out: Path, expected: str) -> str:
 
 @pytest.fixture
 def host(tmp_path: Path) -> Iterator[Hosted]:
-    """A coordinator with a Run of two Rounds for one device, and what README's walk leaves beside it."""
+    """A coordinator with a Run of two Rounds for one device, and the files that README's walk-through leaves."""
     host = Hosted(tmp_path).start()
     bundle = assemble(linear_graphs(), tmp_path / "bundle", PUBLISHER)
     host.start_run(plan(buffer=1, max_rounds=2), bundle, PUBLISHER)
@@ -87,7 +87,8 @@ def test_the_documented_app_waits_until_it_may_trains_and_answers_without_a_coor
         (tmp_path / "on-battery").unlink()
         assert [event.number for event in host.published()] == [1, 2]
         assert operator.run("run").state is RunState.FINISHED
-        # The second Round began from Version 1 and was the last: no work brings Version 2, the coordinator names it.
+        # The second Round began from Version 1 and was the last. No Assignment brings Version 2, so the coordinator
+        # names it.
         before = await_line(out, r"version \('run', 2\): 0\.\d{3} of 10 right")
     host.stop()
     with app_in(tmp_path, host.address) as out:

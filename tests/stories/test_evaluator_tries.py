@@ -1,4 +1,4 @@
-"""The evaluator of a coordinator: how often a Version is tried whose process dies, and whose turn it is."""
+"""The evaluator of a coordinator: the tries of a Version whose process dies, and the order of Runs."""
 
 import asyncio
 import json
@@ -34,7 +34,7 @@ for line in sys.stdin.buffer:
     sys.stdout.buffer.flush()
 real.stdin.close()
 """
-"""The real process behind one that notes its id and each job, and that dies at so many first jobs."""
+"""A process in front of the real one, which records its id and each job, and dies at a number of first jobs."""
 
 
 def noting(folder: Path, num_deaths: int) -> tuple[str, ...]:
@@ -42,7 +42,7 @@ def noting(folder: Path, num_deaths: int) -> tuple[str, ...]:
 
 
 def jobs_of(folder: Path) -> list[tuple[int, str, int]]:
-    """The id of the process, the Run and the Version of each job."""
+    """Return the process id, the Run and the Version of each job."""
     rows = []
     for text in (folder / "jobs").read_text().splitlines():
         pid, line = json.loads(text)
@@ -58,7 +58,7 @@ def versions(number: int) -> list[Float32s]:
 
 
 async def reopened(folder: Path, data: Path, num_deaths: int) -> Bench:
-    """A coordinator that goes on from the folder, whose process notes its jobs."""
+    """Reopen a coordinator on its folder, with a process that records its jobs."""
     return await Bench(folder, data, command=noting(folder, num_deaths)).open()
 
 
@@ -96,7 +96,7 @@ def test_the_problem_has_the_status_of_the_process(tmp_path: Path) -> None:
     async def main() -> None:
         process = EvaluatorProcess(("sh", "-c", "read line; exit 7"))
         job = EvaluationJob(blobs=tmp_path, data=tmp_path / "x.npz", bundle=BUNDLE, best="loss")
-        # Whether the end of the output or that of the process is seen first is a matter of chance.
+        # It is a matter of chance whether the end of the output or the end of the process is seen first.
         for _ in range(20):
             with raises(Unavailable, "evaluation: its process ended without a reply (status 7)"):
                 await process.ask(job)
@@ -126,6 +126,6 @@ def test_runs_take_turns_and_the_newest_version_of_each_is_first(tmp_path: Path)
     assert [number for _, number in jobs] == [2, 2, 1, 1, 0, 0]
     for number in range(3):
         assert {run_id for run_id, each in jobs if each == number} == {"first", "second"}
-    # The Run whose turn was longest ago is next.
+    # The Run that was evaluated longest ago is next.
     assert [run_id for run_id, _ in jobs[::2]] == [jobs[0][0]] * 3
     assert len({pid for pid, _, _ in jobs_of(tmp_path)}) == 1

@@ -1,7 +1,7 @@
-"""A coordinator that is killed at any place where it could matter ends its Run in the bits of the undisturbed one.
+"""A coordinator that is killed at any critical moment ends its Run with the bits of an undisturbed Run.
 
-On a virtual clock, so that there is time for all of them; ``test_kills`` does it with real processes. `make kills`
-runs both, the nightly ones too.
+The tests run on a virtual clock, so there is time for all moments. ``test_kills`` does the same with real processes.
+`make kills` runs both, including the nightly tests.
 """
 
 import asyncio
@@ -31,8 +31,11 @@ from fanin.server.rounds import events as e
 from fanin.server.runs.catalog import Runs
 
 EFFECTS: Final = [effect.__name__ for effect in get_args(e.Effect) if effect not in (e.Assign, e.Fail)]
-"""All that the driver's worker carries out on a sound disk. Assign is not among them: it is answered at once and leaves
-nothing that is durable, so a device that did not hear the answer asks again. Fail has tests of its own."""
+"""All effects that the driver's worker executes on a sound disk.
+
+Assign is excluded: it is answered at once and leaves nothing durable, so a device without an answer asks again. Fail
+has tests of its own.
+"""
 COMMANDS: Final = {what.__name__ for what in get_args(get_type_hints(Command)["what"])}
 NUM_MOMENTS: Final = 50
 NUM_DEVICES: Final = 3
@@ -40,9 +43,9 @@ NUM_DEVICES: Final = 3
 
 @dataclass(frozen=True)
 class Ending:
-    """What a Run ended in, as far as a kill may not change it; its moments, and those of each of the commands.
+    """The part of a Run's result that a kill may not change, and the moments of the Run and of each command.
 
-    ``happened`` are the digests of the newest Version's tensors, and the events.
+    ``happened`` has the digests of the newest Version's tensors, and the events.
     """
 
     happened: tuple[object, ...]
@@ -53,7 +56,10 @@ class Ending:
 
 
 def places(concurrency: int, max_rounds: int) -> Plan:
-    """A Plan without spare places: a rule that reads payloads again, an optimizer and stages that have state."""
+    """Return a Plan without spare places.
+
+    It has a rule that reads payloads again, and an optimizer and stages that have state.
+    """
     return plan(
         concurrency=concurrency,
         buffer=concurrency,
@@ -76,7 +82,7 @@ class Scene:
     tasks: list[asyncio.Task[None]]
 
     async def rested(self) -> None:
-        """Wait until no Round is to come."""
+        """Wait until no Round is to follow."""
 
         async def watch(runs: Runs) -> None:
             async with aclosing(runs.watch("run", 0)) as events:
@@ -86,7 +92,7 @@ class Scene:
         await self.mortal.operate(watch)
 
     async def end(self, commands: dict[str, range]) -> Ending:
-        """Everybody goes home; the record is looked at."""
+        """Stop all devices and the coordinator, check the record, and return the ending."""
         for task in self.tasks:
             task.cancel()
         await asyncio.gather(*self.tasks, return_exceptions=True)
@@ -106,7 +112,7 @@ class Scene:
 
 
 async def begin(mortal: Mortal, folder: Path, wanted: Plan, work_s: Iterator[float]) -> Scene:
-    """Publish, start, and let devices work for so many seconds each time."""
+    """Publish the Bundle, start the Run, and let devices work for ``work_s`` seconds each time."""
     await mortal.start()
     bundle = bundle_in(folder, scaffold=bool(wanted.stages))
     await mortal.operate(lambda runs: start(runs, bundle, wanted))
@@ -115,26 +121,26 @@ async def begin(mortal: Mortal, folder: Path, wanted: Plan, work_s: Iterator[flo
 
 
 def digests(version: Version | None) -> tuple[str, ...]:
-    """The digests of a Version's tensors."""
+    """Return the digests of a Version's tensors."""
     assert version is not None
     return version.sha256, *(tensor.sha256 for tensor in version.auxiliary.values())
 
 
 def told(event: RunEvent) -> tuple[object, ...]:
-    """An event without what time, and the order of arrival, have to do with."""
+    """Return an event without the fields that depend on time and on the order of arrival."""
     names = ("number", "round", "version_sha256", "base_version", "rounds", "state", "reason", "adopted_number")
     return type(event).__name__, *(getattr(event, name, None) for name in names)
 
 
 def first_then(first: float, then: float) -> Iterator[float]:
-    """Seconds of work."""
+    """Yield ``first`` seconds of work, and ``then`` seconds each time afterwards."""
     yield first
     while True:
         yield then
 
 
 async def federate(folder: Path, kill_at: Collection[int], loses_power: bool = False) -> Ending:
-    """One Round fails, because a device misses its deadline; two make a Version."""
+    """Run a Round that fails because a device misses its deadline, and two Rounds that publish Versions."""
     mortal = Mortal(folder, kill_at, loses_power=loses_power)
     scene = await begin(mortal, folder, places(NUM_DEVICES, 2), first_then(80.0, 10.0))
     await scene.rested()
@@ -142,7 +148,7 @@ async def federate(folder: Path, kill_at: Collection[int], loses_power: bool = F
 
 
 async def federate_in_time(folder: Path, kill_at: Collection[int], loses_power: bool = False) -> Ending:
-    """The same, and no device misses its deadline."""
+    """Run the same Plan, with all devices in time."""
     mortal = Mortal(folder, kill_at, loses_power=loses_power)
     scene = await begin(mortal, folder, places(NUM_DEVICES, 2), first_then(10.0, 10.0))
     await scene.rested()
@@ -150,7 +156,7 @@ async def federate_in_time(folder: Path, kill_at: Collection[int], loses_power: 
 
 
 async def stream(folder: Path, kill_at: Collection[int], loses_power: bool = False) -> Ending:
-    """Two of three Updates close a Round, and the third counts in a later one: which one is a matter of time."""
+    """Run Rounds that two of three Updates close. Time decides in which later Round the third one counts."""
     wanted = plan(
         concurrency=NUM_DEVICES,
         buffer=2,
@@ -167,7 +173,7 @@ async def stream(folder: Path, kill_at: Collection[int], loses_power: bool = Fal
 
 
 async def command(folder: Path, kill_at: Collection[int], loses_power: bool = False) -> Ending:
-    """An operator pauses, resumes, rolls back, publishes, resumes and stops."""
+    """Let an operator pause, resume, roll back, publish, resume and stop."""
     mortal = Mortal(folder, kill_at, loses_power=loses_power)
     scene = await begin(mortal, folder, places(NUM_DEVICES, 2), first_then(30.0, 30.0))
     spans: dict[str, range] = {}
@@ -207,7 +213,7 @@ Story = Callable[[Path, Collection[int], bool], Awaitable[Ending]]
 
 
 def ending(story: Story, folder: Path, kill_at: Collection[int] = (), *, loses_power: bool = False) -> Ending:
-    """What a story ends in. One that hangs fails the test: virtual time passes quickly."""
+    """Return the ending of a story. A story that hangs fails the test, because virtual time passes quickly."""
 
     async def main() -> Ending:
         async with asyncio.timeout(10_000.0):
@@ -218,21 +224,21 @@ def ending(story: Story, folder: Path, kill_at: Collection[int] = (), *, loses_p
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Ending:
-    """The Run to which nothing happens."""
+    """The ending of the undisturbed Run."""
     return ending(federate, tmp_path_factory.mktemp("undisturbed"))
 
 
 @pytest.fixture(scope="module")
 def in_time(tmp_path_factory: pytest.TempPathFactory) -> Ending:
-    """The Run in which no device is late."""
+    """The ending of the Run in which no device is late."""
     return ending(federate_in_time, tmp_path_factory.mktemp("in_time"))
 
 
 def outcomes(undisturbed: Ending, in_time: Ending, number: int) -> tuple[object, ...]:
-    """What may happen after a kill at a moment.
+    """Return the possible endings after a kill at a moment.
 
-    An Assignment has no row. A coordinator that is killed after it has sent the third one, and before it has written
-    the deadline, knows two devices, and waits for a third. The late device is in time for it.
+    An Assignment has no row. So a coordinator that is killed after it has sent the third one, but before it has written
+    the deadline, knows two devices. It waits for a third, and the late device is in time for it.
     """
     moments = undisturbed.moments
     unwritten = range(moments.index("before GoOn"), moments.index("after KeepDeadline"))
@@ -241,18 +247,18 @@ def outcomes(undisturbed: Ending, in_time: Ending, number: int) -> tuple[object,
 
 @pytest.fixture(scope="module")
 def commanded(tmp_path_factory: pytest.TempPathFactory) -> Ending:
-    """The commanded Run to which nothing else happens."""
+    """The ending of the Run with commands that is otherwise undisturbed."""
     return ending(command, tmp_path_factory.mktemp("commanded"))
 
 
 @pytest.fixture(scope="module")
 def streamed(tmp_path_factory: pytest.TempPathFactory) -> Ending:
-    """The Run with stale Updates to which nothing happens."""
+    """The ending of the undisturbed Run with stale Updates."""
     return ending(stream, tmp_path_factory.mktemp("streamed"))
 
 
 def drawn(seed: str, moments: tuple[str, ...]) -> list[int]:
-    """One moment of the Run, and sometimes a second one soon after: a kill while the first is recovered from."""
+    """Draw one moment of the Run, and sometimes a second one soon after, during the recovery from the first kill."""
     rng = random.Random(seed)
     first = rng.randint(1, len(moments))
     return [first, first + rng.randint(1, 40)] if rng.random() < 0.3 else [first]
@@ -288,8 +294,8 @@ def test_killed_at_random_moments(undisturbed: Ending, in_time: Ending, tmp_path
 
 @pytest.mark.parametrize("name", [*sorted(COMMANDS), "publish"])
 def test_killed_while_a_command_is_carried_out(commanded: Ending, tmp_path: Path, name: str) -> None:
-    # Right after each change, the command's transaction among them, and before anybody is told. A kill between two
-    # changes leaves what the first one left; every moment is in the nightly suite.
+    # Each kill is right after a change, including the command's transaction, and before any notification. A kill
+    # between two changes leaves the result of the first one. Every moment is in the nightly suite.
     numbers = [number for number in commanded.commands[name] if commanded.moments[number - 1] == "after change"]
     assert numbers
     for number in numbers:
@@ -308,7 +314,8 @@ def test_what_was_synced_is_enough(undisturbed: Ending, in_time: Ending, tmp_pat
 
 @pytest.mark.parametrize("seed", nightly_but(range(NUM_MOMENTS // 5), range(NUM_MOMENTS // 24)))
 def test_stale_updates_are_folded_once_whatever_happens(streamed: Ending, tmp_path: Path, seed: int) -> None:
-    # The sets depend on time here. That each of them gives its Version, and no Update is lost, is looked at by ``end``.
+    # The closed sets depend on time here. ``end`` checks that each of them gives its Version, and that no Update is
+    # lost.
     assert streamed.num_stale
     killed = ending(stream, tmp_path, drawn(f"stale {seed}", streamed.moments), loses_power=seed % 2 == 1)
     assert killed.kills
@@ -324,7 +331,7 @@ def test_every_moment(
     undisturbed: Ending, in_time: Ending, commanded: Ending, tmp_path: Path, story: Story, *, loses_power: bool
 ) -> None:
     expected = undisturbed if story is federate else commanded
-    # What a loss of power leaves is another thing only after a commit or a sync.
+    # A loss of power leaves another state than a kill only after a commit or a sync.
     kinds = ("change", "sync") if loses_power else tuple({moment.split()[1] for moment in expected.moments})
     numbers = [number for number, moment in enumerate(expected.moments, 1) if moment.endswith(kinds)]
     different = []

@@ -1,4 +1,4 @@
-"""``fanin export``: what it writes and tells, what ``--check`` finds, and what is refused with one line."""
+"""``fanin export``: its files and its report, the findings of ``--check``, and refusals in one line."""
 
 import json
 import re
@@ -166,7 +166,7 @@ def test_check_tells_that_all_is_well(fanin: Fanin, app: Path) -> None:
 
 @dataclass(frozen=True)
 class Odd:
-    """What the check is to find in an App."""
+    """The finding that the check must report for an App."""
 
     module: str
     kind: str
@@ -191,7 +191,7 @@ def test_check_names_the_module_the_operator_the_runtimes_and_what_to_do(fanin: 
     assert (found["module"], found["kind"], found["operator"]) == (odd.module, odd.kind, odd.operator)
     assert found["call"] == ""
     assert odd.advice in found["advice"]
-    # A loss that torch itself has no gradient of is no matter of a runtime.
+    # A loss for which torch itself has no gradient does not concern a runtime.
     assert found["runtimes"] == (["onnxruntime"] if odd.operator else [])
 
 

@@ -1,4 +1,4 @@
-"""``fanin fetch --onnx`` of a real coordinator, and what its options refuse."""
+"""``fanin fetch --onnx`` from a real coordinator, and its refusals of options."""
 
 import json
 from collections.abc import Iterator

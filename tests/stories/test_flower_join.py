@@ -53,13 +53,13 @@ def host(tmp_path: Path) -> Iterator[Hosted]:
 
 
 def operator(host: Hosted) -> list[object]:
-    """The options of an operator's command."""
+    """Return the options of an operator's command."""
     folder = host.folder
     return ["--server", host.address, "--ca", folder / "ca.pem", "--token-file", folder / "operator.token"]
 
 
 def join(host: Hosted, project: Path, partition: int, *words: str) -> "subprocess.Popen[str]":
-    """``fanin join`` in a process of its own, in the folder of the app."""
+    """Start ``fanin join`` in a process of its own, in the folder of the app."""
     folder = host.folder
     command = [sys.executable, "-m", "fanin.commands.main", "join", "--server", host.address, "--ca", folder / "ca.pem"]
     command += ["--token-file", folder / "device.token", "--publisher", folder / "publisher.pub"]
@@ -68,7 +68,7 @@ def join(host: Hosted, project: Path, partition: int, *words: str) -> "subproces
 
 
 def fetched(host: Hosted, fanin: Fanin) -> dict[str, np.ndarray]:
-    """The newest Version."""
+    """Return the parameters of the newest Version."""
     folder = host.folder
     words = ("--out", folder / "version.npz", "--publisher", folder / "publisher.pub")
     outcome = fanin("fetch", "run", *words, *operator(host))
@@ -134,7 +134,8 @@ def test_two_numpy_clients_make_the_weighted_mean(host: Hosted, fanin: Fanin, tm
     published = host.published()
     assert [event.total_examples for event in published] == [4, 4]
     assert published[0].train_loss == 0.25
-    # Twice doubled, and twice plus 3; the two clients agree, so the mean is exact on the grid.
+    # One array was doubled twice, and another was increased by 3 twice. The two clients agree, so the mean is exact on
+    # the grid.
     views = fetched(host, fanin)
     assert views["0"].tolist() == [8.0, 8.0, 8.0]
     assert views["2"].tolist() == [7.0]
@@ -214,7 +215,7 @@ def test_an_app_that_raises_gives_its_assignment_up_and_ends_the_device(
 
 
 def weighted_mean(project: Path, states: Path) -> dict[str, np.ndarray]:
-    """What Flower's FedAvg makes of what the two apps return: the same apps, called here."""
+    """Return the mean that Flower's FedAvg computes from the results of the two apps. The same apps run here."""
     bundle = open_folder(
         project / "flower-bundle", trusted=(read_signed_manifest(project / "flower-bundle").public_key,)
     )

@@ -1,4 +1,4 @@
-"""``fanin simulate --flower``: the PyTorch quickstart of docs/flower.md with ten clients, and wrong words."""
+"""``fanin simulate --flower``: the PyTorch quickstart of docs/flower.md with ten clients, and wrong options."""
 
 import json
 import re
@@ -36,7 +36,7 @@ def test_the_quickstart_is_simulated_with_ten_clients(
     assert (result["engine"], len(result["versions"])) == ("flower", 3)
     first, last = result["rounds"][1], result["rounds"][2]
     assert (first["num_clients"], last["num_clients"]) == (10, 10)
-    # 640 pictures: partition i has 64 // (i + 1), and four fifths of them train.
+    # There are 640 pictures. Partition i has 64 // (i + 1) of them, and four fifths of these train.
     assert first["num_examples"] == sum(64 // (client + 1) * 4 // 5 for client in range(10))
     assert last["train_loss"] < first["train_loss"]
     assert first["statistics"]["evaluate.eval_acc"] >= 0

@@ -1,4 +1,4 @@
-"""gRPC's own services beside ours: health, also while a coordinator drains, and reflection."""
+"""The standard services of gRPC: health, also while a coordinator drains, and reflection."""
 
 import time
 from collections.abc import Iterator
@@ -58,7 +58,7 @@ def test_garbage_without_a_credential_is_refused_like_any_other_call(
         with pytest.raises(grpc.RpcError) as error:
             call(iter((b"\xff\xff",)), timeout=20.0)
         assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-    # The log of refused calls is limited; gRPC's own would have a traceback for each call.
+    # The log of refused calls is limited. gRPC's own log would have a traceback for each call.
     assert [(record.name, record.exc_info) for record in caplog.records] == [("fanin.server.access", None)]
 
 

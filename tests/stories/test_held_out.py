@@ -109,7 +109,7 @@ def test_a_hung_process_is_ended_and_a_restart_evaluates_what_is_missing(tmp_pat
         await bench.publish_during_a_stop(first)
         assert (await bench.page(2))[1].problem == ""
         assert bench.process.pid != hung
-        # The coordinator ends in the middle of a job, and the next one repeats it.
+        # The coordinator stops in the middle of a job, and the next one repeats it.
         await bench.publish_during_a_stop(second)
         await bench.close()
         content, bundle = bench.data.read_bytes(), bench.bundle
@@ -118,7 +118,7 @@ def test_a_hung_process_is_ended_and_a_restart_evaluates_what_is_missing(tmp_pat
         assert len(await bench.runs.evaluations("run", 0)) == 2
         bench.evaluator.start()
         assert (await bench.page(3))[2].problem == ""
-        # A Version whose data was missing is tried again after a restart.
+        # A Version with missing data is tried again after a restart.
         bench.data.unlink()
         await bench.publish(third)
         assert (await bench.page(4))[3].problem
@@ -181,7 +181,7 @@ def test_an_installed_metric_chooses_the_best_version(
         bench.evaluator.start()
         page = await bench.page(2)
         info = await bench.runs.info("run")
-        # The Version with the larger recall; of equal ones, the older.
+        # The best Version has the larger recall, or is the older of two with equal recall.
         assert info.best_evaluation == max(page, key=lambda one: one.values["rarest_recall"])
         assert 0.0 <= page[0].values["rarest_recall_int8"] <= 1.0
         await bench.close()
@@ -192,7 +192,7 @@ def test_an_installed_metric_chooses_the_best_version(
 def test_another_run_starts_while_a_data_set_is_checked(tmp_path: Path) -> None:
     async def main() -> None:
         before = set(children_of(os.getpid()))
-        # A process that never replies.
+        # This process never replies.
         bench = await Bench(tmp_path, write_data(tmp_path), command=("sleep", "60")).open()
         checked = asyncio.create_task(bench.begin(evaluated_plan()))
         for _ in range(int(WAIT_S / LOOK_S)):
@@ -282,7 +282,7 @@ def test_rounds_do_not_wait_for_an_evaluation_and_a_killed_coordinator_repeats_i
         Peer(site, bundle, 0, tmp_path / "device").take_part(2)
         events = [one.event for one in site.events()]
         assert [one.version_sha256 for one in events if isinstance(one, VersionPublished)] == expected
-        # With the coordinator its process ends too, also in the middle of a job.
+        # The evaluator's process ends with the coordinator, also in the middle of a job.
         coordinator.kill()
         os.kill(evaluator, signal.SIGCONT)
         await_end(evaluator)
@@ -298,7 +298,7 @@ def test_rounds_do_not_wait_for_an_evaluation_and_a_killed_coordinator_repeats_i
 
 
 def check_commands(fanin: Fanin, site: Site, evaluations: list[VersionEvaluation]) -> None:
-    """The metrics are in the commands of operators, and the best Version is written."""
+    """Check that the commands of operators show the metrics, and that the best Version is written."""
     best, newest = min(evaluations, key=lambda one: one.values["loss"]), evaluations[-1]
     described = fanin("describe", "run", "--state", site.state).out
     values = ", ".join(f"{name} {newest.values[name]:.4f}" for name in sorted(newest.values))

@@ -1,4 +1,4 @@
-"""``fanin infer`` and ``fanin inspect`` on model files and Bundles: what they print and write, and what they refuse."""
+"""``fanin infer`` and ``fanin inspect`` on model files and Bundles: their output, their files and their refusals."""
 
 import json
 from dataclasses import replace
@@ -76,7 +76,7 @@ def test_a_bundle_is_asked_with_its_first_version_or_another(fanin: Fanin, folde
 
 
 def two_inputs() -> bytes:
-    """A model of two inputs with a name that is no identifier."""
+    """Return a model with two inputs, one with a name that is no identifier."""
     ports = [linear.port("a", "n", dtype=TensorProto.FLOAT), linear.port("b:0", "n")]
     return linear.file([helper.make_node("Sub", ["a", "b:0"], ["file"])], ports, [linear.port("file", "n")])
 

@@ -1,4 +1,4 @@
-"""``fanin infer`` on pixels, tables and labels: the classes that it prints, and what it refuses."""
+"""``fanin infer`` on pixels, tables and labels: the printed classes, and the refusals."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""The example of docs/inputs.md, from outside the package: an App of several inputs, its data, and ``fanin infer``."""
+"""The example of docs/inputs.md, outside the package: an App with several inputs, its data, and ``fanin infer``."""
 
 import json
 import re

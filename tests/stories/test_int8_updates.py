@@ -1,7 +1,7 @@
-"""A Run whose Updates have one byte a value learns what one with four bytes learns.
+"""A Run whose Updates have one byte for each value learns as well as a Run with four bytes.
 
-Softmax regression on the embedded digits, split unevenly over eight devices, in one process on a virtual clock:
-the production coordinator, sessions, codecs and grid.
+The task is softmax regression on the embedded digits, split unevenly over eight devices. The production coordinator,
+sessions, codecs and grid run in one process on a virtual clock.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ SPLIT = split_digits(NUM_DEVICES, alpha=0.5, seed=0)
 
 
 def log_softmax(flat: Float32s, x: Float32s) -> Float32s:
-    """What softmax regression with these parameters says of these images (n, 10)."""
+    """Return the log-probabilities (n, 10) that softmax regression with these parameters gives for these images."""
     found = TABLE.views(flat)
     logits = x.reshape(len(x), -1) @ found["weight"] + found["bias"]
     logits -= logits.max(axis=1, keepdims=True)
@@ -41,7 +41,7 @@ def log_softmax(flat: Float32s, x: Float32s) -> Float32s:
 
 @dataclass(frozen=True)
 class SoftmaxTrainer:
-    """Ten steps of gradient descent on all of a device's digits."""
+    """A trainer that makes ten steps of gradient descent on all of a device's digits."""
 
     examples: Examples
     runtime: str = "numpy"
@@ -59,7 +59,7 @@ class SoftmaxTrainer:
 
 
 async def federate(folder: Path, codec: m.CodecSpec) -> tuple[Float32s, list[VersionPublished]]:
-    """The last Version's parameters, verified, and what was published."""
+    """Run a federation; return the verified parameters of the last Version, and the published Versions."""
     everybody = {"concurrency": NUM_DEVICES, "buffer": NUM_DEVICES, "quorum": NUM_DEVICES}
     place = open_place(folder)
     bundle = synthetic_bundle(folder / "bundle", PUBLISHER, SHAPES)
@@ -83,7 +83,7 @@ async def federate(folder: Path, codec: m.CodecSpec) -> tuple[Float32s, list[Ver
 
 
 def loss_and_accuracy(flat: Float32s) -> tuple[float, float]:
-    """On the test digits."""
+    """Return loss and accuracy on the test digits."""
     found, y = log_softmax(flat, SPLIT.test.inputs["x"]), SPLIT.test.y
     return -float(found[np.arange(len(y)), y].mean()), float((found.argmax(axis=1) == y).mean())
 
@@ -106,9 +106,9 @@ def test_int8_learns_what_fixed32_learns_from_a_quarter_of_the_bytes(
     assert abs(accuracy - expected_accuracy) < 0.01
     assert len(published) == NUM_ROUNDS
     for event, wide in zip(published, with_fixed32[1], strict=True):
-        # A header says how much was rounded and saturated, so its own length varies by a few bytes.
+        # A header has the numbers of rounded and saturated values, so its own length varies by a few bytes.
         saved = wide.bytes_up - event.bytes_up
         assert abs(saved - NUM_DEVICES * 3 * TABLE.num_values) <= NUM_DEVICES * 8
         assert 0 < event.num_rounded <= NUM_DEVICES * TABLE.num_values
-    # With shifts nothing is cut; without them a first Round's guess may be.
+    # With shifts no value saturates. Without them, values may saturate on the guessed grid of the first Round.
     assert max_shift == 0 or sum(event.num_saturated for event in published) == 0

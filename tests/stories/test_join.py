@@ -1,4 +1,4 @@
-"""``fanin join`` as a process: what it tells of its Rounds, and what ``fanin infer`` says to its folder afterwards."""
+"""``fanin join`` as a process: its reports of Rounds, and ``fanin infer`` on its folder afterwards."""
 
 import re
 import subprocess
@@ -47,7 +47,7 @@ def host(tmp_path: Path) -> Iterator[Hosted]:
 
 
 def join(host: Hosted, *options: str) -> str:
-    """Take part in one Round in a process of its own; what it prints to standard error."""
+    """Take part in one Round in a process of its own, and return its standard error."""
     files = {"--ca": "ca.pem", "--token-file": "token", "--publisher": "publisher.pub", "--data": "data.npz"}
     words = [word for option, name in files.items() for word in (option, name)]
     command = [sys.executable, "-m", "fanin.commands.main", "join", "--server", host.address, "--state", "device"]

@@ -1,7 +1,7 @@
-"""The failures that we claim to survive, with real processes and real SIGKILLs.
+"""The failures that fanin claims to survive, with real processes and real SIGKILLs.
 
-Each story ends in the bits of the undisturbed federation, and ``fanin verify`` agrees. ``test_every_kill`` does this
-at every moment there is, on a virtual clock.
+Each story ends with the bits of the undisturbed federation, and ``fanin verify`` agrees. ``test_every_kill`` does this
+at every possible moment, on a virtual clock.
 """
 
 import subprocess
@@ -26,7 +26,7 @@ EFFECTS = [effect.__name__ for effect in get_args(Effect) if effect not in (Assi
 NUM_DEVICES = 3
 NUM_ROUNDS = 2
 SHAPES = {"a": (600, 1000), "b": (3,)}
-"""2.4 MB an Update: three Chunks, so that there is a middle to die in."""
+"""2.4 MB for each Update: three Chunks, so that a device can die in the middle."""
 PLAN = Plan(
     name="story",
     cohort=CohortPlan(concurrency=NUM_DEVICES, buffer=NUM_DEVICES, quorum=NUM_DEVICES, deadline_s=120.0),
@@ -39,7 +39,7 @@ PLAN = Plan(
 
 @pytest.fixture
 def new_site(tmp_path: Path) -> Iterator[Callable[[str], Site]]:
-    """Makes sites, and kills what is left in them."""
+    """A function that creates sites. The processes that are left in them are killed at the end."""
     sites: list[Site] = []
 
     def make(name: str) -> Site:
@@ -59,7 +59,7 @@ def begin(site: Site) -> None:
 
 
 def digests(site: Site) -> list[str]:
-    """The Versions that the Run ended in, after ``fanin verify`` has agreed."""
+    """Check the Run with ``fanin verify``, and return the digests of its Versions."""
     found = [recorded.event for recorded in site.events()]
     command = [sys.executable, "-m", "fanin.commands.main", "verify", "run", "--state", str(site.state)]
     verified = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -70,7 +70,7 @@ def digests(site: Site) -> list[str]:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """What the federation ends in when nothing happens to it."""
+    """The digests of the undisturbed federation's Versions."""
     site = Site(tmp_path_factory.mktemp("undisturbed"))
     try:
         site.serve()
@@ -93,7 +93,8 @@ def test_a_device_killed_in_mid_upload_goes_on_with_it(new_site: Callable[[str],
         site.device(index)
     dying = site.device(NUM_DEVICES - 1, die_at=str(1_500_000))
     assert dying.wait(60.0) == -9, dying.text()
-    # The first Chunk is whole and stays; the cut one does not count. Of the others nothing is left but their Updates.
+    # The complete first Chunk remains, and the incomplete one does not count. The other devices leave only their
+    # Updates.
     halves = [path.stat().st_size for path in (site.state / "spool").glob("*.part")]
     assert 1 << 20 in halves, halves
     site.device(NUM_DEVICES - 1)
@@ -107,7 +108,7 @@ def test_a_coordinator_killed_around_any_effect_goes_on_with_the_same_round(
     new_site: Callable[[str], Site], undisturbed: list[str], effect: str, when: str
 ) -> None:
     site = new_site("coordinator")
-    # The first GoOn opens the first Round, while an operator still waits to hear that the Run was started.
+    # The first GoOn opens the first Round, while an operator still waits for the reply to its start of the Run.
     dying = site.serve(kill_at=f"{when}:{effect}:{2 if effect == 'GoOn' else 1}")
     begin(site)
     for index in range(NUM_DEVICES):

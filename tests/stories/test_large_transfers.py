@@ -1,4 +1,4 @@
-"""However large a model is: no message exceeds what gRPC takes by default, and an Update streams through the spool."""
+"""For a model of any size, no message exceeds gRPC's default limit, and an Update streams through the spool."""
 
 import hashlib
 import resource
@@ -25,26 +25,26 @@ from fanin.server.storage.spool import FolderSpool
 
 R = TypeVar("R", bound=Message)
 MAX_MESSAGE_BYTES = 4 << 20
-"""What gRPC takes unless it is told otherwise, and what proxies on the way count on."""
+"""gRPC's default limit, on which proxies rely."""
 SHAPES = {"a": (1000, 1500), "b": (3,)}
 LARGE_BYTES = (2 << 30) + (100 << 20) + 1
-"""More than what 31 bits can count."""
+"""More bytes than 31 bits can count."""
 
 
 @dataclass
 class Sizes:
-    """The serialized sizes of all messages, by what is done with them."""
+    """The serialized sizes of all messages, as requests and replies."""
 
     requests: list[int] = field(default_factory=list)
     replies: list[int] = field(default_factory=list)
 
     def request(self, data: bytes) -> bytes:
-        """Note one."""
+        """Record the size of a request."""
         self.requests.append(len(data))
         return data
 
     def parser(self, parse: Callable[[bytes], R]) -> Callable[[bytes], R]:
-        """A parser that notes."""
+        """Return a parser that records the size of each reply."""
 
         def noting(data: bytes) -> R:
             self.replies.append(len(data))
@@ -54,7 +54,7 @@ class Sizes:
 
 
 class MeasuringConnection(Connection):
-    """The production line, whose messages are measured."""
+    """The production connection, which also measures its messages."""
 
     def __init__(self, address: str, ca: bytes, sizes: Sizes) -> None:
         super().__init__(address, ca)
@@ -81,7 +81,7 @@ class MeasuringConnection(Connection):
 
 @contextmanager
 def measured(host: Hosted, sizes: Sizes) -> Iterator[MeasuringConnection]:
-    """A line of its own."""
+    """Yield a measuring connection of the test's own."""
     line = MeasuringConnection(host.address, host.ca, sizes)
     try:
         yield line
@@ -90,7 +90,7 @@ def measured(host: Hosted, sizes: Sizes) -> Iterator[MeasuringConnection]:
 
 
 class MeasuredPeer(Peer):
-    """A device on a line that is measured."""
+    """A device on a measuring connection."""
 
     sizes: Sizes
 
@@ -118,14 +118,14 @@ def test_no_message_of_a_run_exceeds_what_grpc_takes(tmp_path: Path) -> None:
             assert operator.parameters(operator.version("run").version).size == 1_500_003
     finally:
         host.stop()
-    # 6 MB went down and up for each, and none of it in one piece.
+    # Each device received and sent 6 MB, and none of it in one message.
     assert sum(sizes.requests) > f.NUM_DEVICES * 6_000_000
     assert CHUNK_BYTES <= max(sizes.requests) < MAX_MESSAGE_BYTES
     assert max(sizes.replies) < MAX_MESSAGE_BYTES
 
 
 def announced(size_bytes: int) -> Artifact:
-    """An Artifact of zeros, by its Chunks."""
+    """Return an Artifact of zeros, described by its Chunks."""
     zeros = bytes(CHUNK_BYTES)
     whole = ChunkRef(sha256=hashlib.sha256(zeros).hexdigest(), size_bytes=CHUNK_BYTES)
     num_whole, rest = divmod(size_bytes, CHUNK_BYTES)
@@ -154,7 +154,7 @@ def test_an_update_over_two_gigabytes_streams_through_the_spool(tmp_path: Path) 
     spool = FolderSpool(tmp_path / "spool", tmp_path / "updates", Durability.PROCESS)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     data = bytes(256 << 10)
-    # In two parts, so that the second goes on beyond what 31 bits can count.
+    # In two parts, so that the second one resumes at an offset beyond 31 bits.
     for stop in (LARGE_BYTES - (2 << 20), LARGE_BYTES):
         upload = spool.open(header, "device")
         while upload.received_bytes < stop:
@@ -169,5 +169,5 @@ def test_an_update_over_two_gigabytes_streams_through_the_spool(tmp_path: Path) 
     assert sum(len(piece) for piece in spool.read(header, "device")) == LARGE_BYTES
     spool.withdraw(header, "device")
     after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    # In KiB: a few Chunks at a time.
+    # The unit is KiB: memory holds only a few Chunks at a time.
     assert after - before < 64 << 10

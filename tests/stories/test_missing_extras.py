@@ -1,4 +1,4 @@
-"""A subcommand that lacks a library: one line, which says all the extras that it needs."""
+"""A subcommand without a library it needs prints one line, which names all missing extras."""
 
 import subprocess
 import sys
@@ -33,7 +33,7 @@ ASKED = [
         )
     ),
 ]
-"""A library that is not there, what asks for it at once, and all that this needs."""
+"""A missing library, the command that needs it at once, and all extras of the command."""
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ def fanin(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.fixture(scope="module")
 def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosted]:
-    """A coordinator in whose folder a Run has ended after one Round."""
+    """A coordinator whose folder has a Run that ended after one Round."""
     host = Hosted(tmp_path_factory.mktemp("commands")).start()
     bundle = f.bundle_in(host.folder, f.SMALL_SHAPES)
     host.start_run(f.plan(), bundle, f.PUBLISHER)
@@ -94,7 +94,7 @@ def test_run_without_a_plan_a_key_or_the_publishers_bundle(fanin: Fanin, host: H
         f"{host.folder / 'bundle'}: signed by key {mine}.., but {another} has key {theirs}..; pass the key that signed "
         "it with --key, or export the bundle again"
     )
-    # A new key has signed no Bundle, so none is created.
+    # A new key has signed no Bundle, so no key is created.
     assert one_line(fanin(*good, tmp_path / "none.key"), "run") == (
         f"--key {tmp_path / 'none.key'}: no such file, expected the key that signed {host.folder / 'bundle'}; pass it "
         "with --key"
@@ -194,7 +194,7 @@ def test_json_to_a_file_that_cannot_be_written(fanin: Fanin, host: Hosted, tmp_p
 
 @pytest.fixture
 def copy(host: Hosted, tmp_path: Path) -> Path:
-    """A copy of the coordinator's folder, to be tampered with."""
+    """A copy of the coordinator's folder for the test to tamper with."""
     shutil.copytree(host.state, tmp_path / "copy")
     return tmp_path / "copy"
 
@@ -247,7 +247,7 @@ def test_verify_says_which_version_differs(
 
 @pytest.fixture
 def bundle(tmp_path: Path) -> Path:
-    """A good Bundle's folder."""
+    """The folder of a valid Bundle."""
     synthetic_bundle(tmp_path / "bundle", f.PUBLISHER, f.SMALL_SHAPES)
     return tmp_path / "bundle"
 

@@ -1,4 +1,4 @@
-"""A model family from outside the package, as docs/families.md has it: its contract, and its training on a mesh."""
+"""The model family of docs/families.md, from outside the package: its contract, and its training on a mesh."""
 
 import json
 import os
@@ -46,7 +46,7 @@ def site(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def fanin(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, site: Path) -> Fanin:
-    """The command line, where the distribution is installed; the ranks of a job find it too."""
+    """The command line with the distribution installed, which the ranks of a job find too."""
     monkeypatch.syspath_prepend(site)
     monkeypatch.setenv("PYTHONPATH", str(site))
     return fanin_in_process(capsys, monkeypatch)

@@ -1,4 +1,4 @@
-"""Rules, optimizers, stages and selection policies from outside the package, as the pages on them in docs have them."""
+"""The rules, optimizers, stages and selection policies of the docs, from outside the package."""
 
 import json
 import os
@@ -138,14 +138,14 @@ def run(site: Path, code: str, *words: object) -> subprocess.CompletedProcess[st
 
 @pytest.mark.parametrize("page", [RULES, OUTER, SELECTION, STAGES], ids=["rule", "optimizer", "policy", "stage"])
 def test_the_example_is_shorter_than_40_lines_and_keeps_the_contract(site: Path, page: str) -> None:
-    # Between them a page may use the example.
+    # A page may use the example between these two blocks.
     example, *_, check = python_blocks(page)
     assert len(example.splitlines()) < 40
     done = run(site, check)
     assert (done.returncode, done.stderr) == (0, "")
 
 
-# In CI the rule and the optimizer together, in the nightly suite each by itself.
+# CI has the rule and the optimizer together. The nightly suite also has each by itself.
 @pytest.mark.parametrize(
     ("rule", "optimizer"),
     [
@@ -205,7 +205,7 @@ def test_an_installed_stage_sends_its_share_and_keeps_the_rest(site: Path, tmp_p
     done = run(site, UPDATES, tmp_path / "bundle")
     assert (done.returncode, done.stderr) == (0, "")
     outcome = json.loads(done.stdout)
-    # A share of 0.1 of 1000 values: the standard deviation is 9.5.
+    # The share is 0.1 of 1000 values, with a standard deviation of 9.5.
     assert all(60 <= share <= 140 for share in outcome["shares"])
     assert len(set(outcome["shares"])) > 1
     assert outcome["repeats"] == [True] * 5

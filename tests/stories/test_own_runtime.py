@@ -1,4 +1,4 @@
-"""A runtime from outside the package, as docs/runtimes.md has it: a numpy interpreter that trains like torch."""
+"""The runtime of docs/runtimes.md, from outside the package: a numpy interpreter that trains like torch."""
 
 import json
 import subprocess

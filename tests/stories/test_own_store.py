@@ -1,4 +1,4 @@
-"""A store from outside the package, as docs/stores.md has it."""
+"""The store of docs/stores.md, from outside the package."""
 
 import re
 import subprocess

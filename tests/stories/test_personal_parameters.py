@@ -1,4 +1,4 @@
-"""A Run over gRPC whose devices have personal parameters: they persist over a restart, serve, and never leave."""
+"""Personal parameters of devices in a Run over gRPC: they persist over a restart, serve, and never leave the device."""
 
 import json
 import os
@@ -51,7 +51,7 @@ class Network(nn.Module):
         self.body, self.head = nn.Linear(6, 8), nn.Linear(8, NUM_CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits."""
+        """Return logits."""
         return self.head(torch.relu(self.body(x)))
 
 
@@ -75,7 +75,7 @@ def host(tmp_path: Path) -> Iterator[Hosted]:
 
 
 def examples(device: int) -> Examples:
-    """The devices mean another class by each label."""
+    """Return examples of a device. The same label means another class on each device."""
     x = np.random.default_rng(device).standard_normal((60, 6)).astype(np.float32)
     return Examples(inputs={"x": x}, y=((x[:, :3].argmax(1) + device) % NUM_CLASSES).astype(np.int32))
 
@@ -89,7 +89,7 @@ def cache(host: Hosted, device: int) -> Cache:
 
 
 def one_update(host: Hosted, device: int) -> None:
-    """The life of a device until one of its Updates is accepted."""
+    """Run a device until one of its Updates is accepted."""
     with closing(Connection(host.address, host.ca)) as line:
         own = cache(host, device)
         parts = ClientParts(
@@ -104,13 +104,13 @@ def one_update(host: Hosted, device: int) -> None:
 
 
 def take_part(host: Hosted) -> None:
-    """A Round. It is another life of each device: what a device keeps is in its folder."""
+    """Run a Round with new clients. Everything that a device keeps is in its folder."""
     with ThreadPoolExecutor(NUM_DEVICES) as pool:
         list(pool.map(lambda device: one_update(host, device), range(NUM_DEVICES)))
 
 
 def trained_on(bundle: Bundle, values: Float32s) -> Float32s:
-    """A training in the datacenter, which begins with the initial personal parameters."""
+    """Train in the datacenter, from the initial personal parameters."""
     np.testing.assert_array_equal(bundle.manifest.split(values)[1], bundle.initial_local())
     return values + np.float32(1.0)
 
@@ -131,7 +131,7 @@ def test_personal_parameters_persist_serve_and_never_leave_the_device(
     assert [event.number for event in host.published()] == [1, 2]
     with host.operator() as operator:
         assert operator.run("run").state is RunState.FINISHED
-        # The datacenter trains all parameters, and publishes those that travel. One more Round follows.
+        # The datacenter trains all parameters, and publishes the shared ones. One more Round follows.
         publish = train_and_publish(operator, "run", bundle, PUBLISHER, partial(trained_on, bundle))
         publish(1)
     take_part(host)
@@ -140,7 +140,7 @@ def test_personal_parameters_persist_serve_and_never_leave_the_device(
         versions = [operator.parameters(operator.version("run", number).version) for number in range(5)]
     assert {version.size for version in versions} == {6 * 8 + 8}
     np.testing.assert_array_equal(versions[3], versions[2] + 1)
-    # What each Round began with, and left, bit by bit: each began with what the last one left.
+    # The personal parameters before and after each Round, bit by bit. Each Round began with the result of the last one.
     for device in range(NUM_DEVICES):
         local = None
         for number, version in ((1, 0), (2, 1), (3, 3)):
@@ -164,7 +164,10 @@ NOTE = (
 
 
 def _check_commands(host: Hosted, fanin: Fanin) -> None:
-    """A device predicts with its own head. A fetched Version has the initial one, and each command says so."""
+    """Check that a device predicts with its own head, and a fetched Version with the initial head.
+
+    Each command prints a note about it.
+    """
     (host.folder / "publisher.pub").write_text(PUBLISHER.public)
     write_npz(host.folder / "data.npz", examples(0))
     words = ("--publisher", host.folder / "publisher.pub", "--data", host.folder / "data.npz", "--json")
@@ -191,7 +194,7 @@ def _check_commands(host: Hosted, fanin: Fanin) -> None:
 
 
 def _check_nothing_left(host: Hosted, bundle: Bundle) -> None:
-    """No personal value that a device has trained is in any file of the coordinator."""
+    """Check that no file of the coordinator has a personal value that a device has trained."""
     files = [path.read_bytes() for path in (host.folder / "state").rglob("*") if path.is_file()]
     assert any(bundle.initial_local().tobytes() in data for data in files), "the initial ones are in the Bundle"
     for device in range(NUM_DEVICES):
@@ -203,7 +206,7 @@ def _check_nothing_left(host: Hosted, bundle: Bundle) -> None:
 
 
 def _check_inference(host: Hosted, bundle: Bundle, parameters: Float32s) -> None:
-    """A device predicts with the newest Version that it has and its own head."""
+    """Check that a device predicts with the newest Version that it has, and with its own head."""
     runtime, inputs = open_runtime("onnx"), examples(5).inputs
     for device in range(NUM_DEVICES):
         serving = Serving(runtime, cache(host, device), (PUBLISHER.public,))
@@ -213,7 +216,7 @@ def _check_inference(host: Hosted, bundle: Bundle, parameters: Float32s) -> None
 
 
 def _start(host: Hosted, *words: str) -> "subprocess.Popen[str]":
-    """A command in the environment that has tflite-runtime, numpy 1 and no torch."""
+    """Start a command in the environment that has tflite-runtime, numpy 1 and no torch."""
     env = os.environ | {"PYTHONPATH": os.pathsep.join(str(ROOT / part) for part in SOURCES)}
     command = [str(PYTHON), "-m", "fanin.commands.main", *words]
     return subprocess.Popen(
@@ -245,7 +248,7 @@ def test_personal_parameters_on_tflite_runtime(host: Hosted) -> None:
     for device in range(NUM_DEVICES):
         write_npz(host.folder / f"data-{device}.npz", examples(device))
     for _ in range(NUM_ROUNDS):
-        # Each Round is another process: personal parameters are in the device's folder.
+        # Each Round is another process, because personal parameters are in the device's folder.
         joined = [_join(host, device) for device in range(NUM_DEVICES)]
         for process in joined:
             _, errors = process.communicate(timeout=120)

@@ -1,4 +1,4 @@
-"""What a process owes its user: folders of its own, files that are nobody else's, a Watch that outlives a restart."""
+"""Guarantees of a process to its user: folders of its own, private files, and a Watch that outlives a restart."""
 
 import stat
 import threading
@@ -21,7 +21,7 @@ from fanin.server.access.authority import local_identity
 
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[Site]:
-    """A place for a coordinator's process; killed in the end."""
+    """A folder for a coordinator's process, which is killed at the end."""
     site = Site(tmp_path)
     yield site
     site.close()
@@ -51,7 +51,7 @@ def test_a_watch_goes_on_after_its_coordinator_was_killed(site: Site) -> None:
         watching.join(60.0)
         assert not watching.is_alive()
     assert isinstance(seen[-1].event, RunRested)
-    # Each thing once, in order.
+    # Each event comes once, in order.
     assert [recorded.sequence for recorded in seen] == list(range(1, len(seen) + 1))
     assert seen == site.events()
 

@@ -1,4 +1,4 @@
-"""An export hides the converter's noise and nothing else; a runtime leaves standard error alone."""
+"""An export hides the converter's noise and nothing else, and a runtime leaves standard error alone."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""A simulation on a Ray cluster of two nodes: the bits of one process, a worker that is killed, and shares of a GPU."""
+"""A simulation on a Ray cluster of two nodes: the bits of one process, a killed worker, and shares of a GPU."""
 
 import os
 import signal
@@ -27,23 +27,26 @@ ray = pytest.importorskip("ray")
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[RayCluster]:
-    """Two nodes, each with a raylet of its own and room for one training. The second one has a GPU in name."""
+    """A cluster of two nodes, each with its own raylet and room for one training.
+
+    The second node has a GPU that exists only in Ray's records.
+    """
     from ray.cluster_utils import Cluster
 
     memory = {"object_store_memory": 200 << 20}
     with pytest.MonkeyPatch.context() as patch:
-        # Ray believes that the GPU is there: no training uses it.
+        # Ray assumes that the GPU exists, but no training uses it.
         patch.setenv("CUDA_VISIBLE_DEVICES", "0")
         nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False, **memory})
         nodes.add_node(num_cpus=1, num_gpus=1, **memory)
-    # Workers find what the tests import, as on a cluster where it is installed.
+    # Workers find the modules of the tests, as on a cluster where these are installed.
     path = {"env_vars": {"PYTHONPATH": str(Path(__file__).parents[1]), "OMP_NUM_THREADS": "1"}}
     yield RayCluster(address=nodes.address, runtime_env=path)
     nodes.shutdown()
 
 
 def node_of(_: int) -> tuple[str, str]:
-    """The node of a task, and the GPUs that it may use."""
+    """Return the node of a task, and the GPUs that it may use."""
     time.sleep(0.5)
     return ray.get_runtime_context().get_node_id(), os.environ.get("CUDA_VISIBLE_DEVICES", "")
 
@@ -148,7 +151,7 @@ def test_a_worker_that_is_killed_loses_no_round(cluster: RayCluster, tmp_path: P
     thread.start()
     far = simulate(app, 4, cohort=4, rounds=3, settings=replace(settings, cluster=cluster))
     thread.join()
-    # The task ran in two workers, and the first one is the one that was killed.
+    # The task ran in two workers, the first of which was killed.
     workers = pids.read_text().split()
     assert len(workers) == 2 and workers[0] != workers[1]
     assert far.is_complete and far.failures == ()

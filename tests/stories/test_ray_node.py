@@ -1,4 +1,4 @@
-"""A node of a Ray cluster is lost in the middle of a Round: the Round is not, and the Versions have the same bits."""
+"""A node of a Ray cluster is lost in the middle of a Round: the Round completes, with bit-identical Versions."""
 
 import signal
 import threading
@@ -78,12 +78,12 @@ def nodes() -> Iterator["Cluster"]:
         cluster.add_node(num_cpus=1, **memory)
     yield cluster
     cluster.shutdown()
-    # Each node of this process has set one.
+    # Each node of this process has set a handler.
     signal.signal(signal.SIGTERM, before)
 
 
 def trainings_of(path: Path) -> list[tuple[int, str]]:
-    """The client and the node of each training of the Round, in the order of their beginnings."""
+    """Return the client and the node of each training of the Round, in the order of their starts."""
     lines = path.read_text().splitlines() if path.exists() else []
     return [(int(number), node) for number, node in (line.split() for line in lines)]
 
@@ -99,7 +99,7 @@ def test_a_node_that_is_lost_loses_no_round(nodes: "Cluster", tmp_path: Path) ->
 
     def lose() -> None:
         until = time.monotonic() + WAIT_S
-        # All have begun. The last one waits, and another one has ended on its node.
+        # All trainings have begun. The last one waits, and another one has ended on its node.
         while time.monotonic() < until and len(trainings_of(written)) < NUM_CLIENTS:
             time.sleep(0.05)
         time.sleep(2.0)
@@ -115,7 +115,8 @@ def test_a_node_that_is_lost_loses_no_round(nodes: "Cluster", tmp_path: Path) ->
     thread.join()
     (client, node), trainings = lost[0], trainings_of(written)
     assert node in {each for _, each in trainings[: NUM_CLIENTS - 1]}
-    # It ran again on the other node. So did one that had ended there, if its result was not collected before.
+    # The training ran again on the other node. So did one that had ended on the lost node before its result was
+    # collected.
     again = trainings[NUM_CLIENTS:]
     assert client in {number for number, _ in again}
     assert node not in {each for _, each in again}

@@ -1,4 +1,4 @@
-"""A call that somebody captured and sends again: it is refused, leaks nothing and disturbs nobody.
+"""A captured call that is sent again is refused, leaks nothing and disturbs no device.
 
 The replayed bytes are exactly those of the first call: method, metadata and request.
 """
@@ -26,7 +26,7 @@ CAN = m.Capabilities(codecs=("fixed32",), runtimes=("synthetic 1",), graph_forma
 
 @pytest.fixture
 def host(tmp_path: Path) -> Iterator[Hosted]:
-    """A coordinator with an open Round of three."""
+    """A coordinator with an open Round for three devices."""
     host = Hosted(tmp_path).start()
     host.start_run(f.plan(), f.bundle_in(host.folder), f.PUBLISHER)
     yield host
@@ -35,7 +35,7 @@ def host(tmp_path: Path) -> Iterator[Hosted]:
 
 @pytest.fixture
 def device(host: Hosted) -> Peer:
-    """A device at work."""
+    """A device with an Assignment."""
     device = f.peers(host, f.bundle_in(host.folder), host.folder, 1)[0]
     device.begin()
     return device
@@ -49,7 +49,7 @@ class Captured:
         self.options: CallOptions = sign(device.key, name, self.body)
 
     def send(self, *more: Message) -> list[Message]:
-        """Make the call; all replies."""
+        """Make the call, and return all replies."""
         requests = iter([self.body, *(part.SerializeToString() for part in more)])
         with self.device.line() as line:
             return list(self._call(line, requests))
@@ -67,7 +67,7 @@ class Captured:
 
 
 def calls_of(device: Peer) -> list[tuple[Captured, list[Message]]]:
-    """A call of each kind, with the requests that follow its first one."""
+    """Return a call of each kind, with the requests that follow its first one."""
     work = device.work
     wanted = m.Download(assignment_id=work.assignment_id, sha256=work.version.parameters.chunks[0].sha256, offset=0)
     header, payload = device.update()
@@ -93,7 +93,7 @@ def test_no_call_is_answered_twice_and_a_second_one_leaves_no_trace(host: Hosted
         with pytest.raises(Untimely, match="the time of this signed call was used before"):
             call.send(*more)
     assert snapshot(host.state) == before
-    # The device itself goes on: it signs each try anew.
+    # The device itself continues, because it signs each try again.
     for again, more in calls_of(device):
         assert again.send(*more)
 

@@ -1,7 +1,7 @@
-"""Transfers that go on where they stopped: up and down, after a SIGKILL of either side, and no Chunk twice.
+"""Transfers resume where they stopped: down and up, after a SIGKILL of either side, and no Chunk is sent twice.
 
-A coordinator that is killed is a process of its own. All that outlives a device is in its folder, so the production
-client in this process, over the folder of a process that was killed, is that device come back.
+A coordinator that is killed is a process of its own. A device keeps all its state in its folder. So the production
+client in this process, on the folder of a killed process, is that device after its return.
 """
 
 import sqlite3
@@ -26,12 +26,12 @@ from fanin.protos.control import Command, LoggedEvent, Pause, VersionPublished
 from fanin.protos.errors import Unavailable
 
 SHAPES = {"a": (1000, 1500), "b": (3,)}
-"""6 MB an Update and a Version: six Chunks."""
+"""6 MB for each Update and Version: six Chunks."""
 
 
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[Site]:
-    """A coordinator's place, with its processes."""
+    """A coordinator's folder, with its processes."""
     site = Site(tmp_path)
     yield site
     site.close()
@@ -46,14 +46,14 @@ def host(tmp_path: Path) -> Iterator[Hosted]:
 
 
 class CountingTransport(GrpcTransport):
-    """The production transport of a Counting device."""
+    """The production transport of a ``Counting`` device."""
 
     def __init__(self, line: Connection, device: "Counting") -> None:
         super().__init__(line, device.key)
         self._device = device
 
     def download(self, download: m.Download) -> Iterator[bytes]:
-        """Counts each piece as it comes."""
+        """Count each piece as it arrives."""
         device = self._device
         if download.offset:
             device.offsets.append(download.offset)
@@ -66,7 +66,7 @@ class CountingTransport(GrpcTransport):
 
 
 class Counting(Peer):
-    """A device that counts what it downloads, and does something once, when so many bytes of it have come."""
+    """A device that counts its downloaded bytes, and acts once when they reach ``act_at``."""
 
     num_received = 0
     act_at = 1 << 60
@@ -84,20 +84,23 @@ class Counting(Peer):
 
     @property
     def num_needed(self) -> int:
-        """Bytes of all that it fetches for its first Round; the parameters are zeros, so some Chunks are one."""
+        """Return the bytes of all downloads for the first Round.
+
+        The parameters are zeros, so some Chunks are identical.
+        """
         artifacts = self.bundle.manifest.artifacts
         refs = {ref.sha256: ref.size_bytes for name in ("graph", "initial") for ref in artifacts[name].chunks}
         return len(self.bundle.signed.data) + sum(refs.values())
 
 
 def kill_and_serve(site: Site) -> None:
-    """SIGKILL the coordinator, and start it again."""
+    """Kill the coordinator with SIGKILL, and start it again."""
     site.started[-1].kill()
     site.serve()
 
 
 def begun(site: Site) -> list[Peer]:
-    """The devices of a Run that has begun."""
+    """Start a Run, and return its devices."""
     site.serve()
     bundle = f.bundle_in(site.folder, SHAPES)
     site.start_run(f.plan(), bundle, f.PUBLISHER)
@@ -105,7 +108,7 @@ def begun(site: Site) -> list[Peer]:
 
 
 def published(recorded: list[LoggedEvent]) -> VersionPublished:
-    """The one Version of a Run."""
+    """Return the only Version of a Run."""
     (found,) = [one.event for one in recorded if isinstance(one.event, VersionPublished)]
     return found
 
@@ -124,7 +127,7 @@ def test_an_upload_goes_on_after_the_coordinator_was_killed(site: Site, tmp_path
 
     with first.transport() as transport:
         assert transport.upload(header, read).update_state is m.UpdateState.ACCEPTED
-    # The Chunk that was cut is sent again, the whole ones are not.
+    # The incomplete Chunk is sent again, but not the complete ones.
     assert sum(sent) == len(payload) - 2 * CHUNK_BYTES
     for device in others:
         device.take_part()
@@ -135,14 +138,14 @@ def test_an_upload_goes_on_after_the_coordinator_was_killed(site: Site, tmp_path
 
 @contextmanager
 def locked(site: Site) -> Iterator[None]:
-    """Let the coordinator's next transaction wait."""
+    """Block the coordinator's next transaction."""
     with closing(sqlite3.connect(site.state / "fanin.db")) as connection:
         connection.execute("BEGIN IMMEDIATE")
         yield
 
 
 def payloads(site: Site) -> list[Path]:
-    """What has got its final name."""
+    """Return the payloads that have their final names."""
     return list((site.state / "updates").rglob("*.payload"))
 
 
@@ -203,7 +206,7 @@ def test_a_download_goes_on_after_the_coordinator_was_killed(site: Site) -> None
 
     def kill() -> None:
         kill_and_serve(site)
-        # What gRPC has taken from the line already is not to count.
+        # Data that gRPC has read from the connection already must not count.
         raise Unavailable("the line broke")
 
     device.act = kill
@@ -255,7 +258,7 @@ def test_a_version_that_changed_meanwhile_is_fetched_from_its_beginning(host: Ho
 
 
 def change_version(operator: Operator, device: Peer) -> int:
-    """Put another Version in the place of the one that a Round is open for; how many bytes it has."""
+    """Replace the Version for which a Round is open, and return the size of the new one in bytes."""
     operator.command(Command(command_id="pause", run_id="run", what=Pause()))
     parent = operator.version("run").version
     flat = np.arange(device.bundle.manifest.table.num_values, dtype=np.float32)
@@ -280,12 +283,12 @@ def test_an_upload_ends_at_once_when_its_round_has_closed(host: Hosted, tmp_path
             host.published()
         if offset >= 2 * CHUNK_BYTES:
             after.append(size_bytes)
-            # A slow line: over loopback all would be sent before anything is heard.
+            # A slow connection: over loopback, all pieces would be sent before the first reply.
             time.sleep(0.2)
         return payload[offset : offset + size_bytes]
 
     with late.transport() as transport:
         reply = transport.upload(header, read)
     assert (reply.round_state, reply.update_state) == (m.RoundState.CLOSED, m.UpdateState.DISCARDED)
-    # 10 MB were announced. It hears of the end with the answer to its next piece.
+    # The device announced 10 MB. It learns of the end with the reply to its next piece.
     assert sum(after) <= CHUNK_BYTES

@@ -1,4 +1,4 @@
-"""One Plan over real gRPC and in memory: the same closed set ends in the same Version, by whatever way it came."""
+"""One Plan over real gRPC and in memory: the same closed set gives the same Version, however it arrives."""
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -18,18 +18,18 @@ from fanin.protos.plans import Plan
 from fanin.simulation import Outcome, Scenario, play
 
 FAST = replace(WILD, piece_s=0.01, cut=0.1)
-"""1.2 MB are 293 pieces of a loopback."""
+"""An Update of 1.2 MB has 293 pieces on a loopback transport."""
 
 
 def patient(num_rounds: int) -> Plan:
-    """The stories' Plan, with a deadline that nobody misses."""
+    """Return the stories' Plan, with a deadline that no device misses."""
     told = f.plan(num_rounds=num_rounds)
     return replace(told, cohort=replace(told.cohort, deadline_s=PATIENT_S))
 
 
 @pytest.fixture(scope="module")
 def in_memory(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
-    """Two Rounds on a virtual clock, by devices that behave as badly as they can, and a coordinator that restarts."""
+    """Two Rounds on a virtual clock. Devices misbehave as badly as they can, and the coordinator restarts."""
     folder = tmp_path_factory.mktemp("memory")
     scenario = Scenario(
         plan=patient(2),
@@ -55,13 +55,13 @@ def host(tmp_path: Path) -> Iterator[Hosted]:
 
 
 def one_by_one(host: Hosted, devices: list[Peer]) -> None:
-    """In their order."""
+    """Let the devices take part in their order."""
     for device in devices:
         device.take_part()
 
 
 def backwards_over_restarts(host: Hosted, devices: list[Peer]) -> None:
-    """The last one first, and the coordinator begins anew after each."""
+    """Let the devices take part in reverse order, and restart the coordinator after each."""
     for device in reversed(devices):
         device.take_part()
         host.stop()
@@ -69,7 +69,10 @@ def backwards_over_restarts(host: Hosted, devices: list[Peer]) -> None:
 
 
 def interleaved_over_a_restart(host: Hosted, devices: list[Peer]) -> None:
-    """All three half sent, in turn; a restart; then the rest of each, and none of what was there is sent again."""
+    """Send half of each Update, restart, and then send the rest of each.
+
+    No data that was stored before the restart is sent again.
+    """
     made = []
     for device in devices:
         device.begin()
@@ -84,7 +87,7 @@ def interleaved_over_a_restart(host: Hosted, devices: list[Peer]) -> None:
 
 
 def all_at_once(host: Hosted, devices: list[Peer]) -> None:
-    """On a thread each."""
+    """Let the devices take part at once, each on a thread."""
     with ThreadPoolExecutor(len(devices)) as threads:
         list(threads.map(Peer.take_part, devices))
 
@@ -104,7 +107,7 @@ def test_the_same_closed_set_is_the_same_version(host: Hosted, in_memory: Outcom
         way(host, devices)
     versions = host.published()
     assert tuple(event.version_sha256 for event in versions) == in_memory.digests
-    # Of each half that was there before the restart the whole Chunk.
+    # The complete Chunk of each half that was stored before the restart.
     expected = f.NUM_DEVICES * CHUNK_BYTES if first is interleaved_over_a_restart else 0
     assert versions[0].bytes_up_resumed == expected
 

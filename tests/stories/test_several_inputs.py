@@ -1,4 +1,4 @@
-"""A federation of a model with several inputs and dropout, over gRPC, on devices with different runtimes."""
+"""A federation with a model of several inputs and dropout, over gRPC, on devices with different runtimes."""
 
 import json
 import os
@@ -32,7 +32,7 @@ Device: TypeAlias = "subprocess.Popen[str]"
 
 
 class Data(Protocol):
-    """Examples of a number and a seed."""
+    """A function that returns a number of examples for a seed."""
 
     def __call__(self, num: int, *, seed: int) -> Examples: ...
 
@@ -42,7 +42,7 @@ PYTHONS = {"tflite": str(PYTHON)}
 
 @pytest.fixture
 def host(tmp_path: Path) -> Iterator[Hosted]:
-    """A coordinator and the files that a device needs of it."""
+    """A coordinator, and the files that a device needs to join it."""
     host = Hosted(tmp_path).start()
     (tmp_path / "ca.pem").write_bytes(host.ca)
     (tmp_path / "token").write_text(host.device_token)
@@ -52,7 +52,7 @@ def host(tmp_path: Path) -> Iterator[Hosted]:
 
 
 def join(host: Hosted, index: int, runtime: str, num_rounds: int, data: Data = several_examples) -> Device:
-    """A device with its own examples, in a process of its own."""
+    """Start a device with its own examples, in a process of its own."""
     write_npz(host.folder / f"data-{index}.npz", data(60, seed=10 + index))
     options = {
         "--server": host.address,
@@ -120,7 +120,7 @@ def test_a_device_with_sequences_of_several_lengths_learns_and_serves(
 
 
 def _served(fanin: Fanin, host: Hosted, runtime: str) -> dict[str, list[object]]:
-    """What the first device predicts for its own examples."""
+    """Return the predictions of the first device for its own examples."""
     words = ("--publisher", host.folder / "publisher.pub", "--data", host.folder / "data-0.npz", "--runtime", runtime)
     found: dict[str, list[object]] = json.loads(fanin("infer", host.folder / "device-0", *words, "--json").out)
     return found

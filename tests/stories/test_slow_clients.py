@@ -1,4 +1,4 @@
-"""Clients that hold on to a transfer without getting on with it, and Rounds that end while one is under way."""
+"""Clients that hold a transfer without progress, and Rounds that end during a transfer."""
 
 import threading
 import time
@@ -23,14 +23,14 @@ from fanin.v1 import fleet_pb2 as pb
 
 STALL_S = 0.4
 SOON_S = 5.0
-"""A small part of what a coordinator otherwise waits for a device."""
+"""A small part of the time that a coordinator usually waits for a device."""
 LARGE = {"a": (1000, 1500)}
 """6 MB: six Chunks."""
 
 
 @pytest.fixture
 def impatient(tmp_path: Path) -> Iterator[Hosted]:
-    """A coordinator that does not wait long for a client."""
+    """A coordinator with a short stall timeout."""
     host = Hosted(tmp_path, limits=Limits(stall_s=STALL_S)).start()
     yield host
     host.stop()
@@ -38,14 +38,14 @@ def impatient(tmp_path: Path) -> Iterator[Hosted]:
 
 @pytest.fixture
 def host(tmp_path: Path) -> Iterator[Hosted]:
-    """A coordinator that waits as long as coordinators do."""
+    """A coordinator with the default timeouts."""
     host = Hosted(tmp_path).start()
     yield host
     host.stop()
 
 
 def begun(host: Hosted, num_spare: int = 0) -> list[Peer]:
-    """The devices at work in an open Round."""
+    """Start a Run, and return its devices, which have Assignments in an open Round."""
     bundle = f.bundle_in(host.folder, LARGE)
     host.start_run(f.plan(num_spare=num_spare), bundle, f.PUBLISHER)
     devices = f.peers(host, bundle, host.folder, f.NUM_DEVICES + num_spare)
@@ -55,7 +55,7 @@ def begun(host: Hosted, num_spare: int = 0) -> list[Peer]:
 
 
 def parts(header: m.UpdateHeader, payload: bytes, size_bytes: int, pause_s: float, until: float) -> Iterator[bytes]:
-    """An upload in pieces of a size, with a pause before each, that ends at ``until`` at the latest."""
+    """Yield an upload in pieces of a size, with a pause before each. It ends at ``until`` at the latest."""
     yield c.upload_to_proto(header).SerializeToString()
     for start in range(0, len(payload), size_bytes):
         time.sleep(pause_s)
@@ -76,7 +76,7 @@ def test_one_that_trickles_is_ended_although_something_comes_all_the_time(impati
         with pytest.raises(Unavailable, match="try again later"):
             list(line.stream_stream(f"{FLEET}Upload", requests, pb.UploadReply.FromString, call))
     assert time.monotonic() - began < SOON_S
-    # The same device on a line that works goes on.
+    # The same device succeeds on a connection that works.
     assert device.upload(header, payload).update_state is m.UpdateState.ACCEPTED
 
 
@@ -93,7 +93,7 @@ def test_one_that_is_slow_but_gets_on_is_borne_with(impatient: Hosted) -> None:
 
 
 def await_true(holds: Callable[[], bool]) -> None:
-    """Return when it does."""
+    """Wait until a condition holds."""
     until = time.monotonic() + SETTLE_S / 2
     while not holds():
         assert time.monotonic() < until
@@ -101,7 +101,7 @@ def await_true(holds: Callable[[], bool]) -> None:
 
 
 def narrow(host: Hosted) -> grpc.Channel:
-    """A line of a client that holds little of what it has not read."""
+    """Return a channel that buffers little unread data."""
     options = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1024))
     return grpc.secure_channel(host.address, grpc.ssl_channel_credentials(host.ca), options)
 
@@ -109,7 +109,7 @@ def narrow(host: Hosted) -> grpc.Channel:
 def test_one_that_never_reads_what_it_downloads_is_ended(impatient: Hosted, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     device, *_ = begun(impatient)
-    # Of the graph's and the parameters' Chunks the whole ones are the same zeros.
+    # The complete Chunks of the graph and of the parameters are the same zeros.
     chunk = device.work.version.parameters.chunks[1]
     assert chunk.size_bytes == CHUNK_BYTES
     wanted = m.Download(assignment_id=device.work.assignment_id, sha256=chunk.sha256, offset=0)
@@ -136,19 +136,19 @@ def test_one_that_hangs_up_while_it_is_written_to_leaves_no_error_in_the_log(
             with narrow(host) as channel:
                 ask: grpc.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(f"{FLEET}Download")
                 assert next(ask(body, metadata=sign(device.key, "Download", body).metadata))
-                # Its next write fails before it hears that the caller has gone.
+                # The coordinator's next write fails before it learns that the caller has gone.
                 host.block(0.05)
     assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []
 
 
 def stop(host: Hosted, others: list[Peer]) -> None:
-    """The operator ends the Run."""
+    """End the Run by an operator's command."""
     with host.operator() as operator:
         operator.command(Command(command_id="stop", run_id="run", what=Stop()))
 
 
 def finish(host: Hosted, others: list[Peer]) -> None:
-    """The others fill the Round's buffer."""
+    """Fill the Round's buffer with the Updates of the other devices."""
     for device in others:
         assert device.upload(*device.update()).update_state is m.UpdateState.ACCEPTED
 
@@ -191,7 +191,7 @@ def test_the_production_client_hears_of_it_while_it_is_sending(host: Hosted) -> 
 
     def read(offset: int, size_bytes: int) -> bytes:
         if offset >= CHUNK_BYTES + PIECE_BYTES:
-            # A line, or a disk, that takes its time for this piece.
+            # A connection or a disk that is slow for this piece.
             is_reading.set()
             is_over.wait(SETTLE_S)
         return payload[offset : offset + size_bytes]

@@ -1,7 +1,7 @@
-"""Runs with stages over production devices and coordinator: states follow the Versions, whatever fails or restarts.
+"""Runs with stages on production devices and coordinator: states follow the Versions through failures and restarts.
 
-On a virtual clock. Devices miss deadlines, an operator rolls back, and the coordinator is killed at random moments.
-``test_every_kill`` compares such a Run with the undisturbed one, bit by bit.
+The tests run on a virtual clock. Devices miss deadlines, an operator rolls back, and the coordinator is killed at
+random moments. ``test_every_kill`` compares such a Run with the undisturbed one, bit by bit.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ NUM_SEEDS: Final = 30
 
 
 class KeptStates(MemoryStates):
-    """States of a device, and copies of all that it ever stored, by lineage and Round."""
+    """States of a device, and copies of all states that it ever stored, by lineage and Round."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,14 +46,14 @@ class KeptStates(MemoryStates):
 
     def put(self, label: StateLabel, states: States) -> None:
         key = m.StageState(lineage=label.lineage, round=label.round)
-        # A training that is repeated gives the same bits.
+        # A repeated training gives bit-identical states.
         assert key not in self.copies or bits(self.copies[key]) == bits(states)
         self.copies[key] = states
         super().put(label, states)
 
 
 class Noting(Mortal):
-    """Notes the Assignments of all devices."""
+    """A coordinator that records the Assignments of all devices."""
 
     def __init__(self, folder: Path, kill_at: set[int]) -> None:
         super().__init__(folder, kill_at)
@@ -72,7 +72,7 @@ def bits(states: States) -> dict[tuple[str, str], bytes]:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What is left after a Run."""
+    """The result of a Run."""
 
     state: CoordinatorState
     works: list[tuple[str, m.Assignment]]
@@ -80,12 +80,12 @@ class Outcome:
 
 
 def work_s(rng: random.Random) -> float:
-    """Some trainings take longer than a Round."""
+    """Draw the seconds of a training. Some trainings take longer than a Round."""
     return rng.choice((5.0, 5.0, 10.0, 10.0, 20.0, 20.0, 30.0, 75.0))
 
 
 async def federate(folder: Path, seed: int) -> Outcome:
-    """Five Rounds, a rollback to any Version, and three Rounds; the coordinator is killed three times."""
+    """Run five Rounds, a rollback to any Version, and three Rounds; kill the coordinator three times."""
     rng = random.Random(seed)
     mortal = Noting(folder, {rng.randint(1, 900) for _ in range(3)})
     await mortal.start()
@@ -115,7 +115,7 @@ async def federate(folder: Path, seed: int) -> Outcome:
 
 
 def restart(rng: random.Random, devices: Mapping[str, VirtualDevice]) -> None:
-    """Some devices lose all that is not on their disk."""
+    """Restart some devices, which lose all state that is not on their disk."""
     for device in devices.values():
         if rng.random() < 0.5:
             device.restart()
@@ -131,7 +131,10 @@ async def rested(mortal: Mortal) -> None:
 
 
 def folded(state: CoordinatorState) -> tuple[dict[int, tuple[str, ...]], list[tuple[int, int]]]:
-    """The devices of each published Round; and each Version's Round, 0 for one from outside, by the Run's events."""
+    """Return the devices of each published Round, and the Round of each Version, by the Run's events.
+
+    The Round of a Version from outside is 0.
+    """
     events = [recorded.event for recorded in state.runs.events("run")]
     closed = {event.round: tuple(event.accepted) for event in events if isinstance(event, RoundClosed)}
     versions = [(0, 0), *((event.number, event.round) for event in events if isinstance(event, VersionPublished))]
@@ -139,7 +142,10 @@ def folded(state: CoordinatorState) -> tuple[dict[int, tuple[str, ...]], list[tu
 
 
 def expected_state(outcome: Outcome, device: str, version: int) -> m.StageState:
-    """The last Round of the lineage up to a Version that folded an Update of a device, read off the events."""
+    """Return the last Round up to a Version that folded an Update of a device, within the Version's lineage.
+
+    The Run's events decide.
+    """
     devices_of, versions = folded(outcome.state)
     lineage = max(number for number, round_number in versions if not round_number and number <= version)
     rounds = [
@@ -166,10 +172,10 @@ def test_states_are_those_after_the_last_update_that_a_version_contains(tmp_path
     outcome = run_virtual(main())
     state, run = outcome.state, outcome.state.runs.run("run")
     assert run is not None
-    # Three Rounds in a row may miss their deadlines.
+    # Three Rounds in succession may miss their deadlines.
     assert run.state in (RunState.FINISHED, RunState.FAILED), run.reason
     assert [verdict.problem for verdict in verify_run(state, "run") if verdict.problem] == []
-    # What each device was told to begin with.
+    # The states that devices were assigned to begin with.
     assert outcome.works
     for device, work in outcome.works:
         assert work.state == expected_state(outcome, device, work.version.number)
@@ -178,7 +184,7 @@ def test_states_are_those_after_the_last_update_that_a_version_contains(tmp_path
     for number, _ in versions:
         begun = {device: expected_state(outcome, device, number) for device in outcome.kept}
         states = [outcome.kept[device].copies[key] if key.round else first for device, key in begun.items()]
-        # The c_i that each device would begin the next Round with.
+        # The c_i with which each device would begin the next Round.
         mean = np.mean([each["scaffold"]["control"].astype(np.float64) for each in states], axis=0)
         np.testing.assert_allclose(control_of(state, number), mean, rtol=0, atol=1e-6)
     # The state that each device will begin with is in its folder, bit by bit.

@@ -1,4 +1,4 @@
-"""A device in another language needs the .proto files and nothing else: such a device takes part and is accepted."""
+"""A device in another language needs only the .proto files: such a device takes part, and its Update is accepted."""
 
 import ast
 from collections.abc import Iterator
@@ -34,7 +34,7 @@ def test_it_imports_nothing_of_fanin_but_the_generated_code() -> None:
 
 @pytest.mark.parametrize("codec", ["fixed32", "int8"])
 def test_a_device_made_of_the_proto_files_moves_the_next_version(host: Hosted, tmp_path: Path, codec: str) -> None:
-    # More than one Chunk, so that an upload can be cut between two.
+    # More than one Chunk, so that an upload can stop between two of them.
     rows = {"fixed32": 600, "int8": 2400}[codec]
     bundle = f.bundle_in(tmp_path, {"a": (rows, 500), "b": (3,)})
     plan = f.plan()
@@ -44,7 +44,7 @@ def test_a_device_made_of_the_proto_files_moves_the_next_version(host: Hosted, t
     with closing(device):
         assert device.enroll(host.device_token) == device.device_id
         work = device.check_in().assigned
-        # A check-in after a restart gives the same work again.
+        # A check-in after a restart returns the same Assignment.
         assert device.check_in().assigned.assignment_id == work.assignment_id
         model = device.fetch(work)
         change = np.linspace(-0.5, 0.25, model.values.size, dtype=np.float32)
@@ -53,7 +53,7 @@ def test_a_device_made_of_the_proto_files_moves_the_next_version(host: Hosted, t
         cut = device.upload(header, payload, break_at=CHUNK_BYTES)
         assert (cut.update_state, cut.received_bytes) == (pb.UPDATE_STATE_RECEIVING, CHUNK_BYTES)
         assert device.report(work.assignment_id).update_state == pb.UPDATE_STATE_RECEIVING
-        # The first reply of the second call names the whole Chunk that is there already.
+        # The first reply of the second call names the complete Chunk that is stored already.
         assert device.upload(header, payload).update_state == pb.UPDATE_STATE_ACCEPTED
         assert device.report(work.assignment_id).update_state == pb.UPDATE_STATE_ACCEPTED
         # A second complete upload changes nothing.

@@ -1,4 +1,4 @@
-"""A model of values in a federation: devices tell what int8 adds to its squared error, and the Run acts on it."""
+"""A model of values in a federation: devices report how much int8 adds to its squared error, and the Run acts on it."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -47,7 +47,7 @@ def test_devices_tell_how_far_int8_is_behind_and_the_run_pauses(tmp_path: Path, 
         host.stop()
     versions = [one for one in found if isinstance(one.event, VersionPublished) and one.event.round]
     (rested,) = (one.event for one in found if isinstance(one.event, RunRested))
-    # Version 0 has the true weights: float errs by the noise, int8 by what it says too much besides.
+    # Version 0 has the true weights. Float is wrong by the noise, and int8 also by the excess of its predictions.
     held_x, held_y = store.validation.inputs["x"].astype(np.float64), store.validation.y.astype(np.float64)
     said = held_x @ np.array([[1.0], [-2.0], [0.5]])
     squares_float, squares_int8 = ((part - held_y) ** 2 for part in (said, TOO_MUCH * said))
