@@ -3,8 +3,8 @@
     charger.py FOLDER DOWN_AT BATCH_AT UP_AT
 
 FOLDER is the folder of the site. The charger is unplugged while the file ``on-battery`` is in it. The process creates
-the file three times: when DOWN_AT bytes were downloaded, after the batch BATCH_AT of a training, and when the byte
-UP_AT of the Update is read. With 0 it skips that time. The test removes the file. Each batch adds a line to the file
+the file when DOWN_AT bytes were downloaded, after the batch BATCH_AT of a training, and when the byte UP_AT of the
+Update is read. It does so once each, and never for 0. The test removes the file. Each batch adds a line to the file
 ``batches``. The process ends after one accepted Update.
 """
 

@@ -1,12 +1,12 @@
 """A coordinator on a virtual clock that can be killed at any moment, and is then started again.
 
 A kill copies the folder in the state of the disk, and the next life begins with the copy. The previous life may run on
-for a while without effect: no caller receives its answers, and it writes to a folder that is no longer read. Devices
-and operators see a broken connection. After a SIGKILL the disk has all written bytes. After a power loss it has only
-the synced bytes (``forgetful``).
+for a while without effect. No caller receives its answers, and no process reads its folder any more. Devices and
+operators see a broken connection. After a SIGKILL the disk has all written bytes. After a power loss it has only the
+synced bytes (``forgetful``).
 
-The moments are counted. They are before and after every effect, every piece of work on a lane (such as a transaction),
-and every sync of a file or folder. Work that changed the database or a file ends with the moment "after change", other
+The moments are counted. They are before and after every effect, every sync of a file or folder, and every piece of work
+on a lane, such as a transaction. Work that changed the database or a file ends with the moment "after change", other
 work with "after work". A kill after other work finds the state after the last change. The same seed gives the same
 moments, up to the kill.
 """

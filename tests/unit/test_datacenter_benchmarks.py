@@ -1,4 +1,4 @@
-"""The datacenter's benchmarks: they run on a CPU on request, and one sentence says why they cannot run."""
+"""The datacenter's benchmarks: they run on a CPU on request, and print one sentence if they cannot run."""
 
 import json
 import subprocess

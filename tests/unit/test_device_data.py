@@ -1,4 +1,4 @@
-"""A device compares its data with the Bundle's model before the first step. The error says how to convert them."""
+"""A device compares its data with the Bundle's model before the first step. The error shows how to convert them."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""The error tree: each class has a row in the table, which decides what a peer may read."""
+"""The error tree: each class has a row in the table, which determines the text that a peer may read."""
 
 import grpc
 import pytest

@@ -60,7 +60,7 @@ class Plain(nn.Module):
 
 
 class Odd(nn.Module):
-    """Layers that share parameters, that use an input twice, and whose sum is always zero."""
+    """Layers that share parameters, that use an input twice, and whose sum is zero."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The fault model of simulated devices: the coordinator refuses each lie with a reason, and no fault changes a Run."""
+"""The fault model of simulated devices: lies and their refusals, broken connections, absences and slow work."""
 
 import random
 from dataclasses import replace

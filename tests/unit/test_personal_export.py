@@ -1,4 +1,4 @@
-"""Personal parameters in an export: shared parameters, personal parameters, and patterns without a match."""
+"""Personal parameters in an export: the shared and the personal parameters, and refused patterns."""
 
 import json
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Personal parameters in a simulation: clients whose labels contradict each other learn what one model cannot."""
+"""Personal parameters in a simulation: clients with contradictory labels learn more than one shared model can."""
 
 from collections.abc import Sequence
 from pathlib import Path

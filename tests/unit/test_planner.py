@@ -227,7 +227,7 @@ def test_sequences_are_shared_out_where_that_lets_a_way_fit_and_only_where_it_ca
     split = [choice for choice in found if choice.job.parallel.sequence_parallel]
     assert {choice.job.parallel.sequence_parallel for choice in found} == {False, True}
     assert all("sequence parallelism" in describe(choice.job.parallel) for choice in split)
-    # Pipeline neighbours exchange a quarter of the bytes. The ring inside a layer carries the same amount.
+    # It cuts the bytes between pipeline neighbours to a quarter. The ring inside a layer carries the same amount.
     one, other = (
         predict_traffic(wanted().job(parallel("pp=2,tp=4", microbatches=4, sequence_parallel=each)))
         for each in (True, False)

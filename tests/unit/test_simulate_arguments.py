@@ -1,4 +1,4 @@
-"""``simulate`` without an export: arguments that it refuses first, its output, signals, and the removal of files."""
+"""``simulate``: arguments that it refuses before the export, its output, and its cleanup. No test here exports."""
 
 import logging
 import os
