@@ -1,4 +1,4 @@
-"""What every test run shares: the light selection, the profiles of property tests, and Bundles in both formats."""
+"""Shared setup of every test run: the light selection, the profiles of property tests, and Bundles in both formats."""
 
 import fcntl
 import gc
@@ -20,12 +20,12 @@ BundleOf = Callable[[str], Bundle]
 BundleFor = Callable[[str, str], Bundle]
 
 HEAVY_FIXTURES: Final = ("both_formats", "bundle_for", "programs")
-"""Fixtures that import torch or a converter when a test asks for them."""
+"""Fixtures that import torch or a converter when a test requests them."""
 ONNX_RUNTIMES: Final = ("onnx", "reference")
 """Runtimes of ``bundle_for`` that run ONNX graphs."""
 
-# A busy machine must not fail a law, so no profile has a deadline. On each change a law draws the same examples every
-# time, so that it fails everywhere or nowhere; the nightly suite draws new ones.
+# A busy machine must not fail a law, so no profile has a deadline. In CI a law always draws the same examples, so it
+# fails on every machine or on none. The nightly suite draws new examples.
 settings.register_profile(
     "change",
     deadline=None,
@@ -41,7 +41,7 @@ settings.load_profile("change")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """``--light``: only tests that need neither torch nor a device environment nor a process (``support.light``)."""
+    """Add ``--light``: it selects the tests that need no torch, device environment or process (``support.light``)."""
     parser.addoption("--light", action="store_true", help="run the light tests only, as `make quick` does")
 
 
@@ -65,14 +65,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Have all tests compute on the CPU, on which they hold for any number of ranks, unless GPUs are named.
+    """Run all tests on the CPU unless GPUs are named: on a CPU they hold for any number of ranks.
 
-    Exports take converted graphs from a cache that is empty when the session begins; all workers share it. Ctrl-C works
-    as in a terminal. A shell that starts a run in the background has it ignored, and a test that interrupts itself
-    would never end.
+    Exports read converted graphs from a cache that is empty when the session begins. All workers share it. Ctrl-C works
+    as in a terminal. A shell that starts a run in the background makes it ignore SIGINT, and a test that interrupts
+    itself would never end.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    # An export makes millions of objects, and few cycles: collections were a fortieth of the tests' processor time.
+    # An export creates millions of objects and few cycles. Collections used a fortieth of the tests' processor time.
     gc.set_threshold(20_000, 20, 20)
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
     if not hasattr(config, "workerinput"):
@@ -82,13 +82,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_make_parametrize_id(val: object) -> str | None:
-    """Bytes are named by their length: a time or a random salt within them would make the workers' names differ."""
+    """Name bytes by their length: with a time or a random salt in them, the workers' test ids would differ."""
     return f"{len(val)}-bytes" if isinstance(val, bytes) else None
 
 
 @pytest.fixture(autouse=True)
 def kept_handlers() -> Iterator[None]:
-    """Fail a test that leaves a handler of a signal behind: a test of another file would fail by it."""
+    """Fail a test that leaves a signal handler installed, because it would make a test of another file fail."""
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     yield
     after = {number: signal.signal(number, handler) for number, handler in before.items()}
@@ -97,7 +97,7 @@ def kept_handlers() -> Iterator[None]:
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """After each file, exempt what is loaded from garbage collection.
+    """After each file, exempt all loaded objects from garbage collection.
 
     A process that has imported torch and the converters holds a million objects. Each full collection visits all of
     them, and these visits were a tenth of the tests' processor time.
@@ -109,18 +109,18 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 @pytest.fixture(scope="session")
 def bundle_for(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> BundleFor:
-    """The Bundle of an App of ``support.models``, by the App's name and that of a runtime.
+    """The Bundle of an App of ``support.models``, by the names of the App and of a runtime.
 
-    For onnxruntime it has no TFLite graphs, which take most of the time of an export. For a runtime of TFLite it has
-    both formats. A conversion takes seconds, so each App is exported once a session: worker processes share the result.
+    For ONNX runtimes it has no TFLite graphs, because these take most of an export's time. For a runtime of TFLite it
+    has both formats. A conversion takes seconds, so each App is exported once a session: workers share the result.
     """
-    # Imported here: these import torch and the converters, which most tests do not need.
+    # Imported here, because these modules import torch and the converters, which most tests do not need.
     from support.models import app_of, exported, in_memory, write_copy
 
     from fanin.edge.export.formats import FORMATS
 
     root = tmp_path_factory.getbasetemp()
-    # A worker has a folder of its own within the session's.
+    # A worker has its own folder inside the session's folder.
     root = root.parent if hasattr(request.config, "workerinput") else root
 
     @cache

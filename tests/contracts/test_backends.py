@@ -1,4 +1,4 @@
-"""The backends of a simulation that need no cluster; ``test_ray.py`` holds Ray to the same contract."""
+"""The contract of simulation backends that need no cluster. ``test_ray.py`` tests Ray by the same contract."""
 
 import gc
 import os

@@ -1,4 +1,4 @@
-"""What an engine of another package returns is checked: one sentence, and no prediction from other arrays."""
+"""Results of other packages' engines are checked: a wrong result raises one clear error, and is never a prediction."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -21,7 +21,7 @@ Change = Callable[[list[Array]], Any]
 
 
 def changed(change: Change, *, only: str = "") -> GraphEngine:
-    """onnxruntime, whose results are changed; with ``only`` those of graphs with such an output."""
+    """Return onnxruntime with changed results; ``only`` selects the graphs with this output."""
     engine = RUNTIMES["onnx"].engine()
 
     def load(file: GraphFile) -> LoadedGraph:
@@ -89,7 +89,7 @@ def test_the_contract_notices_a_bound_graph_that_keeps_the_batch_it_was_bound_wi
 
 
 class Driver:
-    """A driver of hardware that is lost."""
+    """A driver whose hardware is lost."""
 
     def fails(self, *_: object) -> Any:
         """Raise an exception that no engine lists in ``errors``."""
@@ -97,7 +97,7 @@ class Driver:
 
 
 def failing(call: str) -> GraphEngine:
-    """onnxruntime, of which one function raises an exception outside of its ``errors``."""
+    """Return onnxruntime with one function that raises an exception outside of ``errors``."""
     engine = replace(RUNTIMES["onnx"].engine(), name="lost", errors=(ValueError,))
     if call == "load":
         return replace(engine, load=Driver().fails)
@@ -110,7 +110,7 @@ def test_an_exception_outside_of_errors_is_one_line_with_one_traceback(
     call: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     bundle, runtime = bundle_of("mlp"), GraphRuntime(failing(call))
-    # The export of the Bundle logs too.
+    # The export of the Bundle also writes log messages.
     caplog.clear()
     batch = next(iter(batches(1, seed=1)))
     text = (

@@ -1,4 +1,4 @@
-"""The contract of model families: those of fanin keep it, and it finds what breaks it."""
+"""The contract of model families: fanin's families keep it, and the check names each breach."""
 
 import json
 from collections import OrderedDict
@@ -169,7 +169,7 @@ def test_patterns_match_exactly(plan: dict[str, str], text: str) -> None:
 
 
 class Fixed(Attention):
-    """Attention that relies on the whole number of heads: each rank makes four of its part."""
+    """Attention that assumes the total number of heads: each rank splits its share into four heads."""
 
     def forward(self, stream: Tensor) -> Tensor:
         """(B, T, width) to (B, T, width)."""
@@ -189,7 +189,7 @@ def fixed(config: DecoderConfig, seed: int) -> nn.Module:
 
 
 class Placed(Layer):
-    """A layer that counts the positions of its input: of a split sequence each rank begins with 0."""
+    """A layer that counts the positions of its input: on a split sequence, each rank starts at 0."""
 
     def forward(self, stream: Tensor) -> Tensor:
         """(B, T, width) to (B, T, width)."""

@@ -1,4 +1,4 @@
-"""The contract of ``GraphFormat``: one suite over all registered formats, and a format that breaks it is reported."""
+"""The contract of ``GraphFormat``: one suite over all registered formats, which reports a format that breaks it."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -26,7 +26,7 @@ def mlp(both_formats: Callable[[str], Bundle]) -> Bundle:
 
 @pytest.fixture
 def onnx(mlp: Bundle) -> "GraphFormat":
-    """A format to change one part of."""
+    """The ONNX format, whose parts a test replaces."""
     from fanin.edge.export.formats import FORMATS
 
     return FORMATS["onnx"]
@@ -43,7 +43,7 @@ def test_a_format_keeps_the_contract(name: str, mlp: Bundle) -> None:
     check_graph_format(FORMATS[name], app_of("mlp"), mlp)
 
 
-# The converter to TFLite tries its second layout in a process of its own, which imports torch.
+# The converter to TFLite tries its second layout in a child process, which imports torch.
 @pytest.mark.parametrize("name", nightly_but(FILE_FORMATS, ["onnx"]))
 def test_a_format_refuses_an_operator_without_a_form(name: str, mlp: Bundle) -> None:
     from support.graph_formats import check_refusal
@@ -53,7 +53,7 @@ def test_a_format_refuses_an_operator_without_a_form(name: str, mlp: Bundle) -> 
     check_refusal(FORMATS[name])
 
 
-# It builds all graphs three times, in TFLite in 11 s.
+# The test builds all graphs three times. In TFLite this takes 11 s.
 @pytest.mark.parametrize("name", nightly_but(FILE_FORMATS, ["onnx"]))
 def test_a_format_builds_the_same_graphs_again(name: str, mlp: Bundle) -> None:
     from support.graph_formats import check_make

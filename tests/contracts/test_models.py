@@ -31,7 +31,7 @@ FILES = MappingProxyType(
         "vww_96_int8": ("int8", (-1, 96, 96, 3), (-1, 2)),
     }
 )
-"""The MLPerf Tiny reference models: dtype of inputs and outputs, shape of either."""
+"""The MLPerf Tiny reference models: the dtype of inputs and outputs, and the shape of each."""
 PAIRS = MappingProxyType(
     {
         "ad01": ("ad01_fp32", "ad01_int8", (-40.0, 0.0), 0.15),
@@ -39,11 +39,11 @@ PAIRS = MappingProxyType(
         "vww": ("vww_96_float", "vww_96_int8", (0.0, 1.0), 0.10),
     }
 )
-"""Float and int8 file, range of the inputs, and how far apart (root of mean squares, of the float output's own)."""
+"""Float file, int8 file, range of the inputs, and the largest RMS difference relative to the float output's RMS."""
 
 
 def two_ports(dtype: int) -> bytes:
-    """(a, b) of any length -> their sum and a's double."""
+    """Return a file that maps (a, b) of any length to their sum and twice a."""
     nodes = [helper.make_node("Add", ["a", "b"], ["sum"]), helper.make_node("Add", ["a", "a"], ["twice"])]
     ports = [[linear.port(name, "n", 2, dtype=dtype) for name in names] for names in (("a", "b"), ("sum", "twice"))]
     return linear.file(nodes, *ports)
@@ -64,7 +64,7 @@ def test_a_file_is_asked_by_its_own_names_and_dtypes(name: str, dtype: int, know
     try:
         model = open_runtime(name).open_model(data, "two.onnx")
     except InvalidBundle as exc:
-        # onnxruntime has no addition of bytes, and says so when the file is opened.
+        # onnxruntime has no addition of bytes, and reports that when it opens the file.
         assert "two.onnx: onnxruntime" in str(exc) and known in ("int8", "uint8")
         return
     assert model.inputs == tuple(ModelPort(name=port, dtype=known, shape=(-1, 2)) for port in ("a", "b"))
@@ -145,7 +145,7 @@ def test_a_format_is_told_by_the_ending_and_finds_its_runtime() -> None:
 
 
 class Doubles:
-    """A model whose batch is fixed at 4, and that counts how often it is run."""
+    """A model with a fixed batch of 4 that counts its runs."""
 
     inputs = (ModelPort(name="x", dtype="float32", shape=(4, 2)),)
     outputs = (ModelPort(name="y", dtype="float32", shape=(4, 2)),)
@@ -185,19 +185,19 @@ def test_values_are_stored_on_the_files_own_scale() -> None:
 
 
 def tiny(name: str) -> Path:
-    """An MLPerf Tiny model; skips where they are not at hand."""
+    """Return the path of an MLPerf Tiny model. Skip the test if the models are not available."""
     data = real_places("mlperf-tiny").data
     assert data is not None
     return data / "mlperf-tiny" / f"{name}.tflite"
 
 
 def opened(name: str) -> LoadedModel:
-    """The same in LiteRT."""
+    """Open the MLPerf Tiny model in LiteRT."""
     return open_runtime("litert").open_model(tiny(name).read_bytes(), f"{name}.tflite")
 
 
 def answers(name: str, bounds: tuple[float, float], num: int) -> np.ndarray:
-    """What a model says, dequantized, to ``num`` random inputs, the same for any model of that shape."""
+    """Return a model's dequantized outputs for ``num`` random inputs, which are the same for all models of a shape."""
     model = opened(name)
     (given,), (said,) = model.inputs, model.outputs
     x = np.random.default_rng(7).uniform(*bounds, (num, *given.shape[1:]))

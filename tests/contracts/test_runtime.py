@@ -1,6 +1,6 @@
 """The contract of ``Runtime``: one suite over all implementations, on both models.
 
-tflite-runtime lives in an environment of its own (`make devices`) and is driven from here (``support.remote_runtime``).
+tflite-runtime is installed in a separate environment (`make devices`). ``support.remote_runtime`` drives it from here.
 """
 
 import hashlib
@@ -53,12 +53,12 @@ FILES = MappingProxyType(
         "tflite": dict.fromkeys(("train", "infer"), "model.tflite"),
     }
 )
-"""The artifacts with these Signatures."""
+"""The artifacts that contain these Signatures."""
 MODELS = ("mlp", "cnn")
 INT8_STEPS = 3
-"""A runtime may round an activation up where another rounds down; few of them reach the logits."""
+"""Largest difference of logits in int8 steps: runtimes round some activations differently, and few reach the logits."""
 INT8_GAP = 0.02
-"""Mean difference of logits between graph formats, of their range: each has activation scales of its own."""
+"""Mean difference of logits between formats, as a share of their range: each has its own activation scales."""
 
 
 @pytest.fixture(params=RUNTIMES)
@@ -75,17 +75,17 @@ def bundle(request: pytest.FixtureRequest, both_formats: Callable[[str], Bundle]
 
 @pytest.fixture
 def mlp(both_formats: Callable[[str], Bundle]) -> Bundle:
-    """One of them."""
+    """The Bundle of the MLP."""
     return both_formats("mlp")
 
 
 def first_state(bundle: Bundle) -> TrainState:
-    """Version 0 and no optimizer."""
+    """Return the state of Version 0 with an empty optimizer state."""
     return open_runtime("onnx").open_train(bundle).begin(bundle.initial_parameters())
 
 
 def trained(bundle: Bundle, runtime: Runtime, *, epochs: int = 1) -> TrainState:
-    """The state after some epochs of 60 samples, the last batch short."""
+    """Train for some epochs of 60 samples, in which the last batch is short. Return the state."""
     step, state = runtime.open_train(bundle), first_state(bundle)
     for epoch in range(epochs):
         for batch in batches(60, seed=epoch):
@@ -206,21 +206,21 @@ def test_the_slotted_graph_is_the_edited_graph_bit_for_bit(bundle: Bundle) -> No
 
 
 def plain_session(model: onnx.ModelProto) -> onnxruntime.InferenceSession:
-    """A session over a saved model, on one thread and with the exact int8 kernels that devices take."""
+    """Return a session over the model, on one thread and with the exact int8 kernels that devices use."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     options.add_session_config_entry("session.x64quantprecision", "1")
     return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
 
-# In CI the demo proves it: its int8 model agrees with the float one after a federation.
+# In CI the demo tests this: after a federation, its int8 model agrees with the float model.
 @pytest.mark.nightly
 def test_int8_agrees_with_float_on_a_trained_model(both_formats: Callable[[str], Bundle]) -> None:
     app = app_of("cnn")
     first = both_formats("cnn")
     parameters = trained(first, open_runtime("onnx"), epochs=40).parameters
     fill_module(app.module, first.manifest.table.views(parameters))
-    # Activation scales are those of the model that was exported: export the trained one, then train on.
+    # Activation scales belong to the exported model. So export the trained model, then train further.
     bundle = exported(app)
     onward = trained(bundle, open_runtime("onnx")).parameters
     x, y = samples(400, seed=11)
@@ -279,7 +279,7 @@ def test_another_process_without_torch_and_onnx_trains_to_the_same_bits(
 
 
 def child(code: str, *arguments: str) -> str:
-    """What a fresh Python prints that runs this code."""
+    """Run the code in a new Python process. Return its standard output."""
     command = [sys.executable, "-c", code, *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.strip()
 
@@ -380,7 +380,7 @@ def test_signatures_with_other_ports_than_a_runtime_feeds_are_refused(runtime: R
 def test_a_slot_that_nobody_fills_or_that_is_not_there_is_refused(runtime: Runtime, mlp: Bundle) -> None:
     slots = mlp.manifest.slots[runtime.graph_format]
     nowhere = replace(slots[0], initializer="nowhere", offset=slots[0].offset and len(mlp.artifact("model.tflite")))
-    # A TFLite file has zeros where nothing was filled in, and says nothing of it: the manifest is signed.
+    # A TFLite file has zeros in slots that are not filled, and no error reports it. The signed manifest protects them.
     others = tuple(slot for slot in slots if slots[0].parameter not in (slot.parameter, slot.weight))
     fewer = [others] if runtime.graph_format == "onnx" else []
     for found in (*fewer, (nowhere, *slots[1:])):

@@ -1,4 +1,4 @@
-"""The stores over SQLite and those in memory keep the same contracts, and a store that breaks one is found."""
+"""The SQLite stores and the in-memory stores keep the same contracts, and the checks find each breach."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -55,21 +55,21 @@ def test_blobs_and_a_spool_keep_the_contract(tmp_path: Path, in_folder: bool) ->
 
 
 class Unfenced(MemoryWriter):
-    """Lets the older driver write."""
+    """A writer that lets the older driver write."""
 
     def _fenced(self) -> object:
         return self._rows
 
 
 class Overfull(MemoryWriter):
-    """Has always another place."""
+    """A writer whose buffer is never full."""
 
     async def commit(self, update: object, *, buffer: int) -> object:
         return await super().commit(update, buffer=99)
 
 
 class Undoing(MemoryWriter):
-    """Determines the set of a closed Round again."""
+    """A writer that closes a closed Round again."""
 
     async def close(self, round_number: int, **keywords: object) -> object:
         record = self._rows.rounds[round_number]
@@ -106,42 +106,42 @@ def test_a_writer_that_breaks_the_contract_is_found(writer: type[MemoryWriter], 
 
 
 class ForgetfulRuns(MemoryRuns):
-    """Makes a new key at each start."""
+    """A store that creates a new Run key at each start."""
 
     async def run_key(self, run_id: str, new_key: bytes) -> bytes:
         return new_key
 
 
 class UnorderedRounds(MemoryRounds):
-    """Returns the Updates by device."""
+    """A store that returns the Updates sorted by device."""
 
     async def updates(self, run_id: str, round_number: int) -> tuple[object, ...]:
         return tuple(sorted(await super().updates(run_id, round_number), key=lambda update: update.device_id))
 
 
 class LastingRounds(MemoryRounds):
-    """Returns Rounds of earlier lineages."""
+    """A store that returns Rounds of earlier lineages."""
 
     async def last_folded(self, run_id: str, device_id: str, *, lineage: int) -> int:
         return await super().last_folded(run_id, device_id, lineage=0)
 
 
 class RepeatingCommands(MemoryCommands):
-    """Carries out a command again."""
+    """A store that executes a command again."""
 
     def _is_done(self, command: object) -> bool:
         return False
 
 
 class LatestEvaluations(MemoryEvaluations):
-    """Returns the newest of equally good Versions."""
+    """A store that returns the newest evaluation as the best one."""
 
     async def best_evaluation(self, run_id: str) -> object:
         return await super().newest_evaluation(run_id)
 
 
 class OpenDevices(MemoryDevices):
-    """Takes any token for any role."""
+    """A store that accepts any token for any role."""
 
     def has_token(self, sha256: str, role: Role) -> bool:
         return True

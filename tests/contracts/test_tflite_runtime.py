@@ -1,4 +1,4 @@
-"""What only TFLite files can have wrong: cut off, another Signature, a slot outside; one clear error for each."""
+"""Faults that only TFLite files can have: truncation, another Signature, a slot outside of the file."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,7 +21,7 @@ from fanin.protos.errors import InvalidBundle
 
 @pytest.fixture(params=["litert", "tflite"])
 def runtime(request: pytest.FixtureRequest) -> Runtime:
-    """Each runtime of the format."""
+    """Each TFLite runtime."""
     return runtime_of(request.param)
 
 

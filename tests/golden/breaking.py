@@ -1,6 +1,6 @@
-"""What an old peer would no longer understand: the differences between two descriptor sets that break the wire.
+"""Breaking changes of the wire: the differences between two descriptor sets that an old peer does not understand.
 
-A device in the field may run last year's code, so within fanin.v1 nothing that was released changes its meaning:
+A device in the field may run last year's code. So within fanin.v1 no released element changes its meaning:
 
     message   stays
     field     stays, with its number, name, type, label and oneof; or goes, and then its number and its name
@@ -9,7 +9,8 @@ A device in the field may run last year's code, so within fanin.v1 nothing that 
     enum      stays, with each value's number and name
     service   stays, with each rpc, its types and its streaming
 
-Adding is always allowed. The whole set is compared, not file by file: moving a message between files is no change.
+Additions are always allowed. The comparison covers the total set and not single files, so a message may move between
+files.
 """
 
 from collections.abc import Iterator, Mapping
@@ -26,7 +27,7 @@ from google.protobuf.descriptor_pb2 import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wire:
-    """The named things of a descriptor set, by full name."""
+    """The messages, enums and services of a descriptor set, by full name."""
 
     messages: Mapping[str, DescriptorProto]
     enums: Mapping[str, EnumDescriptorProto]
@@ -34,7 +35,7 @@ class Wire:
 
 
 def wire_of(files: FileDescriptorSet) -> Wire:
-    """Everything that a descriptor set names."""
+    """Collect the named elements of a descriptor set."""
     messages: dict[str, DescriptorProto] = {}
     enums: dict[str, EnumDescriptorProto] = {}
     services: dict[str, ServiceDescriptorProto] = {}
@@ -55,7 +56,7 @@ def wire_of(files: FileDescriptorSet) -> Wire:
 
 
 def breaking_changes(old: FileDescriptorSet, new: FileDescriptorSet) -> tuple[str, ...]:
-    """One sentence for each change from ``old`` to ``new`` that a peer with ``old`` would trip over."""
+    """Return one sentence for each change from ``old`` to ``new`` that breaks a peer with ``old``."""
     before, after = wire_of(old), wire_of(new)
     found: list[str] = []
     for name, message in before.messages.items():
@@ -85,7 +86,7 @@ def _reserved_changes(name: str, old: DescriptorProto, new: DescriptorProto) -> 
     for lost in sorted(set(old.reserved_name) - set(new.reserved_name)):
         yield f"message {name}: name {lost!r} is no longer reserved"
     for span in old.reserved_range:
-        # How far the new ranges, in order, reach into the old one without a gap.
+        # The end of the new ranges' coverage of the old range, without a gap.
         reached = span.start
         for now in sorted(new.reserved_range, key=lambda each: each.start):
             if now.start <= reached:
@@ -117,7 +118,7 @@ def _type(_: DescriptorProto, field: FieldDescriptorProto) -> str:
 
 
 def _label(_: DescriptorProto, field: FieldDescriptorProto) -> str:
-    # Presence belongs here: a reader tells "absent" from "zero" by it.
+    # Presence is part of the label: it lets a reader distinguish "absent" from "zero".
     return FieldDescriptorProto.Label.Name(field.label) + (" with presence" if field.proto3_optional else "")
 
 

@@ -1,9 +1,9 @@
-"""Golden frames: the bytes that travel and that are signed, for fixed values and fixed keys.
+"""Golden frames: the bytes that are sent and the bytes that are signed, for fixed values and fixed keys.
 
     python tests/golden/frames.py
 
-writes one hex file a frame into ``frames/``. A change there is a change of the wire or of a file on disk: it needs
-a format or protocol number, or a reason why every reader that is out there reads both.
+writes one hex file a frame into ``frames/``. A change there changes the wire or a file format. It needs a new format or
+protocol number, or a reason why all existing readers read both forms.
 """
 
 import sys
@@ -152,7 +152,7 @@ COMMANDS: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
-    """One message: the value, its wire form, and the way back."""
+    """One message: the value, its wire form, and the function that converts it back."""
 
     value: object
     message: Message
@@ -169,12 +169,12 @@ def _event(sequence: int, event: r.RunEvent) -> Frame:
 
 
 def _plain(message: Message) -> Frame:
-    """A message without a value of its own."""
+    """Return the frame of a message that has no value type."""
     return Frame(value=message, message=message, back=lambda found: found)
 
 
 def frames() -> dict[str, Frame]:
-    """Every message of the device protocol, and the main ones of the operator's."""
+    """Return the frames of all messages of the device protocol, and of the main messages of the operator protocol."""
     wait = m.Wait(retry_min_s=0.5, retry_max_s=2.5)
     enrollment = m.Enrollment(protocol=m.PROTOCOL, token="token", public_key=DEVICE_KEY.public)
     download = m.Download(assignment_id="run.1.device", sha256="ab" * 32, offset=1 << 33)
@@ -258,7 +258,7 @@ def frames() -> dict[str, Frame]:
 
 
 def raw() -> dict[str, bytes]:
-    """What is signed or digested: the exact bytes, and the signatures over them (Ed25519 is deterministic)."""
+    """Return the exact bytes that are signed or digested, and their signatures (Ed25519 is deterministic)."""
     manifest = dump_manifest(manifests.manifest())
     return {
         "parameters": encode_parameters(TABLE, parameters()),
@@ -273,19 +273,19 @@ def raw() -> dict[str, bytes]:
 
 
 def all_bytes() -> dict[str, bytes]:
-    """Every file's bytes by its name."""
+    """Return the bytes of each golden file by name."""
     wire = {name: frame.message.SerializeToString(deterministic=True) for name, frame in frames().items()}
     return wire | raw()
 
 
 def hex_of(data: bytes) -> str:
-    """Hexadecimal in lines, so that a difference shows where it is."""
+    """Return hexadecimal text in short lines, so that a diff shows the place of a difference."""
     text = data.hex()
     return "".join(f"{text[start : start + _LINE_CHARS]}\n" for start in range(0, len(text), _LINE_CHARS))
 
 
 def main() -> None:
-    """Write all files anew."""
+    """Write all files again."""
     FOLDER.mkdir(exist_ok=True)
     for path in FOLDER.glob("*.hex"):
         path.unlink()

@@ -1,9 +1,9 @@
-"""Makes clients/fanin/clients/data/digits.npz from scikit-learn's copy of the UCI digits.
+"""Writes clients/fanin/clients/data/digits.npz from scikit-learn's copy of the UCI digits.
 
     python -m pip install scikit-learn==1.9.1
     python tests/golden/make_digits.py
 
-The archive's members have fixed dates, so that the same digits give the same file.
+The archive's members have fixed dates, so the same digits give the same file.
 """
 
 from pathlib import Path

@@ -1,9 +1,9 @@
-"""Makes tests/golden/flower-fedavg.json: Flower's FedAvg on the Updates of ``support.flower``.
+"""Writes tests/golden/flower-fedavg.json: the results of Flower's FedAvg on the Updates of ``support.flower``.
 
     python tests/golden/make_flower.py [VENV]
 
-VENV is made, with ``flwr`` of the version that is pinned here and nothing of ours, where it is not there already; the
-default is a temporary one.
+The script creates VENV if it does not exist, with the ``flwr`` version that is pinned here and without fanin. The
+default is a temporary environment.
 """
 
 import json
@@ -19,7 +19,7 @@ FLOWER = "flwr==1.41.0"
 
 
 def told_by_flower(folder: Path, asked: dict[str, object]) -> str:
-    """What Flower says in the environment of that folder."""
+    """Run Flower in the environment of that folder. Return its output."""
     if not folder.exists():
         venv.create(folder, with_pip=True)
         subprocess.run([str(folder / "bin" / "pip"), "install", "--quiet", FLOWER], check=True)

@@ -1,10 +1,11 @@
-"""The table of operators in docs/operators.md, made by exporting a small module for each operator and graph format.
+"""Generates the table in docs/operators.md: it exports a small module for each operator and graph format.
 
     PYTHONPATH=tests python tests/golden/operator_table.py            # writes the table
     PYTHONPATH=tests python tests/golden/operator_table.py erf sort   # prints these rows
 
-An operator trains if a module that has it between two trained layers is exported: the export compares the graphs with
-eager torch. Otherwise the operator is tried on the input, before the only trained layer, where it needs no gradient.
+An operator trains if a module with the operator between two trained layers can be exported. The export compares the
+graphs with eager torch. Otherwise the script tries the operator on the input, before the only trained layer, where it
+needs no gradient.
 """
 
 import sys
@@ -29,7 +30,7 @@ TRAINS, FORWARD, REFUSED = "trains", "forward", "no"
 
 
 class Around(nn.Module):
-    """An operator between two trained layers; or on the input, before the only one."""
+    """An operator between two trained layers, or on the input before the only trained layer."""
 
     def __init__(self, case: Function | nn.Module, *, trains: bool) -> None:
         super().__init__()
@@ -103,7 +104,7 @@ def row(name: str) -> str:
 
 
 def table() -> str:
-    """The table of all operators."""
+    """Return the table of all operators."""
     lines = ["| operator | ONNX | TFLite |\n", "|---|---|---|\n"]
     for group, cases in {**FUNCTIONS, "layers": LAYERS}.items():
         lines.append(f"| **{group}** | | |\n")
@@ -112,7 +113,7 @@ def table() -> str:
 
 
 def rows_of(page: str) -> dict[str, tuple[str, ...]]:
-    """The rows of the page's table: the operator, and its state in each format."""
+    """Return the rows of the page's table: the operator, and its state in each format."""
     lines = page[page.index(BEGIN) + len(BEGIN) : page.index(END)].splitlines()[2:]
     cells = [tuple(cell.strip() for cell in line.strip("|").split("|")) for line in lines]
     return {name: tuple(states) for name, *states in cells if not name.startswith("**")}

@@ -15,22 +15,22 @@ Function = Callable[[Tensor], Tensor]
 
 
 def image(x: Tensor) -> Tensor:
-    """(B, 16) to (B, 4, 2, 2)."""
+    """Reshape (B, 16) to (B, 4, 2, 2)."""
     return x.unflatten(1, (4, 2, 2))
 
 
 def plane(x: Tensor) -> Tensor:
-    """(B, 16) to (B, 1, 4, 4)."""
+    """Reshape (B, 16) to (B, 1, 4, 4)."""
     return x.unflatten(1, (1, 4, 4))
 
 
 def signal(x: Tensor) -> Tensor:
-    """(B, 16) to (B, 2, 8)."""
+    """Reshape (B, 16) to (B, 2, 8)."""
     return x.unflatten(1, (2, 8))
 
 
 def cube(x: Tensor) -> Tensor:
-    """(B, 16) to (B, 2, 2, 2, 2)."""
+    """Reshape (B, 16) to (B, 2, 2, 2, 2)."""
     return x.unflatten(1, (2, 2, 2, 2))
 
 
@@ -39,7 +39,7 @@ def positive(x: Tensor) -> Tensor:
 
 
 def written(x: Tensor) -> Tensor:
-    """A copy of the input with other values in two columns."""
+    """Return a copy of the input with other values in two columns."""
     y = x.clone()
     y[:, 0] = 0.0
     y[:, 1] = x[:, 2]
@@ -74,7 +74,7 @@ class Shaped(nn.Module):
 
 
 class SelfAttention(nn.Module):
-    """Attention of torch, with a mask of padding."""
+    """torch's attention with a padding mask."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ class SelfAttention(nn.Module):
 
 
 class Pair(nn.Module):
-    """Both halves of the input in one bilinear layer."""
+    """A bilinear layer over both halves of the input."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,10 +1,10 @@
-"""Generates what is committed beside the .proto files, and the descriptor set that releases are compared by.
+"""Generates the committed code of the .proto files, and the descriptor set of the last release.
 
-    python tests/golden/protos.py             protos/fanin/v1/*_pb2*.py[i], anew
-    python tests/golden/protos.py --release   the same, and fanin.v1.binpb beside this file
+    python tests/golden/protos.py             protos/fanin/v1/*_pb2*.py[i]
+    python tests/golden/protos.py --release   the same, and fanin.v1.binpb in the folder of this script
 
 ``protos/`` is protoc's include root, so that generated code imports ``from fanin.v1 import fleet_pb2``.
-The output depends on nothing but the .proto files and the pinned tools: ``test_protos`` holds it to the byte.
+The output depends only on the .proto files and the pinned tools. ``test_protos`` compares it byte by byte.
 """
 
 import argparse
@@ -24,7 +24,7 @@ GENERATED: Final = "*_pb2*.py*"
 
 def generate(out: Path) -> None:
     """Write the generated code under ``out``, as ``out/fanin/v1/*_pb2*.py[i]``."""
-    # The plugins are scripts beside this very Python, whatever PATH says.
+    # The plugins are scripts in the folder of this Python interpreter. PATH may name others.
     plugins = [
         f"--plugin={name}={Path(sys.executable).with_name(name)}"
         for name in ("protoc-gen-mypy", "protoc-gen-mypy_grpc")
@@ -34,14 +34,14 @@ def generate(out: Path) -> None:
 
 
 def descriptor_set(scratch: Path) -> FileDescriptorSet:
-    """What the .proto files of today say; ``scratch`` is a folder for protoc to write into."""
+    """Return the descriptors of the current .proto files; protoc writes into the folder ``scratch``."""
     path = scratch / "now.binpb"
     _protoc(f"--descriptor_set_out={path}")
     return FileDescriptorSet.FromString(path.read_bytes())
 
 
 def released() -> FileDescriptorSet:
-    """What the .proto files of the last release say."""
+    """Return the descriptors of the last release."""
     return FileDescriptorSet.FromString(RELEASED.read_bytes())
 
 
@@ -58,7 +58,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Generate the code and descriptors of fanin.v1.")
     parser.add_argument("--release", action="store_true", help="also write the descriptors that releases are held to")
     release = parser.parse_args().release
-    # Files of a .proto that is gone would stay behind otherwise.
+    # Otherwise the files of a removed .proto would stay.
     for old in (INCLUDE / PACKAGE).glob(GENERATED):
         old.unlink()
     generate(INCLUDE)

@@ -1,4 +1,4 @@
-"""Each rule of ``breaking``, on descriptors made by hand: what breaks is named, what is allowed is not."""
+"""Each rule of ``breaking``, on handwritten descriptors: breaking changes are named, allowed changes are not."""
 
 import pytest
 from golden.breaking import breaking_changes
@@ -36,7 +36,7 @@ UNRESERVED_WIDTH = "field t.Box.width: removed without reserving number 1 and na
 
 
 def change(old: str, new: str) -> tuple[str, ...]:
-    """The breaking changes of one replacement in RELEASED."""
+    """Return the breaking changes of one replacement in RELEASED."""
     assert RELEASED.count(old) == 1
     released = text_format.Parse(RELEASED, FileDescriptorSet())
     return breaking_changes(released, text_format.Parse(RELEASED.replace(old, new), FileDescriptorSet()))

@@ -1,4 +1,4 @@
-"""What travels and what is signed has not changed, and still reads as what it meant."""
+"""Golden frames: the sent and the signed bytes have not changed, and decode to the same values."""
 
 import hashlib
 
@@ -37,7 +37,7 @@ def test_the_golden_bytes_read_as_the_value(name: str) -> None:
 
 
 def test_every_message_of_the_device_protocol_has_a_frame() -> None:
-    """Those that stand alone; the others are parts of them."""
+    """Requests and replies have a frame of their own. The other messages are parts of them."""
     service = fleet_pb2.DESCRIPTOR.services_by_name["Fleet"]
     on_the_wire = {kind.name for method in service.methods for kind in (method.input_type, method.output_type)}
     assert {frame.message.DESCRIPTOR.name for frame in FRAMES.values()} >= on_the_wire
@@ -47,7 +47,7 @@ def test_every_message_of_the_device_protocol_has_a_frame() -> None:
 
 
 def within(message: object) -> list[object]:
-    """A message and all messages in it."""
+    """Return a message and all messages inside it."""
     found = [message]
     for field, value in message.ListFields():
         if field.message_type is not None and field.message_type.GetOptions().map_entry:
@@ -71,7 +71,7 @@ def test_the_golden_manifest_parses_and_its_signature_holds() -> None:
 
 
 def test_the_golden_call_is_signed_as_the_protocol_says() -> None:
-    """Spelled out from fleet.proto, not from the code."""
+    """The expected lines follow fleet.proto, not the code."""
     device = hashlib.sha256(bytes.fromhex(DEVICE_KEY.public)).hexdigest()[:32]
     lines = ("/fanin.v1.Fleet/CheckIn", device, "1700000000000000", "ab" * 32)
     assert golden("call-signed") == "\n".join(lines).encode()

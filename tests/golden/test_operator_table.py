@@ -1,4 +1,4 @@
-"""The table of operators in docs/operators.md is what exports say."""
+"""The table of operators in docs/operators.md agrees with exports."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -10,7 +10,7 @@ COMMAND: Final = "PYTHONPATH=tests python tests/golden/operator_table.py"
 IN_CI: Final = ("hypot", "argmax", "cumsum")
 ROWS: Final = rows_of(PAGE.read_text())
 TOGETHER: Final = 4
-"""Operators of one export. An export takes seconds however small its module is."""
+"""Number of operators in one export. An export takes seconds even for a small module."""
 TRAINED: Final = [name for name, states in ROWS.items() if name in ALL and set(states) == {TRAINS}]
 OTHERS: Final = [name for name in ALL if name not in TRAINED]
 
@@ -29,7 +29,7 @@ def test_operators_that_train_in_all_formats_are_exported(names: Sequence[str]) 
     train_together(names, FORMATS)
 
 
-# CI exports to ONNX alone, which takes less time.
+# CI exports to ONNX only, which takes less time.
 @pytest.mark.parametrize("name", IN_CI)
 def test_a_row_says_what_onnx_can_express(name: str) -> None:
     assert state(name, FORMATS[0]) == ROWS[name][0], f"run {COMMAND}, or repair the export of {name}"

@@ -1,4 +1,4 @@
-"""docs/plan.md is what its generator prints, and its links lead somewhere."""
+"""docs/plan.md equals the output of its generator, and its links resolve."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""What fleet.proto states in words is what the code does: its test vectors, constants and names."""
+"""The comments of fleet.proto agree with the code: test vectors, constants and names."""
 
 import hashlib
 import re
@@ -25,7 +25,7 @@ RAW = frames.raw()
 
 
 def lines(data: bytes, chars: int) -> str:
-    """Hexadecimal, broken once."""
+    """Return the data in hexadecimal, with one line break after ``chars`` characters."""
     return f"{data.hex()[:chars]} {data.hex()[chars:]}"
 
 

@@ -1,4 +1,4 @@
-"""The generated code is what the .proto files say, and the wire has not broken since the last release."""
+"""The generated code agrees with the .proto files, and the wire is compatible with the last release."""
 
 from pathlib import Path
 

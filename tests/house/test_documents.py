@@ -1,4 +1,4 @@
-"""The documents that a reader counts on: the change log, the decisions, and what they point at."""
+"""The documents of the project: the change log, the decisions, and the targets of links, commands and imports."""
 
 import ast
 import re
@@ -14,7 +14,7 @@ DECISIONS = sorted((ROOT / "docs/decisions").iterdir())
 SECTIONS = ["Context", "Decision", "Consequences"]
 STATUS = re.compile(r"^Status: (accepted|superseded by \d{4})$", re.MULTILINE)
 KINDS = {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
-"""Of Keep a Changelog 1.1.0."""
+"""The kinds of changes in Keep a Changelog 1.1.0."""
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 ALL_PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
 CODE_BLOCK = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
@@ -45,7 +45,7 @@ def test_decisions_are_numbered_without_a_gap() -> None:
 
 
 CONFLICT = re.compile(r"^(<{7} |>{7} )", re.MULTILINE)
-"""What git leaves in a file that two sides of a merge have changed."""
+"""The markers that git writes into a file with a merge conflict."""
 
 
 def test_no_merge_is_left_in_a_document() -> None:

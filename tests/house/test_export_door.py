@@ -1,4 +1,4 @@
-"""The front door ``fanin.edge.export``: complete, documented, and free to import until a name is used."""
+"""The public names of ``fanin.edge.export``: complete, documented, and cheap to import until a name is used."""
 
 import ast
 import subprocess
@@ -13,13 +13,13 @@ GRAPH_LIBRARIES = ("ai_edge_litert", "litert_torch", "onnx", "onnxruntime", "onn
 
 
 def loaded(code: str) -> set[str]:
-    """The modules that a new process has loaded after running ``code``."""
+    """Return the modules that a new process has loaded after it has run ``code``."""
     command = [sys.executable, "-c", f"import sys\n{code}\nprint(*sys.modules, sep='\\n')"]
     return set(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split())
 
 
 def docstring(path: Path, name: str) -> str:
-    """The docstring of a function or class, or the string below an assignment; "" without one."""
+    """Return the docstring of a function, class or assignment, or "" if it has none."""
     body = ast.parse(path.read_text()).body
     for index, node in enumerate(body):
         if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == name:

@@ -1,4 +1,4 @@
-"""The front doors: a package whose ``__all__`` is public, with names that are imported when they are first used."""
+"""Public packages: ``__all__`` lists their public names, which are imported on first use."""
 
 import subprocess
 import sys

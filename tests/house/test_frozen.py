@@ -1,6 +1,6 @@
-"""Lists that change only on purpose: what is required, and what an operator can set.
+"""Lists that change only on purpose: requirements, settings of a coordinator, and subcommands.
 
-A new entry is added here in the same change, so that a review sees it.
+A change that adds an entry also adds it here, so that a review sees it.
 """
 
 import re
@@ -54,7 +54,7 @@ REQUIREMENTS = {
     ],
 }
 ELSEWHERE = {"tflite-runtime"}
-"""What cannot be tested together with the rest, and so has a place of its own: it needs numpy 1."""
+"""Requirements that need numpy 1. They cannot be tested together with the others, so they have their own list."""
 SETTINGS = ["data", "durability", "listen", "names", "state"]
 COMMANDS = [
     "assemble",
@@ -86,7 +86,7 @@ COMMANDS = [
 
 
 def canonical(requirement: str) -> str:
-    """The distribution's name, in the form that PEP 503 compares."""
+    """Return the distribution's name, normalized as in PEP 503."""
     name = re.match(r"[A-Za-z0-9._-]+", requirement)
     assert name is not None
     return re.sub(r"[-_.]+", "-", name.group()).lower()
@@ -113,6 +113,6 @@ def test_every_requirement_is_pinned() -> None:
 
 
 def test_torch_is_pinned_without_a_build() -> None:
-    # A pin with a build tag (+cpu) would refuse every other build, a pin without one accepts any.
+    # A pin with a build tag (+cpu) would refuse every other build. A pin without a tag accepts any build.
     (torch,) = (line for line in CONSTRAINTS.read_text().splitlines() if line.startswith("torch=="))
     assert "+" not in torch

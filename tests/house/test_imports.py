@@ -1,4 +1,4 @@
-"""The import contracts bite: they name what exists, let nothing through, and a wrong import breaks each of them."""
+"""The import contracts: they name existing modules, have no exceptions, and a wrong import breaks each of them."""
 
 import ast
 import os
@@ -47,11 +47,11 @@ WRONG = {
     "terminal": ("clients/fanin/clients/wrong.py", "import rich.table"),
     "pure-cores": ("edge/fanin/edge/codecs/grid.py", "from fanin.edge.bundles import keys"),
 }
-"""For each contract a file and a line in it that breaks it."""
+"""For each contract, a file and a line that breaks the contract in it."""
 
 RUNTIME_LIBRARIES = ("ai_edge_litert", "onnx", "onnxruntime", "tflite_runtime")
 UNUSED_ON_A_DEVICE = ("email", "fanin.v1.control_pb2", "importlib.metadata", "tomllib")
-"""What would take a device 3 MB and nothing else."""
+"""Modules that would cost a device 3 MB of memory without any use."""
 ABSENT_FROM_JOIN = (
     *("alembic", "fanin.server", "rich", "sqlalchemy", "torch", "typer"),
     *RUNTIME_LIBRARIES,
@@ -88,7 +88,7 @@ def test_each_contract_has_a_wrong_import_here() -> None:
 
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The source roots and pyproject.toml, to break."""
+    """A copy of the source roots and pyproject.toml, in which tests break the contracts."""
     folder = tmp_path_factory.mktemp("copy")
     for root in SOURCE_ROOTS:
         shutil.copytree(ROOT / root, folder / root, ignore=shutil.ignore_patterns("__pycache__", "*.npz"))
@@ -98,10 +98,10 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def lint(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
     """Run import-linter on the tree in ``folder``."""
-    # With a cache beside the tree: a run then reads only the file that has changed.
+    # With a cache in the copy, a run reads only the changed file.
     cache = str(folder / ".cache")
     command = [str(Path(sys.executable).with_name("lint-imports")), "--cache-dir", cache, "--no-logo", *options]
-    # Before the editable install, so that the copy's packages are found and not the real ones.
+    # The copy precedes the editable install on the path, so its packages are found instead of the real ones.
     path = os.pathsep.join(str(folder / root) for root in SOURCE_ROOTS)
     env = {**os.environ, "PYTHONPATH": path}
     return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
@@ -137,7 +137,7 @@ def test_a_wrong_import_breaks_its_contract(copy: Path, contract: str) -> None:
     ],
 )
 def test_a_command_imports_no_more_than_it_may(command: str, absent: tuple[str, ...]) -> None:
-    # The contracts see what is written; this sees what is loaded, lazily imported or by a library of others.
+    # The contracts check import statements. This checks the loaded modules, also lazy imports and those of libraries.
     code = f"import sys, fanin.commands.main, fanin.commands.{command}\nprint(*sys.modules, sep='\\n')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = set(done.stdout.split())
@@ -146,7 +146,7 @@ def test_a_command_imports_no_more_than_it_may(command: str, absent: tuple[str, 
 
 
 def chance_used(module: Module) -> list[str]:
-    """Where a module uses ``random`` for more than the type of a generator that it is given."""
+    """Return the places where a module uses ``random``, except for the type of a generator argument."""
     tree = module.tree()
     found = [
         f"{module.path}:{node.lineno}: from random import"

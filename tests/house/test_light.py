@@ -1,4 +1,4 @@
-"""`make quick` stays quick: the light files are many, and importing them loads no heavy library."""
+"""`make quick` stays quick: many test files are light, and importing them loads no heavy library."""
 
 import os
 import subprocess
@@ -26,7 +26,7 @@ def test_light_files_load_no_heavy_library() -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Print the heavy libraries that a collection has loaded, where this file is a plugin of the run."""
+    """Print the heavy libraries that a collection has loaded, when this file is a plugin of the run."""
     print(f"loaded by light files: {sorted(LIBRARIES & set(sys.modules))}")
 
 

@@ -1,4 +1,4 @@
-"""Five source roots, one namespace: what stands in a root is what the gates look at, and nothing else."""
+"""Five source roots, one namespace: the checks cover exactly the packages in the roots."""
 
 import fnmatch
 
@@ -10,7 +10,7 @@ TOP_LEVEL = {
     *("pyproject.toml", "Makefile", ".gitignore", ".git"),
     *("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "LICENSE"),
 }
-"""What may stand at the top of the repository; another entry is a decision, made here."""
+"""The allowed entries at the top of the repository. A new entry is a decision, which is recorded here."""
 
 
 def test_contracts_name_exactly_the_portions_on_disk() -> None:
@@ -31,7 +31,7 @@ def test_a_source_root_holds_nothing_but_the_namespace() -> None:
     for root in SOURCE_ROOTS:
         assert [path.name for path in (ROOT / root).iterdir()] == ["fanin"]
         loose = [path.name for path in (ROOT / root / "fanin").iterdir() if path.is_file()]
-        # Not even __init__.py: with one, the first root on the path would hide the other four.
+        # With an __init__.py, the first root on the path would hide the other four.
         assert not loose, f"{root}/fanin: got {loose}, expected packages only"
 
 

@@ -1,4 +1,4 @@
-"""A room is a folder with one subject: few enough modules to see at a glance, and each public name in one place."""
+"""A room is a folder with one subject: it holds few modules, and each public class has a unique name."""
 
 import ast
 import re
@@ -10,17 +10,17 @@ from house.tree import Module, package_modules
 
 MAX_MODULES = 12
 SELF_CONTAINED = "fanin.datacenter.models"
-"""Each module here is a whole model that can be read by itself, so layers of two models may share a name."""
+"""Each module here is a complete, self-contained model, so layers of two models may share a name."""
 
 
 def sizes(modules: Iterable[Module]) -> Counter[str]:
-    """The number of modules in each folder, ``__init__`` left out."""
+    """Return the number of modules in each folder, without ``__init__``."""
     paths = (PurePath(module.path) for module in modules)
     return Counter(str(path.parent) for path in paths if path.name != "__init__.py")
 
 
 def owners(modules: Iterable[Module]) -> dict[str, list[str]]:
-    """The modules that define each public class."""
+    """Return the modules that define each public class."""
     places = defaultdict(list)
     for module in modules:
         for node in module.tree().body:
@@ -30,13 +30,13 @@ def owners(modules: Iterable[Module]) -> dict[str, list[str]]:
 
 
 def shared(modules: Iterable[Module]) -> dict[str, list[str]]:
-    """The public classes that several modules define."""
+    """Return the public classes that several modules define."""
     kept = (module for module in modules if not module.name.startswith(SELF_CONTAINED))
     return {name: places for name, places in owners(kept).items() if len(places) > 1}
 
 
 def unlisted(modules: Iterable[Module]) -> dict[str, list[str]]:
-    """The modules and subfolders that the docstring of their room's ``__init__`` does not name."""
+    """Return the modules and subfolders that the docstring of their room's ``__init__`` does not name."""
     docstrings: dict[str, str] = {}
     contents = defaultdict(set)
     for module in modules:

@@ -1,4 +1,4 @@
-"""Files, functions and parameter lists stay small enough to be read in one go."""
+"""Limits on the size of files, functions and parameter lists."""
 
 import ast
 from collections.abc import Iterator
@@ -15,25 +15,25 @@ OPERATOR_FORMS = (
     "fanin.edge.export.modules.plain.",
     "fanin.edge.export.tracing.attention",
 )
-"""Public functions here replace operators or layers of torch and have their parameters: torch decides the number."""
+"""Public functions here replace operators or layers of torch, so torch determines their number of parameters."""
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def functions(module: Module) -> Iterator[tuple[str, Function]]:
-    """Each function of a module with the place to say."""
+    """Yield each function of a module with its place for the error message."""
     for node in ast.walk(module.tree()):
         if isinstance(node, Function):
             yield f"{module.path}:{node.lineno} {node.name}", node
 
 
 def body_lines(function: Function) -> int:
-    """Lines from the first statement after the docstring to the last; 0 for a docstring alone."""
+    """Return the number of lines from the first statement after the docstring to the last; 0 for a docstring alone."""
     body = function.body[1:] if ast.get_docstring(function) is not None else function.body
     return (body[-1].end_lineno or body[-1].lineno) - body[0].lineno + 1 if body else 0
 
 
 def parameters(function: Function) -> int:
-    """How many a caller may give: ``self`` and ``cls`` left out, and a command's flags, which only typer gives."""
+    """Return the number of parameters, without ``self``, ``cls`` and a command's flags, which only typer passes."""
     arguments = function.args
     named = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
     named += [star for star in (arguments.vararg, arguments.kwarg) if star is not None]
@@ -41,13 +41,13 @@ def parameters(function: Function) -> int:
 
 
 def is_flag(argument: ast.arg) -> bool:
-    """Whether an annotation declares a flag: ``Annotated[..., typer.Option(...)]``, or a name that commands share."""
+    """Return whether an annotation declares a flag: ``Annotated[..., typer.Option(...)]`` or a shared name for one."""
     text = "" if argument.annotation is None else ast.unparse(argument.annotation)
     return "typer." in text or text.endswith(("Option", "Argument"))
 
 
 def is_operator_form(module: Module, function: Function) -> bool:
-    """Whether a function replaces one of torch's; Tests of the forms compare the signatures."""
+    """Return whether a function replaces one of torch's. Tests of the forms compare the signatures."""
     is_public = not function.name.startswith("_") or function.name == "__call__"
     return module.name.startswith(OPERATOR_FORMS) and is_public
 

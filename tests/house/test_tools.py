@@ -1,4 +1,4 @@
-"""Tests, examples and benchmarks import what there is: a benchmark is run too seldom to find out by itself."""
+"""Tests, examples and benchmarks import existing names. A benchmark runs too seldom to detect a missing one."""
 
 import ast
 
@@ -6,7 +6,7 @@ from house.tree import GENERATED, Module, module_names, package_modules, tool_mo
 
 
 def defined(module: Module) -> set[str]:
-    """What a module's text gives a name to, at its top level and within what runs there."""
+    """Return the names that a module defines: at its top level, and in the blocks that run there."""
     found = set()
     for node in ast.walk(module.tree()):
         match node:
@@ -20,7 +20,7 @@ def defined(module: Module) -> set[str]:
 
 
 def missing(tools: tuple[Module, ...], package: tuple[Module, ...], known: frozenset[str]) -> list[str]:
-    """Names that tools import from modules of ours, and that are not there."""
+    """Return the names that tools import from fanin's modules and that do not exist."""
     names = {module.name: defined(module) for module in package}
     found = []
     for tool in tools:

@@ -1,4 +1,4 @@
-"""The wheel carries the fanin packages whole, and nothing else."""
+"""The wheel contains the complete fanin packages, and no other files."""
 
 import shutil
 import subprocess
@@ -14,10 +14,10 @@ INFO = "fanin-0.1.0.dist-info"
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
-    """A wheel of this tree, built from a copy so that nothing is left in the tree."""
+    """A wheel of this tree, built from a copy so that no build output stays in the tree."""
     source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
     for name in (*SOURCE_ROOTS, "tests"):
-        # Caches come and go while other tests run; one is put there on purpose below.
+        # Other tests create and remove caches meanwhile. The test adds one on purpose below.
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
     cached = source / "server/fanin/server/rounds/__pycache__/machine.cpython-311.pyc"
     cached.parent.mkdir()

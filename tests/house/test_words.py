@@ -1,4 +1,4 @@
-"""What is not written here: hidden exceptions from the rules, catch-alls without a reason, work left for later."""
+"""Patterns that the source must not contain: silenced rules, catch-alls without a reason, unfinished work."""
 
 import ast
 import re
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from house.tree import Module, package_modules, tool_modules
 
-# Put together from halves, so that this file does not find itself.
+# The patterns are joined from halves, so that this file does not match them.
 LATER = re.compile(r"\b(TO" + r"DO|FIX" + r"ME|XX" + r"X|HA" + r"CK)\b")
 NOQA = re.compile(r"#\s*(no" + r"qa|ruff:\s*no" + r"qa|mypy:\s*ignore-errors)")
 BARE_IGNORE = re.compile(r"#\s*type:\s*ig" + r"nore(?!\[)")
@@ -20,31 +20,31 @@ Found = Iterator[str]
 
 
 def later(module: Module) -> Found:
-    """Work left for later."""
+    """Yield marks of unfinished work."""
     yield from _lines(module, LATER)
 
 
 def hidden(module: Module) -> Found:
-    """A rule silenced in place."""
+    """Yield comments that silence a rule."""
     yield from _lines(module, NOQA)
     yield from _lines(module, BARE_IGNORE)
 
 
 def patched(module: Module) -> Found:
-    """Our own code replaced under its users: pass a fake in instead (fanin.clients.testing has them)."""
+    """Yield patches of fanin's own code: pass a fake as an argument instead (fanin.clients.testing has some)."""
     yield from _lines(module, PATCHES)
 
 
 def without_docstring(module: Module) -> Found:
-    """A module that does not say what it is; an empty ``__init__`` has nothing to say."""
+    """Yield a module without a docstring. An empty ``__init__`` needs none."""
     if module.text.strip() and ast.get_docstring(module.tree()) is None:
         yield f"{module.path}: got no module docstring, expected what it is and the rule it keeps"
 
 
 def broad(module: Module) -> Found:
-    """A handler that keeps everything, without a comment on its line or the next that says why.
+    """Yield handlers that catch all exceptions without a comment on their line or the next that gives the reason.
 
-    One that ends by raising the same again only tidies up, and needs no excuse.
+    A handler that ends by raising the same exception again needs no comment.
     """
     lines = module.text.splitlines()
     handlers = (node for node in ast.walk(module.tree()) if isinstance(node, ast.ExceptHandler))
@@ -56,7 +56,7 @@ def broad(module: Module) -> Found:
 
 
 def printed(module: Module) -> Found:
-    """Output from a room that has no terminal."""
+    """Yield calls of ``print`` in a room that has no terminal."""
     if module.name.startswith(PRINTING):
         return
     for node in ast.walk(module.tree()):
@@ -65,7 +65,7 @@ def printed(module: Module) -> Found:
 
 
 def anything(module: Module) -> Found:
-    """A public signature or field that says Any, where it could say what it is."""
+    """Yield public signatures and fields with the type Any."""
     for node in ast.walk(module.tree()):
         for annotation in _public_annotations(node):
             names = {
@@ -76,7 +76,7 @@ def anything(module: Module) -> Found:
 
 
 def compared_formats(module: Module) -> Found:
-    """A comparison with the name of a graph format in the edge: the format's record says what differs."""
+    """Yield comparisons with a graph format's name in fanin.edge: the format's record holds the differences."""
     comparisons = (node for node in ast.walk(module.tree()) if isinstance(node, ast.Compare))
     for node in comparisons if module.name.startswith("fanin.edge.") else ():
         for constant in (part for each in (node.left, *node.comparators) for part in ast.walk(each)):

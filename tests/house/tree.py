@@ -1,6 +1,6 @@
-"""What stands in the source tree, as it is on disk and as pyproject.toml says: the facts that the house tests judge.
+"""The source tree on disk and in pyproject.toml: the facts that the house tests check.
 
-A test here takes a text or a tree and returns what is wrong with it, so that it can also be shown something wrong.
+A check accepts a text or a tree and returns its faults, so that a test can also pass it a faulty one.
 """
 
 import ast
@@ -20,14 +20,14 @@ GENERATED: Final = "_pb2"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Module:
-    """One Python file of ours: where it is, its dotted name ("" outside the package) and its text."""
+    """One Python file of the project: its path, its dotted name ("" outside the package) and its text."""
 
     path: str
     name: str
     text: str
 
     def tree(self) -> ast.Module:
-        """Its syntax tree."""
+        """Return the syntax tree."""
         return _parsed(self.text, self.path)
 
 
@@ -42,24 +42,24 @@ class Contract:
 
 @cache
 def _parsed(text: str, path: str) -> ast.Module:
-    """Parse a file once for all rules: no rule changes the tree."""
+    """Parse a file. The result is cached for all rules, and no rule changes the tree."""
     return ast.parse(text, path)
 
 
 @cache
 def package_modules() -> tuple[Module, ...]:
-    """The modules that the wheel carries, generated code left out."""
+    """Return the modules in the wheel, without generated code."""
     return tuple(module for root in SOURCE_ROOTS for module in _modules(root, ROOT / root))
 
 
 @cache
 def tool_modules() -> tuple[Module, ...]:
-    """Tests, examples and benchmarks."""
+    """Return the modules of tests, examples and benchmarks."""
     return tuple(module for folder in TOOLS for module in _modules(folder, None))
 
 
 def module_names() -> frozenset[str]:
-    """Every module and package of ours that can be imported, generated code among them."""
+    """Return the names of all importable modules and packages of fanin, including generated code."""
     names = set()
     for root in SOURCE_ROOTS:
         for path in sorted((ROOT / root).rglob("*.py")):
@@ -68,7 +68,7 @@ def module_names() -> frozenset[str]:
 
 
 def portions() -> Mapping[str, Path]:
-    """The namespace's portions on disk: the dotted name and the folder of each package directly under ``fanin``."""
+    """Return the portions of the namespace: the dotted name and the folder of each package directly under ``fanin``."""
     return {
         f"fanin.{folder.name}": folder
         for root in SOURCE_ROOTS
@@ -78,17 +78,17 @@ def portions() -> Mapping[str, Path]:
 
 
 def root_packages() -> tuple[str, ...]:
-    """The packages that the import contracts look at."""
+    """Return the packages that the import contracts cover."""
     return tuple(_pyproject()["tool"]["importlinter"]["root_packages"])
 
 
 def typed_packages() -> tuple[str, ...]:
-    """The packages that mypy looks at."""
+    """Return the packages that mypy checks."""
     return tuple(_pyproject()["tool"]["mypy"]["packages"])
 
 
 def contracts() -> tuple[Contract, ...]:
-    """The import contracts."""
+    """Return the import contracts."""
     return tuple(
         Contract(
             id=table["id"],
@@ -100,21 +100,21 @@ def contracts() -> tuple[Contract, ...]:
 
 
 def exceptions_in_contracts() -> tuple[str, ...]:
-    """The ids of contracts that let something through."""
+    """Return the ids of contracts with exceptions."""
     return tuple(
         table["id"] for table in _pyproject()["tool"]["importlinter"]["contracts"] if "ignore_imports" in table
     )
 
 
 def requirements() -> Mapping[str, tuple[str, ...]]:
-    """What each extra requires; the core is under ""."""
+    """Return the requirements of each extra; the core requirements are under ""."""
     project = _pyproject()["project"]
     extras = {name: tuple(needs) for name, needs in project["optional-dependencies"].items()}
     return {"": tuple(project["dependencies"]), **extras}
 
 
 def ignored_names() -> tuple[str, ...]:
-    """The patterns of .gitignore, without their slashes."""
+    """Return the patterns of .gitignore, without their slashes."""
     return tuple(line.strip("/") for line in (ROOT / ".gitignore").read_text().splitlines() if line)
 
 
@@ -125,7 +125,7 @@ def _pyproject() -> Mapping[str, Any]:
 def _names_in(table: Mapping[str, Any]) -> Iterator[str]:
     for key in ("layers", "modules", "protected_modules", "allowed_importers", "source_modules", "forbidden_modules"):
         for entry in table.get(key, ()):
-            # A layer may hold siblings.
+            # A layer may contain siblings.
             yield from (name.strip() for name in entry.split("|"))
 
 

@@ -1,8 +1,9 @@
-"""Laws of a closed set: the same Updates give the same Version, by whatever way they came and whoever folds them.
+"""Laws of a closed set: the same Updates give the same Version, for any course of the Run and any way of folding.
 
-Two kinds. Through the whole coordinator, on a virtual clock: orders, interleavings, lines that break, lies, devices
-and coordinators that stop and go on. And of the fold alone, from payload bytes to parameter bytes: any tree of partial
-sums, as relays will send them, and any number of folders of one set, as replicas will be.
+The first kind of test runs the complete coordinator on a virtual clock. It varies the order of Updates, and adds broken
+connections, dishonest devices, and devices and coordinators that stop and resume. The second kind tests the fold alone,
+from payload bytes to parameter bytes. It uses any tree of partial sums, as in relays, and any number of folds of one
+set, as in replicas.
 """
 
 import random
@@ -46,7 +47,7 @@ HABITS = st.builds(
 
 
 def closing_with_all(codec: str) -> Plan:
-    """Every Round waits for every device."""
+    """Return a Plan in which every Round waits for every device."""
     spec = m.CodecSpec(name=codec, max_shift=DEFAULT_MAX_SHIFTS[codec])
     return plan(
         concurrency=NUM_DEVICES,
@@ -60,12 +61,12 @@ def closing_with_all(codec: str) -> Plan:
 
 @cache
 def undisturbed(codec: str) -> tuple[str, ...]:
-    """The Versions when nothing happens."""
+    """Return the Versions of a Run without faults."""
     with TemporaryDirectory() as folder:
         return told(Path(folder), closing_with_all(codec), [CALM] * NUM_DEVICES).digests
 
 
-# An example is a whole federation: one that fails is told as it is, for smaller ones would be sought for minutes.
+# An example is a complete federation. A failure is not shrunk, because that would take minutes.
 @settings(max_examples=12, phases=(Phase.explicit, Phase.generate))
 @given(
     st.integers(0, 1 << 32),
@@ -84,7 +85,7 @@ def test_any_way_through_the_coordinator_gives_the_same_versions(
 
 @dataclass(frozen=True)
 class Sent:
-    """A committed Update: its header, its bytes, and how late it is."""
+    """A committed Update: its header, its payload, and its lag."""
 
     header: m.UpdateHeader
     payload: bytes
@@ -93,7 +94,7 @@ class Sent:
 
 @dataclass(frozen=True)
 class Closed:
-    """A closed set and what it is folded with."""
+    """A closed set, and the inputs of its fold."""
 
     table: TensorTable
     plan: Plan
@@ -103,11 +104,11 @@ class Closed:
 
     @property
     def layout(self) -> VectorLayout:
-        """One group: the parameters."""
+        """The layout with a single group: the parameters."""
         return VectorLayout(table=self.table)
 
     def add(self, total: PartialSum, update: Sent, rng: random.Random) -> PartialSum:
-        """Fold one Update in, its payload cut anyhow between values."""
+        """Add one Update to the sum. Its payload is cut at random places between values."""
         size = CODECS[update.header.codec].bits // 8
         num_values = len(update.payload) // size
         cuts = sorted(rng.randint(0, num_values) * size for _ in range(rng.randint(0, 4)))
@@ -117,8 +118,10 @@ class Closed:
         return accept(total, self.table, contribution_of(update.header, pieces, self.plan, self.layout, update.lag))
 
     def published(self, total: PartialSum, rng: random.Random) -> tuple[bytes, object]:
-        """The next parameters' bytes, all else that the next Round is made of, and the sum itself, which has more bits
-        than any of them."""
+        """Return the bytes of the next parameters, all other results for the next Round, and the sum itself.
+
+        The sum has more bits than any of the others.
+        """
         aggregate = Aggregate(
             part=lambda first, last: finish(total, self.table, self.grid, (first, last)),
             reaches=total.reaches,
@@ -134,7 +137,7 @@ class Closed:
 
 @st.composite
 def closed_sets(draw: st.DrawFn) -> Closed:
-    """Any: weights up to the Plan's cap and beyond, shifts, stale Updates from other grids, both codecs."""
+    """Draw any closed set: weights up to and above the Plan's cap, shifts, stale Updates of other grids, all codecs."""
     table, codec = draw(tables()), draw(st.sampled_from(sorted(CODECS)))
     num_updates = draw(st.integers(1, 6))
     wanted = plan(
@@ -178,7 +181,7 @@ Fold = Callable[[Closed, Sequence[Sent], random.Random], PartialSum]
 
 
 def in_order(closed: Closed, updates: Sequence[Sent], rng: random.Random) -> PartialSum:
-    """One folder, in the order given."""
+    """Fold the Updates in one process, in the given order."""
     total = begin(closed.table)
     for update in updates:
         total = closed.add(total, update, rng)
@@ -186,8 +189,11 @@ def in_order(closed: Closed, updates: Sequence[Sent], rng: random.Random) -> Par
 
 
 def by_relays(closed: Closed, updates: Sequence[Sent], rng: random.Random) -> PartialSum:
-    """A tree: each relay folds some devices of its own and merges the partial sums of relays below it, some of which
-    have nothing to send, in the order in which they come."""
+    """Fold the Updates by a tree of relays.
+
+    Each relay folds its own devices and merges the partial sums of the relays below it, in order of arrival. Some
+    relays have no Update to send.
+    """
     if len(updates) <= 1 or rng.random() < 0.3:
         return in_order(closed, rng.sample(updates, len(updates)), rng)
     num_below = rng.randint(1, 3)
@@ -205,7 +211,7 @@ def by_relays(closed: Closed, updates: Sequence[Sent], rng: random.Random) -> Pa
 
 
 def after_a_restart(closed: Closed, updates: Sequence[Sent], rng: random.Random) -> PartialSum:
-    """A replica that had folded some of the set when it ended: the sum is a cache, the set is what counts."""
+    """Fold by a replica that restarts in the middle: the sum is only a cache of the set."""
     order = rng.sample(updates, len(updates))
     in_order(closed, order[: rng.randint(0, len(order))], rng)
     return in_order(closed, rng.sample(updates, len(updates)), rng)

@@ -1,4 +1,4 @@
-"""Laws of the codecs: a step of error at most, nothing lost that the grid can hold, everything counted."""
+"""Laws of the codecs: an error of at most one step, no loss of values on the grid, and counts of all changed values."""
 
 from collections.abc import Sequence
 from fractions import Fraction
@@ -37,7 +37,7 @@ def limit(name: str) -> int:
 
 
 def steps(grid: Sequence[int], shifts: Sequence[int]) -> list[Fraction]:
-    """The step of each value, exactly."""
+    """Return the exact step of each value."""
     blocks = [Fraction(2) ** (exponent + shift) for exponent, shift in zip(grid, shifts, strict=True)]
     return [step for step, spec in zip(blocks, TABLE.specs, strict=True) for _ in range(spec.num_values)]
 
@@ -60,7 +60,7 @@ def test_each_value_is_a_step_beside_it_or_the_end(
             num_beyond += 1
             assert q == (limit(name) if exact > 0 else -limit(name))
     assert encoded.num_rounded == num_rounded
-    # Less than a step beyond the end, a value may round back to it.
+    # A value less than a step beyond the end may be rounded back to the end.
     assert encoded.num_saturated <= num_beyond
     assert (encoded.num_saturated > 0) <= (max_shift in encoded.shifts)
 
@@ -87,7 +87,7 @@ def test_int8_is_right_on_average(value: float, exponent: int, seed: int) -> Non
     encoded = CODECS["int8"].encode(many, update, (exponent,), 4, np.random.default_rng(seed))
     step = 2.0 ** (exponent + encoded.shifts[0])
     mean = float(CODECS["int8"].decode(memoryview(encoded.payload)).mean()) * step
-    # Hoeffding: a bounded error of one step is over 0.04 step on average with probability 2 exp(-2 n 0.04^2) < 1e-27.
+    # Hoeffding: with errors of at most a step, the mean exceeds 0.04 step with probability 2 exp(-2 n 0.04^2) < 1e-27.
     assert abs(mean - value) <= 0.04 * step
 
 

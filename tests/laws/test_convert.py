@@ -75,7 +75,7 @@ def test_every_converter_has_its_pair() -> None:
         for name in vars(module)
         if name.endswith("_to_proto") and name[0] != "_"
     }
-    # A ReportReply reads as an UploadReply: it has a test of its own below.
+    # A ReportReply is read as an UploadReply. It has its own test below.
     assert names - {"report_reply"} == set(PAIRS)
 
 
@@ -105,11 +105,11 @@ def test_no_bytes_raise_anything_but_invalid_input(name: str, data: st.DataObjec
         try:
             message = kind.FromString(wire)
         except DecodeError:
-            continue  # the rim maps it
+            continue  # the gRPC layer maps this error
         try:
             value = from_proto(message)
         except InvalidInput as exc:
             assert ", expected " in str(exc) or "unknown states" in str(exc)
             continue
-        # What was read can be said again, and reads the same.
+        # A value that was read can be written again, and is read back unchanged.
         assert repr(from_proto(kind.FromString(to_proto(value).SerializeToString()))) == repr(value)

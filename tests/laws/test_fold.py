@@ -1,4 +1,4 @@
-"""Laws of the fold: an exact integer sum whatever the order, the cutting and the tree."""
+"""Laws of the fold: an exact integer sum for any order, any cuts and any tree."""
 
 import random
 from collections import Counter
@@ -24,9 +24,9 @@ LIMIT = largest_value(32)
 
 
 def contribution(table: TensorTable, rng: random.Random) -> Contribution:
-    """Any Update of a Plan with max_shift 8, some of them made for an earlier grid: whole, in one piece."""
+    """Return any Update of a Plan with max_shift 8, in one piece. Some Updates are for an earlier grid."""
     values = np.array([rng.choice((rng.randint(-LIMIT, LIMIT), LIMIT, -LIMIT, 0)) for _ in range(table.num_values)])
-    # Each group of a vector has a weighting of its own, so the weights of blocks may differ.
+    # Each group of a vector has its own weighting, so the weights of blocks may differ.
     fresh_weights = tuple(rng.randint(1, 4096 * WEIGHT_UNIT) for _ in table.specs)
     return Contribution(
         weights=tuple(rng.randint(1, weight) for weight in fresh_weights),
@@ -40,7 +40,7 @@ def contribution(table: TensorTable, rng: random.Random) -> Contribution:
 
 
 def cut(update: Contribution, rng: random.Random) -> Contribution:
-    """The same Update in other pieces, some of them empty, as a stream."""
+    """Return the same Update as a stream of other pieces, some of them empty."""
     (whole,) = update.pieces
     cuts = sorted(rng.randint(0, whole.size) for _ in range(rng.randint(0, 5)))
     pieces: Iterator[Integers] = iter(np.split(whole, cuts))
@@ -99,9 +99,9 @@ def test_accept_raises_before_it_changes_anything(table: TensorTable, rng: rando
     (values,) = good.pieces
     if (fault == "shorter" and not values.size) or (fault in ("weight", "heavy") and not table.specs):
         fault = "longer"
-    # The shorter one lacks its last value only: all that comes before it must not be added either.
+    # The shorter Update lacks only its last value. The values before it must not be added either.
     pieces = {"longer": (values, np.ones(1, np.int32)), "shorter": (values[:-1],)}.get(fault, (values,))
-    # Only the weight of the last block is wrong: the blocks before it must not be added either.
+    # Only the weight of the last block is wrong. The blocks before it must not be added either.
     last = {"weight": (0,), "heavy": tuple(weight + 1 for weight in good.fresh_weights[-1:])}
     bad = replace(
         good,
@@ -138,7 +138,7 @@ def test_no_admitted_plan_can_overflow(wanted: Plan) -> None:
 def test_the_extreme_update_of_an_admitted_plan_folds_exactly(wanted: Plan, sign: int) -> None:
     table = TensorTable.of({"a": (1,)})
     codec = CODECS[wanted.codec.name]
-    # A peer may send the lowest value too, which no encoder makes.
+    # A peer may also send the lowest value, which no encoder produces.
     value = largest_value(codec.bits) if sign > 0 else -(1 << (codec.bits - 1))
     payload = value.to_bytes(codec.bits // 8, "little", signed=True)
     weight, shift = wanted.aggregation.max_examples * WEIGHT_UNIT, wanted.codec.max_shift
@@ -146,7 +146,7 @@ def test_the_extreme_update_of_an_admitted_plan_folds_exactly(wanted: Plan, sign
     update = fresh(weight, (shift,), wanted.codec, pieces)
     one = accept(begin(table), table, update)
     assert int(one.values[0]) == weight * (value << shift)
-    # All of the Round's Updates at once: the last doubling is where an overflow would be.
+    # The sum of all the Round's Updates: an overflow would occur in the last addition.
     half = replace(begin(table), values=one.values * (wanted.cohort.buffer - 1))
     whole = merge(half, one)
     assert int(whole.values[0]) == wanted.cohort.buffer * weight * (value << shift)

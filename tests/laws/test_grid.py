@@ -1,4 +1,4 @@
-"""Laws of the grid: it holds what it promises, resolves what it can, and no minority of liars moves it."""
+"""Laws of the grid: it fits the expected Updates, uses the codec's bits, and no minority of liars moves it."""
 
 from collections.abc import Sequence
 
@@ -30,7 +30,7 @@ from fanin.server.aggregation.folding import first_grid_of
 
 TABLE = TensorTable.of({"a": (3,), "b": (2,), "c": (0,)})
 ONE = TensorTable.of({"a": (1,)})
-# Beyond 2^90 the step would be coarser than MAX_EXPONENT allows: no model that trains is there.
+# Beyond 2^90 the step would be coarser than MAX_EXPONENT allows. No trainable model has such values.
 VALUES = st.lists(st.floats(-(2.0**66), 2.0**66, width=32), min_size=5, max_size=5).map(
     lambda values: np.array(values, np.float32)
 )
@@ -45,12 +45,12 @@ def encode(table: TensorTable, update: Float32s, grid: Sequence[int], spec: Code
 
 
 def reaches(rows: Sequence[Sequence[int]]) -> Reaches:
-    """From the columns of each block's Updates."""
+    """Count the reach columns of each block's Updates."""
     return np.array([np.bincount(row, minlength=NUM_REACHES) for row in rows], np.int64).reshape(-1, NUM_REACHES)
 
 
 def column_of(update: float, exponent: int, spec: CodecSpec) -> int:
-    """The reach that the coordinator measures in a device's Update of one value, encoded on a grid."""
+    """Return the reach that the coordinator measures in an Update of one value, encoded on a grid."""
     encoded = encode(ONE, np.array([update], np.float32), (exponent,), spec)
     pieces = (CODECS[spec.name].decode(memoryview(encoded.payload)),)
     total = accept(begin(ONE), ONE, fresh(1, encoded.shifts, spec, pieces))
@@ -73,7 +73,7 @@ def test_a_first_grid_does_not_depend_on_the_pieces(parameters: Float32s, cuts: 
 
 
 def rounded(update: float, exponent: int, spec: CodecSpec) -> float:
-    """The value that the coordinator reads from an Update of one value, encoded on a grid."""
+    """Return the value that the coordinator reads from an Update of one value, encoded on a grid."""
     encoded = encode(ONE, np.array([update], np.float32), (exponent,), spec)
     (steps,) = CODECS[spec.name].decode(memoryview(encoded.payload)).tolist()
     return float(np.ldexp(steps, exponent + encoded.shifts[0]))
@@ -111,7 +111,7 @@ def test_a_block_moves_by_at_most_2_bits_a_round_and_stays_within_the_limits(
 
 @st.composite
 def with_liars(draw: st.DrawFn) -> tuple[list[int], list[int]]:
-    """The columns of honest Updates of one block, and those of liars: at most a third of all."""
+    """Draw the reach columns of honest Updates of one block, and those of liars, which are at most a third of all."""
     honest = draw(COLUMNS)
     return honest, draw(st.lists(st.integers(0, NUM_REACHES - 1), max_size=len(honest) // 2))
 
@@ -136,8 +136,11 @@ def test_a_third_of_liars_leave_the_grid_between_what_honest_devices_lead_to(
 
 @st.composite
 def attacks(draw: st.DrawFn) -> tuple[list[tuple[list[float], list[float]]], CodecSpec]:
-    """Rounds with what honest devices move a block of one value by, within 2^3 of each other (their reaches are then
-    within 2^4) and not below what a first grid resolves, and what liars send: fewer than a third, anything at all."""
+    """Draw Rounds with the changes of honest devices and of liars for a block of one value, and a codec.
+
+    Honest changes are within a factor of 2^3, so their reaches are within 2^4. A first grid resolves all of them.
+    Liars are fewer than a third, and send any values.
+    """
     num_liars = draw(st.integers(1, 3))
     num_honest = draw(st.integers(2 * num_liars + 1, 10))
     scale = draw(st.integers(-20, 4))

@@ -1,4 +1,4 @@
-"""Laws of vectors with groups: each has its own weights and grid, and moves its own auxiliary tensor."""
+"""Laws of vectors with groups: each group has its own weights and grid, and moves its own auxiliary tensor."""
 
 import math
 import random
@@ -66,7 +66,7 @@ def fold(rule: Rule | ColumnRule, drawn: Drawn, grid: Sequence[int], rng: random
 
 
 def whole(aggregate: Aggregate, rng: random.Random) -> list[float]:
-    """The aggregate of all groups, read in two parts: the second one begins in any group."""
+    """Return the aggregate of all groups, read in two parts. The second part may begin in any group."""
     cut = rng.randint(0, 2 * NUM)
     return [*aggregate.part(0, cut).tolist(), *aggregate.part(cut, 2 * NUM).tolist()]
 
@@ -81,7 +81,7 @@ def test_the_mean_of_each_group_is_that_of_fractions_with_its_own_weights(
         total = sum(
             w * (values[position] << shifts[block]) for w, (_, shifts, values) in zip(weights, drawn, strict=True)
         )
-        # The sum is exact; its conversion and the division are one rounding each.
+        # The sum is exact. Its conversion and the division are rounded once each.
         rounded = math.ldexp(float(total * WEIGHT_UNIT), grid[block]) / float(sum(weights) * WEIGHT_UNIT)
         assert outcome[position] == rounded
         exact = Fraction(total, sum(weights)) * Fraction(2) ** grid[block]
@@ -101,7 +101,7 @@ def test_a_trimmed_mean_trims_each_group_for_itself(
 
 @given(plans(), st.integers(1, 1 << 40), st.integers(0, 1000))
 def test_the_weight_of_one_never_exceeds_that_of_the_examples(wanted: Plan, examples: int, staleness: int) -> None:
-    """So the headroom that a Plan proves for the parameters is enough for every group."""
+    """Therefore the headroom that a Plan guarantees for the parameters suffices for every group."""
     weights = weights_of(header(examples, b""), wanted.aggregation.max_examples, staleness)
     assert 1 <= weights[Weighting.ONE] <= weights[Weighting.EXAMPLES]
     largest = (1 << (CODEC_BITS[wanted.codec.name] - 1)) << wanted.codec.max_shift
@@ -153,7 +153,7 @@ FLOATS = st.lists(st.floats(-1e6, 1e6, width=32), min_size=NUM, max_size=NUM)
 
 
 def auxiliary_step(mean: Sequence[float], stage: Stage, num_updates: int = 3) -> AuxiliaryStep:
-    """The step for an aggregate whose group ``control`` is ``mean``; the parameters' part would be noticed."""
+    """Return the step for an aggregate whose group ``control`` is ``mean``. NaN parameters would reveal their use."""
     values = np.array([*([np.nan] * NUM), *mean])
     aggregate = Aggregate(part=lambda first, last: values[first:last], reaches=no_reaches(LAYOUT.whole), counts={})
     return AuxiliaryStep(aggregate, LAYOUT, {"scaffold": stage}, num_updates)
@@ -217,7 +217,7 @@ def test_what_no_auxiliary_tensor_can_be_is_refused(fault: str, text: str) -> No
 
 
 class Raising(Scaffold):
-    """A stage whose ``advance`` raises."""
+    """A stage whose ``advance`` raises an error."""
 
     def advance(self, auxiliary: Float64s, aggregate: Float64s, num_updates: int) -> Float64s:
         raise ValueError("no such device")

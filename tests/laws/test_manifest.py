@@ -1,4 +1,4 @@
-"""Law of the manifest: whatever stands in its place, it is refused as InvalidBundle or means what it says."""
+"""Law of the manifest: any other bytes or values are refused as InvalidBundle, or are read back unchanged."""
 
 import json
 from typing import Any
@@ -18,7 +18,7 @@ VALUES = st.recursive(
 
 
 def places(row: Any) -> list[tuple[Any, Any]]:
-    """Every (container, key) in a JSON tree."""
+    """Return every (container, key) in a JSON tree."""
     keys = list(row) if isinstance(row, dict) else list(range(len(row))) if isinstance(row, list) else []
     return [(row, key) for key in keys] + [place for key in keys for place in places(row[key])]
 

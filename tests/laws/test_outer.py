@@ -1,4 +1,4 @@
-"""Outer optimizers: what they compute, in any slices; and that the contract catches breaches."""
+"""Outer optimizers: their results in any slices, and a contract that catches breaches."""
 
 from collections.abc import Mapping
 
@@ -34,7 +34,7 @@ def outer_step(optimizer: OuterOptimizer, aggregate: Float64s) -> OuterStep:
 def test_nesterov_is_that_of_plain_python(
     start: list[float], aggregates: list[list[float]], rate: float, momentum: float, data: st.DataObject
 ) -> None:
-    """Each operation is one rounding, and state and parameters are rounded to float32 after each step."""
+    """Each operation rounds once, and state and parameters are rounded to float32 after each step."""
     optimizer = Nesterov(rate, momentum)
     parameters, state = np.array(start, np.float32), dict[str, list[Float32s]]()
     slow, velocity = [float(value) for value in parameters], [0.0] * SIZE
@@ -43,7 +43,7 @@ def test_nesterov_is_that_of_plain_python(
         step = outer_step(optimizer, np.array(aggregate))
         slices = np.split(parameters, data.draw(cuts))
         after = np.concatenate(list(step.parameters(slices, state)))
-        # What is stored is read in other slices than it was written in.
+        # The stored state is read in other slices than it was written in.
         stored = np.concatenate(list(step.state("momentum", slices, state)))
         parameters, state = after, {"momentum": np.split(stored, data.draw(cuts))}
         for index, change in enumerate(aggregate):
@@ -68,7 +68,7 @@ def test_our_optimizers_keep_the_contract(optimizer: OuterOptimizer) -> None:
 
 
 class Broken(Nesterov):
-    """Nesterov, as a sketch of an author might break the contract."""
+    """Nesterov with one typical breach of the contract."""
 
     def __init__(self, fault: str) -> None:
         super().__init__(0.5, 0.9)

@@ -1,4 +1,4 @@
-"""Laws of the canonical parameter bytes: one encoding for each value, and nothing else decodes."""
+"""Laws of the canonical parameter bytes: each value has one encoding, and no other bytes decode."""
 
 import json
 
@@ -13,7 +13,7 @@ from fanin.protos.errors import InvalidInput
 
 
 def flat_of(table: TensorTable, seed: int) -> Float32s:
-    """Values of any bits: NaN, infinities and denormals among them."""
+    """Return values with any bits, including NaN, infinities and denormals."""
     return np.frombuffer(np.random.default_rng(seed).bytes(4 * table.num_values), np.float32)
 
 

@@ -1,4 +1,4 @@
-"""Laws of Plans: those that exist can be written as TOML and read back, and codecs have one list."""
+"""Laws of Plans: every Plan can be written as TOML and read back, and all lists of codecs agree."""
 
 import base64
 import json
@@ -16,7 +16,7 @@ from fanin.protos.plans.keys import SectionField, fields_of
 
 
 def toml_of(wanted: Plan) -> str:
-    """The Plan as a person would write it out in full."""
+    """Return the Plan as TOML with all its keys."""
     lines = [f'name = "{wanted.name}"', 'bundle = "bundle"']
     for table in ("cohort", "training", "codec", "aggregation", "stop", "evaluation"):
         lines.append(f"[{table}]")
@@ -45,7 +45,7 @@ def toml_of(wanted: Plan) -> str:
 
 
 def setting_toml(value: object) -> str:
-    """A setting of a Flower app as a TOML value."""
+    """Return a setting of a Flower app as a TOML value."""
     match value:
         case bool():
             return str(value).lower()

@@ -1,4 +1,4 @@
-"""Rules compared with plain Python, for any Updates, order and parts; and the contract, which catches breaches."""
+"""Rules compared with plain Python for any Updates, order and parts, and a contract that catches breaches."""
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
@@ -81,7 +81,7 @@ def test_the_updates_that_are_left_out_are_counted_in_decimals(trim: float, num_
 
 @given(UPDATES.filter(lambda drawn: len(drawn) >= 4), st.integers(0, 1000))
 def test_fewer_liars_than_are_left_out_stay_within_the_honest_values(drawn: Drawn, seed: int) -> None:
-    """Whatever they send: each value is between the smallest and the largest of the honest devices."""
+    """For any values of liars, each result is between the smallest and the largest value of the honest devices."""
     rng = np.random.default_rng(seed)
     left_out = len(drawn) // 4
     lies = [(rng.choice([-(2**31) + 1, 0, 2**31 - 1], NUM_VALUES).tolist(), (6, 6)) for _ in range(left_out)]
@@ -101,7 +101,7 @@ def test_our_rules_keep_the_contract(rule: Rule | ColumnRule) -> None:
 
 
 class Broken(TrimmedMean):
-    """A trimmed mean that breaks the contract as a sketch of an author might."""
+    """A trimmed mean with one typical breach of the contract."""
 
     def __init__(self, fault: str) -> None:
         super().__init__(0.2)
@@ -162,7 +162,7 @@ def test_what_no_aggregate_can_be_is_refused(fault: str, error: str) -> None:
 
 
 class Spread(TrimmedMean):
-    """A mean that is reduced in the third pass, after two that count values and sum each Update."""
+    """A mean that is reduced in the third pass, after two passes that count values and sum each Update."""
 
     expected: Sequence[int] = ()
 
@@ -195,7 +195,7 @@ def test_a_rule_with_several_passes_sees_all_values_in_each() -> None:
 
 
 class Lossy(WeightedMean):
-    """A sum that forgets what a relay below it sent."""
+    """A sum that loses the partial sums of relays below it."""
 
     def merge(self, left: PartialSum, right: PartialSum) -> PartialSum:
         return left
@@ -207,7 +207,7 @@ def test_the_contract_catches_a_sum_that_does_not_merge() -> None:
 
 
 class Odd(WeightedMean):
-    """A sum with one method that raises."""
+    """A sum with one method that raises an error."""
 
     def __init__(self, method: str) -> None:
         self._method = method

@@ -1,4 +1,4 @@
-"""Laws of whole Runs: whatever devices, network and coordinator go through, no Update is lost or counted twice.
+"""Laws of complete Runs: with any faults of devices, network and coordinator, no Update is lost or counted twice.
 
 Each seed draws a Plan, the habits of its devices and the stops of its coordinator, and plays the Run on the virtual
 clock. ``run_of(SEED)`` replays a seed that failed.
@@ -31,7 +31,7 @@ LONGEST_S = 30 * 86400.0
 
 
 class Witness(Federation):
-    """A Federation that remembers each Update that the coordinator has acknowledged as accepted."""
+    """A Federation that records each Update that the coordinator has acknowledged as accepted."""
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed=seed)
@@ -48,15 +48,15 @@ class Witness(Federation):
 
 @dataclass(kw_only=True)
 class Course:
-    """What a Run went through.
+    """The course of a Run.
 
     Attributes:
-        plan: Its Plan.
-        events: Its record.
-        verdicts: What ``verify`` says of each Version.
+        plan: The Plan of the Run.
+        events: The record of the Run.
+        verdicts: The verdict of ``verify`` on each Version.
         committed: The Updates of each Round.
-        accepted: (device, Assignment) of each Update that was acknowledged.
-        ended_s: Virtual time of its end.
+        accepted: (device, Assignment) of each acknowledged Update.
+        ended_s: The virtual time of the end.
     """
 
     plan: Plan
@@ -129,13 +129,13 @@ def run_of(seed: int, bundle: Bundle) -> Course:
 
 def check(course: Course) -> None:
     events = [recorded.event for recorded in course.events]
-    # It ends, with a reason.
+    # The Run ends, with a reason.
     ended = events[-1]
     assert isinstance(ended, RunRested)
     assert ended.state in (RunState.FINISHED, RunState.FAILED) and ended.reason
     versions = [event for event in events if isinstance(event, VersionPublished)]
     assert ended.state is RunState.FAILED or len(versions) == course.plan.stop.max_rounds
-    # Each Version is what its Updates say.
+    # Each Version is the result of its Updates.
     assert [verdict.problem for verdict in course.verdicts] == [""] * (len(versions) + 1)
     # No Update is counted twice: neither an Assignment, nor a device in a Round.
     closed = {event.round: event.accepted for event in events if isinstance(event, RoundClosed)}
@@ -148,7 +148,7 @@ def check(course: Course) -> None:
     assert [key for key, times in folded.items() if times > 1] == []
     for number, devices in closed.items():
         assert len(set(devices)) == len(devices)
-        # The quorum is honoured.
+        # The number of Updates is between the quorum and the buffer.
         assert course.plan.cohort.quorum <= len(devices) <= course.plan.cohort.buffer
         assert {update.device_id for update in course.committed[number]} >= set(devices)
     # No acknowledged Update is lost: it is in a Version, or its Round failed or was open when the Run ended.

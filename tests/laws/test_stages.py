@@ -1,4 +1,4 @@
-"""Laws of stages: nothing of a change is lost by error feedback, and SCAFFOLD's c stays the mean of all c_i."""
+"""Laws of stages: error feedback loses no part of a change, and SCAFFOLD's c stays the mean of all c_i."""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -42,7 +42,7 @@ def pipeline(
 
 
 def sent_of(line: UpdatePipeline, payload: bytes, shifts: tuple[int, ...]) -> Float64s:
-    """The change of the parameters as the coordinator reads it, by the formula of fleet.proto."""
+    """Return the change of the parameters as the coordinator reads it, by the formula of fleet.proto."""
     dtype = "<i4" if line.codec.name == "fixed32" else "<i1"
     values = np.frombuffer(payload, dtype)[:NUM].astype(np.float64)
     for spec, start, exponent, shift in zip(TABLE.specs, TABLE.offsets, line.grid, shifts, strict=False):
@@ -72,7 +72,7 @@ def test_all_that_was_sent_and_the_residual_are_all_changes(
 
 @given(CHANGES, st.sampled_from(["fixed32", "int8"]))
 def test_the_mean_of_the_control_variates_is_the_one_of_the_version(changes: list[list[float]], codec: str) -> None:
-    """Four devices, of which one to four take part in a Round."""
+    """There are four devices, and one to four of them take part in a Round."""
     stages = stages_of([SCAFFOLD, FEEDBACK])
     scaffold = stages["scaffold"]
     assert isinstance(scaffold, Scaffold)
@@ -94,7 +94,7 @@ def test_the_mean_of_the_control_variates_is_the_one_of_the_version(changes: lis
 
 
 def test_scaffold_sends_option_two_of_the_paper() -> None:
-    """c_i+ = c_i - c + (x - y) / (K eta), of which the device sends c_i+ - c_i. These values are on the grid."""
+    """c_i+ = c_i - c + (x - y) / (K eta), and the device sends c_i+ - c_i. These values are on the grid."""
     stages = stages_of([SCAFFOLD])
     mean, change = np.full(NUM, 0.25, np.float32), np.full(NUM, -1.5, np.float32)
     states = {"scaffold": {"control": np.full(NUM, 0.5, np.float32)}}
@@ -111,7 +111,7 @@ def test_our_stages_keep_the_contract() -> None:
 
 
 class Odd:
-    """A stage that does what its function does."""
+    """A stage with one possible fault."""
 
     tensors: tuple[str, ...] = ("state",)
 
@@ -342,7 +342,7 @@ def test_two_stages_cannot_add_one_group() -> None:
 
 
 class Grouped(Scaffold):
-    """Adds groups of these names."""
+    """A stage that adds groups of these names."""
 
     def __init__(self, *names: str) -> None:
         super().__init__(4)

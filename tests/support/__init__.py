@@ -1,1 +1,1 @@
-"""What several suites share: real processes, small models, data."""
+"""Code that several suites share: real processes, small models, data."""

@@ -1,13 +1,13 @@
-"""What a process asks of the operating system, as the interpreter reports it."""
+"""Calls of a process to the operating system, as the interpreter's audit hooks report them."""
 
 import sys
 from pathlib import Path
 
 
 def opened_folders() -> list[Path]:
-    """A list that grows with each folder that is opened, which is how its names are synced.
+    """Return a list that grows with each opened folder. A folder is opened to sync its names.
 
-    An audit hook stays for as long as its process: call it in a child.
+    An audit hook cannot be removed from its process, so call this function in a child process.
     """
     found: list[Path] = []
 

@@ -1,4 +1,4 @@
-"""What every backend of a simulation does, and tasks for it."""
+"""The contract of every simulation backend, and tasks for it."""
 
 import os
 import time
@@ -20,7 +20,7 @@ class Job:
 
 
 def scaled(job: Job) -> tuple[np.ndarray, str, int]:
-    """The placed array times the number, the placed text, and the process."""
+    """Return the placed array times the number, the placed text, and the process id."""
     value = job.shared.get()
     array = value["array"]
     assert isinstance(array, np.ndarray)
@@ -28,18 +28,18 @@ def scaled(job: Job) -> tuple[np.ndarray, str, int]:
 
 
 def failing(job: Job) -> None:
-    """A task that raises."""
+    """Raise an error, as a failing task."""
     raise InvalidInput(f"job {job.number}: no such thing")
 
 
 def equal_placements(job: tuple[Placed[object], Placed[object]]) -> tuple[bool, bool]:
-    """Whether two placements are equal where the task runs, and have one hash."""
+    """Return whether two placements are equal in the task's process, and whether their hashes are equal."""
     one, other = job
     return one == other, hash(one) == hash(other)
 
 
 def check_backend(backend: Backend) -> set[int]:
-    """Hold a backend to its Protocol; the processes that ran the tasks."""
+    """Check that a backend keeps its Protocol. Return the ids of the processes that ran the tasks."""
     array = np.arange(5000, dtype=np.float32)
     placed = backend.place({"array": array, "text": "one"})
     again = backend.place({"array": array, "text": "two"})
@@ -48,7 +48,7 @@ def check_backend(backend: Backend) -> set[int]:
     for number, (values, text, _) in enumerate(results):
         np.testing.assert_array_equal(values, array * number)
         assert text == "one"
-    # The newer placement does not take the place of the older one.
+    # The newer placement does not replace the older one.
     assert backend.submit(scaled, Job(1, again))()[1] == "two"
     assert backend.submit(equal_placements, (placed, placed))() == (True, True)
     assert not backend.submit(equal_placements, (placed, again))()[0]
@@ -58,17 +58,17 @@ def check_backend(backend: Backend) -> set[int]:
         assert str(exc) == "job 7: no such thing"
     else:
         raise AssertionError("the error of a task is lost")
-    # A task that fails ends no other one.
+    # A failing task does not end other tasks.
     assert backend.submit(scaled, Job(1, placed))()[1] == "one"
     return {pid for _, _, pid in results}
 
 
 def process_of(_: object) -> tuple[int, str | None]:
-    """The process of a task that takes a while, and its number of threads."""
+    """Wait for a while. Return the process id and the number of threads."""
     time.sleep(0.5)
     return os.getpid(), os.environ.get("OMP_NUM_THREADS")
 
 
 def is_writable(placed: Placed[np.ndarray]) -> bool:
-    """Whether a task could change a placed array."""
+    """Return whether a task can change a placed array."""
     return placed.get().flags.writeable

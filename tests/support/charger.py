@@ -1,11 +1,11 @@
-"""The production client on a charger that is unplugged three times, in a process of its own.
+"""The production client in a separate process, on a charger that is unplugged three times.
 
     charger.py FOLDER DOWN_AT BATCH_AT UP_AT
 
-FOLDER is the site's. The charger is unplugged while the file ``on-battery`` is in it. The process creates the file when
-DOWN_AT bytes were downloaded, after the batch BATCH_AT of a training, and when the byte UP_AT of the Update is read. It
-does so once each, and never for 0. The test removes the file. Each batch is a line in the file ``batches``. The process
-ends after one accepted Update.
+FOLDER is the folder of the site. The charger is unplugged while the file ``on-battery`` is in it. The process creates
+the file when DOWN_AT bytes were downloaded, after the batch BATCH_AT of a training, and when the byte UP_AT of the
+Update is read. It does so once each, and never for 0. The test removes the file. Each batch adds a line to the file
+``batches``. The process ends after one accepted Update.
 """
 
 import logging
@@ -29,7 +29,7 @@ NUM_BATCHES = 8
 
 
 class Unplugging(GrpcTransport):
-    """Unplugs the charger within a download, and within an upload."""
+    """A transport that unplugs the charger during a download and during an upload."""
 
     def __init__(self, line: Connection, key: SigningKey, on_battery: Path, down_at: int, up_at: int) -> None:
         super().__init__(line, key)
@@ -38,7 +38,7 @@ class Unplugging(GrpcTransport):
         self._up_at = up_at
 
     def download(self, download: m.Download) -> Iterator[bytes]:
-        """Counts each piece before the client stores it."""
+        """Count each piece before the client stores it."""
         for data in super().download(download):
             if 0 < self._num_left <= len(data):
                 self._on_battery.touch()
@@ -46,7 +46,7 @@ class Unplugging(GrpcTransport):
             yield data
 
     def upload(self, header: m.UpdateHeader, read: ReadPayload) -> m.UploadReply:
-        """Unplugs before the client reads."""
+        """Unplug the charger before the client reads."""
 
         def reading(offset: int, size_bytes: int) -> bytes:
             if 0 < self._up_at <= offset:
@@ -58,7 +58,7 @@ class Unplugging(GrpcTransport):
 
 
 class BatchTrainer:
-    """Adds up ``NUM_BATCHES`` random steps, and unplugs the charger after one of them."""
+    """A trainer that sums ``NUM_BATCHES`` random steps, and unplugs the charger after one of them."""
 
     runtime = "synthetic 1"
     graph_format = "onnx"

@@ -1,4 +1,4 @@
-"""``fanin`` in the test's own process: what it says, and its exit status."""
+"""``fanin`` commands in the test's process: their output and exit status."""
 
 import re
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from fanin.commands.main import main
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a command ended."""
+    """The result of a command."""
 
     status: int
     out: str
@@ -20,11 +20,11 @@ class Outcome:
 
 Fanin = Callable[..., Outcome]
 STEP = re.compile(r"^fanin \w+: +\d+\.\d s: (.*)\n", re.MULTILINE)
-"""A line of progress."""
+"""A progress line."""
 
 
 def fanin_in_process(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Fanin:
-    """Runs a subcommand; no variable of this shell gives it a token."""
+    """A function that runs a subcommand without tokens from the environment."""
     for variable in ("FANIN_DEVICE_TOKEN", "FANIN_OPERATOR_TOKEN"):
         monkeypatch.delenv(variable, raising=False)
 
@@ -32,7 +32,7 @@ def fanin_in_process(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mon
         try:
             status = main([str(word) for word in words])
         except SystemExit as exc:
-            # argparse ends the process itself, with a number.
+            # argparse raises SystemExit with a number.
             assert isinstance(exc.code, int)
             status = exc.code
         found = capsys.readouterr()
@@ -42,7 +42,7 @@ def fanin_in_process(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mon
 
 
 def one_line(outcome: Outcome, command: str) -> str:
-    """What a command said that failed: one line of its own after its progress, nothing on standard output."""
+    """Return the error of a failed command: it is one line after the progress, and standard output is empty."""
     assert outcome.status == 1, outcome
     assert outcome.out == ""
     err = STEP.sub("", outcome.err)

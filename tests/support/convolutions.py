@@ -10,11 +10,11 @@ Convolution = tuple[object, ...]
 
 @st.composite
 def convolutions(draw: st.DrawFn) -> Convolution:
-    """One that gives at least one place."""
+    """Draw a convolution whose output has at least one position."""
     dims = draw(st.integers(1, 2))
     groups = draw(st.integers(1, 3))
     kind = draw(st.sampled_from(["plain", "depthwise", "transposed"]))
-    # One kind of plain convolution has few channels, another many.
+    # The form of a plain convolution depends on whether it has few or many channels.
     ins, outs = (1, 1) if kind == "depthwise" else (draw(st.integers(1, 5)), draw(st.integers(1, 3)))
 
     def each(low: int, high: int) -> list[int]:

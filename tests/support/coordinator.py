@@ -1,9 +1,10 @@
-"""The production coordinator in a process that kills itself where it is told to.
+"""The production coordinator in a process that kills itself at a chosen effect.
 
     coordinator.py STATE LISTEN KILL_AT MAX_FILE_BYTES [NAME=PATH...]
 
-KILL_AT is ``before`` or ``after``, an effect's name and which one of them: ``before:Close:2``; empty for
-never. MAX_FILE_BYTES makes its disk as good as full; 0 for no limit. NAME=PATH registers a data set.
+KILL_AT is ``before`` or ``after``, the name of an effect, and its number among effects of that name, such as
+``before:Close:2``. If it is empty, the process does not kill itself. MAX_FILE_BYTES limits the size of files, as a full
+disk does; 0 means no limit. NAME=PATH registers a data set.
 """
 
 import asyncio
@@ -22,7 +23,7 @@ from fanin.server.settings import Settings
 
 
 class KillObserver(LogObserver):
-    """SIGKILLs its own process before or after the n-th effect of a kind."""
+    """An observer that kills its own process (SIGKILL) before or after the n-th effect of a kind."""
 
     def __init__(self, kill_at: str) -> None:
         self._when, self._effect, number = kill_at.split(":")
@@ -30,12 +31,12 @@ class KillObserver(LogObserver):
         self._seen: Counter[str] = Counter()
 
     def starting(self, run_id: str, effect: Effect) -> None:
-        """Counts, and dies before."""
+        """Count the effect, and kill the process if KILL_AT is before it."""
         self._seen[type(effect).__name__] += 1
         self._die("before", effect)
 
     def finished(self, run_id: str, effect: Effect) -> None:
-        """Dies after."""
+        """Kill the process if KILL_AT is after this effect."""
         self._die("after", effect)
 
     def _die(self, when: str, effect: Effect) -> None:

@@ -1,4 +1,4 @@
-"""The real public data, for tests that want it; they are skipped where it is not at hand."""
+"""The real public data for tests that need it. These tests are skipped if the data are not available."""
 
 import os
 from dataclasses import replace
@@ -12,12 +12,12 @@ BESIDE_THE_REPOSITORY = Path(__file__).parents[3] / "shared" / "data"
 
 
 def unreachable(url: str, max_bytes: int) -> bytes:
-    """No test fetches anything."""
+    """Raise OSError: no test downloads data."""
     raise OSError(f"{url}: no network for {max_bytes} bytes")
 
 
 def real_places(name: str) -> Places:
-    """Where the data set of this name lies: FANIN_DATA, or beside the repository. Skips if it lies in neither."""
+    """Return the places of this data set: FANIN_DATA, or a folder next to the repository. Skip if it is in neither."""
     found = replace(places_from(os.environ), fetch=unreachable)
     if found.data is None and (BESIDE_THE_REPOSITORY / name).is_dir():
         found = replace(found, data=BESIDE_THE_REPOSITORY)

@@ -1,9 +1,10 @@
-"""The production client with a trainer that draws its update, in a process of its own.
+"""The production client in a separate process, with a trainer that draws its Update.
 
     device.py FOLDER INDEX ADDRESS DIE_AT
 
-FOLDER is the site's; ADDRESS is where its coordinator is, or soon is again; DIE_AT is the byte of the first upload at
-which the device SIGKILLs itself, or with ``down:`` before it, of its downloads.
+FOLDER is the folder of the site. ADDRESS is the address of its coordinator, which may be starting again. DIE_AT is the
+byte of the first upload at which the device kills itself (SIGKILL). With the prefix ``down:`` it is a byte of its
+downloads.
 """
 
 import logging
@@ -23,7 +24,10 @@ from fanin.protos.messages import Download, UpdateHeader, UploadReply
 
 
 class DyingTransport(GrpcTransport):
-    """Dies when the upload asks for bytes past ``die_at``, or when ``die_down_at`` bytes were downloaded."""
+    """A transport that kills its process.
+
+    It does so when the upload reads bytes past ``die_at``, or when ``die_down_at`` bytes were downloaded.
+    """
 
     die_at: int = 1 << 60
     die_down_at: int = 1 << 60
@@ -31,7 +35,7 @@ class DyingTransport(GrpcTransport):
     spool: Path = Path()
 
     def download(self, download: Download) -> Iterator[bytes]:
-        """Never ends if there is enough."""
+        """Yield the pieces. Kill the process once enough bytes have arrived."""
         for data in super().download(download):
             self.num_received += len(data)
             yield data
@@ -39,11 +43,11 @@ class DyingTransport(GrpcTransport):
                 os.kill(os.getpid(), signal.SIGKILL)
 
     def upload(self, header: UpdateHeader, read: ReadPayload) -> UploadReply:
-        """Never returns if the Update is long enough."""
+        """Upload. Kill the process if the Update is long enough."""
 
         def reading(offset: int, size_bytes: int) -> bytes:
             if offset >= self.die_at:
-                # What was handed to gRPC is on its way, not there: the middle is where the coordinator has some.
+                # Bytes that gRPC has accepted may not have arrived. Wait until the coordinator has stored some of them.
                 part = self.spool / f"{header.assignment_id}.part"
                 while not part.exists() or not part.stat().st_size:
                     time.sleep(0.01)

@@ -1,4 +1,4 @@
-"""Asserting on the one sentence that an error carries."""
+"""Assertions on the text of an error."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,7 +8,7 @@ import pytest
 
 @contextmanager
 def raises(kind: type[Exception], text: str) -> Iterator[None]:
-    """Exactly this class with exactly this text."""
+    """Check that the block raises exactly this class with exactly this text."""
     with pytest.raises(kind) as caught:
         yield
     assert type(caught.value) is kind

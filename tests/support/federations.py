@@ -1,4 +1,4 @@
-"""A small federation whose devices train nothing: the Plan, the Bundle and its devices."""
+"""A small federation whose devices do not train: the Plan, the Bundle and the devices."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,12 +16,12 @@ NUM_DEVICES = 3
 SHAPES = {"a": (600, 500), "b": (3,)}
 NUM_VALUES = 300_003
 SMALL_SHAPES = {"a": (3, 5), "b": (7,)}
-"""88 bytes: next to them the database is large."""
-"""1.2 MB an Update: two Chunks, so that there is a whole one and a rest."""
+"""88 bytes, which are few compared with the database."""
+"""1.2 MB an Update: a full Chunk and a partial one."""
 
 
 def plan(num_rounds: int = 1, num_spare: int = 0) -> Plan:
-    """NUM_DEVICES close a Round; ``num_spare`` more may be at work in it."""
+    """Return a Plan in which NUM_DEVICES close a Round; ``num_spare`` more may be at work in it."""
     return Plan(
         name="story",
         cohort=CohortPlan(
@@ -35,17 +35,17 @@ def plan(num_rounds: int = 1, num_spare: int = 0) -> Plan:
 
 
 def bundle_in(folder: Path, shapes: Mapping[str, tuple[int, ...]] = SHAPES) -> Bundle:
-    """The Bundle, signed by PUBLISHER."""
+    """Return the Bundle, signed by PUBLISHER."""
     return synthetic_bundle(folder / "bundle", PUBLISHER, shapes)
 
 
 def peers(host: Place, bundle: Bundle, folder: Path, num_devices: int = NUM_DEVICES) -> list[Peer]:
-    """The devices of a Round, each with a folder in ``folder``."""
+    """Return the devices of a Round, each with a folder in ``folder``."""
     return [Peer(host, bundle, index, folder / f"device-{index}") for index in range(num_devices)]
 
 
 def undisturbed(folder: Path, shapes: Mapping[str, tuple[int, ...]] = SHAPES) -> list[str]:
-    """The Version that one Round ends in when nothing happens to it."""
+    """Run one Round without faults. Return the digests of its Versions."""
     host = Hosted(folder).start()
     try:
         bundle = bundle_in(folder, shapes)

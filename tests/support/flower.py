@@ -1,4 +1,4 @@
-"""Updates that both fanin and Flower average: drawn once, by devices of a federation in memory."""
+"""Updates that both fanin and Flower average. Devices of a federation in memory draw them once."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,16 +20,16 @@ from support.virtual import PUBLISHER, plan
 
 SHAPES = {"conv": (4, 3, 3), "bias": (4,), "scale": ()}
 NUM_EXAMPLES = (1, 37, 250, 4096)
-"""As uneven as a Plan allows."""
+"""As uneven as a Plan permits."""
 NUM_ROUNDS = 3
 ROUNDING = {"fixed32": 0.5, "int8": 1.0}
-"""How many steps of its own grid a codec may move a value."""
+"""Largest rounding error of a codec, in steps of its grid."""
 FLOAT_BITS = 24
 
 
 @dataclass
 class Recording:
-    """A trainer that keeps what it drew, by Round."""
+    """A trainer that records its changes by Round."""
 
     drawn: SyntheticTrainer
     changes: dict[int, Float32s] = field(default_factory=dict)
@@ -45,9 +45,9 @@ class Recording:
 
 @dataclass(frozen=True)
 class Federated:
-    """What fanin made of the Updates: after each Round the parameters, and how far the codec may have moved each.
+    """The results of fanin: the parameters after each Round, and the largest possible difference from Flower's.
 
-    ``asked`` is what Flower is to average (``flower_fedavg``).
+    ``asked`` is the input for Flower (``flower_fedavg``).
     """
 
     codec: str
@@ -57,7 +57,7 @@ class Federated:
 
 
 def federated(folder: Path, codec: str) -> Federated:
-    """Rounds of four devices through the whole coordinator."""
+    """Run Rounds of four devices through the complete coordinator."""
     bundle = synthetic_bundle(folder / "bundle", PUBLISHER, SHAPES)
     trainers = [
         Recording(SyntheticTrainer(partition=index, num_examples=count, scale=0.001 * 5**index))
@@ -81,12 +81,15 @@ def federated(folder: Path, codec: str) -> Federated:
 
 
 def _bounds(folder: Path, codec: str, parameters: list[Float32s]) -> list[np.ndarray]:
-    """The weighted mean of what each Update may be off by, on the grid that it was made for; and what Flower, which
-    adds up in float32, may be off by itself: one rounding each for a client's parameters, its product and its sum."""
+    """Return bounds on the difference from Flower after each Round.
+
+    A bound has two terms. The first is the weighted mean of each Update's rounding error on its grid. The second is
+    Flower's own error in float32: one rounding each for a client's parameters, its product and its sum.
+    """
     record, bounds = open_archive(folder / "state"), []
     table = synthetic_bundle(folder / "bundle", PUBLISHER, SHAPES).manifest.table
     so_far = np.zeros(table.num_values)
-    # A client may end further out than the mean of all: by less than what a first grid reaches.
+    # A client's parameters may be larger than the mean of all, by less than the range of a first grid.
     largest = max(float(np.abs(flat).max()) for flat in parameters) + FIRST_RANGE
     for made in record.rounds.rounds("run"):
         updates = record.rounds.updates("run", made.round)
@@ -102,5 +105,5 @@ def _bounds(folder: Path, codec: str, parameters: list[Float32s]) -> list[np.nda
 
 
 def hexed(flat: Float32s) -> str:
-    """As in the golden file."""
+    """Return the hexadecimal form in the golden file."""
     return flat.astype("<f4").tobytes().hex()

@@ -1,4 +1,4 @@
-"""Flower apps for tests, as text: what an app's author writes, without a word of fanin."""
+"""Flower apps for tests, as source text. Their code does not refer to fanin."""
 
 from pathlib import Path
 from typing import Final
@@ -68,7 +68,7 @@ scale = 0.5
 
 
 def write_app(folder: Path, name: str, text: str) -> Path:
-    """Write the module ``name`` of an app into a folder, with a pyproject.toml; the folder."""
+    """Write the module ``name`` of an app and a pyproject.toml into a folder. Return the folder."""
     folder.mkdir(exist_ok=True)
     (folder / f"{name}.py").write_text(text)
     (folder / "pyproject.toml").write_text(PYPROJECT)

@@ -1,11 +1,11 @@
-"""Flower's FedAvg on given parameters, in Flower's own environment: nothing of ours is imported here.
+"""Flower's FedAvg on the given parameters, in Flower's own environment. This script does not import fanin.
 
-    python flower_fedavg.py < ASKED > TOLD
+    python flower_fedavg.py < INPUT > OUTPUT
 
-ASKED is ``{"start": HEX, "rounds": [[[num_examples, CHANGE], ...], ...]}``, arrays the hex of little-endian float32.
-Each client of a round ends with the global parameters plus its change; the next global ones are what Flower's strategy
-makes of them. TOLD has Flower's version and the parameters after each round: by ``FedAvg.aggregate_train`` of today's
-``flwr.serverapp``, and by ``aggregate`` of ``flwr.server``.
+INPUT is ``{"start": HEX, "rounds": [[[num_examples, CHANGE], ...], ...]}``. Arrays are hex of little-endian float32.
+Each client of a round ends with the global parameters plus its change. Flower's strategy computes the next global
+parameters from them. OUTPUT has Flower's version and the parameters after each round, by two functions:
+``FedAvg.aggregate_train`` of the current ``flwr.serverapp``, and ``aggregate`` of ``flwr.server``.
 """
 
 import json
@@ -21,32 +21,32 @@ from flwr.supercore.task_identity import TaskIdentity
 
 
 def of_hex(text: str) -> np.ndarray:
-    """float32 (num_values,)."""
+    """Return the float32 array (num_values,)."""
     return np.frombuffer(bytes.fromhex(text), "<f4")
 
 
 def reply(parameters: np.ndarray, num_examples: int) -> Message:
-    """What a client answers to a message of the server's."""
+    """Return a client's reply to a message of the server."""
     asked = Message(RecordDict(), dst_node_id=1, message_type="train")
     metrics = MetricRecord({"num-examples": num_examples})
     return Message(RecordDict({"arrays": ArrayRecord([parameters]), "metrics": metrics}), reply_to=asked)
 
 
 def by_strategy(ended: list[tuple[np.ndarray, int]], number: int) -> np.ndarray:
-    """The strategy of flwr.serverapp."""
+    """Average with the strategy of flwr.serverapp."""
     arrays, _ = FedAvg().aggregate_train(number, [reply(parameters, count) for parameters, count in ended])
     (found,) = arrays.to_numpy_ndarrays()
     return found
 
 
 def by_function(ended: list[tuple[np.ndarray, int]], _number: int) -> np.ndarray:
-    """The function beneath the strategies of flwr.server."""
+    """Average with the function that the strategies of flwr.server call."""
     (found,) = aggregate([([parameters], count) for parameters, count in ended])
     return found
 
 
 def main() -> None:
-    """Answer."""
+    """Read the input, and print the results."""
     logging.disable()
     TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
     asked = json.load(sys.stdin)

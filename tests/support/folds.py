@@ -1,4 +1,4 @@
-"""Updates for the fold, as the coordinator hands them over."""
+"""Updates for the fold, in the form in which the coordinator passes them."""
 
 from collections.abc import Iterable
 
@@ -9,7 +9,7 @@ from fanin.server.aggregation.fold import Contribution
 
 
 def fresh(weight: int, shifts: tuple[int, ...], codec: CodecSpec, pieces: Iterable[Integers]) -> Contribution:
-    """One that was made for the Round it is folded in."""
+    """Return an Update that is for the Round in which it is folded."""
     return Contribution(
         weights=(weight,) * len(shifts),
         fresh_weights=(weight,) * len(shifts),

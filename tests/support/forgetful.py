@@ -1,8 +1,8 @@
-"""A disk that loses its power: what is left is what was synced, and nothing else.
+"""A disk that loses power: only synced bytes and names remain.
 
-A file has the bytes that it had at its last ``sync_file``, none without one. A folder has the names that it had at its
-last ``sync_folder``: one that was added or put in place since is missing, one that was removed since is there again.
-The database is trusted: SQLite syncs what it has committed.
+A file has the bytes of its last ``sync_file``, or none without one. A folder has the names of its last ``sync_folder``.
+A name that was added or replaced since then is missing, and a name that was removed since then exists again. The
+database is trusted: SQLite syncs its commits.
 """
 
 import os
@@ -17,14 +17,14 @@ DATABASE: Final = "fanin.db*"
 
 @dataclass
 class ForgetfulDisk:
-    """The Disk of a coordinator's folder; all that is there at first is durable. ``told`` hears of every sync."""
+    """The Disk of a coordinator's folder. All its initial content is durable. ``told`` is called for every sync."""
 
     root: Path
     told: Callable[[str], None]
-    # By inode; by folder what each name stood for, None for a folder.
+    # Bytes by inode. Names by folder: the inode of each name, None for a folder.
     _bytes: dict[int, bytes] = field(default_factory=dict)
     _names: dict[Path, dict[str, int | None]] = field(default_factory=dict)
-    # Open, so that no other file is given their inode.
+    # These descriptors stay open, so that no other file gets their inode.
     _held: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -36,31 +36,31 @@ class ForgetfulDisk:
             self._keep_names(Path(folder))
 
     def sync_file(self, fd: int) -> None:
-        """Remember its bytes."""
+        """Record the bytes of the file."""
         self.told("before sync")
         self._keep_bytes(fd)
         self.told("after sync")
 
     def sync_folder(self, folder: Path) -> None:
-        """Remember its names."""
+        """Record the names in the folder."""
         self.told("before sync")
         self._keep_names(folder)
         self.told("after sync")
 
     def lose_power(self, after: Path) -> None:
-        """What is left, as a new folder."""
+        """Write the state after a power loss to the new folder ``after``."""
         self._restore(self.root, after)
         for path in self.root.glob(DATABASE):
             shutil.copy(path, after / path.name)
 
     def close(self) -> None:
-        """Let go of all files."""
+        """Close all files."""
         for fd in self._held:
             os.close(fd)
         self._held.clear()
 
     def _keep_bytes(self, fd: int) -> None:
-        # By a descriptor of its own: a file that was opened for appending only is not readable by the other.
+        # A new descriptor is needed, because a file that was opened for appending is not readable through its own.
         held = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY)
         self._held.append(held)
         self._bytes[os.fstat(held).st_ino] = os.pread(held, os.fstat(held).st_size, 0)

@@ -1,4 +1,4 @@
-"""What goes through the pipes between a test and a runtime in another process: a JSON header and arrays.
+"""Messages on the pipes between a test and a runtime in another process: a JSON header and arrays.
 
 ::
 
@@ -17,11 +17,11 @@ import numpy.typing as npt
 Row = dict[str, object]
 Arrays = dict[str, npt.NDArray[np.generic]]
 INPUT = "input."
-"""Prefix of the inputs of a batch, whose names may be those of other arrays."""
+"""Prefix of the inputs of a batch, whose names may equal those of other arrays."""
 
 
 def write_frame(pipe: BinaryIO, row: Row, arrays: Mapping[str, npt.NDArray[np.generic]]) -> None:
-    """One message."""
+    """Write one message."""
     header, data = json.dumps(row).encode(), io.BytesIO()
     np.savez(data, **arrays)
     pipe.write(struct.pack("<II", len(header), len(data.getvalue())) + header + data.getvalue())
@@ -29,7 +29,7 @@ def write_frame(pipe: BinaryIO, row: Row, arrays: Mapping[str, npt.NDArray[np.ge
 
 
 def read_frame(pipe: BinaryIO) -> tuple[Row, Arrays] | None:
-    """The next message; None at the end."""
+    """Return the next message, or None at the end of the pipe."""
     sizes = pipe.read(8)
     if len(sizes) < 8:
         return None

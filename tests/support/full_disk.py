@@ -1,7 +1,7 @@
-"""A disk that is really full: the kernel refuses to let any file grow past a limit.
+"""A disk that is full for the kernel: no file can grow past a limit.
 
-RLIMIT_FSIZE makes write(2) fail with EFBIG (Python ignores the signal that goes with it), after it has written
-what still fits, as a full disk does. It holds for the whole process, so the work is done in a forked child.
+RLIMIT_FSIZE makes write(2) fail with EFBIG after it has written the bytes that still fit, as a full disk does. Python
+ignores the signal that accompanies it. The limit applies to the entire process, so the work runs in a forked child.
 """
 
 import os
@@ -14,7 +14,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def full_disk(limit_bytes: int) -> Iterator[None]:
-    """No file grows past so many bytes; for use within ``in_child``."""
+    """Limit all files to this size. Use it inside ``in_child``."""
     _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, hard))
     try:
@@ -24,7 +24,7 @@ def full_disk(limit_bytes: int) -> Iterator[None]:
 
 
 def in_child(work: Callable[[], None]) -> None:
-    """Do the work in a forked process; what it raises is told as an AssertionError."""
+    """Do the work in a forked process. Raise its exception as an AssertionError."""
     readable, writable = os.pipe()
     child = os.fork()
     if child == 0:
@@ -34,7 +34,7 @@ def in_child(work: Callable[[], None]) -> None:
         finally:
             if sys.exc_info()[0] is not None:
                 os.write(writable, traceback.format_exc().encode()[-4000:])
-            # Nothing of the parent's, pytest's report least of all, is to be ended or flushed here.
+            # The child must not flush or end any part of the parent, above all pytest's report.
             os._exit(0)
     os.close(writable)
     with os.fdopen(readable, "rb") as pipe:

@@ -1,4 +1,4 @@
-"""What every graph format of ``FORMATS`` does: checks of one record, with an App and the Bundle it was exported to."""
+"""The contract of every graph format in ``FORMATS``: checks of one record with an App and its exported Bundle."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -25,12 +25,12 @@ from fanin.protos.errors import UnsupportedModel
 from support.models import batches, with_artifact
 
 TOLERANCE: Final = 1e-5
-"""Of the graph of a small layer, for values near 1: above other orders of additions."""
+"""Tolerance for the graph of a small layer and values near 1. It exceeds the effect of another order of additions."""
 SETTINGS: Final = StepSettings(learning_rate=0.05)
 
 
 def check_graph_format(row: GraphFormat, app: App, bundle: Bundle) -> None:
-    """Hold a graph format to its record, but for ``make`` and for what ``encode`` refuses, which take longer.
+    """Check a graph format against its record, except for ``make`` and the refusals of ``encode``, which take longer.
 
     Args:
         row: The format.
@@ -42,7 +42,7 @@ def check_graph_format(row: GraphFormat, app: App, bundle: Bundle) -> None:
         InvalidBundle: The format's runtime cannot open or run a file.
     """
     check_names(row)
-    # The Bundle has what `make` returns: graphs that train, evaluate and predict, and slots that a Version fills.
+    # The Bundle has the results of `make`: graphs that train, evaluate and predict, and slots that a Version fills.
     check_engine(RUNTIMES[row.runtime].engine(), bundle)
     check_slots(row, bundle)
     check_train_file(row, prepare(app), bundle)
@@ -136,10 +136,10 @@ def check_forward(row: GraphFormat) -> None:
 
 
 class NoForm(nn.Module):
-    """An operator that no format has."""
+    """A module with an operator that no format supports."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Eigenvalues (2,) of a matrix."""
+        """Return the eigenvalues (2,) of a matrix."""
         return torch.linalg.eigvalsh(x)
 
 
@@ -169,7 +169,7 @@ def check_same(row: GraphFormat, graphs: Graphs, bundle: Bundle) -> None:
 
 
 def run_file(row: GraphFormat, data: bytes, values: Mapping[str, Tensor]) -> dict[str, Array]:
-    """The outputs of a file's only graph."""
+    """Return the outputs of the file's only graph."""
     model = open_runtime(row.runtime).open_model(data, "file")
     return run_rows(model, {name: value.detach().numpy() for name, value in values.items()})
 

@@ -48,18 +48,18 @@ def write_data(folder: Path, num_examples: int = 30) -> Path:
 
 
 def evaluated_plan(**keys: object) -> Plan:
-    """A Plan whose Versions are evaluated."""
+    """Return a Plan whose Versions are evaluated."""
     return replace(plan(), evaluation=EvaluationPlan(**({"data": NAME} | keys)))
 
 
 def linear_bundle(folder: Path) -> Bundle:
-    """The Bundle of the linear model."""
+    """Return the Bundle of the linear model."""
     return assemble(linear_graphs(), folder / "bundle", PUBLISHER)
 
 
 @dataclass
 class Bench:
-    """A coordinator over a folder with a stopped Run, whose Versions come from outside."""
+    """A coordinator over a folder with a stopped Run, to which the test publishes Versions."""
 
     folder: Path
     data: Path
@@ -73,7 +73,7 @@ class Bench:
     evaluator: HeldOutEvaluator = field(init=False)
 
     async def open(self) -> "Bench":
-        """Serve from the folder, and evaluate."""
+        """Start the coordinator and the evaluator."""
         place = self.folder / "state"
         self.state = open_state(place, Durability.PROCESS, (inline, inline), lambda: 5.0)
         sets = DataSets(blobs=place / "blobs", paths={self.name: self.data}, command=self.command)
@@ -90,7 +90,7 @@ class Bench:
         await self.runs.command(Command(command_id=f"stop-{run_id}", run_id=run_id, what=Stop()))
 
     async def close(self) -> None:
-        """End as a coordinator does."""
+        """Stop in the order of a coordinator."""
         await self.evaluator.stop()
         await self.runs.stop()
 
@@ -111,7 +111,7 @@ class Bench:
     async def page(
         self, num: int, from_version: int = 0, *, good: bool = False, run_id: str = RUN
     ) -> tuple[VersionEvaluation, ...]:
-        """Return the evaluations of the Run once there are so many, with ``good`` once the last has no problem."""
+        """Return the evaluations of the Run once there are ``num``, and with ``good`` once the last has no problem."""
         page: tuple[VersionEvaluation, ...] = ()
         for _ in range(int(WAIT_S / LOOK_S)):
             page = await self.runs.evaluations(run_id, from_version)
@@ -121,7 +121,7 @@ class Bench:
         raise AssertionError(f"got {page}, expected {num} evaluations")
 
     def signal(self, number: int) -> int:
-        """Send a signal to the evaluating process; its id."""
+        """Send a signal to the evaluating process. Return its id."""
         pid = self.process.pid
         assert pid is not None, "there is a process"
         os.kill(pid, number)

@@ -1,6 +1,6 @@
-"""The production coordinator behind real gRPC and TLS, on a thread of the test's own process.
+"""The production coordinator behind real gRPC and TLS, on a thread of the test's process.
 
-For stories in which the process is not the point: it starts in tens of milliseconds, and its log is in ``caplog``.
+It is for stories that need no separate process. It starts in tens of milliseconds, and its log is in ``caplog``.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ START_S = 20.0
 
 @dataclass
 class Hosted:
-    """A coordinator that serves from ``folder / "state"``; ``names`` are those in its certificate."""
+    """A coordinator that serves from ``folder / "state"``. ``names`` are the names in its certificate."""
 
     folder: Path
     names: tuple[str, ...] = NAMES
@@ -62,11 +62,11 @@ class Hosted:
 
     @property
     def address(self) -> str:
-        """Where it serves."""
+        """The address of the coordinator."""
         return f"127.0.0.1:{self.port}"
 
     def start(self) -> "Hosted":
-        """Serve, on the port of the last time if there was one."""
+        """Start to serve, on the previous port if there was one."""
         self._ready.clear()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), name="hosted coordinator")
         self._thread.start()
@@ -74,7 +74,7 @@ class Hosted:
         return self
 
     def stop(self) -> None:
-        """Hang up; what is durable stays."""
+        """Stop to serve. Durable state is kept."""
         if self._loop is not None and self._stop is not None and self._thread is not None:
             self._loop.call_soon_threadsafe(self._stop.set)
             self._thread.join()
@@ -82,7 +82,7 @@ class Hosted:
 
     @contextmanager
     def operator(self, token: str = "") -> Iterator[Operator]:
-        """An operator on a line of its own."""
+        """Yield an operator with its own connection."""
         line = Connection(self.address, self.ca)
         try:
             yield Operator(line, token or self.operator_token)
@@ -96,13 +96,13 @@ class Hosted:
             return operator.start_run(run_id, plan, bundle, publisher)
 
     def published(self, run_id: str = "run") -> list[VersionPublished]:
-        """The Versions of a Run, once it rests."""
+        """Wait until the Run rests. Return its Versions."""
         with self.operator() as operator:
             found = [recorded.event for recorded in operator.watch(run_id)]
         return [event for event in found if isinstance(event, VersionPublished)]
 
     def await_round(self, run_id: str, round_number: int) -> None:
-        """Return when this Round has been opened; one that never is holds until the test is ended."""
+        """Return when this Round has been opened. If that does not happen, wait until the test times out."""
         with self.operator() as operator:
             for recorded in operator.watch(run_id):
                 if isinstance(recorded.event, RoundOpened) and recorded.event.round == round_number:
@@ -110,17 +110,17 @@ class Hosted:
         raise AssertionError(f"run {run_id} has ended without a round {round_number}")
 
     def num_tasks(self) -> int:
-        """How many tasks its event loop has."""
+        """Return the number of tasks in the coordinator's event loop."""
 
         async def count() -> int:
-            # But for the one that counts.
+            # Without the task that counts.
             return len(asyncio.all_tasks()) - 1
 
         assert self._loop is not None, "only one that serves has tasks"
         return asyncio.run_coroutine_threadsafe(count(), self._loop).result(START_S)
 
     def block(self, seconds: float) -> None:
-        """Keep its event loop from everything else for so long; returns at once."""
+        """Block the coordinator's event loop for this time. Return at once."""
         assert self._loop is not None, "only one that serves has a loop"
         self._loop.call_soon_threadsafe(time.sleep, seconds)
 
@@ -142,7 +142,7 @@ class Hosted:
             stores=state.stores,
             waits=waits,
             connections=self.connections,
-            # Tests look for each.
+            # Tests check every line.
             max_refused_lines=1_000_000,
         )
         bound = bind_server(services, identity, self.address)

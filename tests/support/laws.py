@@ -1,4 +1,4 @@
-"""Strategies of the property tests; their settings are the profiles in ``conftest``."""
+"""Strategies of the property tests. Their settings are the profiles in ``conftest``."""
 
 import struct
 from types import MappingProxyType
@@ -42,7 +42,7 @@ DELEGATIONS: Final = st.builds(
 
 @st.composite
 def versions(draw: st.DrawFn) -> m.Version:
-    """Any Version."""
+    """Draw any Version."""
     number = draw(st.integers(0, MAX_NUMBER))
     return m.Version(
         run_id=draw(NAMES),
@@ -95,7 +95,7 @@ SCALARS: Final = (
     st.binary(max_size=5),
 )
 SETTINGS: Final = st.one_of(*SCALARS, *(st.lists(each, max_size=3).map(tuple) for each in SCALARS))
-"""Entries of a ConfigRecord of Flower."""
+"""Entries of Flower's ConfigRecord."""
 FLOWER_PLANS: Final = st.builds(p.FlowerPlan, config=st.dictionaries(NAMES, SETTINGS, max_size=3))
 ASSIGNMENTS: Final = st.builds(
     m.Assignment,
@@ -176,7 +176,7 @@ REPORTS: Final = st.builds(m.Report, assignment_id=TEXTS, failure=TEXTS, telemet
 
 @st.composite
 def cohorts(draw: st.DrawFn) -> p.CohortPlan:
-    """Any cohort that the headroom of a single example and no shift allows."""
+    """Draw any cohort that the headroom permits for a single example and no shift."""
     concurrency = draw(st.integers(1, p.MAX_COHORT))
     buffer = draw(st.integers(1, concurrency))
     quorum = draw(st.integers(1, buffer))
@@ -195,7 +195,7 @@ EVALUATION_PLANS: Final = st.builds(
 
 @st.composite
 def plans(draw: st.DrawFn) -> p.Plan:
-    """Any Plan, up to the very edge of the headroom."""
+    """Draw any Plan, up to the limit of the headroom."""
     cohort = draw(cohorts())
     name = draw(st.sampled_from(sorted(p.CODEC_BITS)))
     room = p.HEADROOM_BITS - (p.CODEC_BITS[name] - 1)
@@ -328,11 +328,11 @@ COMMANDS: Final = st.builds(
 
 @st.composite
 def tables(draw: st.DrawFn) -> TensorTable:
-    """Small layouts: several blocks, empty ones and scalars among them."""
+    """Draw small layouts of several blocks, including empty ones and scalars."""
     shapes = st.lists(st.integers(0, 3), max_size=3)
     return TensorTable.of(draw(st.dictionaries(TEXTS.filter(bool), shapes, max_size=4)))
 
 
 def bits(value: float) -> bytes:
-    """A float's bits: NaN is equal to itself, and -0.0 is not 0.0."""
+    """Return a float's bits: NaN equals itself, and -0.0 differs from 0.0."""
     return struct.pack("<d", value)

@@ -1,6 +1,6 @@
-"""Twenty train steps of each case of ``support.layers``: as a train graph in each runtime, and by eager torch.
+"""Twenty train steps of each case of ``support.layers``: as a train graph in each runtime, and in eager torch.
 
-The graph is converted once for each graph format, and run in all runtimes of that format.
+The graph is converted once for each graph format, and runs in all runtimes of that format.
 """
 
 import copy
@@ -32,7 +32,7 @@ Named = dict[str, Float32s]
 
 
 class Course:
-    """A case's module, its batches, and where eager torch takes its parameters."""
+    """A case's module, its batches, and the parameters after eager torch's training."""
 
     def __init__(self, case: str) -> None:
         make, inputs = CASES[case]
@@ -46,7 +46,7 @@ class Course:
         self.expected = _eager(copy.deepcopy(self.module), self.xs, self.ys)
 
     def errors(self, graph_format: str) -> dict[str, dict[str, float]]:
-        """max |a - b| / max(1, |b|) of each parameter, in each runtime of the format."""
+        """Return max |a - b| / max(1, |b|) of each parameter, in each runtime of the format."""
         app = App(
             name="layers",
             module=self.module,
@@ -81,7 +81,7 @@ class Course:
 
 
 def _eager(module: nn.Module, xs: Tensor, ys: Tensor) -> Named:
-    """Parameters and running statistics after the steps."""
+    """Run the steps in eager torch. Return the parameters and the running statistics."""
     optimizer = torch.optim.SGD(module.parameters(), lr=LEARNING_RATE, momentum=0.9)
     for index in range(NUM_STEPS):
         x, y = xs[index % len(xs)], ys[index % len(ys)]

@@ -1,4 +1,4 @@
-"""Small modules, each with layers of one kind side by side: a parameter that goes astray names its layer."""
+"""Small modules, each with parallel layers of one kind: the name of a wrong parameter identifies its layer."""
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -18,19 +18,19 @@ LENGTH: Final = 4
 
 
 class Scale(nn.Module):
-    """A factor for each channel. What was equal stays equal, in every runtime."""
+    """A factor for each channel. Equal values stay equal in every runtime."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.linspace(0.5, 1.5, channels))
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, C, ...) to the same shape."""
+        """Map (B, C, ...) to the same shape."""
         return x * self.weight.reshape(-1, *(1 for _ in x.shape[2:]))
 
 
 class Branches(nn.Module):
-    """Layers on the same input; the mean of each one's channels, side by side, into a linear head."""
+    """Layers on the same input. The means of all their channels are concatenated into a linear head."""
 
     def __init__(self, shape: tuple[int, ...], layers: Mapping[str, nn.Module]) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class Branches(nn.Module):
 
     def _told(self, x: Tensor, key: str) -> Tensor:
         made = self.layers[key](x)
-        # Places weigh differently, or a gradient in the wrong place would pass.
+        # Positions have different weights, because otherwise a gradient at a wrong position would pass.
         flat = made.flatten(start_dim=2) if made.dim() > 2 else made.unsqueeze(2)
         return (flat * torch.linspace(0.5, 1.5, flat.shape[2])).mean(dim=2)
 
@@ -56,12 +56,12 @@ class Call(nn.Module):
         self.layer, self._function = layer, function
 
     def forward(self, x: Tensor) -> Tensor:
-        """What the function makes of what the layer makes."""
+        """Apply the layer, then the function."""
         return self._function(self.layer(x))
 
 
 class Normed(nn.Module):
-    """A BatchNorm after every kind of product, one that keeps its statistics, and one with no product before it."""
+    """A BatchNorm after every kind of product, one that keeps its statistics, and one without a product before it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ class Normed(nn.Module):
 
 
 class Sequence(nn.Module):
-    """Tokens through an embedding and a layer over (B, T, width), to logits of each token's class."""
+    """An embedding of tokens, a layer over (B, T, width), and a head for class logits."""
 
     def __init__(self, layer: nn.Module, padding_idx: int | None = None) -> None:
         super().__init__()
@@ -100,7 +100,7 @@ class Sequence(nn.Module):
 
 
 class Causal(nn.Module):
-    """torch's own multi-head attention with a causal mask."""
+    """torch's multi-head attention with a causal mask."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -108,12 +108,12 @@ class Causal(nn.Module):
         self.register_buffer("mask", torch.ones(LENGTH, LENGTH, dtype=torch.bool).triu(1))
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, T, 8) to the same shape."""
+        """Map (B, T, 8) to the same shape."""
         return self.attention(x, x, x, attn_mask=self.mask, need_weights=False)[0]
 
 
 def activations() -> nn.Module:
-    """Every activation behind a linear layer of its own."""
+    """Return every activation, each after its own linear layer."""
     kinds = {
         "relu": nn.ReLU(),
         "relu6": nn.ReLU6(),
@@ -134,7 +134,7 @@ def activations() -> nn.Module:
 
 
 def convolutions() -> nn.Module:
-    """Every kind of convolution of images."""
+    """Return every kind of convolution of images."""
     return Branches(
         IMAGE,
         {
@@ -155,21 +155,21 @@ def convolutions() -> nn.Module:
 
 
 class Residual(nn.Module):
-    """A layer beside which its input goes on, added in place."""
+    """A layer with a residual connection, which is added in place."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
         self.layer = layer
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, C, ...) to the same shape."""
+        """Map (B, C, ...) to the same shape."""
         y = self.layer(x)
         y += x
         return y
 
 
 def separable() -> nn.Module:
-    """Depthwise and 1x1 convolutions of narrow images, one after another, with frozen norms and activations between."""
+    """Return depthwise and 1x1 convolutions of narrow images in turn, with frozen norms and activations between."""
 
     def block(stride: int, activation: nn.Module, bias: bool = False) -> list[nn.Module]:
         made = [nn.Conv2d(4, 4, 3, stride, 1, groups=4, bias=bias), nn.BatchNorm2d(4).eval(), activation]
@@ -185,7 +185,7 @@ def separable() -> nn.Module:
 
 
 def signals() -> nn.Module:
-    """Convolutions and pools of one dimension."""
+    """Return convolutions and pools of one dimension."""
     return Branches(
         (4, 23),
         {
@@ -200,7 +200,7 @@ def signals() -> nn.Module:
 
 
 def pools() -> nn.Module:
-    """Every kind of pool, over images with constant regions."""
+    """Return every kind of pool, for images with constant regions."""
     kinds = {
         "max": nn.MaxPool2d(2),
         "max_overlapping": nn.MaxPool2d(3, 2, 1),
@@ -219,7 +219,7 @@ def pools() -> nn.Module:
 
 
 def norms() -> nn.Module:
-    """Norms, one after a convolution each; the BatchNorm is frozen."""
+    """Return norms, each after a convolution. The BatchNorm is frozen."""
     frozen = nn.BatchNorm2d(6).eval()
     with torch.no_grad():
         frozen.running_mean.normal_()
@@ -237,7 +237,7 @@ def norms() -> nn.Module:
 
 
 def batch_norms() -> nn.Module:
-    """BatchNorms that train: of images, behind a depthwise convolution, of signals and of plain features."""
+    """Return trained BatchNorms: of images, after a depthwise convolution, of signals and of plain features."""
     return Branches(
         IMAGE,
         {
@@ -251,7 +251,7 @@ def batch_norms() -> nn.Module:
 
 
 def shapes() -> nn.Module:
-    """What modules do to shapes between layers."""
+    """Return operations that change shapes between layers."""
     functions = {
         "slice": lambda y: y[:, :, 1:-2:2, ::3],
         "select": lambda y: torch.stack([y[:, 0], y[:, -1]], dim=1),
@@ -269,7 +269,7 @@ def shapes() -> nn.Module:
 
 
 def _images() -> Tensor:
-    # Two levels: windows of equal values are common.
+    # With few distinct values, windows of equal values are common.
     return torch.randint(0, 3, (5, BATCH_SIZE, *IMAGE)).float()
 
 

@@ -1,4 +1,4 @@
-"""What a coordinator holds, counted before and after: open files, tasks and files of its spool."""
+"""Resources of a coordinator, counted before and after: open files, tasks and files in its spool."""
 
 import time
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ SETTLE_S = 20.0
 
 @dataclass(frozen=True)
 class Held:
-    """What a coordinator holds, in whose process its clients are too."""
+    """Resources of a coordinator and of the clients in its process."""
 
     num_files: int
     num_tasks: int
@@ -21,16 +21,19 @@ class Held:
 
 
 def held(host: Hosted) -> Held:
-    """At this moment."""
+    """Return the resources at this moment."""
     num_files = len(list(Path("/proc/self/fd").iterdir()))
-    # Not a snapshot: SQLite keeps a file of it open as long as another connection of this process holds a lock.
+    # ``snapshot`` does not work here: SQLite keeps its file open while another connection of this process holds a lock.
     spool = frozenset(path.name for path in (host.state / "spool").iterdir())
     return Held(num_files=num_files, num_tasks=host.num_tasks(), spool=spool)
 
 
 @contextmanager
 def nothing_leaks(host: Hosted, *, left: tuple[str, ...] = ()) -> Iterator[None]:
-    """Soon after, the coordinator holds what it held before; until the Round ends ``left`` may be in its spool."""
+    """Check that soon after the block, the coordinator holds the same resources as before.
+
+    The files ``left`` may be in its spool until the Round ends.
+    """
     before = held(host)
     yield
     until = time.monotonic() + SETTLE_S
@@ -40,6 +43,6 @@ def nothing_leaks(host: Hosted, *, left: tuple[str, ...] = ()) -> Iterator[None]
 
 
 def _is_as(before: Held, after: Held, left: tuple[str, ...]) -> bool:
-    # Fewer is no leak: what an earlier test left may have gone meanwhile.
+    # Fewer resources are no leak: those of an earlier test may have been released meanwhile.
     few = after.num_files <= before.num_files and after.num_tasks <= before.num_tasks
     return few and after.spool - before.spool <= set(left)

@@ -1,8 +1,8 @@
-"""Which test files are light: their imports reach no heavy library, process or coordinator.
+"""Light test files: their imports reach no heavy library, process or coordinator.
 
-``make quick`` runs the light files alone. A file is light if no import at the top of it, or at the top of any module
-that it imports, is in ``HEAVY``. Imports within functions, and under a top-level ``if`` or ``try``, do not count.
-``test_light`` collects the light files to prove that none of them loads a heavy library.
+``make quick`` runs only the light files. A file is light if no top-level import of it, or of any module that it
+imports, is in ``HEAVY``. Imports inside functions, and under a top-level ``if`` or ``try``, do not count.
+``test_light`` collects the light files to check that none of them loads a heavy library.
 """
 
 import ast
@@ -14,29 +14,29 @@ from typing import Final
 ROOT: Final = Path(__file__).parents[2]
 TESTS: Final = ROOT / "tests"
 PATH: Final = tuple(ROOT / name for name in ("tests", "server", "clients", "edge", "datacenter", "protos"))
-"""Where modules of this project are looked up, in this order."""
+"""Search path of this project's modules, in this order."""
 
 LIBRARIES: Final = frozenset(
     ("ai_edge_litert", "litert_torch", "onnx", "onnxruntime", "onnxscript", "tflite_runtime", "torch", "transformers")
 )
-"""Libraries that take a second or more to import, or that only a device has."""
+"""Libraries whose import takes a second or more, or that only a device has."""
 
 HEAVY: Final = LIBRARIES | {"multiprocessing", "sqlalchemy", "subprocess", "support.processes"}
-"""What makes a file heavy: such a library, a process of its own, or a coordinator with its database."""
+"""Imports that make a file heavy: such a library, a child process, or a coordinator with its database."""
 
 
 def is_light(path: Path) -> bool:
-    """Whether a test file, and all that it imports, is free of ``HEAVY``."""
+    """Return whether a test file and all its imports are free of ``HEAVY``."""
     return not any(_heavy(path))
 
 
 def heavy_imports(path: Path) -> frozenset[str]:
-    """The names in ``HEAVY`` that importing the file at ``path`` loads."""
+    """Return the names in ``HEAVY`` that an import of the file at ``path`` loads."""
     return frozenset(_heavy(path))
 
 
 def _heavy(path: Path) -> Iterator[str]:
-    """Each name in ``HEAVY`` as it is found; a name may come several times."""
+    """Yield the names in ``HEAVY`` in the order of the search. A name may occur several times."""
     pending, visited = [path], {path}
     while pending:
         for name in _imports(pending.pop()):
@@ -48,7 +48,7 @@ def _heavy(path: Path) -> Iterator[str]:
 
 @cache
 def _imports(path: Path) -> tuple[str, ...]:
-    """Dotted names that a module's top level imports; ``from a import b`` gives ``a`` and ``a.b``."""
+    """Return the dotted names that a module's top level imports; ``from a import b`` gives ``a`` and ``a.b``."""
     return tuple(_names(ast.parse(path.read_text())))
 
 
@@ -64,7 +64,7 @@ def _names(tree: ast.Module) -> Iterator[str]:
 
 @cache
 def _files(name: str) -> tuple[Path, ...]:
-    """The files of this project that importing ``name`` runs: its packages, itself, and the owner of a lazy name."""
+    """Return the project's files that an import of ``name`` runs: packages, the module, and a lazy name's owner."""
     parent, _, leaf = name.rpartition(".")
     stems = [root.joinpath(*name.split(".")) for root in PATH]
     candidates = (path for stem in stems for path in (stem.with_suffix(".py"), stem / "__init__.py"))
@@ -80,7 +80,7 @@ def _files(name: str) -> tuple[Path, ...]:
 
 @cache
 def _lazy_names(package: Path) -> Mapping[str, str]:
-    """The module that a lazy package imports when a name is used: it lists them under ``if TYPE_CHECKING``."""
+    """Return the module of each lazy name of a package, which lists them under ``if TYPE_CHECKING``."""
     return {
         row.name: node.module
         for block in ast.parse(package.read_text()).body

@@ -1,4 +1,4 @@
-"""A linear model whose graphs are written node by node, as another exporter might, and its train step in numpy."""
+"""A linear model whose graphs are written node by node, as by another exporter, and its train step in numpy."""
 
 from collections.abc import Sequence
 
@@ -14,7 +14,7 @@ BIAS = np.array([0.1, -0.1, 0.0], np.float32)
 
 
 def port(name: str, *shape: int | str, dtype: int = TensorProto.FLOAT) -> onnx.ValueInfoProto:
-    """An input or an output."""
+    """Return an input or an output."""
     return helper.make_tensor_value_info(name, dtype, list(shape))
 
 
@@ -24,7 +24,7 @@ def file(
     outputs: Sequence[onnx.ValueInfoProto],
     constants: dict[str, np.ndarray] | None = None,
 ) -> bytes:
-    """The graph as a file of opset 21."""
+    """Return the graph as a file of opset 21."""
     values = [numpy_helper.from_array(value, name) for name, value in (constants or {}).items()]
     graph = helper.make_graph(list(nodes), "linear", list(inputs), list(outputs), values)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
@@ -79,7 +79,7 @@ BATCH = (
 
 
 def train_graph(*, scaffold: bool = False) -> bytes:
-    """One step of plain SGD; with ``scaffold`` the inputs ``control.<p>`` are added to the gradients."""
+    """Return a graph of one SGD step; with ``scaffold`` it adds the inputs ``control.<p>`` to the gradients."""
     outputs = (port("next.w", NUM_INPUTS, NUM_CLASSES), port("next.b", NUM_CLASSES), port("loss"))
     inputs = (*PARAMETERS, *BATCH, port("learning_rate"))
     if not scaffold:
@@ -91,7 +91,7 @@ def train_graph(*, scaffold: bool = False) -> bytes:
 
 
 def evaluate_graph(*, masked: bool = True) -> bytes:
-    """The summed loss, and what is said; ``masked`` False forgets the mask."""
+    """Return a graph of the summed loss and the predicted labels; with ``masked`` False it ignores the mask."""
     nodes = [*LOSSES, helper.make_node("ArgMax", ["logits"], ["chosen"], axis=1, keepdims=0)]
     if not masked:
         nodes[6] = helper.make_node("Add", ["likelihoods", "mask"], ["masked"])
@@ -102,7 +102,7 @@ def evaluate_graph(*, masked: bool = True) -> bytes:
 
 
 def infer_graph(names: tuple[str, str] = ("w", "b")) -> bytes:
-    """The logits, in float, with other numbers than Version 0's."""
+    """Return a graph of the float logits, with other constants than Version 0."""
     weight, bias = names
     nodes = [
         helper.make_node("MatMul", ["x", weight], ["products"]),
@@ -113,7 +113,7 @@ def infer_graph(names: tuple[str, str] = ("w", "b")) -> bytes:
 
 
 def linear_graphs(*, scaffold: bool = False) -> AssembledGraphs:
-    """What a Bundle of them is made of."""
+    """Return the parts from which the Bundle is assembled."""
     return AssembledGraphs(
         name="linear",
         batch_size=BATCH_SIZE,
@@ -128,7 +128,7 @@ def linear_graphs(*, scaffold: bool = False) -> AssembledGraphs:
 def numpy_step(
     w: np.ndarray, b: np.ndarray, x: np.ndarray, y: np.ndarray, rate: float
 ) -> tuple[np.ndarray, np.ndarray, float]:
-    """The same step in float64: (next w, next b, mean loss)."""
+    """Compute the same step in float64. Return (next w, next b, mean loss)."""
     logits = x.astype(np.float64) @ w + b
     shares = np.exp(logits - logits.max(axis=1, keepdims=True))
     shares /= shares.sum(axis=1, keepdims=True)

@@ -1,4 +1,4 @@
-"""A manifest with one of everything, and the bytes that it names."""
+"""A manifest with one element of every kind, and the bytes that it names."""
 
 from types import MappingProxyType
 from typing import Final
@@ -32,7 +32,7 @@ _SCALE: Final = 0.0625
 
 
 def slots() -> tuple[Slot, ...]:
-    """One of each kind: a dense layer whose weight the graph holds transposed, and a float."""
+    """Return one slot of each kind: a dense layer whose weight is transposed in the graph, and a float."""
     weight, bias = "dense.weight", "dense.bias"
     return (
         Slot(initializer="w", kind=SlotKind.WEIGHT, parameter=weight, shape=(3, 4), axis=1, permutation=(1, 0)),
@@ -60,7 +60,7 @@ def slots() -> tuple[Slot, ...]:
 
 
 def manifest() -> Manifest:
-    """One of everything."""
+    """Return a manifest with one element of every kind."""
     images = Port(name="x", dtype="float32", shape=(-1, 4))
     logits = Port(name="logits", dtype="float32", shape=(-1, 3))
     return Manifest(

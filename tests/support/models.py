@@ -36,14 +36,14 @@ OTHER_SIZES = (3, 20)
 
 
 class Mlp(nn.Sequential):
-    """Two layers."""
+    """A perceptron with two layers."""
 
     def __init__(self) -> None:
         super().__init__(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, NUM_CLASSES))
 
 
 class Cnn(nn.Module):
-    """Every kind of convolution that takes its own form in the backward pass, a norm and a linear head."""
+    """Every kind of convolution with its own backward form, a norm and a linear head."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ MODULES = MappingProxyType({"mlp": Mlp, "cnn": Cnn, "noisy": Noisy})
 
 
 def app_of(name: str) -> App:
-    """The App, always with the same initial parameters."""
+    """Return the App of this name, always with the same initial parameters."""
     if name == "several":
         return several_app()
     if name == "tags":
@@ -105,32 +105,32 @@ def app_of(name: str) -> App:
 
 @cache
 def bundle_of(name: str) -> Bundle:
-    """The App's Bundle, exported once a process and kept in memory."""
+    """Return the App's Bundle, which is exported once a process and cached in memory."""
     return exported(app_of(name))
 
 
 def exported(app: App, formats: Sequence[str] = ("onnx",)) -> Bundle:
-    """An App's Bundle, in memory."""
+    """Export the App. Return its Bundle in memory."""
     with tempfile.TemporaryDirectory() as folder:
         export(app, Path(folder), PUBLISHER, formats)
         return in_memory(Path(folder))
 
 
 def in_memory(folder: Path) -> Bundle:
-    """A Bundle's folder, read at once."""
+    """Read a Bundle's folder into memory."""
     read = folder_reader(folder)
     chunks = {path.name: read(path.name) for path in (folder / CHUNKS_FOLDER).iterdir()}
     return Bundle.open(read_signed_manifest(folder), trusted=[PUBLISHER.public], read=chunks.__getitem__)
 
 
 def with_artifact(bundle: Bundle, name: str, data: bytes) -> Bundle:
-    """The Bundle with another artifact under a name, its digest and signature right."""
+    """Return the Bundle with another artifact under this name, and with a valid digest and signature."""
     artifacts = {**bundle.manifest.artifacts, name: artifact_of(data)}
     return with_manifest(bundle, replace(bundle.manifest, artifacts=artifacts), data)
 
 
 def with_manifest(bundle: Bundle, manifest: Manifest, *artifacts: bytes) -> Bundle:
-    """The Bundle's artifacts, and these, under another manifest that is signed as well."""
+    """Return a Bundle with another, signed manifest, the same artifacts, and these ones."""
     data = dump_manifest(manifest)
     signed = SignedManifest(data=data, public_key=PUBLISHER.public, signature=PUBLISHER.sign(BUNDLE_CONTEXT, data))
     known = [*(bundle.artifact(name) for name in bundle.manifest.artifacts), *artifacts]
@@ -139,7 +139,7 @@ def with_manifest(bundle: Bundle, manifest: Manifest, *artifacts: bytes) -> Bund
 
 
 def with_train_graph(bundle: Bundle, graphs: Graphs) -> Bundle:
-    """The Bundle with the train graph of these graphs, and its ports."""
+    """Return the Bundle with the train graph of these graphs and its ports."""
     name, (inputs, outputs) = graphs.signatures["train"], graphs.ports["train"]
     train = replace(bundle.manifest.signatures["train"], inputs=inputs, outputs=outputs)
     changed = with_artifact(bundle, name, graphs.files[name])
@@ -147,13 +147,13 @@ def with_train_graph(bundle: Bundle, graphs: Graphs) -> Bundle:
 
 
 def write_copy(bundle: Bundle, folder: Path) -> None:
-    """The Bundle as a folder, for another process."""
+    """Write the Bundle to a folder, for another process."""
     artifacts = {name: bundle.artifact(name) for name in bundle.manifest.artifacts}
     write_bundle(folder, bundle.signed.data, artifacts, PUBLISHER)
 
 
 def samples(num: int, *, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """``num`` noisy 8x8 images (num, 1, 8, 8), one stripe a class, and their labels (num,)."""
+    """Return ``num`` noisy 8x8 images (num, 1, 8, 8) with one stripe a class, and their labels (num,)."""
     rng = np.random.default_rng(seed)
     labels = rng.integers(0, NUM_CLASSES, num)
     images = 0.3 * rng.standard_normal((num, 1, 8, 8))
@@ -163,7 +163,7 @@ def samples(num: int, *, seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def batches(num: int, *, seed: int) -> Iterator[PaddedBatch]:
-    """``num`` samples in batches, the last one padded and masked."""
+    """Yield ``num`` samples in batches; the last one is padded and masked."""
     x, y = samples(num, seed=seed)
     for start in range(0, num, BATCH_SIZE):
         kept = len(x[start : start + BATCH_SIZE])

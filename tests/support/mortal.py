@@ -1,13 +1,14 @@
-"""A coordinator on a virtual clock that can be killed at any moment, and is started anew.
+"""A coordinator on a virtual clock that can be killed at any moment, and is then started again.
 
-At that very moment the folder is copied, as the disk has it, and the next life begins with the copy. The life before
-may go on for a while, as what no longer counts: nobody hears of it, and what it writes goes to a folder that nobody
-reads. Devices and operators see a line that broke. After a SIGKILL the disk has all that was written; after a loss of
-power only what was synced (``forgetful``).
+A kill copies the folder in the state of the disk, and the next life begins with the copy. The previous life may run on
+for a while without effect. No caller receives its answers, and no process reads its folder any more. Devices and
+operators see a broken connection. After a SIGKILL the disk has all written bytes. After a power loss it has only the
+synced bytes (``forgetful``).
 
-The moments are counted: before and after every effect, every piece of work on a lane (a transaction is one), and
-every sync of a file or folder. Work that changed the database or a file ends with the moment "after change", other work
-with "after work": a kill there leaves what the last change left. The same seed gives the same moments, up to the kill.
+The moments are counted. They are before and after every effect, every sync of a file or folder, and every piece of work
+on a lane, such as a transaction. Work that changed the database or a file ends with the moment "after change", other
+work with "after work". A kill after other work finds the state after the last change. The same seed gives the same
+moments, up to the kill.
 """
 
 import asyncio
@@ -36,12 +37,12 @@ from support.virtual import PUBLISHER
 
 T = TypeVar("T")
 PAUSE_S: Final = 1.0
-"""How long it takes until the coordinator is started again, and until an operator tries again."""
+"""Seconds until the coordinator is started again, and until an operator tries again."""
 
 
 @dataclass
 class Life:
-    """One process of a coordinator: from its start to its kill."""
+    """One process of a coordinator, from its start to its kill."""
 
     folder: Path
     tick: Callable[["Life", str], None]
@@ -72,7 +73,7 @@ class Life:
         self.coordinator = Coordinator(self.runs, state.stores, files, Limits(), self.rng)
 
     async def lane(self, work: Callable[[], T]) -> T:
-        """Work that takes its time before and after."""
+        """Run the work with a delay before and after it."""
         await asyncio.sleep(self.rng.uniform(0.0, 0.02))
         self.tick(self, "before work")
         found = work()
@@ -83,15 +84,15 @@ class Life:
         return found
 
     def starting(self, run_id: str, effect: Effect) -> None:
-        """An Observer's word."""
+        """See Observer."""
         self.tick(self, f"before {type(effect).__name__}")
 
     def finished(self, run_id: str, effect: Effect) -> None:
-        """An Observer's word."""
+        """See Observer."""
         self.tick(self, f"after {type(effect).__name__}")
 
     async def stop(self) -> None:
-        """Let nothing of it be left."""
+        """Release all resources of this life."""
         await self.runs.stop()
         self.disk.close()
         self._database.close()
@@ -101,12 +102,12 @@ class Life:
         self.tick(self, what)
 
     def _changes(self) -> tuple[int, int]:
-        """Two numbers, of which one is new after a commit and the other after a sync."""
+        """Return two numbers: the first changes with each commit, the second with each sync."""
         (version,) = self._database.execute("PRAGMA data_version").fetchone()
         return version, self._num_syncs
 
     async def heard(self, work: Coroutine[object, object, T]) -> T:
-        """The outcome of a call to this life; a broken line if it is killed first."""
+        """Return the result of a call to this life, or raise a broken connection if it is killed first."""
         call, end = asyncio.create_task(work), asyncio.create_task(self.dead.wait())
         try:
             await asyncio.wait({call, end}, return_when=asyncio.FIRST_COMPLETED)
@@ -120,7 +121,7 @@ class Life:
 
 
 class Mortal:
-    """The coordinator whom devices and operators know, whichever life it is in. ``kill_at`` are numbers of moments."""
+    """The coordinator that devices and operators call, in any of its lives. ``kill_at`` are numbers of moments."""
 
     def __init__(self, folder: Path, kill_at: Collection[int] = (), *, loses_power: bool = False) -> None:
         self.moments: list[str] = []
@@ -134,15 +135,15 @@ class Mortal:
         self.life = self._born(folder / "life-0")
 
     async def start(self) -> None:
-        """The first life."""
+        """Start the first life."""
         await self._serve(self.life)
 
     async def stop(self) -> None:
-        """The end of the last one."""
+        """Stop the last life."""
         await self.life.stop()
         await asyncio.gather(*self._tasks)
 
-    # What devices see: the production coordinator's methods, with a line that breaks.
+    # The interface for devices: the production coordinator's methods over a connection that breaks.
 
     async def check_in(self, device: str, check_in: m.CheckIn) -> m.CheckInAnswer:
         """See Coordinator."""
@@ -170,10 +171,10 @@ class Mortal:
         life = self._serving()
         return await life.heard(life.coordinator.report(device, report))
 
-    # What operators do.
+    # The interface for operators.
 
     async def operate(self, call: Callable[[Runs], Coroutine[object, object, T]]) -> T:
-        """A call that is repeated until a life has answered it."""
+        """Repeat the call until a life has answered it."""
         while True:
             try:
                 life = self._serving()
@@ -182,7 +183,7 @@ class Mortal:
                 await asyncio.sleep(PAUSE_S)
 
     def devices(self, num_devices: int, work_s: Callable[[random.Random], float]) -> list[VirtualDevice]:
-        """Devices that outlive the coordinator; they are not running yet."""
+        """Return devices that outlive the coordinator. They do not run yet."""
         found = []
         for index in range(num_devices):
             line = LoopbackTransport(fleet=self, device=f"device-{index}", latency_s=0.01)
@@ -191,7 +192,7 @@ class Mortal:
             found.append(VirtualDevice(line, trainer, (PUBLISHER.public,), rng, work_s))
         return found
 
-    # Life and death.
+    # Starts and kills.
 
     def _serving(self) -> Life:
         if not self.life.serves:
@@ -232,7 +233,7 @@ class Mortal:
 
 
 async def _each(life: Life, stream: AsyncIterator[T]) -> AsyncIterator[T]:
-    """What a stream yields, served by one task as every call is, until the life ends."""
+    """Yield the items of a stream until the life ends. One task serves the stream, as it does every call."""
     found: asyncio.Queue[T | FaninError | None] = asyncio.Queue()
 
     async def serve() -> None:

@@ -1,6 +1,6 @@
-"""Mutants of our decompositions, and tiny Apps whose graphs use them.
+"""Mutants of fanin's decompositions, and tiny Apps whose graphs use them.
 
-Each result of a decomposition is mutated by itself: an error in one gradient must not hide behind those of others.
+Each result of a decomposition is mutated separately, so that the check must detect an error in a single gradient.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -43,7 +43,7 @@ class Residual(nn.Module):
 
 
 class Images(nn.Sequential):
-    """A norm, and pools of even windows, of images (B, 2, 4, 4)."""
+    """A norm, and pools with equal windows, for images (B, 2, 4, 4)."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -59,7 +59,7 @@ class Images(nn.Sequential):
 
 
 class Borders(nn.Module):
-    """Paddings, other upsampling, a transposed convolution, selected positions and values put at a mask."""
+    """Paddings, other upsampling, a transposed convolution, selected positions and assignments at a mask."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class Borders(nn.Module):
         x[x > 0.5] = 0.75
         x = F.pad(F.pad(x, (0, 1, 1, 0), mode="replicate"), (1, 0, 0, 1), mode="reflect")
         x = F.interpolate(self.last(x), size=7, mode="nearest-exact")
-        # Three slices: the signs of two wrong gradients would cancel.
+        # There are three slices, because the signs of two wrong gradients would cancel.
         raised = self.raised(x[:, :, 1:3, 1:3])[:, :, ::2].flatten(1)
         picked = x[:, [0, 2, 2]].mean(3).select(2, 1)
         like = torch.empty_like(x).fill_(2.0).mean((2, 3))
@@ -83,7 +83,7 @@ class Borders(nn.Module):
 
 
 class Pools(nn.Module):
-    """Pools with gaps, of uneven windows and without padding."""
+    """Pools with dilation, with uneven windows and without padding."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -104,7 +104,7 @@ class Pools(nn.Module):
 
 
 class Signals(nn.Module):
-    """The same in one dimension, with a normalized weight."""
+    """The same operators in one dimension, with a normalized weight."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -121,7 +121,7 @@ class Signals(nn.Module):
 
 
 class Words(nn.Module):
-    """Attention between two norms, over tokens."""
+    """Attention over tokens, between two norms."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -169,12 +169,12 @@ class Moved(nn.Module):
 
 
 def sequence_loss(outputs: Tensor, targets: Tensor) -> Tensor:
-    """The loss of each sequence (B,), by torch's own function."""
+    """Return the loss of each sequence (B,), computed by torch's function."""
     return F.cross_entropy(outputs.transpose(1, 2), targets.long(), reduction="none", ignore_index=-1).mean(1)
 
 
 def class_loss(outputs: Tensor, targets: Tensor) -> Tensor:
-    """The loss of each sample (B,), by torch's own function."""
+    """Return the loss of each sample (B,), computed by torch's function."""
     return F.cross_entropy(outputs, targets.long(), reduction="none")
 
 
@@ -190,7 +190,7 @@ MODELS: Final[Mapping[str, tuple[Callable[[], nn.Module], tuple[int, ...], Loss]
         "sequence": (Words, (5,), sequence_loss),
     }
 )
-"""The module of each App, the shape of its inputs, and its loss. Inputs of one dimension are tokens."""
+"""The module of each App, the shape of its inputs, and its loss. One-dimensional inputs are tokens."""
 
 
 def app_of_model(name: str) -> App:
@@ -230,7 +230,7 @@ USERS: Final[Mapping[str, str]] = MappingProxyType(
         "sequence": "nll_loss2d_forward nll_loss2d_backward",
     }
 )
-"""The operators that a model has mutants of, in all formats or in one."""
+"""The operators whose mutants run in a model, in all formats or in one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -284,7 +284,7 @@ class FormMutant:
 
 
 def verify_forms(model: str, forms: Forms, *, is_infer: bool) -> None:
-    """Hold the graphs of a model to torch: the train and evaluate graphs, or the float ``infer`` graph.
+    """Compare the graphs of a model with torch: the train and evaluate graphs, or the float ``infer`` graph.
 
     Raises:
         UnsupportedModel: A graph differs from torch.
@@ -298,7 +298,7 @@ def verify_forms(model: str, forms: Forms, *, is_infer: bool) -> None:
 
 
 def own_forms(table: Table) -> list[OpOverload]:
-    """Return the operators of a table that have a form of ours. The others have torch's own decomposition."""
+    """Return the operators of a table that have a form of fanin. The others have torch's decomposition."""
     # A partial function has the module of the function that it calls.
     functions = {operator: form.func if isinstance(form, partial) else form for operator, form in table.items()}
     return [operator for operator, function in functions.items() if function.__module__.startswith("fanin.")]
@@ -310,7 +310,7 @@ def name_of(operator: OpOverload) -> str:
 
 
 def form_mutants() -> Iterator[Mutant]:
-    """Every result of every form of ours in every graph format."""
+    """Yield mutants of every result of every form of fanin in every graph format."""
     users = {name: model for model, names in USERS.items() for name in names.split()}
     for forms in (ONNX, TFLITE):
         for is_infer, table in ((False, forms.backward()), (True, forms.forward())):
@@ -337,7 +337,7 @@ def form_mutants() -> Iterator[Mutant]:
 
 
 WITHOUT_RESULT: Final = ("index.Tensor", "index_put_")
-"""A form that only refuses some arguments, and one whose result is the tensor that it has written."""
+"""A form that only refuses some arguments, and a form that returns the tensor that it has written."""
 NOT_FLOAT: Final = (
     "adaptive_max_pool1d[1]",
     "adaptive_max_pool2d[1]",

@@ -1,4 +1,4 @@
-"""Mutants of an export: graphs in which one part is replaced by zero, twice or minus itself, held to eager torch."""
+"""Mutants of an export: graphs in which one part is zeroed, doubled or negated, compared with eager torch."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -45,7 +45,7 @@ from fanin.protos.errors import UnsupportedModel
 FACTORS: Final = MappingProxyType({"zero": 0.0, "twice": 2.0, "negative": -1.0})
 """The factor of each kind of mutant."""
 MOVE: Final = "value"
-"""The target of a mutant of an optimizer that changes the parameter and not a state."""
+"""The target of an optimizer's mutant that changes the parameter instead of a state."""
 OPTIMIZERS: Final[Mapping[str, Optimizer]] = MappingProxyType(
     {
         "sgd": Sgd(momentum=0.0),
@@ -83,7 +83,7 @@ EQUIVALENT: Final[Mapping[str, str]] = MappingProxyType(
         },
     }
 )
-"""The mutants that change no result of an export, each with the reason."""
+"""The mutants that do not change any result of an export, each with the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,35 +101,35 @@ class MutantOptimizer:
 
     @property
     def counts_steps(self) -> bool:
-        """As the true optimizer."""
+        """See the true optimizer."""
         return self.of.counts_steps
 
     @property
     def divides(self) -> bool:
-        """As the true optimizer."""
+        """See the true optimizer."""
         return self.of.divides
 
     @property
     def settings(self) -> Mapping[str, OptimizerSetting]:
-        """Those of the true optimizer."""
+        """The same as of the true optimizer."""
         return self.of.settings
 
     @property
     def setting_inputs(self) -> tuple[str, ...]:
-        """Those of the true optimizer."""
+        """The same as of the true optimizer."""
         return self.of.setting_inputs
 
     def move(
         self, value: Tensor, gradient: Tensor, state: Mapping[str, Tensor], inputs: StepInputs
     ) -> tuple[Tensor, Tensors]:
-        """The true results, with one of them mutated."""
+        """Return the true results, with one of them mutated."""
         moved, states = self.of.move(value, gradient, state, inputs)
         if self.target == MOVE:
             return value + self.factor * (moved - value), states
         return moved, states | {self.target: self.factor * states[self.target]}
 
     def eager(self, parameters: Sequence[Tensor], learning_rate: float) -> torch.optim.Optimizer:
-        """torch's optimizer, not mutated."""
+        """Return torch's optimizer without the mutation."""
         return self.of.eager(parameters, learning_rate)
 
 
@@ -141,7 +141,7 @@ class Mutant:
         kind: ``optimizer``, ``loss`` or ``decomposition``.
         part: The mutated part.
         change: A key of ``FACTORS``.
-        verify: Traces the mutated graphs and holds them to torch. Raises UnsupportedModel.
+        verify: Traces the mutated graphs and compares them with torch. Raises UnsupportedModel.
         verify_true: The same without the mutation.
     """
 
@@ -157,14 +157,14 @@ class Mutant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """The result of a mutant: the error that refuses it, or "" for a survivor; and the seconds it took."""
+    """The result of a mutant: the error that refuses it, or "" for a survivor, and the seconds of the check."""
 
     error: str
     seconds: float
 
 
 def outcome_of(mutant: Mutant) -> Outcome:
-    """Verify a mutant by the code of an export."""
+    """Verify a mutant with the code of an export."""
     began_s = time.perf_counter()
     try:
         mutant.verify()
@@ -174,7 +174,7 @@ def outcome_of(mutant: Mutant) -> Outcome:
 
 
 def verify_traced(mutated: App, app: App, forms: Forms) -> None:
-    """Trace an App, and hold its float graphs to another App, without a conversion.
+    """Trace an App, and compare its float graphs with another App, without a conversion.
 
     Args:
         mutated: The App that is traced.
@@ -192,7 +192,7 @@ def verify_traced(mutated: App, app: App, forms: Forms) -> None:
 
     @cache
     def evaluation() -> GraphEvaluate:
-        # Traced when it is first called: most mutants fail before that.
+        # The graph is traced on its first call, because most mutants fail before that.
         traced = trace_evaluate(prepared, forms)
         return GraphEvaluate(_manifest(prepared, evaluate=traced), _run(traced))
 
@@ -231,7 +231,7 @@ def _run(traced: Traced) -> RunGraph:
 
 
 def optimizer_mutants() -> Iterator[Mutant]:
-    """Every update of a parameter and every state of every optimizer."""
+    """Yield mutants of every optimizer: of its parameter update and of each state."""
     for name, optimizer in OPTIMIZERS.items():
         app = replace(_classifier(), recipe=Recipe(optimizer=optimizer))
         for target in (MOVE, *optimizer.states):
@@ -241,7 +241,7 @@ def optimizer_mutants() -> Iterator[Mutant]:
 
 
 def loss_mutants() -> Iterator[Mutant]:
-    """Every loss."""
+    """Yield mutants of every loss."""
     apps = {"cross_entropy": _classifier(), "next_token": _decoder(), "squared_error": _regression()}
     for name, loss in LOSSES.items():
         for change, factor in FACTORS.items():

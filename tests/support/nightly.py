@@ -1,4 +1,4 @@
-"""Which cases of a test run in CI, and which in the nightly suite."""
+"""Selection of a test's cases for CI and for the nightly suite."""
 
 from collections.abc import Collection, Iterable
 from typing import TypeVar
@@ -9,7 +9,7 @@ Case = TypeVar("Case")
 
 
 def nightly_but(cases: Iterable[Case], kept: Collection[Case]) -> list[object]:
-    """Parameters of a test: the cases in ``kept`` run in CI, all others are marked nightly."""
+    """Return parameters of a test: the cases in ``kept`` run in CI, and all others are marked nightly."""
     cases = list(cases)
     assert set(kept) <= set(cases), f"kept: got {set(kept) - set(cases)}, expected names of cases"
     return [case if case in kept else pytest.param(case, marks=pytest.mark.nightly) for case in cases]

@@ -58,7 +58,7 @@ class Rounds:
 
 
 def rounds(folder: Path, num: int) -> Rounds:
-    """A Run of ``num`` Rounds, each from another Version."""
+    """Return a Run of ``num`` Rounds, each from another Version."""
     bundle = synthetic_bundle(folder / "bundle", PUBLISHER, SHAPES)
     table, parent, works = bundle.manifest.table, None, []
     files = [bundle.signed.data, *(bundle.artifact(name) for name in bundle.manifest.artifacts)]

@@ -1,4 +1,4 @@
-"""A distribution from outside the package: the example of a docs page, installed in a folder as pip would do it."""
+"""An external distribution: the example of a docs page, installed in a folder as by pip."""
 
 import os
 import re
@@ -33,7 +33,7 @@ def install_code(folder: Path, module: str, source: str, entry_points: str) -> N
 
 
 def run(site: Path, code: str, *words: object, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """Run code in a Python that has the distributions of a folder."""
+    """Run code in a Python process that can import the distributions of a folder."""
     env = os.environ | {"PYTHONPATH": str(site)}
     command = [sys.executable, "-c", code, *map(str, words)]
     return subprocess.run(command, env=env, cwd=cwd, capture_output=True, text=True, check=False)

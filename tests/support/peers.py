@@ -1,4 +1,4 @@
-"""Devices for stories: the production client one Update at a time, and calls that no good device would make."""
+"""Devices for stories: the production client, one Update at a time, and calls that no honest device makes."""
 
 import random
 import time
@@ -33,7 +33,7 @@ R = TypeVar("R", bound=Message)
 
 
 def sign(key: SigningKey, method: str, body: bytes, *, device_id: str = "", late_s: float = 0.0) -> CallOptions:
-    """The metadata of a signed call; by another device's id, or a time that has passed, it is a forged one."""
+    """Return the metadata of a signed call. With another device's id or a past time, the call is a forgery."""
     call = calls.DeviceCall(
         method=f"{FLEET}{method}",
         device_id=device_id or calls.device_id_of(key.public),
@@ -49,9 +49,9 @@ def sign(key: SigningKey, method: str, body: bytes, *, device_id: str = "", late
 
 
 class Witness(GrpcTransport):
-    """The production transport, which notes why its device gives up, and ends it there.
+    """The production transport, which records why its device gives up, and then stops the device.
 
-    ``alter`` changes an Assignment on its way, as a hostile coordinator would.
+    ``alter`` changes a received Assignment, as a hostile coordinator could.
     """
 
     def __init__(self, line: Connection, key: SigningKey) -> None:
@@ -61,12 +61,12 @@ class Witness(GrpcTransport):
         self.stop: Callable[[], None] = lambda: None
 
     def check_in(self, check_in: m.CheckIn) -> m.CheckInAnswer:
-        """Alters what is assigned."""
+        """Check in. Return the answer with an altered Assignment."""
         answer = super().check_in(check_in)
         return m.Assigned(assignment=self.alter(answer.assignment)) if isinstance(answer, m.Assigned) else answer
 
     def report(self, report: m.Report) -> m.UploadReply:
-        """Notes the reason."""
+        """Record the reason."""
         reply = super().report(report)
         self.failures.append(report.failure)
         self.stop()
@@ -74,27 +74,27 @@ class Witness(GrpcTransport):
 
 
 class Place(Protocol):
-    """A coordinator, in this process or in another."""
+    """A coordinator in this process or in another."""
 
     @property
     def address(self) -> str:
-        """Where it serves."""
+        """The address of the coordinator."""
         ...
 
     @property
     def ca(self) -> bytes:
-        """Its authority's certificate."""
+        """The certificate of its authority."""
         ...
 
     @property
     def device_token(self) -> str:
-        """What devices enroll with."""
+        """The token with which devices enroll."""
         ...
 
 
 @dataclass
 class Peer:
-    """One device at a coordinator; its folder is kept between its clients."""
+    """One device of a coordinator. Successive clients share its folder."""
 
     host: Place
     bundle: Bundle
@@ -116,7 +116,7 @@ class Peer:
 
     @contextmanager
     def line(self) -> Iterator[Connection]:
-        """A line of its own."""
+        """Yield a new connection."""
         line = Connection(self.host.address, self.host.ca)
         try:
             yield line
@@ -125,23 +125,23 @@ class Peer:
 
     @contextmanager
     def transport(self) -> Iterator[GrpcTransport]:
-        """The production transport."""
+        """Yield the production transport."""
         with self.line() as line:
             yield GrpcTransport(line, self.key)
 
     def begin(self) -> None:
-        """Enroll and check in; the Assignment is its ``work``."""
+        """Enroll and check in. The Assignment becomes ``work``."""
         with self.transport() as transport:
             transport.enroll(self.host.device_token)
             can = m.Capabilities(codecs=tuple(CODECS), runtimes=("synthetic 1",), graph_formats=("onnx",))
             answer = transport.check_in(m.CheckIn(protocol=m.PROTOCOL, capabilities=can, wait_s=10.0))
             assert isinstance(answer, m.Assigned), answer
             self.work = answer.assignment
-            # The deadline is recorded after the answer, and before this one.
+            # The coordinator records the deadline after this answer, and before the next one.
             transport.report(m.Report(assignment_id=self.work.assignment_id, failure=""))
 
     def update(self) -> tuple[m.UpdateHeader, bytes]:
-        """What this device would upload for its ``work``, having trained nothing."""
+        """Return a synthetic Update of this device for its ``work``."""
         table = self.bundle.manifest.table
         model = OpenedModel(bundle=self.bundle, parameters=np.zeros(table.num_values, np.float32))
         return make_update(
@@ -149,12 +149,12 @@ class Peer:
         )
 
     def upload(self, header: m.UpdateHeader, payload: bytes) -> m.UploadReply:
-        """Upload as the production transport does; the last reply."""
+        """Upload with the production transport. Return the last reply."""
         with self.transport() as transport:
             return transport.upload(header, lambda offset, size: payload[offset : offset + size])
 
     def send(self, header: m.UpdateHeader, parts: Sequence[m.Piece | m.UpdateHeader]) -> list[m.UploadReply]:
-        """Send just these parts after the header, whatever the coordinator says; all replies."""
+        """Send exactly these parts after the header and ignore the replies meanwhile. Return all replies."""
         first = c.upload_to_proto(header).SerializeToString()
         requests = iter([first, *(c.upload_to_proto(part).SerializeToString() for part in parts)])
         with self.line() as line:
@@ -163,12 +163,12 @@ class Peer:
             return [c.upload_reply_from_proto(reply) for reply in replies]
 
     def take_part(self, num_updates: int = 1) -> None:
-        """Run the production client until so many Updates were accepted."""
+        """Run the production client until ``num_updates`` Updates were accepted."""
         with self.transport() as transport:
             self.client(transport, num_updates).run()
 
     def give_up(self, alter: Callable[[m.Assignment], m.Assignment] | None = None) -> str:
-        """Run the production client until it gives an Assignment up; why it did."""
+        """Run the production client until it gives up an Assignment. Return the reason."""
         with self.line() as line:
             witness = Witness(line, self.key)
             client = self.client(witness, 1)
@@ -179,7 +179,7 @@ class Peer:
             return failure
 
     def client(self, transport: GrpcTransport, num_updates: int) -> Client:
-        """The production client of this device."""
+        """Return the production client of this device."""
         parts = ClientParts(
             transport=transport,
             cache=self.cache,
@@ -190,12 +190,12 @@ class Peer:
         return Client(parts, ClientOptions(token=self.host.device_token, max_updates=num_updates))
 
     def trainer(self) -> SyntheticTrainer:
-        """Draws this device's Update."""
+        """Return the trainer that draws this device's Update."""
         return SyntheticTrainer(partition=self.index, num_examples=10 + self.index, scale=self.scale)
 
 
 def pieces(payload: bytes, start: int = 0, end: int | None = None) -> list[m.Piece]:
-    """A payload's bytes from ``start`` to ``end``, cut."""
+    """Cut a payload's bytes from ``start`` to ``end`` into pieces."""
     stop = len(payload) if end is None else end
     return [
         m.Piece(offset=at, data=payload[at : min(at + PIECE_BYTES, stop)]) for at in range(start, stop, PIECE_BYTES)

@@ -1,4 +1,4 @@
-"""Real processes for stories: a coordinator and devices, over TLS on loopback, killed for real."""
+"""Real processes for stories: a coordinator and devices over TLS on loopback, which tests kill."""
 
 import contextlib
 import os
@@ -37,17 +37,17 @@ class Running:
     log: Path
 
     def kill(self) -> None:
-        """SIGKILL: no farewell."""
+        """Kill the process by SIGKILL."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.process.pid, signal.SIGKILL)
         self.process.wait()
 
     def text(self) -> str:
-        """What it wrote so far."""
+        """Return the output so far."""
         return self.log.read_text(errors="replace")
 
     def wait(self, timeout_s: float) -> int:
-        """Its exit status; a process that does not end fails the test with its log."""
+        """Return the exit status. A process that does not end fails the test with its log."""
         try:
             return self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -55,10 +55,10 @@ class Running:
 
 
 def limit_files(running: Running, max_file_bytes: int) -> None:
-    """Let no file of a running process grow beyond so many bytes; 0 lifts the limit.
+    """Limit the size of all files of a running process; 0 lifts the limit.
 
-    The soft limit only, so it can be lifted again. Writing then fails with EFBIG, as it does with ENOSPC on a
-    disk that is full; Python ignores the signal that comes with it.
+    Only the soft limit changes, so it can be lifted again. A write then fails with EFBIG, as it fails with ENOSPC on a
+    full disk. Python ignores the signal that accompanies it.
     """
     soft = max_file_bytes or resource.RLIM_INFINITY
     resource.prlimit(running.process.pid, resource.RLIMIT_FSIZE, (soft, resource.RLIM_INFINITY))
@@ -79,9 +79,9 @@ def start(arguments: Sequence[str], log: Path, environment: Mapping[str, str] | 
 
 @dataclass
 class Site:
-    """A coordinator's place: its folder and the processes that were started for it.
+    """The folder of a coordinator, and the processes that were started for it.
 
-    ``data`` has its data sets, each as NAME=PATH.
+    ``data`` has the coordinator's data sets as NAME=PATH.
     """
 
     folder: Path
@@ -96,7 +96,7 @@ class Site:
 
     @property
     def address(self) -> str:
-        """Where the coordinator serves."""
+        """The address of the coordinator."""
         return (self.state / "address").read_text().strip()
 
     @property
@@ -106,14 +106,14 @@ class Site:
 
     @property
     def device_token(self) -> str:
-        """What devices enroll with."""
+        """The token with which devices enroll."""
         return (self.state / "tokens" / "device.token").read_text().strip()
 
     def serve(self, *, kill_at: str = "", max_file_bytes: int = 0, max_descriptors: int = 0) -> Running:
         """Start the coordinator and wait until it serves, or until it killed itself at ``kill_at``.
 
-        With ``max_file_bytes`` its disk is as good as full: no file of it can grow beyond. With ``max_descriptors`` it
-        may open no more.
+        With ``max_file_bytes`` no file of it can grow beyond this size, as on a full disk. ``max_descriptors`` limits
+        its open descriptors.
         """
         (self.state / "address").unlink(missing_ok=True)
         script = str(SUPPORT / "coordinator.py")
@@ -127,14 +127,14 @@ class Site:
             assert time.monotonic() < until, running.text()
             time.sleep(0.02)
         if running.process.poll() is None:
-            # From now on it comes back where devices look for it.
+            # From now on the coordinator restarts at the address that devices know.
             self.listen = self.address
         return running
 
     def device(self, index: int, *, die_at: str = "", num_values: int = 0) -> Running:
-        """Start a device that trains nothing; ``die_at`` makes it kill itself at some byte of its upload."""
+        """Start a device that does not train. With ``die_at`` it kills itself at some byte of its upload."""
         name = f"device-{index}"
-        # Not read by the device: while a coordinator starts again the file is not there.
+        # The device gets the address as argument, because the file is missing while a coordinator restarts.
         arguments = [str(SUPPORT / "device.py"), str(self.folder), str(index), self.listen, die_at]
         running = start(arguments, self.folder / f"{name}.log")
         self.started.append(running)
@@ -142,7 +142,7 @@ class Site:
 
     @contextlib.contextmanager
     def operator(self) -> Iterator[Operator]:
-        """An operator on a line of its own."""
+        """Yield an operator with its own connection."""
         line = Connection(self.address, self.ca)
         try:
             yield Operator(line, (self.state / "tokens" / "operator.token").read_text().strip())
@@ -150,18 +150,18 @@ class Site:
             line.close()
 
     def start_run(self, plan: Plan, bundle: Bundle, publisher: SigningKey) -> RunInfo:
-        """Publish a Bundle and start the Run "run"; devices trust its publisher."""
+        """Publish a Bundle and start the Run "run". Devices trust its publisher."""
         (self.folder / "publisher.pub").write_text(publisher.public)
         with self.operator() as operator:
             operator.publish_bundle(bundle)
             return operator.start_run("run", plan, bundle, publisher)
 
     def events(self) -> list[LoggedEvent]:
-        """Everything that happened in the Run, once it rests."""
+        """Wait until the Run rests. Return all its events."""
         with self.operator() as operator:
             return list(operator.watch("run"))
 
     def close(self) -> None:
-        """Kill what is left."""
+        """Kill all remaining processes."""
         for running in self.started:
             running.kill()

@@ -13,17 +13,18 @@ BATCH_SIZE = 4
 
 
 class Pixels(nn.Module):
-    """Bytes (n, 8, 8, 1) as normalised values (n, 1, 8, 8)."""
+    """Maps bytes (n, 8, 8, 1) to normalised values (n, 1, 8, 8)."""
 
     def forward(self, raw: Tensor) -> Tensor:
-        """Colour before place, mean about 0."""
+        """Normalise to a mean of about 0, and move the channels to the front."""
         return ((raw.to(torch.float32) / 255.0 - 0.5) / 0.25).permute(0, 3, 1, 2)
 
 
 class Spectrogram(nn.Module):
-    """Sound (n, samples) as the logarithm of energies in bands (n, bands, frames).
+    """Maps sound (n, samples) to the logarithm of energies in bands (n, bands, frames).
 
-    A frame times cosines and sines is its discrete Fourier transform, and frames are what a convolution looks at.
+    The product of a frame with cosines and sines is its discrete Fourier transform. A convolution computes it for all
+    frames.
     """
 
     def __init__(self, frame: int = 64, hop: int = 32, num_bands: int = 10) -> None:
@@ -37,13 +38,13 @@ class Spectrogram(nn.Module):
         self.register_buffer("bands", (1.0 - (frequencies - centres[:, None]).abs() / 4.0).clamp(min=0.0))
 
     def forward(self, raw: Tensor) -> Tensor:
-        """Frames, powers, bands, logarithm."""
+        """Compute frames, powers, bands and the logarithm."""
         real, imaginary = nn.functional.conv1d(raw[:, None], self.waves, stride=self.hop).chunk(2, dim=1)
         return torch.log(self.bands @ (real.square() + imaginary.square()) + 1e-3)
 
 
 class Characters(nn.Module):
-    """Bytes of text (n, T) as tokens (n, T): the lower-case letters from 1 on, 0 for all else."""
+    """Maps bytes of text (n, T) to tokens (n, T): lower-case letters from 1 on, all other bytes to 0."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,12 +53,12 @@ class Characters(nn.Module):
         self.register_buffer("table", table)
 
     def forward(self, raw: Tensor) -> Tensor:
-        """One look-up a character."""
+        """Look up each character."""
         return self.table[raw.to(torch.int32)]
 
 
 def raw_of(name: str) -> Tensor:
-    """Raw inputs, always the same."""
+    """Return raw inputs, always the same."""
     generator = torch.Generator().manual_seed(3)
     if name == "spectrogram":
         time = torch.arange(512) / 64.0
@@ -71,7 +72,7 @@ PREPROCESS = MappingProxyType({"pixels": Pixels, "spectrogram": Spectrogram, "ch
 
 
 def raw_app(name: str) -> App:
-    """The App, always with the same initial parameters."""
+    """Return the App of this name, always with the same initial parameters."""
     torch.manual_seed(3)
     preprocess, raw = PREPROCESS[name](), raw_of(name)
     x = preprocess(raw)
@@ -89,5 +90,5 @@ def raw_app(name: str) -> App:
 
 
 def pixels() -> App:
-    """The App, for a job that finds it by its name."""
+    """Return the App of pixels, for a job that finds it by name."""
     return raw_app("pixels")

@@ -1,6 +1,6 @@
-"""tflite-runtime as a ``Runtime`` here, though its library is in an environment of its own: a process behind pipes.
+"""tflite-runtime as a ``Runtime`` of the test, although its library is in another environment: a process behind pipes.
 
-Bundles go to it as folders. What it raises is raised here again: a test cannot tell it from a runtime in the process.
+The process receives Bundles as folders. Its errors are raised again here, so a test can use it like a local runtime.
 """
 
 import atexit
@@ -39,13 +39,13 @@ SOURCES = ("server", "clients", "edge", "datacenter", "protos")
 
 
 def runtime_of(name: str) -> Runtime:
-    """The runtime of this name, wherever its library is installed."""
+    """Return the runtime of this name, in this environment or in another."""
     return tflite_runtime() if name == "tflite" else open_runtime(name)
 
 
 @cache
 def tflite_runtime() -> "RemoteRuntime":
-    """The one process that has tflite-runtime."""
+    """Return the single process with tflite-runtime."""
     assert PYTHON.exists(), f"{PYTHON.parents[1].name} is missing: run `make devices`"
     return RemoteRuntime(PYTHON, "tflite")
 
@@ -54,7 +54,7 @@ class RemoteRuntime:
     """A ``Runtime`` in another process."""
 
     def __init__(self, python: Path, name: str) -> None:
-        # The working tree's own sources, before the wheel that the environment was made with.
+        # The sources of the working tree precede the wheel that is installed in the environment.
         env = os.environ | {"PYTHONPATH": os.pathsep.join(str(ROOT / part) for part in SOURCES)}
         server = Path(__file__).with_name("runtime_server.py")
         self._child = subprocess.Popen(
@@ -71,7 +71,7 @@ class RemoteRuntime:
         self._folder.cleanup()
 
     def ask(self, row: Row, arrays: Mapping[str, npt.NDArray[np.generic]]) -> tuple[Row, Arrays]:
-        """One call there."""
+        """Make one call to the process."""
         assert self._child.stdin is not None and self._child.stdout is not None
         write_frame(self._child.stdin, row, arrays)
         found = read_frame(self._child.stdout)
@@ -169,26 +169,26 @@ class _Model:
 
 
 def known_error(name: str) -> type[Exception]:
-    """The exception of this name."""
+    """Return the exception class of this name."""
     found = ValueError if name == "ValueError" else getattr(errors, name)
     assert issubclass(found, Exception)
     return found
 
 
 def state_of(answer: Row, values: Arrays) -> TrainState:
-    """The state in an answer."""
+    """Return the state in an answer."""
     return TrainState(
         parameters=values["parameters"], optimizer=values["optimizer"], num_steps=int(str(answer["num_steps"]))
     )
 
 
 def arrays_of(batch: PaddedBatch) -> Arrays:
-    """A batch for a message."""
+    """Return the arrays of a batch for a message."""
     return {f"{INPUT}{name}": array for name, array in batch.inputs.items()} | {"y": batch.y, "mask": batch.mask}
 
 
 def write_as_is(bundle: Bundle, folder: Path) -> None:
-    """A Bundle's folder with the very Chunks that it reads, and its own signature: what is wrong stays wrong."""
+    """Write a Bundle's folder with its own Chunks and signature, so that its faults are kept."""
     chunks = folder / CHUNKS_FOLDER
     chunks.mkdir(parents=True)
     (folder / MANIFEST_FILE).write_bytes(bundle.signed.data)

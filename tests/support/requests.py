@@ -1,4 +1,4 @@
-"""A coordinator that notes which artifacts of its Bundle a device requests."""
+"""A coordinator that records which artifacts of its Bundle a device requests."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -15,7 +15,7 @@ from support.values import PUBLISHER
 
 @dataclass
 class Requests(Script):
-    """A coordinator with one Assignment. It serves whole Chunks."""
+    """A coordinator with one Assignment. It serves complete Chunks."""
 
     def download(self, download: m.Download) -> Iterator[bytes]:
         self._call("download")
@@ -26,14 +26,14 @@ class Requests(Script):
 
     @property
     def graphs(self) -> set[str]:
-        """The graphs of which bytes were requested."""
+        """Return the graphs of which a device has requested bytes."""
         artifacts = self.bundle.manifest.artifacts
         asked = {name for name, each in artifacts.items() if any(ref.sha256 in self.served for ref in each.chunks)}
         return asked - {self.bundle.manifest.initial}
 
 
 def requests_of(bundle: Bundle, batch_size: int = 0) -> Requests:
-    """The coordinator of a Run of this Bundle, with a batch size of the Plan."""
+    """Return the coordinator of a Run of this Bundle, with the Plan's batch size."""
     version = sign_version(
         PUBLISHER,
         parent=None,

@@ -1,4 +1,4 @@
-"""One device's part in a Round, without its session."""
+"""The work of one device in a Round, without its session."""
 
 from types import MappingProxyType
 
@@ -14,7 +14,7 @@ TABLE = TensorTable.of(SHAPES)
 
 
 async def finish_round(line: LoopbackTransport, work: m.Assignment, change: float = 0.5) -> None:
-    """Upload an Update that changes all parameters by the same; it must be accepted."""
+    """Upload an Update that changes all parameters by the same value. It must be accepted."""
     values = np.full(TABLE.num_values, change, np.float32)
     result = Change(values=values, counts=MappingProxyType({m.EXAMPLES: 10}))
     header, payload = make_update(work, TABLE, result, m.Telemetry(runtime="synthetic 1"))

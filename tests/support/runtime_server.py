@@ -1,8 +1,8 @@
-"""A runtime in the environment that has its library, served over pipes: the other end of ``remote_runtime``.
+"""A runtime in the environment of its library, served over pipes: the other end of ``remote_runtime``.
 
     python runtime_server.py NAME
 
-It needs the core install and the runtime's library alone.
+It needs only the core install and the runtime's library.
 """
 
 import sys
@@ -22,14 +22,14 @@ Answer = tuple[Row, Arrays]
 
 
 class Server:
-    """What was opened, by number."""
+    """The opened objects, by number."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._opened: list[Callable[..., object]] = []
 
     def answer(self, row: Row, arrays: Arrays) -> Answer:
-        """Do what a message asks for."""
+        """Execute the request of a message."""
         found: Answer = getattr(self, f"do_{row['do']}")(row, arrays)
         return found
 
@@ -85,19 +85,19 @@ class Server:
 
 
 def bundle_at(row: Row) -> Bundle:
-    """The Bundle in a folder, with the train graph for a batch size."""
+    """Open the Bundle in a folder, with the train graph for a batch size."""
     return open_folder(Path(row["folder"]), trusted=[row["publisher"]]).at_batch(int(row["batch_size"]))
 
 
 def batch_of(arrays: Arrays) -> PaddedBatch:
-    """The batch in a message."""
+    """Return the batch in a message."""
     inputs = {name.removeprefix(INPUT): array for name, array in arrays.items() if name.startswith(INPUT)}
     return PaddedBatch(inputs=inputs, y=arrays["y"], mask=arrays["mask"])
 
 
 def main() -> None:
-    """Answer until there is no one to ask."""
-    # What a library prints is not for the pipe.
+    """Answer messages until the pipe ends."""
+    # The output of libraries must not reach the pipe.
     pipe, sys.stdout = sys.stdout.buffer, sys.stderr
     server = Server(open_runtime(sys.argv[1]))
     while (found := read_frame(sys.stdin.buffer)) is not None:

@@ -1,4 +1,4 @@
-"""A linear model of values whose graphs are written node by node, and whose int8 graph says more than it should."""
+"""A linear regression model whose graphs are written node by node. Its int8 graph predicts too large values."""
 
 import numpy as np
 import onnx
@@ -9,7 +9,7 @@ from support.linear import file, port
 
 NUM_INPUTS, BATCH_SIZE = 3, 4
 TOO_MUCH = 1.5
-"""The ``infer`` graph says so many times what it should."""
+"""Factor by which the ``infer`` graph's predictions are too large."""
 WEIGHT = np.array([[1.0], [-2.0], [0.5]], np.float32)
 FORWARD = helper.make_node("MatMul", ["x", "w"], ["values"])
 LOSSES = [
@@ -41,14 +41,14 @@ PORTS = (
 
 
 def examples(num: int, noise: float) -> tuple[np.ndarray, np.ndarray]:
-    """(x, y) that the model explains but for noise."""
+    """Return (x, y) in which y is the model's prediction plus noise."""
     rng = np.random.default_rng(3)
     x = rng.standard_normal((num, NUM_INPUTS)).astype(np.float32)
     return x, (x @ WEIGHT + noise * rng.standard_normal((num, 1))).astype(np.float32)
 
 
 def scalar_graphs() -> AssembledGraphs:
-    """What a Bundle of them is made of."""
+    """Return the parts from which the Bundle is assembled."""
     train = file(STEP, (*PORTS, port("learning_rate")), (port("next.w", NUM_INPUTS, 1), port("loss")), CONSTANTS)
     said = helper.make_node("Identity", ["values"], ["predicted"])
     evaluate = file(

@@ -1,4 +1,4 @@
-"""Scenarios on a virtual clock for tests: devices that train nothing, and behave as they are told."""
+"""Scenarios on a virtual clock for tests: devices that do not train, and follow their habits."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,20 +11,20 @@ from support.virtual import PUBLISHER
 
 CALM = Habits()
 WILD = Habits(slow=0.1, piece_s=1.0, cut=0.2, lie=0.3, stay_s=120.0, away_s=(5.0, 60.0))
-"""Whoever has these gets its Update through in the end."""
+"""With these habits, a device eventually completes its upload."""
 SHAPES = {"a": (40, 100), "b": (7,)}
-"""16 kB an Update: four pieces of a loopback, so that there is a middle to be cut in."""
+"""16 kB an Update: four pieces of a loopback, so that a connection can break between them."""
 PATIENT_S = 1e6
-"""A deadline that no device misses, however often it is away: each Round then closes with all of them."""
+"""A deadline that no device misses, even with many absences, so each Round closes with all devices."""
 
 
 def bundle_in(folder: Path) -> Bundle:
-    """A Bundle of SHAPES."""
+    """Return a Bundle of SHAPES."""
     return synthetic_bundle(folder / "bundle", PUBLISHER, SHAPES)
 
 
 def members(habits: Sequence[Habits]) -> tuple[Member, ...]:
-    """A device for each entry: the same trainer for the same place, whatever its habits."""
+    """Return a device for each entry. Its trainer depends on its index only, and not on its habits."""
     return tuple(
         Member(
             device=f"device-{index}", trainer=SyntheticTrainer(partition=index, num_examples=10 + index), habits=each
@@ -34,7 +34,7 @@ def members(habits: Sequence[Habits]) -> tuple[Member, ...]:
 
 
 def told(folder: Path, plan: Plan, habits: Sequence[Habits], seed: int = 0, stops_s: tuple[float, ...] = ()) -> Outcome:
-    """What a Run ends in, after each of its Versions was computed again from the record."""
+    """Play a Run, and recompute each of its Versions from the record. Return the outcome."""
     scenario = Scenario(
         plan=plan,
         bundle=bundle_in(folder),

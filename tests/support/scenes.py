@@ -1,4 +1,4 @@
-"""A Run with devices on a virtual clock, and an operator who commands it."""
+"""A Run with devices on a virtual clock, and an operator's commands."""
 
 import asyncio
 import random
@@ -39,17 +39,17 @@ class Scene:
     num_commands: int = 0
 
     async def command(self, what: What, command_id: str = "") -> RunInfo:
-        """Under a new id if none is given."""
+        """Send a command, with a new id by default."""
         self.num_commands += 1
         command_id = command_id or f"command-{self.num_commands}"
         return await self.place.runs.command(Command(command_id=command_id, run_id="run", what=what))
 
     async def events(self) -> list[RunEvent]:
-        """All that has happened so far."""
+        """Return all events so far."""
         return [recorded.event for recorded in self.place.state.runs.events("run")]
 
     async def until(self, kind: type[RunEvent], number: int = 1) -> None:
-        """Wait for the so-many-th event of a kind."""
+        """Wait for the event with this number among those of its kind."""
         async with aclosing(self.place.runs.watch("run", 0)) as watched:
             async for recorded in watched:
                 number -= isinstance(recorded.event, kind)
@@ -57,21 +57,21 @@ class Scene:
                     return
 
     async def restart(self) -> None:
-        """As after a kill: the devices go on with a coordinator that knows only what is in its folder."""
+        """Restart as after a kill: the devices continue with a coordinator that knows only its folder."""
         await self.hang_up()
         self.place = open_place(self.folder)
         await self.place.runs.start()
         self.work()
 
     async def hang_up(self) -> None:
-        """Stop everything."""
+        """Stop the devices and the coordinator."""
         for task in self.tasks:
             task.cancel()
         await asyncio.gather(*self.tasks, return_exceptions=True)
         await self.place.runs.stop()
 
     def work(self) -> None:
-        """Let devices take part."""
+        """Start the devices."""
         for index in range(self.num_devices):
             line = LoopbackTransport(fleet=self.place.coordinator, device=f"device-{index}", latency_s=0.01)
             trainer = SyntheticTrainer(partition=index, num_examples=10 + index)
@@ -86,7 +86,7 @@ def play(
     devices: int = 4,
     store_lane: Lane = inline,
 ) -> list[RunEvent]:
-    """A story with a Run; all that happened in it, after its record was verified."""
+    """Play a story with a Run, and verify its record. Return all events."""
 
     async def main() -> list[RunEvent]:
         scene = Scene(folder, open_place(folder, store_lane=store_lane), [], devices)

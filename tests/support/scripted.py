@@ -1,4 +1,4 @@
-"""A device's client over a line that is made by hand: one Assignment, and faults on demand."""
+"""A device's client over a scripted connection: one Assignment, and faults on demand."""
 
 import random
 from collections import Counter
@@ -36,7 +36,7 @@ OPEN, CLOSED = m.RoundState.OPEN, m.RoundState.CLOSED
 
 @dataclass
 class Script:
-    """A coordinator that has one Assignment. ``faults`` are raised once each, by the name of the call."""
+    """A coordinator that has one Assignment. It raises each of ``faults`` once, by the name of the call."""
 
     bundle: Bundle
     work: m.Assignment
@@ -92,7 +92,7 @@ class Script:
 
 
 def scripted(tmp_path: Path) -> Script:
-    """A coordinator with a Bundle of three parameters, which it keeps under ``tmp_path``."""
+    """Return a coordinator with a Bundle of three parameters, whose files are under ``tmp_path``."""
     bundle = synthetic_bundle(tmp_path / "bundle", PUBLISHER, SHAPES)
     version = sign_version(
         PUBLISHER,
@@ -107,7 +107,7 @@ def scripted(tmp_path: Path) -> Script:
 
 @dataclass
 class FailingTrainer:
-    """Fails once, then draws its Update."""
+    """A trainer that fails once, then draws its Update."""
 
     fault: Exception | None
     runtime: str = "synthetic 1"
@@ -128,7 +128,7 @@ def client_of(
     may_work: Callable[[], bool] = lambda: True,
     runtime: Runtime | None = None,
 ) -> Client:
-    """A client that stops when its Update is accepted, or when it gave an Assignment up. With a runtime it serves."""
+    """Return a client that stops after an accepted Update or an abandoned Assignment. With a runtime it serves."""
     cache = Cache(folder / "device", max_bytes)
     parts = ClientParts(
         transport=script,
@@ -146,7 +146,7 @@ def client_of(
 
 
 def run(script: Script, folder: Path, trainer: Trainer | None = None, max_bytes: int = 1 << 20) -> Client:
-    """Run a client until its Update is accepted, or it gave an Assignment up."""
+    """Run a client until its Update is accepted, or until it gives up an Assignment."""
     client = client_of(script, folder, trainer, max_bytes)
     client.run()
     return client
@@ -154,7 +154,7 @@ def run(script: Script, folder: Path, trainer: Trainer | None = None, max_bytes:
 
 @dataclass(frozen=True)
 class LosingRuntime:
-    """Finds a loss that is no number."""
+    """A runtime that returns this loss and these predictions."""
 
     loss_sum: float
     infer: Float32s | None = None
@@ -176,7 +176,7 @@ class LosingRuntime:
 
 @dataclass(frozen=True)
 class Store:
-    """Three examples."""
+    """A store with three examples in each part."""
 
     partition: int = 0
     train: Examples = THREE

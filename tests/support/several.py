@@ -15,7 +15,7 @@ BATCH_SIZE = 8
 
 
 class Reader(nn.Module):
-    """The mean of the visible words, next to some numbers."""
+    """A model of the mean of the visible words and of some numbers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -25,7 +25,7 @@ class Reader(nn.Module):
         self.head = nn.Linear(16, NUM_CLASSES)
 
     def forward(self, ids: Tensor, attention_mask: Tensor, numbers: Tensor) -> dict[str, object]:
-        """The logits, among other outputs."""
+        """Return the logits among other outputs."""
         visible = attention_mask.unsqueeze(-1).float()
         words = (self.table(ids) * visible).sum(1) / visible.sum(1)
         hidden = self.dropout(torch.relu(self.first(torch.cat([words, numbers], -1))))
@@ -33,7 +33,7 @@ class Reader(nn.Module):
 
 
 def several_app() -> App:
-    """The App, always with the same initial parameters."""
+    """Return the App, always with the same initial parameters."""
     torch.manual_seed(3)
     return App(
         name="several",
@@ -46,7 +46,7 @@ def several_app() -> App:
 
 
 def several_examples(num: int, *, seed: int) -> Examples:
-    """Examples whose label follows from the visible words and the numbers; hidden words would mislead."""
+    """Return examples whose label depends on the visible words and the numbers. Hidden words are misleading."""
     rng = np.random.default_rng(seed)
     family, sign = rng.integers(0, 2, (2, num))
     visible = np.arange(LENGTH) < rng.integers(1, LENGTH + 1, (num, 1))

@@ -1,4 +1,4 @@
-"""Everything durable of a coordinator at one moment, for tests that something did not change."""
+"""The durable state of a coordinator at one moment, for tests that it did not change."""
 
 import hashlib
 import sqlite3
@@ -11,21 +11,21 @@ FOLDERS = ("blobs", "spool", "updates")
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The rows of every table but the leases, and the digest of every file in spool, updates and blobs.
+    """The rows of every table except the leases, and the digest of every file in spool, updates and blobs.
 
-    Each start of a coordinator takes the leases of its Runs.
+    Leases change with each start of a coordinator.
     """
 
     rows: dict[str, list[tuple[object, ...]]]
     files: dict[str, str]
 
     def under(self, folder: str) -> list[str]:
-        """The files in one of the folders."""
+        """Return the files in one of the folders."""
         return sorted(name for name in self.files if name.startswith(f"{folder}/"))
 
 
 def snapshot(state: Path) -> Snapshot:
-    """What is in a coordinator's folder now, while it may be running."""
+    """Return the current content of a coordinator's folder. The coordinator may be running."""
     with closing(sqlite3.connect(f"file:{state / 'fanin.db'}?mode=ro", uri=True)) as connection:
         names = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name").fetchall()
         rows = {

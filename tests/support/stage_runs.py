@@ -28,25 +28,25 @@ CAN = m.Capabilities(
 
 
 def scaffold(num_devices: int) -> m.StageSpec:
-    """SCAFFOLD for so many devices."""
+    """Return the stage SCAFFOLD for this number of devices."""
     return m.StageSpec(name="scaffold", options={"num_devices": float(num_devices)})
 
 
 def staged_plan(num_devices: int, concurrency: int, **changes: object) -> Plan:
-    """A Plan with SCAFFOLD and error feedback, whose Rounds fail after a minute without ``concurrency`` Updates."""
+    """Return a Plan with SCAFFOLD and error feedback. A Round without ``concurrency`` Updates fails after a minute."""
     fields = {"concurrency": concurrency, "buffer": concurrency, "quorum": concurrency, "deadline_s": 60.0}
     return plan(stages=(scaffold(num_devices), FEEDBACK), **(fields | {"max_rounds": 50} | changes))
 
 
 async def open_run(folder: Path, wanted: Plan) -> Place:
-    """A coordinator with one Run of a Bundle for SCAFFOLD."""
+    """Return a coordinator with one Run of a Bundle for SCAFFOLD."""
     place = open_place(folder)
     await start(place.runs, bundle_in(folder, scaffold=True), wanted)
     return place
 
 
 async def reopen(folder: Path, place: Place) -> Place:
-    """Another process over the same folder."""
+    """Stop the coordinator. Return another one over the same folder."""
     await place.runs.stop()
     place = open_place(folder)
     await place.runs.start()
@@ -55,39 +55,39 @@ async def reopen(folder: Path, place: Place) -> Place:
 
 @dataclass
 class StagedDevice:
-    """A device that keeps the states after all of its Updates, by lineage and Round, and uses what it is told to."""
+    """A device that keeps the states after all of its Updates, and uses the state that an Assignment names."""
 
     name: str
     states: dict[m.StageState, States] = field(default_factory=dict)
 
     @property
     def num_examples(self) -> int:
-        """Each device has another number of examples, so a mean with their weights is not a mean of devices."""
+        """A different number for each device, so a mean weighted by examples differs from a mean over devices."""
         return 10 * (ord(self.name[0]) - ord("a") + 1)
 
     async def check_in(self, place: Place, can: m.Capabilities = CAN) -> m.CheckInAnswer:
-        """The answer to a device that waits for a moment."""
+        """Check in with a short wait."""
         return await place.coordinator.check_in(self.name, m.CheckIn(protocol=m.PROTOCOL, capabilities=can, wait_s=0.1))
 
     async def assignment(self, place: Place) -> m.Assignment:
-        """A check-in that must be answered with work."""
+        """Check in, and return the Assignment that the coordinator must answer with."""
         answer = await self.check_in(place)
         assert isinstance(answer, m.Assigned), answer
         return answer.assignment
 
     def state(self, work: m.Assignment) -> States:
-        """The state that an Assignment names."""
+        """Return the state that an Assignment names."""
         if not work.state.round:
             return first_states(stages_of(work.stages), NUM)
         return self.states[work.state]
 
     async def send(self, place: Place, work: m.Assignment, change: Float32s) -> m.UploadReply:
-        """Take a change through the stages, and upload it."""
+        """Apply the stages to a change, and upload the Update."""
         header, payload = await self.update(place, work, change)
         return await self.line(place).upload(header, lambda offset, size_bytes: payload[offset : offset + size_bytes])
 
     async def update(self, place: Place, work: m.Assignment, change: Float32s) -> tuple[m.UpdateHeader, bytes]:
-        """Take a change through the stages. The state after it is stored before the Update is sent."""
+        """Apply the stages to a change. The resulting state is stored before the Update is sent."""
         stages = stages_of(work.stages)
         pipeline = UpdatePipeline(
             codec=work.codec,
@@ -120,7 +120,7 @@ class StagedDevice:
         return header, outcome.encoded.payload
 
     async def control(self, place: Place, work: m.Assignment) -> Float32s:
-        """The control variate of the Version: zeros in the first one of a lineage."""
+        """Return the control variate of the Version; it is zero in the first Version of a lineage."""
         if work.version.number == work.state.lineage:
             assert not work.version.auxiliary
             return np.zeros(NUM, np.float32)
@@ -131,13 +131,13 @@ class StagedDevice:
         return values
 
     def line(self, place: Place) -> LoopbackTransport:
-        """The device's calls."""
+        """Return the device's connection."""
         return LoopbackTransport(fleet=place.coordinator, device=self.name, latency_s=0.01)
 
 
 DEVICES = ("a", "b", "c")
 WANTED = staged_plan(len(DEVICES), concurrency=2)
-"""One of three devices rests in each Round."""
+"""In each Round, one of three devices does not take part."""
 
 
 def change_of(device: str, round_number: int, size: float = 0.3) -> Float32s:
@@ -150,7 +150,7 @@ def problems(place: Place) -> list[str]:
 
 
 async def control_of(place: Place) -> Float32s:
-    """The control variate of the newest Version, zeros without one."""
+    """Return the control variate of the newest Version, or zeros without one."""
     version = await place.state.stores.runs.newest_version("run")
     setup = place.runs.driver("run").setup
     return np.concatenate(list(auxiliary_pieces(place.state.blobs, version, "control", setup.layout)))

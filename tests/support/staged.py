@@ -1,4 +1,4 @@
-"""A coordinator for one device whose Run has stages, over the client's Transport; the device can be killed anywhere."""
+"""A coordinator for one device of a Run with stages, over the client's Transport. Tests kill the device anywhere."""
 
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,14 +25,14 @@ from support.values import PUBLISHER, assignment
 SHAPES = {"a": (2, 3), "b": (4,)}
 NUM = 10
 EXPONENT = -8
-"""Steps of 1/256: a synthetic change has a standard deviation of 1/100, so a lot of it is left out."""
+"""Steps of 1/256. A synthetic change has a standard deviation of 1/100, so rounding removes a large part of it."""
 FEEDBACK = m.StageSpec(name="error_feedback")
 SCAFFOLD = m.StageSpec(name="scaffold", options={"num_devices": 4.0})
 
 
 @dataclass
 class Course:
-    """A coordinator with these Assignments, one after the other. ``payloads`` are the accepted Updates by Round."""
+    """A coordinator with a sequence of Assignments. ``payloads`` are the accepted Updates by Round."""
 
     bundle: Bundle
     works: list[m.Assignment]
@@ -69,7 +69,7 @@ class Course:
         self.failures.append(report.failure)
         self.works.pop(0)
         if not self.works:
-            # Before the client pauses, as it does after an Assignment that it gave up.
+            # Stop before the pause that the client makes after it gave up an Assignment.
             self.stop()
         return m.UploadReply(round_state=m.RoundState.OPEN, update_state=m.UpdateState.DISCARDED)
 
@@ -82,7 +82,7 @@ class Course:
 
 
 def auxiliary_bytes(values: Float32s) -> bytes:
-    """The canonical form of an auxiliary tensor, as fleet.proto has it."""
+    """Return the canonical form of an auxiliary tensor, as fleet.proto defines it."""
     return encode_parameters(TensorTable.of({"values": values.shape}), values)
 
 
@@ -94,10 +94,10 @@ def course(
     local: Mapping[str, tuple[int, ...]] = NO_SHAPES,
     **fields: object,
 ) -> Course:
-    """A Run whose Assignment of Round k, from 1 on, begins with the state ``states[k - 1]`` (lineage, Round).
+    """Return a Run whose Assignment of Round k, from 1 on, begins with the state ``states[k - 1]`` (lineage, Round).
 
-    Its Versions have the numbers 0, 1, ..; all but the first one of a lineage have the auxiliary tensor ``control`` if
-    a stage is ``scaffold``. ``local`` are personal parameters.
+    Its Versions have the numbers 0, 1, .. If a stage is ``scaffold``, all Versions except the first one of a lineage
+    have the auxiliary tensor ``control``. ``local`` are personal parameters.
     """
     scaffold = SCAFFOLD in stages
     bundle = synthetic_bundle(folder / "bundle", PUBLISHER, SHAPES, scaffold=scaffold, local=local)
@@ -126,18 +126,18 @@ def course(
 
 
 def control_of(index: int) -> Float32s:
-    """The auxiliary tensor of a Version, a multiple of the grid's step."""
+    """Return the auxiliary tensor of a Version, a multiple of the grid's step."""
     return (np.arange(NUM) * 2.0**EXPONENT * index).astype(np.float32)
 
 
 def sent_of(values: Float32s) -> tuple[bytes, Float32s]:
-    """The payload of ``fixed32`` for values, and what the coordinator reads from it."""
+    """Return the payload of ``fixed32`` for the values, and the values that the coordinator reads from it."""
     steps = np.rint(values.astype(np.float64) / 2.0**EXPONENT)
     return steps.astype("<i4").tobytes(), (steps * 2.0**EXPONENT).astype(np.float32)
 
 
 def scaffold(fleet: Course, works: Sequence[m.Assignment]) -> Mapping[int, bytes]:
-    """The payloads of SCAFFOLD with error feedback by Round, written out from algorithm 1 of the paper."""
+    """Compute the payloads of SCAFFOLD with error feedback by Round, from algorithm 1 of the paper."""
     kept: dict[tuple[int, int], tuple[Float32s, Float32s]] = {}
     payloads, zeros = {}, np.zeros(NUM, np.float32)
     for work in works:
@@ -154,12 +154,12 @@ def scaffold(fleet: Course, works: Sequence[m.Assignment]) -> Mapping[int, bytes
 
 
 class Killed(BaseException):
-    """The end of a process. Nothing handles it."""
+    """The end of a process. No code catches it."""
 
 
 @dataclass
 class Moments:
-    """Counts the moments of a device's life, and kills it at one of them."""
+    """A counter of the moments of a device's life, which kills it at one of them."""
 
     kill_at: int = 0
     names: list[str] = field(default_factory=list)
@@ -171,7 +171,7 @@ class Moments:
 
 
 class Watched:
-    """An object whose method calls have a moment before them. Between the calls a device changes nothing that stays."""
+    """An object with a moment before each method call. Between the calls, a device changes no durable state."""
 
     def __init__(self, inner: object, moments: Moments) -> None:
         self._inner = inner
@@ -194,7 +194,7 @@ class Watched:
 def take_part(
     fleet: Course, folder: Path, trainer: Trainer | None = None, moments: Moments | None = None
 ) -> Mapping[int, bytes]:
-    """Run a client over a folder until the coordinator has no work; the accepted payloads by Round."""
+    """Run a client over a folder until the coordinator has no work. Return the accepted payloads by Round."""
     cache, transport = Cache(folder / "device", 1 << 20), fleet
     if moments is not None:
         cache, transport = cast("Cache", Watched(cache, moments)), cast("Course", Watched(fleet, moments))

@@ -1,4 +1,4 @@
-"""A Run whose devices are of unlike speed, on a virtual clock, and devices that a test plays itself."""
+"""A Run whose devices have different speeds, on a virtual clock, and the calls of single devices."""
 
 import asyncio
 import random
@@ -22,11 +22,11 @@ Story = Callable[[Place], Awaitable[None]]
 CAN = m.Capabilities(codecs=("fixed32",), runtimes=("synthetic 1",), graph_formats=("onnx",))
 TABLE = TensorTable.of({"a": (3, 5), "b": (7,)})
 SLOW_S = (1.0, 2.0, 7.0, 19.0)
-"""How long each of four devices works: while the last trains once, the first could fill many Rounds."""
+"""Seconds of work of each of four devices. While the last one trains once, the first one could fill many Rounds."""
 
 
 def devices(folder: Path, place: Place, seed: int = 0) -> list[asyncio.Task[None]]:
-    """Four devices that are each as slow as ever."""
+    """Start four devices, each with a constant time of work."""
     tasks = []
     for index, work_s in enumerate(SLOW_S):
         line = LoopbackTransport(fleet=place.coordinator, device=f"device-{index}", latency_s=0.01)
@@ -45,19 +45,19 @@ async def hang_up(place: Place, tasks: list[asyncio.Task[None]]) -> None:
 
 
 async def check_in(place: Place, device: str) -> m.CheckInAnswer:
-    """What a device is told that asks for a moment."""
+    """Check in with a short wait."""
     return await place.coordinator.check_in(device, m.CheckIn(protocol=m.PROTOCOL, capabilities=CAN, wait_s=0.1))
 
 
 async def assignment(place: Place, device: str) -> m.Assignment:
-    """A check-in that must be answered with work."""
+    """Check in, and return the Assignment that the coordinator must answer with."""
     answer = await check_in(place, device)
     assert isinstance(answer, m.Assigned), answer
     return answer.assignment
 
 
 def update(made_for: m.Assignment, size: float = 0.01, table: TensorTable = TABLE) -> tuple[m.UpdateHeader, bytes]:
-    """An Update of 10 examples that moves every parameter alike."""
+    """Return an Update of 10 examples that changes every parameter by the same value."""
     change = Change(values=np.full(table.num_values, size, np.float32), counts={m.EXAMPLES: 10})
     return make_update(made_for, table, change, m.Telemetry(runtime="synthetic 1"))
 
@@ -70,12 +70,12 @@ async def send(place: Place, device: str, made_for: m.Assignment | None = None) 
 
 
 async def settle() -> None:
-    """Let the coordinator do all that it has to do now."""
+    """Let the coordinator complete its pending work."""
     await asyncio.sleep(1.0)
 
 
 async def watched(place: Place) -> list[VersionPublished]:
-    """The Versions, once the Run rests."""
+    """Wait until the Run rests. Return its Versions."""
     events = [recorded.event async for recorded in place.runs.watch("run", 0)]
     return [event for event in events if isinstance(event, VersionPublished)]
 
@@ -83,7 +83,7 @@ async def watched(place: Place) -> list[VersionPublished]:
 def federate(
     folder: Path, wanted: Plan, story: Callable[[Place], Awaitable[None]] | None = None
 ) -> list[VersionPublished]:
-    """A Run by four devices of unlike speed; its Versions, after each was computed again from the record."""
+    """Run a federation of four devices with different speeds, and recompute its Versions. Return them."""
 
     async def main() -> list[VersionPublished]:
         place = open_place(folder)
@@ -100,7 +100,7 @@ def federate(
 
 
 async def slow_store(work: Callable[[], T]) -> T:
-    """A lane on which everything takes a moment before and after, so that a Round takes some time to end."""
+    """Run the work with a short delay before and after it, so that the end of a Round takes some time."""
     await asyncio.sleep(0.01)
     found = work()
     await asyncio.sleep(0.01)

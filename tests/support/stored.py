@@ -1,4 +1,4 @@
-"""A Run with an open Round in a store, and what is recorded of it."""
+"""A Run with an open Round in a store, and reads and writes of its record."""
 
 from sqlalchemy import Engine
 
@@ -21,20 +21,20 @@ def committed(device: str, examples: int = 10) -> CommittedUpdate:
 
 
 class Driven(SqliteRounds, SqliteWriter):
-    """What a driver reads and writes."""
+    """The store of a driver: its reads and writes."""
 
     def __init__(self, engine: Engine, run_id: str = RUN) -> None:
         SqliteRounds.__init__(self, engine)
         SqliteWriter.__init__(self, engine, SqliteLeases(engine).take(run_id, "here", 1.0))
 
     def commit(self, wanted: CommittedUpdate, buffer: int) -> Verdict:
-        """One Update, in a transaction of its own."""
+        """Commit one Update in its own transaction."""
         (verdict,) = commit_all(self._engine, [Candidate(update=wanted, buffer=buffer, lease=self.lease)])
         return verdict
 
 
 def commit(rounds: Driven, wanted: CommittedUpdate, buffer: int) -> Verdict:
-    """One Update, in a transaction of its own."""
+    """Commit one Update in its own transaction."""
     return rounds.commit(wanted, buffer)
 
 
@@ -43,7 +43,7 @@ def events(engine: Engine) -> list[tuple[int, r.RunEvent]]:
 
 
 def close(rounds: Driven, *, quorum: int, round_number: int = 1) -> RoundRecord:
-    """Close a Round that needs so many Updates."""
+    """Close a Round with this quorum."""
     cohort = CohortPlan(concurrency=9, buffer=9, quorum=quorum, deadline_s=60.0)
     return rounds.close(round_number, cohort=cohort, now_s=20.0)
 

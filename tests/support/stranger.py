@@ -1,6 +1,6 @@
-"""A device that somebody else wrote: made of the .proto files alone, with the code that protoc generates from them.
+"""An independent implementation of a device, based only on the .proto files and the code that protoc generates.
 
-Nothing of fanin is imported but ``fanin.v1``. Each function is a paragraph of ``fleet.proto``.
+From fanin it imports only ``fanin.v1``. Each function implements a paragraph of ``fleet.proto``.
 """
 
 import hashlib
@@ -28,12 +28,12 @@ Metadata = tuple[tuple[str, str | bytes], ...]
 
 
 def verify(public_key: bytes, signature: bytes, context: str, data: bytes) -> None:
-    """Raise unless this key signed these bytes as this kind of thing."""
+    """Raise an error unless this key signed these bytes with this context."""
     Ed25519PublicKey.from_public_bytes(public_key).verify(signature, context.encode() + b"\n" + data)
 
 
 def compact(row: list[object]) -> bytes:
-    """JSON without spaces."""
+    """Return JSON without spaces."""
     return json.dumps(row, separators=(",", ":")).encode()
 
 
@@ -48,7 +48,7 @@ class Block:
 
 @dataclass(kw_only=True)
 class Model:
-    """What was downloaded and verified."""
+    """The downloaded and verified parameters."""
 
     blocks: list[Block]
     values: Values
@@ -56,7 +56,7 @@ class Model:
 
 @dataclass
 class Stranger:
-    """One device, on one connection."""
+    """One device with one connection."""
 
     address: str
     ca_certificate: bytes
@@ -72,7 +72,7 @@ class Stranger:
         self.fleet = fleet_pb2_grpc.FleetStub(self.channel)
 
     def sign(self, method: str, body: bytes) -> Metadata:
-        """The metadata of a call, with a time that no other call has."""
+        """Return the metadata of a call, with a unique time."""
         self.last_time_us = max(time.time_ns() // 1000, self.last_time_us + 1)
         digest = hashlib.sha256(body).hexdigest()
         lines = ("fanin device call v1", f"/fanin.v1.Fleet/{method}", self.device_id, str(self.last_time_us), digest)
@@ -84,25 +84,25 @@ class Stranger:
         )
 
     def enroll(self, token: str) -> str:
-        """The id that the coordinator knows this device by."""
+        """Enroll. Return the device's id at the coordinator."""
         request = pb.EnrollRequest(protocol=PROTOCOL, token=token, public_key=self.public_key)
         metadata = self.sign("Enroll", request.SerializeToString())
         return str(self.fleet.Enroll(request, metadata=metadata, timeout=30.0).device_id)
 
     def check_in(self, wait_s: float = 10.0) -> pb.CheckInReply:
-        """Ask for work."""
+        """Request work."""
         can = pb.Capabilities(codecs=["fixed32", "int8"], runtimes=["none 1"], graph_formats=["onnx"])
         request = pb.CheckInRequest(protocol=PROTOCOL, capabilities=can, wait_s=wait_s)
         metadata = self.sign("CheckIn", request.SerializeToString())
         return self.fleet.CheckIn(request, metadata=metadata, timeout=wait_s + 30.0)
 
     def report(self, assignment_id: str) -> pb.ReportReply:
-        """Ask what became of an Update."""
+        """Request the state of an Update."""
         request = pb.ReportRequest(assignment_id=assignment_id)
         return self.fleet.Report(request, metadata=self.sign("Report", request.SerializeToString()), timeout=30.0)
 
     def download(self, assignment_id: str, artifact: pb.Artifact) -> bytes:
-        """An Artifact's bytes, verified: one call for all Chunks, an empty piece between them."""
+        """Download and verify an Artifact: one call for all Chunks, with an empty piece between them."""
         names = [chunk.sha256 for chunk in artifact.chunks]
         request = pb.DownloadRequest(assignment_id=assignment_id, sha256=names[0], more_sha256=names[1:])
         metadata = self.sign("Download", request.SerializeToString())
@@ -137,7 +137,7 @@ class Stranger:
         return read_parameters(self.download(work.assignment_id, version.parameters), facts["parameters"])
 
     def upload(self, header: pb.UpdateHeader, payload: bytes, break_at: int | None = None) -> pb.UploadReply:
-        """Send an Update from the offset of the first reply; ``break_at`` hangs up when so many bytes are there."""
+        """Send an Update from the first reply's offset. With ``break_at``, hang up at this number of received bytes."""
         first = pb.UploadRequest(header=header)
         offsets: queue.SimpleQueue[int | None] = queue.SimpleQueue()
         requests = _requests(first, payload[:break_at], offsets)
@@ -160,7 +160,7 @@ class Stranger:
 def _requests(
     first: pb.UploadRequest, payload: bytes, offsets: queue.SimpleQueue[int | None]
 ) -> Iterator[pb.UploadRequest]:
-    """The header; then, once the first reply has named the offset, the pieces from there on; then wait for the end."""
+    """Yield the header, then the pieces from the offset of the first reply, then wait for the end."""
     yield first
     at = offsets.get()
     while at is not None and at < len(payload):
@@ -172,7 +172,7 @@ def _requests(
 
 
 def read_parameters(data: bytes, shapes: dict[str, list[int]]) -> Model:
-    """The layout and the values of a Version's parameters."""
+    """Parse the layout and the values of a Version's parameters."""
     assert data[:8] == b"fanin-t2"
     (length,) = struct.unpack_from("<I", data, 8)
     assert (12 + length) % 64 == 0
@@ -187,7 +187,7 @@ def read_parameters(data: bytes, shapes: dict[str, list[int]]) -> Model:
 
 
 def encode(work: pb.Assignment, blocks: list[Block], change: Values) -> tuple[bytes, list[int], dict[str, int]]:
-    """The payload of a change, its shifts, and how many values were rounded and saturated."""
+    """Return the payload of a change, its shifts, and the numbers of rounded and of saturated values."""
     bits = {"fixed32": 32, "int8": 8}[work.codec.name]
     limit, rng = 2 ** (bits - 1) - 1, np.random.default_rng()
     payload, shifts, counts = b"", [], {"rounded": 0, "saturated": 0}
@@ -210,14 +210,14 @@ def encode(work: pb.Assignment, blocks: list[Block], change: Values) -> tuple[by
 
 
 def artifact_of(data: bytes) -> pb.Artifact:
-    """Bytes as Chunks."""
+    """Cut the bytes into Chunks."""
     chunks = [data[at : at + CHUNK_BYTES] for at in range(0, len(data), CHUNK_BYTES)]
     refs = [pb.ChunkRef(sha256=hashlib.sha256(chunk).hexdigest(), size_bytes=len(chunk)) for chunk in chunks]
     return pb.Artifact(sha256=hashlib.sha256(data).hexdigest(), size_bytes=len(data), chunks=refs)
 
 
 def update_of(work: pb.Assignment, model: Model, change: Values, num_examples: int) -> tuple[pb.UpdateHeader, bytes]:
-    """The Update for an Assignment."""
+    """Return the Update for an Assignment."""
     payload, shifts, counts = encode(work, model.blocks, change)
     header = pb.UpdateHeader(
         format=FORMAT,

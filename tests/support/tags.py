@@ -33,7 +33,7 @@ class Tagger(nn.Module):
 
 
 def tags_app() -> App:
-    """The App, always with the same initial parameters."""
+    """Return the App, always with the same initial parameters."""
     torch.manual_seed(3)
     return App(
         name="tags",
@@ -47,7 +47,7 @@ def tags_app() -> App:
 
 
 def tags_examples(num: int, *, seed: int) -> Examples:
-    """Sequences of 1 to 16 words, padded at their end; a word decides its tag."""
+    """Return sequences of 1 to 16 words, padded at their end. The tag depends on the word alone."""
     rng = np.random.default_rng(seed)
     is_word = np.arange(SIZES[-1]) < rng.integers(1, SIZES[-1] + 1, (num, 1))
     words = np.where(is_word, rng.integers(1, NUM_WORDS, (num, SIZES[-1])), 0)

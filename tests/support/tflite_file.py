@@ -5,7 +5,7 @@ from ai_edge_litert import schema_py_generated as schema
 
 
 def small_file() -> bytes:
-    """A file with one of everything that is checked: ``y = x + constant``."""
+    """Return the file of ``y = x + constant``, with one element of every kind that is checked."""
     model, graph = schema.ModelT(), schema.SubGraphT()
     model.version, model.description = 3, "a small one"
     model.buffers = [schema.BufferT(), schema.BufferT(data=list(range(8)))]

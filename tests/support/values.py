@@ -1,4 +1,4 @@
-"""Small fixed values of every kind, for suites that need one and do not care which."""
+"""Small fixed values of every kind, for suites that need any value of that kind."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -33,19 +33,19 @@ DELEGATION: Final = sign_delegation(
 
 
 def parameters(scale: float = 0.125) -> Float32s:
-    """Parameters (num_values,) of ``TABLE``."""
+    """Return parameters (num_values,) of ``TABLE``."""
     return (np.arange(TABLE.num_values) * scale).astype(np.float32)
 
 
 def parameters_artifact() -> Artifact:
-    """The canonical bytes of ``parameters``, named."""
+    """Return the Artifact of the canonical bytes of ``parameters``."""
     return artifact_of(encode_parameters(TABLE, parameters()))
 
 
 def version(
     key: SigningKey = RUN_KEY, parent: m.Version | None = None, auxiliary: Mapping[str, Artifact] | None = None
 ) -> m.Version:
-    """A Version of ``RUN`` that the run key signed, with its delegation."""
+    """Return a Version of ``RUN``, signed with the run key, with its delegation."""
     signed = sign_version(
         key,
         parent=parent,
@@ -58,7 +58,7 @@ def version(
 
 
 def assignment(round_number: int = 1, device: str = "device") -> m.Assignment:
-    """An Assignment from Version 0."""
+    """Return an Assignment from Version 0."""
     return m.Assignment(
         assignment_id=f"{RUN}.{round_number}.{device}",
         run_id=RUN,
@@ -74,7 +74,7 @@ def assignment(round_number: int = 1, device: str = "device") -> m.Assignment:
 
 
 def update(work: m.Assignment, scale: float = 0.01, examples: int = 10, **counts: int) -> tuple[m.UpdateHeader, bytes]:
-    """An Update for an Assignment: header and payload."""
+    """Return the header and the payload of an Update for an Assignment."""
     encoded = CODECS["fixed32"].encode(
         TABLE, parameters(scale), work.grid, work.codec.max_shift, np.random.default_rng(0)
     )
@@ -94,7 +94,7 @@ def update(work: m.Assignment, scale: float = 0.01, examples: int = 10, **counts
 
 
 def plan(*, buffer: int = 4, max_examples: int = 4096, max_shift: int = 0, max_rounds: int = 3) -> p.Plan:
-    """A synchronous Plan."""
+    """Return a synchronous Plan."""
     return p.Plan(
         name="plan",
         cohort=p.CohortPlan(concurrency=buffer, buffer=buffer, quorum=buffer, deadline_s=60.0),

@@ -29,7 +29,7 @@ AGGREGATION = ("max_staleness", "rule", "trim", "outer_optimizer", "outer_learni
 
 
 def plan(**changes: object) -> Plan:
-    """Four devices, four Updates a Round."""
+    """Return a Plan with four devices and four Updates a Round."""
     fields = {"concurrency": 4, "buffer": 4, "quorum": 4, "deadline_s": 600.0, "max_rounds": 3} | changes
     aggregation = {key: fields.pop(key) for key in tuple(fields) if key in AGGREGATION}
     stop = StopPlan(max_rounds=int(fields.pop("max_rounds")))
@@ -56,7 +56,7 @@ class Place:
 
 
 def open_place(folder: Path, order_seed: int = 0, blobs: FolderBlobs | None = None, store_lane: Lane = inline) -> Place:
-    """A coordinator on the running loop's clock; ``blobs`` may be ones that misbehave, the store's lane a slow one."""
+    """Return a coordinator on the running loop's clock. Tests may pass faulty ``blobs`` or a slow ``store_lane``."""
     loop = asyncio.get_running_loop()
     state = open_state(folder / "state", Durability.PROCESS, (store_lane, inline), loop.time)
     if blobs is not None:
@@ -65,14 +65,14 @@ def open_place(folder: Path, order_seed: int = 0, blobs: FolderBlobs | None = No
 
 
 def place_over(state: CoordinatorState, order_seed: int = 0) -> Place:
-    """A coordinator over an opened folder."""
+    """Return a coordinator over an opened folder."""
     runs = Runs(state.stores, state.files, LogObserver())
     coordinator = Coordinator(runs, state.stores, state.files, Limits(), random.Random(order_seed))
     return Place(state=state, runs=runs, coordinator=coordinator)
 
 
 def bundle_in(folder: Path, *, scaffold: bool = False) -> Bundle:
-    """A small Bundle without graphs, with or without inputs for control variates."""
+    """Return a small Bundle without graphs, with or without inputs for control variates."""
     return synthetic_bundle(folder / "bundle", PUBLISHER, SHAPES, scaffold=scaffold)
 
 

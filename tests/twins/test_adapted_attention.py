@@ -1,4 +1,4 @@
-"""Adapters beside attention's projections: torch's own attention with the summed weights says and learns the same."""
+"""Adapters of attention's projections: torch's attention with the summed weights predicts and learns the same."""
 
 from dataclasses import replace
 from functools import cache
@@ -23,7 +23,7 @@ TOLERANCE = 1e-5
 
 
 def adapted(**options: object) -> AdaptedAttention:
-    """Attention whose adapters say something."""
+    """Return attention with nonzero adapters."""
     torch.manual_seed(0)
     layer = nn.MultiheadAttention(SIZE, HEADS, **options)
     found = AdaptedAttention(layer, Adapters(rank=2, alpha=3.0))
@@ -34,7 +34,7 @@ def adapted(**options: object) -> AdaptedAttention:
 
 
 def merged(found: AdaptedAttention, **options: object) -> nn.MultiheadAttention:
-    """torch's own, with weight and adapter in one."""
+    """Return torch's attention, with each weight and its adapter summed."""
     own = nn.MultiheadAttention(SIZE, HEADS, **options).eval()
     own.load_state_dict(found.frozen.state_dict())
     parts = [1.5 * part.up.weight @ part.down.weight for part in (found.query, found.key, found.value)]
@@ -65,7 +65,7 @@ CASES = {
 
 
 def inputs(options: dict[str, object]) -> list[Tensor]:
-    """Query, key and value, each of its own."""
+    """Return different random tensors for query, key and value."""
     rng = torch.Generator().manual_seed(1)
     widths = (SIZE, options.get("kdim", SIZE), options.get("vdim", SIZE))
     found = [torch.randn(3, LENGTH, width, generator=rng) for width in widths]
@@ -127,7 +127,7 @@ class Attending(nn.Module):
 
 @cache
 def app() -> App:
-    """An App that learns by adapters."""
+    """The App ``Attending``, which trains adapters."""
     torch.manual_seed(0)
     return App(
         name="attending",
@@ -142,7 +142,7 @@ def app() -> App:
 
 @cache
 def bundle() -> Bundle:
-    """Its Bundle, in both formats."""
+    """The App's Bundle in both formats."""
     return exported(app(), ("onnx", "tflite"))
 
 

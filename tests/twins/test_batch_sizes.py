@@ -1,4 +1,4 @@
-"""A Bundle with several batch sizes: each train graph against eager torch, in every runtime and over lengths."""
+"""A Bundle with several batch sizes: each train graph against eager torch, in every runtime and for all lengths."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -25,13 +25,13 @@ KEY = random_key(1, 2, 3)
 
 
 def epoch_of(size: int) -> list[PaddedBatch]:
-    """An epoch with a short last batch."""
+    """Return the batches of an epoch; the last one is short."""
     x, y = samples(5 * size + 2, seed=4)
     return list(batches(Examples(inputs={"x": x}, y=y), size, np.random.default_rng(2)))
 
 
 def eager(bundle: Bundle, found: list[PaddedBatch]) -> np.ndarray:
-    """The parameters after these batches, by torch with the draws of the device."""
+    """Train eager torch on these batches with the device's random draws. Return the parameters."""
     module = app_of("sizes").module
     optimizer = torch.optim.SGD(module.parameters(), lr=RATE, momentum=0.9)
     ports = random_ports(bundle.manifest.signatures["train"].inputs)

@@ -1,7 +1,7 @@
 """FedAvg against Flower's: the same Updates, from device to Version, in fanin and in Flower 1.41.
 
-What Flower made of them is in a golden file, so that every change is held to it; ``make flower`` asks Flower anew, in
-an environment of its own, and needs the package index.
+A golden file contains Flower's results, so every change is compared with it. ``make flower`` runs Flower again, in a
+separate environment, and needs the package index.
 """
 
 import json
@@ -18,12 +18,12 @@ CLOSE = {"fixed32": 1e-5, "int8": 0.03}
 
 @pytest.fixture(scope="module", params=["fixed32", "int8"])
 def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Federated:
-    """What fanin makes of the Updates by each codec."""
+    """The results of fanin's Rounds with each codec."""
     return federated(tmp_path_factory.mktemp("federated"), request.param)
 
 
 def parameters(told: dict[str, list[str]], oracle: str) -> list[np.ndarray]:
-    """What Flower made of them, after each round."""
+    """Return Flower's parameters after each round."""
     return [np.frombuffer(bytes.fromhex(text), "<f4").astype(np.float64) for text in told[oracle]]
 
 
@@ -35,7 +35,7 @@ def test_versions_are_flowers_up_to_the_grid(found: Federated, oracle: str) -> N
     assert len(theirs) == len(found.parameters) == NUM_ROUNDS
     for mine, other, bound in zip(found.parameters, theirs, found.bounds, strict=True):
         assert (np.abs(mine - other) <= bound).all(), float(np.max(np.abs(mine - other) / bound))
-        # The bound says something: it is small beside what the Round moved.
+        # The bound is meaningful: it is small compared with the change of the Round.
         assert bound.max() < CLOSE[found.codec] * np.abs(other).max()
 
 
@@ -50,6 +50,6 @@ def test_another_weighting_is_seen(found: Federated) -> None:
 
 @pytest.mark.nightly
 def test_the_golden_file_is_what_flower_says(found: Federated, tmp_path: Path) -> None:
-    # The Updates are the same whatever codec carries them.
+    # The Updates do not depend on the codec.
     told = json.loads(told_by_flower(tmp_path / "venv", found.asked))
     assert told == json.loads(TARGET.read_text())

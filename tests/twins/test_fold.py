@@ -1,4 +1,4 @@
-"""The fold and FedAvg against plain Python: integers, fractions of a second slower, the same bits."""
+"""The fold and FedAvg against slow references in plain Python: the results are bit-identical."""
 
 import math
 import struct
@@ -21,7 +21,7 @@ LIMIT = largest_value(32)
 BLOCKS = (0, 0, 0, 0, 1, 3, 3, 3)
 VALUES = st.lists(st.integers(-LIMIT, LIMIT), min_size=len(BLOCKS), max_size=len(BLOCKS))
 CODEC = CodecSpec(name="fixed32", max_shift=4)
-# Beyond what the codec allows too: from the grid of an earlier Round.
+# Some shifts exceed the codec's limit: they come from the grid of an earlier Round.
 SHIFTS = st.lists(st.integers(0, 4) | st.integers(-70, 70), min_size=4, max_size=4)
 UPDATES = st.lists(st.tuples(st.integers(1, 1 << 20), SHIFTS, VALUES), min_size=1, max_size=5)
 GRIDS = st.lists(st.integers(-60, 10), min_size=4, max_size=4)
@@ -30,7 +30,7 @@ Update = tuple[int, list[int], list[int]]
 
 
 def slow_sums(updates: list[Update]) -> list[int]:
-    """The fold, value by value, in unbounded integers."""
+    """Fold value by value in unbounded integers."""
     sums = [0] * len(BLOCKS)
     for weight, shifts, values in updates:
         for index, block in enumerate(BLOCKS):
@@ -39,7 +39,7 @@ def slow_sums(updates: list[Update]) -> list[int]:
 
 
 def slow_move(value: int, shift: int) -> int:
-    """A value on another grid: halves are rounded to even, and what leaves the codec's range is cut."""
+    """Move a value to another grid: halves round to even, and values beyond the codec's range are clipped."""
     if shift < 0:
         return round(Fraction(value, 1 << -shift))
     limit = 1 << (31 + CODEC.max_shift)
@@ -47,7 +47,7 @@ def slow_move(value: int, shift: int) -> int:
 
 
 def slow_fedavg(updates: list[Update], grid: list[int], parameters: list[float], rate: float) -> list[float]:
-    """McMahan et al. 2017, algorithm 1, with a server learning rate, value by value."""
+    """Compute FedAvg value by value: McMahan et al. 2017, algorithm 1, with a server learning rate."""
     total_weight = float(sum(weight for weight, _, _ in updates))
     after = []
     for total, block, parameter in zip(slow_sums(updates), BLOCKS, parameters, strict=True):

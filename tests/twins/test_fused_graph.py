@@ -1,4 +1,4 @@
-"""A train graph after fusion against the same graph before it: one graph's numbers, another's operators."""
+"""A train graph before and after fusion: the steps are the same, and the fused operators are as expected."""
 
 from collections import Counter
 
@@ -31,7 +31,7 @@ RECIPES = {
 
 
 class Tokens(nn.Module):
-    """What a transformer is made of, once: an embedding, a norm, a perceptron, attention, and a head."""
+    """The parts of a transformer, one of each: an embedding, a norm, a perceptron, attention, and a head."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class Tokens(nn.Module):
 
 
 def traced(recipe: Recipe) -> Traced:
-    """The train step of the module."""
+    """Return the train step of the module."""
     torch.manual_seed(3)
     x = torch.randint(0, 9, (4, 6), dtype=torch.int32)
     app = App(
@@ -63,7 +63,7 @@ def traced(recipe: Recipe) -> Traced:
 
 
 def trained(model: onnx.ModelProto, step: Traced) -> dict[str, np.ndarray]:
-    """State and loss after the steps."""
+    """Run the steps. Return the state and the last loss."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     session = onnxruntime.InferenceSession(model.SerializeToString(), options)
@@ -105,6 +105,6 @@ def test_momentum_stands_in_the_products_of_those_gradients_that_nobody_else_nee
         added = [makers.get(node.input[2]) for node in found if node.op_type == "Gemm"]
         return sum(node is not None and "optimizer.momentum" in node.input for node in added)
 
-    # The three linear layers'.
+    # The products of the three linear layers.
     assert gemms(Sgd()) == 3
     assert gemms(Sgd(nesterov=True)) == gemms(Sgd(), clip_norm=1.0) == 0

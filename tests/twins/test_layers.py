@@ -1,4 +1,4 @@
-"""Every layer that must train, as a train graph in every runtime, against eager torch: autograd and ``optim.SGD``."""
+"""Every supported layer as a train graph in every runtime, against eager torch: autograd and ``optim.SGD``."""
 
 from functools import cache
 
@@ -10,12 +10,12 @@ from support.nightly import nightly_but
 
 TOLERANCE = 1e-5
 FORMATS = nightly_but(("onnx", "tflite"), ("onnx",))
-"""TFLite's converter takes seconds a case; its graphs run in both of its runtimes."""
+"""TFLite's converter takes seconds a case. The graphs run in both TFLite runtimes."""
 
 
 @cache
 def course_of(case: str) -> Course:
-    """The case, trained by eager torch once."""
+    """Return the case, which eager torch has trained once."""
     return Course(case)
 
 

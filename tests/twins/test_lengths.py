@@ -1,4 +1,4 @@
-"""A model with three lengths: one training over batches of all lengths, against eager torch, and its predictions."""
+"""A model with three lengths: a training on batches of all lengths, against eager torch, and its predictions."""
 
 from collections.abc import Callable
 
@@ -64,7 +64,7 @@ def test_a_prediction_depends_on_the_words_and_not_on_their_padding(
     for length in (4, 8, 11, 16, 30):
         padded = np.pad(x, ((0, 0), (0, length - 3)))
         others = predict({"x": padded})
-        # One grid of activations for all lengths: only float operators between products round otherwise.
+        # All lengths share the activation scales. Only float operators between products round differently.
         assert np.abs(others[:, :3] - logits).max() <= 0.05 * np.ptp(logits)
         assert model_inputs(bundle, {"x": padded}, None)["x"].shape == (2, SIZES[0])
     with pytest.raises(ValueError, match="row 1: got the length 17, expected at most 16, the longest of the model's"):
@@ -79,7 +79,7 @@ def test_activation_scales_are_shared_by_all_lengths(bundle_for: Callable[[str, 
 
 
 def _onnx_scales(graph: bytes) -> dict[str, float]:
-    """The scale of each quantized activation."""
+    """Return the scale of each quantized activation."""
     model = onnx.load_from_string(graph).graph
     values = {row.name: row for row in model.initializer}
     return {

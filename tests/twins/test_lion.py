@@ -1,4 +1,4 @@
-"""Lion in exported graphs, against algorithm 2 of its paper, and wrong Lions, which the export refuses."""
+"""Lion in exported graphs, against algorithm 2 of its paper, and wrong variants of Lion, which the export refuses."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -37,7 +37,7 @@ def lion_bundle(runtime: str) -> Bundle:
 
 
 def algorithm_2(module: nn.Module, settings: Mapping[str, float]) -> Arrays:
-    """The parameters after twenty steps, with the names of the paper: theta, m, c, eta and lambda."""
+    """Return the parameters after twenty steps. The names are those of the paper: theta, m, c, eta and lambda."""
     theta = {name: value.detach().numpy().astype(np.float64) for name, value in module.named_parameters()}
     m = {name: np.zeros_like(value) for name, value in theta.items()}
     for batch in batches(157, seed=7):
@@ -98,14 +98,14 @@ def test_a_gradient_that_is_no_number_is_seen_in_the_parameter(runtime: str) -> 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrongLion(Lion):
-    """Lion with one of the mistakes that its two means invite."""
+    """Lion with one typical mistake in its two means."""
 
     mistake: str
 
     def move(
         self, value: Tensor, gradient: Tensor, state: Mapping[str, Tensor], inputs: StepInputs
     ) -> tuple[Tensor, Tensors]:
-        """The step, with the mistake."""
+        """Compute the step with the mistake."""
         settings, mean = inputs.settings, state["mean"]
         beta1, beta2 = settings["beta1"], settings["beta2"]
         rest1, rest2, decay = settings["beta1.complement"], settings["beta2.complement"], settings["weight_decay"]

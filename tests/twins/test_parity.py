@@ -1,4 +1,4 @@
-"""The reference models in every runtime against eager torch, after twenty steps: too long for every change."""
+"""The reference models in every runtime against eager torch, after twenty steps, in the nightly suite."""
 
 import json
 import subprocess
@@ -10,7 +10,7 @@ import pytest
 PARITY = Path(__file__).parents[2] / "benchmarks" / "parity.py"
 TOLERANCE = 1e-5
 AMPLIFIED = 20
-"""Of the difference between torch in float32 and in float64, for models whose rounding is amplified."""
+"""Limit for models that amplify rounding, as a multiple of the difference of torch in float32 and in float64."""
 SMALL = ("mlp", "digits_cnn", "decoder", "gru", "lstm")
 MODELS = (*SMALL, "ds_cnn", "resnet8", "mobilenet")
 
@@ -24,7 +24,7 @@ def test_twenty_steps_end_where_eager_torch_ends(model: str, tmp_path: Path) -> 
     assert found["max_parameter_movement"][model] > 1e-3
     for runtime, difference in found["max_parameter_difference_in_a_step"][model].items():
         assert difference <= TOLERANCE, f"{model} in {runtime}: {difference:.1e} in a step"
-    # A ReLU's input near zero falls either way, and later steps amplify that. Torch's own float32 is subject to it too.
+    # The sign of a ReLU's input near zero depends on rounding, also in torch's float32. Later steps amplify it.
     own = found["max_parameter_difference_eager_float32_to_float64"][model]
     bound = TOLERANCE if model in SMALL else max(TOLERANCE, AMPLIFIED * own)
     for runtime, difference in found["max_parameter_difference"][model].items():

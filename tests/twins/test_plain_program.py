@@ -1,4 +1,4 @@
-"""A program that is decomposed by one retrace, against torch's own decomposition: the same operators and results."""
+"""The decomposition of a program by one retrace, against torch's decomposition: the same operators and results."""
 
 from collections.abc import Callable
 
@@ -12,7 +12,7 @@ from fanin.edge.export.quiet import quiet_torch
 
 
 class Layers(nn.Module):
-    """Composite operators with a form (linear, a transposition), and some that torch keeps as they are (upsampling)."""
+    """Composite operators with a form (linear, a transposition), and some that torch keeps (upsampling)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ TABLES: dict[str, Callable[[], dict[torch._ops.OperatorBase, Callable[..., objec
 
 @pytest.mark.parametrize(
     ("name", "table"),
-    # Linear layers within a recurrent one are decomposed in any case.
+    # Linear layers inside a recurrent layer are always decomposed.
     [(name, table) for name in MODULES for table in TABLES if (name, table) != ("recurrent", KEPT)],
 )
 def test_one_retrace_equals_torchs_decomposition(name: str, table: str) -> None:

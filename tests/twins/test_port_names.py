@@ -1,4 +1,4 @@
-"""A module whose parameters and layers have the names of ports trains in both formats like torch."""
+"""A module whose parameters and layers are named like ports: it trains in both formats as in torch."""
 
 from functools import cache
 
@@ -44,7 +44,7 @@ class Named(nn.Module):
 
 
 def app() -> App:
-    """The App, always with the same initial parameters."""
+    """Return the App, always with the same initial parameters."""
     torch.manual_seed(3)
     return App(
         name="named",
@@ -57,11 +57,11 @@ def app() -> App:
 
 @cache
 def bundle(graph_format: str) -> Bundle:
-    """Its Bundle in one format."""
+    """Return the App's Bundle in one format."""
     return exported(app(), (graph_format,))
 
 
-# In CI, test_export_tflite holds the names of a TFLite file's ports.
+# In CI, test_export_tflite checks the port names of a TFLite file.
 @pytest.mark.parametrize(
     ("graph_format", "runtime"), [("onnx", "onnx"), pytest.param("tflite", "litert", marks=pytest.mark.nightly)]
 )
@@ -81,7 +81,7 @@ def test_parameters_named_like_ports_train_like_torch(graph_format: str, runtime
     tensors = {name: value.detach().numpy() for name, value in module.named_parameters()}
     expected = named.manifest.table.flatten(tensors)
     np.testing.assert_allclose(state.parameters, expected, rtol=0, atol=1e-5)
-    # The calibration data in Version 0: activation scales hold for no other values.
+    # Predict on the calibration data: the activation scales are valid for no other values.
     x = app().inputs["x"].numpy()
     logits, trained = (
         open_runtime(runtime).open_predict(named, parameters)({"x": x})

@@ -27,7 +27,7 @@ KEY = random_key(1, 2, 3)
 
 
 def eager(bundle: Bundle, found: list[PaddedBatch]) -> Float32s:
-    """The parameters after these batches. The draws are those of the whole batch; the mask leaves padding out."""
+    """Train eager torch on these batches. The draws are those of the padded batch; the mask excludes the padding."""
     module = app_of("noisy").module
     optimizer = torch.optim.SGD(module.parameters(), lr=RATE, momentum=0.9)
     ports = random_ports(bundle.manifest.signatures["train"].inputs)

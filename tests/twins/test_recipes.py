@@ -1,6 +1,6 @@
-"""Recipes in an exported graph against eager torch: optimizers, BatchNorm, inputs from outside, what is frozen.
+"""Recipes in an exported graph against eager torch: optimizers, BatchNorm, settings of a step, frozen weights.
 
-The twin is written out here: autograd, ``torch.optim`` and torch's own losses, with the padding cut off.
+The reference is in this file: autograd, ``torch.optim`` and torch's losses, without the padding.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -26,7 +26,7 @@ from fanin.edge.runtimes.graphs import optimizer_table, state_port
 from fanin.edge.tensors import Float32s
 
 NUM_SAMPLES = 157
-"""Twenty batches of 8, the last of 5."""
+"""The samples of twenty batches of 8, the last of which has 5."""
 TOLERANCE = 1e-5
 NUM_TOKENS = 12
 LENGTH = 6
@@ -56,7 +56,7 @@ class Normed(nn.Module):
 
 
 class Tokens(nn.Module):
-    """An embedding, one block of attention that looks back only, and the embedding again as the head."""
+    """An embedding, one block of causal attention, and the embedding again as the head."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -75,24 +75,24 @@ class Tokens(nn.Module):
 
 
 def token_loss(logits: Tensor, y: Tensor) -> Tensor:
-    """The mean over each sample's places that have a token."""
+    """Return the mean loss over each sample's positions with a token."""
     losses = functional.cross_entropy(logits.flatten(0, 1), y.long().flatten(), ignore_index=-1, reduction="none")
     return losses.reshape(y.shape).sum(dim=1) / (y >= 0).sum(dim=1).clamp(min=1)
 
 
 def label_loss(logits: Tensor, y: Tensor) -> Tensor:
-    """torch's own."""
+    """Return torch's cross-entropy of each sample."""
     return functional.cross_entropy(logits, y.long(), reduction="none")
 
 
 def value_loss(values: Tensor, y: Tensor) -> Tensor:
-    """torch's own, the mean over each sample."""
+    """Return torch's squared error, averaged over each sample."""
     return functional.mse_loss(values, y, reduction="none").mean(dim=1)
 
 
 @dataclass(frozen=True)
 class Case:
-    """A recipe on a module, and what torch would train it with."""
+    """A Recipe on a module, and torch's optimizer for it."""
 
     module: Callable[[], nn.Module] = Mlp
     recipe: Recipe = field(default_factory=Recipe)
@@ -140,7 +140,7 @@ DIVIDING = ("adam", "adamw", "rmsprop", "adagrad")
 
 
 def app_for(name: str) -> App:
-    """The case's App, always with the same initial parameters."""
+    """Return the case's App, always with the same initial parameters."""
     torch.manual_seed(11)
     case = CASES[name]
     app = replace(app_of("mlp"), name=name, module=case.module(), recipe=case.recipe)
@@ -153,12 +153,12 @@ def app_for(name: str) -> App:
 
 @cache
 def bundle_for(name: str) -> Bundle:
-    """The case's Bundle, exported once."""
+    """Return the case's Bundle, exported once."""
     return exported(app_for(name))
 
 
 def batches_for(name: str) -> list[PaddedBatch]:
-    """Twenty batches that fit the case."""
+    """Return twenty batches for the case."""
     rng = np.random.default_rng(5)
 
     def fitted(batch: PaddedBatch) -> PaddedBatch:
@@ -174,7 +174,7 @@ def batches_for(name: str) -> list[PaddedBatch]:
 
 
 def ran(name: str, settings: StepSettings | None = None) -> tuple[TrainState, list[float]]:
-    """The exported graph's state and losses after twenty steps."""
+    """Run twenty steps of the exported graph. Return the state and the losses."""
     bundle = bundle_for(name)
     step = open_runtime("onnx").open_train(bundle)
     state, losses = step.begin(bundle.initial_parameters()), []
@@ -186,7 +186,7 @@ def ran(name: str, settings: StepSettings | None = None) -> tuple[TrainState, li
 
 @dataclass
 class Eager:
-    """Eager torch after twenty steps, by the names of the Bundle; ``norms`` are the gradients' before clipping."""
+    """Results of eager torch after twenty steps, with the Bundle's names; ``norms`` are those before clipping."""
 
     values: dict[str, Float32s]
     states: dict[str, Float32s]
@@ -199,7 +199,7 @@ def eager(
     proximal: tuple[float, Mapping[str, Tensor]] | None = None,
     control: Mapping[str, Tensor] | None = None,
 ) -> Eager:
-    """The same twenty steps in torch; padding is cut off, not masked."""
+    """Run the same twenty steps in torch, without the padding rows."""
     case, prepared = CASES[name], prepare(app_for(name))
     module = prepared.eager
     held = {key: value for key, value in module.named_parameters() if value.requires_grad}
@@ -233,7 +233,7 @@ def eager(
 
 
 def assert_alike(got: Mapping[str, Float32s], expected: Mapping[str, Float32s], tolerance: float = TOLERANCE) -> None:
-    """Names, and every value within ``tolerance * max(1, |value|)``."""
+    """Check that the names are equal, and every value within ``tolerance * max(1, |value|)``."""
     assert got.keys() == expected.keys()
     for name, value in expected.items():
         worst = np.max(np.abs(got[name] - value) / np.maximum(1.0, np.abs(value)), initial=0.0)
@@ -279,7 +279,7 @@ def test_an_optimizer_that_divides_has_torchs_losses_and_states(name: str) -> No
 
 
 def random_vectors(prepared: Prepared, seed: int, size: float) -> dict[str, Tensor]:
-    """A tensor for each parameter that learns."""
+    """Return a random tensor for each trained parameter."""
     generator = torch.Generator().manual_seed(seed)
     return {key: size * torch.randn(value.shape, generator=generator) for key, value in prepared.learned.items()}
 
@@ -325,7 +325,7 @@ def test_running_statistics_travel_and_padding_has_no_say_in_them() -> None:
     begin, settings = step.begin(bundle.initial_parameters()), StepSettings(learning_rate=0.05)
     clean_state, noisy_state = (step(begin, batch, settings)[0] for batch in (short, noisy))
     np.testing.assert_allclose(noisy_state.parameters, clean_state.parameters, rtol=0, atol=1e-6)
-    # A batch of padding moves nothing at all.
+    # A batch of padding changes no value.
     state, loss = step(begin, replace(short, mask=np.zeros_like(short.mask)), settings)
     assert loss == 0.0
     np.testing.assert_array_equal(state.parameters, begin.parameters)
@@ -373,7 +373,7 @@ def test_places_without_a_token_have_no_say() -> None:
     assert loss == 0.0
     np.testing.assert_array_equal(state.parameters, begin.parameters)
     assert evaluate(begin.parameters, silent).loss_sum == 0.0
-    # Only the last place is asked: what it is told of the others does not matter, but its own does.
+    # With a target at the last position only, the step differs from that with targets at other positions too.
     asked = replace(silent, y=np.where(np.arange(LENGTH) == LENGTH - 1, abs(batch.y), np.int32(-1)))
     told = replace(batch, y=np.where(np.arange(LENGTH) == LENGTH - 1, abs(batch.y), batch.y))
     alone, together = (step(begin, found, settings)[0].parameters for found in (asked, told))

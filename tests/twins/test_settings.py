@@ -1,4 +1,4 @@
-"""Settings of the optimizer that a Plan sets: the train graph against eager torch with the same settings."""
+"""Optimizer settings of a Plan: the train graph against eager torch with the same settings."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -28,7 +28,7 @@ OPTIMIZERS: Mapping[str, tuple[Any, Mapping[str, float]]] = MappingProxyType(
         "adagrad": (Adagrad(weight_decay=1e-3), {"weight_decay": 0.05}),
     }
 )
-"""An optimizer as it is exported, and settings of a Plan."""
+"""An exported optimizer, and the settings of a Plan for it."""
 
 
 @cache

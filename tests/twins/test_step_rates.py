@@ -1,4 +1,4 @@
-"""Learning rates of the steps within a Round against torch's schedulers, on a device and in the vectorized engine."""
+"""Learning rates of the steps in a Round, against torch's schedulers, on a device and in the vectorized engine."""
 
 from dataclasses import replace
 
@@ -32,7 +32,7 @@ DECAYS = ("", "linear", "cosine")
 
 
 def scheduler_of(optimizer: torch.optim.Optimizer, training: m.Training, num_steps: int) -> LRScheduler:
-    """The schedulers that docs/rounds.md names."""
+    """Return the scheduler that docs/rounds.md names for this training."""
     warmup = training.warmup_steps
     rest = max(num_steps - warmup, 1)
     then: LRScheduler
@@ -76,7 +76,7 @@ def store_of(num: int, seed: int) -> MemoryStore:
 def trained_by_torch(
     training: m.Training, store: MemoryStore, model: OpenedModel, assignment: m.Assignment
 ) -> nn.Module:
-    """The module after the batches of the device, by an optimizer and a scheduler of torch."""
+    """Train the module on the device's batches with torch's optimizer and scheduler."""
     module = app_of("mlp").module
     optimizer = torch.optim.SGD(module.parameters(), lr=training.learning_rate, momentum=0.9)
     batches = list(training_batches(store, model, assignment))

@@ -37,7 +37,7 @@ QUANTILES = (0.1, 0.5, 0.9)
 
 
 class Pixels(nn.Module):
-    """Scores of classes (B, C, H, W), as segmentation models have them, with the classes moved to the end."""
+    """A segmentation model: its class scores (B, C, H, W) are returned with the classes as last dimension."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class Pixels(nn.Module):
 
 
 class Cells(nn.Module):
-    """A detector: for each of 4 x 4 cells the score of an object, its box and its class."""
+    """A detector: for each of 4 x 4 cells, the score of an object, its box and its class."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class Cells(nn.Module):
 
 
 class Supervised(nn.Module):
-    """A classifier whose hidden layer has a classifier of its own, which only the loss sees."""
+    """A classifier with an auxiliary classifier on its hidden layer, which only the loss uses."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -69,13 +69,13 @@ class Supervised(nn.Module):
         self.auxiliary = nn.Linear(16, NUM_CLASSES)
 
     def forward(self, x: Tensor) -> dict[str, object]:
-        """Logits (B, C) of both, the others in a tuple."""
+        """Logits (B, C) of both classifiers; the auxiliary ones are in a tuple."""
         hidden = torch.tanh(self.first(x))
         return {"others": (hidden, self.auxiliary(hidden)), "logits": self.last(hidden)}
 
 
 class Kinds(nn.Module):
-    """Two heads of different sizes on one body: the class of a sample and two of its measures."""
+    """Two heads of different sizes on one body: the class of a sample, and two of its measures."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -88,38 +88,38 @@ class Kinds(nn.Module):
 
 
 def supervised(output: dict[str, Tensor], y: Tensor) -> Tensor:
-    """The losses of both classifiers for y (B,), the inner one with a third of the weight."""
+    """Return the sum of both classifiers' losses for y (B,), with a weight of 0.3 for the inner one."""
     inner = functional.cross_entropy(output["others.1"], y.long(), reduction="none")
     return functional.cross_entropy(output["logits"], y.long(), reduction="none") + 0.3 * inner
 
 
 def kinds(output: dict[str, Tensor], y: Tensor) -> Tensor:
-    """The losses of both heads for y (B, 3): the number of the class, and two measures."""
+    """Return the sum of both heads' losses for y (B, 3): the number of the class, and two measures."""
     named = functional.cross_entropy(output["0"], y[:, 0].long(), reduction="none")
     return named + 0.5 * (output["1"] - y[:, 1:]).square().mean(dim=1)
 
 
 def gaussian(output: Tensor, y: Tensor) -> Tensor:
-    """The negative log-likelihood of y (B, 1) under means and logarithms of variances (B, 2)."""
+    """Return the negative log-likelihood of y (B, 1) for means and logarithms of variances (B, 2)."""
     mean, log_variance = output[:, :1], output[:, 1:]
     return (0.5 * (log_variance + (y - mean).square() * torch.exp(-log_variance))).mean(dim=1)
 
 
 def pinball(output: Tensor, y: Tensor) -> Tensor:
-    """The mean loss of three quantiles (B, 3) of y (B,)."""
+    """Return the mean pinball loss of three quantiles (B, 3) for y (B,)."""
     error = y.unsqueeze(1) - output
     quantiles = torch.tensor(QUANTILES)
     return torch.maximum(quantiles * error, (quantiles - 1.0) * error).mean(dim=1)
 
 
 def pixel_loss(logits: Tensor, y: Tensor) -> Tensor:
-    """torch's own cross-entropy, the mean over the labelled pixels (B, H, W) of each sample."""
+    """Return torch's cross-entropy, averaged over the labelled pixels (B, H, W) of each sample."""
     losses = functional.cross_entropy(logits.movedim(-1, 1), y.long(), ignore_index=-1, reduction="none")
     return losses.sum(dim=(1, 2)) / (y >= 0).sum(dim=(1, 2)).clamp(min=1)
 
 
 def cell_loss(output: Tensor, y: Tensor) -> Tensor:
-    """The loss of a detector for y (B, 6, 4, 4): whether a cell has an object, its box, and the number of its class."""
+    """Return the loss of a detector for y (B, 6, 4, 4): the presence of an object, its box, and its class number."""
     has_object, box, kind = y[:, 0], y[:, 1:5], y[:, 5:]
     present = functional.binary_cross_entropy_with_logits(output[:, 0], has_object, reduction="none")
     place = functional.smooth_l1_loss(output[:, 1:5], box, reduction="none").sum(dim=1)

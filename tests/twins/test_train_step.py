@@ -1,4 +1,4 @@
-"""The exported train step against eager torch: autograd and ``torch.optim.SGD`` are the slow twin."""
+"""The exported train step against eager torch, with autograd and ``torch.optim.SGD`` as the reference."""
 
 from collections.abc import Callable
 
@@ -15,13 +15,13 @@ from fanin.edge.tensors import Float32s
 
 RUNTIMES = ("onnx", "reference", "litert", "tflite")
 NUM_SAMPLES = 157
-"""Twenty batches of 8, the last of 5."""
+"""The samples of twenty batches of 8, the last of which has 5."""
 LEARNING_RATE = 0.05
 TOLERANCE = 1e-5
 
 
 def eager(bundle: Bundle, found: list[PaddedBatch]) -> tuple[Float32s, list[float]]:
-    """Parameters after these batches, and each one's mean loss; padding is cut off, not masked."""
+    """Train eager torch on these batches without padding rows. Return the parameters and each batch's mean loss."""
     module = app_of(bundle.manifest.name).module
     optimizer = torch.optim.SGD(module.parameters(), lr=LEARNING_RATE, momentum=0.9)
     losses = []

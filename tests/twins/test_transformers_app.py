@@ -1,4 +1,4 @@
-"""A model of transformers with ids and an attention mask, exported as it is and compared with eager torch."""
+"""An unchanged model of ``transformers`` with ids and an attention mask, exported and compared with eager torch."""
 
 import sys
 from types import ModuleType
@@ -19,7 +19,7 @@ NUM_TOKENS = 40
 
 @pytest.fixture(scope="module")
 def library() -> ModuleType:
-    """``transformers``."""
+    """The module ``transformers``."""
     import transformers
 
     return sys.modules[transformers.__name__]

@@ -1,4 +1,4 @@
-"""A ``Rotation``: more clients than are present at a time."""
+"""``Rotation``: a population of clients of which only a part is present at a time."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -40,7 +40,7 @@ class Never:
 
 
 def closed_rounds(wanted: Plan, bundle: Bundle, rotation: Rotation) -> list[RoundClosed]:
-    """The Rounds of a Run in which only the rotation takes part."""
+    """Run a federation of the rotation alone. Return its closed Rounds."""
 
     async def run() -> list[RoundClosed]:
         async with Federation(seed=5) as federation:
@@ -71,7 +71,7 @@ def test_each_round_has_other_clients_of_a_million(tmp_path: Path) -> None:
     rounds = closed_rounds(wanted, bundle, rotation_of(10**6, 12, lambda client: STEADY, made))
     clients = [device for event in rounds for device in event.accepted]
     assert len(rounds) == 5 and len(clients) == len(set(clients)) == 40
-    # Nobody else was ever built, and the draw covers the whole range.
+    # Only visitors were ever built, and the draws cover the whole range of indices.
     assert 40 <= len(made) <= 60 and max(made) - min(made) > 800_000
     again = closed_rounds(wanted, bundle, rotation_of(10**6, 12, lambda client: STEADY))
     assert [event.accepted for event in again] == [event.accepted for event in rounds]
@@ -90,7 +90,7 @@ def test_clients_return_with_the_states_of_their_stages(tmp_path: Path, caplog: 
 
 
 class Noting:
-    """A Trainer that checks that each training of a client begins with the personal parameters after its last one."""
+    """A Trainer that checks that each training begins with the personal parameters of the client's last training."""
 
     runtime, graph_format = "synthetic 1", "onnx"
 
@@ -132,7 +132,7 @@ def test_clients_that_are_away_do_not_come(tmp_path: Path) -> None:
 
 
 def test_twelve_thousand_clients_of_a_simulation_are_a_crowd() -> None:
-    """Above ``Limits.max_parked``. All of them at once would poll without an end."""
+    """12,000 clients exceed ``Limits.max_parked``. If all were present at once, they would poll without end."""
     torch.manual_seed(0)
     x = torch.randn(24_000, 4)
     y = (x @ torch.randn(4, 3)).argmax(1)

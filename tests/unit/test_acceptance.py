@@ -24,13 +24,13 @@ STALE = plan(concurrency=3, buffer=2, quorum=2, max_rounds=9, max_staleness=2)
 
 @dataclass
 class Scene:
-    """A coordinator with one Run, and uploads that are closed at the end."""
+    """A coordinator with one Run, and the uploads to close at the end of the test."""
 
     place: Place
     resources: ExitStack
 
     def complete(self, device: str, made_for: m.Assignment, size: float = 0.01) -> CompleteUpload:
-        """Return an Update that has arrived whole in the spool."""
+        """Return an upload whose payload is complete in the spool."""
         header, payload = update(made_for, size)
         upload = self.resources.enter_context(closing(self.place.state.spool.open(header, device)))
         if not upload.is_complete():
@@ -39,7 +39,7 @@ class Scene:
         return CompleteUpload(device=device, header=header, upload=upload)
 
     async def decide(self, upload: CompleteUpload) -> Fate:
-        """Ask once."""
+        """Return the fate of the upload."""
         return await accept(upload, self.place.runs.driver("run").intake, self.place.state.files)
 
 
@@ -48,7 +48,7 @@ async def command(place: Place, what: Pause | Resume | Stop) -> None:
 
 
 def files(folder: Path) -> tuple[int, int]:
-    """The number of uploads and of committed payloads on the disk."""
+    """Return the number of files in the spool, and of committed payloads."""
     state = folder / "state"
     uploads = [path for path in (state / "spool").rglob("*") if path.is_file()]
     return len(uploads), len(list((state / "updates").rglob("*.payload")))
@@ -75,7 +75,7 @@ def test_an_update_for_the_open_round_is_accepted_once_however_often_it_is_repea
         assert await scene.decide(update) == Accepted()
         assert files(tmp_path) == (0, 1)
         assert await scene.decide(scene.complete("a", work)) == Accepted()
-        # Another Update for the same Assignment cannot replace it, and leaves nothing.
+        # Another Update for the same Assignment does not replace it, and leaves no file.
         assert await scene.decide(scene.complete("a", work, size=0.02)) == Accepted()
         assert files(tmp_path) == (0, 1)
         assert len(await scene.place.state.stores.rounds.updates("run", 1)) == 1
@@ -94,7 +94,7 @@ def test_an_update_for_a_round_that_has_ended_is_discarded(tmp_path: Path) -> No
 
 
 def test_an_update_beyond_the_buffer_is_discarded_without_staleness(tmp_path: Path) -> None:
-    """All three were complete while the Round was open: the record decides which of them it holds."""
+    """All three uploads were complete while the Round was open. The record decides which of them count."""
 
     async def story(scene: Scene) -> None:
         updates = [scene.complete(device, await assignment(scene.place, device)) for device in "abc"]
@@ -121,7 +121,7 @@ def test_an_update_beyond_the_buffer_is_decided_later_with_staleness(tmp_path: P
 
 
 def test_a_round_that_only_the_record_has_ended_decides_nothing_yet_with_staleness(tmp_path: Path) -> None:
-    """The driver follows the record a moment later. Until then the next Round may count the Update."""
+    """The driver reads the record a moment later. Until then the next Round may still count the Update."""
 
     async def story(scene: Scene) -> None:
         upload = scene.complete("a", await assignment(scene.place, "a"))
@@ -140,7 +140,7 @@ def test_the_fate_is_undecided_while_a_run_is_paused_between_two_rounds(tmp_path
     async def story(scene: Scene) -> None:
         works = {device: await assignment(scene.place, device) for device in "abc"}
         late = scene.complete("c", works["c"])
-        # The pause comes while the Round ends, so no next Round opens.
+        # The pause takes effect while the Round ends, so no next Round opens.
         for device in "ab":
             await send(scene.place, device, works[device])
         await command(scene.place, Pause())
@@ -156,7 +156,7 @@ def test_the_fate_is_undecided_while_a_run_is_paused_between_two_rounds(tmp_path
 
 
 def test_a_crash_between_payload_and_row_loses_no_update(tmp_path: Path) -> None:
-    """The upload is repeated, and finds its payload."""
+    """The device repeats the upload, and the coordinator finds the stored payload."""
 
     async def story(scene: Scene) -> None:
         work = await assignment(scene.place, "a")

@@ -1,4 +1,4 @@
-"""Graph formats are made at the same time in a process of an export's own, and errors are as if one after the other."""
+"""An export converts graph formats in parallel, in a forked process. Errors equal those of a sequential export."""
 
 import subprocess
 import sys
@@ -50,7 +50,7 @@ def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 def test_an_export_converts_in_a_fork_and_its_bundle_is_that_of_one_process(tmp_path: Path) -> None:
     done = run(tmp_path, "export", "own_app.py:normed", "--out", "bundle", "--key", "key")
     assert done.returncode == 0, done.stderr
-    # Otherwise the fork failed, and this process did its work.
+    # Otherwise the fork failed, and this process converted the graphs.
     assert "converter here: False" in done.stdout
     key = publisher_key(tmp_path / "key")
     alone = export(load_app(f"{tmp_path / 'own_app.py'}:normed"), tmp_path / "alone", key).bundle

@@ -1,4 +1,4 @@
-"""``edge.assemble``: graphs that were written by hand become a Bundle that trains, or are refused with clear words."""
+"""``edge.assemble``: graphs written by hand become a Bundle that trains, or the error names the fault."""
 
 import copy
 from collections.abc import Mapping
@@ -37,13 +37,13 @@ RATE = StepSettings(learning_rate=0.5)
 
 
 def with_graphs(**graphs: bytes) -> AssembledGraphs:
-    """The linear model with other graphs."""
+    """Return the linear model's graphs with some of them replaced."""
     spec = linear_graphs()
     return replace(spec, graphs={"onnx": {**spec.graphs["onnx"], **graphs}})
 
 
 def one_batch(seed: int, num: int = BATCH_SIZE) -> PaddedBatch:
-    """``num`` samples of random numbers, the rest padding."""
+    """Return a batch of ``num`` random samples; the other rows are padding."""
     rng = np.random.default_rng(seed)
     x = rng.standard_normal((BATCH_SIZE, NUM_INPUTS)).astype(np.float32)
     y = rng.integers(0, NUM_CLASSES, BATCH_SIZE).astype(np.int32)
@@ -113,7 +113,7 @@ def test_slots_that_are_given_are_used(tmp_path: Path) -> None:
 
 @cache
 def tflite_spec() -> AssembledGraphs:
-    """An MLP in TFLite, three Signatures in one file; its slots lie where the initial parameters are found in it."""
+    """Return an MLP in TFLite: three Signatures in one file. Each slot is at the bytes of an initial parameter."""
     app = app_of("mlp")
     prepared, x = prepare(app), app.examples(app.batch_size)["x"]
     infer = torch.export.export(copy.deepcopy(app.module).eval(), (x,))
@@ -136,7 +136,7 @@ def tflite_spec() -> AssembledGraphs:
 
 
 def slot_at(name: str, value: np.ndarray, data: bytes) -> Slot:
-    """The place of a parameter's bytes in a file."""
+    """Return the slot at the parameter's bytes, which occur once in the file."""
     assert data.count(value.tobytes()) == 1
     offset = data.find(value.tobytes())
     return Slot(initializer=name, kind=SlotKind.FLOAT, parameter=name, shape=value.shape, offset=offset)
@@ -201,7 +201,7 @@ def test_a_tflite_file_needs_its_slots_and_its_signatures(tmp_path: Path) -> Non
 
 
 def renamed(data: bytes, **names: str) -> bytes:
-    """A graph whose ports are called otherwise."""
+    """Return the graph with some of its ports renamed."""
     model = onnx.load_from_string(data)
     for node in model.graph.node:
         node.input[:] = [names.get(name, name) for name in node.input]
@@ -212,7 +212,7 @@ def renamed(data: bytes, **names: str) -> bytes:
 
 
 def reshaped(data: bytes, name: str, *shape: int | str) -> bytes:
-    """A graph that says another shape of an input."""
+    """Return the graph with another declared shape of one input."""
     model = onnx.load_from_string(data)
     for row in model.graph.input:
         if row.name == name:
@@ -221,7 +221,7 @@ def reshaped(data: bytes, name: str, *shape: int | str) -> bytes:
 
 
 def controlled(data: bytes) -> bytes:
-    """A train graph that takes SCAFFOLD's control variate of a parameter."""
+    """Return the train graph with an input for SCAFFOLD's control variate of a parameter."""
     model = onnx.load_from_string(data)
     model.graph.input.append(linear.port("control.w", NUM_INPUTS, NUM_CLASSES))
     return bytes(model.SerializeToString())
@@ -263,7 +263,7 @@ def test_a_setting_of_the_optimizer_is_an_input_of_the_train_graph(tmp_path: Pat
     spec = replace(linear_graphs(), optimizer={"momentum": OptimizerSetting(default=0.9, below=1.0)})
     with pytest.raises(InvalidBundle, match=r"the setting 'momentum', expected an input 'optimizer\.momentum' of"):
         assemble(spec, tmp_path / "bundle", PUBLISHER)
-    # The learning rate of the graph under another name: the setting takes its place.
+    # The graph's learning rate is renamed to a setting, so the input learning_rate is missing.
     train = renamed(TRAIN, learning_rate="optimizer.momentum")
     with pytest.raises(InvalidBundle, match=r"inputs .*'optimizer\.momentum'.* expected .*'learning_rate'"):
         assemble(replace(with_graphs(train=train), optimizer=spec.optimizer), tmp_path / "bundle", PUBLISHER)
@@ -312,7 +312,7 @@ def test_preprocess_in_one_format_alone_is_refused() -> None:
 
 
 def test_a_step_that_fails_while_it_runs_is_an_error_of_ours(tmp_path: Path) -> None:
-    # The graph opens: only the labels are looked up beyond the table, in every batch.
+    # The graph opens. Only the lookup of the labels is out of the table's range, in every batch.
     nodes = [copy.deepcopy(node) for node in linear.STEP]
     (lookup,) = (node for node in nodes if node.op_type == "Gather")
     lookup.input[1] = "far"
@@ -325,7 +325,7 @@ def test_a_step_that_fails_while_it_runs_is_an_error_of_ours(tmp_path: Path) -> 
 
 
 def test_a_damaged_name_in_a_file_is_an_error_of_ours() -> None:
-    # The library's own message quotes these bytes, which are no text.
+    # The library's error message quotes these bytes, which are not valid UTF-8.
     damaged = TRAIN.replace(b"LogSoftmax", b"Log\xff\xfe\xfdtmax")
     assert damaged != TRAIN
     with pytest.raises(InvalidBundle, match="m: onnxruntime cannot open it"):

@@ -1,4 +1,4 @@
-"""``edge.export.tracing.attention``: torch's own scaled dot-product attention, in plain products."""
+"""``edge.export.tracing.attention``: torch's scaled dot-product attention, expressed as plain matrix products."""
 
 import math
 
@@ -61,7 +61,7 @@ def test_a_row_without_any_place_is_no_nan() -> None:
 
 
 class Mix(nn.Module):
-    """torch's own attention layer, which calls the function out of sight."""
+    """torch's attention layer, which calls the attention function internally."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ class Mix(nn.Module):
 
 
 class Bare(nn.Module):
-    """The function by itself, on three dimensions."""
+    """A direct call of the attention function, on three dimensions."""
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, T, 8)."""

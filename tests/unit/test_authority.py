@@ -1,4 +1,4 @@
-"""The local authority: a chain that verifies, renewed in time, with keys for their owner only."""
+"""The local certificate authority: chains that verify, renewal in time, and keys that only their owner can read."""
 
 import stat
 from datetime import UTC, datetime, timedelta
@@ -20,7 +20,7 @@ NAMES = ("localhost", "127.0.0.1", "::1", "fanin.example")
 
 
 def verify(identity: ServerIdentity, name: str, at: datetime = NOW) -> None:
-    """What a TLS client does. Raises VerificationError."""
+    """Verify the identity as a TLS client does. Raises VerificationError."""
     builder = PolicyBuilder().time(at).store(Store([x509.load_pem_x509_certificate(identity.ca_certificate)]))
     builder.build_server_verifier(x509.DNSName(name)).verify(certificate(identity), [])
 

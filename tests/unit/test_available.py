@@ -1,4 +1,4 @@
-"""Which runtimes there are, and what is said where one is not installed."""
+"""The available runtimes, and the error for a runtime that is not installed."""
 
 import subprocess
 import sys
@@ -24,7 +24,7 @@ def test_tflite_runtime_with_a_numpy_that_it_was_not_built_for_is_refused() -> N
 
 
 def child(code: str, *arguments: str) -> str:
-    """What a fresh Python prints that runs this code."""
+    """Run the code in a new Python process. Return its standard output."""
     command = [sys.executable, "-c", code, *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.strip()
 

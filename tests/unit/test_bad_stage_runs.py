@@ -1,4 +1,4 @@
-"""Runs with stages that are damaged, falsified or refused: what ``fanin verify`` finds, and one sentence for each."""
+"""Runs with stages that are damaged, falsified or refused: the findings of ``fanin verify``, and the error messages."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -39,7 +39,7 @@ from fanin.server.storage.sqlite.engine import open_engine
 
 
 def falsify(folder: Path, place: Place, auxiliary: dict[str, Artifact], number: int = 1) -> None:
-    """Replace a recorded Version by one with other auxiliary tensors, signed by the Run's key."""
+    """Replace a recorded Version by one with other auxiliary tensors, signed with the Run's key."""
     runs = place.state.runs
     before = runs.version("run", number)
     assert before is not None
@@ -114,7 +114,7 @@ def test_a_damaged_auxiliary_tensor_fails_the_round_with_a_reason(tmp_path: Path
     run_virtual(main())
 
 
-# Bad input, each with one sentence.
+# Bad input: one error message each.
 
 
 def test_a_publication_does_not_permit_the_download_of_auxiliary_tensors(tmp_path: Path) -> None:
@@ -146,7 +146,7 @@ def test_a_device_without_the_stages_gets_no_work(tmp_path: Path) -> None:
             reason=m.RejectReason.UNSUITABLE,
             text="stages: got ['error_feedback'], expected ['scaffold', 'error_feedback']",
         )
-        # A device's limit holds for the parameters and the control variate together.
+        # A device's download limit covers the parameters and the control variate together.
         limit = place.runs.driver("run").setup.download_bytes(("onnx",))
         assert limit >= 2 * 4 * NUM
         answer = await StagedDevice("a").check_in(place, replace(CAN, max_download_bytes=limit - 1))

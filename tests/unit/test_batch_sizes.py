@@ -1,4 +1,4 @@
-"""Batch sizes by Plan: what the manifest names, which graph a client trains, and what is refused."""
+"""Batch sizes of a Plan: the train graphs in the manifest, the graph that a client trains, and refused values."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -148,7 +148,7 @@ def test_a_device_downloads_the_train_graph_of_the_plans_batch_size_alone(tmp_pa
         run(coordinator, tmp_path / str(size), RuntimeTrainer(open_runtime("onnx"), store))
         assert coordinator.graphs == {name} | others
         assert coordinator.failures == [] and len(coordinator.headers) == 1
-    # The same folder: a later Run of another batch size downloads what is missing.
+    # The same folder: a later Run with another batch size downloads only the missing graph.
     coordinator = requests_of(bundle_of("sizes"), 3)
     run(coordinator, tmp_path / "20", RuntimeTrainer(open_runtime("onnx"), store))
     assert coordinator.graphs == {"train.onnx@b3"}

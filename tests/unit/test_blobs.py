@@ -1,4 +1,4 @@
-"""FolderBlobs: a name in the folder always has all its bytes."""
+"""FolderBlobs: a file in the folder is always complete."""
 
 import stat
 from dataclasses import replace

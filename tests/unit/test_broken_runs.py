@@ -1,4 +1,4 @@
-"""Runs that cannot be taken up at a start: operators see them, can end them, and can take them up again."""
+"""Runs that cannot be resumed when the coordinator starts: operators can list, stop and later resume them."""
 
 import sqlite3
 from contextlib import closing
@@ -19,12 +19,12 @@ REASON = "run run: cannot be taken up: unexpected error (IsADirectoryError); the
 
 
 def manifest(folder: Path, bundle: Bundle) -> Path:
-    """Where the coordinator keeps a Bundle's manifest."""
+    """Return the path of a Bundle's manifest in the coordinator's folder."""
     return folder / "state" / "blobs" / bundle.sha256[:2] / bundle.sha256
 
 
 async def broken(folder: Path) -> tuple[Place, m.Assignment, Bundle]:
-    """A coordinator that cannot take up its Run, an Assignment from before, and the Run's Bundle."""
+    """Return a coordinator that cannot resume its Run, an earlier Assignment of that Run, and the Run's Bundle."""
     before = open_place(folder)
     bundle = bundle_in(folder)
     await start(before.runs, bundle, plan())
@@ -52,12 +52,12 @@ def test_a_run_that_cannot_be_taken_up_is_listed_and_tells_devices_no_path(tmp_p
         (info,) = await place.runs.infos()
         assert (info.run_id, info.state, info.reason) == ("run", RunState.RUNNING, REASON)
         assert await place.runs.info("run") == info
-        # Its devices wait with what they have.
+        # Its devices keep their Updates and wait.
         with pytest.raises(Unavailable, match=REASON.split(";")[0].replace("(", r"\(").replace(")", r"\)")):
             await send(place, "a", work)
         with raises(Conflict, REASON):
             await place.runs.command(Command(command_id="1", run_id="run", what=Pause()))
-        # What its devices had sent is kept.
+        # The uploads of its devices are kept.
         assert list((tmp_path / "state" / "spool").glob("*.header")) != []
         mend(tmp_path, bundle)
 
@@ -106,7 +106,7 @@ def change_record(folder: Path, statement: str, *values: object) -> None:
 
 
 async def served(folder: Path) -> None:
-    """A coordinator that has served one Run and ended."""
+    """Start a coordinator with one Run, then stop it."""
     place = open_place(folder)
     await start(place.runs, bundle_in(folder), plan())
     await settle()

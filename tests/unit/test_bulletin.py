@@ -1,4 +1,4 @@
-"""Devices without work hear of newer Versions: at once when a Run rests, else with their next answer."""
+"""Devices without work learn of newer Versions: at once when the Run rests, otherwise with their next answer."""
 
 import asyncio
 from collections.abc import Callable
@@ -24,18 +24,18 @@ ONE = {"concurrency": 1, "buffer": 1, "quorum": 1}
 
 
 def served(number: int) -> m.ServedVersion:
-    """A Version of the Run."""
+    """Return the Run's Version of this number as the one that a device serves."""
     return m.ServedVersion(run_id="run", number=number)
 
 
 async def ask(place: Place, device: str, has: m.ServedVersion | None, wait_s: float = 40.0) -> m.CheckInAnswer:
-    """One check-in."""
+    """Check in once."""
     check_in = m.CheckIn(protocol=m.PROTOCOL, capabilities=CAN, wait_s=wait_s, served=has)
     return await place.coordinator.check_in(device, check_in)
 
 
 def newest(answer: m.CheckInAnswer) -> m.Publication | None:
-    """The Version in an answer without work."""
+    """Return the Version that an answer without work names."""
     assert not isinstance(answer, m.Assigned), answer
     return answer.newest
 
@@ -63,11 +63,11 @@ def test_the_last_version_of_a_run_reaches_devices_that_wait(tmp_path: Path) -> 
             assert found is not None and found.version.number == 1
             assert isinstance(answer, m.Wait)
             assert (answer.retry_min_s, answer.retry_max_s) == (0.0, MIN_WINDOW_S)
-        # One that serves nothing waits for work, as ever.
+        # A device that serves no Version still waits for work.
         await asyncio.sleep(1.0)
         assert not waiting["plain"].done()
         assert newest(await waiting["plain"]) is None
-        # A device that comes later is told at once, one that has the Version waits.
+        # A device that checks in later is answered at once. A device that serves the Version waits.
         began_s = asyncio.get_running_loop().time()
         assert newest(await ask(place, "late", served(0))) is not None
         assert asyncio.get_running_loop().time() == began_s
@@ -87,7 +87,7 @@ def test_while_rounds_follow_a_device_hears_of_it_with_its_next_answer(tmp_path:
         work = await ask(place, "worker", None)
         assert isinstance(work, m.Assigned)
         await finish_round(line, work.assignment)
-        # The place of the second Round is taken at once.
+        # Another device is assigned to the second Round at once.
         await asyncio.sleep(0.1)
         assert isinstance(await ask(place, "other", None), m.Assigned)
         began_s = asyncio.get_running_loop().time()
@@ -157,7 +157,7 @@ def test_a_publication_lets_one_device_download_its_version_and_bundle_and_nothi
         after = newest(await ask(place, "idle", served(0), wait_s=0.1))
         assert after is not None and after.version.number == 1
         idle = LoopbackTransport(fleet=place.coordinator, device="idle")
-        # A device that is slow still gets the Version that it was told of.
+        # A slow device can still download the Version that its answer named.
         for publication in (before, after):
             for ref in (*publication.bundle.manifest.chunks, *publication.version.parameters.chunks):
                 assert len(await idle.download(publication.download_id, ref.sha256)) == ref.size_bytes
@@ -168,7 +168,7 @@ def test_a_publication_lets_one_device_download_its_version_and_bundle_and_nothi
         for device, download_id in (("other", after.download_id), ("idle", made_up)):
             with pytest.raises(NotFound, match=f"not made for device {device}"):
                 await LoopbackTransport(fleet=place.coordinator, device=device).download(download_id, foreign)
-        # It is no Assignment.
+        # The download id is not an Assignment.
         with pytest.raises(NotFound, match="not made for device idle"):
             await place.coordinator.report("idle", m.Report(assignment_id=after.download_id))
         await place.runs.stop()

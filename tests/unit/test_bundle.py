@@ -1,4 +1,4 @@
-"""Opening a Bundle: it verifies first, and tells clearly what does not."""
+"""Opening a Bundle: verification comes first, and the error names the part that fails."""
 
 import json
 from dataclasses import replace
@@ -31,7 +31,7 @@ DATA = dump_manifest(manifest())
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A good Bundle in a folder."""
+    """The folder of a valid Bundle."""
     write_bundle(tmp_path, DATA, ARTIFACTS, PUBLISHER)
     return tmp_path
 
@@ -80,7 +80,7 @@ def test_a_trusted_name_over_a_strangers_signature_is_refused(folder: Path) -> N
 
 
 def test_an_unsigned_manifest_is_never_parsed() -> None:
-    """Were it parsed first, this would be said to be no JSON."""
+    """If the manifest were parsed first, the error would be about invalid JSON."""
     with pytest.raises(InvalidBundle, match="the signature does not match the manifest"):
         signed = read_signed_manifest_of(b"not JSON", STRANGER.sign(BUNDLE_CONTEXT, b"not JSON"))
         Bundle.open(signed, trusted=TRUSTED, read=ARTIFACTS.__getitem__)

@@ -1,4 +1,4 @@
-"""What a device keeps: downloads that go on, Updates that wait for their verdict, Versions it has seen."""
+"""The files of a device: resumable downloads, Updates without a verdict, and the highest Versions seen."""
 
 import json
 import os
@@ -22,7 +22,7 @@ NAME = HEADER.assignment_id
 
 
 class Line:
-    """Serves a Chunk from an offset on, and breaks after some pieces."""
+    """A connection that sends a Chunk from an offset, and breaks after ``breaks_after`` pieces."""
 
     def __init__(self, data: bytes, breaks_after: int = -1) -> None:
         self.data = data
@@ -101,7 +101,7 @@ def test_a_part_that_is_too_long_starts_over(cache: Cache, tmp_path: Path) -> No
 
 
 def put(cache: Cache, data: bytes, age_s: int, folder: Path) -> ChunkRef:
-    """A Chunk that was last used some time ago."""
+    """Store a Chunk that was last used ``age_s`` seconds ago."""
     (ref,) = artifact_of(data).chunks
     cache.chunks.fetch(ref, lambda offset: [data[offset:]])
     os.utime(folder / "chunks" / ref.sha256, (1_000_000 - age_s,) * 2)
@@ -163,7 +163,7 @@ def test_an_update_that_is_not_whole_does_not_count(cache: Cache, tmp_path: Path
 def test_an_update_whose_payload_a_power_cut_took_does_not_count(cache: Cache, tmp_path: Path) -> None:
     cache.updates.put(HEADER, PAYLOAD)
     (tmp_path / "updates" / f"{NAME}.payload").write_bytes(bytes(len(PAYLOAD)))
-    # The process that comes back does not know what it is that it finds.
+    # The restarted process cannot trust the payload on the disk.
     again = Cache(tmp_path)
     assert again.updates.header(NAME) is None
     again.updates.put(HEADER, PAYLOAD)

@@ -1,4 +1,4 @@
-"""Signed calls: what is under the signature, and a device's name."""
+"""Signed calls: the bytes that the signature covers, and the id of a device."""
 
 import hashlib
 from dataclasses import fields, replace

@@ -1,4 +1,4 @@
-"""Chunks: how bytes are cut, named and put together."""
+"""Chunks: bytes are cut into Chunks, named by digest, and assembled again."""
 
 import hashlib
 

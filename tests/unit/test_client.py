@@ -1,4 +1,4 @@
-"""The device's client over a line that is made by hand: what each failure is to it, and what it keeps and counts."""
+"""The device's client over a scripted connection: its reaction to each failure, its files and its counts."""
 
 import shutil
 import threading
@@ -40,7 +40,7 @@ def script(tmp_path: Path) -> Script:
 
 
 def test_an_older_version_is_refused_before_its_parameters_are_downloaded(script: Script, tmp_path: Path) -> None:
-    """A coordinator, or who stands in for it, cannot bring a device back to a Version that it has left behind."""
+    """No coordinator, real or false, can bring a device back to an older Version than it has seen."""
     parameters = script.work.version.parameters
     Cache(tmp_path / "device", 1 << 20).records.raise_version("run", 1)
     run(script, tmp_path)
@@ -70,7 +70,7 @@ def test_work_at_which_something_unforeseen_happens_is_given_up_and_told(
 
 @dataclass
 class Answers:
-    """A ``may_work`` with these answers, then True; an exception is raised."""
+    """A ``may_work`` that returns these answers, then True. It raises an answer that is an exception."""
 
     answers: list[object]
 
@@ -90,7 +90,7 @@ def test_a_may_work_that_raises_means_not_now_and_is_logged_once(
     client.run()
     assert (client.num_accepted, client.failure) == (1, None)
     records = [record for record in caplog.records if "may_work" in record.getMessage()]
-    # Once for the first series of failures, once for the second.
+    # One line for each of the two series of failures.
     assert [record.getMessage() for record in records] == [
         "may_work: RuntimeError: no battery service; the client pauses and calls it again every 0.001 s"
     ] * 2
@@ -101,7 +101,7 @@ def test_an_update_that_cannot_be_removed_does_not_end_the_client(
     script: Script, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Losing(Script):
-        """Loses the device's folder of Updates while it takes one: nothing in it can be listed or removed."""
+        """Replaces the device's folder of Updates by a file during an upload: nothing can be listed or removed."""
 
         def upload(self, header: m.UpdateHeader, read: ReadPayload) -> m.UploadReply:
             shutil.rmtree(tmp_path / "device" / "updates")
@@ -258,7 +258,7 @@ def test_a_version_whose_loss_is_no_number_is_told(script: Script, tmp_path: Pat
 
 @dataclass
 class Charger:
-    """A ``may_work`` that the test switches; the client asks it at each step."""
+    """A ``may_work`` that the test switches. The client calls it at each step."""
 
     is_plugged: bool = True
     num_refused: int = 0
@@ -266,7 +266,7 @@ class Charger:
     def __call__(self) -> bool:
         if not self.is_plugged:
             self.num_refused += 1
-            # The charger is back at the second question.
+            # The charger is back at the second call.
             self.is_plugged = self.num_refused > 1
             return False
         return True
@@ -293,7 +293,7 @@ def test_a_training_stops_when_the_charger_is_unplugged_and_begins_again(script:
     client = client_of(script, tmp_path, trainer, may_work=charger)
     client.run()
     assert (client.num_accepted, trainer.num_trainings, script.failures) == (1, 2, [])
-    # It checks in once more, and only when the charger is back. Nothing is downloaded twice.
+    # The client checks in once more, only when the charger is back. It downloads nothing twice.
     assert (script.calls["check_in"], charger.num_refused) == (2, 2)
     assert set(script.served.values()) == {
         script.work.bundle.manifest.size_bytes,
@@ -318,7 +318,7 @@ def test_a_download_stops_within_one_piece_and_resumes_from_its_offset(script: S
     client.run()
     assert (client.num_accepted, pulling.calls["check_in"]) == (1, 2)
     (header,) = pulling.headers
-    # Every byte came once: the piece of the interruption was kept.
+    # Every byte was downloaded once: the interrupted piece was kept.
     total = script.work.bundle.manifest.size_bytes + sum(
         a.size_bytes for a in script.bundle.manifest.artifacts.values()
     )
@@ -342,7 +342,7 @@ def test_an_upload_stops_before_its_next_piece_and_keeps_the_update(script: Scri
     client = client_of(reading, tmp_path, trainer, may_work=charger)
     client.run()
     assert (client.num_accepted, num_read, reading.failures) == (1, [4, 4, 4], [])
-    # The stored Update was sent; no second training.
+    # The stored Update was sent without a second training.
     assert trainer.num_trainings == 2
 
 

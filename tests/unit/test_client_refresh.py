@@ -30,7 +30,7 @@ def script(tmp_path: Path) -> Script:
 
 @dataclass
 class Idle(Script):
-    """A coordinator without work: it names a Version, and notes what each check-in reports to serve."""
+    """A coordinator without work: it names a Version, and records the served Version of each check-in."""
 
     newest: m.Publication | None = None
     reported: list[m.ServedVersion | None] = field(default_factory=list)
@@ -44,7 +44,7 @@ class Idle(Script):
 
 
 def refresh(script: Script, folder: Path, infer: Float32s | None = None) -> tuple[Client, Idle]:
-    """A client that serves and has no work, after it was told of a Version; ``infer`` is what its model predicts."""
+    """Run a serving client without work until it learns of a Version; ``infer`` is its model's prediction."""
     publication = replace(script.work.publication, download_id="run.v0.device")
     idle = Idle(bundle=script.bundle, work=script.work, newest=publication, faults=script.faults)
     cache, runtime = Cache(folder / "device"), LosingRuntime(0.0, infer=infer)
@@ -70,7 +70,7 @@ def test_a_client_without_work_serves_the_version_that_a_check_in_names(script: 
     assert client.served_version == ("run", 0)
     assert idle.reported == [NONE_YET, ZERO]
     assert idle.calls["report"] == 0
-    # It is durable: a restart serves it, and asks for newer ones only.
+    # The Version is durable: after a restart the client serves it, and downloads newer ones only.
     again = Serving(LosingRuntime(0.0), Cache(tmp_path / "device"), (PUBLISHER.public,))
     assert (again.version, again.latest) == (("run", 0), ZERO)
 

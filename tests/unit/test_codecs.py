@@ -1,4 +1,4 @@
-"""The codecs by example, and what they refuse."""
+"""The codecs by example, and the input that they refuse."""
 
 import struct
 
@@ -62,12 +62,12 @@ def test_any_grid_of_an_assignment_can_be_used(name: str, exponent: int) -> None
     values = CODECS[name].decode(memoryview(encoded.payload)).tolist()
     end = largest_value(CODECS[name].bits)
     if exponent < 0:
-        # Even the least float32 is 2^851 steps.
+        # Even the smallest float32 is 2^851 steps.
         assert values == [end, -end, 0, -end]
         assert (encoded.num_rounded, encoded.num_saturated) == (0, 3)
     else:
         assert values == [0, 0, 0, 0]
-        # Of the least float32 not even a float64 is left there.
+        # Here the smallest float32 in steps underflows even in float64.
         assert (encoded.num_rounded, encoded.num_saturated) == (2, 0)
 
 
@@ -82,7 +82,7 @@ def test_an_update_is_never_changed_by_encoding_it(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(CODECS))
 @pytest.mark.parametrize("exponent", [MIN_GRID_EXPONENT, -31, -30, -8, 0, 3])
 def test_a_long_update_is_encoded_as_its_values_one_by_one_would_be(name: str, exponent: int) -> None:
-    """Whatever is computed in blocks and in float32 on the way: against the rule, in float64, over the whole."""
+    """The codec computes in blocks and in float32. The reference applies the rule in float64 to the whole Update."""
     codec, num = CODECS[name], 2 * SLICE_VALUES + 7
     table = TensorTable.of({"a": (5,), "b": (num,)})
     update = np.random.default_rng(1).normal(0.0, 1.0, num + 5).astype(np.float32)

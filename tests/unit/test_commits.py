@@ -1,4 +1,4 @@
-"""Group commit: who waits shares the next transaction, and nobody is answered before it is durable."""
+"""Group commit: waiting calls share the next transaction, and no call is answered before it is durable."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -17,14 +17,14 @@ T = TypeVar("T")
 
 
 class CountingStore:
-    """Takes every Update, or none while the disk is full; remembers in which company each came."""
+    """A store that accepts every Update, or none while the disk is full. It records the groups of each commit."""
 
     def __init__(self) -> None:
         self.groups: list[list[str]] = []
         self.is_full = False
 
     def commit(self, candidates: Sequence[Candidate]) -> list[Verdict]:
-        """One transaction."""
+        """Commit the group in one transaction."""
         devices = [candidate.update.device_id for candidate in candidates]
         self.groups.append(devices)
         if self.is_full:
@@ -34,7 +34,7 @@ class CountingStore:
 
 
 async def slow(work: Callable[[], T]) -> T:
-    """A disk that takes a second to sync."""
+    """Run the work as on a disk that needs a second to sync."""
     await asyncio.sleep(1.0)
     return work()
 

@@ -1,4 +1,4 @@
-"""What operators command: pause, resume, stop, adopt; on a virtual clock, over restarts, and said twice."""
+"""Operators' commands: pause, resume, stop and adopt; on a virtual clock, across restarts, and repeated."""
 
 import asyncio
 from dataclasses import replace
@@ -55,7 +55,7 @@ def test_a_paused_round_waits_and_then_ends_in_the_same_bits(tmp_path: Path, res
 
 @pytest.mark.parametrize("restarts", [False, True])
 def test_the_deadline_stands_still_while_a_run_is_paused(tmp_path: Path, restarts: bool) -> None:
-    """Three of four devices: the Round closes with its quorum 60 s of running time after its quorum was assigned."""
+    """Three of four devices upload. The Round closes 60 s of running time after its quorum was assigned."""
 
     async def story(scene: Scene) -> None:
         await asyncio.sleep(40.0)
@@ -145,7 +145,7 @@ def test_a_stopped_run_goes_on_for_the_rounds_that_it_is_given(tmp_path: Path) -
 
 def test_a_failed_run_tries_again_when_it_is_resumed(tmp_path: Path) -> None:
     async def story(scene: Scene) -> None:
-        # The fourth device of each Round is never heard of again.
+        # The fourth device of each Round never reports again.
         for number in (1, 2, 3):
             await scene.until(RoundOpened, number)
             await asyncio.sleep(1.0)
@@ -239,7 +239,7 @@ def test_a_command_that_makes_no_sense_changes_nothing(
         with pytest.raises(Conflict, match=said):
             await scene.command(what, "refused")
         assert await scene.events() == state
-        # Its id is free again.
+        # The id of a refused command can be used again.
         assert not await scene.place.state.stores.control.is_done(
             Command(command_id="refused", run_id="run", what=Pause())
         )

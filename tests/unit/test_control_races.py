@@ -1,4 +1,4 @@
-"""Commands at awkward moments: in every phase of a Round, said again, with effects still queued."""
+"""Commands at difficult moments: in every phase of a Round, repeated, and with effects still queued."""
 
 import asyncio
 import random
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 @pytest.mark.parametrize("seed", nightly_but(range(6), range(2)))
 def test_commands_at_any_moment_leave_a_run_that_ends_in_the_same_bits(tmp_path: Path, seed: int) -> None:
-    """Pauses, restarts and resumptions by chance: whichever phase they meet, the Versions are the undisturbed ones."""
+    """Pauses, restarts and resumptions at random times, in any phase, give the Versions of an undisturbed Run."""
     undisturbed = [event.version_sha256 for event in versions(play(tmp_path / "a", finished))]
 
     async def story(scene: Scene) -> None:
@@ -47,7 +47,7 @@ def test_commands_at_any_moment_leave_a_run_that_ends_in_the_same_bits(tmp_path:
 
 
 def test_a_run_goes_on_after_a_round_that_was_stopped_while_much_was_left_to_do(tmp_path: Path) -> None:
-    """Effects of a Round that was stopped are let go, in whatever order operators' wishes and Updates came."""
+    """Effects of a stopped Round are dropped, in any order of operators' commands and Updates."""
 
     async def story(scene: Scene) -> None:
         gate = asyncio.Event()
@@ -76,7 +76,7 @@ def test_a_command_whose_caller_failed_is_told_to_the_machine_when_it_is_repeate
         await asyncio.sleep(5.0)
         await scene.command(Pause())
         control = scene.place.state.stores.control
-        # As if the process had recorded it, and had failed before it told the machine.
+        # As if the process had recorded the command, and had failed before it informed the machine.
         now_s = asyncio.get_running_loop().time()
         await control.resume(Command(command_id="again", run_id="run", what=Resume()), 0, now_s)
         assert (await scene.command(Resume(), "again")).state is RunState.RUNNING

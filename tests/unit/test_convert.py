@@ -1,4 +1,4 @@
-"""What the wire can say and a value cannot: each is refused in one sentence, or forgiven on purpose."""
+"""Wire messages without a valid value: each is refused with one sentence, or accepted on purpose."""
 
 import pytest
 from support.errors import raises
@@ -45,7 +45,7 @@ def test_an_event_of_an_unknown_kind_is_refused() -> None:
 
 
 def test_a_variant_without_a_wire_form_is_never_sent_empty() -> None:
-    # What a new variant is until somebody writes its case.
+    # A new variant, before its case is written.
     new = object()
     for write in (
         lambda: cr.event_to_proto(LoggedEvent(sequence=1, time=1.0, event=new)),

@@ -1,4 +1,4 @@
-"""The coordinator's side towards devices, on a virtual clock: who is given what, and what no accident can break."""
+"""The coordinator's calls for devices, on a virtual clock: assignments, downloads, and robustness to failures."""
 
 import asyncio
 import random
@@ -29,12 +29,12 @@ CAN = m.Capabilities(codecs=("fixed32",), runtimes=("synthetic 1",), graph_forma
 
 
 async def ask(coordinator: Coordinator, device: str, wait_s: float = 0.1) -> m.CheckInAnswer:
-    """One check-in."""
+    """Check in once."""
     return await coordinator.check_in(device, m.CheckIn(protocol=1, capabilities=CAN, wait_s=wait_s))
 
 
 async def assigned(coordinator: Coordinator, device: str) -> m.Assignment:
-    """A check-in that must be answered with work."""
+    """Check in, and return the Assignment that the coordinator must answer with."""
     answer = await ask(coordinator, device)
     assert isinstance(answer, m.Assigned), answer
     return answer.assignment
@@ -111,7 +111,7 @@ def test_a_round_that_waits_because_devices_give_up_reports_why(tmp_path: Path) 
         waits = await reason()
         assert waits.startswith("round 1 waits: 1 device gave up, the last with: 'no\\ndata....")
         assert len(waits) < 300
-        # A device that gave up and tries again is no reason to expect its Update; other devices are.
+        # A device that gave up and tries again does not count towards the quorum; other devices do.
         await assigned(place.coordinator, "x")
         await assigned(place.coordinator, "y")
         assert await reason() == waits
@@ -157,7 +157,7 @@ def test_a_check_in_that_gets_no_work_never_reaches_the_store(tmp_path: Path) ->
         parked = asyncio.create_task(ask(coordinator, "parked", wait_s=30.0))
         await asyncio.sleep(1.0)
         before = num_works
-        # The population's own window: 1,000 devices at 500 check-ins a second.
+        # The retry window of the population: 1,000 devices at 500 check-ins a second.
         assert await ask(coordinator, "turned away") == m.Wait(retry_min_s=0.2, retry_max_s=2.0)
         assert await parked == m.Wait(retry_min_s=0.0, retry_max_s=1.0)
         assert num_works == before
@@ -187,7 +187,7 @@ def test_a_device_gets_no_chunk_but_those_of_its_assignment(tmp_path: Path) -> N
         with pytest.raises(NotFound, match="not one that this assignment needs"):
             async for data in place.coordinator.download("x", wanted):
                 found += data
-        # What comes before it comes; the first from its offset on, the others whole.
+        # The Chunks before the missing one arrive: the first from its offset, the others in full.
         expected = place.state.blobs.read(good.sha256)
         assert found == expected[5:] + expected
         await place.runs.stop()
@@ -251,12 +251,12 @@ def test_a_run_id_is_short_enough_for_its_assignments(tmp_path: Path) -> None:
 
 
 class OddBlobs(FolderBlobs):
-    """Raises what nobody expects, some times."""
+    """Blobs whose first writes raise an unexpected error."""
 
     num_left = 2
 
     def put_pieces(self, pieces: Iterable[bytes]) -> Artifact:
-        """Fails at first."""
+        """Raise an unexpected error for the first calls."""
         if self.num_left:
             self.num_left -= 1
             raise ZeroDivisionError("nobody expects this")
@@ -294,7 +294,7 @@ def test_one_damaged_run_does_not_keep_the_others_from_being_served(tmp_path: Pa
         await start(place.runs, bundle, plan(), "good")
         await asyncio.sleep(1.0)
         await place.runs.stop()
-        # A second Run whose Bundle's manifest is then lost.
+        # A second Run, whose Bundle loses its manifest.
         other = synthetic_bundle(tmp_path / "other", PUBLISHER, {"c": (2,)})
         again = open_place(tmp_path)
         await again.runs.start()
@@ -313,7 +313,7 @@ def test_one_damaged_run_does_not_keep_the_others_from_being_served(tmp_path: Pa
 
 
 async def slow(work: Callable[[], T]) -> T:
-    """A lane on which everything takes a moment before and after."""
+    """Run the work with a short delay before and after it."""
     await asyncio.sleep(0.01)
     found = work()
     await asyncio.sleep(0.01)
@@ -329,7 +329,7 @@ def test_an_operator_who_hangs_up_leaves_no_version_without_its_rounds(tmp_path:
         await asyncio.sleep(1.0)
         driver = place.runs.driver("run")
         await ask(place.coordinator, "x")
-        # Nobody uploads: three Rounds fail, and the Run rests.
+        # No device uploads: three Rounds fail, and the Run rests.
         for _ in range(3):
             await ask(place.coordinator, "x")
             await asyncio.sleep(2.0)
@@ -343,7 +343,7 @@ def test_an_operator_who_hangs_up_leaves_no_version_without_its_rounds(tmp_path:
         await asyncio.gather(call, return_exceptions=True)
         await asyncio.sleep(1.0)
         newest = (await place.runs.info("run")).version
-        # Either nothing of it happened, or all of it: the Version and the Round from it.
+        # Either no effect is recorded, or both are: the Version and the Round that starts from it.
         assert (newest, driver.intake.num_places > 0) in ((0, False), (1, True))
         assert (await place.runs.publish_version(version, 1)).version == 1
         await asyncio.sleep(1.0)

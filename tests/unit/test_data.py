@@ -1,4 +1,4 @@
-"""Examples, the files they come from, and the laws of batches, held-out parts and partitions."""
+"""Examples, their files, and the laws of batches, held-out parts and partitions."""
 
 import io
 import tracemalloc
@@ -22,7 +22,7 @@ label_lists = st.lists(st.integers(0, 6), min_size=1, max_size=80).map(lambda y:
 
 
 def numbered(num: int, labels: np.ndarray | None = None) -> Examples:
-    """Examples whose input is their own number."""
+    """Return examples whose input is their own index."""
     x = np.arange(num, dtype=np.float32)[:, None]
     return Examples(inputs={"x": x}, y=np.zeros(num, np.int32) if labels is None else labels)
 
@@ -115,7 +115,7 @@ def test_a_small_alpha_gives_parts_of_few_labels_and_a_large_one_parts_alike(see
         parts = dirichlet_partition(labels, 10, alpha, np.random.default_rng(seed))
         return np.array([np.bincount(labels[part], minlength=10).max() / len(part) for part in parts])
 
-    # Parts that draw the same label run out of it, so even at 0.01 a part seldom has one label alone.
+    # Parts that draw the same label exhaust it, so even at 0.01 a part seldom has a single label.
     assert largest_shares(0.01).mean() > largest_shares(1000.0).mean() + 0.1
     assert largest_shares(1000.0).mean() < 0.25
 
@@ -305,7 +305,7 @@ def test_examples_are_checked_without_a_copy_of_the_data(kind: type[np.generic])
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    # One slice of float32 and its flags; a copy of the data as float32 would be 4 MiB.
+    # One slice of float32 and its flags. A copy of the data as float32 would need 4 MiB.
     assert peak < 1 << 19
 
 

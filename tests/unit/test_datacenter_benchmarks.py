@@ -1,4 +1,4 @@
-"""The datacenter's benchmarks run: on the CPU where that is asked for, and with a sentence where they cannot."""
+"""The datacenter's benchmarks: they run on a CPU on request, and print one sentence if they cannot run."""
 
 import json
 import subprocess
@@ -15,7 +15,7 @@ FOLDER = Path(__file__).parents[2] / "benchmarks"
 
 @pytest.fixture(autouse=True)
 def beside_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a script finds the modules that lie beside it."""
+    """Add the benchmarks' folder to the import path, as for a script in it."""
     monkeypatch.syspath_prepend(str(FOLDER))
 
 
@@ -42,7 +42,7 @@ def test_the_gpu_benchmark_runs_on_a_cpu_that_is_asked_for(tmp_path: Path) -> No
         assert row["mfu"] > 0
         assert row["peak_memory_bytes"] > 0
         assert row["last_loss"] < row["first_loss"]
-    # The same model, data and optimizer: bfloat16 rounds both alike.
+    # The model, the data and the optimizer are the same, and bfloat16 rounds both alike.
     assert fanin["last_loss"] == pytest.approx(plain["last_loss"], rel=1e-3)
 
 
@@ -65,14 +65,14 @@ def test_the_law_of_the_bubble_is_fitted() -> None:
     assert exact["fixed_seconds"] == pytest.approx(0.01)
     assert exact["seconds_per_slot"] == pytest.approx(0.03)
     assert exact["kept"]
-    # No line: each doubling of m takes four times as long.
+    # This is not a line: each doubling of m takes four times as long.
     assert not fitted({number: [number**2 * 0.01] for number in (2, 4, 8, 16)})["kept"]
 
 
 @pytest.mark.nightly
 def test_the_bubble_is_measured(tmp_path: Path) -> None:
     path = tmp_path / "found.json"
-    # Whether the gate is kept depends on the machine; that there is a law for each number does not.
+    # The result of the gate depends on the machine. The fitted law for each number does not.
     assert load("datacenter").main(["--bubble", "--repeats", "1", "--json", str(path)]) in (0, 1)
     report = json.loads(path.read_text())
     assert list(report["seconds_per_step"]) == ["2", "4", "6", "8", "12", "16"]

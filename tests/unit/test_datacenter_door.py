@@ -1,4 +1,4 @@
-"""The front door of the datacenter: few names, documented, and no torch before one of them is used."""
+"""The public names of the datacenter package: few, documented, and torch is imported only on first use."""
 
 import inspect
 import subprocess
@@ -27,5 +27,5 @@ def test_every_name_of_the_door_is_documented() -> None:
     for name in datacenter.__all__:
         each = getattr(datacenter, name)
         assert each.__name__ == name
-        # A dataclass without a docstring has one that is only its signature.
+        # Python gives a dataclass without a docstring its signature as docstring.
         assert not inspect.getdoc(each).startswith(f"{name}("), f"{name} has no docstring"

@@ -1,4 +1,4 @@
-"""Public data: where its files come from, what is refused, and the laws of the split by speaker."""
+"""Public data sets: the sources of their files, refused files, and the laws of the split by speaker."""
 
 import gzip
 import hashlib
@@ -46,7 +46,7 @@ ADVICE = (
 
 
 def mirror(url: str, max_bytes: int) -> bytes:
-    """A mirror that has both files, of which no more is read than the limit and a byte."""
+    """Serve both files, at most one byte more than the limit."""
     return (PACKED if url.endswith(".gz") else CONTENT)[: max_bytes + 1]
 
 
@@ -55,7 +55,7 @@ def places(folder: Path, fetch: Callable[[str, int], bytes] = unreachable, data:
 
 
 def put(folder: Path, name: str = "small") -> Path:
-    """Both files, as a user or a package would put them."""
+    """Write both files where a user or a package would put them."""
     (folder / name).mkdir(parents=True)
     (folder / name / "a.gz").write_bytes(PACKED)
     (folder / name / "b.txt").write_bytes(CONTENT)

@@ -11,12 +11,12 @@ from fanin.server.access.delay_budget import DelayBudget
 def test_what_is_woken_between_two_reads_ends_the_next_at_once() -> None:
     async def main() -> float:
         budget = DelayBudget(60.0)
-        # While it waits for a permit, say: nobody is reading.
+        # No read is in progress, as while the transfer waits for a permit.
         budget.wake()
         with pytest.raises(TimeoutError):
             async with budget.reading():
                 await asyncio.sleep(10.0)
-        # Only that one: it may count again.
+        # Only that read is cancelled: the next one may wait.
         async with budget.reading():
             await asyncio.sleep(1.0)
         return asyncio.get_running_loop().time()

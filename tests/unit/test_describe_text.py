@@ -1,4 +1,4 @@
-"""The text of ``fanin describe`` for the Plan of a Run."""
+"""The output of ``fanin describe`` for the Plan of a Run."""
 
 from dataclasses import replace
 

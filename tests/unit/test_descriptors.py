@@ -1,4 +1,4 @@
-"""How the descriptors of a process are shared: connections never use those of files, and few mean lower limits."""
+"""File descriptors of a process: connections never use those of files, and few descriptors mean lower limits."""
 
 import resource
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ def test_files_and_connections_fit_together(descriptors: int, max_parked: int, m
     limits = Limits(max_parked=max_parked, max_uploads=max_uploads)
     lowered, connections = share_descriptors(descriptors, limits)
     assert OTHER_FILES + lowered.max_uploads + connections.max_connections <= descriptors
-    # Devices that wait leave connections to those that upload, and to operators.
+    # Waiting devices leave connections for devices that upload, and for operators.
     assert 1 <= lowered.max_parked < connections.max_connections
     assert 1 <= lowered.max_uploads <= max_uploads
     assert lowered.max_parked <= max_parked
@@ -48,7 +48,7 @@ def test_too_few_descriptors_are_refused_with_the_number_and_what_to_do() -> Non
 
 @pytest.fixture
 def hard() -> Iterator[int]:
-    """The hard limit of this process, whose soft one is 300 meanwhile."""
+    """The hard limit of this process; its soft limit is 300 during the test."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (300, hard))
     yield hard
@@ -65,7 +65,7 @@ def test_the_soft_limit_is_raised_to_what_is_enough_or_to_the_hard_one(hard: int
 def test_grpc_is_told_every_limit() -> None:
     options = dict(Connections(max_connections=5, max_queued_calls=6, handshake_s=0.5).options())
     assert options["grpc.max_allowed_incoming_connections"] == 5
-    # Without them gRPC cancels a random part of the calls that wait beyond 1,000.
+    # Without these limits gRPC cancels a random part of the calls once more than 1,000 wait.
     assert options["grpc.server.max_pending_requests"] == 6
     assert options["grpc.server.max_pending_requests_hard_limit"] == 6
     assert options["grpc.server_handshake_timeout_ms"] == 500

@@ -1,4 +1,4 @@
-"""A device compares its data with the model of a Bundle before the first step, and says how to convert it."""
+"""A device compares its data with the Bundle's model before the first step. The error shows how to convert them."""
 
 import re
 

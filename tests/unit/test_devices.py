@@ -1,4 +1,4 @@
-"""Enrolling many devices at once: all or none, and harmless for those that are known."""
+"""Enrolling many devices at once: all or none, and known devices do not change."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ DEVICES = [EnrolledDevice(public_key=f"{number:064x}") for number in range(5)]
 
 @pytest.fixture
 def store(tmp_path: Path) -> SqliteDevices:
-    """An empty one."""
+    """An empty store."""
     return SqliteDevices(open_engine(tmp_path / "fanin.db", Durability.PROCESS))
 
 

@@ -1,4 +1,4 @@
-"""The embedded digits: the very bytes, and the laws of their split."""
+"""The embedded digits: their exact bytes, and the laws of their split."""
 
 import hashlib
 
@@ -16,7 +16,7 @@ Y_SHA256 = "3a0e68456f9a3c609b399717dd9ca55bb9153be1bccf72e38e3319cb740c75cd"
 
 
 def rows(*parts: Examples) -> list[bytes]:
-    """Each example's bytes, sorted."""
+    """Return the bytes of each example, sorted."""
     return sorted(x.tobytes() + y.tobytes() for part in parts for x, y in zip(part.inputs["x"], part.y, strict=True))
 
 
@@ -36,7 +36,7 @@ def test_the_digits_are_the_known_ones() -> None:
 def test_a_split_is_everything_once(num_devices: int, alpha: float, seed: int) -> None:
     split = split_digits(num_devices, alpha, seed)
     assert (len(split.public), len(split.test), len(split.devices)) == (100, 540, num_devices)
-    # No two digits are alike to the byte, so equal rows are equal examples.
+    # No two digits have the same bytes, so equal rows are equal examples.
     assert len(set(rows(load_digits()))) == 1797
     assert rows(split.public, split.test, *split.devices) == rows(load_digits())
     sizes = {len(part) for part in split.devices}

@@ -1,4 +1,4 @@
-"""Random operators of torch over given values, and the draws that an export refuses."""
+"""Random operators of torch with recorded values, and the random draws that an export refuses."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -65,7 +65,7 @@ def test_draws_are_those_of_an_earlier_pass() -> None:
 
 
 class Drawing(nn.Module):
-    """Adds what ``draw`` returns to the input, in training."""
+    """Adds the result of ``draw`` to the input in training mode."""
 
     def __init__(self, draw: Callable[[Tensor], Tensor]) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Opening the database: what is none, what a newer fanin wrote, and what a killed process left."""
+"""Opening the database: files that are no database, newer formats, and the remains of a killed process."""
 
 import os
 import sqlite3
@@ -79,7 +79,7 @@ def test_a_database_that_can_be_read_only_is_not_called_damaged(tmp_path: Path) 
     opened = open_engine(path, Durability.PROCESS)
     with opened.connect() as connection:
         connection.execute(text("PRAGMA query_only = ON"))
-    # As if the file's owner had changed while the coordinator serves: the driver tries again later.
+    # As if the file's owner had changed while the coordinator serves. The driver tries again later.
     with raises(Unavailable, f"{path}: cannot be opened or written now (attempt to write a readonly database)"):
         SqliteDevices(opened).add_token("sha", Role.DEVICE, 1.0)
     with opened.connect() as connection:
@@ -89,7 +89,7 @@ def test_a_database_that_can_be_read_only_is_not_called_damaged(tmp_path: Path) 
 
 
 def test_a_transaction_that_writes_keeps_others_out_before_it_reads(tmp_path: Path) -> None:
-    """SQLite fails a transaction that read first if another connection has written before it writes."""
+    """SQLite fails a transaction that reads first if another connection writes before it does."""
     first, second = (open_engine(tmp_path / "fanin.db", Durability.PROCESS) for _ in range(2))
     insert = "INSERT INTO bundles (bundle_sha256, bundle_proto) VALUES ('first', '')"
     other = Thread(target=SqliteDevices(second).add_token, args=("sha", Role.DEVICE, 1.0))
@@ -111,10 +111,10 @@ def test_a_disk_that_fails_is_not_called_full(tmp_path: Path) -> None:
     descriptors = [int(name) for name, target in links.items() if target in (str(path), f"{path}-wal")]
     folder = os.open(tmp_path, os.O_RDONLY)
     for descriptor in descriptors:
-        # Reads of a folder's descriptor fail, as those of a broken disk do.
+        # Reads from a folder's descriptor fail, as they do on a broken disk.
         os.dup2(folder, descriptor)
     os.close(folder)
-    # What another connection writes has to be read.
+    # A write by another connection forces SQLite to read the file again.
     with closing(sqlite3.connect(path)) as other:
         other.execute("PRAGMA user_version = 1")
     with raises(OSError, f"[Errno 5] {path}: the disk failed (disk I/O error, SQLITE_IOERR_READ)"):
@@ -125,7 +125,7 @@ def test_a_damaged_page_is_found_when_the_database_is_opened(tmp_path: Path) -> 
     path = tmp_path / "fanin.db"
     open_engine(path, Durability.PROCESS).dispose()
     data = bytearray(path.read_bytes())
-    # The second page is a table or an index; its first byte is its kind.
+    # The second page is a table or an index. Its first byte is the page type.
     page = int.from_bytes(data[16:18], "big")
     data[page] ^= 0xFF
     path.write_bytes(data)

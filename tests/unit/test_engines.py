@@ -1,4 +1,4 @@
-"""The engine ``vmap`` of a simulation: the clients of a Round together in torch, with the results of the graph."""
+"""The simulation engine ``vmap``: it trains a Round's clients together in torch, with the results of the graph."""
 
 import gc
 import itertools
@@ -66,7 +66,7 @@ def model(name: str = "cnn") -> OpenedModel:
 
 
 class CountingStep(VectorStep):
-    """Notes how many clients each step has."""
+    """A step that records the number of its clients."""
 
     def __init__(self, app: App) -> None:
         super().__init__(app)
@@ -86,7 +86,7 @@ def step() -> CountingStep:
 
 def changes_of(trainings: Trainings, name: str) -> list[Change]:
     pending = [trainings.begin(client, model(name), assignment(client)) for client in range(len(SIZES))]
-    # Devices come back in another order than they left.
+    # The trainings are collected in another order than they began.
     return [each() for each in reversed(pending)][::-1]
 
 
@@ -170,7 +170,7 @@ def test_the_extra_inputs_reach_each_client(recipe: Recipe) -> None:
 
     plain = after(parameters, 0.0, [None, None])
     if recipe.proximal:
-        # The pull is added before the gradient is clipped, so only its direction is known.
+        # The proximal pull is added before the gradient is clipped, so only its direction is known.
         moved = after(parameters - 1.0, 1e6, [None, None])
         assert np.array_equal(moved[0], moved[1])
         assert (moved[0] < parameters).mean() > 0.99
@@ -180,7 +180,7 @@ def test_the_extra_inputs_reach_each_client(recipe: Recipe) -> None:
 
 
 class Listed(nn.Module):
-    """Uses an operator that torch cannot vectorize."""
+    """A module with an operator that torch cannot vectorize."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -200,7 +200,7 @@ def test_auto_says_why_it_takes_the_graph_and_vmap_refuses() -> None:
     chosen = choose(SimulationSettings(engine="auto"), app, bundle, runtime, LONG)
     assert chosen.engine == "graph"
     assert chosen.reason.startswith("engine graph, because vmap is not possible: App mlp: the train step cannot be ")
-    # And what the fallback costs.
+    # The reason also states the cost of the fallback.
     assert re.search(r"; all rounds train in about [\d.e+]+ s by graph$", chosen.reason)
 
 
@@ -214,7 +214,7 @@ def test_auto_takes_one_of_both_and_shows_what_it_measured() -> None:
 def test_auto_traces_no_module_for_a_short_simulation() -> None:
     short = replace(LONG, num_epochs=1, batches=(1,) * 10)
     began_s = time.perf_counter()
-    # Not even one that vmap cannot take.
+    # Not even a module that vmap cannot run is traced.
     app: App = replace(app_of("mlp"), module=Listed())
     chosen = choose(SimulationSettings(engine="auto"), app, bundle_of("mlp"), open_runtime("onnx"), short)
     assert chosen.engine == "graph" and chosen.reason.startswith("engine graph: graph trains all rounds in ")
@@ -230,7 +230,7 @@ def test_the_workload_of_a_plan_has_the_epochs_of_its_schedule_and_the_clients_t
         plan, cohort=replace(plan.cohort, buffer=2, quorum=1), aggregation=replace(plan.aggregation, max_staleness=4)
     )
     assert Workload.of(buffered, [20, 8, 9, 3], batch_size=8).together == 2
-    # Its Rounds are not counted one by one.
+    # The Rounds of an endless Plan are not counted one by one.
     endless = replace(plan, stop=replace(plan.stop, max_rounds=MAX_TIMES))
     assert Workload.of(endless, [8], batch_size=8).num_epochs == 2 * 2 + 5 * (MAX_TIMES - 2)
     short = replace(plan, stop=replace(plan.stop, max_rounds=2))
@@ -240,7 +240,7 @@ def test_the_workload_of_a_plan_has_the_epochs_of_its_schedule_and_the_clients_t
 def test_the_seconds_of_both_engines_follow_from_a_step() -> None:
     workload = Workload(num_epochs=10, together=4, batches=(1, 5, 2, 2))
     assert workload.graph_seconds(0.5) == 10 * (1 + 2 + 2 + 5) * 0.5
-    # A step costs 3 s and 1 s for each client: five steps together, and ten of a client.
+    # A step costs 3 s, and 1 s for each client. There are five joint steps and ten client steps.
     assert workload.vmap_seconds({1: 4.0, 4: 7.0}, 64) == pytest.approx(10 * (5 * 3 + 10 * 1))
     # In two groups, 1 with 2 and 2 with 5: seven steps.
     assert workload.vmap_seconds({1: 4.0, 2: 5.0}, 2) == pytest.approx(10 * ((2 + 5) * 3 + 10 * 1))
@@ -252,7 +252,7 @@ def test_a_rare_large_client_counts_in_the_rounds_that_it_is_in() -> None:
     even, uneven = (Workload(num_epochs=10, together=4, batches=(*(1,) * 39, last)) for last in (1, 1001))
     assert even.graph_seconds(0.5) == pytest.approx(10 * 4 * 0.5)
     assert uneven.graph_seconds(0.5) == pytest.approx(10 * 4 * 26 * 0.5)
-    # In each tenth Round, 1000 steps of this client alone.
+    # Every tenth Round has 1000 steps of this client alone.
     assert even.vmap_seconds({1: 1.0, 4: 1.0}, 64) == pytest.approx(10)
     assert uneven.vmap_seconds({1: 1.0, 4: 1.0}, 64) == pytest.approx(10 * (1 + 1000 * 0.1))
 

@@ -1,4 +1,4 @@
-"""The error tree: each class has its row, and what a peer may read of it."""
+"""The error tree: each class has a row in the table, which determines the text that a peer may read."""
 
 import grpc
 import pytest
@@ -9,7 +9,7 @@ SECRET = "/var/lib/fanin: disk 3 broke"
 
 
 def classes(kind: type[e.FaninError]) -> set[type[e.FaninError]]:
-    """The class and all below it, of our tree."""
+    """Return the class and all its subclasses in fanin's error tree."""
     found = {kind} if kind.__module__ == e.__name__ else set()
     return found.union(*(classes(below) for below in kind.__subclasses__()))
 

@@ -1,4 +1,4 @@
-"""What devices tell of a Version, folded: the same that one would say who had all their examples."""
+"""Evaluations of a Version: the fold of the devices' reports equals one evaluation over all their examples."""
 
 from collections import Counter
 

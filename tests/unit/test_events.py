@@ -1,4 +1,4 @@
-"""The events of a Run: read page by page, each small enough for one message, beside a record that is complete."""
+"""The events of a Run: read page by page, each small enough for one message. The record is complete."""
 
 import json
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""``edge.export``: what becomes a Bundle, what is in it, and what is refused with which words."""
+"""``edge.export``: the content of the exported Bundle, and the error message for each refused App."""
 
 import warnings
 from dataclasses import replace
@@ -23,12 +23,12 @@ from fanin.edge.signatures import Port
 from fanin.protos.errors import InvalidInput, UnsupportedModel
 
 SMALL_GAP = 0.15
-"""Of logits of size 1, before and after rounding to 8 bits in every layer. Int8 kernels differ between processors: the
-largest difference seen is 0.105, on one without VNNI."""
+"""Limit for logits of size 1, before and after rounding to 8 bits in every layer. Int8 kernels differ between
+processors. The largest measured difference is 0.105, on a processor without VNNI."""
 
 
 class Mixed(nn.Module):
-    """Layers that the two small models have not: attention on sequences, pools, transposed and frozen parts."""
+    """Layers that the two small models lack: attention on sequences, pools, transposed and frozen layers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ def test_a_model_of_many_layers_becomes_a_verified_bundle(mixed: App) -> None:
     assert "stem.weight" not in names
     slots = bundle.manifest.slots["onnx"]
     covered = {slot.parameter for slot in slots}
-    # A frozen bias beside a weight that moves is a constant of the manifest, and so are the scales of a frozen weight.
+    # A frozen bias of a trained weight is a constant of the manifest, and so are the scales of a frozen weight.
     assert covered == set(names) - {"unused"} | {"head.bias"}
     assert set(bundle.manifest.derived.constants) == {"head.bias", "stem.weight:scales"}
     kinds = {slot.parameter: slot.kind for slot in slots}
@@ -86,7 +86,7 @@ def test_an_export_is_repeatable_and_changes_nothing_and_its_folder_may_be_text(
     before = {name: value.clone() for name, value in app.module.state_dict().items()}
     made = export(app, str(tmp_path / "deep" / "bundle"), PUBLISHER, ["onnx"]).bundle
     opened = open_folder(tmp_path / "deep" / "bundle", trusted=[PUBLISHER.public])
-    # The same App and key give the same bytes: a Bundle can be built again and compared.
+    # The same App and key give the same bytes, so a Bundle can be rebuilt and compared.
     assert made.sha256 == opened.sha256 == bundle_of("mlp").sha256
     assert app.module.training
     for name, value in app.module.state_dict().items():
@@ -152,7 +152,7 @@ class Refused(nn.Module):
 
 
 class FunctionalDropout(Refused):
-    """Dropout in evaluation mode, too."""
+    """Dropout that is active in evaluation mode too."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits."""
@@ -160,7 +160,7 @@ class FunctionalDropout(Refused):
 
 
 class Branch(Refused):
-    """Looks at a value."""
+    """A branch on a tensor's value."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits."""
@@ -168,7 +168,7 @@ class Branch(Refused):
 
 
 class Counter(Refused):
-    """Keeps count in a buffer."""
+    """Counts its calls in a buffer."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__(layer)
@@ -181,7 +181,7 @@ class Counter(Refused):
 
 
 class Renewer(Refused):
-    """Keeps a mean in a buffer, by another tensor each time."""
+    """Stores a running mean: each call assigns a new tensor to the buffer."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__(layer)
@@ -194,7 +194,7 @@ class Renewer(Refused):
 
 
 def plain(*layers: nn.Module) -> nn.Module:
-    """Layers, then a head."""
+    """Return the layers, followed by a head."""
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(64, NUM_CLASSES))
 
 
@@ -257,7 +257,7 @@ def test_a_loss_must_be_one_number_a_sample() -> None:
 
 
 class Untouched(nn.Linear):
-    """A layer that no export may run."""
+    """A layer that the export must not run."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Fail."""

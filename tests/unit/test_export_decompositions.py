@@ -1,4 +1,4 @@
-"""Our backward forms against torch's own kernels, in float64."""
+"""fanin's backward decompositions, compared with torch's kernels in float64."""
 
 import inspect
 from functools import partial
@@ -36,7 +36,7 @@ def test_a_form_has_the_arguments_of_its_operator(forms: Forms) -> None:
         parameters = [PLAIN_NAMES.get(row.name, row.name) for row in rows if row.kind is not row.KEYWORD_ONLY]
         schema = operator._schema.arguments
         expected = [PLAIN_NAMES.get(argument.name, argument.name) for argument in schema if not argument.kwarg_only]
-        # One form computes the 1-D and the 2-D operator: it may have more arguments than the former.
+        # One form computes the 1-D and the 2-D operator, so it may have more arguments than the 1-D operator.
         assert parameters[: len(expected)] == expected, operator
         named = {row.name for row in rows if row.kind is row.KEYWORD_ONLY}
         assert named >= {argument.name for argument in schema if argument.kwarg_only}, operator
@@ -86,7 +86,7 @@ def test_a_product_takes_the_image_as_a_depthwise_convolution_left_it(
     wanted = torch.relu(aten.convolution(x, kernel, None, *deep))
     torch.testing.assert_close(hidden, wanted, **CLOSE)
     y = forms.forward(hidden, weight, torch.ones(outs), *flat)
-    if images.layout(hidden) is None:  # rows that do not come out even: what is padded would not stay zero
+    if images.layout(hidden) is None:  # rows of uneven length: the padding would not stay zero
         assert y is NotImplemented
         return
     torch.testing.assert_close(y, aten.convolution(wanted, weight, torch.ones(outs).double(), *flat), **CLOSE)
@@ -169,7 +169,7 @@ def test_group_norm_and_its_gradients(groups: int, sizes: tuple[int, int, int], 
 def test_gradient_of_a_max_pool_goes_to_the_first_maximum(
     kernel: tuple[int, int], stride: tuple[int, ...], pad: int, dilation: tuple[int, int], levels: int, ceil_mode: bool
 ) -> None:
-    # Few levels make many ties.
+    # Few distinct values give many ties.
     x = torch.randint(0, levels, (2, 3, 7, 6)).to(torch.float64)
     form = (list(kernel), list(stride), [min(pad, taps // 2) for taps in kernel], list(dilation), ceil_mode)
     y, indices = aten.max_pool2d_with_indices(x, *form)

@@ -1,4 +1,4 @@
-"""``edge.export`` at its edges: single channels, frozen products, complex functions, and what is no App at all."""
+"""Edge cases of ``edge.export``: single channels, frozen products, complex functions, and objects that are no App."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -30,7 +30,7 @@ def test_a_layer_with_a_single_channel_is_quantized_but_for_its_bias() -> None:
 
 
 def test_a_frozen_product_is_not_rounded_on_the_way() -> None:
-    """onnxruntime's default computes a product with an int8 weight from activations rounded to 8 bits."""
+    """By default, onnxruntime rounds activations to 8 bits before a product with an int8 weight."""
     module = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, NUM_CLASSES))
     bundle = exported(replace(app_of("mlp"), module=module, recipe=Recipe(trains="bias")))
     (batch, *_) = batches(BATCH_SIZE, seed=1)
@@ -88,7 +88,7 @@ class Spectral(nn.Module):
 
 
 class Moved(nn.Module):
-    """A grid of a learned affine map."""
+    """A sampling grid of a learned affine map."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Adaptive max pools and additions by index, against torch's own kernels, in float64."""
+"""Adaptive max pools and additions by index, compared with torch's kernels in float64."""
 
 import math
 from collections.abc import Callable
@@ -66,7 +66,7 @@ def test_values_that_are_put_where_a_mask_is_true(
     indices = [*(None for _ in range(first)), where]
     found = index_put(x, indices, value, accumulate)
     if value.numel() > 1 and value.dim() > 3 - first - num:
-        # Values for each position of the mask have no form.
+        # An assignment of one value for each True position of the mask has no form.
         assert found is NotImplemented
         return
     expected = x.clone()

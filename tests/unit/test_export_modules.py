@@ -18,7 +18,7 @@ from fanin.edge.runtimes.available import open_runtime
 
 
 class Shared(nn.Module):
-    """Layers that stand in two places, a weight of two layers, a norm and a layer that nothing uses."""
+    """Layers under two names, a weight of two layers, a norm, and an unused layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class Shared(nn.Module):
 
 
 class Operators(nn.Module):
-    """Parameters that are called as operators are."""
+    """Parameters with the names of operators."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class Operators(nn.Module):
     ("make", "recipe"),
     [
         (Shared, Recipe(optimizer=Sgd(weight_decay=0.1))),
-        # In CI, test_recipes trains adapters in a graph, and the case before this one has shared layers.
+        # In CI, test_recipes trains adapters in a graph, and the previous case has shared layers.
         pytest.param(Shared, Recipe(trains=Adapters(rank=2), quantization_aware=True), marks=pytest.mark.nightly),
         (Operators, Recipe(optimizer=Adam(weight_decay=0.1, decoupled=True))),
     ],
@@ -95,7 +95,7 @@ def test_a_module_is_traced_as_it_was_for_the_next_format() -> None:
 
 
 class Recurrent(nn.Module):
-    """Attention over what an LSTM returns."""
+    """Attention over the output of an LSTM."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The ONNX writer says nothing of the libraries below it."""
+"""The ONNX writer hides the log messages of the libraries that it uses."""
 
 import logging
 
@@ -11,7 +11,7 @@ from fanin.edge.export.tracing.traced import Traced
 
 
 class Positions(nn.Module):
-    """Looks constants up in a longer table, as BERT does for the types of its tokens."""
+    """Looks up constants in a longer table, as BERT does for its token types."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -19,7 +19,7 @@ class Positions(nn.Module):
         self.register_buffer("index", torch.arange(32)[None])
 
     def forward(self, x: Tensor) -> Tensor:
-        """x (B, 32) plus the constants."""
+        """Return x (B, 32) plus the constants."""
         return x + torch.gather(self.table, 1, self.index)
 
 

@@ -1,4 +1,4 @@
-"""Padding with an image's own places, as slices: torch's own, and its gradient."""
+"""Padding with an image's own values, written as slices: the result and the gradient equal torch's."""
 
 import pytest
 import torch

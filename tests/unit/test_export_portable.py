@@ -1,4 +1,4 @@
-"""Our portable forms against torch's own kernels, in float64."""
+"""fanin's portable decompositions, compared with torch's kernels in float64."""
 
 import pytest
 import torch
@@ -92,7 +92,7 @@ def test_gradient_of_a_max_pool_goes_to_the_first_maximum(
     ceil_mode: bool,
     levels: int,
 ) -> None:
-    # Few levels make many ties.
+    # Few distinct values give many ties.
     x = torch.randint(0, levels, (2, 3, 7, 6)).to(torch.float64)
     form = (list(kernel), list(stride), [min(pad, taps // 2) for taps in kernel], list(dilation), ceil_mode)
     y, indices = aten.max_pool2d_with_indices(x, *form)
@@ -146,7 +146,7 @@ def test_a_loss_of_the_right_class_and_its_gradient(
     shape: tuple[int, ...], weighted: bool, reduction: int, ignored: int
 ) -> None:
     scores = torch.randn(shape, dtype=torch.float64)
-    # The ignored class is not the only one that occurs.
+    # At least one label is not the ignored class.
     labels = torch.arange(scores.numel() // 4).reshape(*shape[:1], *shape[2:]) % 4 if shape[1:] else torch.tensor(2)
     assume(shape[1:] or ignored != 2)
     weight = torch.rand(4, dtype=torch.float64) if weighted else None

@@ -1,4 +1,4 @@
-"""Forms of transformers' operators and of attention against torch's own kernels, in float64."""
+"""Decompositions of attention and other transformer operators, compared with torch's kernels in float64."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ SIZES = st.lists(st.integers(1, 4), min_size=1, max_size=3)
 
 
 def randoms(seed: int, *shapes: list[int]) -> list[Tensor]:
-    """A tensor of each shape."""
+    """Return a random tensor of each shape."""
     generator = torch.Generator().manual_seed(seed)
     return [3.0 * torch.randn(shape, dtype=torch.float64, generator=generator) for shape in shapes]
 
@@ -87,7 +87,7 @@ def test_the_gradient_of_an_embedding(tokens: list[int], padding: int, by_freque
 
 
 def attended(query: Tensor, key: Tensor, value: Tensor, **options: object) -> list[Tensor]:
-    """What attention gives, and the gradients of some function of that towards what it was given."""
+    """Return the attention's output, and the gradients of a weighted sum of it for query, key and value."""
     leaves = [part.clone().requires_grad_() for part in (query, key, value)]
     found = scaled_dot_product_attention(*leaves, **options)
     weights = torch.linspace(-1.0, 1.0, found.numel(), dtype=found.dtype).reshape(found.shape)
@@ -132,7 +132,7 @@ def test_one_key_for_all_heads() -> None:
 
 
 class Counted(TorchFunctionMode):
-    """Counts the calls of torch's attention that come this far."""
+    """Counts the calls that reach torch's attention."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -159,5 +159,5 @@ def test_attention_with_a_mask_or_chance_is_left_to_torch(options: dict[str, obj
     with Counted() as counted, PlainAttention():
         found = scaled_dot_product_attention(query, key, value, **options)
     assert counted.num == num
-    # A row that may look nowhere is 0 in torch's own form.
+    # A fully masked row is 0 in torch's decomposition.
     assert torch.isfinite(found).all()

@@ -21,7 +21,7 @@ TABLE = torch.arange(4096, dtype=torch.float32).reshape(64, 64) / 4096
 
 
 class Scaled(torch.nn.Module):
-    """Two inputs in, two outputs out, and a constant."""
+    """A module with two inputs, two outputs and a constant."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,14 +32,14 @@ class Scaled(torch.nn.Module):
 
 
 def traced(module: torch.nn.Module, examples: tuple[Tensor, ...], outputs: list[str]) -> Traced:
-    """A module's graph; its inputs are named as parameters are."""
+    """Return the module's graph; its inputs are named like parameters."""
     inputs = [f"body.{index}.weight" for index in range(len(examples))]
     return Traced(program=torch.export.export(module, examples), examples=examples, inputs=inputs, outputs=outputs)
 
 
 @pytest.fixture(scope="module")
 def two_signatures() -> bytes:
-    """A file with the same module twice."""
+    """A file with the same module in two Signatures."""
     examples = (torch.ones(64, 64), torch.arange(3, dtype=torch.float32))
     found = traced(Scaled(), examples, ["next.body.0.weight", "loss"])
     return to_tflite({"train": found, "evaluate": found}, "App small")
@@ -58,7 +58,7 @@ def test_ports_have_their_own_names(two_signatures: bytes) -> None:
 
 
 def test_a_shared_constant_is_stored_once_and_nothing_else_is(two_signatures: bytes) -> None:
-    # A matrix product holds its constant turned.
+    # A matrix product stores its constant transposed.
     assert two_signatures.count(TABLE.numpy().T.tobytes()) == 1
     assert len(two_signatures) < 2 * TABLE.nbytes + 4096
     for word in (b"table", b"MLIR", b"runtime_version", b".py"):
@@ -72,7 +72,7 @@ def test_the_same_graphs_give_the_same_bytes(two_signatures: bytes) -> None:
 
 
 def divided(data: bytes, signature: str) -> bytes:
-    """The slow twin of ``only``: a copy of the whole model, changed in place."""
+    """The slow reference for ``only``: it unpacks the model and changes the copy."""
     model = schema.ModelT.InitFromPackedBuf(data)
     (ports,) = (row for row in model.signatureDefs if row.signatureKey.decode() == signature)
     model.subgraphs, model.signatureDefs = [model.subgraphs[ports.subgraphIndex]], [ports]
@@ -89,7 +89,7 @@ def test_one_signature_of_a_model_is_a_file_and_leaves_the_model(two_signatures:
 
 
 class Sorted(torch.nn.Module):
-    """Needs an operator that the old runtime lacks."""
+    """A module with an operator that the old runtime lacks."""
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.zeros(8).scatter_reduce(0, x.long(), x, "sum")
@@ -101,7 +101,7 @@ def test_an_operator_that_a_runtime_lacks_is_named() -> None:
 
 
 class Spectrum(torch.nn.Module):
-    """Needs what the converter does not know."""
+    """A module with an operator that the converter does not know."""
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.linalg.eigvalsh(x)

@@ -1,4 +1,4 @@
-"""The int8 ``infer`` graph of a TFLite file: what of it is int8, and that its slots make it any Version's."""
+"""The int8 ``infer`` graph of a TFLite file: its int8 operators, and slots that accept any Version."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -34,11 +34,11 @@ from fanin.edge.tensors import Float32s
 from fanin.protos.errors import UnsupportedModel
 
 GAP = 0.006
-"""Mean difference of int8 and float logits, of their range: about one step of 256."""
+"""Mean difference of int8 and float logits as a share of their range: about one step of 256."""
 
 
 class Plain(nn.Module):
-    """A CNN of what is int8 throughout: every kind of kernel, SAME and other padding, a residual, both pools."""
+    """A CNN that is int8 throughout: every kind of kernel, SAME and other padding, a residual, both pools."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class Plain(nn.Module):
 
 
 class Odd(nn.Module):
-    """Layers that share parameters, that use an input twice, and whose sum is nothing."""
+    """Layers that share parameters, that use an input twice, and whose sum is zero."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ class Odd(nn.Module):
 
 
 class Shaped(nn.Module):
-    """What TFLite has another form of, or none: transposed convolutions, and windows that differ or have gaps."""
+    """Operators that TFLite has in another form or not at all: transposed convolutions, uneven or dilated windows."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -114,13 +114,13 @@ def decoder() -> nn.Module:
 
 
 def images() -> Tensor:
-    """Random ones."""
+    """Return random images."""
     return torch.randn(24, 3, 8, 8)
 
 
 @dataclass(frozen=True)
 class Case:
-    """A module, what it is given, and how it learns."""
+    """A module, its inputs and its Recipe."""
 
     module: Callable[[], nn.Module]
     inputs: Callable[[], Tensor]
@@ -142,7 +142,7 @@ CASES = MappingProxyType(
 
 @dataclass(frozen=True)
 class Made:
-    """A case's float file, and its int8 file as it is exported."""
+    """A case's float file and its exported int8 file."""
 
     prepared: Prepared
     infer: Infer
@@ -157,7 +157,7 @@ class Made:
 
     @property
     def later(self) -> dict[str, Float32s]:
-        """Another Version, with channels that have pruned away but for their biases."""
+        """Another Version, in which some channels have zero weights but keep their biases."""
         rng = np.random.default_rng(5)
         moved = {
             name: (value + np.float32(0.1) * rng.standard_normal(value.shape)).astype(np.float32)
@@ -171,26 +171,26 @@ class Made:
         return moved
 
     def fresh(self, parameters: Mapping[str, Float32s]) -> Int8File:
-        """Built anew with these parameters, and Version 0's ranges."""
+        """Build a new file from these parameters and the ranges of Version 0."""
         ranges = infer_ranges(self.data, self.infer, {"x": self.calibration})
         values = with_derived(parameters, self.infer.derived)
         return build_infer(self.data, self.infer, values, ranges, self.prepared.kept_float)
 
     def filled(self, parameters: Mapping[str, Float32s]) -> bytes:
-        """The exported file filled with these parameters."""
+        """Return the exported file, filled with these parameters."""
         table, slots = self.prepared.table, self.empty.slots
         values = fill_slots(slots, table, table.flatten(parameters), self.infer.derived)
         return fill_offsets(self.empty.data, slots, values, "graph")
 
     def expected(self, parameters: Mapping[str, Float32s]) -> Float32s:
-        """What torch says."""
+        """Return torch's logits for these parameters."""
         tensors = {name: torch.from_numpy(value.copy()) for name, value in parameters.items()}
         with torch.no_grad():
             x = torch.from_numpy(self.calibration)
             return torch.func.functional_call(self.prepared.eager.eval(), tensors, (x,)).numpy()
 
     def rows(self) -> Iterator[tuple[str, list[bool]]]:
-        """Each operator, and for each of its operands and results whether it is float."""
+        """Yield each operator, with a flag for each operand and result: True if it is float."""
         graph = FlatGraph(schema.ModelT.InitFromPackedBuf(self.empty.data), INFER)
         for row in graph.operators:
             yield graph.kind(row), [graph.is_float(int(index)) for index in (*row.inputs, *row.outputs) if index >= 0]
@@ -198,7 +198,7 @@ class Made:
 
 @cache
 def made(name: str) -> Made:
-    """The case's files."""
+    """Return the files of the case."""
     case = CASES[name]
     torch.manual_seed(2)
     module, x = case.module(), case.inputs()
@@ -217,13 +217,13 @@ def made(name: str) -> Made:
 
 
 def logits_of(data: bytes, runtime: str, x: np.ndarray) -> Float32s:
-    """What the file says to each sample."""
+    """Return the file's logits for each sample."""
     model = runtime_of(runtime).open_model(data, "infer graph", INFER)
     return np.concatenate([model({"x": x[at : at + 1]})["logits"] for at in range(len(x))])
 
 
 CONVERTED = ("plain", "odd", "tokens", "norm", "adapters")
-"""Cases that CI converts; the nightly suite converts all."""
+"""Cases that CI converts. The nightly suite converts all."""
 
 
 @pytest.mark.parametrize("name", nightly_but(CASES, ("plain",)))
@@ -272,18 +272,18 @@ def test_a_plain_network_is_int8_between_one_quantize_and_one_dequantize() -> No
 
 def test_linear_layers_on_sequences_are_int8_and_attention_is_not() -> None:
     products = [(kind, any(floats)) for kind, floats in made("tokens").rows() if "CONV" in kind or "MATMUL" in kind]
-    # Queries, keys and values as one; out; two of the perceptron; the head.
+    # The products: queries, keys and values in one; the output; two of the perceptron; the head.
     assert Counter(products) == {("CONV_2D", False): 5, ("BATCH_MATMUL", True): 2}
 
 
 def test_only_what_moves_is_a_slot() -> None:
     kinds = {name: Counter(slot.kind for slot in made(name).empty.slots) for name in CASES}
     scaled = {SlotKind.WEIGHT: 1, SlotKind.WEIGHT_SCALE: 1, SlotKind.BIAS: 1, SlotKind.BIAS_SCALE: 1}
-    # A bias beside a frozen weight stands on the weight's scales; the one of the norm with no product is float.
+    # A bias of a frozen weight uses the weight's scales. The bias of the norm without a product is float.
     assert kinds["bias"] == {SlotKind.BIAS: 5, SlotKind.BIAS_SCALE: 5, SlotKind.FLOAT: 1}
-    # A BatchNorm is part of the product before it; without one its weight, bias and statistics keep their precision.
+    # A BatchNorm is part of the product before it. Without a product its weight, bias and statistics stay float.
     assert kinds["norm"] == dict.fromkeys(scaled, 5) | {SlotKind.FLOAT: 4}
-    # A kernel without a bias has zeros, whose scales follow it.
+    # A kernel without a bias gets a bias of zeros, with the kernel's scales.
     assert kinds["plain"] == dict.fromkeys(scaled, 7) | {SlotKind.BIAS: 6}
 
 
@@ -324,7 +324,7 @@ def test_a_frozen_bias_is_a_constant_of_the_manifest() -> None:
 
 def test_what_moves_and_is_no_slot_is_refused() -> None:
     found = made("bias")
-    # A frozen weight on scales that are no constant.
+    # A frozen weight whose scales are no constant.
     wrong = replace(found.infer, scales={"second.bias": "norm.bias"})
     with pytest.raises(UnsupportedModel, match="infer graph: the quantized file depends on the values of parameters"):
         quantize_infer(found.data, wrong, {"x": found.calibration}, ())
@@ -335,7 +335,7 @@ def test_a_kernel_of_several_products_is_written_once() -> None:
     weights = Counter(slot.parameter for slot in slots if slot.kind is SlotKind.WEIGHT)
     assert weights["head.weight"] == 1
     assert set(weights.values()) == {1}
-    # Its bias stands on each input's scale.
+    # The bias has one slot for the scale of each input.
     biases = Counter(slot.parameter for slot in slots if slot.kind is SlotKind.BIAS)
     assert (biases["once.bias"], biases["tied.bias"]) == (2, 1)
 

@@ -1,6 +1,6 @@
-"""Errors that no try can mend, and operators who end a Run: every Round has a failure exit, with its reason.
+"""Permanent errors, and operators who end a Run: every Round can fail, and states its reason.
 
-On a virtual clock, with the production coordinator.
+The tests run the production coordinator on a virtual clock.
 """
 
 import asyncio
@@ -58,7 +58,7 @@ async def stop(place: Place, command_id: str = "stop") -> RunInfo:
 
 
 def rebuilt(place: Place, **changes: object) -> Place:
-    """The same folder with some other blobs or another spool."""
+    """Return a coordinator over the same folder, with other blobs or another spool."""
     return place_over(replace(place.state, files=replace(place.state.files, **changes)))
 
 
@@ -73,7 +73,7 @@ def test_a_damaged_update_fails_its_round_and_the_next_one_makes_the_version(tmp
         scene.num_devices = 4
         await scene.restart()
         await scene.until(RoundFailed)
-        # The failure is in the record, so a restart does not resurrect the Round.
+        # The failure is recorded, so a restart does not reopen the Round.
         await scene.restart()
         await finished(scene)
 
@@ -94,7 +94,7 @@ def test_a_closed_set_that_cannot_be_folded_fails_its_round(tmp_path: Path) -> N
         for device in ("a", "b"):
             await send(place, device)
         await place.runs.stop()
-        # As a process leaves it that is killed right after the set was named.
+        # The state after a process is killed right after it closed the set.
         driver = await place.state.stores.take("run")
         await driver.writer.close(1, cohort=wanted.cohort, now_s=2.0)
         payloads(tmp_path)[1].write_bytes(b"cut")
@@ -119,7 +119,7 @@ def test_a_run_whose_newest_version_is_damaged_fails_and_can_be_rolled_back(tmp_
         flip(tmp_path / "state" / "blobs" / newest[:2] / newest)
         await send(place, "a")
         await settle()
-        # The Round cannot be folded, and none can be opened on that Version.
+        # The Round cannot be folded, and no Round can start from that Version.
         info = await place.runs.info("run")
         assert info.state is RunState.FAILED
         assert info.reason == f"version 0 is damaged on the coordinator's disk; {SEE_LOG}"
@@ -137,31 +137,31 @@ def test_a_run_whose_newest_version_is_damaged_fails_and_can_be_rolled_back(tmp_
 
 
 class OddBlobs(FolderBlobs):
-    """Can neither read nor store parameters while it has an ``error``."""
+    """Blobs that raise ``error``, if it is set, on every read and write of parameters."""
 
     error: Exception | None = None
 
     def put_pieces(self, pieces: Iterable[bytes]) -> Artifact:
-        """Raises the error."""
+        """Raise the error."""
         if self.error is not None:
             raise self.error
         return super().put_pieces(pieces)
 
     def pieces(self, what: str, artifact: Artifact) -> Iterator[bytes]:
-        """Raises the error."""
+        """Raise the error."""
         if self.error is not None:
             raise self.error
         return super().pieces(what, artifact)
 
     def read_artifact(self, what: str, artifact: Artifact) -> bytes:
-        """Raises the error, but for manifests."""
+        """Raise the error, except for manifests."""
         if self.error is not None and what != "manifest":
             raise self.error
         return super().read_artifact(what, artifact)
 
 
 async def stuck(folder: Path, error: Exception) -> tuple[Place, OddBlobs]:
-    """A Run whose first Round cannot be folded."""
+    """Start a Run whose first Round cannot be folded."""
     blobs = OddBlobs(folder / "odd", Durability.PROCESS)
     place = open_place(folder, blobs=blobs)
     await start(place.runs, bundle_in(folder), ALONE)
@@ -175,7 +175,7 @@ async def stuck(folder: Path, error: Exception) -> tuple[Place, OddBlobs]:
 def test_a_fold_that_waits_for_space_says_so_and_goes_on(tmp_path: Path) -> None:
     async def main() -> None:
         place, blobs = await stuck(tmp_path, StorageFull(f"{tmp_path}: full"))
-        # Half a day is within the time that an operator is given.
+        # Half a day is less than the time limit of a fold that waits for space.
         await asyncio.sleep(43_200.0)
         reason = f"Fold is tried again: {NO_SPACE}"
         (listed,) = await place.runs.infos()
@@ -241,7 +241,7 @@ def test_an_operator_ends_a_run_whose_fold_is_stuck(tmp_path: Path) -> None:
 def test_a_fold_that_gets_stuck_after_the_run_was_stopped_can_be_ended_too(tmp_path: Path) -> None:
     async def main() -> None:
         place, _ = await stuck(tmp_path, StorageFull("full"))
-        # As if the command had come before the disk was full: then the closed Round goes on.
+        # As if the command had come before the disk was full. Then the closed Round continues.
         await place.state.stores.control.stop(Command(command_id="early", run_id="run", what=Stop()), 5.0)
         assert not place.runs.driver("run").is_idle
         await stop(place, "late")
@@ -273,12 +273,12 @@ def test_a_run_that_cannot_open_its_first_round_fails_with_the_reason(tmp_path: 
 
 
 class FullSpool(FolderSpool):
-    """Has no space while it ``is_full``."""
+    """A spool without space while ``is_full`` is set."""
 
     is_full = False
 
     def commit(self, upload: Upload, device: str) -> None:
-        """Raises StorageFull."""
+        """Raise StorageFull while ``is_full`` is set."""
         if self.is_full:
             raise StorageFull("spool: no space")
         super().commit(upload, device)

@@ -1,4 +1,4 @@
-"""Model families: their record, their lookup, and what a config names."""
+"""Model families: their record, their lookup, and the family that a config names."""
 
 import sys
 from collections.abc import Mapping

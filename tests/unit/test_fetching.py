@@ -1,4 +1,4 @@
-"""Chunks in a row over one call: which calls are made, and what each brings."""
+"""Several Chunks in one call: the calls that the client makes, and the Chunks of each."""
 
 import hashlib
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ PIECE = 4
 
 
 def chunk(number: int, size: int = 10) -> bytes:
-    """Bytes that differ from other Chunks'."""
+    """Return a Chunk whose bytes differ from those of other Chunks."""
     return bytes([number]) * size
 
 
@@ -25,7 +25,7 @@ def ref_of(data: bytes) -> ChunkRef:
 
 
 class Server:
-    """Serves Chunks in pieces of 4 bytes, at most ``num_a_call`` in a call."""
+    """A server that sends Chunks in pieces of 4 bytes, at most ``num_a_call`` Chunks in a call."""
 
     def __init__(self, chunks: list[bytes], num_a_call: int = 1 << 30) -> None:
         self.data = {ref_of(one).sha256: one for one in chunks}
@@ -67,7 +67,7 @@ def test_a_chunk_that_has_begun_goes_on_at_its_offset_in_a_call_of_its_own() -> 
     with Fetching(server.ask, "run.1.device", refs) as fetching:
         assert b"".join(fetching.chunk(refs[0], 0)) == chunks[0]
         assert b"".join(fetching.chunk(refs[1], 3)) == chunks[1][3:]
-        # The call before was hung up.
+        # The client has closed the previous call.
         assert server.num_open == 1
         assert b"".join(fetching.chunk(refs[2], 0)) == chunks[2]
     assert [(call.sha256, call.offset) for call in server.calls] == [(refs[0].sha256, 0), (refs[1].sha256, 3)]

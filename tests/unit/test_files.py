@@ -1,4 +1,4 @@
-"""Files that are replaced as a unit: the old bytes or the new ones, and durable."""
+"""Files that are replaced atomically and durably: a reader finds the old bytes or the new ones."""
 
 import os
 import stat

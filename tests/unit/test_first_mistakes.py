@@ -1,4 +1,4 @@
-"""Mistakes in a first App: one error each, with the remedy and the line. Numpy arrays are no mistake."""
+"""Mistakes in a first App: one error each, with the remedy and the line. Numpy arrays are accepted."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -36,7 +36,7 @@ class Wrapped(nn.Module):
 
 
 def computed() -> nn.Module:
-    """A layer whose weight is a computed tensor, as torch.nn.utils.weight_norm leaves it."""
+    """Return a layer whose weight is a computed tensor, as after torch.nn.utils.weight_norm."""
     layer = nn.Linear(4, 3)
     weight = layer.weight
     del layer.weight
@@ -45,7 +45,7 @@ def computed() -> nn.Module:
 
 
 def app(**fields: Any) -> App:
-    """An App of one linear layer, with some fields changed."""
+    """Return an App of one linear layer, with some fields changed."""
     return App(
         **{
             "name": "first",
@@ -184,7 +184,7 @@ def test_the_loss_of_torch_without_reduction_is_accepted() -> None:
 
 
 def hooked() -> nn.Module:
-    """A layer whose gradient is changed by a hook."""
+    """Return a layer with a hook that changes its gradient."""
     layer = nn.Linear(4, 3)
     layer.weight.register_hook(lambda gradient: gradient * 0.0)
     return nn.Sequential(layer)
@@ -262,7 +262,7 @@ class Partly(nn.Module):
 
 
 def test_a_parameter_without_a_gradient_never_changes(tmp_path: Path) -> None:
-    """torch's optimizers skip it, also its weight decay."""
+    """torch's optimizers skip such a parameter, and do not decay it."""
     recipe = Recipe(optimizer=Adam(weight_decay=0.1))
     exported = export(app(module=Partly(), recipe=recipe), tmp_path / "bundle", PUBLISHER, ["onnx"])
     assert (

@@ -17,7 +17,7 @@ def test_a_whole_file_passes() -> None:
 
 @given(size=st.integers(0, len(WHOLE) - 5))
 def test_a_file_that_is_cut_off_is_refused(size: int) -> None:
-    # The last four bytes may be the end of a text, which nothing reads.
+    # The last four bytes may be the end of a string that no reader uses.
     with pytest.raises(InvalidBundle, match="train graph: "):
         check_file(WHOLE[:size], "train graph")
 

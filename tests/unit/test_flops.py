@@ -1,4 +1,4 @@
-"""The work of a token by its definition, against torch's own counter, and what is made of it."""
+"""FLOPs of a token: the definition, compared with torch's counter, and the numbers derived from it."""
 
 from dataclasses import replace
 
@@ -40,7 +40,7 @@ def test_products_are_those_that_torch_counts(
     with FlopCounterMode(display=False) as counter:
         module(tokens).sum().backward()
     work = decoder_facts("x", config).work
-    # torch counts no attention on a CPU.
+    # torch does not count attention on a CPU.
     assert counter.get_total_flops() == tokens.numel() * replace(work, attention_width=0).flops_per_token(8)
 
 
@@ -56,7 +56,7 @@ def test_llama_8b_is_as_published() -> None:
 
 
 def test_mfu_is_a_share_of_the_peak() -> None:
-    # torchtitan's own table (8 B, 8 H100, 5,762 tokens a second each at 8192): 33 to 39 % over its variants.
+    # torchtitan's table (8 B, 8 H100, 5,762 tokens a second each at 8192) has 33 to 39 % over its variants.
     per_token = decoder_facts("8b", PRESETS["8b"]).work.flops_per_token(8192)
     assert mfu(per_token, 5762, HARDWARE["h100"].flops_per_second) == pytest.approx(0.337, abs=0.002)
 
@@ -86,12 +86,12 @@ def test_hardware_by_the_name_that_cuda_gives(name: str, row: str | None) -> Non
 def test_each_row_has_its_source() -> None:
     for each in HARDWARE.values():
         assert each.source
-        # Peak over bandwidth: of all of them a few hundred products for each byte.
+        # Peak over bandwidth: all of them compute a few hundred FLOPs for each byte.
         assert 100 < each.flops_per_second / each.memory_bytes_per_second < 500
 
 
 def test_a_cpu_is_measured() -> None:
-    # Any machine that runs torch makes a megaflop a second, and none of them a petaflop.
+    # Any machine that runs torch computes more than a megaflop a second, and less than a petaflop.
     assert 1e6 < best_gemm(sizes=(64,), repeats=2) < 1e15
     found = cpu_hardware(5)
     assert (found.name, found.memory_bytes) == ("cpu", 5)

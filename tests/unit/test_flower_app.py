@@ -1,4 +1,4 @@
-"""A Flower app as a Trainer: what travels, what stays, what each mistake of an app says, and how it is interrupted."""
+"""A Flower app as a Trainer: arrays that are uploaded, state that stays on the device, and errors of apps."""
 
 import logging
 import re
@@ -42,13 +42,13 @@ def bundle(tmp_path: Path) -> Bundle:
 
 @pytest.fixture
 def runner(tmp_path: Path) -> FlowerApp:
-    """The app in this process."""
+    """A runner of the app in this process."""
     folder = write_app(tmp_path / "app", "tiny_message_app", MESSAGE_APP)
     return FlowerApp(FlowerSettings(app="tiny_message_app:app", folder=folder, partition=1))
 
 
 def work(bundle: Bundle, number: int = 1, after: int = 0) -> m.Assignment:
-    """The Assignment of a Round, with the state after the Round ``after``."""
+    """Return the Assignment of a Round; the state is that after the Round ``after``."""
     statistics = (
         *example_assignment(bundle).statistics,
         *(Statistic(name=name, bound=m.MAX_COUNT) for name in DECLARED),
@@ -66,7 +66,7 @@ DECLARED: Final = ("train.rounds", "evaluate.eval_acc")
 
 
 class Recorder:
-    """A runner that keeps the tasks, and changes the replies of another."""
+    """A runner that records the tasks of another, and changes its replies."""
 
     name = "recorder 1"
 
@@ -81,7 +81,7 @@ class Recorder:
 
 
 def trained(bundle: Bundle, runner: FlowerRunner, folder: Path, work: m.Assignment) -> dict[str, int]:
-    """The counts of a training."""
+    """Train once. Return the counts."""
     counts = FlowerTrainer(runner, FlowerStates(folder)).train(example_model(bundle), work, Countdown()).counts
     return dict(counts)
 
@@ -292,7 +292,7 @@ def test_a_numpy_client_takes_part_by_position(tmp_path: Path) -> None:
         example_model(bundle), work(bundle), Countdown()
     )
     views = bundle.manifest.table.views(change.values)
-    # "10" precedes "2" among the parameters, and not in the app's list.
+    # "10" precedes "2" among the parameters, but not in the app's list.
     moved = {name: value.tolist() for name, value in views.items() if value.any()}
     assert moved == {"0": [2.0, 2.0, 2.0], "2": [3.0]}
     assert change.counts == {

@@ -1,4 +1,4 @@
-"""A Flower app in a child process: an interruption ends it, and its errors are those of one device."""
+"""A Flower app in a child process: an interruption ends it, and its errors affect one device only."""
 
 import os
 import re
@@ -60,7 +60,7 @@ def slow(tmp_path: Path) -> Iterator[FlowerProcess]:
 
 def is_alive(pid: int) -> bool:
     try:
-        # A process that has ended and waits for its parent has no command line.
+        # A zombie process has no command line.
         return Path(f"/proc/{pid}/cmdline").read_bytes() != b""
     except FileNotFoundError:
         return False
@@ -144,7 +144,7 @@ with FlowerProcess(FlowerSettings(app="slow:app", folder=Path(sys.argv[1]), run_
 
 
 def wait_until(is_so: Callable[[], bool]) -> bool:
-    """Return whether it becomes so in time."""
+    """Wait for the condition. Return whether it becomes true in time."""
     until = time.monotonic() + WAIT_S
     while not is_so() and time.monotonic() < until:
         time.sleep(0.05)

@@ -1,4 +1,4 @@
-"""What decides in a Flower app's Round: which configuration wins, the cap of its weight, and the status of a reply."""
+"""Rounds of a Flower app: precedence of configurations, the cap of the weight, and the status of a reply."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -59,13 +59,13 @@ def test_options_of_the_device_win_over_pyproject_and_the_plans_over_ours(
         app, 1, cohort=1, rounds=1, settings=settings_of(**{"flower.config": config, "statistics": names})
     )
     assert result.failures == ()
-    # The Plan's own learning rate replaces ours. The number of the Round is a fact.
+    # The Plan's learning rate replaces fanin's. An option cannot change the number of the Round.
     sums = {name: value / 65536 for name, value in result.rounds[1].statistics.items()}
     assert sums == {"train.scale": scale, "train.lr": 0.125, "train.round": 1.0}
 
 
 def weighted(partition: int, num_examples: int) -> ClientApp:
-    """An app whose device moves by its partition with a weight."""
+    """Return an app whose arrays equal the number of its partition; one partition has the weight ``num_examples``."""
     app = ClientApp()
 
     @app.train()
@@ -89,7 +89,7 @@ def test_a_weight_beyond_the_cap_counts_as_the_cap_and_metrics_stay_means() -> N
 
 
 class Answering(Client):
-    """A client whose replies have a status."""
+    """A client that returns the given status codes."""
 
     def __init__(self, fit: Code, evaluate: Code) -> None:
         self._fit, self._evaluate = fit, evaluate
@@ -103,7 +103,7 @@ class Answering(Client):
 
 
 class WithoutFit(NumPyClient):
-    """Has no ``fit``."""
+    """A client without ``fit``."""
 
 
 def counts_of(client: Client, folder: Path) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""Norms folded into products: the arithmetic, what the ``infer`` graph becomes, and its slots in ONNX."""
+"""Norms folded into products: the arithmetic, the resulting ``infer`` graph, and its slots in ONNX."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -32,13 +32,13 @@ from fanin.edge.tensors import Float32s
 from fanin.protos.errors import UnsupportedModel
 
 GAP = 0.006
-"""Mean difference of int8 and float logits, of their range: about one step of 256."""
+"""Mean difference of int8 and float logits as a share of their range: about one step of 256."""
 PRODUCTS = ("first", "deep", "second", "dense", "head")
 
 
 @dataclass(frozen=True)
 class Made:
-    """An App with norms in ONNX."""
+    """An App with norms, exported to ONNX."""
 
     prepared: Prepared
     infer: Infer
@@ -46,18 +46,18 @@ class Made:
     x: np.ndarray
 
     def flat(self, module: nn.Module) -> Float32s:
-        """A module's parameters as a Version has them."""
+        """Return the module's parameters in the flat form of a Version."""
         tensors = dict(module.named_parameters()) | dict(module.named_buffers())
         table = self.prepared.table
         return table.flatten({spec.name: tensors[spec.name].detach().numpy() for spec in table.specs})
 
     def filled(self, flat: Float32s) -> onnx.ModelProto:
-        """The int8 graph of a Version."""
+        """Return the int8 graph of a Version."""
         values = fill_slots(self.int8.slots, self.prepared.table, flat, self.infer.derived)
         return onnx.load_from_string(fill_constants(self.int8.model.SerializeToString(), values, "graph"))
 
     def logits(self, flat: Float32s) -> Float32s:
-        """The logits, by exact kernels as on devices."""
+        """Return the logits, computed with the exact kernels that devices use."""
         options = onnxruntime.SessionOptions()
         options.add_session_config_entry("session.x64quantprecision", "1")
         options.intra_op_num_threads = 1
@@ -68,12 +68,12 @@ class Made:
 RECIPES = MappingProxyType(
     {"full": Recipe(), "kept": Recipe(), "bias": Recipe(trains="bias"), "head": Recipe(trains="head")}
 )
-"""``kept`` has norms that keep their statistics, and learns."""
+"""The module of ``kept`` is in evaluation mode: it trains, but its norms keep their statistics."""
 
 
 @cache
 def made(name: str) -> Made:
-    """The case."""
+    """Return the case of this name."""
     torch.manual_seed(4)
     module, x = Normed().train(name != "kept"), torch.randn(24, 3, 8, 8)
     app = App(name=name, module=module, calibration=x, batch_size=4, num_classes=4, recipe=RECIPES[name])
@@ -83,7 +83,7 @@ def made(name: str) -> Made:
 
 
 def later(module: nn.Module) -> nn.Module:
-    """The module as a later Version has it: what moves has moved a little."""
+    """Return the module of a later Version: the trained parameters have changed a little."""
     generator = torch.Generator().manual_seed(6)
     with torch.no_grad():
         for value in module.parameters():
@@ -155,7 +155,7 @@ def test_each_versions_int8_graph_says_about_what_torch_says(name: str) -> None:
 
 
 def slots_of(found: Made, parameter: str) -> dict[SlotKind, Slot]:
-    """A tensor's slots."""
+    """Return the slots of a parameter."""
     return {slot.kind: slot for slot in found.int8.slots if slot.parameter == parameter}
 
 
@@ -209,7 +209,7 @@ def test_what_is_frozen_altogether_is_a_constant_of_the_graph() -> None:
 
 
 class Shared(nn.Module):
-    """A frozen bias of two layers, and a weight that is no parameter itself."""
+    """A frozen bias of two layers, and a weight that is computed from a parameter."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -229,7 +229,7 @@ def test_a_frozen_bias_of_two_layers_is_one_input_and_a_computed_weight_stays() 
     x = torch.randn(8, 8)
     prepared = prepare(App(name="shared", module=Shared(), calibration=x, batch_size=4, num_classes=4))
     infer = fold_norms(trace_infer(prepared), prepared, ONNX)
-    (bias,) = infer.derived.constants  # by one of its two names
+    (bias,) = infer.derived.constants  # under one of its two names
     assert bias in ("first.bias", "second.bias")
     assert Counter(infer.traced.inputs)[bias] == 1
     assert not infer.derived.folded
@@ -251,7 +251,7 @@ def test_a_norm_whose_statistics_are_not_finite_is_refused() -> None:
 
 
 class Kept(nn.Module):
-    """Norms that stay: another uses the product, one moves while the weight is frozen, channels are no first ones."""
+    """Norms that are not folded: of a shared product, trained after a frozen weight, over another dimension."""
 
     def __init__(self) -> None:
         super().__init__()

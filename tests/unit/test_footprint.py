@@ -1,4 +1,4 @@
-"""A device's memory: which pages may go back, that nothing is lost with them, and when a trainer gives them back."""
+"""A device's memory: which pages are freed, that their content is not lost, and when a trainer frees them."""
 
 import platform
 import subprocess
@@ -27,7 +27,7 @@ PERMISSIONS = st.tuples(*(st.sampled_from([letter, "-"]) for letter in "rwx"), s
 
 @st.composite
 def mappings(draw: st.DrawFn) -> list[tuple[int, int, str, str, int, int]]:
-    """(start, end, permissions, path, kB changed in memory, kB changed and swapped out) in rising order."""
+    """Draw (start, end, permissions, path, kB changed in memory, kB changed and swapped out) in rising order."""
     found, end = [], 0
     changed_kb = st.sampled_from([0, 0, 4, 10])
     for row in draw(st.lists(st.tuples(PERMISSIONS, PATHS, changed_kb, changed_kb))):
@@ -88,7 +88,7 @@ def test_what_is_given_back_is_there_when_it_is_needed(tmp_path: Path) -> None:
     file.write_bytes(bytes(4096))
     done = subprocess.run([sys.executable, "-c", GIVES_BACK, str(file)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    # numpy and the interpreter alone read more than twice of this to start.
+    # At start, numpy and the interpreter alone read more than twice as much.
     assert int(done.stdout) > 4096
 
 
@@ -129,7 +129,7 @@ def test_threads_share_one_heap(tmp_path: Path) -> None:
 
 @dataclass
 class Place:
-    """A trainer and a clock that are made by hand; ``happened`` is what they were asked, in order."""
+    """A scripted trainer and clock; ``happened`` lists their calls in order."""
 
     now_s: float = 1000.0
     train_s: float = 5.0
@@ -162,7 +162,7 @@ def test_a_trainer_gives_back_before_and_after_but_not_each_time(model: OpenedMo
     for _ in range(2):
         trainer.train(model, assignment(), lambda: True)
     assert place.happened == ["spare", "train", "spare", "train"]
-    # The pause is counted from the end of a training that gave back.
+    # The pause begins at the end of a training that freed memory.
     place.now_s += PAUSE_S - place.train_s
     trainer.train(model, assignment(), lambda: True)
     assert place.happened[4:] == ["spare", "train", "spare"]

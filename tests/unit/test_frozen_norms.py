@@ -1,4 +1,4 @@
-"""A frozen norm after a convolution: the same numbers and gradients, by the convolution alone."""
+"""A frozen norm after a convolution: the convolution alone gives the same values and gradients."""
 
 from collections.abc import Callable
 
@@ -15,7 +15,7 @@ CLOSE = {"rtol": 1e-10, "atol": 1e-10}
 
 
 def normed(dims: int = 2, *, bias: bool = True, affine: bool = True, groups: int = 1) -> nn.Sequential:
-    """A convolution and a frozen norm, in float64."""
+    """Return a convolution and a frozen norm, in float64."""
     kind, norm = (nn.Conv1d, nn.BatchNorm1d) if dims == 1 else (nn.Conv2d, nn.BatchNorm2d)
     made = nn.Sequential(kind(4, 4, 3, padding=1, bias=bias, groups=groups), norm(4, affine=affine).eval()).double()
     with torch.no_grad():
@@ -27,7 +27,7 @@ def normed(dims: int = 2, *, bias: bool = True, affine: bool = True, groups: int
 
 
 def folded(module: nn.Module, x: Tensor) -> Tensor:
-    """What it says while norms are folded."""
+    """Return the module's output while norms are folded."""
     with FoldedNorms():
         found: Tensor = module(x)
     return found
@@ -56,7 +56,7 @@ def test_the_convolution_says_what_the_norm_said(dims: int, bias: bool, affine: 
 
 
 class Added(nn.Module):
-    """Something is added to what the convolution gave, in its place, before the norm."""
+    """An in-place addition to the convolution's output, before the norm."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -71,14 +71,14 @@ class Added(nn.Module):
 
 
 def with_frozen_weight() -> nn.Module:
-    """A norm that learns after a weight that does not."""
+    """Return a trained norm after a frozen weight."""
     module = normed()
     module[0].weight.requires_grad_(False)
     return module
 
 
 def after_an_activation() -> nn.Module:
-    """A norm with no convolution before it."""
+    """Return a norm without a convolution before it."""
     return nn.Sequential(nn.ReLU(), normed()[1])
 
 

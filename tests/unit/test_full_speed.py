@@ -1,4 +1,4 @@
-"""Uploads at a coordinator, on a virtual clock: so many at full speed, and the others wait before their first byte."""
+"""Uploads on a virtual clock: a limited number runs at full speed, and the others wait before their first byte."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -21,20 +21,20 @@ NUM_CHUNKS = 4
 
 
 async def silent(seconds: float) -> AsyncIterator[m.Piece]:
-    """A device that sends nothing, and hangs up."""
+    """Send nothing for this time, then hang up."""
     await asyncio.sleep(seconds)
     for piece in ():
         yield piece
 
 
 async def told(place: Place, device: str, header: m.UpdateHeader, pieces: AsyncIterator[m.Piece]) -> list[Told]:
-    """What an upload is answered, and when."""
+    """Upload the pieces. Return each reply with its time."""
     clock = asyncio.get_running_loop().time
     return [(clock(), reply) async for reply in place.coordinator.upload(device, header, pieces)]
 
 
 async def begun(folder: Path) -> tuple[Place, dict[str, m.Assignment]]:
-    """A Round with one device more at work than may send at full speed."""
+    """Start a Round whose devices outnumber the upload permits by one."""
     place = open_place(folder)
     most = NUM_PERMITS + 1
     await start(place.runs, bundle_in(folder), plan(concurrency=most, buffer=most, quorum=most))
@@ -77,7 +77,7 @@ def test_a_round_that_ends_while_one_waits_is_its_first_answer(tmp_path: Path) -
 
 
 async def steady(payload: bytes) -> AsyncIterator[m.Piece]:
-    """A line that is quick enough to keep a permit, and no quicker."""
+    """Send the payload just fast enough to keep a permit."""
     for at in range(0, len(payload), PIECE_BYTES):
         await asyncio.sleep(CHUNK_S * 0.9 * PIECE_BYTES / CHUNK_BYTES)
         yield m.Piece(offset=at, data=payload[at : at + PIECE_BYTES])
@@ -108,7 +108,7 @@ def test_a_run_that_ends_is_heard_though_nobody_gives_a_permit_back(tmp_path: Pa
     assert (reply.round_state, reply.update_state) == (m.RoundState.CLOSED, m.UpdateState.DISCARDED)
     assert not more
     assert when - ended < SOON_S
-    # Nobody was slow: they all had their permits meanwhile.
+    # No device was slow: all of them kept their permits.
     assert {last.update_state for _, last in others} == {m.UpdateState.ACCEPTED}
     assert min(at for at, _ in others) > ended + CHUNK_S
 

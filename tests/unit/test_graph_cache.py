@@ -1,4 +1,4 @@
-"""Converted graphs are kept on disk: equal graphs are converted once, and others are never mixed up."""
+"""The disk cache of converted graphs: equal graphs are converted once, and different graphs have different keys."""
 
 import os
 import shutil
@@ -30,7 +30,7 @@ KEY = "0" * 64
 
 
 class Scaled(nn.Module):
-    """A layer before a product with a number and one with a buffer."""
+    """A layer whose output is multiplied by a number and shifted by a buffer."""
 
     def __init__(self, width: int = 4) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class Scaled(nn.Module):
 
 
 class Halved(Scaled):
-    """Another factor."""
+    """``Scaled`` with another factor."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits."""
@@ -52,7 +52,7 @@ class Halved(Scaled):
 
 
 class Renamed(Scaled):
-    """Another name of the layer."""
+    """``Scaled`` with another name of the layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -81,13 +81,13 @@ def key_of(traced: Traced, graph_format: str = "onnx") -> str:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of the cache."""
+    """The folder of the graph cache."""
     monkeypatch.setenv(VARIABLE, str(tmp_path / "graphs"))
     return tmp_path / "graphs"
 
 
 def replace_kept(folder: Path, data: bytes) -> None:
-    """Write other bytes under the only key, so that a result tells whether it was read or converted."""
+    """Write other bytes under the only key. The result then shows whether the cache was read."""
     (file,) = folder.iterdir()
     CacheFolder(folder).write(file.name, data)
 

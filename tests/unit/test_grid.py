@@ -1,4 +1,4 @@
-"""The grid by example: a first Round, what a third of the devices move, and blocks that do not move."""
+"""The grid by example: the first Round, changes by a third of the devices, and blocks that do not change."""
 
 import numpy as np
 import pytest
@@ -29,7 +29,7 @@ BARE_INT8 = CodecSpec(name="int8", max_shift=0)
 
 
 def reaches(*rows: tuple[int | None, ...]) -> Reaches:
-    """For each block the reaches of its Updates in bits above the step; None for no movement."""
+    """Count the reaches of each block's Updates, in bits above the step. None is an Update without a change."""
     counts = no_reaches(TensorTable.of({f"block-{index:02}": (1,) for index in range(len(rows))}))
     for index, row in enumerate(rows):
         for bits in row:
@@ -39,7 +39,7 @@ def reaches(*rows: tuple[int | None, ...]) -> Reaches:
 
 @pytest.mark.parametrize(
     ("spec", "of_one"),
-    # 1 < 2^1, with one bit to spare: 2^31 steps of 2^-29 are 4, and so are 2^7 of 2^-5, made 2^12 times finer.
+    # 1 < 2^1, with one spare bit: 2^31 steps of 2^-29 are 4. So are 2^7 steps of 2^-5; int8 makes them 2^12 finer.
     [(FIXED32, -29), (CodecSpec(name="fixed32", max_shift=9), -29), (BARE_INT8, -5), (INT8, -17)],
 )
 def test_a_first_grid_lets_a_block_move_by_its_size_or_by_1(spec: CodecSpec, of_one: int) -> None:

@@ -1,4 +1,4 @@
-"""Liars in a Cohort and the grid: a Run with them, through the production coordinator, against one without."""
+"""The grid with liars in the Cohort: a Run through the production coordinator, compared with a Run without liars."""
 
 import asyncio
 import random
@@ -34,14 +34,14 @@ NUM_ROUNDS = 10
 NUM_VALUES = 22
 HONEST_EXAMPLES = 4000
 TARGET = np.linspace(-1.0, 1.0, NUM_VALUES).astype(np.float32)
-"""Where honest devices pull the parameters to, each a little aside."""
+"""The target of honest devices. Each device's own target differs a little."""
 WEIGHTED = AggregationPlan()
 FIXED32, INT8 = m.CodecSpec(name="fixed32", max_shift=0), m.CodecSpec(name="int8", max_shift=12)
 
 
 @dataclass(frozen=True)
 class Honest:
-    """Moves the parameters a third of the way to its own target."""
+    """A Trainer that moves the parameters a third of the way to its own target."""
 
     partition: int
     runtime: str = "numpy"
@@ -55,7 +55,7 @@ class Honest:
 
 @dataclass(frozen=True)
 class Liar:
-    """Sends a change of the same size everywhere, for one example."""
+    """A Trainer that changes every parameter by the same value, for one example."""
 
     change: float
     runtime: str = "numpy"
@@ -68,7 +68,7 @@ class Liar:
 
 @dataclass(frozen=True)
 class FalseCounts:
-    """A coordinator that receives other counts than the device sends."""
+    """A coordinator that replaces the counts that a device sends."""
 
     fleet: Fleet
     counts: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
@@ -91,7 +91,7 @@ class FalseCounts:
 
 @dataclass(frozen=True)
 class Ended:
-    """The newest parameters (num_values,), and the grid of each Round."""
+    """The result of a Run: the newest parameters (num_values,), and the grid of each Round."""
 
     parameters: Float32s
     grids: tuple[tuple[int, ...], ...]
@@ -118,7 +118,7 @@ async def federate(
     devices: Sequence[tuple[Honest | Liar, Mapping[str, int]]],
     aggregation: AggregationPlan = WEIGHTED,
 ) -> Ended:
-    """A Run of NUM_ROUNDS in which each Round waits for every device."""
+    """Run NUM_ROUNDS Rounds, each of which waits for every device."""
     num = len(devices)
     place, bundle = open_place(folder), bundle_in(folder)
     wanted = plan(concurrency=num, buffer=num, quorum=num, max_rounds=NUM_ROUNDS, codec=codec)
@@ -152,7 +152,7 @@ LIES: Mapping[str, tuple[Liar, Mapping[str, int]]] = MappingProxyType(
 
 @cache
 def alone(num_honest: int, codec: m.CodecSpec) -> Ended:
-    """A Run of honest devices only."""
+    """Run a federation of honest devices only."""
     with TemporaryDirectory() as folder:
         return run_virtual(federate(Path(folder), codec, [(Honest(index), {}) for index in range(num_honest)]))
 
@@ -166,7 +166,7 @@ REST = [
     for lie in LIES
     for num_honest, num_liars in ((3, 1), (7, 3))
     for codec in (FIXED32, INT8)
-    # An int8 Update of small values cannot have saturated any: validation rejects that lie.
+    # An int8 Update of small values cannot have saturated values, so validation rejects that lie.
     if not (codec is INT8 and LIES[lie][1].get(m.SATURATED))
 ]
 
@@ -209,20 +209,20 @@ def test_no_lie_moves_the_grid_or_the_parameters(
 def test_a_trimmed_mean_keeps_the_grid_and_the_parameters_among_those_of_honest_devices(
     tmp_path: Path, lie: str, codec: m.CodecSpec
 ) -> None:
-    """Three liars of ten weigh as much as the others."""
+    """Three of ten devices lie, with the same weights as the others."""
     devices = [*[(Honest(index), {}) for index in range(7)], *[LIES[lie]] * 3]
     found = run_virtual(federate(tmp_path, codec, devices, AggregationPlan(rule="trimmed_mean", trim=0.3)))
     expected = alone(7, codec)
     pairs = zip(sum(expected.grids, ()), sum(found.grids, ()), strict=True)
     assert max(abs(there - here) for there, here in pairs) <= 4
-    # The mean of all honest targets is 1.03 times TARGET; the lowest is 1.00 and the highest 1.06 times.
+    # The mean of all honest targets is 1.03 times TARGET. The lowest is 1.00 times TARGET, the highest 1.06 times.
     error = np.abs(found.parameters - expected.parameters).max() / np.abs(expected.parameters).max()
     assert error < 0.03, "farther than the honest targets are from their mean"
 
 
 async def with_versions_from_outside(folder: Path) -> tuple[RoundRecord, ...]:
-    """Three Rounds of a device that sends the largest values, then one each: from Version 1 again, from that Version
-    again, from Version 0 again, and from a Version from outside."""
+    """Run three Rounds of a device that sends the largest values. Then run one Round from each of four Versions:
+    Version 1 restored, that Version restored, Version 0 restored, and an external Version."""
     place, bundle = open_place(folder), bundle_in(folder)
     await start(place.runs, bundle, plan(concurrency=1, buffer=1, quorum=1, max_rounds=3, codec=FIXED32))
     tasks = join(place, [(Liar(1e30), {})])
@@ -253,7 +253,7 @@ def test_a_rollback_restores_the_grid_of_its_version_and_one_from_outside_begins
     assert [record.base_version for record in records] == [0, 1, 2, 4, 6, 8, 10]
     poisoned, restored, outside = records[:3], records[3:6], records[6]
     assert [record.grid for record in poisoned] == [(-29, -29), (-27, -27), (-25, -25)]
-    # Version 4 restores 1, 6 restores 4, 8 restores 0.
+    # Version 4 restores 1, Version 6 restores 4, and Version 8 restores 0.
     assert [record.grid for record in restored] == [(-27, -27), (-27, -27), (-29, -29)]
     # 300 < 2^9, and 0 may move by 1.
     assert outside.grid == (-21, -29)

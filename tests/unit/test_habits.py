@@ -1,4 +1,4 @@
-"""What devices do wrong on purpose: each lie is what it says, and the coordinator says why it is refused."""
+"""The fault model of simulated devices: lies and their refusals, broken connections, absences and slow work."""
 
 import random
 from dataclasses import replace
@@ -18,7 +18,7 @@ REFUSED = {
     Lie.ROUND: "InvalidUpdate: update: got run 'run' round ",
     Lie.FOREIGN: "NotFound: assignment run.",
 }
-"""An Update that was sent before is not refused: it is told again that it counts, in its own Round."""
+"""A repeated Update is not refused: the coordinator reports again that it counts in its own Round."""
 
 
 @pytest.mark.parametrize("lie", list(Lie), ids=lambda lie: lie.name.lower())
@@ -34,7 +34,7 @@ def test_a_liar_is_refused_and_changes_nothing(tmp_path: Path, lie: Lie) -> None
     if lie in REFUSED:
         assert answers and all(what.startswith(f"is refused: {REFUSED[lie]}") for what in answers), answers
     else:
-        # Before there was an earlier one, it claimed another Round instead.
+        # Before the device had an earlier Assignment, it claimed another Round, which is not refused.
         assert len(answers) < said.count(f"lies: {lie.value}")
     assert not any("is refused" in noted.what for noted in found.log if noted.who != "device-3")
 
@@ -51,7 +51,7 @@ def test_a_device_that_leaves_comes_back_with_its_cache(tmp_path: Path) -> None:
     found = told(tmp_path, plan(deadline_s=PATIENT_S), [CALM, CALM, CALM, leaver], seed=4)
     mine = [noted.what for noted in found.log if noted.who == "device-3"]
     assert "is back" in mine
-    # The Bundle's graph and Version 0 once, then one Version a Round: nothing that it had was fetched again.
+    # The Bundle's graph and Version 0 once, then one Version a Round. No cached Chunk was downloaded again.
     calm = told(tmp_path / "calm", plan(deadline_s=PATIENT_S), [CALM] * 4, seed=4)
     assert sum(version.bytes_down for version in found.versions) <= sum(version.bytes_down for version in calm.versions)
 

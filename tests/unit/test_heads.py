@@ -1,4 +1,4 @@
-"""``edge.export.modules.heads``: the layer that is taken has the last word, or the App is refused."""
+"""``edge.export.modules.heads``: the head is the layer that computes the output, or the App is refused."""
 
 from dataclasses import replace
 
@@ -12,7 +12,7 @@ from fanin.protos.errors import UnsupportedModel
 
 
 class Backwards(nn.Module):
-    """Its layers are registered in another order than they are called in."""
+    """A module that calls its layers in another order than it registers them."""
 
     def __init__(self, *, around: bool = False) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Which Version is evaluated next, and the forms of a job and its reply."""
+"""Evaluation on held-out data: the choice of the next Version, jobs and replies, and metrics."""
 
 import math
 import sys
@@ -147,7 +147,7 @@ def test_evaluations_are_written_for_tensorboard(tmp_path: Path, monkeypatch: py
     monkeypatch.setitem(sys.modules, "tensorboardX", None)
     with pytest.raises(RuntimeMissing, match="--tensorboard: tensorboardX is not installed here; pip install"):
         write_tensorboard(tmp_path, rows)
-    # In the place of the library, which is no requirement.
+    # A stand-in for the library, which is an optional dependency.
     (tmp_path / "tensorboardX.py").write_text(WRITER)
     monkeypatch.delitem(sys.modules, "tensorboardX")
     monkeypatch.syspath_prepend(tmp_path)

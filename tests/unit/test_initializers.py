@@ -1,4 +1,4 @@
-"""``edge.initializers`` against the onnx package: what it lists, fills and empties; and bytes that are no file."""
+"""``edge.initializers``, compared with the onnx package: lists, fills and empties constants, and damaged files."""
 
 import numpy as np
 import onnx
@@ -76,7 +76,7 @@ def test_damaged_bytes_are_one_error_of_ours(data: st.DataObject) -> None:
 
 
 def within(graph: GraphProto, depth: int) -> GraphProto:
-    """A graph in the branch of an If, in the branch of an If, and so on."""
+    """Return the graph inside ``depth`` nested branches of If."""
     for _ in range(depth):
         node = helper.make_node("If", ["c"], ["y"], name="head/if", then_branch=graph)
         graph = helper.make_graph([node], "g", [], [])
@@ -105,7 +105,7 @@ def test_graphs_are_nested_a_few_times_at_most() -> None:
 
 @pytest.mark.timeout(20)
 def test_a_file_of_many_constants_is_written_in_time_that_grows_with_it() -> None:
-    # Putting one constant behind the other anew each time would copy 250 GB.
+    # Copying the file again for each constant would copy 250 GB.
     values = [TensorProto(name=f"{index}", dims=[4096], data_type=TensorProto.INT8) for index in range(11_000)]
     for value in values:
         value.raw_data = bytes(4096)

@@ -1,4 +1,4 @@
-"""The inputs of an App as a tensor, a tuple or a dict, the path of its output, and what is wrong with either."""
+"""The inputs of an App (a tensor, a tuple or a dict), the path of its output, and the errors of both."""
 
 from collections import OrderedDict
 from collections.abc import Callable
@@ -22,22 +22,22 @@ IDS, MASK, NUMBERS = INPUTS.values()
 
 
 class Scaled(nn.Module):
-    """A parameter with the name of an input."""
+    """A module with a parameter that has the name of an input."""
 
     def __init__(self) -> None:
         super().__init__()
         self.gain = nn.Parameter(torch.ones(3))
 
     def forward(self, gain: Tensor, numbers: Tensor) -> Tensor:
-        """The sum."""
+        """Return the sum."""
         return gain + numbers * self.gain
 
 
 class Many(nn.Module):
-    """Arguments without names."""
+    """A module whose forward has no named arguments."""
 
     def forward(self, *parts: Tensor) -> Tensor:
-        """The first one."""
+        """Return the first argument."""
         return parts[0]
 
 

@@ -1,4 +1,4 @@
-"""The rim: streams that say nothing, and texts that are too long to be told."""
+"""The gRPC interceptors: silent streams, unknown callers, long texts, and errors that reveal no path."""
 
 import asyncio
 import time
@@ -44,7 +44,7 @@ T = TypeVar("T")
 
 
 class Context:
-    """A call; notes what it was ended with."""
+    """A call that records its status code and details."""
 
     def __init__(self, metadata: tuple[tuple[str, str | bytes], ...] = ()) -> None:
         self.code = grpc.StatusCode.OK
@@ -76,7 +76,7 @@ async def requests(*data: bytes) -> AsyncIterator[bytes]:
 
 
 class Handler:
-    """A servicer that notes who calls and what arrives."""
+    """A servicer that records the caller and the received messages."""
 
     request_streaming = True
 
@@ -157,7 +157,7 @@ def test_long_texts_are_cut_for_the_peer_and_the_log(rim: Rim, caplog: pytest.Lo
 
 
 async def no_lane(work: Callable[[], T]) -> T:
-    """A store that is busy with something else for ever."""
+    """A lane to the store that fails if it is used."""
     raise AssertionError("a caller whom nobody knows reached the store")
 
 

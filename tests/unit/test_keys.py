@@ -68,7 +68,7 @@ def test_a_file_that_holds_no_key_is_said_so(tmp_path: Path) -> None:
 def test_of_two_that_make_a_key_at_once_one_wins(tmp_path: Path) -> None:
     path = tmp_path / "device.key"
     first = load_or_create_key(path)
-    # What a second process does that saw no file a moment ago.
+    # A second process, which saw no file a moment ago, does this.
     assert keys._create_key(path).public == first.public
     assert [found.name for found in tmp_path.iterdir()] == ["device.key"]
 

@@ -1,4 +1,4 @@
-"""A Round with more Updates than a page of the record: which headers it keeps, and how its sum starts again."""
+"""A Round with more Updates than a page of the record: the headers in memory, and the sum after a restart."""
 
 import gc
 from collections.abc import Iterator
@@ -23,12 +23,12 @@ LAST = f"device-{NUM_UPDATES - 1}"
 
 
 class FailingOnce(FolderSpool):
-    """Cannot read the payload of the last device the first time."""
+    """A spool whose first read of the last device's payload fails."""
 
     num_failures = 0
 
     def read(self, header: UpdateHeader, device: str) -> Iterator[memoryview]:
-        """Raises OSError once."""
+        """Raise OSError once."""
         if device == LAST and not self.num_failures:
             self.num_failures += 1
             raise OSError("spool: input/output error")
@@ -36,9 +36,9 @@ class FailingOnce(FolderSpool):
 
 
 def num_headers() -> int:
-    """The headers of Updates in memory."""
+    """Return the number of Updates' headers in memory."""
     gc.collect()
-    # ``isinstance`` would ask each object for its class, and some that other tests import warn then.
+    # ``isinstance`` would read ``__class__``, and some objects of other tests' imports then issue a warning.
     return sum(type(each) is UpdateHeader for each in gc.get_objects())
 
 
@@ -52,7 +52,7 @@ def test_a_sum_that_starts_again_has_every_update_though_no_header_is_kept(tmp_p
             await send(place, f"device-{index}")
         await settle()
         assert len(place.state.rounds.updates("run", 1)) == NUM_UPDATES - 1
-        # An Update of a large model lists thousands of Chunks in its header.
+        # The header of a large model's Update lists thousands of Chunks.
         assert num_headers() <= before
         await send(place, LAST)
         await settle()
@@ -64,7 +64,7 @@ def test_a_sum_that_starts_again_has_every_update_though_no_header_is_kept(tmp_p
         ]
         versions = [place.state.runs.version("run", number) for number in (0, 1)]
         first, second = (load_parameters(place.state.blobs, one, TABLE) for one in versions if one is not None)
-        # The mean of equal changes of 0.01.
+        # All changes are 0.01, and so is their mean.
         np.testing.assert_allclose(second - first, 0.01, rtol=1e-4)
 
     run_virtual(main())

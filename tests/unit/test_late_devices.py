@@ -1,4 +1,4 @@
-"""A Run whose devices come late, or one by one: it waits until its quorum is there, and then ends as usual."""
+"""A Run whose devices connect late or one by one: it waits for its quorum, and then ends as usual."""
 
 import asyncio
 import random
@@ -19,7 +19,7 @@ TWO = plan(concurrency=2, buffer=2, quorum=2, deadline_s=60.0, max_rounds=2)
 @pytest.mark.parametrize("restarts", [False, True])
 def test_a_run_goes_on_as_soon_as_its_second_device_is_there(tmp_path: Path, restarts: bool) -> None:
     async def story(scene: Scene) -> None:
-        # Many deadlines pass while the first device is alone.
+        # Many deadlines pass while only the first device is connected.
         await asyncio.sleep(1000.0)
         if restarts:
             await scene.restart()
@@ -45,7 +45,7 @@ def test_a_run_without_devices_keeps_waiting(tmp_path: Path) -> None:
 
 
 def test_devices_that_had_their_time_and_sent_nothing_fail_the_run(tmp_path: Path) -> None:
-    """Three times the quorum was there, and each time it missed the deadline."""
+    """In three Rounds the quorum was assigned, and each time it missed the deadline."""
 
     async def main() -> None:
         place = open_place(tmp_path)

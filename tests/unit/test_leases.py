@@ -1,4 +1,4 @@
-"""One driver of a Run at a time: the writes of a driver whose Run another one has taken are refused."""
+"""One driver of a Run at a time: after another driver takes the Run, writes of the older driver are refused."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -39,7 +39,7 @@ WRITES: dict[str, Callable[[Driven], object]] = {
 
 @contextmanager
 def two_drivers(folder: Path) -> Iterator[tuple[Driven, Driven]]:
-    """The older and the newer driver of a Run with an open Round, each with a database handle of its own."""
+    """The older and the newer driver of a Run with an open Round, each with its own database handle."""
     engines = [open_engine(folder / "fanin.db", Durability.PROCESS) for _ in range(2)]
     SqliteRuns(engines[0]).add_run(START, 5.0)
     older = Driven(engines[0])
@@ -83,7 +83,7 @@ def test_the_newest_lease_names_its_holder(tmp_path: Path) -> None:
 
 
 def story(folder: Path, *, taken_over: bool) -> list[str]:
-    """Two Rounds of two devices. Between the Updates of the first, another coordinator may take the Run."""
+    """Run two Rounds of two devices. Between the first Updates, another coordinator may take the Run."""
 
     async def main() -> list[str]:
         first = open_place(folder)
@@ -114,7 +114,7 @@ def story(folder: Path, *, taken_over: bool) -> list[str]:
 
 
 async def refused(place: Place, work: m.Assignment, folder: Path) -> None:
-    """Send an Update to a coordinator whose Run another one has taken."""
+    """Check that a coordinator refuses an Update after another coordinator has taken the Run."""
     rows = snapshot(folder).rows
     with pytest.raises(Unavailable, match="run run: another coordinator drives it; upload again there"):
         await send(place, "b", work)
@@ -142,11 +142,11 @@ def test_the_older_driver_ends_at_its_deadline_and_leaves_the_record_alone(tmp_p
         watched = asyncio.create_task(anext(older.runs.watch("run", 3)))
         await asyncio.sleep(601.0)
         assert older.runs.running() == ()
-        # What the other coordinator records is watched here too.
+        # A watch at this coordinator receives the other coordinator's events too.
         assert (await watched).event == RoundOpened(round=2, base_version=0)
         events = [type(recorded.event) for recorded in newer.state.runs.events("run")]
         assert events == [RoundOpened, RoundFailed, RoundOpened]
-        # A command to the older coordinator takes the Run back, and then the other one is the older.
+        # A command to the older coordinator takes the Run back. Then the other one is the older driver.
         await older.runs.command(Command(command_id="1", run_id="run", what=Pause()))
         assert older.runs.driver("run").run.state is RunState.PAUSED
         assert (await older.state.stores.leases.lease("run")).epoch == 3

@@ -1,4 +1,4 @@
-"""Lengths: which row belongs to which length, batches that never mix them, and what is refused."""
+"""Lengths: the length of each row, batches of one length only, and refused lengths."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -177,7 +177,7 @@ def test_a_bundle_measures_data_of_all_lengths() -> None:
 
 
 def short_examples(num: int, longest: int) -> Examples:
-    """Rows of up to so many words."""
+    """Return ``num`` rows of at most ``longest`` words."""
     part = tags_examples(num, seed=4)
     is_word = np.arange(SIZES[-1]) < longest
     return Examples(inputs={"x": np.where(is_word, part.inputs["x"], 0)}, y=np.where(is_word, part.y, -1))
@@ -189,7 +189,7 @@ def test_a_device_downloads_the_graphs_for_the_lengths_of_its_rows_alone(tmp_pat
     run(coordinator, tmp_path, RuntimeTrainer(open_runtime("onnx"), store))
     assert coordinator.graphs == {f"{kind}.onnx@{size}" for kind in ("train", "evaluate", "infer") for size in (4, 8)}
     assert coordinator.failures == [] and coordinator.headers[0].telemetry.num_steps == 4
-    # A longer row later: only its graphs are missing.
+    # A longer row arrives later: only its graphs are missing.
     longer = MemoryStore(train=tags_examples(20, seed=5), validation=store.validation, partition=0)
     later = requests_of(bundle_of("tags"))
     run(later, tmp_path, SparingTrainer(RuntimeTrainer(open_runtime("onnx"), longer), lambda: None))

@@ -1,4 +1,4 @@
-"""One liar among nine honest devices: what each statistic and each group moves, and by how much.
+"""One liar among nine honest devices: its influence on each statistic and each group.
 
 docs/operating.md and docs/rules.md have the tables.
 """
@@ -61,7 +61,7 @@ def header_of(counts: Mapping[str, int]) -> m.UpdateHeader:
 
 
 def reported(liar: Mapping[str, int]) -> dict[str, float]:
-    """What operators and stop conditions see of a Round with this Update among the honest ones."""
+    """Return the statistics of a Round with this Update, as operators and stop conditions see them."""
     check_header(header_of(liar), expected())
     sums = Counter(with_loss_examples(liar))
     for _ in range(NUM_HONEST):
@@ -125,11 +125,11 @@ def test_a_regression_model_has_no_limit_for_squared_errors_but_the_bound() -> N
 
 LAYOUT = VectorLayout(table=TensorTable.of({"a": (4,)}), groups=(MAIN, Group(name="control", weighting=Weighting.ONE)))
 SHIFT = 4
-"""The largest shift of the Plan, which a liar uses to reach farther."""
+"""The Plan's largest shift, which a liar uses to send larger values."""
 
 
 def aggregates(rule: Rule | ColumnRule, liar_examples: int, lie: dict[str, int]) -> dict[str, float]:
-    """The first value of each group, in steps of the grid, of nine honest devices that send 9 to 17 and one liar."""
+    """Aggregate nine honest devices, which send 9 to 17, and a liar. Return each group's first value in grid steps."""
 
     def submission(device: str) -> Submission:
         number, is_liar = int(device), device == "9"
@@ -169,6 +169,6 @@ def test_examples_weigh_in_the_parameters_and_not_in_the_control_variates() -> N
 @pytest.mark.parametrize("value", [LARGEST, -LARGEST])
 def test_a_trimmed_mean_keeps_each_group_within_the_values_of_honest_devices(value: int) -> None:
     found = aggregates(TrimmedMean(0.1), MOST, {"parameters": value, "control": value})
-    # Without the liar and the honest device at the other end.
+    # The rule trims the liar and the honest device at the other end.
     mean = 13.5 if value > 0 else 12.5
     assert found == {"parameters": mean, "control": mean}

@@ -1,4 +1,4 @@
-"""``LimitedLog``: the first lines of a kind in a minute, then their number."""
+"""``LimitedLog``: the first lines of each kind in a minute, then the number of suppressed lines."""
 
 import asyncio
 import logging
@@ -12,7 +12,7 @@ LOG = logging.getLogger("test.refused")
 
 
 def messages(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """What was logged."""
+    """Return the logged messages."""
     return [record.getMessage() for record in caplog.records]
 
 

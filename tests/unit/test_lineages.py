@@ -1,4 +1,4 @@
-"""Rounds after a rollback: a Version that no Round published starts a lineage of its own."""
+"""Rounds after a rollback: a Version that no Round published starts a new lineage."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -30,7 +30,7 @@ def backdate(folder: Path, device: str, version_sha256: str) -> None:
 
 
 def test_verify_finds_an_update_of_an_earlier_lineage(tmp_path: Path) -> None:
-    """Its Round is within ``max_staleness``, but the rollback has discarded what devices trained before it."""
+    """The Update's Round is within ``max_staleness``, but the rollback has discarded the Updates before it."""
 
     async def main() -> None:
         place = open_place(tmp_path)

@@ -1,4 +1,4 @@
-"""An example store that changes between Rounds: each Round uses what it holds then, and bad data costs one Round."""
+"""An example store that changes between Rounds: each Round uses the current data, and bad data fail one Round only."""
 
 import random
 import weakref
@@ -39,13 +39,13 @@ from fanin.protos.errors import InvalidInput
 
 
 def examples(*values: float) -> Examples:
-    """One example for each value."""
+    """Return one example for each value."""
     return Examples(inputs={"x": np.array(values, np.float32)[:, None]}, y=np.zeros(len(values), np.int32))
 
 
 @dataclass
 class Recording:
-    """A runtime that trains nothing and keeps the inputs of each Round. ``during`` is called at each step."""
+    """A runtime that does not train, and records the inputs of each Round. It calls ``during`` at each step."""
 
     during: Callable[[], None] = lambda: None
     trained: list[list[float]] = field(default_factory=list)
@@ -86,7 +86,7 @@ class Step:
 
 @dataclass
 class Growing:
-    """A store that holds one more example in each Round; ``bad`` replaces the training part in one of them."""
+    """A store with one more example in each Round. ``bad`` maps a Round to a replacement of its training part."""
 
     bad: dict[int, object] = field(default_factory=dict)
     num_reads: Counter[str] = field(default_factory=Counter)
@@ -115,7 +115,7 @@ class Growing:
 
 
 def taken_part(folder: Path, runtime: Recording, store: Growing, num_rounds: int) -> tuple[int, list[str]]:
-    """(accepted Updates, reasons of Assignments that were given up) after some Rounds of one device."""
+    """Run one device for some Rounds. Return (accepted Updates, reasons of the Assignments that it gave up)."""
     fleet = rounds(folder, num_rounds)
     line = LoopbackTransport(fleet=fleet, device="device", latency_s=0.01)
     trainer = RuntimeTrainer(runtime, store)
@@ -126,10 +126,10 @@ def taken_part(folder: Path, runtime: Recording, store: Growing, num_rounds: int
 
 def test_each_round_uses_what_the_store_holds_then_and_only_that(tmp_path: Path) -> None:
     store = Growing()
-    # It grows while a Round is under way: that is for the next one.
+    # The store grows during a Round. The next Round uses the new example.
     runtime = Recording(during=lambda: store.grow())
     assert taken_part(tmp_path, runtime, store, 3) == (3, [])
-    # One step for each example, so it doubles.
+    # The store grows at each step, and each example is a step, so the store doubles.
     assert [sorted(values) for values in runtime.trained] == [[1.0], [1.0, 2.0], [1.0, 2.0, 3.0, 4.0]]
     assert runtime.validated == [[-1.0], [-1.0, -2.0], [-1.0, -2.0, -3.0, -4.0]]
     assert store.num_reads == {"partition": 3, "train": 3, "validation": 3}
@@ -209,7 +209,7 @@ def test_a_part_that_was_replaced_is_freed(tmp_path: Path) -> None:
 
 @dataclass
 class Fixed:
-    """A store that always returns the same parts, until ``now`` is replaced; ``good`` are the parts from a time on."""
+    """A store that returns the same parts until ``now`` is replaced. ``good`` sets the parts from a read onwards."""
 
     now: MemoryStore
     num_reads: int = 0
@@ -231,7 +231,7 @@ class Fixed:
 
 def test_data_that_do_not_fit_are_not_tried_again_until_they_change(tmp_path: Path) -> None:
     unfit = Examples(inputs={"x": np.zeros((2, 7), np.float32)}, y=np.zeros(2, np.int32))
-    # The store is read once in each Round, and a second time in the fourth, when its data have changed.
+    # Each Round reads the store once. The fourth Round reads it twice, because its data have changed.
     store = Fixed(MemoryStore(partition=0, train=unfit, validation=examples(2.0)), good=(3, examples(3.0)))
     fleet, runtime = rounds(tmp_path, 5), Recording()
     line = LoopbackTransport(fleet=fleet, device="device", latency_s=0.01)

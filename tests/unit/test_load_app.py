@@ -1,4 +1,4 @@
-"""``load_app``: where an App is found, and how a mistake of its own code is told."""
+"""``load_app``: the lookup of an App in a file or a module, and the errors of the App's own code."""
 
 import sys
 from collections.abc import Iterator
@@ -25,9 +25,9 @@ number = 7
 
 @pytest.fixture
 def import_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder for an App; afterwards ``sys.path`` and the modules are what they were."""
+    """A folder for an App. Afterwards ``sys.path`` and the loaded modules are restored."""
     modules = set(sys.modules)
-    # It keeps a copy of sys.path and restores it; the folder itself must not be there yet.
+    # The call saves sys.path, to restore it later. The App's folder itself must not be on it yet.
     monkeypatch.syspath_prepend(str(tmp_path / "elsewhere"))
     yield tmp_path
     for name in {"fanin_app_app", "fanin_app_my_app", "beside"} - modules:
@@ -36,7 +36,7 @@ def import_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pat
 
 @pytest.fixture
 def app_file(import_path: Path) -> Path:
-    """A file with an App, a function that makes one, and something else."""
+    """A file with an App, a function that returns an App, and another object."""
     path = import_path / "my_app.py"
     path.write_text(APP_FILE)
     return path
@@ -71,7 +71,7 @@ def test_what_is_no_app_is_said_clearly(app_file: Path) -> None:
 
 @dataclass(frozen=True)
 class Broken:
-    """An App's file and the module beside it, and the error: its file, its line and its text."""
+    """The text of an App's file and of its helper module; the expected error: its file, its line and its message."""
 
     app: str
     helper: str

@@ -1,4 +1,4 @@
-"""The log on standard error: what a peer sent forges no record and commands no terminal."""
+"""The log on standard error: text from a peer can neither forge a record nor control the terminal."""
 
 import logging
 import sys
@@ -12,7 +12,7 @@ FORGED = "bad\n2026-01-01 INFO fanin.server: all is well\r\x1b[2J\u202e\x00"
 
 
 def record(message: str, *arguments: object, traceback: bool = False) -> logging.LogRecord:
-    """A record of this message."""
+    """Return a log record with this message."""
     info = sys.exc_info() if traceback else None
     return logging.LogRecord("peer", logging.INFO, "file.py", 1, message, arguments, info)
 

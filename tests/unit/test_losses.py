@@ -1,4 +1,4 @@
-"""``edge.export.losses``: torch's own without a reduction, and -1 has no say."""
+"""``edge.export.losses``: equal to torch's losses without a reduction, and targets of -1 are ignored."""
 
 import pytest
 import torch

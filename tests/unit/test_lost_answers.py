@@ -1,6 +1,6 @@
-"""Errors after a commit that succeeded: what was recorded is found again, once, and told to the machine.
+"""Errors after a successful commit: the recorded transition is found, and the machine learns of it once.
 
-On a virtual clock, with the production coordinator and a store whose answers are lost.
+The tests run the production coordinator on a virtual clock, with a store whose answers are lost.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ WANTED = plan(concurrency=2, buffer=2, quorum=2, max_rounds=2)
 
 
 class LossyWriter:
-    """Loses the answer of the first call of each name in ``losses``, after its transaction."""
+    """A writer that loses, after the transaction, the answer to the first call of each name in ``losses``."""
 
     def __init__(self, writer: RunWriter, losses: set[str]) -> None:
         self.lease = writer.lease
@@ -72,7 +72,7 @@ class LossyWriter:
 
 
 class LossyLeases:
-    """Drivers get such a writer."""
+    """Leases that give drivers a ``LossyWriter``."""
 
     def __init__(self, leases: LeaseStore, losses: set[str]) -> None:
         self.lease = leases.lease
@@ -86,7 +86,7 @@ class LossyLeases:
 
 @contextmanager
 def lossy(folder: Path, *losses: str) -> Iterator[Place]:
-    """A coordinator over such a store."""
+    """Yield a coordinator over a store that loses these answers."""
     state = open_place(folder).state
     stores = replace(state.stores, leases=LossyLeases(state.stores.leases, set(losses)))
     yield place_over(replace(state, stores=stores))
@@ -124,7 +124,7 @@ def test_an_update_whose_commit_was_reported_as_an_error_counts_when_its_device_
             began_s = asyncio.get_running_loop().time()
             await send(place, "b")
             await settle()
-            # It did not have to wait for the deadline.
+            # The Round did not wait for its deadline.
             assert (await place.runs.info("run")).version == 1
             assert asyncio.get_running_loop().time() - began_s < 5.0
             await place.runs.stop()

@@ -1,4 +1,4 @@
-"""The manifest is read strictly: each thing that is wrong with one has its sentence."""
+"""The manifest is parsed strictly: each mistake has its own error message."""
 
 import json
 from collections.abc import Callable
@@ -23,7 +23,7 @@ def test_what_is_dumped_parses_to_the_same_facts_and_the_same_bytes() -> None:
 
 
 def edited(change: Callable[[Row], object]) -> bytes:
-    """The manifest's JSON after a change."""
+    """Return the manifest's JSON after a change."""
     row = json.loads(dump_manifest(manifest()))
     change(row)
     return json.dumps(row).encode()

@@ -1,4 +1,4 @@
-"""An index of true and false in a model: values put at a mask are exported, a selection by a mask is explained."""
+"""Boolean indices in a model: an assignment at a mask is exported, a selection by a mask is refused with its line."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ ORDER = torch.tensor([3, 0, 2, 1])
 
 
 class Silenced(nn.Module):
-    """Writes a number where the input is negative, and at some features; a mask is indexed by numbers."""
+    """Assigns numbers at a mask and at some features, and indexes a mask by integers."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""``edge.measure``: what int8 costs, and when that is too much."""
+"""``edge.measure``: the loss of quality by int8, and the limit above which an export is refused."""
 
 import math
 from dataclasses import replace
@@ -60,13 +60,13 @@ def test_an_error_that_is_next_to_nothing_counts_as_a_hundredth_of_the_spread() 
 
 
 class Twins:
-    """A runtime whose float model says what it is given, and whose int8 model says ``off`` more."""
+    """A runtime whose float model returns its input, and whose int8 model adds ``off``."""
 
     def __init__(self, off: np.ndarray) -> None:
         self._off = off
 
     def open_evaluate(self, bundle: Bundle) -> Evaluate:
-        """A loss of 1 a sample."""
+        """Return a function with a loss of 1 a sample."""
         has_classes = bundle.manifest.num_classes
 
         def evaluate(parameters: Float32s, batch: PaddedBatch) -> BatchEvaluation:
@@ -76,19 +76,19 @@ class Twins:
         return evaluate
 
     def open_predict(self, bundle: Bundle, parameters: Float32s) -> Predict:
-        """As the class says."""
+        """Return the int8 model."""
         return lambda inputs: inputs["x"] + self._off
 
 
 def of(num_classes: int) -> Bundle:
-    """A Bundle of which no more is asked than its number of classes."""
+    """Return a Bundle with this number of classes; nothing else of it is used."""
     data = dump_manifest(replace(manifest(), num_classes=num_classes))
     signed = SignedManifest(data=data, public_key=PUBLISHER.public, signature=PUBLISHER.sign(BUNDLE_CONTEXT, data))
     return Bundle.open(signed, trusted=[PUBLISHER.public], read={}.__getitem__)
 
 
 def batches_of(x: np.ndarray, y: np.ndarray) -> list[PaddedBatch]:
-    """Batches of 4, the last one padded with what would show."""
+    """Return batches of 4; the padding of the last one would change the result if it counted."""
     pad = -len(x) % 4
     mask = np.concatenate([np.ones(len(x), np.float32), np.zeros(pad, np.float32)])
     x, y = (np.concatenate([part, np.repeat(100 * part[:1], pad, axis=0)]) for part in (x, y))

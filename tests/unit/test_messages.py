@@ -1,4 +1,4 @@
-"""Values check themselves when they are made: one refusal a rule."""
+"""Messages validate themselves on construction: one case for each rule."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -35,7 +35,7 @@ D = -121665 * pow(121666, -1, PRIME) % PRIME
 
 
 def on_curve(encoding: bytes) -> tuple[int, int]:
-    """The point (x, y) of an encoding, as RFC 8032, section 5.1.3, decodes it, but with any y and either sign."""
+    """Decode a point (x, y) as in RFC 8032, section 5.1.3, but with any y and either sign."""
     y = (int.from_bytes(encoding, "little") & ((1 << 255) - 1)) % PRIME
     square = (y * y - 1) * pow(D * y * y + 1, -1, PRIME) % PRIME
     x = pow(square, (PRIME + 3) // 8, PRIME)
@@ -46,7 +46,7 @@ def on_curve(encoding: bytes) -> tuple[int, int]:
 
 
 def doubled(point: tuple[int, int]) -> tuple[int, int]:
-    """The sum of a point with itself on the twisted Edwards curve with a = -1."""
+    """Return the sum of a point with itself on the twisted Edwards curve with a = -1."""
     x, y = point
     both = D * x * x * y * y
     return (
@@ -67,7 +67,7 @@ def test_the_points_of_small_order_are_all_refused() -> None:
                 InvalidInput, f"key: got the public key {encoding.hex()}, a point of small order; create a new key"
             ):
                 check_key("key", encoding.hex())
-    # The points whose order divides 8 are a group of 8.
+    # The points whose order divides 8 form a group of 8.
     assert len(points) == 8
 
 

@@ -1,4 +1,4 @@
-"""Rows of steps: what they say, where they go, and the trace of a rank."""
+"""Records of training steps: their values, their sinks, and the trace of a rank."""
 
 import io
 import json
@@ -32,7 +32,7 @@ from fanin.protos.errors import InvalidInput, RuntimeMissing
 
 
 class Clock:
-    """A clock that is moved by hand."""
+    """A clock that the test sets."""
 
     def __init__(self) -> None:
         self.now_s = 100.0
@@ -42,7 +42,7 @@ class Clock:
 
 
 class Kept:
-    """A sink that keeps its rows."""
+    """A sink that stores its rows."""
 
     def __init__(self) -> None:
         self.rows: list[StepRecord] = []
@@ -60,7 +60,7 @@ def computed(work: StageWork, started_s: float, seconds: float) -> StageComputed
 
 
 def step(number: int, started_s: float, data_s: float = 0.5, *stages: StageComputed) -> list[Event]:
-    """The events of a step that computes for 1.5 s."""
+    """Return the events of a step that computes for 1.5 s."""
     return [
         StepStarted(step=number),
         DataRead(step=number, started_s=started_s, seconds=data_s),
@@ -166,7 +166,7 @@ def test_lines_of_json(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     sink = JsonLines(path)
     sink.write(row(bytes_by_axis={"pp": 8}))
-    # It is there before anything is closed.
+    # The file is written before any sink is closed.
     assert json.loads(path.read_text())["bytes_by_axis"] == {"pp": 8}
     sink.write(row(step=5))
     sink.close()
@@ -199,7 +199,7 @@ def test_progress_in_a_file_is_a_line_now_and_then_and_the_last() -> None:
 
 
 class Terminal(io.StringIO):
-    """A terminal."""
+    """A stream that is a terminal."""
 
     def isatty(self) -> bool:
         return True

@@ -1,4 +1,4 @@
-"""The exporter's own check refuses an export of which one part is zero, twice or minus itself."""
+"""The exporter's check refuses an export with one result that is zeroed, doubled or negated."""
 
 import json
 import os

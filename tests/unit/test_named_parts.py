@@ -1,4 +1,4 @@
-"""Rules and optimizers of other distributions that raise errors: one sentence that names them."""
+"""Errors that Rules and optimizers of other distributions raise: one sentence names the part."""
 
 import sys
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""``edge.export.modules.norms``: BatchNorm that trains is torch's on the samples that count, and padding has no say."""
+"""``edge.export.modules.norms``: trained BatchNorm equals torch's on the samples without padding."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ CLOSE = {"rtol": 1e-10, "atol": 1e-10}
 
 
 def random_norm(spatial: tuple[int, ...], momentum: float, affine: bool) -> nn.BatchNorm1d | nn.BatchNorm2d:
-    """A norm of three channels that has seen something before, in float64."""
+    """Return a norm of three channels with nontrivial statistics, in float64."""
     kind = nn.BatchNorm2d if len(spatial) == 2 else nn.BatchNorm1d
     norm = kind(3, momentum=momentum, affine=affine, dtype=torch.float64)
     with torch.no_grad():
@@ -26,7 +26,7 @@ def random_norm(spatial: tuple[int, ...], momentum: float, affine: bool) -> nn.B
 
 @st.composite
 def cases(draw: st.DrawFn) -> tuple[nn.Module, Tensor, Tensor]:
-    """(a norm, x (B, 3, ...), how many samples count)."""
+    """Draw (a norm, x (B, 3, ...), the number of samples that are not padding)."""
     torch.manual_seed(draw(st.integers(0, 1000)))
     spatial = draw(st.sampled_from([(), (4,), (2, 3)]))
     norm = random_norm(spatial, draw(st.floats(0.01, 1.0)), draw(st.booleans()))
@@ -36,7 +36,7 @@ def cases(draw: st.DrawFn) -> tuple[nn.Module, Tensor, Tensor]:
 
 
 def passed(norm: nn.Module, x: Tensor, mask: Tensor, *, uses: int = 1) -> tuple[Tensor, dict[str, Tensor]]:
-    """(what a tracked norm makes of x, its next statistics)."""
+    """Return (the output of a tracked norm for x, its next statistics)."""
     tracked = TrackedNorm(norm)
     tracked.begin(mask)
     for _ in range(uses):
@@ -58,7 +58,7 @@ def test_it_is_torchs_on_the_samples_that_count(case: tuple[nn.Module, Tensor, i
     expected = norm(kept)
     torch.testing.assert_close(got[:num], expected, **CLOSE)
     torch.testing.assert_close(following, statistics(norm), **CLOSE)
-    # A gradient that falls on padding is none of the samples': the loss masks it.
+    # The gradient of padding is not compared: the loss masks it.
     pull = torch.randn_like(expected)
     (found,) = torch.autograd.grad((got[:num] * pull).sum(), padded)
     (wanted,) = torch.autograd.grad((expected * pull).sum(), kept)

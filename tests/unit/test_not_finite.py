@@ -1,4 +1,4 @@
-"""Values that are not finite within a module: an export names the module and its line, and no slot of a graph."""
+"""Values that are not finite inside a module: the export's error names the module and its line, not a graph slot."""
 
 from dataclasses import replace
 
@@ -15,15 +15,15 @@ from fanin.protos.errors import UnsupportedModel
 
 
 class Divided(nn.Module):
-    """Divides by a sum that may be 0."""
+    """A division by a sum that may be 0."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """The quotient (n, 4)."""
+        """Return the quotient (n, 4)."""
         return x / x.relu().sum(-1, keepdim=True).clamp(max=0.0)
 
 
 class Model(nn.Module):
-    """A layer, a part of the App's own, and a head."""
+    """A layer, a custom module, and a head."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
@@ -36,18 +36,18 @@ class Model(nn.Module):
 
 
 class InEvaluation(nn.Module):
-    """A logarithm of a negative number, in evaluation alone."""
+    """A logarithm of a negative number, in evaluation mode only."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """The same shape."""
+        """Return a tensor of the same shape."""
         return x if self.training else torch.log(-x.abs())
 
 
 class Steep(nn.Module):
-    """Infinite within, and between 0 and 1 outside: its gradient is NaN."""
+    """A function with infinite intermediate values and results between 0 and 1: its gradient is NaN."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """The same shape."""
+        """Return a tensor of the same shape."""
         return torch.sigmoid(torch.exp(1000.0 * x))
 
 
@@ -71,7 +71,7 @@ def test_an_output_in_evaluation_that_is_not_finite_names_the_module_and_its_lin
 
 
 def test_each_calibration_sample_is_checked() -> None:
-    # Only the last four samples, which fill no batch, overflow.
+    # Only the last four samples overflow, and they do not fill a batch.
     module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3))
     nn.init.ones_(module[0].weight)
     found = app(module)

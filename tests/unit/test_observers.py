@@ -1,4 +1,4 @@
-"""Observers of a training: what they receive, what they decide, and what happens when they fail."""
+"""Observers of a training: the events that they receive, their decisions, and their failures."""
 
 import re
 
@@ -14,7 +14,7 @@ STARTED, SETTLED = StepStarted(step=0), StepSettled(num_steps=1)
 
 
 class Told:
-    """An observer that keeps the events under its name, and returns a decision."""
+    """An observer that logs the events under its name, and returns a decision."""
 
     def __init__(self, log: list[tuple[str, Event]], name: str, decision: Decision | None = None) -> None:
         self._log = log
@@ -42,7 +42,7 @@ class Exit:
 
 
 class Odd:
-    """An observer that returns no decision but something else."""
+    """An observer that returns another type than a decision."""
 
     def on(self, event: Event) -> bool:
         return True
@@ -109,7 +109,7 @@ def test_a_guests_decision_names_it() -> None:
 
 class TwoEvents:
     def on(self, event: Event, other: Event) -> None:
-        """Expect more than there is."""
+        """Expect one argument too many."""
 
 
 class Named:

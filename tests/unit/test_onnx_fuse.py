@@ -1,4 +1,4 @@
-"""``edge.export.onnx.fuse``: each rewrite fuses its pattern, keeps similar graphs, and changes no result."""
+"""``edge.export.onnx.fuse``: each rewrite fuses its pattern, leaves similar graphs, and changes no result."""
 
 from collections.abc import Mapping, Sequence
 
@@ -19,7 +19,7 @@ OPSET = 20
 
 
 def node(kind: str, inputs: str, output: str, **attributes: object) -> Node:
-    """One operator; its inputs are parted by spaces."""
+    """Return one operator; its inputs are separated by spaces."""
     return kind, inputs.split(), output, attributes
 
 
@@ -29,7 +29,7 @@ def model(
     outputs: Mapping[str, Sequence[int]],
     constants: Mapping[str, Array] | None = None,
 ) -> onnx.ModelProto:
-    """A checked model of these operators."""
+    """Return a checked model of these operators."""
 
     def ports(shapes: Mapping[str, Sequence[int]]) -> list[onnx.ValueInfoProto]:
         return [
@@ -54,7 +54,7 @@ def model(
 
 
 def run(found: onnx.ModelProto, feed: Mapping[str, Array]) -> list[Array]:
-    """What the model says, each operator by itself."""
+    """Run the model without onnxruntime's graph optimizations."""
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = 4
@@ -63,12 +63,12 @@ def run(found: onnx.ModelProto, feed: Mapping[str, Array]) -> list[Array]:
 
 
 def kinds(found: onnx.ModelProto) -> list[str]:
-    """Its operators."""
+    """Return the types of the model's operators."""
     return [row.op_type for row in found.graph.node]
 
 
 def fused(plain: onnx.ModelProto, feed: Mapping[str, Array]) -> list[str]:
-    """The operators after all rules; what they say is held to what the model said before."""
+    """Fuse the model, check that its results stay the same, and return its operators."""
     before, ports = plain.SerializeToString(), [port.name for port in plain.graph.output]
     found = fuse(plain)
     assert plain.SerializeToString() == before
@@ -80,7 +80,7 @@ def fused(plain: onnx.ModelProto, feed: Mapping[str, Array]) -> list[str]:
 
 
 def floats(*shape: int, seed: int = 0) -> npt.NDArray[np.float32]:
-    """Numbers around 0."""
+    """Return normally distributed numbers."""
     return np.random.default_rng([seed, *shape]).standard_normal(shape).astype(np.float32)
 
 
@@ -208,7 +208,7 @@ def test_whole_numbers_are_summed_as_they_are() -> None:
 
 
 def momentum(*extra: Node, sides: str = "t b") -> tuple[list[Node], dict[str, Array], dict[str, Array]]:
-    """(operators, inputs, constants) of a step of momentum along a product of two matrices."""
+    """Return (operators, inputs, constants) of a momentum step whose gradient is a product of two matrices."""
     nodes = [
         node("Transpose", "a", "t", perm=[1, 0]),
         node("MatMul", sides, "g"),

@@ -1,4 +1,4 @@
-"""The operator's client: a wrong argument is refused by name, before anything is sent."""
+"""The operator's client: it refuses a wrong argument by name before it sends a request."""
 
 import socket
 from collections.abc import Callable, Iterator
@@ -18,13 +18,13 @@ from fanin.server.access.authority import local_identity
 
 @pytest.fixture(scope="module")
 def ca(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """The certificate of an authority."""
+    """The certificate of a local authority."""
     return local_identity(tmp_path_factory.mktemp("tls"), ("localhost",), datetime.now(UTC)).ca_certificate
 
 
 @pytest.fixture
 def line(ca: bytes) -> Iterator[Connection]:
-    """A connection to a port that nobody listens on: a call that is sent is Unavailable."""
+    """A connection to a port without a listener: every call that is sent raises Unavailable."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         with closing(Connection(f"127.0.0.1:{taken.getsockname()[1]}", ca)) as connection:

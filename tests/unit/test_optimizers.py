@@ -1,4 +1,4 @@
-"""``edge.export.optimizers``: each is torch's own, step for step, in float64."""
+"""``edge.export.optimizers``: each step of each optimizer equals torch's, in float64."""
 
 import math
 from collections.abc import Mapping
@@ -46,7 +46,7 @@ LIONS = st.builds(
 
 
 def ours(optimizer: Optimizer, start: Tensor, gradients: list[Tensor], rate: float) -> tuple[Tensor, dict[str, Tensor]]:
-    """(the parameter, its state) after a step along each gradient."""
+    """Return (the parameter, its state) after one step for each gradient."""
     value, state = start, {name: torch.zeros_like(start) for name in optimizer.states}
     learning_rate = torch.tensor(rate, dtype=start.dtype)
     for number, gradient in enumerate(gradients, start=1):
@@ -59,7 +59,7 @@ def ours(optimizer: Optimizer, start: Tensor, gradients: list[Tensor], rate: flo
 def theirs(
     optimizer: Optimizer, start: Tensor, gradients: list[Tensor], rate: float
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The same by ``torch.optim``, its state by our names."""
+    """Compute the same with ``torch.optim``. The state has fanin's names."""
     value = start.clone().requires_grad_()
     found = optimizer.eager([value], rate)
     for gradient in gradients:
@@ -71,7 +71,7 @@ def theirs(
 def close(
     got: tuple[Tensor, Mapping[str, Tensor]], expected: tuple[Tensor, Mapping[str, Tensor]], **bounds: float
 ) -> None:
-    """Parameter and state are alike."""
+    """Check that the parameters and the states are equal within the bounds."""
     torch.testing.assert_close(got[0], expected[0], **bounds)
     assert got[1].keys() == expected[1].keys()
     for name, value in expected[1].items():
@@ -120,7 +120,7 @@ def test_what_each_keeps() -> None:
 
 @pytest.mark.parametrize("num_steps", [1, 2, 3, 10])
 def test_the_bias_correction_keeps_its_digits_in_float32(num_steps: int) -> None:
-    # One minus an exponential would be 3e-5 off in the first steps.
+    # Computed as one minus an exponential, the first steps would be off by 3e-5.
     gradients = [torch.full((1,), 0.5)] * num_steps
     value, _ = ours(Adam(), torch.zeros(1), gradients, 0.001)
     expected, _ = theirs(Adam(), torch.zeros(1, dtype=torch.float64), [row.double() for row in gradients], 0.001)

@@ -1,4 +1,4 @@
-"""Nodes of a graph are named after the module of the App that they come from, forward and backward."""
+"""Origins of graph nodes: forward and backward nodes are named after their module of the App."""
 
 import onnx
 import pytest
@@ -15,7 +15,7 @@ from fanin.edge.export.tracing.train import trace_train
 
 
 class Gate(nn.Module):
-    """Computes something itself, before and after a layer."""
+    """A module with operations of its own before and after a layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -27,7 +27,7 @@ class Gate(nn.Module):
 
 
 class Twice(nn.Module):
-    """Runs one module twice, with a function of its own between."""
+    """A module that runs another module twice, with a function in between."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ def test_the_nodes_of_a_gradient_belong_to_the_module_of_their_forward() -> None
     assert (origins["sin.default"], origins["cos.default"]) == ({"gate"}, {"gate"})
     assert origins["mm.default"] == {"gate.inner"}
     assert (origins["tanh.default"], origins["tanh_backward.default"], origins["sum.default"]) == ({""}, {""}, {""})
-    # Nothing stays behind: a later call of the module is not recorded.
+    # No hook remains: a later call of the module is not recorded.
     graph = make_fx(module)(torch.ones(1, 2)).graph
     assert {origin_of(node) for node in graph.nodes} == {""}
 

@@ -1,4 +1,4 @@
-"""Runs with Nesterov momentum through the production coordinator: its state is durable and belongs to a Version."""
+"""Runs with Nesterov momentum through the production coordinator: the state is durable and belongs to a Version."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,7 +23,7 @@ NESTEROV = plan(
     outer_momentum=0.8,
 )  # fmt: skip
 SIZES = (0.01, 0.03, -0.02, 0.05)
-"""By how much both devices move every parameter in each Round."""
+"""The change of every parameter by both devices in each Round."""
 
 
 async def take_round(place: Place, size: float) -> None:
@@ -37,7 +37,7 @@ async def take_round(place: Place, size: float) -> None:
 
 
 async def after_rounds(folder: Path, sizes: Sequence[float]) -> Place:
-    """A coordinator whose Run has had these Rounds."""
+    """Return a coordinator whose Run has completed these Rounds."""
     place = open_place(folder)
     await start(place.runs, bundle_in(folder), NESTEROV)
     await settle()
@@ -52,7 +52,7 @@ async def newest(place: Place) -> Float32s:
 
 
 def expected(sizes: Sequence[float], start_at: float = 0.0) -> float:
-    """The parameters after these Rounds, in plain numpy; the grid rounds the updates a little."""
+    """Return the parameters after these Rounds, computed in numpy without the grid's rounding."""
     optimizer, values = Nesterov(0.5, 0.8), np.array([start_at])
     state = optimizer.begin(values)
     for size in sizes:
@@ -91,7 +91,7 @@ def test_a_rollback_restores_the_momentum_of_its_version(tmp_path: Path) -> None
         await settle()
         assert np.allclose(await newest(place), expected(SIZES[:1]), rtol=1e-4)
         await take_round(place, SIZES[3])
-        # As if the Rounds in between had never been.
+        # The result is the same as without the Rounds in between.
         assert np.allclose(await newest(place), expected((SIZES[0], SIZES[3])), rtol=1e-4)
         assert [verdict.problem for verdict in verdicts(place) if verdict.problem] == []
         await place.runs.stop()

@@ -1,4 +1,4 @@
-"""An App's own decompositions: each mistake gets one error, and a wrong form is not exported."""
+"""An App's own decompositions: each mistake has one error, and a wrong form is not exported."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -77,7 +77,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def test_a_form_of_an_operator_that_torch_makes_of_others_is_exported() -> None:
-    # In a graph that predicts any number of samples, torch would call the form for the operator's own result.
+    # In a graph with a dynamic batch size, torch would call the form to compute the operator's own result.
     assert exported(with_forms({aten.linear.default: linear})).manifest.slots
 
 
@@ -131,10 +131,10 @@ def test_an_operator_without_a_derivative_is_compared_by_its_values() -> None:
 
 
 class Modulus(nn.Module):
-    """An operator that no format has."""
+    """A module with an operator that no format supports."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Lengths (B, 4) of pairs (B, 8)."""
+        """Return the lengths (B, 4) of pairs (B, 8)."""
         real, imaginary = x.chunk(2, dim=-1)
         return torch.hypot(real, imaginary)
 
@@ -143,7 +143,7 @@ OUTSIDE = torch.tensor([[1.5], [0.25]])
 
 
 def with_constants(x: Tensor, other: Tensor) -> Tensor:
-    """The length times 1.0, by numbers from inside and outside of the form."""
+    """Return the length times 1.0. The factor comes from constants inside and outside of the form."""
     inside = torch.tensor([0.5, -0.25], dtype=x.dtype)
     return (
         hypot(x, other) * (inside.sum() * torch.tensor(4)) * (OUTSIDE.to(x.dtype) * torch.tensor([[0.5], [1.0]])).sum()
@@ -177,15 +177,15 @@ LARGE = torch.ones(1000)
 
 
 class LogGamma(nn.Module):
-    """An operator that ONNX lacks, as is that of its gradient."""
+    """A module with an operator that ONNX lacks; ONNX lacks its gradient too."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Values of the shape of x."""
+        """Return values of the shape of x."""
         return torch.lgamma(x * x + 1.0)
 
 
 def lgamma(x: Tensor) -> Tensor:
-    """Stirling's series six steps further."""
+    """Compute log-gamma by Stirling's series at x + 6."""
     z = x + 6.0
     product = torch.ones_like(x)
     for step in range(6):

@@ -1,4 +1,4 @@
-"""Metrics of one's own: functions and ONNX graphs, on the test data and on the validation part of each client."""
+"""Custom metrics: functions and ONNX graphs, on the test data and on the validation part of each client."""
 
 import logging
 from collections.abc import Mapping
@@ -39,12 +39,12 @@ ROUNDS: Final = 2
 
 
 def misses(predictions: Inputs, targets: Inputs) -> float:
-    """The share of wrong labels."""
+    """Return the share of wrong labels."""
     return float((predictions != targets).mean())
 
 
 def write_graph(path: Path, output: str = "Mean", shape: tuple[int, ...] = ()) -> Path:
-    """Write the graph of the accuracy: a metric that another program could have written."""
+    """Write an ONNX graph that computes the accuracy."""
     nodes = [
         helper.make_node("Equal", ["predictions", "targets"], ["is_equal"]),
         helper.make_node("Cast", ["is_equal"], ["hits"], to=TensorProto.FLOAT),
@@ -59,7 +59,7 @@ def write_graph(path: Path, output: str = "Mean", shape: tuple[int, ...] = ()) -
 
 @pytest.fixture(scope="module")
 def result(tmp_path_factory: pytest.TempPathFactory) -> Result:
-    """A simulation with a function, a graph and an installed metric, in two processes."""
+    """The result of a simulation with a function, a graph and an installed metric, in two processes."""
     return simulated(tmp_path_factory.mktemp("metrics"), processes=2)
 
 
@@ -74,7 +74,7 @@ def simulated(folder: Path, **changes: object) -> Result:
         "training.learning_rate": 0.1,
         "statistics": [{"name": f"evaluate.{name}", "bound": 4096 << 16} for name in names],
     }
-    # As in a notebook: a function that worker processes cannot import.
+    # Worker processes cannot import this function, as in a notebook.
     wrong = Metric(function=lambda predictions, targets: (predictions != targets).mean(), higher_is_better=False)
     metrics = {"misses": wrong, "right": write_graph(folder / "right.onnx")}
     settings = SimulationSettings(test=data.test, metrics=metrics, plan=plan, quiet=True)
@@ -135,7 +135,7 @@ def test_metrics_change_no_version(result: Result, tmp_path: Path) -> None:
 
 
 def counts_of(names: tuple[str, ...], metrics: Mapping[str, Metric]) -> dict[str, int]:
-    """The counts of a device whose Plan declares some statistics."""
+    """Return the counts of a device whose Plan declares these statistics."""
     x, y = samples(40, seed=4)
     bundle = bundle_of("cnn")
     declared = tuple(Statistic(name=name, bound=m.MAX_COUNT) for name in names)
@@ -184,7 +184,7 @@ def test_a_record_has_a_training_for_each_set_of_declared_metrics(tmp_path: Path
         assignment = example_assignment(bundle)
         own = (*assignment.statistics, Statistic(name=name, bound=1))
         RecordedTrainings(Named(), folder).begin(0, example_model(bundle), replace(assignment, statistics=own))()
-    # Only metrics of the validation part are computed by fanin.
+    # fanin computes only the metrics of the validation part.
     assert begun == ["evaluate.right", "evaluate.wrong", "train.right"]
 
 

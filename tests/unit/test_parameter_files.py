@@ -1,4 +1,4 @@
-"""Files of parameters: both forms are read back, and anything else is one error that names the file."""
+"""Files of parameters: both formats are read back, and any other file has one error that names it."""
 
 from pathlib import Path
 

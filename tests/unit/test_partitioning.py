@@ -1,4 +1,4 @@
-"""Partitions: each partitioner keeps what its name says, a seed decides all, and mistakes are one error."""
+"""Partitions: each partitioner keeps its law, the seed determines the result, and each mistake has one error."""
 
 import itertools
 from collections.abc import Sequence
@@ -69,7 +69,7 @@ def counts(by: Partitioner, num_clients: int = 20) -> Int64s:
 
 
 def unevenness(table: Int64s) -> float:
-    """The mean over clients of the total variation between their labels and all labels: 0 if all are alike."""
+    """Return the mean total variation distance between a client's labels and all labels: 0 if all are alike."""
     shares = table / table.sum(axis=1, keepdims=True)
     return float(np.abs(shares - table.sum(axis=0) / table.sum()).sum(axis=1).mean() / 2)
 

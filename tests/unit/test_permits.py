@@ -1,4 +1,4 @@
-"""Permits to come in at full speed: so many at a time, and nobody who is slow keeps one."""
+"""Permits for uploads at full speed: their number is limited, and a slow upload keeps none."""
 
 import asyncio
 
@@ -7,7 +7,7 @@ from fanin.server.access.permits import CHUNK_S, LENT_S, PERMIT_WAIT_S, Permit, 
 
 
 async def chunk(permit: Permit, *waits: float) -> float:
-    """Take a Chunk whose pieces are waited for so long, in loans of a permit; when its turn came, in loans too."""
+    """Receive a Chunk whose pieces arrive after these waits. Return its start. Times are in units of ``LENT_S``."""
     await permit.get()
     begun = asyncio.get_running_loop().time() / LENT_S
     for wait in waits:
@@ -17,7 +17,7 @@ async def chunk(permit: Permit, *waits: float) -> float:
 
 
 async def upload(permits: Permits, *chunks: tuple[float, ...]) -> list[float]:
-    """When the turn of each Chunk came."""
+    """Upload the Chunks. Return the start of each."""
     with permits.one() as permit:
         return [await chunk(permit, *waits) for waits in chunks]
 
@@ -25,7 +25,7 @@ async def upload(permits: Permits, *chunks: tuple[float, ...]) -> list[float]:
 def test_the_quick_wait_for_each_other_and_stay_until_they_are_done() -> None:
     async def main() -> list[list[float]]:
         permits = Permits(2)
-        # Each Chunk takes longer than a loan, and is quick all the same.
+        # Each Chunk takes longer than ``LENT_S``, but each piece is fast.
         quick = (0.5,) * 4
         return await asyncio.gather(*(upload(permits, quick, quick) for _ in range(6)))
 
@@ -35,11 +35,11 @@ def test_the_quick_wait_for_each_other_and_stay_until_they_are_done() -> None:
 def test_the_slow_lend_theirs_and_give_back_no_more_than_they_took() -> None:
     async def main() -> list[list[float]]:
         permits = Permits(1)
-        # Nobody sends anything for long, and the third still has its turn after twice the time of a loan.
+        # Both slow uploads are silent for long. The third still starts after twice ``LENT_S``.
         slow = [asyncio.create_task(upload(permits, (1000.0,))) for _ in range(2)]
         third = await asyncio.create_task(upload(permits, (0.0,)))
         begun = [*await asyncio.gather(*slow), third]
-        # Were a permit given back twice, these would not wait for each other.
+        # If a permit were released twice, these two would not wait for each other.
         return [*begun, *await asyncio.gather(*(upload(permits, (0.5,)) for _ in range(2)))]
 
     assert run_virtual(main()) == [[0], [1], [2], [1001], [1001.5]]
@@ -74,7 +74,7 @@ def test_who_sends_a_little_now_and_then_is_slow() -> None:
 def test_nobody_waits_longer_in_all_than_a_proxy_does() -> None:
     async def main() -> tuple[list[float], list[float]]:
         permits = Permits(1)
-        # Quick Chunks, for more than a minute and a half.
+        # Fast Chunks for more than a minute and a half.
         long = asyncio.create_task(upload(permits, *[(0.75, 0.75)] * 640))
         await asyncio.sleep(0.0)
         waiting = await upload(permits, (0.25,), (0.25,))
@@ -82,7 +82,7 @@ def test_nobody_waits_longer_in_all_than_a_proxy_does() -> None:
         return waiting, begun
 
     waiting, begun = run_virtual(main())
-    # It goes on without a permit, and is not made to wait for one again.
+    # The upload continues without a permit, and does not wait for one again.
     assert waiting == [PERMIT_WAIT_S / LENT_S, PERMIT_WAIT_S / LENT_S + 0.25]
     assert begun[-1] == 639 * 1.5
 

@@ -1,4 +1,4 @@
-"""Personal parameters on a device: each training begins with the last ones, none is sent, and no kill changes a bit."""
+"""Personal parameters on a device: each training begins with the last ones, and none is sent. Kills change no bit."""
 
 import logging
 import tempfile
@@ -34,7 +34,7 @@ def personal_course(folder: Path, stages: tuple[m.StageSpec, ...] = ()) -> Cours
 
 
 def trained(fleet: Course, works: Sequence[m.Assignment]) -> tuple[Mapping[int, bytes], Float32s]:
-    """The payloads by Round, and the personal parameters at the end, if each training begins with those of the last."""
+    """Compute (the payloads by Round, the last personal parameters): each training begins with those of the last."""
     model, payloads = example_model(fleet.bundle), {}
     for work in works:
         change = SyntheticTrainer(partition=0).train(model, work, Countdown())
@@ -60,7 +60,7 @@ def test_each_training_begins_with_the_personal_parameters_after_the_last(
     assert take_part(fleet, tmp_path) == payloads
     assert fleet.failures == []
     np.testing.assert_array_equal(stored(fleet, tmp_path), last)
-    # Those that the last training began with are kept for its repetition.
+    # The personal parameters before the last training are kept, so that it can be repeated.
     assert files(tmp_path) == ["run.3.state", "run.4.state"]
     assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
 
@@ -70,7 +70,7 @@ def test_an_update_has_no_room_for_personal_parameters(tmp_path: Path) -> None:
     take_part(fleet, tmp_path)
     assert [len(payload) for payload in fleet.payloads.values()] == [4 * NUM] * 4
     assert [spec.name for spec in fleet.table.specs] == ["a", "b"]
-    # Their initial values are downloaded with the graphs.
+    # The device downloads the initial personal parameters with the graphs.
     assert fleet.bundle.manifest.local is not None
     initial = fleet.bundle.manifest.artifacts[fleet.bundle.manifest.local.initial]
     assert {ref.sha256 for ref in initial.chunks} <= fleet.served
@@ -113,7 +113,7 @@ def test_stages_and_personal_parameters_are_stored_side_by_side(tmp_path: Path) 
     _, last = trained(fleet, list(fleet.works))
     take_part(fleet, tmp_path)
     assert fleet.failures == []
-    # Two groups of the parameters that travel.
+    # Two groups of shared parameters.
     assert [len(payload) for payload in fleet.payloads.values()] == [2 * 4 * NUM] * 4
     assert stored(fleet, tmp_path) is not None and last.shape == (NUM_LOCAL,)
 
@@ -144,7 +144,7 @@ def test_those_of_another_bundle_are_never_used(tmp_path: Path, caplog: pytest.L
 
 
 class Faulty:
-    """A Trainer that returns other personal parameters than it must."""
+    """A Trainer that returns wrong personal parameters."""
 
     runtime, graph_format = "faulty 1", "onnx"
 

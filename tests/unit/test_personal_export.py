@@ -1,4 +1,4 @@
-"""Personal parameters in an export: what travels, what stays, and patterns that mean nothing."""
+"""Personal parameters in an export: the shared and the personal parameters, and refused patterns."""
 
 import json
 from dataclasses import replace
@@ -60,7 +60,7 @@ def test_the_table_that_travels_is_the_one_without_personal_parameters(bundle: B
     manifest = bundle.manifest
     assert manifest.local is not None
     assert [spec.name for spec in manifest.table.specs] == ["body.bias", "body.weight"]
-    # Patterns match running statistics, too: FedBN keeps the whole norm on the device.
+    # Patterns match running statistics too: FedBN keeps the entire norm on the device.
     norm = ["norm.bias", "norm.running_mean", "norm.running_var", "norm.weight"]
     assert [spec.name for spec in manifest.local.table.specs] == ["head.bias", "head.weight", *norm]
     assert [spec.name for spec in manifest.model_table.specs] == [
@@ -265,7 +265,7 @@ def test_scaffold_corrects_only_what_travels(tmp_path: Path) -> None:
         trainer.train(replace(example_model(bundle), inputs=inputs), work, Countdown())
         for inputs in ({}, {"control": control})
     )
-    # One step: the correction is the learning rate times the control.
+    # After one step the correction is the learning rate times the control variate.
     np.testing.assert_allclose(corrected.values, plain.values - np.float32(0.25), atol=1e-6)
     assert plain.local is not None and corrected.local is not None
     np.testing.assert_array_equal(corrected.local, plain.local)

@@ -1,4 +1,4 @@
-"""Personal parameters in a simulation: clients whose labels contradict each other learn what one model cannot."""
+"""Personal parameters in a simulation: clients with contradictory labels learn more than one shared model can."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -41,7 +41,7 @@ def app_with(local: Sequence[str]) -> App:
 
 
 def labels_of(client: int, labels: np.ndarray) -> np.ndarray:
-    """Each client means another digit by a label: no one model fits all of them."""
+    """Return the client's labels: each client maps digits to other labels, so no single model fits all clients."""
     return (labels + 3 * client) % NUM_CLASSES
 
 
@@ -75,7 +75,7 @@ def test_personal_heads_learn_what_one_shared_model_cannot(personal: Result) -> 
     assert shared.local == {}
     together = [accuracy(shared.module, client) for client in range(NUM_CLIENTS)]
     apart = [accuracy(personal.module_of(client), client) for client in range(NUM_CLIENTS)]
-    # At most one client can be right about an image.
+    # For an image, at most one client's label equals the prediction.
     assert sum(together) <= 1.0
     assert min(apart) > 0.85
     # The head of another client is no better than chance.
@@ -93,7 +93,7 @@ def test_only_the_shared_parameters_are_in_a_version(personal: Result) -> None:
         "head.bias": (NUM_CLASSES,),
         "head.weight": (NUM_CLASSES, 32),
     }
-    # A header each, and four bytes for each value that travels.
+    # A header for each client, and four bytes for each shared value.
     payload_bytes = NUM_CLIENTS * 4 * personal.parameters.size
     assert payload_bytes < personal.rounds[-1].bytes_up < payload_bytes + NUM_CLIENTS * 4 * 330
     head = dict(app_with([]).module.named_parameters())["head.weight"]
@@ -146,6 +146,6 @@ def test_the_engine_vmap_is_refused_and_auto_takes_graph() -> None:
 def test_test_data_and_the_baseline_see_the_initial_head(personal: Result) -> None:
     result = simulated(["head.*"], test=load_data("digits").test, baseline=True)
     assert same(result, personal)
-    # The pooled training trains all parameters; the labels contradict each other.
+    # The pooled training trains all parameters, and the labels contradict each other.
     assert len(result.baseline) == ROUNDS + 1
     assert result.rounds[-1].test_accuracy < 0.5

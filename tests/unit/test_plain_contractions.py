@@ -1,4 +1,4 @@
-"""``einsum`` of three and more tensors, in the plain form against torch's own."""
+"""``einsum`` of three and more tensors: the plain form, compared with torch's."""
 
 from collections.abc import Sequence
 
@@ -55,7 +55,7 @@ def test_a_wrong_contraction_has_torchs_own_error() -> None:
 
 
 class Chained(nn.Module):
-    """A Tucker form: three weights in one contraction."""
+    """A Tucker decomposition: three weights in one contraction."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Plain forms of functions, and forms of gradients, against torch's own in float64: values and gradients."""
+"""Plain forms of functions and of gradients: values and gradients equal torch's, in float64."""
 
 from collections.abc import Callable
 from functools import partial
@@ -181,7 +181,7 @@ def test_values_are_put_at_an_index_as_in_torch() -> None:
 @pytest.mark.parametrize("dim", [0, -1])
 @pytest.mark.parametrize("descending", [False, True])
 def test_an_order_is_torchs(dim: int, descending: bool) -> None:
-    # Of equal values, torch's stable sort keeps the order.
+    # torch's stable sort keeps the order of equal values.
     x = torch.randint(0, 4, (6, 3, 5)).double()
     expected = torch.sort(x, stable=True, dim=dim, descending=descending)
     torch.testing.assert_close(ordering.sort(x, dim, descending), tuple(expected), **CLOSE)

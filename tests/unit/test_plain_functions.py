@@ -1,4 +1,4 @@
-"""Bags of embeddings, ``one_hot`` and LSTMs train on devices: plain forms against torch's own, and models of them."""
+"""Bags of embeddings, ``one_hot`` and LSTMs on devices: plain forms compared with torch's, and exported models."""
 
 from typing import Literal
 
@@ -32,7 +32,7 @@ def values_and_gradients(bag: nn.EmbeddingBag, words: Tensor, weights: Tensor | 
 def test_the_plain_form_of_a_bag_is_torchs(mode: Mode, padding_idx: int | None, is_weighted: bool) -> None:
     torch.manual_seed(0)
     bag = nn.EmbeddingBag(NUM_WORDS, 3, mode=mode, padding_idx=padding_idx, dtype=torch.float64)
-    # The last bag has padding alone, and the others have words twice.
+    # The last bag has only padding, and the others have repeated words.
     words = torch.randint(0, NUM_WORDS, (5, 9))
     words[-1] = 2
     weights = torch.randn(5, 9, dtype=torch.float64, requires_grad=True) if is_weighted else None
@@ -63,12 +63,12 @@ def test_a_model_of_bags_is_exported(mode: Mode, graph_format: str) -> None:
         batch_size=4,
         num_classes=3,
     )
-    # The export compares its graphs with eager torch, which runs its own kernel.
+    # The export compares its graphs with eager torch, which runs its own kernels.
     assert exported(app, (graph_format,)).manifest.num_tokens == {"x": NUM_WORDS}
 
 
 class Gated(nn.Module):
-    """Two layers, of which a gate selects one for each sample."""
+    """Two layers and a gate that selects one of them for each sample."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The planner: every way is legal and fits, the fastest first; its laws of pipelines are those of torch's tables."""
+"""The planner: every layout is legal and fits, the fastest first. Its pipeline laws equal torch's schedule tables."""
 
 import json
 import re
@@ -39,7 +39,7 @@ MACHINE = Machine(hardware=HARDWARE["h100"], topology=TOPOLOGY, efficiency=0.6)
 GIGABYTE = 10**9
 FORWARD, BACKWARD, INPUTS = "F", "B", "I"
 Action = tuple[str, int, int]
-"""What, of which stage, for which microbatch."""
+"""(kind, stage, microbatch)."""
 
 
 def wanted(model: str = "125m", **changes: object) -> LayoutRequest:
@@ -48,7 +48,7 @@ def wanted(model: str = "125m", **changes: object) -> LayoutRequest:
 
 
 def table(pipeline: Pipeline) -> list[list[Action]]:
-    """What each rank does in torch's schedule, in order."""
+    """Return the actions of each rank in torch's schedule, in order."""
     name, per_rank = pipeline.rules.torch_name, pipeline.stages_per_rank
     rows = get_schedule_ops(name, pipeline.num_ranks, pipeline.microbatches, num_stages_per_rank=per_rank)
     return [list(_numbered(_actions(row), again=pipeline.schedule == "1F1B")) for row in rows]
@@ -62,7 +62,7 @@ def _actions(row: Sequence[object]) -> Iterator[Action]:
 
 
 def _numbered(actions: Iterator[Action], *, again: bool) -> Iterator[Action]:
-    """torch's table of 1F1B begins some ranks at microbatch 1: it is the n-th of its kind all the same."""
+    """Renumber the microbatches if ``again``: torch's table of 1F1B starts some ranks at microbatch 1."""
     seen: dict[str, int] = {}
     for kind, stage, number in actions:
         yield kind, stage, seen.setdefault(kind, 0) if again else number
@@ -70,7 +70,10 @@ def _numbered(actions: Iterator[Action], *, again: bool) -> Iterator[Action]:
 
 
 def simulated(pipeline: Pipeline) -> tuple[float, list[int]]:
-    """(units that the slowest rank waits, most pieces live on each rank); a forward takes 1, a backward 2."""
+    """Return (the longest wait of a rank, the maximum of live microbatches on each rank).
+
+    A forward takes 1 unit, a backward 2.
+    """
     rows, ended = table(pipeline), dict[Action, float]()
     times, places = [0.0] * len(rows), [0] * len(rows)
     live, most = [0] * len(rows), [0] * len(rows)
@@ -111,7 +114,7 @@ def test_laws_of_schedules_are_those_of_torchs_tables(schedule: str, times: int,
     assert bubble_units(pipeline) == pytest.approx(waited)
     expected = [max_in_flight(pipeline, rank) for rank in range(ranks)]
     if schedule == "ZBV" and times == 1:
-        # Too few microbatches to fill both ways: the law is what a full pipeline has.
+        # Too few microbatches to fill both directions. The law holds for a full pipeline.
         assert all(got <= law for got, law in zip(live, expected, strict=True))
     else:
         assert live == expected
@@ -144,17 +147,17 @@ def test_every_way_is_legal_and_fits_and_the_fastest_is_first() -> None:
         check_job(asked.facts.layout, job.parallel, job.training, asked.world)
         assert choice.memory.total <= asked.memory_bytes
         assert "most memory is" in choice.reason
-        # Nothing is faster than products are.
+        # No layout is faster than its matrix products.
         assert 0.0 < choice.mfu <= MACHINE.efficiency * (1 + 1e-9)
     assert len(found) < len(list(jobs(asked))), "some did not fit"
     assert {str(choice.job.parallel.mesh) for choice in found} >= {"dp_shard=8", "pp=2,dp_shard=2,tp=2"}
 
 
 def test_it_picks_the_known_best() -> None:
-    # Small beside the memory, fast links: whole copies or shards, no splitting of layers, nothing computed twice.
+    # A model that is small for the memory, and fast links: replicas or shards, no split layers, no recomputation.
     best = plan(wanted("125m"))[0].job.parallel
     assert (best.mesh.pp, best.mesh.tp, best.recompute) == (1, 1, "none")
-    # 8 B in half of what its parameters need without sharding: shards.
+    # 8 B parameters in half of the memory that they need without sharding: the planner shards.
     best = plan(wanted("8b", world=8, batch_size=8, sequence=2048))[0].job.parallel
     assert best.mesh.dp_shard * best.mesh.tp * best.mesh.pp >= 8
 
@@ -224,7 +227,7 @@ def test_sequences_are_shared_out_where_that_lets_a_way_fit_and_only_where_it_ca
     split = [choice for choice in found if choice.job.parallel.sequence_parallel]
     assert {choice.job.parallel.sequence_parallel for choice in found} == {False, True}
     assert all("sequence parallelism" in describe(choice.job.parallel) for choice in split)
-    # What ranks tell their neighbours in a pipeline is a part of it; what a ring carries in a layer is as much.
+    # It cuts the bytes between pipeline neighbours to a quarter. The ring inside a layer carries the same amount.
     one, other = (
         predict_traffic(wanted().job(parallel("pp=2,tp=4", microbatches=4, sequence_parallel=each)))
         for each in (True, False)
@@ -234,7 +237,7 @@ def test_sequences_are_shared_out_where_that_lets_a_way_fit_and_only_where_it_ca
         sum(amount.wire_bytes(kind, 4) for (axis, kind), amount in counts.items() if axis == "tp")
         for counts in (one, other)
     ]
-    # But for the gradients of norms.
+    # The difference is the gradients of the norms.
     assert 1.0 < carried[0] / carried[1] < 1.001
     uneven = list(jobs(wanted(world=4, batch_size=4, sequence=511)))
     assert not [job for job in uneven if job.parallel.sequence_parallel]
@@ -243,7 +246,7 @@ def test_sequences_are_shared_out_where_that_lets_a_way_fit_and_only_where_it_ca
 def test_time_rises_as_it_should() -> None:
     assert seconds("dp_shard=8") < seconds("dp_shard=8", recompute="full")
     assert seconds("pp=4,dp_shard=2", microbatches=16) < seconds("pp=4,dp_shard=2", microbatches=4)
-    # What fills the bubble better pays dearly for computing again.
+    # A schedule with a smaller bubble loses much more to recomputation.
     filled, other = "InterleavedZeroBubble", "Interleaved1F1B"
     whole, again = (
         [seconds("pp=2,dp_shard=4", microbatches=4, schedule=name, recompute=mode) for name in (filled, other)]
@@ -337,7 +340,7 @@ def test_a_mesh_that_breaks_a_rule_is_told_with_the_rule() -> None:
 
 
 class Terminal(StringIO):
-    """What is overwritten, as a terminal has it."""
+    """A stream that is a terminal, where progress overwrites its line."""
 
     def isatty(self) -> bool:
         return True
@@ -358,7 +361,7 @@ def test_meshes_whose_parameters_alone_are_too_many_are_not_tried() -> None:
     told: list[tuple[float, int]] = []
     tight = wanted("8b", world=16, batch_size=16)
     assert plan(tight, lambda share, num_ways: told.append((share, num_ways)))
-    # Each way that is tried is reported.
+    # Each layout that is tried is reported.
     assert len(told) == told[-1][1] < sum(1 for _ in jobs(tight))
     assert [share for share, _ in told] == sorted(share for share, _ in told)
 
@@ -367,7 +370,7 @@ def test_meshes_whose_parameters_alone_are_too_many_are_not_tried() -> None:
 def test_a_thousand_ranks_take_ten_seconds_of_a_processor() -> None:
     started_s = process_time()
     assert len(plan(wanted("8b", world=1024, batch_size=1024, sequence=8192))) > 1000
-    # Ten, and as much again for a machine that does other things.
+    # Ten seconds, doubled for a busy machine.
     assert process_time() - started_s < 20
 
 

@@ -1,7 +1,8 @@
-"""Predictions of the planner beside published runs, each within the ratio that docs/datacenter.md states.
+"""Predictions of the planner, compared with published runs: each is within the ratio that docs/datacenter.md states.
 
-Every number of a run is from the page that ``source`` names; a run whose page leaves out what a prediction needs is not
-here. MPT and GPT have two matrices in their feed-forward: a third as much width in ours has as many values.
+Every number of a run is from the page that ``source`` names. A run is left out if its page lacks a number that the
+prediction needs. MPT and GPT have two matrices in their feed-forward, and fanin's decoder has three. Two thirds of
+their width gives the same number of values.
 """
 
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ FOUNDRY = "MosaicML llm-foundry scripts/train/benchmarking/README.md (2023)"
 IBM = "pytorch.org blog, Maximizing training throughput using PyTorch FSDP (2024-03-13), table 1"
 KEMPNER = "KempnerForge benchmarks/mfu_scaling/mfu_scaling_2026-04-05.md"
 RATIOS = {"a100": 1.2, "h100": 1.3, "h200": 1.5}
-"""How far a prediction may be from a published speed, either way."""
+"""Largest ratio of a predicted and a published speed, in either direction."""
 MEMORY_RATIO = 1.3
 
 
@@ -42,7 +43,7 @@ def _decoder(width: int, num_layers: int, heads: tuple[int, int], feed_forward: 
 
 
 def _mpt(width: int, num_layers: int, num_heads: int) -> DecoderConfig:
-    # 8 x width^2 values of two matrices of 4 x width, in three.
+    # Two matrices of 4 x width have 8 x width^2 values. Here three matrices have as many.
     return DecoderConfig(
         vocabulary=50_432,
         width=width,
@@ -72,7 +73,7 @@ MODELS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """What runs were on; links whose speed the page leaves out are those of the machine's usual kind."""
+    """The hardware of a run. A link whose speed the page leaves out is of the machine's usual kind."""
 
     device: str
     inside: str
@@ -90,7 +91,7 @@ H100_SLOW = Cluster(device="h100", inside="nvlink4", between=link_of("12.5"))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """A published run: ``speed`` in tokens a second of each GPU."""
+    """A published run. ``speed`` is in tokens a second of each GPU."""
 
     source: str
     cluster: Cluster
@@ -110,7 +111,7 @@ class Run:
 def _run(
     source: str, cluster: Cluster, what: tuple[str, str, Recompute], work: tuple[int, int, int], speed: float
 ) -> Run:
-    """``what``: model, mesh, recomputation. ``work``: global batch, sequence, pieces of a rank's part."""
+    """Return a run. ``what``: model, mesh, recomputation. ``work``: global batch, sequence, microbatches of a rank."""
     return Run(
         source=source,
         cluster=cluster,
@@ -163,22 +164,22 @@ RUNS = [
     _run(KEMPNER, H200, ("llama3-70b", "dp_shard=8,tp=4", "full"), (64, 4096, 4), 17_657 / 32),
 ]
 MEMORIES = {
-    # In eager mode: what is compiled keeps less than the formula says.
+    # Measured in eager mode. A compiled model needs less memory than the formula predicts.
     "h100 llama3-8b dp_shard=8 selective": 82.4,
     "h100 llama3-8b dp_shard=128 selective": 67.0,
     "h200 llama3-13b dp_shard=8 full": 88.5,
 }
-"""Published GiB of a GPU, by run."""
+"""Published memory of a GPU in GiB, by run."""
 
 
 @cache
 def facts(model: str) -> ModelFacts:
-    """A model's facts, which take a module to count."""
+    """Return the model's facts. Counting them needs a module, so they are cached."""
     return decoder_facts(model, MODELS[model])
 
 
 def predicted(run: Run) -> LayoutChoice:
-    """What the planner has of a run."""
+    """Return the planner's prediction for a run."""
     cluster, shape = run.cluster, MeshShape.parse(run.mesh)
     hardware = HARDWARE[cluster.device]
     topology = Topology(inside=LINKS[cluster.inside], between=cluster.between, ranks_per_node=cluster.ranks_per_node)
@@ -209,7 +210,7 @@ def test_a_published_speed_is_predicted_within_the_ratio(run: Run) -> None:
 def test_a_published_memory_is_predicted_within_the_ratio(name: str) -> None:
     (run,) = (run for run in RUNS if run.name == name)
     ratio = predicted(run).memory.total / 2**30 / MEMORIES[name]
-    # Above: a plan that fits by the formula fits.
+    # The prediction is never too low: a layout that fits by the formula fits in practice.
     assert 1 < ratio < MEMORY_RATIO
 
 

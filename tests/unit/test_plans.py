@@ -1,4 +1,4 @@
-"""Plans as TOML: what is left out, and one sentence for each thing that is wrong."""
+"""Plans as TOML: default values, options, and one error message for each mistake."""
 
 from pathlib import Path
 
@@ -52,7 +52,7 @@ OVERFLOW = (
 )
 APP, COHORT, RATE = 'app = "digits"', "concurrency = 8", "learning_rate = 1"
 
-# A text of SHORTEST, its replacement, and the error without the name of the file.
+# A text in SHORTEST, its replacement, and the error message without the file name.
 STAGE = '[[stages]]\nname = "error_feedback"\n'
 OPTIONS_RULE = f"expected a table of finite numbers{SEE}"
 ENTRY_RULE = f"expected a finite number{SEE}"

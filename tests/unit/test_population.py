@@ -1,4 +1,4 @@
-"""All devices in memory: each is found by its whole id, whether it was read at the start or enrolled since."""
+"""All devices in memory: a lookup by full id finds each, whether read at the start or enrolled later."""
 
 import pytest
 

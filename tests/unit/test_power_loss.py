@@ -1,4 +1,4 @@
-"""Files after a loss of power: the disk of the tests forgets as it says, and what was stored is there."""
+"""Files after a power loss: the simulated disk keeps only synced files, and stored blobs are among them."""
 
 import os
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ def disk(root: Path) -> Iterator[ForgetfulDisk]:
 
 
 def left(disk: ForgetfulDisk, tmp_path: Path) -> dict[str, bytes]:
-    """All files after a loss of power."""
+    """Return all files after a power loss."""
     after = tmp_path / "after"
     disk.lose_power(after)
     return {str(path.relative_to(after)): path.read_bytes() for path in after.rglob("*") if path.is_file()}
@@ -82,14 +82,14 @@ def test_a_chunk_that_was_put_is_there(root: Path, disk: ForgetfulDisk, tmp_path
 def test_a_chunk_that_lay_there_unsynced_is_synced_when_it_is_put_again(
     root: Path, disk: ForgetfulDisk, tmp_path: Path
 ) -> None:
-    # As a process leaves it that is killed between the file's name and the sync of its folder.
+    # The state after a process is killed between the file's creation and the sync of its folder.
     FolderBlobs(root / "blobs", Durability.PROCESS).put(DIGEST, DATA)
     FolderBlobs(root / "blobs", disk).put(DIGEST, DATA)
     assert left(disk, tmp_path) == {"old": b"old", f"blobs/{DIGEST[:2]}/{DIGEST}": DATA}
 
 
 def test_with_process_durability_nothing_is_synced(root: Path) -> None:
-    # A descriptor that cannot be synced: with host durability the same fails.
+    # This descriptor cannot be synced: with host durability the same calls fail.
     readable, writable = os.pipe()
     try:
         Durability.PROCESS.sync_file(readable)

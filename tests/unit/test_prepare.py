@@ -1,4 +1,4 @@
-"""``edge.export.prepare``: what learns, what is frozen to int8, and what is said of it."""
+"""``edge.export.prepare``: trained parameters, parameters that are frozen to int8, and the messages about both."""
 
 import warnings
 from collections.abc import Callable
@@ -25,17 +25,17 @@ WIDE = 16
 
 
 def prepared_of(module: nn.Module, trains: Trains = "full") -> Prepared:
-    """The module prepared, as an App on 8x8 images."""
+    """Prepare the module as an App on 8x8 images."""
     return prepare(replace(app_of("mlp"), module=module, recipe=Recipe(trains=trains)))
 
 
 def plain(*layers: nn.Module) -> nn.Module:
-    """Layers of 16 between a first and a last one."""
+    """Return the layers between a first and a last layer of width ``WIDE``."""
     return nn.Sequential(nn.Flatten(), nn.Linear(64, WIDE), *layers, nn.Linear(WIDE, 4))
 
 
 def rounded(weight: Tensor, axis: int = 0) -> Tensor:
-    """The weight as its int8 codes say."""
+    """Return the weight, rounded to its int8 codes."""
     values = weight.detach().numpy()
     scales = weight_scales(values, axis)
     column = scales.reshape([-1 if dim == axis else 1 for dim in range(values.ndim)])
@@ -130,7 +130,7 @@ def test_a_weight_of_two_layers_is_one_constant() -> None:
     assert set(found.frozen) == {"1.weight", "2.weight"}
     for twin in (found.eager, found.module):
         assert twin[3].weight is twin[2].weight
-    # One value for both, and nothing of it stays behind.
+    # Both layers receive one value, and the module keeps its own values.
     double = {"2.weight": 2.0 * found.module[2].weight.detach()}
     x = torch.randn(3, 1, 8, 8)
     expected = call_with(found.module, double, (x,))
@@ -171,7 +171,7 @@ def test_a_convolutions_adapter_sees_the_middle_of_each_window(kind: str) -> Non
     torch.testing.assert_close(adapted(x), layer(x))
     with torch.no_grad():
         adapted.up.weight.normal_()
-    # The adapter is a convolution of the layer's own form whose kernel is zero but in the middle.
+    # The adapter is a convolution of the layer's form. Its kernel is zero except in the middle.
     merged = nn.Conv2d(
         *(8, layer.out_channels, layer.kernel_size, layer.stride, layer.padding, layer.dilation), bias=False
     )
@@ -191,7 +191,7 @@ def test_a_linear_layers_adapter_is_a_product_of_low_rank() -> None:
         adapted.up.weight.normal_()
     expected = layer(x) + 0.5 * x @ (adapted.up.weight @ adapted.down.weight).T
     torch.testing.assert_close(adapted(x), expected)
-    # Who reads a layer and does not call it reads both.
+    # Reading the layer's weight returns the sum of the weight and the adapter.
     torch.testing.assert_close(nn.functional.linear(x, adapted.weight, adapted.bias), expected)
 
 
@@ -208,7 +208,7 @@ def test_adapters_are_all_that_learns_and_the_first_version_says_the_same() -> N
     found = prepared_of(module, Adapters(rank=3))
     shapes = {name: tuple(value.shape) for name, value in found.learned.items()}
     assert shapes == {
-        # No rank beyond the layer's own.
+        # The rank is at most the layer's own.
         "0.down.weight": (1, 1, 1, 1),
         "0.up.weight": (8, 1, 1, 1),
         "4.down.weight": (3, 512),
@@ -297,12 +297,12 @@ def test_scaffold_needs_one_learning_rate() -> None:
 
 
 def lazy() -> nn.Module:
-    """A layer that has not seen anything."""
+    """Return a lazy layer that has not seen an input."""
     return nn.Sequential(nn.LazyLinear(4))
 
 
 def with_nan() -> nn.Module:
-    """A layer that diverged."""
+    """Return layers with a NaN weight, as after a divergence."""
     module = plain()
     with torch.no_grad():
         module[1].weight[0, 0] = torch.nan
@@ -310,7 +310,7 @@ def with_nan() -> nn.Module:
 
 
 class OfBuffers(nn.Module):
-    """A layer whose weights are a buffer."""
+    """A layer whose weight is a buffer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -368,6 +368,6 @@ def test_an_even_kernel_with_padding_on_one_side_more_is_fine() -> None:
     layer = nn.Conv2d(4, 4, 2, padding="same")
     x = torch.randn(1, 4, 5, 5)
     with warnings.catch_warnings():
-        # torch says, once a process, that this costs a copy.
+        # Once a process, torch warns that this padding needs a copy.
         warnings.filterwarnings("ignore", message="Using padding='same' with even kernel")
         torch.testing.assert_close(AdaptedConv2d(layer, Adapters(rank=2), "0")(x), layer(x))

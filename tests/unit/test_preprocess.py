@@ -1,4 +1,4 @@
-"""``preprocess``: the graph does what its module does, and a device uses it for what is raw and nothing else."""
+"""``preprocess``: the graph equals its module, and a device applies it to raw examples only."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -35,12 +35,12 @@ ROUNDING = 1e-5
 
 @cache
 def bundle(name: str) -> Bundle:
-    """The App's Bundle in ONNX."""
+    """Export the App to a Bundle in ONNX."""
     return exported(raw_app(name), ["onnx"])
 
 
 def examples(name: str, *, raw: bool) -> Examples:
-    """Eight examples, raw or as the model takes them."""
+    """Return eight examples, raw or in the form that the model accepts."""
     app = raw_app(name)
     x = (raw_of(name) if raw else app.inputs["x"])[:8].numpy()
     return Examples(inputs={"x": x}, y=(np.arange(8) % NUM_CLASSES).astype(np.int32))
@@ -62,7 +62,7 @@ def test_the_graph_is_the_module(name: str, runtime: str, graph_format: str) -> 
 
 @cache
 def file_of(name: str, graph_format: str) -> bytes:
-    """The graph in a format."""
+    """Return the graph in this format."""
     return encode_preprocess(raw_app(name), graph_format, name)
 
 
@@ -84,7 +84,7 @@ def test_the_manifest_says_it_and_a_runtime_opens_it(name: str) -> None:
 
 
 def without(found: Bundle) -> Bundle:
-    """The Bundle without its ``preprocess``."""
+    """Return the Bundle without its ``preprocess`` Signature."""
     signatures = {name: row for name, row in found.manifest.signatures.items() if name != "preprocess"}
     return with_manifest(found, replace(found.manifest, signatures=signatures))
 
@@ -105,7 +105,7 @@ def test_raw_examples_train_as_those_that_the_model_takes(name: str) -> None:
 
 
 def store(name: str, *, raw: bool) -> MemoryStore:
-    """The same examples to train and to validate on."""
+    """Return a store with the same examples for training and validation."""
     found = examples(name, raw=raw)
     return MemoryStore(partition=0, train=found, validation=found)
 
@@ -126,7 +126,7 @@ class Counted:
 
 
 class Counting:
-    """A runtime that counts how often a model file is opened and run."""
+    """A runtime that counts the opened model files and their runs."""
 
     def __init__(self, inner: Runtime) -> None:
         self._inner = inner
@@ -156,7 +156,7 @@ def test_examples_are_mapped_once_for_each_bundle() -> None:
 
 @dataclass
 class Live:
-    """A store whose parts an app replaces."""
+    """A store whose parts the app may replace."""
 
     train: Examples
     validation: Examples
@@ -170,7 +170,7 @@ def test_only_the_part_that_changed_is_mapped_again() -> None:
     trainer = RuntimeTrainer(runtime, store)
     model = OpenedModel(bundle=found, parameters=found.initial_parameters())
     first = trainer.train(model, assignment(), lambda: True)
-    # Both parts have the same size.
+    # Both parts have the same size, so mapping one of them is half of the first number of runs.
     num_runs = runtime.num_runs
     store.train = Examples(inputs={"x": 255 - raw.inputs["x"]}, y=raw.y)
     second = trainer.train(model, assignment(), lambda: True)
@@ -208,36 +208,36 @@ def test_a_signature_of_another_form_is_refused() -> None:
 
 
 class Mean(Pixels):
-    """Looks at the other samples of the batch."""
+    """A module whose result depends on the other samples of the batch."""
 
     def forward(self, raw: Tensor) -> Tensor:
-        """Less the mean of all."""
+        """Subtract the mean of the batch."""
         x = super().forward(raw)
         return x - x.mean()
 
 
 class Noise(Pixels):
-    """Draws random numbers."""
+    """A module that draws random numbers."""
 
     def forward(self, raw: Tensor) -> Tensor:
-        """A little of it."""
+        """Add random noise."""
         return super().forward(raw) + torch.rand(1, 8, 8)
 
 
 class Branch(Pixels):
-    """Looks at a value."""
+    """A module with a branch on a value."""
 
     def forward(self, raw: Tensor) -> Tensor:
-        """Sometimes turned round."""
+        """Negate x if its sum is not positive."""
         x = super().forward(raw)
         return x if x.sum() > 0 else -x
 
 
 class Twosome(Pixels):
-    """Treats the number of samples as a constant."""
+    """A module that treats the number of samples as a constant."""
 
     def forward(self, raw: Tensor) -> Tensor:
-        """As many as in the example."""
+        """Reshape to the number of samples of the example."""
         return super().forward(raw).reshape(2, 1, 8, 8)
 
 

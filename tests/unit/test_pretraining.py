@@ -1,4 +1,4 @@
-"""``pretrain``: what the module learns, what stays, and data that does not fit."""
+"""``pretrain``: the trained copy of the App, the unchanged original, and data that does not fit."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +23,7 @@ TRAIN = Examples(inputs={"x": DIGITS.inputs["x"][:401]}, y=DIGITS.y[:401])
 
 
 def digits() -> App:
-    """An untrained App with a norm, which fails on a batch of one sample."""
+    """Return an untrained App with a norm, which fails on a batch of one sample."""
     torch.manual_seed(0)
     module = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 10))
     x = torch.from_numpy(DIGITS.inputs["x"][:64])
@@ -31,7 +31,7 @@ def digits() -> App:
 
 
 def accuracy(app: App) -> float:
-    """The accuracy on examples that are not trained on."""
+    """Return the accuracy on held-out examples."""
     x, y = fitting_data(app, Examples(inputs={"x": DIGITS.inputs["x"][1000:]}, y=DIGITS.y[1000:]))
     with torch.no_grad():
         return float((app.module.eval()(x["x"]).argmax(1) == y).float().mean())

@@ -1,4 +1,4 @@
-"""Who started, paused, resumed, stopped and changed a Run: in its record, its events and its description."""
+"""Principals of commands: the record, the events and the description of a Run name the sender of each command."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -63,7 +63,7 @@ def test_each_event_of_a_command_names_who_sent_it(tmp_path: Path) -> None:
         await start(place.runs, bundle, plan())
         await settle()
         await command(place, Pause(), ANNA, "1")
-        # A repeated command keeps the one who sent it first.
+        # A repeated command keeps its first sender.
         await command(place, Pause(), BEN, "1")
         await command(place, Resume(), BEN, "2")
         await command(place, Stop(), ANNA, "3")

@@ -1,4 +1,4 @@
-"""A graph keeps what a forward used while it was traced: whatever a step would draw or count anew is refused."""
+"""A traced graph freezes values of its forward: random draws and counters that a step would change are refused."""
 
 import random
 import re
@@ -23,7 +23,7 @@ GENERATOR = np.random.default_rng(0)
 
 
 class Own(nn.Module):
-    """A layer of the App's own between two of torch's."""
+    """A custom layer between two of torch's layers."""
 
     def __init__(self, function: "Callable[[Own, Tensor], Tensor]") -> None:
         super().__init__()

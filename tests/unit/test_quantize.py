@@ -1,4 +1,4 @@
-"""``edge.quantize``: the laws of the codes, and the slots that a manifest may list."""
+"""``edge.quantize``: the laws of the int8 codes, and the slots that a manifest may list."""
 
 from dataclasses import replace
 
@@ -26,7 +26,7 @@ flats = npst.arrays(np.float32, TABLE.num_values, elements=finite)
 
 
 def slot(kind: SlotKind, parameter: str, shape: tuple[int, ...], **facts: object) -> Slot:
-    """A slot named after its kind and parameter."""
+    """Return a slot that is named after its kind and parameter."""
     return replace(Slot(initializer=f"{parameter}.{kind}", kind=kind, parameter=parameter, shape=shape), **facts)
 
 
@@ -44,7 +44,7 @@ def test_a_dequantized_weight_is_off_by_half_a_scale_at_most(weight: np.ndarray,
     scales = weight_scales(weight, axis)
     column = np.expand_dims(scales.astype(np.float64), 1 - axis)
     error = np.abs(weight_codes(weight, axis, scales) * column - weight)
-    # 127 scales are the largest weight up to the float32 rounding of the scale.
+    # 127 scales equal the largest weight, up to the float32 rounding of the scale.
     assert np.all(error <= column / 2 * (1 + 1e-5))
 
 
@@ -99,7 +99,7 @@ def test_the_codes_of_a_worked_example() -> None:
     )
     values = fill_slots(SLOTS, TABLE, flat)
     np.testing.assert_allclose(values["weight.weight_scale"], [0.01, 1 / (INPUT_SCALE * 2**30), 0.1], rtol=1e-6)
-    # -0.635 / 0.01 is a tie in decimals only: both values are float32 numbers a little beside it.
+    # -0.635 / 0.01 is a tie in decimals only: both float32 values differ from them a little.
     np.testing.assert_array_equal(values["weight.weight"][0], [127, 0, -127])
     assert values["weight.weight"][1, 0] in (-63, -64)
     np.testing.assert_array_equal(values["bias.bias"], [400, -(2**30), 0])
@@ -124,7 +124,7 @@ def test_a_version_that_is_not_finite_is_refused(bad: float) -> None:
 
 
 def manifest_with(*slots: Slot) -> Manifest:
-    """A manifest that lists these slots."""
+    """Return a manifest that lists these slots."""
     return Manifest(
         name="toy",
         batch_size=1,
@@ -172,7 +172,7 @@ def test_bias_scales_are_products_in_float64() -> None:
     scales = np.random.default_rng(0).uniform(1e-3, 1e-2, 2000).astype(np.float32)
     expected = (scales.astype(np.float64) * 0.1).astype(np.float32)
     np.testing.assert_array_equal(bias_scales(scales, 0.1), expected)
-    # Products in float32 differ in some channels.
+    # Products computed in float32 differ in some channels.
     assert (scales * np.float32(0.1) != expected).any()
 
 

@@ -1,4 +1,4 @@
-"""Random numbers of a train step: the same words, uniform and normal values on every machine."""
+"""Random numbers of a train step: identical words, uniform values and normal values on every machine."""
 
 import hashlib
 import math

@@ -1,4 +1,4 @@
-"""The errors of a Ray cluster that is absent, and of settings that no cluster can carry out."""
+"""Errors of an absent Ray cluster, and of settings that no cluster supports."""
 
 import socket
 import sys
@@ -24,7 +24,7 @@ def test_ray_that_is_not_installed_names_the_extra(monkeypatch: pytest.MonkeyPat
 def test_a_cluster_that_is_not_there_is_one_error_at_once(form: str) -> None:
     pytest.importorskip("ray")
     with socket.socket() as taken:
-        # Bound and not listening: nothing answers at this port.
+        # The port is bound but not listening, so no process answers.
         taken.bind(("127.0.0.1", 0))
         address = form.format(taken.getsockname()[1])
         began_s = time.monotonic()

@@ -1,4 +1,4 @@
-"""The Rounds that a Run remembers, and the Chunks that devices may download for them."""
+"""The recent Rounds of a Run, and the Chunks that devices may download for them."""
 
 import pytest
 from support.values import assignment, version
@@ -30,7 +30,7 @@ def test_a_chunk_is_known_until_the_last_round_on_its_version_is_forgotten() -> 
 
 
 def test_a_round_that_is_added_again_is_counted_once() -> None:
-    """``add`` may be repeated."""
+    """``add`` is idempotent."""
     first = OpenedRound(record=opened(), base=BASE)
     recent = remembered(first, first)
     recent.forget(first.record)

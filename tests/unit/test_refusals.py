@@ -1,4 +1,4 @@
-"""What no graph can be made of is refused with the module's name and its line, and told so by the check."""
+"""Modules that no graph can express: the export and the check refuse them with the module's name and its line."""
 
 import ctypes
 import inspect
@@ -37,19 +37,19 @@ Forward = Callable[[Tensor], Tensor]
 
 
 class Odd(nn.Module):
-    """A layer that does what it is told."""
+    """A layer that calls the given function."""
 
     def __init__(self, forward: Forward) -> None:
         super().__init__()
         self.odd = forward
 
     def forward(self, x: Tensor) -> Tensor:
-        """Whatever that gives."""
+        """Return the function's result."""
         return self.odd(x)
 
 
 def odd(forward: Forward, **facts: object) -> App:
-    """An App with such a layer in the middle."""
+    """Return an App with an ``Odd`` layer in the middle."""
     torch.manual_seed(5)
     module = nn.Sequential(nn.Flatten(), Odd(forward), nn.Linear(64, NUM_CLASSES))
     return replace(app_of("mlp"), name="odd", module=module, **facts)
@@ -135,10 +135,10 @@ def _read(x: Tensor) -> Tensor:
 
 
 class Hidden(nn.Module):
-    """Reads by a door that nobody watches while it trains: the memory itself."""
+    """A module that reads its input's memory directly in training mode, which tracing cannot detect."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """x times something of x."""
+        """Return x times a value of x in training mode."""
         if not self.training:
             return x
         kind = ctypes.c_float if x.dtype == torch.float32 else ctypes.c_double
@@ -155,10 +155,10 @@ def test_what_a_graph_kept_of_the_batch_that_was_traced_is_found() -> None:
 
 
 class HiddenInThrees(Hidden):
-    """Trains by that door in batches of three samples alone."""
+    """``Hidden`` in batches of three samples only."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """x times something of x."""
+        """Return x times a value of x in training mode."""
         return super().forward(x) if self.training and len(x) == 3 else x
 
 
@@ -198,7 +198,7 @@ def test_the_other_batch_of_tokens_has_tokens_of_the_same_places() -> None:
 
 
 def raised(x: Tensor) -> Tensor:
-    """An App's own mistake."""
+    """Raise an error of the App's own code."""
     raise KeyError(f"oops {len(x)}")
 
 
@@ -237,7 +237,7 @@ def test_the_check_tells_what_is_no_matter_of_a_runtime(
 
 
 class Hiding(nn.Module):
-    """Hides the last class."""
+    """A module that masks the last class."""
 
     def __init__(self, value: float) -> None:
         super().__init__()
@@ -265,7 +265,7 @@ def test_a_parameter_that_a_forward_writes_is_refused() -> None:
 
 
 class Projected(nn.Module):
-    """An LSTM as ONNX has none, for a linear head."""
+    """An LSTM with a projection, which ONNX lacks, before a linear head."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -302,7 +302,7 @@ def test_what_the_quantizer_cannot_run_is_an_error_of_ours() -> None:
 
 
 class Volume(nn.Module):
-    """A layer that has no form in any format, below the top."""
+    """A model with an inner layer that no format supports."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -325,7 +325,7 @@ def test_an_export_names_the_module_of_an_operator_without_a_form(tmp_path: Path
 
 
 class Distance(nn.Module):
-    """A layer of the App's own with an operator that ONNX lacks."""
+    """A custom layer with an operator that ONNX lacks."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Return distances (B, n)."""

@@ -1,4 +1,4 @@
-"""Who may speak: every refusal is Unauthenticated, and tells the caller nothing."""
+"""Authentication: every refusal is Unauthenticated, and reveals nothing to the caller."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -40,7 +40,7 @@ def registry(store: SqliteDevices) -> Registry:
 
 
 def registry_at(store: SqliteDevices, uptime_s: list[float]) -> Registry:
-    """One that began a second before ``NOW_S``; ``uptime_s[0]`` is how long after ``NOW_S`` it is."""
+    """Return a registry that started a second before ``NOW_S``. ``uptime_s[0]`` is the time since its start."""
     registry = Registry(store, lambda: NOW_S - 1.0, lambda: uptime_s[0])
     uptime_s[0] += 1.0
     return registry
@@ -121,7 +121,7 @@ def test_a_signature_is_good_for_its_call_only(registry: Registry, call: DeviceC
 def test_a_clock_that_is_off_is_refused_though_well_signed(store: SqliteDevices, early_s: float) -> None:
     uptime_s = [0.0]
     registry = registry_at(store, uptime_s)
-    # Long after the start: what was signed before is refused by another rule.
+    # Long after the start, because another rule refuses calls that were signed before it.
     uptime_s[0] += 1000.0
     now_us = registry.now_us
     call = replace(CALL, time_us=now_us + int(early_s * MICROSECONDS))

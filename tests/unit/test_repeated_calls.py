@@ -1,4 +1,4 @@
-"""Calls of operators that are repeated: the same one changes nothing more, another one under a used name is refused."""
+"""Repeated calls of operators: an equal call has no further effect, a different call under a used name is refused."""
 
 from pathlib import Path
 
@@ -24,7 +24,7 @@ def events(place: Place) -> list[RunEvent]:
 
 
 async def published(place: Place, bundle: Bundle) -> Version:
-    """A Version that was published with one Round, which is done."""
+    """Publish a Version with one Round, and complete that Round."""
     await start(place.runs, bundle, ALONE)
     await settle()
     await send(place, "a")

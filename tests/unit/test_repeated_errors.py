@@ -1,4 +1,4 @@
-"""An error of a device that comes back at each attempt: a line for each, and one traceback."""
+"""A device's error that recurs at each attempt: one log line each, and a single traceback."""
 
 from dataclasses import dataclass
 from pathlib import Path

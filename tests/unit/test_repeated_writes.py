@@ -1,4 +1,4 @@
-"""Writes that are repeated, because nobody knows whether they succeeded, and what a Round that has ended keeps."""
+"""Writes that are repeated because their success is unknown, and Rounds that have ended, which do not change."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -26,7 +26,7 @@ def engine(tmp_path: Path) -> Iterator[Engine]:
 
 @pytest.fixture
 def rounds(engine: Engine) -> Driven:
-    """A started Run with an open Round."""
+    """The store of a started Run with an open Round."""
     SqliteRuns(engine).add_run(START, 5.0)
     store = Driven(engine)
     store.open(OPEN)
@@ -34,7 +34,7 @@ def rounds(engine: Engine) -> Driven:
 
 
 def test_what_was_committed_can_be_repeated_after_an_error_in_between(engine: Engine, rounds: Driven) -> None:
-    """A commit may succeed and be reported as an error: the driver then writes the same again, later."""
+    """A commit may succeed and still report an error. The driver then repeats the write later."""
 
     def twice(write: Callable[[float], object]) -> None:
         first = write(30.0)
@@ -75,7 +75,7 @@ def test_a_stuck_run_is_stopped_with_its_closed_round(engine: Engine, rounds: Dr
     close(rounds, quorum=1)
     control = SqliteCommands(engine)
     control.stop(r.Command(command_id="1", run_id=RUN, what=r.Stop()), 20.0)
-    # A sound one still becomes a Version.
+    # A Run that is not stuck still publishes the Version of its closed Round.
     assert rounds.rounds(RUN)[0].mark is RoundMark.CLOSED
     control.stop(r.Command(command_id="2", run_id=RUN, what=r.Stop()), 30.0, is_stuck=True)
     assert rounds.rounds(RUN)[0].mark is RoundMark.FAILED

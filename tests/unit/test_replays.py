@@ -1,4 +1,4 @@
-"""What a coordinator remembers of the times of calls: each time is good once, and memory is bounded."""
+"""The coordinator's table of call times: each time is valid once, and the memory is bounded."""
 
 import random
 
@@ -7,7 +7,7 @@ from fanin.server.access.replays import NUM_TIMES, CallTimes
 
 
 def is_served(times: CallTimes, device_id: str, time_us: int) -> bool:
-    """Whether a call with this time is served."""
+    """Return whether a call with this time is served."""
     try:
         times.use(device_id, time_us)
     except Untimely:
@@ -54,7 +54,7 @@ def test_a_device_that_left_a_full_table_cannot_be_replayed() -> None:
     times = CallTimes(0, max_devices=2)
     for device_id, time_us in (("a", 10), ("b", 11), ("a", 12), ("c", 13)):
         times.use(device_id, time_us)
-    # "b" left, for its last call was longest ago.
+    # "b" was removed, because its last call was the oldest.
     assert len(times) == 2
     assert not is_served(times, "b", 11)
     assert not is_served(times, "new", 11)
@@ -67,5 +67,5 @@ def test_a_flood_of_devices_takes_no_more_memory() -> None:
         for step in range(2 * NUM_TIMES):
             times.use(f"device-{number}", 10 * number + step)
         assert len(times) <= 100
-    # The first of them left long ago; not one of its calls is good again.
+    # The first device was removed long ago. None of its calls is valid again.
     assert not any(is_served(times, "device-1", 10 + step) for step in range(2 * NUM_TIMES))

@@ -1,4 +1,4 @@
-"""Runs with a trimmed mean through the production coordinator: liars, restarts, damage, and Plans that cannot be."""
+"""Runs with a trimmed mean through the production coordinator: liars, restarts, damage, and impossible Plans."""
 
 import sys
 from dataclasses import replace
@@ -20,7 +20,7 @@ from fanin.server.aggregation.parameters import load_parameters
 from fanin.server.aggregation.verify import verify_run
 
 SIZES = {"a": 0.01, "b": 0.02, "c": 0.04, "d": 0.05, "liar": 1e4}
-"""By how much the Update of each device moves every parameter."""
+"""The change of every parameter by each device's Update."""
 TRIMMED = plan(concurrency=5, buffer=5, quorum=5, max_rounds=1, rule="trimmed_mean", trim=0.2)
 MEAN = plan(concurrency=5, buffer=5, quorum=5, max_rounds=1)
 
@@ -39,7 +39,10 @@ async def newest(place: Place) -> Float32s:
 
 
 def outcome(folder: Path, wanted: Plan, *, restart_after: int = 99) -> Float32s:
-    """The parameters after one Round with one liar of five devices, verified; perhaps by two processes."""
+    """Run and verify one Round of five devices, one of them a liar. Return the parameters.
+
+    After ``restart_after`` devices, a new coordinator continues the Round.
+    """
 
     async def main() -> Float32s:
         place = open_place(folder)
@@ -62,7 +65,7 @@ def outcome(folder: Path, wanted: Plan, *, restart_after: int = 99) -> Float32s:
 
 
 def test_a_liar_of_five_moves_a_mean_and_no_trimmed_mean(tmp_path: Path) -> None:
-    # The liar's values are the largest. At the other end the smallest honest ones are left out.
+    # The liar's values are the largest, and are trimmed. So are the smallest honest values at the other end.
     trimmed = outcome(tmp_path / "trimmed", TRIMMED)
     assert np.allclose(trimmed, (0.02 + 0.04 + 0.05) / 3, rtol=1e-3)
     mean = outcome(tmp_path / "mean", MEAN)
@@ -111,7 +114,7 @@ def test_a_run_with_an_unknown_rule_does_not_start_and_leaves_no_record(tmp_path
 
 
 def install_rule(site: Path, source: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Install a distribution with the rule ``own`` from these sources of its module."""
+    """Install a distribution with the rule ``own``, whose module has this source."""
     info_folder = site / "own_rule-1.0.dist-info"
     info_folder.mkdir(parents=True)
     (info_folder / "METADATA").write_text("Metadata-Version: 2.1\nName: own-rule\nVersion: 1.0\n")
@@ -172,7 +175,7 @@ def test_a_run_whose_rule_is_gone_waits_for_its_package(tmp_path: Path, monkeypa
         assert info.reason.startswith("run run: cannot be taken up: plan: aggregation.rule: got 'own', expected one of")
         with pytest.raises(InvalidPlan, match=r"aggregation\.rule: got 'own'"):
             list(verify_run(place.state, "run"))
-        # Its devices wait for the repair.
+        # The Run's devices wait for the repair.
         assert isinstance(await check_in(place, "a"), m.Wait)
 
     run_virtual(main())

@@ -1,4 +1,4 @@
-"""The round machine: every (phase, event) pair, and what a Round does."""
+"""The round machine: every (phase, event) pair, and the course of a Round."""
 
 from dataclasses import replace
 from functools import cache
@@ -44,7 +44,7 @@ SAMPLES: tuple[e.Event, ...] = (
 
 @cache
 def reachable() -> dict[RoundPhase, list[Round]]:
-    """The Rounds in each phase that some story of at most seven sample events leads to."""
+    """Return the Rounds in each phase that sequences of at most seven sample events reach."""
     seen = {Round(protocol=PLAIN, rules=rules) for rules in (RULES, SYNCHRONOUS, EAGER)}
     edge = set(seen)
     for _ in range(7):
@@ -84,7 +84,7 @@ def test_what_is_over_takes_no_event() -> None:
 
 
 def test_every_declared_target_is_reached() -> None:
-    """A target that nothing leads to would be an arrow in the diagram that lies."""
+    """An unreachable target would be a wrong arrow in the diagram."""
     reached: dict[tuple[RoundPhase, type[e.Event]], set[RoundPhase]] = {key: set() for key in PLAIN.rows}
     for (phase, kind), row in PLAIN.rows.items():
         for state, event, now in product(reachable()[phase], SAMPLES, (0.0, 60.0)):
@@ -94,7 +94,7 @@ def test_every_declared_target_is_reached() -> None:
 
 
 def follow(state: Round, *events: e.Event, now: float = 0.0) -> tuple[Round, list[e.Effect]]:
-    """A story: the Round after some events, and all that they asked for."""
+    """Apply the events. Return the Round after them, and all their effects."""
     asked: list[e.Effect] = []
     for event in events:
         state, effects = state.step(event, now)
@@ -165,7 +165,7 @@ def test_a_device_that_gives_up_frees_its_place() -> None:
 
 @pytest.mark.parametrize(("deadline_s", "longest_s"), [(60.0, 60.0), (1e6, 300.0)])
 def test_a_device_that_gives_up_again_and_again_pauses_longer(deadline_s: float, longest_s: float) -> None:
-    """Its data may not fit, so it would take a place and give it up every few seconds for the whole Round."""
+    """If its data do not fit, it would otherwise take and give up a place every few seconds for the entire Round."""
     state, now, pauses = Round(protocol=PLAIN, rules=replace(RULES, deadline_s=deadline_s)), 0.0, []
     for _ in range(9):
         state, asked = follow(state, *check_in("a"), now=now)
@@ -218,7 +218,7 @@ def test_a_round_that_was_paused_without_a_deadline_resumes_without_one() -> Non
 
 
 def test_an_early_device_waits_with_its_update_for_the_others() -> None:
-    """Nobody has failed: the Round has never had enough devices."""
+    """No device has failed: the Round has never had enough devices."""
     state, _ = follow(Round(protocol=PLAIN, rules=SYNCHRONOUS), *check_in("a"), *commit("a"))
     assert follow(state, e.TimePassed(), now=1e9) == (state, [])
     state, asked = follow(state, *check_in("b"), now=1e9)
@@ -235,7 +235,7 @@ def test_every_phase_has_a_failure_exit(phase: RoundPhase) -> None:
         if phase is not RoundPhase.FAILING:
             failing, asked = follow(state, e.Broken(reason="damaged"))
             assert (failing.phase, asked) == (RoundPhase.FAILING, [e.Fail(reason="damaged")])
-            # No device has a part in it any more, and time changes nothing.
+            # No device holds a place any more, and time has no effect.
             assert (failing.is_open, failing.num_places, failing.wake_at) == (False, 0, None)
 
 
@@ -251,7 +251,7 @@ def test_a_round_whose_version_was_durable_before_the_error_has_not_failed() -> 
 
 
 def test_at_the_deadline_the_record_is_asked() -> None:
-    """A commit may be under way at that moment: only the record knows whether there is a quorum."""
+    """A commit may be in progress at that moment. Only the record knows whether there is a quorum."""
     for rules in (RULES, SYNCHRONOUS):
         state, _ = follow(Round(protocol=PLAIN, rules=rules), *check_in("a", "b"), *commit("b"))
         state, asked = follow(state, e.TimePassed(), now=60.0)
@@ -269,7 +269,7 @@ def test_from_the_minimum_reporting_time_on_a_quorum_suffices() -> None:
     assert follow(early, e.TimePassed(), now=19.0) == (early, [])
     closing, asked = follow(early, e.TimePassed(), now=20.0)
     assert (closing.phase, asked) == (RoundPhase.CLOSING, [e.Close()])
-    # Later the Update that makes the quorum closes the Round.
+    # Later, the Update that completes the quorum closes the Round.
     closing, asked = follow(state, *commit("b"), now=30.0)
     assert (closing.phase, asked) == (RoundPhase.CLOSING, [e.Accumulate(device="b"), e.Close()])
 
@@ -282,14 +282,14 @@ def test_a_round_fails_when_the_record_says_that_the_quorum_was_missed() -> None
 
 
 def test_a_round_whose_deadline_was_lost_gets_one_with_its_first_update() -> None:
-    """A restart before the deadline was recorded: the devices at work only upload, none checks in any more."""
+    """The coordinator restarted before it recorded the deadline. The devices at work only upload, none checks in."""
     state, asked = follow(Round(protocol=PLAIN, rules=SYNCHRONOUS, was_resumed=True), *commit("a"), now=100.0)
     assert asked == [e.KeepDeadline(deadline=160.0), e.Accumulate(device="a")]
     assert follow(state, e.TimePassed(), now=160.0)[0].phase is RoundPhase.CLOSING
 
 
 def test_an_update_of_a_device_without_a_place_starts_no_deadline_before_the_quorum_is_there() -> None:
-    """A device that gave up can still upload: it must not close, and so fail, a Round that waits for its quorum."""
+    """A device that gave up can still upload. It must not close, and so fail, a Round that waits for its quorum."""
     rules = Rules(concurrency=3, buffer=3, quorum=3, deadline_s=60.0)
     state, asked = follow(Round(protocol=PLAIN, rules=rules), *check_in("a"), e.GaveUp(device="a"), *commit("a"))
     assert asked == [e.Assign(device="a"), e.Accumulate(device="a")]
@@ -298,7 +298,7 @@ def test_an_update_of_a_device_without_a_place_starts_no_deadline_before_the_quo
 
 
 def test_a_commit_that_was_under_way_while_closing_is_in_the_set() -> None:
-    """The record decides: it named the set after that commit, and so it is folded too."""
+    """The record decides. It closed the set after that commit, so the Update is folded too."""
     state, _ = follow(Round(protocol=PLAIN, rules=RULES), *check_in("a", "b"), *commit("b"))
     state, _ = follow(state, e.TimePassed(), now=60.0)
     state, asked = follow(state, e.Closed(accepted=("b", "a")), now=61.0)
@@ -338,7 +338,7 @@ def test_no_story_takes_more_places_than_there_are(story: list[tuple[e.Event, fl
         now = max(now, moment)
         if not state.is_open:
             break
-        # Only a device that was assigned can have an Update committed.
+        # Only an assigned device can commit an Update.
         if isinstance(event, e.UpdateCommitted) and event.device not in assigned:
             continue
         state, effects = state.step(event, now)

@@ -1,4 +1,4 @@
-"""Bundles and Versions from outside that do not verify: refused before anything changes."""
+"""External Bundles and Versions that do not verify: the coordinator refuses them before it changes any state."""
 
 import asyncio
 import time
@@ -37,7 +37,7 @@ async def put(runs: Runs, data: bytes) -> None:
 
 
 async def started(runs: Runs, bundle: Bundle) -> Version:
-    """Start the Run "run"; its Version 0."""
+    """Start the Run "run". Return its Version 0."""
     for data in (bundle.signed.data, *(bundle.artifact(name) for name in bundle.manifest.artifacts)):
         await put(runs, data)
     await runs.publish_bundle(ref_of(bundle.signed))
@@ -49,7 +49,7 @@ async def started(runs: Runs, bundle: Bundle) -> Version:
 
 
 async def publish(folder: Path, data: bytes, sha256: str = "", missing: bool = False) -> None:
-    """Publish these bytes as Version 1 of a Run, under their digest or another."""
+    """Publish these bytes as Version 1 of a Run, under their digest or under ``sha256``."""
     state = open_state(folder / "state", Durability.PROCESS, (inline, inline), time.time)
     runs, bundle = (
         Runs(state.stores, state.files, LogObserver()),
@@ -94,7 +94,7 @@ def opened(folder: Path) -> tuple[Runs, CoordinatorState]:
 
 
 async def send(runs: Runs, bundle: Bundle) -> str:
-    """Publish a Bundle as an operator does: with those of its Chunks that the coordinator lacks."""
+    """Publish a Bundle as an operator does: send only the Chunks that the coordinator lacks."""
     data = (bundle.signed.data, *(bundle.artifact(name) for name in bundle.manifest.artifacts))
     pieces = {ref.sha256: piece for each in data for ref, piece in cut(each)}
     for sha256 in await runs.missing_chunks(pieces):
@@ -143,7 +143,7 @@ def test_publishing_the_same_bundle_again_repairs_a_damaged_chunk(
             await runs.publish_bundle(ref_of(bundle.signed))
         assert await send(runs, bundle) == bundle.sha256
         assert await runs.get_chunk(ref.sha256, 0) == path.read_bytes() == good
-        # And what is whole is not asked for.
+        # The coordinator does not request a Chunk that is intact.
         assert await runs.missing_chunks([ref.sha256]) == ()
         assert state.runs.bundle(bundle.sha256) == ref_of(bundle.signed)
 

@@ -1,4 +1,4 @@
-"""Runtimes of other packages that are wrong: one sentence names the runtime, its package and the remedy."""
+"""Wrong runtimes of other packages: one sentence names the runtime, its package and the remedy."""
 
 from pathlib import Path
 from typing import Any, Final
@@ -40,7 +40,7 @@ ENTRIES = ("right", "hollow", "lacking", "raising", "number", "nowhere", "mixed"
 
 @pytest.fixture
 def _site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two distributions of runtimes, in this process."""
+    """Install two distributions with runtimes on this process's import path."""
     lines = "".join(f"{name} = own_runtime:{name}\n" for name in ENTRIES)
     install_code(tmp_path, "own_runtime", CODE, f"[fanin.runtimes]\n{lines}twice = own_runtime:right\n")
     install_code(tmp_path, "other_runtime", "", "[fanin.runtimes]\ntwice = own_runtime:right\nonnx = nowhere:nothing\n")
@@ -51,7 +51,7 @@ def _site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_runtime_of_another_package_is_opened_by_its_name() -> None:
     assert open_runtime("right").name == "own 1"
     assert open_format(["onnx"], "right").graph_format == "onnx"
-    # A package cannot replace a runtime of ours.
+    # A package cannot replace a runtime of fanin.
     assert open_runtime("onnx").name.startswith("onnxruntime ")
 
 

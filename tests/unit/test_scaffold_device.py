@@ -1,4 +1,4 @@
-"""A device of a Run with SCAFFOLD: its control variate, the auxiliary tensor of a Version, and a wrong one."""
+"""A device of a Run with SCAFFOLD: its control variate, and valid and wrong auxiliary tensors of a Version."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -33,7 +33,7 @@ def test_auxiliary_tensors_are_downloaded_for_stages_that_read_them_alone(tmp_pa
     artifacts = [work.version.auxiliary.get("control") for work in works]
     assert [artifact is None for artifact in artifacts] == [True, False, False, True, False]
     assert {ref.sha256 for artifact in artifacts if artifact for ref in artifact.chunks} <= fleet.served
-    # The same Versions in a Run whose stages read no auxiliary tensor.
+    # The same Versions, in a Run whose stages read no auxiliary tensor.
     plain = Course(
         bundle=fleet.bundle,
         works=[replace(work, stages=(FEEDBACK,), grid=work.grid[:2]) for work in works if work.version.auxiliary],
@@ -45,7 +45,7 @@ def test_auxiliary_tensors_are_downloaded_for_stages_that_read_them_alone(tmp_pa
 
 
 def with_auxiliary(fleet: Course, tensors: Mapping[str, bytes], *, is_signed: bool = True) -> None:
-    """Let the newest Version have these auxiliary tensors instead."""
+    """Replace the auxiliary tensors of the newest Version."""
     work = fleet.works[-1]
     artifacts = {name: artifact_of(data) for name, data in tensors.items()}
     version = add_auxiliary(PUBLISHER if is_signed else STRANGER, work.version, artifacts)
@@ -72,7 +72,7 @@ def signed_by_a_stranger(fleet: Course) -> None:
 
 
 def exchanged(fleet: Course) -> None:
-    """The tensor of another Version, under the signature of this one."""
+    """Put the tensor of another Version under the signature of this one."""
     version = fleet.works[-1].version
     auxiliary = {"control": artifact_of(auxiliary_bytes(control_of(7)))}
     fleet.works[-1] = replace(fleet.works[-1], version=replace(version, auxiliary=auxiliary))
@@ -154,7 +154,7 @@ def test_a_version_with_a_wrong_auxiliary_tensor_is_refused(
     assert list(fleet.payloads) == [1]
     chunks = {ref.sha256 for artifact in version.auxiliary.values() for ref in artifact.chunks}
     assert bool(chunks & fleet.served) == downloads
-    # A refused Version blocks no later one, and the state before it is still there.
+    # A refused Version does not block later ones, and the state before it is kept.
     assert [path.name for path in (tmp_path / "device" / "states").iterdir()] == ["run.1.state"]
 
 

@@ -1,4 +1,4 @@
-"""The schedule of a Plan: which settings of training hold in which Round."""
+"""The schedule of a Plan: the training settings of each Round."""
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -58,7 +58,7 @@ def test_a_rate_that_decays_for_long_stays_within_float32() -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Noting(SyntheticTrainer):
-    """Notes the settings of each Assignment, by its Round."""
+    """A Trainer that records the settings of each Assignment by Round."""
 
     found: dict[int, tuple[float, int]] = field(default_factory=dict)
 

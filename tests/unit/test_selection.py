@@ -1,4 +1,4 @@
-"""Which of the waiting devices are selected, which devices suit a Run, and when the others come back."""
+"""The selection of waiting devices, the requirements of a Run on devices, and retry windows."""
 
 import random
 from collections import Counter
@@ -66,7 +66,7 @@ def test_uniform_is_without_replacement_seeded_and_uniform() -> None:
         assert len(set(chosen)) == 2
         counts.update(chosen)
     assert uniform(WAITING, 2, 1, random.Random(3)) == uniform(WAITING, 2, 1, random.Random(3))
-    # 2000 each are expected, with a standard deviation of 37.
+    # Each device is expected 2000 times, with a standard deviation of 37.
     assert all(abs(counts[device] - 2000) < 200 for device in "abcdef")
 
 

@@ -42,7 +42,7 @@ async def command(place: Place, what: Pause | Resume) -> None:
 
 
 async def selected(place: Place) -> dict[str, m.Assignment]:
-    """The devices that get the places when all of them wait and the paused Run is resumed."""
+    """Resume the paused Run while all devices wait. Return the Assignments of the selected devices."""
     check_in = m.CheckIn(protocol=m.PROTOCOL, capabilities=CAN, wait_s=30.0)
     tasks = {device: asyncio.create_task(place.coordinator.check_in(device, check_in)) for device in DEVICES}
     await settle()
@@ -56,7 +56,7 @@ async def selected(place: Place) -> dict[str, m.Assignment]:
 
 
 async def take_round(place: Place) -> str:
-    """Select devices for a Round and let them send their Updates. Return the devices."""
+    """Complete a Round with the selected devices. Return their names."""
     await command(place, Pause())
     assignments = await selected(place)
     for device, work in assignments.items():
@@ -85,7 +85,7 @@ def test_least_recent_gives_every_device_a_turn_also_after_a_restart(tmp_path: P
 
 
 def test_a_device_that_never_sends_an_update_does_not_keep_the_place_of_a_new_one(tmp_path: Path) -> None:
-    """Participation counts Assignments: otherwise devices that always give up would be the first of each Round."""
+    """Participation counts Assignments. Otherwise devices that always give up would be first in each Round."""
 
     async def main() -> None:
         place = open_place(tmp_path)
@@ -119,7 +119,7 @@ def test_a_restart_recalls_the_last_rounds_only(tmp_path: Path) -> None:
         await place.runs.start()
         await settle()
         participation = place.runs.driver("run").course.participation
-        # The open Round is one of the recalled ones.
+        # The open Round counts as a recalled Round.
         assert participation.last_round("late") == MAX_RECALLED_ROUNDS + 1
         assert participation.last_round("early") == 0
         await place.runs.stop()
@@ -128,7 +128,7 @@ def test_a_restart_recalls_the_last_rounds_only(tmp_path: Path) -> None:
 
 
 class CountedPages(MemoryRounds):
-    """Counts the pages of devices that it returns."""
+    """A store that counts the pages of devices that it returns."""
 
     num_pages = 0
 
@@ -140,7 +140,7 @@ class CountedPages(MemoryRounds):
 
 @pytest.mark.parametrize(("max_devices", "num_pages"), [(MAX_PAGE_DEVICES + 9, 2), (MAX_PAGE_DEVICES - 9, 1)])
 def test_a_restart_recalls_the_devices_of_a_round_a_page_at_a_time(max_devices: int, num_pages: int) -> None:
-    """All pages of a Round with many devices, but none that a full table cannot hold."""
+    """A restart reads all pages of a Round with many devices, but stops when the table is full."""
 
     async def main() -> None:
         database, num_devices = MemoryDatabase(), MAX_PAGE_DEVICES + 1
@@ -172,7 +172,7 @@ def install(folder: Path, body: str) -> None:
 
 
 async def started(folder: Path, body: str, monkeypatch: pytest.MonkeyPatch, concurrency: int) -> Place:
-    """A coordinator with a Run that selects by such a policy."""
+    """Start a coordinator with a Run that selects devices by the policy ``own``."""
     install(folder / "site", body)
     monkeypatch.syspath_prepend(folder / "site")
     monkeypatch.delitem(sys.modules, "own_policy", raising=False)
@@ -184,7 +184,7 @@ async def started(folder: Path, body: str, monkeypatch: pytest.MonkeyPatch, conc
 
 
 def outcome_of(folder: Path, body: str, monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], Sequence[str], RunState]:
-    """The reasons of failed Rounds, the devices with an Assignment, and the state of a Run with such a policy."""
+    """Run the policy. Return the reasons of failed Rounds, the assigned devices, and the state of the Run."""
 
     async def main() -> tuple[list[str], Sequence[str], RunState]:
         place = await started(folder, body, monkeypatch, concurrency=2)
@@ -218,7 +218,7 @@ def test_a_broken_policy_fails_the_round_with_one_error_and_assigns_no_device(
     with caplog.at_level(logging.ERROR):
         reasons, assigned, state = outcome_of(tmp_path, body, monkeypatch)
     reason = f"the selection policy 'own' broke its contract: {text}"
-    # Each of the three Rounds fails once, and then the Run.
+    # Each of the three Rounds fails once. Then the Run fails.
     assert reasons == [f"{reason}; the coordinator's log has the details"] * 3
     assert (assigned, state) == ([], RunState.FAILED)
     assert [record.getMessage() for record in caplog.records] == [f"run run: {reason}"] * 3

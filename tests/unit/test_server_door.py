@@ -1,4 +1,4 @@
-"""The front door of ``fanin.server``."""
+"""The public names of ``fanin.server``."""
 
 import subprocess
 import sys

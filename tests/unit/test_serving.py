@@ -1,4 +1,4 @@
-"""Serving: the newest good Version is what an app is told, whatever is offered, and after a restart too."""
+"""Serving: an app always gets the newest valid Version, also after invalid offers and after a restart."""
 
 import threading
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ X, _ = samples(5, seed=1)
 
 @pytest.fixture
 def cache(tmp_path: Path) -> Cache:
-    """A device's cache with the graphs of a Bundle in it."""
+    """A device's cache that contains the graphs of a Bundle."""
     made = Cache(tmp_path / "device")
     bundle = bundle_of("mlp")
     keep(made, bundle.signed.data, *(bundle.artifact(name) for name in bundle.manifest.artifacts))
@@ -35,14 +35,14 @@ def cache(tmp_path: Path) -> Cache:
 
 
 def keep(cache: Cache, *known: bytes) -> None:
-    """Put the Chunks of these into a cache."""
+    """Put the Chunks of these bytes into the cache."""
     for data in known:
         for ref, piece in cut(data):
             cache.chunks.fetch(ref, lambda offset, piece=piece: iter([piece[offset:]]))
 
 
 def offer_of(cache: Cache, number: int, scale: float) -> tuple[Publication, OpenedModel]:
-    """Version ``number`` of the Bundle, its parameters multiplied by ``scale``."""
+    """Return Version ``number`` of the Bundle, with parameters multiplied by ``scale``."""
     bundle = bundle_of("mlp")
     parameters = bundle.initial_parameters() * np.float32(scale)
     data = encode_parameters(bundle.manifest.table, parameters)
@@ -52,12 +52,12 @@ def offer_of(cache: Cache, number: int, scale: float) -> tuple[Publication, Open
 
 
 def publication_of(bundle: Bundle, version: Version) -> Publication:
-    """A Version as a coordinator names it."""
+    """Return a Version in the form in which a coordinator names it."""
     return Publication(download_id=f"{RUN}.1.device", run_id=RUN, bundle=ref_of(bundle.signed), version=version)
 
 
 def signed(bundle: Bundle, number: int, parameters: Artifact) -> Version:
-    """The Version with this number, signed by the publisher."""
+    """Return the Version with this number, signed by the publisher."""
     found = None
     for _ in range(number + 1):
         found = sign_version(PUBLISHER, parent=found, run_id=RUN, bundle_sha256=bundle.sha256, parameters=parameters)
@@ -66,12 +66,12 @@ def signed(bundle: Bundle, number: int, parameters: Artifact) -> Version:
 
 
 def serving(cache: Cache) -> Serving:
-    """A process that serves from this cache."""
+    """Return the serving state of a new process with this cache."""
     return Serving(open_runtime("onnx"), cache, [PUBLISHER.public])
 
 
 def expected(scale: float) -> Float32s:
-    """What the Version says, asked directly."""
+    """Return the Version's predictions, computed directly by the runtime."""
     bundle = bundle_of("mlp")
     return open_runtime("onnx").open_predict(bundle, bundle.initial_parameters() * np.float32(scale))({"x": X})
 
@@ -174,7 +174,7 @@ def test_raw_inputs_are_served_like_the_models_own(tmp_path: Path) -> None:
 def test_what_is_served_survives_a_version_that_does_not_verify(cache: Cache) -> None:
     work, model = offer_of(cache, 1, 1.0)
     serving(cache).offer(work, model)
-    # What a client does when the next Version of the same Bundle does not verify.
+    # A client does this when the next Version of the same Bundle does not verify.
     cache.chunks.remove_damaged((*work.bundle.manifest.chunks, *work.version.parameters.chunks))
     assert serving(cache).version == (RUN, 1)
 
@@ -195,5 +195,5 @@ def test_the_coordinator_is_asked_for_what_is_newer_than_any_offer_served_or_ref
     assert (found.version, found.latest) == ((RUN, 1), ServedVersion(run_id=RUN, number=2))
     found.offer(*offer_of(cache, 0, 1.0))
     assert found.latest == ServedVersion(run_id=RUN, number=2)
-    # After a restart the refused one is tried once more.
+    # After a restart the refused Version is tried once more.
     assert serving(cache).latest == ServedVersion(run_id=RUN, number=1)

@@ -1,4 +1,4 @@
-"""The device's session: every (phase, event) pair, and what a device does."""
+"""The device's session: every (phase, event) pair, and the actions of a device."""
 
 import random
 from dataclasses import replace
@@ -39,7 +39,7 @@ SAMPLES: tuple[e.SessionEvent, ...] = (
     e.WorkPaused(reason="unplugged"),
     e.Denied(reason="denied"),
 )
-# Where each row may lead: the phases of the walk in the module's docstring.
+# The targets of each row: the phases of the walk in the module's docstring.
 TARGETS: dict[tuple[SessionPhase, type[e.SessionEvent]], set[SessionPhase]] = {
     (SessionPhase.ENROLLING, e.Enrolled): {SessionPhase.IDLE},
     (SessionPhase.IDLE, e.Answered): {
@@ -66,7 +66,7 @@ TARGETS: dict[tuple[SessionPhase, type[e.SessionEvent]], set[SessionPhase]] = {
     (SessionPhase.SENDING, e.Replied): {SessionPhase.IDLE, SessionPhase.SENDING},
     (SessionPhase.SENDING, e.Moot): {SessionPhase.IDLE},
     (SessionPhase.SENDING, e.Unable): {SessionPhase.REPORTING},
-    # A session with a bound of failures stops instead: see below.
+    # A session with a limit of failures stops instead: see below.
     (SessionPhase.REPORTING, e.Replied): {SessionPhase.IDLE},
     (SessionPhase.REPORTING, e.Moot): {SessionPhase.IDLE},
     (SessionPhase.ENROLLING, e.Lost): {SessionPhase.ENROLLING},
@@ -93,7 +93,7 @@ ACTIONS = {
 
 
 def session(phase: SessionPhase) -> Session:
-    """A session as it stands in a phase."""
+    """Return a session in this phase."""
     has_work = phase not in (SessionPhase.ENROLLING, SessionPhase.IDLE, SessionPhase.REFRESHING, SessionPhase.STOPPED)
     failure = "why" if phase in (SessionPhase.REPORTING, SessionPhase.STOPPED) else ""
     newest = WORK.publication if phase is SessionPhase.REFRESHING else None
@@ -119,7 +119,7 @@ def test_each_pair_leads_where_it_should_or_is_illegal(phase: SessionPhase, kind
         else:
             after, todo = state.step(event, rng)
             reached.add(after.phase)
-            # One thing to do, and it is the one that a restart in this phase would begin with.
+            # The one next action equals the action after a restart in this phase.
             assert todo.action == after.begin().action
             assert type(todo.action) is ACTIONS[after.phase]
             assert 0 <= todo.pause_s <= s.LONGEST_PAUSE_S
@@ -135,7 +135,7 @@ def test_each_phase_begins_with_its_action(phase: SessionPhase) -> None:
 
 
 def follow(state: Session, *events: e.SessionEvent, seed: int = 1) -> tuple[Session, e.Step]:
-    """A story: the session after some events, and the last thing to do."""
+    """Apply the events. Return the session after them, and its last step."""
     rng, todo = random.Random(seed), state.begin()
     for event in events:
         state, todo = state.step(event, rng)
@@ -196,13 +196,13 @@ def test_a_session_stops_after_the_bounded_number_of_failed_trainings_in_a_row()
     for _ in range(2):
         state, todo = failed(state)
         assert todo.action == e.Poll()
-    # A training that ends well begins the count again, also if its Update is not accepted.
+    # A successful training resets the count, even if its Update is not accepted.
     work = e.Answered(answer=m.Assigned(assignment=WORK))
     state, _ = follow(state, work, e.Fetched(), e.UpdateStored(), replied(m.UpdateState.DISCARDED))
     for _ in range(2):
         state, todo = failed(state)
         assert todo.action == e.Poll()
-    # Data that do not fit may change, and no other failure is one of training.
+    # Data that do not fit may change later, and damaged downloads are no failed trainings: neither counts.
     state, _ = failed(state, is_lasting=True)
     state, _ = follow(state, work, e.Unable(reason="damaged"), replied(m.UpdateState.DISCARDED))
     state, todo = failed(state, "still no data")

@@ -1,4 +1,4 @@
-"""A model of several inputs on a device, in a simulation and in the evaluator: data by name, and its errors."""
+"""A model of several inputs on a device, in a simulation and in the evaluator: data by name, and the errors."""
 
 import json
 from collections.abc import Callable

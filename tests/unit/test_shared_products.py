@@ -43,7 +43,7 @@ class Siamese(nn.Module):
 
 
 class Recurrent(nn.Module):
-    """A cell of three steps. Its products use their matrices without a bias and in the order of torch."""
+    """A recurrent cell that runs three steps. Its products use matrices without a bias, in torch's layout."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class Recurrent(nn.Module):
 
 
 class Convolved(nn.Module):
-    """A convolution of two scales, and heads of one channel, whose zero points are equal constants."""
+    """A convolution at two scales, and heads of one channel, whose zero points are equal constants."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class Convolved(nn.Module):
 
 
 def app_of(name: str) -> App:
-    """The App of a case, always with the same weights and data."""
+    """Return the App of a case, always with the same weights and data."""
     torch.manual_seed(0)
     module, x = {
         "siamese": lambda: (Siamese(), {"left": torch.randn(64, 16), "right": torch.randn(64, 16)}),
@@ -86,12 +86,12 @@ def app_of(name: str) -> App:
 
 @cache
 def bundle_of(name: str) -> Bundle:
-    """Its Bundle."""
+    """Return the Bundle of a case."""
     return exported(app_of(name))
 
 
 def later(bundle: Bundle) -> Float32s:
-    """The parameters of a later Version."""
+    """Return the parameters of a later Version."""
     first = bundle.initial_parameters()
     return first + np.random.default_rng(4).normal(0.0, 0.02, first.shape).astype(np.float32)
 
@@ -158,7 +158,7 @@ def test_a_shared_weight_that_stays_float_has_no_copies() -> None:
 
 
 def quantized(factors: Iterable[str]) -> bytes:
-    """A file of another origin: products of x with int8 weights of these names."""
+    """Return a file that fanin did not export: products of x with int8 weights of these names."""
     helper, rng = onnx.helper, np.random.default_rng(1)
     names, nodes, y = list(factors), [], "x"
     constants = {"scale": np.array(0.02, np.float32), "zero": np.array(0, np.int8)}

@@ -1,4 +1,4 @@
-"""``simulate``: an App on simulated clients, against FedAvg in eager torch; and the mistakes of its callers."""
+"""``simulate``: an App on simulated clients, compared with FedAvg in eager torch, and wrong arguments."""
 
 import copy
 import csv
@@ -69,7 +69,7 @@ def simulated() -> tuple[Result, list[RoundRow]]:
 
 
 def federated_average(module: nn.Module, seed: int, round_number: int) -> nn.Module:
-    """One Round of FedAvg in eager torch, with all clients."""
+    """Compute one Round of FedAvg in eager torch, with all clients."""
     clients, sums, total = clients_of(), {}, 0
     for index in range(len(clients)):
         store = memory_store(clients[index], index, 0.1)
@@ -155,7 +155,7 @@ def test_the_same_seed_replays_slow_devices_that_leave() -> None:
     assert first.events == second.events
     assert first.digests == second.digests
     assert {"offline", "gave up"} <= {event.event for event in first.events}
-    # A dropout is no failure of the training.
+    # A client that drops out is not a failed training.
     assert first.failures == ()
 
 
@@ -223,7 +223,7 @@ def test_each_nth_version_is_evaluated_on_the_test_examples() -> None:
     assert axes.lines[0].get_xdata().tolist() == [0, 2]
     with torch.no_grad():
         errors = result.module(torch.from_numpy(x)).numpy() - clients.examples.y
-    # Of the last Version, after the evaluated one: the error has become smaller.
+    # These are errors of the last Version. They are smaller than those of the last evaluated Version.
     assert np.abs(errors).mean() < columns["metrics.absolute_error"][2] < columns["metrics.absolute_error"][0]
 
 
@@ -233,7 +233,7 @@ def test_two_processes_end_in_the_versions_of_one(simulated: tuple[Result, list[
     settings = SimulationSettings(plan=PLAN, seed=4, processes=2)
     again = simulate(app_of(network()), clients_of(), cohort=NUM_CLIENTS, rounds=2, settings=settings)
     assert again.digests == result.digests
-    # Without test data there are no test columns, and the same training.
+    # Without test data there are no test columns, and the training is the same.
     assert all(math.isnan(row.test_loss) for row in again.rounds)
 
 

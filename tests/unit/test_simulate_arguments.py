@@ -1,4 +1,4 @@
-"""What ``simulate`` refuses before the export, what it prints, and what it leaves behind. No test here exports."""
+"""``simulate``: arguments that it refuses before the export, its output, and its cleanup. No test here exports."""
 
 import logging
 import os
@@ -32,7 +32,7 @@ from fanin.simulation.setup.termination import exits_at_sigterm
 
 
 def regression(targets: tuple[int, ...]) -> tuple[App, Partition]:
-    """A model with outputs (n, 1), and clients with these targets."""
+    """Return a model with outputs (n, 1), and clients with targets of this shape."""
     x = np.ones((12, 3), np.float32)
     app = App(name="values", module=nn.Linear(3, 1), calibration=torch.ones(4, 3), batch_size=2, loss=squared_error)
     return app, partition(Examples(inputs={"x": x}, y=np.ones((12, *targets), np.float32)), 2, Iid())
@@ -206,7 +206,7 @@ with exits_at_sigterm(), tempfile.TemporaryDirectory(prefix="fanin-simulation-")
 
 @pytest.mark.parametrize("ignored", ["", "trap '' INT; "], ids=["terminal", "background"])
 def test_sigterm_leaves_no_folder(tmp_path: Path, ignored: str) -> None:
-    # A script starts a process by "&" with SIGINT ignored.
+    # A shell script starts a process with "&" with SIGINT ignored.
     environment = os.environ | {"TMPDIR": str(tmp_path)}
     command = ["sh", "-c", f'{ignored}exec "$0" -c "$1"', sys.executable, SCRIPT]
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as process:

@@ -1,4 +1,4 @@
-"""``fanin simulate`` and ``fanin partition``: what they print and write, and their wrong arguments."""
+"""``fanin simulate`` and ``fanin partition``: their output, their files, and wrong arguments."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Models of devices: what they draw, how they read files, and what a Run of them looks like. Without torch."""
+"""Models of simulated devices: their random draws, their files, and Runs of such devices. Without torch."""
 
 import json
 import random
@@ -56,7 +56,7 @@ def first_stays(pattern: DailyWindow | OnOff | Trace, num: int, seed: int = 0) -
 def test_a_daily_window_opens_once_a_day() -> None:
     day = 24 * HOUR_S
     assert first_stays(DailyWindow(from_hour=8.0, hours=2.0), 2) == [(0.0, 8 * HOUR_S), (2 * HOUR_S, 22 * HOUR_S)]
-    # From 22 to 6 o'clock: open at midnight.
+    # The window is from 22 to 6 o'clock, so it is open at midnight.
     night = first_stays(DailyWindow(from_hour=22.0, hours=8.0), 2)
     assert night == [(6 * HOUR_S, 16 * HOUR_S), (8 * HOUR_S, 16 * HOUR_S)]
     assert first_stays(DailyWindow(from_hour=0.0, hours=24.0), 2) == [(None, None)]
@@ -81,7 +81,7 @@ def test_a_battery_is_drained_by_training_and_charges_between() -> None:
     charge = Charge(Battery(work_s=10.0, charge_s=100.0))
     assert charge.begin(0.0, 6.0) is None
     assert charge.begin(6.0, 6.0) == 4.0  # empty at 10 s
-    assert charge.begin(60.0, 5.0) is None  # 50 s of charging are worth 5 s of training
+    assert charge.begin(60.0, 5.0) is None  # 50 s of charging allow 5 s of training
     assert charge.begin(65.0, 1.0) == 0.0
 
 
@@ -100,7 +100,7 @@ def test_the_same_seed_gives_the_same_habits() -> None:
     model = DeviceModel(examples_per_s=Pareto(least=10.0, alpha=1.5), bytes_up_per_s=Uniform(low=1.0, high=2.0))
     assert model.habits(3, 100, 7) == model.habits(3, 100, 7)
     assert model.habits(3, 100, 7) != model.habits(3, 100, 8)
-    # More examples take longer on the same device, and change nothing else.
+    # More examples need more time on the same device, and have no other effect.
     assert model.habits(3, 200, 7).work_s[0] == 2 * model.habits(3, 100, 7).work_s[0]
     assert model.habits(3, 200, 7).bytes_up_per_s == model.habits(3, 100, 7).bytes_up_per_s
 
@@ -198,7 +198,7 @@ def test_a_slow_connection_takes_longer(tmp_path: Path) -> None:
     size_bytes = 4 * (40 * 100 + 7)
     slow = Habits(work_s=(1.0, 1.0), bytes_up_per_s=size_bytes / 20, bytes_down_per_s=size_bytes / 10)
     _, slow_s = played(tmp_path / "slow", slow)
-    # Three Rounds: 20 s of upload and at least 10 s of download each.
+    # Each of three Rounds has 20 s of upload and at least 10 s of download.
     assert slow_s - fast_s > 3 * 28.0
 
 
@@ -218,7 +218,7 @@ def test_devices_give_up_leave_and_charge(tmp_path: Path) -> None:
 
 
 class Failing:
-    """Trainings of which each raises."""
+    """Trainings that always raise an error."""
 
     def begin(self, client: int, model: OpenedModel, assignment: m.Assignment) -> PendingTraining:
         def train() -> Change:

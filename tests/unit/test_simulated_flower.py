@@ -1,4 +1,4 @@
-"""Flower apps in ``simulate``: their clients, what each keeps between Rounds, their errors, and wrong arguments."""
+"""Flower apps in ``simulate``: their clients, the state between Rounds, their errors, and wrong arguments."""
 
 import math
 import random
@@ -60,7 +60,7 @@ def app(tmp_path: Path) -> FlowerSettings:
 
 
 def mean_of(result: Result, number: int, name: str) -> float:
-    """A metric of a Round, averaged as Flower does."""
+    """Return a metric of a Round, averaged as in Flower."""
     row = result.rounds[number]
     return row.statistics[f"train.{name}"] / 65536 / row.num_examples
 
@@ -113,7 +113,7 @@ def test_the_means_of_a_round_are_over_the_clients_that_report(tmp_path: Path) -
     assert row.train_loss == pytest.approx((20 * 0.5 + 30 * 1.0) / 50)
     assert row.means["train.rounds"] == pytest.approx((20 * 1 + 30 * 2) / 50)
     assert "train loss 0.8000 (of 50 of 60 examples)" in line_of(row)
-    # All evaluate 6 weights. One of them has a finite loss.
+    # All clients evaluate with a weight of 6. One of them has a finite loss.
     assert [client.validation_loss for client in clients] == pytest.approx([math.nan, 2.0, math.nan], nan_ok=True)
     assert row.validation_loss == pytest.approx(2.0)
     assert row.means["evaluate.eval_acc"] == pytest.approx(0.75)
@@ -138,7 +138,7 @@ def test_worker_processes_have_the_bits_of_one_process(app: FlowerSettings) -> N
 
 
 class Shifting(NumPyClient):
-    """Adds its partition, and returns how many partitions there are as its weight."""
+    """A client that adds its partition's number, with the number of partitions as its weight."""
 
     def __init__(self, partition_id: int, num_partitions: int) -> None:
         self._partition_id, self._num_partitions = partition_id, num_partitions
@@ -180,12 +180,12 @@ def test_an_object_is_a_client_of_many_and_one_that_fails_is_named(app: object) 
 def lowest(
     waiting: Sequence[WaitingDevice], num_places: int, round_number: int, rng: random.Random
 ) -> Sequence[WaitingDevice]:
-    """The clients of the lowest numbers."""
+    """Select the clients with the lowest numbers."""
     return sorted(waiting, key=lambda device: int(device.device_id.removeprefix("client-")))[:num_places]
 
 
 class Turns:
-    """The clients of the lowest numbers that have not trained."""
+    """A policy that selects the clients with the lowest numbers that have not trained."""
 
     def __init__(self) -> None:
         self._done: set[str] = set()
@@ -296,7 +296,7 @@ def test_a_message_app_needs_initial_arrays(app: FlowerSettings) -> None:
 
 
 class Brain:
-    """Neither an App nor a Flower app."""
+    """An object that is neither an App nor a Flower app."""
 
 
 @pytest.mark.parametrize("app", [Brain(), 3, None])
@@ -363,7 +363,7 @@ def test_the_extras_server_and_flower_are_enough() -> None:
 
 
 def test_flwr_that_is_not_installed_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    # As if it were never imported: a module that is None has no spec.
+    # As if flwr were never imported: a module that is None has no spec.
     monkeypatch.setitem(sys.modules, "flwr", None)
     with pytest.raises(RuntimeMissing, match=r"got a Flower app, but flwr is not installed here; pip install"):
         simulate(FlowerSettings(app="x:app", folder=Path.cwd()), 2, cohort=2, rounds=1, settings=settings_of())

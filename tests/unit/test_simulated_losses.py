@@ -1,4 +1,4 @@
-"""What a simulated Round does without: a client that always fails, and values that its grid cuts."""
+"""Losses of a simulated Round: a client that always fails, and values that the grid clips."""
 
 from dataclasses import replace
 
@@ -15,7 +15,7 @@ SETTINGS = SimulationSettings(initial=[np.zeros(3, np.float32)], plan={"training
 
 
 class Adding(NumPyClient):
-    """Adds a number to each value, or fails."""
+    """A client that adds a number to each value, or fails."""
 
     def __init__(self, change: float | None) -> None:
         self._change = change
@@ -23,7 +23,7 @@ class Adding(NumPyClient):
     def fit(
         self, parameters: list[np.ndarray], config: dict[str, object]
     ) -> tuple[list[np.ndarray], int, dict[str, float]]:
-        """The parameters after a training."""
+        """Return the parameters after a training."""
         if self._change is None:
             raise ArithmeticError("no number")
         return [parameters[0] + np.float32(self._change)], 1, {}

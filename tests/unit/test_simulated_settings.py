@@ -1,4 +1,4 @@
-"""A simulation whose Plan sets the optimizer, and the settings that are refused."""
+"""Optimizer settings in a simulation's Plan, and settings that are refused."""
 
 from functools import cache
 
@@ -18,7 +18,7 @@ NUM_CLIENTS = 4
 
 @cache
 def parameters(exported: float, engine: str, **optimizer: float) -> Float32s:
-    """The last Version of an App that was exported with a momentum, and trained with settings of the Plan."""
+    """Export an App with this momentum, train it with the Plan's settings, and return the last Version."""
     torch.manual_seed(3)
     module = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))
     app = App(
@@ -38,7 +38,7 @@ def parameters(exported: float, engine: str, **optimizer: float) -> Float32s:
 @pytest.mark.nightly
 @pytest.mark.parametrize("engine", ["graph", "vmap"])
 def test_a_plan_sets_the_optimizer_as_another_app_would(engine: str) -> None:
-    """The same graph with other inputs: the same bits."""
+    """The settings are inputs of the graph, so both results are bit-identical."""
     changed = parameters(0.9, engine, momentum=0.5)
     assert np.array_equal(changed, parameters(0.5, engine))
     assert not np.array_equal(changed, parameters(0.9, engine))

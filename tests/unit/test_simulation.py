@@ -1,4 +1,4 @@
-"""A federation in memory: the same seed gives the same bits and the same log, whatever happens in it."""
+"""A federation in memory: with the same seed, Versions and logs are identical, with any faults."""
 
 import asyncio
 import os
@@ -26,12 +26,12 @@ STOPS_S = (50.0, 200.0)
 
 
 def steady(work_s: float) -> Habits:
-    """Always as slow."""
+    """Return habits with a constant time of work."""
     return replace(CALM, work_s=(work_s, work_s))
 
 
 def closed(found: Outcome) -> list[tuple[str, ...]]:
-    """The sets, in the order of acceptance."""
+    """Return the closed sets, in the order of acceptance."""
     return [recorded.event.accepted for recorded in found.events if isinstance(recorded.event, RoundClosed)]
 
 
@@ -41,7 +41,7 @@ def test_three_rounds_end_in_three_versions_that_verify(tmp_path: Path) -> None:
     assert found.events[-1].event == RunRested(state=RunState.FINISHED, reason="3 of 3 rounds done")
     assert [verdict.num_updates for verdict in found.verdicts] == [0, 4, 4, 4]
     assert found.parameters.size == 4007 and found.parameters.any()
-    # Its folder is a coordinator's.
+    # The federation's folder is that of a coordinator.
     assert list(verify_run(open_archive(tmp_path / "state"), "run")) == list(found.verdicts)
 
 
@@ -76,7 +76,7 @@ def test_the_same_seed_gives_the_same_bits_and_the_same_log(tmp_path: Path) -> N
     assert [str(noted) for noted in first.log] == [str(noted) for noted in again.log]
     assert first.events == again.events
     assert other.log != first.log
-    # What devices and the coordinator go through differs; what they end in does not.
+    # The course of the Run differs, but its Versions do not.
     assert first.digests == again.digests == other.digests
     said = {noted.what for noted in first.log}
     assert {"stops", "serves", "is back"} <= said
@@ -98,7 +98,7 @@ print(sha256("\\n".join(map(str, found.log)).encode()).hexdigest(), *found.diges
 def test_another_process_gives_them_too(tmp_path: Path) -> None:
     found = told(tmp_path / "here", plan(deadline_s=PATIENT_S), [WILD] * 4, 2, STOPS_S)
     here = [sha256("\n".join(map(str, found.log)).encode()).hexdigest(), *found.digests]
-    # Sets of names are walked in another order for another seed of their hashes.
+    # Another hash seed changes the iteration order of sets of names.
     environment = {**os.environ, "PYTHONHASHSEED": "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2"}
     command = [sys.executable, "-c", HASHED, str(Path(__file__).parents[1]), str(tmp_path / "there")]
     there = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
@@ -176,7 +176,7 @@ def test_nobody_serves_between_stop_and_start(tmp_path: Path) -> None:
 
 
 def test_statistics_of_the_plan_are_summed_within_their_bounds(tmp_path: Path) -> None:
-    """The first device counts far too many words. Letters are not declared."""
+    """The first device reports far too many words. The Plan does not declare letters."""
     words = Statistic(name="words", unit="words", bound=100)
     counting = tuple(
         Member(device=f"device-{i}", trainer=SyntheticTrainer(partition=i, counts={"words": number, "letters": 1}))

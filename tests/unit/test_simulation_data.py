@@ -1,4 +1,4 @@
-"""Data sets of other libraries as Examples: what is kept, what is converted, and what is refused."""
+"""Data sets of other libraries as Examples: types that are kept, converted or refused."""
 
 from collections.abc import Mapping, Sequence
 
@@ -53,7 +53,7 @@ def test_the_digits_have_a_test_part_of_their_own() -> None:
 
 
 class ByParity:
-    """A partitioner with the methods of those of flwr-datasets: even and odd rows, then what is left."""
+    """A partitioner with the methods of flwr-datasets' partitioners. It separates even and odd rows."""
 
     def __init__(self, num_rows: int) -> None:
         self.num_rows = num_rows

@@ -1,4 +1,4 @@
-"""docs/simulation.md: its examples run as they stand, and print what is printed there."""
+"""docs/simulation.md: its examples run unchanged, and print the output on the page."""
 
 import re
 import subprocess

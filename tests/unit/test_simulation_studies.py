@@ -1,4 +1,4 @@
-"""Seeds, baseline, best Version, warm start and resumption of simulations. Most tests share one simulation."""
+"""Studies with simulations: seeds, baseline, best Version, warm start and resumption. Most tests share one."""
 
 import math
 import signal
@@ -51,7 +51,7 @@ def record(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def repeated(record: Path) -> Result:
-    """Two seeds, a baseline and a record."""
+    """Simulate with two seeds, a baseline and a record."""
     settings = SimulationSettings(
         test=load_data("digits").test, plan=PLAN, seeds=(4, 5), baseline=True, resume=record, quiet=True
     )
@@ -62,7 +62,7 @@ def test_several_seeds_have_a_mean_and_a_deviation(repeated: Result, tmp_path: P
     first, second = repeated.repeats
     assert first.digests == repeated.digests
     assert first.digests[1:] != second.digests[1:]
-    # The first Round has other clients, too: they are those that check in first.
+    # The first Round has other clients too: those that check in first.
     cohorts = [{row.client for row in result.clients if row.round == 1} for result in repeated.repeats]
     assert cohorts[0] != cohorts[1]
     losses = [result.rounds[-1].test_loss for result in repeated.repeats]
@@ -116,7 +116,7 @@ def test_of_equally_good_versions_the_first_is_the_best() -> None:
 def test_a_resumed_simulation_computes_no_recorded_training(repeated: Result, record: Path) -> None:
     before = {path.name: path.stat().st_mtime_ns for path in (record / "trainings").iterdir()}
     assert len(before) == 2 * COHORT * ROUNDS
-    # One Round more than the record, of one of its seeds: as if the simulation had stopped after the third.
+    # One Round more than the record, with one of its seeds: as if the simulation had stopped after the third Round.
     settings = SimulationSettings(plan=PLAN, seed=5, resume=record, quiet=True)
     longer = simulate(app(), clients(), cohort=COHORT, rounds=ROUNDS + 1, settings=settings)
     after = {path.name: path.stat().st_mtime_ns for path in (record / "trainings").iterdir()}

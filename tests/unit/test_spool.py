@@ -1,4 +1,4 @@
-"""The spool: uploads that stop anywhere and go on, and commits that happen once."""
+"""The spool: uploads that stop at any byte and resume, and commits that take effect once."""
 
 import tracemalloc
 from collections.abc import Iterator
@@ -27,14 +27,14 @@ def spool(request: pytest.FixtureRequest, tmp_path: Path) -> FolderSpool:
 
 
 def send(upload: Upload, stop: int = len(PAYLOAD), *, payload: bytes = PAYLOAD, piece_bytes: int = 300_000) -> None:
-    """Send pieces from where the upload stands up to a byte."""
+    """Send pieces from the upload's current offset up to the byte ``stop``."""
     while (start := upload.received_bytes) < stop:
         if upload.add(Piece(offset=start, data=payload[start : min(start + piece_bytes, stop)])):
             upload.store()
 
 
 def left(tmp_path: Path) -> list[str]:
-    """What lies in the spool."""
+    """Return the names of the files in the spool."""
     return sorted(path.name for path in (tmp_path / "spool").iterdir())
 
 
@@ -209,7 +209,7 @@ def test_a_payload_that_was_named_but_never_recorded_is_not_sent_again(
     again = born.open(HEADER, "device")
     expected = 2 * CHUNK_BYTES if num_damaged else len(PAYLOAD)
     assert again.received_bytes == again.resumed_bytes == expected
-    # It is an upload under way again, and nothing else.
+    # The payload is an unfinished upload again, and no other file is left.
     assert left(tmp_path) == [f"{NAME}.header", f"{NAME}.part"]
     assert not path.exists()
     send(again)
@@ -273,7 +273,7 @@ def test_a_payload_without_bytes_is_whole_at_once(spool: FolderSpool) -> None:
 
 
 def test_a_round_that_is_over_keeps_its_set_only(spool: FolderSpool, tmp_path: Path) -> None:
-    # A Run's id may hold dots: "run.1" is another Run, whose Round 2 is none of ours.
+    # A Run's id may contain dots: "run.1" is another Run with a Round 2 of its own.
     for name in ("run.1.a", "run.1.b", "run.10.a", "other.1.a", "run.1.2.a"):
         spool.open(replace(HEADER, assignment_id=name), "device").close()
     for round_number, device in ((1, "a"), (1, "b"), (10, "b")):
@@ -316,7 +316,7 @@ def test_a_committed_payload_that_was_changed_on_disk_is_told(spool: FolderSpool
     upload.close()
     (path,) = tmp_path.rglob("*.payload")
     path.write_bytes(bytes(len(PAYLOAD)))
-    # The process that has just verified and written it does not read it for that again.
+    # The process that verified and wrote the payload does not verify it again.
     assert committed(spool) == bytes(len(PAYLOAD))
     later = FolderSpool(tmp_path / "spool", tmp_path / "updates", Durability.PROCESS)
     what = path.relative_to(tmp_path)
@@ -387,7 +387,7 @@ def test_foreign_files_are_left_alone_and_logged_once(
         (folder / ".DS_Store").write_bytes(b"")
         (folder / ".nfs0001").write_bytes(b"")
         (folder / "lost+found").mkdir()
-    # As if the process had been killed in an upload.
+    # As if the process had been killed during an upload.
     spool.open(HEADER, "other").close()
     for _ in range(2):
         spool.sweep([])

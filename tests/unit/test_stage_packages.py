@@ -1,4 +1,4 @@
-"""Stages of other packages that are wrong: the Run does not start, and one sentence names the stage."""
+"""Wrong stages of other packages: the Run does not start, and one sentence names the stage."""
 
 import sys
 from pathlib import Path

@@ -55,7 +55,7 @@ def test_a_version_has_the_control_variates_of_its_parent_and_round(tmp_path: Pa
 
 @dataclass
 class History:
-    """What a device must begin with, by the rules of docs/stages.md: kept by hand, without the record."""
+    """The expected state of a device, computed by the rules of docs/stages.md without the record."""
 
     lineage: int = 0
     version: int = 0
@@ -75,7 +75,7 @@ class History:
 
 @pytest.mark.parametrize("seed", nightly_but(range(6), range(2)))
 def test_devices_begin_with_the_state_after_their_last_update_that_counts(tmp_path: Path, seed: int) -> None:
-    """Random Rounds that are published and that fail, rollbacks, and restarts of the coordinator."""
+    """Random sequences of published Rounds, failed Rounds, rollbacks and restarts of the coordinator."""
     rng = random.Random(seed)
 
     async def main() -> None:
@@ -122,7 +122,7 @@ async def take_and_check(
 
 
 async def fail_round(place: Place, devices: dict[str, StagedDevice], history: History, name: str) -> None:
-    """One Update is accepted, and an operator fails its Round; the Update counts for nothing."""
+    """Let a Round fail after it has accepted one Update, which then does not count."""
     work = await devices[name].assignment(place)
     assert work.state == history.state(name)
     reply = await devices[name].send(place, work, change_of(name, work.round))
@@ -136,7 +136,7 @@ async def fail_round(place: Place, devices: dict[str, StagedDevice], history: Hi
 
 
 async def check_mean(place: Place, devices: dict[str, StagedDevice], history: History) -> None:
-    """c is the mean of the c_i of all devices, up to the rounding of float32."""
+    """Check that c is the mean of the c_i of all devices, up to the rounding of float32."""
     states = [devices[name].states.get(history.state(name)) for name in DEVICES]
     variates = [np.zeros(NUM) if state is None else state["scaffold"]["control"] for state in states]
     np.testing.assert_allclose(await control_of(place), np.mean(variates, axis=0), atol=2e-6)

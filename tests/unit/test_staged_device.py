@@ -1,4 +1,4 @@
-"""A device whose Run has stages: which state an Update begins with, and that every crash gives the same bits."""
+"""A device whose Run has stages: the initial state of each Update, and bit-identical Updates after every crash."""
 
 import logging
 import tempfile
@@ -38,12 +38,12 @@ ROLLED_BACK = [(0, 0), (0, 1), (2, 0), (2, 3)]
 
 
 def change_of(fleet: Course, work: m.Assignment) -> Float32s:
-    """What the synthetic trainer makes of an Assignment."""
+    """Return the change of the synthetic trainer for an Assignment."""
     return SyntheticTrainer(partition=0).train(example_model(fleet.bundle), work, Countdown()).values
 
 
 def feedback(fleet: Course, works: Sequence[m.Assignment], lost: Sequence[int] = ()) -> Mapping[int, bytes]:
-    """The payloads of error feedback by Round, written out; states of ``lost`` Rounds are not on the device."""
+    """Compute the payloads of error feedback by Round. States of ``lost`` Rounds are missing on the device."""
     residuals: dict[tuple[int, int], Float32s] = {}
     payloads = {}
     for work in works:
@@ -70,7 +70,7 @@ def test_an_update_begins_with_the_state_that_its_assignment_names(
     assert take_part(fleet, tmp_path) == feedback(fleet, works)
     assert fleet.failures == []
     assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
-    # The first state of a lineage is no file.
+    # The initial state of a lineage has no file.
     assert files(tmp_path) == [f"run.{number}.state" for number in sorted({states[-1][1], 4} - {0})]
 
 
@@ -114,7 +114,7 @@ def test_a_device_that_is_killed_again_and_again_sends_the_same_bits(tmp_path: P
     while fleet.works:
         num_lives += 1
         try:
-            # A Round has about 13 moments, so that most lives end before the upload.
+            # A Round has about 13 moments, so most lives end before the upload.
             take_part(fleet, tmp_path, moments=Moments(1 + num_lives % 14))
         except Killed:
             continue
@@ -150,7 +150,7 @@ def test_an_update_whose_payload_is_damaged_is_made_again_from_the_same_state(tm
     works = list(fleet.works)
 
     class Damaging(Moments):
-        """Damages the payload of Round 2 before its upload, and ends the process."""
+        """Moments that damage the payload of Round 2 before its upload, and end the process."""
 
         def __call__(self, name: str) -> None:
             path = tmp_path / "device" / "updates" / f"{works[1].assignment_id}.payload"

@@ -40,7 +40,7 @@ def test_devices_that_leave_at_any_moment_have_the_states_that_their_assignments
     outcomes = [play(scenario, tmp_path / name) for name in ("first", "second")]
     assert outcomes[0].digests == outcomes[1].digests
     closed = [logged.event for logged in outcomes[0].events if isinstance(logged.event, RoundClosed)]
-    # Devices take part again, so that they begin with states.
+    # Devices take part repeatedly, so they begin with states.
     assert len({device for event in closed for device in event.accepted}) < sum(len(each.accepted) for each in closed)
     verdicts = list(verify_run(open_archive(tmp_path / "first" / "state"), "run"))
     assert [(verdict.version, verdict.problem) for verdict in verdicts] == [(n, "") for n in range(NUM_ROUNDS + 1)]

@@ -1,4 +1,4 @@
-"""Stale Updates and what can happen to them: rests, restarts, dead devices, and records that do not fit."""
+"""Failures around stale Updates: resting Runs, restarts, dead devices, and inconsistent records."""
 
 import asyncio
 from contextlib import aclosing
@@ -40,7 +40,7 @@ from fanin.server.storage.sqlite.engine import open_engine
 
 @pytest.mark.parametrize("adopts", [False, True])
 def test_what_was_trained_before_a_version_from_outside_never_counts(tmp_path: Path, adopts: bool) -> None:
-    """Or what a roll-back takes out would come back in with the next Update."""
+    """Otherwise the next Update would restore the changes that a rollback removes."""
 
     async def main() -> None:
         place, bundle = open_place(tmp_path), bundle_in(tmp_path)
@@ -117,7 +117,7 @@ def test_stale_uploads_are_kept_until_they_no_longer_count(tmp_path: Path) -> No
 
 
 def test_the_mean_divides_by_what_the_updates_would_weigh_were_they_fresh() -> None:
-    """A stale Update moves the model less, instead of giving its weight to the others."""
+    """A stale Update moves the model less. The other Updates do not gain its weight."""
     table = TensorTable.of({"a": (1,)})
     pieces = (np.array([100], np.int32),)
     stale = Contribution(
@@ -139,7 +139,7 @@ def test_a_plan_says_how_stale_an_update_may_be(max_staleness: int) -> None:
 
 
 def test_devices_that_keep_all_places_lose_them_at_the_deadline(tmp_path: Path) -> None:
-    """Those at work for an earlier Round may be dead: a Round that opens with nobody else has a deadline too."""
+    """Devices at work for an earlier Round may be dead. A Round that opens with only them has a deadline too."""
 
     async def main() -> None:
         place = open_place(tmp_path)
@@ -147,7 +147,7 @@ def test_devices_that_keep_all_places_lose_them_at_the_deadline(tmp_path: Path) 
         await start(place.runs, bundle_in(tmp_path), wanted)
         late = await assignment(place, "late")
         await assignment(place, "dead-0")
-        # Round 1 misses its deadline; the places of round 2 go to two others, and the late one closes it.
+        # Round 1 misses its deadline. Two other devices get the places of Round 2, and the late device closes it.
         await asyncio.sleep(61.0)
         for device in ("dead-1", "dead-2"):
             await assignment(place, device)
@@ -186,7 +186,7 @@ def test_hanging_up_a_thousand_times_while_waiting_for_a_round_leaves_no_task(tm
         for device in ("fast-1", "fast-2"):
             await send(place, device)
         await settle()
-        # Its Update of round 2 is in; the one of round 1 has to wait until round 2 is over.
+        # The device's Update for Round 2 is accepted. Its Update for Round 1 must wait until Round 2 ends.
         assert (await send(place, "device")).update_state is m.UpdateState.ACCEPTED
         before = len(asyncio.all_tasks())
         for _ in range(100):
@@ -224,7 +224,7 @@ def test_a_coordinator_that_leaves_lets_go_of_those_who_wait(tmp_path: Path) -> 
 
 
 def test_a_pause_between_two_rounds_tells_devices_to_come_back(tmp_path: Path) -> None:
-    """Their Updates count when the Run goes on; they must not be thrown away for a pause."""
+    """Their Updates count when the Run resumes, so a pause must not discard them."""
 
     async def main() -> None:
         place = open_place(tmp_path, store_lane=slow_store)

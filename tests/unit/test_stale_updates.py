@@ -1,4 +1,4 @@
-"""Buffered and streaming Rounds: Updates that were made for an earlier Round count, for less, and never twice."""
+"""Buffered and streaming Rounds: Updates for an earlier Round count with a lower weight, and never twice."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ def test_stale_updates_count_and_the_record_gives_the_same_versions_again(tmp_pa
     versions = federate(tmp_path, wanted)
     assert len(versions) == 30
     assert sum(version.num_stale for version in versions) > 0
-    # Whoever is slow has its part: the slowest gets in once in 19 s.
+    # Slow devices take part too: the slowest commits an Update every 19 s.
     assert {name for version in versions for name in version.runtimes} == {"synthetic 1"}
 
 
@@ -50,7 +50,7 @@ def test_with_the_whole_cohort_in_the_buffer_it_is_fedavg_bit_for_bit(tmp_path: 
 
 
 def test_no_more_devices_are_at_work_than_the_plan_says(tmp_path: Path) -> None:
-    """Those at work for an earlier Round keep their places."""
+    """Devices at work for an earlier Round keep their places."""
 
     async def main() -> None:
         place = open_place(tmp_path)
@@ -62,7 +62,7 @@ def test_no_more_devices_are_at_work_than_the_plan_says(tmp_path: Path) -> None:
         assert isinstance(again, m.Assigned)
         await send(place, "early-0")
         await settle()
-        # One place is free, whoever asks for it; who is at work is told the same as before.
+        # One place is free for any device. A device at work receives the same Assignment as before.
         told = await check_in(place, "early-2")
         assert isinstance(told, m.Assigned)
         assert told.assignment.assignment_id == again.assignment.assignment_id

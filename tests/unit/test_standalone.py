@@ -1,4 +1,4 @@
-"""Standalone models of a Version: what onnxruntime and LiteRT compute from the file alone."""
+"""Standalone models of a Version: predictions of onnxruntime and LiteRT from the file alone."""
 
 import re
 from collections.abc import Callable
@@ -31,7 +31,7 @@ from fanin.protos.errors import InvalidInput
 
 
 def in_onnxruntime(data: bytes, x: Float32s) -> Float32s:
-    """The logits of a file, by the library alone."""
+    """Compute the logits of a file with onnxruntime alone."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
@@ -41,7 +41,7 @@ def in_onnxruntime(data: bytes, x: Float32s) -> Float32s:
 
 
 def in_litert(data: bytes, x: Float32s) -> Float32s:
-    """The logits of a file, by the library alone, one sample at a time."""
+    """Compute the logits of a file with LiteRT alone, one sample at a time."""
     interpreter = Interpreter(model_content=data, num_threads=1)
     assert {name: (row["inputs"], row["outputs"]) for name, row in interpreter.get_signature_list().items()} == {
         "infer": (["x"], ["logits"])
@@ -60,13 +60,13 @@ LIBRARIES = {"onnx": ("onnx", in_onnxruntime), "tflite": ("litert", in_litert)}
 
 
 def later(bundle: Bundle) -> Float32s:
-    """The parameters of a later Version."""
+    """Return the parameters of a later Version."""
     first = bundle.initial_parameters()
     return first + np.random.default_rng(4).normal(0.0, 0.05, first.shape).astype(np.float32)
 
 
 def logits_of(app: App, bundle: Bundle) -> Float32s:
-    """Torch's logits of the later Version on the calibration data."""
+    """Return torch's logits of the later Version on the calibration data."""
     with torch.no_grad():
         return with_parameters(app, bundle.manifest.table.views(later(bundle)))(app.inputs["x"]).numpy()
 
@@ -105,7 +105,7 @@ def test_each_length_is_a_file(runtime: str, bundle_for: BundleFor) -> None:
     for size, in_int8, in_float in zip((16, 8, 4), int8.values(), floats.values(), strict=True):
         x = app.inputs["x"].numpy()[:, :size]
         x[:, -1] = 1  # the last position is used, so the runtime uses the graph of this length
-        # The int8 kernels of onnxruntime's defaults saturate on some processors: those of the runtime do not.
+        # By default, onnxruntime's int8 kernels saturate on some processors. The kernels of fanin's runtime do not.
         model = open_runtime(runtime).open_model(in_int8, "the file")
         np.testing.assert_array_equal(run_rows(model, {"x": x})["logits"], predict({"x": x}))
         with torch.no_grad():
@@ -129,14 +129,14 @@ def test_an_app_with_other_lengths_is_refused(bundle_for: BundleFor) -> None:
 
 
 class Normed(nn.Sequential):
-    """A norm whose statistics travel, and a head."""
+    """A norm whose statistics are shared parameters, and a head."""
 
     def __init__(self) -> None:
         super().__init__(nn.Conv2d(1, 4, 3, bias=False), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 4))
 
 
 def normed(**fields: object) -> App:
-    """An App of that module, always with the same weights."""
+    """Return an App of ``Normed``, always with the same weights."""
     torch.manual_seed(5)
     return replace(app_of("mlp"), module=Normed(), **fields)  # type: ignore[arg-type]  # any field of an App
 
@@ -149,19 +149,19 @@ def test_statistics_of_norms_are_the_versions() -> None:
     with torch.no_grad():
         expected = with_parameters(app, bundle.manifest.table.views(version))(app.inputs["x"]).numpy()
     np.testing.assert_allclose(in_onnxruntime(data, app.inputs["x"].numpy()), expected, rtol=0, atol=1e-5)
-    # The norm is folded: its parts would be unused, and onnxruntime would warn of each.
+    # The norm is folded, so its parameters must not stay in the file: onnxruntime warns of unused ones.
     graph = onnx.load_from_string(data).graph
     assert {value.name for value in graph.initializer} <= {name for node in graph.node for name in node.input}
 
 
 @cache
 def adapted() -> Bundle:
-    """The Bundle of adapters beside that module."""
+    """Return a Bundle of ``Normed`` with adapters."""
     return exported(normed(recipe=Recipe(trains=Adapters(rank=2))))
 
 
 def other_weights() -> App:
-    """An App of the same form with other frozen weights."""
+    """Return an App of the same form with other frozen weights."""
     return replace(normed(recipe=Recipe(trains=Adapters(rank=2))), module=Normed())
 
 
@@ -194,7 +194,7 @@ def test_a_format_that_the_bundle_lacks_is_refused() -> None:
 
 
 class Tied(nn.Module):
-    """A weight with two names, a norm and an output of it."""
+    """A weight with two names, a norm and a head."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The states of stages on a device's disk: what comes back, what is refused, and what is kept."""
+"""The states of stages on a device's disk: reading, refused files, and the states that are kept."""
 
 import errno
 import hashlib
@@ -90,7 +90,7 @@ def test_the_states_of_the_last_used_runs_are_kept(tmp_path: Path) -> None:
             store.put(label(1, run=f"run-{index}"), states_of(index))
             if store is disk:
                 os.utime(tmp_path / "states" / f"run-{index}.1.state", ns=(index * 10**9,) * 2)
-        # A state that was read is used.
+        # Reading a state counts as use.
         store.get(label(1, run="run-0"), FIRST)
         store.keep("run-1", (1,))
         kept = set()

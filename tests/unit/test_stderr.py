@@ -22,7 +22,7 @@ ROW = {
 
 
 class Interpreter:
-    """An interpreter whose graph returns its input; while it runs, another thread of the app writes a line."""
+    """An interpreter whose graph returns its input. While it runs, another thread of the app writes a line."""
 
     def __init__(self, capture: pytest.CaptureFixture[str]) -> None:
         self._capture = capture

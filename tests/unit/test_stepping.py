@@ -1,4 +1,4 @@
-"""The train step's slabs: states are values, and a loop that keeps the last one only works in two of them."""
+"""The train step's slabs: states are immutable, and a loop that keeps only the last state uses two slabs."""
 
 import weakref
 
@@ -13,7 +13,7 @@ RATE = StepSettings(learning_rate=0.05)
 
 
 def states(num: int) -> list[TrainState]:
-    """All the states of ``num`` steps, each step from the one before."""
+    """Return the states of ``num`` consecutive steps."""
     bundle = bundle_of("mlp")
     step = open_runtime("onnx").open_train(bundle)
     found = [step.begin(bundle.initial_parameters())]

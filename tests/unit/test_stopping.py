@@ -1,4 +1,4 @@
-"""When a Run rests, and what the sums of a Round say."""
+"""The end of a Run, and the statistics derived from the sums of a Round."""
 
 from collections import Counter
 

@@ -1,4 +1,4 @@
-"""The store: what the database decides, and that it still knows it after it was closed."""
+"""The store: the decisions of the database, and their durability after it is reopened."""
 
 import io
 import re
@@ -52,7 +52,7 @@ def engine(tmp_path: Path) -> Iterator[Engine]:
 
 @pytest.fixture
 def rounds(engine: Engine) -> Driven:
-    """A started Run with an open Round."""
+    """The store of a started Run with an open Round."""
     SqliteRuns(engine).add_run(START, 5.0)
     store = Driven(engine)
     store.open(OPEN)
@@ -81,7 +81,7 @@ def test_the_last_round_of_a_device_is_found_by_an_index(engine: Engine) -> None
 
 
 def test_the_migration_widens_the_numbers_of_other_databases() -> None:
-    """SQLite's have 64 bits from the first day."""
+    """SQLite's integers have always had 64 bits."""
     statements = io.StringIO()
     options = {"as_sql": True, "output_buffer": statements}
     context = MigrationContext.configure(dialect_name="postgresql", opts=options)
@@ -123,14 +123,14 @@ def test_a_database_that_cannot_grow_says_so_and_goes_on_later(engine: Engine, r
 def test_a_device_has_one_update_in_a_round(rounds: Driven) -> None:
     first = committed("a", examples=10)
     assert commit(rounds, committed("a", examples=10), 2) == first
-    # Told what stands for the device, so that the caller knows that its own did not replace it.
+    # The commit returns the recorded Update, so the caller knows that the new one did not replace it.
     assert commit(rounds, committed("a", examples=99), 2) == first
     assert rounds.updates(RUN, 1) == (committed("a", examples=10),)
 
 
 @pytest.mark.parametrize("numbers", ["round, made_for + 1", "round + 1, made_for"])
 def test_the_database_itself_holds_a_second_update_off(engine: Engine, rounds: Driven, numbers: str) -> None:
-    """A device has one Update in a Round, and one for an Assignment."""
+    """The database allows one Update of a device in a Round, and one for an Assignment."""
     commit(rounds, committed("a"), 2)
     close(rounds, quorum=1)
     rounds.publish(version(parent=FIRST), published(1), next_grid=(1, 2), outer_state={}, now_s=30.0)
@@ -153,7 +153,7 @@ def test_an_update_that_was_made_for_an_earlier_round_is_found_by_either(rounds:
     assert rounds.updates(RUN, 2) == (late,)
     assert rounds.headers_made_for(RUN, 1) == {"a": committed("a").header, "b": late.header}
     assert rounds.update(RUN, 1, "b") == late
-    # One that is folded in a later Round already stands for its Assignment there.
+    # An Update that a later Round counts is already recorded for its Assignment.
     assert commit(rounds, committed("b"), 2) == late
     assert [record.round for record in rounds.since(RUN, 1)] == [2]
 
@@ -184,7 +184,7 @@ def test_never_more_updates_than_the_buffer(rounds: Driven) -> None:
     taken = [commit(rounds, committed(device), 2) is not None for device in "abc"]
     assert taken == [True, True, False]
     assert [found.device_id for found in rounds.updates(RUN, 1)] == ["a", "b"]
-    # One that is in stays in, though no place is left.
+    # A recorded Update stays accepted, although the buffer is full.
     assert commit(rounds, committed("b"), 2)
 
 
@@ -208,7 +208,7 @@ def test_a_closed_round_takes_no_more_and_keeps_its_first_set(engine: Engine, ro
 def test_without_a_quorum_the_round_fails_and_takes_no_more(engine: Engine, rounds: Driven) -> None:
     commit(rounds, committed("b"), 9)
     for quorum in (2, 1):
-        # What was recorded once stays, whoever asks again.
+        # A repeated call does not change the recorded result.
         assert close(rounds, quorum=quorum).mark is RoundMark.FAILED
     assert not commit(rounds, committed("a"), 9)
     assert rounds.rounds(RUN)[0].mark is RoundMark.FAILED

@@ -1,4 +1,4 @@
-"""Layouts: views, flattening, and each way in which canonical bytes can be wrong."""
+"""Layouts: views, flattening, and each possible fault of canonical bytes."""
 
 import json
 import struct
@@ -21,7 +21,7 @@ from fanin.protos.errors import InvalidInput
 
 
 def framed(header: str, num_values: int = 0) -> bytes:
-    """Canonical bytes around any header."""
+    """Return canonical bytes with this header."""
     text = header.encode()
     text += b" " * (-(12 + len(text)) % 64)
     return MAGIC + struct.pack("<I", len(text)) + text + bytes(4 * num_values)

@@ -17,7 +17,7 @@ from fanin.protos.errors import UnsupportedModel
 
 
 class Repeated(nn.Module):
-    """Repeats channels; the first way to choose layouts repeats rows instead, and the shapes no longer match."""
+    """Repeats channels. The converter's first choice of layouts repeats rows instead, and the shapes do not match."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Token files: issued once, and refused when they admit nobody."""
+"""Token files: a token is issued once, and a file whose token is not valid is refused."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Trainers: what ``check_trainer`` finds, and a training over a real runtime that is stopped after k batches."""
+"""Trainers: the findings of ``check_trainer``, and a training on a real runtime that stops after k batches."""
 
 import re
 import subprocess
@@ -38,7 +38,7 @@ from fanin.protos import messages as m
 from fanin.protos.errors import InvalidInput
 
 NUM_EVALUATED, NUM_TRAINED = 2, 6
-"""Batches of 4: 7 validation examples, and 3 for each of 2 epochs over 10 training examples."""
+"""Numbers of batches of 4: 2 for 7 validation examples, and 3 in each of 2 epochs over 10 training examples."""
 
 
 @pytest.fixture
@@ -57,12 +57,12 @@ def store() -> MemoryStore:
 
 @pytest.fixture
 def controlled(tmp_path: Path) -> Bundle:
-    """A model whose train graph has the inputs ``control.<p>``."""
+    """The Bundle of a model whose train graph has the inputs ``control.<p>``."""
     return assemble(linear_graphs(scaffold=True), tmp_path / "controlled", PUBLISHER)
 
 
 def test_control_is_added_to_the_gradient_of_every_step(controlled: Bundle) -> None:
-    """One batch holds all examples, so that numpy takes the same steps whatever the order."""
+    """One batch holds all examples, so numpy computes the same steps in any order of the examples."""
     examples = Examples(inputs={"x": store().train.inputs["x"][:4]}, y=store().train.y[:4])
     one = MemoryStore(partition=0, train=examples, validation=store().validation)
     table, work = controlled.manifest.table, example_assignment(controlled)
@@ -86,7 +86,7 @@ def test_the_training_loss_is_that_of_one_epoch_whatever_their_number(linear: Bu
     one, three = (
         trainer.train(
             example_model(linear),
-            # A step so small that the loss stays as it is.
+            # The steps are so small that the loss stays the same.
             example_assignment(linear, m.Training(epochs=epochs, learning_rate=1e-6, seed=1)),
             Countdown(),
         ).counts[m.TRAIN_LOSS]
@@ -120,7 +120,7 @@ def test_inputs_that_a_train_graph_lacks_are_refused(linear: Bundle, controlled:
 
 
 class CountingRuntime:
-    """onnxruntime, which counts what it opens and the steps that it runs."""
+    """onnxruntime with counters of the opened Signatures and of the steps."""
 
     def __init__(self) -> None:
         self._inner = open_runtime("onnx")
@@ -179,7 +179,7 @@ def test_graphs_stay_open_between_rounds_until_the_bundle_changes(linear: Bundle
 
 @dataclass
 class Deaf:
-    """Breaks one rule of the contract."""
+    """A Trainer that breaks one rule of the contract."""
 
     rule: str
     runtime: str = "synthetic 1"

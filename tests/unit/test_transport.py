@@ -1,4 +1,4 @@
-"""The gRPC transport over a line in this process: which error an upload ends in."""
+"""The gRPC transport over a connection in this process: the error that ends an upload."""
 
 from collections.abc import Callable, Generator, Iterator
 from typing import TypeVar
@@ -19,7 +19,7 @@ RECEIVING = m.UploadReply(round_state=m.RoundState.OPEN, update_state=m.UpdateSt
 
 
 class LocalConnection(Connection):
-    """A line to a coordinator that has two bytes of each Update, and that ends as ``error`` says."""
+    """A connection to a coordinator that has two bytes of each Update. The call ends with ``error``, if it is set."""
 
     def __init__(self, error: Exception | None) -> None:
         self.address = "here"
@@ -29,7 +29,7 @@ class LocalConnection(Connection):
     def stream_stream(
         self, method: str, requests: Iterator[bytes], parse: Callable[[bytes], R], call: CallOptions
     ) -> Generator[R, None, None]:
-        """Read the header, reply, read the pieces, end."""
+        """Read the header, reply, read the pieces, and end the call."""
         next(requests)
         yield parse(c.upload_reply_to_proto(RECEIVING).SerializeToString())
         for _ in requests:

@@ -1,4 +1,4 @@
-"""From what training changed to an Update that its coordinator takes."""
+"""The device's pipeline from the change of a training to an Update that the coordinator accepts."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -75,7 +75,7 @@ def test_an_int8_update_has_a_byte_a_value_and_is_made_alike_again() -> None:
 
 
 def test_other_changes_and_other_rounds_round_otherwise() -> None:
-    # Half a step each: which way a value goes is chance alone.
+    # Every value is half a step, so its rounding is random.
     table = TensorTable.of({"a": (256,)})
     step = 2.0 ** GRID[0]
     work = replace(int8_work(0), grid=GRID[:1])
@@ -121,7 +121,7 @@ def test_an_unknown_codec_makes_no_update() -> None:
 
 
 class Drawing:
-    """A stage that notes the random numbers that it could use."""
+    """A stage that records its random numbers."""
 
     tensors: tuple[str, ...] = ()
 

@@ -1,4 +1,4 @@
-"""An Update is held against its Assignment before a byte of it is stored: each check has an Update that it refuses."""
+"""Updates are validated against their Assignment before any byte is stored: each check refuses one of the Updates."""
 
 from dataclasses import replace
 from types import MappingProxyType

@@ -1,4 +1,4 @@
-"""The exporter's own check: a graph whose gradient is wrong is refused, however small the gradient is."""
+"""The exporter's check: a graph with a wrong gradient is refused, even if the gradient is tiny."""
 
 import copy
 import math
@@ -33,19 +33,19 @@ RECIPES = {"sgd": Recipe(optimizer=Sgd(momentum=0.0)), "momentum": Recipe(), "ad
 
 
 class Still(Adam):
-    """An Adam that updates its states and never moves."""
+    """An Adam that updates its states and never changes the parameters."""
 
     def move(
         self, value: Tensor, gradient: Tensor, state: Mapping[str, Tensor], inputs: StepInputs
     ) -> tuple[Tensor, Tensors]:
-        """The next states, and the same value."""
+        """Return the same value and the next states."""
         moved, states = super().move(value, gradient, state, inputs)
         # Without the move the graph would have unused inputs.
         return value + 0.0 * moved, states
 
 
 class Steeper(Mlp):
-    """The perceptron with the same outputs, and with the last weight's gradient times a factor."""
+    """The perceptron with the same outputs, but with the last weight's gradient times a factor."""
 
     factor = 1.0
 
@@ -57,7 +57,7 @@ class Steeper(Mlp):
 
 
 class Kinked(Mlp):
-    """The perceptron, and a ReLU of rounding alone. Another ``side`` stands for another order of additions."""
+    """The perceptron plus a ReLU of rounding errors. Another ``side`` simulates another order of additions."""
 
     def __init__(self, share: float) -> None:
         super().__init__()
@@ -76,19 +76,19 @@ class Kinked(Mlp):
 
 
 def small_loss(outputs: Tensor, targets: Tensor) -> Tensor:
-    """A loss whose gradients are about 1e-9: with an ordinary learning rate float32 loses them beside a parameter."""
+    """A loss with gradients of about 1e-9. At ordinary learning rates they vanish when added to a float32 parameter."""
     return 1e-8 * cross_entropy(outputs, targets)
 
 
 @cache
 def case(name: str) -> tuple[App, Bundle]:
-    """The App with a recipe, and its Bundle."""
+    """Return the App with a Recipe, and its Bundle."""
     app = replace(app_of("mlp"), loss=small_loss, recipe=RECIPES[name])
     return app, exported(app)
 
 
 def check(name: str, factor: float) -> None:
-    """Hold the exported graphs to eager torch with another gradient."""
+    """Compare the exported graphs with eager torch whose gradient is multiplied by ``factor``."""
     app, bundle = case(name)
     prepared = prepare(app)
     eager = Steeper()
@@ -128,7 +128,7 @@ def test_an_adam_that_never_moves_is_refused() -> None:
 
 
 def kinked(share: float) -> tuple[App, nn.Module]:
-    """An App with a module whose gradient depends on rounding, and the module with another rounding."""
+    """Return an App whose gradient depends on rounding, and its module with another rounding."""
     torch.manual_seed(0)
     module = Kinked(share)
     other = copy.deepcopy(module)
@@ -151,7 +151,7 @@ def test_even_a_gradient_that_depends_on_rounding_is_not_that_of_another_model()
 
 @pytest.mark.nightly
 def test_a_gradient_of_rounding_alone_passes() -> None:
-    # A bias before a batch norm has no gradient but rounding: there is nothing to compare.
+    # The gradient of a bias before a batch norm is only rounding error, so there is nothing to compare.
     torch.manual_seed(0)
     module = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 4))
     assert exported(replace(app_of("mlp"), module=module)).manifest.table.num_values > 0
@@ -191,7 +191,7 @@ def test_wrong_int8_logits_are_refused(change: Callable[[Float32s], Float32s], m
 
 
 class Answers:
-    """A runtime whose evaluation or preprocessing is changed."""
+    """A runtime with a changed evaluation or preprocessing."""
 
     def __init__(self, runtime: Runtime, change: Callable[[BatchEvaluation], BatchEvaluation]) -> None:
         self._runtime, self._change = runtime, change
@@ -200,7 +200,7 @@ class Answers:
         return getattr(self._runtime, name)
 
     def open_evaluate(self, bundle: Bundle) -> Evaluate:
-        """The evaluation, changed."""
+        """Return the changed evaluation."""
         evaluate = self._runtime.open_evaluate(bundle)
         return lambda parameters, batch: self._change(evaluate(parameters, batch))
 

@@ -1,4 +1,4 @@
-"""The metrics of a Version: those of the float and of the int8 model each have their own name."""
+"""The metrics of a Version: the float model and the int8 model have separate names."""
 
 import math
 from dataclasses import replace
@@ -23,7 +23,7 @@ NUM = 600
 
 @cache
 def values_app() -> App:
-    """A model of values."""
+    """Return an App of a regression model."""
     return replace(app_of("mlp"), name="values", num_classes=0, loss=squared_error)
 
 
@@ -33,9 +33,9 @@ def values_bundle() -> Bundle:
 
 
 def metrics_of_module(app: App, bundle: Bundle, *names: str) -> VersionMetrics:
-    """The metrics of Version 0 on targets that are what torch computes with the module itself."""
+    """Return the metrics of Version 0. The targets are torch's outputs of the module."""
     x, _ = samples(NUM, seed=9)
-    # Noise beyond the range of the calibration, so that int8 is wrong at times.
+    # The noise exceeds the range of the calibration, so int8 is sometimes wrong.
     x = (3.0 * np.random.default_rng(5).standard_normal(x.shape)).astype(np.float32)
     with torch.no_grad():
         outputs = app.module(torch.from_numpy(x)).numpy()

@@ -1,4 +1,4 @@
-"""The checklist of ``check_version``: each item has a Version that only it refuses."""
+"""The checklist of ``check_version``: each item has a Version that only this item refuses."""
 
 from dataclasses import replace
 
@@ -41,7 +41,7 @@ def test_numbers_rise_from_zero_by_one() -> None:
 # (1)
 @pytest.mark.parametrize(("run_id", "sha256"), [("other", SHA256), (RUN, "0" * 64)])
 def test_one_for_another_run_or_bundle_is_refused(run_id: str, sha256: str) -> None:
-    """Rightly signed in all: by the run key, with a delegation for that other run and bundle."""
+    """All signatures are valid: the run key signs, with a delegation for that other Run and Bundle."""
     signed = sign_version(RUN_KEY, parent=None, run_id=run_id, bundle_sha256=sha256, parameters=FIRST.parameters)
     other = replace(signed, delegation=delegate(run_id, sha256))
     text = f"version 0 of run {run_id}: is of bundle {short(sha256)}, expected run run and bundle {short(SHA256)}"

@@ -19,7 +19,7 @@ ALONE = plan(concurrency=1, buffer=1, quorum=1, max_rounds=2, deadline_s=600.0)
 
 
 async def left(folder: Path) -> tuple[Place, Place]:
-    """A coordinator that drove a Run, and the one that has taken it. The first one has noticed."""
+    """Return a coordinator that drove a Run, and the one that has taken it. The first one has noticed the takeover."""
     older = open_place(folder)
     await start(older.runs, bundle_in(folder), ALONE)
     await settle()
@@ -54,14 +54,14 @@ def test_a_run_that_another_coordinator_drives_is_described_from_its_record(tmp_
         assert described.run == info
         assert (described.grid, described.num_devices) == (driven.grid, driven.num_devices)
         open_round, published = described.rounds
-        # Only the driver knows that all places are taken, and by whom.
+        # Only the driver knows that all places are taken, and which devices hold them.
         assert (open_round.phase, driven.rounds[0].phase) == (RoundPhase.SELECTING, RoundPhase.TRAINING)
         assert (described.num_at_work, driven.at_work) == (0, ("b",))
         assert published == driven.rounds[1]
         assert isinstance(published, RoundInfo)
         assert described.deadline_s == pytest.approx(driven.deadline_s, abs=0.1)
         assert 590.0 < described.deadline_s < 600.0
-        # To read is not to write.
+        # Reading does not change the database.
         assert snapshot(tmp_path / "state").rows == rows
         await stop(older, newer)
 
@@ -86,7 +86,7 @@ def test_a_run_that_another_coordinator_drives_is_watched_to_its_end(tmp_path: P
 
 
 async def watched(place: Place) -> list[int]:
-    """The numbers of the Versions, once the Run has ended."""
+    """Watch the Run to its end. Return the numbers of its Versions."""
     events = [recorded.event async for recorded in place.runs.watch("run", 0)]
     return [event.number for event in events if isinstance(event, VersionPublished)]
 
@@ -100,7 +100,7 @@ def test_a_device_downloads_a_version_from_a_coordinator_that_does_not_drive_its
         for device in "ab":
             await send(newer, device)
             await settle()
-        # The Run rests after its second Round. The device hears of the last Version, though it waits elsewhere.
+        # The Run rests after its second Round. The device learns of it, though it waits elsewhere.
         answer = await waiting
         assert isinstance(answer, m.Wait)
         assert answer.newest is not None

@@ -1,4 +1,4 @@
-"""``run_virtual``: hours in no time, also within the event loop of a notebook, and Ctrl-C."""
+"""``run_virtual``: hours pass at once, also inside the event loop of a notebook, and Ctrl-C cancels."""
 
 import asyncio
 import os
@@ -53,7 +53,7 @@ def test_virtual_time_runs_within_the_loop_of_a_notebook() -> None:
 
 
 async def interrupted() -> str:
-    """Count virtual seconds until Ctrl-C, and say what remains."""
+    """Count virtual seconds until Ctrl-C. Return a result after the cancellation."""
     try:
         for second in range(10**9):
             if second == 1000:

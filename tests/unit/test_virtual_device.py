@@ -1,4 +1,4 @@
-"""The virtual device: its cache, and what errors of a coordinator are to it."""
+"""The virtual device: its cache, and its reaction to errors of a coordinator."""
 
 import asyncio
 import random
@@ -20,7 +20,7 @@ ROUNDS = 5
 
 
 class KilledHere(BaseException):
-    """The end of a process. Nothing handles it."""
+    """The end of a process. No code catches it."""
 
 
 def device_of(fleet: Rounds, trusted: str = PUBLISHER.public) -> VirtualDevice:
@@ -90,7 +90,7 @@ def test_a_virtual_device_that_restarts_has_the_same_states(tmp_path: Path, call
             with pytest.raises(KilledHere):
                 take_part(fleet, device)
             device.restart()
-            # The second clock has an event loop of its own.
+            # The second virtual clock has its own event loop.
             fleet.done = asyncio.Event()
         take_part(fleet, device)
         states.append(device.folder.states.files)

@@ -1,4 +1,4 @@
-"""``tracing.vocabulary``: the tokens that a Bundle's model knows, and that a device names one that it does not."""
+"""``tracing.vocabulary``: the tokens that a Bundle's model knows, and the device's error for an unknown token."""
 
 from functools import cache
 
@@ -25,7 +25,7 @@ NUM_TOKENS, LENGTH = 11, 5
 
 
 class Tokens(nn.Module):
-    """Tokens and their places, each in a table of its own."""
+    """A model with one table for tokens and one for positions."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class Tokens(nn.Module):
 
 
 class Functional(Tokens):
-    """The table is looked up without a layer, in int64, beside a smaller one of what is computed from the tokens."""
+    """A lookup in int64 without a layer, and a smaller table for values that are computed from the tokens."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits."""
@@ -47,7 +47,7 @@ class Functional(Tokens):
 
 
 class Twice(Tokens):
-    """The same tokens in two tables."""
+    """A lookup of the same tokens in two tables."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class Twice(Tokens):
 
 
 class Compared(Tokens):
-    """No lookup: any number is a token."""
+    """A model without a lookup: any number is a token."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits."""
@@ -67,7 +67,7 @@ class Compared(Tokens):
 
 
 def app_of(module: nn.Module) -> App:
-    """An App of tokens."""
+    """Return an App of tokens."""
     tokens = torch.arange(8 * LENGTH, dtype=torch.int32).reshape(8, LENGTH) % NUM_TOKENS
     return App(name="tokens", module=module, calibration=tokens, batch_size=2, num_classes=NUM_TOKENS, loss=next_token)
 
@@ -87,13 +87,13 @@ def test_what_is_not_tokens_has_none() -> None:
 
 @cache
 def bundle() -> Bundle:
-    """The model of tokens, exported once."""
+    """The Bundle of the token model, exported once."""
     torch.manual_seed(0)
     return exported(app_of(Tokens()))
 
 
 def with_token(token: int, num: int = 2) -> np.ndarray:
-    """Tokens of which that of the last sample is another."""
+    """Return zero tokens, except for one token of the last sample."""
     x = np.zeros((num, LENGTH), np.int32)
     x[-1, 2] = token
     return x

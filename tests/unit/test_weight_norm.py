@@ -1,4 +1,4 @@
-"""Layers with normalized weights train on devices: the gradient against torch's kernel, and a model in both formats."""
+"""Layers with normalized weights: the gradient, compared with torch's kernel, and a model in both formats."""
 
 import pytest
 import torch

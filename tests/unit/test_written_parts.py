@@ -1,4 +1,4 @@
-"""Values that a forward writes into a part of a tensor, with a gradient through them."""
+"""Assignments to a part of a tensor in a forward, with gradients through them."""
 
 import re
 from collections.abc import Callable
@@ -17,7 +17,7 @@ Change = Callable[[Tensor], Tensor]
 
 
 class Written(nn.Module):
-    """Two layers, and a change of the values between them."""
+    """Two layers with a change of the values between them."""
 
     def __init__(self, change: Change) -> None:
         super().__init__()
@@ -30,13 +30,13 @@ class Written(nn.Module):
 
 
 def app_with(change: Change) -> App:
-    """An App of that module, always with the same weights."""
+    """Return an App of ``Written``, always with the same weights."""
     torch.manual_seed(2)
     return replace(app_of("mlp"), module=Written(change))
 
 
 def several_writes(x: Tensor) -> Tensor:
-    """Write a number, values with a gradient, a slice, and a part of a new tensor."""
+    """Assign a number, values with a gradient, a slice, and a part of a new tensor."""
     y = x.clone()
     y[:, 2] = 0.0
     y[:, 0] = y[:, 1] * 2.0
@@ -70,20 +70,20 @@ def test_values_of_another_shape_are_an_error_as_in_torch() -> None:
 
 
 def adds_to_a_column(x: Tensor) -> Tensor:
-    """Change a view."""
+    """Change a view in place."""
     y = x.clone()
     y[:, 0] += 1.0
     return y
 
 
 def writes_to_a_view(x: Tensor) -> Tensor:
-    """Write to a view."""
+    """Assign to a view."""
     x.unflatten(1, (2, 4))[:, 0] = 0.0
     return x
 
 
 def writes_with_a_step(x: Tensor) -> Tensor:
-    """Write to every other column."""
+    """Assign to every other column."""
     y = x.clone()
     y[:, ::2] = 0.0
     return y
