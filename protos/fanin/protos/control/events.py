@@ -77,8 +77,8 @@ class Evaluation:
     def has_labels(self) -> bool:
         """Whether the devices predicted labels.
 
-        They did not if the model has values, or if there is no int8 model, as for the clients of Flower: float and int8
-        of a classifier agree on some label.
+        They did not if the model returns values, or if there is no int8 model, as for clients of Flower. The float and
+        int8 models of a classifier agree on some label.
         """
         return self.int8_rise_percent is None and self.int8_agreement > 0.0
 

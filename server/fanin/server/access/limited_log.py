@@ -1,4 +1,4 @@
-"""The log of what peers cause: a few lines per minute for each kind, then their number.
+"""The log of events that peers cause: a few lines per minute for each kind, then their number.
 
 Any peer can make calls that are refused, and any device can report failures. Without a limit, a flood of them fills the
 disk that holds the Updates.

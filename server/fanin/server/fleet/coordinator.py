@@ -22,8 +22,8 @@ class Coordinator:
     All methods may be repeated after any failure, over restarts of both sides.
 
     Args:
-        runs: The Runs that devices take part in.
-        stores: Used for the number of enrolled devices, over which check-ins are spread.
+        runs: The Runs of the coordinator.
+        stores: The record. Its number of enrolled devices determines how check-ins are spread over time.
         files: Blobs to download, and the spool for uploads.
         limits: The largest load to accept.
         rng: Chooses among devices when there are fewer places than devices.

@@ -61,7 +61,7 @@ def trouble_of(effect: e.Effect, error: Exception) -> Trouble:
         case _:
             give_up_after_s = UNFORESEEN_S
     if isinstance(effect, e.Fail):
-        # A failure has no failure exit of its own, so the Round waits until it is recorded.
+        # A failure has no failure exit, so the Round waits until the failure is recorded.
         give_up_after_s = math.inf
     return Trouble(effect=type(effect).__name__, cause=reason_of(error), give_up_after_s=give_up_after_s)
 

@@ -64,8 +64,8 @@ class Runs:
         stores: The record.
         files: Blobs and spool.
         observer: Sees each effect of each Run.
-        check_data: Checks the data set of a Plan before its Run starts. By default there is none.
-        policies: The selection policies by name, beside the installed ones.
+        check_data: Checks the data set of a Plan before its Run starts. The default refuses every data set.
+        policies: The selection policies by name, in addition to the installed ones.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Runs:
         self._drivers: dict[str, RunDriver] = {}
         self._controls: dict[str, RunControl] = {}
         self._publications: dict[str, Publications] = {}
-        # By id: why a Run could not be continued, or that another coordinator drives it.
+        # By id: the reason why a Run could not be continued, or a note that another coordinator drives it.
         self._broken: dict[str, str] = {}
         # Drivers whose Runs another coordinator drives, and the tasks that follow the records of these Runs.
         self._superseded: list[RunDriver] = []
@@ -356,7 +356,7 @@ class Runs:
             except BaseException:
                 await driver.stop()
                 raise
-        except Exception as exc:  # Of any kind: devices and operators get a public reason, the log gets the error.
+        except Exception as exc:  # Any error: devices and operators receive a public reason, and the log has the error.
             self._broken[run_id] = f"run {run_id}: cannot be taken up: {reason_of(exc)}"
             LOG.error("run %s: cannot be taken up: %s", run_id, exc, exc_info=not isinstance(exc, FaninError))
             raise Conflict(self._broken[run_id]) from exc

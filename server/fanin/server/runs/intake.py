@@ -92,7 +92,7 @@ class Intake:
 
     @property
     def starvation(self) -> str:
-        """The text for operators while the selection policy chooses none of the waiting devices, else empty."""
+        """The text for operators while the selection policy chooses none of the waiting devices; empty otherwise."""
         num_waiting = len(self._course.passed_over)
         if not num_waiting or not self.num_places:
             return ""
@@ -101,7 +101,7 @@ class Intake:
 
     @property
     def failures(self) -> str:
-        """The text for operators about the devices that gave up in the open Round, empty without one."""
+        """The text for operators about the devices that gave up in the open Round; empty without one."""
         machine = self._course.round
         num = 0 if machine is None else len(machine.cohort.gave_up)
         if not num:
@@ -111,7 +111,7 @@ class Intake:
 
     @property
     def shortage(self) -> str:
-        """The text for operators about an open Round that waits for devices and has a known cause, else empty."""
+        """The text for operators about an open Round that waits for devices for a known cause; empty otherwise."""
         machine, work = self._course.round, self._course.work
         if self.starvation or machine is None or work is None or not machine.assigns:
             return self.starvation
@@ -159,7 +159,7 @@ class Intake:
         return self._assignments.assign(device, opened, max(left_s, 0.001), course.recent.lineage)
 
     async def with_state(self, device: str, assignment: m.Assignment) -> m.Assignment:
-        """Return an Assignment with the Round whose state the device begins with, read from the record.
+        """Return an Assignment with the Round of the device's initial state, read from the record.
 
         Nothing is read in a Run whose devices keep no state.
         """

@@ -15,7 +15,7 @@ from fanin.protos.control import (
 from fanin.protos.plans import StopPlan
 
 MAX_FAILED_ROUNDS: Final = 3
-"""Failed Rounds in a row after which the Run fails, whatever their reasons."""
+"""Consecutive failed Rounds, for any reasons, after which the Run fails."""
 
 
 def reason_to_rest(losses: Sequence[float], num_rounds: int, max_rounds: int, stop: StopPlan) -> str:
@@ -63,7 +63,7 @@ def rest_of(since: Sequence[RunEvent], max_rounds: int, stop: StopPlan) -> RunRe
     """Return the rest that is due after these events, oldest first, or None to continue.
 
     Args:
-        since: The events since the last command that set the Run going.
+        since: The events since the last command that started or resumed the Run.
         max_rounds: Rounds to publish after that command.
         stop: The Plan's stop rules.
     """

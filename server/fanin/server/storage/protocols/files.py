@@ -88,7 +88,7 @@ class Blobs(BlobReader, Protocol):
         ...
 
     def sweep(self) -> None:
-        """Remove what a process left that died while it stored a Chunk. Called before the coordinator serves."""
+        """Remove the files of a process that died while it stored a Chunk. Called before the coordinator serves."""
         ...
 
 

@@ -8,7 +8,7 @@ from fanin.protos.messages import UpdateHeader, Version
 from fanin.server.storage.records import CommittedUpdate, OuterState, RoundRecord, RoundSummary
 
 PAGE_UPDATES: Final = 256
-"""Largest number of Updates that are asked for by device. A header has some 2 kB for each 16 MiB of its payload."""
+"""Largest number of devices in one query for Updates. A header has some 2 kB for each 16 MiB of its payload."""
 
 
 class RoundStore(Protocol):
@@ -89,7 +89,7 @@ class CommittedUpdates(Protocol):
 
 
 class OriginStore(Protocol):
-    """The grid and the outer state that a Round starts on, as far as they are recorded (``storage.origins``)."""
+    """The recorded grid and outer state at the start of a Round (``storage.origins``)."""
 
     async def recorded_grid(self, base: Version) -> tuple[int, ...] | None:
         """Return the recorded grid of a Version: an exponent for each block, or None without a record."""
