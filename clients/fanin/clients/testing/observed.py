@@ -1,4 +1,4 @@
-"""A device's part in a Round as a list of events: what it is assigned, trains, uploads and gives up."""
+"""A device's part in a Round as a list of events: assignments, trainings, uploads and give-ups."""
 
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass

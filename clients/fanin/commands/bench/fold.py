@@ -1,7 +1,7 @@
 """``fanin bench fold``: the fold of an Update, with shift and weight, compared with numpy's addition.
 
-Both are timed in turn on the same memory. The fold adds one Update of ``fixed32``, in pieces of the spool's size, to
-the int64 sum. numpy adds the same int32 values to int64 values (``np.add``).
+Both are timed alternately on the same memory. The fold adds one Update of ``fixed32``, in pieces of the spool's size,
+to the int64 sum. numpy adds the same int32 values to int64 values (``np.add``).
 """
 
 import time
@@ -37,7 +37,7 @@ def fold(
     repeats: Annotated[int, typer.Option("--repeats", min=1, help="Number of measurements of each, in turn.")] = 15,
     json: JsonOption = "",
 ) -> None:
-    """Time the fold of one update and numpy's addition of as many integers, in turn."""
+    """Time the fold of one update and numpy's addition of as many integers, alternately."""
     num_values = load_of(1, megabytes, 1).num_values
     table = TensorTable.of({"weights": (num_values,)})
     update = np.random.default_rng(1).integers(-(2**31) + 1, 2**31, num_values, np.int32)
