@@ -4,9 +4,9 @@ The manifest lists the slots of each graph format. ``quantize.fill_slots`` compu
 into the graph. Neither checks a slot again: slots that passed ``check_slots`` agree with the parameters' shapes and
 with each other.
 
-The two formats are filled differently. An ONNX graph declares a slot as an initializer with external data, so that a
-runtime cannot fold an older Version's values into its optimized graph. A TFLite file holds zeros at ``offset``, and a
-runtime opens a copy of the file with the values written there.
+The two formats are filled differently. An ONNX graph declares a slot as an initializer with external data. So a runtime
+cannot fold an older Version's values into its optimized graph. A TFLite file holds zeros at ``offset``, and a runtime
+opens a copy of the file with the values written there.
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,7 @@
 """Gradients of operators that repeat or mix positions of an image: upsampling, and padding with the edge.
 
-Along each dimension y is a product of x with a matrix, which has a row for each position of y. Where positions are
-repeated, ``y[i] = x[source[i]]``, it has zeros and ones. The gradient is the product with the transposed matrix, which
+Along each dimension y is a product of x with a matrix, which has a row for each position of y. For repeated positions,
+``y[i] = x[source[i]]``, the matrix has zeros and ones. The gradient is the product with the transposed matrix, which
 every runtime has.
 """
 

@@ -35,7 +35,7 @@ def one_hot(indices: Tensor, num: int, dtype: torch.dtype) -> Tensor:
 
 
 def index_put(x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False) -> object:
-    """Compute ``aten.index_put`` with a mask, or where values are added along one dimension; else keep the operator."""
+    """Compute ``aten.index_put`` with a mask, or additions along one dimension; keep the operator otherwise."""
     pairs = [(dim, index) for dim, index in enumerate(indices) if index is not None]
     if len(pairs) != 1:
         return NotImplemented

@@ -16,7 +16,7 @@ from fanin.protos.errors import UnsupportedModel
 Paths = str | tuple[str, ...]
 """The path of one tensor, or the paths of several."""
 Output = Tensor | Tensors
-"""What a loss receives of a module: a tensor (B, ...), or several by their paths."""
+"""The part of a module's output that a loss receives: a tensor (B, ...), or several by their paths."""
 
 
 def checked_paths(what: str, value: object) -> Paths:

@@ -187,7 +187,7 @@ def _exponential_into(source: Source, target: Tensor, rate: float = 1.0, **_: ob
 
 
 def _attention(_: Source, *args: object, **named: object) -> object:
-    # Tagged as random, because it may drop weights. torch replaces it by its parts where it does so in training.
+    # Tagged as random, because it may drop weights. In training, torch replaces a call with dropout by its parts.
     if named.get("dropout_p", args[4] if len(args) > 4 else 0.0):
         raise RandomDraw("the dropout of an attention in evaluation mode, expected none")
     return aten.scaled_dot_product_attention.default(*args, **named)

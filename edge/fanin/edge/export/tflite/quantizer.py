@@ -15,7 +15,7 @@ from fanin.edge.tensors import Float32s
 MOVES: Final = {"RESHAPE": 1, "TRANSPOSE": 2, "PAD": 2, "MAX_POOL_2D": 2, "AVERAGE_POOL_2D": 2}
 """Operators whose output has the grid of their input, and their versions for int8."""
 COMPUTES: Final = {"MEAN": 2, "RELU": 2, "RELU6": 2, "ADD": 2}
-"""Operators whose output has a grid of its own, and their versions for int8."""
+"""Operators whose output has its own grid, and their versions for int8."""
 LEVELS: Final = 255
 LOWEST: Final = -128
 NARROWEST: Final = 1e-4

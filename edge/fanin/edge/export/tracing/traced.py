@@ -1,7 +1,7 @@
 """The tracer: a function over flat tensors becomes a functional graph with named inputs and outputs.
 
-Every graph of an export is a ``Traced``. Frozen weights are traced as inputs and become int8 constants afterwards: the
-tracer computes everything that depends on no input, so it would store a frozen weight as float32.
+Every graph of an export is a ``Traced``. Frozen weights are traced as inputs and become int8 constants afterwards. The
+tracer evaluates all operators that depend on no input, so it would store a frozen weight as float32.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -25,7 +25,7 @@ def max_pool2d(
     dilation: Sequence[int] = (1, 1),
     ceil_mode: bool = False,
 ) -> object:
-    """Compute ``aten.max_pool2d`` where it is dilated; keep the operator otherwise."""
+    """Compute a dilated ``aten.max_pool2d``; keep the operator otherwise."""
     if all(step == 1 for step in dilation) or ceil_mode:
         return NotImplemented
     form = ConvForm(stride=_two(stride or kernel_size), padding=_two(padding), dilation=_two(dilation), groups=1)

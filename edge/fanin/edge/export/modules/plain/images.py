@@ -83,7 +83,7 @@ def max_pool3d(
 ) -> object:
     """Compute ``max_pool3d`` without indices, as a pool of planes and one along the depth.
 
-    Of equal values the first has the gradient, in the order of depth, row and column, as in torch.
+    The first of equal values receives the gradient, in the order of depth, row and column, as in torch.
     """
     sizes, steps = _triple(kernel_size), _triple(stride or kernel_size)
     sides, gaps = _triple(padding), _triple(dilation)
