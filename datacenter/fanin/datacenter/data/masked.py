@@ -23,7 +23,7 @@ from fanin.protos.errors import InvalidInput
 TARGET_SHARE: Final = 0.15
 """Share of the positions that are prediction targets."""
 MASKED, REPLACED = 0.8, 0.1
-"""Shares of the targets that read as the mask and as a random token; the rest read as the original token."""
+"""Shares of the targets that are replaced by the mask and by a random token. The others keep the original token."""
 UINT64_BITS, FLOAT64_BITS = 64, 53
 
 

@@ -39,10 +39,10 @@ class Samples(Protocol):
         """Return the divisor of the summed loss of these samples: tokens or samples."""
 
     def units(self, indices: Int64s) -> int:
-        """Return the amount of work in these samples, for throughput: tokens if there are any, else samples."""
+        """Return the amount of work in these samples, for throughput: tokens if there are any, otherwise samples."""
 
     def of_epoch(self, epoch: int) -> "Samples":
-        """Return the samples as they are in an epoch; most kinds are the same in every epoch."""
+        """Return the samples of an epoch. Most kinds are the same in every epoch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

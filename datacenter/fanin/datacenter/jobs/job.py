@@ -83,7 +83,7 @@ SIGNAL_POLL_S: Final = 0.1
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Train as the config says. Return the exit status: 0 if torchrun must not restart the rank."""
+    """Train by the config. Return the exit status: 0 if torchrun must not restart the rank."""
     multi_machine = MACHINES in arguments[:1]
     paths = [Path(argument) for argument in arguments[multi_machine:]]
     if len(paths) != 1:
@@ -141,7 +141,7 @@ def _report(folder: Path, error: FaninError) -> int:
 def _error_of_app(config: TrainConfig, caught: BaseException) -> FaninError | None:
     """Return the error for an exception that code of the App raised in the training; None if other code raised it.
 
-    The traceback goes to the rank's log.
+    The traceback is written to the rank's log.
     """
     if not config.model.app or is_lost_connection(caught):
         return None
@@ -191,7 +191,7 @@ def train(
 
     Raises:
         InvalidInput: The config, the App or the data is invalid, or an observer has failed before the last step. The
-            App may raise errors of its own.
+            App may raise its own errors.
     """
     with ExitStack() as stack:
         if stop is None:
@@ -368,6 +368,6 @@ if __name__ == "__main__":
     status = main(sys.argv[1:])
     sys.stdout.flush()
     sys.stderr.flush()
-    # Not sys.exit: torch 2.13's gloo threads may outlive C++ statics, and then a rank that has done all its work
-    # aborts ("terminate called without an active exception", in 3 of 8 runs).
+    # Not sys.exit: torch 2.13's gloo threads may outlive C++ statics. A rank that has done all its work then aborts
+    # ("terminate called without an active exception", in 3 of 8 runs).
     os._exit(status)

@@ -125,7 +125,7 @@ def ranks_per_machine(config: TrainConfig, elastic: Elastic = ONE_MACHINE) -> in
 def launch(config: TrainConfig, num_processes: int, folder: Path, elastic: Elastic = ONE_MACHINE) -> TrainResult:
     """Run a job and return its result.
 
-    If the number of machines may change, the mesh is fitted to the machines that are present.
+    If the number of machines may change, the mesh is fitted to the present machines.
 
     Args:
         config: The job.
@@ -135,9 +135,9 @@ def launch(config: TrainConfig, num_processes: int, folder: Path, elastic: Elast
 
     Raises:
         InvalidInput: The job cannot run. Nothing was started.
-        Conflict: The job failed without an error of its own; the message names the rank that hung, or has the end of
-            the failed rank's log.
-        FaninError: The error that the job itself reported.
+        Conflict: The job failed without reporting an error. The message names the rank that hung, or has the end of the
+            failed rank's log.
+        FaninError: The error that the job reported.
     """
     _check(config, num_processes, folder, elastic)
     with locked_folders(folders_to_lock(folder, config.checkpoints.folder, elastic), STOP_S) as locks:

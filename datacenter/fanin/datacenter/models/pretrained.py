@@ -75,7 +75,7 @@ def _silenced() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PretrainedSettings:
-    """The ``folder`` of a model, and the ``dtype`` of its parameters in this job, whatever it is in the files."""
+    """The ``folder`` of a model, and the ``dtype`` of its parameters in this job, for any dtype of the files."""
 
     folder: Path
     dtype: Literal["float32", "bfloat16", "float64"] = "float32"
@@ -171,8 +171,8 @@ def module_of(fields: JsonObject, dtype: str, seed: int | None, where: str) -> n
 def _head_of(library: ModuleType, config: object, fields: JsonObject, where: str) -> tuple[_Head, type]:
     """Return (the library's factory for this config, the class of the model).
 
-    A config may fit both heads. It is a masked model if its ``architectures`` name one, or if it is not a decoder:
-    with bidirectional attention a model that predicts the next token would see its target.
+    A config may fit both heads. It is a masked model if its ``architectures`` name one, or if it is not a decoder. With
+    bidirectional attention, a model that predicts the next token would see its target.
 
     Raises:
         UnsupportedModel: this model type has neither a causal nor a masked language head.
@@ -267,6 +267,6 @@ def _uninitialized() -> AbstractContextManager[object]:
 
 
 def _config_errors() -> tuple[type[Exception], ...]:
-    """Return the errors that the library raises for a wrong config: one of its own, and many of Python's."""
+    """Return the errors that the library raises for a wrong config: its own error and many of Python's."""
     own: type[Exception] = importlib.import_module("huggingface_hub.errors").StrictDataclassError
     return (own, ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)

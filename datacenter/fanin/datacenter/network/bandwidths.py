@@ -6,9 +6,9 @@
 Every collective is checked first. It is then timed for tensors of BYTES bytes, from a barrier to its end on the slowest
 rank, and the bytes of one call are counted.
 
-Bandwidths are defined as in nccl-tests. ``algbw`` is the size of the whole tensor divided by the time. ``busbw`` is
-``algbw`` times the share of each byte that a link carries, so it compares with the speed of a link for any number of
-ranks.
+Bandwidths are defined as in nccl-tests. ``algbw`` is the size of the complete tensor divided by the time. ``busbw`` is
+``algbw`` times the share of each byte that a link carries. So it is comparable with the speed of a link for any number
+of ranks.
 
 Reference:
     https://github.com/NVIDIA/nccl-tests, doc/PERFORMANCE.md

@@ -45,10 +45,10 @@ class StepResult:
     Attributes:
         loss: mean loss over the global batch before the step, a scalar.
         norm: 2-norm of all gradients before clipping, a scalar. With local steps it is the rank's own.
-        count: count of the global batch that the loss was divided by.
+        count: count of the global batch, by which the loss was divided.
         skipped: the loss or the norm was not finite on some rank, so no rank changed its parameters.
-        overflowed: the step was skipped because fp16 overflowed, and the loss scale was lowered. This is normal now and
-            then.
+        overflowed: the step was skipped because fp16 overflowed, and the loss scale was lowered. This occurs
+            occasionally in a normal training.
     """
 
     loss: Tensor
@@ -71,13 +71,13 @@ def build_engine(
     move to the device, split as ``parallel`` describes. Do not use ``model.module`` afterwards.
 
     Args:
-        model: the module, its layout and its objective. The module has all its parameters, identical on every rank; or
+        model: the module, its layout and its objective. The module has all its parameters, identical on every rank. Or
             they are on the meta device, and the caller loads values into the engine before the first step.
-        parallel: how the model is spread. ``parallel.mesh`` must have as many ranks as ``mesh``.
+        parallel: the distribution of the model over ranks. ``parallel.mesh`` must have as many ranks as ``mesh``.
         training: batch size, optimizer and gradient settings.
         mesh: the ranks, with the axes of ``MeshShape``. None trains in this process alone.
-        device: what this rank computes on. The default is the rank's own device of the mesh's type, or without a mesh
-            the one that ``parallel.device`` selects.
+        device: the device of this rank. The default is the rank's device of the mesh's type, or without a mesh the
+            device that ``parallel.device`` selects.
 
     Returns:
         The engine. It is ready for ``step`` and ``evaluate``.

@@ -201,7 +201,8 @@ def _plan_fault(module: nn.Module, layout: Layout, plan: Mapping[str, str]) -> s
 def _layer_list(module: nn.Module) -> str:
     """Return the name of the ModuleList with the most parameters, the outermost of equal ones, or an empty string.
 
-    FSDP2 gathers each layer by itself. If a layer shares a parameter with the rest of the model, the result is empty.
+    FSDP2 gathers each layer separately. If a layer shares a parameter with other parts of the model, the result is
+    empty.
     """
     lists = {name: each for name, each in module.named_modules() if isinstance(each, nn.ModuleList) and len(each)}
     largest = max(lists, key=lambda name: sum(value.numel() for value in lists[name].parameters()), default="")

@@ -75,7 +75,7 @@ class VocabularyShard:
 
 
 class _Context(Protocol):
-    """What autograd keeps from the forward pass for the backward pass."""
+    """The values that autograd keeps from the forward pass for the backward pass."""
 
     dtype: torch.dtype
     saved_tensors: tuple[Tensor, ...]
@@ -115,5 +115,5 @@ class _ShardedCrossEntropy(torch.autograd.Function):
 
 
 def _least(logits: Tensor) -> Tensor:
-    """Return what is smaller than every logit, one for each token, on a rank without columns."""
+    """Return a value below every logit for each token, for a rank without columns."""
     return torch.full(logits.shape[:-1], -torch.inf, dtype=logits.dtype, device=logits.device)

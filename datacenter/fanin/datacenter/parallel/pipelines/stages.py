@@ -41,8 +41,8 @@ class StageModule:
 def cut(num_layers: int, num_stages: int, times: Sequence[float] = ()) -> tuple[range, ...]:
     """Return the layers of each stage so that the slowest stage is as fast as possible.
 
-    Stages are consecutive and have at least one layer each. Of several optimal cuts the result is the one that gives
-    earlier stages more layers.
+    Stages are consecutive and have at least one layer each. Among several optimal cuts, the function chooses the one
+    with more layers in earlier stages.
 
     Args:
         num_layers: layers of the model.
@@ -131,7 +131,7 @@ def split(
     """Return the stages of a rank.
 
     They share their parameters with ``module``. The exception is a tied copy whose original is in another stage: it
-    becomes a parameter of its own.
+    becomes a separate parameter.
     """
     shares = cut(layout.sizes.num_layers, pipeline.num_stages, times)
     stages = []

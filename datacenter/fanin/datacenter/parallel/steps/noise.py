@@ -1,4 +1,4 @@
-"""Measures gradient noise: how much the gradients of the parts of a batch differ.
+"""Measures gradient noise: the difference between the gradients of the parts of a batch.
 
 The parts are the accumulation steps of each copy of the model. The gradient of a part is its contribution to the total
 gradient, times the number of parts. The measurement is the squared norm of each part's gradient and of their mean.

@@ -45,7 +45,7 @@ SEQUENCE_DIM: Final = 1
 
 
 class ReplicatedModule(ParallelStyle):
-    """A module that every rank has whole. Its inputs and outputs are plain tensors with the placement ``stream``.
+    """A complete module on every rank. Its inputs and outputs are plain tensors with the placement ``stream``.
 
     If a rank has only its part of a sequence, the gradients of the parameters are ``Partial``. torch's SequenceParallel
     does the same for a norm, but makes frozen parameters trainable.
@@ -115,14 +115,14 @@ class GatheredInput(ParallelStyle):
 
 
 def _to_dtensor(value: object, mesh: DeviceMesh, placement: Placement) -> object:
-    """Wrap a plain tensor with this placement in a DTensor. Return anything else unchanged."""
+    """Wrap a plain tensor with this placement in a DTensor. Return any other value unchanged."""
     if not isinstance(value, Tensor) or isinstance(value, DTensor):
         return value
     return DTensor.from_local(value, mesh, [placement], run_check=False)
 
 
 def _replicate(module: nn.Module, mesh: DeviceMesh, stream: Placement) -> None:
-    """Turn a module's own parameters into replicated DTensors, and its plain inputs into DTensors."""
+    """Convert a module's own parameters to replicated DTensors, and its plain inputs to DTensors."""
 
     def wrap_inputs(module: nn.Module, inputs: tuple[object, ...]) -> tuple[object, ...]:
         return tuple(_to_dtensor(value, mesh, stream) for value in inputs)
@@ -189,10 +189,10 @@ def apply_tensor_parallel(part: nn.Module, layout: Layout, mesh: DeviceMesh, *, 
     """Split a part of the model in place over the ranks of ``mesh``. Tied weights are separated.
 
     Args:
-        part: a stage, or the whole model.
+        part: a stage, or the complete model.
         layout: the splitting plan.
         mesh: the ranks of tp, a mesh of one axis.
-        sequence: whether the activations between the matrices are split along the sequence as well.
+        sequence: whether the activations between the matrices are also split along the sequence.
 
     Raises:
         InvalidInput: a module with parameters has buffers, such as a BatchNorm, or its style is for another kind.

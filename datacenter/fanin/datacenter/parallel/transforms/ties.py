@@ -61,7 +61,7 @@ def check_shared(module: nn.Module, layout: Layout, mesh: MeshShape, stage_of: M
     exempt, because it is tied again.
 
     Raises:
-        UnsupportedModel: the mesh would turn one parameter into two.
+        UnsupportedModel: the mesh would split one parameter into two.
     """
     for names in shared_names(module):
         if layout.tied is not None and set(names) == set(layout.tied):
