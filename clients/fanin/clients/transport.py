@@ -38,8 +38,8 @@ CALL_S: Final = 30.0
 KEEPALIVE_MS: Final = 60_000
 """Interval of keep-alive pings. Routers drop idle connections after minutes; the coordinator allows this interval."""
 IDLE_MS: Final = 120_000
-"""How long a connection without a call stays open. It is shorter than the coordinator's limit, so the device closes it
-first: gRPC prints a message on standard error if the coordinator does."""
+"""Time for which a connection without a call stays open. It is shorter than the coordinator's limit, so the device
+closes it first: gRPC prints a message on standard error if the coordinator does."""
 PIECE_BYTES: Final = 256 << 10
 MAX_PORT: Final = 65535
 _TOKEN_CREDENTIAL: Final = "an enrollment token that was made there (--token-file)"

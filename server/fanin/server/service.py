@@ -34,7 +34,7 @@ CONTROL_SERVICE: Final = "fanin.v1.Control"
 LOOKAHEAD_BYTES: Final = 256 << 10
 """One piece. A connection with a round-trip time of 0.1 s still carries 2.5 MB/s."""
 SERVER_OPTIONS: Final = (
-    # Two coordinators on one port would each see half of the devices.
+    # Two coordinators on one port would each serve half of the devices.
     ("grpc.so_reuseport", 0),
     # Bytes of a stream that gRPC reads ahead. Otherwise it probes the bandwidth and holds some 8 MB of each upload in
     # memory.

@@ -1,4 +1,4 @@
-"""The driver of a session: it carries out the session's actions, in a process and in a simulation alike.
+"""The driver of a session: it carries out the session's actions, both in a process and in a simulation.
 
     session --action--> driver --calls, training, folder--> event --> session
 

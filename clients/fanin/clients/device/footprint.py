@@ -95,7 +95,7 @@ def give_back() -> None:
     if libc is None:
         return
     try:
-        # Line by line: the whole file takes a megabyte.
+        # Line by line: the complete file needs a megabyte.
         with SMAPS.open() as lines:
             for start, end in unchanged(lines):
                 libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), MADV_DONTNEED)

@@ -108,7 +108,7 @@ def group_of_one(*, needed: bool, device: str = "auto") -> Iterator[None]:
 
 
 def is_lost_connection(error: BaseException) -> bool:
-    """Return whether an error means that another rank is gone or hangs. The error does not describe this rank's state."""
+    """Return whether an error means that another rank is gone or hangs. It does not describe this rank's state."""
     text = str(error)
     return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and any(each in text for each in LOST))
 

@@ -55,7 +55,7 @@ NO_REACH: Final = 0
 """The column of ``reaches`` for Updates that did not move a block; column c > 0 is a reach of c - 64 bits."""
 NUM_REACHES: Final = MAX_REACH - MIN_REACH + 2
 Reaches = npt.NDArray[np.int64]
-"""How many Updates had each reach, for each block (num_blocks, NUM_REACHES). Rows of Updates add up."""
+"""The number of Updates with each reach, for each block (num_blocks, NUM_REACHES). Rows of Updates add up."""
 
 
 def first_grid(maxima: Sequence[float], codec: CodecSpec) -> tuple[int, ...]:

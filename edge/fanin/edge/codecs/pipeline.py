@@ -188,7 +188,7 @@ def check_mapping(name: str, verb: str, value: object, expected: str) -> None:
 
 
 def _check_vector(name: str, stage: Stage, before: Vector, after: Vector) -> None:
-    """Raise InvalidInput unless a stage sends on the groups that it got, and its own, each of the same form."""
+    """Raise InvalidInput unless a stage sends the groups that it received, and its own, each of the same form."""
     added = {group.name for group in stage.groups} if isinstance(stage, GroupStage) else set()
     expected = sorted({*before, *added})
     check_mapping(name, "sent", after, f"a mapping of the groups {expected}")

@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class Weighting(Enum):
-    """How much an Update counts in the mean of a group."""
+    """The weighting of an Update in the mean of a group."""
 
     EXAMPLES = "examples"
     ONE = "one"

@@ -170,7 +170,7 @@ def _failing_layers(prepared: Prepared, graph_format: str) -> list[Finding]:
     findings = []
     known: dict[str, tuple[str, str]] = {}
     for name, layer, inputs, line in _calls(prepared):
-        # Layers with equal settings and equal input shapes fail alike.
+        # Layers with equal settings and equal input shapes fail in the same way.
         key = f"{_key(layer, inputs)} {[value.requires_grad for value in layer.parameters()]}"
         if key not in known:
             known[key] = _failure(prepared, layer, inputs, (graph_format, type(layer).__name__))
@@ -285,7 +285,7 @@ def _finding(module: str, kind: str, graph_format: str, reason: str, advice: str
         kind=kind,
         graph_format=graph_format,
         operator=operator,
-        # The advice replaces the general remedy: it knows the layer.
+        # The advice replaces the general remedy, because it depends on the layer.
         reason=reason.removesuffix(f"; {REPLACE}"),
         advice=f"{advice} ({replacement})" if replacement else advice,
     )

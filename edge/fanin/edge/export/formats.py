@@ -125,7 +125,7 @@ def onnx_infer(prepared: Prepared, infer: Infer, grids: Grids | None = None) -> 
 
 def tflite_graphs(prepared: Prepared, grids: Grids | None = None) -> Graphs:
     """Return one TFLite file for all Signatures. Raises UnsupportedModel."""
-    # The train step first: its errors name modules and lines that ``infer`` cannot see.
+    # The train step first: its errors name modules and lines that ``infer`` does not have.
     traced = {"train": trace_train(prepared, TFLITE), "evaluate": trace_evaluate(prepared, TFLITE)}
     infer = fold_norms(trace_infer(prepared, 1), prepared, TFLITE)
     traced["infer"] = infer.traced

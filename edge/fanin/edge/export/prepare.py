@@ -1,4 +1,4 @@
-"""The App's module, made ready for tracing: parameters are divided, frozen weights rounded.
+"""The App's module, prepared for tracing: divided parameters and rounded frozen weights.
 
 Steps, in order:
 

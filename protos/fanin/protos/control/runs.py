@@ -147,7 +147,7 @@ class VersionWithBundle:
 class AcceptedDevices:
     """One page of the devices whose Updates a Round accepted, in the order of acceptance.
 
-    ``num_accepted`` counts the accepted Updates of the whole Round.
+    ``num_accepted`` counts all accepted Updates of the Round.
     """
 
     num_accepted: int

@@ -54,7 +54,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waits:
-    """How long a caller may delay the rim.
+    """Longest delays that a caller may cause at the boundary.
 
     Attributes:
         first_request_s: Seconds until the first request. The caller is unknown until then.

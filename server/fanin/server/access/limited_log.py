@@ -11,7 +11,7 @@ from typing import Final
 
 WINDOW_S: Final = 60.0
 MAX_LINES: Final = 20
-"""Lines of one kind per window: enough to see the cause, and at most some 10 kB."""
+"""Lines of one kind per window: enough to identify the cause, and at most some 10 kB."""
 
 
 @dataclass(slots=True)

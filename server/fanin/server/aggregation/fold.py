@@ -6,7 +6,7 @@ Integer addition is associative and commutative, so any order, interleaving or t
 The sum cannot overflow: Plan validation ensures |sum| < 2^62 (``protos.plans``).
 
 An Update has a weight for each block, because the groups of a vector have weightings of their own
-(``edge.codecs.vector``). The table is that of the whole vector, and its groups are just more blocks.
+(``edge.codecs.vector``). The table is that of the complete vector, and its groups are further blocks.
 
 An Update made for an earlier Round is on that Round's grid. A shift moves it to the grid of this Round. A shift below
 zero rounds the values. A shift beyond the Plan's limit clips the largest values. Both are pure functions of the Update

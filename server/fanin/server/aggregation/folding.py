@@ -45,7 +45,7 @@ StateSlices = Mapping[str, Iterable[Float32s]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lag:
-    """The distance between the Round that an Update was made for and the Round that folds it.
+    """The distance between the Round of an Update's Assignment and the Round that folds it.
 
     Attributes:
         staleness: Versions between their base Versions.

@@ -122,8 +122,8 @@ class TrimmedMean:
     """The mean of each value without its largest and its smallest Updates.
 
     Args:
-        trim: The part of the Updates that is left out at each end, above 0 and below 0.5. It is rounded down to whole
-            Updates.
+        trim: The part of the Updates that is left out at each end, above 0 and below 0.5. It is rounded down to an
+            integer number of Updates.
     """
 
     def __init__(self, trim: float) -> None:
@@ -147,7 +147,7 @@ class TrimmedMean:
         num_updates = columns.shape[1]
         num_left_out = num_trimmed(self._trim, num_updates)
         first, last = num_left_out, num_updates - num_left_out
-        # A whole sort uses vector instructions of the processor, and takes a fifth of the time of np.partition.
+        # A complete sort uses vector instructions of the processor, and takes a fifth of the time of np.partition.
         total: Int64s = np.sort(columns, axis=1)[:, first:last].sum(axis=1, dtype=np.int64)
         return total.astype(np.float64) / float(last - first)
 

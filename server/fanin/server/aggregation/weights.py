@@ -1,4 +1,4 @@
-"""How much one Update counts: its integer weight.
+"""The integer weight of one Update.
 
 It is a pure function of the Update's header, so that ``fanin verify`` computes the same.
 """

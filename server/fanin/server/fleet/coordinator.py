@@ -1,4 +1,4 @@
-"""The coordinator, as devices see it: check in, download, upload, report.
+"""The device side of the coordinator: check in, download, upload, report.
 
 Each method belongs to one of the modules of this folder. Nothing here knows gRPC: ``service`` turns calls into these
 methods, and tests and simulations call them directly.

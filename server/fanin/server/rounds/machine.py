@@ -23,7 +23,7 @@ from fanin.protos.control import RoundPhase
 from fanin.server.rounds import events as e
 
 FREE_GIVE_UPS: Final = 2
-"""How often a device may give up in one Round and return at once. The cause may have been temporary."""
+"""Number of times that a device may give up in one Round and return at once. The cause may have been temporary."""
 FIRST_PAUSE_S: Final = 10.0
 """Seconds until a device that gave up more often receives its Assignment again. Each further time doubles them."""
 MAX_PAUSE_S: Final = 300.0
@@ -47,7 +47,7 @@ class Rules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GiveUps:
-    """How often a device gave up in a Round, and when it may return."""
+    """The number of times that a device gave up in a Round, and the time of its possible return."""
 
     count: int
     returns_at: float

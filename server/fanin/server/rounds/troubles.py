@@ -14,9 +14,9 @@ from fanin.server.rounds import events as e
 RETRY_S: Final = (0.5, 1.0, 2.0, 5.0, 10.0, 10.0, 10.0, 10.0, 20.0, 60.0)
 """Seconds between tries of an effect. The last pause repeats."""
 STORAGE_WAIT_S: Final = 86_400.0
-"""How long an effect waits for disk space or for the database: an operator must notice and act."""
+"""Seconds that an effect waits for disk space or for the database. An operator must notice and act."""
 UNFORESEEN_S: Final = 60.0
-"""How long an effect is repeated after an error of unknown kind: a network disk may pause for that long."""
+"""Seconds for which an effect is repeated after an error of unknown kind. A network disk may pause for that long."""
 
 SEE_LOG: Final = "the coordinator's log has the details"
 

@@ -27,7 +27,7 @@ SupersededHandler = Callable[[Superseded], None]
 
 
 class Observer(Protocol):
-    """A listener that sees each effect and cannot change it."""
+    """A listener that receives each effect and cannot change it."""
 
     def starting(self, run_id: str, effect: e.Effect) -> None:
         """Called before an effect is carried out."""
@@ -121,7 +121,7 @@ class Worker:
             await give_up(queued, reason)
         except Superseded:
             raise
-        except Exception as exc:  # The record cannot be written now, so the effect is tried once more.
+        except Exception as exc:  # The record cannot be written now, so the effect is repeated.
             LOG.error("run %s: giving up failed: %s", self._run_id, exc, exc_info=_needs_trace(exc))
             return False
         return True

@@ -25,7 +25,7 @@ from fanin.server.storage.stores import DriverStores
 
 LOG: Final = logging.getLogger("fanin.server.runs.intake")
 MAX_SHOWN: Final = 200
-"""Characters of a device's reason that operators see."""
+"""Characters of a device's reason that are shown to operators."""
 
 
 class Prospect(Enum):
@@ -189,7 +189,7 @@ class Intake:
         return self._course.changed
 
     def prospect(self, round_number: int, *, was_refused: bool = False) -> Prospect:
-        """Return whether an Update made for a Round counts.
+        """Return whether an Update for a Round counts.
 
         Args:
             round_number: The Round of its Assignment.
@@ -289,7 +289,7 @@ class Intake:
         self._course.lacks_space = is_lacking
 
     def _counts_now(self, round_number: int) -> bool:
-        """Return whether the open Round counts Updates made for a Round."""
+        """Return whether the open Round counts Updates for a Round."""
         course = self._course
         return course.work is not None and course.is_open and course.recent.counts_in(round_number, course.work.record)
 

@@ -1,4 +1,4 @@
-"""When a Run rests: pure functions of the events in its record."""
+"""The conditions for a Run's rest: pure functions of the events in its record."""
 
 from collections.abc import Iterable, Sequence
 from typing import Final

@@ -1,4 +1,4 @@
-"""Selection policies: which of the waiting devices get the free places of a Round.
+"""Selection policies, which choose the waiting devices for the free places of a Round.
 
 A Plan names its policy with ``cohort.selection``. An installed distribution adds policies by the entry point group
 ``fanin.selection_policies``.

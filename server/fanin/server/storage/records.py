@@ -123,7 +123,7 @@ class CommittedUpdate:
     Attributes:
         device_id: The device that made it.
         round: The Round that folds it.
-        header: Its header. ``header.round`` is the Round that it was made for: the same, or an earlier one if the Plan
+        header: Its header. ``header.round`` is the Round of its Assignment: the same, or an earlier one if the Plan
             allows staleness.
     """
 

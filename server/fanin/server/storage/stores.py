@@ -1,6 +1,6 @@
 """The durable state of a coordinator: the database through ``Stores``, bytes through ``Files``.
 
-Both are made of Protocols (``protocols``). The composition (``folder``) chooses the implementations.
+Both consist of Protocols (``protocols``). The composition (``folder``) chooses the implementations.
 """
 
 from collections.abc import Callable

@@ -1,7 +1,7 @@
 """Sorting, and additions at an index that is computed, for TFLite, whose runtimes have neither; and logcumsumexp.
 
-The order of n values comes from comparing each with each, and values move by a product with a matrix of zeros and ones.
-So the memory and the time grow with n x n: these forms are for rows of some hundred values.
+The order of n values is computed by comparing all pairs. Values move by a product with a matrix of zeros and ones. So
+the memory and the time grow with n x n: these forms are for rows of some hundred values.
 """
 
 import math

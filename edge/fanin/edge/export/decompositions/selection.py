@@ -77,7 +77,7 @@ def _where(x: Tensor, dim: int, mask: Tensor, values: Tensor) -> tuple[Tensor, T
 def index(x: Tensor, indices: Sequence[Tensor | None]) -> object:
     """Keep ``aten.index``, but index a mask as integers, and refuse a mask as index. Raises NoForm.
 
-    tflite-runtime has no GATHER_ND of true and false, and TFLite's converter needs whole numbers as index.
+    tflite-runtime has no GATHER_ND of true and false, and TFLite's converter needs integers as index.
     """
     if any(each is not None and each.dtype == torch.bool for each in indices):
         line = running_line()

@@ -1,7 +1,7 @@
 """The ``infer`` graph prepared for slots: folded norms, and moving tensors separated from frozen ones.
 
-The quantizers then see products with one weight and one bias, which are inputs of the graph like parameters, and no
-norm. The manifest records how they are derived from parameters (``bundles.derived``). ``bundles.quantize`` alone
+The quantizers then process no norm, but only products with one weight and one bias. These are inputs of the graph, like
+parameters. The manifest records how they are derived from parameters (``bundles.derived``). ``bundles.quantize`` alone
 computes their values for a Version, here and on devices::
 
     conv(x, weight, bias) -> batch_norm(gain, offset, mean, variance)     becomes     conv(x, weight', bias')

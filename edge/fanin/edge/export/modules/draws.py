@@ -1,7 +1,7 @@
 """The random numbers that a module draws in training, taken from given tensors instead of torch's generator.
 
-``Draws`` handles torch's random operators below autograd. So it sees dropout of any form, stochastic depth, the noise
-of a VAE and ``torch.distributions`` alike, in layers and in functions.
+``Draws`` handles torch's random operators below autograd. So it covers dropout of any form, stochastic depth, the noise
+of a VAE and ``torch.distributions``, in layers and in functions.
 """
 
 from collections.abc import Callable, Mapping, Sequence

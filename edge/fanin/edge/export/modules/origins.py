@@ -1,4 +1,4 @@
-"""Which module of an App each node of a trace comes from, so that an error on a device can name the module.
+"""The source module of each node of a trace, so that an error on a device can name the module.
 
 The nodes of a gradient belong to the module whose forward they differentiate.
 """

@@ -1,6 +1,6 @@
 """The slots of a quantized ONNX model.
 
-A slot is found by following the quantized graph from the initializers of parameters::
+The search for slots follows the quantized graph from the initializers of parameters::
 
     Conv <- DequantizeLinear <- W_quantized, W_scale                    weight and weight_scale
          <- DequantizeLinear <- b_quantized, b_quantized_scale          bias and bias_scale; input scale from

@@ -27,8 +27,7 @@ FINEST: Final = 2.0**-10
 class Quantizer:
     """The quantization of one graph.
 
-    Which operators become int8 depends on shapes, on ranges and on which constants are slots, but on no parameter's
-    value.
+    The choice of int8 operators depends on shapes, on ranges and on the set of slots, but on no parameter's value.
     """
 
     def __init__(

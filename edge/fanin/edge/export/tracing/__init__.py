@@ -10,5 +10,5 @@ Modules, in reading order:
 - ``attention``, ``kernels``: plain forms of torch's fused kernels.
 - ``reading``: the error for code that reads a tensor's value.
 - ``layers``, ``calls``: a single layer or function, for ``check``.
-- ``vocabulary``: the number of tokens that a model knows.
+- ``vocabulary``: the number of tokens in a model's vocabulary.
 """

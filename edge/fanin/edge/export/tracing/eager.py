@@ -211,7 +211,7 @@ def cases_of(prepared: Prepared) -> list[Case]:
     traced, ports = example_batch(prepared), check_kept(prepared)
     batches = [(traced, ""), (other_batch(prepared, traced), OTHER)]
     if ports and prepared.tracked:
-        # Running statistics leave padding out, but the draws of eager torch are those of the whole batch.
+        # Running statistics exclude padding, but the draws of eager torch are those of the complete batch.
         batches = [((inputs, y, torch.ones_like(mask)), which) for (inputs, y, mask), which in batches]
     cases: list[Case] = []
     for step in range(NUM_STEPS if prepared.app.recipe.optimizer.counts_steps else len(batches)):

@@ -121,8 +121,8 @@ def other_batch(prepared: Prepared, examples: ExampleBatch) -> ExampleBatch:
     """Return a second batch that shares no values with ``examples``: other inputs, other labels and another mask.
 
     Inputs stay within the range of the calibration data, so that the int8 graph is valid for them. Float values are
-    pulled towards their mean, each sample by a random share. Tokens are exchanged among the samples; those of a module
-    with several inputs, and its masks, by whole samples.
+    pulled towards their mean, each sample by a random share. Tokens are exchanged among the samples. For a module with
+    several inputs, complete samples and their masks are exchanged.
 
     Args:
         prepared: The App.

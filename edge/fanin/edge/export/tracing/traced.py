@@ -100,7 +100,7 @@ def trace_flat(
 def shared_shapes() -> Iterator[None]:
     """Let all nodes of a trace keep their shapes in one fake mode.
 
-    The tracer would make a mode for each node, and each mode reads the source of the whole call stack.
+    The tracer would create a mode for each node, and each mode reads the source of the complete call stack.
     """
     with _guards.tracing(_guards.TracingContext(FakeTensorMode(allow_fallback_kernels=True))):
         yield

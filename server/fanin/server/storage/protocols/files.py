@@ -178,8 +178,8 @@ class SpoolWriter(Protocol):
     def open(self, header: UpdateHeader, device: str) -> Upload:
         """Start or resume the upload of a device whose Update is not recorded yet.
 
-        An upload resumes with the same header only; another header starts from zero. A payload that was made durable
-        and never recorded becomes an upload again.
+        An upload resumes with the same header only; another header starts from zero. A durable payload without a record
+        becomes an upload again.
 
         Args:
             header: The header that the device announces.

@@ -53,7 +53,7 @@ class CommittedUpdates(Protocol):
     """The committed Updates of the Rounds."""
 
     async def update(self, run_id: str, made_for: int, device_id: str) -> CommittedUpdate | None:
-        """Return the accepted Update that a device made for a Round, or None without one."""
+        """Return the accepted Update of a device for a Round, or None without one."""
         ...
 
     async def updates(self, run_id: str, round_number: int) -> tuple[CommittedUpdate, ...]:
@@ -71,7 +71,7 @@ class CommittedUpdates(Protocol):
         ...
 
     async def headers_made_for(self, run_id: str, round_number: int) -> dict[str, UpdateHeader]:
-        """Return the accepted Updates that were made for a Round, by device. Any Round may fold them.
+        """Return the accepted Updates for a Round, by device. Any Round may fold them.
 
         Updates in failed Rounds are left out, because no Version is ever computed from them.
         """

@@ -8,7 +8,7 @@ the taps of the kernel are on its diagonals. It is a block of the Toeplitz matri
     (num_rows * width out, rows that a block reads * width)  @  (rows that a block reads * width, blocks * samples)
 
 A block reads its own ``step`` rows, ``before`` rows of the previous block and ``after`` rows of the next one. These are
-whole rows of the right matrix, shifted by one block (``layouts``). The zeros of the left matrix are multiplied, too.
+complete rows of the right matrix, shifted by one block (``layouts``). The zeros of the left matrix are multiplied, too.
 For 25 x 5 images with 3 x 3 taps that is four times as many products, in a fifth of the time. The gradient of the input
 is such a product, too. The gradient of the weight is read from the same diagonals.
 """

@@ -23,7 +23,7 @@ from torch.nn.functional import pad
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockLayout:
-    """How images of ``size`` (height, width) are stored as ``num`` blocks of ``step`` rows each."""
+    """The storage of images of ``size`` (height, width) as ``num`` blocks of ``step`` rows each."""
 
     size: tuple[int, int]
     num: int

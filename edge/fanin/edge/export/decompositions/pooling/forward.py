@@ -1,7 +1,7 @@
 """Pools that TFLite has no operator for: dilated max pools, and average pools that do not count the padding.
 
-A dilated maximum is taken over the image as each kernel position sees it. A mean without padding is the mean over the
-zero-padded window, times a constant that undoes the share of the padding.
+A dilated maximum is taken over the views of the image from each kernel position. A mean without padding is the mean
+over the zero-padded window, times a constant that undoes the share of the padding.
 """
 
 from collections.abc import Sequence
