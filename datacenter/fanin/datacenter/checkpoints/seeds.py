@@ -118,7 +118,7 @@ class _MappedValues:
     """Tensors in a mapped file, by name.
 
     Args:
-        mapped: The whole file.
+        mapped: The complete file.
         tensors: The tensors, which use the memory of ``mapped``.
     """
 

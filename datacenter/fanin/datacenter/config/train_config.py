@@ -202,7 +202,7 @@ def fit_config(config: TrainConfig, num_processes: int) -> TrainConfig:
 
 
 def _folder(model: ModelSettings) -> Path | None:
-    """Return the folder that a pretrained model comes from."""
+    """Return the source folder of a pretrained model."""
     config = None if model.family is None else model.family.config
     return config.folder if isinstance(config, PretrainedSettings) else None
 

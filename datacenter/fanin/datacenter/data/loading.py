@@ -1,7 +1,7 @@
 """Loading of a job's data: from the files that its config names to samples for training and for evaluation.
 
-All errors in the data are raised here, on every rank alike. A file of tokens is mapped, and a rank reads only the
-windows of its batches. The first rank alone reads all tokens once, to check their range.
+All errors in the data are raised here, on every rank. A file of tokens is mapped, and a rank reads only the windows of
+its batches. The first rank alone reads all tokens once, to check their range.
 """
 
 from collections.abc import Callable

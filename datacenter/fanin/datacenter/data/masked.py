@@ -4,7 +4,7 @@
 random token at 10 % and the original token at 10 %. All other positions have the target NO_TOKEN.
 
 Invariant: the targets and the tokens at them are a function of the seed, the epoch and the position in the text alone.
-Every mesh, and every resumed job, therefore sees the same samples.
+Every mesh, and every resumed job, therefore has the same samples.
 """
 
 from dataclasses import dataclass, replace

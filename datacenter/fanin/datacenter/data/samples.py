@@ -1,7 +1,7 @@
 """Samples of a datacenter job and their order, which does not depend on the number of ranks.
 
 A global batch is a function of (seed, epoch) and of the number of samples already taken in the epoch. Every mesh
-therefore sees the same batches, and a job that resumes with another degree of data parallelism continues with the next
+therefore has the same batches. A job that resumes with another degree of data parallelism continues with the next
 sample. Each rank loads only its own share of a batch.
 
 A batch that does not divide evenly is padded with samples that carry no target (``objective.mark_padding``).

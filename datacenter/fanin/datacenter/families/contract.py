@@ -79,7 +79,7 @@ def _check_passes(module: nn.Module, inputs: Tensor, vocabulary: int) -> None:
 
 
 def _check_causal(module: nn.Module, inputs: Tensor, vocabulary: int) -> None:
-    """Check that no position sees a later token: its logits would contain the target."""
+    """Check that no position depends on a later token: its logits would contain the target."""
     changed = inputs.clone()
     changed[:, -1] = (changed[:, -1] + 1) % vocabulary
     with torch.no_grad():

@@ -31,7 +31,7 @@ class TokenModel:
         vocabulary: number of token ids.
         positions: the longest sequence; None for any length.
         masked: whether the model predicts masked tokens. Otherwise it predicts the next token.
-        own_mask: whether the model already knows a mask token, so the job must name it (``data.mask_token``).
+        own_mask: whether the model already has a mask token, so the job must name it (``data.mask_token``).
     """
 
     vocabulary: int
@@ -42,7 +42,7 @@ class TokenModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFiles:
-    """The files that a model comes from, and those that its final weights need.
+    """The source files of a model, and the files that its final weights need.
 
     Attributes:
         weights: a ``.safetensors`` file, or the index of several, with weights that are not yet in the module.
@@ -56,7 +56,7 @@ class ModelFiles:
 
 
 def no_files(config: object, module: nn.Module) -> ModelFiles:
-    """Return the files of a model that comes from none."""
+    """Return the files of a model without source files."""
     return ModelFiles()
 
 

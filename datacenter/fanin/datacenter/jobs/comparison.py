@@ -93,13 +93,13 @@ class Comparison:
                 self._whole = copy.deepcopy(job.model.module)
 
     def check(self, engine: Engine) -> None:
-        """Check that the mesh computes the loss and the gradients of the whole module. A collective.
+        """Check that the mesh computes the loss and the gradients of the complete module. A collective.
 
         Args:
             engine: The model on this rank, with the values that the job starts from.
 
         Raises:
-            InvalidInput: The losses or gradients differ, or the mesh fails, where the whole module did not.
+            InvalidInput: The losses or gradients differ, or the mesh fails and the complete module does not.
         """
         if not len(self._indices):
             return
@@ -124,7 +124,7 @@ class Comparison:
                 self._whole.get_buffer(name).copy_(value)
 
     def _whole_loss(self) -> float | None:
-        """Return the mean loss of the whole module on the samples, in evaluation mode, and keep its gradients.
+        """Return the mean loss of the complete module on the samples, in evaluation mode, and keep its gradients.
 
         None if there is nothing to compare: the module draws random numbers, its loss is not finite, it cannot be
         copied, or it raises. The training names such an error with its line.

@@ -4,7 +4,7 @@
 
 Every rank reads the same config and data, processes its share of each batch, and computes the same numbers. Rank 0
 writes the result. Without torchrun's environment the program is a job of one process. Errors in the config, the App or
-the data are detected before the first collective, on every rank alike, and stored in the job's folder.
+the data are detected before the first collective, on every rank, and stored in the job's folder.
 
 The option ``--machines`` announces several machines. There may be more or fewer ranks than the config's mesh has. The
 mesh is then fitted to them, and the job resumes from its checkpoint.
@@ -290,7 +290,7 @@ def _build_engine(config: TrainConfig, job: JobModel, place: RankPlace) -> tuple
     """Put the model on this rank, with the values that the job starts from. A collective.
 
     Returns:
-        The config with the measured layer times, the engine, and the comparison of the mesh with the whole module.
+        The config with the measured layer times, the engine, and the comparison of the mesh with the complete module.
     """
     rank, num_ranks, kind = place.rank, place.num_ranks, device_type(config.parallel.device)
     alone = num_ranks == 1 and not config.parallel.sharded

@@ -33,7 +33,7 @@ LOOPBACK_INTERFACE: Final = "lo0" if sys.platform == "darwin" else "lo"
 RANKS_STOP_S: Final = 60
 """Seconds that ranks get to finish their step and save; torchrun's default is 30 s."""
 STOP_S: Final = RANKS_STOP_S + 10.0
-"""Seconds that torchrun gets to end its ranks before it is killed. Ranks without an agent end by themselves."""
+"""Seconds that torchrun has to end its ranks before it is killed. Ranks without an agent end by themselves."""
 LAST_CALL_S: Final = 10
 """Seconds that the required number of machines waits for more. A machine that joins later restarts all ranks."""
 TORCHRUN_LOG: Final = "torchrun.log"
@@ -225,8 +225,8 @@ def run_agent(command: Sequence[str], logs: Path, environment: Mapping[str, str]
 
 RunAgent = Callable[[Sequence[str], Path, Mapping[str, str], Sequence[int]], int]
 AGENT_RUNNER: Final[ContextVar[RunAgent]] = ContextVar("agent_runner", default=run_agent)
-"""How jobs of this context run their agents. A program of many short jobs may set it to a fork of a process that has
-imported torch."""
+"""The function that runs the agents of this context's jobs. A program of many short jobs may set it to a fork of a
+process that has imported torch."""
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:

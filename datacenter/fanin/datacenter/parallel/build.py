@@ -68,7 +68,7 @@ class TrainableModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParameterEntry:
-    """The stage, shape and dtype of one whole parameter, and its other names if several modules share it."""
+    """The stage, shape and dtype of one full parameter, and its other names if several modules share it."""
 
     stage: int
     shape: torch.Size

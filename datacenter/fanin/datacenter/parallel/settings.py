@@ -158,7 +158,7 @@ class ParallelSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingSettings:
-    """How a model is trained. Jobs that differ in these settings train different models.
+    """The settings of a training. Jobs that differ in these settings train different models.
 
     Attributes:
         batch_size: samples of one optimizer step over all ranks.

@@ -1,12 +1,12 @@
 """Derives the Layout of a language model of the ``transformers`` library from its config and its tensor-parallel plan.
 
-No code here knows a particular model:
+No code here is specific to a model:
 
 - Data parallelism works for every model. FSDP2 shards the longest list of layers one layer at a time.
 - Tensor parallelism uses the plan of the model, keyed by module names, and the sizes in its config. Models of the Llama
   family have both.
-- Each stage of a pipeline runs the forward function of the whole model. That function must pass one tensor from module
-  to module without changing it, which is tested here.
+- Each stage of a pipeline runs the forward function of the complete model. That function must pass one tensor from
+  module to module without changing it, which is tested here.
 
 If a model does not support ``tp`` or ``pp``, the reason is in its Layout (``unfit``). The module itself changes in two
 ways: it keeps no cache and returns only its logits.

@@ -82,7 +82,7 @@ def activations_of(job: Job, *, fused_norms: bool = False) -> Activations:
     keys = max(facts.kv_width / tp, facts.head_width)
     forward = facts.sizes.feed_forward / tp
     split = tp if job.parallel.sequence_parallel else 1
-    # The output of a norm is always whole, because the matrices after it need it.
+    # The output of a norm is always full, because the matrices after it need it.
     norm = ((stream * width if fused_norms else 2 * job.full_bytes * width) + job.full_bytes) / split + product * width
     # Rotated keys and queries, values, the output of attention (twice: transposed for the next product), and its sums.
     attention = product * (2 * keys + 3 * attended) + job.full_bytes * heads
@@ -196,7 +196,7 @@ def _moments(
         yield layers + sizes.norm + 2 * held, 0, 2 * root if fetched else fetch
     inside = max(sizes.recomputed + _feed_forward_gradients(job), unit + sizes.layer // 4)
     whole = shards * job.layer_values * job.full_bytes
-    # FSDP2 sums gradients only in the last chunk. Before it the gradients of a layer stay whole.
+    # FSDP2 sums gradients only in the last chunk. Before it the gradients of a layer are not sharded.
     layer_gradients = job.layer_values * job.full_bytes if sharded and last else whole
     summed = whole if sharded and last else 0
     # In between the total is linear in ``done``, so its maximum is at an end.

@@ -3,7 +3,7 @@
 The loop feeds batches to an engine. On any mesh, the engine computes the same numbers as one process. The order of the
 samples does not depend on the ranks (``data.samples``), and the learning rate is a function of the step (``rates``).
 All state outside of the tensors is one record (``state.LoopState``), so a job can resume from a checkpoint on any mesh.
-The loop never sees a test set.
+The loop never uses a test set.
 
 The loop publishes its progress as events (``observers.events``). Measurements, the watchdog, the checkpoints and the
 user's observers receive them. A decision of an observer ends the training after the current step, on all ranks.

@@ -1,6 +1,6 @@
 """The model of a job: built from its config, with its layout, objective and data.
 
-Every rank builds the same model before the first collective, so errors are raised on all ranks alike.
+Every rank builds the same model before the first collective, so errors are raised on all ranks.
 
 A job of several ranks builds its model without parameter values: they are on the meta device until a rank allocates its
 own slices. The exception is an App on the first rank. Its function is called there with values, which become the

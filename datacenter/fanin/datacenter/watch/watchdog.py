@@ -5,7 +5,7 @@
 
 A thread checks for progress: events, layers and collectives. In your own loop, call ``beat`` after each step, and
 ``alive`` inside long operations. After ``timeout_s`` without progress the rank writes a report of its activity
-(``hangs``). Every rank that sees a report writes its own. Then each rank logs the diagnosis and ends with status
+(``hangs``). Every rank that detects a report writes its own. Then each rank logs the diagnosis and ends with status
 ``HUNG``. torchrun ends the remaining ranks and restarts all of them if it has restarts left. The diagnosis must come
 before torch's own timeout, whose message does not name a cause.
 

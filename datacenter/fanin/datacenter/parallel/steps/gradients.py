@@ -16,7 +16,7 @@ NORM_EPSILON: Final = 1e-6
 def settle(values: Sequence[nn.Parameter]) -> None:
     """Redistribute each gradient to the placements of its parameter.
 
-    Tensor parallelism leaves some gradients as partial sums, and some whole although the parameter is split. An
+    After tensor parallelism some gradients are partial sums, and some are full although the parameter is split. An
     optimizer would redistribute them at every use, and code that works on local tensors would read wrong values.
     """
     for value in values:

@@ -4,7 +4,7 @@ FSDP2 handles sharded parameters, and also full copies in a pipeline or with spl
 handles full copies otherwise. It fails in a pipeline of torch 2.13: the backward pass of shape inference makes its
 buckets count each gradient twice.
 
-Gradients are *summed*, not averaged: the loss is already divided by the count of the whole batch.
+Gradients are *summed*, not averaged: the loss is already divided by the count of the global batch.
 """
 
 import torch
@@ -26,7 +26,7 @@ def apply_data_parallel(
     """Apply data parallelism to a part of the model.
 
     Args:
-        part: a stage, or the whole model. FSDP2 changes it in place.
+        part: a stage, or the complete model. FSDP2 changes it in place.
         layers: its layers, which FSDP2 shards one at a time.
         mesh: the ranks.
         settings: how the model is spread.

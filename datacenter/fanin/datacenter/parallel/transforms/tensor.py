@@ -1,11 +1,10 @@
 """Tensor parallelism: splits the matrices of each layer over the ranks of ``tp``, by a plan of module names.
 
 The first matrix of attention and of feed-forward is split by columns and the second by rows. Each then needs one sum in
-the forward pass and one in the backward pass. Every parameter becomes a DTensor on one mesh, also those that every rank
-has whole, because clipping and optimizers reject a mixture. All ranks start with the same values, so splitting them
-sends nothing.
+the forward pass and one in the backward pass. Every parameter becomes a DTensor on one mesh, also replicated ones,
+because clipping and optimizers reject a mixture. All ranks start with the same values, so splitting them sends nothing.
 
-Every rank has the activations between the matrices (norms, residuals, dropout) whole. With sequence parallelism each
+Every rank has the full activations between the matrices (norms, residuals, dropout). With sequence parallelism each
 rank has its part of the positions instead. Matrices then gather the sequence, and scatter the sums that they would
 all-reduce; a ring sends as many bytes. The placement of these activations is called ``stream`` here.
 
@@ -65,7 +64,7 @@ class ReplicatedModule(ParallelStyle):
 
 
 class SelectedChunk(ParallelStyle):
-    """A module that every rank computes whole, and of whose output it uses one chunk.
+    """A module that every rank computes completely. Each rank then uses one chunk of its output.
 
     The chunk is the key or value head that the rank needs, or its part of the positions. Each rank contributes a part
     of the gradient, so the gradients of the parameters are ``Partial``; ``gradients.settle`` sums them.
@@ -88,7 +87,7 @@ class SelectedChunk(ParallelStyle):
 
 
 class GatheredInput(ParallelStyle):
-    """A module whose first argument, positional or named, is gathered into one whole DTensor for all of its matrices.
+    """A module whose first argument, positional or named, is gathered into one full DTensor for all of its matrices.
 
     The gradient of the argument is then summed over the ranks once, instead of once for each matrix.
     """

@@ -40,7 +40,7 @@ def unshared(layers: Sequence[nn.Module], part: nn.Module) -> list[nn.Module]:
     """Return the layers that share no parameter with a module outside of them.
 
     FSDP2 keeps a shared parameter shared only within one group. A layer that shares a parameter must therefore belong
-    to the group of the whole part.
+    to the group of the complete part.
     """
     owners: dict[int, set[int]] = {}
     for module in part.modules():
