@@ -41,8 +41,8 @@ class RoundRow:
         statistics: Sums of the Plan's ``[[statistics]]`` by name; NaN if no client reported one.
         means: The means of the statistics ``train.NAME`` and ``evaluate.NAME`` over the examples of the clients that
             report one. NaN if none does.
-        metrics: The Plan's ``[[evaluation.metrics]]`` and those of the settings on the test data, NAME in float and
-            NAME_int8 of the int8 model; NaN if the Version was not evaluated.
+        metrics: The metrics of the Plan (``[[evaluation.metrics]]``) and of the settings on the test data: NAME in
+            float, and NAME_int8 of the int8 model. NaN if the Version was not evaluated.
         num_diverged: Clients whose loss reached the largest counted loss (docs/simulation.md#diverged-clients).
             ``train_loss`` and ``validation_loss`` are then too small.
         num_saturated: Values of the Round's Updates that the Round's grid clipped, because they were out of its range.

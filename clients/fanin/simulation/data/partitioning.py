@@ -93,8 +93,8 @@ def partition(examples: Examples, num_clients: int, by: Partitioner, *, seed: in
         seed: Seed of the draw, 0 or more.
 
     Raises:
-        InvalidInput: The data set has another type, there are more clients than examples allow, a client has too few
-            examples, or the result of the partitioner is not the indices of each client.
+        InvalidInput: The data set has another type, or there are more clients than examples allow. Or the result of the
+            partitioner is not the indices of each client, or a client has too few examples.
 
     Example:
         ``partition(load_digits(), 10, Dirichlet(alpha=0.3))``

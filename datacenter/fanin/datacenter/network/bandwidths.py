@@ -4,7 +4,7 @@
         -m fanin.datacenter.network.bandwidths OUT.json BACKEND REPEATS BYTES...
 
 Every collective is checked first. It is then timed for tensors of BYTES bytes, from a barrier to its end on the slowest
-rank, and the bytes of one call are counted.
+rank. The bytes of one call are counted.
 
 Bandwidths are defined as in nccl-tests. ``algbw`` is the size of the full tensor divided by the time. ``busbw`` is
 ``algbw`` times the share of each byte that a link carries. So it is comparable with the speed of a link for any number

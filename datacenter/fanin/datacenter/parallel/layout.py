@@ -112,8 +112,8 @@ def check_layout(layout: Layout, module: "nn.Module") -> None:
     """Check that a Layout describes a module: every name and pattern, the number of layers, and the tie.
 
     Raises:
-        InvalidInput: a name or a pattern is of no module, two patterns match one module, a style is unknown, the number
-            of layers differs, or the tied names are not of one parameter.
+        InvalidInput: a name or a pattern matches no module, two patterns match one module, or a style is unknown. Or
+            the number of layers differs, or the tied names are not of one parameter.
     """
     names = {name for name, _ in module.named_modules(remove_duplicate=False)}
     for part in (*layout.inputs, layout.layers, *layout.outputs):

@@ -48,8 +48,8 @@ class Slot:
         kind: What the slot holds.
         parameter: Source of the value: a parameter or a derived tensor (``derived``).
         shape: Shape of the tensor in the graph.
-        weight: For a bias and its scale, the weight whose scales it uses: a parameter, a derived tensor, or the
-            constant that holds the scales of a frozen weight. "" for other kinds.
+        weight: For a bias and its scale, the source of the weight's scales: a parameter, a derived tensor, or the
+            constant with the scales of a frozen weight. "" for other kinds.
         axis: Channel axis of the weight *as a parameter*, before ``permutation``. -1 for FLOAT.
         permutation: Order of dimensions in the graph: it holds ``parameter.transpose(permutation)``. Empty to keep
             the parameter's order.

@@ -49,22 +49,23 @@ class App:
 
     Args:
         name: Name of the App in manifests and messages: 1 to 128 letters, digits or ``._:+-``, not a dot first.
-        module: Maps inputs (B, ...), float32 or int32 tokens, to logits (B, num_classes), to logits of the next tokens
-            (B, T, num_classes), or with ``num_classes`` 0 to values (B, ...). Server and devices exchange the trainable
-            parameters. The others are constants of the Bundle.
-        calibration: Real inputs (n, ...), n at least 2: a tensor, which is named ``x``; a tuple of tensors in the order
-            of the parameters of ``forward``; or a dict of tensors by their names. It becomes a dict, ``inputs``. The
-            activation scales of the int8 graph are computed from them. They never leave this machine. All data may be
-            numpy arrays, which are copied into tensors.
+        module: Maps inputs (B, ...), float32 or int32 tokens, to logits (B, num_classes) or to logits of the next
+            tokens (B, T, num_classes). With ``num_classes`` 0 it returns values (B, ...). Server and devices exchange
+            the trainable parameters. The others are constants of the Bundle.
+        calibration: Real inputs (n, ...), n at least 2. A tensor is named ``x``. A tuple of tensors has the order of
+            the parameters of ``forward``. A dict has the tensors by name. The App keeps a dict, ``inputs``. The activation
+            scales of the int8 graph are computed from them. They never leave this machine. All data may be numpy
+            arrays, which are copied into tensors.
         batch_size: Samples of one train step, at least 1.
         other_batch_sizes: Further batch sizes that a Plan may choose by ``[training] batch_size``, at most three. Each
             has its own train graph.
         num_classes: Number of classes or tokens, 0 for a module that returns values.
         loss: Maps the output of the module and y (B, ...) to one loss for each sample (B,).
         recipe: What learns, and with which optimizer.
-        output: Path of the tensor that the loss and the predictions use, in an output that is a tuple, a dict or a
-            ModelOutput: keys and positions joined by dots, such as ``logits`` or ``0``. "" is the output itself. Or the
-            paths of several tensors. The loss then receives a dict of them by path, and the predictions are the first.
+        output: Path of the tensor for the loss and the predictions, in an output that is a tuple, a dict or a
+            ModelOutput. A path has keys and positions joined by dots, such as ``logits`` or ``0``. "" is the output
+            itself. Or the paths of several tensors. The loss then receives a dict of them by path, and the predictions
+            are the first.
         targets: Example targets y (n, ...) of a model of values, for a loss whose targets have another shape than the
             output. None: y has the shape of the output.
         validation: Real inputs in the form of ``calibration``, and their targets y (n, ...). With them, an export fails

@@ -13,8 +13,8 @@ The inputs and outputs for a Bundle with parameters ``<p>`` and optimizer states
     infer      <i>...                                              ->  logits
     preprocess raw                                                 ->  <i>    (optional, see ``models``)
 
-``<p>`` is ``parameter_port`` of the parameter's name, ``<i>`` the name of an input of the model, k the number of a
-random input (``randomness``), and ``<o>`` a setting of the optimizer (``setting_values``). The inputs of ``infer``
+``<p>`` is ``parameter_port`` of the parameter's name, and ``<i>`` the name of an input of the model. k is the number of
+a random input (``randomness``), and ``<o>`` a setting of the optimizer (``setting_values``). The inputs of ``infer``
 declare the names of the arrays on devices. A single tensor is named ``x``. ``stepping`` has the train step.
 """
 

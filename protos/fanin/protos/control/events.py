@@ -87,8 +87,8 @@ class Evaluation:
 class VersionPublished:
     """A new Version.
 
-    It has one of three origins: a Round (``round`` > 0), a publication from outside (``round`` 0), or the adoption of
-    Version ``adopted_number`` of ``adopted_run_id`` (``round`` 0).
+    It has one of three origins. A Round has ``round`` > 0. A publication from outside and the adoption of Version
+    ``adopted_number`` of ``adopted_run_id`` have ``round`` 0.
 
     Attributes:
         number: The Version's number.

@@ -8,9 +8,9 @@
 Everything is created on first use. Keys are ECDSA P-256, which every gRPC build on a device can verify.
 
 The server's certificate can be issued again at any time, because clients trust the authority alone. The coordinator
-issues a new one if the old one is damaged, does not match its key or the authority, lacks a name, is not valid yet, or
-ends within 30 days. It never replaces the authority, because no client would trust a new one. An unusable authority
-raises an error that names the remedy.
+issues a new one if clients would reject the old one: it is damaged, or does not match its key or the authority. Or it
+lacks a name, is not valid yet, or ends within 30 days. It never replaces the authority, because no client would trust a
+new one. An unusable authority raises an error that names the remedy.
 """
 
 import ipaddress

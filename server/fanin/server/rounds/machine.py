@@ -196,8 +196,8 @@ def compose(name: str, first: RoundPhase, *groups: Rows) -> RoundProtocol:
         groups: Groups of rows.
 
     Raises:
-        ValueError: Two groups have a row for the same phase and event, a row leads to a phase that has no row and does
-            not end the Round, or a phase has no failure exit.
+        ValueError: Two groups have a row for the same phase and event, or a phase has no failure exit. Or a row leads
+            to a phase that has no row and does not end the Round.
     """
     rows: dict[Key, Transition] = {}
     for group in groups:

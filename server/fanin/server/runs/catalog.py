@@ -1,7 +1,7 @@
 """All Runs of a coordinator, for its operators: Bundles, Runs, Versions, commands and events.
 
-``service`` turns each call of the Control service into one method of ``Runs``. The class holds a driver for each Run;
-the coordinator's device side (``fleet``) reaches the Runs through those drivers.
+``service`` maps each call of the Control service to one method of ``Runs``. The class holds a driver for each Run; the
+coordinator's device side (``fleet``) reaches the Runs through those drivers.
 """
 
 import asyncio

@@ -273,8 +273,8 @@ def check_decomposition(
         examples: Positional arguments of some calls. Choose points at which the operator is differentiable.
 
     Raises:
-        UnsupportedModel: An export would refuse the function: its arguments, or the shapes and dtypes of a result
-            differ, or it reads values, writes to a tensor, calls the operator or raises an exception.
+        UnsupportedModel: An export would refuse the function. Its arguments, or the shapes and dtypes of a result
+            differ. Or it reads values, writes to a tensor, calls the operator or raises an exception.
         InvalidInput: An example is not a tuple of arguments that the operator accepts.
         AssertionError: A value or a gradient differs, the function returns ``NotImplemented``, or no example is given.
             The text has the difference.

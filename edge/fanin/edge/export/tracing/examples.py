@@ -208,7 +208,7 @@ def check_kept(prepared: Prepared) -> tuple[RandomPort, ...]:
         The random numbers that the pass draws, in order.
 
     Raises:
-        UnsupportedModel: A buffer or a parameter changes, in place or by assignment, the loss or an output in
+        UnsupportedModel: A buffer or a parameter changes, in place or by assignment. Or the loss or an output in
             evaluation is not finite, or the pass draws more than 16 MB of random numbers.
     """
     module = prepared.module

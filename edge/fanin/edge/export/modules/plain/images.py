@@ -114,8 +114,8 @@ def grid_sample(
 ) -> object:
     """Compute ``grid_sample`` of images, bilinear or nearest, with padding by zeros or by the border.
 
-    (N, C, H, W) and (N, P, Q, 2) to (N, C, P, Q). The shares of the rows and of the columns in each point are matrices,
-    so it needs memory for N x C x H x P x Q values.
+    (N, C, H, W) and (N, P, Q, 2) to (N, C, P, Q). The shares of the rows and of the columns in each point are matrices.
+    So it needs memory for N x C x H x P x Q values.
     """
     if x.dim() != 4 or mode not in ("bilinear", "nearest") or padding_mode not in ("zeros", "border"):
         return NotImplemented
