@@ -37,7 +37,7 @@ def machine(
     json: JsonOption = "",
 ) -> None:
     """Time the events of a round with many devices, and of rounds with 100 devices, and measure the memory."""
-    # First, because memory that a Round has left is used again.
+    # First, because later measurements would reuse the memory that a Round has freed.
     held_bytes = _round_bytes(devices)
     large_us = _sample(devices, 1)
     small_us = _sample(SMALL_COHORT, max(devices // SMALL_COHORT // 10, 10))

@@ -151,9 +151,9 @@ def _error_of_app(config: TrainConfig, caught: BaseException) -> FaninError | No
     innermost, line = frames[-1], own_line(caught, of_fanin=False)
     files = [frame.f_code.co_filename for frame in frames]
     last_own = max((index for index, file in enumerate(files) if line.startswith(f"{file}:")), default=0)
-    # Arguments that a forward does not take are refused before its first line.
+    # Arguments that a forward does not accept are refused before its first line.
     is_call = isinstance(caught, TypeError) and innermost.f_code.co_filename == nn.modules.module.__file__
-    # In a collective that the App's forward leads to, this rank waited for one that is gone.
+    # In a collective of the App's forward, this rank waited for a rank that is gone.
     is_peer = any(COLLECTIVES in file for file in files[last_own:])
     if not is_call and (is_peer or not line):
         return None

@@ -78,7 +78,7 @@ def train(
             "folder that all machines share"
         )
     local = ranks_per_machine(job, elastic) if num_processes is None else num_processes
-    # Without a folder, several machines get the error of ``launch`` about the folder that they share.
+    # Without a folder, ``launch`` raises the error about the shared folder on several machines.
     needs_period = job.checkpoints.folder is not None or not elastic.multi_machine
     if elastic.max_restarts and not job.checkpoints.every and needs_period:
         raise InvalidInput(

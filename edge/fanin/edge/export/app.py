@@ -53,9 +53,9 @@ class App:
             tokens (B, T, num_classes). With ``num_classes`` 0 it returns values (B, ...). Server and devices exchange
             the trainable parameters. The others are constants of the Bundle.
         calibration: Real inputs (n, ...), n at least 2. A tensor is named ``x``. A tuple of tensors has the order of
-            the parameters of ``forward``. A dict has the tensors by name. The App keeps a dict, ``inputs``. The activation
-            scales of the int8 graph are computed from them. They never leave this machine. All data may be numpy
-            arrays, which are copied into tensors.
+            the parameters of ``forward``. A dict has the tensors by name. The App keeps the dict ``inputs``. The
+            activation scales of the int8 graph are computed from them. They never leave this machine. All data may be
+            numpy arrays, which are copied into tensors.
         batch_size: Samples of one train step, at least 1.
         other_batch_sizes: Further batch sizes that a Plan may choose by ``[training] batch_size``, at most three. Each
             has its own train graph.

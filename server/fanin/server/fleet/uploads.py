@@ -108,7 +108,7 @@ class Uploads:
             return
         check_header(header, _expected(driver, request.round))
         with ExitStack() as resources:
-            # To the end, even if the device disconnects: the file must be closed in any case.
+            # Shielded from the device's disconnection: the file must be closed in any case.
             upload = await run_to_end(self._files.run(self._open, resources, header, device))
             transfer = _Transfer(request, upload, DelayBudget(self._limits.stall_s))
             resources.enter_context(self._listed(transfer))
@@ -171,7 +171,7 @@ class Uploads:
         """
         update = CompleteUpload(device=request.device, header=request.header, upload=upload)
         while True:
-            # To the end, even if the device disconnects: an Update that is committed leaves no upload.
+            # Shielded from the device's disconnection: after a commit, no upload may remain.
             match await run_to_end(accept(update, request.driver.intake, self._files)):
                 case Accepted():
                     return _last_reply(request, upload, m.UpdateState.ACCEPTED)

@@ -200,7 +200,7 @@ class Runs:
         # Before the lock: reading a data set may take seconds.
         if await self._stores.runs.run(start.run_id) is None:
             await self._check_data(start, await recorded_bundle(start.version.bundle_sha256, self._stores))
-        # To the end: an operator who disconnects must not leave a Run that is recorded and has no driver.
+        # Shielded from an operator's disconnection: a recorded Run must have a driver.
         await run_to_end(self._start_run(start, by))
         return await self.info(start.run_id)
 
@@ -314,7 +314,7 @@ class Runs:
     async def _start_run(self, start: StartRun, by: Principal | None) -> None:
         async with self._starting:
             record = await self._record(start, by)
-            # A Run may be recorded and have no driver: an earlier try met a full disk in between.
+            # A recorded Run may have no driver, if the disk was full in an earlier attempt.
             if start.run_id not in self._drivers:
                 await self._drive(record)
                 self._notify()

@@ -127,7 +127,7 @@ class RunDriver:
     async def refresh(self) -> None:
         """Follow the record after a command changed it, and open a Round if one is due. Safe to call at any time."""
         await self._follow_record()
-        # Through the queue like every effect: if the disk is full now, the Run must still get its Round later.
+        # Queued like every effect: if the disk is full now, the Run must still open its Round later.
         self.course.worker.put(None, e.GoOn())
         self.course.worker.hurry()
         self.course.announce()

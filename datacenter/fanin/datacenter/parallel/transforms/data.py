@@ -51,8 +51,8 @@ def _fully_shard(part: nn.Module, layers: list[nn.Module], mesh: DeviceMesh, set
     half = HALF.get(settings.precision)
     precision = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32 if half else None)
     offload = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda") if settings.offload else OffloadPolicy()
-    # The root comes last and takes the parameters that no layer has alone. A pipeline delays the gradient sums of a
-    # root only.
+    # The root is last and has the parameters that do not belong to a single layer. A pipeline delays the gradient sums
+    # of a root only.
     for module in (*unshared(layers, part), part):
         fully_shard(
             module,

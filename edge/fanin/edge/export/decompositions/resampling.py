@@ -135,7 +135,7 @@ def cubic_backward(
 def replication_pad_backward(dy: Tensor, x: Tensor, padding: Sequence[int]) -> Tensor:
     """Compute ``aten.replication_pad1d_backward`` and ``aten.replication_pad2d_backward``."""
     num = len(padding) // 2
-    # The padding is (left, right, top, bottom): the last dimension comes first.
+    # The padding is (left, right, top, bottom): the last dimension is first.
     before = padding[::2][::-1]
     sizes = x.shape[-num:]
     sources = [

@@ -53,8 +53,8 @@ class Draws(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's __in
         name = f"{func._schema.name}.{func._overloadname}".removesuffix(".default")
         if not torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd"):
             raise RandomDraw(f"{func.overloadpacket}, expected dropout, or uniform or normal values of a fixed shape")
-        # A recurrent layer counts as random, because it may draw the dropout between its layers: look into it. A trace
-        # that keeps such operators whole returns NotImplemented.
+        # A recurrent layer counts as random, because it may draw the dropout between its layers. So decompose it. A
+        # trace that does not decompose such operators returns NotImplemented.
         with self:
             result = func.decompose(*args, **named)
         return func(*args, **named) if result is NotImplemented else result
