@@ -37,7 +37,7 @@ def fold(
     repeats: Annotated[int, typer.Option("--repeats", min=1, help="Number of measurements of each, in turn.")] = 15,
     json: JsonOption = "",
 ) -> None:
-    """Time the fold of one update and numpy's addition of as many integers, alternately."""
+    """Time the fold of one update and numpy's addition of as many integers, in turn."""
     num_values = load_of(1, megabytes, 1).num_values
     table = TensorTable.of({"weights": (num_values,)})
     update = np.random.default_rng(1).integers(-(2**31) + 1, 2**31, num_values, np.int32)
