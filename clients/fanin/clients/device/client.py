@@ -77,8 +77,8 @@ class ClientOptions:
         may_work: Called before each step: a check-in, a download, training, an upload. Also called inside a step
             between batches and pieces, at most every ``ask_every_s``. Never called by two threads at once. An upload
             calls it on a thread of gRPC. Return False to pause, for example on battery. The client then stops within
-            one batch or piece, keeps its state and calls again after ``recheck_s``. An exception counts as False. Of
-            several exceptions the first is logged with its traceback.
+            one batch or piece, keeps its state and calls again after ``recheck_s``. An exception counts as False. The
+            first of several exceptions is logged with its traceback.
         recheck_s: Seconds between two calls of a ``may_work`` that returned False.
         ask_every_s: Shortest time between two calls of ``may_work`` inside a step.
     """
