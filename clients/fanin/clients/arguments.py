@@ -1,6 +1,6 @@
-"""Checks of the arguments of public calls: a wrong one is an InvalidInput before anything is sent.
+"""Checks of the arguments of public calls. A wrong argument raises InvalidInput before anything is sent.
 
-Each check names the call and the argument, what it received and what it expects.
+Each error names the call, the argument, the received value and the expected one.
 """
 
 from fanin.protos.errors import InvalidInput

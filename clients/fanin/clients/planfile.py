@@ -1,7 +1,7 @@
-"""The Plan as a TOML file: how operators write it, and how options override it.
+"""The Plan as a TOML file: its parser, and the options that override its keys.
 
-Every key is declared in ``fanin.protos.plans``; docs/plan.md lists them. The file is read strictly: an unknown key, a
-wrong type or a value out of range is an error that names the key and its source, the file or ``--set``.
+Every key is declared in ``fanin.protos.plans``; docs/plan.md lists them. The parser is strict. An unknown key, a wrong
+type or a value out of range is an error. It names the key and its source: the file or ``--set``.
 """
 
 import tomllib
@@ -223,14 +223,14 @@ def _declaration(name: str, fields: Fields, path: str, problem: str) -> KeyField
 
 
 def _written(name: str, field: KeyField | SectionField) -> str:
-    """Return a name as it is written in a file."""
+    """Return a name in the notation of a file."""
     if isinstance(field, KeyField):
         return name
     return f"[[{name}]]" if field.is_list else f"[{name}]"
 
 
 def _nearest(name: str, path: str, fields: Fields) -> str:
-    """Return the dotted path of the key or section that an unknown name most probably stands for; "" if none is near.
+    """Return the dotted path of the key or section nearest to an unknown name; "" if none is near.
 
     The same name elsewhere is the nearest, then a similar one in the same section, then a similar one elsewhere.
     """

@@ -38,8 +38,8 @@ CALL_S: Final = 30.0
 KEEPALIVE_MS: Final = 60_000
 """Interval of keep-alive pings. Routers drop idle connections after minutes; the coordinator allows this interval."""
 IDLE_MS: Final = 120_000
-"""How long a connection without a call stays open. It is shorter than the coordinator's limit, so the device closes it
-first: gRPC prints a message on standard error if the coordinator does."""
+"""Time for which a connection without a call stays open. It is shorter than the coordinator's limit, so the device
+closes it first: gRPC prints a message on standard error if the coordinator does."""
 PIECE_BYTES: Final = 256 << 10
 MAX_PORT: Final = 65535
 _TOKEN_CREDENTIAL: Final = "an enrollment token that was made there (--token-file)"
@@ -280,8 +280,8 @@ def _open_channel(address: str, ca_certificate: bytes) -> grpc.Channel:
     if not host or not port.isdecimal() or int(port) > MAX_PORT:
         raise InvalidInput(f"server: got {address!r}, expected HOST:PORT, for example 127.0.0.1:7443")
     try:
-        # gRPC accepts any bytes and fails later without a reason. asyncio, which grpc imports, has loaded ssl already;
-        # the parser in cryptography.x509 would cost a device 1.4 MB. Text outside the base64 blocks is a comment.
+        # gRPC accepts any bytes and fails later without a reason. asyncio, which grpc imports, has already loaded ssl.
+        # The parser in cryptography.x509 would cost a device 1.4 MB. Text outside the base64 blocks is a comment.
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=ca_certificate.decode("ascii", "ignore"))
     except (ssl.SSLError, ValueError) as exc:
         raise InvalidInput(

@@ -11,6 +11,6 @@ Reading order:
 - ``plan``, ``train``: the datacenter
 - ``simulation``: simulated clients on this machine, and partitions of data
 - ``control/``: subcommands that call a coordinator about its Runs
-- ``demo/``, ``bench/``: the whole loop on one machine, and measurements
+- ``demo/``, ``bench/``: the complete loop on one machine, and measurements
 - ``console/``: helpers of all subcommands
 """

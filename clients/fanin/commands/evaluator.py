@@ -55,7 +55,7 @@ class HeldOutData:
 def main() -> None:
     """Carry out jobs until the input ends."""
     _give_way()
-    # Whatever a library prints must not mix with the replies.
+    # The output of a library must not mix with the replies.
     replies = os.fdopen(os.dup(sys.stdout.fileno()), "wb", buffering=0)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     evaluator = JobEvaluator()
@@ -99,7 +99,7 @@ class JobEvaluator:
             return self._evaluate(job)
         except (FaninError, ValueError) as exc:
             problem = str(exc)
-        except Exception as exc:  # Of any kind: the next job may be a good one.
+        except Exception as exc:  # Any error: the next job may succeed.
             LOG.exception("evaluation failed")
             # Its text may name files of this machine, and the problem reaches operators elsewhere.
             problem = f"{type(exc).__name__}; the coordinator's log has its text"

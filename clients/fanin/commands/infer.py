@@ -111,7 +111,7 @@ def main(argv: Sequence[str]) -> int:
 def _predictions(
     outputs: dict[str, Array], names: tuple[str, ...], samples: ModelInputs, *, is_known: bool
 ) -> Predictions | None:
-    """Return the predicted classes of a model of classes, or of a file whose output may have them; else None."""
+    """Return the predicted classes of a model of classes, or of a file whose output may have them; otherwise None."""
     has_classes = is_of_classes([*outputs.values()])
     if names and not has_classes:
         shapes = {name: array.shape for name, array in outputs.items()}

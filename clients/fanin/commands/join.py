@@ -28,7 +28,8 @@ from fanin.edge.runtimes.base import Runtime
 from fanin.protos.errors import InvalidInput
 
 MAX_APP_FAILURES: Final = 8
-"""With the coordinator's growing pauses, the last failure comes after 5 minutes. A passing cause is over by then."""
+"""With the coordinator's growing pauses, the last failure comes after 5 minutes. A temporary cause has ended by that
+time."""
 
 
 def main(argv: Sequence[str]) -> int:

@@ -26,7 +26,7 @@ class Subcommand:
     """A subcommand of ``fanin``.
 
     ``module`` is below ``fanin.commands``; ``function`` is the function in it. ``extras`` are all extras that the
-    subcommand needs, if it needs more than the extra of the missing library: an error then names all of them at once.
+    subcommand needs, if it needs more than the extra of the missing library. An error then names all of them.
     """
 
     summary: str
@@ -147,7 +147,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         run: Main = _load(SUBCOMMANDS[name]) if name in SUBCOMMANDS else others[name].load()
         return run(words[1:])
     except FaninError as exc:
-        # The errors of a function of the library begin with its name, which is often that of the command.
+        # The errors of a library function begin with its name, which is often also the command's.
         sys.stderr.write(f"fanin {name}: {str(exc).removeprefix(f'{name}: ')}\n")
         return 1
     except OSError as exc:
@@ -160,7 +160,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if library not in EXTRAS_OF:
             raise
         extras = ",".join(extras_for(name, library))
-        # Only the Plan's file says whether an App must be exported.
+        # Only the Plan's file determines whether an App must be exported.
         more = ", or 'fanin[server,export]' for a plan with an App" if (name, extras) == ("run", "server") else ""
         sys.stderr.write(f"fanin {name}: {library} is not installed here; pip install 'fanin[{extras}]'{more}\n")
         return 1

@@ -51,7 +51,7 @@ SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Seed of all rand
 PlotOption = Annotated[Path | None, typer.Option("--plot", help="Write a figure, for example FILE.png or FILE.svg.")]
 DEFAULT_ALPHA = 0.3
 INTERRUPTED = 130
-"""Exit status after Ctrl-C. What has ended by then is written all the same."""
+"""Exit status after Ctrl-C. The Rounds that have ended are still written."""
 BACKENDS = ("processes", "ray")
 WITH_ALPHA = ("dirichlet", "label_skew", "quantity")
 
@@ -342,7 +342,7 @@ def _plan(model: str, path: Path | None, limits: dict[str, int | None], override
 
 
 def _names_model(path: Path) -> bool:
-    """Return whether a Plan file names an App or a Bundle. The command names what is trained instead of it."""
+    """Return whether a Plan file names an App or a Bundle. The command line names the trained model instead."""
     try:
         return not {"app", "bundle"}.isdisjoint(tomllib.loads(path.read_text()))
     except (OSError, ValueError):

@@ -6,13 +6,13 @@
     async with Federation(folder, seed=0) as federation: ...        # step by step, inside ``run_virtual``
 
 The simulation composes ``fanin.server`` and ``fanin.clients`` through the Protocol ``Fleet``. Clock, network and
-threads are replaced; everything else is production code (docs/simulation.md). The names in ``__all__`` are public, and
+threads are replaced. All other code is production code (docs/simulation.md). The names in ``__all__`` are public, and
 their modules are imported when a name is first used.
 
 Reading order:
 
 - ``data/``: data sets, and the examples of each client
-- ``setup/``: the arguments of ``simulate``, and what it prints
+- ``setup/``: the arguments and the output of ``simulate``
 - ``devices/``: models of devices, and the event log
 - ``experiment``: ``simulate``, from an App to a ``Result``; ``course``: its Run
 - ``trainers``: the trainers of its clients; ``workers``: their trainings by graphs; ``flower``: those of a Flower app

@@ -47,7 +47,7 @@ class CoordinatorOptions:
 
     Attributes:
         limits: Its limits.
-        policies: Selection policies of the caller by name, beside those of fanin and the installed ones.
+        policies: Selection policies of the caller by name, in addition to those of fanin and the installed ones.
     """
 
     limits: Limits = field(default_factory=Limits)

@@ -77,7 +77,7 @@ class RowLists:
     is_complete: bool = False
 
     def add(self, row: RoundRow, parameters: Float32s) -> None:
-        """Add the row of a Version. Of equally good Versions, the first one is the best."""
+        """Add the row of a Version. Among equally good Versions, the first one is the best."""
         self.rounds.append(row)
         score = row.test_accuracy if math.isfinite(row.test_accuracy) else -row.test_loss
         if not math.isfinite(score):
@@ -173,10 +173,10 @@ class SimulatedRun:
         return PRESENT * self.plan.cohort.concurrency
 
     def _join(self, federation: Federation, crew: Crew, stored: Mapping[int, MemoryStates]) -> None:
-        """Add the clients in a random order: all of them if the coordinator can park them, else as a ``Rotation``.
+        """Add the clients in a random order: all of them if the coordinator can park them, otherwise as a ``Rotation``.
 
-        The first ones that check in are the first cohort: without a random order, it would be the same for all seeds.
-        ``stored`` has the personal parameters of each client, also of one that a rotation has sent away.
+        The first clients that check in are the first cohort. Without a random order it would be the same for all seeds.
+        ``stored`` has the personal parameters of each client, also of clients that are currently not in the rotation.
         """
 
         def member(client: int) -> Member:

@@ -71,31 +71,31 @@ def simulate(
     rounds: int | None = None,
     settings: SimulationSettings | None = None,
 ) -> Result:
-    """Train an App or a Flower app on simulated clients by federated averaging, or as the Plan says.
+    """Train an App or a Flower app on simulated clients by federated averaging, or as a Plan specifies.
 
-    The same arguments give bit-identical Versions in every process on one machine, but for the engine ``auto``, which
-    may choose another one next time. ``Result.engine`` names it.
+    The same arguments give bit-identical Versions in every process on one machine. The exception is the engine
+    ``auto``, which may choose another engine next time. ``Result.engine`` names the chosen one.
 
     Args:
         app: An App, whose module keeps its parameters. Or a Flower app: a ClientApp, a NumPyClient, a function
             ``client_fn(context)``, or a ``FlowerSettings`` that names one.
-        clients: The examples of each client; of a Flower app, which loads its data itself, the number of clients.
+        clients: The examples of each client. For a Flower app, which loads its own data, the number of clients.
         cohort: Clients that train in a Round. None if ``settings.plan`` is a Plan.
         rounds: Rounds to train. None if ``settings.plan`` is a Plan.
         settings: Test data, further keys of the Plan, and seed.
 
     Returns:
-        The rows of all Rounds and clients, and the final parameters. Ctrl-C ends the simulation, and the result has the
-        Rounds that have ended.
+        The rows of all Rounds and clients, and the final parameters. Ctrl-C ends the simulation, and the result then
+        has the completed Rounds.
 
     Raises:
         UnsupportedModel: The module cannot be exported, or the engine is ``vmap`` and cannot train it.
         InvalidPlan: A key of the Plan is unknown, or a value is wrong.
-        InvalidInput: The cohort is larger than the number of clients, the seed is negative, cohort and rounds are given
-            together with a Plan, the model cannot use the examples, or the Flower app cannot be imported.
+        InvalidInput: The cohort is larger than the number of clients, the seed is negative, or cohort and rounds are
+            set together with a Plan. Or the model cannot use the examples, or the Flower app cannot be imported.
         RuntimeMissing: A library that the settings or the app need is not installed.
-        FaninError: The Run failed or rests; the message has its reason.
-        ClientFailed: The training of a client failed, and ``settings.stop_on_failure`` is set; or the first trainings
+        FaninError: The Run failed or rests. The message has the reason.
+        ClientFailed: The training of a client failed, and ``settings.stop_on_failure`` is set. Or the first trainings
             of ten clients, of a larger cohort, or of all clients failed. Otherwise the Round continues without the
             client, and the failure is in ``Result.failures``.
 
@@ -144,7 +144,7 @@ class _ModuleSubject:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Prepared:
-    """What the simulations of all seeds share: the subject with its Bundle, and the folder of the Bundle."""
+    """The parts that the simulations of all seeds share: the subject with its Bundle, and the folder of the Bundle."""
 
     subject: _ModuleSubject | FlowerSubject
     bundle: Bundle
@@ -161,13 +161,13 @@ class _Prepared:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Parts:
-    """What differs between an App and a Flower app. See SimulatedRun.
+    """The parts that differ between an App and a Flower app. See SimulatedRun.
 
     Attributes:
         engine: The name of the engine.
         trainings: Trains the clients.
-        runtime: What trains them.
-        work: Examples of one training of each client, as far as they are known.
+        runtime: The library that trains them, and its graph format.
+        work: Examples of one training of each client, if known.
         evaluate: Returns the metrics of a Version.
         baseline: Adds the centralized baseline to a result.
     """
@@ -300,7 +300,7 @@ def _graph_parts(prepared: _Prepared, plan: Plan, settings: SimulationSettings, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Evaluation:
-    """The evaluation of Versions on the test data, as the Plan says."""
+    """The evaluation of Versions on the test data, with the Plan's settings."""
 
     bundle: Bundle
     graphs: SharedGraphs
@@ -363,7 +363,7 @@ def _by_name(bundle: Bundle, local: Mapping[int, Float32s]) -> dict[int, dict[st
 
 
 def _model_examples(examples: Examples, bundle: Bundle, graphs: SharedGraphs) -> Examples:
-    """Return examples as inputs of the model: what ``preprocess`` makes of raw ones."""
+    """Return examples as inputs of the model. ``preprocess`` converts raw ones."""
     return Examples(inputs=model_inputs(bundle, examples.inputs, graphs.preprocess(bundle)), y=examples.y)
 
 

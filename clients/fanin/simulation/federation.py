@@ -39,9 +39,9 @@ class Federation:
 
     Args:
         folder: The coordinator's state is stored in ``folder/state``. None keeps it in memory.
-        seed: Seed of all random choices that the Plan's own seed does not make.
+        seed: Seed of all random choices that do not depend on the Plan's seed.
         options: Limits of the coordinator, and further selection policies.
-        piece_bytes: Bytes of a piece of an upload. Larger pieces are faster, and break at fewer places.
+        piece_bytes: Bytes of a piece of an upload. Larger pieces are faster, but an upload can break at fewer places.
         observe: Receives the events of the devices' part in the Rounds, in the order of the virtual clock.
 
     Attributes:

@@ -1,7 +1,7 @@
 """The clients of a simulation that train by a Flower app, as ``fanin join --flower`` does.
 
 Each training is a task of a backend. It calls the app as client i of N: ``partition-id`` and ``num-partitions`` are in
-``context.node_config``, as Flower's simulation engine sets them. What the app keeps between Rounds is a part of the job
+``context.node_config``, as Flower's simulation engine sets them. The app's state between Rounds is a part of the job
 and of the outcome. It is stored here when the outcome is collected, so a task that is lost or repeated leaves no trace.
 """
 
@@ -115,7 +115,7 @@ class FlowerSubject:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Shared:
-    """What every training reads."""
+    """The objects that every training reads."""
 
     subject: FlowerSubject
     bundle: PlacedBundle
@@ -134,7 +134,7 @@ class FlowerJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FlowerOutcome:
-    """The result of a training, and what the app keeps if the Round counts."""
+    """The result of a training, and the app's state if the Round counts."""
 
     change: Change
     state: FlowerState
@@ -173,7 +173,7 @@ class FlowerTrainings:
 
 @dataclass(slots=True, kw_only=True)
 class _JobState:
-    """The state of one job: what it begins with, then what it ends with. See AppStates."""
+    """The state of one job: at first the initial state, then the final one. See AppStates."""
 
     state: FlowerState | None
 
@@ -188,7 +188,7 @@ class _JobState:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Opened:
-    """What a worker keeps for all its jobs."""
+    """The objects that a worker keeps for all its jobs."""
 
     subject: FlowerSubject
     bundle: Bundle
@@ -200,9 +200,9 @@ def train_flower_job(job: FlowerJob) -> FlowerOutcome:
     from fanin.clients.flower.app import FlowerApp
 
     opened, state = _opened(job.shared), _JobState(state=job.state)
-    # What the app prints belongs to the log; the output of the command has another form.
+    # The app's prints belong in the log, because the output of the command has another format.
     with contextlib.redirect_stdout(sys.stderr):
-        # Anew for each training, so that an app keeps nothing but its state in whichever process it trains.
+        # Created for each training, so that an app keeps only its state, in any process.
         runner = FlowerApp(opened.subject.client(job.client), opened.subject.app)
         trainer = FlowerTrainer(runner, state, job.client, opened.warned)
         model = OpenedModel(bundle=opened.bundle, parameters=job.parameters.get())

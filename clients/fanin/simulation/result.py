@@ -49,19 +49,19 @@ class Result:
     """The result of ``simulate``.
 
     Attributes:
-        app: The App that was trained; None of a Flower app.
-        engine: The engine that trained the clients, ``graph`` or ``vmap``; ``flower`` of a Flower app.
+        app: The trained App; None for a Flower app.
+        engine: The engine that trained the clients, ``graph`` or ``vmap``; ``flower`` for a Flower app.
         selection: The name of the selection policy: the Plan's, or that of the settings.
         table: The layout of the parameters.
         rounds: The Rounds, the initial model first.
         clients: The clients of each Round.
         failures: Errors in the training of clients.
-        events: The event log: what each client did at which virtual time.
+        events: The event log: the actions of each client, with their virtual times.
         parameters: The final parameters (num_values,).
         best: The best Version on the test data; None without test data.
         digests: The SHA-256 of each Version, oldest first.
         is_complete: Whether all Rounds were run, of all seeds. False after Ctrl-C.
-        baseline: The rows of the centralized baseline, if the settings ask for one.
+        baseline: The rows of the centralized baseline, if the settings enable it.
         local: The personal parameters of each client that has trained, by its index and by name.
         repeats: The results of all seeds, if the settings have ``seeds``. This one is the first of them.
     """

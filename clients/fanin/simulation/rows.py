@@ -27,24 +27,25 @@ class RoundRow:
         num_clients: Clients whose Updates are in the Version.
         num_examples: Examples on which they trained.
         train_loss: Mean loss of their training over ``train_loss_examples``; NaN without one, as in Round 0.
-        train_loss_examples: Examples of the clients that report a training loss. That of a Flower app may report none.
+        train_loss_examples: Examples of the clients that report a training loss. A client of a Flower app may report
+            none.
         test_loss: Loss on the test data; NaN without test data.
         test_accuracy: Accuracy on the test data, in float; NaN without labels.
         test_accuracy_int8: The same for the int8 model that devices serve.
         bytes_down: Bytes that clients downloaded.
         bytes_up: Bytes that clients uploaded.
-        validation_loss: Loss of the Version before it on the validation parts of its clients, the mean over the
-            examples of those that report one; NaN if none does.
+        validation_loss: Loss of the previous Version on the validation parts of its clients: the mean over the examples
+            of the clients that report one. NaN if none does.
         validation_accuracy: Its accuracy there, in float; NaN without labels.
         validation_accuracy_int8: The same in int8.
         statistics: Sums of the Plan's ``[[statistics]]`` by name; NaN if no client reported one.
-        means: Of the statistics ``train.NAME`` and ``evaluate.NAME``, the means over the examples of the clients that
-            report one; NaN if none does.
-        metrics: The Plan's ``[[evaluation.metrics]]`` and those of the settings on the test data, NAME in float and
-            NAME_int8 of the int8 model; NaN if the Version was not evaluated.
-        num_diverged: Clients whose loss reached the largest one that is counted (docs/simulation.md#diverged-clients).
+        means: The means of the statistics ``train.NAME`` and ``evaluate.NAME`` over the examples of the clients that
+            report one. NaN if none does.
+        metrics: The metrics of the Plan (``[[evaluation.metrics]]``) and of the settings on the test data: NAME in
+            float, and NAME_int8 of the int8 model. NaN if the Version was not evaluated.
+        num_diverged: Clients whose loss reached the largest counted loss (docs/simulation.md#diverged-clients).
             ``train_loss`` and ``validation_loss`` are then too small.
-        num_saturated: Values of the Round's Updates that the grid of the Round cut, because they were out of its range.
+        num_saturated: Values of the Round's Updates that the Round's grid clipped, because they were out of its range.
     """
 
     round: int
@@ -224,7 +225,7 @@ def client_rows(
 
 
 def with_clients(row: RoundRow, clients: Sequence[ClientRow]) -> RoundRow:
-    """Return the row of a Round with what only the rows of its clients have: means, and the number that diverged."""
+    """Return the row of a Round with the means of its clients' rows and the number of diverged clients."""
     return replace(
         row,
         means={name: _mean(name, clients) for name in row.statistics if name.startswith((OF_TRAINING, OF_VALIDATION))},

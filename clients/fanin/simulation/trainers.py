@@ -58,7 +58,7 @@ class ClientTrainer:
         assert begun_for == assignment.assignment_id, f"begun for {begun_for}, not for {assignment.assignment_id}"
         try:
             change = pending()
-        except Exception as exc:  # Of any kind: the store, and what the App's data needs, may be the user's code.
+        except Exception as exc:  # Any error: the store and the App's data may use the user's code.
             trace = "".join(format_exception(exc))
             failure = ClientFailure(round=assignment.round, client=self._client, error=str(exc), traceback=trace)
             self._crew.failures.append(failure)
@@ -74,7 +74,7 @@ class ClientTrainer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientRuntime:
-    """What trains the clients: the library with its version, and the format of the graphs that it runs."""
+    """The library that trains the clients, with its version, and the format of its graphs."""
 
     name: str
     graph_format: str
@@ -86,7 +86,7 @@ class Crew:
 
     Attributes:
         trainings: Trains the clients.
-        runtime: What trains them.
+        runtime: The library that trains them, and its graph format.
         failures: The errors so far.
         stops: Whether the first error ends the simulation.
         num_failing: Different clients after whose errors the simulation ends, if no training has succeeded.
@@ -102,10 +102,10 @@ class Crew:
 
     @property
     def problem(self) -> str:
-        """Why the newest failure ends the simulation; empty if it does not.
+        """The reason why the newest failure ends the simulation; empty if it does not.
 
-        An error in the App or the data of all clients is permanent: the coordinator would assign the work again and
-        again until the Run fails.
+        An error in the App or the data of all clients is permanent. The coordinator would assign the work repeatedly
+        until the Run fails.
         """
         if self.stops:
             return str(self.failures[-1])

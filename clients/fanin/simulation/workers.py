@@ -1,4 +1,4 @@
-"""The trainings of clients by the exported graphs: in this process, or as tasks of a backend, with the same bits.
+"""The trainings of clients by the exported graphs: in this process or as tasks of a backend, bit-identical.
 
 A task's job has the index of its client, the parameters, the personal ones of the client, the inputs of its stages and
 the Assignment. The Bundle and the examples of all clients are placed once.

@@ -10,7 +10,7 @@ from typing import Final
 from fanin.protos.errors import InvalidInput
 
 MAX_OTHER: Final = 3
-"""Each batch size has a train graph of its own, which takes seconds of an export."""
+"""Each batch size has its own train graph, which takes seconds of an export."""
 
 
 def check_other_sizes(own: int, others: Sequence[int]) -> None:

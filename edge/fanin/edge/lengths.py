@@ -1,8 +1,8 @@
-"""Sequences of several lengths: a few lengths, each with graphs of its own, and padding up to the next one.
+"""Sequences of several lengths: a few lengths, each with its own graphs, and padding up to the next one.
 
 A graph has fixed shapes. A model with several ``Lengths`` has the graphs ``train``, ``evaluate`` and ``infer`` for each
 of them, with one set of parameters. The length of a row is the position after the last one that is not padding, in any
-of its arrays. So padding at the end of a row never changes its length, and the form of the data is that of a model with
+of its arrays. So padding at the end of a row never changes its length. The data have the same form as for a model with
 one length. A row belongs to the smallest length that holds it.
 """
 
@@ -19,7 +19,7 @@ from fanin.edge.tensors import Int64s
 from fanin.protos.errors import InvalidInput
 
 MAX_LENGTHS: Final = 4
-"""Each length has graphs of its own, which a device stores and opens."""
+"""Each length has its own graphs, which a device stores and opens."""
 TARGETS: Final = "y"
 SLICE_ROWS: Final = 1024
 """Rows that are compared with the padding at once: the comparison of all rows would take a quarter of their memory."""

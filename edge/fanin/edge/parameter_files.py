@@ -19,7 +19,7 @@ def read_parameters(path: Path) -> tuple[TensorTable, Float32s]:
     """Return the table and vector (num_values,) in a file.
 
     Raises:
-        InvalidInput: The file cannot be read, or holds something else.
+        InvalidInput: The file cannot be read, or has other content.
     """
     try:
         data = path.read_bytes()

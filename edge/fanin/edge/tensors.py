@@ -1,10 +1,10 @@
 """Named float32 tensors as one flat vector, and their canonical bytes.
 
-Global parameters, updates and sums all have the same layout: the tensors of a ``TensorTable`` in name
-order, raveled in C order, end to end in one vector. One layout means one loop for the codec, the fold,
-the outer step and the digest, and a tensor is a view, never a copy.
+Global parameters, updates and sums have the same layout: the tensors of a ``TensorTable`` in name order, raveled in C
+order, end to end in one vector. So the codec, the fold, the outer step and the digest need one loop, and a tensor is a
+view, never a copy.
 
-Canonical bytes (what ``version_sha256`` covers), little-endian::
+Canonical bytes (the input of ``version_sha256``), little-endian::
 
     offset  size  field
     0       8     magic b"fanin-t2" (the digit is the format number)
@@ -14,8 +14,8 @@ Canonical bytes (what ``version_sha256`` covers), little-endian::
     12+H    4*n   float32 values, C order, in the header's order
 
 The values begin at a multiple of 64 bytes, the size of a cache line. CPython stores the content of bytes at a multiple
-of 16, so the decoded vector, a view of these bytes, is as aligned as numpy's own arrays. At an odd address an addition
-takes almost twice as long, and a dot product several times as long.
+of 16. The decoded vector is a view of these bytes, so it is as aligned as numpy's own arrays. At an odd address an
+addition takes almost twice as long, and a dot product several times as long.
 """
 
 import hashlib

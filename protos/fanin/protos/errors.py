@@ -1,4 +1,4 @@
-"""The error classes of fanin, and the text of each that a peer may see.
+"""The error classes of fanin, and the text of each error for peers.
 
     FaninError
     +-- InvalidInput            the caller's bytes or values are wrong; a retry does not help
@@ -20,8 +20,8 @@
     +-- RuntimeMissing          a graph needs a runtime library that is not installed
     +-- Corrupted               our own durable state does not verify
 
-``STATUS`` maps each class to a gRPC status name and to the text for peers. A peer sees the full message of an error
-about its own input. For an error inside the coordinator it sees a fixed sentence, and the log has the message.
+``STATUS`` maps each class to a gRPC status name and to the text for peers. A peer receives the full message of an error
+about its own input. For an error inside the coordinator it receives a fixed sentence, and the log has the message.
 """
 
 from collections.abc import Mapping
@@ -111,8 +111,8 @@ class Status:
 
     Attributes:
         code: Name of the gRPC status.
-        public_text: Text that replaces the message. None if the message is only about the peer's own input, so that
-            the peer sees it in full.
+        public_text: Text that replaces the message. None if the message is only about the peer's own input. The peer
+            then receives the full message.
     """
 
     code: str
@@ -158,7 +158,7 @@ def status_of(error: FaninError) -> Status:
 
 
 def public_text(error: FaninError) -> str:
-    """Return the message of an error as a peer may see it."""
+    """Return the message of an error for a peer."""
     text = status_of(error).public_text
     return str(error) if text is None else text
 

@@ -36,7 +36,7 @@ Reference:
 def is_name(text: str) -> bool:
     """Return whether a text is a short name in printable ASCII without spaces or slashes.
 
-    Ids become file names and metadata, so the alphabet is the intersection of what those allow.
+    Ids become file names and metadata, so the alphabet is the intersection of their alphabets.
     """
     return _NAME.fullmatch(text) is not None
 

@@ -12,8 +12,8 @@ def check_part(what: str, part: str, value: object, is_right: bool, expected: st
         what: The record.
         part: Name of the part.
         value: The part.
-        is_right: Whether it is as expected.
-        expected: What it should be.
+        is_right: Whether it is valid.
+        expected: The expected value, in words.
     """
     if not is_right:
         raise InvalidInput(f"{what}: {part}: got {reprlib.repr(value)}, expected {expected}")

@@ -34,14 +34,14 @@ CONTROL_SERVICE: Final = "fanin.v1.Control"
 LOOKAHEAD_BYTES: Final = 256 << 10
 """One piece. A connection with a round-trip time of 0.1 s still carries 2.5 MB/s."""
 SERVER_OPTIONS: Final = (
-    # Two coordinators on one port would each see half of the devices.
+    # Two coordinators on one port would each serve half of the devices.
     ("grpc.so_reuseport", 0),
-    # How much of a stream gRPC reads ahead. Otherwise it probes the bandwidth and holds some 8 MB of each upload in
+    # Bytes of a stream that gRPC reads ahead. Otherwise it probes the bandwidth and holds some 8 MB of each upload in
     # memory.
     ("grpc.http2.bdp_probe", 0),
     ("grpc.http2.lookahead_bytes", LOOKAHEAD_BYTES),
     # Clients ping an idle connection once a minute. By default gRPC accepts a ping every 5 minutes without data, and
-    # closes a connection with more: the Watch of a quiet Run, and every other call on its connection.
+    # closes a connection with more. That would end the Watch of a quiet Run and every other call on its connection.
     ("grpc.http2.min_ping_interval_without_data_ms", 30_000),
 )
 

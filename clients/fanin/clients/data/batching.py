@@ -1,8 +1,8 @@
 """Batches of examples, all of one size: graphs have a fixed batch size, so a mask marks the padding.
 
-A batch of a model with several lengths has rows of one length only: the smallest that holds them. An epoch takes the
-examples in random order, cuts the rows of each length into batches in that order, and shuffles the batches of all
-lengths.
+A batch of a model with several lengths has rows of one length only: the smallest that holds them. An epoch draws the
+examples in random order and cuts the rows of each length into batches in that order. Then it shuffles the batches of
+all lengths.
 """
 
 from collections.abc import Iterator

@@ -38,7 +38,7 @@ def load_digits() -> Examples:
 
 
 def split_digits(num_devices: int, alpha: float, seed: int) -> Split:
-    """Split the digits: 100 public, 540 for the test, the rest over the devices by ``dirichlet_partition``.
+    """Split the digits: 100 public, 540 for the test, the others over the devices by ``dirichlet_partition``.
 
     Public and test digits have the mix of labels of all digits and depend only on the seed.
 

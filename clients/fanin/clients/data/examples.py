@@ -17,7 +17,7 @@ NamedArrays = Mapping[str, npt.NDArray[np.generic]]
 KINDS: Final = (np.dtype(np.float32), np.dtype(np.int32))
 RAW_KINDS: Final = (*KINDS, np.dtype(np.uint8))
 SLICE_VALUES: Final = 1 << 16
-"""Values that are checked at once: their copies take half a megabyte, whatever the size of the data."""
+"""Values that are checked at once. Their copies need half a megabyte for data of any size."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, weakref_slot=True)
@@ -30,7 +30,7 @@ class Examples:
         y: Targets: labels (n,) int32, next tokens (n, T) int32 with -1 for none, or values (n, ...) float32.
 
     Raises:
-        ValueError: Names, shapes, types or values differ from this.
+        ValueError: Names, shapes, types or values differ from this description.
     """
 
     inputs: NamedInputs

@@ -56,8 +56,8 @@ def open_npz(path: Path, partition: int, validation_fraction: float) -> MemorySt
 def read_npz(path: Path) -> Examples:
     """Read examples from an .npz file.
 
-    The file holds ``y``, labels, tokens or floats, and an array (n, ...) of floats, integers or bytes for each input of
-    the model, with its name: ``x`` for most models. Pickled objects are rejected.
+    The file has the array ``y`` with labels, tokens or floats. For each input of the model it has an array (n, ...) of
+    floats, integers or bytes with the input's name: ``x`` for most models. Pickled objects are rejected.
 
     Raises:
         InvalidInput: The file cannot be read. The message names the file, the array and the fix.

@@ -62,10 +62,10 @@ def dirichlet_partition(labels: Inputs, num_parts: int, alpha: float, rng: np.ra
     """Partition examples into non-IID parts of equal size by a Dirichlet distribution.
 
     Each part draws its mix of labels q ~ Dir(alpha * K * p). Here p is the mix of all labels and K their number, so
-    alpha counts per label. 0.1 gives parts of one or two labels; 100 gives parts that look alike.
+    alpha counts per label. With 0.1 a part has one or two labels. With 100 all parts are similar.
 
-    The parts draw examples in turn: a label from q, among the labels that are left, then the next example of that
-    label. So every example is in exactly one part, and every part has n // num_parts examples or one more.
+    The parts draw examples by turns: a label from q, among the remaining labels, then the next example of that label.
+    So every example is in exactly one part, and every part has n // num_parts examples or one more.
 
     Args:
         labels: Labels (n,).

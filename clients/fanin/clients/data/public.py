@@ -259,7 +259,7 @@ def _sequences(words: str, tokens: dict[str, int], length: int) -> Examples:
 
 
 def split_fashion_mnist(num_devices: int, alpha: float, seed: int) -> Split:
-    """Split Fashion-MNIST: 1,000 public images, the 10,000 test images, the rest by ``dirichlet_partition``.
+    """Split Fashion-MNIST: 1,000 public images, the 10,000 test images, the others by ``dirichlet_partition``.
 
     Public images depend only on the seed.
 

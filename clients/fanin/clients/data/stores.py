@@ -22,14 +22,14 @@ class ExampleStore(Protocol):
     Round ends. So the data may grow while the client runs, by these rules:
 
     - Return a new ``Examples`` when the data has changed, and the same object while it has not: work on it is cached.
-      Do not change the arrays of one that was returned.
-    - ``train`` and ``validation`` share no example. An example never moves from one to the other, so it does not matter
-      that they are read one after the other.
+      Do not change the arrays of a returned object.
+    - ``train`` and ``validation`` share no example. An example never moves from one to the other, so the device may
+      read them one after the other.
     - ``partition`` is the index of this device's part of all data. The seed of a device's random choices is
       (seed, partition, round).
 
-    An attribute that raises, or that is of another type, gives up the Round's Assignment with that reason. The device
-    takes part in the next Round.
+    If an attribute raises an error or has another type, the device gives up the Round's Assignment with that reason.
+    The device takes part in the next Round.
     """
 
     @property
@@ -59,7 +59,7 @@ def snapshot(store: ExampleStore) -> MemoryStore:
     """Read a store once, for one Round.
 
     Raises:
-        InvalidInput: An attribute cannot be read, or has another type or value than ``ExampleStore`` says.
+        InvalidInput: An attribute cannot be read, or its type or value differs from ``ExampleStore``.
     """
     partition = _attribute(store, "partition")
     if not isinstance(partition, int | np.integer) or partition < 0:

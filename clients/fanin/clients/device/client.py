@@ -69,16 +69,16 @@ class ClientOptions:
     Attributes:
         token: The enrollment token.
         max_updates: Number of accepted Updates after which ``run`` returns; 0 for no limit.
-        max_failures: Number of failed trainings in a row after which ``run`` raises Conflict; 0 for no limit. Set it
-            for code that belongs to this device, such as a Flower app. The graphs of a Bundle come with the Run, so
-            another Run may train well.
+        max_failures: Number of consecutive failed trainings after which ``run`` raises Conflict; 0 for no limit. Set it
+            for code of this device, such as a Flower app. The graphs of a Bundle come with the Run, so the trainings of
+            another Run may succeed.
         delay_seed: Seed of a random delay of at most ``MAX_DELAY_S`` before each upload. Another seed changes the order
             of arrival, which must not change the Versions.
-        may_work: Called before each step (a check-in, a download, training, an upload), and inside it between batches
-            and pieces, at most every ``ask_every_s``. Never called by two threads at once; an upload calls it on a
-            thread of gRPC. Return False to pause, for example on battery. The client then stops within one batch or
-            piece, keeps its state and calls again after ``recheck_s``. An exception counts as False; the first of
-            several is logged with its traceback.
+        may_work: Called before each step: a check-in, a download, training, an upload. Also called inside a step
+            between batches and pieces, at most every ``ask_every_s``. Never called by two threads at once. An upload
+            calls it on a thread of gRPC. Return False to pause, for example on battery. The client then stops within
+            one batch or piece, keeps its state and calls again after ``recheck_s``. An exception counts as False. The
+            first of several exceptions is logged with its traceback.
         recheck_s: Seconds between two calls of a ``may_work`` that returned False.
         ask_every_s: Shortest time between two calls of ``may_work`` inside a step.
     """

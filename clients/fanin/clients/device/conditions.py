@@ -1,8 +1,8 @@
-"""The conditions under which a device works: the app's ``may_work``, and whether the client is to stop.
+"""The conditions under which a device works: the app's ``may_work`` and the client's ``stop``.
 
-A training or a transfer takes minutes, so they are checked inside it as well: ``should_continue`` is called before each
-batch and before each piece of a download or an upload. It returns True or raises ``Interrupted``. A trainer that lets
-the exception pass stops within one batch.
+A training or a transfer takes minutes, so the conditions are also checked inside it. ``should_continue`` is called
+before each batch and before each piece of a download or an upload. It returns True or raises ``Interrupted``. A trainer
+that does not catch the exception stops within one batch.
 
 ``may_work`` may read files or ask a system service, while a batch may take less than a millisecond. So inside a step
 it is called at most every ``ASK_EVERY_S``. A device stops after at most that time and one batch or piece.
@@ -59,7 +59,7 @@ class Conditions:
         return self._is_stopping.is_set()
 
     def stop(self) -> None:
-        """Interrupt the current step, and let no other begin. May be called from any thread."""
+        """Interrupt the current step, and prevent further steps. May be called from any thread."""
         self._is_stopping.set()
 
     def wait(self, seconds: float) -> bool:

@@ -81,7 +81,7 @@ class Downloader:
         Args:
             publication: The Bundle and the Version.
             needed: Receives the model's Chunks before they are downloaded, so that the caller can keep them even
-                after a failure. Those of other graphs in the format are among them: a later Round may need them.
+                after a failure. They include the Chunks of the format's other graphs, which a later Round may need.
             should_continue: Called before each piece; received pieces are kept if it raises.
             wanted: The parts that are downloaded.
 

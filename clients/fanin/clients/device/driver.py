@@ -1,4 +1,4 @@
-"""The driver of a session: it carries out the session's actions, in a process and in a simulation alike.
+"""The driver of a session: it carries out the session's actions, both in a process and in a simulation.
 
     session --action--> driver --calls, training, folder--> event --> session
 
@@ -73,7 +73,7 @@ class DeviceCalls(DownloadCalls, Protocol):
 
 
 class SessionHost(Protocol):
-    """What surrounds a session: a clock, and the handling of errors."""
+    """The environment of a session: a clock, and the handling of errors."""
 
     def now(self) -> float:
         """Return the seconds of a monotonic clock."""
@@ -268,7 +268,7 @@ class SessionDriver:
             store.updates.clear()
             await self._make_update(assignment)
         if self._stages:
-            # The Round may still fail. Then the next Assignment names the state that this one began with.
+            # The Round may still fail. Then the next Assignment names the initial state of this one.
             store.states.keep(assignment.run_id, (assignment.state.round, assignment.round))
         if self._model is not None and self._model.bundle.manifest.local is not None:
             trim_local(store.locals, assignment)
@@ -277,7 +277,7 @@ class SessionDriver:
         """Train, and store the Update with the states and the personal parameters after it.
 
         The Update exists with its header, which is written last. A crash before that leaves the state that this
-        Assignment names, and the same Assignment begins with it again.
+        Assignment names, and the repeated Assignment starts from it.
         """
         host, store, model = self._parts.host, self._parts.store, self._model
         assert model is not None, "training comes after fetching"
@@ -323,7 +323,7 @@ class SessionDriver:
             try:
                 self._parts.conditions.should_continue()
             except Interrupted as exc:
-                # A transport may read on a thread of its own, where only its own errors are handled.
+                # A transport may read on its own thread, which handles only the transport's errors.
                 interruptions.append(exc)
                 raise Unavailable(str(exc)) from exc
             return self._parts.store.updates.read(assignment.assignment_id, offset, size_bytes)

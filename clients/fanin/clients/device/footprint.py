@@ -1,12 +1,12 @@
-"""The memory of a device's process: pages that only the start needed go back to the system. Linux only.
+"""The memory of a device's process: the release of pages that only the start needed. Linux only.
 
-Libraries load more pages of their files to start, to connect and to open graphs than they need afterwards: symbol
+To start, to connect and to open graphs, libraries load more pages of their files than they need afterwards: symbol
 tables, constructors, registries, a TLS handshake. The system drops such pages when memory runs short. A phone ends
-large processes instead. ``give_back`` drops the pages at once; a page that is needed again comes from the page cache,
-a fault of about a microsecond for several pages. A device that calls it before and after training uses a quarter less
-memory.
+large processes instead. ``give_back`` drops the pages at once. If a page is needed again, a page fault of about a
+microsecond loads several pages from the page cache. A device that calls it before and after training uses a quarter
+less memory.
 
-Use it only in a process that is nothing but a device (``fanin join``). Inside an app, the app decides.
+Use it only in a process that runs a device alone (``fanin join``). Inside an app, the app decides.
 """
 
 import ctypes
@@ -30,13 +30,13 @@ MADV_DONTNEED: Final = 4
 M_ARENA_MAX: Final = -8
 """mallopt(3), of glibc."""
 PAUSE_S: Final = 60.0
-"""Seconds between two trainings that give back memory. It takes 7 ms; a Round on a fast link takes some tens of ms."""
+"""Seconds between two trainings that free memory. It takes 7 ms; a Round on a fast link takes some tens of ms."""
 
 
 class SparingTrainer:
-    """A Trainer that gives back the memory of connecting before training, and that of training afterwards.
+    """A Trainer that frees the memory of connecting before training, and the memory of training afterwards.
 
-    So the two never add up, and a waiting device is small.
+    So the two never add up, and a waiting device needs little memory.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ def give_back() -> None:
     if libc is None:
         return
     try:
-        # Line by line: the whole file takes a megabyte.
+        # Line by line: the complete file needs a megabyte.
         with SMAPS.open() as lines:
             for start, end in unchanged(lines):
                 libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), MADV_DONTNEED)

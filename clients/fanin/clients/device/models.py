@@ -75,13 +75,13 @@ def open_bundle(publication: Publication, trusted: Collection[str], read: Callab
 
 
 def trained_files(bundle: Bundle, graph_format: str, batch_size: int, sizes: Collection[int]) -> frozenset[str]:
-    """Return the artifacts that a device needs for a training, beside the parameters of the Version.
+    """Return the artifacts that a device needs for a training, in addition to the parameters of the Version.
 
     Args:
         bundle: The verified Bundle. It may have graphs for other batch sizes and for other lengths.
         graph_format: The format of the device's runtime.
         batch_size: Batch size of the Assignment; 0 for the Bundle's own.
-        sizes: The lengths that the device's rows need; of no importance for a Bundle with one length.
+        sizes: The lengths that the device's rows need. Ignored for a Bundle with one length.
 
     Raises:
         InvalidInput: The Bundle has no train graph for the batch size.
@@ -90,7 +90,7 @@ def trained_files(bundle: Bundle, graph_format: str, batch_size: int, sizes: Col
 
 
 def served_files(bundle: Bundle, graph_format: str) -> frozenset[str]:
-    """Return the artifacts that a device needs for predictions, beside the parameters of the Version.
+    """Return the artifacts that a device needs for predictions, in addition to the parameters of the Version.
 
     ``infer`` of all lengths is among them, because an app may predict rows of any length at any time.
     """

@@ -1,8 +1,8 @@
 """Training on a device: local SGD on its own examples, and the validation of the int8 model.
 
-The trainer runs FedAvg's ClientUpdate: some epochs over the local examples, in batches of the Plan's size or of the
-Bundle's, in a new random order each epoch. The seed is (seed, partition, round), so a repeated training after a crash
-is bit-identical.
+The trainer runs FedAvg's ClientUpdate: some epochs over the local examples, in a new random order each epoch. The batch
+size is the Plan's or the Bundle's. The seed is (seed, partition, round), so a repeated training after a crash is
+bit-identical.
 
 The example store is read once at the start of each Round, so a Round uses one state of data that may grow. The Bundle's
 ``preprocess`` converts raw examples once for each Bundle and ``Examples`` object.
@@ -163,7 +163,7 @@ def finite(loss: float, num_steps: int, training: m.Training) -> float:
 
 
 def control_of(model: OpenedModel) -> Float32s | None:
-    """Return what the stages add to the gradient; None without such a stage. Raises InvalidInput."""
+    """Return the values that the stages add to the gradient; None without such a stage. Raises InvalidInput."""
     if set(model.inputs) - {CONTROL}:
         raise InvalidInput(
             f"stages: got the inputs {sorted(model.inputs)} for the train graph, expected at most {CONTROL!r}; correct "
@@ -190,7 +190,7 @@ def difference(after: Float32s, before: Float32s) -> Float32s:
 def change_of(
     bundle: Bundle, parameters: tuple[Float32s, Float32s], counts: Mapping[str, int], num_steps: int
 ) -> Change:
-    """Return the result of a training: the change of what travels, and the personal parameters after it.
+    """Return the result of a training: the change of the shared parameters, and the personal parameters.
 
     Args:
         bundle: The Bundle.
@@ -205,7 +205,7 @@ def change_of(
 
 
 class LocalData:
-    """The examples of one device, the graphs that it evaluates with, and metrics of its own by name."""
+    """The examples of one device, the graphs for its evaluations, and its own metrics by name."""
 
     def __init__(
         self, graphs: BundleGraphs, store: ExampleStore, metrics: "Mapping[str, Metric]" = MappingProxyType({})
@@ -286,7 +286,7 @@ class LocalData:
     ) -> dict[str, int]:
         """Return the counts of a Version on the validation part, with the metrics that the Assignment declares.
 
-        Raises what ``should_continue`` raises.
+        Raises the errors of ``should_continue``.
         """
         manifest, values = model.bundle.manifest, model.values()
         num_classes = manifest.num_classes

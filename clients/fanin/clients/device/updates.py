@@ -1,7 +1,7 @@
-"""The Protocol ``Trainer``, and the way of its Change through stages and codec to an Update on the Round's grid.
+"""The Protocol ``Trainer``, and the conversion of its Change by stages and codec to an Update on the Round's grid.
 
-A training and its Update can be repeated after a crash. So the stages begin with the state that the Assignment names,
-never with the newest one, and their random numbers are derived from the Assignment and the change.
+A training and its Update can be repeated after a crash. So the stages start from the state that the Assignment names,
+never from the newest one. Their random numbers are derived from the Assignment and the change.
 """
 
 import logging
@@ -48,10 +48,10 @@ class Change:
     """The result of training. The session adds the encoding, the duration and the traffic.
 
     Attributes:
-        values: New parameters minus the parameters of the Version (num_values,), float32, finite. Personal parameters
-            are not among them: they are never sent.
-        counts: Statistics: integer sums over examples. ``examples`` is the weight of the Update. Those that the Run
-            does not declare are left out, and those beyond their bound are cut.
+        values: New parameters minus the parameters of the Version (num_values,), float32, finite. They do not include
+            personal parameters, which are never sent.
+        counts: Statistics: integer sums over examples. ``examples`` is the weight of the Update. Undeclared statistics
+            are dropped, and those beyond their bound are cut.
         num_steps: Optimizer steps, for the telemetry.
         local: New personal parameters (num_local_values,), float32, finite. None if the Bundle has none.
     """
@@ -98,11 +98,11 @@ class Trainer(Protocol):
         derive random numbers from ``assignment.training.seed``, the data's partition and ``assignment.round``.
 
         Args:
-            model: The Bundle and the parameters to start from. Do not change them. ``model.values()`` has all that the
-                graphs take.
+            model: The Bundle and the parameters to start from. Do not change them. ``model.values()`` has all
+                parameters of the graphs.
             assignment: Epochs, learning rate and seed.
             should_continue: Call it before each batch, also before each batch of an evaluation. It returns True, or
-                raises Interrupted if the device must stop. Let the exception pass.
+                raises Interrupted if the device must stop. Do not catch the exception.
 
         Raises:
             Interrupted: ``should_continue`` raised it.
@@ -176,7 +176,7 @@ class Staging:
                 continue
             try:
                 theirs = stage.prepare(read_only(self.states[name]), read_only(self.downlink))
-            except Exception as exc:  # Of any kind: the code may be another package's.
+            except Exception as exc:  # Any error: the code may come from another package.
                 raise stage_error(name, "prepare", exc) from exc
             check_mapping(name, "returned", theirs, "a mapping of the inputs of the train graph")
             for kind, values in theirs.items():
@@ -224,7 +224,7 @@ def begin_stages(
 ) -> Staging:
     """Return the stages with the state that the Assignment names.
 
-    A state that is missing or cannot be used is logged, and the stages begin with zeros.
+    A missing or unusable state is logged, and the stages start from zeros.
     """
     num_values = model.bundle.manifest.table.num_values
     states = first_states(stages, num_values)

@@ -1,10 +1,10 @@
 """The Flower app itself. This is the only module that imports flwr.
 
-An app gets the two messages that a ServerApp would send it in a Round: ``evaluate`` with the arrays of the Version, if
-the app evaluates, then ``train``. A Message app gets the records ``arrays`` and ``config``, an app of ``client_fn``
-those of ``NumPyClient.fit``. Nothing else of Flower runs: no ServerApp, no SuperNode and no connection.
+An app receives the two messages of a ServerApp in a Round: ``evaluate`` with the arrays of the Version, if the app
+evaluates, then ``train``. A Message app receives the records ``arrays`` and ``config``, an app of ``client_fn`` those
+of ``NumPyClient.fit``. No other part of Flower runs: no ServerApp, no SuperNode and no connection.
 
-The global generators of random, numpy and torch are seeded before the messages, so an app that draws from them returns
+The global generators of random, numpy and torch are seeded before the messages. So an app that draws from them returns
 the same arrays when a Round is repeated.
 
 Reference:
@@ -64,7 +64,7 @@ class FlowerApp:
         self._app = _guarded(settings.app, "import", lambda: _load(settings) if app is None else _client_app(app))
         self._node_config = _guarded(settings.app, "node_config", lambda: _config(settings.node_config))
         self._run_config = _guarded(settings.app, "run_config", lambda: _run_config(settings))
-        # Flower offers no other way to learn what an app registers. Apps of client_fn have ``_call`` alone.
+        # Flower has no public list of the functions that an app registers. Apps of client_fn have only ``_call``.
         self._is_legacy = self._app._call is not None
         self._evaluates = self._is_legacy or f"{EVALUATE}.default" in self._app._registered_funcs
 
@@ -122,7 +122,7 @@ class FlowerApp:
         return self._metrics(reply, "evaluateres")
 
     def _check_status(self, reply: RecordDict) -> None:
-        """Raise AppFailed if ``fit`` says that it failed: a ServerApp does not count such a reply either."""
+        """Raise AppFailed if ``fit`` reports a failure. A ServerApp does not count such a reply either."""
         status = reply.config_records["fitres.status"]
         if (code := Code(status["code"])) is not Code.OK:
             text = " ".join(str(status["message"]).split())
@@ -203,8 +203,8 @@ class FlowerApp:
 def load_arrays(where: str, folder: Path) -> dict[str, tensors.Array]:
     """Return the arrays that ``package.module:name`` names, in their order.
 
-    The object is a torch module, a state dict, an ArrayRecord or a list of numpy arrays; or a class or a function
-    without arguments that returns one, as in ``pytorchexample.task:Net``.
+    The object is a torch module, a state dict, an ArrayRecord or a list of numpy arrays. It may also be a class or a
+    function without arguments that returns one, as in ``pytorchexample.task:Net``.
 
     Raises:
         AppFailed: It cannot be imported, its code raises an error, or it is none of these.
@@ -302,7 +302,7 @@ def _guarded(app: str, what: str, call: Callable[[], T]) -> T:
         return call()
     except AppFailed:
         raise
-    except (Exception, SystemExit) as exc:  # Of any kind: the code is another's.
+    except (Exception, SystemExit) as exc:  # Any error: the code is the app's.
         text = " ".join(str(exc).split())
         raise AppFailed(f"flower app {app}: {what}: {type(exc).__name__}: {text}", traceback.format_exc()) from exc
 

@@ -1,8 +1,8 @@
-"""A Flower app in a process of its own, which an interruption ends at once.
+"""A Flower app in a separate process, which an interruption ends at once.
 
 ``should_continue`` cannot be called inside the app, whose training may take an hour. So the app runs in a child
-process, and the device asks while it waits. If the device must stop, it kills the child, and the next training starts
-another. An app that crashes, leaks or calls ``sys.exit`` does not end the device either.
+process, and the device calls ``should_continue`` while it waits. If the device must stop, it kills the child, and the
+next training starts another one. An app that crashes, leaks or calls ``sys.exit`` does not end the device either.
 """
 
 import logging
@@ -69,7 +69,7 @@ class FlowerProcess:
         except OSError:
             raise self._crash() from None
         except BaseException:
-            # Also a signal: a child that goes on would train for nobody.
+            # Also for a signal: no process would receive the result of a child that continues.
             self.close()
             raise
         return self._reply(task)
@@ -88,7 +88,7 @@ class FlowerProcess:
         ours, theirs = socket.socketpair()
         with theirs:
             command = [sys.executable, "-m", "fanin.clients.flower.child", str(theirs.fileno())]
-            # What the app prints belongs to the log; the output of the device has another form.
+            # The app's prints belong in the log, because the output of the device has another format.
             self._child = subprocess.Popen(
                 command, cwd=self._settings.folder, pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL, stdout=2
             )

@@ -1,10 +1,10 @@
-"""What a Flower app keeps between Rounds on a device's disk: one file for each Run, lineage and Round.
+"""The state of a Flower app between Rounds on a device's disk: one file for each Run, lineage and Round.
 
 A file has ``context.state`` of the app and the arrays that stay on the device, both after the training of a Round. It
-is pending until the next Assignment of the Run, which names the Round whose state counts. A Round that failed is not
-named, and the app begins with the state before it.
+is pending until the next Assignment of the Run, which names the Round whose state counts. A failed Round is not named,
+and the app starts from the state before it.
 
-A file has the form: magic b"fanin-f1", the SHA-256 of the rest (32 bytes), and an uncompressed .npz file.
+A file consists of the magic b"fanin-f1", the SHA-256 of the remaining bytes (32 bytes), and an uncompressed .npz file.
 """
 
 import hashlib
@@ -78,7 +78,7 @@ class FlowerStates:
     def get(self, assignment: m.Assignment, first: FlowerState) -> FlowerState:
         """Return the state that an Assignment names: ``first``, or that after an earlier Round.
 
-        A file that is missing or damaged is logged, and the app begins with ``first``.
+        A missing or damaged file is logged, and the app starts from ``first``.
         """
         number = assignment.state.round
         if not number:

@@ -1,4 +1,4 @@
-"""What goes to a Flower app and what comes back. These records cross the pipe to the child process."""
+"""The tasks and replies of a Flower app. These records cross the pipe to the child process."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -85,20 +85,20 @@ class AppReady:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppError:
-    """The app raised an error, or returned what it must not."""
+    """The app raised an error, or returned an invalid value."""
 
     message: str
     trace: str
 
 
 Words = FlowerSettings | FlowerTask
-"""What the device sends to the child process."""
+"""The messages of the device to the child process."""
 Answer = AppReady | AppError | FlowerReply
-"""What the child process sends back."""
+"""The replies of the child process."""
 
 
 class AppFailed(InvalidInput):
-    """The code of an app raised an error, or returned what it must not. ``trace`` is its traceback."""
+    """The code of an app raised an error, or returned an invalid value. ``trace`` is its traceback."""
 
     def __init__(self, message: str, trace: str = "") -> None:
         super().__init__(message)
@@ -118,6 +118,6 @@ class FlowerRunner(Protocol):
 
         Raises:
             Interrupted: ``should_continue`` raised it.
-            AppFailed: The app raised an error, or returned what it must not.
+            AppFailed: The app raised an error, or returned an invalid value.
         """
         ...

@@ -1,4 +1,4 @@
-"""The Trainer of a Flower app: what travels, what stays on the device, and the checks of what the app returns.
+"""The Trainer of a Flower app: sent values, local values, and the checks of the app's results.
 
     float32 arrays        the Version's values go to the app; the Update is their change on the Round's grid
     other arrays          stay on the device: the app gets back what it returned in its last Round that counted
@@ -6,7 +6,7 @@
     metrics               declared statistics ``train.NAME`` and ``evaluate.NAME``: value x num-examples, in 2^-16
     context.state         stays on the device, with the lifetime of the state of stages
 
-The app gets no batch sizes and no epochs from the Plan: it reads its ``run_config`` and the ConfigRecord.
+The app receives no batch sizes and no epochs from the Plan. It reads its ``run_config`` and the ConfigRecord.
 """
 
 import logging
@@ -64,7 +64,7 @@ class FlowerTrainer:
 
         Raises:
             Interrupted: ``should_continue`` raised it.
-            InvalidInput: The app raised an error, or what it returned does not fit the Bundle.
+            InvalidInput: The app raised an error, or its result does not fit the Bundle.
             StorageFull: The app's state cannot be stored.
         """
         layout = read_layout(model.bundle)
@@ -173,7 +173,7 @@ def _difference(pairs: Mapping[str, tuple[Array, Float32s]], model: OpenedModel)
 
 
 def _whole(kind: str, number: Number, least: int) -> int:
-    """Return ``num-examples`` as an integer. Raises AppFailed unless it is a whole number of at least ``least``."""
+    """Return ``num-examples`` as an integer. Raises AppFailed unless it is an integer of at least ``least``."""
     if not math.isfinite(number) or number != int(number) or number < least:
         raise AppFailed(f"flower app: {kind}: got num-examples {number}, expected a whole number of at least {least}")
     return min(int(number), m.MAX_COUNT)

@@ -6,7 +6,7 @@ Reading order:
 - ``loopback``: ``Fleet``, the methods of a coordinator, and ``LoopbackTransport``, a device's calls without a network
 - ``device``: ``VirtualDevice``, the production session over that transport
 - ``habits``: ``Habits``, the fault model of a device, drawn from a seed
-- ``availability``: when a device is there, and its battery
+- ``availability``: the patterns of a device's presence, and its battery
 - ``observed``: the events of a device's part in a Round
 - ``unreliable``, ``interruptible``: coordinators whose calls break
 - ``member``: ``Member``, a device with habits that leaves and returns, and ``ActiveMember``, which has a connection

@@ -1,8 +1,8 @@
-"""When a simulated device is there: patterns of presence, and its battery. All of it is drawn from a seed.
+"""The availability of a simulated device: patterns of presence, and its battery. All of it is drawn from a seed.
 
 A pattern yields stays: ``(stay_s, away_s)``, the seconds until the device leaves and the seconds until it returns. The
-first stay may be 0.0: the device begins away. None as ``stay_s`` means that it stays, as ``away_s`` that it never
-returns.
+first ``stay_s`` may be 0.0: the device begins away. With None as ``stay_s`` the device never leaves, with None as
+``away_s`` it never returns.
 """
 
 import math
@@ -27,12 +27,12 @@ class Availability(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DailyWindow:
-    """A device is there once a day, for example while it charges at night.
+    """A device is present once a day, for example while it charges at night.
 
     Attributes:
         from_hour: Hour of the day at which it arrives, 0 to below 24. The virtual clock begins at midnight.
         hours: Length of the window, above 0 and at most 24.
-        spread_hours: Each device arrives up to this much earlier or later: uniform, drawn once.
+        spread_hours: Largest shift of a device's arrival, earlier or later. The shift is uniform and drawn once.
     """
 
     from_hour: float
@@ -65,7 +65,7 @@ class DailyWindow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OnOff:
-    """A device comes and goes without memory: a Markov chain of two states in continuous time.
+    """A device arrives and leaves without memory: a Markov chain of two states in continuous time.
 
     Attributes:
         on_s: Mean seconds that it stays.
@@ -80,7 +80,7 @@ class OnOff:
             raise ValueError(f"on and off: got on_s {self.on_s}, off_s {self.off_s}, expected positive seconds")
 
     def stays(self, rng: random.Random) -> Iterator[Stay]:
-        """See Availability. The first state is drawn with the shares of a long time."""
+        """See Availability. The first state is drawn from the stationary distribution."""
         if rng.random() >= self.on_s / (self.on_s + self.off_s):
             yield 0.0, rng.expovariate(1.0 / self.off_s)
         while True:
@@ -92,8 +92,8 @@ class Trace:
     """The recorded presence of one device.
 
     Attributes:
-        changes: Times in seconds, ascending, and whether the device is there from then on. It is away before the first
-            one, and keeps its last state.
+        changes: Times in seconds, ascending, and whether the device is present from then on. It is away before the
+            first one, and keeps its last state.
     """
 
     changes: tuple[tuple[float, bool], ...]

@@ -53,8 +53,8 @@ class _JumpingSelector(selectors.SelectSelector):
 def run_virtual(main: Coroutine[object, object, T]) -> T:
     """Run a coroutine to its end in virtual time.
 
-    Ctrl-C cancels the coroutine. Within a running event loop, such as that of a notebook, the coroutine runs in a
-    thread of its own. The call waits for it all the same.
+    Ctrl-C cancels the coroutine. Within a running event loop, such as a notebook's, the coroutine runs in a separate
+    thread. The call still waits for it.
     """
     if _is_in_loop():
         return _run_in_thread(main)

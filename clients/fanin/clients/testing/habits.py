@@ -29,7 +29,7 @@ class Lie(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Habits:
-    """The behaviour of one device.
+    """The fault model of one device.
 
     Pairs are the bounds of a uniform distribution. Shares are probabilities from 0 to 1.
 
@@ -38,16 +38,16 @@ class Habits:
         slow: Share of trainings that take ``slow_times`` as long.
         slow_times: Factor of a slow training.
         piece_s: Most seconds that one piece of an upload takes.
-        cut: Share of calls that break: before the call, in the middle, or when only the reply is missing.
+        cut: Share of calls that break: before the call, during it, or after it without a reply.
         lie: Share of uploads that are false.
         lies: Kinds of false Updates.
-        stay_s: Mean seconds until the device leaves, at any moment, with the loss of everything but its cache.
+        stay_s: Mean seconds until the device leaves. It leaves at any moment and loses everything but its cache.
         away_s: Seconds until it returns.
         lost: Share of departures from which it never returns.
         quit: Share of trainings that it gives up.
         bytes_down_per_s: Bandwidth of its downloads.
         bytes_up_per_s: Bandwidth of its uploads.
-        availability: When it is there, instead of ``stay_s``, ``away_s`` and ``lost``.
+        availability: Its pattern of presence, instead of ``stay_s``, ``away_s`` and ``lost``.
         battery: Its battery; None for mains.
     """
 
@@ -105,7 +105,7 @@ class Habits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FalseUpdate:
-    """An Update as it is sent: its header, and a function that replaces each piece."""
+    """A false Update: its header, and a function that replaces each piece."""
 
     header: UpdateHeader
     piece: Callable[[Piece], Piece] = lambda piece: piece

@@ -22,7 +22,7 @@ class MemoryChunks(dict[str, bytes]):
         return self[sha256]
 
     def fetch(self, ref: ChunkRef, download: Callable[[int], Iterable[bytes]]) -> int:
-        """Store a Chunk from its stream. Returns the number of bytes. What is read from it is verified."""
+        """Store a Chunk from its stream. Returns the number of bytes. Readers verify its bytes."""
         self[ref.sha256] = b"".join(download(0))
         return len(self[ref.sha256])
 

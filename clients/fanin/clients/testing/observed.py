@@ -1,4 +1,4 @@
-"""A device's part in a Round as a list of events: what it is assigned, trains, uploads and gives up."""
+"""A device's part in a Round as a list of events: assignments, trainings, uploads and give-ups."""
 
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
@@ -54,7 +54,7 @@ Observe = Callable[[DeviceEvent], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObservedFleet:
-    """The coordinator as one device sees it; each call that matters is an event."""
+    """The coordinator from the view of one device. Each relevant call is an event."""
 
     fleet: Fleet
     observe: Observe

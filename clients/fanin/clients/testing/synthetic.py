@@ -74,7 +74,7 @@ def synthetic_bundle(
         key: The publisher's key.
         shapes: The parameters.
         scaffold: Whether the train graph has the inputs ``control.<p>``.
-        local: Personal parameters, which begin with ones.
+        local: Shapes of the personal parameters, whose initial values are ones.
     """
     table = TensorTable.of(shapes)
     artifacts = {

@@ -17,7 +17,7 @@ STEP_EXPONENT = -24
 
 
 class Countdown:
-    """A ``should_continue`` that returns True ``num_allowed`` times, and raises Interrupted from then on."""
+    """A ``should_continue`` that returns True ``num_allowed`` times, and then raises Interrupted."""
 
     def __init__(self, num_allowed: int | None = None) -> None:
         self.num_calls = 0

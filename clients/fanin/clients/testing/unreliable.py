@@ -1,4 +1,4 @@
-"""A coordinator as an unreliable device sees it: calls break, and Updates are false."""
+"""A coordinator from the view of an unreliable device: calls break, and Updates are false."""
 
 import asyncio
 import math

@@ -1,7 +1,7 @@
 """``fanin bench``: measurements of a coordinator against its budgets, and of the traffic between ranks.
 
 Each benchmark is a module with ``main(argv) -> int``, imported when it is called. A benchmark starts modules of this
-package as processes, so each of them imports only what it uses.
+package as processes, so each module imports only the libraries that it uses.
 
 Reading order:
 

@@ -80,7 +80,7 @@ def register(state: Path, num_devices: int) -> float:
     publics = [key_of(number).public for number in range(num_devices)]
     with hold_folder(state):
         opened = open_state(state, Durability.PROCESS, (inline, inline), time.time)
-        # A folder with a database and no authority is refused; an empty one gets a new authority.
+        # A folder with a database and no authority is refused. In an empty one, a new authority is created.
         (state / "tls").mkdir()
         asyncio.run(opened.devices.enroll([EnrolledDevice(public_key=public) for public in publics], time.time()))
     return time.perf_counter() - started_s

@@ -1,7 +1,7 @@
 """``fanin bench fold``: the fold of an Update, with shift and weight, compared with numpy's addition.
 
-Both are timed in turn on the same memory. The fold adds one Update of ``fixed32``, in pieces of the spool's size, to
-the int64 sum. numpy adds the same int32 values to int64 values (``np.add``).
+Both are timed alternately on the same memory. The fold adds one Update of ``fixed32``, in pieces of the spool's size,
+to the int64 sum. numpy adds the same int32 values to int64 values (``np.add``).
 """
 
 import time

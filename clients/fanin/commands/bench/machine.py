@@ -1,7 +1,7 @@
 """``fanin bench machine``: the cost of one event of the round machine, and the memory of a Round, in a large cohort.
 
-A Round is stepped from its first check-in to its closing: each device checks in, one in ten gives up and returns, then
-all Updates are committed. No store, network or disk takes part.
+A Round is stepped from its first check-in to its closing. Each device checks in, one in ten gives up and returns, then
+all Updates are committed. No store, network or disk is involved.
 """
 
 import gc
@@ -37,7 +37,7 @@ def machine(
     json: JsonOption = "",
 ) -> None:
     """Time the events of a round with many devices, and of rounds with 100 devices, and measure the memory."""
-    # First, because memory that a Round has left is used again.
+    # First, because later measurements would reuse the memory that a Round has freed.
     held_bytes = _round_bytes(devices)
     large_us = _sample(devices, 1)
     small_us = _sample(SMALL_COHORT, max(devices // SMALL_COHORT // 10, 10))
@@ -73,7 +73,7 @@ def _sample(num_devices: int, repeats: int) -> list[float]:
             if num_events >= BATCH_EVENTS:
                 samples_us.append(elapsed_s / num_events * 1e6)
                 num_events, elapsed_s = 0, 0.0
-        # Check that the events did what a Round needs to close.
+        # Check that the events brought the Round to its closing.
         if state.phase is not RoundPhase.CLOSING or len(state.cohort.accepted) != num_devices:
             raise AssertionError(f"the round is {state.phase.value} with {len(state.cohort.accepted)} updates")
     return samples_us

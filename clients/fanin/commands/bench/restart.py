@@ -1,8 +1,8 @@
 """``fanin bench restart``: seconds from SIGKILL until the coordinator serves again, with a Round open.
 
 All devices but one have uploaded their Updates, and the last one is in the middle of its upload. The coordinator is
-killed and restarted at once. It serves again when it answers a report of that device. Then the device uploads the rest,
-which proves that the Round survived. The time from there to the Version is reported too.
+killed and restarted at once. It serves again when it answers a report of that device. Then the device uploads the
+remaining bytes, which proves that the Round survived. The time from there to the Version is reported too.
 """
 
 import threading

@@ -44,7 +44,7 @@ class Children:
                 process.wait()
 
     def start(self, name: str, command: Sequence[str]) -> subprocess.Popen[bytes]:
-        """Start a process with one numeric thread (OMP_NUM_THREADS); its output goes to ``name``.log."""
+        """Start a process with one numeric thread (OMP_NUM_THREADS); its output is written to ``name``.log."""
         with (self.folder / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(
                 command,

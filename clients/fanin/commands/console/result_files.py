@@ -72,7 +72,7 @@ class ResultFiles:
             result.plot(self.plot)
 
     def stopped(self, result: "Result") -> str:
-        """Return the line of an interrupted simulation: where it stopped, and the files that have its result."""
+        """Return the message for an interrupted simulation: its last Round, and the files that have its result."""
         last = (result.repeats or (result,))[-1].rounds[-1].round
         seed = f" of seed {len(result.repeats)} in the list" if result.repeats else ""
         names = ", ".join(str(path) for path in self.names if path is not None)

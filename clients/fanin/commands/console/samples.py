@@ -42,7 +42,7 @@ class Target:
     raw: Port | None = None
 
     def form_of(self, what: str) -> Port:
-        """Return the input that pixels or rows are for: raw bytes if the model accepts them, else its only input."""
+        """Return the input for pixels or rows: raw bytes if the model accepts them, otherwise its only input."""
         if len(self.inputs) != 1:
             names = sorted(port.name for port in self.inputs)
             raise InvalidInput(f"{what}: expected an .npz file with the arrays {names}: the model has several inputs")

@@ -105,7 +105,7 @@ def run_command(function: Callable[..., int | None], argv: Sequence[str], name: 
 def progress(command: str, *, quiet: bool) -> Iterator[Callable[[str], None]]:
     """Print the steps of a command on standard error, each with the seconds since the command began.
 
-    Yields a function that prints one step. What an export and a simulation log is printed too.
+    Yields a function that prints one step. The log records of an export or a simulation are printed, too.
     """
     began_s = time.monotonic()
 
@@ -122,7 +122,7 @@ def progress(command: str, *, quiet: bool) -> Iterator[Callable[[str], None]]:
 
 @contextmanager
 def _shown(logger: logging.Logger, handler: logging.Handler) -> Iterator[None]:
-    """Pass what a logger reports to a handler alone."""
+    """Pass the records of a logger to a handler alone."""
     before = logger.level, logger.propagate
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
@@ -154,10 +154,10 @@ def connect(
     """Connect to a coordinator as an operator; the connection closes when the context ends.
 
     Args:
-        state: The folder of a coordinator on this machine; it supplies what the other arguments leave out.
+        state: The folder of a coordinator on this machine. It supplies the omitted arguments.
         server: HOST:PORT.
         ca: File with the certificate of the coordinator's authority.
-        token_file: File with an operator's token; the variable FANIN_OPERATOR_TOKEN is the last resort.
+        token_file: File with an operator's token. The variable FANIN_OPERATOR_TOKEN is used last.
 
     Raises:
         InvalidInput: An address, a certificate or a token is missing.

@@ -213,7 +213,7 @@ def save(out: Path, fetched: FetchedVersion, artifacts: Mapping[str, bytes] | No
         True if it was written, False if ``out`` already holds the same files.
 
     Raises:
-        Conflict: ``out`` holds something else.
+        Conflict: ``out`` has other content.
     """
 
     def write_file(draft: Path) -> None:
@@ -265,7 +265,7 @@ def _put(out: Path, write: Callable[[Path], None], *, force: bool) -> bool:
 
 
 def _is_fetched(out: Path) -> bool:
-    """Return whether ``out`` can be downloaded again: a file, or a folder with a Version and nothing else."""
+    """Return whether ``out`` can be downloaded again: a file, or a folder with a Version and no other files."""
     return out.is_file() or {path.name for path in out.iterdir()} <= {PARAMETERS, FACTS, BUNDLE}
 
 

@@ -1,4 +1,4 @@
-"""``fanin demo``: the whole loop on this machine, as a user would run it with the other commands.
+"""``fanin demo``: the complete loop on this machine, as a user would run it with the other commands.
 
 Validation parts decide when to stop. The test digits are used only at the end.
 

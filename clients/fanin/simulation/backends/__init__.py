@@ -1,4 +1,4 @@
-"""Where the trainings of a simulation run: in this process, in worker processes, or on a Ray cluster.
+"""The backends that run the trainings of a simulation: this process, worker processes, or a Ray cluster.
 
 Reading order:
 

@@ -54,7 +54,7 @@ class Backend(Protocol):
         ...
 
     def close(self) -> None:
-        """End the tasks, and free what they used."""
+        """End the tasks, and free their resources."""
         ...
 
 

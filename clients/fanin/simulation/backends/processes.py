@@ -70,12 +70,12 @@ class WorkerProcesses:
         self._numbers = itertools.count()
         # Processes that each use all cores would wait for each other.
         threads = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
-        # A worker that is idle for long has another Round to wait for: it never leaves.
+        # A worker never ends on its own: a worker that is idle for long waits for another Round.
         self._executor: ProcessPoolExecutor = ProcessPoolExecutor(num_processes, timeout=None, env=threads)
 
     def place(self, value: T) -> Placed[T]:
         """Write the value to files. See Backend."""
-        # loky needs it, too: it also pickles what a script or a notebook defines.
+        # loky needs it, too. It also pickles the definitions of a script or a notebook.
         import cloudpickle
 
         path = Path(self._folder.name) / str(next(self._numbers))

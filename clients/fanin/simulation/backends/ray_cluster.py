@@ -148,7 +148,7 @@ def _connect(cluster: RayCluster) -> None:
                 address=address,
                 runtime_env=dict(cluster.runtime_env) or None,
                 logging_level=logging.WARNING,
-                # The command writes its result to stdout. Ray keeps what workers print in its own logs.
+                # The command writes its result to stdout. Ray keeps the workers' output in its own logs.
                 log_to_driver=False,
             )
     except (OSError, ValueError, RuntimeError) as exc:

@@ -1,8 +1,8 @@
-"""Data sets for a simulation: those with a name, files of one's own, and data sets of other libraries.
+"""Data sets for a simulation: named data sets, the user's files, and data sets of other libraries.
 
-``load_data`` takes a name or a file. ``examples_of`` takes what other libraries call a data set: anything with a length
-and items by index, such as a torch ``Dataset`` or a Hugging Face ``datasets.Dataset``. ``partition_of`` takes a
-partitioner with such a data set, as ``flwr-datasets`` has them.
+``load_data`` accepts a name or a file. ``examples_of`` accepts the data sets of other libraries: objects with a length
+and items by index, such as a torch ``Dataset`` or a Hugging Face ``datasets.Dataset``. ``partition_of`` accepts a
+partitioner with such a data set, for example from ``flwr-datasets``.
 """
 
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ from fanin.simulation.data.partitioning import MAX_NAMED, Partition
 from fanin.simulation.data.tables import is_table, read_table
 
 TEST_FRACTION: Final = 0.2
-"""Share of the examples that is held out for the test, of data that has no test part of its own."""
+"""Share of the examples that is held out as test part, for data without one."""
 STREAM: Final = 0x74657374
 """Separates the generator of the test part from all other generators of a seed."""
 
@@ -70,7 +70,7 @@ def load_data(name: str, *, seed: int = 0) -> LoadedData:
     Args:
         name: ``digits``, ``fashion-mnist``, ``tinyshakespeare``, or the path of an .npz, .csv or .parquet file, or of a
             folder of tables (docs/simulation.md).
-        seed: Seed of the choice of the test part, for data that has none of its own.
+        seed: Seed of the choice of the test part, for data without one.
 
     Raises:
         InvalidInput: Nothing has this name, or the data cannot be loaded.
@@ -100,8 +100,8 @@ def examples_of(data: IndexedData, *, x: str | tuple[str, ...] = "", y: str = ""
 
     Args:
         data: Its items are pairs of an input and a target, or mappings. They hold numbers, arrays or tensors.
-        x: The name of the input, if the items are mappings; a tuple of names for a model with several inputs, which
-            keep their names.
+        x: The name of the input, if the items are mappings. For a model with several inputs, a tuple of their names,
+            which are kept.
         y: The name of the targets, if the items are mappings.
 
     Raises:
@@ -130,7 +130,8 @@ def partition_of(partitioner: LoadedPartitions, *, x: str | tuple[str, ...] = ""
     """Convert the partitions of another library, such as those of a partitioner of ``flwr-datasets``.
 
     Args:
-        partitioner: It has a number of partitions and loads each of them as a data set. Its own data set is assigned.
+        partitioner: It has a number of partitions and loads each of them as a data set. Assign its data set before the
+            call.
         x: The name of the input, or a tuple of names, if the items are mappings.
         y: The name of the targets, if the items are mappings.
 
@@ -143,7 +144,7 @@ def partition_of(partitioner: LoadedPartitions, *, x: str | tuple[str, ...] = ""
     """
     try:
         loaded = [partitioner.load_partition(index) for index in range(partitioner.num_partitions)]
-    except Exception as exc:  # Of any kind: the partitioner is another's code.
+    except Exception as exc:  # Any error: the partitioner comes from another library.
         raise InvalidInput(
             f"partition: the partitioner {type(partitioner).__name__} raised {type(exc).__name__}: {exc}; expected one "
             "with a data set, num_partitions and load_partition(index)"
@@ -169,7 +170,7 @@ def _held_out(examples: Examples, seed: int) -> LoadedData:
 
 
 def _tables(path: Path, seed: int) -> LoadedData:
-    """Return tables with their ids. The folders ``train`` and ``test`` are the parts; else some rows are held out."""
+    """Return tables with their ids. The parts are the folders ``train`` and ``test``, or rows are held out."""
     if (path / "train").is_dir() and (path / "test").is_dir():
         train = read_table(path / "train")
         return LoadedData(train=train.examples, test=read_table(path / "test").examples, ids=train.ids)
@@ -204,7 +205,7 @@ def _row(item: object, index: int, names: tuple[str, ...]) -> tuple[object, ...]
 
 
 def _stacked(what: str, values: tuple[object, ...]) -> Inputs:
-    """Return values as one array: floats as float32, bytes of an input as they are, other integers as int32."""
+    """Return values as one array: floats as float32, bytes of an input unchanged, other integers as int32."""
     try:
         stacked = np.stack([np.asarray(value) for value in values])
     except ValueError as exc:

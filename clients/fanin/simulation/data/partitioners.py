@@ -138,7 +138,7 @@ class Shards:
 class Pathological:
     """Each client has ``num_labels`` labels. The clients with a label share its examples equally.
 
-    The labels are dealt in turn from a random order, so each label has nearly the same number of clients.
+    The labels are dealt one by one from a random order, so each label has nearly the same number of clients.
 
     Reference:
         Li, Diao, Chen and He 2022, arXiv 2102.02079, section 4.1, "quantity-based label imbalance".

@@ -93,8 +93,8 @@ def partition(examples: Examples, num_clients: int, by: Partitioner, *, seed: in
         seed: Seed of the draw, 0 or more.
 
     Raises:
-        InvalidInput: The data set has another type, there are more clients than examples allow, a client has too few
-            examples, or the partitioner returned something else than the indices of each client.
+        InvalidInput: The data set has another type, or there are more clients than examples allow. Or the result of the
+            partitioner is not the indices of each client, or a client has too few examples.
 
     Example:
         ``partition(load_digits(), 10, Dirichlet(alpha=0.3))``
@@ -137,7 +137,7 @@ def _drawn(examples: Examples, num_clients: int, by: Partitioner, seed: int) -> 
         indices = tuple(np.sort(np.asarray(part)) for part in by(examples, num_clients, rng))
     except InvalidInput:
         raise
-    except Exception as exc:  # Of any kind: a partitioner may be the user's code.
+    except Exception as exc:  # Any error: a partitioner may be the user's code.
         raise InvalidInput(f"partition: the partitioner raised {type(exc).__name__}: {exc}; correct it") from exc
     if len(indices) != num_clients:
         raise InvalidInput(
@@ -167,7 +167,7 @@ def _small(indices: Sequence[Int64s]) -> list[int]:
 
 
 def _advice(examples: Examples, num_clients: int, by: Partitioner, seed: int) -> str:
-    """Return what to do about clients that are too small: a larger alpha that works with this seed, if there is one."""
+    """Return the advice for clients with too few examples: a larger alpha that works with this seed, if one exists."""
     if isinstance(by, LabelSkew | Quantity):
         alpha = by.alpha
         while alpha < MAX_ALPHA:

@@ -108,7 +108,7 @@ def _parquet(path: Path) -> Columns:
 
 
 def _target(path: Path, columns: Columns) -> str:
-    """Return the name of the target's column. Raises InvalidInput unless there is one, beside at least one input."""
+    """Return the name of the target's column. Raises InvalidInput unless there is one, and at least one input."""
     targets = [name for name in columns if name.lower() in TARGETS]
     if len(targets) != 1 or not set(columns) - {*targets, CLIENT} or not columns[targets[0]]:
         raise InvalidInput(
@@ -133,7 +133,7 @@ def _values(path: Path, name: str, column: Sequence[object]) -> Inputs:
 
 
 def _targets(path: Path, name: str, column: Sequence[object]) -> Inputs:
-    """Return targets (n,) or (n, k): int32 if all of them are integers without a decimal point, else float32."""
+    """Return targets (n,) or (n, k): int32 if all of them are integers without a decimal point, otherwise float32."""
     values = _numbers(path, name, column)
     is_text = isinstance(column[0], str)
     are_integers = (

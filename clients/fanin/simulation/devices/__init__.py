@@ -1,9 +1,9 @@
-"""Models of simulated devices: how fast they are, how they are connected, and when they are there.
+"""Models of simulated devices: their speed, their connection, and their availability.
 
     devices = DeviceModel(examples_per_s=Lognormal(median=50.0, sigma=1.0), dropout=0.1)
     simulate(app, clients, cohort=10, rounds=20, settings=SimulationSettings(devices=devices))
 
-A model becomes the ``Habits`` of each client, so the devices of ``simulate`` and those of ``play`` are the same ones.
+A model becomes the ``Habits`` of each client, so ``simulate`` and ``play`` use the same devices.
 
 Reading order:
 

@@ -1,7 +1,6 @@
-"""The event log of a simulation: who did what, at which virtual time.
+"""The event log of a simulation: the actions of each participant, with their virtual times.
 
-The same arguments and seed give the same log, line by line. So a run that fails is replayed by running it again with
-its seed.
+The same arguments and seed give the same log, line by line. To replay a failed simulation, run it again with its seed.
 """
 
 import json

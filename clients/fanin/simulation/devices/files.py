@@ -6,8 +6,8 @@
     availability = { name = "on_off", on_s = 600.0, off_s = 1800.0 }
     battery = { work_s = 1800.0, charge_s = 7200.0 }
 
-A trace has the columns ``client``, ``time`` (seconds) and ``state`` (``on`` or ``off``): from that time on, the device
-of that client is there, or away.
+A trace has the columns ``client``, ``time`` (seconds) and ``state`` (``on`` or ``off``). From that time on, the
+client's device is present (``on``) or away (``off``).
 """
 
 import csv

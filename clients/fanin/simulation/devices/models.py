@@ -12,13 +12,13 @@ from fanin.simulation.devices.distributions import Distribution
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceModel:
-    """How the devices of a simulation differ from each other. Each number is drawn once for each client.
+    """The differences between the devices of a simulation. Each number is drawn once for each client.
 
     Attributes:
         examples_per_s: Examples on which a device trains in a second. None: a training takes about a second.
         bytes_down_per_s: Bandwidth of downloads. None: unlimited.
         bytes_up_per_s: Bandwidth of uploads. None: unlimited.
-        availability: When devices are there: ``DailyWindow``, ``OnOff``, ``Traces``, or an Availability of your own.
+        availability: The pattern of presence: ``DailyWindow``, ``OnOff``, ``Traces``, or an Availability of your own.
             None: always.
         dropout: Share of trainings that a device gives up. It reports that to the coordinator.
         battery: The battery of each device. None: mains.

@@ -91,7 +91,7 @@ class Rotation:
         finally:
             self._present.remove(client)
             self._left[client] = left.after(folder)
-            # What the last visitor has: the Bundle and a recent Version. Older Versions would fill the memory.
+            # The Chunks of the last visitor: the Bundle and a recent Version. Older Versions would fill the memory.
             self._chunks = dict(folder.chunks)
 
 

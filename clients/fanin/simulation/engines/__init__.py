@@ -1,4 +1,4 @@
-"""How the clients of a simulation train.
+"""The engines that train the clients of a simulation.
 
 - ``choice``: ``engine = graph | vmap | auto``, and the measurement behind ``auto``
 - ``vectorized``: the clients of a Round side by side in torch

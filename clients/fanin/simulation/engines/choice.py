@@ -1,10 +1,11 @@
 """The engine of a simulation: ``graph``, ``vmap``, or with ``auto`` the faster one for its Plan and its clients.
 
-``auto`` measures a step of both on the App's own graphs, and computes how long all Rounds would take. The trace that
-``vmap`` begins with takes seconds, so a simulation that trains for less is not measured any further.
+``auto`` measures a step of both on the App's own graphs, and computes the time of all Rounds. The initial trace of
+``vmap`` takes seconds, so a simulation that trains for a shorter time is not measured any further.
 
-``graph`` trains by the exported graph in onnxruntime, so its Versions have the bits of a Run on real devices with that
-runtime. ``vmap`` trains the clients of a Round together in torch; its Versions differ in the rounding of train steps.
+``graph`` trains by the exported graph in onnxruntime, so its Versions are bit-identical with those of a Run on real
+devices with that runtime. ``vmap`` trains the clients of a Round together in torch. Its Versions differ in the rounding
+of train steps.
 """
 
 import statistics
@@ -94,7 +95,7 @@ class Workload:
     def vmap_seconds(self, times: Mapping[int, float], max_clients: int) -> float:
         """Return the seconds of all Rounds by vectorized steps.
 
-        A client with few batches leaves its group early. So a step costs a part of its own, and one for each client.
+        A client with few batches leaves its group early. So a step has a constant cost, and a cost for each client.
 
         Args:
             times: Seconds of a step of 1 client, and of a full group, by the number of clients.
@@ -103,7 +104,7 @@ class Workload:
         full = max(times)
         of_client = max(times[full] - times[1], 0.0) / max(full - 1, 1)
         ranked = np.sort(self.batches)
-        # Of a Round's clients, how many are expected to have a batch 0, 1, ... A rare large client trains on alone.
+        # The expected number of clients in a Round with a batch 0, 1, ... A rare large client continues alone.
         num_active = self.together * (1 - np.searchsorted(ranked, np.arange(ranked[-1]), side="right") / len(ranked))
         num_steps = np.where(num_active < 1, num_active, np.ceil(num_active / max_clients)).sum()
         return self.num_epochs * float(num_steps * (times[1] - of_client) + num_active.sum() * of_client)
@@ -127,7 +128,7 @@ def check_engine(settings: SimulationSettings) -> None:
 
 
 def choose(settings: SimulationSettings, app: "App", bundle: Bundle, runtime: Runtime, workload: Workload) -> Chosen:
-    """Return the engine to use: with ``auto`` the one that trains the rest of this simulation in less time.
+    """Return the engine to use: with ``auto`` the faster one for the remaining Rounds.
 
     Args:
         settings: The settings, with the engine that the user asks for.
@@ -207,7 +208,7 @@ def _graph_seconds(bundle: Bundle, runtime: Runtime) -> float:
 
 
 def seconds_of(call: Callable[[], object]) -> float:
-    """Return the median time of a call: on a busy machine the shortest one is not what a training takes."""
+    """Return the median time of a call in seconds. On a busy machine the shortest time is not typical of a training."""
     call()
     times, ends_s = [], time.perf_counter() + MEASURED_S
     while time.perf_counter() < ends_s:

@@ -105,7 +105,7 @@ class VectorTrainings:
 
         model, training = group[0].begun.model, group[0].begun.assignment.training
         state = self._step.begin(model.parameters, len(group))
-        # Clients with more batches first: those that still train are always the first ones.
+        # Clients with more batches first, so the clients that still train are always the first ones.
         active = sorted(group, key=lambda each: -each.num_batches)
         while active:
             done = [each for each in active if each.num_steps == each.num_batches]

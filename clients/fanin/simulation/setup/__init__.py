@@ -1,4 +1,4 @@
-"""What happens before the first Round of a simulation.
+"""The preparation of a simulation before its first Round.
 
 Reading order:
 

@@ -108,7 +108,7 @@ def _plan(name: str, limits: Mapping[str, int | None], settings: SimulationSetti
 def with_half_quorum(plan: Plan) -> Plan:
     """Return a Plan whose Rounds close at the deadline with half of their Updates.
 
-    Where all clients are in the cohort, no other client can replace one that fails.
+    If all clients are in the cohort, no other client can replace one that fails.
     """
     return replace(plan, cohort=replace(plan.cohort, quorum=(plan.cohort.buffer + 1) // 2))
 
@@ -136,7 +136,7 @@ def _check_evaluation(evaluation: EvaluationPlan, settings: SimulationSettings) 
 
 
 def check_plan(app: "App", plan: Plan, stages: Mapping[str, Stage], settings: SimulationSettings) -> None:
-    """Check what a Plan asks of the App's train graphs and of metrics.
+    """Check a Plan's requirements for the App's train graphs and for metrics.
 
     Raises:
         InvalidPlan: The train graphs cannot carry out the Plan, or a metric is not installed.

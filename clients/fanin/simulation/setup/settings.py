@@ -34,25 +34,26 @@ class SimulationSettings:
             part if the Plan declares the statistic ``evaluate.NAME``.
         plan: Further keys of the Plan with their values, by dotted name (docs/plan.md); or a Plan.
         selection: A selection policy of your own: a function ``(waiting, num_places, round_number, rng) -> devices``,
-            or a class without arguments whose objects are called like one (docs/selection.md). It takes the place of
-            the Plan's ``cohort.selection``, and has its own name.
+            or a class without arguments whose objects are called like one (docs/selection.md). It replaces the Plan's
+            ``cohort.selection``, and has its own name.
         seed: Seed of all random choices, 0 or more.
-        seeds: Seeds of several simulations instead of ``seed``. The result is that of the first one; ``Result.repeats``
-            and ``Result.spread`` have all of them. The partition is the same for all.
-        initial: A ``state_dict`` of the module from which the training starts. None: the module as it is. For a Flower
-            app, a torch module, a ``state_dict`` or a list of arrays; None: those of ``NumPyClient.get_parameters``.
-        baseline: Whether to train a centralized baseline as well: the pooled data, and as many gradient steps in each
-            Round as the clients made together.
-        resume: Folder for the record of the trainings. A simulation that was stopped resumes when it is called again
-            with this folder, and has the bits of one without a stop. A new folder begins a record.
+        seeds: Seeds of several simulations instead of ``seed``. The result is that of the first seed.
+            ``Result.repeats`` and ``Result.spread`` have all of them. The partition is the same for all.
+        initial: A ``state_dict`` of the module from which the training starts. None: the current values of the module.
+            For a Flower app, a torch module, a ``state_dict`` or a list of arrays; None: the arrays of
+            ``NumPyClient.get_parameters``.
+        baseline: Whether to train a centralized baseline, too: on the pooled data, with as many gradient steps in each
+            Round as all clients together.
+        resume: Folder for the record of the trainings. A stopped simulation resumes if it is called again with this
+            folder. Its result is bit-identical with that of a simulation without a stop. A new folder begins a record.
         validation_fraction: Share of each client's examples that it holds out for its own evaluation.
-        engine: ``graph`` trains by the exported graph in onnxruntime, with the bits of a Run on real devices. ``vmap``
-            trains the clients of a Round together in torch, which is faster for small models; rounding differs.
-            ``auto`` measures both and takes the faster one.
-        processes: Processes that train clients side by side; 1 trains them in this process. The Versions are the same.
+        engine: ``graph`` trains by the exported graph in onnxruntime, bit-identical with a Run on real devices.
+            ``vmap`` trains the clients of a Round together in torch, which is faster for small models. Its rounding
+            differs. ``auto`` measures both and uses the faster one.
+        processes: Processes that train clients in parallel; 1 trains them in this process. The Versions are the same.
         cluster: The Ray cluster that trains the clients, instead of ``processes``. The Versions are the same.
         stop_on_failure: Whether an error in the training of a client ends the simulation.
-        devices: How fast the devices are, how they are connected, and when they are there.
+        devices: The speed, the connection and the availability of the devices.
         on_round: Called with each row as soon as its Round has ended.
         on_event: Called with each event of the event log, in the order of the virtual clock.
         quiet: Whether the simulation prints no progress on standard error.
@@ -89,7 +90,7 @@ class SimulationSettings:
 
     @property
     def own_policies(self) -> dict[str, SelectionPolicy]:
-        """``selection`` by its name. An object of a class is created anew, so that each simulation begins alike.
+        """``selection`` by its name. For a class, each call creates a new object, so that all simulations begin alike.
 
         Raises:
             InvalidInput: ``selection`` is no function or class, or its name is none for a Plan.
@@ -121,7 +122,7 @@ class SimulationSettings:
         return tuple(replace(self, seed=seed, seeds=(), plan=self._seeded(seed)) for seed in self.seeds) or (self,)
 
     def _seeded(self, seed: int) -> Mapping[str, object] | Plan:
-        """Return the plan with this seed. Keys of a Plan need none, because the seed is an argument of its own."""
+        """Return the plan with this seed. Keys of a Plan need none, because the seed is a separate argument."""
         if not isinstance(self.plan, Plan):
             return self.plan
         return replace(self.plan, training=replace(self.plan.training, seed=seed))

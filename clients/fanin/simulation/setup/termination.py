@@ -37,7 +37,7 @@ def interrupted_by_sigterm() -> Iterator[threading.Event]:
 
 @contextmanager
 def exits_at_sigterm() -> Iterator[None]:
-    """End the process by SystemExit at SIGTERM, after what the context does at Ctrl-C. A caller's handler is kept."""
+    """End the process by SystemExit at SIGTERM, after the context's handling of Ctrl-C. A caller's handler is kept."""
     is_main = threading.current_thread() is threading.main_thread()
     if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         yield

@@ -1,4 +1,4 @@
-"""What a researcher compares: seeds, a centralized baseline, and simulations that were stopped.
+"""Comparisons and records: seeds, a centralized baseline, and simulations that resume.
 
 Reading order:
 

@@ -1,8 +1,8 @@
 """The centralized baseline: one model that trains on the pooled examples of all clients.
 
-It has the train graph, batch size and learning rate of the clients. In each Round it makes as many gradient steps as
-the clients whose Updates count made together. So both see equally many examples, and the difference is the federation.
-Unlike a client's, its optimizer state lasts from Round to Round. The validation parts of the clients stay out of it.
+It has the train graph, batch size and learning rate of the clients. In each Round it takes as many gradient steps as
+all clients whose Updates count. So both train on equally many examples, and the difference is the federation. Unlike a
+client's, its optimizer state lasts from Round to Round. The validation parts of the clients stay out of it.
 """
 
 import math
@@ -33,7 +33,7 @@ STREAM: Final = 0x62617365
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BaselineRow:
-    """The baseline after as many gradient steps as the clients had made by the end of a Round.
+    """The baseline after as many gradient steps as the clients' total at the end of a Round.
 
     Attributes:
         round: The Round.

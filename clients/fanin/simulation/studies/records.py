@@ -1,15 +1,15 @@
-"""The record of a simulation, from which it resumes after a stop, with the bits of a simulation without one.
+"""The record of a simulation, from which it resumes after a stop with bit-identical results.
 
     FOLDER/simulation.json     the format, and the digest of what must not change
     FOLDER/bundle/             the exported App
     FOLDER/trainings/KEY.npz   the result of each training that has ended
 
 A simulation is a function of its arguments, so a resumed one plays the same Run from its beginning. The results of the
-trainings that have ended come from the record, and only the others are computed. Each file is complete when it has its
+completed trainings are read from the record, and only the others are computed. Each file is complete when it has its
 name, so the simulation may be killed at any moment.
 
 A training is a function of the client, the Version, the client's personal parameters, the Assignment and the inputs of
-its stages: ``KEY`` is their digest. A Run with more Rounds or other devices can therefore use the same record.
+its stages. ``KEY`` is their digest. A Run with more Rounds or other devices can therefore use the same record.
 """
 
 import hashlib
@@ -42,7 +42,7 @@ class RecordFolder:
 
     Args:
         folder: A new folder, or one with a record.
-        subject: The digest of what the simulation trains (``subject_of``).
+        subject: The digest of the App, the examples and the training options (``subject_of``).
 
     Raises:
         InvalidInput: The folder has other files, or the record of another simulation.
@@ -121,7 +121,7 @@ def subject_of(app: "App", clients: Partition, options: Sequence[object]) -> str
 def _key(client: int, model: OpenedModel, assignment: m.Assignment) -> str:
     """Return the digest of everything that a training depends on, except for the subject."""
     digest = hashlib.sha256(repr((client, assignment.round, assignment.training)).encode())
-    # What a training reports depends on the metrics that the Plan declares.
+    # The statistics of a training depend on the metrics that the Plan declares.
     digest.update(" ".join(each.name for each in assignment.statistics if each.name.startswith(OF_VALIDATION)).encode())
     digest.update(model.parameters.tobytes())
     if model.local is not None:

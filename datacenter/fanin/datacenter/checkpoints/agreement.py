@@ -1,7 +1,7 @@
-"""Agreement among ranks: one outcome for all, from what each rank knows.
+"""Agreement among ranks: one outcome for all, from the facts of each rank.
 
 A checkpoint is saved and loaded by all ranks together. A rank that raised an error alone would leave the others waiting
-in a collective. Therefore every decision and every error goes through a RankGroup, on all ranks in the same order.
+in a collective. Therefore the ranks share every decision and every error through a RankGroup, in the same order.
 """
 
 import warnings
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class RankGroup:
-    """The ranks of a job, with a process group of its own; a single process without torch.distributed is a group of 1.
+    """The ranks of a job, with a separate process group. A single process without torch.distributed is a group of 1.
 
     The separate process group keeps these messages apart from those of the training, which runs at the same time.
     """
@@ -24,7 +24,7 @@ class RankGroup:
     def __init__(self) -> None:
         self.process_group = dist.new_group(backend="gloo") if dist.is_initialized() else None
         if self.process_group is None:
-            # A single process is intended here. DCP would warn about it, in a background thread as well.
+            # A single process is intended here. DCP would warn about it, also in a background thread.
             warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninit")
 
     @property

@@ -1,8 +1,8 @@
 """Sharded checkpoints of a training job, which can resume on any mesh and in one process.
 
-Each rank writes its own shards with torch.distributed.checkpoint (DCP). The tensors have their names of one process,
-whatever the mesh. ``save`` copies the state and returns. The rest runs in the background while training continues, in
-this order; all ranks finish a step before any of them begins the next:
+Each rank writes its own shards with torch.distributed.checkpoint (DCP). On any mesh, the tensors have the names that
+they have in one process. ``save`` copies the state and returns. The following steps run in the background while
+training continues. All ranks finish a step before any of them begins the next:
 
      1. every rank writes and syncs its shards, and DCP's index of them
      2. progress.json, with the digest of each file, is written into the checkpoint's folder
@@ -107,8 +107,8 @@ class Checkpoints:
     def save(self, progress: Progress, failure: StorageFull | None = None) -> None:
         """Copy the state, and write it in the background.
 
-        A checkpoint of this step that LATEST already names stays as it is: until the next save it is the only one that
-        the job can resume from.
+        A checkpoint of this step that LATEST already names is not changed. Until the next save it is the only one from
+        which the job can resume.
 
         Args:
             progress: The progress of the job at this state.

@@ -1,6 +1,6 @@
-"""Named tensors of an engine on one rank, as they are stored in a checkpoint.
+"""Named tensors of an engine on one rank, in the form of a checkpoint.
 
-The names are those of one process, whatever the mesh. A tied weight is stored once, under the original's name.
+On any mesh, the names are those of one process. A tied weight is stored once, under the original's name.
 """
 
 from collections.abc import Iterator, Mapping

@@ -1,8 +1,8 @@
 """Resumable jobs: the checkpoints of a training job, the state that it resumes from, and its trace.
 
 ``JobCheckpoints`` is an observer that connects the training loop with ``Checkpoints``. The loop's state that decides
-the next steps (cursor, evaluations, patience, AdaScale's noise) is stored as the checkpoint's progress. The history
-goes to ``trace``. The trace is synced before the checkpoint that relies on it is marked.
+the next steps (cursor, evaluations, patience, AdaScale's noise) is stored as the checkpoint's progress. The history is
+written to ``trace``. The trace is synced before the checkpoint that relies on it is marked.
 """
 
 from collections.abc import Mapping

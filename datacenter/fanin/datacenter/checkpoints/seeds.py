@@ -1,12 +1,13 @@
 """The seed file: the initial parameters of a job, written once by its first rank and read in slices by all.
 
-It is a safetensors file with the layout of ``weights``. Its header has the digest of everything that decides the
-values: model, seed and torch's release. The file is written aside, synced and renamed, so a file that exists is whole.
+It is a safetensors file with the layout of ``weights``. Its header has the digest of everything that determines the
+values: model, seed and torch's release. The file is written under another name, synced and renamed, so an existing file
+is complete.
 
 The writer never has all parameters in memory. It reserves the file on the disk, maps it, and builds the model a second
 time, with each parameter's storage in the mapped file. The model's own code then initializes it, in the same order and
-with the same random numbers as in one process, so every value is the same bit for bit. Written pages belong to the
-file, and are handed back to the operating system on the way.
+with the same random numbers as in one process. So every value is bit-identical. Written pages belong to the file, and
+are released to the operating system during the write.
 
 A model whose parameters have their values already, such as one that a user's function has built, is copied one tensor
 at a time.
@@ -45,7 +46,7 @@ def is_seed_file(path: Path, digest: str) -> bool:
 
     Args:
         path: The file.
-        digest: Digest of what decides the values.
+        digest: Digest of the inputs that determine the values.
 
     Raises:
         InvalidInput: The file is damaged, or has the values of another model or seed.
@@ -67,7 +68,7 @@ def write_seed_file(path: Path, start: Start, digest: str, alive: Callable[[], N
     Args:
         path: The file to write.
         start: The parameters.
-        digest: Digest of what decides the values.
+        digest: Digest of the inputs that determine the values.
         alive: A function to call at least every few seconds, between two operators.
 
     Raises:
@@ -117,7 +118,7 @@ class _MappedValues:
     """Tensors in a mapped file, by name.
 
     Args:
-        mapped: The whole file.
+        mapped: The complete file.
         tensors: The tensors, which use the memory of ``mapped``.
     """
 

@@ -34,7 +34,8 @@ class TraceWriter:
         # Stable: an evaluation follows the loss of its step, in a resumed job as in an uninterrupted one.
         rows = sorted([*steps, *((each.step, asdict(each)) for each in evaluations)], key=lambda row: row[0])
         lines: list[Mapping[str, object]] = [line for _, line in rows]
-        # The first call writes the whole trace aside: it replaces the file that the existing checkpoints rely on.
+        # The first call writes the complete trace under another name, because it replaces the file that the existing
+        # checkpoints rely on.
         path = self._path if self._num_losses else self._path.with_name(f"{TRACE_FILE}.new")
         try:
             with path.open("a" if self._num_losses else "w", encoding="utf-8") as file:

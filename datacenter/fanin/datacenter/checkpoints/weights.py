@@ -2,13 +2,13 @@
 
 An export writes one file; an import also reads several files with an index. The names are those of one process. A
 shared parameter is written once, and is read under any of its names, or under several if the values are equal. Both
-directions stream, so no rank holds a second copy of the model: an export assembles one tensor at a time, and in an
-import each rank reads only its own slices. A file is opened again for each tensor, because the pages of an open file
-that were read count as memory of the rank.
+directions stream, so no rank holds a second copy of the model. An export assembles one tensor at a time. In an import
+each rank reads only its own slices. A file is opened again for each tensor, because the pages of an open file that were
+read count as memory of the rank.
 
     file = header size, 8 bytes little-endian | header, JSON, padded to 8 | tensors' bytes, little-endian, row-major
 
-Tensors with larger dtypes come first, so that each tensor is aligned. An import validates the whole file before it
+Tensors with larger dtypes come first, so that each tensor is aligned. An import validates the complete file before it
 changes a value.
 """
 
@@ -65,7 +65,7 @@ def export_weights(engine: Engine, path: Path, metadata: Mapping[str, str] | Non
     is_first = not dist.is_initialized() or dist.get_rank() == 0
     failure = _write(path, header, parameters) if is_first else None
     for _ in parameters:
-        # Assembling a tensor is a collective. Ranks that do not write, or failed to, must still take part in it.
+        # Assembling a tensor is a collective. Ranks that do not write, or whose write failed, must still call it.
         pass
     if _on_any_rank(failure is not None):
         cause = "see the first rank" if failure is None else str(failure)

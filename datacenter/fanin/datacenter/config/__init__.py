@@ -7,6 +7,6 @@ Modules, in reading order:
 - ``settings``: the tables of a config.
 - ``rates``: the table ``[rate]``, and its checks.
 - ``communication``: the table ``[communication]``, and its checks.
-- ``train_config``: the whole config, and its checks.
+- ``train_config``: the complete config, and its checks.
 - ``records``: frozen records from TOML and JSON, and back.
 """

@@ -95,7 +95,7 @@ def check_checkpointable(settings: CommunicationSettings, folder: Path | None) -
 
 
 def check_traffic(settings: CommunicationSettings, *, counted: bool) -> None:
-    """Raise InvalidInput if bytes are to be ``counted`` and steps send different amounts, as only one is counted."""
+    """Raise InvalidInput if bytes must be ``counted`` and steps send different amounts: only one step is counted."""
     if counted and (settings.local_period or settings.hook == "powersgd"):
         raise InvalidInput(
             f"watch: got traffic, hook {settings.hook!r} and local_period {settings.local_period}, expected neither "

@@ -16,13 +16,13 @@ ADASCALE: Final = "adascale"
 class RateSettings:
     """The learning rate schedule, the table ``[rate]`` of a config.
 
-    The config's learning rate is that of a batch of ``base_batch`` samples.
+    The config's learning rate is for a batch of ``base_batch`` samples.
 
     Attributes:
         scale: Rule that scales the rate with the batch size.
         base_batch: Samples in the batch for which the learning rate was tuned; 0 without a scaling rule.
-        warm_up: Steps in which the rate rises linearly from zero. With a scaling rule these are steps of
-            ``base_batch`` samples.
+        warm_up: Steps in which the rate rises linearly from zero. With a scaling rule, a step has ``base_batch``
+            samples here.
         decay: Shape of the decay after the warm-up.
         floor: Rate at the end of the decay, as a share of the peak.
         decay_steps: Step at which the decay ends; 0 for the job's last step. A checkpoint stores this number, so set

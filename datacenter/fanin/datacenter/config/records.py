@@ -26,7 +26,7 @@ NAMED: typing.Final = "named"
 
 
 class NamedTables(Protocol):
-    """A field whose table has a name of its own instead of the field's: a model family as ``[model.NAME]``."""
+    """A field whose table has another name than the field, such as a model family in ``[model.NAME]``."""
 
     def names(self) -> tuple[str, ...]:
         """Return the known names, for errors."""

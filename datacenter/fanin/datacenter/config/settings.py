@@ -248,7 +248,7 @@ class CheckpointSettings:
 
     Attributes:
         folder: Folder of the checkpoints. A job resumes from the newest one in it, so the same command continues a
-            job that was stopped.
+            stopped job.
         every: Steps between checkpoints; 0 for one at the end.
         keep: Checkpoints to keep.
         resume: Another folder, whose newest checkpoint a job starts from if ``folder`` has none.

@@ -144,7 +144,7 @@ def check_config(config: TrainConfig, num_processes: int) -> None:
 
 
 def _check_axes(what: str, layout: Layout, mesh: MeshShape, where: str) -> None:
-    """Raise InvalidInput if the mesh has an axis of which the layout of a family or an App says nothing."""
+    """Raise InvalidInput if the mesh has an axis that the layout of a family or an App does not describe."""
     others = "take dp_replicate and dp_shard, or add"
     if mesh.tp > 1 and "tp" not in layout.unfit and not any(style != "whole" for style in layout.plan.values()):
         raise InvalidInput(
@@ -202,7 +202,7 @@ def fit_config(config: TrainConfig, num_processes: int) -> TrainConfig:
 
 
 def _folder(model: ModelSettings) -> Path | None:
-    """Return the folder that a pretrained model comes from."""
+    """Return the source folder of a pretrained model."""
     config = None if model.family is None else model.family.config
     return config.folder if isinstance(config, PretrainedSettings) else None
 
@@ -210,7 +210,7 @@ def _folder(model: ModelSettings) -> Path | None:
 def _check_precision(model: ModelSettings, parallel: ParallelSettings) -> None:
     """Raise InvalidInput unless a pretrained model in double precision has float64 as its dtype.
 
-    The config that is written beside its weights names that dtype.
+    The config that is written next to its weights names that dtype.
     """
     config = None if model.family is None else model.family.config
     if parallel.precision == "double" and isinstance(config, PretrainedSettings) and config.dtype != "float64":

@@ -1,7 +1,7 @@
 """Loading of a job's data: from the files that its config names to samples for training and for evaluation.
 
-All errors in the data are raised here, on every rank alike. A file of tokens is mapped, and a rank reads the windows of
-its own batches only. The first rank alone reads all tokens once, to check their range.
+All errors in the data are raised here, on every rank. A file of tokens is mapped, and a rank reads only the windows of
+its batches. The first rank alone reads all tokens once, to check their range.
 """
 
 from collections.abc import Callable
@@ -164,13 +164,13 @@ def _count_tokens(flat: Tokens, where: str, vocabulary: int) -> int:
 
 
 def _range(flat: Tokens, alive: Callable[[], None]) -> tuple[int, int]:
-    """Return the lowest and the highest token id. Of a mapped file only one chunk is in memory at a time."""
+    """Return the lowest and the highest token id. Only one chunk of a mapped file is in memory at a time."""
     lowest, highest = list[int](), list[int]()
     for start in range(0, len(flat), CHUNK):
         stop = min(start + CHUNK, len(flat))
         chunk = flat[start:stop]
         if isinstance(flat, np.memmap):
-            # Mapped by itself, so that its pages are freed with it.
+            # Mapped separately, so that its pages are freed with it.
             chunk = np.memmap(str(flat.filename), flat.dtype, "r", flat.offset + start * flat.itemsize, chunk.shape)
         lowest.append(int(chunk.min()))
         highest.append(int(chunk.max()))

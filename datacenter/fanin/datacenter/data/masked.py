@@ -4,7 +4,7 @@
 random token at 10 % and the original token at 10 %. All other positions have the target NO_TOKEN.
 
 Invariant: the targets and the tokens at them are a function of the seed, the epoch and the position in the text alone.
-Every mesh, and every resumed job, therefore sees the same samples.
+Every mesh, and every resumed job, therefore has the same samples.
 """
 
 from dataclasses import dataclass, replace
@@ -23,7 +23,7 @@ from fanin.protos.errors import InvalidInput
 TARGET_SHARE: Final = 0.15
 """Share of the positions that are prediction targets."""
 MASKED, REPLACED = 0.8, 0.1
-"""Shares of the targets that read as the mask and as a random token; the rest read as the original token."""
+"""Shares of the targets that are replaced by the mask and by a random token. The others keep the original token."""
 UINT64_BITS, FLOAT64_BITS = 64, 53
 
 

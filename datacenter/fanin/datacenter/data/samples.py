@@ -1,7 +1,7 @@
 """Samples of a datacenter job and their order, which does not depend on the number of ranks.
 
 A global batch is a function of (seed, epoch) and of the number of samples already taken in the epoch. Every mesh
-therefore sees the same batches, and a job that resumes with another degree of data parallelism continues with the next
+therefore has the same batches. A job that resumes with another degree of data parallelism continues with the next
 sample. Each rank loads only its own share of a batch.
 
 A batch that does not divide evenly is padded with samples that carry no target (``objective.mark_padding``).
@@ -39,10 +39,10 @@ class Samples(Protocol):
         """Return the divisor of the summed loss of these samples: tokens or samples."""
 
     def units(self, indices: Int64s) -> int:
-        """Return the amount of work in these samples, for throughput: tokens if there are any, else samples."""
+        """Return the amount of work in these samples, for throughput: tokens if there are any, otherwise samples."""
 
     def of_epoch(self, epoch: int) -> "Samples":
-        """Return the samples as they are in an epoch; most kinds are the same in every epoch."""
+        """Return the samples of an epoch. Most kinds are the same in every epoch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,8 +1,8 @@
-"""The contract of model families, as a check for the tests of one's own.
+"""The contract of model families, as a check for the tests of an implementation.
 
-``check_family`` builds a model from a config, and compares it with what the family's record promises: its names, tokens
-and FLOPs. If the layout has a plan, two ranks of ``tp`` take a training step. A family that passes trains on a mesh
-with the numbers of one process.
+``check_family`` builds a model from a config, and compares its names, tokens and FLOPs with the family's record. If the
+layout has a plan, two ranks of ``tp`` take a training step. A family that passes computes the same numbers on a mesh as
+in one process.
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ def check_family(family: AnyFamily, config: object, *, length: int = 8, toleranc
 
     Raises:
         AssertionError: the family breaks the contract. The text says how.
-        InvalidInput: the layout does not describe the module, or leaves out parameters.
+        InvalidInput: the layout does not describe the module, or lacks parameters.
     """
     assert dataclasses.is_dataclass(family.config), f"config: got {family.config!r}, expected a dataclass"
     assert isinstance(config, family.config), f"config: got {config!r}, expected a {family.config.__name__}"
@@ -79,7 +79,7 @@ def _check_passes(module: nn.Module, inputs: Tensor, vocabulary: int) -> None:
 
 
 def _check_causal(module: nn.Module, inputs: Tensor, vocabulary: int) -> None:
-    """Check that no position sees a later token: its logits would contain the target."""
+    """Check that no position depends on a later token: its logits would contain the target."""
     changed = inputs.clone()
     changed[:, -1] = (changed[:, -1] + 1) % vocabulary
     with torch.no_grad():
@@ -88,7 +88,7 @@ def _check_causal(module: nn.Module, inputs: Tensor, vocabulary: int) -> None:
 
 
 def _check_stages(layout: Layout, module: nn.Module, inputs: Tensor) -> None:
-    """Check that two stages of a pipeline, one after the other, compute what the whole module computes."""
+    """Check that two stages of a pipeline, one after the other, compute the same as the complete module."""
     if layout.sizes.num_layers < 2 or not layout.layers or "pp" in layout.unfit:
         return
     stage_of_parameters(module, layout, 2)

@@ -25,13 +25,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenModel:
-    """The tokens that a model reads, and what it predicts.
+    """The tokens of a model and the kind of its predictions.
 
     Attributes:
         vocabulary: number of token ids.
         positions: the longest sequence; None for any length.
         masked: whether the model predicts masked tokens. Otherwise it predicts the next token.
-        own_mask: whether the model already knows a mask token, so the job must name it (``data.mask_token``).
+        own_mask: whether the model already has a mask token, so the job must name it (``data.mask_token``).
     """
 
     vocabulary: int
@@ -42,7 +42,7 @@ class TokenModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFiles:
-    """The files that a model comes from, and those that its final weights need.
+    """The source files of a model, and the files that its final weights need.
 
     Attributes:
         weights: a ``.safetensors`` file, or the index of several, with weights that are not yet in the module.
@@ -56,7 +56,7 @@ class ModelFiles:
 
 
 def no_files(config: object, module: nn.Module) -> ModelFiles:
-    """Return the files of a model that comes from none."""
+    """Return the files of a model without source files."""
     return ModelFiles()
 
 
@@ -74,8 +74,8 @@ class Family(Generic[C]):
     Attributes:
         config: a frozen dataclass of the sizes. Its fields are the keys of the table ``[model.NAME]``.
         build: (config, seed) -> the module. Its parameters are a function of both alone.
-        layout: (config) -> the names of its modules, and how they are spread.
-        tokens: (config) -> the tokens that it reads.
+        layout: (config) -> the names of its modules, and their distribution over ranks.
+        tokens: (config) -> its tokens.
         work: (config) -> the FLOPs of a token, for the MFU; None if they are unknown.
         presets: configs by name, for ``fanin plan``.
         files: (config, module) -> the files of the model, called after ``build``.
@@ -133,13 +133,13 @@ class FamilyModel:
         return self._result("build", nn.Module, lambda: self.family.build(self.config, seed))
 
     def skeleton(self) -> nn.Module:
-        """Return the module on torch's meta device, where it uses no memory."""
+        """Return the module on torch's meta device, which uses no memory."""
         with torch.device("meta"):
             return self.build(0)
 
     @property
     def layout(self) -> Layout:
-        """The names of its modules, and how they are spread."""
+        """The names of its modules, and their distribution over ranks."""
         return self._result("layout", Layout, lambda: self.family.layout(self.config))
 
     @property
@@ -169,7 +169,7 @@ class FamilyModel:
             return call()
         except FaninError:
             raise
-        except (Exception, SystemExit) as exc:  # Of any kind: the code is another's. It may even call sys.exit.
+        except (Exception, SystemExit) as exc:  # Any error: the code is not fanin's. It may even call sys.exit.
             text = " ".join(f"{type(exc).__name__}: {exc}".split()).removesuffix(":")
             raise InvalidInput(f"family {self.name!r}: {part} raised {text}{_line_of(exc)}; correct it") from exc
 

@@ -48,7 +48,7 @@ def layout(settings: PretrainedSettings) -> Layout:
 
 
 def tokens(settings: PretrainedSettings) -> TokenModel:
-    """Return the tokens of the model. A masked model with weights was trained with a mask token of its own."""
+    """Return the tokens of the model. A masked model with weights was trained with its own mask token."""
     module = pretrained_skeleton(settings)
     masked = is_masked(module)
     return TokenModel(

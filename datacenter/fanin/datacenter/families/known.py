@@ -49,7 +49,7 @@ def family_named(name: str) -> AnyFamily:
         raise InvalidInput(str(exc)) from exc
     try:
         family: object = entry.load()
-    except Exception as exc:  # Of any kind: the code is another package's.
+    except Exception as exc:  # Any error: the code comes from another package.
         text = " ".join(str(exc).split())
         raise InvalidInput(
             f"model: the family {name!r} cannot be imported from {entry.value} ({type(exc).__name__}: {text}); repair "

@@ -1,4 +1,4 @@
-"""Files: what the launcher and the ranks of a job exchange.
+"""Files that the launcher and the ranks of a job exchange.
 
 Modules, in reading order:
 

@@ -9,7 +9,7 @@ Modules, in reading order:
 - ``job``: the program of one rank.
 - ``balance``: cuts the pipeline of a job by measured layer times.
 - ``initial``: the values that a job starts from.
-- ``comparison``: compares a module on the mesh with the whole module, before the first step.
+- ``comparison``: compares a module on the mesh with the complete module, before the first step.
 - ``monitor``: everything that one rank observes while it trains.
 - ``publish``: from a training into a Run's next Version.
 """

@@ -2,7 +2,7 @@
 
 - It ends with its launcher. A launcher that is killed cannot end its torchrun, which would continue to train unnoticed,
   or act for a machine that was given up. The agent instead stops itself with SIGTERM, so its ranks save and end.
-- When a machine joins, the running ranks get the full shutdown timeout to save before they restart. torch allows 30 s.
+- When a machine joins, the running ranks have the full shutdown timeout to save before they restart. torch allows 30 s.
 - One endpoint serves one job. The first machine writes the job's id into the rendezvous store, and a machine with
   another id ends with status ``OTHER_JOB``. Plain torchrun would start a second job in the same folder.
 - Ranks are forked from a process that has imported torch. Plain torchrun starts an interpreter for each.

@@ -31,7 +31,7 @@ def balance_pipeline(config: TrainConfig, job: JobModel, device: torch.device) -
     Args:
         config: the job. A config whose times are known is returned unchanged.
         job: the model and its samples.
-        device: what this rank computes on.
+        device: the device of this rank.
 
     Raises:
         InvalidInput: a freeze pattern is wrong, the checkpoint folder is not usable, or it has times of another model.

@@ -1,20 +1,19 @@
-"""Compares a module on the mesh with the whole module, before the first step of a job.
+"""Compares a module on the mesh with the complete module, before the first step of a job.
 
-A layout describes a module by names. If it is wrong, the mesh may compute something else without an error. For
+A layout describes a module by names. With a wrong layout, the mesh may compute a wrong result without an error. For
 example, a pipeline may skip a function of the forward, or a split may give a head half of the values of two heads.
-Therefore the first rank evaluates the whole module on a batch, and the mesh evaluates the same batch. The losses must
-be equal.
+Therefore the first rank evaluates the complete module on a batch, and the mesh evaluates the same batch. The losses
+must be equal.
 
 With ``tp`` the gradients of this loss must be equal too. A parameter that is not split, but is used between a column
-and a row layer, leaves the loss right. Each rank then has a part of its gradient, and no collective adds the parts.
+and a row layer, does not change the loss. Each rank then has a part of its gradient, and no collective adds the parts.
 
-Apps and families of other packages are compared, on a mesh with ``pp`` or ``tp``. fanin's own families are not: tests
-hold them to the numbers of one process. A job that resumes is compared too, because its checkpoint may come from
-another mesh.
+Apps and families of other packages are compared on a mesh with ``pp`` or ``tp``. fanin's own families are not, because
+tests compare them with one process. A resumed job is compared, too, because its checkpoint may come from another mesh.
 
-Not compared are a module that draws random numbers in evaluation, because a mesh draws others, and a family's model
-for which one sample is more than ``MAX_PRODUCTS``. A gradient is also not compared if it, or the difference, is far
-smaller than the gradients of all parameters together: rounding changes it as much.
+A module that draws random numbers in evaluation is not compared, because a mesh draws others. A family's model is not
+compared if one sample needs more than ``MAX_PRODUCTS``. A gradient is not compared if it, or the difference, is far
+smaller than the gradients of all parameters together. Rounding changes it as much.
 """
 
 import copy
@@ -89,18 +88,18 @@ class Comparison:
         self._whole: nn.Module | None = None
         self._gradients: dict[str, Tensor] = {}
         if rank == 0 and len(self._indices):
-            # Errors of any kind: the module is the user's code, and a mesh may not need a copy of it.
+            # Any error: the module is the user's code, and a mesh may not need a copy of it.
             with suppress(Exception):
                 self._whole = copy.deepcopy(job.model.module)
 
     def check(self, engine: Engine) -> None:
-        """Check that the mesh computes the loss and the gradients of the whole module. A collective.
+        """Check that the mesh computes the loss and the gradients of the complete module. A collective.
 
         Args:
             engine: The model on this rank, with the values that the job starts from.
 
         Raises:
-            InvalidInput: The losses or gradients differ, or the mesh fails, where the whole module did not.
+            InvalidInput: The losses or gradients differ, or the mesh fails and the complete module does not.
         """
         if not len(self._indices):
             return
@@ -125,7 +124,7 @@ class Comparison:
                 self._whole.get_buffer(name).copy_(value)
 
     def _whole_loss(self) -> float | None:
-        """Return the mean loss of the whole module on the samples, in evaluation mode, and keep its gradients.
+        """Return the mean loss of the complete module on the samples, in evaluation mode, and keep its gradients.
 
         None if there is nothing to compare: the module draws random numbers, its loss is not finite, it cannot be
         copied, or it raises. The training names such an error with its line.
@@ -138,7 +137,7 @@ class Comparison:
         loss = math.nan
         with torch.random.fork_rng(devices=[]):
             before = torch.get_rng_state()
-            # Errors of any kind: the module is the user's code.
+            # Any error: the module is the user's code.
             with suppress(Exception), torch.set_grad_enabled(self._config.parallel.mesh.tp > 1):
                 outputs = self._whole(batch.inputs)
                 mean = objective.loss_sum(outputs, batch.targets) / max(1, int(objective.count(batch.targets)))

@@ -2,10 +2,10 @@
 
 With several ranks the model has no values until ``build_engine`` has split it. The first rank then decides for all:
 
-1. If there is a checkpoint to resume from, nothing else is read.
+1. If there is a checkpoint to resume from, no other file is read.
 2. If the job names a safetensors file or a folder with weights, each rank reads its slices of it.
-3. Otherwise the first rank writes the seed file into the job's folder, and each rank reads its slices of that. A job
-   that restarts before its first checkpoint uses the file again.
+3. Otherwise the first rank writes the seed file into the job's folder, and each rank reads its slices of this file. A
+   job that restarts before its first checkpoint uses the file again.
 
 An App's buffers, such as running statistics or tables, are not in these files. The first rank has called the App's
 function with values, and sends the buffers to all.

@@ -4,7 +4,7 @@
 
 Every rank reads the same config and data, processes its share of each batch, and computes the same numbers. Rank 0
 writes the result. Without torchrun's environment the program is a job of one process. Errors in the config, the App or
-the data are detected before the first collective, on every rank alike, and stored in the job's folder.
+the data are detected before the first collective, on every rank, and stored in the job's folder.
 
 The option ``--machines`` announces several machines. There may be more or fewer ranks than the config's mesh has. The
 mesh is then fitted to them, and the job resumes from its checkpoint.
@@ -83,7 +83,7 @@ SIGNAL_POLL_S: Final = 0.1
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Train as the config says. Return the exit status: 0 if torchrun must not restart the rank."""
+    """Train by the config. Return the exit status: 0 if torchrun must not restart the rank."""
     multi_machine = MACHINES in arguments[:1]
     paths = [Path(argument) for argument in arguments[multi_machine:]]
     if len(paths) != 1:
@@ -141,7 +141,7 @@ def _report(folder: Path, error: FaninError) -> int:
 def _error_of_app(config: TrainConfig, caught: BaseException) -> FaninError | None:
     """Return the error for an exception that code of the App raised in the training; None if other code raised it.
 
-    The traceback goes to the rank's log.
+    The traceback is written to the rank's log.
     """
     if not config.model.app or is_lost_connection(caught):
         return None
@@ -151,9 +151,9 @@ def _error_of_app(config: TrainConfig, caught: BaseException) -> FaninError | No
     innermost, line = frames[-1], own_line(caught, of_fanin=False)
     files = [frame.f_code.co_filename for frame in frames]
     last_own = max((index for index, file in enumerate(files) if line.startswith(f"{file}:")), default=0)
-    # Arguments that a forward does not take are refused before its first line.
+    # Arguments that a forward does not accept are refused before its first line.
     is_call = isinstance(caught, TypeError) and innermost.f_code.co_filename == nn.modules.module.__file__
-    # In a collective that the App's forward leads to, this rank waited for one that is gone.
+    # In a collective of the App's forward, this rank waited for a rank that is gone.
     is_peer = any(COLLECTIVES in file for file in files[last_own:])
     if not is_call and (is_peer or not line):
         return None
@@ -191,7 +191,7 @@ def train(
 
     Raises:
         InvalidInput: The config, the App or the data is invalid, or an observer has failed before the last step. The
-            App may raise errors of its own.
+            App may raise its own errors.
     """
     with ExitStack() as stack:
         if stop is None:
@@ -290,7 +290,7 @@ def _build_engine(config: TrainConfig, job: JobModel, place: RankPlace) -> tuple
     """Put the model on this rank, with the values that the job starts from. A collective.
 
     Returns:
-        The config with the measured layer times, the engine, and the comparison of the mesh with the whole module.
+        The config with the measured layer times, the engine, and the comparison of the mesh with the complete module.
     """
     rank, num_ranks, kind = place.rank, place.num_ranks, device_type(config.parallel.device)
     alone = num_ranks == 1 and not config.parallel.sharded
@@ -368,6 +368,6 @@ if __name__ == "__main__":
     status = main(sys.argv[1:])
     sys.stdout.flush()
     sys.stderr.flush()
-    # Not sys.exit: torch 2.13's gloo threads may outlive C++ statics, and then a rank that has done all its work
-    # aborts ("terminate called without an active exception", in 3 of 8 runs).
+    # Not sys.exit: torch 2.13's gloo threads may outlive C++ statics. A rank that has done all its work then aborts
+    # ("terminate called without an active exception", in 3 of 8 runs).
     os._exit(status)

@@ -78,7 +78,7 @@ def train(
             "folder that all machines share"
         )
     local = ranks_per_machine(job, elastic) if num_processes is None else num_processes
-    # Without a folder, several machines get the error of ``launch`` about the folder that they share.
+    # Without a folder, ``launch`` raises the error about the shared folder on several machines.
     needs_period = job.checkpoints.folder is not None or not elastic.multi_machine
     if elastic.max_restarts and not job.checkpoints.every and needs_period:
         raise InvalidInput(
@@ -125,7 +125,7 @@ def ranks_per_machine(config: TrainConfig, elastic: Elastic = ONE_MACHINE) -> in
 def launch(config: TrainConfig, num_processes: int, folder: Path, elastic: Elastic = ONE_MACHINE) -> TrainResult:
     """Run a job and return its result.
 
-    If the number of machines may change, the mesh is fitted to the machines that are present.
+    If the number of machines may change, the mesh is fitted to the present machines.
 
     Args:
         config: The job.
@@ -135,9 +135,9 @@ def launch(config: TrainConfig, num_processes: int, folder: Path, elastic: Elast
 
     Raises:
         InvalidInput: The job cannot run. Nothing was started.
-        Conflict: The job failed without an error of its own; the message names the rank that hung, or has the end of
-            the failed rank's log.
-        FaninError: The error that the job itself reported.
+        Conflict: The job failed without reporting an error. The message names the rank that hung, or has the end of the
+            failed rank's log.
+        FaninError: The error that the job reported.
     """
     _check(config, num_processes, folder, elastic)
     with locked_folders(folders_to_lock(folder, config.checkpoints.folder, elastic), STOP_S) as locks:

@@ -152,7 +152,7 @@ def _sinks(settings: WatchSettings, folder: Path, *, is_new: bool) -> list[Sink]
 
 
 def _scale(config: TrainConfig, engine: Engine) -> Scale:
-    """Return the reference values, as far as they are known: a family's FLOPs, and a GPU's or measured CPU's peak."""
+    """Return the known reference values: a family's FLOPs, and a GPU's or measured CPU's peak."""
     parallel, family, device = config.parallel, config.model.family, engine.rank_model.device
     flops, peak = 0.0, 0.0
     work = family.work if family is not None and config.data.windows else None

@@ -37,8 +37,8 @@ def train_and_publish(
             initial values and are not published.
 
     Returns:
-        A function that publishes the Version for a number of Rounds. It raises Conflict if the Run has a newer Version
-        by then.
+        A function that publishes the Version for a number of Rounds. It raises Conflict if the Run then has a newer
+        Version.
 
     Raises:
         Conflict: The Run uses another Bundle.

@@ -6,9 +6,9 @@ arguments, of which the last ones are a program and the program's arguments.
         fork server: forked from it before it has threads; computes nothing
           rank, rank, ...: forked from the server, in each attempt
 
-An import of torch and of fanin's engine takes seconds of a processor. With a fork server a machine pays them once a job
-instead of once a rank and an attempt, so a job starts and restarts sooner. It is torchrun's own start method
-``forkserver``, which needs a function instead of a command: ``run_program``.
+An import of torch and of fanin's engine takes seconds of a processor. With a fork server a machine imports them once
+for each job, instead of once for each rank and attempt. So a job starts and restarts sooner. It is torchrun's own start
+method ``forkserver``, which needs a function instead of a command: ``run_program``.
 
 A program is a module, or a file, with a function ``main(arguments) -> status``. This module imports no torch, because
 each rank runs it again.

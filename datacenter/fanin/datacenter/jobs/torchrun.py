@@ -1,8 +1,8 @@
-"""torchrun as a child process: its command line, its environment, its logs, and the reason why it failed.
+"""torchrun as a child process: its command line, its environment, its logs, and the reason of its failure.
 
-torchrun remains the launcher: it provides rendezvous, ranks, restarts and teardown. This module starts it in a process
-group of its own, and leaves no process behind when the caller ends, is interrupted or is killed. On one machine all
-traffic uses the loopback address by number, because a machine's own name may not resolve.
+torchrun remains the launcher: it provides rendezvous, ranks, restarts and teardown. This module starts it in a separate
+process group. No process remains when the caller ends, is interrupted or is killed. On one machine all traffic uses the
+loopback address by number, because a machine's own name may not resolve.
 
 On several machines the same command runs on each of them. Machines may start, end and return at any time, so none of
 them removes shared files, and each has its own log folder.
@@ -33,7 +33,7 @@ LOOPBACK_INTERFACE: Final = "lo0" if sys.platform == "darwin" else "lo"
 RANKS_STOP_S: Final = 60
 """Seconds that ranks get to finish their step and save; torchrun's default is 30 s."""
 STOP_S: Final = RANKS_STOP_S + 10.0
-"""Seconds that torchrun gets to end its ranks before it is killed. Ranks without an agent end by themselves."""
+"""Seconds that torchrun has to end its ranks before it is killed. Ranks without an agent end by themselves."""
 LAST_CALL_S: Final = 10
 """Seconds that the required number of machines waits for more. A machine that joins later restarts all ranks."""
 TORCHRUN_LOG: Final = "torchrun.log"
@@ -55,7 +55,7 @@ class Elastic:
         max_restarts: Restarts allowed. Each lost rank or machine uses one.
         min_nodes: Fewest machines to run on.
         max_nodes: Most machines to run on.
-        endpoint: ``host:port`` where several machines meet, on a machine that stays.
+        endpoint: ``host:port`` of the rendezvous of several machines, on a machine that does not leave.
     """
 
     max_restarts: int = 0
@@ -118,7 +118,7 @@ def run_ranks(program: Sequence[str], num_processes: int, folder: Path, elastic:
 
 
 def run_locked(program: Sequence[str], num_processes: int, folder: Path, elastic: Elastic, locks: Sequence[int]) -> int:
-    """Do what ``run_ranks`` does under ``locks`` that the caller holds."""
+    """Do the work of ``run_ranks`` under the caller's ``locks``."""
     logs = begin_logs(folder, elastic)
     run = AGENT_RUNNER.get()
     return run(_command(program, num_processes, logs, elastic), logs, rank_environment(os.environ, elastic), locks)
@@ -143,7 +143,7 @@ def rank_environment(outer: Mapping[str, str], elastic: Elastic = ONE_MACHINE) -
         environment["GLOO_SOCKET_IFNAME"] = LOOPBACK_INTERFACE
     if elastic.multi_machine:
         # torchrun's restart count identifies an attempt, but does not include machines that join or leave. Each
-        # rendezvous therefore needs a store of its own.
+        # rendezvous therefore needs a separate store.
         environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     return environment
 
@@ -225,8 +225,8 @@ def run_agent(command: Sequence[str], logs: Path, environment: Mapping[str, str]
 
 RunAgent = Callable[[Sequence[str], Path, Mapping[str, str], Sequence[int]], int]
 AGENT_RUNNER: Final[ContextVar[RunAgent]] = ContextVar("agent_runner", default=run_agent)
-"""How jobs of this context run their agents. A program of many short jobs may set it to a fork of a process that has
-imported torch."""
+"""The function that runs the agents of this context's jobs. A program of many short jobs may set it to a fork of a
+process that has imported torch."""
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:

@@ -1,6 +1,6 @@
 """Models to train: small ones for devices, transformers for the datacenter, and models of ``transformers``.
 
-Each module is a self-contained model that knows nothing of ranks or rounds. Modules therefore repeat the names
+Each module is a self-contained model that does not depend on ranks or rounds. Modules therefore repeat the names
 ``Attention``, ``Block``, ``FeedForward`` and ``Layer``; import these only within their module.
 
 Modules, in reading order:

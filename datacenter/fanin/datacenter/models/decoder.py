@@ -3,7 +3,7 @@
 RMSNorm before each part (Zhang and Sennrich 2019, arXiv 1910.07467), rotary positions (Su et al. 2021, arXiv
 2104.09864), SwiGLU (Shazeer 2020, arXiv 2002.05202) and grouped-query attention (Ainslie et al. 2023, arXiv
 2305.13245).
-The model knows nothing of ranks, and each of its parts can run by itself. Attention uses the number of heads in the
+The model does not depend on ranks, and each of its parts can run alone. Attention uses the number of heads in the
 output of its projections. A layer maps one tensor to one tensor. Rotations are computed in each layer.
 """
 

@@ -1,8 +1,8 @@
 """An encoder-only transformer of the BERT family (Devlin et al. 2018, arXiv 1810.04805, section 3).
 
 It has learned positions, bidirectional attention, a norm after each part, and a head that predicts masked tokens. Like
-``models.decoder`` it knows nothing of ranks: a layer maps one tensor to one tensor, and the padding mask is an argument
-of every layer.
+``models.decoder`` it does not depend on ranks. A layer maps one tensor to one tensor, and the padding mask is an
+argument of every layer.
 """
 
 from dataclasses import dataclass

@@ -1,11 +1,11 @@
 """Builds a causal or masked language model of the ``transformers`` library from a local folder.
 
-Nothing is downloaded, no code of the folder runs, and nothing is unpickled. Only model types that the library itself
-knows are built, from the config alone. The parameters are uninitialized until each rank reads its own slices of the
-weights (``checkpoints.weights``).
+Nothing is downloaded, no code of the folder runs, and nothing is unpickled. Only model types of the library itself are
+built, from the config alone. The parameters are uninitialized until each rank reads its own slices of the weights
+(``checkpoints.weights``).
 
 The exception is a file with parameter names of an older release of the library (Mixtral, GPT-NeoX). The library
-translates these names, so one rank reads the whole file.
+translates these names, so one rank reads the complete file.
 """
 
 import copy
@@ -75,7 +75,7 @@ def _silenced() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PretrainedSettings:
-    """The ``folder`` of a model, and the ``dtype`` of its parameters in this job, whatever it is in the files."""
+    """The ``folder`` of a model, and the ``dtype`` of its parameters in this job, for any dtype of the files."""
 
     folder: Path
     dtype: Literal["float32", "bfloat16", "float64"] = "float32"
@@ -86,7 +86,7 @@ def pretrained_skeleton(settings: PretrainedSettings) -> nn.Module:
 
     Raises:
         InvalidInput: the folder or its config is wrong.
-        UnsupportedModel: the model is quantized, or not a language model that the library knows.
+        UnsupportedModel: the model is quantized, or not a language model of the library.
         RuntimeMissing: ``transformers`` is not installed.
     """
     weights_in(settings.folder)
@@ -171,8 +171,8 @@ def module_of(fields: JsonObject, dtype: str, seed: int | None, where: str) -> n
 def _head_of(library: ModuleType, config: object, fields: JsonObject, where: str) -> tuple[_Head, type]:
     """Return (the library's factory for this config, the class of the model).
 
-    A config may fit both heads. It is a masked model if its ``architectures`` name one, or if it is not a decoder:
-    with bidirectional attention a model that predicts the next token would see its target.
+    A config may fit both heads. It is a masked model if its ``architectures`` name one, or if it is not a decoder. With
+    bidirectional attention, a model that predicts the next token would read its target.
 
     Raises:
         UnsupportedModel: this model type has neither a causal nor a masked language head.
@@ -267,6 +267,6 @@ def _uninitialized() -> AbstractContextManager[object]:
 
 
 def _config_errors() -> tuple[type[Exception], ...]:
-    """Return the errors that the library raises for a wrong config: one of its own, and many of Python's."""
+    """Return the errors that the library raises for a wrong config: its own error and many of Python's."""
     own: type[Exception] = importlib.import_module("huggingface_hub.errors").StrictDataclassError
     return (own, ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)

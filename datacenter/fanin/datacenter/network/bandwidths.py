@@ -4,11 +4,11 @@
         -m fanin.datacenter.network.bandwidths OUT.json BACKEND REPEATS BYTES...
 
 Every collective is checked first. It is then timed for tensors of BYTES bytes, from a barrier to its end on the slowest
-rank, and the bytes of one call are counted.
+rank. The bytes of one call are counted.
 
-Bandwidths are defined as in nccl-tests. ``algbw`` is the size of the whole tensor divided by the time. ``busbw`` is
-``algbw`` times the share of each byte that a link carries, so it compares with the speed of a link for any number of
-ranks.
+Bandwidths are defined as in nccl-tests. ``algbw`` is the size of the full tensor divided by the time. ``busbw`` is
+``algbw`` times the share of each byte that a link carries. So it is comparable with the speed of a link for any number
+of ranks.
 
 Reference:
     https://github.com/NVIDIA/nccl-tests, doc/PERFORMANCE.md
@@ -46,7 +46,7 @@ class CollectiveTiming:
 
     Attributes:
         collective: its name in ``COLLECTIVES``.
-        size_bytes: size of the whole tensor.
+        size_bytes: size of the full tensor.
         seconds: median time on the slowest rank.
         seconds_samples: the time of each repetition on the slowest rank.
         calls: operator calls that the counter saw in one call.
@@ -93,7 +93,7 @@ def measure(name: str, size_bytes: int, repeats: int, device: torch.device) -> C
 
     Args:
         name: a key of ``COLLECTIVES``.
-        size_bytes: size of the whole tensor; it is rounded down to a multiple of the ranks.
+        size_bytes: size of the full tensor, rounded down to a multiple of the number of ranks.
         repeats: timed repetitions.
         device: where the tensor is stored.
     """

@@ -48,7 +48,7 @@ class Collective:
         expected: the result by numpy, from the tensors of all ranks (ranks, values), the rank and the reduction.
         bus: factor from algbw to busbw for a number of ranks.
         reduces: whether the caller chooses the reduction.
-        shared: whether each rank contributes only a part of the whole tensor.
+        shared: whether each rank contributes only a part of the full tensor.
     """
 
     kind: str

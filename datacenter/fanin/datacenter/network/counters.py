@@ -1,7 +1,7 @@
 """Counts the calls and payload bytes that a rank sends, by mesh axis and kind of collective.
 
 ``ByteCounter`` counts the operators of ``c10d`` and ``_c10d_functional`` that a rank calls in its ``with`` block. The
-payload is the whole tensor of a collective, so it can be compared with formulas exactly:
+payload is the full tensor of a collective, so it can be compared with formulas exactly:
 
 - all-gather: the output;
 - reduce-scatter: the input;
@@ -9,7 +9,7 @@ payload is the whole tensor of a collective, so it can be compared with formulas
 - message: the tensor, counted by its sender only.
 
 The bytes on the wire depend on the algorithm; ``Amount.wire_bytes`` returns those of a ring. DistributedDataParallel
-reduces outside of Python, where the counter cannot see it; call ``make_visible`` first.
+reduces outside of Python, invisible to the counter. Call ``make_visible`` first.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -40,7 +40,7 @@ OTHER: Final = "other"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CountedOperator:
-    """How an operator is counted.
+    """The rule that counts an operator.
 
     Attributes:
         kind: the kind of collective.
@@ -184,9 +184,9 @@ class ByteCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch'
 
 
 def make_visible(runner: DistributedDataParallel) -> None:
-    """Make DistributedDataParallel reduce its gradients in Python, where a counter sees it.
+    """Make DistributedDataParallel reduce its gradients in Python, so that a counter can count them.
 
-    This registers a communication hook, of which there can be only one. A counter also sees any other hook.
+    This registers a communication hook, of which there can be only one. A counter also counts any other hook.
     """
     runner.register_comm_hook(None, allreduce_hook)
 

@@ -1,7 +1,7 @@
-"""Links between ranks: their latency and bandwidth, and which of them stay within a node.
+"""Links between ranks: their latency, their bandwidth, and the links within a node.
 
 The time of a message is ``latency + bytes / bandwidth``. The time of a collective is the sum over the steps of a ring.
-Bandwidths come from data sheets, for one direction and one accelerator. Latencies are round numbers; replace them by
+Bandwidths come from data sheets, for one direction and one accelerator. Latencies are round numbers. Replace them by
 measured ones if they matter.
 
 Reference:
@@ -52,7 +52,7 @@ class Link:
         Args:
             kind: the kind of collective, as in ``network.counters``.
             amount: number of calls, and their payload together.
-            num_ranks: ranks that take part.
+            num_ranks: ranks of the collective.
         """
         hops = 1 if kind == SEND else (num_ranks - 1) * (2 if kind == ALL_REDUCE else 1)
         return amount.num_calls * hops * self.latency_s + amount.wire_bytes(kind, num_ranks) / self.bytes_per_second

@@ -47,7 +47,7 @@ def check_observer(factory: Callable[[], object]) -> None:
 
 
 def _jobs() -> dict[str, list[Event]]:
-    """Return the events of some jobs by what happens in them."""
+    """Return the events of some jobs, by a description of the job."""
     ended = TrainingEnded(num_steps=NUM_STEPS, reason="steps", interrupted=False)
     later: Event = _LaterEvent()  # type: ignore[assignment]
     return {

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 StageWork = Literal["forward", "backward", "weights"]
-"""What a stage computes. ``weights`` is a backward pass for the weights alone, in schedules that split this pass."""
+"""The work of a stage. ``weights`` is a backward pass for the weights alone, in schedules that split this pass."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +115,7 @@ class EvaluationEnded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSettled:
-    """A step is complete, and so is the evaluation after it if one was due. The state may be saved now."""
+    """A step is complete, with the evaluation after it if one was due. The state may be saved now."""
 
     num_steps: int
 

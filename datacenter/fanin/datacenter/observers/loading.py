@@ -15,7 +15,7 @@ from fanin.protos.errors import FaninError, InvalidInput
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankPlace:
-    """Where an observer runs.
+    """The place of an observer.
 
     Attributes:
         rank: Number of the rank, from 0.
@@ -56,7 +56,7 @@ def guest_of(name: str, observer: object) -> Guest:
 
 
 def _create(name: str, place: RankPlace) -> object:
-    """Return what the factory of this name returns."""
+    """Return the result of the factory with this name."""
     # Imported late: it imports torch.
     from fanin.edge.export.loading import load_object
 
@@ -67,7 +67,7 @@ def _create(name: str, place: RankPlace) -> object:
         return factory(place)
     except FaninError as exc:
         raise InvalidInput(str(exc)) from exc
-    except (Exception, SystemExit) as exc:  # Of any kind: the code is another's. It may even call sys.exit.
+    except (Exception, SystemExit) as exc:  # Any error: the code is not fanin's. It may even call sys.exit.
         raise InvalidInput(
             f"observer {name!r}: its factory raised {type(exc).__name__}: {exc}; correct the factory. It is called "
             "with one RankPlace"

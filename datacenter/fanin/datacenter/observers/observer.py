@@ -52,7 +52,7 @@ class TrainingObserver(Protocol):
     """Receives the events of a training. ``contract.check_observer`` checks an implementation."""
 
     def on(self, event: Event) -> Decision | None:
-        """Receive an event. Return a decision to end the training, else None."""
+        """Receive an event. Return a decision to end the training, or None to continue."""
 
 
 class Guest:
@@ -73,7 +73,7 @@ class Guest:
         kind = type(event).__name__
         try:
             decision: object = self._observer.on(event)
-        except (Exception, SystemExit) as exc:  # Of any kind: the code is another's. It may even call sys.exit.
+        except (Exception, SystemExit) as exc:  # Any error: the code is not fanin's. It may even call sys.exit.
             LOGGER.exception("observer %s: raised an error on %s", self._name, kind)
             text = " ".join(str(exc).split())[:MAX_ERROR_CHARS]
             self.failure = Failure(reason=f"observer {self._name}: raised {type(exc).__name__} on {kind}: {text}")
@@ -129,4 +129,4 @@ def strongest(verdicts: Sequence[Verdict | None]) -> Verdict | None:
 
 
 Publish = Callable[[Event], None]
-"""Where a part of the training publishes its events."""
+"""The function by which a part of the training publishes its events."""

@@ -10,7 +10,7 @@ Modules, in reading order:
 - ``build``: puts a model on this rank, in nine ordered steps
 - ``engine``: trains the model on this rank: ``step`` and ``evaluate``
 - ``batch``: a rank's part of a global batch
-- ``gather``: whole parameters and gradients out of the ranks' shards, and parameters back
+- ``gather``: full parameters and gradients from the ranks' shards, and parameters back
 - ``layer_times``: measures the time of each layer on this machine
 - ``transformers_layout``: layouts for models of the ``transformers`` library
 - ``torch_messages``: torch's expected messages, silenced

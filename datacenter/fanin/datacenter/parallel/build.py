@@ -68,7 +68,7 @@ class TrainableModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParameterEntry:
-    """The stage, shape and dtype of one whole parameter, and its other names if several modules share it."""
+    """The stage, shape and dtype of one full parameter, and its other names if several modules share it."""
 
     stage: int
     shape: torch.Size
@@ -82,16 +82,16 @@ class RankModel:
 
     Attributes:
         objective: the loss and its count.
-        parallel: how the model is spread.
-        training: how it is trained.
+        parallel: the distribution of the model over ranks.
+        training: the settings of the training.
         mesh: the ranks; None for a single process.
-        device: what this rank computes on.
-        parts: the modules of this rank by the index of their stage. Without a pipeline the whole model is stage 0.
+        device: the device of this rank.
+        parts: the modules of this rank by the index of their stage. Without a pipeline the complete model is stage 0.
         runners: the modules that a step calls: the parts, or DistributedDataParallel around them.
         optimizers: one for each part that has trainable parameters.
         schedule: torch's pipeline schedule; None without a pipeline.
         tie: this rank's ends of a tied weight; None without a pipeline or without a tied weight.
-        table: the parameters of the whole model by name, in the order of the model.
+        table: the parameters of the complete model by name, in the order of the model.
     """
 
     objective: Objective
@@ -121,16 +121,16 @@ def build(
 ) -> RankModel:
     """Put a model on this rank, in the nine steps listed above.
 
-    The parameters of ``model.module`` move into the parts of the result, so do not use the module afterwards. If it was
-    cut into stages, it is on the meta device.
+    The parameters of ``model.module`` move into the parts of the result, so do not use the module afterwards. A module
+    that was cut into stages is on the meta device.
 
     Args:
-        model: the module. If its parameters are on the meta device, this rank allocates only its own slices, and the
-            caller loads their values, for example with ``import_weights``.
-        parallel: how the model is spread.
-        training: how it is trained.
+        model: the module. If its parameters are on the meta device, this rank allocates only its own slices. The caller
+            then loads their values, for example with ``import_weights``.
+        parallel: the distribution of the model over ranks.
+        training: the settings of the training.
         mesh: the ranks; None for a single process.
-        device: what this rank computes on.
+        device: the device of this rank.
 
     Raises:
         InvalidInput: the settings do not fit the model, the mesh or the batch size.
@@ -240,8 +240,8 @@ def _apply_to_stage(
     if mesh is not None and parallel.mesh.tp > 1:
         apply_tensor_parallel(part, layout, mesh[TENSOR], sequence=parallel.sequence_parallel)
     if mesh is None or not parallel.sharded:
-        # After the split, and not if FSDP2 follows: a device may be too small for a whole stage. Tensor parallelism and
-        # FSDP2 move one parameter or one layer at a time.
+        # After the split, and not if FSDP2 follows: a device may be too small for a complete stage. Tensor parallelism
+        # and FSDP2 move one parameter or one layer at a time.
         materialize(part, device)
     if layout.tied is not None:
         retie(part, layout.tied)
@@ -265,8 +265,8 @@ def _apply_to_stage(
 def layers_of(module: nn.Module) -> Iterator[nn.Module]:
     """Yield the layers in a module.
 
-    A container without a ``forward``, such as a ModuleList, is replaced by its own layers: it is never called, so
-    nothing that wraps its forward would run.
+    A container without a ``forward``, such as a ModuleList, is replaced by its own layers. It is never called, so a
+    wrapper of its forward would never run.
     """
     for child in module.children():
         if type(child).forward is nn.Module.forward:
@@ -303,7 +303,7 @@ def build_schedule(
         objective: the loss that the last stage computes.
         parallel: the schedule and its sizes.
         mesh: the ranks.
-        device: what this rank computes on.
+        device: the device of this rank.
     """
     check_torch()
     pipeline = parallel.pipeline()

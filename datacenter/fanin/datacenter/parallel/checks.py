@@ -14,7 +14,7 @@ def check_job(layout: Layout, parallel: ParallelSettings, training: TrainingSett
     """Check that a model can be trained with these settings on ``world_size`` processes.
 
     Raises:
-        UnsupportedModel: the model does not support an axis of the mesh, whatever its size.
+        UnsupportedModel: the model does not support an axis of the mesh, for any size.
         InvalidInput: the sizes do not fit each other. The message lists every fault and all sizes.
     """
     parallel.mesh.check(world_size)

@@ -10,9 +10,9 @@ Example::
 
 All ranks must call the same methods in the same order, because most of them are collectives.
 
-Three rules give the results of one process. The loss of a chunk is a sum, divided by the count of the whole global
-batch. Gradients are summed over ranks, accumulation steps and microbatches, never averaged. They are completed, tied
-and measured over all axes before they are clipped.
+Three rules give the results of one process. The loss of a chunk is a sum, divided by the count of the global batch.
+Gradients are summed over ranks, accumulation steps and microbatches, never averaged. They are completed, tied and
+measured over all axes before they are clipped.
 """
 
 from collections.abc import Iterator, Mapping
@@ -45,10 +45,10 @@ class StepResult:
     Attributes:
         loss: mean loss over the global batch before the step, a scalar.
         norm: 2-norm of all gradients before clipping, a scalar. With local steps it is the rank's own.
-        count: count of the global batch that the loss was divided by.
+        count: count of the global batch, by which the loss was divided.
         skipped: the loss or the norm was not finite on some rank, so no rank changed its parameters.
-        overflowed: the step was skipped because fp16 overflowed, and the loss scale was lowered. This is normal now and
-            then.
+        overflowed: the step was skipped because fp16 overflowed, and the loss scale was lowered. This occurs
+            occasionally in a normal training.
     """
 
     loss: Tensor
@@ -71,13 +71,13 @@ def build_engine(
     move to the device, split as ``parallel`` describes. Do not use ``model.module`` afterwards.
 
     Args:
-        model: the module, its layout and its objective. The module has all its parameters, identical on every rank; or
+        model: the module, its layout and its objective. The module has all its parameters, identical on every rank. Or
             they are on the meta device, and the caller loads values into the engine before the first step.
-        parallel: how the model is spread. ``parallel.mesh`` must have as many ranks as ``mesh``.
+        parallel: the distribution of the model over ranks. ``parallel.mesh`` must have as many ranks as ``mesh``.
         training: batch size, optimizer and gradient settings.
         mesh: the ranks, with the axes of ``MeshShape``. None trains in this process alone.
-        device: what this rank computes on. The default is the rank's own device of the mesh's type, or without a mesh
-            the one that ``parallel.device`` selects.
+        device: the device of this rank. The default is the rank's device of the mesh's type, or without a mesh the
+            device that ``parallel.device`` selects.
 
     Returns:
         The engine. It is ready for ``step`` and ``evaluate``.
@@ -136,7 +136,7 @@ class Engine:
 
         Args:
             batch: this rank's part of the global batch.
-            count: count of the whole global batch, if the caller knows it. Otherwise it is summed over the ranks.
+            count: count of the global batch, if the caller knows it. Otherwise it is summed over the ranks.
 
         Raises:
             InvalidInput: the ranks of tp cannot split the sequences of the batch evenly.
@@ -187,7 +187,7 @@ class Engine:
         return float(self._sum_over_ranks(loss, pipeline=True)), self._total_count(batch.targets)
 
     def gradients(self, batch: Batch) -> Iterator[tuple[str, Tensor]]:
-        """Compute the gradients of the mean loss in evaluation mode, and yield each whole one with its name.
+        """Compute the gradients of the mean loss in evaluation mode, and yield each full gradient with its name.
 
         A collective: all ranks must iterate to the end together. Nothing is trained. A parameter without a gradient
         yields zeros.
@@ -232,7 +232,7 @@ class Engine:
         return dict(whole_parameters(self.rank_model))
 
     def load_parameters(self, values: Mapping[str, Tensor]) -> None:
-        """Load whole parameters into this rank's shards.
+        """Load full parameters into this rank's shards.
 
         Raises:
             ValueError: names or shapes differ from those of the model. Nothing is changed.
@@ -261,7 +261,7 @@ class Engine:
     def _agree(self, share: Tensor, norm: Tensor) -> tuple[Tensor, bool]:
         """Return (the mean loss, whether the loss and the gradients are finite), the same on all ranks.
 
-        Ranks of ``tp`` exchange no message: each has the whole loss and the norm of all of them. Copies that run local
+        Ranks of ``tp`` exchange no message: each has the full loss and the norm of all of them. Copies that run local
         steps have different norms, so whether a norm is finite is sent together with the loss.
         """
         values = torch.stack([share, norm.isfinite().logical_not().to(share)])

@@ -1,4 +1,4 @@
-"""Gathers whole parameters and gradients from the shards of all ranks, and loads whole parameters into the shards.
+"""Gathers full parameters and gradients from the shards of all ranks, and loads full parameters into the shards.
 
 Names, shapes and dtypes are those of the model in one process.
 """
@@ -16,9 +16,9 @@ from fanin.edge.tensors import count_differences
 
 
 def whole_parameters(model: RankModel) -> Iterator[tuple[str, Tensor]]:
-    """Yield the name and whole value of each parameter on the CPU of every rank.
+    """Yield the name and full value of each parameter on the CPU of every rank.
 
-    A collective: all ranks must iterate together. Only one whole parameter is in memory at a time, unless the caller
+    A collective: all ranks must iterate together. Only one full parameter is in memory at a time, unless the caller
     keeps more.
 
     Raises:
@@ -28,7 +28,7 @@ def whole_parameters(model: RankModel) -> Iterator[tuple[str, Tensor]]:
 
 
 def whole_gradients(model: RankModel) -> Iterator[tuple[str, Tensor]]:
-    """Yield the name and whole gradient of each parameter; zeros for a parameter that has none.
+    """Yield the name and full gradient of each parameter; zeros for a parameter that has none.
 
     A collective, as ``whole_parameters``. The gradients must have the placements of their parameters
     (``gradients.settle``).
@@ -38,7 +38,7 @@ def whole_gradients(model: RankModel) -> Iterator[tuple[str, Tensor]]:
 
 @torch.no_grad()
 def _whole(model: RankModel, tensor_of: Callable[[nn.Parameter], Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """Yield the whole ``tensor_of`` each parameter, which has its shape and dtype."""
+    """Yield the full ``tensor_of`` each parameter, which has its shape and dtype."""
     group = model.axes.pipeline
     parameters = {stage: dict(part.named_parameters()) for stage, part in model.parts.items()}
     for name, entry in model.table.items():
@@ -81,7 +81,7 @@ def whole_buffers(model: RankModel) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def load_whole(model: RankModel, values: Mapping[str, Tensor]) -> None:
-    """Load whole values into the shards of this rank.
+    """Load full values into the shards of this rank.
 
     Raises:
         ValueError: names or shapes differ from those of the model. Nothing is changed.

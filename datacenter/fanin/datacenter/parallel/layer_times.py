@@ -1,12 +1,12 @@
 """Measures the time of each part of a model on this machine, so that a pipeline can be cut by it.
 
-One microbatch runs through the model. Each part that the layout names is computed several times, forward and backward,
-when the microbatch reaches it; its output is the input of the next part. Only one part at a time is on the device, with
-its own activations and gradients. A model that is too large for the device can therefore be measured. Parameters on the
-meta device are random numbers in the measurement.
+One microbatch runs through the model. When the microbatch reaches a part that the layout names, the part is computed
+several times, forward and backward. Its output is the input of the next part. Only one part at a time is on the device,
+with its own activations and gradients. A model that is too large for the device can therefore be measured. Parameters
+on the meta device are random numbers in the measurement.
 
 The measurement leaves the module bit-identical. Parts use their own parameters, but separate gradients, copies of the
-buffers and a forked random number generator. Parts are whole, not split by ``tp``, and not compiled.
+buffers and a forked random number generator. Parts are complete, not split by ``tp``, and not compiled.
 """
 
 import time
@@ -63,17 +63,17 @@ def measure_layer_times(
     """Measure the seconds of each part of a model for one microbatch, forward and backward.
 
     Args:
-        model: the whole model. Parameters that do not train must be frozen already.
+        model: the complete model. Parameters that do not train must be frozen already.
         batch: the microbatch, on the device of the module.
         parallel: the settings of the job. Only ``precision`` and ``recompute`` are used.
-        device: what the parts are computed on.
+        device: the device that computes the parts.
         hooks: the clock, and a function that is called after each part.
 
     Returns:
         Seconds of the inputs, each layer, and the outputs with the loss: ``num_layers + 2`` numbers.
 
     Raises:
-        InvalidInput: a part returns something else than one tensor.
+        InvalidInput: a part does not return exactly one tensor.
     """
     stopwatch = _Stopwatch(device=device, half=HALF.get(parallel.precision), hooks=hooks)
     index_of = dict(_time_indices(model.layout))

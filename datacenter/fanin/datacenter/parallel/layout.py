@@ -34,14 +34,14 @@ whole       not split; the default for modules with parameters that match no pat
 class ModelSizes:
     """The sizes that a mesh must divide.
 
-    They are checked before a process starts. Nothing else reads them, except for the style ``kv``.
+    They are checked before a process starts. Apart from these checks, only the style ``kv`` uses them.
 
     Attributes:
         num_layers: length of the list of layers. A pipeline has at most as many stages.
-        num_heads: attention heads, of which tp must be a divisor; 0 if nothing has heads.
-        num_kv_heads: key and value heads, likewise; with the style ``kv`` tp may also be a multiple of them. 0 if
-            nothing has heads.
-        feed_forward: width of the feed-forward layers, of which tp must be a divisor; 0 if there are none.
+        num_heads: attention heads; tp must divide them. 0 if no module has heads.
+        num_kv_heads: key and value heads; tp must divide them, or with the style ``kv`` may be a multiple of them. 0 if
+            no module has heads.
+        feed_forward: width of the feed-forward layers; tp must divide it. 0 without such layers.
     """
 
     num_layers: int
@@ -52,20 +52,21 @@ class ModelSizes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Names of a model's modules, and how they are spread.
+    """Names of a model's modules, and their distribution over ranks.
 
-    A module that is left out of a pipeline stage returns its input there.
+    A module that a pipeline stage does not have returns its input there.
 
     Attributes:
         sizes: the sizes that a mesh must divide.
         inputs: modules before the layers. They belong to the first stage of a pipeline.
         layers: the list of layers.
         outputs: modules after the layers. They belong to the last stage.
-        plan: patterns of module names (``*`` is any text without a dot) and how tensor parallelism splits each module.
+        plan: patterns of module names (``*`` is any text without a dot), each with the module's style of tensor
+            parallelism.
         tied: (name of the copy, name of the original) of a parameter with two names.
-        sequence: where sequence parallelism may split the T positions of the activations (B, T, width). ``model``: in
-            the whole model. ``layers``: from the first to the last layer of a stage, because the modules around them
-            read the number of positions from their input. Empty: nowhere.
+        sequence: the part of the model in which sequence parallelism may split the T positions of the activations (B,
+            T, width). ``model``: the complete model. ``layers``: from the first to the last layer of a stage, because
+            the modules around them read the number of positions from their input. Empty: no part.
         unfit: the axes that the model does not support, each with the reason.
         gathers_logits: whether the ranks of tp gather the logits of the last module. ``build`` sets it: only some
             losses work on split logits.
@@ -83,7 +84,7 @@ class Layout:
 
 
 def styles_remedy(*, sequence: bool) -> str:
-    """Return what to do about a plan with which the ranks of tp compute another model.
+    """Return the remedy for a plan with which the ranks of tp compute another model.
 
     Args:
         sequence: whether sequence parallelism is on.
@@ -111,8 +112,8 @@ def check_layout(layout: Layout, module: "nn.Module") -> None:
     """Check that a Layout describes a module: every name and pattern, the number of layers, and the tie.
 
     Raises:
-        InvalidInput: a name or a pattern is of no module, two patterns match one module, a style is unknown, the number
-            of layers differs, or the tied names are not of one parameter.
+        InvalidInput: a name or a pattern matches no module, two patterns match one module, or a style is unknown. Or
+            the number of layers differs, or the tied names are not of one parameter.
     """
     names = {name for name, _ in module.named_modules(remove_duplicate=False)}
     for part in (*layout.inputs, layout.layers, *layout.outputs):

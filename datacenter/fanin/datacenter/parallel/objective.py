@@ -1,8 +1,8 @@
 """Training objectives: a summed loss, and its divisor.
 
 Sums and counts add up over any split of a batch. Means do not: with padding, the parts of a batch have different
-counts. Therefore the engine divides once, by the count of the whole batch over all ranks, and every rank divides alike.
-Padding contributes nothing to the sum or to the count.
+counts. Therefore the engine divides once, by the count of the batch over all ranks, and every rank divides by the same
+count. Padding contributes nothing to the sum or to the count.
 
 An App's loss is one number per sample, and its mean is over samples. The mean of a token model is over tokens by
 default, or over samples.
@@ -50,7 +50,7 @@ class Objective:
         observer: Receives the predictions of evaluations, but not those of training.
         predict: (outputs) -> the token or class with the largest output.
         sharded: (this rank's columns of the vocabulary) -> the same objective on these columns of the logits. None: the
-            loss needs whole outputs, so the ranks of tp gather them. Replace it together with ``loss_sum``.
+            loss needs full outputs, so the ranks of tp gather them. Replace it together with ``loss_sum``.
     """
 
     loss_sum: Callable[[Tensor, Tensor], Tensor]

@@ -22,12 +22,12 @@ MEASURE: Final = "measure"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParallelSettings:
-    """How a model is spread over ranks. Jobs that differ only in these settings train the same model.
+    """The distribution of a model over ranks. Jobs that differ only in these settings train the same model.
 
     Attributes:
         mesh: number of ranks along each axis.
         schedule: order in which a pipeline runs its microbatches, a key of ``SCHEDULES``.
-        microbatches: slices of a rank's part of a gradient accumulation step. A pipeline works on several at once; a
+        microbatches: slices of a rank's part of a gradient accumulation step. A pipeline works on several at once. A
             rank without a pipeline computes one after the other.
         stages_per_rank: pipeline stages on each rank; 0 is the default of the schedule.
         layer_times: times of the inputs, each layer and the outputs, in seconds or any other unit. The pipeline is cut
@@ -40,10 +40,10 @@ class ParallelSettings:
         precision: dtype of the computation. ``full`` is the dtype of the model. ``double`` converts the model to
             float64. With ``bf16`` and ``fp16``, parameters and the sums of their gradients keep the dtype of the model.
         offload: whether parameters, gradients and optimizer state are stored in the CPU's memory.
-        replicate: what synchronizes full copies of the model. With pp, tp or dp_shard it is always ``hsdp``.
+        replicate: the method that synchronizes full copies of the model. With pp, tp or dp_shard it is always ``hsdp``.
         sequence_parallel: whether the ranks of tp also split the activations between the matrices of a layer, along the
             sequence.
-        device: what ranks compute on. ``auto`` is one GPU a rank if the machine has GPUs, otherwise the CPU.
+        device: the device of the ranks. ``auto`` is one GPU for each rank if the machine has GPUs, otherwise the CPU.
     """
 
     mesh: MeshShape = field(default_factory=MeshShape)
@@ -158,7 +158,7 @@ class ParallelSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingSettings:
-    """How a model is trained. Jobs that differ in these settings train different models.
+    """The settings of a training. Jobs that differ in these settings train different models.
 
     Attributes:
         batch_size: samples of one optimizer step over all ranks.

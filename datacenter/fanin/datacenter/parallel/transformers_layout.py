@@ -1,12 +1,12 @@
 """Derives the Layout of a language model of the ``transformers`` library from its config and its tensor-parallel plan.
 
-No code here knows a particular model:
+No code here is specific to a model:
 
 - Data parallelism works for every model. FSDP2 shards the longest list of layers one layer at a time.
 - Tensor parallelism uses the plan of the model, keyed by module names, and the sizes in its config. Models of the Llama
   family have both.
-- Each stage of a pipeline runs the forward function of the whole model. That function must pass one tensor from module
-  to module without changing it, which is tested here.
+- Each stage of a pipeline runs the forward function of the complete model. That function must pass one tensor from
+  module to module without changing it, which is tested here.
 
 If a model does not support ``tp`` or ``pp``, the reason is in its Layout (``unfit``). The module itself changes in two
 ways: it keeps no cache and returns only its logits.
@@ -201,7 +201,8 @@ def _plan_fault(module: nn.Module, layout: Layout, plan: Mapping[str, str]) -> s
 def _layer_list(module: nn.Module) -> str:
     """Return the name of the ModuleList with the most parameters, the outermost of equal ones, or an empty string.
 
-    FSDP2 gathers each layer by itself. If a layer shares a parameter with the rest of the model, the result is empty.
+    FSDP2 gathers each layer separately. If a layer shares a parameter with other parts of the model, the result is
+    empty.
     """
     lists = {name: each for name, each in module.named_modules() if isinstance(each, nn.ModuleList) and len(each)}
     largest = max(lists, key=lambda name: sum(value.numel() for value in lists[name].parameters()), default="")

@@ -1,11 +1,12 @@
 """The cross-entropy of logits that are split over the vocabulary: each rank of ``tp`` has some columns of the head.
 
-No rank ever has the whole logits. For each token the ranks exchange the largest logit, the sum of the exponentials and
+No rank ever has the full logits. For each token the ranks exchange the largest logit, the sum of the exponentials and
 the target's logit: 3 numbers instead of the vocabulary. Every rank then has the same losses. The backward pass needs no
 exchange, because the gradient of a rank's logits depends on these numbers and on its own logits.
 
-torch's ``loss_parallel`` replaces operators of the whole process while the loss and its backward pass run. A schedule
-of a pipeline runs them in one call with all its layers, and an objective over samples needs the loss of each token.
+torch's ``loss_parallel`` replaces operators in the complete process while the loss and its backward pass run. A
+schedule of a pipeline runs them in one call with all its layers, and an objective over samples needs the loss of each
+token.
 
 Reference:
     Shoeybi et al. 2019, Megatron-LM, arXiv 1909.08053, section 3, for the parallel cross-entropy.
@@ -75,7 +76,7 @@ class VocabularyShard:
 
 
 class _Context(Protocol):
-    """What autograd keeps from the forward pass for the backward pass."""
+    """The values that autograd keeps from the forward pass for the backward pass."""
 
     dtype: torch.dtype
     saved_tensors: tuple[Tensor, ...]
@@ -115,5 +116,5 @@ class _ShardedCrossEntropy(torch.autograd.Function):
 
 
 def _least(logits: Tensor) -> Tensor:
-    """Return what is smaller than every logit, one for each token, on a rank without columns."""
+    """Return a value below every logit for each token, for a rank without columns."""
     return torch.full(logits.shape[:-1], -torch.inf, dtype=logits.dtype, device=logits.device)

@@ -1,4 +1,4 @@
-"""The input and the output of the planner: what to train on which ranks, and one layout with its predictions."""
+"""The input and the output of the planner: a model with its ranks, and one layout with its predictions."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -23,7 +23,7 @@ SHOWN_SHARE: Final = 0.005
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutRequest:
-    """What to train, and on which ranks.
+    """A model, its ranks and its training settings.
 
     Attributes:
         facts: the model.

@@ -29,7 +29,7 @@ class Weight:
 
     Attributes:
         name: its name in the model.
-        shape: its shape in the whole model.
+        shape: its shape in the complete model.
         style: how tensor parallelism splits its module.
     """
 
@@ -39,7 +39,7 @@ class Weight:
 
     @property
     def num_values(self) -> int:
-        """Number of values of the whole parameter."""
+        """Number of values of the full parameter."""
         return prod(self.shape)
 
     def local_shape(self, tp: int, num_kv_heads: int) -> tuple[int, ...]:
@@ -50,7 +50,7 @@ class Weight:
         return tuple(ceil(size / tp) if index == dim else size for index, size in enumerate(self.shape))
 
     def is_shared(self, tp: int, num_kv_heads: int) -> bool:
-        """Return whether every rank has it whole because there are fewer key and value heads than ranks."""
+        """Return whether it is replicated on every rank because there are fewer key and value heads than ranks."""
         return self.style == "kv" and num_kv_heads % tp != 0
 
     def is_partial(self, tp: int, num_kv_heads: int, *, split: bool) -> bool:
@@ -107,7 +107,7 @@ class ModelFacts:
 
     @property
     def num_values(self) -> int:
-        """Number of parameters of the whole model. A tied table counts once."""
+        """Number of parameters of the complete model. A tied table counts once."""
         return _values(self.inputs) + self.sizes.num_layers * _values(self.layer) + _values(self.outputs)
 
     @property

@@ -3,10 +3,10 @@
 Parameters, optimizer state, and gradients that wait for the last chunk of a batch are in memory all the time. The
 prediction adds the largest of three moments: the end of the forward pass, the backward pass of the loss, or the
 backward pass of a layer. A layer frees activations and creates gradients. Each moment includes the parameters that
-FSDP2 has gathered then.
+FSDP2 has gathered at that time.
 
-The bytes of activations are those of the tensors that autograd saves for ``models.decoder`` with flash attention. Not
-included are the rounding and fragmentation of the allocator, NCCL's buffers and CUDA's context.
+The bytes of activations are those of the tensors that autograd saves for ``models.decoder`` with flash attention. They
+do not include the rounding and fragmentation of the allocator, NCCL's buffers and CUDA's context.
 
 Reference:
     Korthikanti et al. 2022, arXiv 2205.05198, section 4, count activations in the same way.
@@ -82,7 +82,7 @@ def activations_of(job: Job, *, fused_norms: bool = False) -> Activations:
     keys = max(facts.kv_width / tp, facts.head_width)
     forward = facts.sizes.feed_forward / tp
     split = tp if job.parallel.sequence_parallel else 1
-    # The output of a norm is always whole, because the matrices after it need it.
+    # The output of a norm is always full, because the matrices after it need it.
     norm = ((stream * width if fused_norms else 2 * job.full_bytes * width) + job.full_bytes) / split + product * width
     # Rotated keys and queries, values, the output of attention (twice: transposed for the next product), and its sums.
     attention = product * (2 * keys + 3 * attended) + job.full_bytes * heads
@@ -196,12 +196,12 @@ def _moments(
         yield layers + sizes.norm + 2 * held, 0, 2 * root if fetched else fetch
     inside = max(sizes.recomputed + _feed_forward_gradients(job), unit + sizes.layer // 4)
     whole = shards * job.layer_values * job.full_bytes
-    # FSDP2 sums gradients only in the last chunk. Before it the gradients of a layer stay whole.
+    # FSDP2 sums gradients only in the last chunk. Before it the gradients of a layer are not sharded.
     layer_gradients = job.layer_values * job.full_bytes if sharded and last else whole
     summed = whole if sharded and last else 0
     # In between the total is linear in ``done``, so its maximum is at an end.
     for done in sorted({0, 1, num_layers - 2, num_layers - 1} & set(range(num_layers))):
-        # If earlier chunks have left gradients, those of the layer exist already; they are freed as they are summed.
+        # If gradients of earlier chunks exist, they include those of the layer. They are freed when they are summed.
         gradients = (0 if waiting else done * layer_gradients) + (summed if done else 0)
         next_one = unit if fetched and done < num_layers - 1 else 0
         yield (num_layers - done) * sizes.kept + held + inside, gradients, next_one + (unit + root if fetched else 0)
@@ -215,7 +215,7 @@ def _moments(
 
 
 def _other_ranks_rows(job: Job, stage: StageSizes) -> int:
-    """Return the embedding values of other ranks of tp. torch computes gradients of those rows as well."""
+    """Return the embedding values of other ranks of tp. torch computes gradients of those rows, too."""
     table = job.facts.vocabulary * job.facts.width
     return table - -(-table // job.tp) if stage.first and job.tp > 1 else 0
 

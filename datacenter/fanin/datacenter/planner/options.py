@@ -22,9 +22,9 @@ from fanin.datacenter.watch.flops import HARDWARE, Hardware, cpu_hardware
 from fanin.protos.errors import InvalidInput
 
 PRECISIONS: Final[dict[str, Precision]] = {"bf16": "bf16", "full": "full", "double": "double"}
-"""Precisions that the planner has formulas for."""
+"""Precisions that the planner supports."""
 USABLE_MEMORY: Final = 0.9
-"""Share of a device's memory that tensors can use. CUDA, NCCL and fragmentation need the rest."""
+"""Share of a device's memory that tensors can use. CUDA, NCCL and fragmentation use the remaining share."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

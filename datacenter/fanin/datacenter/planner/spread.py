@@ -84,8 +84,8 @@ class Job:
         training: how it is trained.
         sequence: tokens of a sample.
         num_shards: shards of a parameter under FSDP2; 1 without it. Derived once, because a search reads it often.
-        stream_bytes: bytes of a value in the activations between layers. FSDP2 casts the whole model to half precision,
-            autocast only the matrix products. Derived once, too.
+        stream_bytes: bytes of a value in the activations between layers. FSDP2 casts the complete model to half
+            precision, autocast only the matrix products. Derived once, too.
     """
 
     facts: ModelFacts

@@ -2,9 +2,9 @@
 
     step = chunks x (compute + tp + pp) + pipeline bubble + dp that is not overlapped + optimizer
 
-Computation runs at the peak of the data sheet times ``efficiency`` (the share that large matrix products reach), or is
-limited by reading the weights from memory. Gradient sums over dp overlap with the backward pass. Only the time beyond
-it counts, and at least that of one layer, which nothing overlaps.
+Computation runs at the peak of the data sheet times ``efficiency``, the share that large matrix products reach. Or the
+reading of the weights from memory limits it. Gradient sums over dp overlap with the backward pass. Only the time beyond
+it counts, and at least the time of one layer, which does not overlap.
 
 The predictions rank layouts; they are not a promise for a machine. tests/unit/test_planner_published.py compares them
 with published runs within a stated ratio.

@@ -25,9 +25,9 @@ BUCKET_BYTES = 25 * 2**20
 
 
 def predict_traffic(job: Job, rank: int = 0) -> Counts:
-    """Predict what a pipeline rank sends in a step whose count is known.
+    """Predict the traffic of a pipeline rank in a step whose count is known.
 
-    All ranks of a stage send the same.
+    All ranks of a stage send the same amount.
 
     Returns:
         (mesh axis, kind of collective) to the number of calls and payload bytes.

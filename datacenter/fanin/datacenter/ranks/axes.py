@@ -1,9 +1,9 @@
-"""The axes of a mesh on one rank: which ranks sums run over, and which part of a batch this rank has.
+"""The axes of a mesh on one rank: the groups of ranks for sums, and the rank's part of a batch.
 
-Every room asks ``Axes`` for groups, so an axis has one meaning in training, evaluation, checkpoints and predictions:
+Every room uses the groups of ``Axes``, so an axis has one meaning in training, evaluation, checkpoints and predictions:
 
 - Sums over samples (counts, correct predictions) run over the ranks with other samples, ``SAMPLE_AXES``.
-- Sums of losses run over the stages as well, ``LOSS_AXES``: only the last stage has a loss, the others add zero.
+- Sums of losses also run over the stages, ``LOSS_AXES``. Only the last stage has a loss, and the others add zero.
 - Ranks of ``tp`` have the same samples and the same loss, so no sum runs over them.
 """
 

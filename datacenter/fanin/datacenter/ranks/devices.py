@@ -15,7 +15,7 @@ from fanin.datacenter.ranks.mesh import AXES, MeshShape
 from fanin.protos.errors import InvalidInput
 
 BACKENDS: Final = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
-"""Backends by device type. GPU jobs need gloo as well, for offloaded parameters and for checkpoints on the CPU."""
+"""Backends by device type. GPU jobs need gloo, too, for offloaded parameters and for checkpoints on the CPU."""
 NO_CUDA: Final = "this torch has no CUDA"
 NO_GPU: Final = "torch sees no GPU that works"
 
@@ -83,5 +83,5 @@ def build_mesh(shape: MeshShape, world_size: int, kind: str = "") -> DeviceMesh:
 
 
 def group_device_type(backends: str) -> str:
-    """Return ``cuda`` for a process group with NCCL, else ``cpu``. ``backends`` is torch's backend config string."""
+    """Return ``cuda`` for a process group with NCCL, otherwise ``cpu``. ``backends`` is torch's backend config text."""
     return "cuda" if "nccl" in backends else "cpu"

@@ -1,4 +1,4 @@
-"""Elastic ranks: what a rank does so that its job can be stopped, killed and restarted. A rank's side of torchrun.
+"""Elastic ranks: a rank's side of torchrun, with which a job can be stopped, killed and restarted.
 
     end_with_parent()                            # end this rank when its torchrun agent is gone
     with process_group() as (rank, world_size):  # a new group in each attempt
@@ -44,7 +44,7 @@ RENDEZVOUS: Final = "fanin"
 OTHER_JOB: Final = 87
 """Exit status of an agent whose endpoint is used by another job."""
 LOST: Final = ("closed by peer", "reset by peer", "Broken pipe", "Timed out waiting", "caused pair closure")
-"""What gloo's errors say if another rank is gone or hangs. torch has no class for them."""
+"""Texts in gloo's errors if another rank is gone or hangs. torch has no class for them."""
 RECORDER: Final = "TORCH_FR_BUFFER_SIZE"
 RECORDER_SIZE: Final = "256"
 """Collectives that torch's flight recorder keeps for the watchdog, in C++, at about 100 bytes each."""
@@ -108,7 +108,7 @@ def group_of_one(*, needed: bool, device: str = "auto") -> Iterator[None]:
 
 
 def is_lost_connection(error: BaseException) -> bool:
-    """Return whether an error means that another rank is gone or hangs. It says nothing about this rank."""
+    """Return whether an error means that another rank is gone or hangs. It does not describe this rank's state."""
     text = str(error)
     return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and any(each in text for each in LOST))
 

@@ -1,13 +1,12 @@
 """The training loop, from the first step to the last: the one loop behind ``fanin train`` and a federation's jobs.
 
-The loop feeds batches to an engine, which makes any mesh compute the numbers of one process. The order of the samples
-does not depend on the ranks (``data.samples``), and the learning rate is a function of the step (``rates``). All state
-outside of the tensors is one record (``state.LoopState``), so a job can resume from a checkpoint on any mesh. The loop
-never sees a test set.
+The loop feeds batches to an engine. On any mesh, the engine computes the same numbers as one process. The order of the
+samples does not depend on the ranks (``data.samples``), and the learning rate is a function of the step (``rates``).
+All state outside of the tensors is one record (``state.LoopState``), so a job can resume from a checkpoint on any mesh.
+The loop never uses a test set.
 
-Everything that happens is published as an event (``observers.events``). Measurements, the watchdog and the checkpoints
-are observers, and so is the code of others. A decision of an observer ends the training after the current step, on all
-ranks.
+The loop publishes its progress as events (``observers.events``). Measurements, the watchdog, the checkpoints and the
+user's observers receive them. A decision of an observer ends the training after the current step, on all ranks.
 """
 
 import math
@@ -108,7 +107,7 @@ class TrainingLoop:
             observe_stages(schedule, self._observers.publish)
 
     def run(self) -> TrainingHistory:
-        """Train to the end. The model then has its final parameters, or the best ones if the config says so.
+        """Train to the end. The model then has its final parameters, or the best ones if the config selects them.
 
         Raises:
             Diverged: A loss or gradient is not finite and the step may not be skipped. Raised on all ranks.
@@ -339,7 +338,7 @@ class TrainingLoop:
         return "patience" if self.flat else ""
 
     def _synchronize(self) -> None:
-        """Average what data-parallel ranks hold separately: running statistics, and parameters after local steps."""
+        """Average the separate values of data-parallel ranks: running statistics, and parameters after local steps."""
         # Copies agree only at the end of a local period. Training may end inside of one.
         if self._took_local_steps and self.state.step % self._config.communication.local_period:
             self._average()

@@ -1,6 +1,6 @@
 """The model of a job: built from its config, with its layout, objective and data.
 
-Every rank builds the same model before the first collective, so errors are raised on all ranks alike.
+Every rank builds the same model before the first collective, so errors are raised on all ranks.
 
 A job of several ranks builds its model without parameter values: they are on the meta device until a rank allocates its
 own slices. The exception is an App on the first rank. Its function is called there with values, which become the
@@ -43,7 +43,7 @@ class Start:
 
     Attributes:
         build: Returns a module with its initial values.
-        repeatable: Whether each call builds the same module anew, so that it can be initialized tensor by tensor.
+        repeatable: Whether each call builds an equal new module, so that it can be initialized tensor by tensor.
     """
 
     build: Callable[[], torch.nn.Module]
@@ -81,7 +81,7 @@ def build_job_model(config: TrainConfig, *, rank: int = 0, num_ranks: int = 1) -
             With several ranks they are on the meta device, except for those of an App on the first rank.
 
     Raises:
-        InvalidInput: The config, the App or the data is invalid. The App may raise errors of its own.
+        InvalidInput: The config, the App or the data is invalid. The App may raise its own errors.
     """
     settings, spread = config.model, num_ranks > 1
     app = load_rank_app(settings.app, with_values=rank == 0 or not spread) if settings.app else None
@@ -130,9 +130,9 @@ def load_rank_app(reference: str, *, with_values: bool) -> "App":
     Args:
         reference: The App, as ``package.module:name`` or ``path/to/file.py:name``.
         with_values: Whether the parameters need values. Otherwise a function that builds the App runs with its
-            parameters on the meta device, if it can: it must not compute with their values, and all of its modules with
-            parameters must belong to the module that trains. If it cannot, it is called again and the caller drops the
-            values.
+            parameters on the meta device. It must not compute with their values, and all of its modules with parameters
+            must belong to the trained module. If it does not meet these conditions, it is called again and the caller
+            drops the values.
     """
     from fanin.edge.export.loading import load_app
 
@@ -196,8 +196,8 @@ def _check_parameters(app: "App", *, with_values: bool) -> None:
 def _complete_on_meta(app: "App", created: Iterable[torch.nn.Module]) -> bool:
     """Return whether only the values of the trained module's parameters are missing.
 
-    Random numbers that a builder draws for anything else differ, because it has not drawn those of the parameters.
-    The first rank sends the buffers of the module; nothing sends other tensors.
+    A builder's random numbers for other purposes differ, because it has not drawn those of the parameters. The first
+    rank sends the buffers of the module, but no other tensors.
     """
     if app.recipe.trains != "full":
         return False

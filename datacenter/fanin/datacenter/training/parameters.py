@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def trained_module(app: "App") -> torch.nn.Module:
-    """Return the App's module as it is trained. Raises UnsupportedModel."""
+    """Return the module that the App trains. Raises UnsupportedModel."""
     from fanin.edge.export.prepare import prepare
 
     return app.module if app.recipe.trains == "full" else prepare(app).eager

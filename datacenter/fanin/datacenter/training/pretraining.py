@@ -1,7 +1,7 @@
-"""A short training of an App's module in one process, for an export without a trained model at hand.
+"""A short training of an App's module in one process, for an export without a trained model.
 
-The activation scales of int8 are calibrated at the export, and those of an untrained module do not fit it later. The
-recipe's optimizer, loss and clipping train all parameters that require a gradient. The same arguments give the same
+The activation scales of int8 are calibrated at the export. Those of an untrained module would not fit the trained one.
+The recipe's optimizer, loss and clipping train all parameters that require a gradient. The same arguments give the same
 parameters on one machine.
 """
 

@@ -1,7 +1,7 @@
 """Learning rates: scaling with the batch size, warm-up, decay, and AdaScale's gain.
 
-A rate is a pure function of the step's number, so a job that resumes elsewhere continues with the same rates. For a
-batch of k times ``base_batch`` samples the scaling rules are:
+A rate is a pure function of the step's number, so a job that resumes on another machine continues with the same rates.
+For a batch of k times ``base_batch`` samples the scaling rules are:
 
 - ``linear``: multiply the rate by k, and divide the warm-up steps by k.
 - ``sqrt``: multiply the rate by the square root of k, which keeps the variance of a step's change. Divide the warm-up

@@ -50,7 +50,7 @@ class LoopState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopStart:
-    """How a loop begins; by default as a new job that nobody observes.
+    """The start of a loop; by default a new job without observers.
 
     Attributes:
         state: The state to start from.

@@ -7,6 +7,6 @@ Modules, in reading order:
 - ``timeline``: the spans of a rank's steps, as a trace.
 - ``flops``: FLOPs of a token, peaks of hardware, MFU.
 - ``watchdog``: ends a job that makes no progress.
-- ``activity``: what a rank is doing at a moment.
-- ``hangs``: which rank hangs, from the reports of all.
+- ``activity``: the current activity of a rank.
+- ``hangs``: the rank that hangs, from the reports of all ranks.
 """

@@ -1,14 +1,14 @@
-"""Hang diagnosis: finds the rank that blocks a job, from the reports that the ranks wrote.
+"""Hang diagnosis: detects the rank that blocks a job, from the reports of the ranks.
 
-When a job makes no progress, the watchdog of each rank (``watchdog``) writes a report of what the rank is doing to
-``hang/attempt-0/rank-3.json`` in the job's folder. The launcher and the watchdogs read the reports and name the ranks
-at fault. The first rule that matches any rank decides:
+When a job makes no progress, the watchdog of each rank (``watchdog``) reports the rank's activity. It writes the report
+to ``hang/attempt-0/rank-3.json`` in the job's folder. The launcher and the watchdogs read the reports and name the
+ranks at fault. The first rule that matches any rank decides:
 
 1. A rank without a report hangs: its process is gone, stopped, or stuck outside of Python.
-2. A rank that waits for no other rank hangs: the others wait for it.
+2. A rank that does not wait for another rank hangs: the others wait for it.
 3. A rank hangs if it has started fewer collectives than another rank that waits for it in one.
 
-If no rule matches, all ranks wait for each other, and the diagnosis lists what each of them waits for.
+If no rule matches, all ranks wait for each other. The diagnosis then lists the operation that each of them waits for.
 
 The launcher runs this code, so it does not import torch.
 """
@@ -114,7 +114,7 @@ def explain(folder: Path, since_ns: int = 0) -> str | None:
 
 
 def diagnose(reports: Mapping[int, HangReport]) -> str:
-    """Return one sentence that names the ranks that hang, or lists what all ranks wait for."""
+    """Return one sentence that names the ranks that hang, or lists the waits of all ranks."""
     first = min(reports.values(), key=lambda report: report.rank)
     shape = MeshShape.parse(first.mesh)
     suspects = _suspects(reports, shape.num_ranks)

@@ -3,14 +3,14 @@
     with Watchdog(engine, folder, timeout_s) as watchdog:
         TrainingLoop(engine, scored, config, data, LoopStart(observers=Observers([watchdog]))).run()
 
-A thread checks for progress: events, layers and collectives. In a loop of your own, call ``beat`` after each step, and
-``alive`` where it takes long. After ``timeout_s`` without progress the rank writes a report of its activity
-(``hangs``). Every rank that sees a report writes its own. Then each rank logs the diagnosis and ends with status
-``HUNG``. torchrun ends the remaining ranks and restarts all of them if it has restarts left. The diagnosis has to come
+A thread checks for progress: events, layers and collectives. In your own loop, call ``beat`` after each step, and
+``alive`` inside long operations. After ``timeout_s`` without progress the rank writes a report of its activity
+(``hangs``). Every rank that detects a report writes its own. Then each rank logs the diagnosis and ends with status
+``HUNG``. torchrun ends the remaining ranks and restarts all of them if it has restarts left. The diagnosis must come
 before torch's own timeout, whose message does not name a cause.
 
 The cost during normal training is close to zero: torch records collectives in C++, and each layer stores its name in a
-hook. Everything else is read from the training thread's stack after a hang.
+hook. All other facts are read from the training thread's stack after a hang.
 """
 
 import os
@@ -55,7 +55,7 @@ HUNG: Final = 86
 CHECKS: Final = 10
 """Checks per timeout: a hang is detected at most a tenth of the timeout late."""
 GRACE_S: Final = 3.0
-"""Seconds that a rank waits for the reports of others. When it ends, the operations that they wait in end as well."""
+"""Seconds that a rank waits for the reports of others. When it ends, the operations in which they wait end, too."""
 BACKWARD: Final = "_engine_run_backward"
 
 
@@ -81,7 +81,7 @@ class Watchdog:
     def __enter__(self) -> "Watchdog":
         self._thread = threading.get_ident()
         self._own.unlink(missing_ok=True)
-        # torch.compile would compile the hooks as well.
+        # torch.compile would compile the hooks, too.
         if not self._engine.rank_model.parallel.compile:
             for part in self._engine.parts.values():
                 for name, layer in layers_of(part, ""):

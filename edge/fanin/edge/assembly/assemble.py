@@ -4,8 +4,9 @@ The graphs must have the inputs and outputs that ``runtimes.graphs`` lists. Chec
 
 1. Each Signature has a graph in each format, and a runtime opens it.
 2. Its inputs and outputs have the required dtypes, shapes and batch size, and are the same in every format.
-3. The ``infer`` graph has a slot for each parameter. The caller lists the slots, or they are found: in ONNX by the name
-   of a float32 constant, in TFLite by the only position of Version 0's values, in any order of dimensions.
+3. The ``infer`` graph has a slot for each parameter. The caller lists the slots, or the assembly detects them. In ONNX
+   a slot is a float32 constant with the parameter's name. In TFLite it is the only position of Version 0's values, in
+   any order of dimensions.
 4. A train step, an evaluation and a prediction run, and a masked sample has no loss.
 
 Whether a train step learns is not checked, because there is no torch module to compare it with.
@@ -60,7 +61,7 @@ class AssembledGraphs:
         parameters: Version 0 by name.
         graphs: Graph files by format and Signature, ``{"onnx": {"train": ..., ...}}``. A TFLite file with several
             signatures is listed once for each.
-        slots: Slots of the ``infer`` graph by format. For a format without an entry they are found automatically.
+        slots: Slots of the ``infer`` graph by format. For a format without an entry they are detected.
         num_tokens: Size of the vocabulary of each input that is tokens, by name.
         optimizer: The settings of the optimizer that are inputs of the train graph, by name.
     """

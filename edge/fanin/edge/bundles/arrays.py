@@ -1,12 +1,12 @@
-"""A Bundle without graphs: the arrays of a model that code on the device trains, such as a Flower app.
+"""A Bundle without graphs: the arrays of a model that is trained by code on the device, such as a Flower app.
 
 Such a Bundle has no Signatures and no slots, and two artifacts::
 
     parameters   Version 0 of the float32 arrays, which travel, in canonical form (``fanin.edge.tensors``)
     arrays       JSON: the names of all arrays in the order of the code, and the values of those that stay local
 
-Only float32 arrays travel. The others, such as the counter ``num_batches_tracked`` of a normalization, stay on the
-device: it begins with the values of the Bundle and keeps what its code returns.
+Only float32 arrays are exchanged. The others, such as the counter ``num_batches_tracked`` of a normalization, stay on
+the device. The device starts from the Bundle's values and keeps the values that its code returns.
 """
 
 import base64

@@ -4,7 +4,7 @@ A **constant** is a vector that the export froze. Examples are the statistics of
 untrained layer, and the scales of a frozen weight. A Version does not contain it, so the manifest does, in base64.
 
 A **folded** tensor is the weight or the bias of a convolution or linear layer, merged with the BatchNorm behind it, so
-that one product replaces two layers::
+one product replaces two layers::
 
     weight'  =  weight        * gain / sqrt(variance + epsilon)
     bias'    = (bias  - mean) * gain / sqrt(variance + epsilon) + offset
@@ -40,7 +40,7 @@ class FoldedTensor:
     Attributes:
         variance: Variance per channel (channels,). Required.
         epsilon: BatchNorm's epsilon.
-        value: The weight or the bias; "" for a layer without bias, which counts as zeros.
+        value: The weight or the bias; "" for a layer without bias, as if it were zero.
         axis: Channel axis of ``value``.
         mean: Mean per channel; "" for 0.
         gain: BatchNorm's weight; "" for 1.

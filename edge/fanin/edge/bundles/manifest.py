@@ -74,18 +74,19 @@ class Manifest:
         name: Name of the model, for people.
         batch_size: Batch size of the ``train`` and ``evaluate`` graphs.
         num_classes: Number of labels or tokens that the model predicts; 0 for a regression model.
-        table: Names and shapes of the parameters that travel between devices and the coordinator.
+        table: Names and shapes of the parameters that devices and the coordinator exchange.
         signatures: The graphs by Signature: at least ``DEVICE_SIGNATURES``. Empty in a Bundle without graphs
             (``fanin.edge.bundles.arrays``).
         slots: The slots of the ``infer`` graph by graph format.
         artifacts: All files of the Bundle by name.
         initial: Name of the artifact with the parameters of Version 0.
         derived: Tensors that are computed from parameters, which slots may use.
-        num_tokens: Number of tokens that the model accepts, by the name of the input. An input without a number is not
-            tokens, or any number is one.
+        num_tokens: Number of tokens that the model accepts, by the name of the input. An input without an entry has no
+            tokens, or accepts any token number.
         optimizer: The settings of the optimizer that a Plan may change, by name.
         lengths: The lengths of the model's sequences; None for a single one. ``DEVICE_SIGNATURES`` are the graphs of
-            the longest. Those of a shorter one have names such as ``train@16``, and slots for ``onnx@16``.
+            the longest. The graphs of a shorter one have names such as ``train@16``, and their slots the key
+            ``onnx@16``.
         local: The personal parameters, which are inputs of the graphs like those of ``table``; None for none.
         other_batch_sizes: Batch sizes that a Plan may choose instead of ``batch_size``. Their train graphs have names
             such as ``train@b8``, and with lengths also ``train@16@b8``.
@@ -289,7 +290,7 @@ class Manifest:
         return tuple(sorted(set.intersection(*formats))) if formats else (NO_GRAPHS,)
 
     def files(self, graph_format: str, signatures: Collection[str] | None = None) -> frozenset[str]:
-        """Return the artifacts that a device of this format needs beside the parameters of a Version.
+        """Return the artifacts that a device of this format needs in addition to the parameters of a Version.
 
         Args:
             graph_format: The format of its runtime.

@@ -4,9 +4,9 @@ The manifest lists the slots of each graph format. ``quantize.fill_slots`` compu
 into the graph. Neither checks a slot again: slots that passed ``check_slots`` agree with the parameters' shapes and
 with each other.
 
-The two formats are filled differently. An ONNX graph declares a slot as an initializer with external data, so that a
-runtime cannot fold an older Version's values into its optimized graph. A TFLite file holds zeros at ``offset``, and a
-runtime opens a copy of the file with the values written there.
+The two formats are filled differently. An ONNX graph declares a slot as an initializer with external data. So a runtime
+cannot fold an older Version's values into its optimized graph. A TFLite file holds zeros at ``offset``, and a runtime
+opens a copy of the file with the values written there.
 """
 
 from collections.abc import Mapping
@@ -48,8 +48,8 @@ class Slot:
         kind: What the slot holds.
         parameter: Source of the value: a parameter or a derived tensor (``derived``).
         shape: Shape of the tensor in the graph.
-        weight: For a bias and its scale, the weight whose scales it uses: a parameter, a derived tensor, or the
-            constant that holds the scales of a frozen weight. "" for other kinds.
+        weight: For a bias and its scale, the source of the weight's scales: a parameter, a derived tensor, or the
+            constant with the scales of a frozen weight. "" for other kinds.
         axis: Channel axis of the weight *as a parameter*, before ``permutation``. -1 for FLOAT.
         permutation: Order of dimensions in the graph: it holds ``parameter.transpose(permutation)``. Empty to keep
             the parameter's order.

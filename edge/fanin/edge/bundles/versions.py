@@ -1,8 +1,8 @@
 """Signing and verifying Versions.
 
-The signed bytes are one line of JSON: run, number, parent, bundle, digest of the parameters and, if there are any, the
-digests of the auxiliary tensors. The signer is the
-Bundle's publisher, or a run key to which the publisher delegated for this Run and this Bundle.
+The signed bytes are one line of JSON: run, number, parent, bundle, digest of the parameters, and digests of the
+auxiliary tensors, if any. The signer is the Bundle's publisher, or a run key to which the publisher delegated for this
+Run and this Bundle.
 
 ``check_version`` is the checklist of a device. A device uses no part of a Version before all checks pass:
 

@@ -22,7 +22,7 @@ def check_stage(stage: Stage, *, num_rounds: int = 4, seed: int = 1) -> None:
 
     Args:
         stage: The stage.
-        num_rounds: Number of Rounds that a device takes part in.
+        num_rounds: Number of Rounds of a device.
         seed: Seed of the changes.
 
     Raises:
@@ -70,7 +70,7 @@ def _rng(seeds: tuple[int, int], purpose: str, _values: Float32s) -> np.random.G
 def _check_inputs(stage: GroupStage, state: State, downlink: Mapping[str, Float32s]) -> None:
     try:
         inputs = stage.prepare(read_only(state), read_only(downlink))
-    except Exception as exc:  # Of any kind: the code may be another package's.
+    except Exception as exc:  # Any error: the code may come from another package.
         raise stage_error("stage", "prepare", exc) from exc
     assert isinstance(inputs, Mapping), f"prepare: got {form_of(inputs)}, expected a mapping of arrays"
     for kind, values in inputs.items():
@@ -90,7 +90,7 @@ def _check_groups(stage: GroupStage) -> None:
 def _advanced(stage: GroupStage, auxiliary: Float64s, aggregate: Float64s) -> Float64s:
     try:
         values = stage.advance(auxiliary.copy(), aggregate.copy(), 3)
-    except Exception as exc:  # Of any kind: the code may be another package's.
+    except Exception as exc:  # Any error: the code may come from another package.
         raise stage_error("stage", "advance", exc) from exc
     assert form_of(values) == form_of(auxiliary), f"advance: got {form_of(values)}, expected {form_of(auxiliary)}"
     return values

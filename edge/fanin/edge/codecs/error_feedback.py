@@ -1,4 +1,4 @@
-"""Error feedback: what the codec left out of an Update is added to the next one.
+"""Error feedback: the codec's error in an Update is added to the next one.
 
 Without it, a coarse codec loses every part of a change that stays below its step. With it, such parts add up on the
 device until the codec sends them.
@@ -19,7 +19,7 @@ RESIDUAL = "residual"
 
 
 class ErrorFeedback:
-    """The stage ``error_feedback``. Its state is the residual: the sum of what was left out so far."""
+    """The stage ``error_feedback``. Its state is the residual: the accumulated error of the codec."""
 
     @classmethod
     def of(cls, options: Mapping[str, float]) -> "ErrorFeedback":

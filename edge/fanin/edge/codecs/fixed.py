@@ -40,8 +40,8 @@ Integers = npt.NDArray[np.signedinteger]
 def largest_value(bits: int) -> int:
     """Return the largest encoded value. The range is symmetric: a negated update encodes to negated values.
 
-    A peer may also send the value one below the range, -2^(bits-1), which no encoder writes. It is harmless: a Plan's
-    headroom is for 2^(bits-1), the fold is exact for it, and on another grid it is clipped like any other value.
+    A peer may also send the value one below the range, -2^(bits-1), which no encoder writes. It is harmless. A Plan's
+    headroom is for 2^(bits-1), and the fold is exact for it. On another grid it is clipped like any other value.
     """
     return (1 << (bits - 1)) - 1
 

@@ -1,7 +1,7 @@
 """The grid: one power-of-two step per block, so that updates are integers and their sum is exact.
 
-A block is one tensor, and its step is 2^exponent. A device may encode a block ``shift`` bits coarser. Powers of two
-make ``q * step`` exact in floating point, and turn a coarser step into a left shift of the integer sum.
+A block is one tensor, and its step is 2^exponent. A device may encode a block ``shift`` bits coarser. With powers of
+two ``q * step`` is exact in floating point, and a coarser step is a left shift of the integer sum.
 
 A codec with few bits uses W, the largest shift that the Plan allows, as additional range. The coordinator chooses a
 finer grid, by at most W bits. Each device then chooses the finest step with which its update fits. So its values use
@@ -12,12 +12,12 @@ The coordinator measures it in the payloads. A device's counts, losses and weigh
 because one device can set them to any value. Laws (tests/laws/test_grid.py):
 
 - If at most a third of the Updates are malicious, the reach stays between the smallest and the largest reach of the
-  honest devices. If these differ by at most 2^4 in a block, then over any number of Rounds the grid stays within 2^4 of
-  the grid that the honest devices alone produce.
+  honest devices. Assume that these differ by at most 2^4 in a block. Then over any number of Rounds the grid stays
+  within 2^4 of the grid of the honest devices alone.
 - For any set of Updates, a block becomes at most 2 bits coarser or finer per Round. So two sets of Updates of the same
   Round lead to grids within 2^4 of each other.
 
-All rules are pure functions of the parent Version and the closed set of a Round, so every coordinator, every restart
+All rules are pure functions of the parent Version and the closed set of a Round. So every coordinator, every restart
 and ``fanin verify`` compute the same grid.
 """
 
@@ -55,7 +55,7 @@ NO_REACH: Final = 0
 """The column of ``reaches`` for Updates that did not move a block; column c > 0 is a reach of c - 64 bits."""
 NUM_REACHES: Final = MAX_REACH - MIN_REACH + 2
 Reaches = npt.NDArray[np.int64]
-"""How many Updates had each reach, for each block (num_blocks, NUM_REACHES). Rows of Updates add up."""
+"""The number of Updates with each reach, for each block (num_blocks, NUM_REACHES). Rows of Updates add up."""
 
 
 def first_grid(maxima: Sequence[float], codec: CodecSpec) -> tuple[int, ...]:
@@ -82,8 +82,8 @@ def next_grid(grid: Sequence[int], reaches: Reaches, first: Sequence[int], codec
     Args:
         grid: The Round's own grid (num_blocks,).
         reaches: The reaches of its Updates (num_blocks, NUM_REACHES).
-        first: The first grid of the parent's parameters (num_blocks,). A block that no device changed becomes finer,
-            down to this step, because its own step may be too coarse for any update.
+        first: The first grid of the parent's parameters (num_blocks,). A block without a change on any device becomes
+            finer, down to this step, because its own step may be too coarse for any update.
         codec: The codec of the Run.
 
     Returns:

@@ -1,10 +1,10 @@
 """The update pipeline of a device: the stages of its Assignment in their order, then the codec.
 
-Each stage is called with a function ``send``, which is the rest of the pipeline. The result of ``send`` is what the
-coordinator reads from the payload, so a stage knows exactly what was lost behind it.
+Each stage is called with a function ``send``, which runs the following stages and the codec. The result of ``send`` is
+the coordinator's reading of the payload, so a stage knows the exact error of the later steps.
 
-A stage may be the code of another package. Every exception of it, and everything wrong that it sends or returns, is an
-InvalidInput that names the stage. Arrays are passed to it as read-only views.
+A stage may come from another package. Each of its exceptions, and each invalid value that it sends or returns, becomes
+an InvalidInput that names the stage. The stage receives arrays as read-only views.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -116,7 +116,7 @@ class UpdatePipeline:
         )
         try:
             state = stage.apply(read_only(vector), read_only(passing.before[name]), context)
-        except Exception as exc:  # Of any kind: the code may be another package's.
+        except Exception as exc:  # Any error: the code may come from another package.
             if problems:
                 raise problems[0] from None
             raise stage_error(name, "apply", exc) from exc
@@ -133,7 +133,7 @@ class UpdatePipeline:
         return codec.encode(self.layout.whole, flat, self.grid, self.codec.max_shift, rng)
 
     def _sent(self, encoded: Encoded) -> Sent:
-        """Return what the coordinator reads, by group. Without stages nothing reads it, so nothing is decoded."""
+        """Return the coordinator's reading by group. Without stages it is not needed, so nothing is decoded."""
         if not self.stages:
             return {}
         codec, whole = codec_named(self.codec.name), self.layout.whole
@@ -164,7 +164,7 @@ def read_only(arrays: Mapping[str, Float32s]) -> Mapping[str, Float32s]:
 
 
 def stage_error(name: str, member: str, exc: Exception) -> FaninError:
-    """Return the error for an exception of a stage: one line that names the stage. Our own errors stay as they are.
+    """Return the error for an exception of a stage: one line that names the stage. A FaninError is returned unchanged.
 
     Args:
         name: The name of the stage.
@@ -177,7 +177,7 @@ def stage_error(name: str, member: str, exc: Exception) -> FaninError:
 
 
 def form_of(values: object) -> str:
-    """Return dtype and shape of an array for an error message, or the type of anything else."""
+    """Return dtype and shape of an array for an error message, or the type of another value."""
     return f"{values.dtype} {values.shape}" if isinstance(values, np.ndarray) else type(values).__name__
 
 
@@ -188,7 +188,7 @@ def check_mapping(name: str, verb: str, value: object, expected: str) -> None:
 
 
 def _check_vector(name: str, stage: Stage, before: Vector, after: Vector) -> None:
-    """Raise InvalidInput unless a stage sends on the groups that it got, and its own, each of the same form."""
+    """Raise InvalidInput unless a stage sends the groups that it received, and its own, each of the same form."""
     added = {group.name for group in stage.groups} if isinstance(stage, GroupStage) else set()
     expected = sorted({*before, *added})
     check_mapping(name, "sent", after, f"a mapping of the groups {expected}")

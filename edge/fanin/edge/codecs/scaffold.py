@@ -1,9 +1,9 @@
 """SCAFFOLD: control variates against the drift of devices whose data differ.
 
 Each device i keeps a control variate c_i, and each Version has their mean c. A step of the training on a device adds
-c - c_i to the gradient. The device then sends the change of its c_i beside the change of the parameters.
+c - c_i to the gradient. The device then sends the change of its c_i together with the change of the parameters.
 
-The paper's device adds the exact change to its c_i. This one adds the change as the coordinator reads it, after the
+The paper's device adds the exact change to its c_i. This one adds the coordinator's reading of the change, after the
 rounding of the codec. So c stays the mean of all c_i, up to the rounding of float32.
 
 Reference:
@@ -30,7 +30,7 @@ class Scaffold:
     """The stage ``scaffold``.
 
     Args:
-        num_devices: N, the number of all devices that take part in the Run.
+        num_devices: N, the number of all devices in the Run.
     """
 
     def __init__(self, num_devices: int) -> None:

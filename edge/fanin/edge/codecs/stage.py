@@ -2,15 +2,15 @@
 
     prepare -> training -> scaffold -> error_feedback -> .. -> codec
 
-A Plan lists its stages in ``[[stages]]``. An installed distribution adds stages of its own by the entry point group
-``fanin.stages``; it must be installed at the coordinator and on the devices.
+A Plan lists its stages in ``[[stages]]``. An installed distribution adds stages by the entry point group
+``fanin.stages``. It must be installed at the coordinator and on the devices.
 
-A stage may have state: float32 tensors, each with a value for each value of the parameters. The state begins with
-zeros. It is stored together with the Update (``fanin.clients.device.storage``), and a device begins each Assignment
-with the state after its last Update that a Version contains.
+A stage may have state: float32 tensors, each with a value for each value of the parameters. The state is initially
+zero. It is stored together with the Update (``fanin.clients.device.storage``). A device begins each Assignment with the
+state after its last Update that a Version contains.
 
-A stage that adds a group to the vector also keeps a tensor of the same name beside the parameters of each Version: its
-auxiliary tensor. The coordinator computes it from the aggregate of the group, and devices download it.
+A stage that adds a group to the vector also has a tensor of the same name in each Version: its auxiliary tensor. The
+coordinator computes it from the aggregate of the group, and devices download it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -31,15 +31,15 @@ State = Mapping[str, Float32s]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageContext:
-    """What a stage may use.
+    """The inputs of a stage.
 
     Attributes:
-        send: Passes a vector on to the next stage, and returns what the coordinator will read from the payload, in
-            float64. Call it once.
+        send: Passes a vector to the next stage, and returns the coordinator's reading of the payload, in float64. Call
+            it once.
         downlink: The auxiliary tensors of the Version (num_values,), by name.
         num_steps: Optimizer steps of the training.
         learning_rate: Learning rate of the training.
-        rng: Random numbers, the same for a repeated training.
+        rng: Random generator, identical for a repeated training.
     """
 
     send: Callable[[Vector], Mapping[str, Float64s]]

@@ -58,7 +58,7 @@ def _stage_of(spec: StageSpec) -> Stage:
         check_members(stage, where)
     except InvalidPlan:
         raise
-    except Exception as exc:  # Of any kind: the code may be another package's.
+    except Exception as exc:  # Any error: the code may come from another package.
         raise InvalidPlan(f"{where}: its package raised {exception_text(exc)}; correct that package") from exc
     return stage
 

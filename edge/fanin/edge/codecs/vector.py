@@ -2,9 +2,9 @@
 
     [parameters: n values] [control: n values] ..
 
-The change of the parameters is the first group. A stage may add a group of its own, such as SCAFFOLD's control change.
-The groups follow each other in one vector of integers, so codec, fold and grid need no second code path: a block of
-the vector is one tensor of one group.
+The change of the parameters is the first group. A stage may add a group, such as SCAFFOLD's control change. The groups
+follow each other in one vector of integers, so codec, fold and grid need no second code path. A block of the vector is
+one tensor of one group.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class Weighting(Enum):
-    """How much an Update counts in the mean of a group."""
+    """The weighting of an Update in the mean of a group."""
 
     EXAMPLES = "examples"
     ONE = "one"

@@ -5,18 +5,18 @@ imports neither torch nor the libraries of a graph format. An App that is only t
 
 Modules, in reading order:
 
-- ``app``, ``losses``, ``optimizers``: what an ML engineer writes; ``loading`` finds an App by name.
+- ``app``, ``losses``, ``optimizers``: the objects that an ML engineer writes; ``loading`` finds an App by name.
 - ``build``: the export from start to end; ``check`` names the part of a module that cannot be exported.
-- ``inputs/``: the inputs of a module by name, and the output that the loss sees.
-- ``prepare``: the module made ready for tracing; ``modules/`` has the layers that replace others for it.
+- ``inputs/``: the inputs of a module by name, and the output for the loss.
+- ``prepare``: the module prepared for tracing; ``modules/`` has the layers that replace others for it.
 - ``tracing/``: the module and its gradient as one graph of plain operators; ``decompositions/`` rewrites operators.
 - ``vectorized/``: the train step of many clients at once, for simulations.
 - ``formats``: an App's graphs in each format, by ``int8/``, ``onnx/`` and ``tflite/``; ``preprocess`` adds one more.
 - ``cache/``: converted graphs on disk, by a digest of the traced ones.
 - ``verification/``: the graphs against eager torch.
 - ``standalone/``: a Version as one plain file, for users without fanin.
-- ``apart``: a call in a fork, with which formats are made at the same time.
-- ``refusals``, ``quiet``: errors that name a module and a line; noise of libraries kept from the user.
+- ``apart``: a call in a fork, to build formats in parallel.
+- ``refusals``, ``quiet``: errors that name a module and a line; suppression of the libraries' noise.
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,7 @@
-"""A call in a fork of this process. With it, graph formats are made at the same time.
+"""A call in a fork of this process, to build several graph formats in parallel.
 
-A fork needs no way to send an App, which may be any code. It is used only where it is safe: on Linux, in a process with
-one Python thread, before the TFLite converter and its thread pools are loaded, and without CUDA.
+A fork does not need to serialize an App, which may be any code. It is used only if it is safe: on Linux, in a process
+with one Python thread, without CUDA, and before the TFLite converter loads its thread pools.
 """
 
 import multiprocessing
@@ -53,7 +53,7 @@ def _may_fork() -> bool:
 def _send(call: Callable[[], object], sender: Connection) -> None:
     # The threads of the parent do not exist in a fork.
     torch.set_num_threads(1)
-    # An error of any kind: the parent makes the call again, and raises it.
+    # Any error: the parent repeats the call, and raises it.
     with suppress(Exception):
         sender.send(call())
     sys.stdout.flush()

@@ -1,7 +1,7 @@
-"""The App: a torch module, its loss, its data and the recipe by which it learns (``optimizers.recipe``).
+"""The App: a torch module, its loss, its data and its training recipe (``optimizers.recipe``).
 
-An App is all that an ML engineer writes. The module is not rewritten for the device. An App is validated when it is
-created: what can be wrong without tracing the module raises UnsupportedModel here. ``prepare`` reads it next.
+An ML engineer writes only the App. The module is not rewritten for the device. An App is validated when it is created:
+every fault that needs no trace of the module raises UnsupportedModel here. ``prepare`` reads it next.
 """
 
 import copy
@@ -45,35 +45,36 @@ PREPROCESSED_AT_ONCE: Final = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class App:
-    """A model and how it learns.
+    """A model and its training.
 
     Args:
         name: Name of the App in manifests and messages: 1 to 128 letters, digits or ``._:+-``, not a dot first.
-        module: Maps inputs (B, ...), float32 or int32 tokens, to logits (B, num_classes), to logits of the next tokens
-            (B, T, num_classes), or with ``num_classes`` 0 to values (B, ...). The parameters that learn travel between
-            server and devices. The others are constants of the Bundle.
-        calibration: Real inputs (n, ...), n at least 2: a tensor, which is named ``x``; a tuple of tensors in the order
-            of the parameters of ``forward``; or a dict of tensors by their names. It becomes a dict, ``inputs``. The
-            activation scales of the int8 graph are computed from them. They never leave this machine. For all data, a
-            numpy array is as good as a tensor: it is copied into one.
+        module: Maps inputs (B, ...), float32 or int32 tokens, to logits (B, num_classes) or to logits of the next
+            tokens (B, T, num_classes). With ``num_classes`` 0 it returns values (B, ...). Server and devices exchange
+            the trainable parameters. The others are constants of the Bundle.
+        calibration: Real inputs (n, ...), n at least 2. A tensor is named ``x``. A tuple of tensors has the order of
+            the parameters of ``forward``. A dict has the tensors by name. The App keeps the dict ``inputs``. The
+            activation scales of the int8 graph are computed from them. They never leave this machine. All data may be
+            numpy arrays, which are copied into tensors.
         batch_size: Samples of one train step, at least 1.
         other_batch_sizes: Further batch sizes that a Plan may choose by ``[training] batch_size``, at most three. Each
-            has a train graph of its own.
+            has its own train graph.
         num_classes: Number of classes or tokens, 0 for a module that returns values.
         loss: Maps the output of the module and y (B, ...) to one loss for each sample (B,).
         recipe: What learns, and with which optimizer.
-        output: Path of the tensor that the loss and the predictions see, in an output that is a tuple, a dict or a
-            ModelOutput: keys and positions joined by dots, such as ``logits`` or ``0``. "" is the output itself. Or
-            the paths of several tensors: the loss receives a dict of them by path, the predictions are the first.
+        output: Path of the tensor for the loss and the predictions, in an output that is a tuple, a dict or a
+            ModelOutput. A path has keys and positions joined by dots, such as ``logits`` or ``0``. "" is the output
+            itself. Or the paths of several tensors. The loss then receives a dict of them by path, and the predictions
+            are the first.
         targets: Example targets y (n, ...) of a model of values, for a loss whose targets have another shape than the
             output. None: y has the shape of the output.
         validation: Real inputs in the form of ``calibration``, and their targets y (n, ...). With them, an export fails
             if int8 is worse than float by more than a limit.
-        preprocess: Maps raw data (n, ...) to the only input (n, ...), each sample by itself and without parameters that
-            learn. Devices apply it to their data. ``calibration`` and ``validation`` are already preprocessed.
+        preprocess: Maps raw data (n, ...) to the only input (n, ...), each sample independently and without trainable
+            parameters. Devices apply it to their data. ``calibration`` and ``validation`` are already preprocessed.
         raw: Real raw inputs (n, ...), uint8, int32 or float32; required together with ``preprocess``.
-        lengths: The lengths of sequences, each with graphs of its own. ``calibration``, ``validation`` and ``targets``
-            have the longest; shorter rows are padded at their end. See docs/inputs.md.
+        lengths: The lengths of sequences, each with its own graphs. ``calibration``, ``validation`` and ``targets``
+            have the longest. Shorter rows are padded at their end. See docs/inputs.md.
         decompositions: Forms of operators by operator overload, for operators without a form in a graph format. They
             take precedence over the built-in ones. See docs/operators.md.
 
@@ -153,7 +154,7 @@ class App:
         return self.raw
 
     def call(self, module: torch.nn.Module, inputs: Tensors) -> object:
-        """Return what the loss sees of a module's output: a tensor, or a dict of them by path.
+        """Return the part of a module's output that the loss uses: a tensor, or a dict of them by path.
 
         Raises:
             UnsupportedModel: The output has no part with the path ``output``.
@@ -179,7 +180,7 @@ class App:
             return tuple(self.declared_targets.shape[1:])
         module = copy.deepcopy(self.module).eval()
         output = None
-        # Errors of any kind: the module is the user's code.
+        # Any error: the module is the user's code.
         with torch.no_grad(), suppress(Exception):
             output = self.call(module, self.examples(2))
         output = predicted(output) if isinstance(output, dict) else output

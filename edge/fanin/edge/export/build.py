@@ -161,7 +161,7 @@ def _verify_format(prepared: Prepared, bundle: Bundle, name: str, runtime: Runti
 
 
 def _lengths_of(prepared: Prepared, bundle: Bundle) -> Iterator[tuple[Prepared, Bundle]]:
-    """Yield the App and the Bundle for each length by itself, the longest last."""
+    """Yield the App and the Bundle for each single length, the longest last."""
     lengths = prepared.app.lengths
     if lengths is None:
         yield prepared, bundle

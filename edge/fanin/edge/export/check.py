@@ -1,8 +1,8 @@
 """Preflight: find the part of a module that a graph format cannot express, without writing anything.
 
-The whole module goes through the steps of an export, in memory. If a step fails, each layer goes through them by
-itself, forward and backward, with the inputs that it had in the model. The functions that a forward calls between its
-layers do the same. Each failure becomes a finding with a name and a remedy.
+The check runs the steps of an export on the complete module, in memory. If a step fails, it runs them on each single
+layer, forward and backward, with the layer's inputs in the model. It does the same for the functions that a forward
+calls between its layers. Each failure becomes a finding with a name and a remedy.
 """
 
 import re
@@ -119,7 +119,7 @@ def check_app(app: App, formats: Sequence[str]) -> tuple[Finding, ...]:
 def with_parts(prepared: Prepared, graph_format: str, exc: UnsupportedModel) -> UnsupportedModel:
     """Return the error of a format for an operator without a form, with the modules it is in and their remedy.
 
-    Another error, which names its own remedy, is returned as it is.
+    Another error names its own remedy and is returned unchanged.
     """
     reason = str(exc)
     if isinstance(exc, Untraceable) or not reason.endswith(REPLACE):
@@ -155,7 +155,7 @@ def _of_format(prepared: Prepared, name: str) -> list[Finding]:
 
 
 def _failing_parts(prepared: Prepared, graph_format: str) -> list[Finding]:
-    """Return a finding for each layer and each call between layers that fails by itself."""
+    """Return a finding for each layer and each call between layers that fails alone."""
     layers, calls = _failing_layers(prepared, graph_format), _failing_calls(prepared, graph_format)
     # The first call of a layer of the App's own that fails has the line of its operator.
     lines = {call.module: call.line for call in reversed(calls)}
@@ -170,7 +170,7 @@ def _failing_layers(prepared: Prepared, graph_format: str) -> list[Finding]:
     findings = []
     known: dict[str, tuple[str, str]] = {}
     for name, layer, inputs, line in _calls(prepared):
-        # Layers with equal settings and equal input shapes fail alike.
+        # Layers with equal settings and equal input shapes fail in the same way.
         key = f"{_key(layer, inputs)} {[value.requires_grad for value in layer.parameters()]}"
         if key not in known:
             known[key] = _failure(prepared, layer, inputs, (graph_format, type(layer).__name__))
@@ -182,7 +182,7 @@ def _failing_layers(prepared: Prepared, graph_format: str) -> list[Finding]:
 
 
 def _failing_calls(prepared: Prepared, graph_format: str) -> list[Finding]:
-    """Return a finding for each function between layers that fails by itself and names an operator."""
+    """Return a finding for each function between layers that fails alone and names an operator."""
     inputs, _, mask = example_batch(prepared)
     findings: dict[tuple[str, str], Finding] = {}
     known: dict[str, tuple[str, str]] = {}
@@ -285,7 +285,7 @@ def _finding(module: str, kind: str, graph_format: str, reason: str, advice: str
         kind=kind,
         graph_format=graph_format,
         operator=operator,
-        # The advice replaces the general remedy: it knows the layer.
+        # The advice replaces the general remedy, because it depends on the layer.
         reason=reason.removesuffix(f"; {REPLACE}"),
         advice=f"{advice} ({replacement})" if replacement else advice,
     )

@@ -70,7 +70,7 @@ class GraphFormat:
         make_train: Builds the file of the train graph alone, for one length, and its ports. Raises UnsupportedModel.
         encode: (Signature, graph, prefix of error messages) -> a file with this graph alone: ``preprocess``, or a layer
             whose form is tested. Raises UnsupportedModel.
-        num_samples: Samples that a graph which only runs forward accepts at a time; 0 for any number.
+        num_samples: Samples in one call of a graph without a backward pass; 0 for any number.
         runtime: Name of the runtime that verifies the graphs.
     """
 
@@ -125,7 +125,7 @@ def onnx_infer(prepared: Prepared, infer: Infer, grids: Grids | None = None) -> 
 
 def tflite_graphs(prepared: Prepared, grids: Grids | None = None) -> Graphs:
     """Return one TFLite file for all Signatures. Raises UnsupportedModel."""
-    # The train step first: its errors name modules and lines that ``infer`` cannot see.
+    # The train step first: its errors name modules and lines that ``infer`` does not have.
     traced = {"train": trace_train(prepared, TFLITE), "evaluate": trace_evaluate(prepared, TFLITE)}
     infer = fold_norms(trace_infer(prepared, 1), prepared, TFLITE)
     traced["infer"] = infer.traced

@@ -27,7 +27,7 @@ def load_app(where: str, call: Callable[[Callable[[], object]], object] = _call)
 
     Args:
         where: ``package.module:name`` or ``path/to/file.py:name``. ``name`` is an App, or a function without arguments
-            that returns one. The folder of a file is put at the front of ``sys.path``, as Python does for a script, so
+            that returns one. The folder of a file is inserted at the front of ``sys.path``, as for a Python script. So
             the file may import the modules next to it.
         call: Calls the function, and returns its result.
 
@@ -66,10 +66,10 @@ def load_app(where: str, call: Callable[[Callable[[], object]], object] = _call)
 
 
 def load_object(kind: str, where: str) -> object:
-    """Return what ``package.module:name`` or ``path/to/file.py:name`` names.
+    """Return the object with the name ``package.module:name`` or ``path/to/file.py:name``.
 
     Args:
-        kind: What the object is for, for errors.
+        kind: The purpose of the object, for errors.
         where: The name.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The App's module, made ready for tracing: parameters are divided, frozen weights rounded.
+"""The App's module, prepared for tracing: divided parameters and rounded frozen weights.
 
 Steps, in order:
 
@@ -63,16 +63,16 @@ class Prepared:
     Attributes:
         app: The App.
         module: The module that is traced.
-        eager: The module that torch itself would train, with the same weights.
-        learned: Parameters that learn.
+        eager: The module for a training in eager torch, with the same weights.
+        learned: The trainable parameters.
         tracked: Running statistics of norms that train.
         frozen: Weights that are int8 constants of the train graph.
         notes: Changes to the module, one sentence each.
-        rates: Factor of the learning rate of each parameter that learns.
-        local: Names of the personal parameters and statistics. All others travel.
-        unused: Names of parameters that learn, but that the output does not depend on. As torch's optimizers do, a step
-            leaves a parameter without a gradient as it is; it has no decay either.
-        length: The one of the App's lengths that its data are cut to; 0 for an App without lengths, or with all.
+        rates: Factor of the learning rate of each trainable parameter.
+        local: Names of the personal parameters and statistics. All others are exchanged.
+        unused: Names of trainable parameters that do not affect the output. Like torch's optimizers, a step does not
+            change a parameter without a gradient, not even by weight decay.
+        length: The length that the App's data are cut to. 0 for an App without lengths, or with all of them.
     """
 
     app: App

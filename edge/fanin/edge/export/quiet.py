@@ -69,7 +69,7 @@ def quiet_converter() -> Iterator[None]:
 def quiet_stderr(noise: re.Pattern[bytes]) -> Iterator[None]:
     """Drop the lines on standard error that begin with ``noise``; write the other lines at the end.
 
-    The redirection affects the whole process. Only an export uses it, never code that runs on a device.
+    The redirection affects the complete process. Only an export uses it, never code that runs on a device.
     """
     with _ONE_AT_A_TIME, tempfile.TemporaryFile() as lines:
         sys.stderr.flush()

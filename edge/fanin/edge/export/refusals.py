@@ -70,7 +70,7 @@ class Untraceable(UnsupportedModel):
     """The App's code cannot be traced, for any runtime.
 
     Args:
-        reason: What failed, what was received and what is expected.
+        reason: The failure, the received value and the expected one.
         advice: The remedy.
         module: Name of the innermost module involved; "" if unknown, or for the module itself.
         kind: Class of that module; "" if unknown.
@@ -82,7 +82,7 @@ class Untraceable(UnsupportedModel):
 
 
 class NoForm(Untraceable):
-    """A part that the runtimes of one graph format cannot express, where no operator's name says so."""
+    """A part that the runtimes of one graph format cannot express, without an operator to name."""
 
 
 def guarded(what: str, root: nn.Module, call: Callable[[], T]) -> T:
@@ -90,7 +90,7 @@ def guarded(what: str, root: nn.Module, call: Callable[[], T]) -> T:
 
     Args:
         what: Prefix of error messages.
-        root: The module that runs, to name the innermost one in an error.
+        root: The outermost module of the call. An error names the innermost one.
         call: The call.
 
     Raises:
@@ -220,7 +220,7 @@ def own_line(exc: BaseException, *, of_fanin: bool = True) -> str:
 
     Args:
         exc: The exception.
-        of_fanin: Whether a module of fanin itself may be the user's code, if no other is: it may have an App.
+        of_fanin: Whether a module of fanin may count as the user's code if no other does: it may have an App.
     """
     if isinstance(exc, SyntaxError) and exc.filename and not exc.filename.startswith(NOT_THE_APPS):
         return f"{exc.filename}:{exc.lineno}"
@@ -228,7 +228,7 @@ def own_line(exc: BaseException, *, of_fanin: bool = True) -> str:
     for frame, number in _frames(exc):
         if not frame.f_code.co_filename.startswith(NOT_THE_APPS):
             place = f"{frame.f_code.co_filename}:{number}"
-            # An App may be a module of fanin itself. Its line is used only if there is no other.
+            # An App may be a module of fanin itself. Its line is used only as a fallback.
             spec = frame.f_globals.get("__spec__")
             if str(getattr(spec, "name", "") or frame.f_globals.get("__name__", "")).startswith("fanin."):
                 fallback = place

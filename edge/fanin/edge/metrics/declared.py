@@ -19,11 +19,11 @@ LOG = logging.getLogger("fanin.edge.metrics")
 class DeclaredMetrics:
     """The metrics of one evaluation.
 
-    A metric that is unknown here or raises an error is logged once and left out: the training takes place.
+    A metric that is unknown here or raises an error is logged once and omitted. The training continues.
 
     Args:
         statistics: Names of statistics that begin with ``evaluate.``.
-        own: Metrics of the device's own by name. They come before those that are installed.
+        own: The device's own metrics by name. They take precedence over installed ones.
     """
 
     def __init__(self, statistics: Iterable[str], own: Mapping[str, Metric]) -> None:

@@ -206,7 +206,7 @@ def _open(name: str, record: RuntimeRecord, *, plain: bool = False) -> Runtime:
         engine = factory()
     except RuntimeMissing:
         raise
-    except Exception as exc:  # Of any kind: the code may be another package's.
+    except Exception as exc:  # Any error: the code may come from another package.
         library = (getattr(exc, "name", "") or "").partition(".")[0]
         if isinstance(exc, ModuleNotFoundError) and library in record.libraries:
             raise RuntimeMissing(f"runtime {name!r}: {library} is not installed here; {_advice(record)}") from exc
@@ -258,7 +258,7 @@ def _record(name: str) -> RuntimeRecord:
         )
     try:
         record = entry.load()
-    except Exception as exc:  # Of any kind: the code is another package's.
+    except Exception as exc:  # Any error: the code comes from another package.
         raise RuntimeMissing(
             f"runtime {name!r}: cannot be imported from {entry.value} ({type(exc).__name__}: {exc}); "
             "repair that package"

@@ -23,7 +23,7 @@ _NUM_STEPS: Final = MAX_SLABS + 2
 _TOLERANCE: Final = 1e-4
 """Relative to max(1, |value|): the effect of the order of additions in a small model."""
 _INT8_TOLERANCE: Final = 0.05
-"""Of logits, relative to the largest one: libraries round int8 values differently."""
+"""Error of logits relative to the largest one. Libraries round int8 values differently."""
 _DAMAGE: Final = (b"", b"no graph at all", b"\x08\x0a" + b"\xff" * 40)
 
 
@@ -33,8 +33,8 @@ def check_engine(engine: GraphEngine, bundle: Bundle, *, twin: Runtime | None = 
     Args:
         engine: The engine.
         bundle: A Bundle of a small model with graphs in the engine's format.
-        twin: A runtime whose results the engine must give: within 1e-4 in training and evaluation, and logits within a
-            twentieth of the largest one. Without it only the engine's own consistency is checked.
+        twin: A runtime whose results the engine must reproduce: within 1e-4 in training and evaluation, and logits
+            within a twentieth of the largest one. Without it only the engine's own consistency is checked.
         seed: Seed of the batches.
 
     Raises:
@@ -56,7 +56,7 @@ def check_engine(engine: GraphEngine, bundle: Bundle, *, twin: Runtime | None = 
 
 
 def _check_training(runtime: Runtime, bundle: Bundle, batches: Sequence[PaddedBatch]) -> TrainState:
-    """Check that states are values: later steps do not change them, and a repetition gives the same bits."""
+    """Check that states are values: later steps do not change them, and a repetition is bit-identical."""
     states, losses = _train(runtime, bundle, batches)
     bits = [state.parameters.tobytes() + state.optimizer.tobytes() for state in states]
     again, losses_again = _train(runtime, bundle, batches)

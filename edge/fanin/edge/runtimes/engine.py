@@ -1,7 +1,7 @@
 """The contract of an engine: the part of a runtime that differs between inference libraries.
 
-A ``GraphEngine`` is a record over one library. ``GraphRuntime`` builds a ``Runtime`` from it and does everything else:
-it checks ports, batches and dtypes, fills slots, keeps the state of a training, and maps errors. So an engine reads its
+A ``GraphEngine`` is a record over one library. ``GraphRuntime`` builds a ``Runtime`` from it and does all other work.
+It checks ports, batches and dtypes, fills slots, keeps the state of a training, and maps errors. So an engine reads its
 graph, runs it on arrays by name, and raises the library's own exceptions.
 
 ``contract.check_engine`` checks an engine.
@@ -30,8 +30,8 @@ output arrays. No array is both an input and an output."""
 class GraphFile:
     """A graph file that an engine loads.
 
-    An engine selects int8 kernels whose sums do not saturate, so that an exported int8 graph gives the same results on
-    all processors but for the rounding of floats. If a file does not allow them, the engine logs a warning.
+    An engine selects int8 kernels whose sums do not saturate. So the results of an exported int8 graph on different
+    processors differ only in the rounding of floats. If a file does not allow them, the engine logs a warning.
 
     Attributes:
         data: Content of the file.
@@ -68,7 +68,7 @@ class LoadedGraph:
         inputs: Inputs of the graph, without constants.
         outputs: Outputs of the graph.
         run: Runs the graph. It returns arrays that later calls do not change.
-        bind: Binds arrays to the graph, so that a train step copies nothing; None if the library cannot.
+        bind: Binds arrays to the graph, so that a train step copies nothing; None if the library has no such call.
     """
 
     inputs: tuple[ModelPort, ...]
@@ -85,12 +85,11 @@ class GraphEngine:
         name: Name of the library, which error messages and telemetry show, without spaces.
         version: Version of the library.
         graph_format: Format of the graphs that it runs, a key of ``FILE_FORMATS``.
-        load: Opens a file. It may raise an error of fanin, such as InvalidBundle, with a message of its own.
-        errors: Exceptions by which the library refuses a graph that it cannot open or run. ``GraphRuntime`` raises a
-            FaninError for another exception, and logs its traceback once.
-        operators: The operators that it can run: a name such as ``Conv``, or ``domain::name`` outside of ONNX's own
-            set. A graph with others is refused before it is loaded. None if ``load`` itself refuses them, and for
-            TFLite.
+        load: Opens a file. It may raise a FaninError, such as InvalidBundle, with its own message.
+        errors: Exceptions by which the library refuses a graph that it cannot open or run. For any other exception
+            ``GraphRuntime`` raises a FaninError and logs the traceback once.
+        operators: The supported operators: a name such as ``Conv``, or ``domain::name`` outside of ONNX's own set. A
+            graph with others is refused before it is loaded. None if ``load`` itself refuses them, and for TFLite.
 
     Raises:
         InvalidInput: A part is missing or has another type.

@@ -1,7 +1,7 @@
 """Quality as integer statistics, which devices upload and the coordinator sums.
 
-Integers make the sum independent of the order of devices. A squared error has the unknown scale of the model's values,
-so it takes two counts: the integer part, and the fraction in units of 2^-40.
+Integers make the sum independent of the order of devices. A squared error has the unknown scale of the model's values.
+So it needs two counts: the integer part, and the fraction in units of 2^-40.
 """
 
 import math

@@ -13,10 +13,9 @@ The inputs and outputs for a Bundle with parameters ``<p>`` and optimizer states
     infer      <i>...                                              ->  logits
     preprocess raw                                                 ->  <i>    (optional, see ``models``)
 
-``<p>`` is ``parameter_port`` of the parameter's name, ``<i>`` the name of an input of the model, k the number of a
-random input (``randomness``), and ``<o>`` a setting of the optimizer (``setting_values``). The inputs of ``infer``
-declare the names, which are those of the arrays on devices; a single tensor is named ``x``. ``stepping`` has the train
-step.
+``<p>`` is ``parameter_port`` of the parameter's name, and ``<i>`` the name of an input of the model. k is the number of
+a random input (``randomness``), and ``<o>`` a setting of the optimizer (``setting_values``). The inputs of ``infer``
+declare the names of the arrays on devices. A single tensor is named ``x``. ``stepping`` has the train step.
 """
 
 import math
@@ -75,7 +74,7 @@ def setting_values(settings: Mapping[str, float]) -> dict[str, float]:
     """Return the values of all inputs that a graph may have for these settings of its optimizer, by port.
 
     ``optimizer.<o>`` is the setting v itself. ``.complement`` is 1 - v and ``.log`` the natural logarithm of v, both
-    from float64: in float32 a graph would lose digits of them where v is close to 1, as the betas of Adam are.
+    computed in float64. In float32 a graph would lose digits of them for v close to 1, such as the betas of Adam.
     """
     values: dict[str, float] = {}
     for name, value in settings.items():
@@ -279,7 +278,7 @@ def form_of(dtype: object, shape: Sequence[int]) -> str:
 def check_values(name: str, x: Array) -> None:
     """Raise ValueError for NaN, infinity and negative tokens.
 
-    Int8 quantization would turn NaN and infinity into confident predictions. Some runtimes count negative tokens from
+    Int8 quantization would convert NaN and infinity to confident predictions. Some runtimes count negative tokens from
     the end of the vocabulary.
     """
     if x.dtype.kind == "f" and not np.isfinite(x).all():

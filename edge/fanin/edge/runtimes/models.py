@@ -153,8 +153,8 @@ def model_inputs(bundle: Bundle, inputs: NamedInputs, preprocess: Preprocess | N
         preprocess: The Bundle's ``preprocess``, if there is one.
 
     Raises:
-        ValueError: An input is missing, has another dtype or shape or another number of samples, has a token outside
-            the vocabulary, or a row is longer than the longest length. The text names it.
+        ValueError: An input is missing, or has another dtype, shape or number of samples. Or it has a token outside the
+            vocabulary, or a row longer than the longest length. The text names it.
         InvalidBundle: The ``infer`` Signature has no inputs, or ones with the names of other ports.
     """
     names, ports = input_names(bundle.manifest), bundle.manifest.signatures["infer"].inputs

@@ -16,8 +16,8 @@ MAX_RISE_PERCENT: Final = 10.0
 SMALL_ERROR: Final = 0.01
 """Share of the targets' variance. A smaller squared error counts as this share, because 8 bits do not resolve it."""
 MIN_AGREEMENT: Final = 0.97
-"""Share of labels on which float and int8 should choose the same class. Where they differ, both classes are almost
-equally likely, so a lower agreement costs less accuracy than it suggests."""
+"""Share of labels on which float and int8 should choose the same class. If they differ, both classes are almost equally
+likely, so a lower agreement costs less accuracy than it suggests."""
 MAX_RELATIVE_ERROR: Final = 0.05
 """Largest difference between float and int8 values, relative to the spread of the float values. Its square is a quarter
 of ``SMALL_ERROR``."""

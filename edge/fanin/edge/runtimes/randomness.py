@@ -8,8 +8,8 @@ draw. A device fills these inputs before each step:
 3. A uniform value is ``(word >> 8) * 2**-24``, in [0, 1). A normal value is the inverse of the normal distribution at
    ``(word + 1/2) * 2**-32``, in float64, rounded to float32.
 
-So the values of a step depend on nothing else, and a repeated training has the same bits. Only + - * / and square roots
-of float64 are used, which IEEE 754 defines to the last bit: no logarithm of a C library is called.
+So the values of a step depend on nothing else, and a repeated training is bit-identical. Only + - * / and square roots
+of float64 are used, which IEEE 754 defines to the last bit. No logarithm of a C library is called.
 
 Reference:
     Philox: Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3", SC '11, section 4.

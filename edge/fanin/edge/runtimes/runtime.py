@@ -1,12 +1,12 @@
 """``GraphRuntime``: the ``Runtime`` over any engine.
 
-1. The values of slots are computed and given to the engine with the file.
+1. The values of slots are computed and passed to the engine with the file.
 2. The operators of the file are compared with the engine's, if it names them.
 3. The engine loads the file. Its inputs and outputs must be those of the signed manifest.
 4. A Signature becomes a callable that checks its arguments (``graphs``, ``stepping``).
 
 The library's own exceptions become InvalidBundle here. Other exceptions of an engine are defects of the engine or of
-its device: they become a FaninError, and their traceback is logged once, because a device trains again and again.
+its device. They become a FaninError. Their traceback is logged once, because a device trains repeatedly.
 """
 
 import logging
@@ -64,7 +64,7 @@ class GraphRuntime:
         if bundle.manifest.lengths is not None:
             return PredictByLength(bundle, lambda single: self.open_predict(single, parameters))
         graph = self._open(bundle, "infer", parameters)
-        # The batch is the first dimension; -1 stands for any number of samples.
+        # The batch is the first dimension; -1 means any number of samples.
         sizes = {port.shape[0] for port in graph.inputs}
         if len(sizes) != 1:
             raise InvalidBundle(f"infer graph: got inputs of the batch sizes {sorted(sizes)}, expected one size")
@@ -101,7 +101,7 @@ class GraphRuntime:
         try:
             loaded = self._load(file)
         except InvalidInput as exc:
-            # The file lacks the Signature. A user asked for it by name only in ``open_model``.
+            # The file lacks the Signature. Only ``open_model`` receives a Signature's name from the user.
             raise InvalidBundle(str(exc)) from exc
         ports = manifest.signatures[signature]
         _check_ports(f"{what}: inputs", loaded.inputs, ports.inputs)
@@ -173,7 +173,7 @@ class GraphRuntime:
             text = " ".join(str(exc).split()) or type(exc).__name__
             verb = "open" if call == "load" else "run"
             raise InvalidBundle(f"{what}: {name} cannot {verb} it ({text})") from exc
-        except Exception as exc:  # Of any kind: the code may be another package's.
+        except Exception as exc:  # Any error: the code may come from another package.
             raised = " ".join(f"{type(exc).__name__}: {exc}".split()).removesuffix(":")
             text = (
                 f"{what}: {name}: {call} raised {raised}, which is not among the engine's `errors`; add it there if it "

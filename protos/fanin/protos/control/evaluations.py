@@ -21,11 +21,11 @@ class VersionEvaluation:
         data: The name of the data set.
         data_sha256: The digest of its file; "" if the file could not be read.
         num_examples: Examples of the data set.
-        values: The metrics by name. A name that ends in ``_int8`` is of the int8 model, the others of the float model.
+        values: The metrics by name. Names that end in ``_int8`` are of the int8 model, the others of the float model.
         runtime: The inference library and its version.
         seconds: Duration of the evaluation.
         time: Its end, in seconds since the Unix epoch.
-        problem: Why the Version could not be evaluated; "" if it was.
+        problem: Reason why the Version could not be evaluated; "" after an evaluation.
     """
 
     version: int

@@ -77,8 +77,8 @@ class Evaluation:
     def has_labels(self) -> bool:
         """Whether the devices predicted labels.
 
-        They did not if the model has values, or if there is no int8 model, as for the clients of Flower: float and int8
-        of a classifier agree on some label.
+        They did not if the model returns values, or if there is no int8 model, as for clients of Flower. The float and
+        int8 models of a classifier agree on some label.
         """
         return self.int8_rise_percent is None and self.int8_agreement > 0.0
 
@@ -87,8 +87,8 @@ class Evaluation:
 class VersionPublished:
     """A new Version.
 
-    It has one of three origins: a Round (``round`` > 0), a publication from outside (``round`` 0), or the adoption of
-    Version ``adopted_number`` of ``adopted_run_id`` (``round`` 0).
+    It has one of three origins. A Round has ``round`` > 0. A publication from outside and the adoption of Version
+    ``adopted_number`` of ``adopted_run_id`` have ``round`` 0.
 
     Attributes:
         number: The Version's number.

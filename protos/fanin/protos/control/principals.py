@@ -1,4 +1,4 @@
-"""Principals: who made a call, as the coordinator authenticated the caller."""
+"""Principals: the authenticated callers of the coordinator."""
 
 from dataclasses import dataclass
 from enum import Enum

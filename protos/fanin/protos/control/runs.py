@@ -46,7 +46,7 @@ class RunInfo:
         version: Number of the newest Version.
         version_sha256: Digest of the newest Version's parameters.
         num_rounds: Rounds that ended in a Version.
-        reason: Why the Run rests, or what it waits for if that is not devices.
+        reason: Reason why the Run rests, or the condition that it waits for other than devices.
         started_by: The principal that started the Run. None for a Run from before this was recorded.
         newest_evaluation: The evaluation of the newest Version that was evaluated on held-out data, None without one.
         best_evaluation: The best of these evaluations by the Plan's ``evaluation.best``, None without one.
@@ -147,7 +147,7 @@ class VersionWithBundle:
 class AcceptedDevices:
     """One page of the devices whose Updates a Round accepted, in the order of acceptance.
 
-    ``num_accepted`` counts the accepted Updates of the whole Round.
+    ``num_accepted`` counts all accepted Updates of the Round.
     """
 
     num_accepted: int

@@ -9,10 +9,9 @@ Modules in reading order:
     transfers     downloads and uploads
     reports       telemetry, statistics, giving an Assignment up
 
-Constructors raise InvalidInput for values that are malformed or out of range. Two kinds of fields are checked later, by
-the code that uses them: plain lookup keys (``Download.sha256``) and values whose range depends on the Bundle or the
-Round. Variants are unions that are consumed by ``match``. ``fanin.protos.convert`` translates messages to the wire and
-back.
+Constructors raise InvalidInput for values that are malformed or out of range. The code that uses them checks two kinds
+of fields later: lookup keys (``Download.sha256``) and values whose range depends on the Bundle or the Round. Variants
+are unions that are consumed by ``match``. ``fanin.protos.convert`` translates messages to the wire and back.
 """
 
 from fanin.protos.messages.assignments import (

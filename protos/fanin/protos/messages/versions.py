@@ -63,7 +63,7 @@ class Version:
         public_key: Key of the signer: the publisher's, or a run key with a ``delegation``.
         signature: 64 bytes.
         delegation: The publisher's permission, if a run key signed.
-        auxiliary: Tensors beside the parameters, by name, in name order: what the stages of the Run need.
+        auxiliary: Tensors that the stages of the Run need in addition to the parameters, by name, in name order.
     """
 
     run_id: str

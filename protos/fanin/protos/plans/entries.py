@@ -1,7 +1,7 @@
 """The entries of a key that is a table: which values they may have, and how they are read from TOML.
 
-``NUMBERS`` are the options of stages. ``SETTINGS`` are what a ConfigRecord of Flower holds: numbers, strings, booleans,
-bytes, and lists of one of these. TOML has no bytes, so they are written as a table: ``{ base64 = "AAEC" }``.
+``NUMBERS`` are the options of stages. ``SETTINGS`` are the entries of a ConfigRecord of Flower: numbers, strings,
+booleans, bytes, and lists of one of these. TOML has no bytes, so they are written as a table: ``{ base64 = "AAEC" }``.
 """
 
 import base64
@@ -28,7 +28,7 @@ class EntryKind:
         text: One of them, in words.
         plural: Several of them, in words.
         accepts: Whether a value is one.
-        read: Converts a value of TOML. A value that is none stays as it is.
+        read: Converts a value of TOML. Other values are returned unchanged.
     """
 
     text: str
@@ -38,7 +38,7 @@ class EntryKind:
 
 
 def as_float(value: object) -> object:
-    """Return an integer as a float, and any other value as it is."""
+    """Return an integer as a float, and any other value unchanged."""
     if type(value) is not int:
         return value
     return float(value) if value.bit_length() <= MAX_FLOAT_BITS else float("inf")

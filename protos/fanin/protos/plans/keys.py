@@ -1,11 +1,11 @@
-"""The declaration of a key, and what follows from it: its range check and the texts of errors and of docs/plan.md.
+"""The declaration of a key, from which its range check and the texts of errors and of docs/plan.md are derived.
 
 A section of a Plan is a frozen dataclass. The annotation of a field declares a key::
 
     deadline_s: Annotated[float, Key(text="Seconds until the deadline.", unit="s", above=0)] = 600.0
 
-The field has the key's name, type and default; ``Key`` has the rest. A field whose type is a dataclass is a section
-within the section, and ``tuple[X, ...]`` of a dataclass X is a list of sections: ``[[name]]`` in TOML. A key of the
+The field has the key's name, type and default. ``Key`` has the other properties. A field whose type is a dataclass is a
+section within the section. ``tuple[X, ...]`` of a dataclass X is a list of sections: ``[[name]]`` in TOML. A key of the
 type ``dict`` is a table. Its names are not declared here, because others define them; ``Key.entries`` has its values.
 """
 
@@ -43,10 +43,10 @@ class DerivedDefault:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Key:
-    """What the declaration of a key adds to the name, type and default of its field.
+    """The properties of a key other than the name, type and default of its field.
 
     Attributes:
-        text: What the key sets: a sentence in Markdown, or a few.
+        text: The meaning of the key, in one or a few sentences of Markdown.
         unit: The unit of the value.
         at_least: Smallest value.
         at_most: Largest value.
@@ -90,7 +90,7 @@ class KeyField:
 
     @property
     def is_never_by_default(self) -> bool:
-        """Whether the default is infinite: it stands for "never", and the wire writes it as 0."""
+        """Whether the default is infinite. It means "never", and the wire encodes it as 0."""
         return self.default == math.inf
 
     @property

@@ -1,4 +1,4 @@
-"""What a Plan names: ours by name, or those of other distributions by entry point."""
+"""The objects that a Plan names: fanin's own by name, or those of other distributions by entry point."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -17,12 +17,12 @@ P = TypeVar("P")
 
 
 def named(key: str, name: str, ours: Mapping[str, T], group: str) -> T:
-    """Return what a Plan names: one of ours, or the entry point of this name.
+    """Return the object that a Plan names: fanin's own, or the entry point of this name.
 
     Args:
         key: The key of the Plan, for errors.
         name: The name.
-        ours: Ours, by name.
+        ours: fanin's own objects, by name.
         group: The entry point group of the others.
 
     Raises:
@@ -35,7 +35,7 @@ def named(key: str, name: str, ours: Mapping[str, T], group: str) -> T:
         check_single(f"plan: {key}", name, group)
         try:
             theirs: T = entries[name].load()
-        except Exception as exc:  # Of any kind: the code is another package's.
+        except Exception as exc:  # Any error: the code comes from another package.
             raise InvalidPlan(
                 f"plan: {key}: {name!r} cannot be imported from {entries[name].value} ({type(exc).__name__}: {exc}); "
                 "repair that package"
@@ -48,7 +48,7 @@ def named(key: str, name: str, ours: Mapping[str, T], group: str) -> T:
 
 
 def created(key: str, name: str, factories: Mapping[str, Callable[[P], T]], group: str, argument: P) -> T:
-    """Return what the factory that a Plan names returns for an argument.
+    """Call the factory that a Plan names, and return its result.
 
     Args:
         key: The key of the Plan, for errors.
@@ -69,24 +69,24 @@ def created(key: str, name: str, factories: Mapping[str, Callable[[P], T]], grou
 
 @contextmanager
 def blamed(what: str, advice: str) -> Iterator[None]:
-    """Turn any error of what a Plan names into InvalidPlan: the code may be another package's.
+    """Convert any error of a named object into InvalidPlan, because the code may come from another package.
 
     Args:
         what: The code that runs within, for the error.
-        advice: The end of the error: what to do.
+        advice: The end of the error: the remedy.
     """
     try:
         yield
     except InvalidPlan:
         raise
-    except Exception as exc:  # Of any kind: the code may be another package's.
-        # An error of the system names files of this machine, and the text may reach operators elsewhere.
+    except Exception as exc:  # Any error: the code may come from another package.
+        # An OSError names files of this machine, and the text may reach operators elsewhere.
         text = "" if isinstance(exc, OSError) else f": {' '.join(str(exc).split())[:MAX_ERROR_CHARS]}"
         raise InvalidPlan(f"{what} raised {type(exc).__name__}{text}; {advice}") from exc
 
 
 def check_single(what: str, name: str, group: str) -> None:
-    """Raise InvalidPlan if two packages have an entry point of one name in a group: which one runs would be chance."""
+    """Raise InvalidPlan if two packages have the same entry point in a group: the choice would be arbitrary."""
     from importlib.metadata import entry_points
 
     entries = entry_points(group=group, name=name)

@@ -1,4 +1,4 @@
-"""The whole Plan, and the conditions between its sections.
+"""The Plan, and the conditions between its sections.
 
 Above all the constructor proves that the integer sum of a Round cannot overflow. The values of an Update have ``bits``
 bits including the sign. A device may encode them up to W bits coarser, and the coordinator multiplies each by a weight.

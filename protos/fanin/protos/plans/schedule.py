@@ -51,8 +51,8 @@ class ScheduledChange:
 def training_in(training: Training, schedule: Sequence[ScheduledChange], round_number: int) -> Training:
     """Return the settings of training in a Round.
 
-    The learning rate stays within the range of float32. Powers of ``decay`` are products, so that every machine
-    computes the same bits.
+    The learning rate stays within the range of float32. Powers of ``decay`` are computed as products, so that the
+    results of all machines are bit-identical.
 
     Args:
         training: The settings without a schedule.
@@ -74,7 +74,7 @@ def training_in(training: Training, schedule: Sequence[ScheduledChange], round_n
 def rate_of_step(training: Training, step: int, num_steps: int) -> float:
     """Return the learning rate of one step of a device within a Round.
 
-    It is that of torch's ``SequentialLR`` of ``LinearLR`` for the warm-up, and ``LinearLR`` to 0 or
+    It is equal to torch's ``SequentialLR`` of ``LinearLR`` for the warm-up, and ``LinearLR`` to 0 or
     ``CosineAnnealingLR`` for the other steps.
 
     Args:

@@ -7,10 +7,10 @@
 
 Everything is created on first use. Keys are ECDSA P-256, which every gRPC build on a device can verify.
 
-The server's certificate can be issued again at any time, because clients trust the authority alone. It is issued again
-when a client would reject it: it is damaged, does not match its key or the authority, lacks a name, is not valid yet,
-or ends within 30 days. The authority is never replaced by itself, because no client would trust the new one. An
-authority that cannot be used is an error that says what to do.
+The server's certificate can be issued again at any time, because clients trust the authority alone. The coordinator
+issues a new one if clients would reject the old one: it is damaged, or does not match its key or the authority. Or it
+lacks a name, is not valid yet, or ends within 30 days. It never replaces the authority, because no client would trust a
+new one. An unusable authority raises an error that names the remedy.
 """
 
 import ipaddress
@@ -37,8 +37,8 @@ SERVER_DAYS: Final = 397
 """The longest that common TLS clients accept for a server certificate."""
 RENEW_DAYS: Final = 30
 BACKDATED: Final = timedelta(hours=1)
-"""How long before its creation a certificate is valid: for devices whose clock is behind, and for a coordinator whose
-clock is set back by less."""
+"""Time before its creation from which a certificate is valid. It tolerates devices with slow clocks, and a coordinator
+whose clock is set back by less."""
 
 _MAX_DNS_CHARS: Final = 253
 _UNREADABLE: Final = (ValueError, TypeError, UnsupportedAlgorithm, x509.InvalidVersion, InvalidSignature)
@@ -95,8 +95,8 @@ def _open_authority(folder: Path, now: datetime) -> _Authority:
         write_file(key_path, _key_pem(ec.generate_private_key(ec.SECP256R1())))
     key = _read_ca_key(key_path)
     if not certificate_path.exists():
-        # On first use, after a crash between the two files, or because it was lost: clients that hold an earlier one
-        # accept what the same key signs.
+        # First use, a crash between the two files, or a lost certificate. Clients with an earlier certificate accept
+        # signatures of the same key.
         certificate = _issue_ca(key, now)
         write_file(certificate_path, certificate.public_bytes(serialization.Encoding.PEM), mode=0o644)
     authority = _Authority(key=key, certificate=_read_ca_certificate(certificate_path))

@@ -31,11 +31,11 @@ class Connections:
     Attributes:
         max_connections: Open connections, including those that have not completed TLS. An idle one costs some 50 kB.
         max_queued_calls: Calls that gRPC has received and that the event loop has not taken up yet. By default gRPC
-            keeps 1,000 and cancels a random part of the rest, so a burst of check-ins lost some of its calls.
-        max_calls: Calls on one connection at a time. A device needs three; a proxy bundles many devices.
+            keeps 1,000 and cancels further calls at random, so a burst of check-ins would lose some calls.
+        max_calls: Concurrent calls on one connection. A device needs three. A proxy bundles many devices.
         handshake_s: Seconds for TLS and the HTTP/2 settings. A phone on a slow network needs a few.
-        idle_s: Seconds that a connection may stay open without a call. Our clients close theirs earlier.
-        max_age_s: Seconds after which a connection takes no new calls; calls under way may take as long again.
+        idle_s: Seconds that a connection may stay open without a call. fanin's clients close idle connections earlier.
+        max_age_s: Seconds after which a connection accepts no new calls. Calls under way may take as long again.
         keepalive_s: Seconds of silence after which the server checks that the peer of a call still exists.
     """
 

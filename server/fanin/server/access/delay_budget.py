@@ -5,7 +5,7 @@ A peer that sends or reads almost nothing must not hold its place.
 A transfer starts with ``stall_s`` seconds. The time that the peer delays us is subtracted. Each ``LEAST_BYTES_PER_S``
 transferred bytes add one second, up to ``stall_s``. So a connection may be silent for ``stall_s`` and must carry that
 many bytes per second on average. The time of our own disk does not count: only ``reading`` and ``writing`` measure
-time. After a TimeoutError, ``is_spent`` tells whether the peer was too slow.
+time. After a TimeoutError, ``is_spent`` is True if the peer was too slow.
 """
 
 import asyncio

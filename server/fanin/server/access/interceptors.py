@@ -1,14 +1,15 @@
-"""The rim: authentication of every call, and the form in which errors leave.
+"""The boundary to gRPC: authentication of every call, and the conversion of errors to statuses.
 
 For each call, in this order:
 
-1. The request stays raw bytes, because the signature covers bytes and not a re-serialization.
-2. The caller is authenticated. Fleet: the device's signature over method, time and body, and a time that is used once.
-   Control: the operator's token. Both are checked in memory, without the database, because any peer can make a call.
-   gRPC's own health and reflection services need no credential, so their requests are small and their calls few.
+1. The request stays raw bytes, because the signature covers the received bytes and not a re-serialization.
+2. The caller is authenticated. Fleet: the device's signature over method, time and body. Each time is valid for one
+   call. Control: the operator's token. Both are checked in memory, without the database, because any peer can make a
+   call. gRPC's own health and reflection services need no credential, so their requests are small and their calls few.
    The servicer receives the principal in place of gRPC's context.
-3. Only now the bytes are parsed, so no unknown peer reaches the parser. Invalid bytes raise InvalidInput. Enroll is
-   the exception: its bytes hold the key that signed them, so its token and signature are checked after parsing.
+3. The bytes are parsed after the authentication, so no unknown peer reaches the parser. Invalid bytes raise
+   InvalidInput. Enroll is the exception: its bytes hold the key that signed them, so its token and signature are
+   checked after parsing.
 4. An error of the servicer becomes a status by the table in ``protos.errors``. The peer receives the public text. The
    log has the inner text, of a limited number of calls per minute (``refused``).
 5. A missing request, or a reply that the caller does not read, ends the call and frees its resources.
@@ -53,7 +54,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waits:
-    """How long a caller may delay the rim.
+    """Longest delays that a caller may cause at the boundary.
 
     Attributes:
         first_request_s: Seconds until the first request. The caller is unknown until then.
@@ -176,7 +177,7 @@ class Rim(aio.ServerInterceptor):
                 await self._send(handler.stream_stream(messages, caller), context)
             else:
                 replies = handler.unary_stream(_parsed(method, handler, first), caller)
-                # The health service writes its replies by itself.
+                # The health service writes its own replies.
                 await (replies if isawaitable(replies) else self._send(replies, context))
 
     async def _send(self, replies: AsyncGenerator[Message, None], context: Context) -> None:
@@ -232,7 +233,7 @@ class Rim(aio.ServerInterceptor):
             # gRPC cannot send or receive: the peer has disconnected, and the cancellation has not arrived yet.
             raise asyncio.CancelledError from exc
         except asyncio.CancelledError:
-            # A newer upload of the device replaced this one, or its connection broke. gRPC sends no status by itself.
+            # A newer upload of the device replaced this one, or its connection broke. gRPC does not send a status here.
             with suppress(Exception):
                 async with asyncio.timeout(REPLACED_S):
                     text = "call: ended for a newer one; try again later"
@@ -259,7 +260,8 @@ class Rim(aio.ServerInterceptor):
 
     async def _abort(self, error: FaninError, context: Context) -> None:
         status, trailing = status_of(error), self._trailing(type(error).__name__)
-        # A caller that does not read does not read this either. gRPC keeps the status as long as it is connected.
+        # A caller that does not read its replies does not read this status. gRPC keeps it for the life of the
+        # connection.
         with suppress(TimeoutError, aio.InternalError):
             async with asyncio.timeout(self._waits.read_s):
                 await context.abort(grpc.StatusCode[status.code], public_text(error)[:MAX_TEXT_CHARS], trailing)

@@ -1,4 +1,4 @@
-"""The log of what peers cause: a few lines per minute for each kind, then their number.
+"""The log of events that peers cause: a few lines per minute for each kind, then their number.
 
 Any peer can make calls that are refused, and any device can report failures. Without a limit, a flood of them fills the
 disk that holds the Updates.
@@ -11,7 +11,7 @@ from typing import Final
 
 WINDOW_S: Final = 60.0
 MAX_LINES: Final = 20
-"""Lines of one kind per window: enough to see the cause, and at most some 10 kB."""
+"""Lines of one kind per window: enough to identify the cause, and at most some 10 kB."""
 
 
 @dataclass(slots=True)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """How many devices a coordinator serves at the same time.
+    """Numbers of devices that a coordinator serves at the same time.
 
     Attributes:
         max_parked: Check-ins that wait for work at a time. Each costs some 10 kB.

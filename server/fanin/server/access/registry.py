@@ -22,7 +22,7 @@ from fanin.server.storage.records import EnrolledDevice, Role
 
 TOKEN_BYTES: Final = 24
 OPERATOR_ID_CHARS: Final = 12
-"""Characters of a token's digest in the id of its operator: 48 bits tell the tokens of a coordinator apart."""
+"""Characters of a token's digest in the id of its operator. 48 bits distinguish the tokens of a coordinator."""
 
 
 class Registry:
@@ -35,8 +35,8 @@ class Registry:
 
         Args:
             store: Devices and tokens.
-            wall: Wall time in seconds. For the times of calls it is read only once: if a later reading could be set
-                back, all devices would repeat times that they have used.
+            wall: Wall time in seconds. For the times of calls it is read once. If the clock were set back between two
+                readings, devices would repeat used times.
             steady: Monotonic time in seconds, which continues from there.
         """
         self._store = store

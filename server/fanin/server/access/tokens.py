@@ -14,7 +14,7 @@ from fanin.server.storage.records import Role
 
 
 def ensure_token(path: Path, role: Role, registry: Registry) -> None:
-    """Issue a token into a file, or check the one that is there.
+    """Issue a token into a file, or check the existing one.
 
     Raises:
         Corrupted: The file holds no token, or one that this coordinator did not issue for the role.

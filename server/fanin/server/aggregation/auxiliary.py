@@ -1,8 +1,9 @@
 """The step from the auxiliary tensors of a Version to those of the next one.
 
-A stage that adds a group to the vector has a tensor of the same name beside the parameters (``edge.codecs.stage``).
-The stage computes it from the aggregate of its group, elementwise and in float64. The result is rounded to float32,
-stored as a blob and signed with the Version. The first Version of a lineage has none, which stands for zeros.
+A stage that adds a group to the vector has an auxiliary tensor of the same name in each Version
+(``edge.codecs.stage``). The stage computes it from the aggregate of its group, elementwise and in float64. The result
+is rounded to float32, stored as a blob and signed with the Version. The first Version of a lineage stores no auxiliary
+tensors; they are zero.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -49,7 +50,7 @@ class AuxiliaryStep:
         """Yield a next tensor in slices, each as long as the slice of the tensor before.
 
         Raises:
-            InvalidPlan: The stage raised an error, or computed something else than finite values of the right number.
+            InvalidPlan: The stage raised an error, or its result is not the expected number of finite values.
         """
         owner, stage = self._owners[name]
         first, _ = self._layout.span(name)

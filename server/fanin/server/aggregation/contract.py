@@ -1,8 +1,8 @@
-"""The contracts of rules and outer optimizers, as checks for the tests of one's own.
+"""The contracts of rules and outer optimizers, as checks for the tests of an implementation.
 
 ``check_rule`` folds the same Updates in several ways, and ``check_optimizer`` takes the same steps in several ways. The
-result must be the same, bit by bit: a coordinator that restarts, and ``fanin verify`` on another machine, fold in
-another order and in other parts.
+results must be bit-identical, because a restarted coordinator and ``fanin verify`` on another machine fold in another
+order and in other slices.
 """
 
 import random

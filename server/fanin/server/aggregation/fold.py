@@ -6,7 +6,7 @@ Integer addition is associative and commutative, so any order, interleaving or t
 The sum cannot overflow: Plan validation ensures |sum| < 2^62 (``protos.plans``).
 
 An Update has a weight for each block, because the groups of a vector have weightings of their own
-(``edge.codecs.vector``). The table is that of the whole vector, and its groups are just more blocks.
+(``edge.codecs.vector``). The table is that of the complete vector, and its groups are further blocks.
 
 An Update made for an earlier Round is on that Round's grid. A shift moves it to the grid of this Round. A shift below
 zero rounds the values. A shift beyond the Plan's limit clips the largest values. Both are pure functions of the Update
@@ -35,10 +35,10 @@ from fanin.edge.tensors import Float64s, Int64s, TensorTable
 from fanin.protos.messages import SATURATED
 
 MAX_SHIFT: Final = 62
-"""Largest shift of an int64. It leaves nothing of a value of 32 bits."""
+"""Largest shift of an int64. It shifts out every bit of a 32-bit value."""
 SCRATCH_VALUES: Final = 1 << 16
-"""Values that are weighted and added at a time. Their buffer of 512 KiB serves a whole Update and stays in the
-CPU cache between the two steps. Fewer values take longer, because the calls then outweigh the work."""
+"""Values that are weighted and added at a time. One buffer of 512 KiB is reused for all values of an Update and stays
+in the CPU cache between the two steps. Fewer values take longer, because the calls then outweigh the work."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -45,7 +45,7 @@ StateSlices = Mapping[str, Iterable[Float32s]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lag:
-    """The distance between the Round that an Update was made for and the Round that folds it.
+    """The distance between the Round of an Update's Assignment and the Round that folds it.
 
     Attributes:
         staleness: Versions between their base Versions.
@@ -110,10 +110,10 @@ class SpooledUpdates:
 
 
 class OuterStep:
-    """The step from an aggregate to the next parameters, in slices: for a large model, only a sum is in memory.
+    """The step from an aggregate to the next parameters, in slices: of a large model, only the sum is in memory.
 
-    Parameters and each tensor of the state are computed in passes of their own over the parent, so that each can be
-    written while it is computed.
+    The parameters and each tensor of the state need separate passes over the parent, so that each can be written while
+    it is computed.
 
     Args:
         aggregate: The aggregate of the Round.
@@ -198,7 +198,7 @@ class _Reader:
 
 
 def _rounded(optimizer: OuterOptimizer, values: Float64s | None, num_values: int) -> Float32s:
-    """Return what an optimizer computed as float32. Raises InvalidPlan if these are no such values."""
+    """Return the result of an optimizer as float32. Raises InvalidPlan if these are no such values."""
     name = type(optimizer).__name__
     if not isinstance(values, np.ndarray) or values.shape != (num_values,) or values.dtype != np.float64:
         found = "none" if values is None else f"{getattr(values, 'dtype', '')} of shape {getattr(values, 'shape', '')}"

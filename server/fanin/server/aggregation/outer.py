@@ -1,12 +1,13 @@
 """Outer optimizers: how the aggregate of a Round changes the global parameters.
 
 An optimizer may have state, such as a momentum: tensors of the shape of the parameters. The state belongs to a Version.
-It is stored with it, restored by a rollback, and begins anew after a Version from outside. A Plan names its optimizer
-in ``aggregation.outer_optimizer``. An installed distribution adds optimizers by the entry point group
+It is stored with the Version, restored by a rollback, and initialized again after a Version from outside. A Plan names
+its optimizer in ``aggregation.outer_optimizer``. An installed distribution adds optimizers by the entry point group
 ``fanin.outer_optimizers``.
 
-An optimizer works elementwise, in float64, with + - * / and square roots only: each is one rounding of IEEE 754. So
-every machine computes the same bits, for slices of any length. The caller rounds parameters and state to float32.
+An optimizer works elementwise, in float64, with + - * / and square roots only. IEEE 754 rounds each of these operations
+once. So the results of all machines are bit-identical, for slices of any length. The caller rounds parameters and state
+to float32.
 """
 
 from collections.abc import Callable, Mapping
@@ -124,7 +125,7 @@ def optimizer_of(plan: Plan) -> OuterOptimizer:
     """Return the outer optimizer that a Plan names.
 
     Raises:
-        InvalidPlan: No optimizer has this name, or the optimizer cannot do what the Plan asks for.
+        InvalidPlan: No optimizer has this name, or the optimizer rejects the Plan.
     """
     name = plan.aggregation.outer_optimizer
     optimizer = created("aggregation.outer_optimizer", name, OPTIMIZERS, GROUP, plan)

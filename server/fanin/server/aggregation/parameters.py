@@ -82,7 +82,7 @@ def encode_state(slices: Iterable[Float32s]) -> Iterator[bytes]:
 def state_slices(blobs: BlobReader, state: Mapping[str, Artifact]) -> Mapping[str, Iterator[Float32s]]:
     """Return the tensors of an outer state by name, verified while they are read. Reading raises NotFound, Corrupted.
 
-    A Chunk has a whole number of values.
+    No value crosses the boundary of a Chunk.
     """
     return {
         name: (np.frombuffer(chunk, "<f4") for chunk in blobs.pieces(f"outer state {name}", artifact))

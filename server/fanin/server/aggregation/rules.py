@@ -1,8 +1,8 @@
 """Rules: how the Updates of a Round become one aggregate.
 
 There are two kinds. A ``Rule`` adds Updates up, in any order and in a tree of partial sums. A ``ColumnRule`` sees all
-Updates of a value at once, so it can be robust: it may leave out what is extreme. A Plan names its rule in
-``aggregation.rule``. An installed distribution adds rules of its own by the entry point group ``fanin.rules``.
+Updates of a value at once, so it can be robust: it may ignore extreme Updates. A Plan names its rule in
+``aggregation.rule``. An installed distribution adds rules by the entry point group ``fanin.rules``.
 
 ``weighted_mean`` is the mean of FedAvg (McMahan et al. 2017, arXiv 1602.05629, algorithm 1). ``trimmed_mean`` is the
 coordinate-wise trimmed mean (Yin et al. 2018, arXiv 1803.01498, definition 2).
@@ -27,7 +27,7 @@ GROUP: Final = "fanin.rules"
 MAX_COLUMN_UPDATES: Final = 1024
 """Most Updates of a Round with a column rule: all of them are read side by side."""
 MAX_STATE_BYTES: Final = 64 << 20
-"""Most bytes of the state that a column rule takes from pass to pass."""
+"""Most bytes of the state that a column rule keeps between two passes."""
 
 
 @runtime_checkable
@@ -122,8 +122,8 @@ class TrimmedMean:
     """The mean of each value without its largest and its smallest Updates.
 
     Args:
-        trim: The part of the Updates that is left out at each end, above 0 and below 0.5. It is rounded down to whole
-            Updates.
+        trim: The part of the Updates that is left out at each end, above 0 and below 0.5. It is rounded down to an
+            integer number of Updates.
     """
 
     def __init__(self, trim: float) -> None:
@@ -147,7 +147,7 @@ class TrimmedMean:
         num_updates = columns.shape[1]
         num_left_out = num_trimmed(self._trim, num_updates)
         first, last = num_left_out, num_updates - num_left_out
-        # A whole sort uses vector instructions of the processor, and takes a fifth of the time of np.partition.
+        # A complete sort uses vector instructions of the processor, and takes a fifth of the time of np.partition.
         total: Int64s = np.sort(columns, axis=1)[:, first:last].sum(axis=1, dtype=np.int64)
         return total.astype(np.float64) / float(last - first)
 
@@ -184,7 +184,7 @@ def rule_of(plan: Plan) -> Rule | ColumnRule:
     """Return the rule that a Plan names.
 
     Raises:
-        InvalidPlan: No rule has this name, or the rule cannot do what the Plan asks for.
+        InvalidPlan: No rule has this name, or the rule rejects the Plan.
     """
     name = plan.aggregation.rule
     rule = created("aggregation.rule", name, RULES, GROUP, plan)

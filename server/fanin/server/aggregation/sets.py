@@ -1,8 +1,8 @@
 """The fold of a closed set of Updates by the rule of the Plan. The coordinator and ``fanin verify`` use the same fold.
 
 A sum needs each Update once, so the coordinator adds an Update right after its commit. A column rule needs all Updates
-side by side. It reads them again in parts, so that its memory does not grow with the model: ``COLUMN_BYTES`` for the
-values of a part, whatever the number of Updates.
+side by side. It reads them again in slices, so that its memory does not grow with the model. The values of a slice need
+``COLUMN_BYTES``, for any number of Updates.
 """
 
 from collections import Counter
@@ -40,7 +40,7 @@ class Submission:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Aggregate:
-    """What a rule made of a closed set.
+    """The result of a rule for a closed set of Updates.
 
     Attributes:
         part: Returns the change of the parameters from a first to a last position (exclusive).

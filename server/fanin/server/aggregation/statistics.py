@@ -19,7 +19,7 @@ MAX_RUNTIMES: Final = 50
 """Runtimes that are named in one event. Devices choose these names, and one message holds them all."""
 OTHER_RUNTIMES: Final = "other"
 MAX_RISE: Final = 1e9
-"""Largest reported rise of the squared error, in percent. Where float has no error at all, the rise is infinite, and
+"""Largest reported rise of the squared error, in percent. If the float model has no error, the rise is infinite, and
 JSON has no infinity."""
 
 
@@ -34,8 +34,8 @@ def evaluation_of(counts: Mapping[str, int], num_classes: int) -> Evaluation | N
 
     Args:
         counts: Sums of the Updates' statistics (``with_loss_examples``), by name.
-        num_classes: Number of classes of the Bundle, 0 for a model of values. It comes from the Bundle, because devices
-            do not decide what kind of model it is.
+        num_classes: Number of classes of the Bundle, 0 for a model of values. It is read from the Bundle, because
+            devices must not decide the kind of model.
     """
     sums, of_values = quality_of(counts), not num_classes and SQUARES_INT8 in counts
     num_examples = counts.get(EVAL_LOSS_EXAMPLES, 0)

@@ -246,7 +246,7 @@ def _aggregate(history: _History, record: RoundRecord, lineage_start: int) -> tu
 
 
 def _made_for(history: _History, record: RoundRecord, header: UpdateHeader, lineage_start: int) -> RoundRecord:
-    """Return the Round that an Update was made for. Raises Corrupted unless the Update may count in ``record``."""
+    """Return the Round of an Update's Assignment. Raises Corrupted unless the Update may count in ``record``."""
     made_for = history.rounds.get(header.round)
     oldest = max(record.base_version - history.plan.aggregation.max_staleness, lineage_start)
     base = None if made_for is None else history.archive.runs.version(record.run_id, made_for.base_version)

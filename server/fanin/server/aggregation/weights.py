@@ -1,4 +1,4 @@
-"""How much one Update counts: its integer weight.
+"""The integer weight of one Update.
 
 It is a pure function of the Update's header, so that ``fanin verify`` computes the same.
 """
@@ -15,8 +15,8 @@ def weights_of(header: UpdateHeader, max_examples: int, staleness: int = 0) -> M
     """Return the integer weight of an Update in groups of each weighting.
 
     One example weighs round(256 / sqrt(1 + staleness)). In the group of the parameters an Update has the weight of its
-    examples, capped: exactly FedAvg's weighting, if it is fresh. In groups where all devices count the same it has the
-    weight of one example, so the headroom of the parameters is enough for all groups. The square root and the division
+    examples, capped: exactly FedAvg's weighting, if it is fresh. In groups with equal weights of all devices it has the
+    weight of one example. So the headroom of the parameters is enough for all groups. The square root and the division
     follow IEEE 754, so every machine computes the same integers.
 
     Args:

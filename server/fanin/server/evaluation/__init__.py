@@ -1,6 +1,6 @@
 """Evaluation of Versions by the coordinator, on held-out data that its operator registered.
 
-An evaluation runs in a process of its own with the lowest priority. It reads the blobs of a Version and writes nothing.
+An evaluation runs in a separate process with the lowest priority. It reads the blobs of a Version and writes nothing.
 The coordinator records the metrics with the Version's number. A Round never waits for an evaluation, and the parameters
 of a Version do not depend on one.
 

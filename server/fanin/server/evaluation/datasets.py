@@ -45,7 +45,7 @@ class DataSets:
     async def check(self, start: StartRun, bundle: BundleRef) -> None:
         """Check the data set of a Plan with a Bundle: the ``DataCheck`` of ``Runs``.
 
-        The check has a process of its own, because it must not wait for an evaluation.
+        The check runs in a separate process, because it must not wait for an evaluation.
 
         Raises:
             InvalidPlan: The name or a metric is unknown, the file cannot be read, or it does not fit the Bundle.

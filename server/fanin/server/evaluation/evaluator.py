@@ -71,7 +71,7 @@ class HeldOutEvaluator:
         self._process = process
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        # By Run: the due Versions that have an evaluation, or whose tries are used up, oldest turn first.
+        # By Run: the due Versions that have an evaluation or no tries left. The Run evaluated longest ago is first.
         self._done: dict[str, set[int]] = {}
         self._num_tries: dict[tuple[str, int], int] = {}
         self._without_data: set[str] = set()
@@ -98,7 +98,7 @@ class HeldOutEvaluator:
                     await self._wait()
                 else:
                     await self._evaluate(due)
-            except Exception as exc:  # Of any kind: an evaluation must never end the coordinator.
+            except Exception as exc:  # Any error: an evaluation must never end the coordinator.
                 LOG.error("evaluation: %s", exc, exc_info=not isinstance(exc, FaninError))
                 await asyncio.sleep(RETRY_S)
 

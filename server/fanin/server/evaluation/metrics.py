@@ -51,9 +51,9 @@ def evaluate_version(
         metrics: Further metrics by name.
 
     Returns:
-        ``loss``, and for a model with labels ``accuracy``, ``accuracy_int8`` and ``int8_agreement``, or for a model of
-        values ``squared_error`` and ``squared_error_int8``, each a mean, unless its targets have another shape than its
-        output. Each further metric adds ``NAME`` and ``NAME_int8``.
+        Each is a mean. All models have ``loss``. A model with labels also has ``accuracy``, ``accuracy_int8`` and
+        ``int8_agreement``. A model of values also has ``squared_error`` and ``squared_error_int8``, unless its targets
+        have another shape than its output. Each further metric adds ``NAME`` and ``NAME_int8``.
 
     Raises:
         ValueError: The loss is not finite, or the data does not fit the graphs.

@@ -78,7 +78,7 @@ class EvaluatorProcess:
 
     async def _exchange(self, line: bytes) -> bytes:
         if self._process is None:
-            # In a session of its own: Ctrl-C in a terminal is for the coordinator, which then ends this process.
+            # A separate session: Ctrl-C in a terminal must reach only the coordinator, which then ends this process.
             self._process = await asyncio.create_subprocess_exec(
                 *self._command, stdin=PIPE, stdout=PIPE, limit=MAX_LINE_BYTES, start_new_session=True
             )

@@ -46,7 +46,7 @@ class Discarded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Later:
-    """The next Round may count the Update. The upload stays as it is.
+    """The next Round may count the Update. The upload is kept.
 
     Attributes:
         changed: Set at the next change of the Run. Then call ``accept`` again.

@@ -1,4 +1,4 @@
-"""Which devices without work hear of a newer Version, and when.
+"""The announcement of newer Versions to devices without work.
 
 Every answer without work names the newest Version of the Run that the device serves, if the device has an older one.
 While the Run opens Rounds this is soon enough, because the next Version follows anyway. When the Run rests, no work

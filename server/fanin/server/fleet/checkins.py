@@ -1,7 +1,7 @@
 """Check-ins: long polls of devices that wait for work.
 
-A check-in is parked until a Round has a place for the device, a Run that rests has a newer Version, or its time is up.
-A device has at most one parked check-in. A check-in without work costs no database access, and an Assignment costs one
+A check-in is parked until a Round has a place for the device, a resting Run has a newer Version, or its time is up. A
+device has at most one parked check-in. A check-in without work costs no database access, and an Assignment costs one
 only if its Run has stages.
 """
 

@@ -1,6 +1,6 @@
-"""The coordinator, as devices see it: check in, download, upload, report.
+"""The device side of the coordinator: check in, download, upload, report.
 
-Each method belongs to one of the modules of this folder. Nothing here knows gRPC: ``service`` turns calls into these
+Each method belongs to one of the modules of this folder. This module does not use gRPC. ``service`` maps calls to these
 methods, and tests and simulations call them directly.
 """
 
@@ -22,8 +22,8 @@ class Coordinator:
     All methods may be repeated after any failure, over restarts of both sides.
 
     Args:
-        runs: The Runs that devices take part in.
-        stores: Used for the number of enrolled devices, over which check-ins are spread.
+        runs: The Runs of the coordinator.
+        stores: The record. Its number of enrolled devices determines how check-ins are spread over time.
         files: Blobs to download, and the spool for uploads.
         limits: The largest load to accept.
         rng: Chooses among devices when there are fewer places than devices.

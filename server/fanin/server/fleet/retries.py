@@ -1,4 +1,4 @@
-"""When devices without a place come back. A pure function."""
+"""The retry times of devices without a place. A pure function."""
 
 from typing import Final
 

@@ -88,7 +88,7 @@ class Uploads:
         if report.failure and outcome.update_state is m.UpdateState.RECEIVING:
             await self._discard(report.assignment_id)
             if driver.intake.give_up(round_number, device, report.failure):
-                # Quoted, cut and limited, because a peer's text goes into our log.
+                # Quoted, cut and limited, because our log must not hold unlimited text of a peer.
                 text = f"run {driver.run_id}: round {round_number}: device {device} gave up: {report.failure!r:.400}"
                 self._failures.log("GaveUp", text)
             return m.UploadReply(round_state=outcome.round_state, update_state=m.UpdateState.DISCARDED)
@@ -108,7 +108,7 @@ class Uploads:
             return
         check_header(header, _expected(driver, request.round))
         with ExitStack() as resources:
-            # To the end, even if the device disconnects: the file must be closed in any case.
+            # Shielded from the device's disconnection: the file must be closed in any case.
             upload = await run_to_end(self._files.run(self._open, resources, header, device))
             transfer = _Transfer(request, upload, DelayBudget(self._limits.stall_s))
             resources.enter_context(self._listed(transfer))
@@ -171,7 +171,7 @@ class Uploads:
         """
         update = CompleteUpload(device=request.device, header=request.header, upload=upload)
         while True:
-            # To the end, even if the device disconnects: an Update that is committed leaves no upload.
+            # Shielded from the device's disconnection: after a commit, no upload may remain.
             match await run_to_end(accept(update, request.driver.intake, self._files)):
                 case Accepted():
                     return _last_reply(request, upload, m.UpdateState.ACCEPTED)

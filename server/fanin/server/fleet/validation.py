@@ -89,7 +89,8 @@ def _check_counts(header: UpdateHeader, expected: Expected) -> None:
     if undeclared := sorted(set(counts) - set(bounds)):
         raise InvalidUpdate(f"update: got statistics {undeclared}, expected only {sorted(bounds)}")
     for name, count in counts.items():
-        # A negative count would cancel the counts of other devices. Only a loss, or what a Plan declares, may be one.
+        # A negative count would cancel the counts of other devices. Only losses and the Plan's own statistics may be
+        # negative.
         if count < 0 and name in _COUNTED:
             raise InvalidUpdate(f"update: got {name} = {count}, expected at least 0")
         if abs(count) > bounds[name]:
@@ -98,7 +99,7 @@ def _check_counts(header: UpdateHeader, expected: Expected) -> None:
     examples = counts.get(EXAMPLES, 0)
     if examples < 1:
         raise InvalidUpdate(f"update: got {examples} examples, expected at least 1")
-    # One device must not decide the mean loss of a Round. The loss of a model of values has no bound of its own.
+    # One device must not decide the mean loss of a Round. The loss of a model of values has no natural bound.
     for name, of in ((TRAIN_LOSS, EXAMPLES), (EVAL_LOSS, EVAL_EXAMPLES)):
         largest = largest_loss_count(counts.get(of, 0), expected.num_labels)
         if counts.get(of, 0) and abs(counts.get(name, 0)) > largest:

@@ -160,7 +160,7 @@ class RoundWork:
         )
 
     async def _headers_of(self, devices: Sequence[str]) -> AsyncIterator[Mapping[str, m.UpdateHeader]]:
-        """Yield the headers of these devices' Updates, a page at a time: those at hand, the others from the record."""
+        """Yield the headers of these devices' Updates, a page at a time, from memory or from the record."""
         for first in range(0, len(devices), PAGE_UPDATES):
             page = devices[first : first + PAGE_UPDATES]
             missing = [device for device in page if device not in self._headers]
@@ -230,7 +230,7 @@ class RoundWork:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Facts:
-    """What the event of a Version needs of an Update."""
+    """The facts of an Update for the event of its Version."""
 
     telemetry: m.Telemetry
     wire_bytes: int
@@ -239,7 +239,7 @@ class _Facts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Folded:
-    """What the fold computed and stored."""
+    """The stored results of the fold."""
 
     result: FoldResult
     parameters: Artifact

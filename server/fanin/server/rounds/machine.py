@@ -3,10 +3,10 @@
 Rule 1: every transition of a Round is a row of its protocol. The diagram in docs/rounds.md is generated from the rows.
 Rule 2: no clock, no IO, no randomness. ``step(event, now)`` returns the next Round and its effects. The driver
 carries the effects out and reports each result as the next event.
-Rule 3: an event that the protocol has no row for raises ``IllegalEvent`` and changes nothing.
+Rule 3: an event without a row in the protocol raises ``IllegalEvent`` and changes nothing.
 Rule 4: every phase has a failure exit. ``Failed`` is legal until the Round has ended.
 Rule 5: the cost of an event hardly grows with the number of devices. Their names are in persistent sets: a changed copy
-shares all but a few nodes with the original. Only the event ``Closed``, one in a Round, has a list of names.
+shares all but a few nodes with the original. Only the event ``Closed``, once in a Round, has a list of names.
 
 ``now`` and ``deadline`` are seconds on one monotonic clock, which the caller chooses.
 """
@@ -23,15 +23,15 @@ from fanin.protos.control import RoundPhase
 from fanin.server.rounds import events as e
 
 FREE_GIVE_UPS: Final = 2
-"""How often a device may give up in one Round and return at once. The cause may have been a passing one."""
+"""Number of times that a device may give up in one Round and return at once. The cause may have been temporary."""
 FIRST_PAUSE_S: Final = 10.0
-"""Seconds until a device that gave up once more receives its Assignment again. Each further time doubles them."""
+"""Seconds until a device that gave up more often receives its Assignment again. Each further time doubles them."""
 MAX_PAUSE_S: Final = 300.0
-"""Longest pause. A Round with a long deadline may need this very device, whose trouble may be over."""
+"""Longest pause in seconds. A Round with a long deadline may need this device, and its trouble may be over."""
 
 
 class IllegalEvent(Exception):
-    """An event that the phase does not allow. It is always our own mistake, never a peer's."""
+    """An event that the phase does not allow. It is always a bug of the coordinator, never a peer's error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,7 @@ class Rules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GiveUps:
-    """How often a device gave up in a Round, and when it may return."""
+    """The number of times that a device gave up in a Round, and the time of its possible return."""
 
     count: int
     returns_at: float
@@ -86,9 +86,9 @@ class Round:
         protocol: The transition table.
         rules: The Plan's settings.
         phase: The current phase.
-        cohort: The devices, empty once the set of Updates is recorded: from then on the record has their names.
-        deadline: When the Round closes. None until as many devices as the quorum take part, because fewer devices
-            cannot produce a Version however long they have. None while the Round is paused.
+        cohort: The devices. Empty once the set of Updates is recorded, because the record then has their names.
+        deadline: When the Round closes. None until a quorum of devices takes part, because fewer devices can never
+            produce a Version. None while the Round is paused.
         left_s: Seconds to the deadline when the Round was paused.
         was_resumed: Whether the Round was under way when the coordinator ended.
     """
@@ -150,7 +150,7 @@ ASSIGNING: Final = (RoundPhase.SELECTING, RoundPhase.TRAINING)
 Outcome = tuple[Round, tuple[e.Effect, ...]]
 """The Round after an event, and the effects to carry out."""
 Rule = Callable[[Round, e.Event, float], Outcome]
-"""What an event does: a pure function of the Round, the event and the time."""
+"""The effect of an event: a pure function of the Round, the event and the time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,8 +196,8 @@ def compose(name: str, first: RoundPhase, *groups: Rows) -> RoundProtocol:
         groups: Groups of rows.
 
     Raises:
-        ValueError: Two groups have a row for the same phase and event, a row leads to a phase that has no row and does
-            not end the Round, or a phase has no failure exit.
+        ValueError: Two groups have a row for the same phase and event, or a phase has no failure exit. Or a row leads
+            to a phase that has no row and does not end the Round.
     """
     rows: dict[Key, Transition] = {}
     for group in groups:

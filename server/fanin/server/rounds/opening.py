@@ -132,12 +132,13 @@ async def recall_participation(run_id: str, participation: Participation, stores
 async def clear_spool(
     run: RunRecord, current: RoundRecord | None, recent: RecentRounds, stores: Stores, files: Files
 ) -> None:
-    """Forget the Rounds whose Updates no longer count, and remove the files that devices sent for them in vain.
+    """Forget the Rounds whose Updates no longer count, and remove their uncommitted files.
 
     Args:
         run: The Run.
-        current: The Round under way. Without one, the Rounds stay whose Updates will count in the next Round.
-        recent: The Rounds that are remembered.
+        current: The Round under way. Without one, the function keeps the Rounds whose Updates will count in the next
+            Round.
+        recent: The Rounds in memory.
         stores: The record, which names the payloads to keep.
         files: The spool.
     """

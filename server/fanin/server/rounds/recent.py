@@ -26,7 +26,7 @@ class RecentRounds:
     def __init__(self, max_staleness: int) -> None:
         self.max_staleness = max_staleness
         self._rounds: dict[int, OpenedRound] = {}
-        # How many of these Rounds start from a Version with this Chunk.
+        # Number of these Rounds that start from a Version with this Chunk.
         self._chunks: Counter[str] = Counter()
         self._lineage = 0
 
@@ -61,14 +61,14 @@ class RecentRounds:
         return max(base_version - self.max_staleness, self._lineage)
 
     def counts_from(self, round_number: int, base_version: int) -> bool:
-        """Return whether a stale Update, made for a Round, counts in a later Round on ``base_version``."""
+        """Return whether a stale Update of a Round counts in a later Round on ``base_version``."""
         opened = self._rounds.get(round_number)
         if opened is None or not self.max_staleness:
             return False
         return opened.record.base_version >= self.oldest_base(base_version)
 
     def counts_in(self, round_number: int, current: RoundRecord) -> bool:
-        """Return whether an Update made for a Round counts in the current Round."""
+        """Return whether an Update for a Round counts in the current Round."""
         return round_number == current.round or self.counts_from(round_number, current.base_version)
 
     def forget(self, record: RoundRecord) -> None:

@@ -14,9 +14,9 @@ from fanin.server.rounds import events as e
 RETRY_S: Final = (0.5, 1.0, 2.0, 5.0, 10.0, 10.0, 10.0, 10.0, 20.0, 60.0)
 """Seconds between tries of an effect. The last pause repeats."""
 STORAGE_WAIT_S: Final = 86_400.0
-"""How long an effect waits for disk space or for the database: an operator must notice and act."""
+"""Seconds that an effect waits for disk space or for the database. An operator must notice and act."""
 UNFORESEEN_S: Final = 60.0
-"""How long an effect is repeated after an error of unknown kind: a network disk may pause for that long."""
+"""Seconds for which an effect is repeated after an error of unknown kind. A network disk may pause for that long."""
 
 SEE_LOG: Final = "the coordinator's log has the details"
 
@@ -61,7 +61,7 @@ def trouble_of(effect: e.Effect, error: Exception) -> Trouble:
         case _:
             give_up_after_s = UNFORESEEN_S
     if isinstance(effect, e.Fail):
-        # A failure has no failure exit of its own, so the Round waits until it is recorded.
+        # A failure has no failure exit, so the Round waits until the failure is recorded.
         give_up_after_s = math.inf
     return Trouble(effect=type(effect).__name__, cause=reason_of(error), give_up_after_s=give_up_after_s)
 

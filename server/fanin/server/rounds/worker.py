@@ -1,8 +1,9 @@
 """The worker of a Run: it carries out the Run's effects in order, one at a time.
 
 A failed effect is repeated as long as a repetition may help (``troubles``). Meanwhile the Run waits and loses nothing.
-After that the worker gives the effect up, and the driver decides what follows. In both cases the worker continues with
-the next effect: a Run without a worker would hang without a message. Only a worker whose driver was superseded ends.
+After that the worker gives up the effect, and the driver decides on the next step. In both cases the worker continues
+with the next effect: a Run without a worker would hang without a message. Only a worker whose driver was superseded
+ends.
 """
 
 import asyncio
@@ -26,7 +27,7 @@ SupersededHandler = Callable[[Superseded], None]
 
 
 class Observer(Protocol):
-    """A listener that sees each effect and cannot change it."""
+    """A listener that receives each effect and cannot change it."""
 
     def starting(self, run_id: str, effect: e.Effect) -> None:
         """Called before an effect is carried out."""
@@ -41,7 +42,7 @@ class Worker:
     """The queue of a Run's effects.
 
     Attributes:
-        trouble: Why the current effect is repeated, empty if it is not.
+        trouble: Reason for repeating the current effect; empty if the effect is not repeated.
     """
 
     def __init__(self, run_id: str, observer: Observer) -> None:
@@ -102,7 +103,7 @@ class Worker:
                 return
             except Superseded:
                 raise
-            except Exception as exc:  # Of any kind: a Run whose worker ended would hang.
+            except Exception as exc:  # Any error: a Run without a worker would hang.
                 trouble = trouble_of(effect, exc)
                 LOG.error("run %s: %s failed: %s", self._run_id, trouble.effect, exc, exc_info=_needs_trace(exc))
             tried_s = asyncio.get_running_loop().time() - began_s
@@ -120,7 +121,7 @@ class Worker:
             await give_up(queued, reason)
         except Superseded:
             raise
-        except Exception as exc:  # The record cannot be written now, so the effect is tried once more.
+        except Exception as exc:  # The record cannot be written now, so the effect is repeated.
             LOG.error("run %s: giving up failed: %s", self._run_id, exc, exc_info=_needs_trace(exc))
             return False
         return True

@@ -1,7 +1,7 @@
-"""Checks of what operators publish: Bundles, Versions and the start of a Run.
+"""Checks of operators' publications: Bundles, Versions and the start of a Run.
 
-Nothing is recorded before it has passed these checks, so every device can trust what the coordinator offers. The Chunks
-come from an operator. Those that do not fit together are the operator's mistake (InvalidBundle, InvalidVersion);
+Nothing is recorded before it has passed these checks, so devices can rely on every recorded Bundle and Version. The
+Chunks come from an operator. Those that do not fit together are the operator's mistake (InvalidBundle, InvalidVersion);
 Chunks damaged after their upload are damage of the coordinator (Corrupted).
 """
 
@@ -103,7 +103,7 @@ def check_start(start: StartRun, setup: RunSetup) -> None:
 def check_outside(version: Version, setup: RunSetup) -> None:
     """Raise InvalidVersion unless a Version from outside is signed for the Bundle of this Run, and has only parameters.
 
-    It starts a lineage, in which the auxiliary tensors begin with zeros.
+    It starts a lineage, in which the auxiliary tensors are initially zero.
     """
     if version.auxiliary:
         raise InvalidVersion(
@@ -162,7 +162,7 @@ def _check_plan(start: StartRun, setup: RunSetup) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainFacts:
-    """What a Plan may set in the train graphs of a Bundle, or of an App before its export.
+    """The settings that a Plan may change in the train graphs of a Bundle, or of an App before its export.
 
     Attributes:
         has_proximal: Whether the graph has FedProx's inputs.
@@ -222,7 +222,7 @@ def _check_optimizer(what: str, changes: Mapping[str, float], known: Mapping[str
 
 
 def _check_no_graphs(start: StartRun, setup: RunSetup) -> None:
-    """Raise InvalidPlan if the Plan sets what only graphs carry out."""
+    """Raise InvalidPlan if the Plan has settings that only graphs support."""
     plan = start.plan
     is_set = {
         "training.proximal_weight": plan.training.proximal_weight > 0.0,
@@ -258,7 +258,7 @@ def _check_control(what: str, stages: Mapping[str, Stage], *, has_control: bool)
 
 
 def _check_num_devices(what: str, plan: Plan) -> None:
-    """Raise InvalidPlan if SCAFFOLD counts fewer devices than take part in a Round: its step would overshoot."""
+    """Raise InvalidPlan if SCAFFOLD's number of devices is below a Round's concurrency: its step would overshoot."""
     concurrency = plan.cohort.concurrency
     for stage in plan.stages:
         if stage.name == "scaffold" and stage.options[NUM_DEVICES] < concurrency:

@@ -1,7 +1,7 @@
 """All Runs of a coordinator, for its operators: Bundles, Runs, Versions, commands and events.
 
-``service`` turns each call of the Control service into one method of ``Runs``. The class holds a driver for each Run;
-the coordinator's device side (``fleet``) reaches the Runs through those drivers.
+``service`` maps each call of the Control service to one method of ``Runs``. The class holds a driver for each Run; the
+coordinator's device side (``fleet``) reaches the Runs through those drivers.
 """
 
 import asyncio
@@ -64,8 +64,8 @@ class Runs:
         stores: The record.
         files: Blobs and spool.
         observer: Sees each effect of each Run.
-        check_data: Checks the data set of a Plan before its Run starts. By default there is none.
-        policies: The selection policies by name, beside the installed ones.
+        check_data: Checks the data set of a Plan before its Run starts. The default refuses every data set.
+        policies: The selection policies by name, in addition to the installed ones.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Runs:
         self._drivers: dict[str, RunDriver] = {}
         self._controls: dict[str, RunControl] = {}
         self._publications: dict[str, Publications] = {}
-        # By id: why a Run could not be continued, or that another coordinator drives it.
+        # By id: the reason why a Run could not be continued, or a note that another coordinator drives it.
         self._broken: dict[str, str] = {}
         # Drivers whose Runs another coordinator drives, and the tasks that follow the records of these Runs.
         self._superseded: list[RunDriver] = []
@@ -200,7 +200,7 @@ class Runs:
         # Before the lock: reading a data set may take seconds.
         if await self._stores.runs.run(start.run_id) is None:
             await self._check_data(start, await recorded_bundle(start.version.bundle_sha256, self._stores))
-        # To the end: an operator who disconnects must not leave a Run that is recorded and has no driver.
+        # Shielded from an operator's disconnection: a recorded Run must have a driver.
         await run_to_end(self._start_run(start, by))
         return await self.info(start.run_id)
 
@@ -314,7 +314,7 @@ class Runs:
     async def _start_run(self, start: StartRun, by: Principal | None) -> None:
         async with self._starting:
             record = await self._record(start, by)
-            # A Run may be recorded and have no driver: an earlier try met a full disk in between.
+            # A recorded Run may have no driver, if the disk was full in an earlier attempt.
             if start.run_id not in self._drivers:
                 await self._drive(record)
                 self._notify()
@@ -356,7 +356,7 @@ class Runs:
             except BaseException:
                 await driver.stop()
                 raise
-        except Exception as exc:  # Of any kind: devices and operators get a public reason, the log gets the error.
+        except Exception as exc:  # Any error: devices and operators receive a public reason, and the log has the error.
             self._broken[run_id] = f"run {run_id}: cannot be taken up: {reason_of(exc)}"
             LOG.error("run %s: cannot be taken up: %s", run_id, exc, exc_info=not isinstance(exc, FaninError))
             raise Conflict(self._broken[run_id]) from exc

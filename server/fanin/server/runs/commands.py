@@ -49,7 +49,7 @@ class RunControl:
             async with self._lock:
                 await work
 
-        # To the end: an operator who disconnects must not leave a record that the machine does not follow.
+        # Shielded from an operator's disconnection: the machine must follow the record.
         await run_to_end(with_lock())
 
     async def _command(self, command: Command) -> None:

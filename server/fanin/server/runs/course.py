@@ -90,15 +90,15 @@ class Course:
         return asyncio.get_running_loop().time()
 
     def announce(self) -> None:
-        """Wake all who watch the Run, and all devices that wait for work."""
+        """Wake all watchers of the Run and all devices that wait for work."""
         self.changed.set()
         self.changed = asyncio.Event()
         self._on_change()
 
     def announce_places(self) -> None:
-        """Wake the devices that wait for work in the next turn of the event loop, because a place became free.
+        """Wake the devices that wait for work in the next iteration of the event loop, because a place became free.
 
-        Selection looks at all devices that wait. So the places that become free in one turn are announced once.
+        Selection examines all waiting devices. So all places that become free in one iteration are announced once.
         """
         if not self._announces_places:
             self._announces_places = True

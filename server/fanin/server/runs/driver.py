@@ -55,7 +55,7 @@ class RunDriver:
 
     @property
     def run(self) -> RunRecord:
-        """The Run's record, as it was last read."""
+        """The last read record of the Run."""
         return self.course.run
 
     @property
@@ -85,13 +85,13 @@ class RunDriver:
 
     @property
     def trouble(self) -> str:
-        """What keeps the Run from continuing, other than missing Updates; empty if nothing does."""
+        """The obstacle to the Run's progress, other than missing Updates; empty without one."""
         lacks_space = self.course.lacks_space and self.course.is_open
         return self.course.worker.trouble or (NO_SPACE if lacks_space else "") or self.intake.shortage
 
     @property
     def live(self) -> LiveRun:
-        """What operators read of the Run and its record does not have."""
+        """The facts for operators that the Run's record does not have."""
         machine = self.course.round
         if machine is None or not machine.is_open:
             return LiveRun(trouble=self.trouble, phase=None if machine is None else machine.phase)
@@ -106,7 +106,7 @@ class RunDriver:
     async def start(self) -> None:
         """Continue the Run where its record ends."""
         course = self.course
-        # The driver before may have written until its lease was taken.
+        # The previous driver may have written until this one took the lease.
         await self._reload()
         await recall(self.run_id, course.recent, self._stores)
         record = await self._stores.rounds.unfinished(self.run_id)
@@ -127,7 +127,7 @@ class RunDriver:
     async def refresh(self) -> None:
         """Follow the record after a command changed it, and open a Round if one is due. Safe to call at any time."""
         await self._follow_record()
-        # Through the queue like every effect: if the disk is full now, the Run must still get its Round later.
+        # Queued like every effect: if the disk is full now, the Run must still open its Round later.
         self.course.worker.put(None, e.GoOn())
         self.course.worker.hurry()
         self.course.announce()

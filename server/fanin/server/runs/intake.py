@@ -25,7 +25,7 @@ from fanin.server.storage.stores import DriverStores
 
 LOG: Final = logging.getLogger("fanin.server.runs.intake")
 MAX_SHOWN: Final = 200
-"""Characters of a device's reason that operators see."""
+"""Characters of a device's reason that are shown to operators."""
 
 
 class Prospect(Enum):
@@ -92,7 +92,7 @@ class Intake:
 
     @property
     def starvation(self) -> str:
-        """The text for operators while the selection policy chooses none of the waiting devices, else empty."""
+        """The text for operators while the selection policy chooses none of the waiting devices; empty otherwise."""
         num_waiting = len(self._course.passed_over)
         if not num_waiting or not self.num_places:
             return ""
@@ -101,7 +101,7 @@ class Intake:
 
     @property
     def failures(self) -> str:
-        """The text for operators about the devices that gave up in the open Round, empty without one."""
+        """The text for operators about the devices that gave up in the open Round; empty without one."""
         machine = self._course.round
         num = 0 if machine is None else len(machine.cohort.gave_up)
         if not num:
@@ -111,7 +111,7 @@ class Intake:
 
     @property
     def shortage(self) -> str:
-        """The text for operators about an open Round that waits for devices and has a known cause, else empty."""
+        """The text for operators about an open Round that waits for devices for a known cause; empty otherwise."""
         machine, work = self._course.round, self._course.work
         if self.starvation or machine is None or work is None or not machine.assigns:
             return self.starvation
@@ -159,7 +159,7 @@ class Intake:
         return self._assignments.assign(device, opened, max(left_s, 0.001), course.recent.lineage)
 
     async def with_state(self, device: str, assignment: m.Assignment) -> m.Assignment:
-        """Return an Assignment with the Round whose state the device begins with, read from the record.
+        """Return an Assignment with the Round of the device's initial state, read from the record.
 
         Nothing is read in a Run whose devices keep no state.
         """
@@ -189,7 +189,7 @@ class Intake:
         return self._course.changed
 
     def prospect(self, round_number: int, *, was_refused: bool = False) -> Prospect:
-        """Return whether an Update made for a Round counts.
+        """Return whether an Update for a Round counts.
 
         Args:
             round_number: The Round of its Assignment.
@@ -289,7 +289,7 @@ class Intake:
         self._course.lacks_space = is_lacking
 
     def _counts_now(self, round_number: int) -> bool:
-        """Return whether the open Round counts Updates made for a Round."""
+        """Return whether the open Round counts Updates for a Round."""
         course = self._course
         return course.work is not None and course.is_open and course.recent.counts_in(round_number, course.work.record)
 

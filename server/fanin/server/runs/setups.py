@@ -34,7 +34,7 @@ async def setup_of(start: StartRun, stores: Stores, files: Files, policies: Mapp
         start: The command that started the Run.
         stores: The record.
         files: Blobs and spool.
-        policies: The selection policies by name, beside the installed ones.
+        policies: The selection policies by name, in addition to the installed ones.
 
     Raises:
         NotFound: The Bundle or a Chunk is missing.

@@ -1,4 +1,4 @@
-"""When a Run rests: pure functions of the events in its record."""
+"""The conditions for a Run's rest: pure functions of the events in its record."""
 
 from collections.abc import Iterable, Sequence
 from typing import Final
@@ -15,7 +15,7 @@ from fanin.protos.control import (
 from fanin.protos.plans import StopPlan
 
 MAX_FAILED_ROUNDS: Final = 3
-"""Failed Rounds in a row after which the Run fails, whatever their reasons."""
+"""Consecutive failed Rounds, for any reasons, after which the Run fails."""
 
 
 def reason_to_rest(losses: Sequence[float], num_rounds: int, max_rounds: int, stop: StopPlan) -> str:
@@ -60,10 +60,10 @@ def int8_reason_to_pause(last: RunEvent | None, stop: StopPlan) -> str:
 
 
 def rest_of(since: Sequence[RunEvent], max_rounds: int, stop: StopPlan) -> RunRested | None:
-    """Return the rest that is due after these events, oldest first, or None to continue.
+    """Return the Run's rest after these events, oldest first, or None to continue.
 
     Args:
-        since: The events since the last command that set the Run going.
+        since: The events since the last command that started or resumed the Run.
         max_rounds: Rounds to publish after that command.
         stop: The Plan's stop rules.
     """
@@ -111,5 +111,5 @@ class History:
                     pass
 
     def rest_of(self, max_rounds: int, stop: StopPlan) -> RunRested | None:
-        """Return the rest that is due now, or None to continue."""
+        """Return the Run's rest now, or None to continue."""
         return rest_of(self._since, max_rounds, stop)

@@ -1,8 +1,9 @@
 """The Run as any replica reads it: one moment of its record.
 
 Only the holder of a Run's lease changes the Run (``course``, ``driver``). A ``RunView`` cannot be changed. It answers
-what operators list, describe, watch and download, and what devices without an Assignment hear of. So a coordinator
-answers that for every Run of the record, also for one that another coordinator drives or that cannot be continued.
+the list, describe, watch and download calls of operators, and check-ins of devices without an Assignment. So a
+coordinator answers these for every Run of the record, also for one that another coordinator drives or that cannot be
+continued.
 """
 
 from dataclasses import dataclass
@@ -43,10 +44,10 @@ class RunView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveRun:
-    """What only the driver of a Run knows. The defaults are those of a Run without a driver in this process.
+    """The facts of a Run that only its driver knows. The defaults are those of a Run without a driver in this process.
 
     Attributes:
-        trouble: What keeps the Run from continuing, other than missing Updates; empty if nothing does.
+        trouble: The obstacle to the Run's progress, other than missing Updates; empty without one.
         phase: The phase of the Round under way, None without one.
         at_work: The devices at work in the open Round, sorted.
         num_gave_up: Devices that gave up in the open Round.
@@ -61,6 +62,6 @@ class LiveRun:
 
 
 async def read_view(run_id: str, runs: RunRecords) -> RunView | None:
-    """Return a Run as its record has it now, or None without such a Run."""
+    """Return a Run in its recorded state, or None without such a Run."""
     record = await runs.run(run_id)
     return None if record is None else RunView(record=record, newest=await runs.newest_version(run_id))

@@ -1,4 +1,4 @@
-"""Which of the waiting devices get the free places of a Round.
+"""The selection of waiting devices for the free places of a Round.
 
 Modules, in reading order:
 

@@ -1,4 +1,4 @@
-"""The contract of selection policies, as a check for the tests of one's own."""
+"""The contract of selection policies, as a check for the tests of an implementation."""
 
 import random
 from collections.abc import Sequence

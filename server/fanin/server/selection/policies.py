@@ -1,10 +1,11 @@
-"""Selection policies: which of the waiting devices get the free places of a Round.
+"""Selection policies, which choose the waiting devices for the free places of a Round.
 
-A Plan names its policy with ``cohort.selection``. An installed distribution adds policies of its own by the entry point
-group ``fanin.selection_policies``.
+A Plan names its policy with ``cohort.selection``. An installed distribution adds policies by the entry point group
+``fanin.selection_policies``.
 
-A policy is a pure function. It sees what the coordinator knows of each device without the database, and randomness is
-passed in. ``select`` checks each result, so that no policy assigns a device that does not wait, or too many devices.
+A policy is a pure function. Its inputs are the coordinator's facts about each device, without the database, and a
+random generator. ``select`` checks each result, so that no policy assigns a device that does not wait, or too many
+devices.
 """
 
 import random
@@ -25,7 +26,7 @@ GROUP: Final = "fanin.selection_policies"
 
 
 class BrokenPolicy(Exception):
-    """A selection policy broke its contract. The message is for operators, and quotes nothing of the policy's own."""
+    """A selection policy broke its contract. The message is for operators. It quotes no text of the policy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +104,7 @@ def select(
     """
     try:
         chosen = tuple(islice(policy(tuple(waiting), num_places, round_number, rng), num_places + 1))
-    except Exception as exc:  # Of any kind: the code may be another package's.
+    except Exception as exc:  # Any error: the policy may come from another package.
         raise BrokenPolicy(f"got {type(exc).__name__}, expected a sequence of waiting devices") from exc
     if len(chosen) > num_places:
         raise BrokenPolicy(f"got more than {num_places} devices, expected at most one for each of {num_places} places")

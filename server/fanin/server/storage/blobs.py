@@ -59,8 +59,8 @@ class FolderBlobs:
     def put_pieces(self, pieces: Iterable[bytes]) -> Artifact:
         """Store bytes that arrive in consecutive pieces as Chunks. Only a few Chunks are in memory at a time.
 
-        While one Chunk is written, another thread computes the next one. Folders are synced once, at the end: the first
-        of these syncs writes all new names to the disk, and the others have nothing left to do.
+        While one Chunk is written, another thread computes the next one. Folders are synced once, at the end. The first
+        of these syncs writes all new names to the disk, so the others are cheap.
         """
         digest, refs = hashlib.sha256(), []
         folders: dict[Path, None] = {}
@@ -166,7 +166,7 @@ class FolderBlobs:
             raise NotFound(f"chunk {short(digest)}: not stored here") from exc
 
     def _load(self, digest: str) -> bytes:
-        """Return the bytes of a blob as they are on disk."""
+        """Return the bytes of a blob from the disk, without verification."""
         with self._open(digest) as file:
             return file.read()
 

@@ -19,7 +19,7 @@ def by_text(command: Command) -> str:
 
 
 def check_lease(lease: Lease, newest: Lease) -> None:
-    """Check that no other driver has taken a Run.
+    """Check that a driver still has the lease of a Run.
 
     Args:
         lease: The lease of the driver that writes.

@@ -17,7 +17,7 @@ class Lane(Protocol):
 
 
 class ThreadLane:
-    """A lane with threads of its own. A lane of one thread does its work in order."""
+    """A lane with its own threads. A lane of one thread does its work in order."""
 
     def __init__(self, num_threads: int, name: str) -> None:
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix=name)

@@ -97,8 +97,8 @@ class RoundRecord:
         grid: An exponent for each block.
         mark: The durable state.
         opened_at_s: Wall time at which the Round was opened.
-        deadline_at_s: Wall time of the deadline. None until as many devices as the quorum take part, and while the
-            Run is paused.
+        deadline_at_s: Wall time of the deadline. None until a quorum of devices takes part, and while the Run is
+            paused.
         left_s: Seconds to the deadline when the Run was paused.
         accepted: The devices of the set, in the order of their commits.
         next_grid: The grid of the next Round.
@@ -123,7 +123,7 @@ class CommittedUpdate:
     Attributes:
         device_id: The device that made it.
         round: The Round that folds it.
-        header: Its header. ``header.round`` is the Round that it was made for: the same, or an earlier one if the Plan
+        header: Its header. ``header.round`` is the Round of its Assignment: the same, or an earlier one if the Plan
             allows staleness.
     """
 

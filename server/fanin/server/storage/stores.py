@@ -1,6 +1,6 @@
 """The durable state of a coordinator: the database through ``Stores``, bytes through ``Files``.
 
-Both are made of Protocols (``protocols``). The composition (``folder``) chooses the implementations.
+Both consist of Protocols (``protocols``). The composition (``folder``) chooses the implementations.
 """
 
 from collections.abc import Callable
@@ -65,7 +65,7 @@ class Stores:
     holder: str
 
     async def enroll(self, device: EnrolledDevice) -> None:
-        """Record a device; a device that is known already stays as it is."""
+        """Record a device. A known device is not changed."""
         await self.devices.enroll([device], self.wall())
 
     async def take(self, run_id: str) -> "DriverStores":
@@ -97,7 +97,7 @@ class DriverStores(Stores):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoordinatorState:
-    """The durable state of a coordinator. A composition root takes from it what each part uses.
+    """The durable state of a coordinator. A composition root passes its members to the parts that use them.
 
     Attributes:
         stores: The database, for the event loop.

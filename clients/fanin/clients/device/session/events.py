@@ -60,7 +60,7 @@ class Replied:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lost:
-    """The connection broke, the coordinator asked for a retry, or this device's disk is full."""
+    """The connection broke, the coordinator requested a retry, or this device's disk is full."""
 
     reason: str
 

@@ -23,14 +23,14 @@ def event_of(action: e.SessionAction, error: FaninError | OSError) -> e.SessionE
     if isinstance(error, Unavailable | StorageFull | OSError):
         return e.Lost(reason=reason)
     if isinstance(action, e.Train):
-        # Training calls no coordinator: whatever the class says, the error is this device's own.
+        # Training calls no coordinator, so an error of any class is this device's own.
         return e.Unable(reason=reason)
     if isinstance(error, Unauthenticated | PermissionDenied):
         return e.Denied(reason=reason)
     match action:
         case e.Enroll() | e.Poll() | e.Fetch() if isinstance(error, Corrupted):
             # The coordinator's own state is damaged, and its operator can repair it. Until then all other devices would
-            # fail as well, so this one keeps its Assignment.
+            # fail, too, so this one keeps its Assignment.
             return e.Lost(reason=reason)
         case e.Refresh() | e.Fetch() | e.Send():
             is_moot = isinstance(error, NotFound | Conflict)

@@ -1,7 +1,7 @@
 """The progress lines of a device: one line for each step of a Round.
 
-The client logs the lines at INFO. ``fanin join`` shows them on standard error; an app does not see them unless
-it configures the logger ``fanin.clients``.
+The client logs the lines at INFO. ``fanin join`` shows them on standard error; an app does not show them unless it
+configures the logger ``fanin.clients``.
 """
 
 from fanin.clients.device.session import events as e

@@ -1,6 +1,7 @@
 """The Bundle that the examples of a device do not fit.
 
-The device says so once, and gives up the Assignments of this Bundle without a download, until it has other examples.
+The device reports this once. Until it has other examples, it gives up the Assignments of this Bundle without a
+download.
 """
 
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from fanin.protos.messages import Assigned, Assignment
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnfitBundle:
-    """A Bundle, what does not fit, and whether the device has other examples now."""
+    """A Bundle, the reason why the examples do not fit, and whether the device has other examples now."""
 
     bundle_sha256: str
     reason: str
@@ -23,7 +24,7 @@ class UnfitBundle:
         return assignment.bundle.manifest.sha256 == self.bundle_sha256
 
     def is_repeated_by(self, action: e.SessionAction, event: e.SessionEvent) -> bool:
-        """Return whether the outcome of an action repeats what was observed when the training failed."""
+        """Return whether the outcome of an action repeats the observations of the failed training."""
         match event:
             case e.Answered(answer=Assigned(assignment=work)):
                 return self.is_of(work)

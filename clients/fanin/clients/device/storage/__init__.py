@@ -15,11 +15,11 @@ Files with other names (``.DS_Store``, ``lost+found``) are ignored and never rem
 Reading order:
 
 - ``protocols``: the stores as a session uses them
-- ``cache``: the folder as a whole, its lock and its key
+- ``cache``: the folder with its lock and its key
 - ``chunks``: downloaded Chunks
 - ``updates``: Updates that the coordinator has not accepted yet
 - ``states``: the states of stages, and personal parameters, each stored together with an Update
-- ``personal``: what a training begins with and leaves in the store of personal parameters
+- ``personal``: the personal parameters before and after a training, in their store
 - ``records``: the highest Version of each Run, and the served Publication
 - ``files``: durable writes and the listing of a folder
 """

@@ -15,14 +15,14 @@ from fanin.protos.errors import Conflict
 
 DEFAULT_MAX_BYTES: Final = 256 << 20
 MAX_LOCAL_RUNS: Final = 64
-"""Runs whose personal parameters are kept, those of the last used ones. They are small, and nobody else has them."""
+"""Most recently used Runs whose personal parameters are kept. They are small, and only this device has them."""
 
 
 @contextmanager
 def hold_folder(folder: Path) -> Iterator[None]:
     """Reserve a device's folder for this process: two processes would remove each other's Updates.
 
-    The kernel holds the lock, so it is released when the process ends, however it ends.
+    The kernel holds the lock, so it is released when the process ends for any reason.
 
     Raises:
         Conflict: Another process holds the folder.

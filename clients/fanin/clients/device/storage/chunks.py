@@ -109,7 +109,7 @@ class ChunkStore:
                 path.unlink()
 
     def trim(self, keep: Iterable[str]) -> None:
-        """Remove the least recently used Chunks until the rest fits, but none of the names in ``keep``."""
+        """Remove the least recently used Chunks until the others fit, but none of the names in ``keep``."""
         names = set(keep)
         paths = sorted(own_files(self._folder, _CHUNK_NAME), key=lambda path: path.stat().st_mtime)
         total = sum(path.stat().st_size for path in paths)

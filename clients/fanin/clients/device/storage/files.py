@@ -9,7 +9,7 @@ from fanin.protos.errors import StorageFull
 
 
 def own_files(folder: Path, name: re.Pattern[str]) -> list[Path]:
-    """Return the regular files in a folder whose whole name matches ``name``; other files are foreign."""
+    """Return the regular files in a folder whose full name matches ``name``; other files are foreign."""
     with os.scandir(folder) as entries:
         names = [entry.name for entry in entries if name.fullmatch(entry.name) and entry.is_file(follow_symlinks=False)]
     return [folder / each for each in names]

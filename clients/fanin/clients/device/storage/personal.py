@@ -1,11 +1,11 @@
-"""Personal parameters on a device: what a training starts from, and what it leaves.
+"""Personal parameters on a device, before and after a training.
 
-They are stored after each training, before the header of its Update, so there is no Update without them. They continue
-from the last training of the Run, whether or not its Round published a Version: no Version contains them, so nothing is
-to be undone. A training that is repeated after a crash starts from those of an earlier Round than its own, and so from
-the same ones.
+They are stored after each training, before the header of its Update, so there is no Update without them. A training
+continues from those of the Run's last training, even if its Round published no Version: no Version contains them, so
+nothing must be undone. A training that is repeated after a crash uses the parameters of an earlier Round than its own,
+and so starts from the same ones.
 
-The Bundle's digest is a part of what is stored: the tensors of another Bundle are never used.
+The Bundle's digest is stored with them, so the tensors of another Bundle are never used.
 """
 
 import logging
@@ -26,7 +26,7 @@ LOG = logging.getLogger("fanin.clients")
 def local_values(stored: StoredStates, bundle: Bundle, run_id: str, before: int | None = None) -> Float32s | None:
     """Return the newest personal parameters of a Run (num_local_values,).
 
-    What cannot be used is logged, and the next older ones count.
+    Unusable parameters are logged, and the next older ones are used.
 
     Args:
         stored: The store of personal parameters.
@@ -35,7 +35,7 @@ def local_values(stored: StoredStates, bundle: Bundle, run_id: str, before: int 
         before: The Round that is about to be trained; None for the newest of all.
 
     Returns:
-        The values, or None if the Bundle has none, or the device has none yet: the initial values of the Bundle count.
+        The values. None if the Bundle has none, or if the device has none yet and uses the Bundle's initial values.
     """
     if bundle.manifest.local is None:
         return None

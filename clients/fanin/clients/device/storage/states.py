@@ -142,7 +142,7 @@ def decode_states(data: bytes, label: StateLabel, first: States) -> States:
 
 
 def _parsed(data: bytes, label: StateLabel, first: States) -> States:
-    """Return the states in bytes whose digest is right. Raises Corrupted, or what the parsers raise."""
+    """Return the states in bytes whose digest is right. Raises Corrupted, or the errors of the parsers."""
     end = data.index(b"\n", _LABEL)
     run_id, lineage, number = json.loads(data[_LABEL:end])
     if (run_id, lineage, number) != (label.run_id, label.lineage, label.round):

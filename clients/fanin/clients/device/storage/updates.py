@@ -32,7 +32,7 @@ class UpdateStore:
         """Store an Update. Raises StorageFull.
 
         Only the header is synced. If a power cut loses the payload, ``header`` detects that by its digest, and the
-        device trains once more.
+        device repeats the training.
         """
         payload_path, header_path = self._paths(header.assignment_id)
         try:

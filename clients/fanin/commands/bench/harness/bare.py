@@ -1,4 +1,4 @@
-"""The lower bound of a Round: the same bytes over bare gRPC streams, and nothing else.
+"""The lower bound of a Round: the same bytes over bare gRPC streams, without other work.
 
 TLS uses an authority like that of a coordinator. Both ends hash each transfer with SHA-256, and uploads are synced to
 disk. In a round each client downloads the last upload of client 0, then uploads fresh random bytes. The round ends when

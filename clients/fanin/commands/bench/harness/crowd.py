@@ -1,7 +1,7 @@
 """Many light devices in one process: one thread each, no disk, discarded downloads and synthetic uploads.
 
 They use the production transport. A benchmark of the coordinator's memory needs many devices at once, and their own
-memory does not matter. All devices of a Round upload the same random bytes, which the coordinator cannot know.
+memory does not matter. All devices of a Round upload the same random bytes. The coordinator cannot detect this.
 
     python -m fanin.commands.bench.harness.crowd FOLDER NUM_DEVICES NUM_VALUES NUM_ROUNDS
 """

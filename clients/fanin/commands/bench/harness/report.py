@@ -42,7 +42,7 @@ def machine() -> dict[str, object]:
 
 
 def write_report(row: Mapping[str, object], json: str) -> None:
-    """Write the results as JSON, and also as text unless the JSON goes to standard output."""
+    """Write the results as JSON, and also as text unless the JSON is written to standard output."""
     if json:
         write_json(json, {**row, "machine": machine()})
     if json != "-":

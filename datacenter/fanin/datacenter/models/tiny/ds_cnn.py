@@ -1,8 +1,8 @@
 """DS-CNN, the keyword spotting model of MLPerf Tiny (Banbury et al. 2021, arXiv 2106.07597, section 4.1).
 
-The small depthwise separable CNN of Zhang et al. 2017 (arXiv 1711.07128, section 3.5): a 10x4 convolution and four
-separable blocks of 64 channels over 49 frames of 10 cepstral coefficients. As in the benchmark, convolutions have a
-bias. Dropout is left out, because a graph has no random numbers.
+The small depthwise separable CNN of Zhang et al. 2017 (arXiv 1711.07128, section 3.5). It has a 10x4 convolution and
+four separable blocks of 64 channels over 49 frames of 10 cepstral coefficients. As in the benchmark, convolutions have
+a bias. Dropout is omitted, because a graph has no random numbers.
 """
 
 from typing import Final

@@ -1,7 +1,7 @@
 """Pipeline schedules: the orders in which a pipeline runs its microbatches, and the rules of each.
 
 ``Pipeline`` checks the rules with numbers only, before a process starts. torch reports the same faults after minutes,
-by a hang or with an error that names no setting. This module needs no torch.
+by a hang or by an error that names no setting. This module needs no torch.
 """
 
 from collections.abc import Mapping

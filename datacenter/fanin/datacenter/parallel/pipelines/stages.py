@@ -1,6 +1,6 @@
 """Cuts a model into the stages of a pipeline, by the names of its modules.
 
-A stage is a copy of the whole model in which the modules of other stages are replaced by ``Skip``, which returns its
+A stage is a copy of the complete model in which the modules of other stages are replaced by ``Skip``, which returns its
 input. Parameter names are therefore the same for every cut, and checkpoints, splitting plans and freeze patterns do not
 depend on the stages.
 """
@@ -41,8 +41,8 @@ class StageModule:
 def cut(num_layers: int, num_stages: int, times: Sequence[float] = ()) -> tuple[range, ...]:
     """Return the layers of each stage so that the slowest stage is as fast as possible.
 
-    Stages are consecutive and have at least one layer each. Of several optimal cuts the result is the one that gives
-    earlier stages more layers.
+    Stages are consecutive and have at least one layer each. Among several optimal cuts, the function chooses the one
+    with more layers in earlier stages.
 
     Args:
         num_layers: layers of the model.
@@ -92,7 +92,7 @@ def stage_of_parameters(
     """Return the stage of each parameter by name, in the order of the model.
 
     Args:
-        module: the whole model.
+        module: the complete model.
         layout: the names of its modules.
         num_stages: stages of the pipeline.
         times: times to cut by, as in ``cut``.
@@ -131,7 +131,7 @@ def split(
     """Return the stages of a rank.
 
     They share their parameters with ``module``. The exception is a tied copy whose original is in another stage: it
-    becomes a parameter of its own.
+    becomes a separate parameter.
     """
     shares = cut(layout.sizes.num_layers, pipeline.num_stages, times)
     stages = []
@@ -146,10 +146,10 @@ def split(
 
 
 def chain_error(module: nn.Module, layout: Layout, inputs: Tensor) -> float:
-    """Return how far two stages, one after the other, are from the whole module: the largest difference of outputs.
+    """Return the largest difference between the outputs of two consecutive stages and of the complete module.
 
     Args:
-        module: the whole model, with values. It runs in evaluation mode.
+        module: the complete model, with values. It runs in evaluation mode.
         layout: the names of its modules, of at least two layers.
         inputs: inputs of a few samples (n, ...).
     """

@@ -2,8 +2,8 @@
 
 ``ObservedStage`` overrides five methods of torch's ``PipelineStage``. Three of them compute a microbatch, and are
 timed. The other two begin and end the inference of shapes, during which the buffers of the stage must not change. Two
-of the five are private in torch, and so are a schedule's stages. ``check_torch`` fails if the installed torch has no
-such method.
+of the five are private in torch, as are a schedule's stages. ``check_torch`` fails if the installed torch has no such
+method.
 """
 
 import time
@@ -31,13 +31,13 @@ OVERRIDDEN: Final = (
 
 
 class ObservedStage(PipelineStage):
-    """A pipeline stage that publishes what it computes, and that keeps its buffers while torch infers shapes.
+    """A pipeline stage that publishes its computations, and that keeps its buffers while torch infers shapes.
 
     For the inference torch 2.13 runs the stage in train mode on uninitialized memory. Running statistics would count
     these values: those of a BatchNorm became NaN, or differed from the statistics of a single process.
 
     Attributes:
-        publish: Receives a StageComputed for each microbatch; None if nobody observes the stage.
+        publish: Receives a StageComputed for each microbatch; None without an observer.
     """
 
     publish: Publish | None = None
@@ -85,7 +85,7 @@ class ObservedStage(PipelineStage):
 
 
 def observe_stages(schedule: PipelineScheduleSingle | PipelineScheduleMulti, publish: Publish) -> None:
-    """Publish what the stages of a schedule compute on this rank."""
+    """Publish the computations of a schedule's stages on this rank."""
     # torch has no public access to a schedule's stages.
     stages = [schedule._stage] if isinstance(schedule, PipelineScheduleSingle) else schedule._stages
     for stage in stages:

@@ -16,7 +16,7 @@ NORM_EPSILON: Final = 1e-6
 def settle(values: Sequence[nn.Parameter]) -> None:
     """Redistribute each gradient to the placements of its parameter.
 
-    Tensor parallelism leaves some gradients as partial sums, and some whole although the parameter is split. An
+    After tensor parallelism some gradients are partial sums, and some are full although the parameter is split. An
     optimizer would redistribute them at every use, and code that works on local tensors would read wrong values.
     """
     for value in values:
@@ -29,9 +29,9 @@ def total_norm(values: Sequence[nn.Parameter], pipeline: dist.ProcessGroup | Non
     """Return the 2-norm of the gradients of all ranks together, a scalar.
 
     Args:
-        values: this rank's parameters. Of a tied weight only one end is included.
+        values: this rank's parameters. They include only one end of a tied weight.
         pipeline: the group of pipeline stages; None without a pipeline.
-        device: what this rank computes on.
+        device: the device of this rank.
     """
     grads = [value.grad for value in values if value.grad is not None]
     norm = get_total_norm(grads) if grads else torch.zeros((), device=device)
@@ -39,7 +39,7 @@ def total_norm(values: Sequence[nn.Parameter], pipeline: dist.ProcessGroup | Non
         norm = norm.full_tensor()
     if pipeline is None:
         return norm
-    # In float64 on all stages: a stage with only frozen parameters has no dtype of its own, and 8 bytes cost nothing.
+    # In float64 on all stages: a stage with only frozen parameters has no gradient dtype, and 8 bytes cost nothing.
     square = norm.to(device).double().square()
     dist.all_reduce(square, group=pipeline)
     return square.sqrt()
@@ -48,8 +48,8 @@ def total_norm(values: Sequence[nn.Parameter], pipeline: dist.ProcessGroup | Non
 def clip(values: Sequence[nn.Parameter], norm: Tensor, limit: float) -> None:
     """Scale all gradients down so that their norm is at most ``limit``.
 
-    Each rank scales its local shards. A scalar needs no sharding strategy, and torch would compute one for every
-    gradient and every combination of placements: on a mesh of three axes that takes longer than the step itself.
+    Each rank scales its local shards. A scalar needs no sharding strategy. torch would compute one for every gradient
+    and every combination of placements. On a mesh of three axes that takes longer than the step itself.
     """
     grads = [_local(value.grad) for value in values if value.grad is not None]
     factor = (limit / (norm + NORM_EPSILON)).clamp(max=1.0)

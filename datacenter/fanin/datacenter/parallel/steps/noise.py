@@ -1,10 +1,10 @@
-"""Measures gradient noise: how much the gradients of the parts of a batch differ.
+"""Measures gradient noise: the difference between the gradients of the parts of a batch.
 
 The parts are the accumulation steps of each copy of the model. The gradient of a part is its contribution to the total
 gradient, times the number of parts. The measurement is the squared norm of each part's gradient and of their mean.
 
-A part's gradient is available only before it is summed: between two accumulation steps of a process, and in the buckets
-of DistributedDataParallel before they are sent. AdaScale uses the result (fanin.datacenter.training.rates).
+A part's gradient is available only before it is summed. That is between two accumulation steps of a process, and in the
+buckets of DistributedDataParallel before they are sent. AdaScale uses the result (fanin.datacenter.training.rates).
 """
 
 from collections.abc import Callable

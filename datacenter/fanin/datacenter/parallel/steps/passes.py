@@ -32,7 +32,7 @@ class Passes:
 
         Args:
             batch: this rank's part of the global batch.
-            count: count of the whole global batch, by which the loss is divided.
+            count: count of the global batch, by which the loss is divided.
             loss_scale: factor of the loss in the backward pass. A pipeline ignores it.
             noise: measures the gradients of each accumulation step, if the learning rate depends on them.
 

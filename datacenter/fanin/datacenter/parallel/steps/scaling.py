@@ -1,6 +1,6 @@
 """Scales the loss in fp16 so that small gradients do not underflow.
 
-An overflow is detected by the norm of the gradients over all ranks, so all ranks decide alike.
+An overflow is detected by the norm of the gradients over all ranks, so all ranks make the same decision.
 
 Reference:
     Micikevicius et al. 2018, Mixed Precision Training, arXiv 1710.03740, section 3.2.

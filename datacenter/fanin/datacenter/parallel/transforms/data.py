@@ -4,7 +4,7 @@ FSDP2 handles sharded parameters, and also full copies in a pipeline or with spl
 handles full copies otherwise. It fails in a pipeline of torch 2.13: the backward pass of shape inference makes its
 buckets count each gradient twice.
 
-Gradients are *summed*, not averaged: the loss is already divided by the count of the whole batch.
+Gradients are *summed*, not averaged: the loss is already divided by the count of the global batch.
 """
 
 import torch
@@ -26,7 +26,7 @@ def apply_data_parallel(
     """Apply data parallelism to a part of the model.
 
     Args:
-        part: a stage, or the whole model. FSDP2 changes it in place.
+        part: a stage, or the complete model. FSDP2 changes it in place.
         layers: its layers, which FSDP2 shards one at a time.
         mesh: the ranks.
         settings: how the model is spread.
@@ -51,8 +51,8 @@ def _fully_shard(part: nn.Module, layers: list[nn.Module], mesh: DeviceMesh, set
     half = HALF.get(settings.precision)
     precision = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32 if half else None)
     offload = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda") if settings.offload else OffloadPolicy()
-    # The root comes last and takes the parameters that no layer has alone. A pipeline delays the gradient sums of a
-    # root only.
+    # The root is last and has the parameters that do not belong to a single layer. A pipeline delays the gradient sums
+    # of a root only.
     for module in (*unshared(layers, part), part):
         fully_shard(
             module,

@@ -1,4 +1,4 @@
-"""Parameters without values: on torch's meta device until a rank knows its own slices.
+"""Parameters without values: on torch's meta device until a rank has its own slices.
 
 A model on the meta device has names, shapes and ties, and uses no memory. It is cut and split first. Each rank then
 allocates its own slices only, uninitialized, and the caller loads their values. Only parameters are on the meta device.

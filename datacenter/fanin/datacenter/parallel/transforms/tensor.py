@@ -1,11 +1,10 @@
 """Tensor parallelism: splits the matrices of each layer over the ranks of ``tp``, by a plan of module names.
 
 The first matrix of attention and of feed-forward is split by columns and the second by rows. Each then needs one sum in
-the forward pass and one in the backward pass. Every parameter becomes a DTensor on one mesh, also those that every rank
-has whole, because clipping and optimizers reject a mixture. All ranks start with the same values, so splitting them
-sends nothing.
+the forward pass and one in the backward pass. Every parameter becomes a DTensor on one mesh, also replicated ones,
+because clipping and optimizers reject a mixture. All ranks start with the same values, so splitting them sends nothing.
 
-Every rank has the activations between the matrices (norms, residuals, dropout) whole. With sequence parallelism each
+Every rank has the full activations between the matrices (norms, residuals, dropout). With sequence parallelism each
 rank has its part of the positions instead. Matrices then gather the sequence, and scatter the sums that they would
 all-reduce; a ring sends as many bytes. The placement of these activations is called ``stream`` here.
 
@@ -45,7 +44,7 @@ SEQUENCE_DIM: Final = 1
 
 
 class ReplicatedModule(ParallelStyle):
-    """A module that every rank has whole. Its inputs and outputs are plain tensors with the placement ``stream``.
+    """A complete module on every rank. Its inputs and outputs are plain tensors with the placement ``stream``.
 
     If a rank has only its part of a sequence, the gradients of the parameters are ``Partial``. torch's SequenceParallel
     does the same for a norm, but makes frozen parameters trainable.
@@ -65,7 +64,7 @@ class ReplicatedModule(ParallelStyle):
 
 
 class SelectedChunk(ParallelStyle):
-    """A module that every rank computes whole, and of whose output it uses one chunk.
+    """A module that every rank computes completely. Each rank then uses one chunk of its output.
 
     The chunk is the key or value head that the rank needs, or its part of the positions. Each rank contributes a part
     of the gradient, so the gradients of the parameters are ``Partial``; ``gradients.settle`` sums them.
@@ -88,7 +87,7 @@ class SelectedChunk(ParallelStyle):
 
 
 class GatheredInput(ParallelStyle):
-    """A module whose first argument, positional or named, is gathered into one whole DTensor for all of its matrices.
+    """A module whose first argument, positional or named, is gathered into one full DTensor for all of its matrices.
 
     The gradient of the argument is then summed over the ranks once, instead of once for each matrix.
     """
@@ -115,14 +114,14 @@ class GatheredInput(ParallelStyle):
 
 
 def _to_dtensor(value: object, mesh: DeviceMesh, placement: Placement) -> object:
-    """Wrap a plain tensor with this placement in a DTensor. Return anything else unchanged."""
+    """Wrap a plain tensor with this placement in a DTensor. Return any other value unchanged."""
     if not isinstance(value, Tensor) or isinstance(value, DTensor):
         return value
     return DTensor.from_local(value, mesh, [placement], run_check=False)
 
 
 def _replicate(module: nn.Module, mesh: DeviceMesh, stream: Placement) -> None:
-    """Turn a module's own parameters into replicated DTensors, and its plain inputs into DTensors."""
+    """Convert a module's own parameters to replicated DTensors, and its plain inputs to DTensors."""
 
     def wrap_inputs(module: nn.Module, inputs: tuple[object, ...]) -> tuple[object, ...]:
         return tuple(_to_dtensor(value, mesh, stream) for value in inputs)
@@ -189,10 +188,10 @@ def apply_tensor_parallel(part: nn.Module, layout: Layout, mesh: DeviceMesh, *, 
     """Split a part of the model in place over the ranks of ``mesh``. Tied weights are separated.
 
     Args:
-        part: a stage, or the whole model.
+        part: a stage, or the complete model.
         layout: the splitting plan.
         mesh: the ranks of tp, a mesh of one axis.
-        sequence: whether the activations between the matrices are split along the sequence as well.
+        sequence: whether the activations between the matrices are also split along the sequence.
 
     Raises:
         InvalidInput: a module with parameters has buffers, such as a BatchNorm, or its style is for another kind.

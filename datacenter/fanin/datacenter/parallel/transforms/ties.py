@@ -40,7 +40,7 @@ def unshared(layers: Sequence[nn.Module], part: nn.Module) -> list[nn.Module]:
     """Return the layers that share no parameter with a module outside of them.
 
     FSDP2 keeps a shared parameter shared only within one group. A layer that shares a parameter must therefore belong
-    to the group of the whole part.
+    to the group of the complete part.
     """
     owners: dict[int, set[int]] = {}
     for module in part.modules():
@@ -61,7 +61,7 @@ def check_shared(module: nn.Module, layout: Layout, mesh: MeshShape, stage_of: M
     exempt, because it is tied again.
 
     Raises:
-        UnsupportedModel: the mesh would turn one parameter into two.
+        UnsupportedModel: the mesh would split one parameter into two.
     """
     for names in shared_names(module):
         if layout.tied is not None and set(names) == set(layout.tied):

@@ -1,7 +1,7 @@
-"""The key of traced graphs: equal keys mean equal files from a converter.
+"""The key of traced graphs. Equal keys mean equal files from a converter.
 
-It covers the operators with their arguments, shapes, dtypes and modules, the constants, the names of the ports, the
-versions of the libraries that convert, and the source of this package.
+It covers the operators with their arguments, shapes, dtypes and modules, the constants and the names of the ports. It
+also covers the versions of the converting libraries and the source of this package.
 """
 
 import hashlib
@@ -32,10 +32,10 @@ def digest_of(graph_format: str, signatures: Mapping[str, Traced]) -> str | None
 
     Args:
         graph_format: ``"onnx"`` or ``"tflite"``.
-        signatures: Traced graphs by Signature name, before they are converted: a conversion may change them.
+        signatures: Traced graphs by Signature name, before their conversion, which may change them.
 
     Returns:
-        The key; None if a graph has a part that cannot be told from others.
+        The key. None if a graph has a part that cannot be distinguished from others.
     """
     state = hashlib.sha256()
     lines = [graph_format, _source(), *(f"{name} {version(name)}" for name in LIBRARIES[graph_format])]

@@ -1,7 +1,7 @@
-"""The folder of the cache: a file for each key, whose first line is the SHA-256 of what follows.
+"""The folder of the cache: a file for each key, whose first line is the SHA-256 of the following bytes.
 
-A file that is damaged, or cannot be read or written, is as if it were not there. The folder is the user's own (0700),
-and every export compares its graphs with eager torch, so a foreign file cannot change a signed result unseen.
+A file that is damaged, or cannot be read or written, counts as missing. The folder is private to the user (0700), and
+every export compares its graphs with eager torch. So a foreign file cannot change a signed result undetected.
 """
 
 import logging

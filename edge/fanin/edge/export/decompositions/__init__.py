@@ -1,10 +1,10 @@
 """Decompositions: operators that a runtime lacks or runs slowly, rewritten in operators that it has.
 
-torch decomposes most backward operators into its core set. This room holds the rest. Each form is exact up to the order
-of additions and is tested against torch's own kernel in float64.
+torch decomposes most backward operators into its core set. This room holds the others. Each form is exact up to the
+order of additions and is tested against torch's own kernel in float64.
 
-The parameters of a form are the operator's own, in the order of its ATen schema, with plainer names for some: ``x`` for
-``self`` and ``input``, ``dy`` for ``grad_output``. A form that returns ``NotImplemented`` leaves the operator as it is.
+A form has the parameters of its operator, in the order of the ATen schema. Some have plainer names: ``x`` for ``self``
+and ``input``, ``dy`` for ``grad_output``. If a form returns ``NotImplemented``, the operator is kept.
 
 Modules, in reading order:
 

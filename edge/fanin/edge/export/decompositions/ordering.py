@@ -1,7 +1,7 @@
 """Sorting, and additions at an index that is computed, for TFLite, whose runtimes have neither; and logcumsumexp.
 
-The order of n values comes from comparing each with each, and values move by a product with a matrix of zeros and ones.
-So the memory and the time grow with n x n: these forms are for rows of some hundred values.
+The order of n values is computed by comparing all pairs. Values move by a product with a matrix of zeros and ones. So
+the memory and the time grow with n x n: these forms are for rows of some hundred values.
 """
 
 import math
@@ -49,15 +49,15 @@ def argsort(x: Tensor, dim: int = -1, descending: bool = False) -> object:
 
 
 def topk(x: Tensor, k: int, dim: int = -1, largest: bool = True, in_order: bool = True) -> object:
-    """Compute ``aten.topk``. Of equal values the first comes first."""
+    """Compute ``aten.topk``. Equal values keep their order."""
     return _ordered(x, dim, k, descending=largest) if x.dim() else NotImplemented
 
 
 def logcumsumexp(x: Tensor, dim: int) -> object:
-    """Compute ``aten.logcumsumexp``. Each beginning of a row is shifted by its own maximum.
+    """Compute ``aten.logcumsumexp``. Each prefix of a row is shifted by its own maximum.
 
-    The exporter's form shifts by the maximum of the whole row. In float32 the sum of a beginning is then 0 if all of
-    its values are 104 or more below that maximum, and its logarithm is infinite.
+    The exporter's form shifts by the maximum of the complete row. In float32 the sum of a prefix is then 0 if all of
+    its values are 104 or more below that maximum. Its logarithm is infinite.
     """
     if not x.dim():
         return NotImplemented
@@ -77,7 +77,7 @@ def _ordered(x: Tensor, dim: int, num: int, *, descending: bool) -> tuple[Tensor
     places = torch.arange(rows.shape[-1])
     one, other = rows.unsqueeze(-1), rows.unsqueeze(-2)
     is_before = other > one if descending else other < one
-    # Position j of the last dimension stands before position i of the one before it.
+    # Position j of the last dimension comes before position i of the previous dimension.
     is_earlier = (other == one) & (places < places.unsqueeze(-1))
     rank = (is_before | is_earlier).to(torch.float32).sum(-1)
     chosen = (rank.unsqueeze(-2) == torch.arange(num, dtype=torch.float32).unsqueeze(-1)).to(x.dtype)
@@ -95,7 +95,7 @@ def scatter_add(x: Tensor, dim: int, index: Tensor, src: Tensor) -> object:
 def scatter(x: Tensor, dim: int, index: Tensor, src: Tensor) -> object:
     """Compute ``aten.scatter`` of an index that is as wide as ``x``; keep the operator otherwise.
 
-    Where torch keeps any one of several values for a position, this is their mean.
+    If a position receives several values, torch keeps an arbitrary one. This form computes their mean.
     """
     placed = _placed(x, dim, index, src)
     if placed is None:

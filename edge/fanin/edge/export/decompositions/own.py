@@ -26,7 +26,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from fanin.protos.errors import InvalidInput, UnsupportedModel
 
 Decompositions = Mapping[OpOverload, Callable[..., object]]
-"""The form of each operator. A form that returns ``NotImplemented`` leaves the operator as it is."""
+"""The form of each operator. If a form returns ``NotImplemented``, the operator is kept."""
 PLAIN_NAMES: Final[Mapping[str, str]] = MappingProxyType(
     {
         "self": "x",
@@ -273,11 +273,11 @@ def check_decomposition(
         examples: Positional arguments of some calls. Choose points at which the operator is differentiable.
 
     Raises:
-        UnsupportedModel: An export would refuse the function: its arguments, or the shapes and dtypes of a result
-            differ, or it reads values, writes to a tensor, calls the operator or raises an exception.
+        UnsupportedModel: An export would refuse the function. Its arguments, or the shapes and dtypes of a result
+            differ. Or it reads values, writes to a tensor, calls the operator or raises an exception.
         InvalidInput: An example is not a tuple of arguments that the operator accepts.
         AssertionError: A value or a gradient differs, the function returns ``NotImplemented``, or no example is given.
-            The text says by how much.
+            The text has the difference.
     """
     what = f"decomposition of {operator}"
     _check_operator("check_decomposition", operator)

@@ -1,7 +1,7 @@
 """Programs of plain operators, built and decomposed by one trace.
 
-``torch.export.export`` and ``ExportedProgram.run_decompositions`` prepare any module for any backend: they collect each
-operator of the process that could be decomposed, and trace the graph several times, with autograd's machinery. The
+``torch.export.export`` and ``ExportedProgram.run_decompositions`` prepare any module for any backend. They collect each
+operator of the process that could be decomposed. They trace the graph several times, with autograd's machinery. The
 graphs of an export have no state and no gradient. So one trace is enough, with torch's own handling of operators that
 change a tensor in place and of composite operators.
 
@@ -55,7 +55,7 @@ class PlainProgram(ExportedProgram):
         """Replace each operator of a table by its form, also within other forms.
 
         Args:
-            decomp_table: The form of each operator. None stands for torch's core decompositions.
+            decomp_table: The form of each operator. None selects torch's core decompositions.
             decompose_custom_triton_ops: An option of torch for kernels that no graph of an export has.
 
         Returns:

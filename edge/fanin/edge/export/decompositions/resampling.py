@@ -1,7 +1,7 @@
 """Gradients of operators that repeat or mix positions of an image: upsampling, and padding with the edge.
 
-Along each dimension y is a product of x with a matrix, which has a row for each position of y. Where positions are
-repeated, ``y[i] = x[source[i]]``, it has zeros and ones. The gradient is the product with the transposed matrix, which
+Along each dimension y is a product of x with a matrix, which has a row for each position of y. For repeated positions,
+``y[i] = x[source[i]]``, the matrix has zeros and ones. The gradient is the product with the transposed matrix, which
 every runtime has.
 """
 
@@ -135,7 +135,7 @@ def cubic_backward(
 def replication_pad_backward(dy: Tensor, x: Tensor, padding: Sequence[int]) -> Tensor:
     """Compute ``aten.replication_pad1d_backward`` and ``aten.replication_pad2d_backward``."""
     num = len(padding) // 2
-    # The padding is (left, right, top, bottom): the last dimension comes first.
+    # The padding is (left, right, top, bottom): the last dimension is first.
     before = padding[::2][::-1]
     sizes = x.shape[-num:]
     sources = [

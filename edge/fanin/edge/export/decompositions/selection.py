@@ -35,7 +35,7 @@ def one_hot(indices: Tensor, num: int, dtype: torch.dtype) -> Tensor:
 
 
 def index_put(x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False) -> object:
-    """Compute ``aten.index_put`` with a mask, or where values are added along one dimension; else keep the operator."""
+    """Compute ``aten.index_put`` with a mask, or additions along one dimension; keep the operator otherwise."""
     pairs = [(dim, index) for dim, index in enumerate(indices) if index is not None]
     if len(pairs) != 1:
         return NotImplemented
@@ -77,7 +77,7 @@ def _where(x: Tensor, dim: int, mask: Tensor, values: Tensor) -> tuple[Tensor, T
 def index(x: Tensor, indices: Sequence[Tensor | None]) -> object:
     """Keep ``aten.index``, but index a mask as integers, and refuse a mask as index. Raises NoForm.
 
-    tflite-runtime has no GATHER_ND of true and false, and TFLite's converter needs whole numbers as index.
+    tflite-runtime has no GATHER_ND of true and false, and TFLite's converter needs integers as index.
     """
     if any(each is not None and each.dtype == torch.bool for each in indices):
         line = running_line()

@@ -28,7 +28,7 @@ def table() -> dict[OpOverload, Callable[..., object]]:
 
 
 def gelu(x: Tensor, *, approximate: str = "none") -> Tensor:
-    """Compute the exact ``aten.gelu``; keep the operator where it is approximated."""
+    """Compute the exact ``aten.gelu``; keep the operator for an approximation."""
     return NotImplemented if approximate != "none" else x * _share_below(x)
 
 

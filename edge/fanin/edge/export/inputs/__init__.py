@@ -1,4 +1,4 @@
-"""The data of an App: inputs by name, and the output that the loss and the predictions see.
+"""The data of an App: inputs by name, and the output for the loss and the predictions.
 
 - ``named``: a tensor, a tuple or a dict as tensors by name, and the call of a module with them
 - ``checks``: the values of these tensors

@@ -21,7 +21,7 @@ CONVERSIONS: Final[Mapping[torch.dtype, str]] = MappingProxyType(
         torch.uint8: "convert pixels by x.float() / 255, on devices too, or pass them as raw= with preprocess=",
     }
 )
-"""What to do with data of a common dtype that no graph accepts."""
+"""The advice for data of a common dtype that no graph accepts."""
 
 
 def as_tensor(what: str, value: object) -> Tensor:

@@ -1,4 +1,4 @@
-"""The tensors of a module's output that the loss sees, by their paths.
+"""The tensors of a module's output that the loss uses, by their paths.
 
 A path has the keys of dicts and the positions in tuples, joined by dots: ``logits``, ``1``, ``hidden_states.0``. A
 transformers ModelOutput is a dict. With several paths the loss receives a dict of the tensors by their paths, and the
@@ -16,7 +16,7 @@ from fanin.protos.errors import UnsupportedModel
 Paths = str | tuple[str, ...]
 """The path of one tensor, or the paths of several."""
 Output = Tensor | Tensors
-"""What a loss receives of a module: a tensor (B, ...), or several by their paths."""
+"""The part of a module's output that a loss receives: a tensor (B, ...), or several by their paths."""
 
 
 def checked_paths(what: str, value: object) -> Paths:
@@ -43,7 +43,7 @@ def picked(what: str, output: object, paths: Paths) -> object:
 
 
 def predicted(output: Output) -> Tensor:
-    """Return the tensor of an output that the predictions see: the first one."""
+    """Return the tensor of an output for the predictions: the first one."""
     return output if isinstance(output, Tensor) else next(iter(output.values()))
 
 

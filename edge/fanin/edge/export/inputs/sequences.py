@@ -1,7 +1,7 @@
 """An App with several lengths: its data and its graphs for one of them.
 
-The export of an App with ``lengths`` is one export for each of them: the same prepared module, traced on the
-calibration data cut to that length. So tracing, conversion and verification know nothing about lengths.
+The export of an App with ``lengths`` is one export for each length. Each traces the same prepared module on the
+calibration data cut to that length. So tracing, conversion and verification do not depend on lengths.
 """
 
 from collections.abc import Iterator
@@ -75,7 +75,7 @@ def at_length(prepared: "Prepared", size: int) -> "Prepared":
 
 
 def each_length(prepared: "Prepared") -> Iterator[tuple[str, "Prepared"]]:
-    """Yield the name of the train Signature and the App for each length by itself, the longest last."""
+    """Yield the name of the train Signature and the App for each single length, the longest last."""
     lengths = prepared.app.lengths
     if lengths is None:
         yield TRAIN, prepared

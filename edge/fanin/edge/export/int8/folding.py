@@ -1,13 +1,13 @@
-"""The ``infer`` graph prepared for slots: norms are folded into products, and moving tensors are separated from frozen.
+"""The ``infer`` graph prepared for slots: folded norms, and moving tensors separated from frozen ones.
 
-The quantizers then see products with one weight and one bias, which are inputs of the graph like parameters, and no
-norm. The manifest records how they are derived from parameters (``bundles.derived``). ``bundles.quantize`` alone
+The quantizers then process no norm, but only products with one weight and one bias. These are inputs of the graph, like
+parameters. The manifest records how they are derived from parameters (``bundles.derived``). ``bundles.quantize`` alone
 computes their values for a Version, here and on devices::
 
     conv(x, weight, bias) -> batch_norm(gain, offset, mean, variance)     becomes     conv(x, weight', bias')
 
-Frozen statistics, gain or offset of a norm are constants of the manifest. If the product and its norm are frozen as a
-whole, weight' and bias' are constants of the graph. A norm is kept in three cases: it does not follow a product, other
+Frozen statistics, gain or offset of a norm are constants of the manifest. If the product and its norm are completely
+frozen, weight' and bias' are constants of the graph. A norm is kept in three cases: it does not follow a product, other
 operators use the product too, or the norm moves and the weight does not. In the last case weight' would be a slot as
 large as the frozen weight.
 
@@ -59,7 +59,8 @@ A finer scale would leave no room for a bias that moves later, and adds no visib
 """
 
 DECOMPOSED_TOLERANCE: Final = 1e-4
-"""Of the logits of a decomposed graph, relative to their norm: above other orders of additions."""
+"""Relative error of the logits of a decomposed graph, by their norm. It is above the effect of the order of additions.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +68,7 @@ class Infer:
     """The ``infer`` graph and the sources of its slots.
 
     Args:
-        traced: The graph. Its inputs are the ports of some of ``values``, and those of the App.
+        traced: The graph. Its inputs are the ports of some of ``values``, and the App's inputs.
         values: Parameters of Version 0 and the tensors derived from them.
         derived: The derivations.
         scales: For each moving bias next to a frozen weight, the name of the constant with the weight's scales.

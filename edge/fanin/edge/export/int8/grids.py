@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from fanin.protos.errors import UnsupportedModel
 
 Grids = Mapping[str, tuple[float, float]]
-"""Two numbers that determine the grid of an activation, by tensor: (scale, zero point) in ONNX, by name; (lowest,
-highest value) in TFLite, by the tensor's index."""
+"""Two numbers that determine the grid of an activation, by tensor. In ONNX they are (scale, zero point), by name. In
+TFLite they are (lowest, highest value), by the tensor's index."""
 
 
 def check_grids(actual: Grids, expected: Grids | None) -> None:

@@ -1,4 +1,4 @@
-"""What the module of an App must be, checked before anything runs it."""
+"""The requirements for the module of an App, checked before the module runs."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -20,7 +20,7 @@ def check_module(what: str, module: object) -> None:
 
     Args:
         what: Prefix of error messages.
-        module: The value that an App got as its module.
+        module: The value of the App's argument ``module``.
     """
     if isinstance(module, type):
         raise UnsupportedModel(

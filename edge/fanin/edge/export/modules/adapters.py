@@ -1,12 +1,12 @@
-"""Low-rank adapters beside frozen layers.
+"""Low-rank adapters for frozen layers.
 
     linear       y = W x + b + scale * B (A x)         A (rank, in), B (out, rank)
     convolution  y = W * x + b + scale * B (A * x)     A and B 1x1, A with the stride of the convolution
 
     attention    each of its four projections as a linear layer
 
-The 1x1 pair of a convolution sees the middle of each window, so its input is cropped or padded accordingly. ``down``
-(A) is random at first and ``up`` (B) zero: the first Version computes the same as the frozen module.
+The 1x1 pair of a convolution reads the middle of each window, so its input is cropped or padded accordingly. ``down``
+(A) is random at first and ``up`` (B) zero. So the first Version computes the same as the frozen module.
 
 Reference:
     Hu et al. 2021, arXiv 2106.09685, section 4.1.

@@ -1,7 +1,7 @@
 """The random numbers that a module draws in training, taken from given tensors instead of torch's generator.
 
-``Draws`` handles torch's random operators below autograd. So it sees dropout of any form, stochastic depth, the noise
-of a VAE and ``torch.distributions`` alike, in layers and in functions.
+``Draws`` handles torch's random operators below autograd. So it covers dropout of any form, stochastic depth, the noise
+of a VAE and ``torch.distributions``, in layers and in functions.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -53,8 +53,8 @@ class Draws(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's __in
         name = f"{func._schema.name}.{func._overloadname}".removesuffix(".default")
         if not torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd"):
             raise RandomDraw(f"{func.overloadpacket}, expected dropout, or uniform or normal values of a fixed shape")
-        # A recurrent layer counts as random, because it may draw the dropout between its layers: look into it. A trace
-        # that keeps such operators whole returns NotImplemented.
+        # A recurrent layer counts as random, because it may draw the dropout between its layers. So decompose it. A
+        # trace that does not decompose such operators returns NotImplemented.
         with self:
             result = func.decompose(*args, **named)
         return func(*args, **named) if result is NotImplemented else result
@@ -187,7 +187,7 @@ def _exponential_into(source: Source, target: Tensor, rate: float = 1.0, **_: ob
 
 
 def _attention(_: Source, *args: object, **named: object) -> object:
-    # Tagged as random, because it may drop weights. torch replaces it by its parts where it does so in training.
+    # Tagged as random, because it may drop weights. In training, torch replaces a call with dropout by its parts.
     if named.get("dropout_p", args[4] if len(args) > 4 else 0.0):
         raise RandomDraw("the dropout of an attention in evaluation mode, expected none")
     return aten.scaled_dot_product_attention.default(*args, **named)

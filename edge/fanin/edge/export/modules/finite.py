@@ -1,4 +1,4 @@
-"""Which part of a module returns NaN or infinity first, for errors about values that are not finite.
+"""The first part of a module that returns NaN or infinity, for errors about values that are not finite.
 
 Infinity within a module is no error: a mask of attention may use it. So the search runs only after a pass has failed.
 """

@@ -1,4 +1,4 @@
-"""Frozen BatchNorm folded into the convolution before it, if that learns: the norm costs nothing in a train step.
+"""Frozen BatchNorm folded into a trainable convolution before it. The norm then costs nothing in a train step.
 
 A BatchNorm in ``eval()`` is one affine map for each channel, so a convolution and the norm after it are one
 convolution::
@@ -6,7 +6,7 @@ convolution::
     scale * (w x + b - mean) + shift  =  (scale * w) x + (scale * (b - mean) + shift)
 
 The norm's passes over the images, one forward and six backward, become sums over the weight. Autograd finds the
-gradient of ``scale`` in the product of ``w`` with the gradient of ``scale * w``. A frozen weight is left as it is: the
+gradient of ``scale`` in the product of ``w`` with the gradient of ``scale * w``. A frozen weight is not folded: the
 product with its int8 codes would be a float32 constant of the graph.
 
 Reference:
@@ -60,7 +60,7 @@ class _Convolved:
 class FoldedNorms(TorchFunctionMode):
     """While active, computes a frozen BatchNorm in the convolution whose result it receives.
 
-    The tracer drops the original convolution, unless something else uses its result.
+    The tracer drops the original convolution, unless another operator uses its result.
     """
 
     def __init__(self) -> None:

@@ -1,6 +1,6 @@
 """The gradients of a module's parameters: those that a hook changes, and parameters that no gradient reaches.
 
-As torch's optimizers do, a train graph leaves a parameter without a gradient as it is: it has no decay either.
+Like torch's optimizers, a train graph does not change a parameter without a gradient, not even by weight decay.
 """
 
 import copy
@@ -28,11 +28,11 @@ def check_hooks(what: str, module: nn.Module) -> None:
 
 
 def unused_parameters(module: nn.Module, call: Callable[[nn.Module], object]) -> frozenset[str]:
-    """Return the names of the parameters that require a gradient, but that the output does not depend on.
+    """Return the names of the parameters that require a gradient, but do not affect the output.
 
     Args:
         module: The module. It is copied.
-        call: Returns what the loss sees of the output of a copy: a tensor, or a dict of them.
+        call: Returns the part of a copy's output that the loss uses: a tensor, or a dict of them.
 
     Returns:
         The names; none if the call fails, or if no gradient reaches any parameter. The trace reports both.
@@ -41,7 +41,7 @@ def unused_parameters(module: nn.Module, call: Callable[[nn.Module], object]) ->
     trial = copy.deepcopy(module)
     values = [value for value in trial.parameters() if value.requires_grad]
     gradients: Sequence[Tensor | None] = values
-    # Errors of any kind: the module is the user's code.
+    # Any error: the module is the user's code.
     with suppress(Exception), torch.enable_grad(), torch.random.fork_rng(devices=[]):
         output = call(trial)
         parts = [*output.values()] if isinstance(output, dict) else [output]

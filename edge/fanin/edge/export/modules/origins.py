@@ -1,4 +1,4 @@
-"""Which module of an App each node of a trace comes from, so that an error on a device can name the module.
+"""The source module of each node of a trace, so that an error on a device can name the module.
 
 The nodes of a gradient belong to the module whose forward they differentiate.
 """
@@ -57,7 +57,7 @@ class _Recorder:
         self._known: set[Backward] = set()
 
     def enter(self, name: str, inputs: object) -> None:
-        """Note that the forward of a module begins. What computed its inputs belongs to the module around it."""
+        """Note that the forward of a module begins. The operators before it belong to the outer module."""
         self._claim(inputs)
         scope = annotate({ANNOTATION: name})
         scope.__enter__()

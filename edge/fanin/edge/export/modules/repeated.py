@@ -1,8 +1,8 @@
-"""A graph computes one function of a batch: the module and the loss must do so, too, and sample by sample.
+"""The check that module and loss are a function of their batch, sample by sample, as a graph is.
 
-A graph keeps whatever else a forward used while it was traced. That is a draw of Python's ``random`` or of numpy, a
-counter of calls or a clock. Torch's own draws are inputs of the graph (``modules.draws``). A device pads the last batch
-of its data, so a sample's output and loss must not depend on the other samples.
+A graph stores all other values of the traced forward as constants: a draw of Python's ``random`` or of numpy, a counter
+of calls or a clock. Torch's own draws are inputs of the graph (``modules.draws``). A device pads the last batch of its
+data, so a sample's output and loss must not depend on the other samples.
 """
 
 import random
@@ -28,7 +28,7 @@ ONE_BY_ONE: Final = (
 )
 
 Call = tuple[nn.Module, list[object], list[object]]
-"""A module, what it received and what it returned."""
+"""A module, its inputs and its outputs."""
 
 
 def check_repeats(what: str, module: nn.Module, call: Callable[[], object]) -> None:
@@ -60,12 +60,12 @@ def check_samples(what: str, call: Callable[[slice], object], num: int) -> None:
     """Check that a sample's result does not depend on the other samples.
 
     Args:
-        what: What is computed, as the prefix of the message.
+        what: The name of the result, as the prefix of the message.
         call: Returns tensors (n, ...) for some rows of a batch, from these rows alone.
         num: Samples of the batch.
 
     Raises:
-        Untraceable: The first half of the batch has other results by itself.
+        Untraceable: The first half of the batch alone has other results.
     """
     half = slice((num + 1) // 2)
     whole = [
@@ -85,7 +85,7 @@ def _numpy_state() -> tuple[object, ...]:
 
 
 def _first_difference(module: nn.Module, call: Callable[[], object]) -> str:
-    """Return the first module that makes two passes differ: its output differs, and what it received does not."""
+    """Return the first module that makes two passes differ: its output differs, and its input does not."""
     names = {layer: name for name, layer in module.named_modules()}
     passes: list[list[Call]] = []
     for _ in range(2):
@@ -99,7 +99,7 @@ def _first_difference(module: nn.Module, call: Callable[[], object]) -> str:
                 hook.remove()
     for (layer, received, returned), (_, *other) in zip(*passes, strict=False):
         if not _are_close(received, other[0]):
-            # What calls the layer differs. Modules end before those that contain them, so it has not ended yet.
+            # The caller of the layer differs. Modules end before those that contain them, so it has not ended yet.
             owner = names[layer].rpartition(".")[0]
             return f"module {owner or 'itself'} ({type(module.get_submodule(owner)).__name__})"
         if not _are_close(returned, other[1]):

@@ -1,7 +1,7 @@
 """Rewrites of an exported graph into fewer and cheaper operators, each exact up to the order of additions.
 
-onnxruntime fuses operators, too, but knows forward passes only. These rewrites fuse what a backward pass and an
-optimizer leave. A rewrite looks at a node and its neighbours and returns the nodes that replace it, or none::
+onnxruntime fuses operators, too, but knows forward passes only. These rewrites fuse the operators of a backward pass
+and an optimizer. A rewrite examines a node and its neighbours and returns the nodes that replace it, or none::
 
     broadcast   x * expand(y)                      ->  x * y                       operators broadcast themselves
     picked      sum(one_hot(l) * v)                ->  v at the position l         no tensor of zeros and ones
@@ -11,7 +11,7 @@ optimizer leave. A rewrite looks at a node and its neighbours and returns the no
     momentum    m * c + a @ b                      ->  gemm(a, b, m, beta=c)       the sum is part of the product
                                                    ->  gemm(a, b, m * c)           if c is an input
 
-The input is always a graph of our own exporter, never a model from elsewhere.
+The input is always a graph of fanin's exporter, never a model from another source.
 """
 
 from collections.abc import Callable, Iterator
@@ -150,7 +150,7 @@ def column(graph: OnnxGraph, node: onnx.NodeProto) -> list[onnx.NodeProto]:
 
 
 def momentum(graph: OnnxGraph, node: onnx.NodeProto) -> list[onnx.NodeProto]:
-    """Replace a scaled matrix plus a matrix product by one Gemm, if nothing else uses either."""
+    """Replace a scaled matrix plus a matrix product by one Gemm, if no other node uses either."""
     if node.op_type != "Add":
         return []
     for kept, gradient in _both_ways(node):
@@ -214,7 +214,8 @@ def _labels(graph: OnnxGraph, name: str) -> str:
 def _places(graph: OnnxGraph, labels: str, num: int) -> list[onnx.NodeProto]:
     """Return nodes for the clipped labels.
 
-    The first computes positions from 0 to ``num - 1``. The last computes 1 where the position equals the label, else 0.
+    The first computes positions from 0 to ``num - 1``. The last computes 1 if the position equals the label, and 0
+    otherwise.
     """
     bounds = [graph.add_constant(bound, np.int64) for bound in (0, num - 1)]
     place = graph.node("Clip", [labels, *bounds])

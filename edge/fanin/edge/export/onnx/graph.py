@@ -87,7 +87,7 @@ class OnnxGraph:
         return name
 
     def node(self, kind: str, inputs: Sequence[str], output: str = "", **attributes: Attribute) -> onnx.NodeProto:
-        """Create a node that is not in the graph yet. Without ``output`` its output gets a new name."""
+        """Create a node that is not in the graph yet. Without ``output`` its output has a new name."""
         node = helper.make_node(kind, inputs, [output or self._new_name()])
         node.attribute.extend(helper.make_attribute(name, value) for name, value in attributes.items())
         return node

@@ -55,11 +55,11 @@ def to_int8(
     """Quantize a float model.
 
     Args:
-        model: The model. Moving tensors are initializers, and the inputs are those of the App. It is changed.
+        model: The model. Moving tensors are initializers, and the inputs are the App's. It is changed.
         infer: The graph behind the model and the sources of its slots.
         reader: The calibration data.
         kept_float: Parameters whose products stay float.
-        grids: The grids of activations; None for those of the calibration data.
+        grids: The grids of activations; None to compute them from the calibration data.
 
     Raises:
         UnsupportedModel: A moving tensor becomes neither a float constant nor a known slot.
@@ -115,7 +115,7 @@ def _overrides(grids: Grids) -> dict[str, list[dict[str, object]]]:
 
 
 def _fold_transposes(model: onnx.ModelProto, parameters: set[str]) -> None:
-    """Replace a matrix that is transposed before its use by an initializer of its own, so that it is quantized."""
+    """Replace a matrix that is transposed before its use by a separate initializer, so that it is quantized."""
     graph = model.graph
     values = {row.name: row for row in graph.initializer if row.name in parameters}
     folded: dict[str, str] = {}
@@ -137,11 +137,11 @@ def _fold_transposes(model: onnx.ModelProto, parameters: set[str]) -> None:
 
 
 def _part_constants(model: onnx.ModelProto, kept_float: Collection[str]) -> None:
-    """Give each product a weight and a bias of its own.
+    """Give each product its own weight and bias.
 
-    The codes of a bias depend on the scale of its product's input. A weight has the same codes in all products, but
-    onnxruntime cannot open a graph with exact kernels (``session.x64quantprecision``) if two products share a weight:
-    it replaces the weight of each product, and refuses to replace it a second time.
+    The codes of a bias depend on the scale of its product's input. A weight has the same codes in all products. But
+    onnxruntime cannot open a graph with exact kernels (``session.x64quantprecision``) if two products share a weight.
+    It replaces the weight of each product, and refuses to replace it a second time.
 
     Args:
         model: The model before quantization. It is changed.

@@ -1,7 +1,7 @@
 """The optimization of a translated model: the passes of onnxscript's ``optimize_ir``, with an index of its rules.
 
 onnxscript tries each of its 46 rules at each node, although a rule begins with one operator. That takes a fifth of the
-export of a transformer. Here a rule is tried at the nodes of its operator alone. The result is the same.
+export of a transformer. Here a rule is tried only at the nodes of its operator. The result is the same.
 """
 
 from dataclasses import dataclass
@@ -36,14 +36,14 @@ class IndexedRule:
     def try_rewrite(
         self, model: ir.Model, graph: ir.Graph | ir.Function, node: ir.Node, *, verbose: int | None, tracer: None
     ) -> object | None:
-        """Return what replaces the nodes that match from this one on; None if they do not match."""
+        """Return the replacement of the matching nodes from this one on; None without a match."""
         if node.op_type != self.operator:
             return None
         return self.rule.try_rewrite(model, graph, node, verbose=verbose, tracer=tracer)
 
 
 def optimize(model: ir.Model) -> None:
-    """Fold constants, simplify operators, and remove what is unused or repeated. The model is changed."""
+    """Fold constants, simplify operators, and remove unused and repeated nodes. The model is changed."""
     rewriting = ir.passes.PassManager(
         [
             FoldConstantsPass(

@@ -1,6 +1,6 @@
 """The slots of a quantized ONNX model.
 
-A slot is found by following the quantized graph from the initializers of parameters::
+The search for slots follows the quantized graph from the initializers of parameters::
 
     Conv <- DequantizeLinear <- W_quantized, W_scale                    weight and weight_scale
          <- DequantizeLinear <- b_quantized, b_quantized_scale          bias and bias_scale; input scale from
@@ -60,8 +60,8 @@ class SlotFinder:
     def settle_biases(self, floats: Mapping[str, Array]) -> None:
         """Undo the quantization of biases that have no scales.
 
-        The codes of a bias use the weight's scales, and kernels rely on that whatever scale is stored with the bias. So
-        a bias stays quantized in two cases: it moves together with its weight, or the weight is frozen with scales from
+        The codes of a bias use the weight's scales, and kernels rely on that for any stored scale of the bias. So a
+        bias stays quantized in two cases: it moves together with its weight, or the weight is frozen with scales from
         the manifest. The bias of a single channel becomes float, too: the quantizer gives it one scale without a
         channel axis.
 

@@ -1,6 +1,6 @@
-"""Traced Signatures as ONNX models that hold the graph and nothing else.
+"""Traced Signatures as ONNX models that hold only the graph.
 
-torch writes stack traces, source paths and versions into a model. They are removed, because a Bundle goes to strangers.
+torch writes stack traces, source paths and versions into a model. They are removed, because a Bundle is published.
 """
 
 from typing import Final

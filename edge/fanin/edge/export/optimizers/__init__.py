@@ -1,12 +1,12 @@
 """Optimizers as pure functions: gradients, parameters and state in, the next parameters and state out.
 
 The learning rate, the number of the step and the ``settings`` are inputs of the graph, so that a Plan sets them. All
-others are fixed at the export. A momentum or a weight decay of 0.0 is no input: a graph without it is smaller and
+other values are fixed at the export. A momentum or a weight decay of 0.0 is no input: a graph without it is smaller and
 faster.
 
 - ``optimizer``: the Protocol ``Optimizer``, and the inputs of a step.
 - ``ranges``: the allowed settings.
 - ``rules``: those of torch.
 - ``lion``: Lion, which torch lacks.
-- ``recipe``: the Recipe, with the optimizer and all else that an App chooses about its training.
+- ``recipe``: the Recipe, with the optimizer and all other training options of an App.
 """

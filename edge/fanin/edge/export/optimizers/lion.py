@@ -20,8 +20,8 @@ class Lion:
     """Lion: ``p = p - learning_rate * (sign(beta1 * m + (1 - beta1) * g) + weight_decay * p)``,
     ``m = beta2 * m + (1 - beta2) * g``.
 
-    The sign of 0 is 0: a parameter whose gradient was always zero only decays. The paper uses a learning rate that is
-    3 to 10 times smaller than that of AdamW, and a weight decay that is larger by the same factor.
+    The sign of 0 is 0, so a parameter whose gradient was always zero only decays. The paper's learning rate is 3 to 10
+    times smaller than AdamW's. Its weight decay is larger by the same factor.
 
     Args:
         beta1: Share of the running mean in the direction of a step, from 0.0 to below 1.0.

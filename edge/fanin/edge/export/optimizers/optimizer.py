@@ -56,8 +56,9 @@ class Optimizer(Protocol):
 
     @property
     def setting_inputs(self) -> tuple[str, ...]:
-        """The inputs of the graph for the settings: of a setting ``s``, one or more of ``s``, ``s.complement`` (1 - s)
-        and ``s.log`` (its natural logarithm). A step uses all of them.
+        """The inputs of the graph for the settings. A step uses all of them.
+
+        A setting ``s`` has one or more of ``s``, ``s.complement`` (1 - s) and ``s.log`` (its natural logarithm).
         """
         ...
 

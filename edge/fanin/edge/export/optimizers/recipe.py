@@ -1,4 +1,4 @@
-"""The Recipe: what of a module learns on devices, how, and what of it stays personal."""
+"""The Recipe: the trainable parameters of a module, their optimizer, and the personal parameters."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -12,14 +12,14 @@ from fanin.protos.errors import UnsupportedModel
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adapters:
-    """Low-rank adapters beside frozen linear layers, 2-D convolutions and attention (LoRA).
+    """Low-rank adapters for frozen linear layers, 2-D convolutions and attention (LoRA).
 
     An adapter adds ``scale * B A`` to a frozen weight, with ``scale = alpha / rank``. A is random and B is zero at
     first.
 
     Args:
         rank: Rank of the product, at least 1.
-        alpha: Numerator of the scale. 0.0 stands for the rank itself, so that the scale is 1.
+        alpha: Numerator of the scale. 0.0 selects the rank itself, so the scale is 1.
 
     Reference:
         Hu et al. 2021, arXiv 2106.09685, section 4.1.
@@ -46,21 +46,21 @@ Trains = Literal["full", "head", "bias"] | Adapters
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """How an App learns on a device. The whole recipe is fixed in the train graph.
+    """The training of an App on a device. The complete recipe is fixed in the train graph.
 
     Args:
         optimizer: The optimizer of a train step, ``Sgd()`` by default.
-        trains: The part that learns: ``"full"``, ``"head"``, ``"bias"`` or ``Adapters(rank=...)``. The rest is frozen
-            to int8.
+        trains: The trainable part: ``"full"``, ``"head"``, ``"bias"`` or ``Adapters(rank=...)``. The other weights are
+            frozen to int8.
         clip_norm: Bound on the norm of all gradients together. 0.0 means no bound.
         proximal: Whether the graph has the anchor of FedProx as inputs.
         scaffold: Whether the graph has the control variates of SCAFFOLD as inputs, for Runs with the stage
             ``scaffold``. It needs an optimizer without state, such as ``Sgd(momentum=0.0)``.
         quantization_aware: Whether the forward pass rounds weights and activations to 8 bits. Gradients pass unchanged.
         rates: Factors of the learning rate by patterns over names of parameters, such as ``{"head.*": 10.0}``; ``*`` is
-            any text. The factor of a parameter that no pattern matches is 1.
-        local: Patterns over names of parameters and of running statistics, such as ``["head.*"]``, that are personal:
-            each device trains its own and never sends them.
+            any text. A parameter without a matching pattern has the factor 1.
+        local: Patterns over names of personal parameters and running statistics, such as ``["head.*"]``. Each device
+            trains its own and never sends them.
     """
 
     optimizer: Optimizer = field(default_factory=Sgd)

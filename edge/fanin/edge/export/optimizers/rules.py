@@ -26,7 +26,7 @@ class Sgd:
 
     Args:
         momentum: Factor of the velocity, from 0.0 to below 1.0.
-        nesterov: Whether the step goes along ``g + momentum * m``. Needs a momentum.
+        nesterov: Whether the direction of the step is ``g + momentum * m``. Needs a momentum.
         weight_decay: Factor of the parameter that is added to its gradient.
 
     Reference:
@@ -145,8 +145,8 @@ class Adam:
         square = settings["beta2"] * state["square"] + settings["beta2.complement"] * gradient * gradient
         seen_mean = _one_less_power(settings["beta1.log"], inputs.step)
         seen = torch.sqrt(_one_less_power(settings["beta2.log"], inputs.step))
-        # torch divides by sqrt(square) / seen + epsilon. Here both sides are multiplied by seen: the ONNX optimizer
-        # replaces an added constant of 1e-8 by 0, which gives 0 / 0 where a gradient was always zero.
+        # torch divides by sqrt(square) / seen + epsilon. Here both sides are multiplied by seen. The ONNX optimizer
+        # replaces an added constant of 1e-8 by 0, which would give 0 / 0 for a gradient that was always zero.
         spread = torch.sqrt(square) + self.epsilon * seen
         return value - (learning_rate * seen / seen_mean) * (mean / spread), {"mean": mean, "square": square}
 

@@ -48,7 +48,7 @@ Values = Mapping[str, Float32s]
 
 
 def float_models(app: App, bundle: Bundle, parameters: Float32s, graph_format: str) -> dict[str, bytes]:
-    """Return a file with the float model of a Version and nothing else, for each length, by Signature.
+    """Return a file that has only the float model of a Version, for each length, by Signature.
 
     Args:
         app: The App that was exported as ``bundle``.

@@ -1,7 +1,8 @@
 """Parameters as constants of a TFLite graph, in the layout that the operators read, and biases next to their products.
 
-The converter receives the parameters of ``infer`` as inputs, so that it folds nothing into them. The graph therefore
-begins with transpositions and reshapes of parameters. They are computed here once: the constant is their result.
+The converter receives the parameters of ``infer`` as inputs, so that it folds nothing into them. So the first operators
+of the graph are transpositions and reshapes of parameters. They are computed here once, and the constant is their
+result.
 """
 
 from collections.abc import Mapping
@@ -85,8 +86,8 @@ def _transposed(
 def join_biases(graph: FlatGraph, bound: Mapping[int, ParameterView], scales: Mapping[str, str]) -> None:
     """Move an addition after a product into the product as its bias, with the activation function of the addition.
 
-    Only a bias with scales is moved: bias and weight both move with a Version, both are frozen, or the manifest has the
-    scales of the frozen weight.
+    Only a bias with scales is moved. It has scales if bias and weight both move with a Version, if both are frozen, or
+    if the manifest has the scales of the frozen weight.
 
     Args:
         graph: The graph, changed in place.

@@ -1,4 +1,4 @@
-"""The converter's second layout strategy, in a process of its own.
+"""The converter's second layout strategy, in a separate process.
 
 This strategy may end its process (a failed check in native code). The process of the export survives and reports one
 error. Both processes share a folder::

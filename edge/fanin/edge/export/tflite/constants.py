@@ -1,6 +1,6 @@
-"""The constants of an int8 ``infer`` graph: kernels and biases, and which of them are slots.
+"""The constants of an int8 ``infer`` graph: kernels and biases, some of which are slots.
 
-The content of a constant depends on all its users: the scales of a kernel grow until every bias on it fits
+The content of a constant depends on all its users. The scales of a kernel grow until every bias on it fits
 (``bundles.quantize``), and several products may share a kernel. So constants are added empty and filled at the end, by
 the same arithmetic for slots and for frozen constants.
 """
@@ -89,8 +89,8 @@ class Constants:
     def kernel(self, tensor: int, value: Float32s, dim: int, bias: int) -> Kernel | None:
         """Return the kernel of these float values for a product with this bias (-1: none).
 
-        Returns None if the output channels are not one axis of the parameter, or not the axis that another product
-        uses: the slots of a parameter have one axis.
+        Returns None if the output channels are not one axis of the parameter, or not the axis of another product. The
+        slots of a parameter have one axis.
         """
         view = self._bound.get(bias)
         frozen = self._scales_of[view.parameter] if view is not None and tensor not in self._bound else ""

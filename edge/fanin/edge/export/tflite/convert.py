@@ -122,10 +122,10 @@ def _mark_kernels(graph_module: GraphModule) -> None:
 
 
 def _skip_expansions(graph_module: GraphModule) -> None:
-    """Let products and sums of images broadcast by themselves, instead of an expansion before them.
+    """Let products and sums of images broadcast, instead of an expansion before them.
 
-    The converter merges an expansion from (B, 1, H, W) to (B, C, H, W) with its layout change, and then repeats along
-    another dimension if C equals H and W. An expansion moves behind products with a number, to reach an image.
+    The converter merges an expansion from (B, 1, H, W) to (B, C, H, W) with its layout change. If C equals H and W, it
+    then repeats along another dimension. An expansion is moved behind products with a number, to reach an image.
     """
     graph = graph_module.graph
     expansions = [node for node in graph.nodes if node.target is aten.expand.default and _is_of_image(node)]
@@ -159,8 +159,8 @@ def _has_shape(value: object, shape: torch.Size) -> bool:
 def _permute_before_expansion(graph_module: GraphModule) -> None:
     """Permute the source of an expansion instead of its result.
 
-    The converter merges an expansion and a permutation after it, also through operators on each element between them,
-    and then forgets to permute the source: (B, T, 1), expanded to (B, T, C), permuted to (B, C, T) fails or is wrong.
+    The converter merges an expansion and a permutation after it, also through elementwise operators between them. It
+    then does not permute the source: (B, T, 1), expanded to (B, T, C), permuted to (B, C, T) fails or is wrong.
     """
     graph = graph_module.graph
     for node in list(graph.nodes):

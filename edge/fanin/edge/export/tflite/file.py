@@ -1,4 +1,4 @@
-"""The file form of a TFLite model: its bytes, what is left out of them, and where constants are stored in them."""
+"""The file form of a TFLite model: its bytes without unneeded parts, and the positions of its constants."""
 
 import copy
 from typing import Final
@@ -15,7 +15,7 @@ DATA_FIELD: Final = 4
 
 def only(model: "schema.ModelT", signature: str) -> bytes:
     """Return a file with one Signature of this model."""
-    # Shallow copies, because a deep one takes longer than all else here.
+    # Shallow copies, because a deep one would take longer than all other steps here.
     alone = copy.copy(model)
     ports = copy.copy(next(row for row in model.signatureDefs if row.signatureKey.decode() == signature))
     alone.subgraphs, alone.signatureDefs = [model.subgraphs[ports.subgraphIndex]], [ports]

@@ -116,8 +116,8 @@ class FlatGraph:
     def add_constant(self, value: Array, scales: Scales | None = None, name: str = "") -> int:
         """Add a constant. Returns its index.
 
-        A constant with a name is a slot: the name locates it in the finished file, and it shares its bytes with no
-        other.
+        A constant with a name is a slot. The name locates it in the finished file, and no other constant shares its
+        bytes.
         """
         tensor = self.add_tensor(value.shape, value.dtype, scales)
         self._graph.tensors[tensor].buffer = self._buffer(value)

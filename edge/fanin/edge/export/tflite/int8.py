@@ -7,7 +7,7 @@ first product to its last. A norm or an attention keeps its precision between a 
 
     x -> QUANTIZE -> CONV_2D(codes, bias codes) -> ... -> DEQUANTIZE -> logits
 
-A linear layer becomes a 1 x 1 convolution: tflite-runtime 2.14 supports one scale for a whole matrix, but one for each
+A linear layer becomes a 1 x 1 convolution. tflite-runtime 2.14 supports only one scale for a matrix, but one for each
 channel of a kernel. An addition after a product becomes its bias, together with the activation function that follows.
 
 ``bundles.quantize`` alone computes the content of a slot. The file holds zeros there.
@@ -151,7 +151,7 @@ def _placed(slot: Slot, where: Mapping[str, tuple[int, int]]) -> Slot:
 def _bound(
     data: bytes, values: Mapping[str, Float32s], scales: Mapping[str, str]
 ) -> tuple["schema.ModelT", FlatGraph, dict[int, ParameterView]]:
-    """Open the file, turn moving tensors into constants, and join biases with their products."""
+    """Open the file, convert moving tensors to constants, and join biases with their products."""
     model = schema.ModelT.InitFromPackedBuf(data)
     graph = FlatGraph(model, INFER)
     bound = bind_parameters(graph, values)

@@ -15,7 +15,7 @@ from fanin.edge.tensors import Float32s
 MOVES: Final = {"RESHAPE": 1, "TRANSPOSE": 2, "PAD": 2, "MAX_POOL_2D": 2, "AVERAGE_POOL_2D": 2}
 """Operators whose output has the grid of their input, and their versions for int8."""
 COMPUTES: Final = {"MEAN": 2, "RELU": 2, "RELU6": 2, "ADD": 2}
-"""Operators whose output has a grid of its own, and their versions for int8."""
+"""Operators whose output has its own grid, and their versions for int8."""
 LEVELS: Final = 255
 LOWEST: Final = -128
 NARROWEST: Final = 1e-4
@@ -27,8 +27,7 @@ FINEST: Final = 2.0**-10
 class Quantizer:
     """The quantization of one graph.
 
-    Which operators become int8 depends on shapes, on ranges and on which constants are slots, but on no parameter's
-    value.
+    The choice of int8 operators depends on shapes, on ranges and on the set of slots, but on no parameter's value.
     """
 
     def __init__(

@@ -33,7 +33,7 @@ def measured_ranges(data: bytes, tensors: Collection[int], calibration: NamedInp
         experimental_op_resolver_type=OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES,
     )
     interpreter.allocate_tensors()
-    # Read in place, because unpacking the whole file takes longer.
+    # Read in place, because unpacking the complete file takes longer.
     ports = schema.Model.GetRootAs(data, 0).SignatureDefs(0)
     inputs = [ports.Inputs(index) for index in range(ports.InputsLength())]
     indices = {port.Name().decode(): port.TensorIndex() for port in inputs}

@@ -1,8 +1,8 @@
-"""Traced Signatures as one TFLite file that holds the graphs and nothing else.
+"""Traced Signatures as one TFLite file that holds only the graphs.
 
 The file holds every Signature, and a shared constant once. It must run in the oldest runtime, too. So it has built-in
 operators only, each in a version of tflite-runtime 2.14 (``operators``). The converter names inputs and outputs by
-position. They get their own names in the finished file, because names of parameters are no Python identifiers.
+position. Their own names are written into the finished file, because names of parameters are no Python identifiers.
 """
 
 from collections.abc import Mapping

@@ -2,13 +2,13 @@
 
 Modules, in reading order:
 
-- ``examples``: the batches to trace and to verify with, and what a pass must not change.
+- ``examples``: the batches to trace and to verify with, and checks that a pass is a pure function.
 - ``traced``: the tracer itself; every graph of an export is a ``Traced``.
 - ``train``, ``forward``: the graphs of ``train``, and of ``evaluate`` and ``infer``.
 - ``backward``: gradients as operators of the graph.
 - ``eager``: the train step of eager torch, for ``verify``.
 - ``attention``, ``kernels``: plain forms of torch's fused kernels.
 - ``reading``: the error for code that reads a tensor's value.
-- ``layers``, ``calls``: one layer or one function by itself, for ``check``.
-- ``vocabulary``: the number of tokens that a model knows.
+- ``layers``, ``calls``: a single layer or function, for ``check``.
+- ``vocabulary``: the number of tokens in a model's vocabulary.
 """

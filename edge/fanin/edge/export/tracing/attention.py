@@ -1,8 +1,8 @@
 """Scaled dot-product attention as matrix products and a softmax.
 
 ``torch.export`` keeps attention as one operator. ONNX has that operator for 4-D tensors only, and TFLite lacks it. Here
-it is computed from its definition for any number of leading dimensions: ``PlainAttention`` while a step is traced
-through autograd, ``with_plain_attention`` in a program that was traced without.
+it is computed from its definition for any number of leading dimensions. ``PlainAttention`` is used while a step is
+traced through autograd, ``with_plain_attention`` in a program that was traced without autograd.
 
 Reference:
     Vaswani et al. 2017, arXiv 1706.03762, equation 1.

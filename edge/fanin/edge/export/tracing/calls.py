@@ -1,7 +1,7 @@
 """The functions that a module's forward calls between its layers, each as a module with its recorded inputs.
 
 ``check`` tests a layer without layers inside as a unit. Every other torch function belongs to the forward of the module
-around it and has no other name. The calls of a layer of the App's own are recorded too: they have its lines.
+around it, which gives it its name. The calls of a layer of the App's own are recorded too: they have its lines.
 """
 
 from collections.abc import Callable, Mapping, Sequence

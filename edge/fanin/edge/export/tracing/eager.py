@@ -39,14 +39,14 @@ RANDOM_KEY: Final = 5
 NUM_STEPS: Final = 3
 """Steps of a verification of an optimizer that counts them."""
 FLOOR: Final = 1e-7
-"""Of a tensor's error, relative to the largest norm among the tensors: an absolute floor for a loss of any scale."""
+"""Floor of a tensor's error, relative to the largest norm among the tensors. So it fits a loss of any scale."""
 UNKNOWN_FLOOR: Final = 1e-5
 """``FLOOR`` for a module that does not run in float64: torch's rounding error is unknown."""
 SURE_SHARE: Final = 1e-2
-"""A change of all gradients by this share of their root mean square must not turn the step of a value around."""
+"""A change of all gradients by this share of their root mean square must not reverse the step of a value."""
 NUM_NEIGHBORS: Final = 3
 NEIGHBOR_DISTANCE: Final = 1e-7
-"""Of a parameter in a neighbor, relative to itself: about a unit in the last place of float32."""
+"""Change of a parameter in a neighbor, relative to itself. It is about a unit in the last place of float32."""
 OTHER: Final = " for a batch that was not traced"
 
 
@@ -142,9 +142,9 @@ def eager_pass(
     Args:
         prepared: The App.
         examples: The batch.
-        draws: The random numbers that the module draws. Without any, the batch is run without its padding; else their
-            shapes are those of the whole batch, and the mask leaves the padding out of the loss.
-        dtype: Of the module and of float inputs.
+        draws: The random numbers that the module draws. Without any, the batch runs without its padding. Otherwise they
+            have the shapes of the complete batch, and the mask excludes the padding from the loss.
+        dtype: Dtype of the module and of float inputs.
     """
     app, module = prepared.app, copy.deepcopy(prepared.eager).to(dtype)
     learned = {name: value for name, value in module.named_parameters() if value.requires_grad}
@@ -211,7 +211,7 @@ def cases_of(prepared: Prepared) -> list[Case]:
     traced, ports = example_batch(prepared), check_kept(prepared)
     batches = [(traced, ""), (other_batch(prepared, traced), OTHER)]
     if ports and prepared.tracked:
-        # Running statistics leave padding out, but the draws of eager torch are those of the whole batch.
+        # Running statistics exclude padding, but the draws of eager torch are those of the complete batch.
         batches = [((inputs, y, torch.ones_like(mask)), which) for (inputs, y, mask), which in batches]
     cases: list[Case] = []
     for step in range(NUM_STEPS if prepared.app.recipe.optimizer.counts_steps else len(batches)):
@@ -281,11 +281,11 @@ def eager_step(prepared: Prepared, computed: EagerPass, start: StepStart) -> Eag
 
 
 def sure_values(prepared: Prepared, case: Case, start: StepStart) -> dict[str, npt.NDArray[np.bool_]]:
-    """Return for each parameter the values whose direction of a step does not depend on rounding.
+    """Return for each parameter a mask of the values whose step direction does not depend on rounding.
 
-    A step of the size of the learning rate, such as each of Lion and the first of Adam, goes the other way if the sign
-    of a number near zero differs. torch computes the step for gradients that are a little larger, and for ones that
-    are a little smaller. A value is sure if both steps differ by less than half of the learning rate.
+    Some steps have the size of the learning rate, such as all of Lion's and Adam's first. They reverse if the sign of a
+    number near zero differs. So torch computes the step for slightly larger and for slightly smaller gradients. A value
+    is sure if both steps differ by less than half of the learning rate.
 
     Args:
         prepared: The App.

@@ -39,7 +39,7 @@ ExampleBatch = tuple[Tensors, Tensor, Tensor]
 def example_batch(prepared: Prepared) -> ExampleBatch:
     """Return the batch to trace and to verify with.
 
-    Its labels cycle through all classes; declared targets are taken as they are. A batch of three or more has its last
+    Its labels cycle through all classes. Declared targets are used unchanged. A batch of three or more has its last
     sample masked out. A batch of sequences has one position without a token.
 
     Returns:
@@ -67,7 +67,7 @@ def example_batch(prepared: Prepared) -> ExampleBatch:
 
 
 def check_output(app: App, output: object) -> Output:
-    """Return what the loss sees of the module's output for a batch.
+    """Return the part of the module's output for a batch that the loss uses.
 
     Raises:
         Untraceable: The predictions have another form than logits, or a path names no tensor (B, ...).
@@ -121,8 +121,8 @@ def other_batch(prepared: Prepared, examples: ExampleBatch) -> ExampleBatch:
     """Return a second batch that shares no values with ``examples``: other inputs, other labels and another mask.
 
     Inputs stay within the range of the calibration data, so that the int8 graph is valid for them. Float values are
-    pulled towards their mean, each sample by a random share. Tokens are exchanged among the samples; those of a module
-    with several inputs, and its masks, by whole samples.
+    pulled towards their mean, each sample by a random share. Tokens are exchanged among the samples. For a module with
+    several inputs, complete samples and their masks are exchanged.
 
     Args:
         prepared: The App.
@@ -208,7 +208,7 @@ def check_kept(prepared: Prepared) -> tuple[RandomPort, ...]:
         The random numbers that the pass draws, in order.
 
     Raises:
-        UnsupportedModel: A buffer or a parameter changes, in place or by assignment, the loss or an output in
+        UnsupportedModel: A buffer or a parameter changes, in place or by assignment. Or the loss or an output in
             evaluation is not finite, or the pass draws more than 16 MB of random numbers.
     """
     module = prepared.module
@@ -279,7 +279,7 @@ def _check_calibrated(prepared: Prepared) -> None:
 
 
 def check_pure(prepared: Prepared) -> None:
-    """Check what a trace does not show: that it depends on nothing but the batch, and each sample on itself alone.
+    """Check that a pass depends only on its batch, and each sample only on itself. A trace does not show this.
 
     Raises:
         Untraceable: A pass uses more than its batch, the parameters and torch's draws, or the output or the loss of a
@@ -313,7 +313,7 @@ def check_pure(prepared: Prepared) -> None:
 
 
 def sample_losses_of(prepared: Prepared, output: Output, y: Tensor) -> Tensor:
-    """Return what the loss returns for a batch. Raises Untraceable; the advice names the shape that y has."""
+    """Return the losses of a batch. Raises Untraceable; the advice names the shape that y has."""
     app, what = prepared.app, f"App {prepared.app.name}: the loss"
     try:
         return guarded(what, prepared.module, lambda: app.loss(output, labels_of(prepared, y)))

@@ -1,4 +1,4 @@
-"""One layer with its gradient as a graph, to test by itself whether a graph format has a form of it."""
+"""A single layer with its gradient as a graph, to test whether a graph format has a form of it."""
 
 from collections.abc import Sequence
 

@@ -1,9 +1,9 @@
 """Detection of code that reads a tensor's value during a trace, or whose shapes depend on one.
 
 The graph would store that value as a constant and return the results of the example batch for every batch. The tracer
-itself detects ``item()`` and ``if``. It does not detect values that leave torch in another way (``tolist()``,
-``numpy()``), nor operators whose result has a shape that depends on values (``x[x > 0]``). A tensor that depends on no
-input may be read: it is a constant.
+itself detects ``item()`` and ``if``. It detects neither values that leave torch in another way (``tolist()``,
+``numpy()``), nor operators whose result shape depends on values (``x[x > 0]``). A tensor that depends on no input may
+be read: it is a constant.
 """
 
 import inspect

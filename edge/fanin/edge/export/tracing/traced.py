@@ -1,7 +1,7 @@
 """The tracer: a function over flat tensors becomes a functional graph with named inputs and outputs.
 
-Every graph of an export is a ``Traced``. Frozen weights are traced as inputs and become int8 constants afterwards: the
-tracer computes everything that depends on no input, so it would store a frozen weight as float32.
+Every graph of an export is a ``Traced``. Frozen weights are traced as inputs and become int8 constants afterwards. The
+tracer evaluates all operators that depend on no input, so it would store a frozen weight as float32.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -100,7 +100,7 @@ def trace_flat(
 def shared_shapes() -> Iterator[None]:
     """Let all nodes of a trace keep their shapes in one fake mode.
 
-    The tracer would make a mode for each node, and each mode reads the source of the whole call stack.
+    The tracer would create a mode for each node, and each mode reads the source of the complete call stack.
     """
     with _guards.tracing(_guards.TracingContext(FakeTensorMode(allow_fallback_kernels=True))):
         yield

@@ -1,4 +1,4 @@
-"""The number of tokens that a model knows, read from the table in which its inputs are looked up.
+"""The number of tokens in a model's vocabulary, read from the lookup table of its inputs.
 
 With it a device reports an unknown token by its position in the data. A runtime would only report that a graph failed.
 """

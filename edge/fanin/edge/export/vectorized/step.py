@@ -1,8 +1,8 @@
 """The train step of an App, vectorized over clients by ``torch.func.vmap``.
 
 ``vmap`` transforms the traced train step, which is a function without state. So the optimizer, the recipe, norms and
-masks have their one definition in ``tracing.train``, and the vectorized step cannot differ from the exported graph in
-anything but rounding.
+masks have a single definition in ``tracing.train``. The vectorized step differs from the exported graph only in
+rounding.
 
 Reference:
     torch.func.vmap, https://docs.pytorch.org/docs/stable/generated/torch.func.vmap.html.
@@ -45,8 +45,8 @@ EAGER: Final = Forms(graph_format="torch", backward=dict, forward=dict)
 SHARED: Final = (STEP, PROXIMAL_WEIGHT)
 """The inputs that are the same for all clients. The anchor of FedProx is one, too."""
 CHUNK_BYTES: Final = 64 << 20
-"""Parameters and optimizer state of the clients that train together. More of them would leave the processor's cache,
-and their activations take memory as well."""
+"""Parameters and optimizer state of the clients that train together. More of them would not fit in the processor's
+cache, and their activations need memory, too."""
 MAX_CHUNK: Final = 64
 TOLERANCE: Final = 1e-3
 """Largest difference between a vectorized step and a single one, relative to the largest value of a tensor."""
@@ -219,7 +219,7 @@ class VectorStep:
             with torch.no_grad():
                 together = self._all(*feed.values())
                 singles = [self._one(*(self._of(name, feed[name], client) for name in feed)) for client in range(2)]
-        except Exception as exc:  # Of any kind: torch raises what an operator without a batching rule raises.
+        except Exception as exc:  # Any error: an operator without a batching rule may raise any.
             reason = str(exc).strip().partition("\n")[0]
             raise UnsupportedModel(f"{what}: {reason}; use engine='graph'") from exc
         for name, both, *each in zip(self._outputs, together, *singles, strict=True):

@@ -1,5 +1,5 @@
-"""The exported graphs do what the module does.
+"""The check that the exported graphs compute the same as the module.
 
 - ``verify``: steps, evaluation, int8 and preprocessing of a Bundle in one runtime.
-- ``comparison``: a tensor of a graph against eager torch's, and how much rounding explains.
+- ``comparison``: a tensor of a graph against eager torch's, with a bound on rounding errors.
 """

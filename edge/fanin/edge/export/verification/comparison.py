@@ -1,14 +1,14 @@
 """A tensor of an exported graph against eager torch's, by the norm of its error.
 
-A tensor may differ by a part of its own norm, and by a multiple of torch's own rounding error. Three things show that
-error:
+A tensor may differ by a share of its own norm, and by a multiple of torch's own rounding error. That error has three
+estimates:
 
 - The same computation in float64. It is the only bound for a gradient that is zero except for rounding, such as that
   of a bias before a norm.
-- The same computation from neighbors, whose parameters differ by about one unit in the last place. They show what
-  float64 may not: a value at the kink of a ReLU or of a maximum, which another order of additions puts on the other
-  side. Such a gradient differs by whole terms. Neighbors cost passes of torch, so they run only for a tensor that
-  differs.
+- The same computation from neighbors, whose parameters differ by about one unit in the last place. They reveal a value
+  at the kink of a ReLU or of a maximum, which float64 may not. Another order of additions moves such a value to the
+  other side, so its gradient differs by complete terms. Neighbors cost passes of torch, so they run only for a tensor
+  that differs.
 - A floor, relative to the largest tensor.
 """
 
@@ -35,13 +35,14 @@ ROUNDING_TOLERANCE: Final = 0.1
 """``TOLERANCE`` for quantization-aware training: an activation between two levels may round either way, and each
 such activation changes a gradient by a full level."""
 LOSS_TOLERANCE: Final = 1e-4
-"""Of a loss relative to itself: a hundred times the effect of the order of additions."""
+"""Relative error of a loss. It is a hundred times the effect of the order of additions."""
 ROUNDED_LOSS_TOLERANCE: Final = 2e-2
 """The same for quantization-aware training."""
 NOISE_FACTOR: Final = 20.0
 """A value may differ by this many times torch's own rounding error, in addition to the tolerance."""
 MAX_KINK_SHARE: Final = 0.05
-"""Of a tensor's norm: the most that neighbors allow. It is far below the error of a wrong factor or of a lost term."""
+"""Largest error that neighbors allow, as a share of a tensor's norm. It is far below the error of a wrong factor or of
+a lost term."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,9 +98,9 @@ def check_tensors(prepared: Prepared, what: str, triples: Triples, neighbors: Ne
 
     Args:
         prepared: The App.
-        what: What is compared, with ``{}`` for the tensor's name.
+        what: Description of the compared tensors, with ``{}`` for the tensor's name.
         triples: The tensors by name, all of one unit.
-        neighbors: Called if a tensor differs by more than its float64 counterpart explains.
+        neighbors: Called if the float64 counterpart does not explain the difference of a tensor.
 
     Raises:
         UnsupportedModel: A tensor differs by more than rounding explains, or is not finite.
@@ -130,7 +131,7 @@ def check_tensors(prepared: Prepared, what: str, triples: Triples, neighbors: Ne
 
 
 def advice(prepared: Prepared) -> str:
-    """Return what to do about a graph that differs from torch."""
+    """Return the remedy for a graph that differs from torch."""
     forms = ", ".join(str(operator) for operator in prepared.app.decompositions)
     if forms:
         return f"check the App's own decompositions, also of gradients: {forms}"

@@ -1,19 +1,20 @@
-"""The exported graphs do what the module does. This is checked for every App before its Bundle is written.
+"""The check of the exported graphs against the module. It runs for every App before its Bundle is written.
 
 The checks run on two batches: the traced batch and another one. A graph that captured a value of the traced batch fails
 on the other.
 
-1. Exported train steps equal steps of eager torch (autograd and ``torch.optim``) from the same state: the loss, the
-   change of each parameter, each optimizer state and each running statistic. An optimizer that counts steps is checked
-   at the steps 1, 2 and 3. The states before the steps 2 and 3 are as large as the gradients, so each term matters.
+1. Exported train steps equal steps of eager torch (autograd and ``torch.optim``) from the same state. Compared are the
+   loss, the change of each parameter, each optimizer state and each running statistic. An optimizer that counts steps
+   is checked at the steps 1, 2 and 3. The states before the steps 2 and 3 are as large as the gradients, so each term
+   matters.
 2. The exported evaluation equals the module's own loss and predictions.
 3. The int8 graph accepts Version 0's slots and returns finite logits, for a batch and for one sample.
-4. The int8 logits are similar with and without the runtime's fused operators: an error of its optimizer is found here
-   and not on devices.
+4. The int8 logits are similar with and without the runtime's fused operators: an error of its optimizer is detected
+   here and not on devices.
 5. ``preprocess``, if present, equals its module, for several samples and for one.
 
-A tensor is compared by the L2 norm of its error (``comparison``). Small gradients must be right, too: the learning rate
-is so large that the change of each parameter is larger than the parameter, so float32 keeps the digits of the gradient.
+A tensor is compared by the L2 norm of its error (``comparison``). Small gradients must be correct, too. So the learning
+rate is large enough that each parameter's change exceeds the parameter, and float32 keeps the digits of the gradient.
 """
 
 import math
@@ -256,9 +257,9 @@ def _check_tracked(prepared: Prepared, what: str, after: Mapping[str, Array], ca
 
 
 def _sure(prepared: Prepared, case: Case, start: StepStart) -> Mapping[str, npt.NDArray[np.bool_]] | None:
-    """Return the values of parameters whose direction does not depend on rounding; None if that is not known.
+    """Return masks of the values whose step direction does not depend on rounding; None if unknown.
 
-    A parameter that is not named is compared as a whole.
+    A parameter without a mask is compared completely.
     """
     if not prepared.app.recipe.optimizer.divides:
         return {}

@@ -1,8 +1,8 @@
 """A train step, an evaluation and a prediction over the graphs of several lengths.
 
-A batch has one length, which chooses the graph. A graph is opened for the first batch of its length, and stays open:
-batches of all lengths take turns. A device has only the graphs for the lengths of its rows. The state of a training
-has the same form for each length, so it passes from graph to graph as a value.
+A batch has one length, which chooses the graph. A graph is opened for the first batch of its length and stays open,
+because batches of all lengths alternate. A device has only the graphs for the lengths of its rows. The state of a
+training has the same form for each length, so it passes from graph to graph as a value.
 """
 
 from collections.abc import Callable, Iterable, Mapping

@@ -4,8 +4,9 @@ Sessions run on one thread, node after node, with deterministic kernels. So equa
 one build and instruction set (``tests/twins/test_train_step.py``).
 
 Slots are filled by ``add_external_initializers``, which supplies their data *before* the graph is optimized.
-``add_initializer`` supplies it after the optimization. By then the optimizer has folded values from the file (the
-scales of a convolution before a ReLU, a GroupNorm's weight), and the results would be wrong without an error.
+``add_initializer`` supplies it after the optimization. At that time the optimizer has already folded values from the
+file, such as a GroupNorm's weight or the scales of a convolution before a ReLU. The results would be wrong without an
+error.
 """
 
 import logging
@@ -71,8 +72,8 @@ def _load(file: GraphFile, *, plain: bool) -> LoadedGraph:
     try:
         return _Graph(file, _options(plain=plain, exact=True)).loaded()
     except GRAPH_ERRORS as exc:
-        # onnxruntime 1.31 cannot open a graph with exact kernels if two products share an int8 weight, as the products
-        # with a frozen weight in a train graph do. An exported ``infer`` graph has a copy for each product.
+        # onnxruntime 1.31 cannot open a graph with exact kernels if two products share an int8 weight. In a train
+        # graph, products with a frozen weight share one. An exported ``infer`` graph has a copy for each product.
         graph = _Graph(file, _options(plain=plain, exact=False)).loaded()
         if _has_int8_activations(file):
             LOG.warning(
@@ -97,8 +98,8 @@ def _options(*, plain: bool, exact: bool) -> onnxruntime.SessionOptions:
     Args:
         plain: Disable graph optimization.
         exact: Use int8 kernels that do not saturate. By default x86 processors without VNNI add pairs of 8-bit products
-            in 16 bits, which saturate. With this option their sums are those of other processors, which ignore it.
-            onnxruntime refuses it for a graph in which two products share an int8 weight.
+            in 16 bits, which saturate. With this option their sums are equal to those of other processors, which ignore
+            it. onnxruntime refuses it for a graph in which two products share an int8 weight.
     """
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1

@@ -1,6 +1,6 @@
-"""The contracts of the stores, as checks for the tests of one's own implementation (docs/stores.md).
+"""The contracts of the stores, as checks for the tests of an implementation (docs/stores.md).
 
-Each check uses an empty store and raises AssertionError, with a text that says what is wrong.
+Each check uses an empty store. It raises AssertionError with a description of the fault.
 
 Modules, in reading order:
 

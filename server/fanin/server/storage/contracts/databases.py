@@ -16,8 +16,8 @@ async def check_stores(open_stores: Callable[[], Stores]) -> None:
     """Check the stores of a database.
 
     Args:
-        open_stores: Opens a handle of one database, which is empty at the first call. A handle sees what another one
-            has written.
+        open_stores: Opens a handle of one database, which is empty at the first call. A handle sees the writes of other
+            handles.
 
     Raises:
         AssertionError: A store breaks its contract. The text says how.

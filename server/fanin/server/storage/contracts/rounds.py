@@ -1,4 +1,4 @@
-"""The contract of Rounds: the writes of a driver, and what any process reads of them."""
+"""The contract of Rounds: the writes of a driver, and the reads of any process."""
 
 from dataclasses import replace
 from typing import Final

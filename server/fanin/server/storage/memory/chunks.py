@@ -58,4 +58,4 @@ class MemoryBlobs:
         return tuple(digest for digest in digests if digest not in self._chunks)
 
     def sweep(self) -> None:
-        """See ``Blobs.sweep``. A Chunk in memory is there in full or not at all."""
+        """See ``Blobs.sweep``. A Chunk in memory is complete or absent."""

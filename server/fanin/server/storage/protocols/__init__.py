@@ -1,7 +1,7 @@
-"""The Protocols of the stores: what a coordinator needs of a database, of blobs and of a spool.
+"""The Protocols of the stores: a coordinator's requirements for a database, blobs and a spool.
 
 Implement them to keep the state of a coordinator elsewhere (docs/stores.md). ``storage.contract`` tests an
-implementation. Every method that changes the record is one transaction: it is carried out in full or not at all, and
+implementation. Every method that changes the record is one transaction. It succeeds completely or changes nothing, and
 its effect is durable when it returns. Every method may be repeated after any error.
 
 Any method may raise, besides the errors that it names:

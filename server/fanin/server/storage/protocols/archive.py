@@ -1,4 +1,4 @@
-"""The record of Runs, read synchronously: for verification, which runs in a process of its own and has no event loop.
+"""The record of Runs, read synchronously: for verification, which runs in a separate process without an event loop.
 
 A store whose record ``fanin verify`` can read implements these Protocols besides the async ones.
 """

@@ -48,7 +48,7 @@ class DeviceStore(DeviceDirectory, Protocol):
     """The directory, and its growth."""
 
     async def enroll(self, devices: Iterable[EnrolledDevice], now_s: float) -> None:
-        """Record devices, all or none of them. Known devices stay as they are.
+        """Record devices, all or none of them. Known devices are not changed.
 
         Args:
             devices: The devices.

@@ -12,7 +12,7 @@ class EvaluationStore(Protocol):
         """Record the evaluation of a Version. One without a problem is final; one with a problem is replaced.
 
         Args:
-            run_id: The Run of the Version. It is recorded, and so is the Version.
+            run_id: The Run of the Version. Both must be recorded.
             evaluation: The evaluation.
             score: The value that ranks Versions, larger is better. None if the evaluation has a problem.
         """
@@ -33,7 +33,7 @@ class EvaluationStore(Protocol):
     async def best_evaluation(self, run_id: str) -> VersionEvaluation | None:
         """Return the evaluation with the highest score, or None without one.
 
-        Of equal scores, the oldest Version's counts. Scores on different data cannot be compared. So only evaluations
+        Among equal scores, the oldest Version wins. Scores on different data cannot be compared. So only evaluations
         count whose ``data_sha256`` is that of the newest Version with a score.
         """
         ...

@@ -88,7 +88,7 @@ class Blobs(BlobReader, Protocol):
         ...
 
     def sweep(self) -> None:
-        """Remove what a process left that died while it stored a Chunk. Called before the coordinator serves."""
+        """Remove the files of a process that died while it stored a Chunk. Called before the coordinator serves."""
         ...
 
 
@@ -178,8 +178,8 @@ class SpoolWriter(Protocol):
     def open(self, header: UpdateHeader, device: str) -> Upload:
         """Start or resume the upload of a device whose Update is not recorded yet.
 
-        An upload resumes with the same header only; another header starts from zero. A payload that was made durable
-        and never recorded becomes an upload again.
+        An upload resumes with the same header only; another header starts from zero. A durable payload without a record
+        becomes an upload again.
 
         Args:
             header: The header that the device announces.

@@ -2,8 +2,8 @@
 
 One driver at a time writes the Rounds of a Run. The store enforces this, not the caller: a driver takes the lease when
 it starts, which raises the Run's epoch by one. Every write of a driver is compared with the newest epoch in the write's
-own transaction. A write of an older epoch raises Superseded and changes nothing. So a driver that was stopped for a
-while, or cut off from the store, can never overwrite what its successor recorded.
+own transaction. A write of an older epoch raises Superseded and changes nothing. So a driver that was paused or
+disconnected from the store can never overwrite the records of its successor.
 
 Reference: Gray and Cheriton, "Leases", SOSP 1989; the epoch is the fencing token of Burrows, "The Chubby lock service",
 OSDI 2006, section 2.4 (there a "sequencer").
@@ -67,13 +67,13 @@ class RoundWriter(Protocol):
     async def close(self, round_number: int, *, cohort: CohortPlan, now_s: float, cause: str = "") -> RoundRecord:
         """Record the set: the Updates committed until now, in order. Without a quorum, record the failure.
 
-        A Round that is not open stays as it is.
+        A Round that is not open is not changed.
 
         Args:
             round_number: The number of the Round.
             cohort: The Plan's quorum and deadline.
             now_s: Wall time, in seconds.
-            cause: What kept devices from sending Updates, if it is known. The reason of a failure ends with it.
+            cause: The known obstacle to the devices' Updates; "" if unknown. The reason of a failure ends with it.
 
         Returns:
             The record after that.
@@ -94,7 +94,7 @@ class RoundWriter(Protocol):
     ) -> RoundRecord:
         """Record the Version of a Round, with the grid and the outer state after it.
 
-        A Round that has ended stays as it is, so a call that was reported as an error can be repeated.
+        A Round that has ended is not changed, so a call can be repeated after an error.
 
         Args:
             version: The Version.
@@ -113,7 +113,7 @@ class RoundWriter(Protocol):
         ...
 
     async def fail(self, round_number: int, *, reason: str, now_s: float) -> RoundRecord:
-        """Record the failure of a Round. A Round that has ended stays as it is.
+        """Record the failure of a Round. A Round that has ended is not changed.
 
         Args:
             round_number: The number of the Round.

@@ -8,7 +8,7 @@ from fanin.protos.messages import UpdateHeader, Version
 from fanin.server.storage.records import CommittedUpdate, OuterState, RoundRecord, RoundSummary
 
 PAGE_UPDATES: Final = 256
-"""Largest number of Updates that are asked for by device. A header has some 2 kB for each 16 MiB of its payload."""
+"""Largest number of devices in one query for Updates. A header has some 2 kB for each 16 MiB of its payload."""
 
 
 class RoundStore(Protocol):
@@ -53,7 +53,7 @@ class CommittedUpdates(Protocol):
     """The committed Updates of the Rounds."""
 
     async def update(self, run_id: str, made_for: int, device_id: str) -> CommittedUpdate | None:
-        """Return the accepted Update that a device made for a Round, or None without one."""
+        """Return the accepted Update of a device for a Round, or None without one."""
         ...
 
     async def updates(self, run_id: str, round_number: int) -> tuple[CommittedUpdate, ...]:
@@ -71,7 +71,7 @@ class CommittedUpdates(Protocol):
         ...
 
     async def headers_made_for(self, run_id: str, round_number: int) -> dict[str, UpdateHeader]:
-        """Return the accepted Updates that were made for a Round, by device. Any Round may fold them.
+        """Return the accepted Updates for a Round, by device. Any Round may fold them.
 
         Updates in failed Rounds are left out, because no Version is ever computed from them.
         """
@@ -89,7 +89,7 @@ class CommittedUpdates(Protocol):
 
 
 class OriginStore(Protocol):
-    """The grid and the outer state that a Round starts on, as far as they are recorded (``storage.origins``)."""
+    """The recorded grid and outer state at the start of a Round (``storage.origins``)."""
 
     async def recorded_grid(self, base: Version) -> tuple[int, ...] | None:
         """Return the recorded grid of a Version: an exponent for each block, or None without a record."""

@@ -14,7 +14,7 @@ class BundleStore(Protocol):
     """The Bundles that operators published."""
 
     async def add_bundle(self, bundle: BundleRef) -> None:
-        """Record a Bundle under the digest of its manifest. A known Bundle stays as it is.
+        """Record a Bundle under the digest of its manifest. A known Bundle is not changed.
 
         Args:
             bundle: A Bundle that passed verification.

@@ -49,7 +49,7 @@ class GroupCommit:
             candidates = [waiting.candidate for waiting in group]
             outcome = asyncio.ensure_future(self._store_lane(partial(self._commit_together, candidates)))
             await asyncio.wait({outcome})
-            # Every waiting caller must receive the error, of whatever kind.
+            # Every waiting caller must receive the error.
             problem = outcome.exception()
             for index, waiting in enumerate(group):
                 if waiting.answer.done():

@@ -96,7 +96,7 @@ def open_engine(path: Path, durability: Durability, *, upgrade: bool = True) -> 
         engine.dispose()
         raise
 
-    # A file that cannot be opened at the start is the operator's mistake; one that cannot be written later may return.
+    # A file that cannot be opened at the start is the operator's mistake. One that cannot be written later may recover.
     @event.listens_for(engine, "handle_error")
     def wait_for_file(context: ExceptionContext) -> None:
         if _primary_code(context.original_exception) in _NOT_WRITABLE:

@@ -42,7 +42,7 @@ class SqliteRuns:
         self._engine = engine
 
     def add_bundle(self, bundle: BundleRef) -> None:
-        """Record a Bundle. A known Bundle stays as it is."""
+        """Record a Bundle. A known Bundle is not changed."""
         row = {
             "bundle_sha256": bundle.manifest.sha256,
             "bundle_proto": bundle_to_proto(bundle).SerializeToString(),

@@ -140,7 +140,7 @@ updates = Table(
     METADATA,
     Column("sequence", NUMBER, primary_key=True, autoincrement=True),
     Column("run_id", String, nullable=False),
-    # The Round that folds it, and the Round that it was made for, which may be earlier.
+    # The Round that folds it, and the Round of its Assignment, which may be earlier.
     Column("round", NUMBER, nullable=False),
     Column("made_for", NUMBER, nullable=False),
     Column("device_id", String, nullable=False),

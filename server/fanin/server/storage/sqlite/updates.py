@@ -13,7 +13,7 @@ from fanin.v1 import fleet_pb2
 
 
 def find_update(connection: Connection, run_id: str, made_for: int, device_id: str) -> CommittedUpdate | None:
-    """Return the accepted Update that a device made for a Round, or None without one."""
+    """Return the accepted Update of a device for a Round, or None without one."""
     table = schema.updates
     query = select(table.c.round, table.c.header_proto).where(
         table.c.run_id == run_id, table.c.made_for == made_for, table.c.device_id == device_id
@@ -51,7 +51,7 @@ def find_updates_of(
 
 
 def find_headers(connection: Connection, run_id: str, made_for: int) -> dict[str, UpdateHeader]:
-    """Return the accepted Updates that were made for a Round, by device, without those in failed Rounds."""
+    """Return the accepted Updates for a Round, by device, without those in failed Rounds."""
     table, rounds = schema.updates, schema.rounds
     folded_in = (rounds.c.run_id == table.c.run_id) & (rounds.c.round == table.c.round)
     query = (

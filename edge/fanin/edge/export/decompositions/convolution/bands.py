@@ -2,15 +2,15 @@
 
 Runtimes compute a depthwise convolution image by image and channel by channel. For an image of a hundred positions that
 overhead exceeds the arithmetic. Here one product computes ``num_rows`` rows of the result. Its left matrix is banded:
-the taps of the kernel are on its diagonals (a block of the Toeplitz matrix of Dumoulin and Visin 2016, arXiv
-1603.07285, section 4.1)::
+the taps of the kernel are on its diagonals. It is a block of the Toeplitz matrix of Dumoulin and Visin 2016, arXiv
+1603.07285, section 4.1::
 
     (num_rows * width out, rows that a block reads * width)  @  (rows that a block reads * width, blocks * samples)
 
 A block reads its own ``step`` rows, ``before`` rows of the previous block and ``after`` rows of the next one. These are
-whole rows of the right matrix, shifted by one block (``layouts``). The zeros of the left matrix are multiplied, too.
+complete rows of the right matrix, shifted by one block (``layouts``). The zeros of the left matrix are multiplied, too.
 For 25 x 5 images with 3 x 3 taps that is four times as many products, in a fifth of the time. The gradient of the input
-is such a map as well. The gradient of the weight is read off the same diagonals.
+is such a product, too. The gradient of the weight is read from the same diagonals.
 """
 
 from collections.abc import Sequence
@@ -79,7 +79,7 @@ class Blocks:
         return BlockLayout(size=size, num=max(self.num, -(-size[0] // self.step)), step=self.step)
 
     def read(self, own: Tensor, layout: BlockLayout) -> Tensor:
-        """Return what each block reads (C, len(reads) * width, num * N), from values in ``layout``."""
+        """Return the input of each block (C, len(reads) * width, num * N), from values in ``layout``."""
         size, width = own.shape[1], layout.size[1]
         samples = own.shape[2] // layout.num
         num, more = self.num * samples, (layout.num - self.num) * samples

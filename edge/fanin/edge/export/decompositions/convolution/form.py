@@ -100,7 +100,7 @@ class ConvolutionBackward:
         groups: int,
         output_mask: Sequence[bool],
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """Compute the gradients of x, weight and bias; ``output_mask`` says which of them are needed."""
+        """Compute the gradients of x, weight and bias that ``output_mask`` selects."""
         needs_x, needs_weight, needs_bias = output_mask
         form = ConvForm(stride=stride, padding=padding, dilation=dilation, groups=groups)
         dx = dweight = None

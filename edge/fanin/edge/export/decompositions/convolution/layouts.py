@@ -5,7 +5,7 @@ blocks of ``step`` rows side by side, so the neighbour of a block is one shift a
 
     (N, C, num * step, width)   ->   (C, step * width, num * N)
 
-The tracer decomposes each operator by itself, with images in torch's order before and after it. For small images the
+The tracer decomposes each operator separately, with images in torch's order before and after it. For small images the
 conversions take most of the time. ``Images`` therefore remembers, for each image that a form returns, the values from
 which it was built. The next form starts from those values. Nothing uses the converted image then, so the tracer drops
 it, and both conversions with it.
@@ -23,7 +23,7 @@ from torch.nn.functional import pad
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockLayout:
-    """How images of ``size`` (height, width) are stored as ``num`` blocks of ``step`` rows each."""
+    """The storage of images of ``size`` (height, width) as ``num`` blocks of ``step`` rows each."""
 
     size: tuple[int, int]
     num: int
@@ -94,7 +94,7 @@ class Images:
 
         Returns:
             A form of the operator, with the arguments of ``function``. If no argument is a known image, or if shapes
-            differ, a decomposition is called as it is and an operator is kept (``NotImplemented``).
+            differ, a decomposition is called unchanged and an operator is kept (``NotImplemented``).
         """
 
         def form(*args: object, **kwargs: object) -> object:

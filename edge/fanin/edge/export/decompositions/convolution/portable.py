@@ -36,7 +36,7 @@ def convolution(
     output_padding: Sequence[int],
     groups: int,
 ) -> object:
-    """Compute ``aten.convolution`` where it is transposed; keep the operator otherwise."""
+    """Compute a transposed ``aten.convolution``; keep the operator otherwise."""
     if not transposed:
         return NotImplemented
     form = ConvForm(stride=stride, padding=padding, dilation=dilation, groups=groups)
@@ -86,7 +86,7 @@ def towards_input(form: ConvForm, dy: Tensor, weight: Tensor, shape: Sequence[in
 
 
 def turned(weight: Tensor, groups: int) -> Tensor:
-    """Rotate each kernel by half a turn: (O, C/g, ...) -> (C, O/g, ...).
+    """Rotate each kernel by 180 degrees: (O, C/g, ...) -> (C, O/g, ...).
 
     On flat kernels that is one reversal. The final reshape keeps the converter from treating the result as an image.
     """
@@ -117,7 +117,8 @@ def towards_weight(form: ConvForm, x: Tensor, dy: Tensor, weight: Tensor) -> Ten
 def _exchanged(form: ConvForm, x: Tensor, dy: Tensor, weight: Tensor) -> Tensor:
     """Compute the gradient of the weight as the convolution of x by dy, with stride and dilation exchanged.
 
-    For a depthwise convolution each channel of each sample is a channel of its own, so the result is depthwise again.
+    For a depthwise convolution each channel of each sample becomes a separate channel, so the result is depthwise
+    again.
     """
     exchanged = replace(form, stride=form.dilation, dilation=form.stride)
     zeros = [0] * len(form.stride)

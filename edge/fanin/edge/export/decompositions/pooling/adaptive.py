@@ -1,10 +1,10 @@
-"""Adaptive max pooling: one max pool where the sizes divide each other, otherwise each window by itself.
+"""Adaptive max pooling: one max pool if the sizes divide each other, otherwise each window separately.
 
 Window ``i`` of ``n`` over ``s`` positions begins at ``floor(i s / n)`` and ends before ``ceil((i + 1) s / n)``, along
 each dimension. If all windows have one size, they are a max pool. Otherwise the windows overlap, and there are few of
-them. Their maximum is taken over the rows of each window and then over its columns. The gradient looks at each position
-of the windows through a matrix of zeros and ones with one row for each window, which selects values unchanged. As in
-torch, dy goes to the first maximum of a window.
+them. Their maximum is taken over the rows of each window and then over its columns. The gradient selects each position
+of the windows by a matrix of zeros and ones with one row for each window, which keeps values unchanged. As in torch,
+the first maximum of a window receives dy.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ from torch._ops import OpOverload
 aten = torch.ops.aten
 Form = Callable[..., object]
 Windows = list[tuple[int, int]]
-"""Where each window along a dimension begins and ends."""
+"""The first and last (exclusive) position of each window along a dimension."""
 
 
 def table(max_backward: Callable[..., Tensor]) -> dict[OpOverload, Form]:

@@ -1,7 +1,7 @@
 """Pools that TFLite has no operator for: dilated max pools, and average pools that do not count the padding.
 
-A dilated maximum is taken over the image as each kernel position sees it. A mean without padding is the mean over the
-zero-padded window, times a constant that undoes the share of the padding.
+A dilated maximum is taken over the views of the image from each kernel position. A mean without padding is the mean
+over the zero-padded window, times a constant that undoes the share of the padding.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ def max_pool2d(
     dilation: Sequence[int] = (1, 1),
     ceil_mode: bool = False,
 ) -> object:
-    """Compute ``aten.max_pool2d`` where it is dilated; keep the operator otherwise."""
+    """Compute a dilated ``aten.max_pool2d``; keep the operator otherwise."""
     if all(step == 1 for step in dilation) or ceil_mode:
         return NotImplemented
     form = ConvForm(stride=_two(stride or kernel_size), padding=_two(padding), dilation=_two(dilation), groups=1)

@@ -1,7 +1,7 @@
 """The gradient of max pooling, without indices and without a scatter.
 
-Each position of the window is visited in turn. The first one that holds the maximum receives dy, as in torch. Indices
-and a scatter would do as well, but not every runtime has them, and runtimes number the indices differently.
+The positions of the window are visited in order. The first one that holds the maximum receives dy, as in torch. Indices
+and a scatter would be an alternative, but not every runtime has them, and runtimes number the indices differently.
 """
 
 import math
@@ -63,7 +63,7 @@ def portable_max_pool2d_backward(
 
 
 def _views(form: ConvForm, x: Tensor, num: Sequence[int], kernel_size: Sequence[int]) -> Iterator[Tensor]:
-    """Yield what each kernel position reads of x (N, C, *num). It is minus infinity outside of the image."""
+    """Yield the values of x (N, C, *num) that each kernel position reads. It is minus infinity outside of the image."""
     wide = x
     for index, (pad, size) in enumerate(zip(form.padding, _reach(form, num, kernel_size), strict=True)):
         wide = resized(wide, 2 + index, pad, size - x.shape[2 + index] - pad, float("-inf"))

@@ -1,8 +1,8 @@
 """``einsum`` of three and more tensors.
 
 torch asks a library for the best order of the products. It computes the order from the sizes, and so fixes the number
-of samples. torch's own order, from left to right, adds a dimension of 1 for each label to every tensor, which the
-converter of TFLite confuses.
+of samples. torch's own order, from left to right, adds a dimension of 1 for each label to every tensor. The converter
+of TFLite confuses these dimensions.
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,8 @@
 """Bags of embeddings, and ``one_hot``.
 
-- A bag of inputs (B, T) is a lookup and a sum, a mean or a maximum over T: torch's kernel has no gradient in a graph.
+- A bag of inputs (B, T) is a lookup and a sum, a mean or a maximum over T. torch's kernel has no gradient in a graph.
   The plain form needs memory for B x T rows, as any other model of tokens does.
-- ``one_hot`` with a number of classes is a comparison: torch's own reads the classes, to check them.
+- ``one_hot`` with a number of classes is a comparison. torch's own form reads the classes to check them.
 """
 
 import inspect
@@ -50,7 +50,7 @@ def _reduced(arguments: Mapping[str, object]) -> Tensor:
     assert isinstance(words, Tensor) and isinstance(weight, Tensor), "torch checks the types"
     rows = embedding(words, weight)
     if arguments["mode"] == "max":
-        # Of words that are there twice, each has half of the gradient, and both are the same row.
+        # A word that occurs twice has half of the gradient at each position. Both halves are of the same row.
         return rows.amax(dim=1)
     visible = (words != padding % len(weight)).to(rows.dtype) if isinstance(padding, int) else None
     shares = factors if isinstance(factors, Tensor) else None

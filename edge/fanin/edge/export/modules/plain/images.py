@@ -83,7 +83,7 @@ def max_pool3d(
 ) -> object:
     """Compute ``max_pool3d`` without indices, as a pool of planes and one along the depth.
 
-    Of equal values the first has the gradient, in the order of depth, row and column, as in torch.
+    The first of equal values receives the gradient, in the order of depth, row and column, as in torch.
     """
     sizes, steps = _triple(kernel_size), _triple(stride or kernel_size)
     sides, gaps = _triple(padding), _triple(dilation)
@@ -114,8 +114,8 @@ def grid_sample(
 ) -> object:
     """Compute ``grid_sample`` of images, bilinear or nearest, with padding by zeros or by the border.
 
-    (N, C, H, W) and (N, P, Q, 2) to (N, C, P, Q). The shares of the rows and of the columns in each point are matrices,
-    so it needs memory for N x C x H x P x Q values.
+    (N, C, H, W) and (N, P, Q, 2) to (N, C, P, Q). The shares of the rows and of the columns in each point are matrices.
+    So it needs memory for N x C x H x P x Q values.
     """
     if x.dim() != 4 or mode not in ("bilinear", "nearest") or padding_mode not in ("zeros", "border"):
         return NotImplemented

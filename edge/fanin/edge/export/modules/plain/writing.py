@@ -1,7 +1,7 @@
 """Writes at integers and slices (``y[:, 0] = values``), traced as a new tensor that is copied into the old one.
 
 torch's gradient of a write to a view reads and writes memory by strides (``as_strided``), which no graph format has.
-The gradient of a copy into a whole tensor is that of its source.
+The gradient of a copy into a complete tensor is passed to its source.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""Operators' commands, the deadline of a paused Round, and Updates that were made for an earlier Round."""
+"""Operators' commands, the deadline of a paused Round, and Updates for an earlier Round."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -1,4 +1,4 @@
-"""Who sent a command, and who started a Run."""
+"""The principals that sent a command and started a Run."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -10,6 +10,6 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Add them. Commands and Runs from before this have no principal."""
+    """Add the columns. Commands and Runs from before this have no principal."""
     op.add_column("commands", sa.Column("principal", sa.String))
     op.add_column("runs", sa.Column("started_by", sa.String))
