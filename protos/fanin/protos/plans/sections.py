@@ -256,7 +256,7 @@ class Statistic:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlowerPlan:
-    """What Flower apps read, in a Run whose Bundle has no graphs."""
+    """Settings that Flower apps read, in a Run whose Bundle has no graphs."""
 
     config: Annotated[
         dict[str, Setting],
@@ -272,7 +272,7 @@ class FlowerPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AggregationPlan:
-    """How the Updates of a Round become a Version."""
+    """The rule that turns the Updates of a Round into a Version."""
 
     rule: Annotated[
         str,
@@ -340,7 +340,7 @@ class AggregationPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopPlan:
-    """When a Run finishes or pauses."""
+    """Conditions under which a Run finishes or pauses."""
 
     max_rounds: Annotated[
         int, Key(text="The Run finishes after this many Rounds.", unit="Rounds", at_least=1, at_most=MAX_TIMES)
