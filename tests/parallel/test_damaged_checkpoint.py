@@ -140,7 +140,7 @@ def test_a_damaged_one_is_skipped_for_the_newest_whole_one(
         (line,) = (
             record.getMessage() for record in caplog.records if record.name == "fanin.datacenter.checkpoints.checkpoint"
         )
-        assert line.startswith(f"checkpoints: going on from {folder}/step-{taken:08d}, the newest whole one: ")
+        assert line.startswith(f"checkpoints: resuming from {folder}/step-{taken:08d}, the newest complete one: ")
         assert said in line
         # The next save replaces the damaged checkpoint, and LATEST names it again.
         checkpoints.save(Progress(step=3, seed=5 if taken == 2 else 3))

@@ -122,11 +122,11 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "tls is missing": (
         lambda state: shutil.rmtree(state / "tls"),
-        "tls: has no authority, expected ca.key and ca.pem beside fanin.db of an earlier coordinator; restore ",
+        "tls: has no authority, expected ca.key and ca.pem of the coordinator that wrote fanin.db; restore ",
     ),
     "tls has no authority": (
         lambda state: [(state / "tls" / name).unlink() for name in ("ca.key", "ca.pem")],
-        "tls: has no authority, expected ca.key and ca.pem beside fanin.db of an earlier coordinator; restore ",
+        "tls: has no authority, expected ca.key and ca.pem of the coordinator that wrote fanin.db; restore ",
     ),
     "garbage ca.pem, and a token that would be issued": (
         lambda state: ((state / "tls" / "ca.pem").write_bytes(b"garbage"), (state / OPERATOR_TOKEN).unlink()),

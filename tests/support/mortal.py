@@ -196,7 +196,7 @@ class Mortal:
 
     def _serving(self) -> Life:
         if not self.life.serves:
-            raise Unavailable("nobody serves")
+            raise Unavailable("no coordinator serves")
         return self.life
 
     def _born(self, folder: Path) -> Life:

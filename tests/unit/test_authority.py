@@ -177,7 +177,7 @@ def test_a_certificate_of_another_authority_is_issued_again(tmp_path: Path) -> N
     ("name", "data", "text"),
     [
         ("ca.key", b"", r"ca\.key: not readable as a private key without a password; restore .* from a backup"),
-        ("ca.key", None, r"ca\.key: missing beside ca\.pem, expected the authority's key; restore"),
+        ("ca.key", None, r"ca\.key: missing in the folder of ca\.pem, expected the authority's key; restore"),
         ("ca.pem", b"garbage", r"ca\.pem: damaged, or not a certificate; restore it from a backup or from a device"),
     ],
 )

@@ -254,7 +254,7 @@ def test_an_upload_whose_place_was_taken_cannot_commit_the_others_bytes(spool: F
     later = replace(HEADER, payload=artifact_of(other))
     second = spool.open(later, "device")
     send(second, CHUNK_BYTES, payload=other)
-    with raises(Unavailable, f"spool {NAME}: a later upload took this one's place; go on"):
+    with raises(Unavailable, f"spool {NAME}: a later upload replaced this one; continue"):
         spool.commit(first, "device")
     first.close()
     assert list((tmp_path / "updates").rglob("*.payload")) == []

@@ -70,7 +70,7 @@ class SimulatedCoordinator:
     def life(self) -> Life:
         """The current life. Raises Unavailable while the coordinator is down."""
         if self._life is None:
-            raise Unavailable("nobody serves")
+            raise Unavailable("no coordinator serves")
         return self._life
 
     async def start(self) -> None:

@@ -82,8 +82,8 @@ def check_authority(folder: Path) -> None:
     is_wanted = tls.is_dir() and not any(tls.iterdir())
     if (folder / "fanin.db").exists() and not has_authority and not is_wanted:
         raise Corrupted(
-            f"{tls}: has no authority, expected ca.key and ca.pem beside fanin.db of an earlier coordinator; restore "
-            "it from a backup, or create an empty folder there: a new authority is created, whose ca.pem every device "
+            f"{tls}: has no authority, expected ca.key and ca.pem of the coordinator that wrote fanin.db; restore it "
+            "from a backup, or create an empty folder there: a new authority is created, whose ca.pem every device "
             "and operator needs"
         )
 
@@ -159,5 +159,5 @@ def _check_complete(folder: Path) -> None:
         problem = "empty" if database.exists() else "missing"
         raise Corrupted(
             f"{database}: {problem}, but {', '.join(left)} of an earlier coordinator are there; restore a backup of "
-            "the folder with fanin.db and fanin.db-wal, or begin anew in another folder (--state)"
+            "the folder with fanin.db and fanin.db-wal, or start in another folder (--state)"
         )

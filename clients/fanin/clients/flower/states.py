@@ -88,7 +88,7 @@ class FlowerStates:
             state = _decode(path.read_bytes())
             os.utime(path)
         except (OSError, ValueError, LookupError) as exc:
-            LOG.warning("%s: cannot be read (%s); the app begins anew", state_label(assignment, number), exc)
+            LOG.warning("%s: cannot be read (%s); the app starts without a state", state_label(assignment, number), exc)
             return first
         return FlowerState(
             context=state.context, local={name: state.local.get(name, first.local[name]) for name in first.local}

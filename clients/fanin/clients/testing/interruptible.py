@@ -76,7 +76,7 @@ class InterruptibleFleet:
     def _begin(self, work: Coroutine[object, object, T]) -> asyncio.Task[T]:
         if not self._is_up:
             work.close()
-            raise Unavailable("nobody serves")
+            raise Unavailable("no coordinator serves")
         task = asyncio.get_running_loop().create_task(work)
         self._tasks[task] = None
         task.add_done_callback(self._tasks.pop)

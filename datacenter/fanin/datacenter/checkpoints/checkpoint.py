@@ -177,7 +177,7 @@ class Checkpoints:
     def _report_skipped(self, faults: tuple[str, ...], path: Path) -> None:
         self.skipped = faults
         if faults and self._ranks.is_first:
-            LOGGER.warning("checkpoints: going on from %s, the newest whole one: %s", path, "; ".join(faults))
+            LOGGER.warning("checkpoints: resuming from %s, the newest complete one: %s", path, "; ".join(faults))
 
     def _scan(self) -> CheckpointScan:
         """Return the checkpoints in the folder. Raises Corrupted on all ranks if the ranks see different ones."""

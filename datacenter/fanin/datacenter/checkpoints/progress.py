@@ -90,7 +90,7 @@ def latest(folder: Path) -> Progress | None:
         return None
     progress = read_progress(folder / folder_name(step))
     if progress is None:
-        raise Corrupted(f"{folder / MARKER}: names {folder_name(step)}, which is not there or not whole")
+        raise Corrupted(f"{folder / MARKER}: names {folder_name(step)}, which is missing or incomplete")
     return progress
 
 

@@ -91,7 +91,9 @@ def _open_authority(folder: Path, now: datetime) -> _Authority:
     key_path, certificate_path = folder / "ca.key", folder / "ca.pem"
     if not key_path.exists():
         if certificate_path.exists():
-            raise Corrupted(f"{key_path}: missing beside ca.pem, expected the authority's key; {_advice(folder)}")
+            raise Corrupted(
+                f"{key_path}: missing in the folder of ca.pem, expected the authority's key; {_advice(folder)}"
+            )
         write_file(key_path, _key_pem(ec.generate_private_key(ec.SECP256R1())))
     key = _read_ca_key(key_path)
     if not certificate_path.exists():
@@ -136,7 +138,7 @@ def _check_authority(path: Path, authority: _Authority, now: datetime) -> None:
     if not begins <= now < ends:
         raise Corrupted(
             f"{path}: valid from {begins:%Y-%m-%d %H:%M} to {ends:%Y-%m-%d %H:%M} UTC, but the clock of this machine "
-            f"says {now.astimezone(UTC):%Y-%m-%d %H:%M}; set the clock, or if it is right: {advice}"
+            f"shows {now.astimezone(UTC):%Y-%m-%d %H:%M}; set the clock, or if it is right: {advice}"
         )
     if now >= ends - timedelta(days=SERVER_DAYS):
         LOG.warning("%s: ends on %s; no client can connect from then on. To replace it: %s", path, ends.date(), advice)

@@ -55,7 +55,7 @@ def int8_reason_to_pause(last: RunEvent | None, stop: StopPlan) -> str:
         return ""
     return (
         f"{loss} on {evaluation.num_examples} examples of the devices (version {last.parent}), the plan allows "
-        f"{stop.max_int8_drop:g}; export anew, calibrated on what the model is now, or resume"
+        f"{stop.max_int8_drop:g}; export again with calibration on the current model, or resume"
     )
 
 

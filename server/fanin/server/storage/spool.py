@@ -77,7 +77,7 @@ class FolderSpool:
             if upload.is_at(path):
                 return
             if not upload.is_at(upload.part):
-                raise Unavailable(f"spool {upload.header.assignment_id}: a later upload took this one's place; go on")
+                raise Unavailable(f"spool {upload.header.assignment_id}: a later upload replaced this one; continue")
             # An existing folder may not be durable: the process that created it may have died before the sync.
             is_known = path.parent in self._synced
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -19,8 +19,8 @@ from fanin.edge.export.refusals import Untraceable
 TOLERANCE: Final = 1e-3
 """Largest difference of two equal results, relative to their largest value: above other orders of additions."""
 DRAW_WITH_TORCH: Final = (
-    "draw with torch (nn.Dropout, torch.rand or torch.randn in training): each device then draws anew in each step; "
-    "keep counters, clocks and files out of the forward and the loss"
+    "draw with torch (nn.Dropout, torch.rand or torch.randn in training): each device then draws new numbers in each "
+    "step; keep counters, clocks and files out of the forward and the loss"
 )
 ONE_BY_ONE: Final = (
     "compute it from that sample alone: the last batch of a device is padded, so a result over pairs of samples or "

@@ -230,7 +230,7 @@ def check_kept(prepared: Prepared) -> tuple[RandomPort, ...]:
         kind = type(module.get_submodule(owner)).__name__
         raise UnsupportedModel(
             f"App {prepared.app.name}: module {owner or 'itself'} ({kind}) changes its buffers {changed} in training, "
-            "but a graph keeps no state between steps; compute them anew from the inputs of each step, or freeze that "
+            "but a graph keeps no state between steps; compute them from the inputs of each step, or freeze that "
             "part with .eval()"
         )
     return tuple(draws)

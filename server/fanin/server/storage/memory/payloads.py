@@ -99,7 +99,7 @@ class MemorySpool:
         if self._payloads.get(_name(header, device)) == chunks:
             return
         if self._parts.get(header.assignment_id) is not upload.part:
-            raise Unavailable(f"spool {header.assignment_id}: a later upload took this one's place; go on")
+            raise Unavailable(f"spool {header.assignment_id}: a later upload replaced this one; continue")
         self._payloads[_name(header, device)] = chunks
         self.discard(header.assignment_id)
 
