@@ -17,7 +17,7 @@ from fanin.datacenter.ranks.mesh import AXES, MeshShape
 # accumulations show in the nightly steps. A step of eight ranks takes half a second on a few cores, so only the
 # schedules, on two and four ranks, train for long.
 NUM_STEPS: Final = 3
-NUM_NIGHTLY_STEPS: Final = 6
+NUM_NIGHTLY_STEPS: Final = 4
 NUM_LONG_STEPS: Final = 20
 WORLD: Final = 8
 BATCH, LENGTH, VOCABULARY = 16, 8, 97
