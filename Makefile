@@ -50,7 +50,7 @@ demo: $(VENV)/.installed .venv-device/.installed ## the whole loop on this machi
 	$(BIN)/fanin demo $(ARGS)
 
 .PHONY: quick
-quick: $(VENV)/.installed ## form, types, imports and the light tests: in about a minute, without torch or device environments
+quick: $(VENV)/.installed ## form, types, imports and the light tests: in about half a minute, without torch or device environments
 	@$(MAKE) $(PARALLEL) types light lint imports
 
 .PHONY: test
