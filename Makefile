@@ -58,7 +58,7 @@ test: ## every gate and every test but the nightly ones
 	@$(MAKE) $(PARALLEL) $(VENV)/.installed $(STAMPS)
 	@$(MAKE) --no-print-directory --jobs 2 --output-sync=none suite types lint imports
 
-# The gates run beside the tests, which wait for processes an eighth of the time.
+# The gates run in parallel with the tests, whose workers wait for other processes an eighth of the time.
 .PHONY: suite
 suite: $(VENV)/.installed $(STAMPS)
 	$(BIN)/pytest $(SPREAD) -m "not nightly" $(ARGS)

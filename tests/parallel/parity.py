@@ -16,6 +16,7 @@ import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -337,9 +338,10 @@ def main(arguments: Sequence[str]) -> int:
     folder, which = Path(arguments[0]), arguments[1]
     fork = multiprocessing.get_context("fork")
     failed = 0
-    loops = [(work, num, ()) for num in WORLDS] if which == "change" else []
-    for target, num_ranks, more in (*loops, *((demonstrate, num, (which,)) for num in DEMO_WORLDS)):
-        ranks = [fork.Process(target=target, args=(folder, rank, num_ranks, *more)) for rank in range(num_ranks)]
+    loops = [(work, num) for num in WORLDS] if which == "change" else []
+    demos = [(partial(demonstrate, which=which), num) for num in DEMO_WORLDS]
+    for target, num_ranks in (*loops, *demos):
+        ranks = [fork.Process(target=target, args=(folder, rank, num_ranks)) for rank in range(num_ranks)]
         for process in ranks:
             process.start()
         for process in ranks:

@@ -79,7 +79,7 @@ def test_the_demos_models_cut_and_split_equal_one_process(folder: Path, name: st
 
 @pytest.mark.nightly
 @pytest.mark.parametrize(("name", "dtype"), DEMO_CELLS["night"])
-def test_so_do_the_others_in_both_types(night_folder: Path, name: str, dtype: str) -> None:
+def test_the_demos_other_jobs_equal_one_process(night_folder: Path, name: str, dtype: str) -> None:
     check_demo(night_folder, name, dtype)
 
 
