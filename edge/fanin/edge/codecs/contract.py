@@ -22,7 +22,7 @@ def check_stage(stage: Stage, *, num_rounds: int = 4, seed: int = 1) -> None:
 
     Args:
         stage: The stage.
-        num_rounds: Number of Rounds of a device.
+        num_rounds: Number of Rounds in which the simulated device takes part.
         seed: Seed of the changes.
 
     Raises:

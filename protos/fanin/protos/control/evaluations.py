@@ -25,7 +25,7 @@ class VersionEvaluation:
         runtime: The inference library and its version.
         seconds: Duration of the evaluation.
         time: Its end, in seconds since the Unix epoch.
-        problem: Reason why the Version could not be evaluated; "" after an evaluation.
+        problem: Reason why the Version could not be evaluated; "" if it was evaluated.
     """
 
     version: int

@@ -87,8 +87,8 @@ class Evaluation:
 class VersionPublished:
     """A new Version.
 
-    It has one of three origins. A Round has ``round`` > 0. A publication from outside and the adoption of Version
-    ``adopted_number`` of ``adopted_run_id`` have ``round`` 0.
+    It has one of three origins: a Round, a publication from outside, or the adoption of Version ``adopted_number`` of
+    ``adopted_run_id``. ``round`` is above 0 for the first, and 0 for the other two.
 
     Attributes:
         number: The Version's number.

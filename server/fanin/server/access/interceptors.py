@@ -3,9 +3,10 @@
 For each call, in this order:
 
 1. The request stays raw bytes, because the signature covers the received bytes and not a re-serialization.
-2. The caller is authenticated. Fleet: the device's signature over method, time and body. Each time is valid for one
-   call. Control: the operator's token. Both are checked in memory, without the database, because any peer can make a
-   call. gRPC's own health and reflection services need no credential, so their requests are small and their calls few.
+2. The caller is authenticated. Fleet: the device's signature over method, time and body. A device may use each time
+   for one call only. Control: the operator's token. Both are checked in memory, without the database, because any peer
+   can make a call. gRPC's own health and reflection services need no credential, so their requests are small and their
+   calls few.
    The servicer receives the principal in place of gRPC's context.
 3. The bytes are parsed after the authentication, so no unknown peer reaches the parser. Invalid bytes raise
    InvalidInput. Enroll is the exception: its bytes hold the key that signed them, so its token and signature are

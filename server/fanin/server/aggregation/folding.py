@@ -198,7 +198,7 @@ class _Reader:
 
 
 def _rounded(optimizer: OuterOptimizer, values: Float64s | None, num_values: int) -> Float32s:
-    """Return the result of an optimizer as float32. Raises InvalidPlan if these are no such values."""
+    """Return an optimizer's float64 result (num_values,) as finite float32. Raises InvalidPlan for any other result."""
     name = type(optimizer).__name__
     if not isinstance(values, np.ndarray) or values.shape != (num_values,) or values.dtype != np.float64:
         found = "none" if values is None else f"{getattr(values, 'dtype', '')} of shape {getattr(values, 'shape', '')}"

@@ -1,7 +1,7 @@
 """Rules: how the Updates of a Round become one aggregate.
 
 There are two kinds. A ``Rule`` adds Updates up, in any order and in a tree of partial sums. A ``ColumnRule`` sees all
-Updates of a value at once, so it can be robust: it may ignore extreme Updates. A Plan names its rule in
+Updates of a value at once, so it can be robust: it may ignore extreme values. A Plan names its rule in
 ``aggregation.rule``. An installed distribution adds rules by the entry point group ``fanin.rules``.
 
 ``weighted_mean`` is the mean of FedAvg (McMahan et al. 2017, arXiv 1602.05629, algorithm 1). ``trimmed_mean`` is the

@@ -1,6 +1,6 @@
 """The device side of the coordinator: check in, download, upload, report.
 
-Each method belongs to one of the modules of this folder. This module does not use gRPC. ``service`` maps calls to these
+Each method belongs to one of the modules of this folder. None of them uses gRPC. ``service`` maps calls to these
 methods, and tests and simulations call them directly.
 """
 

@@ -88,7 +88,7 @@ class Uploads:
         if report.failure and outcome.update_state is m.UpdateState.RECEIVING:
             await self._discard(report.assignment_id)
             if driver.intake.give_up(round_number, device, report.failure):
-                # Quoted, cut and limited, because our log must not hold unlimited text of a peer.
+                # Quoted, cut and limited, because a peer chooses this text and our log holds it.
                 text = f"run {driver.run_id}: round {round_number}: device {device} gave up: {report.failure!r:.400}"
                 self._failures.log("GaveUp", text)
             return m.UploadReply(round_state=outcome.round_state, update_state=m.UpdateState.DISCARDED)

@@ -25,7 +25,8 @@ from fanin.server.rounds import events as e
 FREE_GIVE_UPS: Final = 2
 """Number of times that a device may give up in one Round and return at once. The cause may have been temporary."""
 FIRST_PAUSE_S: Final = 10.0
-"""Seconds until a device that gave up more often receives its Assignment again. Each further time doubles them."""
+"""Seconds until a device receives its Assignment again after the first give-up beyond ``FREE_GIVE_UPS``. Each further
+give-up doubles them."""
 MAX_PAUSE_S: Final = 300.0
 """Longest pause in seconds. A Round with a long deadline may need this device, and its trouble may be over."""
 
@@ -47,7 +48,7 @@ class Rules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GiveUps:
-    """The number of times that a device gave up in a Round, and the time of its possible return."""
+    """The number of times that a device gave up in a Round, and the earliest time of its return."""
 
     count: int
     returns_at: float

@@ -132,7 +132,7 @@ async def recall_participation(run_id: str, participation: Participation, stores
 async def clear_spool(
     run: RunRecord, current: RoundRecord | None, recent: RecentRounds, stores: Stores, files: Files
 ) -> None:
-    """Forget the Rounds whose Updates no longer count, and remove their uncommitted files.
+    """Forget the Rounds whose Updates no longer count, and remove the files that no Version uses or will use.
 
     Args:
         run: The Run.

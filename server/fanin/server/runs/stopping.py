@@ -60,10 +60,10 @@ def int8_reason_to_pause(last: RunEvent | None, stop: StopPlan) -> str:
 
 
 def rest_of(since: Sequence[RunEvent], max_rounds: int, stop: StopPlan) -> RunRested | None:
-    """Return the Run's rest after these events, oldest first, or None to continue.
+    """Return the rest that is due after these events, oldest first, or None to continue.
 
     Args:
-        since: The events since the last command that started or resumed the Run.
+        since: The events since the last command that set the number of Rounds to publish.
         max_rounds: Rounds to publish after that command.
         stop: The Plan's stop rules.
     """
@@ -111,5 +111,5 @@ class History:
                     pass
 
     def rest_of(self, max_rounds: int, stop: StopPlan) -> RunRested | None:
-        """Return the Run's rest now, or None to continue."""
+        """Return the rest that is due now, or None to continue."""
         return rest_of(self._since, max_rounds, stop)

@@ -1,11 +1,11 @@
-"""Selection policies, which choose the waiting devices for the free places of a Round.
+"""Selection policies, which choose waiting devices for the free places of a Round.
 
 A Plan names its policy with ``cohort.selection``. An installed distribution adds policies by the entry point group
 ``fanin.selection_policies``.
 
-A policy is a pure function. Its inputs are the coordinator's facts about each device, without the database, and a
-random generator. ``select`` checks each result, so that no policy assigns a device that does not wait, or too many
-devices.
+A policy is a pure function. It receives the facts about each device that the coordinator knows without the database,
+and a random generator. ``select`` checks each result, so that no policy assigns a device that does not wait, or too
+many devices.
 """
 
 import random

@@ -59,8 +59,7 @@ A finer scale would leave no room for a bias that moves later, and adds no visib
 """
 
 DECOMPOSED_TOLERANCE: Final = 1e-4
-"""Relative error of the logits of a decomposed graph, by their norm. It is above the effect of the order of additions.
-"""
+"""Largest error of a decomposed graph's logits, relative to their norm: above the effect of the order of additions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

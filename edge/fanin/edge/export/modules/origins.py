@@ -57,7 +57,10 @@ class _Recorder:
         self._known: set[Backward] = set()
 
     def enter(self, name: str, inputs: object) -> None:
-        """Note that the forward of a module begins. The operators before it belong to the outer module."""
+        """Note that the forward of a module begins.
+
+        The operators behind its inputs that have no module yet belong to the outer module.
+        """
         self._claim(inputs)
         scope = annotate({ANNOTATION: name})
         scope.__enter__()

@@ -1,8 +1,8 @@
 """The check that module and loss are a function of their batch, sample by sample, as a graph is.
 
-A graph stores all other values of the traced forward as constants: a draw of Python's ``random`` or of numpy, a counter
-of calls or a clock. Torch's own draws are inputs of the graph (``modules.draws``). A device pads the last batch of its
-data, so a sample's output and loss must not depend on the other samples.
+Any other value that a forward uses during the trace becomes a constant of the graph: a draw of Python's ``random`` or
+of numpy, a counter of calls or a clock. Torch's own draws are inputs of the graph (``modules.draws``). A device pads
+the last batch of its data, so a sample's output and loss must not depend on the other samples.
 """
 
 import random

@@ -43,7 +43,7 @@ class IndexedRule:
 
 
 def optimize(model: ir.Model) -> None:
-    """Fold constants, simplify operators, and remove unused and repeated nodes. The model is changed."""
+    """Fold constants, simplify operators, and remove unused and repeated elements. The model is changed."""
     rewriting = ir.passes.PassManager(
         [
             FoldConstantsPass(

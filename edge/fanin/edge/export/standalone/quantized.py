@@ -18,7 +18,7 @@ INFER: Final = "infer"
 
 
 def int8_models(bundle: Bundle, parameters: Float32s, graph_format: str) -> dict[str, bytes]:
-    """Return a file for each int8 ``infer`` graph of a Version alone, by Signature.
+    """Return a file for each int8 ``infer`` graph of a Version, with this graph only, by Signature.
 
     Args:
         bundle: The Bundle.

@@ -89,8 +89,8 @@ class Constants:
     def kernel(self, tensor: int, value: Float32s, dim: int, bias: int) -> Kernel | None:
         """Return the kernel of these float values for a product with this bias (-1: none).
 
-        Returns None if the output channels are not one axis of the parameter, or not the axis of another product. The
-        slots of a parameter have one axis.
+        Returns None if the output channels are not one axis of the parameter, or not the axis that another product
+        uses. The slots of a parameter have one axis.
         """
         view = self._bound.get(bias)
         frozen = self._scales_of[view.parameter] if view is not None and tensor not in self._bound else ""

@@ -283,9 +283,9 @@ def eager_step(prepared: Prepared, computed: EagerPass, start: StepStart) -> Eag
 def sure_values(prepared: Prepared, case: Case, start: StepStart) -> dict[str, npt.NDArray[np.bool_]]:
     """Return for each parameter a mask of the values whose step direction does not depend on rounding.
 
-    Some steps have the size of the learning rate, such as all of Lion's and Adam's first. They reverse if the sign of a
-    number near zero differs. So torch computes the step for slightly larger and for slightly smaller gradients. A value
-    is sure if both steps differ by less than half of the learning rate.
+    Some steps have the size of the learning rate, such as each of Lion and the first of Adam. They reverse if the sign
+    of a number near zero differs. So torch computes the step for slightly larger and for slightly smaller gradients. A
+    value is sure if both steps differ by less than half of the learning rate.
 
     Args:
         prepared: The App.

@@ -122,7 +122,7 @@ def other_batch(prepared: Prepared, examples: ExampleBatch) -> ExampleBatch:
 
     Inputs stay within the range of the calibration data, so that the int8 graph is valid for them. Float values are
     pulled towards their mean, each sample by a random share. Tokens are exchanged among the samples. For a module with
-    several inputs, complete samples and their masks are exchanged.
+    several inputs, tokens and masks are exchanged by complete samples.
 
     Args:
         prepared: The App.

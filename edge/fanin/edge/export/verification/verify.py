@@ -3,10 +3,10 @@
 The checks run on two batches: the traced batch and another one. A graph that captured a value of the traced batch fails
 on the other.
 
-1. Exported train steps equal steps of eager torch (autograd and ``torch.optim``) from the same state. Compared are the
-   loss, the change of each parameter, each optimizer state and each running statistic. An optimizer that counts steps
-   is checked at the steps 1, 2 and 3. The states before the steps 2 and 3 are as large as the gradients, so each term
-   matters.
+1. Exported train steps equal steps of eager torch (autograd and ``torch.optim``) from the same state. The check
+   compares the loss, the change of each parameter, each optimizer state and each running statistic. An optimizer that
+   counts steps is checked at the steps 1, 2 and 3. The states before the steps 2 and 3 are as large as the gradients,
+   so each term matters.
 2. The exported evaluation equals the module's own loss and predictions.
 3. The int8 graph accepts Version 0's slots and returns finite logits, for a batch and for one sample.
 4. The int8 logits are similar with and without the runtime's fused operators: an error of its optimizer is detected

@@ -19,8 +19,8 @@ class SqliteDevices:
     """Devices and tokens.
 
     Reads are answered from memory and may come from any thread. Writes go to the database first. So no call of an
-    unknown peer reaches the database. A store does not see later records of another process. The folder of a
-    coordinator has only one process (``hold_folder``).
+    unknown peer reaches the database. A store does not see what another process records after the store was opened.
+    The folder of a coordinator has only one process (``hold_folder``).
     """
 
     def __init__(self, engine: Engine) -> None:

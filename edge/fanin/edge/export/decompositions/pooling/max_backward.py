@@ -63,7 +63,7 @@ def portable_max_pool2d_backward(
 
 
 def _views(form: ConvForm, x: Tensor, num: Sequence[int], kernel_size: Sequence[int]) -> Iterator[Tensor]:
-    """Yield the values of x (N, C, *num) that each kernel position reads. It is minus infinity outside of the image."""
+    """Yield the values of x (N, C, *num) that each kernel position reads: minus infinity outside of the image."""
     wide = x
     for index, (pad, size) in enumerate(zip(form.padding, _reach(form, num, kernel_size), strict=True)):
         wide = resized(wide, 2 + index, pad, size - x.shape[2 + index] - pad, float("-inf"))
