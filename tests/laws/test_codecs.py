@@ -87,7 +87,7 @@ def test_int8_is_right_on_average(value: float, exponent: int, seed: int) -> Non
     encoded = CODECS["int8"].encode(many, update, (exponent,), 4, np.random.default_rng(seed))
     step = 2.0 ** (exponent + encoded.shifts[0])
     mean = float(CODECS["int8"].decode(memoryview(encoded.payload)).mean()) * step
-    # Hoeffding: with errors of at most a step, the mean exceeds 0.04 step with probability 2 exp(-2 n 0.04^2) < 1e-27.
+    # Hoeffding: for errors of at most a step, their mean exceeds 0.04 step with probability 2 exp(-2 n 0.04^2) < 1e-27.
     assert abs(mean - value) <= 0.04 * step
 
 

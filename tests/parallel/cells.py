@@ -166,10 +166,10 @@ def _schedules() -> Iterator[Cell]:
 
 
 def _nights() -> Iterator[Cell]:
-    """Yield the cells of the nightly suite.
+    """Yield variants of the matrix and the schedules for the nightly suite.
 
-    They are all cells in float32, and the combinations that CI leaves out. In these, each mesh has both accumulation
-    and recomputation, and the other tie setting.
+    They are the same cells in float32, and the combinations that CI leaves out. In these, each mesh has both
+    accumulation and recomputation, and the other tie setting.
     """
     for cell in (*_matrix(), *_schedules()):
         yield replace(cell, dtype="float32", nightly=True, long=cell.shape.num_ranks < WORLD)

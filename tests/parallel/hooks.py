@@ -74,7 +74,7 @@ def _record(since: int) -> tuple[int, int, int]:
 
 
 def spoken() -> Mapping[str, np.ndarray]:
-    """Compare collectives with numpy; return the number of results, the errors, and the sizes sent.
+    """Compare collectives with numpy; return the numbers of results and of errors, and the sizes sent.
 
     ``told`` has the errors of a collective that replaces a mean by a sum.
     """

@@ -1,4 +1,4 @@
-"""The masked positions of an encoder depend on the text, the seed and the epoch, and their shares are the paper's."""
+"""The targets of an encoder depend only on the text, the seed and the epoch, and their shares are the paper's."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -24,7 +24,7 @@ STEP = re.compile(r"^fanin \w+: +\d+\.\d s: (.*)\n", re.MULTILINE)
 
 
 def fanin_in_process(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Fanin:
-    """A function that runs a subcommand without tokens from the environment."""
+    """Return a function that runs a subcommand without tokens from the environment."""
     for variable in ("FANIN_DEVICE_TOKEN", "FANIN_OPERATOR_TOKEN"):
         monkeypatch.delenv(variable, raising=False)
 

@@ -1,7 +1,7 @@
 """A disk that loses power: only synced bytes and names remain.
 
 A file has the bytes of its last ``sync_file``, or none without one. A folder has the names of its last ``sync_folder``.
-A name that was added or replaced since then is missing, and a name that was removed since then exists again. The
+A name that was added since then is missing, a replaced one has its earlier file, and a removed one exists again. The
 database is trusted: SQLite syncs its commits.
 """
 

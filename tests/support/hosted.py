@@ -74,7 +74,7 @@ class Hosted:
         return self
 
     def stop(self) -> None:
-        """Stop to serve. Durable state is kept."""
+        """Stop serving. Durable state is kept."""
         if self._loop is not None and self._stop is not None and self._thread is not None:
             self._loop.call_soon_threadsafe(self._stop.set)
             self._thread.join()

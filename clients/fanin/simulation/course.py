@@ -176,7 +176,7 @@ class SimulatedRun:
         """Add the clients in a random order: all of them if the coordinator can park them, otherwise as a ``Rotation``.
 
         The first clients that check in are the first cohort. Without a random order it would be the same for all seeds.
-        ``stored`` has the personal parameters of each client, also of clients that are currently not in the rotation.
+        ``stored`` has the personal parameters of each client, also of clients that a rotation has sent away.
         """
 
         def member(client: int) -> Member:

@@ -6,7 +6,7 @@ large processes instead. ``give_back`` drops the pages at once. If a page is nee
 microsecond loads several pages from the page cache. A device that calls it before and after training uses a quarter
 less memory.
 
-Use it only in a process that runs a device alone (``fanin join``). Inside an app, the app decides.
+Use it only in a process that runs a device and nothing else (``fanin join``). Inside an app, the app decides.
 """
 
 import ctypes

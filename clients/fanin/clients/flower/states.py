@@ -4,7 +4,7 @@ A file has ``context.state`` of the app and the arrays that stay on the device, 
 is pending until the next Assignment of the Run, which names the Round whose state counts. A failed Round is not named,
 and the app starts from the state before it.
 
-A file consists of the magic b"fanin-f1", the SHA-256 of the remaining bytes (32 bytes), and an uncompressed .npz file.
+A file consists of the magic b"fanin-f1", the SHA-256 (32 bytes) of the remaining bytes, and an uncompressed .npz file.
 """
 
 import hashlib

@@ -170,7 +170,7 @@ def _held_out(examples: Examples, seed: int) -> LoadedData:
 
 
 def _tables(path: Path, seed: int) -> LoadedData:
-    """Return tables with their ids. The parts are the folders ``train`` and ``test``, or rows are held out."""
+    """Return tables with their ids. The parts are the folders ``train`` and ``test``; otherwise rows are held out."""
     if (path / "train").is_dir() and (path / "test").is_dir():
         train = read_table(path / "train")
         return LoadedData(train=train.examples, test=read_table(path / "test").examples, ids=train.ids)

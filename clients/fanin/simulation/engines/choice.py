@@ -128,7 +128,7 @@ def check_engine(settings: SimulationSettings) -> None:
 
 
 def choose(settings: SimulationSettings, app: "App", bundle: Bundle, runtime: Runtime, workload: Workload) -> Chosen:
-    """Return the engine to use: with ``auto`` the faster one for the remaining Rounds.
+    """Return the engine to use: with ``auto`` the faster one for all Rounds, without the time of the initial trace.
 
     Args:
         settings: The settings, with the engine that the user asks for.

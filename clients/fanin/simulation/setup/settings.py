@@ -43,7 +43,7 @@ class SimulationSettings:
             For a Flower app, a torch module, a ``state_dict`` or a list of arrays; None: the arrays of
             ``NumPyClient.get_parameters``.
         baseline: Whether to train a centralized baseline, too: on the pooled data, with as many gradient steps in each
-            Round as all clients together.
+            Round as the clients of that Round together.
         resume: Folder for the record of the trainings. A stopped simulation resumes if it is called again with this
             folder. Its result is bit-identical with that of a simulation without a stop. A new folder begins a record.
         validation_fraction: Share of each client's examples that it holds out for its own evaluation.
@@ -90,7 +90,7 @@ class SimulationSettings:
 
     @property
     def own_policies(self) -> dict[str, SelectionPolicy]:
-        """``selection`` by its name. For a class, each call creates a new object, so that all simulations begin alike.
+        """``selection`` by its name. For a class, each access creates a new object, so all simulations begin alike.
 
         Raises:
             InvalidInput: ``selection`` is no function or class, or its name is none for a Plan.

@@ -1,8 +1,9 @@
 """The centralized baseline: one model that trains on the pooled examples of all clients.
 
 It has the train graph, batch size and learning rate of the clients. In each Round it takes as many gradient steps as
-all clients whose Updates count. So both train on equally many examples, and the difference is the federation. Unlike a
-client's, its optimizer state lasts from Round to Round. The validation parts of the clients stay out of it.
+the clients whose Updates count take together. So both train on equally many examples, and the difference is the
+federation. Unlike a client's, its optimizer state lasts from Round to Round. The validation parts of the clients stay
+out of it.
 """
 
 import math

@@ -6,7 +6,7 @@ Therefore the first rank evaluates the complete module on a batch, and the mesh 
 must be equal.
 
 With ``tp`` the gradients of this loss must be equal too. A parameter that is not split, but is used between a column
-and a row layer, does not change the loss. Each rank then has a part of its gradient, and no collective adds the parts.
+and a row layer, leaves the loss correct. Each rank then has a part of its gradient, and no collective adds the parts.
 
 Apps and families of other packages are compared on a mesh with ``pp`` or ``tp``. fanin's own families are not, because
 tests compare them with one process. A resumed job is compared, too, because its checkpoint may come from another mesh.

@@ -15,7 +15,7 @@ from fanin.protos.errors import FaninError, InvalidInput
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankPlace:
-    """The place of an observer.
+    """The rank on which an observer runs.
 
     Attributes:
         rank: Number of the rank, from 0.

@@ -34,7 +34,7 @@ whole       not split; the default for modules with parameters that match no pat
 class ModelSizes:
     """The sizes that a mesh must divide.
 
-    They are checked before a process starts. Apart from these checks, only the style ``kv`` uses them.
+    They are checked before a process starts. The pipeline, the style ``kv`` and the planner use them, too.
 
     Attributes:
         num_layers: length of the list of layers. A pipeline has at most as many stages.

@@ -5,8 +5,8 @@ prediction adds the largest of three moments: the end of the forward pass, the b
 backward pass of a layer. A layer frees activations and creates gradients. Each moment includes the parameters that
 FSDP2 has gathered at that time.
 
-The bytes of activations are those of the tensors that autograd saves for ``models.decoder`` with flash attention. They
-do not include the rounding and fragmentation of the allocator, NCCL's buffers and CUDA's context.
+The bytes of activations are those of the tensors that autograd saves for ``models.decoder`` with flash attention. The
+prediction does not include the rounding and fragmentation of the allocator, NCCL's buffers and CUDA's context.
 
 Reference:
     Korthikanti et al. 2022, arXiv 2205.05198, section 4, count activations in the same way.
