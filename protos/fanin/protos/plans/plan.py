@@ -89,8 +89,9 @@ class Plan:
 
 
 def check_headroom(plan: Plan) -> None:
-    """The integer sum of a Round fits in 62 bits. It needs the bits of a value without its sign (`codec.name`),
-    `codec.max_shift`, and the bits of the largest total weight, `cohort.buffer` x `aggregation.max_examples` x 256.
+    """The integer sum of a Round fits in 62 bits. It needs the sum of three numbers: the bits of a value without its
+    sign (`codec.name`), `codec.max_shift`, and the bits of the largest total weight, which is `cohort.buffer` x
+    `aggregation.max_examples` x 256.
     """
     bits = CODEC_BITS[plan.codec.name]
     weight_bits = (plan.max_total_weight - 1).bit_length()

@@ -14,7 +14,7 @@ MAX_CHANGES: Final = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduledChange:
-    """Changes of the training on devices. Each applies from a Round on, until a later change."""
+    """A change of the training on devices. It applies from a Round on, until a later change."""
 
     from_round: Annotated[
         int, Key(text="The first Round with this change. Rounds that fail count, too.", at_least=1, at_most=MAX_TIMES)

@@ -252,7 +252,7 @@ def _made_for(history: _History, record: RoundRecord, header: UpdateHeader, line
     base = None if made_for is None else history.archive.runs.version(record.run_id, made_for.base_version)
     if made_for is None or base is None or base.sha256 != header.version_sha256:
         raise Corrupted(
-            f"round {record.round}: an update names round {header.round}, but not that round's base version"
+            f"round {record.round}: an update names round {header.round}, which is unknown or has another base version"
         )
     if made_for.round > record.round or made_for.base_version < oldest:
         raise Corrupted(f"round {record.round}: an update of round {header.round} is too old to count in it")
