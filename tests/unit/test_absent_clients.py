@@ -31,7 +31,7 @@ UNSTEADY = Habits(work_s=(1.0, 20.0), cut=0.1, quit=0.1, stay_s=60.0, away_s=(1.
 STEADY = Habits(work_s=(1.0, 2.0))
 
 
-class Never:
+class NoAvailability:
     """An Availability of a device that is always away."""
 
     def stays(self, rng: object) -> Iterator[Stay]:
@@ -39,12 +39,12 @@ class Never:
         yield 0.0, None
 
 
-def closed_rounds(wanted: Plan, bundle: Bundle, rotation: Rotation) -> list[RoundClosed]:
+def closed_rounds(run_plan: Plan, bundle: Bundle, rotation: Rotation) -> list[RoundClosed]:
     """Run a federation of the rotation alone. Return its closed Rounds."""
 
     async def run() -> list[RoundClosed]:
         async with Federation(seed=5) as federation:
-            await federation.start_run("run", wanted, bundle, PUBLISHER)
+            await federation.start_run("run", run_plan, bundle, PUBLISHER)
             federation.join_rotation(rotation, bundle)
             events = [recorded.event async for recorded in federation.watch("run")]
         return [event for event in events if isinstance(event, RoundClosed)]
@@ -52,12 +52,12 @@ def closed_rounds(wanted: Plan, bundle: Bundle, rotation: Rotation) -> list[Roun
     return run_virtual(run())
 
 
-def rotation_of(num: int, present: int, habits: Callable[[int], Habits], made: list[int] | None = None) -> Rotation:
-    """Synthetic clients. ``made`` receives the index of each visitor."""
+def rotation_of(num: int, present: int, habits: Callable[[int], Habits], visitors: list[int] | None = None) -> Rotation:
+    """Synthetic clients. ``visitors`` receives the index of each visitor."""
 
     def member(client: int) -> Member:
-        if made is not None:
-            made.append(client)
+        if visitors is not None:
+            visitors.append(client)
         trainer = SyntheticTrainer(partition=client % 100)
         return Member(device=f"client-{client}", trainer=trainer, habits=habits(client))
 
@@ -66,30 +66,32 @@ def rotation_of(num: int, present: int, habits: Callable[[int], Habits], made: l
 
 def test_each_round_has_other_clients_of_a_million(tmp_path: Path) -> None:
     bundle = synthetic_bundle(tmp_path, PUBLISHER, SHAPES)
-    wanted = plan(quorum=8, buffer=8, concurrency=8, max_rounds=5)
-    made: list[int] = []
-    rounds = closed_rounds(wanted, bundle, rotation_of(10**6, 12, lambda client: STEADY, made))
+    run_plan = plan(quorum=8, buffer=8, concurrency=8, max_rounds=5)
+    visitors: list[int] = []
+    rounds = closed_rounds(run_plan, bundle, rotation_of(10**6, 12, lambda client: STEADY, visitors))
     clients = [device for event in rounds for device in event.accepted]
     assert len(rounds) == 5 and len(clients) == len(set(clients)) == 40
     # Only visitors were ever built, and the draws cover the whole range of indices.
-    assert 40 <= len(made) <= 60 and max(made) - min(made) > 800_000
-    again = closed_rounds(wanted, bundle, rotation_of(10**6, 12, lambda client: STEADY))
-    assert [event.accepted for event in again] == [event.accepted for event in rounds]
+    assert 40 <= len(visitors) <= 60 and max(visitors) - min(visitors) > 800_000
+    repeat = closed_rounds(run_plan, bundle, rotation_of(10**6, 12, lambda client: STEADY))
+    assert [event.accepted for event in repeat] == [event.accepted for event in rounds]
 
 
 def test_clients_return_with_the_states_of_their_stages(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A device without the state that its Assignment names would log a warning."""
     bundle = synthetic_bundle(tmp_path, PUBLISHER, SHAPES, scaffold=True)
     codec, stages = CodecSpec(name="int8", max_shift=0), (scaffold(9), FEEDBACK)
-    wanted = plan(stages=stages, codec=codec, concurrency=4, buffer=3, quorum=2, max_rounds=8)
-    rounds = closed_rounds(wanted, bundle, rotation_of(9, 6, lambda client: UNSTEADY))
+    run_plan = plan(stages=stages, codec=codec, concurrency=4, buffer=3, quorum=2, max_rounds=8)
+    rounds = closed_rounds(run_plan, bundle, rotation_of(9, 6, lambda client: UNSTEADY))
     clients = [device for event in rounds for device in event.accepted]
     assert len(rounds) == 8 and len(set(clients)) < len(clients)
-    warnings = [each for each in caplog.records if each.name == "fanin.clients" and each.levelno >= logging.WARNING]
-    assert [each.getMessage() for each in warnings] == []
+    warnings = [
+        record for record in caplog.records if record.name == "fanin.clients" and record.levelno >= logging.WARNING
+    ]
+    assert [record.getMessage() for record in warnings] == []
 
 
-class Noting:
+class CheckingTrainer:
     """A Trainer that checks that each training begins with the personal parameters of the client's last training."""
 
     runtime, graph_format = "synthetic 1", "onnx"
@@ -115,23 +117,23 @@ def test_clients_return_with_their_personal_parameters(tmp_path: Path) -> None:
     returns: list[int] = []
 
     def member(client: int) -> Member:
-        return Member(device=f"client-{client}", trainer=Noting(client, last, returns), habits=STEADY)
+        return Member(device=f"client-{client}", trainer=CheckingTrainer(client, last, returns), habits=STEADY)
 
-    wanted = plan(quorum=3, buffer=3, concurrency=3, max_rounds=8)
-    assert len(closed_rounds(wanted, bundle, Rotation(9, 6, member, seed=5))) == 8
+    run_plan = plan(quorum=3, buffer=3, concurrency=3, max_rounds=8)
+    assert len(closed_rounds(run_plan, bundle, Rotation(9, 6, member, seed=5))) == 8
     assert len(returns) >= 8
 
 
-def test_clients_that_are_away_do_not_come(tmp_path: Path) -> None:
+def test_absent_clients_do_not_participate(tmp_path: Path) -> None:
     bundle = synthetic_bundle(tmp_path, PUBLISHER, SHAPES)
-    wanted = plan(quorum=4, buffer=4, concurrency=4, max_rounds=4)
-    away = Habits(work_s=STEADY.work_s, availability=Never())
-    rounds = closed_rounds(wanted, bundle, rotation_of(1000, 8, lambda client: away if client % 3 else STEADY))
+    run_plan = plan(quorum=4, buffer=4, concurrency=4, max_rounds=4)
+    away_habits = Habits(work_s=STEADY.work_s, availability=NoAvailability())
+    rounds = closed_rounds(run_plan, bundle, rotation_of(1000, 8, lambda client: away_habits if client % 3 else STEADY))
     indices = {int(device.removeprefix("client-")) for event in rounds for device in event.accepted}
     assert len(indices) == 16 and not any(index % 3 for index in indices)
 
 
-def test_twelve_thousand_clients_of_a_simulation_are_a_crowd() -> None:
+def test_a_simulation_of_twelve_thousand_clients_finishes() -> None:
     """12,000 clients exceed ``Limits.max_parked``. If all were present at once, they would poll without end."""
     torch.manual_seed(0)
     x = torch.randn(24_000, 4)

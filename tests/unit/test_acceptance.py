@@ -29,9 +29,9 @@ class Scene:
     place: Place
     resources: ExitStack
 
-    def complete(self, device: str, made_for: m.Assignment, size: float = 0.01) -> CompleteUpload:
+    def complete(self, device: str, work: m.Assignment, size: float = 0.01) -> CompleteUpload:
         """Return an upload whose payload is complete in the spool."""
-        header, payload = update(made_for, size)
+        header, payload = update(work, size)
         upload = self.resources.enter_context(closing(self.place.state.spool.open(header, device)))
         if not upload.is_complete():
             upload.add(m.Piece(offset=0, data=payload))
@@ -43,8 +43,8 @@ class Scene:
         return await accept(upload, self.place.runs.driver("run").intake, self.place.state.files)
 
 
-async def command(place: Place, what: Pause | Resume | Stop) -> None:
-    await place.runs.command(Command(command_id=type(what).__name__, run_id="run", what=what))
+async def command(place: Place, action: Pause | Resume | Stop) -> None:
+    await place.runs.command(Command(command_id=type(action).__name__, run_id="run", what=action))
 
 
 def files(folder: Path) -> tuple[int, int]:
@@ -54,10 +54,10 @@ def files(folder: Path) -> tuple[int, int]:
     return len(uploads), len(list((state / "updates").rglob("*.payload")))
 
 
-def play(folder: Path, wanted: Plan, story: Callable[[Scene], Awaitable[None]], store_lane: Lane = inline) -> None:
+def play(folder: Path, run_plan: Plan, story: Callable[[Scene], Awaitable[None]], store_lane: Lane = inline) -> None:
     async def main() -> None:
         place = open_place(folder, store_lane=store_lane)
-        await start(place.runs, bundle_in(folder), wanted)
+        await start(place.runs, bundle_in(folder), run_plan)
         await settle()
         with ExitStack() as resources:
             scene = Scene(place, resources)
@@ -139,18 +139,18 @@ def test_a_round_that_only_the_record_has_ended_decides_nothing_yet_with_stalene
 def test_the_fate_is_undecided_while_a_run_is_paused_between_two_rounds(tmp_path: Path) -> None:
     async def story(scene: Scene) -> None:
         works = {device: await assignment(scene.place, device) for device in "abc"}
-        late = scene.complete("c", works["c"])
+        late_upload = scene.complete("c", works["c"])
         # The pause takes effect while the Round ends, so no next Round opens.
         for device in "ab":
             await send(scene.place, device, works[device])
         await command(scene.place, Pause())
         await settle()
         with pytest.raises(Unavailable, match="run run: paused between two rounds"):
-            await scene.decide(late)
+            await scene.decide(late_upload)
         assert files(tmp_path)[0] == 2
         await command(scene.place, Resume())
         await settle()
-        assert await scene.decide(late) == Accepted()
+        assert await scene.decide(late_upload) == Accepted()
 
     play(tmp_path, STALE, story, slow_store)
 

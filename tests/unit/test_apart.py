@@ -48,27 +48,27 @@ def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.nightly
 def test_an_export_converts_in_a_fork_and_its_bundle_is_that_of_one_process(tmp_path: Path) -> None:
-    done = run(tmp_path, "export", "own_app.py:normed", "--out", "bundle", "--key", "key")
-    assert done.returncode == 0, done.stderr
+    completed = run(tmp_path, "export", "own_app.py:normed", "--out", "bundle", "--key", "key")
+    assert completed.returncode == 0, completed.stderr
     # Otherwise the fork failed, and this process converted the graphs.
-    assert "converter here: False" in done.stdout
+    assert "converter here: False" in completed.stdout
     key = publisher_key(tmp_path / "key")
-    alone = export(load_app(f"{tmp_path / 'own_app.py'}:normed"), tmp_path / "alone", key).bundle
-    assert open_folder(tmp_path / "bundle", trusted=[key.public]).manifest == alone.manifest
+    sequential = export(load_app(f"{tmp_path / 'own_app.py'}:normed"), tmp_path / "alone", key).bundle
+    assert open_folder(tmp_path / "bundle", trusted=[key.public]).manifest == sequential.manifest
 
 
 @pytest.mark.nightly
-def test_an_operator_that_both_formats_lack_is_found_in_both(tmp_path: Path) -> None:
-    done = run(tmp_path, "export", "own_app.py:wrong", "--check")
-    assert done.returncode == 1, done.stderr
-    assert done.stdout.count("module 1 (Wrong)") == 2, done.stdout
-    assert "converter here: False" in done.stdout
+def test_an_operator_that_both_formats_lack_is_reported_for_both(tmp_path: Path) -> None:
+    completed = run(tmp_path, "export", "own_app.py:wrong", "--check")
+    assert completed.returncode == 1, completed.stderr
+    assert completed.stdout.count("module 1 (Wrong)") == 2, completed.stdout
+    assert "converter here: False" in completed.stdout
 
 
 @pytest.mark.nightly
 def test_an_error_of_a_fork_is_that_of_the_export(tmp_path: Path) -> None:
-    done = run(tmp_path, "export", "own_app.py:wrong", "--out", "bundle", "--key", "key")
-    assert done.returncode == 1
-    assert "lgamma" in done.stderr
-    assert "Traceback" not in done.stderr
+    completed = run(tmp_path, "export", "own_app.py:wrong", "--out", "bundle", "--key", "key")
+    assert completed.returncode == 1
+    assert "lgamma" in completed.stderr
+    assert "Traceback" not in completed.stderr
     assert not (tmp_path / "bundle").exists()

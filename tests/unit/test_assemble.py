@@ -72,33 +72,33 @@ def test_graphs_written_by_hand_train_and_predict_as_numpy_does(tmp_path: Path, 
     np.testing.assert_array_equal(evaluated.predicted[:3], (x @ w + b).argmax(axis=1))
 
 
-def test_the_numbers_in_the_infer_graph_are_taken_out(tmp_path: Path) -> None:
+def test_the_values_in_the_infer_graph_are_removed(tmp_path: Path) -> None:
     bundle = assemble(linear_graphs(), tmp_path, PUBLISHER)
     model = onnx.load_from_string(bundle.graph("infer", "onnx"))
     assert all(value.data_location == TensorProto.EXTERNAL and not value.raw_data for value in model.graph.initializer)
     x = one_batch(3).inputs["x"]
-    got = open_runtime("onnx").open_predict(bundle, bundle.initial_parameters())({"x": x})
-    np.testing.assert_allclose(got, x @ WEIGHT + BIAS, atol=1e-6)
+    predictions = open_runtime("onnx").open_predict(bundle, bundle.initial_parameters())({"x": x})
+    np.testing.assert_allclose(predictions, x @ WEIGHT + BIAS, atol=1e-6)
 
 
 def test_a_folder_with_files_is_refused_before_a_graph_is_read(tmp_path: Path) -> None:
     (tmp_path / "other").write_text("kept")
-    with pytest.raises(InvalidInput) as caught:
+    with pytest.raises(InvalidInput) as excinfo:
         assemble(with_graphs(infer=b"no graph"), str(tmp_path), PUBLISHER)
     assert (
-        str(caught.value)
+        str(excinfo.value)
         == f"assemble: folder: {tmp_path} is not empty, expected a new folder; name another one, or remove it"
     )
     assert [path.name for path in tmp_path.iterdir()] == ["other"]
 
 
-def test_a_name_that_is_none_is_refused(tmp_path: Path) -> None:
+def test_an_invalid_name_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=r"^name: got 'my digits!', expected 1 to 128 letters"):
         assemble(replace(linear_graphs(), name="my digits!"), tmp_path / "bundle", PUBLISHER)
     assert not (tmp_path / "bundle").exists()
 
 
-def test_slots_that_are_given_are_used(tmp_path: Path) -> None:
+def test_explicit_slots_are_used(tmp_path: Path) -> None:
     spec = with_graphs(infer=linear.infer_graph(("weight:0", "bias:0")))
     slots = tuple(
         Slot(initializer=initializer, kind=SlotKind.FLOAT, parameter=name, shape=spec.parameters[name].shape)
@@ -107,8 +107,8 @@ def test_slots_that_are_given_are_used(tmp_path: Path) -> None:
     bundle = assemble(replace(spec, slots={"onnx": slots}), tmp_path, PUBLISHER)
     assert bundle.manifest.slots["onnx"] == slots
     x = one_batch(3).inputs["x"]
-    got = open_runtime("onnx").open_predict(bundle, bundle.initial_parameters())({"x": x})
-    np.testing.assert_allclose(got, x @ WEIGHT + BIAS, atol=1e-6)
+    predictions = open_runtime("onnx").open_predict(bundle, bundle.initial_parameters())({"x": x})
+    np.testing.assert_allclose(predictions, x @ WEIGHT + BIAS, atol=1e-6)
 
 
 @cache
@@ -144,23 +144,25 @@ def slot_at(name: str, value: np.ndarray, data: bytes) -> Slot:
 
 def test_a_tflite_file_of_three_signatures_becomes_a_bundle(tmp_path: Path) -> None:
     bundle, runtime = assemble(tflite_spec(), tmp_path, PUBLISHER), open_runtime("litert")
-    step, expected = runtime.open_train(bundle), open_runtime("onnx").open_train(bundle_of("mlp"))
+    step, reference = runtime.open_train(bundle), open_runtime("onnx").open_train(bundle_of("mlp"))
     state = twin = step.begin(bundle.initial_parameters())
     for batch in batches(20, seed=1):
         state, _ = step(state, batch, RATE)
-        twin, _ = expected(twin, batch, RATE)
+        twin, _ = reference(twin, batch, RATE)
     np.testing.assert_allclose(state.parameters, twin.parameters, atol=1e-5)
     x, _ = samples(5, seed=2)
-    got = runtime.open_predict(bundle, state.parameters)({"x": x})
+    predictions = runtime.open_predict(bundle, state.parameters)({"x": x})
     module = app_of("mlp").module
     tensors = {
         name: torch.from_numpy(value.copy()) for name, value in bundle.manifest.table.views(state.parameters).items()
     }
     with torch.no_grad():
-        np.testing.assert_allclose(got, torch.func.functional_call(module, tensors, torch.from_numpy(x)), atol=1e-4)
+        np.testing.assert_allclose(
+            predictions, torch.func.functional_call(module, tensors, torch.from_numpy(x)), atol=1e-4
+        )
 
 
-def test_slots_of_a_tflite_file_are_found_by_what_stands_there(tmp_path: Path) -> None:
+def test_slots_of_a_tflite_file_are_located_by_their_values(tmp_path: Path) -> None:
     spec = tflite_spec()
     bundle = assemble(replace(spec, slots={}), tmp_path, PUBLISHER)
     assert bundle.manifest.slots == spec.slots
@@ -171,36 +173,36 @@ def test_slots_of_a_tflite_file_are_found_by_what_stands_there(tmp_path: Path) -
     order=st.permutations(range(3)),
     before=st.integers(0, 3),
 )
-def test_values_are_found_in_any_order_of_dimensions(shape: tuple[int, ...], order: list[int], before: int) -> None:
+def test_values_are_located_in_any_order_of_dimensions(shape: tuple[int, ...], order: list[int], before: int) -> None:
     value = np.arange(1, 1 + np.prod(shape, dtype=int), dtype=np.float32).reshape(shape)
-    turned = value.transpose([dim for dim in order if dim < value.ndim])
-    data = bytes(4 * before) + turned.tobytes() + bytes(4)
+    transposed = value.transpose([dim for dim in order if dim < value.ndim])
+    data = bytes(4 * before) + transposed.tobytes() + bytes(4)
     (slot,) = FILE_FORMATS["tflite"].find_slots(data, {"w": value}, "here")
     assert slot.offset == 4 * before
-    found = value.transpose(slot.permutation) if slot.permutation else value
-    assert (found.tobytes(), found.shape) == (turned.tobytes(), slot.shape)
+    slot_value = value.transpose(slot.permutation) if slot.permutation else value
+    assert (slot_value.tobytes(), slot_value.shape) == (transposed.tobytes(), slot.shape)
     check_slots((slot,), {"w": shape})
-    for twice in (data + turned.tobytes(), bytes(8)):
+    for bad_file in (data + transposed.tobytes(), bytes(8)):
         with pytest.raises(InvalidBundle, match=r"'w' occur at [02] positions in the file, expected one"):
-            FILE_FORMATS["tflite"].find_slots(twice, {"w": value}, "here")
+            FILE_FORMATS["tflite"].find_slots(bad_file, {"w": value}, "here")
 
 
 def test_a_tflite_file_needs_its_slots_and_its_signatures(tmp_path: Path) -> None:
     spec = tflite_spec()
-    flat = {**spec.parameters, "1.bias": np.zeros(32, np.float32)}
+    parameters = {**spec.parameters, "1.bias": np.zeros(32, np.float32)}
     with pytest.raises(
         InvalidBundle, match=r"infer graph \(tflite\): the values of '1.bias' occur at \d+ positions in the"
     ):
-        assemble(replace(spec, slots={}, parameters=flat), tmp_path, PUBLISHER)
-    alone = to_tflite({"other": trace_evaluate(prepare(app_of("mlp")), TFLITE)}, "mlp")
-    graphs = {"tflite": {**spec.graphs["tflite"], "train": alone}}
+        assemble(replace(spec, slots={}, parameters=parameters), tmp_path, PUBLISHER)
+    one_signature = to_tflite({"other": trace_evaluate(prepare(app_of("mlp")), TFLITE)}, "mlp")
+    graphs = {"tflite": {**spec.graphs["tflite"], "train": one_signature}}
     with pytest.raises(
         InvalidInput, match=r"train graph \(tflite\): got signature 'train', expected one of \['other'\]"
     ):
         assemble(replace(spec, graphs=graphs), tmp_path, PUBLISHER)
 
 
-def renamed(data: bytes, **names: str) -> bytes:
+def rename_ports(data: bytes, **names: str) -> bytes:
     """Return the graph with some of its ports renamed."""
     model = onnx.load_from_string(data)
     for node in model.graph.node:
@@ -211,7 +213,7 @@ def renamed(data: bytes, **names: str) -> bytes:
     return bytes(model.SerializeToString())
 
 
-def reshaped(data: bytes, name: str, *shape: int | str) -> bytes:
+def reshape_input(data: bytes, name: str, *shape: int | str) -> bytes:
     """Return the graph with another declared shape of one input."""
     model = onnx.load_from_string(data)
     for row in model.graph.input:
@@ -220,7 +222,7 @@ def reshaped(data: bytes, name: str, *shape: int | str) -> bytes:
     return bytes(model.SerializeToString())
 
 
-def controlled(data: bytes) -> bytes:
+def add_control(data: bytes) -> bytes:
     """Return the train graph with an input for SCAFFOLD's control variate of a parameter."""
     model = onnx.load_from_string(data)
     model.graph.input.append(linear.port("control.w", NUM_INPUTS, NUM_CLASSES))
@@ -236,18 +238,21 @@ TRAIN, EVALUATE, INFER = linear.train_graph(), linear.evaluate_graph(), linear.i
         ({"train": b"no graph"}, r"train graph \(onnx\): onnxruntime cannot open it"),
         ({"infer": INFER[:60]}, r"infer graph \(onnx\): (not an ONNX file|the ONNX file is cut off)"),
         ({"infer": linear.infer_graph(("W", "b"))}, r"infer graph \(onnx\): constant 'w': got none, expected float32"),
-        ({"train": renamed(TRAIN, loss="cost")}, r"signature 'train' has outputs \[.*'cost'.*expected .*'loss'"),
-        ({"train": renamed(TRAIN, mask="m")}, r"signature 'train' has inputs .* expected .*'mask'"),
-        ({"train": renamed(TRAIN, y="labels")}, r"train graph: got 'y' as None, expected int32 for 4 samples"),
+        ({"train": rename_ports(TRAIN, loss="cost")}, r"signature 'train' has outputs \[.*'cost'.*expected .*'loss'"),
+        ({"train": rename_ports(TRAIN, mask="m")}, r"signature 'train' has inputs .* expected .*'mask'"),
+        ({"train": rename_ports(TRAIN, y="labels")}, r"train graph: got 'y' as None, expected int32 for 4 samples"),
         (
-            {"train": reshaped(controlled(TRAIN), "control.w", 3)},
+            {"train": reshape_input(add_control(TRAIN), "control.w", 3)},
             r"train graph: got 'control\.w' as float32 \(3,\), expected float32 \(",
         ),
-        ({"infer": renamed(INFER, x="input")}, r"'train' has inputs .*'x', 'y'\], expected .*'input', "),
-        ({"infer": renamed(INFER, x="mask")}, r"'infer' has inputs \['mask'\], expected at least one, with different"),
-        ({"evaluate": reshaped(EVALUATE, "x", "n", 6)}, r"got 'x' as float32 \(n, 6\), expected .* fixed lengths"),
+        ({"infer": rename_ports(INFER, x="input")}, r"'train' has inputs .*'x', 'y'\], expected .*'input', "),
         (
-            {"evaluate": reshaped(EVALUATE, "mask", 1)},
+            {"infer": rename_ports(INFER, x="mask")},
+            r"'infer' has inputs \['mask'\], expected at least one, with different",
+        ),
+        ({"evaluate": reshape_input(EVALUATE, "x", "n", 6)}, r"got 'x' as float32 \(n, 6\), expected .* fixed lengths"),
+        (
+            {"evaluate": reshape_input(EVALUATE, "mask", 1)},
             r"evaluate graph: got 'mask' as float32 \(1,\), expected .*\(4,\)",
         ),
         ({"evaluate": linear.evaluate_graph(masked=False)}, r"a loss of \S+ from samples with mask 0.0, expected 0.0"),
@@ -264,7 +269,7 @@ def test_a_setting_of_the_optimizer_is_an_input_of_the_train_graph(tmp_path: Pat
     with pytest.raises(InvalidBundle, match=r"the setting 'momentum', expected an input 'optimizer\.momentum' of"):
         assemble(spec, tmp_path / "bundle", PUBLISHER)
     # The graph's learning rate is renamed to a setting, so the input learning_rate is missing.
-    train = renamed(TRAIN, learning_rate="optimizer.momentum")
+    train = rename_ports(TRAIN, learning_rate="optimizer.momentum")
     with pytest.raises(InvalidBundle, match=r"inputs .*'optimizer\.momentum'.* expected .*'learning_rate'"):
         assemble(replace(with_graphs(train=train), optimizer=spec.optimizer), tmp_path / "bundle", PUBLISHER)
 
@@ -281,21 +286,21 @@ def test_a_spec_that_lacks_something_is_refused(tmp_path: Path) -> None:
     ):
         with pytest.raises(InvalidBundle, match=message):
             replace(spec, **change)
-    some = (Slot(initializer="w", kind=SlotKind.FLOAT, parameter="w", shape=WEIGHT.shape),)
+    slots = (Slot(initializer="w", kind=SlotKind.FLOAT, parameter="w", shape=WEIGHT.shape),)
     with pytest.raises(InvalidBundle, match=r"got no slots for \['b'\], expected one for each"):
-        assemble(replace(spec, slots={"onnx": some}), tmp_path, PUBLISHER)
+        assemble(replace(spec, slots={"onnx": slots}), tmp_path, PUBLISHER)
     with pytest.raises(InvalidBundle, match=r"got logits \(1, 3\), expected 5 of each sample"):
         assemble(replace(spec, num_classes=5), tmp_path, PUBLISHER)
     with pytest.raises(InvalidBundle, match=r"train graph: got 'mask' as float32 \(4,\), expected float32 \(8,\)"):
         assemble(replace(spec, batch_size=8), tmp_path, PUBLISHER)
-    wide = {"w": np.zeros((6, 4), np.float32), "b": np.zeros(4, np.float32)}
+    wide_parameters = {"w": np.zeros((6, 4), np.float32), "b": np.zeros(4, np.float32)}
     outputs = [linear.port("logits", "n", 4)]
-    infer = linear.file(linear.FORWARD, [linear.port("x", "n", 6)], outputs, wide)
+    infer = linear.file(linear.FORWARD, [linear.port("x", "n", 6)], outputs, wide_parameters)
     with pytest.raises(InvalidBundle, match=r"train graph: got 'b' as float32 \(3,\), expected float32 \(4,\)"):
-        assemble(replace(with_graphs(infer=infer), parameters=wide), tmp_path, PUBLISHER)
+        assemble(replace(with_graphs(infer=infer), parameters=wide_parameters), tmp_path, PUBLISHER)
 
 
-def test_slots_that_contradict_each_other_are_told_before_they_are_filled(tmp_path: Path) -> None:
+def test_slots_that_contradict_each_other_are_reported_before_they_are_filled(tmp_path: Path) -> None:
     slots = tuple(
         Slot(initializer=name, kind=SlotKind.FLOAT, parameter=name, shape=value.shape, permutation=(0,))
         for name, value in (("b", BIAS), ("w", WEIGHT))
@@ -311,7 +316,7 @@ def test_preprocess_in_one_format_alone_is_refused() -> None:
         replace(linear_graphs(), graphs={"onnx": {**graphs, "preprocess": b""}, "tflite": graphs})
 
 
-def test_a_step_that_fails_while_it_runs_is_an_error_of_ours(tmp_path: Path) -> None:
+def test_a_step_that_fails_at_run_time_raises_a_fanin_error(tmp_path: Path) -> None:
     # The graph opens. Only the lookup of the labels is out of the table's range, in every batch.
     nodes = [copy.deepcopy(node) for node in linear.STEP]
     (lookup,) = (node for node in nodes if node.op_type == "Gather")
@@ -324,7 +329,7 @@ def test_a_step_that_fails_while_it_runs_is_an_error_of_ours(tmp_path: Path) -> 
         assemble(with_graphs(train=train), tmp_path / "bundle", PUBLISHER)
 
 
-def test_a_damaged_name_in_a_file_is_an_error_of_ours() -> None:
+def test_a_damaged_name_in_a_file_raises_a_fanin_error() -> None:
     # The library's error message quotes these bytes, which are not valid UTF-8.
     damaged = TRAIN.replace(b"LogSoftmax", b"Log\xff\xfe\xfdtmax")
     assert damaged != TRAIN
@@ -333,7 +338,7 @@ def test_a_damaged_name_in_a_file_is_an_error_of_ours() -> None:
 
 
 def test_an_infer_graph_with_a_fixed_batch_predicts_any_number_of_samples(tmp_path: Path) -> None:
-    bundle = assemble(with_graphs(infer=reshaped(INFER, "x", 4, 6)), tmp_path, PUBLISHER)
+    bundle = assemble(with_graphs(infer=reshape_input(INFER, "x", 4, 6)), tmp_path, PUBLISHER)
     x = np.random.default_rng(3).normal(size=(10, 6)).astype(np.float32)
     logits = open_runtime("onnx").open_predict(bundle, bundle.initial_parameters())({"x": x})
     np.testing.assert_allclose(logits, x @ WEIGHT + BIAS, atol=1e-6)

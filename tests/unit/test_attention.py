@@ -31,7 +31,7 @@ def projections(draw: st.DrawFn) -> tuple[Tensor, Tensor, Tensor]:
     scale=st.none() | st.floats(0.1, 2.0),
     kind=st.sampled_from(["none", "causal", "bool", "float"]),
 )
-def test_it_is_torchs(given: tuple[Tensor, Tensor, Tensor], scale: float | None, kind: str) -> None:
+def test_plain_attention_equals_torch(given: tuple[Tensor, Tensor, Tensor], scale: float | None, kind: str) -> None:
     query, key, value = given
     mask = None
     if kind == "bool":
@@ -54,7 +54,7 @@ def test_keys_may_be_shared_by_groups_of_queries(num_groups: int) -> None:
     torch.testing.assert_close(plain_attention(query, key, value, is_causal=True, enable_gqa=True), expected, **CLOSE)
 
 
-def test_a_row_without_any_place_is_no_nan() -> None:
+def test_a_fully_masked_row_is_finite() -> None:
     query, key, value = torch.randn(3, 2, 4)
     for mask in (torch.zeros(2, 2, dtype=torch.bool), torch.full((2, 2), -math.inf)):
         assert plain_attention(query, key, value, mask).isfinite().all()
@@ -70,11 +70,11 @@ class Mix(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(B, T, 8)."""
         mask = nn.Transformer.generate_square_subsequent_mask(x.size(1))
-        mixed, _ = self.mix(x, x, x, attn_mask=mask, need_weights=False)
-        return mixed
+        output, _ = self.mix(x, x, x, attn_mask=mask, need_weights=False)
+        return output
 
 
-class Bare(nn.Module):
+class DirectCall(nn.Module):
     """A direct call of the attention function, on three dimensions."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -82,18 +82,18 @@ class Bare(nn.Module):
         return scaled_dot_product_attention(x, x, x, is_causal=True)
 
 
-@pytest.mark.parametrize("module", [Mix(), Bare()], ids=["layer", "function"])
-def test_a_program_is_left_without_the_operator(module: nn.Module) -> None:
+@pytest.mark.parametrize("module", [Mix(), DirectCall()], ids=["layer", "function"])
+def test_the_operator_is_removed_from_a_program(module: nn.Module) -> None:
     x = torch.randn(2, 3, 8)
     with torch.no_grad():
         program = export(module, (x,), dynamic_shapes=({0: Dim("batch")},))
     assert any("scaled_dot_product" in str(node.target) for node in program.graph.nodes)
-    plain = with_plain_attention(program)
-    assert not any("scaled_dot_product" in str(node.target) for node in plain.graph.nodes)
-    more = torch.randn(5, 3, 8)
-    torch.testing.assert_close(plain.module()(more), module(more))
+    plain_program = with_plain_attention(program)
+    assert not any("scaled_dot_product" in str(node.target) for node in plain_program.graph.nodes)
+    larger_batch = torch.randn(5, 3, 8)
+    torch.testing.assert_close(plain_program.module()(larger_batch), module(larger_batch))
 
 
-def test_a_program_without_attention_stays_as_it_is() -> None:
+def test_a_program_without_attention_is_unchanged() -> None:
     program = export(nn.Linear(2, 2), (torch.zeros(1, 2),))
     assert with_plain_attention(program) is program

@@ -35,36 +35,41 @@ def test_the_chain_verifies_for_its_names_and_no_other(tmp_path: Path) -> None:
         verify(identity, name)
     with pytest.raises(VerificationError):
         verify(identity, "other.example")
-    found = certificate(identity).extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    assert {str(address) for address in found.get_values_for_type(x509.IPAddress)} == {"127.0.0.1", "::1"}
+    names = certificate(identity).extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert {str(address) for address in names.get_values_for_type(x509.IPAddress)} == {"127.0.0.1", "::1"}
 
 
-def test_the_chain_verifies_for_no_other_authority_and_not_for_ever(tmp_path: Path) -> None:
+def test_the_chain_verifies_for_no_other_authority_and_expires(tmp_path: Path) -> None:
     identity, other = (local_identity(tmp_path / name, NAMES, NOW) for name in "ab")
-    mixed = ServerIdentity(key=identity.key, certificate=identity.certificate, ca_certificate=other.ca_certificate)
+    mixed_identity = ServerIdentity(
+        key=identity.key, certificate=identity.certificate, ca_certificate=other.ca_certificate
+    )
     with pytest.raises(VerificationError):
-        verify(mixed, "localhost")
+        verify(mixed_identity, "localhost")
     with pytest.raises(VerificationError):
         verify(identity, "localhost", NOW + timedelta(days=SERVER_DAYS + 1))
 
 
-def test_the_key_is_the_certificates(tmp_path: Path) -> None:
+def test_the_key_matches_the_certificate(tmp_path: Path) -> None:
     identity = local_identity(tmp_path, NAMES, NOW)
     key = serialization.load_pem_private_key(identity.key, password=None)
     assert key.public_key() == certificate(identity).public_key()
 
 
-def test_an_authority_signs_servers_and_a_server_signs_nobody(tmp_path: Path) -> None:
+def test_an_authority_signs_servers_and_a_server_signs_no_certificate(tmp_path: Path) -> None:
     identity = local_identity(tmp_path, NAMES, NOW)
     ca = x509.load_pem_x509_certificate(identity.ca_certificate)
-    basics = [found.extensions.get_extension_for_class(x509.BasicConstraints) for found in (ca, certificate(identity))]
-    assert [(found.critical, found.value.ca, found.value.path_length) for found in basics] == [
+    constraints = [
+        constraint.extensions.get_extension_for_class(x509.BasicConstraints)
+        for constraint in (ca, certificate(identity))
+    ]
+    assert [(constraint.critical, constraint.value.ca, constraint.value.path_length) for constraint in constraints] == [
         (True, True, 0),
         (True, False, None),
     ]
 
 
-def test_a_good_identity_is_kept(tmp_path: Path) -> None:
+def test_a_valid_identity_is_reused(tmp_path: Path) -> None:
     first = local_identity(tmp_path, NAMES, NOW)
     assert local_identity(tmp_path, NAMES, NOW + timedelta(days=SERVER_DAYS - RENEW_DAYS - 1)) == first
     assert local_identity(tmp_path, NAMES[:2], NOW) == first
@@ -75,7 +80,7 @@ def test_a_good_identity_is_kept(tmp_path: Path) -> None:
     [(NAMES, SERVER_DAYS - RENEW_DAYS + 1), ((*NAMES, "new.example"), 0)],
     ids=["renewal", "new name"],
 )
-def test_near_its_end_and_for_a_new_name_a_server_gets_a_new_one(
+def test_a_certificate_is_renewed_before_its_end_and_for_a_new_name(
     tmp_path: Path, names: tuple[str, ...], days: int
 ) -> None:
     first, later = local_identity(tmp_path, NAMES, NOW), NOW + timedelta(days=days)
@@ -104,7 +109,7 @@ def test_keys_are_for_their_owner_only(tmp_path: Path) -> None:
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
-def test_a_folder_whose_authority_is_no_ecdsa_key_is_said(tmp_path: Path) -> None:
+def test_a_folder_whose_authority_is_no_ecdsa_key_is_refused(tmp_path: Path) -> None:
     local_identity(tmp_path, NAMES, NOW)
     pem = Ed25519PrivateKey.generate().private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
@@ -118,12 +123,12 @@ def test_a_server_certificate_from_a_clock_that_was_ahead_is_issued_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     first = local_identity(tmp_path, NAMES, NOW)
-    ahead = local_identity(tmp_path, NAMES, NOW + timedelta(days=SERVER_DAYS))
+    future = local_identity(tmp_path, NAMES, NOW + timedelta(days=SERVER_DAYS))
     with pytest.raises(VerificationError):
-        verify(ahead, "localhost")
-    again = local_identity(tmp_path, NAMES, NOW)
-    assert again.ca_certificate == first.ca_certificate
-    verify(again, "localhost")
+        verify(future, "localhost")
+    renewed = local_identity(tmp_path, NAMES, NOW)
+    assert renewed.ca_certificate == first.ca_certificate
+    verify(renewed, "localhost")
     assert "it is not valid before 2027-04-01 23:00 UTC, because the clock was ahead" in caplog.text
 
 
@@ -134,21 +139,21 @@ def test_a_certificate_survives_a_clock_that_is_set_back_a_little(tmp_path: Path
 
 
 @pytest.mark.parametrize("days", [-CA_DAYS, -1, CA_DAYS])
-def test_an_authority_that_is_not_valid_now_is_refused_and_kept(tmp_path: Path, days: int) -> None:
+def test_an_authority_that_is_not_valid_now_is_refused_and_not_replaced(tmp_path: Path, days: int) -> None:
     first = local_identity(tmp_path, NAMES, NOW)
     with pytest.raises(Corrupted, match=r"ca\.pem: valid from 2026-02-28 23:00 to .* set the clock, or if it is right"):
         local_identity(tmp_path, NAMES, NOW + timedelta(days=days))
     assert local_identity(tmp_path, NAMES, NOW) == first
 
 
-def test_a_server_certificate_ends_no_later_than_its_authority_whose_end_is_announced(
+def test_a_server_certificate_ends_no_later_than_its_authority_whose_end_is_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     local_identity(tmp_path, NAMES, NOW)
     assert "ends on" not in caplog.text
-    late = local_identity(tmp_path, NAMES, NOW + timedelta(days=CA_DAYS - 100))
+    late_identity = local_identity(tmp_path, NAMES, NOW + timedelta(days=CA_DAYS - 100))
     end = NOW + timedelta(days=CA_DAYS)
-    assert certificate(late).not_valid_after_utc == end
+    assert certificate(late_identity).not_valid_after_utc == end
     assert f"ca.pem: ends on {end.date()}; no client can connect from then on" in caplog.text
 
 
@@ -160,9 +165,9 @@ def test_a_damaged_server_certificate_is_issued_again(tmp_path: Path, name: str,
         (tmp_path / name).unlink()
     else:
         (tmp_path / name).write_bytes(damage)
-    again = local_identity(tmp_path, NAMES, NOW)
-    assert again.ca_certificate == first.ca_certificate
-    verify(again, "localhost")
+    renewed = local_identity(tmp_path, NAMES, NOW)
+    assert renewed.ca_certificate == first.ca_certificate
+    verify(renewed, "localhost")
 
 
 def test_a_certificate_of_another_authority_is_issued_again(tmp_path: Path) -> None:
@@ -197,20 +202,20 @@ def test_a_damaged_authority_is_refused_and_not_replaced(
 
 # One of the flipped bits can make the random serial number negative.
 @pytest.mark.filterwarnings("ignore:Parsed a serial number which wasn't positive")
-def test_one_flipped_bit_anywhere_in_the_authority_is_refused_or_means_nothing(tmp_path: Path) -> None:
+def test_one_flipped_bit_anywhere_in_the_authority_is_refused_or_harmless(tmp_path: Path) -> None:
     first = local_identity(tmp_path, NAMES, NOW)
     path = tmp_path / "ca.pem"
-    whole = path.read_bytes()
-    refused = 0
-    for index in range(0, len(whole), 3):
-        path.write_bytes(whole[:index] + bytes([whole[index] ^ 1]) + whole[index + 1 :])
+    data = path.read_bytes()
+    num_refused = 0
+    for index in range(0, len(data), 3):
+        path.write_bytes(data[:index] + bytes([data[index] ^ 1]) + data[index + 1 :])
         try:
             identity = local_identity(tmp_path, NAMES, NOW)
         except Corrupted:
-            refused += 1
+            num_refused += 1
         else:
             assert identity.certificate == first.certificate
-    assert refused > len(whole) // 6
+    assert num_refused > len(data) // 6
 
 
 def test_an_authority_with_the_key_of_another_is_refused(tmp_path: Path) -> None:
@@ -221,13 +226,13 @@ def test_an_authority_with_the_key_of_another_is_refused(tmp_path: Path) -> None
         local_identity(tmp_path / "a", NAMES, NOW)
 
 
-def test_a_lost_authority_certificate_is_issued_again_and_clients_go_on_with_the_old_one(tmp_path: Path) -> None:
+def test_a_lost_authority_certificate_is_issued_again_and_clients_can_use_the_old_one(tmp_path: Path) -> None:
     first = local_identity(tmp_path, NAMES, NOW)
     (tmp_path / "ca.pem").unlink()
-    again = local_identity(tmp_path, (*NAMES, "new.example"), NOW)
-    assert again.ca_certificate != first.ca_certificate
-    for ca in (first.ca_certificate, again.ca_certificate):
-        verify(ServerIdentity(key=again.key, certificate=again.certificate, ca_certificate=ca), "new.example")
+    renewed = local_identity(tmp_path, (*NAMES, "new.example"), NOW)
+    assert renewed.ca_certificate != first.ca_certificate
+    for ca in (first.ca_certificate, renewed.ca_certificate):
+        verify(ServerIdentity(key=renewed.key, certificate=renewed.certificate, ca_certificate=ca), "new.example")
 
 
 @pytest.mark.parametrize("name", ["", "b\u00fccher.example", "two words", "x" * 254])
@@ -247,7 +252,7 @@ def test_the_names_and_the_bytes_of_an_identity_are_synced(tmp_path: Path) -> No
     in_child(work)
 
 
-def test_on_a_full_disk_no_half_of_an_identity_is_left(tmp_path: Path) -> None:
+def test_a_full_disk_leaves_no_partial_identity(tmp_path: Path) -> None:
     def work() -> None:
         with full_disk(100), pytest.raises(StorageFull, match=r"ca\.key: no space left on the coordinator's disk"):
             local_identity(tmp_path, NAMES, NOW)

@@ -9,7 +9,7 @@ from fanin.edge.runtimes.available import open_runtime
 from fanin.protos.errors import RuntimeMissing
 
 
-def test_an_unknown_runtime_is_told_what_is_known() -> None:
+def test_an_unknown_runtime_is_refused_with_the_known_names() -> None:
     with pytest.raises(RuntimeMissing, match=r"runtime: got 'abacus', expected one of \['litert', 'onnx', "):
         open_runtime("abacus")
 
@@ -59,5 +59,5 @@ except RuntimeMissing as exc:
         ("onnx", "reference", "runtime 'reference': onnx is not installed here; pip install 'fanin[export]'"),
     ],
 )
-def test_a_missing_library_is_said_with_the_extra_that_brings_it(library: str, name: str, message: str) -> None:
+def test_a_missing_library_is_reported_with_its_extra(library: str, name: str, message: str) -> None:
     assert child(MISSING, library, name) == message

@@ -45,8 +45,8 @@ def falsify(folder: Path, place: Place, auxiliary: dict[str, Artifact], number: 
     assert before is not None
     key = SigningKey(runs.run_key("run", b""))
     assert (before.parent, before.public_key) == (number - 1, key.public)
-    signed = add_auxiliary(key, before, auxiliary)
-    data = version_to_proto(signed).SerializeToString()
+    replacement = add_auxiliary(key, before, auxiliary)
+    data = version_to_proto(replacement).SerializeToString()
     engine = open_engine(folder / "state" / "fanin.db", Durability.PROCESS)
     with engine.begin() as connection:
         statement = text("UPDATE versions SET version_proto = :data WHERE number = :number")
@@ -105,8 +105,8 @@ def test_a_damaged_auxiliary_tensor_fails_the_round_with_a_reason(tmp_path: Path
         for device, (header, payload) in zip(devices, updates, strict=True):
             await device.line(place).upload(header, lambda first, size, data=payload: data[first : first + size])
         await settle()
-        failures = [one.event for one in place.state.runs.events("run") if isinstance(one.event, RoundFailed)]
-        assert [one.reason for one in failures][:1] == [
+        failures = [event.event for event in place.state.runs.events("run") if isinstance(event.event, RoundFailed)]
+        assert [event.reason for event in failures][:1] == [
             "version 1 is damaged on the coordinator's disk; the coordinator's log has the details"
         ]
         await place.runs.stop()
@@ -126,11 +126,11 @@ def test_a_publication_does_not_permit_the_download_of_auxiliary_tensors(tmp_pat
         (ref,) = work.version.auxiliary["control"].chunks
         publications = place.runs.find_publications("run")
         assert publications is not None
-        published = publications.publish("c")
+        publication = publications.publish("c")
         stranger = StagedDevice("c").line(place)
         expected = f"chunk {ref.sha256[:16]!r}: not one that this assignment needs; check in again"
         with raises(NotFound, expected):
-            await stranger.download(published.download_id, ref.sha256)
+            await stranger.download(publication.download_id, ref.sha256)
         assert await devices[0].line(place).download(work.assignment_id, ref.sha256)
         await place.runs.stop()
 
@@ -162,13 +162,13 @@ def test_an_update_without_the_second_group_is_refused(tmp_path: Path) -> None:
         place, device = await open_run(tmp_path, WANTED), StagedDevice("a")
         await settle()
         header, payload = await device.update(place, await device.assignment(place), change_of("a", 1))
-        half, line = payload[: len(payload) // 2], device.line(place)
+        half_payload, connection = payload[: len(payload) // 2], device.line(place)
         with raises(InvalidUpdate, "update: got 2 shifts up to 0, expected 4 up to 0"):
-            await line.upload(replace(header, shifts=(0, 0)), lambda first, size: payload[first : first + size])
-        short = replace(header, payload=artifact_of(half))
+            await connection.upload(replace(header, shifts=(0, 0)), lambda first, size: payload[first : first + size])
+        short_header = replace(header, payload=artifact_of(half_payload))
         expected = f"update: got {4 * NUM} bytes, expected {8 * NUM} for {2 * NUM} values; the model has another shape"
         with raises(InvalidUpdate, expected):
-            await line.upload(short, lambda first, size: half[first : first + size])
+            await connection.upload(short_header, lambda first, size: half_payload[first : first + size])
         await place.runs.stop()
 
     run_virtual(main())
@@ -182,8 +182,8 @@ def test_as_many_values_may_be_saturated_as_all_groups_have(tmp_path: Path) -> N
 
         async def send(num_saturated: int) -> m.UploadReply:
             counts = dict(header.statistics.counts) | {m.SATURATED: num_saturated}
-            changed = replace(header, statistics=m.Statistics(counts=counts))
-            return await device.line(place).upload(changed, lambda first, size: payload[first : first + size])
+            changed_header = replace(header, statistics=m.Statistics(counts=counts))
+            return await device.line(place).upload(changed_header, lambda first, size: payload[first : first + size])
 
         with raises(InvalidUpdate, f"update: got saturated = {2 * NUM + 1}, expected at most {2 * NUM}"):
             await send(2 * NUM + 1)
@@ -193,11 +193,11 @@ def test_as_many_values_may_be_saturated_as_all_groups_have(tmp_path: Path) -> N
     run_virtual(main())
 
 
-LACKS = (
+MISSING_INPUTS = (
     "run run: got the stage 'scaffold', but the train graph has no inputs control.<name>, so no device could "
     "correct its gradients; export the App with Recipe(scaffold=True), or remove the stage"
 )
-UNSET = (
+UNSET_INPUTS = (
     "run run: the train graph has the inputs control.<name>, but no stage of the plan sets them; add the stage "
     "'scaffold' to [[stages]], or export the App without Recipe(scaffold=True)"
 )
@@ -206,24 +206,24 @@ UNSET = (
 def test_stages_and_bundle_that_do_not_fit_start_no_run(tmp_path: Path) -> None:
     async def main() -> None:
         place = open_place(tmp_path)
-        with raises(InvalidPlan, LACKS):
+        with raises(InvalidPlan, MISSING_INPUTS):
             await start(place.runs, bundle_in(tmp_path), WANTED)
-        with raises(InvalidPlan, UNSET):
+        with raises(InvalidPlan, UNSET_INPUTS):
             await start(place.runs, bundle_in(tmp_path / "scaffold", scaffold=True), plan(stages=(FEEDBACK,)))
-        unknown = plan(stages=(m.StageSpec(name="scafold"), FEEDBACK))
+        unknown_plan = plan(stages=(m.StageSpec(name="scafold"), FEEDBACK))
         with pytest.raises(InvalidPlan, match=r"stages: got 'scafold', expected one of .* did you mean scaffold"):
-            await start(place.runs, bundle_in(tmp_path / "unknown"), unknown)
+            await start(place.runs, bundle_in(tmp_path / "unknown"), unknown_plan)
         with raises(
             InvalidPlan, "plan: stages: scaffold: got the options [], expected ['num_devices']; add num_devices"
         ):
             await start(place.runs, bundle_in(tmp_path / "options"), plan(stages=(replace(scaffold(1), options={}),)))
-        few = plan(stages=(scaffold(2), FEEDBACK), concurrency=3, buffer=3, quorum=3)
+        small_plan = plan(stages=(scaffold(2), FEEDBACK), concurrency=3, buffer=3, quorum=3)
         expected = (
             "run run: got scaffold num_devices 2 and cohort.concurrency 3, expected at least 3: num_devices counts all "
             "devices of the Run"
         )
         with raises(InvalidPlan, expected):
-            await start(place.runs, bundle_in(tmp_path / "few", scaffold=True), few)
+            await start(place.runs, bundle_in(tmp_path / "few", scaffold=True), small_plan)
         assert await place.runs.infos() == ()
         await place.runs.stop()
 
@@ -238,7 +238,7 @@ def test_a_version_from_outside_has_no_auxiliary_tensors(tmp_path: Path) -> None
         await place.runs.command(Command(command_id="pause", run_id="run", what=Pause()))
         await settle()
         newest = await place.state.stores.runs.newest_version("run")
-        alone = sign_version(
+        version = sign_version(
             PUBLISHER,
             parent=newest,
             run_id="run",
@@ -250,8 +250,8 @@ def test_a_version_from_outside_has_no_auxiliary_tensors(tmp_path: Path) -> None
             "version 2 of run run: got the auxiliary tensors ['control'], expected none: they begin with zeros after a "
             "version from outside; publish the parameters alone",
         ):
-            await place.runs.publish_version(add_auxiliary(PUBLISHER, alone, newest.auxiliary), 5)
-        await place.runs.publish_version(alone, 5)
+            await place.runs.publish_version(add_auxiliary(PUBLISHER, version, newest.auxiliary), 5)
+        await place.runs.publish_version(version, 5)
         await settle()
         assert (await devices[0].assignment(place)).state == m.StageState(lineage=2, round=0)
         await take_round(place, devices)

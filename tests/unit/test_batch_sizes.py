@@ -69,25 +69,30 @@ def test_a_bundle_with_one_batch_size_has_no_new_key() -> None:
         parse_manifest(empty)
 
 
-def _without(manifest: Manifest) -> Manifest:
-    return replace(manifest, signatures={key: each for key, each in manifest.signatures.items() if key != "train@b3"})
+def _remove_signature(manifest: Manifest) -> Manifest:
+    return replace(
+        manifest, signatures={key: signature for key, signature in manifest.signatures.items() if key != "train@b3"}
+    )
 
 
-def _swapped(manifest: Manifest) -> Manifest:
+def _swap_signatures(manifest: Manifest) -> Manifest:
     signatures = manifest.signatures
     return replace(manifest, signatures={**signatures, "train@b3": signatures["train@b20"]})
 
 
-def _renamed(manifest: Manifest) -> Manifest:
+def _rename_port(manifest: Manifest) -> Manifest:
     train = manifest.signatures["train@b3"]
     outputs = (*train.outputs[:-1], Port(name="cost", dtype="float32", shape=()))
     return replace(manifest, signatures={**manifest.signatures, "train@b3": replace(train, outputs=outputs)})
 
 
 CHANGES: list[tuple[Callable[[Manifest], Manifest], str]] = [
-    (_without, "manifest: got the signatures ['train@b20'] of lengths and batch sizes, expected ['train@b20', "),
-    (_swapped, "manifest: signature 'train@b3': got 'x' of shape (20, 1, 8, 8), expected (3, 1, 8, 8)"),
-    (_renamed, "manifest: signature 'train@b3': got the ports [('next."),
+    (
+        _remove_signature,
+        "manifest: got the signatures ['train@b20'] of lengths and batch sizes, expected ['train@b20', ",
+    ),
+    (_swap_signatures, "manifest: signature 'train@b3': got 'x' of shape (20, 1, 8, 8), expected (3, 1, 8, 8)"),
+    (_rename_port, "manifest: signature 'train@b3': got the ports [('next."),
     (
         lambda manifest: replace(manifest, batch_size=3),
         "manifest: other_batch_sizes: got [3, 20] with batch_size 3, expected at most 3 different",
@@ -100,9 +105,9 @@ def test_a_manifest_whose_batch_sizes_contradict_each_other_is_refused(
     change: Callable[[Manifest], Manifest], message: str
 ) -> None:
     bundle = bundle_of("sizes")
-    with pytest.raises(InvalidBundle) as caught:
+    with pytest.raises(InvalidBundle) as excinfo:
         with_manifest(bundle, change(bundle.manifest))
-    assert str(caught.value).startswith(message)
+    assert str(excinfo.value).startswith(message)
 
 
 def model() -> OpenedModel:
@@ -110,12 +115,12 @@ def model() -> OpenedModel:
     return OpenedModel(bundle=bundle, parameters=bundle.initial_parameters())
 
 
-def part_of(seed: int) -> Examples:
+def examples_of(seed: int) -> Examples:
     x, y = samples(9, seed=seed)
     return Examples(inputs={"x": x}, y=y)
 
 
-def trained_with(trainer: RuntimeTrainer, size: int) -> Change:
+def train_with(trainer: RuntimeTrainer, size: int) -> Change:
     training = m.Training(epochs=2, learning_rate=0.05, seed=1, batch_size=size)
     assignment = replace(example_assignment(bundle_of("sizes")), training=training)
     return trainer.train(model(), assignment, lambda: None)
@@ -126,22 +131,22 @@ def test_a_device_trains_with_the_batch_size_of_the_plan_and_evaluates_with_the_
         name: Examples(inputs={"x": x}, y=y) for name, (x, y) in zip("tv", (samples(31, seed=5),) * 2, strict=True)
     }
     trainer = RuntimeTrainer(open_runtime("onnx"), MemoryStore(train=parts["t"], validation=parts["v"], partition=2))
-    changes = {size: trained_with(trainer, size) for size in (0, BATCH_SIZE, *OTHER_SIZES, 0)}
+    changes = {size: train_with(trainer, size) for size in (0, BATCH_SIZE, *OTHER_SIZES, 0)}
     assert {size: change.num_steps for size, change in changes.items()} == {0: 8, BATCH_SIZE: 8, 3: 22, 20: 4}
     assert np.array_equal(changes[0].values, changes[BATCH_SIZE].values)
     assert len({change.values.tobytes() for change in changes.values()}) == 3
-    of_version = [{**change.counts, m.TRAIN_LOSS: 0} for change in changes.values()]
-    assert all(counts == of_version[0] for counts in of_version)
+    version_counts = [{**change.counts, m.TRAIN_LOSS: 0} for change in changes.values()]
+    assert all(counts == version_counts[0] for counts in version_counts)
     message = (
         "batch_size: got 5, but the bundle's train graphs are for 3, 8, 20; choose one of these, or export the App "
         "with App(other_batch_sizes=(5,))"
     )
     with raises(InvalidInput, message):
-        trained_with(trainer, 5)
+        train_with(trainer, 5)
 
 
 def test_a_device_downloads_the_train_graph_of_the_plans_batch_size_alone(tmp_path: Path) -> None:
-    store = MemoryStore(train=part_of(5), validation=part_of(6), partition=0)
+    store = MemoryStore(train=examples_of(5), validation=examples_of(6), partition=0)
     others = {"evaluate.onnx", "infer.onnx"}
     for size, name in ((20, "train.onnx@b20"), (0, "train.onnx"), (BATCH_SIZE, "train.onnx")):
         coordinator = requests_of(bundle_of("sizes"), size)
@@ -173,11 +178,11 @@ def test_clients_train_together_with_the_batch_size_of_the_plan() -> None:
         pending = [trainings.begin(each, model(), replace(work, assignment_id=f"{each:032x}")) for each in range(3)]
         return [each() for each in pending]
 
-    alone = changes_of(LocalTrainings(graphs, clients, 0.2))
+    sequential = changes_of(LocalTrainings(graphs, clients, 0.2))
     step = VectorStep(app_of("sizes").for_batches(3))
-    together = changes_of(VectorTrainings(step, graphs, clients, 0.2))
-    assert [each.num_steps for each in alone] == [8, 3, 4]
-    for one, other in zip(alone, together, strict=True):
+    vectorized = changes_of(VectorTrainings(step, graphs, clients, 0.2))
+    assert [change.num_steps for change in sequential] == [8, 3, 4]
+    for one, other in zip(sequential, vectorized, strict=True):
         assert one.num_steps == other.num_steps
         assert np.abs(one.values - other.values).max() < 1e-5 * np.abs(one.values).max() + 1e-6
 

@@ -27,7 +27,7 @@ def files(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.rglob("*") if path.is_file())
 
 
-def test_what_was_put_is_read_from_any_offset(blobs: FolderBlobs, tmp_path: Path) -> None:
+def test_a_chunk_is_read_from_any_offset(blobs: FolderBlobs, tmp_path: Path) -> None:
     blobs.put(DIGEST, DATA)
     assert blobs.read(DIGEST) == DATA
     assert blobs.read(DIGEST, 100) == DATA[100:]
@@ -42,8 +42,8 @@ def test_putting_twice_is_harmless(blobs: FolderBlobs, tmp_path: Path) -> None:
 
 
 def test_bytes_under_a_wrong_name_are_refused(blobs: FolderBlobs, tmp_path: Path) -> None:
-    got = artifact_of(b"other").sha256
-    with raises(InvalidInput, f"chunk: digest mismatch (got {short(got)}, expected {short(DIGEST)})"):
+    digest = artifact_of(b"other").sha256
+    with raises(InvalidInput, f"chunk: digest mismatch (got {short(digest)}, expected {short(DIGEST)})"):
         blobs.put(DIGEST, b"other")
     assert files(tmp_path) == []
 
@@ -51,12 +51,12 @@ def test_bytes_under_a_wrong_name_are_refused(blobs: FolderBlobs, tmp_path: Path
 @pytest.mark.parametrize("name", ["", "../../etc/passwd", DIGEST.upper(), "ab/" + DIGEST[3:]])
 def test_a_name_that_is_no_digest_never_becomes_a_path(blobs: FolderBlobs, name: str) -> None:
     text = f"chunk: got digest {name!r}, expected 64 hexadecimal characters"
-    for use in (lambda: blobs.put(name, DATA), lambda: blobs.read(name), lambda: blobs.missing([DIGEST, name])):
+    for call in (lambda: blobs.put(name, DATA), lambda: blobs.read(name), lambda: blobs.missing([DIGEST, name])):
         with raises(InvalidInput, text):
-            use()
+            call()
 
 
-def test_what_is_not_here_and_where_there_is_nothing_is_said(blobs: FolderBlobs) -> None:
+def test_a_missing_chunk_and_an_invalid_offset_are_refused(blobs: FolderBlobs) -> None:
     with raises(NotFound, f"chunk {short(DIGEST)}: not stored here"):
         blobs.read(DIGEST)
     blobs.put(DIGEST, DATA)
@@ -74,24 +74,24 @@ def test_an_artifact_is_stored_by_its_chunks(blobs: FolderBlobs, tmp_path: Path)
     assert blobs.missing([*(ref.sha256 for ref in artifact.chunks), "0" * 64]) == ("0" * 64,)
 
 
-@pytest.mark.parametrize("damaged", [b"\1" + DATA[1:], DATA[:-1], b""], ids=["changed", "cut", "empty"])
+@pytest.mark.parametrize("damage", [b"\1" + DATA[1:], DATA[:-1], b""], ids=["changed", "cut", "empty"])
 def test_damaged_bytes_are_never_read_and_logged_once(
-    blobs: FolderBlobs, tmp_path: Path, caplog: pytest.LogCaptureFixture, damaged: bytes
+    blobs: FolderBlobs, tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: bytes
 ) -> None:
     artifact = blobs.put_pieces([DATA])
     path = tmp_path / DIGEST[:2] / DIGEST
     assert blobs.read(DIGEST) == DATA
-    path.write_bytes(damaged)
-    got = short(sha256_hex(damaged))
-    text = f"blobs: chunk {short(DIGEST)}: damaged on disk (got {len(damaged)} bytes with digest {got})"
-    for use in (
+    path.write_bytes(damage)
+    digest = short(sha256_hex(damage))
+    text = f"blobs: chunk {short(DIGEST)}: damaged on disk (got {len(damage)} bytes with digest {digest})"
+    for call in (
         lambda: blobs.read(DIGEST),
         lambda: blobs.read(DIGEST, len(DATA)),
         lambda: list(blobs.pieces("version 3", artifact)),
         lambda: blobs.read_artifact("version 3", artifact),
     ):
         with raises(Corrupted, text):
-            use()
+            call()
     assert caplog.messages == [f"{text}; publish its bundle or version again, or restore {path}"]
 
 
@@ -110,7 +110,7 @@ def test_a_damaged_blob_counts_as_missing_and_is_replaced(
         assert blobs.read(DIGEST) == blobs.read_artifact("version 3", artifact) == DATA
 
 
-def test_chunks_that_are_whole_but_do_not_make_an_artifact_are_not_called_damaged(blobs: FolderBlobs) -> None:
+def test_intact_chunks_of_another_artifact_are_not_reported_as_damaged(blobs: FolderBlobs) -> None:
     artifact = blobs.put_pieces([DATA])
     other = replace(artifact, sha256=artifact_of(b"other").sha256)
     text = f"version 3: digest mismatch (got {short(artifact.sha256)}, expected {short(other.sha256)})"
@@ -118,7 +118,7 @@ def test_chunks_that_are_whole_but_do_not_make_an_artifact_are_not_called_damage
         blobs.read_artifact("version 3", other)
 
 
-def test_foreign_files_are_left_alone_and_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_foreign_files_are_ignored_and_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     blobs = FolderBlobs(tmp_path, Durability.PROCESS)
     blobs.put(DIGEST, DATA)
     folder = tmp_path / DIGEST[:2]
@@ -135,7 +135,7 @@ def test_foreign_files_are_left_alone_and_logged_once(tmp_path: Path, caplog: py
     ]
 
 
-def test_on_a_full_disk_nothing_half_written_stays(blobs: FolderBlobs, tmp_path: Path) -> None:
+def test_a_full_disk_leaves_no_partial_file(blobs: FolderBlobs, tmp_path: Path) -> None:
     def work() -> None:
         with (
             full_disk(4096),
@@ -155,7 +155,7 @@ def test_on_a_full_disk_nothing_half_written_stays(blobs: FolderBlobs, tmp_path:
     in_child(work)
 
 
-def test_other_trouble_with_the_disk_is_not_called_full(tmp_path: Path) -> None:
+def test_other_disk_errors_are_not_reported_as_full(tmp_path: Path) -> None:
     blobs = FolderBlobs(tmp_path, Durability.PROCESS)
     (tmp_path / DIGEST[:2]).write_text("a file where a folder should be")
     with pytest.raises(FileExistsError):

@@ -23,7 +23,7 @@ def manifest(folder: Path, bundle: Bundle) -> Path:
     return folder / "state" / "blobs" / bundle.sha256[:2] / bundle.sha256
 
 
-async def broken(folder: Path) -> tuple[Place, m.Assignment, Bundle]:
+async def broken_run(folder: Path) -> tuple[Place, m.Assignment, Bundle]:
     """Return a coordinator that cannot resume its Run, an earlier Assignment of that Run, and the Run's Bundle."""
     before = open_place(folder)
     bundle = bundle_in(folder)
@@ -40,15 +40,15 @@ async def broken(folder: Path) -> tuple[Place, m.Assignment, Bundle]:
     return place, work, bundle
 
 
-def mend(folder: Path, bundle: Bundle) -> None:
+def repair(folder: Path, bundle: Bundle) -> None:
     path = manifest(folder, bundle)
     path.rmdir()
     path.with_suffix(".moved").rename(path)
 
 
-def test_a_run_that_cannot_be_taken_up_is_listed_and_tells_devices_no_path(tmp_path: Path) -> None:
+def test_a_run_that_cannot_be_resumed_is_listed_and_shows_devices_no_path(tmp_path: Path) -> None:
     async def main() -> None:
-        place, work, bundle = await broken(tmp_path)
+        place, work, bundle = await broken_run(tmp_path)
         (info,) = await place.runs.infos()
         assert (info.run_id, info.state, info.reason) == ("run", RunState.RUNNING, REASON)
         assert await place.runs.info("run") == info
@@ -59,17 +59,17 @@ def test_a_run_that_cannot_be_taken_up_is_listed_and_tells_devices_no_path(tmp_p
             await place.runs.command(Command(command_id="1", run_id="run", what=Pause()))
         # The uploads of its devices are kept.
         assert list((tmp_path / "state" / "spool").glob("*.header")) != []
-        mend(tmp_path, bundle)
+        repair(tmp_path, bundle)
 
     run_virtual(main())
 
 
-@pytest.mark.parametrize("way", ["start", "resume"])
-def test_a_run_that_is_taken_up_later_serves_its_devices(tmp_path: Path, way: str) -> None:
+@pytest.mark.parametrize("action", ["start", "resume"])
+def test_a_run_that_is_resumed_later_serves_its_devices(tmp_path: Path, action: str) -> None:
     async def main() -> None:
-        place, work, bundle = await broken(tmp_path)
-        mend(tmp_path, bundle)
-        if way == "start":
+        place, work, bundle = await broken_run(tmp_path)
+        repair(tmp_path, bundle)
+        if action == "start":
             await start(place.runs, bundle, plan())
         else:
             await place.runs.command(Command(command_id="1", run_id="run", what=Resume()))
@@ -86,9 +86,9 @@ def test_a_run_that_is_taken_up_later_serves_its_devices(tmp_path: Path, way: st
     run_virtual(main())
 
 
-def test_a_run_that_cannot_be_taken_up_can_be_stopped(tmp_path: Path) -> None:
+def test_a_run_that_cannot_be_resumed_can_be_stopped(tmp_path: Path) -> None:
     async def main() -> None:
-        place, _, _ = await broken(tmp_path)
+        place, _, _ = await broken_run(tmp_path)
         for _ in range(2):
             info = await place.runs.command(Command(command_id="1", run_id="run", what=Stop()))
             assert (info.state, info.reason) == (RunState.STOPPED, f"by an operator; {REASON}")
@@ -105,7 +105,7 @@ def change_record(folder: Path, statement: str, *values: object) -> None:
         connection.execute(statement, values)
 
 
-async def served(folder: Path) -> None:
+async def serve_once(folder: Path) -> None:
     """Start a coordinator with one Run, then stop it."""
     place = open_place(folder)
     await start(place.runs, bundle_in(folder), plan())
@@ -116,7 +116,7 @@ async def served(folder: Path) -> None:
 @pytest.mark.parametrize("damage", [b"", b"\xff\xff\xff"])
 def test_a_damaged_record_of_a_run_is_one_clear_error(tmp_path: Path, damage: bytes) -> None:
     async def main() -> None:
-        await served(tmp_path)
+        await serve_once(tmp_path)
         change_record(tmp_path, "UPDATE runs SET start_proto = ?", damage)
         place = open_place(tmp_path)
         with pytest.raises(Corrupted, match=r"^fanin\.db: run run: the record is damaged \(.+\); restore a backup"):
@@ -127,7 +127,7 @@ def test_a_damaged_record_of_a_run_is_one_clear_error(tmp_path: Path, damage: by
 
 def test_a_run_whose_payloads_are_newer_than_its_record_is_not_continued(tmp_path: Path) -> None:
     async def main() -> None:
-        await served(tmp_path)
+        await serve_once(tmp_path)
         folder = tmp_path / "state" / "updates" / "run" / "9"
         folder.mkdir(parents=True)
         (folder / ".DS_Store").touch()

@@ -36,7 +36,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_good_bundle_opens(folder: Path) -> None:
+def test_a_valid_bundle_opens(folder: Path) -> None:
     bundle = open_folder(folder, trusted=TRUSTED)
     assert bundle.manifest == manifest()
     assert bundle.sha256 == artifact_of(DATA).sha256
@@ -57,7 +57,7 @@ def test_every_byte_of_the_manifest_is_under_the_signature(folder: Path) -> None
             Bundle.open(changed, trusted=TRUSTED, read=folder_reader(folder))
 
 
-def test_a_signature_for_something_else_is_refused(folder: Path) -> None:
+def test_a_signature_with_another_context_is_refused(folder: Path) -> None:
     signed = replace(read_signed_manifest(folder), signature=PUBLISHER.sign(VERSION_CONTEXT, DATA))
     with pytest.raises(InvalidBundle, match="the signature does not match the manifest"):
         Bundle.open(signed, trusted=TRUSTED, read=folder_reader(folder))
@@ -120,17 +120,17 @@ def test_a_changed_artifact_is_refused(folder: Path) -> None:
     path = chunk_of(folder, "infer.onnx")
     path.write_bytes(b"an inter graph")
     bundle = open_folder(folder, trusted=TRUSTED)
-    got, expected = artifact_of(b"an inter graph").sha256, manifest().artifacts["infer.onnx"].sha256
+    digest, expected_digest = artifact_of(b"an inter graph").sha256, manifest().artifacts["infer.onnx"].sha256
     text = (
         f"bundle {short(bundle.sha256)}: artifact infer.onnx: chunk 0: digest mismatch "
-        f"(got {short(got)}, expected {short(expected)})"
+        f"(got {short(digest)}, expected {short(expected_digest)})"
     )
     with raises(InvalidBundle, text):
         bundle.graph("infer", "onnx")
     assert bundle.graph("train", "onnx") == b"train"
 
 
-def test_a_missing_chunk_is_said(folder: Path) -> None:
+def test_a_missing_chunk_is_reported(folder: Path) -> None:
     path = chunk_of(folder, "infer.onnx")
     path.unlink()
     bundle = open_folder(folder, trusted=TRUSTED)
@@ -138,7 +138,7 @@ def test_a_missing_chunk_is_said(folder: Path) -> None:
         bundle.artifact("infer.onnx")
 
 
-def test_names_that_are_not_in_it_are_said(folder: Path) -> None:
+def test_unknown_names_are_refused(folder: Path) -> None:
     bundle = open_folder(folder, trusted=TRUSTED)
     with raises(InvalidBundle, f"bundle: got artifact name 'x', expected one of {sorted(ARTIFACTS)}"):
         bundle.artifact("x")
@@ -161,14 +161,16 @@ def test_names_that_are_not_in_it_are_said(folder: Path) -> None:
 )
 def test_initial_parameters_fit_the_manifest(tmp_path: Path, initial: bytes, text: str) -> None:
     artifacts = dict(ARTIFACTS) | {"initial": initial}
-    listed = MappingProxyType({name: artifact_of(data) for name, data in artifacts.items()})
-    signed = write_bundle(tmp_path, dump_manifest(replace(manifest(), artifacts=listed)), artifacts, PUBLISHER)
+    artifact_records = MappingProxyType({name: artifact_of(data) for name, data in artifacts.items()})
+    signed = write_bundle(
+        tmp_path, dump_manifest(replace(manifest(), artifacts=artifact_records)), artifacts, PUBLISHER
+    )
     with raises(InvalidBundle, f"bundle {short(signed.sha256)}: {text}"):
         open_folder(tmp_path, trusted=TRUSTED).initial_parameters()
 
 
 @pytest.mark.parametrize("name", ["bundle.json", "bundle.sig"])
-def test_a_folder_that_is_no_bundle_is_said(folder: Path, name: str) -> None:
+def test_a_folder_that_is_no_bundle_is_refused(folder: Path, name: str) -> None:
     (folder / name).unlink()
     with raises(InvalidBundle, f"{folder}: not a Bundle, {folder / name} is missing"):
         open_folder(folder, trusted=TRUSTED)
@@ -177,13 +179,13 @@ def test_a_folder_that_is_no_bundle_is_said(folder: Path, name: str) -> None:
 @pytest.mark.parametrize(
     "text", ["", "[]", "{}", '{"public_key": "a", "signature": "x"}', '{"public_key": "a", "signature": 1}']
 )
-def test_a_file_that_is_no_signature_is_said(folder: Path, text: str) -> None:
+def test_a_file_that_is_no_signature_is_refused(folder: Path, text: str) -> None:
     path = folder / "bundle.sig"
     path.write_text(text)
     with pytest.raises(InvalidBundle, match=r"bundle\.sig: not a signature file \("):
         open_folder(folder, trusted=TRUSTED)
 
 
-def test_a_folder_that_is_not_there_is_told_as_that(tmp_path: Path) -> None:
+def test_a_missing_folder_is_reported(tmp_path: Path) -> None:
     with raises(InvalidBundle, f"{tmp_path / 'none'}: does not exist, expected the folder of a Bundle"):
         open_folder(tmp_path / "none", trusted=[])
