@@ -21,7 +21,7 @@ HEADER, PAYLOAD = update(assignment())
 NAME = HEADER.assignment_id
 
 
-class Line:
+class Connection:
     """A connection that sends a Chunk from an offset, and breaks after ``breaks_after`` pieces."""
 
     def __init__(self, data: bytes, breaks_after: int = -1) -> None:
@@ -50,53 +50,53 @@ def test_a_chunk_is_fetched_once_and_read_by_its_name(cache: Cache, tmp_path: Pa
     assert not cache.chunks.has(REF)
     with raises(NotFound, f"chunk {REF.sha256}: not in the cache"):
         cache.chunks.read(REF.sha256)
-    assert cache.chunks.fetch(REF, Line(DATA)) == len(DATA)
+    assert cache.chunks.fetch(REF, Connection(DATA)) == len(DATA)
     assert cache.chunks.has(REF)
     assert cache.chunks.read(REF.sha256) == DATA
     assert chunk_files(tmp_path) == [REF.sha256]
 
 
-def test_a_cut_download_goes_on_where_it_stopped_also_after_a_restart(cache: Cache, tmp_path: Path) -> None:
+def test_an_interrupted_download_resumes_at_its_offset_after_a_restart(cache: Cache, tmp_path: Path) -> None:
     with raises(Unavailable, "the line broke"):
-        cache.chunks.fetch(REF, Line(DATA, breaks_after=3))
-    line = Line(DATA)
-    again = Cache(tmp_path)
-    assert not again.chunks.has(REF)
-    assert again.chunks.fetch(REF, line) == len(DATA) - 3000
-    assert line.offsets == [3000]
-    assert again.chunks.read(REF.sha256) == DATA
+        cache.chunks.fetch(REF, Connection(DATA, breaks_after=3))
+    connection = Connection(DATA)
+    restarted = Cache(tmp_path)
+    assert not restarted.chunks.has(REF)
+    assert restarted.chunks.fetch(REF, connection) == len(DATA) - 3000
+    assert connection.offsets == [3000]
+    assert restarted.chunks.read(REF.sha256) == DATA
 
 
-def test_bytes_that_do_not_verify_are_thrown_away(cache: Cache, tmp_path: Path) -> None:
-    wrong = DATA[:-1] + b"\xff"
+def test_bytes_that_do_not_verify_are_discarded(cache: Cache, tmp_path: Path) -> None:
+    wrong_data = DATA[:-1] + b"\xff"
     with pytest.raises(InvalidInput, match=r"chunk [0-9a-f]{8}\.\.: digest mismatch"):
-        cache.chunks.fetch(REF, Line(wrong))
+        cache.chunks.fetch(REF, Connection(wrong_data))
     assert chunk_files(tmp_path) == []
-    line = Line(DATA)
-    cache.chunks.fetch(REF, line)
-    assert line.offsets == [0]
+    connection = Connection(DATA)
+    cache.chunks.fetch(REF, connection)
+    assert connection.offsets == [0]
 
 
-def test_more_bytes_than_announced_are_not_taken(cache: Cache, tmp_path: Path) -> None:
-    line = Line(DATA + bytes(50_000_000))
+def test_more_bytes_than_announced_are_refused(cache: Cache, tmp_path: Path) -> None:
+    connection = Connection(DATA + bytes(50_000_000))
     with raises(InvalidInput, f"chunk {short(REF.sha256)}: got {len(DATA) + 1000} bytes, expected {len(DATA)}"):
-        cache.chunks.fetch(REF, line)
+        cache.chunks.fetch(REF, connection)
     assert chunk_files(tmp_path) == []
 
 
-def test_a_stream_that_ends_early_keeps_what_arrived(cache: Cache) -> None:
+def test_a_stream_that_ends_early_keeps_its_received_bytes(cache: Cache) -> None:
     with raises(Unavailable, f"chunk {short(REF.sha256)}: the stream ended at byte 4000 of {len(DATA)}"):
-        cache.chunks.fetch(REF, Line(DATA[:4000]))
-    line = Line(DATA)
-    cache.chunks.fetch(REF, line)
-    assert line.offsets == [4000]
+        cache.chunks.fetch(REF, Connection(DATA[:4000]))
+    connection = Connection(DATA)
+    cache.chunks.fetch(REF, connection)
+    assert connection.offsets == [4000]
 
 
 def test_a_part_that_is_too_long_starts_over(cache: Cache, tmp_path: Path) -> None:
     (tmp_path / "chunks" / f"{REF.sha256}.part").write_bytes(DATA + b"x")
-    line = Line(DATA)
-    cache.chunks.fetch(REF, line)
-    assert line.offsets == [0]
+    connection = Connection(DATA)
+    cache.chunks.fetch(REF, connection)
+    assert connection.offsets == [0]
     assert cache.chunks.read(REF.sha256) == DATA
 
 
@@ -108,7 +108,7 @@ def put(cache: Cache, data: bytes, age_s: int, folder: Path) -> ChunkRef:
     return ref
 
 
-def test_what_was_used_longest_ago_goes_first_but_nothing_that_is_needed(tmp_path: Path) -> None:
+def test_the_least_recently_used_chunks_are_removed_but_no_needed_one(tmp_path: Path) -> None:
     cache = Cache(tmp_path, max_bytes=250)
     oldest, older, newer, needed = (
         put(cache, bytes([fill]) * 100, age, tmp_path) for fill, age in ((1, 30), (2, 20), (3, 10), (4, 99))
@@ -117,7 +117,7 @@ def test_what_was_used_longest_ago_goes_first_but_nothing_that_is_needed(tmp_pat
     assert [cache.chunks.has(ref) for ref in (oldest, older, newer, needed)] == [False, False, True, True]
 
 
-def test_reading_a_chunk_makes_it_young(tmp_path: Path) -> None:
+def test_reading_a_chunk_renews_its_time_of_use(tmp_path: Path) -> None:
     cache = Cache(tmp_path, max_bytes=100)
     old, young = put(cache, b"a" * 100, 30, tmp_path), put(cache, b"b" * 100, 20, tmp_path)
     cache.chunks.read(old.sha256)
@@ -125,8 +125,8 @@ def test_reading_a_chunk_makes_it_young(tmp_path: Path) -> None:
     assert (cache.chunks.has(old), cache.chunks.has(young)) == (True, False)
 
 
-def test_chunks_that_do_not_verify_can_be_forgotten_and_no_others(cache: Cache, tmp_path: Path) -> None:
-    cache.chunks.fetch(REF, Line(DATA))
+def test_only_chunks_that_do_not_verify_are_removed(cache: Cache, tmp_path: Path) -> None:
+    cache.chunks.fetch(REF, Connection(DATA))
     cache.chunks.remove_damaged([REF])
     assert cache.chunks.has(REF)
     (tmp_path / "chunks" / REF.sha256).write_bytes(DATA[:-1])
@@ -135,42 +135,42 @@ def test_chunks_that_do_not_verify_can_be_forgotten_and_no_others(cache: Cache, 
         assert not cache.chunks.has(REF)
 
 
-def test_an_update_waits_for_its_verdict_also_over_a_restart(cache: Cache, tmp_path: Path) -> None:
+def test_an_update_without_a_verdict_survives_a_restart(cache: Cache, tmp_path: Path) -> None:
     assert cache.updates.header(NAME) is None
     cache.updates.put(HEADER, PAYLOAD)
-    again = Cache(tmp_path)
-    assert again.updates.header(NAME) == HEADER
-    assert again.updates.read(NAME, 0, len(PAYLOAD)) == PAYLOAD
-    assert again.updates.read(NAME, 8, 4) == PAYLOAD[8:12]
-    again.updates.clear()
-    assert again.updates.header(NAME) is None
+    restarted = Cache(tmp_path)
+    assert restarted.updates.header(NAME) == HEADER
+    assert restarted.updates.read(NAME, 0, len(PAYLOAD)) == PAYLOAD
+    assert restarted.updates.read(NAME, 8, 4) == PAYLOAD[8:12]
+    restarted.updates.clear()
+    assert restarted.updates.header(NAME) is None
 
 
 @pytest.mark.parametrize("damage", ["no header", "empty header", "torn header", "no payload", "torn payload"])
-def test_an_update_that_is_not_whole_does_not_count(cache: Cache, tmp_path: Path, damage: str) -> None:
+def test_an_incomplete_update_does_not_count(cache: Cache, tmp_path: Path, damage: str) -> None:
     cache.updates.put(HEADER, PAYLOAD)
-    how, what = damage.split()
-    path = tmp_path / "updates" / f"{NAME}.{what}"
-    if how == "no":
+    fault, part = damage.split()
+    path = tmp_path / "updates" / f"{NAME}.{part}"
+    if fault == "no":
         path.unlink()
     else:
-        path.write_bytes(b"" if how == "empty" else path.read_bytes()[:-1])
+        path.write_bytes(b"" if fault == "empty" else path.read_bytes()[:-1])
     assert cache.updates.header(NAME) is None
     cache.updates.put(HEADER, PAYLOAD)
     assert cache.updates.header(NAME) == HEADER
 
 
-def test_an_update_whose_payload_a_power_cut_took_does_not_count(cache: Cache, tmp_path: Path) -> None:
+def test_an_update_whose_payload_a_power_cut_erased_does_not_count(cache: Cache, tmp_path: Path) -> None:
     cache.updates.put(HEADER, PAYLOAD)
     (tmp_path / "updates" / f"{NAME}.payload").write_bytes(bytes(len(PAYLOAD)))
     # The restarted process cannot trust the payload on the disk.
-    again = Cache(tmp_path)
-    assert again.updates.header(NAME) is None
-    again.updates.put(HEADER, PAYLOAD)
-    assert again.updates.header(NAME) == Cache(tmp_path).updates.header(NAME) == HEADER
+    restarted = Cache(tmp_path)
+    assert restarted.updates.header(NAME) is None
+    restarted.updates.put(HEADER, PAYLOAD)
+    assert restarted.updates.header(NAME) == Cache(tmp_path).updates.header(NAME) == HEADER
 
 
-def test_what_was_seen_only_rises_and_survives(cache: Cache, tmp_path: Path) -> None:
+def test_the_highest_version_only_increases_and_survives_a_restart(cache: Cache, tmp_path: Path) -> None:
     assert cache.records.highest_version("run") == -1
     for number, expected in ((0, 0), (5, 5), (3, 5)):
         cache.records.raise_version("run", number)
@@ -179,7 +179,7 @@ def test_what_was_seen_only_rises_and_survives(cache: Cache, tmp_path: Path) -> 
     assert json.loads((tmp_path / "seen.json").read_text()) == {"run": 5}
 
 
-def test_what_must_survive_a_power_cut_has_its_name_synced(cache: Cache, tmp_path: Path) -> None:
+def test_files_that_must_survive_a_power_cut_have_their_names_synced(cache: Cache, tmp_path: Path) -> None:
     def work() -> None:
         folders = opened_folders()
         cache.records.raise_version("run", 5)
@@ -202,22 +202,22 @@ def test_a_folder_has_one_process_at_a_time(tmp_path: Path) -> None:
         pass
 
 
-def test_the_key_is_this_devices(cache: Cache, tmp_path: Path) -> None:
+def test_each_device_has_its_own_key(cache: Cache, tmp_path: Path) -> None:
     assert cache.key().public == Cache(tmp_path).key().public != Cache(tmp_path / "other").key().public
 
 
-def test_on_a_full_disk_nothing_counts_that_is_not_whole(cache: Cache, tmp_path: Path) -> None:
+def test_on_a_full_disk_no_incomplete_file_counts(cache: Cache, tmp_path: Path) -> None:
     cache.records.raise_version("run", 3)
 
     def work() -> None:
         with full_disk(4):
-            for use in (
+            for call in (
                 lambda: cache.updates.put(HEADER, PAYLOAD),
                 lambda: cache.records.raise_version("run", 4),
-                lambda: cache.chunks.fetch(REF, Line(DATA)),
+                lambda: cache.chunks.fetch(REF, Connection(DATA)),
             ):
                 with pytest.raises(StorageFull, match=r"cannot be written \(\[Errno 27\] File too large\)$"):
-                    use()
+                    call()
         assert cache.updates.header(NAME) is None
         assert list((tmp_path / "updates").iterdir()) == []
         assert cache.records.highest_version("run") == 3
@@ -225,7 +225,7 @@ def test_on_a_full_disk_nothing_counts_that_is_not_whole(cache: Cache, tmp_path:
 
         cache.updates.put(HEADER, PAYLOAD)
         cache.records.raise_version("run", 4)
-        cache.chunks.fetch(REF, Line(DATA))
+        cache.chunks.fetch(REF, Connection(DATA))
         assert (cache.updates.header(NAME), cache.records.highest_version("run"), cache.chunks.read(REF.sha256)) == (
             HEADER,
             4,
@@ -235,46 +235,46 @@ def test_on_a_full_disk_nothing_counts_that_is_not_whole(cache: Cache, tmp_path:
     in_child(work)
 
 
-def test_a_broken_record_of_seen_versions_is_told_not_ignored(tmp_path: Path) -> None:
+def test_a_damaged_record_of_seen_versions_is_reported(tmp_path: Path) -> None:
     cache = Cache(tmp_path)
     cache.records.raise_version("run", 3)
-    for damaged in (b"", b'{"run": ', b'{"run": "3"}', b"[3]", b"\xff"):
-        (tmp_path / "seen.json").write_bytes(damaged)
-        for use in (lambda: cache.records.highest_version("run"), lambda: Cache(tmp_path)):
+    for damage in (b"", b'{"run": ', b'{"run": "3"}', b"[3]", b"\xff"):
+        (tmp_path / "seen.json").write_bytes(damage)
+        for call in (lambda: cache.records.highest_version("run"), lambda: Cache(tmp_path)):
             with pytest.raises(
                 Corrupted, match=r"seen\.json: not readable .*; remove it to forget which versions were"
             ):
-                use()
+                call()
 
 
-@pytest.mark.parametrize("damaged", [DATA[:-1], b"!" + DATA[1:], b""], ids=["cut", "changed", "empty"])
+@pytest.mark.parametrize("damage", [DATA[:-1], b"!" + DATA[1:], b""], ids=["cut", "changed", "empty"])
 def test_a_chunk_that_was_damaged_on_disk_is_downloaded_again(
-    cache: Cache, tmp_path: Path, caplog: pytest.LogCaptureFixture, damaged: bytes
+    cache: Cache, tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: bytes
 ) -> None:
-    cache.chunks.fetch(REF, Line(DATA))
-    (tmp_path / "chunks" / REF.sha256).write_bytes(damaged)
-    again = Cache(tmp_path)
-    assert not again.chunks.has(REF)
+    cache.chunks.fetch(REF, Connection(DATA))
+    (tmp_path / "chunks" / REF.sha256).write_bytes(damage)
+    restarted = Cache(tmp_path)
+    assert not restarted.chunks.has(REF)
     assert caplog.messages == [f"cache: chunk {short(REF.sha256)}: damaged on this disk, removed and downloaded again"]
-    line = Line(DATA)
-    again.chunks.fetch(REF, line)
-    assert line.offsets == [0]
-    assert again.chunks.has(REF)
+    connection = Connection(DATA)
+    restarted.chunks.fetch(REF, connection)
+    assert connection.offsets == [0]
+    assert restarted.chunks.has(REF)
 
 
 def test_a_part_that_was_damaged_on_disk_is_downloaded_again(cache: Cache, tmp_path: Path) -> None:
     (tmp_path / "chunks" / f"{REF.sha256}.part").write_bytes(bytes(5000))
-    line = Line(DATA)
+    connection = Connection(DATA)
     with pytest.raises(Unavailable, match=r"digest mismatch .*; the part that was here may be damaged, all of it is"):
-        cache.chunks.fetch(REF, line)
-    cache.chunks.fetch(REF, line)
-    assert line.offsets == [5000, 0]
+        cache.chunks.fetch(REF, connection)
+    cache.chunks.fetch(REF, connection)
+    assert connection.offsets == [5000, 0]
     assert cache.chunks.read(REF.sha256) == DATA
 
 
-def test_foreign_files_are_left_alone(tmp_path: Path) -> None:
+def test_foreign_files_are_ignored(tmp_path: Path) -> None:
     cache = Cache(tmp_path, max_bytes=0)
-    cache.chunks.fetch(REF, Line(DATA))
+    cache.chunks.fetch(REF, Connection(DATA))
     cache.updates.put(HEADER, PAYLOAD)
     for folder in ("chunks", "updates"):
         (tmp_path / folder / ".DS_Store").write_bytes(b"foreign")

@@ -58,18 +58,18 @@ def test_a_chunk_of_another_length_is_refused() -> None:
 
 
 def test_a_chunk_with_other_bytes_is_refused() -> None:
-    got = hashlib.sha256(b"abd").hexdigest()[:8]
-    with raises(InvalidInput, f"graph: chunk 0: digest mismatch (got {got}.., expected {DIGEST[:8]}..)"):
+    digest = hashlib.sha256(b"abd").hexdigest()[:8]
+    with raises(InvalidInput, f"graph: chunk 0: digest mismatch (got {digest}.., expected {DIGEST[:8]}..)"):
         assemble("graph", Artifact(sha256=DIGEST, size_bytes=3, chunks=(REF,)), lambda _: b"abd")
 
 
-def test_good_chunks_under_a_wrong_whole_are_refused() -> None:
-    wrong = Artifact(sha256="0" * 64, size_bytes=3, chunks=(REF,))
+def test_valid_chunks_of_a_wrong_artifact_are_refused() -> None:
+    wrong_artifact = Artifact(sha256="0" * 64, size_bytes=3, chunks=(REF,))
     with raises(InvalidInput, f"graph: digest mismatch (got {DIGEST[:8]}.., expected 00000000..)"):
-        assemble("graph", wrong, lambda _: b"abc")
+        assemble("graph", wrong_artifact, lambda _: b"abc")
 
 
-def test_what_the_reader_raises_passes_through() -> None:
+def test_an_error_of_the_reader_propagates() -> None:
     def read(_: str) -> bytes:
         raise NotFound("chunk: not here")
 

@@ -57,7 +57,7 @@ def test_an_update_is_accepted_and_forgotten(script: Script, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("call", ["download", "train", "upload"])
-def test_work_at_which_something_unforeseen_happens_is_given_up_and_told(
+def test_work_that_raises_an_unexpected_error_is_abandoned_and_reported(
     script: Script, tmp_path: Path, call: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     fault = RuntimeError("boom")
@@ -81,7 +81,7 @@ class Answers:
         return answer  # type: ignore[return-value]  # an app's function may return anything
 
 
-def test_a_may_work_that_raises_means_not_now_and_is_logged_once(
+def test_a_may_work_that_raises_pauses_the_client_and_is_logged_once(
     script: Script, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     fault = RuntimeError("no battery service")
@@ -100,7 +100,7 @@ def test_a_may_work_that_raises_means_not_now_and_is_logged_once(
 def test_an_update_that_cannot_be_removed_does_not_end_the_client(
     script: Script, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    class Losing(Script):
+    class BrokenFolder(Script):
         """Replaces the device's folder of Updates by a file during an upload: nothing can be listed or removed."""
 
         def upload(self, header: m.UpdateHeader, read: ReadPayload) -> m.UploadReply:
@@ -108,12 +108,12 @@ def test_an_update_that_cannot_be_removed_does_not_end_the_client(
             (tmp_path / "device" / "updates").write_bytes(b"")
             return super().upload(header, read)
 
-    losing = Losing(bundle=script.bundle, work=script.work)
-    assert run(losing, tmp_path).num_accepted == 1
+    coordinator = BrokenFolder(bundle=script.bundle, work=script.work)
+    assert run(coordinator, tmp_path).num_accepted == 1
     assert "updates cannot be removed" in caplog.text
 
 
-def test_what_ends_a_client_is_kept_for_the_app(script: Script, tmp_path: Path) -> None:
+def test_the_error_that_ends_a_client_is_available_to_the_app(script: Script, tmp_path: Path) -> None:
     script.faults = {"enroll": Unauthenticated("no")}
     client = client_of(script, tmp_path)
     assert client.failure is None
@@ -124,7 +124,7 @@ def test_what_ends_a_client_is_kept_for_the_app(script: Script, tmp_path: Path) 
 
 @pytest.mark.parametrize("call", ["enroll", "check_in", "download", "train", "upload", "report"])
 @pytest.mark.parametrize("kind", sorted(STATUS, key=lambda kind: kind.__name__))
-def test_every_error_in_every_call_has_a_place_in_the_session(
+def test_every_error_in_every_call_is_handled(
     script: Script, tmp_path: Path, call: str, kind: type[FaninError]
 ) -> None:
     script.faults = {call: kind("boom")}
@@ -143,7 +143,7 @@ def test_every_error_in_every_call_has_a_place_in_the_session(
 
 @pytest.mark.parametrize("call", ["enroll", "check_in"])
 @pytest.mark.parametrize("kind", [RuntimeError, OSError, Corrupted, Unavailable, StorageFull])
-def test_before_there_is_work_it_is_tried_again(
+def test_a_failed_call_before_an_assignment_is_retried(
     script: Script, tmp_path: Path, call: str, kind: type[Exception]
 ) -> None:
     script.faults = {call: kind("boom")}
@@ -152,7 +152,7 @@ def test_before_there_is_work_it_is_tried_again(
 
 
 @pytest.mark.parametrize("call", ["download", "train", "upload"])
-def test_a_failure_of_the_operating_system_is_tried_again(script: Script, tmp_path: Path, call: str) -> None:
+def test_a_failure_of_the_operating_system_is_retried(script: Script, tmp_path: Path, call: str) -> None:
     fault = ConnectionResetError("reset")
     script.faults = {call: fault}
     client = run(script, tmp_path, FailingTrainer(fault if call == "train" else None))
@@ -167,26 +167,28 @@ def test_a_device_keeps_its_assignment_while_the_coordinators_files_are_damaged(
 
 
 @pytest.mark.parametrize("kind", [Unauthenticated, Conflict])
-def test_a_coordinator_that_refuses_for_good_ends_it(script: Script, tmp_path: Path, kind: type[FaninError]) -> None:
+def test_a_permanent_refusal_of_the_coordinator_ends_the_client(
+    script: Script, tmp_path: Path, kind: type[FaninError]
+) -> None:
     script.faults = {"enroll": kind("no")}
     with raises(Conflict, "no"):
         run(script, tmp_path)
 
 
-def test_an_update_that_is_refused_is_told(script: Script, tmp_path: Path) -> None:
+def test_a_refused_update_is_reported(script: Script, tmp_path: Path) -> None:
     script.faults = {"upload": InvalidUpdate("update: got 3 shifts, expected 2")}
     assert run(script, tmp_path).num_accepted == 0
     assert script.failures == ["update: got 3 shifts, expected 2"]
 
 
 @pytest.mark.parametrize("kind", [NotFound, Conflict])
-def test_an_update_that_nobody_waits_for_is_dropped(script: Script, tmp_path: Path, kind: type[FaninError]) -> None:
+def test_an_update_that_no_round_waits_for_is_dropped(script: Script, tmp_path: Path, kind: type[FaninError]) -> None:
     script.faults = {"upload": kind("gone")}
     assert run(script, tmp_path).num_accepted == 1
     assert (script.failures, script.calls["check_in"]) == ([], 2)
 
 
-def test_a_device_that_no_run_suits_says_so_and_goes_on(
+def test_a_device_that_no_run_suits_logs_the_reason_and_continues(
     script: Script, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     script.answer = m.Rejected(reason=m.RejectReason.UNSUITABLE, text="codec: got none")
@@ -195,16 +197,16 @@ def test_a_device_that_no_run_suits_says_so_and_goes_on(
 
 
 def test_more_parameters_than_the_manifest_names_are_not_fetched(script: Script, tmp_path: Path) -> None:
-    good = script.work.version.parameters
+    original = script.work.version.parameters
     junk = tuple(ChunkRef(sha256=f"{index:064x}", size_bytes=1 << 20) for index in range(100))
-    refs = (*good.chunks, *junk)
-    padded = Artifact(sha256=good.sha256, size_bytes=good.size_bytes + (100 << 20), chunks=refs)
-    script.work = replace(script.work, version=replace(script.work.version, parameters=padded))
+    refs = (*original.chunks, *junk)
+    oversized = Artifact(sha256=original.sha256, size_bytes=original.size_bytes + (100 << 20), chunks=refs)
+    script.work = replace(script.work, version=replace(script.work.version, parameters=oversized))
     run(script, tmp_path)
     (reason,) = script.failures
     assert reason == (
-        f"version 0 of run run: got parameters of {padded.size_bytes} bytes, "
-        f"expected {good.size_bytes} by the bundle's manifest"
+        f"version 0 of run run: got parameters of {oversized.size_bytes} bytes, "
+        f"expected {original.size_bytes} by the bundle's manifest"
     )
     assert set(script.served) == {ref.sha256 for ref in script.work.bundle.manifest.chunks}
 
@@ -227,15 +229,15 @@ def test_chunks_that_were_damaged_since_the_last_start_cost_no_assignment(script
     assert script.failures == []
 
 
-@pytest.mark.parametrize("fails", ["for good", "for now"])
-def test_a_fetch_that_fails_makes_room_but_not_of_what_the_next_try_needs(
-    script: Script, tmp_path: Path, fails: str
+@pytest.mark.parametrize("fault", ["for good", "for now"])
+def test_a_failed_fetch_frees_space_but_keeps_the_chunks_of_the_next_try(
+    script: Script, tmp_path: Path, fault: str
 ) -> None:
     cache = Cache(tmp_path / "device")
     (old,) = artifact_of(bytes(1000)).chunks
     cache.chunks.fetch(old, lambda _: [bytes(1000)])
     manifest = script.work.bundle.manifest
-    if fails == "for good":
+    if fault == "for good":
         script.work = replace(script.work, version=replace(script.work.version, signature=bytes(64)))
         run(script, tmp_path, max_bytes=500)
         assert script.failures[0].startswith("version 0 of run run: the signature does not match")
@@ -250,7 +252,7 @@ def test_a_fetch_that_fails_makes_room_but_not_of_what_the_next_try_needs(
 
 
 @pytest.mark.parametrize("loss_sum", [float("inf"), float("nan")])
-def test_a_version_whose_loss_is_no_number_is_told(script: Script, tmp_path: Path, loss_sum: float) -> None:
+def test_a_version_whose_loss_is_no_number_is_reported(script: Script, tmp_path: Path, loss_sum: float) -> None:
     run(script, tmp_path, RuntimeTrainer(LosingRuntime(loss_sum), Store()))
     (reason,) = script.failures
     assert reason.startswith(f"training: the Version's loss is not finite on these examples (got {loss_sum})")
@@ -273,7 +275,7 @@ class Charger:
 
 
 @dataclass
-class Unplugging:
+class UnpluggingTrainer:
     """Unplugs the charger before the first batch of its first training."""
 
     charger: Charger
@@ -289,7 +291,7 @@ class Unplugging:
 
 def test_a_training_stops_when_the_charger_is_unplugged_and_begins_again(script: Script, tmp_path: Path) -> None:
     charger = Charger()
-    trainer = Unplugging(charger)
+    trainer = UnpluggingTrainer(charger)
     client = client_of(script, tmp_path, trainer, may_work=charger)
     client.run()
     assert (client.num_accepted, trainer.num_trainings, script.failures) == (1, 2, [])
@@ -303,51 +305,51 @@ def test_a_training_stops_when_the_charger_is_unplugged_and_begins_again(script:
 
 def test_a_download_stops_within_one_piece_and_resumes_from_its_offset(script: Script, tmp_path: Path) -> None:
     charger = Charger()
-    unplug_at = script.work.bundle.manifest.size_bytes + 5
+    unplug_offset = script.work.bundle.manifest.size_bytes + 5
 
-    class Pulling(Script):
+    class UnpluggedDownload(Script):
         def download(self, download: m.Download) -> Iterator[bytes]:
             for data in super().download(download):
-                if sum(self.served.values()) == unplug_at and not charger.num_refused:
+                if sum(self.served.values()) == unplug_offset and not charger.num_refused:
                     charger.is_plugged = False
-                assert charger.is_plugged or sum(self.served.values()) == unplug_at
+                assert charger.is_plugged or sum(self.served.values()) == unplug_offset
                 yield data
 
-    pulling = Pulling(bundle=script.bundle, work=script.work)
-    client = client_of(pulling, tmp_path, may_work=charger)
+    coordinator = UnpluggedDownload(bundle=script.bundle, work=script.work)
+    client = client_of(coordinator, tmp_path, may_work=charger)
     client.run()
-    assert (client.num_accepted, pulling.calls["check_in"]) == (1, 2)
-    (header,) = pulling.headers
+    assert (client.num_accepted, coordinator.calls["check_in"]) == (1, 2)
+    (header,) = coordinator.headers
     # Every byte was downloaded once: the interrupted piece was kept.
     total = script.work.bundle.manifest.size_bytes + sum(
         a.size_bytes for a in script.bundle.manifest.artifacts.values()
     )
-    assert header.telemetry.bytes_downloaded == sum(pulling.served.values()) == total
+    assert header.telemetry.bytes_downloaded == sum(coordinator.served.values()) == total
 
 
 def test_an_upload_stops_before_its_next_piece_and_keeps_the_update(script: Script, tmp_path: Path) -> None:
     charger = Charger()
     num_read = []
 
-    class Reading(Script):
+    class UnpluggedUpload(Script):
         def upload(self, header: m.UpdateHeader, read: ReadPayload) -> m.UploadReply:
             num_read.append(len(read(0, 4)))
             charger.is_plugged = len(num_read) > 1
             num_read.append(len(read(4, 4)))
             return super().upload(header, read)
 
-    reading = Reading(bundle=script.bundle, work=script.work)
-    trainer = Unplugging(Charger())
+    coordinator = UnpluggedUpload(bundle=script.bundle, work=script.work)
+    trainer = UnpluggingTrainer(Charger())
     trainer.num_trainings = 1
-    client = client_of(reading, tmp_path, trainer, may_work=charger)
+    client = client_of(coordinator, tmp_path, trainer, may_work=charger)
     client.run()
-    assert (client.num_accepted, num_read, reading.failures) == (1, [4, 4, 4], [])
+    assert (client.num_accepted, num_read, coordinator.failures) == (1, [4, 4, 4], [])
     # The stored Update was sent without a second training.
     assert trainer.num_trainings == 2
 
 
 def test_a_stop_ends_a_training_within_one_batch(script: Script, tmp_path: Path) -> None:
-    class Endless(Unplugging):
+    class Endless(UnpluggingTrainer):
         def train(self, model: OpenedModel, assignment: m.Assignment, should_continue: ShouldContinue) -> Change:
             client.stop()
             while should_continue():
@@ -360,27 +362,27 @@ def test_a_stop_ends_a_training_within_one_batch(script: Script, tmp_path: Path)
     assert (client.num_accepted, trainer.num_trainings, client.failure) == (0, 0, None)
 
 
-def test_may_work_is_asked_at_most_ten_times_a_second_inside_a_step() -> None:
-    now_s, asked_s = 0.0, []
+def test_may_work_is_called_at_most_ten_times_a_second_inside_a_step() -> None:
+    now_s, call_times_s = 0.0, []
 
     def may_work() -> bool:
-        asked_s.append(now_s)
+        call_times_s.append(now_s)
         return True
 
-    checked = Conditions(may_work, lambda: now_s)
+    conditions = Conditions(may_work, lambda: now_s)
     for step in range(1000):
         now_s = step / 1000
-        assert checked.should_continue()
-    assert 9 <= len(asked_s) <= 10
+        assert conditions.should_continue()
+    assert 9 <= len(call_times_s) <= 10
 
 
-def test_two_threads_never_ask_may_work_at_once() -> None:
-    num_inside, most_inside = 0, 0
+def test_two_threads_never_call_may_work_at_once() -> None:
+    num_inside, max_inside = 0, 0
 
     def may_work() -> bool:
-        nonlocal num_inside, most_inside
+        nonlocal num_inside, max_inside
         num_inside += 1
-        most_inside = max(most_inside, num_inside)
+        max_inside = max(max_inside, num_inside)
         time.sleep(0.05)
         num_inside -= 1
         return True
@@ -391,4 +393,4 @@ def test_two_threads_never_ask_may_work_at_once() -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert most_inside == 1
+    assert max_inside == 1

@@ -29,27 +29,27 @@ def script(tmp_path: Path) -> Script:
 
 
 @dataclass
-class Idle(Script):
+class IdleCoordinator(Script):
     """A coordinator without work: it names a Version, and records the served Version of each check-in."""
 
     newest: m.Publication | None = None
-    reported: list[m.ServedVersion | None] = field(default_factory=list)
+    served_versions: list[m.ServedVersion | None] = field(default_factory=list)
 
     def check_in(self, check_in: m.CheckIn) -> m.CheckInAnswer:
-        self.reported.append(check_in.served)
+        self.served_versions.append(check_in.served)
         newest, self.newest = self.newest, None
         if newest is None:
             self.stop()
         return m.Wait(retry_min_s=0.0, retry_max_s=0.0, newest=newest)
 
 
-def refresh(script: Script, folder: Path, infer: Float32s | None = None) -> tuple[Client, Idle]:
+def refresh(script: Script, folder: Path, infer: Float32s | None = None) -> tuple[Client, IdleCoordinator]:
     """Run a serving client without work until it learns of a Version; ``infer`` is its model's prediction."""
     publication = replace(script.work.publication, download_id="run.v0.device")
-    idle = Idle(bundle=script.bundle, work=script.work, newest=publication, faults=script.faults)
+    coordinator = IdleCoordinator(bundle=script.bundle, work=script.work, newest=publication, faults=script.faults)
     cache, runtime = Cache(folder / "device"), LosingRuntime(0.0, infer=infer)
     parts = ClientParts(
-        transport=idle,
+        transport=coordinator,
         cache=cache,
         trainer=RuntimeTrainer(runtime, Store()),
         trusted=(PUBLISHER.public,),
@@ -57,36 +57,36 @@ def refresh(script: Script, folder: Path, infer: Float32s | None = None) -> tupl
         serving=Serving(runtime, cache, (PUBLISHER.public,)),
     )
     client = Client(parts, ClientOptions(token="token"))
-    idle.stop = client.stop
+    coordinator.stop = client.stop
     client.run()
-    return client, idle
+    return client, coordinator
 
 
-NONE_YET, ZERO = m.ServedVersion(), m.ServedVersion(run_id="run", number=0)
+NO_VERSION, VERSION_0 = m.ServedVersion(), m.ServedVersion(run_id="run", number=0)
 
 
 def test_a_client_without_work_serves_the_version_that_a_check_in_names(script: Script, tmp_path: Path) -> None:
-    client, idle = refresh(script, tmp_path)
+    client, coordinator = refresh(script, tmp_path)
     assert client.served_version == ("run", 0)
-    assert idle.reported == [NONE_YET, ZERO]
-    assert idle.calls["report"] == 0
+    assert coordinator.served_versions == [NO_VERSION, VERSION_0]
+    assert coordinator.calls["report"] == 0
     # The Version is durable: after a restart the client serves it, and downloads newer ones only.
-    again = Serving(LosingRuntime(0.0), Cache(tmp_path / "device"), (PUBLISHER.public,))
-    assert (again.version, again.latest) == (("run", 0), ZERO)
+    restarted = Serving(LosingRuntime(0.0), Cache(tmp_path / "device"), (PUBLISHER.public,))
+    assert (restarted.version, restarted.latest) == (("run", 0), VERSION_0)
 
 
-def test_a_version_that_is_refused_is_not_downloaded_again_and_again(script: Script, tmp_path: Path) -> None:
-    client, idle = refresh(script, tmp_path, infer=np.full((1, 1), np.nan, np.float32))
+def test_a_refused_version_is_not_downloaded_again(script: Script, tmp_path: Path) -> None:
+    client, coordinator = refresh(script, tmp_path, infer=np.full((1, 1), np.nan, np.float32))
     assert client.served_version is None
-    assert idle.reported == [NONE_YET, ZERO]
+    assert coordinator.served_versions == [NO_VERSION, VERSION_0]
 
 
-def test_a_named_version_that_does_not_verify_is_not_asked_for_again(script: Script, tmp_path: Path) -> None:
+def test_a_named_version_that_does_not_verify_is_not_requested_again(script: Script, tmp_path: Path) -> None:
     script.work = replace(script.work, version=replace(script.work.version, signature=bytes(64)))
-    client, idle = refresh(script, tmp_path)
+    client, coordinator = refresh(script, tmp_path)
     assert client.served_version is None
-    assert idle.reported == [NONE_YET, ZERO]
-    assert idle.failures == []
+    assert coordinator.served_versions == [NO_VERSION, VERSION_0]
+    assert coordinator.failures == []
 
 
 @pytest.mark.parametrize("fault", [Unavailable("line"), StorageFull("disk"), NotFound("gone")], ids=repr)
@@ -94,6 +94,6 @@ def test_a_download_that_fails_leaves_the_version_to_the_next_answer(
     script: Script, tmp_path: Path, fault: FaninError
 ) -> None:
     script.faults = {"download": fault}
-    client, idle = refresh(script, tmp_path)
+    client, coordinator = refresh(script, tmp_path)
     assert client.served_version is None
-    assert idle.reported == [NONE_YET, NONE_YET]
+    assert coordinator.served_versions == [NO_VERSION, NO_VERSION]

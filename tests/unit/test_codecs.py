@@ -25,12 +25,12 @@ def test_fixed32_rounds_to_the_nearest_step_ties_to_even() -> None:
     assert (encoded.shifts, encoded.num_rounded, encoded.num_saturated) == ((0, 0), 3, 0)
 
 
-def test_int8_rounds_to_either_side_by_chance_and_alike_for_the_same_seed() -> None:
-    found = {struct.unpack("<4b", encode("int8", [0.5, -1.5, 100.25, 3.0], seed=seed).payload) for seed in range(64)}
-    assert {values[0] for values in found} == {0, 1}
-    assert {values[1] for values in found} == {-2, -1}
-    assert {values[2] for values in found} == {100, 101}
-    assert {values[3] for values in found} == {3}
+def test_int8_rounds_at_random_and_equally_for_the_same_seed() -> None:
+    results = {struct.unpack("<4b", encode("int8", [0.5, -1.5, 100.25, 3.0], seed=seed).payload) for seed in range(64)}
+    assert {values[0] for values in results} == {0, 1}
+    assert {values[1] for values in results} == {-2, -1}
+    assert {values[2] for values in results} == {100, 101}
+    assert {values[3] for values in results} == {3}
     assert encode("int8", [0.5, -1.5, 100.25, 3.0], seed=5) == encode("int8", [0.5, -1.5, 100.25, 3.0], seed=5)
 
 
@@ -47,10 +47,10 @@ def test_a_block_shifts_by_as_little_as_it_needs() -> None:
 
 @pytest.mark.parametrize(("name", "form"), [("fixed32", "<4i"), ("int8", "<4b")])
 def test_beyond_the_last_shift_values_are_cut_and_counted(name: str, form: str) -> None:
-    end = largest_value(CODECS[name].bits)
-    encoded = encode(name, [4.0 * (end + 1), -(2.0**40), 1.0, 1.0], 2)
+    limit = largest_value(CODECS[name].bits)
+    encoded = encode(name, [4.0 * (limit + 1), -(2.0**40), 1.0, 1.0], 2)
     assert encoded.shifts == (2, 0)
-    assert encoded.payload == struct.pack(form, end, -end, 1, 1)
+    assert encoded.payload == struct.pack(form, limit, -limit, 1, 1)
     assert (encoded.num_rounded, encoded.num_saturated) == (0, 2)
 
 
@@ -60,10 +60,10 @@ def test_any_grid_of_an_assignment_can_be_used(name: str, exponent: int) -> None
     update = np.array([3e38, -1e-45, 0.0, -3e38], np.float32)
     encoded = CODECS[name].encode(TABLE, update, (exponent, exponent), MAX_CODEC_SHIFT, np.random.default_rng(0))
     values = CODECS[name].decode(memoryview(encoded.payload)).tolist()
-    end = largest_value(CODECS[name].bits)
+    limit = largest_value(CODECS[name].bits)
     if exponent < 0:
         # Even the smallest float32 is 2^851 steps.
-        assert values == [end, -end, 0, -end]
+        assert values == [limit, -limit, 0, -limit]
         assert (encoded.num_rounded, encoded.num_saturated) == (0, 3)
     else:
         assert values == [0, 0, 0, 0]

@@ -33,8 +33,8 @@ from fanin.server.runs.stopping import rest_of
 
 
 @pytest.mark.parametrize("restarts", [False, True])
-def test_a_paused_round_waits_and_then_ends_in_the_same_bits(tmp_path: Path, restarts: bool) -> None:
-    undisturbed = versions(play(tmp_path / "a", finished))
+def test_a_paused_round_waits_and_then_ends_bit_identically(tmp_path: Path, restarts: bool) -> None:
+    reference = versions(play(tmp_path / "a", finished))
 
     async def story(scene: Scene) -> None:
         await asyncio.sleep(15.0)
@@ -47,14 +47,14 @@ def test_a_paused_round_waits_and_then_ends_in_the_same_bits(tmp_path: Path, res
         await finished(scene)
 
     events = play(tmp_path / "b", story)
-    assert [event.version_sha256 for event in versions(events)] == [event.version_sha256 for event in undisturbed]
+    assert [event.version_sha256 for event in versions(events)] == [event.version_sha256 for event in reference]
     assert RunRested(state=RunState.PAUSED, reason="by an operator") in events
     assert RunResumed() in events
     assert not [event for event in events if isinstance(event, RoundFailed)]
 
 
 @pytest.mark.parametrize("restarts", [False, True])
-def test_the_deadline_stands_still_while_a_run_is_paused(tmp_path: Path, restarts: bool) -> None:
+def test_the_deadline_is_suspended_while_a_run_is_paused(tmp_path: Path, restarts: bool) -> None:
     """Three of four devices upload. The Round closes 60 s of running time after its quorum was assigned."""
 
     async def story(scene: Scene) -> None:
@@ -84,11 +84,13 @@ def test_updates_under_way_count_and_close_the_round_when_it_is_resumed(tmp_path
     play(tmp_path, story)
 
 
-def test_nobody_is_given_work_while_a_run_is_paused(tmp_path: Path) -> None:
+def test_no_device_is_assigned_work_while_a_run_is_paused(tmp_path: Path) -> None:
     async def story(scene: Scene) -> None:
         await scene.command(Pause())
-        can = m.Capabilities(codecs=("fixed32",), runtimes=("synthetic 1",), graph_formats=("onnx",))
-        answer = await scene.place.coordinator.check_in("late", m.CheckIn(protocol=1, capabilities=can, wait_s=1.0))
+        capabilities = m.Capabilities(codecs=("fixed32",), runtimes=("synthetic 1",), graph_formats=("onnx",))
+        answer = await scene.place.coordinator.check_in(
+            "late", m.CheckIn(protocol=1, capabilities=capabilities, wait_s=1.0)
+        )
         assert isinstance(answer, m.Wait)
 
     play(tmp_path, story, devices=1)
@@ -108,11 +110,11 @@ def test_a_run_paused_between_two_rounds_opens_none(tmp_path: Path) -> None:
     play(tmp_path, story)
 
 
-@pytest.mark.parametrize("paused", [False, True])
-def test_a_stopped_run_fails_its_round_and_rests(tmp_path: Path, paused: bool) -> None:
+@pytest.mark.parametrize("is_paused", [False, True])
+def test_a_stopped_run_fails_its_round_and_rests(tmp_path: Path, is_paused: bool) -> None:
     async def story(scene: Scene) -> None:
         await asyncio.sleep(5.0)
-        if paused:
+        if is_paused:
             await scene.command(Pause())
         info = await scene.command(Stop())
         assert (info.state, info.reason) == (RunState.STOPPED, "by an operator")
@@ -128,7 +130,7 @@ def test_a_stopped_run_fails_its_round_and_rests(tmp_path: Path, paused: bool) -
     assert versions(events) == []
 
 
-def test_a_stopped_run_goes_on_for_the_rounds_that_it_is_given(tmp_path: Path) -> None:
+def test_a_stopped_run_continues_for_the_requested_rounds(tmp_path: Path) -> None:
     async def story(scene: Scene) -> None:
         await scene.until(VersionPublished)
         await asyncio.sleep(3.0)
@@ -172,10 +174,10 @@ def test_rolling_back_gives_an_older_version_a_new_number(tmp_path: Path) -> Non
         await finished(scene)
 
     events = play(tmp_path, story)
-    first, second, back, after = versions(events)
-    assert back.version_sha256 == first.version_sha256 != second.version_sha256
-    assert (back.adopted_run_id, back.adopted_number, back.round) == ("run", 1, 0)
-    assert after.parent == back.number
+    first, second, rollback, after = versions(events)
+    assert rollback.version_sha256 == first.version_sha256 != second.version_sha256
+    assert (rollback.adopted_run_id, rollback.adopted_number, rollback.round) == ("run", 1, 0)
+    assert after.parent == rollback.number
     assert RoundFailed(round=3, reason="version 3 was published") in events
 
 
@@ -201,7 +203,7 @@ def test_a_version_is_promoted_to_another_run_of_its_bundle_only(tmp_path: Path)
     play(tmp_path, story)
 
 
-def test_a_command_is_carried_out_once_whatever_has_happened_since(tmp_path: Path) -> None:
+def test_a_repeated_command_is_executed_once_whatever_has_happened_since(tmp_path: Path) -> None:
     async def story(scene: Scene) -> None:
         await scene.command(Pause(), "first")
         await scene.command(Resume(), "second")
@@ -219,7 +221,7 @@ def test_a_command_is_carried_out_once_whatever_has_happened_since(tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("before", "what", "said"),
+    ("before", "command", "message"),
     [
         (None, Pause(), "run run: it is finished, there is nothing to pause"),
         (None, Stop(), "run run: it is finished, there is nothing to stop"),
@@ -228,16 +230,16 @@ def test_a_command_is_carried_out_once_whatever_has_happened_since(tmp_path: Pat
         (Resume(rounds=9), Adopt(number=0), "run run: a round is open; publish when the run rests, or pause it"),
     ],
 )
-def test_a_command_that_makes_no_sense_changes_nothing(
-    tmp_path: Path, before: What | None, what: What, said: str
+def test_an_impossible_command_changes_nothing(
+    tmp_path: Path, before: What | None, command: What, message: str
 ) -> None:
     async def story(scene: Scene) -> None:
         await finished(scene)
         if before is not None:
             await scene.command(before)
         state = await scene.events()
-        with pytest.raises(Conflict, match=said):
-            await scene.command(what, "refused")
+        with pytest.raises(Conflict, match=message):
+            await scene.command(command, "refused")
         assert await scene.events() == state
         # The id of a refused command can be used again.
         assert not await scene.place.state.stores.control.is_done(
@@ -247,33 +249,35 @@ def test_a_command_that_makes_no_sense_changes_nothing(
     play(tmp_path, story)
 
 
-def evaluated(accuracy_int8: float) -> VersionPublished:
-    found = Evaluation(num_examples=1000, loss=1.0, accuracy_float=0.9, accuracy_int8=accuracy_int8, int8_agreement=0.9)
-    return VersionPublished(number=2, version_sha256="0" * 64, parent=1, round=2, evaluation=found)
+def published_version(accuracy_int8: float) -> VersionPublished:
+    evaluation = Evaluation(
+        num_examples=1000, loss=1.0, accuracy_float=0.9, accuracy_int8=accuracy_int8, int8_agreement=0.9
+    )
+    return VersionPublished(number=2, version_sha256="0" * 64, parent=1, round=2, evaluation=evaluation)
 
 
 def test_a_run_pauses_when_int8_loses_more_than_the_plan_allows() -> None:
     stop = StopPlan(max_int8_drop=2.0)
-    assert rest_of([evaluated(0.881)], 100, stop) is None
-    rested = rest_of([evaluated(0.875)], 100, stop)
-    assert rested is not None
-    assert rested.state is RunState.PAUSED
-    assert rested.reason.startswith(
+    assert rest_of([published_version(0.881)], 100, stop) is None
+    rest = rest_of([published_version(0.875)], 100, stop)
+    assert rest is not None
+    assert rest.state is RunState.PAUSED
+    assert rest.reason.startswith(
         "int8 loses 2.50 points of accuracy on 1000 examples of the devices (version 1), the plan allows 2; "
     )
-    assert rest_of([evaluated(0.875)], 100, replace(stop, max_int8_drop=0.0)) is None
-    assert rest_of([evaluated(0.875), RunResumed()], 100, stop) is None
+    assert rest_of([published_version(0.875)], 100, replace(stop, max_int8_drop=0.0)) is None
+    assert rest_of([published_version(0.875), RunResumed()], 100, stop) is None
 
 
 @pytest.mark.parametrize(("rise", "is_paused"), [(-3.0, False), (2.0, False), (2.5, True), (1e9, True)])
 def test_a_run_of_values_pauses_when_int8_adds_more_percent_to_the_squared_error(rise: float, is_paused: bool) -> None:
-    plain = evaluated(0.0)
-    assert plain.evaluation is not None
-    found = replace(plain.evaluation, accuracy_float=0.0, int8_rise_percent=rise)
-    rested = rest_of([replace(plain, evaluation=found)], 100, StopPlan(max_int8_drop=2.0))
-    assert (rested is not None) == is_paused
-    if rested is not None:
-        assert rested.state is RunState.PAUSED
-        assert rested.reason.startswith(
+    version = published_version(0.0)
+    assert version.evaluation is not None
+    evaluation = replace(version.evaluation, accuracy_float=0.0, int8_rise_percent=rise)
+    rest = rest_of([replace(version, evaluation=evaluation)], 100, StopPlan(max_int8_drop=2.0))
+    assert (rest is not None) == is_paused
+    if rest is not None:
+        assert rest.state is RunState.PAUSED
+        assert rest.reason.startswith(
             f"int8 adds {rise:.2f} % to the squared error on 1000 examples of the devices (version 1), the plan allows "
         )

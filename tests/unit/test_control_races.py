@@ -27,9 +27,9 @@ T = TypeVar("T")
 
 
 @pytest.mark.parametrize("seed", nightly_but(range(6), range(2)))
-def test_commands_at_any_moment_leave_a_run_that_ends_in_the_same_bits(tmp_path: Path, seed: int) -> None:
+def test_commands_at_any_moment_leave_the_versions_of_a_run_bit_identical(tmp_path: Path, seed: int) -> None:
     """Pauses, restarts and resumptions at random times, in any phase, give the Versions of an undisturbed Run."""
-    undisturbed = [event.version_sha256 for event in versions(play(tmp_path / "a", finished))]
+    reference = [event.version_sha256 for event in versions(play(tmp_path / "a", finished))]
 
     async def story(scene: Scene) -> None:
         rng = random.Random(seed)
@@ -43,10 +43,10 @@ def test_commands_at_any_moment_leave_a_run_that_ends_in_the_same_bits(tmp_path:
         await finished(scene)
 
     events = play(tmp_path / "b", story)
-    assert [event.version_sha256 for event in versions(events)] == undisturbed
+    assert [event.version_sha256 for event in versions(events)] == reference
 
 
-def test_a_run_goes_on_after_a_round_that_was_stopped_while_much_was_left_to_do(tmp_path: Path) -> None:
+def test_a_run_continues_after_a_round_that_was_stopped_with_pending_effects(tmp_path: Path) -> None:
     """Effects of a stopped Round are dropped, in any order of operators' commands and Updates."""
 
     async def story(scene: Scene) -> None:
@@ -71,7 +71,7 @@ def test_a_run_goes_on_after_a_round_that_was_stopped_while_much_was_left_to_do(
     assert [event.number for event in versions(events)] == [1, 2]
 
 
-def test_a_command_whose_caller_failed_is_told_to_the_machine_when_it_is_repeated(tmp_path: Path) -> None:
+def test_a_command_whose_caller_failed_reaches_the_machine_when_it_is_repeated(tmp_path: Path) -> None:
     async def story(scene: Scene) -> None:
         await asyncio.sleep(5.0)
         await scene.command(Pause())
@@ -86,12 +86,12 @@ def test_a_command_whose_caller_failed_is_told_to_the_machine_when_it_is_repeate
 
 
 @pytest.mark.parametrize("after_s", nightly_but((0.0, 0.01, 0.02, 0.03, 0.05, 0.08, 0.1, 1.0), (0.0, 0.03, 0.1)))
-def test_rounds_that_are_asked_for_while_the_last_one_ends_are_run(tmp_path: Path, after_s: float) -> None:
+def test_rounds_that_are_requested_while_the_last_one_ends_are_run(tmp_path: Path, after_s: float) -> None:
     async def slow_store(work: Callable[[], T]) -> T:
         await asyncio.sleep(0.01)
-        found = work()
+        result = work()
         await asyncio.sleep(0.01)
-        return found
+        return result
 
     async def story(scene: Scene) -> None:
         await scene.until(RoundClosed, 3)
@@ -104,7 +104,7 @@ def test_rounds_that_are_asked_for_while_the_last_one_ends_are_run(tmp_path: Pat
     assert [event.number for event in versions(events)] == [1, 2, 3, 4, 5]
 
 
-def test_a_rollback_leaves_the_rounds_that_were_left(tmp_path: Path) -> None:
+def test_a_rollback_keeps_the_remaining_rounds(tmp_path: Path) -> None:
     async def story(scene: Scene) -> None:
         await scene.until(VersionPublished, 2)
         await scene.command(Pause())
@@ -116,10 +116,10 @@ def test_a_rollback_leaves_the_rounds_that_were_left(tmp_path: Path) -> None:
     assert [event.round for event in versions(events)] == [1, 2, 0, 4]
 
 
-@pytest.mark.parametrize("what", [{"rounds": -1}, {"rounds": 1 << 32}])
-def test_rounds_are_a_number_that_the_wire_knows(what: dict[str, int]) -> None:
-    for make in (lambda: Resume(**what), lambda: Adopt(number=1, **what)):
-        with raises(InvalidInput, f"rounds: got {what['rounds']}, expected 0 to 4294967295"):
-            make()
+@pytest.mark.parametrize("arguments", [{"rounds": -1}, {"rounds": 1 << 32}])
+def test_rounds_must_fit_the_wire_format(arguments: dict[str, int]) -> None:
+    for call in (lambda: Resume(**arguments), lambda: Adopt(number=1, **arguments)):
+        with raises(InvalidInput, f"rounds: got {arguments['rounds']}, expected 0 to 4294967295"):
+            call()
     with raises(InvalidInput, f"version: got number {1 << 63}, expected 0 to {(1 << 63) - 1}"):
         Adopt(number=1 << 63)

@@ -34,9 +34,9 @@ def test_an_unknown_run_state_is_refused() -> None:
 
 
 def test_a_principal_of_an_unknown_kind_is_refused() -> None:
-    by = control_pb2.Principal(kind=9, id="a")
+    principal = control_pb2.Principal(kind=9, id="a")
     with raises(InvalidInput, "principal kind: got 9, expected one of [1, 2, 3]"):
-        cr.event_from_proto(control_pb2.Event(run_resumed=control_pb2.RunResumed(by=by)))
+        cr.event_from_proto(control_pb2.Event(run_resumed=control_pb2.RunResumed(by=principal)))
 
 
 def test_an_event_of_an_unknown_kind_is_refused() -> None:
@@ -46,34 +46,34 @@ def test_an_event_of_an_unknown_kind_is_refused() -> None:
 
 def test_a_variant_without_a_wire_form_is_never_sent_empty() -> None:
     # A new variant, before its case is written.
-    new = object()
+    variant = object()
     for write in (
-        lambda: cr.event_to_proto(LoggedEvent(sequence=1, time=1.0, event=new)),
-        lambda: cr.command_to_proto(Command(command_id="a", run_id="run", what=new)),
-        lambda: c.answer_to_proto(new),
-        lambda: c.upload_to_proto(new),
+        lambda: cr.event_to_proto(LoggedEvent(sequence=1, time=1.0, event=variant)),
+        lambda: cr.command_to_proto(Command(command_id="a", run_id="run", what=variant)),
+        lambda: c.answer_to_proto(variant),
+        lambda: c.upload_to_proto(variant),
     ):
         with pytest.raises(AssertionError, match="Expected code to be unreachable"):
             write()
 
 
 def test_a_closed_round_that_was_recorded_without_a_number_counts_its_devices() -> None:
-    old = control_pb2.Event(round_closed=control_pb2.RoundClosed(round=1, accepted=["b", "a"]))
-    assert cr.event_from_proto(old).event == round_closed(1, ("b", "a"))
+    event = control_pb2.Event(round_closed=control_pb2.RoundClosed(round=1, accepted=["b", "a"]))
+    assert cr.event_from_proto(event).event == round_closed(1, ("b", "a"))
     with raises(InvalidInput, "round 1: got 2 accepted devices, expected at most 1"):
         cr.event_from_proto(
             control_pb2.Event(round_closed=control_pb2.RoundClosed(round=1, accepted=["b", "a"], num_accepted=1))
         )
 
 
-def test_a_rejection_for_a_reason_that_only_newer_ones_know_is_still_one() -> None:
+def test_a_rejection_for_an_unknown_reason_is_still_a_rejection() -> None:
     message = fleet_pb2.CheckInReply.FromString(b"\x1a\x06\x08\x63\x12\x02no")
     assert c.answer_from_proto(message) == m.Rejected(reason=m.RejectReason.UNSUITABLE, text="no")
 
 
 def test_fields_of_a_newer_protocol_are_ignored() -> None:
-    wire = c.assignment_to_proto(assignment()).SerializeToString() + b"\xfa\x3f\x03new"
-    assert c.assignment_from_proto(fleet_pb2.Assignment.FromString(wire)) == assignment()
+    data = c.assignment_to_proto(assignment()).SerializeToString() + b"\xfa\x3f\x03new"
+    assert c.assignment_from_proto(fleet_pb2.Assignment.FromString(data)) == assignment()
 
 
 def test_numbers_that_no_store_holds_are_refused() -> None:
@@ -89,7 +89,7 @@ def test_numbers_that_no_store_holds_are_refused() -> None:
     assert cr.from_sequence_from_proto(control_pb2.WatchRequest(from_sequence=largest)) == largest
 
 
-def test_a_version_without_delegation_stays_without() -> None:
+def test_a_version_without_delegation_is_read_without_one() -> None:
     message = fleet_pb2.Version.FromString(c.version_to_proto(assignment().version).SerializeToString())
     message.ClearField("delegation")
     assert c.version_from_proto(message).delegation is None

@@ -21,94 +21,94 @@ seeds = st.integers(0, 2**32 - 1)
 label_lists = st.lists(st.integers(0, 6), min_size=1, max_size=80).map(lambda y: np.array(y, np.int32))
 
 
-def numbered(num: int, labels: np.ndarray | None = None) -> Examples:
+def indexed_examples(num: int, labels: np.ndarray | None = None) -> Examples:
     """Return examples whose input is their own index."""
     x = np.arange(num, dtype=np.float32)[:, None]
     return Examples(inputs={"x": x}, y=np.zeros(num, np.int32) if labels is None else labels)
 
 
-def numbers(examples: Examples) -> list[int]:
+def indices_of(examples: Examples) -> list[int]:
     return examples.inputs["x"][:, 0].astype(int).tolist()
 
 
 @given(num=st.integers(1, 60), batch_size=st.integers(1, 20), seed=seeds)
 def test_an_epoch_has_every_example_once_in_an_order_of_the_generator(num: int, batch_size: int, seed: int) -> None:
-    examples = numbered(num)
-    found = list(batches(examples, batch_size, np.random.default_rng(seed)))
-    seen = np.concatenate([batch.inputs["x"][batch.mask == 1.0, 0] for batch in found]).astype(int)
+    examples = indexed_examples(num)
+    epoch = list(batches(examples, batch_size, np.random.default_rng(seed)))
+    seen = np.concatenate([batch.inputs["x"][batch.mask == 1.0, 0] for batch in epoch]).astype(int)
     assert seen.tolist() == np.random.default_rng(seed).permutation(num).tolist()
-    for batch in found:
+    for batch in epoch:
         assert batch.inputs["x"].shape == (batch_size, 1)
         assert (batch.inputs["x"].dtype, batch.y.dtype, batch.mask.dtype) == (np.float32, np.int32, np.float32)
         assert set(batch.inputs["x"][:, 0]) == set(batch.inputs["x"][batch.mask == 1.0, 0]), (
             "padding repeats real examples"
         )
-    assert all(batch.mask.all() for batch in found[:-1])
+    assert all(batch.mask.all() for batch in epoch[:-1])
 
 
 @given(num=st.integers(1, 60), batch_size=st.integers(1, 20))
 def test_batches_for_evaluation_keep_the_order(num: int, batch_size: int) -> None:
-    found = list(batches_in_order(numbered(num), batch_size))
-    assert np.concatenate([batch.inputs["x"][batch.mask == 1.0, 0] for batch in found]).astype(int).tolist() == list(
+    epoch = list(batches_in_order(indexed_examples(num), batch_size))
+    assert np.concatenate([batch.inputs["x"][batch.mask == 1.0, 0] for batch in epoch]).astype(int).tolist() == list(
         range(num)
     )
 
 
-def test_taken_examples_are_those_of_the_indices_and_at_least_one() -> None:
-    examples = numbered(5, np.arange(5, dtype=np.int32))
-    taken = examples.take(np.array([3, 0, 3]))
-    assert (numbers(taken), taken.y.tolist(), len(taken)) == ([3, 0, 3], [3, 0, 3], 3)
+def test_take_returns_the_examples_of_the_indices_and_at_least_one() -> None:
+    examples = indexed_examples(5, np.arange(5, dtype=np.int32))
+    subset = examples.take(np.array([3, 0, 3]))
+    assert (indices_of(subset), subset.y.tolist(), len(subset)) == ([3, 0, 3], [3, 0, 3], 3)
     with pytest.raises(ValueError, match="got no indices, expected at least one"):
         examples.take(np.empty(0, np.int64))
 
 
 def test_a_batch_needs_a_size() -> None:
     with pytest.raises(ValueError, match="got batch size 0, expected at least 1"):
-        next(batches_in_order(numbered(3), 0))
+        next(batches_in_order(indexed_examples(3), 0))
 
 
 @given(labels=label_lists, data=st.data(), seed=seeds)
 def test_a_stratified_choice_has_the_mix_of_all(labels: np.ndarray, data: st.DataObject, seed: int) -> None:
     num = data.draw(st.integers(0, len(labels)))
-    chosen = stratified_choice(labels, num, np.random.default_rng(seed))
-    assert len(chosen) == num
-    assert (np.diff(chosen) > 0).all(), "rising, so none twice"
+    choice = stratified_choice(labels, num, np.random.default_rng(seed))
+    assert len(choice) == num
+    assert (np.diff(choice) > 0).all(), "rising, so none twice"
     for label in np.unique(labels):
         exact = (labels == label).sum() * num / len(labels)
-        assert abs((labels[chosen] == label).sum() - exact) < 1.0
+        assert abs((labels[choice] == label).sum() - exact) < 1.0
 
 
 @given(labels=label_lists.filter(lambda y: len(y) > 1), data=st.data(), seed=seeds)
-def test_held_out_and_rest_are_everything_once(labels: np.ndarray, data: st.DataObject, seed: int) -> None:
+def test_held_out_and_remaining_examples_cover_all_once(labels: np.ndarray, data: st.DataObject, seed: int) -> None:
     num = data.draw(st.integers(1, len(labels) - 1))
-    rest, held = hold_out(numbered(len(labels), labels), num, np.random.default_rng(seed))
-    assert len(held) == num
-    assert sorted(numbers(rest) + numbers(held)) == list(range(len(labels)))
-    assert (labels[numbers(held)] == held.y).all()
+    rest, validation = hold_out(indexed_examples(len(labels), labels), num, np.random.default_rng(seed))
+    assert len(validation) == num
+    assert sorted(indices_of(rest) + indices_of(validation)) == list(range(len(labels)))
+    assert (labels[indices_of(validation)] == validation.y).all()
 
 
 @pytest.mark.parametrize("num", [0, 5, 6])
 def test_neither_side_of_a_held_out_part_is_empty(num: int) -> None:
     with pytest.raises(ValueError, match=f"got {num} of 5 examples, expected 1 to 4"):
-        hold_out(numbered(5), num, np.random.default_rng(0))
+        hold_out(indexed_examples(5), num, np.random.default_rng(0))
 
 
 @given(labels=label_lists, alpha=st.sampled_from([1e-3, 0.1, 0.5, 1.0, 100.0]), data=st.data(), seed=seeds)
-def test_parts_are_everything_once_and_of_equal_size(
+def test_parts_cover_all_examples_once_and_have_equal_size(
     labels: np.ndarray, alpha: float, data: st.DataObject, seed: int
 ) -> None:
     num_parts = data.draw(st.integers(1, len(labels)))
     parts = dirichlet_partition(labels, num_parts, alpha, np.random.default_rng(seed))
     assert sorted(np.concatenate(parts).tolist()) == list(range(len(labels)))
     assert {len(part) for part in parts} <= {len(labels) // num_parts, len(labels) // num_parts + 1}
-    again = dirichlet_partition(labels, num_parts, alpha, np.random.default_rng(seed))
-    assert all((one == other).all() for one, other in zip(parts, again, strict=True))
+    repeat = dirichlet_partition(labels, num_parts, alpha, np.random.default_rng(seed))
+    assert all((one == other).all() for one, other in zip(parts, repeat, strict=True))
 
 
 @settings(max_examples=25)
 @given(seed=seeds)
 @pytest.mark.heavy
-def test_a_small_alpha_gives_parts_of_few_labels_and_a_large_one_parts_alike(seed: int) -> None:
+def test_a_small_alpha_gives_parts_of_few_labels_and_a_large_one_similar_parts(seed: int) -> None:
     labels = np.repeat(np.arange(10), 100)
 
     def largest_shares(alpha: float) -> np.ndarray:
@@ -128,36 +128,36 @@ def test_an_impossible_partition_is_refused(num_parts: int, alpha: float) -> Non
 
 @given(labels=label_lists.filter(lambda y: len(y) > 1), partition=st.integers(0, 9), fraction=st.floats(0.01, 0.99))
 def test_a_store_keeps_its_contract(labels: np.ndarray, partition: int, fraction: float) -> None:
-    examples = numbered(len(labels), labels)
+    examples = indexed_examples(len(labels), labels)
     store: ExampleStore = memory_store(examples, partition, fraction)
     assert store.partition == partition
-    assert sorted(numbers(store.train) + numbers(store.validation)) == list(range(len(labels)))
+    assert sorted(indices_of(store.train) + indices_of(store.validation)) == list(range(len(labels)))
     assert len(store.train) and len(store.validation)
     assert abs(len(store.validation) - fraction * len(labels)) <= 1.0
-    assert numbers(memory_store(examples, partition, fraction).validation) == numbers(store.validation)
+    assert indices_of(memory_store(examples, partition, fraction).validation) == indices_of(store.validation)
 
 
 @pytest.mark.parametrize("fraction", [0.0, 1.0, -0.1, np.nan])
-def test_a_validation_fraction_lies_between_0_and_1(fraction: float) -> None:
+def test_a_validation_fraction_is_between_0_and_1(fraction: float) -> None:
     with pytest.raises(ValueError, match=r"got validation fraction .*, expected between 0 and 1"):
-        memory_store(numbered(4), 0, fraction)
+        memory_store(indexed_examples(4), 0, fraction)
 
 
 def test_a_store_has_a_partition_number_and_two_examples() -> None:
     with pytest.raises(ValueError, match="got partition -1, expected 0 or more"):
-        MemoryStore(partition=-1, train=numbered(4), validation=numbered(4))
+        MemoryStore(partition=-1, train=indexed_examples(4), validation=indexed_examples(4))
     with pytest.raises(ValueError, match="got 1 example, expected at least 2"):
-        memory_store(numbered(1), 0, 0.5)
+        memory_store(indexed_examples(1), 0, 0.5)
 
 
-def test_a_file_comes_back_as_examples_and_as_a_store(tmp_path: Path) -> None:
+def test_a_file_is_read_as_examples_and_as_a_store(tmp_path: Path) -> None:
     path = tmp_path / "data.npz"
     x, y = np.random.default_rng(0).random((9, 2, 2)), np.arange(9, dtype=np.uint8)
     np.savez(path, x=x, y=y, more=x)
-    found = read_npz(path)
-    assert (found.inputs["x"].dtype, found.y.dtype) == (np.float32, np.int32)
-    assert (found.inputs["x"] == x.astype(np.float32)).all()
-    assert found.y.tolist() == list(range(9))
+    examples = read_npz(path)
+    assert (examples.inputs["x"].dtype, examples.y.dtype) == (np.float32, np.int32)
+    assert (examples.inputs["x"] == x.astype(np.float32)).all()
+    assert examples.y.tolist() == list(range(9))
     store = open_npz(path, 3, 0.3)
     assert (store.partition, len(store.train), len(store.validation)) == (3, 6, 3)
 
@@ -174,12 +174,12 @@ def test_a_file_may_hold_tokens_or_values(
     tmp_path: Path, x: np.ndarray, y: np.ndarray, kinds: tuple[type, type]
 ) -> None:
     np.savez(tmp_path / "data.npz", x=x, y=y)
-    found = read_npz(tmp_path / "data.npz")
-    assert (found.inputs["x"].dtype, found.y.dtype) == kinds
-    np.testing.assert_array_equal(found.inputs["x"], x.astype(kinds[0]))
-    np.testing.assert_array_equal(found.y, y.astype(kinds[1]))
-    rest, held = hold_out(found, 1, np.random.default_rng(0))
-    assert (len(rest), len(held)) == (3, 1)
+    examples = read_npz(tmp_path / "data.npz")
+    assert (examples.inputs["x"].dtype, examples.y.dtype) == kinds
+    np.testing.assert_array_equal(examples.inputs["x"], x.astype(kinds[0]))
+    np.testing.assert_array_equal(examples.y, y.astype(kinds[1]))
+    rest, validation = hold_out(examples, 1, np.random.default_rng(0))
+    assert (len(rest), len(validation)) == (3, 1)
 
 
 X, Y = np.ones((4, 2), np.float32), np.arange(4)
@@ -213,18 +213,16 @@ X, Y = np.ones((4, 2), np.float32), np.arange(4)
         ({"x": X.astype(object), "y": Y}, "not a readable .npz file of plain arrays"),
     ],
 )
-def test_a_file_that_is_no_good_is_one_clear_error(
-    tmp_path: Path, arrays: dict[str, np.ndarray], expected: str
-) -> None:
+def test_an_invalid_file_raises_one_clear_error(tmp_path: Path, arrays: dict[str, np.ndarray], expected: str) -> None:
     path = tmp_path / "data.npz"
     np.savez(path, **arrays)
-    with pytest.raises(InvalidInput) as caught:
+    with pytest.raises(InvalidInput) as excinfo:
         read_npz(path)
-    assert str(caught.value).startswith(f"{path}: ")
-    assert expected in str(caught.value)
+    assert str(excinfo.value).startswith(f"{path}: ")
+    assert expected in str(excinfo.value)
 
 
-def test_a_missing_a_single_and_a_foreign_file_are_told_apart(tmp_path: Path) -> None:
+def test_a_missing_a_single_and_a_foreign_file_have_different_errors(tmp_path: Path) -> None:
     path = tmp_path / "data.npz"
     with pytest.raises(InvalidInput, match=r"no such file; expected an .npz file with y and an array for each input"):
         read_npz(path)
@@ -248,26 +246,26 @@ def test_a_missing_a_single_and_a_foreign_file_are_told_apart(tmp_path: Path) ->
         open_npz(path, 0, 0.5)
 
 
-def saved() -> bytes:
+def npz_bytes() -> bytes:
     buffer = io.BytesIO()
     np.savez_compressed(buffer, x=X, y=Y)
     return buffer.getvalue()
 
 
-@given(at=st.integers(0, len(saved()) - 1), byte=st.integers(0, 255), cut=st.booleans())
-def test_a_damaged_file_raises_nothing_but_our_error(
-    tmp_path_factory: pytest.TempPathFactory, at: int, byte: int, cut: bool
+@given(position=st.integers(0, len(npz_bytes()) - 1), byte=st.integers(0, 255), cut=st.booleans())
+def test_a_damaged_file_raises_only_invalid_input(
+    tmp_path_factory: pytest.TempPathFactory, position: int, byte: int, cut: bool
 ) -> None:
     path = tmp_path_factory.getbasetemp() / "damaged.npz"
-    data = bytearray(saved())
-    data[at] = byte
-    path.write_bytes(data[:at] if cut else data)
+    data = bytearray(npz_bytes())
+    data[position] = byte
+    path.write_bytes(data[:position] if cut else data)
     try:
-        found = read_npz(path)
+        examples = read_npz(path)
     except InvalidInput as exc:
         assert str(exc).startswith(f"{path}: ")
     else:
-        assert len(found) == len(found.inputs["x"]), "what is read in spite of the damage is valid"
+        assert len(examples) == len(examples.inputs["x"]), "what is read in spite of the damage is valid"
 
 
 def test_the_first_example_with_nan_is_named() -> None:
@@ -309,16 +307,18 @@ def test_examples_are_checked_without_a_copy_of_the_data(kind: type[np.generic])
     assert peak < 1 << 19
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("at", [0, SLICE_VALUES - 1, SLICE_VALUES, 2 * SLICE_VALUES])
-def test_a_value_that_is_not_finite_is_found_in_every_slice(bad: float, at: int) -> None:
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("position", [0, SLICE_VALUES - 1, SLICE_VALUES, 2 * SLICE_VALUES])
+def test_a_value_that_is_not_finite_is_detected_in_every_slice(value: float, position: int) -> None:
     x = np.zeros((2 * SLICE_VALUES + 1, 1), np.float32)
-    x[at] = bad
-    with pytest.raises(ValueError, match=f"not finite float32 numbers, the first one in example {len(x) - 1 - at},"):
+    x[position] = value
+    with pytest.raises(
+        ValueError, match=f"not finite float32 numbers, the first one in example {len(x) - 1 - position},"
+    ):
         Examples(inputs={"x": x[::-1]}, y=np.zeros(len(x), np.int32))
 
 
-def test_examples_of_a_strange_dtype_are_refused_as_that() -> None:
+def test_examples_of_an_unsupported_dtype_are_refused() -> None:
     with pytest.raises(ValueError, match="examples: got x of object, expected float32 or int32"):
         Examples(inputs={"x": X.astype(object)}, y=Y.astype(np.int32))
 

@@ -14,7 +14,7 @@ FOLDER = Path(__file__).parents[2] / "benchmarks"
 
 
 @pytest.fixture(autouse=True)
-def beside_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def add_import_path(monkeypatch: pytest.MonkeyPatch) -> None:
     """Add the benchmarks' folder to the import path, as for a script in it."""
     monkeypatch.syspath_prepend(str(FOLDER))
 
@@ -29,10 +29,22 @@ def load(name: str) -> ModuleType:
 
 
 @pytest.mark.nightly
-def test_the_gpu_benchmark_runs_on_a_cpu_that_is_asked_for(tmp_path: Path) -> None:
+def test_the_gpu_benchmark_runs_on_a_requested_cpu(tmp_path: Path) -> None:
     path = tmp_path / "found.json"
-    words = ["--device", "cpu", "--size", "tiny", "--steps", "3", "--warm-up", "1", "--sequence", "16", "--no-compile"]
-    assert load("datacenter_gpu").main([*words, "--json", str(path)]) == 0
+    arguments = [
+        "--device",
+        "cpu",
+        "--size",
+        "tiny",
+        "--steps",
+        "3",
+        "--warm-up",
+        "1",
+        "--sequence",
+        "16",
+        "--no-compile",
+    ]
+    assert load("datacenter_gpu").main([*arguments, "--json", str(path)]) == 0
     report = json.loads(path.read_text())
     assert (report["device"], report["sequence"], report["steps"]) == ("cpu", 16, 3)
     fanin, plain = report["tiny"]["fanin"], report["tiny"]["plain"]
@@ -47,26 +59,26 @@ def test_the_gpu_benchmark_runs_on_a_cpu_that_is_asked_for(tmp_path: Path) -> No
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_it_says_so() -> None:
+def test_without_a_gpu_the_benchmark_exits_with_a_message() -> None:
     with pytest.raises(SystemExit, match="got no CUDA device, expected one; run it on a machine with a GPU"):
         load("datacenter_gpu").main(["--size", "tiny"])
 
 
 def test_an_unknown_size_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as told:
+    with pytest.raises(SystemExit) as excinfo:
         load("datacenter_gpu").main(["--size", "9b"])
-    assert told.value.code == 2
+    assert excinfo.value.code == 2
     assert "got ['9b'], expected some of tiny, 8m, 125m, 350m, 1.5b" in capsys.readouterr().err
 
 
 def test_the_law_of_the_bubble_is_fitted() -> None:
-    fitted = load("datacenter").fit
-    exact = fitted({number: [0.01 + (number + 1) * 0.03] for number in (2, 4, 8, 16)})
-    assert exact["fixed_seconds"] == pytest.approx(0.01)
-    assert exact["seconds_per_slot"] == pytest.approx(0.03)
-    assert exact["kept"]
+    fit = load("datacenter").fit
+    result = fit({number: [0.01 + (number + 1) * 0.03] for number in (2, 4, 8, 16)})
+    assert result["fixed_seconds"] == pytest.approx(0.01)
+    assert result["seconds_per_slot"] == pytest.approx(0.03)
+    assert result["kept"]
     # This is not a line: each doubling of m takes four times as long.
-    assert not fitted({number: [number**2 * 0.01] for number in (2, 4, 8, 16)})["kept"]
+    assert not fit({number: [number**2 * 0.01] for number in (2, 4, 8, 16)})["kept"]
 
 
 @pytest.mark.nightly
@@ -80,10 +92,10 @@ def test_the_bubble_is_measured(tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly
-def test_no_rank_has_the_memory_of_a_whole_model_at_the_start_of_a_job(tmp_path: Path) -> None:
+def test_no_rank_allocates_a_complete_model_at_the_start_of_a_job(tmp_path: Path) -> None:
     path = tmp_path / "start.json"
-    words = ["--layers", "1", "--mesh", "dp_shard=2", "--json", str(path)]
-    subprocess.run([sys.executable, FOLDER / "start_memory.py", *words], check=True, capture_output=True)
+    arguments = ["--layers", "1", "--mesh", "dp_shard=2", "--json", str(path)]
+    subprocess.run([sys.executable, FOLDER / "start_memory.py", *arguments], check=True, capture_output=True)
     rows = json.loads(path.read_text())["ranks"]
     assert [row["rank"] for row in rows] == [0, 1]
     for row in rows:
