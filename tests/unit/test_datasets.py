@@ -30,12 +30,12 @@ from fanin.clients.data.public import (
 from fanin.protos.errors import InvalidInput, StorageFull
 
 CONTENT = b"plain text\n"
-PACKED = gzip.compress(CONTENT, mtime=0)
+ARCHIVE = gzip.compress(CONTENT, mtime=0)
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
 FILES = DataSet(
     name="small",
     files=(
-        DataFile(name="a.gz", url="http://mirror/small/a.gz", size_bytes=len(PACKED), sha256=SHA256),
+        DataFile(name="a.gz", url="http://mirror/small/a.gz", size_bytes=len(ARCHIVE), sha256=SHA256),
         DataFile(name="b.txt", url="http://mirror/small/b.txt", size_bytes=len(CONTENT), sha256=SHA256),
     ),
 )
@@ -47,7 +47,7 @@ ADVICE = (
 
 def mirror(url: str, max_bytes: int) -> bytes:
     """Serve both files, at most one byte more than the limit."""
-    return (PACKED if url.endswith(".gz") else CONTENT)[: max_bytes + 1]
+    return (ARCHIVE if url.endswith(".gz") else CONTENT)[: max_bytes + 1]
 
 
 def places(folder: Path, fetch: Callable[[str, int], bytes] = unreachable, data: Path | None = None) -> Places:
@@ -57,52 +57,52 @@ def places(folder: Path, fetch: Callable[[str, int], bytes] = unreachable, data:
 def put(folder: Path, name: str = "small") -> Path:
     """Write both files where a user or a package would put them."""
     (folder / name).mkdir(parents=True)
-    (folder / name / "a.gz").write_bytes(PACKED)
+    (folder / name / "a.gz").write_bytes(ARCHIVE)
     (folder / name / "b.txt").write_bytes(CONTENT)
     return folder
 
 
 def test_the_environment_names_the_places() -> None:
-    found = places_from({"FANIN_DATA": "/data", "XDG_CACHE_HOME": "/cache"})
-    assert (found.data, found.cache) == (Path("/data"), Path("/cache/fanin"))
-    found = places_from({"FANIN_DATA": ""})
-    assert (found.data, found.cache) == (None, Path.home() / ".cache" / "fanin")
+    locations = places_from({"FANIN_DATA": "/data", "XDG_CACHE_HOME": "/cache"})
+    assert (locations.data, locations.cache) == (Path("/data"), Path("/cache/fanin"))
+    locations = places_from({"FANIN_DATA": ""})
+    assert (locations.data, locations.cache) == (None, Path.home() / ".cache" / "fanin")
 
 
-def test_what_is_fetched_is_kept_and_not_fetched_again(tmp_path: Path) -> None:
+def test_a_downloaded_file_is_stored_and_not_fetched_again(tmp_path: Path) -> None:
     assert list(read_files(places(tmp_path, mirror), FILES)) == [CONTENT, CONTENT]
     assert sorted(path.name for path in (tmp_path / "cache/small").iterdir()) == ["a.gz", "b.txt"]
     assert list(read_files(places(tmp_path), FILES)) == [CONTENT, CONTENT]
 
 
-def test_the_users_folder_comes_first_and_alone(tmp_path: Path) -> None:
+def test_the_users_folder_has_priority_and_no_fallback(tmp_path: Path) -> None:
     put(tmp_path / "cache")
-    own = put(tmp_path / "own")
-    (own / "small/b.txt").write_bytes(b"another edition")
-    assert list(read_files(places(tmp_path, mirror, own), FILES)) == [CONTENT, b"another edition"]
-    (own / "small/a.gz").unlink()
-    with raises(InvalidInput, f"{own}/small/a.gz: no such file, but FANIN_DATA names that folder; {ADVICE}"):
-        list(read_files(places(tmp_path, mirror, own), FILES))
+    own_folder = put(tmp_path / "own")
+    (own_folder / "small/b.txt").write_bytes(b"another edition")
+    assert list(read_files(places(tmp_path, mirror, own_folder), FILES)) == [CONTENT, b"another edition"]
+    (own_folder / "small/a.gz").unlink()
+    with raises(InvalidInput, f"{own_folder}/small/a.gz: no such file, but FANIN_DATA names that folder; {ADVICE}"):
+        list(read_files(places(tmp_path, mirror, own_folder), FILES))
 
 
 def test_the_systems_package_is_used_without_a_network(tmp_path: Path) -> None:
-    packaged = replace(FILES, package=put(tmp_path) / "small")
-    assert list(read_files(places(tmp_path), packaged)) == [CONTENT, CONTENT]
+    data_set = replace(FILES, package=put(tmp_path) / "small")
+    assert list(read_files(places(tmp_path), data_set)) == [CONTENT, CONTENT]
 
 
-DAMAGED = (b"", PACKED[:-9], b"no gzip", gzip.compress(b"other", mtime=0), gzip.compress(bytes(10**6), mtime=0))
+DAMAGE_CASES = (b"", ARCHIVE[:-9], b"no gzip", gzip.compress(b"other", mtime=0), gzip.compress(bytes(10**6), mtime=0))
 
 
-@pytest.mark.parametrize("damage", DAMAGED)
-def test_a_damaged_cache_is_mended(tmp_path: Path, damage: bytes) -> None:
+@pytest.mark.parametrize("damage", DAMAGE_CASES)
+def test_a_damaged_cache_is_repaired(tmp_path: Path, damage: bytes) -> None:
     path = put(tmp_path / "cache") / "small/a.gz"
     path.write_bytes(damage)
     assert list(read_files(places(tmp_path, mirror), FILES)) == [CONTENT, CONTENT]
-    assert path.read_bytes() == PACKED
+    assert path.read_bytes() == ARCHIVE
 
 
 @pytest.mark.parametrize("fault", [OSError("no route"), TimeoutError("timed out"), http.client.IncompleteRead(b"")])
-def test_offline_the_error_says_what_to_do(tmp_path: Path, fault: Exception) -> None:
+def test_the_error_without_a_network_names_the_remedy(tmp_path: Path, fault: Exception) -> None:
     def fetch(url: str, max_bytes: int) -> bytes:
         raise fault
 
@@ -121,12 +121,12 @@ def test_a_mirror_that_serves_something_else_leaves_no_trace(tmp_path: Path) -> 
     with pytest.raises(InvalidInput, match=r"http://mirror/small/a\.gz: cannot be read \(Not a gzipped file"):
         list(read_files(places(tmp_path, lambda url, max_bytes: b"<html>"), FILES))
     bomb = gzip.compress(bytes(10**6), mtime=0)
-    with raises(InvalidInput, f"http://mirror/small/a.gz: unpacks to more than {len(PACKED)} bytes, expected no more"):
+    with raises(InvalidInput, f"http://mirror/small/a.gz: unpacks to more than {len(ARCHIVE)} bytes, expected no more"):
         list(read_files(places(tmp_path, lambda url, max_bytes: bomb), FILES))
     assert list((tmp_path / "cache/small").iterdir()) == []
 
 
-def test_a_cache_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+def test_a_cache_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("a file, where a folder should be")
     with pytest.raises(StorageFull, match=r"cache/small: cannot be written \(.*; set XDG_CACHE_HOME to a folder that"):
         list(read_files(places(tmp_path, mirror), FILES))
@@ -149,18 +149,18 @@ def own_fashion_mnist(folder: Path, *contents: bytes) -> Places:
 
 
 def test_images_and_labels_become_examples(tmp_path: Path) -> None:
-    found = fashion_mnist(own_fashion_mnist(tmp_path, images(3), labels(9, 0, 4), images(2, 1), labels(1, 1)))
-    assert (found.train.inputs["x"].shape, found.train.inputs["x"].dtype) == ((3, 1, 28, 28), np.float32)
-    assert (found.train.y.tolist(), found.train.y.dtype) == ([9, 0, 4], np.int32)
-    assert (found.test.inputs["x"].shape, found.test.y.tolist()) == ((2, 1, 28, 28), [1, 1])
-    assert (found.train.inputs["x"] * np.float32(255)).round().astype(np.uint8).tobytes() == images(3)[16:]
-    assert found.train.inputs["x"].max() <= 1.0
+    data_set = fashion_mnist(own_fashion_mnist(tmp_path, images(3), labels(9, 0, 4), images(2, 1), labels(1, 1)))
+    assert (data_set.train.inputs["x"].shape, data_set.train.inputs["x"].dtype) == ((3, 1, 28, 28), np.float32)
+    assert (data_set.train.y.tolist(), data_set.train.y.dtype) == ([9, 0, 4], np.int32)
+    assert (data_set.test.inputs["x"].shape, data_set.test.y.tolist()) == ((2, 1, 28, 28), [1, 1])
+    assert (data_set.train.inputs["x"] * np.float32(255)).round().astype(np.uint8).tobytes() == images(3)[16:]
+    assert data_set.train.inputs["x"].max() <= 1.0
 
 
 def test_images_without_their_labels_are_refused(tmp_path: Path) -> None:
-    where = own_fashion_mnist(tmp_path, images(3), labels(9, 0), images(2), labels(1, 1))
+    locations = own_fashion_mnist(tmp_path, images(3), labels(9, 0), images(2), labels(1, 1))
     with raises(InvalidInput, "fashion-mnist: got 3 images and 2 labels, expected as many of each"):
-        fashion_mnist(where)
+        fashion_mnist(locations)
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ def test_images_without_their_labels_are_refused(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_is_no_image_file_is_refused(data: bytes, expected: str) -> None:
+def test_an_invalid_image_file_is_refused(data: bytes, expected: str) -> None:
     with raises(InvalidInput, expected):
         parse_images("f", data)
 
@@ -195,7 +195,7 @@ def test_what_is_no_image_file_is_refused(data: bytes, expected: str) -> None:
         (labels(1, 10), "f: got label 10, expected 0 to 9"),
     ],
 )
-def test_what_is_no_label_file_is_refused(data: bytes, expected: str) -> None:
+def test_an_invalid_label_file_is_refused(data: bytes, expected: str) -> None:
     with raises(InvalidInput, expected):
         parse_labels("f", data)
 
@@ -203,10 +203,10 @@ def test_what_is_no_label_file_is_refused(data: bytes, expected: str) -> None:
 @given(st.binary(max_size=40) | st.integers(0, 60).map(lambda cut: labels(*[1] * 52)[:cut]))
 def test_any_bytes_are_labels_or_one_error(data: bytes) -> None:
     try:
-        found = parse_labels("f", data)
+        values = parse_labels("f", data)
     except InvalidInput:
         return
-    assert labels(*found.tolist()) == data
+    assert labels(*values.tolist()) == data
 
 
 NAMES = st.sampled_from(("ROMEO", "JULIET", "First Citizen", "All: both"))
@@ -219,46 +219,46 @@ def play(blocks: list[tuple[str, list[str]]]) -> str:
     return "\n\n".join("\n".join((f"{name}:", *lines)) for name, lines in blocks) + "\n"
 
 
-def text_of(found: Shakespeare, *rows: np.ndarray) -> str:
-    return "".join(found.vocabulary[token] for row in rows for token in row.ravel())
+def text_of(corpus: Shakespeare, *rows: np.ndarray) -> str:
+    return "".join(corpus.vocabulary[token] for row in rows for token in row.ravel())
 
 
 @given(BLOCKS)
-def test_each_speakers_words_come_in_order_and_once(blocks: list[tuple[str, list[str]]]) -> None:
-    said: dict[str, str] = {}
+def test_the_text_of_each_speaker_is_split_in_order_and_once(blocks: list[tuple[str, list[str]]]) -> None:
+    texts: dict[str, str] = {}
     for name, lines in blocks:
-        said[name] = said.get(name, "") + "".join(f"{line}\n" for line in lines)
-    enough = {name: words for name, words in said.items() if len(words) >= 9}
+        texts[name] = texts.get(name, "") + "".join(f"{line}\n" for line in lines)
+    long_texts = {name: words for name, words in texts.items() if len(words) >= 9}
     try:
-        found = split_by_speaker(play(blocks), CUTTING)
+        corpus = split_by_speaker(play(blocks), CUTTING)
     except InvalidInput as exc:
-        assert not enough
-        assert str(exc) == f"text: none of {len(said)} speakers has 9 characters, expected one"
+        assert not long_texts
+        assert str(exc) == f"text: none of {len(texts)} speakers has 9 characters, expected one"
         return
-    assert [speaker.name for speaker in found.speakers] == list(enough)
-    assert list(found.vocabulary) == sorted(set(play(blocks)))
-    for speaker, words in zip(found.speakers, enough.values(), strict=True):
+    assert [speaker.name for speaker in corpus.speakers] == list(long_texts)
+    assert list(corpus.vocabulary) == sorted(set(play(blocks)))
+    for speaker, words in zip(corpus.speakers, long_texts.values(), strict=True):
         num = (len(words) - 1) // 4
-        assert text_of(found, speaker.train.inputs["x"], speaker.held_out.inputs["x"]) == words[: num * 4]
-        assert text_of(found, speaker.train.y, speaker.held_out.y) == words[1 : num * 4 + 1]
+        assert text_of(corpus, speaker.train.inputs["x"], speaker.held_out.inputs["x"]) == words[: num * 4]
+        assert text_of(corpus, speaker.train.y, speaker.held_out.y) == words[1 : num * 4 + 1]
         assert len(speaker.held_out) == max(1, round(num * 0.25))
         assert speaker.train.inputs["x"].shape[1:] == speaker.train.y.shape[1:] == (4,)
         assert speaker.train.inputs["x"].dtype == speaker.train.y.dtype == np.int32
-    others = "".join(words for name, words in said.items() if name not in enough)
+    others = "".join(words for name, words in texts.items() if name not in long_texts)
     if len(others) <= 4:
-        assert found.others is None
+        assert corpus.others is None
     else:
-        assert found.others is not None
-        assert others.startswith(text_of(found, found.others.inputs["x"]))
+        assert corpus.others is not None
+        assert others.startswith(text_of(corpus, corpus.others.inputs["x"]))
 
 
 @given(st.text("ab:\n", max_size=60))
 def test_any_text_is_a_play_or_one_error(text: str) -> None:
     try:
-        found = split_by_speaker(text, Cutting(length=1, min_characters=3))
+        corpus = split_by_speaker(text, Cutting(length=1, min_characters=3))
     except InvalidInput:
         return
-    assert found.speakers
+    assert corpus.speakers
 
 
 def test_a_block_without_a_speaker_is_refused(tmp_path: Path) -> None:
@@ -279,31 +279,31 @@ def test_a_block_without_a_speaker_is_refused(tmp_path: Path) -> None:
         ({"held_fraction": float("nan")}, "got held_fraction nan"),
     ],
 )
-def test_a_cutting_that_cannot_be_is_a_callers_mistake(changes: dict[str, float], expected: str) -> None:
+def test_an_impossible_cutting_is_a_value_error(changes: dict[str, float], expected: str) -> None:
     with pytest.raises(ValueError, match=expected):
         Cutting(**changes)
 
 
 @pytest.mark.heavy
-def test_the_real_fashion_mnist_is_the_known_one() -> None:
-    where = real_places("fashion-mnist")
-    contents = list(read_files(where, FASHION_MNIST))
+def test_the_real_fashion_mnist_has_the_known_digests() -> None:
+    locations = real_places("fashion-mnist")
+    contents = list(read_files(locations, FASHION_MNIST))
     known = [(file.size_bytes, file.sha256) for file in FASHION_MNIST.files]
     assert [(len(content), hashlib.sha256(content).hexdigest()) for content in contents] == known
-    found = fashion_mnist(where)
-    assert (len(found.train), len(found.test)) == (60_000, 10_000)
-    assert np.bincount(found.train.y).tolist() == [6000] * 10
-    assert np.bincount(found.test.y).tolist() == [1000] * 10
+    data_set = fashion_mnist(locations)
+    assert (len(data_set.train), len(data_set.test)) == (60_000, 10_000)
+    assert np.bincount(data_set.train.y).tolist() == [6000] * 10
+    assert np.bincount(data_set.test.y).tolist() == [1000] * 10
 
 
-def test_the_real_shakespeare_is_the_known_one() -> None:
-    where = real_places("tinyshakespeare")
-    (content,) = read_files(where, SHAKESPEARE)
+def test_the_real_shakespeare_has_the_known_digest() -> None:
+    locations = real_places("tinyshakespeare")
+    (content,) = read_files(locations, SHAKESPEARE)
     (known,) = SHAKESPEARE.files
     assert (len(content), hashlib.sha256(content).hexdigest()) == (known.size_bytes, known.sha256)
-    found = shakespeare(Cutting(), where)
-    assert (len(found.vocabulary), len(found.speakers)) == (65, 141)
-    assert found.speakers[0].name == "First Citizen"
-    assert text_of(found, found.speakers[0].train.inputs["x"][:1]).startswith(
+    corpus = shakespeare(Cutting(), locations)
+    assert (len(corpus.vocabulary), len(corpus.speakers)) == (65, 141)
+    assert corpus.speakers[0].name == "First Citizen"
+    assert text_of(corpus, corpus.speakers[0].train.inputs["x"][:1]).startswith(
         "Before we proceed any further, hear me speak.\n"
     )

@@ -8,7 +8,7 @@ from fanin.clients.testing import run_virtual
 from fanin.server.access.delay_budget import DelayBudget
 
 
-def test_what_is_woken_between_two_reads_ends_the_next_at_once() -> None:
+def test_a_wake_between_two_reads_ends_the_next_at_once() -> None:
     async def main() -> float:
         budget = DelayBudget(60.0)
         # No read is in progress, as while the transfer waits for a permit.
@@ -24,7 +24,7 @@ def test_what_is_woken_between_two_reads_ends_the_next_at_once() -> None:
     assert run_virtual(main()) == 1.0
 
 
-def test_what_is_woken_while_it_reads_ends_then() -> None:
+def test_a_wake_during_a_read_ends_it_at_once() -> None:
     async def main() -> float:
         budget = DelayBudget(60.0)
         asyncio.get_running_loop().call_later(2.0, budget.wake)
@@ -38,23 +38,23 @@ def test_what_is_woken_while_it_reads_ends_then() -> None:
     assert run_virtual(main()) == 3.0
 
 
-def test_only_the_peers_time_is_taken_and_waking_takes_none() -> None:
+def test_only_the_peers_delay_is_charged_and_a_wake_costs_nothing() -> None:
     async def main() -> list[bool]:
-        budget, over = DelayBudget(60.0), []
+        budget, states = DelayBudget(60.0), []
         asyncio.get_running_loop().call_later(100.0, budget.wake)
         with pytest.raises(TimeoutError):
             async with budget.waiting():
                 await asyncio.sleep(1000.0)
-        over.append(budget.is_spent)
+        states.append(budget.is_spent)
         with pytest.raises(TimeoutError):
             async with budget.reading():
                 await asyncio.sleep(1000.0)
-        return [*over, budget.is_spent]
+        return [*states, budget.is_spent]
 
     assert run_virtual(main()) == [False, True]
 
 
-def test_what_is_woken_as_the_last_bytes_come_is_heard_before_the_next() -> None:
+def test_a_wake_after_the_last_bytes_of_a_read_ends_the_next() -> None:
     async def main() -> float:
         budget, clock = DelayBudget(60.0), asyncio.get_running_loop().time
         async with budget.reading():

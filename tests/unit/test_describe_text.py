@@ -10,14 +10,14 @@ from fanin.protos.plans import FlowerPlan, Statistic
 
 
 def test_the_plan_is_described_with_every_part_that_changes_the_result() -> None:
-    wanted = plan(
+    run_plan = plan(
         stages=(scaffold(3), FEEDBACK),
         rule="trimmed_mean",
         trim=0.25,
         outer_optimizer="nesterov",
         outer_learning_rate=0.7,
     )
-    lines = plan_lines(replace(wanted, statistics=(Statistic(name="words", unit="words", bound=1000),)))
+    lines = plan_lines(replace(run_plan, statistics=(Statistic(name="words", unit="words", bound=1000),)))
     assert lines == [
         "  plan      virtual",
         "            cohort: concurrency 4, buffer 4, quorum 4, deadline_s 600, selection uniform",

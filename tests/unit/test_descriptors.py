@@ -27,17 +27,17 @@ from fanin.server.access.limits import Limits
 )
 def test_files_and_connections_fit_together(descriptors: int, max_parked: int, max_uploads: int) -> None:
     limits = Limits(max_parked=max_parked, max_uploads=max_uploads)
-    lowered, connections = share_descriptors(descriptors, limits)
-    assert OTHER_FILES + lowered.max_uploads + connections.max_connections <= descriptors
+    lower_limits, connections = share_descriptors(descriptors, limits)
+    assert OTHER_FILES + lower_limits.max_uploads + connections.max_connections <= descriptors
     # Waiting devices leave connections for devices that upload, and for operators.
-    assert 1 <= lowered.max_parked < connections.max_connections
-    assert 1 <= lowered.max_uploads <= max_uploads
-    assert lowered.max_parked <= max_parked
+    assert 1 <= lower_limits.max_parked < connections.max_connections
+    assert 1 <= lower_limits.max_uploads <= max_uploads
+    assert lower_limits.max_parked <= max_parked
     if descriptors >= enough_descriptors(limits):
-        assert lowered == limits
+        assert lower_limits == limits
 
 
-def test_too_few_descriptors_are_refused_with_the_number_and_what_to_do() -> None:
+def test_too_few_descriptors_are_refused_with_the_number_and_the_remedy() -> None:
     with raises(
         Conflict,
         f"descriptors: this process may open 100, expected at least {LEAST_DESCRIPTORS}; "
@@ -47,22 +47,22 @@ def test_too_few_descriptors_are_refused_with_the_number_and_what_to_do() -> Non
 
 
 @pytest.fixture
-def hard() -> Iterator[int]:
+def hard_limit() -> Iterator[int]:
     """The hard limit of this process; its soft limit is 300 during the test."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (300, hard))
-    yield hard
-    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    soft_limit, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (300, hard_limit))
+    yield hard_limit
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft_limit, hard_limit))
 
 
-def test_the_soft_limit_is_raised_to_what_is_enough_or_to_the_hard_one(hard: int) -> None:
-    assert hard > 400
-    for enough, raised in ((200, 300), (400, 400), (hard + 1, hard)):
-        assert raise_descriptor_limit(enough) == raised
-        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (raised, hard)
+def test_the_soft_limit_is_raised_to_the_target_or_to_the_hard_limit(hard_limit: int) -> None:
+    assert hard_limit > 400
+    for target, limit in ((200, 300), (400, 400), (hard_limit + 1, hard_limit)):
+        assert raise_descriptor_limit(target) == limit
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (limit, hard_limit)
 
 
-def test_grpc_is_told_every_limit() -> None:
+def test_grpc_receives_every_limit() -> None:
     options = dict(Connections(max_connections=5, max_queued_calls=6, handshake_s=0.5).options())
     assert options["grpc.max_allowed_incoming_connections"] == 5
     # Without these limits gRPC cancels a random part of the calls once more than 1,000 wait.

@@ -22,9 +22,9 @@ Y = (np.arange(6) % CLASSES).astype(np.int32)
 
 
 def read(bundle: Bundle, examples: Examples) -> None:
-    good = Examples(inputs={"x": X}, y=Y)
+    validation = Examples(inputs={"x": X}, y=Y)
     graphs = BundleGraphs(open_runtime("onnx"))
-    LocalData(graphs, MemoryStore(partition=0, train=examples, validation=good)).examples(bundle)
+    LocalData(graphs, MemoryStore(partition=0, train=examples, validation=validation)).examples(bundle)
 
 
 def test_fitting_data_is_accepted(bundle_for: BundleFor) -> None:
@@ -32,7 +32,7 @@ def test_fitting_data_is_accepted(bundle_for: BundleFor) -> None:
 
 
 @pytest.mark.parametrize(
-    ("x", "y", "said"),
+    ("x", "y", "message"),
     [
         (X, Y + 1, f"y: got labels from 1 to {CLASSES}, expected 0 to {CLASSES - 1}; count classes from 0: y - 1"),
         (X, Y + 2, f"y: got labels from 2 to {CLASSES + 1}, expected 0 to {CLASSES - 1}"),
@@ -52,10 +52,10 @@ def test_fitting_data_is_accepted(bundle_for: BundleFor) -> None:
         (X.astype(np.uint8), Y, "; scale the values as the App's calibration data, or give the App a preprocess="),
     ],
 )
-def test_other_data_is_refused_with_how_to_convert_it(
-    bundle_for: BundleFor, x: np.ndarray, y: np.ndarray, said: str
+def test_other_data_is_refused_with_its_conversion(
+    bundle_for: BundleFor, x: np.ndarray, y: np.ndarray, message: str
 ) -> None:
     bundle = bundle_for("cnn", "onnx")
-    with pytest.raises(ValueError, match=rf"^training examples: .*{re.escape(said)}") as caught:
+    with pytest.raises(ValueError, match=rf"^training examples: .*{re.escape(message)}") as excinfo:
         read(bundle, Examples(inputs={"x": x}, y=y))
-    assert "-1," not in str(caught.value).split(";", maxsplit=1)[0]
+    assert "-1," not in str(excinfo.value).split(";", maxsplit=1)[0]

@@ -20,13 +20,13 @@ def store(tmp_path: Path) -> SqliteDevices:
     return SqliteDevices(open_engine(tmp_path / "fanin.db", Durability.PROCESS))
 
 
-def test_all_are_found(store: SqliteDevices) -> None:
+def test_all_enrolled_devices_are_returned(store: SqliteDevices) -> None:
     store.enroll(DEVICES, 1.0)
     assert store.num_devices == len(DEVICES)
     assert [store.find(device.device_id) for device in DEVICES] == DEVICES
 
 
-def test_those_that_are_known_are_left_alone(store: SqliteDevices) -> None:
+def test_known_devices_are_unchanged(store: SqliteDevices) -> None:
     store.enroll(DEVICES[:1], 1.0)
     store.enroll(DEVICES, 2.0)
     assert store.num_devices == len(DEVICES)
@@ -38,11 +38,11 @@ def test_a_device_that_another_store_recorded_is_no_conflict(tmp_path: Path) -> 
     first.enroll(DEVICES[:1], 1.0)
     second.enroll(DEVICES[:2], 2.0)
     assert [second.find(device.device_id) for device in DEVICES[:2]] == list(DEVICES[:2])
-    reopened = SqliteDevices(open_engine(tmp_path / "fanin.db", Durability.PROCESS))
-    assert reopened.num_devices == 2
+    third = SqliteDevices(open_engine(tmp_path / "fanin.db", Durability.PROCESS))
+    assert third.num_devices == 2
 
 
-def test_none_is_nothing(store: SqliteDevices) -> None:
+def test_an_empty_list_enrolls_no_device(store: SqliteDevices) -> None:
     store.enroll([], 1.0)
     assert store.num_devices == 0
 
@@ -61,17 +61,17 @@ def test_a_write_that_fails_leaves_memory_as_the_database_is(tmp_path: Path) -> 
     engine.dispose()
 
 
-def test_what_is_found_never_asks_the_database(tmp_path: Path) -> None:
+def test_a_lookup_never_queries_the_database(tmp_path: Path) -> None:
     engine = open_engine(tmp_path / "fanin.db", Durability.PROCESS)
     SqliteDevices(engine).enroll(DEVICES, 1.0)
     SqliteDevices(engine).add_token("sha", Role.DEVICE, 1.0)
-    reopened = SqliteDevices(engine)
+    lookup_store = SqliteDevices(engine)
     statements: list[str] = []
     event.listen(engine, "before_cursor_execute", lambda *arguments: statements.append(arguments[2]))
-    assert [reopened.find(device.device_id) for device in DEVICES] == DEVICES
-    assert (reopened.find("0" * 32), reopened.num_devices) == (None, len(DEVICES))
-    assert reopened.has_token("sha", Role.DEVICE)
-    assert not reopened.has_token("other", Role.DEVICE)
+    assert [lookup_store.find(device.device_id) for device in DEVICES] == DEVICES
+    assert (lookup_store.find("0" * 32), lookup_store.num_devices) == (None, len(DEVICES))
+    assert lookup_store.has_token("sha", Role.DEVICE)
+    assert not lookup_store.has_token("other", Role.DEVICE)
     assert statements == []
     engine.dispose()
 

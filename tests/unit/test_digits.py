@@ -20,7 +20,7 @@ def rows(*parts: Examples) -> list[bytes]:
     return sorted(x.tobytes() + y.tobytes() for part in parts for x, y in zip(part.inputs["x"], part.y, strict=True))
 
 
-def test_the_digits_are_the_known_ones() -> None:
+def test_the_digits_have_the_known_digests() -> None:
     digits = load_digits()
     assert (digits.inputs["x"].shape, digits.inputs["x"].dtype) == ((1797, 1, 8, 8), np.float32)
     assert (digits.y.shape, digits.y.dtype) == ((1797,), np.int32)
@@ -33,7 +33,7 @@ def test_the_digits_are_the_known_ones() -> None:
 @settings(max_examples=20)
 @given(num_devices=st.integers(1, 40), alpha=st.floats(0.05, 50.0), seed=st.integers(0, 2**32))
 @pytest.mark.heavy
-def test_a_split_is_everything_once(num_devices: int, alpha: float, seed: int) -> None:
+def test_a_split_covers_all_digits_once(num_devices: int, alpha: float, seed: int) -> None:
     split = split_digits(num_devices, alpha, seed)
     assert (len(split.public), len(split.test), len(split.devices)) == (100, 540, num_devices)
     # No two digits have the same bytes, so equal rows are equal examples.
@@ -41,18 +41,18 @@ def test_a_split_is_everything_once(num_devices: int, alpha: float, seed: int) -
     assert rows(split.public, split.test, *split.devices) == rows(load_digits())
     sizes = {len(part) for part in split.devices}
     assert max(sizes) - min(sizes) <= 1
-    for part, exact in ((split.public, 10), (split.test, 54)):
-        assert np.abs(np.bincount(part.y, minlength=10) - exact).max() <= 2
+    for part, expected in ((split.public, 10), (split.test, 54)):
+        assert np.abs(np.bincount(part.y, minlength=10) - expected).max() <= 2
 
 
-def test_the_seed_decides_and_public_and_test_depend_on_nothing_else() -> None:
-    one, again, other = split_digits(8, 0.5, 1), split_digits(8, 0.5, 1), split_digits(8, 0.5, 2)
-    assert all((a.inputs["x"] == b.inputs["x"]).all() for a, b in zip(one.devices, again.devices, strict=True))
-    assert rows(one.devices[0]) != rows(other.devices[0])
-    assert rows(one.test) != rows(other.test)
-    elsewhere = split_digits(3, 10.0, 1)
-    assert (elsewhere.public.inputs["x"] == one.public.inputs["x"]).all()
-    assert (elsewhere.test.inputs["x"] == one.test.inputs["x"]).all()
+def test_public_and_test_depend_on_the_seed_only() -> None:
+    first, repeat, other = split_digits(8, 0.5, 1), split_digits(8, 0.5, 1), split_digits(8, 0.5, 2)
+    assert all((a.inputs["x"] == b.inputs["x"]).all() for a, b in zip(first.devices, repeat.devices, strict=True))
+    assert rows(first.devices[0]) != rows(other.devices[0])
+    assert rows(first.test) != rows(other.test)
+    third = split_digits(3, 10.0, 1)
+    assert (third.public.inputs["x"] == first.public.inputs["x"]).all()
+    assert (third.test.inputs["x"] == first.test.inputs["x"]).all()
 
 
 @pytest.mark.parametrize(
@@ -65,10 +65,10 @@ def test_the_seed_decides_and_public_and_test_depend_on_nothing_else() -> None:
         (8, 1.0, -1, "got seed -1, expected 0 or more"),
     ],
 )
-def test_numbers_that_cannot_be_are_refused(num_devices: int, alpha: float, seed: int, expected: str) -> None:
+def test_impossible_arguments_are_refused(num_devices: int, alpha: float, seed: int, expected: str) -> None:
     with pytest.raises(InvalidInput, match=expected):
         split_digits(num_devices, alpha, seed)
 
 
-def test_every_device_can_hold_something_out() -> None:
+def test_every_device_can_hold_out_a_digit() -> None:
     assert min(len(part) for part in split_digits(MAX_DEVICES, 0.1, 0).devices) >= 2

@@ -43,18 +43,20 @@ ZEROS = torch.zeros(4)
         (lambda: torch.native_dropout(CHANCE, 0.4, True)[0], "uniform", CHANCE * torch.tensor([1.0, 1, 1, 0]) / 0.6),
     ],
 )
-def test_a_random_operator_takes_given_values(call: Callable[[], Tensor], kind: RandomKind, expected: Tensor) -> None:
+def test_a_random_operator_returns_recorded_values(
+    call: Callable[[], Tensor], kind: RandomKind, expected: Tensor
+) -> None:
     ports: list[RandomPort] = []
     with recorded(ports):
         call()
     assert ports == [random_port(kind, 0, (4,))]
     with given(ports, [UNIFORM if kind == "uniform" else NORMAL]):
-        found = call()
-    assert found.dtype == expected.dtype
-    torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
+        result = call()
+    assert result.dtype == expected.dtype
+    torch.testing.assert_close(result, expected, rtol=1e-6, atol=0)
 
 
-def test_draws_are_those_of_an_earlier_pass() -> None:
+def test_draws_must_equal_those_of_an_earlier_pass() -> None:
     ports = [random_port("uniform", 0, (4,))]
     message = "normal values (4,), expected uniform values (4,) as in an earlier pass"
     with raises(RandomDraw, message), given(ports, [UNIFORM]):
@@ -64,7 +66,7 @@ def test_draws_are_those_of_an_earlier_pass() -> None:
         torch.cat([torch.rand(4), torch.rand(2)])
 
 
-class Drawing(nn.Module):
+class DrawingModule(nn.Module):
     """Adds the result of ``draw`` to the input in training mode."""
 
     def __init__(self, draw: Callable[[Tensor], Tensor]) -> None:
@@ -93,12 +95,12 @@ class Drawing(nn.Module):
     ids=["integers", "order", "size"],
 )
 def test_other_draws_are_refused(draw: Callable[[Tensor], Tensor], message: str) -> None:
-    with pytest.raises(UnsupportedModel) as caught:
-        check_kept(prepare(replace(app_of("mlp"), module=Drawing(draw))))
-    assert message in str(caught.value)
+    with pytest.raises(UnsupportedModel) as excinfo:
+        check_kept(prepare(replace(app_of("mlp"), module=DrawingModule(draw))))
+    assert message in str(excinfo.value)
 
 
-def test_preparing_leaves_torchs_generator_as_it_is() -> None:
+def test_preparing_leaves_torchs_generator_unchanged() -> None:
     app = app_of("noisy")
     torch.manual_seed(1)
     ports = check_kept(prepare(app))

@@ -19,10 +19,10 @@ from fanin.server.storage.sqlite.engine import open_engine, writing
 
 def test_a_database_of_a_newer_format_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "fanin.db"
-    opened = open_engine(path, Durability.PROCESS)
-    with opened.begin() as connection:
+    engine = open_engine(path, Durability.PROCESS)
+    with engine.begin() as connection:
         connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
-    opened.dispose()
+    engine.dispose()
     for upgrade in (True, False):
         with raises(
             Corrupted,
@@ -36,21 +36,21 @@ def test_a_process_that_ends_in_the_first_migration_leaves_a_folder_that_opens(t
     path = tmp_path / "fanin.db"
     child = os.fork()
     if child == 0:
-        seen = 0
+        num_tables = 0
 
         @event.listens_for(Engine, "after_cursor_execute")
-        def end(_connection: object, _cursor: object, statement: str, *_rest: object) -> None:
-            nonlocal seen
-            seen += "CREATE TABLE" in statement
-            if seen == 4:
+        def exit_process(_connection: object, _cursor: object, statement: str, *_rest: object) -> None:
+            nonlocal num_tables
+            num_tables += "CREATE TABLE" in statement
+            if num_tables == 4:
                 os._exit(9)
 
         open_engine(path, Durability.HOST)
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
-    opened = open_engine(path, Durability.HOST)
-    assert SqliteDevices(opened).num_devices == 0
-    opened.dispose()
+    engine = open_engine(path, Durability.HOST)
+    assert SqliteDevices(engine).num_devices == 0
+    engine.dispose()
 
 
 def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
         open_engine(path, Durability.PROCESS)
 
 
-def test_a_database_that_cannot_be_opened_is_not_called_damaged(tmp_path: Path) -> None:
+def test_a_database_that_cannot_be_opened_is_not_reported_as_damaged(tmp_path: Path) -> None:
     path = tmp_path / "fanin.db"
     path.mkdir()
     with raises(
@@ -74,21 +74,21 @@ def test_a_database_that_cannot_be_opened_is_not_called_damaged(tmp_path: Path) 
         open_engine(path, Durability.PROCESS)
 
 
-def test_a_database_that_can_be_read_only_is_not_called_damaged(tmp_path: Path) -> None:
+def test_a_read_only_database_is_not_reported_as_damaged(tmp_path: Path) -> None:
     path = tmp_path / "fanin.db"
-    opened = open_engine(path, Durability.PROCESS)
-    with opened.connect() as connection:
+    engine = open_engine(path, Durability.PROCESS)
+    with engine.connect() as connection:
         connection.execute(text("PRAGMA query_only = ON"))
     # As if the file's owner had changed while the coordinator serves. The driver tries again later.
     with raises(Unavailable, f"{path}: cannot be opened or written now (attempt to write a readonly database)"):
-        SqliteDevices(opened).add_token("sha", Role.DEVICE, 1.0)
-    with opened.connect() as connection:
+        SqliteDevices(engine).add_token("sha", Role.DEVICE, 1.0)
+    with engine.connect() as connection:
         connection.execute(text("PRAGMA query_only = OFF"))
-    SqliteDevices(opened).add_token("sha", Role.DEVICE, 1.0)
-    opened.dispose()
+    SqliteDevices(engine).add_token("sha", Role.DEVICE, 1.0)
+    engine.dispose()
 
 
-def test_a_transaction_that_writes_keeps_others_out_before_it_reads(tmp_path: Path) -> None:
+def test_a_transaction_that_writes_excludes_others_before_it_reads(tmp_path: Path) -> None:
     """SQLite fails a transaction that reads first if another connection writes before it does."""
     first, second = (open_engine(tmp_path / "fanin.db", Durability.PROCESS) for _ in range(2))
     insert = "INSERT INTO bundles (bundle_sha256, bundle_proto) VALUES ('first', '')"
@@ -104,9 +104,9 @@ def test_a_transaction_that_writes_keeps_others_out_before_it_reads(tmp_path: Pa
     second.dispose()
 
 
-def test_a_disk_that_fails_is_not_called_full(tmp_path: Path) -> None:
+def test_a_disk_that_fails_is_not_reported_as_full(tmp_path: Path) -> None:
     path = tmp_path / "fanin.db"
-    opened = open_engine(path, Durability.PROCESS)
+    engine = open_engine(path, Durability.PROCESS)
     links = {link.name: str(link.readlink()) for link in Path("/proc/self/fd").iterdir() if link.is_symlink()}
     descriptors = [int(name) for name, target in links.items() if target in (str(path), f"{path}-wal")]
     folder = os.open(tmp_path, os.O_RDONLY)
@@ -118,10 +118,10 @@ def test_a_disk_that_fails_is_not_called_full(tmp_path: Path) -> None:
     with closing(sqlite3.connect(path)) as other:
         other.execute("PRAGMA user_version = 1")
     with raises(OSError, f"[Errno 5] {path}: the disk failed (disk I/O error, SQLITE_IOERR_READ)"):
-        SqliteDevices(opened)
+        SqliteDevices(engine)
 
 
-def test_a_damaged_page_is_found_when_the_database_is_opened(tmp_path: Path) -> None:
+def test_a_damaged_page_is_detected_when_the_database_is_opened(tmp_path: Path) -> None:
     path = tmp_path / "fanin.db"
     open_engine(path, Durability.PROCESS).dispose()
     data = bytearray(path.read_bytes())

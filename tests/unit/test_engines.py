@@ -35,7 +35,7 @@ from fanin.simulation.setup.arguments import check_settings
 from fanin.simulation.setup.settings import SimulationSettings
 from fanin.simulation.workers import LocalTrainings, Trainings
 
-LONG = Workload(num_epochs=100_000, together=10, batches=(4,) * 10)
+LONG_WORKLOAD = Workload(num_epochs=100_000, together=10, batches=(4,) * 10)
 PLAN_TEXT = """
 name = "plan"
 bundle = "bundle"
@@ -55,9 +55,9 @@ def clients_of(sizes: Sequence[int] = SIZES) -> Partition:
 
 
 def assignment(client: int, **changes: object) -> m.Assignment:
-    made = example_assignment(bundle_of("cnn"))
-    training = replace(made.training, epochs=EPOCHS, **changes)
-    return replace(made, assignment_id=f"{client:032x}", training=training)
+    example = example_assignment(bundle_of("cnn"))
+    training = replace(example.training, epochs=EPOCHS, **changes)
+    return replace(example, assignment_id=f"{client:032x}", training=training)
 
 
 def model(name: str = "cnn") -> OpenedModel:
@@ -87,15 +87,15 @@ def step() -> CountingStep:
 def changes_of(trainings: Trainings, name: str) -> list[Change]:
     pending = [trainings.begin(client, model(name), assignment(client)) for client in range(len(SIZES))]
     # The trainings are collected in another order than they began.
-    return [each() for each in reversed(pending)][::-1]
+    return [finish() for finish in reversed(pending)][::-1]
 
 
 @pytest.mark.parametrize("name", ["cnn", "noisy"])
 def test_each_client_has_the_change_of_the_graph(name: str) -> None:
     graphs = BundleGraphs(open_runtime("onnx"))
-    alone = changes_of(LocalTrainings(graphs, clients_of(), 0.2), name)
-    together = changes_of(VectorTrainings(VectorStep(app_of(name)), graphs, clients_of(), 0.2), name)
-    for one, other in zip(alone, together, strict=True):
+    sequential = changes_of(LocalTrainings(graphs, clients_of(), 0.2), name)
+    vectorized = changes_of(VectorTrainings(VectorStep(app_of(name)), graphs, clients_of(), 0.2), name)
+    for one, other in zip(sequential, vectorized, strict=True):
         assert one.num_steps == other.num_steps
         assert np.abs(one.values - other.values).max() < 1e-5 * np.abs(one.values).max() + 1e-6
         assert {**one.counts, m.TRAIN_LOSS: 0} == {**other.counts, m.TRAIN_LOSS: 0}
@@ -117,21 +117,21 @@ def test_a_client_whose_examples_fail_does_not_disturb_the_others(step: Counting
     graphs = BundleGraphs(open_runtime("onnx"))
     trainings = VectorTrainings(step, graphs, clients_of((*SIZES, 0)), 0.2)
     pending = [trainings.begin(client, model(), assignment(client)) for client in range(len(SIZES) + 1)]
-    good = [each() for each in pending[:-1]]
-    assert all(np.isfinite(each.values).all() for each in good)
+    changes = [each() for each in pending[:-1]]
+    assert all(np.isfinite(each.values).all() for each in changes)
     with pytest.raises((ValueError, InvalidInput)):
         pending[-1]()
 
 
-def test_a_training_that_diverges_says_so(step: CountingStep) -> None:
+def test_a_training_that_diverges_is_reported(step: CountingStep) -> None:
     graphs = BundleGraphs(open_runtime("onnx"))
     trainings = VectorTrainings(step, graphs, clients_of(), 0.2)
-    wild = trainings.begin(0, model(), assignment(0, learning_rate=1e30))
+    training = trainings.begin(0, model(), assignment(0, learning_rate=1e30))
     with raises(ValueError, "loss became nan after 2 steps, expected a finite one; lower the learning rate (1e+30)"):
-        wild()
+        training()
 
 
-def test_a_training_that_nobody_collects_is_not_run(step: CountingStep) -> None:
+def test_a_training_that_is_not_collected_is_not_run(step: CountingStep) -> None:
     step.numbers.clear()
     trainings = VectorTrainings(step, BundleGraphs(open_runtime("onnx")), clients_of(), 0.2)
     pending = [trainings.begin(client, model(), assignment(client)) for client in range(3)]
@@ -157,7 +157,7 @@ def test_the_extra_inputs_reach_each_client(recipe: Recipe) -> None:
     x, y = samples(8, seed=1)
     batch = PaddedBatch(inputs={"x": x}, y=y, mask=np.ones(8, np.float32))
 
-    def after(anchor: np.ndarray, weight: float, controls: Sequence[np.ndarray | None]) -> list[np.ndarray]:
+    def parameters_after(anchor: np.ndarray, weight: float, controls: Sequence[np.ndarray | None]) -> list[np.ndarray]:
         settings = VectorSettings(
             learning_rates=[0.1] * len(controls),
             proximal_weight=weight,
@@ -168,18 +168,18 @@ def test_the_extra_inputs_reach_each_client(recipe: Recipe) -> None:
         state, _ = step(step.begin(parameters, 2), [batch, batch], settings)
         return step.parameters(state)
 
-    plain = after(parameters, 0.0, [None, None])
+    baseline = parameters_after(parameters, 0.0, [None, None])
     if recipe.proximal:
         # The proximal pull is added before the gradient is clipped, so only its direction is known.
-        moved = after(parameters - 1.0, 1e6, [None, None])
-        assert np.array_equal(moved[0], moved[1])
-        assert (moved[0] < parameters).mean() > 0.99
+        result = parameters_after(parameters - 1.0, 1e6, [None, None])
+        assert np.array_equal(result[0], result[1])
+        assert (result[0] < parameters).mean() > 0.99
     else:
-        for index, moved in enumerate(after(parameters, 0.0, controls)):
-            assert np.allclose(moved, plain[index] - 0.1 * controls[index], atol=1e-5)
+        for index, result in enumerate(parameters_after(parameters, 0.0, controls)):
+            assert np.allclose(result, baseline[index] - 0.1 * controls[index], atol=1e-5)
 
 
-class Listed(nn.Module):
+class UnvectorizableModule(nn.Module):
     """A module with an operator that torch cannot vectorize."""
 
     def __init__(self) -> None:
@@ -188,37 +188,39 @@ class Listed(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         logits = self.head(x.flatten(1))
-        (shifted,) = torch._foreach_add([logits], 1.0)
-        return shifted
+        (output,) = torch._foreach_add([logits], 1.0)
+        return output
 
 
-def test_auto_says_why_it_takes_the_graph_and_vmap_refuses() -> None:
-    app: App = replace(app_of("mlp"), module=Listed())
+def test_auto_reports_why_it_chooses_the_graph_and_vmap_refuses() -> None:
+    app: App = replace(app_of("mlp"), module=UnvectorizableModule())
     bundle, runtime = bundle_of("mlp"), open_runtime("onnx")
     with pytest.raises(UnsupportedModel, match="the train step cannot be vectorized over clients: "):
-        choose(SimulationSettings(engine="vmap"), app, bundle, runtime, LONG)
-    chosen = choose(SimulationSettings(engine="auto"), app, bundle, runtime, LONG)
-    assert chosen.engine == "graph"
-    assert chosen.reason.startswith("engine graph, because vmap is not possible: App mlp: the train step cannot be ")
+        choose(SimulationSettings(engine="vmap"), app, bundle, runtime, LONG_WORKLOAD)
+    choice = choose(SimulationSettings(engine="auto"), app, bundle, runtime, LONG_WORKLOAD)
+    assert choice.engine == "graph"
+    assert choice.reason.startswith("engine graph, because vmap is not possible: App mlp: the train step cannot be ")
     # The reason also states the cost of the fallback.
-    assert re.search(r"; all rounds train in about [\d.e+]+ s by graph$", chosen.reason)
+    assert re.search(r"; all rounds train in about [\d.e+]+ s by graph$", choice.reason)
 
 
-def test_auto_takes_one_of_both_and_shows_what_it_measured() -> None:
-    chosen = choose(SimulationSettings(engine="auto"), app_of("mlp"), bundle_of("mlp"), open_runtime("onnx"), LONG)
-    assert (chosen.step is None) == (chosen.engine == "graph")
-    assert f"engine {chosen.engine}: all rounds train in about " in chosen.reason
-    assert " by vmap, whose trace took " in chosen.reason
+def test_auto_chooses_an_engine_and_reports_its_measurements() -> None:
+    choice = choose(
+        SimulationSettings(engine="auto"), app_of("mlp"), bundle_of("mlp"), open_runtime("onnx"), LONG_WORKLOAD
+    )
+    assert (choice.step is None) == (choice.engine == "graph")
+    assert f"engine {choice.engine}: all rounds train in about " in choice.reason
+    assert " by vmap, whose trace took " in choice.reason
 
 
 def test_auto_traces_no_module_for_a_short_simulation() -> None:
-    short = replace(LONG, num_epochs=1, batches=(1,) * 10)
-    began_s = time.perf_counter()
+    workload = replace(LONG_WORKLOAD, num_epochs=1, batches=(1,) * 10)
+    start_s = time.perf_counter()
     # Not even a module that vmap cannot run is traced.
-    app: App = replace(app_of("mlp"), module=Listed())
-    chosen = choose(SimulationSettings(engine="auto"), app, bundle_of("mlp"), open_runtime("onnx"), short)
-    assert chosen.engine == "graph" and chosen.reason.startswith("engine graph: graph trains all rounds in ")
-    assert "vmap begins with a trace" in chosen.reason and time.perf_counter() - began_s < 60
+    app: App = replace(app_of("mlp"), module=UnvectorizableModule())
+    choice = choose(SimulationSettings(engine="auto"), app, bundle_of("mlp"), open_runtime("onnx"), workload)
+    assert choice.engine == "graph" and choice.reason.startswith("engine graph: graph trains all rounds in ")
+    assert "vmap begins with a trace" in choice.reason and time.perf_counter() - start_s < 60
 
 
 def test_the_workload_of_a_plan_has_the_epochs_of_its_schedule_and_the_clients_that_begin_together() -> None:
@@ -226,15 +228,15 @@ def test_the_workload_of_a_plan_has_the_epochs_of_its_schedule_and_the_clients_t
     plan = parse_plan(text, "plan").plan
     workload = Workload.of(plan, [20, 8, 9, 3], batch_size=8)
     assert workload == Workload(num_epochs=2 + 2 + 5 + 5, together=3, batches=(3, 1, 2, 1))
-    buffered = replace(
+    buffered_plan = replace(
         plan, cohort=replace(plan.cohort, buffer=2, quorum=1), aggregation=replace(plan.aggregation, max_staleness=4)
     )
-    assert Workload.of(buffered, [20, 8, 9, 3], batch_size=8).together == 2
+    assert Workload.of(buffered_plan, [20, 8, 9, 3], batch_size=8).together == 2
     # The Rounds of an endless Plan are not counted one by one.
-    endless = replace(plan, stop=replace(plan.stop, max_rounds=MAX_TIMES))
-    assert Workload.of(endless, [8], batch_size=8).num_epochs == 2 * 2 + 5 * (MAX_TIMES - 2)
-    short = replace(plan, stop=replace(plan.stop, max_rounds=2))
-    assert Workload.of(short, [8], batch_size=8).num_epochs == 2 * 2
+    endless_plan = replace(plan, stop=replace(plan.stop, max_rounds=MAX_TIMES))
+    assert Workload.of(endless_plan, [8], batch_size=8).num_epochs == 2 * 2 + 5 * (MAX_TIMES - 2)
+    short_plan = replace(plan, stop=replace(plan.stop, max_rounds=2))
+    assert Workload.of(short_plan, [8], batch_size=8).num_epochs == 2 * 2
 
 
 def test_the_seconds_of_both_engines_follow_from_a_step() -> None:
@@ -271,15 +273,15 @@ def test_an_unknown_engine_and_vmap_with_processes_are_refused() -> None:
         check_settings(SimulationSettings(engine="auto", seeds=(1, 2)))
 
 
-def test_an_optimizer_that_counts_steps_is_told_their_number() -> None:
+def test_an_optimizer_that_counts_steps_receives_their_number() -> None:
     app: App = replace(app_of("mlp"), recipe=Recipe(optimizer=Adam()))
     bundle, step = exported(app), VectorStep(app)
     x, y = samples(8, seed=1)
     batch, parameters = PaddedBatch(inputs={"x": x}, y=y, mask=np.ones(8, np.float32)), bundle.initial_parameters()
-    alone = open_runtime("onnx").open_train(bundle)
-    one, both = alone.begin(parameters), step.begin(parameters, 2)
+    train_step = open_runtime("onnx").open_train(bundle)
+    single_state, joint_state = train_step.begin(parameters), step.begin(parameters, 2)
     for _ in range(3):
-        one, _ = alone(one, batch, StepSettings(learning_rate=0.01))
+        single_state, _ = train_step(single_state, batch, StepSettings(learning_rate=0.01))
         settings = VectorSettings(
             learning_rates=[0.01] * 2,
             proximal_weight=0.0,
@@ -287,6 +289,6 @@ def test_an_optimizer_that_counts_steps_is_told_their_number() -> None:
             controls=[None] * 2,
             random_keys=[0, 1],
         )
-        both, _ = step(both, [batch, batch], settings)
-    for together in step.parameters(both):
-        assert np.abs(together - one.parameters).max() < 1e-4
+        joint_state, _ = step(joint_state, [batch, batch], settings)
+    for values in step.parameters(joint_state):
+        assert np.abs(values - single_state.parameters).max() < 1e-4

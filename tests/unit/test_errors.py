@@ -10,8 +10,8 @@ SECRET = "/var/lib/fanin: disk 3 broke"
 
 def classes(kind: type[e.FaninError]) -> set[type[e.FaninError]]:
     """Return the class and all its subclasses in fanin's error tree."""
-    found = {kind} if kind.__module__ == e.__name__ else set()
-    return found.union(*(classes(below) for below in kind.__subclasses__()))
+    result = {kind} if kind.__module__ == e.__name__ else set()
+    return result.union(*(classes(subclass) for subclass in kind.__subclasses__()))
 
 
 def test_each_class_but_the_base_has_a_row() -> None:
@@ -37,21 +37,21 @@ def test_each_row_names_a_grpc_status(kind: type[e.FaninError]) -> None:
         (e.Corrupted, "the coordinator's own state does not verify"),
     ],
 )
-def test_what_speaks_of_our_inside_is_not_told(kind: type[e.FaninError], text: str) -> None:
+def test_errors_about_internals_have_a_generic_public_text(kind: type[e.FaninError], text: str) -> None:
     assert e.public_text(kind(SECRET)) == text
 
 
 @pytest.mark.parametrize("kind", [*sorted(classes(e.InvalidInput), key=str), e.NotFound, e.Conflict, e.RuntimeMissing])
-def test_what_speaks_of_the_callers_input_is_told_in_full(kind: type[e.FaninError]) -> None:
+def test_errors_about_the_callers_input_are_public_in_full(kind: type[e.FaninError]) -> None:
     assert e.public_text(kind("got 3, expected 4")) == "got 3, expected 4"
 
 
 @pytest.mark.parametrize("kind", e.STATUS)
 def test_a_peer_rebuilds_the_class_from_its_name(kind: type[e.FaninError]) -> None:
-    rebuilt = e.error_named(kind.__name__, "text")
-    assert type(rebuilt) is kind
-    assert str(rebuilt) == "text"
+    error = e.error_named(kind.__name__, "text")
+    assert type(error) is kind
+    assert str(error) == "text"
 
 
-def test_an_unknown_name_is_no_error_of_ours() -> None:
+def test_an_unknown_name_is_no_fanin_error() -> None:
     assert e.error_named("SystemExit", "text") is None
