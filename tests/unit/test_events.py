@@ -36,15 +36,15 @@ def test_events_are_read_page_by_page_in_their_order(engine: Engine) -> None:
     with engine.begin() as connection:
         for number in range(num_events):
             add_event(connection, RUN, r.RoundOpened(round=number, base_version=0), 1.0)
-    last = list(store.events(RUN))
-    assert [recorded.event.round for recorded in last[-num_events:]] == list(range(num_events))
-    assert [recorded.sequence for recorded in last] == list(range(1, len(last) + 1))
+    records = list(store.events(RUN))
+    assert [record.event.round for record in records[-num_events:]] == list(range(num_events))
+    assert [record.sequence for record in records] == list(range(1, len(records) + 1))
     assert len(store.event_page(RUN, 1)) == PAGE_EVENTS
-    assert store.event_page(RUN, 2) == tuple(last[1 : 1 + PAGE_EVENTS])
-    assert store.event_page(RUN, last[-1].sequence + 1) == ()
+    assert store.event_page(RUN, 2) == tuple(records[1 : 1 + PAGE_EVENTS])
+    assert store.event_page(RUN, records[-1].sequence + 1) == ()
 
 
-def test_a_round_of_many_devices_is_recorded_whole_and_its_event_fits_a_message(
+def test_a_round_of_many_devices_is_recorded_in_full_and_its_event_fits_a_message(
     engine: Engine,
 ) -> None:
     devices = [f"{number:032x}" for number in range(120_000)]
@@ -54,11 +54,11 @@ def test_a_round_of_many_devices_is_recorded_whole_and_its_event_fits_a_message(
         largest = connection.execute(text("SELECT max(length(event_proto)) FROM events")).scalar_one()
     assert largest < 50_000
     rounds = SqliteRounds(engine)
-    closed = list(SqliteRuns(engine).events(RUN))[-1].event
-    assert (closed.num_accepted, closed.accepted) == (120_000, tuple(devices[: r.MAX_LISTED_DEVICES]))
-    listed: list[str] = []
-    while page := rounds.accepted_devices(RUN, 1, len(listed)).device_ids:
+    event = list(SqliteRuns(engine).events(RUN))[-1].event
+    assert (event.num_accepted, event.accepted) == (120_000, tuple(devices[: r.MAX_LISTED_DEVICES]))
+    device_ids: list[str] = []
+    while page := rounds.accepted_devices(RUN, 1, len(device_ids)).device_ids:
         assert len(page) <= r.MAX_PAGE_DEVICES
-        listed += page
-    assert listed == devices
+        device_ids += page
+    assert device_ids == devices
     assert rounds.accepted_devices(RUN, 9, 0) is None

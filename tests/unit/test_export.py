@@ -27,7 +27,7 @@ SMALL_GAP = 0.15
 processors. The largest measured difference is 0.105, on a processor without VNNI."""
 
 
-class Mixed(nn.Module):
+class ManyLayers(nn.Module):
     """Layers that the two small models lack: attention on sequences, pools, transposed and frozen layers."""
 
     def __init__(self) -> None:
@@ -45,49 +45,49 @@ class Mixed(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits."""
-        seen = self.pools(self.up(self.norm(self.stem(x)))).flatten(2)
-        mixed, _ = self.mix(seen, seen, seen, need_weights=False)
-        return self.head(self.after(seen + mixed).mean(1))
+        hidden = self.pools(self.up(self.norm(self.stem(x)))).flatten(2)
+        attention, _ = self.mix(hidden, hidden, hidden, need_weights=False)
+        return self.head(self.after(hidden + attention).mean(1))
 
 
 @pytest.fixture(scope="module")
-def mixed() -> App:
-    """The App of ``Mixed``."""
+def mixed_app() -> App:
+    """The App of ``ManyLayers``."""
     torch.manual_seed(5)
-    return replace(app_of("mlp"), name="mixed", module=Mixed())
+    return replace(app_of("mlp"), name="mixed", module=ManyLayers())
 
 
 @pytest.mark.nightly
-def test_a_model_of_many_layers_becomes_a_verified_bundle(mixed: App) -> None:
-    bundle = exported(mixed)
+def test_a_model_of_many_layers_becomes_a_verified_bundle(mixed_app: App) -> None:
+    bundle = exported(mixed_app)
     names = [spec.name for spec in bundle.manifest.table.specs]
     assert "unused" in names
     assert "stem.weight" not in names
     slots = bundle.manifest.slots["onnx"]
-    covered = {slot.parameter for slot in slots}
+    parameters = {slot.parameter for slot in slots}
     # A frozen bias of a trained weight is a constant of the manifest, and so are the scales of a frozen weight.
-    assert covered == set(names) - {"unused"} | {"head.bias"}
+    assert parameters == set(names) - {"unused"} | {"head.bias"}
     assert set(bundle.manifest.derived.constants) == {"head.bias", "stem.weight:scales"}
     kinds = {slot.parameter: slot.kind for slot in slots}
     assert (kinds["stem.bias"], kinds["norm.bias"]) == (SlotKind.BIAS_SCALE, SlotKind.FLOAT)
     assert kinds["head.weight"] == SlotKind.WEIGHT_SCALE
-    transposed = [slot for slot in slots if slot.permutation]
-    assert {slot.parameter for slot in transposed} == {"mix.in_proj_weight"}
-    assert all(slot.kind is SlotKind.WEIGHT and slot.permutation == (1, 0) for slot in transposed)
+    transposed_slots = [slot for slot in slots if slot.permutation]
+    assert {slot.parameter for slot in transposed_slots} == {"mix.in_proj_weight"}
+    assert all(slot.kind is SlotKind.WEIGHT and slot.permutation == (1, 0) for slot in transposed_slots)
     x, _ = samples(5, seed=2)
-    got = open_runtime("onnx").open_predict(bundle, bundle.initial_parameters())({"x": x})
+    predictions = open_runtime("onnx").open_predict(bundle, bundle.initial_parameters())({"x": x})
     with torch.no_grad():
-        expected = mixed.module.eval()(torch.from_numpy(x)).numpy()
-    assert np.abs(got - expected).max() < SMALL_GAP
+        expected = mixed_app.module.eval()(torch.from_numpy(x)).numpy()
+    assert np.abs(predictions - expected).max() < SMALL_GAP
 
 
-def test_an_export_is_repeatable_and_changes_nothing_and_its_folder_may_be_text(tmp_path: Path) -> None:
+def test_an_export_is_reproducible_and_changes_nothing_and_its_folder_may_be_text(tmp_path: Path) -> None:
     app = app_of("mlp")
     before = {name: value.clone() for name, value in app.module.state_dict().items()}
-    made = export(app, str(tmp_path / "deep" / "bundle"), PUBLISHER, ["onnx"]).bundle
-    opened = open_folder(tmp_path / "deep" / "bundle", trusted=[PUBLISHER.public])
+    bundle = export(app, str(tmp_path / "deep" / "bundle"), PUBLISHER, ["onnx"]).bundle
+    stored_bundle = open_folder(tmp_path / "deep" / "bundle", trusted=[PUBLISHER.public])
     # The same App and key give the same bytes, so a Bundle can be rebuilt and compared.
-    assert made.sha256 == opened.sha256 == bundle_of("mlp").sha256
+    assert bundle.sha256 == stored_bundle.sha256 == bundle_of("mlp").sha256
     assert app.module.training
     for name, value in app.module.state_dict().items():
         assert torch.equal(value, before[name])
@@ -121,7 +121,7 @@ def test_the_manifest_names_every_port() -> None:
 
 
 @pytest.mark.parametrize("signature", ["train", "evaluate", "infer"])
-def test_a_graph_tells_nothing_of_where_it_was_made(signature: str) -> None:
+def test_a_graph_contains_nothing_of_its_environment(signature: str) -> None:
     data = bundle_of("cnn").graph(signature, "onnx")
     for word in (b".py", b"site-packages", b"Traceback", str(Path(__file__).parent).encode()):
         assert word not in data
@@ -131,18 +131,18 @@ def test_a_graph_holds_no_value_of_a_slot() -> None:
     bundle = bundle_of("cnn")
     model = onnx.load_from_string(bundle.graph("infer", "onnx"))
     slots = {slot.initializer for slot in bundle.manifest.slots["onnx"]}
-    found = {value.name: value for value in model.graph.initializer}
-    assert slots <= set(found)
-    assert all(found[name].data_location == onnx.TensorProto.EXTERNAL and not found[name].raw_data for name in slots)
+    values = {value.name: value for value in model.graph.initializer}
+    assert slots <= set(values)
+    assert all(values[name].data_location == onnx.TensorProto.EXTERNAL and not values[name].raw_data for name in slots)
 
 
-def test_cross_entropy_is_torchs() -> None:
+def test_cross_entropy_equals_torch() -> None:
     logits, labels = torch.randn(7, 5), torch.arange(7) % 5
     expected = nn.functional.cross_entropy(logits, labels, reduction="none")
     torch.testing.assert_close(cross_entropy(logits, labels), expected)
 
 
-class Refused(nn.Module):
+class ModuleWithHead(nn.Module):
     """A module around a forward function."""
 
     def __init__(self, layer: nn.Module) -> None:
@@ -151,7 +151,7 @@ class Refused(nn.Module):
         self.head = nn.Linear(64, NUM_CLASSES)
 
 
-class FunctionalDropout(Refused):
+class FunctionalDropout(ModuleWithHead):
     """Dropout that is active in evaluation mode too."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -159,7 +159,7 @@ class FunctionalDropout(Refused):
         return self.head(nn.functional.dropout(x.flatten(1), 0.5))
 
 
-class Branch(Refused):
+class Branch(ModuleWithHead):
     """A branch on a tensor's value."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -167,7 +167,7 @@ class Branch(Refused):
         return self.head(x.flatten(1) if x.sum() > 0 else -x.flatten(1))
 
 
-class Counter(Refused):
+class Counter(ModuleWithHead):
     """Counts its calls in a buffer."""
 
     def __init__(self, layer: nn.Module) -> None:
@@ -180,7 +180,7 @@ class Counter(Refused):
         return self.head(x.flatten(1))
 
 
-class Renewer(Refused):
+class Renewer(ModuleWithHead):
     """Stores a running mean: each call assigns a new tensor to the buffer."""
 
     def __init__(self, layer: nn.Module) -> None:
@@ -193,7 +193,7 @@ class Renewer(Refused):
         return self.head(x.flatten(1) - self.mean)
 
 
-def plain(*layers: nn.Module) -> nn.Module:
+def with_head(*layers: nn.Module) -> nn.Module:
     """Return the layers, followed by a head."""
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(64, NUM_CLASSES))
 
@@ -201,25 +201,31 @@ def plain(*layers: nn.Module) -> nn.Module:
 @pytest.mark.parametrize(
     ("module", "message"),
     [
-        (plain().double(), r"parameter 1.weight is torch.float64, expected torch.float32; call module.float\(\)"),
+        (with_head().double(), r"parameter 1.weight is torch.float64, expected torch.float32; call module.float\(\)"),
         (
-            plain(nn.BatchNorm2d(1, track_running_stats=False)),
+            with_head(nn.BatchNorm2d(1, track_running_stats=False)),
             r"module 0 \(BatchNorm2d\) has track_running_stats=False and momentum=0.1, expected running statistics",
         ),
         (
-            plain(nn.BatchNorm2d(1, momentum=None)),
+            with_head(nn.BatchNorm2d(1, momentum=None)),
             r"module 0 \(BatchNorm2d\) has track_running_stats=True and momentum=None, expected running statistics",
         ),
-        (plain(nn.RReLU()), r"module 0 \(RReLU\) draws aten.rrelu_with_noise, expected dropout, or uniform or normal"),
+        (
+            with_head(nn.RReLU()),
+            r"module 0 \(RReLU\) draws aten.rrelu_with_noise, expected dropout, or uniform or normal",
+        ),
         (Branch(nn.Identity()), r"\(Branch\): the train step for onnx cannot be traced: .* avoid Python branches"),
         (Counter(nn.Identity()), r"module itself \(Counter\) changes its buffers \['calls'\] in training"),
         (Renewer(nn.Identity()), r"module itself \(Renewer\) changes its buffers \['mean'\] in training"),
         (
-            plain(nn.InstanceNorm2d(1, track_running_stats=True)),
+            with_head(nn.InstanceNorm2d(1, track_running_stats=True)),
             r"module 0 \(InstanceNorm2d\) changes its buffers \['0.running_mean', '0.running_var'\] in training",
         ),
         (nn.Sequential(nn.Flatten(), nn.Linear(64, 9)), r"the module returned \(2, 9\), expected logits of shape"),
-        (plain().requires_grad_(False), r"no parameter requires a gradient \(trains: 'full'\), expected at least one"),
+        (
+            with_head().requires_grad_(False),
+            r"no parameter requires a gradient \(trains: 'full'\), expected at least one",
+        ),
     ],
     ids=[
         *(
@@ -240,8 +246,8 @@ def test_a_module_that_no_graph_can_train_is_refused(module: nn.Module, message:
         trace_train(prepare(replace(app_of("mlp"), module=module)), ONNX)
 
 
-def test_frozen_dropout_and_batchnorm_are_fine() -> None:
-    module = plain(nn.BatchNorm2d(1).eval(), nn.Dropout(0.25).eval(), nn.Dropout(0.0))
+def test_frozen_dropout_and_batchnorm_are_accepted() -> None:
+    module = with_head(nn.BatchNorm2d(1).eval(), nn.Dropout(0.25).eval(), nn.Dropout(0.0))
     prepared = prepare(replace(app_of("mlp"), module=module))
     assert trace_train(prepared, ONNX).inputs[-2:] == ["learning_rate", "optimizer.momentum"]
     assert not prepared.notes
@@ -256,7 +262,7 @@ def test_a_loss_must_be_one_number_a_sample() -> None:
         trace_train(prepare(app), ONNX)
 
 
-class Untouched(nn.Linear):
+class UncallableLayer(nn.Linear):
     """A layer that the export must not run."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -267,11 +273,14 @@ class Untouched(nn.Linear):
 @pytest.mark.parametrize("as_text", [False, True])
 def test_a_folder_with_files_is_refused_before_the_module_runs(tmp_path: Path, *, as_text: bool) -> None:
     (tmp_path / "other").write_text("kept")
-    app, folder = replace(app_of("mlp"), module=Untouched(64, NUM_CLASSES)), str(tmp_path) if as_text else tmp_path
-    with pytest.raises(InvalidInput) as caught:
+    app, folder = (
+        replace(app_of("mlp"), module=UncallableLayer(64, NUM_CLASSES)),
+        str(tmp_path) if as_text else tmp_path,
+    )
+    with pytest.raises(InvalidInput) as excinfo:
         export(app, folder, PUBLISHER)
     assert (
-        str(caught.value)
+        str(excinfo.value)
         == f"export: folder: {tmp_path} is not empty, expected a new folder; name another one, or remove it"
     )
     assert [path.name for path in tmp_path.iterdir()] == ["other"]
@@ -279,12 +288,12 @@ def test_a_folder_with_files_is_refused_before_the_module_runs(tmp_path: Path, *
 
 @pytest.mark.parametrize("folder", [None, 7, b"bundle", ""])
 def test_a_folder_that_is_no_path_is_refused_before_the_module_runs(folder: str) -> None:
-    app = replace(app_of("mlp"), module=Untouched(64, NUM_CLASSES))
+    app = replace(app_of("mlp"), module=UncallableLayer(64, NUM_CLASSES))
     with pytest.raises(InvalidInput, match=r"export: folder: got .*, expected the path of a new folder"):
         export(app, folder, PUBLISHER)
 
 
-def test_a_refused_export_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_a_refused_export_leaves_no_folder(tmp_path: Path) -> None:
     message = r"\(FunctionalDropout\) at test_export.py:159 draws uniform values \(8, 64\) in evaluation mode, expected"
     with pytest.raises(UnsupportedModel, match=message):
         export(replace(app_of("mlp"), module=FunctionalDropout(nn.Identity())), tmp_path / "bundle", PUBLISHER)
@@ -292,7 +301,7 @@ def test_a_refused_export_leaves_nothing_behind(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("facts", "message"),
+    ("changes", "message"),
     [
         ({"name": ""}, "App: name: got '', expected 1 to 128 letters, digits or"),
         ({"name": "my digits!"}, "App: name: got 'my digits!', expected 1 to 128 letters, digits or"),
@@ -325,15 +334,15 @@ def test_a_refused_export_leaves_nothing_behind(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_an_app_that_makes_no_sense_is_refused(facts: dict[str, object], message: str) -> None:
+def test_an_app_with_an_invalid_field_is_refused(changes: dict[str, object], message: str) -> None:
     with pytest.raises(UnsupportedModel, match=message):
-        replace(app_of("mlp"), **facts)
+        replace(app_of("mlp"), **changes)
 
 
 def test_only_torchs_own_warnings_are_hidden() -> None:
-    with warnings.catch_warnings(record=True) as received:
+    with warnings.catch_warnings(record=True) as records:
         warnings.simplefilter("always")
         with quiet_torch():
             warnings.warn("`isinstance(treespec, LeafSpec)` is deprecated", FutureWarning, stacklevel=1)
             warnings.warn("yours", FutureWarning, stacklevel=1)
-    assert [str(row.message) for row in received] == ["yours"]
+    assert [str(row.message) for row in records] == ["yours"]

@@ -39,7 +39,7 @@ def test_a_frozen_product_is_not_rounded_on_the_way() -> None:
     assert fused == pytest.approx(plain, rel=1e-6)
 
 
-def test_what_is_no_app_is_told_so(tmp_path: Path) -> None:
+def test_an_object_that_is_no_app_is_refused(tmp_path: Path) -> None:
     (tmp_path / "apps.py").write_text("from torch import nn\nmodel = nn.Linear(2, 2)\ndef needs(depth): return depth\n")
     with pytest.raises(UnsupportedModel, match=r"got a module, Linear; put it into a fanin.edge.export.App"):
         load_app(f"{tmp_path / 'apps.py'}:model")
@@ -87,7 +87,7 @@ class Spectral(nn.Module):
         return logits
 
 
-class Moved(nn.Module):
+class AffineGrid(nn.Module):
     """A sampling grid of a learned affine map."""
 
     def __init__(self) -> None:
@@ -112,4 +112,4 @@ def test_a_function_of_complex_numbers_is_named_with_its_line(graph_format: str)
 
 
 def test_a_grid_of_an_affine_map_has_no_findings() -> None:
-    assert check_app(replace(app_of("mlp"), module=Moved()), ["onnx"]) == ()
+    assert check_app(replace(app_of("mlp"), module=AffineGrid()), ["onnx"]) == ()

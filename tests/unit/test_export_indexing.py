@@ -18,32 +18,32 @@ CLOSE = {"rtol": 1e-10, "atol": 1e-10}
 
 
 @given(
-    have=st.tuples(st.integers(1, 9), st.integers(1, 9)),
-    num=st.tuples(st.integers(1, 9), st.integers(1, 9)),
+    input_size=st.tuples(st.integers(1, 9), st.integers(1, 9)),
+    output_size=st.tuples(st.integers(1, 9), st.integers(1, 9)),
     max_backward=st.sampled_from([max_pool2d_backward, portable_max_pool2d_backward]),
 )
 def test_an_adaptive_max_pool_and_its_gradient(
-    have: tuple[int, int], num: tuple[int, int], max_backward: Callable[..., Tensor]
+    input_size: tuple[int, int], output_size: tuple[int, int], max_backward: Callable[..., Tensor]
 ) -> None:
-    x = torch.randint(0, 3, (2, 3, *have)).to(torch.float64)
-    y, indices = aten.adaptive_max_pool2d(x, num)
+    x = torch.randint(0, 3, (2, 3, *input_size)).to(torch.float64)
+    y, indices = aten.adaptive_max_pool2d(x, output_size)
     forms = adaptive.table(max_backward)
-    torch.testing.assert_close(forms[aten.adaptive_max_pool2d.default](x, num)[0], y, rtol=0, atol=0)
+    torch.testing.assert_close(forms[aten.adaptive_max_pool2d.default](x, output_size)[0], y, rtol=0, atol=0)
     dy = torch.randn_like(y)
     expected = aten.adaptive_max_pool2d_backward(dy, x, indices)
-    found = forms[aten.adaptive_max_pool2d_backward.default](dy, x, indices)
-    torch.testing.assert_close(found, expected, **CLOSE)
+    result = forms[aten.adaptive_max_pool2d_backward.default](dy, x, indices)
+    torch.testing.assert_close(result, expected, **CLOSE)
 
 
 @given(
     shape=st.lists(st.integers(1, 4), min_size=1, max_size=3),
     dim=st.integers(0, 2),
-    places=st.lists(st.integers(-100, 99), min_size=1, max_size=6),
+    positions=st.lists(st.integers(-100, 99), min_size=1, max_size=6),
 )
-def test_what_is_added_to_the_places_of_an_index(shape: list[int], dim: int, places: list[int]) -> None:
+def test_values_are_added_at_the_positions_of_an_index(shape: list[int], dim: int, positions: list[int]) -> None:
     dim %= len(shape)
     x = torch.randn(shape, dtype=torch.float64)
-    index = torch.tensor([place % (2 * shape[dim]) - shape[dim] for place in places])
+    index = torch.tensor([position % (2 * shape[dim]) - shape[dim] for position in positions])
     values = torch.randn([*shape[:dim], len(index), *shape[dim + 1 :]], dtype=torch.float64)
     indices = [*(None for _ in range(dim)), index]
     expected = aten.index_put(x, indices, values, True)
@@ -57,44 +57,44 @@ def test_what_is_added_to_the_places_of_an_index(shape: list[int], dim: int, pla
     values=st.sampled_from([(), (1,), (4,), (3, 1)]),
     accumulate=st.booleans(),
 )
-def test_values_that_are_put_where_a_mask_is_true(
+def test_values_are_assigned_where_a_mask_is_true(
     mask: list[bool], dims: tuple[int, int], values: tuple[int, ...], accumulate: bool
 ) -> None:
     (first, num), shape = dims, (2, 3, 4)
-    where = torch.tensor((mask * 4)[: math.prod(shape[first : first + num])]).reshape(shape[first : first + num])
+    index = torch.tensor((mask * 4)[: math.prod(shape[first : first + num])]).reshape(shape[first : first + num])
     x, value = torch.randn(shape, dtype=torch.float64), torch.randn(values, dtype=torch.float64)
-    indices = [*(None for _ in range(first)), where]
-    found = index_put(x, indices, value, accumulate)
+    indices = [*(None for _ in range(first)), index]
+    result = index_put(x, indices, value, accumulate)
     if value.numel() > 1 and value.dim() > 3 - first - num:
         # An assignment of one value for each True position of the mask has no form.
-        assert found is NotImplemented
+        assert result is NotImplemented
         return
     expected = x.clone()
     aten.index_put_(expected, indices, value, accumulate)
-    torch.testing.assert_close(found, expected, rtol=0, atol=0)
-    written = x.clone()
-    assert index_put_into(written, indices, value, accumulate) is written
-    assert torch.equal(written, expected)
+    torch.testing.assert_close(result, expected, rtol=0, atol=0)
+    target = x.clone()
+    assert index_put_into(target, indices, value, accumulate) is target
+    assert torch.equal(target, expected)
 
 
 @given(
-    have=st.tuples(st.integers(5, 9), st.integers(5, 9)),
+    input_size=st.tuples(st.integers(5, 9), st.integers(5, 9)),
     kernel=st.lists(st.integers(1, 3), min_size=1, max_size=2),
     stride=st.sampled_from([[], [1], [2], [1, 2]]),
     padding=st.sampled_from([[0], [1], [1, 0]]),
     dilation=st.sampled_from([[1], [2], [1, 2]]),
 )
 def test_pools_with_gaps_and_means_without_padding(
-    have: tuple[int, int], kernel: list[int], stride: list[int], padding: list[int], dilation: list[int]
+    input_size: tuple[int, int], kernel: list[int], stride: list[int], padding: list[int], dilation: list[int]
 ) -> None:
     assume(all(2 * pad <= taps for pad in padding for taps in kernel))
-    x = torch.randn(2, 3, *have, dtype=torch.float64)
-    found = forward.max_pool2d(x, kernel, stride, padding, dilation, False)
+    x = torch.randn(2, 3, *input_size, dtype=torch.float64)
+    result = forward.max_pool2d(x, kernel, stride, padding, dilation, False)
     if dilation == [1]:
-        assert found is NotImplemented
+        assert result is NotImplemented
     else:
         expected = aten.max_pool2d(x, kernel, stride, padding, dilation)
-        torch.testing.assert_close(found, expected, rtol=0, atol=0)
+        torch.testing.assert_close(result, expected, rtol=0, atol=0)
     mean = forward.avg_pool2d(x, kernel, stride, padding, False, False, None)
     if any(padding):
         torch.testing.assert_close(mean, aten.avg_pool2d(x, kernel, stride, padding, False, False), **CLOSE)
@@ -102,20 +102,20 @@ def test_pools_with_gaps_and_means_without_padding(
         assert mean is NotImplemented
 
 
-def test_gradients_of_selections_and_losses_equal_torchs() -> None:
-    dy, at = torch.randn(3, 2, dtype=torch.float64), torch.tensor([0, 1, 0])
+def test_gradients_of_selections_and_losses_equal_torch() -> None:
+    dy, indices = torch.randn(3, 2, dtype=torch.float64), torch.tensor([0, 1, 0])
     for padding in (-1, 0):
-        expected = aten.embedding_dense_backward(dy, at, 4, padding, False)
-        torch.testing.assert_close(selection.embedding_backward(dy, at, 4, padding, False), expected, **CLOSE)
-    part, whole = torch.randn(4), torch.randn(3, 4)
-    found = selection.select_backward(part, [3, 4], 0, -1)
-    assert torch.equal(found, aten.select_backward(part, [3, 4], 0, -1))
-    found = selection.slice_backward(whole, [3, 4], 0, -9, 99, 1)
-    assert torch.equal(found, aten.slice_backward(whole, [3, 4], 0, -9, 99, 1))
+        expected = aten.embedding_dense_backward(dy, indices, 4, padding, False)
+        torch.testing.assert_close(selection.embedding_backward(dy, indices, 4, padding, False), expected, **CLOSE)
+    row, rows = torch.randn(4), torch.randn(3, 4)
+    result = selection.select_backward(row, [3, 4], 0, -1)
+    assert torch.equal(result, aten.select_backward(row, [3, 4], 0, -1))
+    result = selection.slice_backward(rows, [3, 4], 0, -9, 99, 1)
+    assert torch.equal(result, aten.slice_backward(rows, [3, 4], 0, -9, 99, 1))
     logs, labels = torch.randn(3, 4, dtype=torch.float64).log_softmax(1), torch.tensor([0, 2, 1])
     weights = torch.rand(4, dtype=torch.float64)
     for weight in (None, weights):
         for reduction in range(3):
-            found = selection.nll_loss(logs, labels, weight, reduction, 2)
+            result = selection.nll_loss(logs, labels, weight, reduction, 2)
             expected = aten.nll_loss_forward(logs, labels, weight, reduction, 2)
-            torch.testing.assert_close(found[0], expected[0], **CLOSE)
+            torch.testing.assert_close(result[0], expected[0], **CLOSE)

@@ -17,7 +17,7 @@ from fanin.edge.export.tracing.train import trace_train
 from fanin.edge.runtimes.available import open_runtime
 
 
-class Shared(nn.Module):
+class SharedLayers(nn.Module):
     """Layers under two names, a weight of two layers, a norm, and an unused layer."""
 
     def __init__(self) -> None:
@@ -31,8 +31,8 @@ class Shared(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits."""
-        seen = self.norm(self.first(x.flatten(1))).relu()
-        return self.head(self.tied(self.norm_again(self.again(seen)).relu()).relu())
+        hidden = self.norm(self.first(x.flatten(1))).relu()
+        return self.head(self.tied(self.norm_again(self.again(hidden)).relu()).relu())
 
 
 class Operators(nn.Module):
@@ -46,23 +46,23 @@ class Operators(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits."""
-        seen = (x.view(-1, 64) * self.mul + self.add - self.sub).relu() + self.view + self.mean * self.relu
-        return nn.functional.linear(seen, self.linear)
+        hidden = (x.view(-1, 64) * self.mul + self.add - self.sub).relu() + self.view + self.mean * self.relu
+        return nn.functional.linear(hidden, self.linear)
 
 
 @pytest.mark.parametrize(
-    ("make", "recipe"),
+    ("factory", "recipe"),
     [
-        (Shared, Recipe(optimizer=Sgd(weight_decay=0.1))),
+        (SharedLayers, Recipe(optimizer=Sgd(weight_decay=0.1))),
         # In CI, test_recipes trains adapters in a graph, and the previous case has shared layers.
-        pytest.param(Shared, Recipe(trains=Adapters(rank=2), quantization_aware=True), marks=pytest.mark.nightly),
+        pytest.param(SharedLayers, Recipe(trains=Adapters(rank=2), quantization_aware=True), marks=pytest.mark.nightly),
         (Operators, Recipe(optimizer=Adam(weight_decay=0.1, decoupled=True))),
     ],
     ids=["shared", "shared-adapters", "operators"],
 )
-def test_odd_modules_are_exported_and_verified(make: Callable[[], nn.Module], recipe: Recipe) -> None:
+def test_odd_modules_are_exported_and_verified(factory: Callable[[], nn.Module], recipe: Recipe) -> None:
     torch.manual_seed(7)
-    bundle = exported(replace(app_of("mlp"), name="odd", module=make(), recipe=recipe))
+    bundle = exported(replace(app_of("mlp"), name="odd", module=factory(), recipe=recipe))
     names = {spec.name for spec in bundle.manifest.table.specs}
     assert not any("again" in name or name == "tied.weight" for name in names)
     derived = bundle.manifest.derived
@@ -78,7 +78,7 @@ def test_a_batch_may_be_small(batch_size: int) -> None:
     assert predict({"x": samples(3, seed=1)[0]}).shape == (3, NUM_CLASSES)
 
 
-def test_a_module_is_traced_as_it_was_for_the_next_format() -> None:
+def test_a_module_is_traced_unchanged_for_the_next_format() -> None:
     norms = nn.BatchNorm2d(1), nn.BatchNorm2d(1).eval()
     module = nn.Sequential(*norms, nn.Flatten(), nn.Linear(64, NUM_CLASSES))
     prepared = prepare(replace(app_of("mlp"), module=module))
@@ -87,11 +87,11 @@ def test_a_module_is_traced_as_it_was_for_the_next_format() -> None:
     trace_evaluate(prepared, ONNX)
     trace_infer(prepared)
     assert [layer.training for layer in prepared.module.modules()] == modes
-    again = trace_train(prepared, ONNX)
-    for got, expected in zip(
-        again.program.module()(*first.examples), first.program.module()(*first.examples), strict=True
+    second = trace_train(prepared, ONNX)
+    for actual, expected in zip(
+        second.program.module()(*first.examples), first.program.module()(*first.examples), strict=True
     ):
-        assert torch.equal(got, expected)
+        assert torch.equal(actual, expected)
 
 
 class Recurrent(nn.Module):
@@ -112,8 +112,8 @@ class Recurrent(nn.Module):
 def test_attention_over_a_recurrent_layer_is_traced() -> None:
     module = Recurrent()
     prepared = prepare(replace(app_of("mlp"), module=module))
-    traced = trace_infer(prepared)
+    graph = trace_infer(prepared)
     x = samples(4, seed=2)[0]
-    logits = traced.program.module()(*prepared.parameters.values(), torch.from_numpy(x))
+    logits = graph.program.module()(*prepared.parameters.values(), torch.from_numpy(x))
     with torch.no_grad():
         torch.testing.assert_close(logits, module.eval()(torch.from_numpy(x)))

@@ -23,7 +23,7 @@ class Positions(nn.Module):
         return x + torch.gather(self.table, 1, self.index)
 
 
-def test_what_the_optimizer_cannot_compute_beforehand_is_not_reported(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_constant_that_the_optimizer_cannot_fold_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
     x = torch.ones(4, 32)
     program = torch.export.export(Positions().eval(), (x,))
     with caplog.at_level(logging.WARNING):

@@ -26,36 +26,38 @@ def test_gradients_of_a_convolution(case: Convolution) -> None:
     dy = torch.randn_like(y)
     arguments = (dy, x, weight, [y.shape[1]], *form, [True, True, True])
     expected = aten.convolution_backward(*arguments)
-    for got, wanted in zip(portable.convolution_backward(*arguments), expected, strict=True):
-        torch.testing.assert_close(got, wanted, **CLOSE)
+    for actual, reference in zip(portable.convolution_backward(*arguments), expected, strict=True):
+        torch.testing.assert_close(actual, reference, **CLOSE)
 
 
-@given(case=convolutions(), biased=st.booleans())
-def test_a_transposed_convolution_is_a_plain_one_and_a_plain_one_stays(case: Convolution, biased: bool) -> None:
+@given(case=convolutions(), has_bias=st.booleans())
+def test_a_transposed_convolution_becomes_a_plain_one_and_a_plain_one_is_unchanged(
+    case: Convolution, has_bias: bool
+) -> None:
     x, weight, *form = case
     expected = aten.convolution(x, weight, None, *form)
-    bias = torch.randn(expected.shape[1], dtype=torch.float64) if biased else None
-    got = portable.convolution(x, weight, bias, *form)
+    bias = torch.randn(expected.shape[1], dtype=torch.float64) if has_bias else None
+    result = portable.convolution(x, weight, bias, *form)
     if form[3]:
-        assert isinstance(got, torch.Tensor)
-        torch.testing.assert_close(got, aten.convolution(x, weight, bias, *form), **CLOSE)
+        assert isinstance(result, torch.Tensor)
+        torch.testing.assert_close(result, aten.convolution(x, weight, bias, *form), **CLOSE)
     else:
-        assert got is NotImplemented
+        assert result is NotImplemented
 
 
 @given(
     kernel=PAIRS,
     stride=STRIDES,
-    share=st.tuples(st.integers(0, 1), st.booleans(), st.booleans(), st.sampled_from([None, 2])),
+    options=st.tuples(st.integers(0, 1), st.booleans(), st.booleans(), st.sampled_from([None, 2])),
     size=SIZES,
 )
 def test_gradient_of_an_average_pool(
     kernel: tuple[int, int],
     stride: tuple[int, ...],
-    share: tuple[int, bool, bool, int | None],
+    options: tuple[int, bool, bool, int | None],
     size: tuple[int, int],
 ) -> None:
-    pad, ceil_mode, counts_padding, divisor = share
+    pad, ceil_mode, counts_padding, divisor = options
     padding = [min(pad, taps // 2) for taps in kernel]
     x = torch.randn(2, 3, *size, dtype=torch.float64)
     form = (list(kernel), list(stride), padding, ceil_mode, counts_padding, divisor)
@@ -65,11 +67,11 @@ def test_gradient_of_an_average_pool(
     )
 
 
-@given(size=SIZES, wanted=st.tuples(st.integers(1, 9), st.integers(1, 9)))
-def test_an_adaptive_average_pool_and_its_gradient(size: tuple[int, int], wanted: tuple[int, int]) -> None:
+@given(size=SIZES, output_size=st.tuples(st.integers(1, 9), st.integers(1, 9)))
+def test_an_adaptive_average_pool_and_its_gradient(size: tuple[int, int], output_size: tuple[int, int]) -> None:
     x = torch.randn(2, 3, *size, dtype=torch.float64)
-    y = aten._adaptive_avg_pool2d(x, wanted)
-    torch.testing.assert_close(average.adaptive_avg_pool2d(x, wanted), y, **CLOSE)
+    y = aten._adaptive_avg_pool2d(x, output_size)
+    torch.testing.assert_close(average.adaptive_avg_pool2d(x, output_size), y, **CLOSE)
     dy = torch.randn_like(y)
     torch.testing.assert_close(
         average.adaptive_avg_pool2d_backward(dy, x), aten._adaptive_avg_pool2d_backward(dy, x), **CLOSE
@@ -138,28 +140,28 @@ def test_gradients_of_a_slice_and_of_a_selected_row(dim: int, first: int, last: 
 
 @given(
     shape=st.sampled_from([(4,), (3, 4), (3, 4, 2, 2)]),
-    weighted=st.booleans(),
+    has_weight=st.booleans(),
     reduction=st.integers(0, 2),
-    ignored=st.integers(0, 4),
+    ignore_index=st.integers(0, 4),
 )
 def test_a_loss_of_the_right_class_and_its_gradient(
-    shape: tuple[int, ...], weighted: bool, reduction: int, ignored: int
+    shape: tuple[int, ...], has_weight: bool, reduction: int, ignore_index: int
 ) -> None:
     scores = torch.randn(shape, dtype=torch.float64)
     # At least one label is not the ignored class.
     labels = torch.arange(scores.numel() // 4).reshape(*shape[:1], *shape[2:]) % 4 if shape[1:] else torch.tensor(2)
-    assume(shape[1:] or ignored != 2)
-    weight = torch.rand(4, dtype=torch.float64) if weighted else None
+    assume(shape[1:] or ignore_index != 2)
+    weight = torch.rand(4, dtype=torch.float64) if has_weight else None
     forward, backward = (
         (aten.nll_loss2d_forward, aten.nll_loss2d_backward)
         if len(shape) == 4
         else (aten.nll_loss_forward, aten.nll_loss_backward)
     )
-    loss, total = forward(scores, labels, weight, reduction, ignored)
-    got, got_total = selection.nll_loss(scores, labels, weight, reduction, ignored)
-    torch.testing.assert_close(got, loss, **CLOSE)
+    loss, total = forward(scores, labels, weight, reduction, ignore_index)
+    actual_loss, actual_total = selection.nll_loss(scores, labels, weight, reduction, ignore_index)
+    torch.testing.assert_close(actual_loss, loss, **CLOSE)
     dy = torch.randn_like(loss)
-    arguments = (scores, labels, weight, reduction, ignored)
+    arguments = (scores, labels, weight, reduction, ignore_index)
     torch.testing.assert_close(
-        selection.nll_loss_backward(dy, *arguments, got_total), backward(dy, *arguments, total), **CLOSE
+        selection.nll_loss_backward(dy, *arguments, actual_total), backward(dy, *arguments, total), **CLOSE
     )

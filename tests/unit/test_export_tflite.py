@@ -20,7 +20,7 @@ from fanin.protos.errors import UnsupportedModel
 TABLE = torch.arange(4096, dtype=torch.float32).reshape(64, 64) / 4096
 
 
-class Scaled(torch.nn.Module):
+class TwoInputs(torch.nn.Module):
     """A module with two inputs, two outputs and a constant."""
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class Scaled(torch.nn.Module):
         return first @ self.table + torch.eye(64), second.sum()
 
 
-def traced(module: torch.nn.Module, examples: tuple[Tensor, ...], outputs: list[str]) -> Traced:
+def trace_module(module: torch.nn.Module, examples: tuple[Tensor, ...], outputs: list[str]) -> Traced:
     """Return the module's graph; its inputs are named like parameters."""
     inputs = [f"body.{index}.weight" for index in range(len(examples))]
     return Traced(program=torch.export.export(module, examples), examples=examples, inputs=inputs, outputs=outputs)
@@ -41,8 +41,8 @@ def traced(module: torch.nn.Module, examples: tuple[Tensor, ...], outputs: list[
 def two_signatures() -> bytes:
     """A file with the same module in two Signatures."""
     examples = (torch.ones(64, 64), torch.arange(3, dtype=torch.float32))
-    found = traced(Scaled(), examples, ["next.body.0.weight", "loss"])
-    return to_tflite({"train": found, "evaluate": found}, "App small")
+    graph = trace_module(TwoInputs(), examples, ["next.body.0.weight", "loss"])
+    return to_tflite({"train": graph, "evaluate": graph}, "App small")
 
 
 def test_ports_have_their_own_names(two_signatures: bytes) -> None:
@@ -52,9 +52,9 @@ def test_ports_have_their_own_names(two_signatures: bytes) -> None:
     x = np.random.default_rng(0).standard_normal((64, 64)).astype(np.float32)
     values = {"body.0.weight": x, "body.1.weight": np.array([1, 2, 4], np.float32)}
     for name in ("train", "evaluate"):
-        found = interpreter.get_signature_runner(name)(**values)
-        np.testing.assert_allclose(found["next.body.0.weight"], x @ TABLE.numpy() + np.eye(64), rtol=0, atol=1e-4)
-        assert found["loss"] == 7.0
+        outputs = interpreter.get_signature_runner(name)(**values)
+        np.testing.assert_allclose(outputs["next.body.0.weight"], x @ TABLE.numpy() + np.eye(64), rtol=0, atol=1e-4)
+        assert outputs["loss"] == 7.0
 
 
 def test_a_shared_constant_is_stored_once_and_nothing_else_is(two_signatures: bytes) -> None:
@@ -67,11 +67,11 @@ def test_a_shared_constant_is_stored_once_and_nothing_else_is(two_signatures: by
 
 def test_the_same_graphs_give_the_same_bytes(two_signatures: bytes) -> None:
     examples = (torch.ones(64, 64), torch.arange(3, dtype=torch.float32))
-    found = traced(Scaled(), examples, ["next.body.0.weight", "loss"])
-    assert to_tflite({"train": found, "evaluate": found}, "App small") == two_signatures
+    graph = trace_module(TwoInputs(), examples, ["next.body.0.weight", "loss"])
+    assert to_tflite({"train": graph, "evaluate": graph}, "App small") == two_signatures
 
 
-def divided(data: bytes, signature: str) -> bytes:
+def reference_for_only(data: bytes, signature: str) -> bytes:
     """The slow reference for ``only``: it unpacks the model and changes the copy."""
     model = schema.ModelT.InitFromPackedBuf(data)
     (ports,) = (row for row in model.signatureDefs if row.signatureKey.decode() == signature)
@@ -84,11 +84,11 @@ def divided(data: bytes, signature: str) -> bytes:
 def test_one_signature_of_a_model_is_a_file_and_leaves_the_model(two_signatures: bytes, signature: str) -> None:
     model = schema.ModelT.InitFromPackedBuf(two_signatures)
     before = pack(model)
-    assert only(model, signature) == divided(two_signatures, signature)
+    assert only(model, signature) == reference_for_only(two_signatures, signature)
     assert pack(model) == before
 
 
-class Sorted(torch.nn.Module):
+class ScatterSum(torch.nn.Module):
     """A module with an operator that the old runtime lacks."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -97,7 +97,7 @@ class Sorted(torch.nn.Module):
 
 def test_an_operator_that_a_runtime_lacks_is_named() -> None:
     with pytest.raises(UnsupportedModel, match=r"App small: needs the operators \['STABLEHLO_SCATTER \(version 1\)'\]"):
-        to_tflite({"infer": traced(Sorted(), (torch.ones(4),), ["logits"])}, "App small")
+        to_tflite({"infer": trace_module(ScatterSum(), (torch.ones(4),), ["logits"])}, "App small")
 
 
 class Spectrum(torch.nn.Module):
@@ -107,9 +107,9 @@ class Spectrum(torch.nn.Module):
         return torch.linalg.eigvalsh(x)
 
 
-def test_an_operator_without_any_form_is_an_error_of_ours() -> None:
+def test_an_operator_without_any_form_raises_a_fanin_error() -> None:
     with pytest.raises(UnsupportedModel, match=r"App small: cannot be converted to TFLite \(.+\); replace that part"):
-        to_tflite({"infer": traced(Spectrum(), (torch.eye(4),), ["logits"])}, "App small")
+        to_tflite({"infer": trace_module(Spectrum(), (torch.eye(4),), ["logits"])}, "App small")
 
 
 def test_later_versions_of_an_operator_are_refused() -> None:
@@ -118,7 +118,7 @@ def test_later_versions_of_an_operator_are_refused() -> None:
         check_operators([("ADD", 6), ("CUSTOM", 1), ("MUL", 1)], "App small")
 
 
-QUIET = """
+CODE = """
 import torch
 from fanin.edge.export.tflite.writer import to_tflite
 from fanin.edge.export.tracing.traced import Traced
@@ -134,30 +134,32 @@ print("ours", file=sys.stderr)
 
 
 @pytest.mark.nightly
-def test_the_converter_says_nothing_of_itself() -> None:
-    done = subprocess.run(
-        [sys.executable, "-W", "default", "-c", QUIET], capture_output=True, text=True, check=True, timeout=120
+def test_the_converter_prints_nothing() -> None:
+    completed = subprocess.run(
+        [sys.executable, "-W", "default", "-c", CODE], capture_output=True, text=True, check=True, timeout=120
     )
-    assert (done.stdout, done.stderr) == ("", "ours\n")
+    assert (completed.stdout, completed.stderr) == ("", "ours\n")
 
 
-@pytest.mark.parametrize("between", [lambda x: x, lambda x: 2.0 * x.tanh(), lambda x: x.long().clamp(max=2).float()])
-def test_an_expansion_that_is_permuted_later(between: Callable[[Tensor], Tensor]) -> None:
+@pytest.mark.parametrize("operation", [lambda x: x, lambda x: 2.0 * x.tanh(), lambda x: x.long().clamp(max=2).float()])
+def test_an_expansion_that_is_permuted_later(operation: Callable[[Tensor], Tensor]) -> None:
     class Permuted(torch.nn.Module):
         def forward(self, x: Tensor) -> Tensor:
-            return between(x.unsqueeze(-1).expand(-1, -1, 3)).permute(0, 2, 1).contiguous() + 0.5
+            return operation(x.unsqueeze(-1).expand(-1, -1, 3)).permute(0, 2, 1).contiguous() + 0.5
 
     x = torch.randn(2, 3, generator=torch.Generator().manual_seed(0))
-    data = to_tflite({"infer": traced(Permuted(), (x,), ["y"])}, "App permuted")
+    data = to_tflite({"infer": trace_module(Permuted(), (x,), ["y"])}, "App permuted")
     output = Interpreter(model_content=data, num_threads=1).get_signature_runner("infer")(
         **{"body.0.weight": x.numpy()}
     )
     np.testing.assert_allclose(output["y"], Permuted()(x).numpy(), rtol=0, atol=1e-6)
 
 
-def test_a_graph_that_the_converter_wrote_wrong_is_an_error_of_ours(two_signatures: bytes) -> None:
+def test_an_invalid_graph_of_the_converter_raises_a_fanin_error(two_signatures: bytes) -> None:
     model = schema.ModelT.InitFromPackedBuf(two_signatures)
-    for tensor in (each for graph in model.subgraphs for each in graph.tensors if list(each.shape) == [64, 64]):
+    for tensor in (
+        candidate for graph in model.subgraphs for candidate in graph.tensors if list(candidate.shape) == [64, 64]
+    ):
         tensor.shape = np.array([32, 128], np.int32)
         break
     with pytest.raises(

@@ -37,7 +37,7 @@ GAP = 0.006
 """Mean difference of int8 and float logits as a share of their range: about one step of 256."""
 
 
-class Plain(nn.Module):
+class PlainCnn(nn.Module):
     """A CNN that is int8 throughout: every kind of kernel, SAME and other padding, a residual, both pools."""
 
     def __init__(self) -> None:
@@ -55,11 +55,11 @@ class Plain(nn.Module):
         y = F.relu(F.max_pool2d(self.stem(x), 2))
         y = F.relu(self.strided(y))
         y = F.relu(self.point(F.relu6(self.deep(y))) + y)
-        wide = F.avg_pool2d(F.pad(y, (1, 0, 1, 0)), 2, 1)
-        return self.head(wide.mean((2, 3))) + self.spread(self.single(wide)).mean((2, 3))
+        pooled = F.avg_pool2d(F.pad(y, (1, 0, 1, 0)), 2, 1)
+        return self.head(pooled.mean((2, 3))) + self.spread(self.single(pooled)).mean((2, 3))
 
 
-class Odd(nn.Module):
+class SharedLayers(nn.Module):
     """Layers that share parameters, that use an input twice, and whose sum is zero."""
 
     def __init__(self) -> None:
@@ -70,8 +70,8 @@ class Odd(nn.Module):
         with torch.no_grad():
             for value in (self.once.bias, self.tied.bias):
                 value.zero_()
-            for mine, theirs in zip(self.more.parameters(), self.less.parameters(), strict=True):
-                mine.copy_(-theirs)
+            for target, source in zip(self.more.parameters(), self.less.parameters(), strict=True):
+                target.copy_(-source)
         self.fixed = nn.Linear(8, 8)
         self.fixed.bias.requires_grad_(False)
         self.register_buffer("table", torch.linspace(-1.0, 1.0, 40).reshape(5, 8))
@@ -85,7 +85,7 @@ class Odd(nn.Module):
         return self.head(y) + self.head(self.less(x) + self.more(x))
 
 
-class Shaped(nn.Module):
+class ReshapedOperators(nn.Module):
     """Operators that TFLite has in another form or not at all: transposed convolutions, uneven or dilated windows."""
 
     def __init__(self) -> None:
@@ -129,11 +129,11 @@ class Case:
 
 CASES = MappingProxyType(
     {
-        "plain": Case(Plain, images),
-        "odd": Case(Odd, lambda: torch.randn(24, 8)),
+        "plain": Case(PlainCnn, images),
+        "odd": Case(SharedLayers, lambda: torch.randn(24, 8)),
         "tokens": Case(decoder, lambda: torch.randint(0, 11, (24, 4), dtype=torch.int32)),
         "norm": Case(Normed, images),
-        "shaped": Case(Shaped, images),
+        "shaped": Case(ReshapedOperators, images),
         "bias": Case(Normed, images, Recipe(trains="bias")),
         "adapters": Case(Normed, images, Recipe(trains=Adapters(rank=2))),
     }
@@ -141,7 +141,7 @@ CASES = MappingProxyType(
 
 
 @dataclass(frozen=True)
-class Made:
+class CaseFiles:
     """A case's float file and its exported int8 file."""
 
     prepared: Prepared
@@ -156,33 +156,33 @@ class Made:
         return {name: value.numpy() for name, value in self.prepared.parameters.items()}
 
     @property
-    def later(self) -> dict[str, Float32s]:
+    def second(self) -> dict[str, Float32s]:
         """Another Version, in which some channels have zero weights but keep their biases."""
         rng = np.random.default_rng(5)
-        moved = {
+        values = {
             name: (value + np.float32(0.1) * rng.standard_normal(value.shape)).astype(np.float32)
             for name, value in self.first.items()
         }
-        for name, value in moved.items():
-            if value.ndim > 1 and name.replace("weight", "bias") in moved:
+        for name, value in values.items():
+            if value.ndim > 1 and name.replace("weight", "bias") in values:
                 value[: len(value) // 3] = 0.0
             elif name.endswith("var"):
                 np.abs(value, out=value)
-        return moved
+        return values
 
-    def fresh(self, parameters: Mapping[str, Float32s]) -> Int8File:
+    def build(self, parameters: Mapping[str, Float32s]) -> Int8File:
         """Build a new file from these parameters and the ranges of Version 0."""
         ranges = infer_ranges(self.data, self.infer, {"x": self.calibration})
         values = with_derived(parameters, self.infer.derived)
         return build_infer(self.data, self.infer, values, ranges, self.prepared.kept_float)
 
-    def filled(self, parameters: Mapping[str, Float32s]) -> bytes:
+    def fill(self, parameters: Mapping[str, Float32s]) -> bytes:
         """Return the exported file, filled with these parameters."""
         table, slots = self.prepared.table, self.empty.slots
         values = fill_slots(slots, table, table.flatten(parameters), self.infer.derived)
         return fill_offsets(self.empty.data, slots, values, "graph")
 
-    def expected(self, parameters: Mapping[str, Float32s]) -> Float32s:
+    def torch_logits(self, parameters: Mapping[str, Float32s]) -> Float32s:
         """Return torch's logits for these parameters."""
         tensors = {name: torch.from_numpy(value.copy()) for name, value in parameters.items()}
         with torch.no_grad():
@@ -197,7 +197,7 @@ class Made:
 
 
 @cache
-def made(name: str) -> Made:
+def files_of(name: str) -> CaseFiles:
     """Return the files of the case."""
     case = CASES[name]
     torch.manual_seed(2)
@@ -213,125 +213,125 @@ def made(name: str) -> Made:
     infer = fold_norms(trace_infer(prepared, 1), prepared, TFLITE)
     data = to_tflite({INFER: infer.traced}, name)
     empty = quantize_infer(data, infer, {"x": x.numpy()}, prepared.kept_float)
-    return Made(prepared=prepared, infer=infer, data=data, empty=empty, calibration=x.numpy())
+    return CaseFiles(prepared=prepared, infer=infer, data=data, empty=empty, calibration=x.numpy())
 
 
 def logits_of(data: bytes, runtime: str, x: np.ndarray) -> Float32s:
     """Return the file's logits for each sample."""
     model = runtime_of(runtime).open_model(data, "infer graph", INFER)
-    return np.concatenate([model({"x": x[at : at + 1]})["logits"] for at in range(len(x))])
+    return np.concatenate([model({"x": x[index : index + 1]})["logits"] for index in range(len(x))])
 
 
-CONVERTED = ("plain", "odd", "tokens", "norm", "adapters")
+CI_CASES = ("plain", "odd", "tokens", "norm", "adapters")
 """Cases that CI converts. The nightly suite converts all."""
 
 
 @pytest.mark.parametrize("name", nightly_but(CASES, ("plain",)))
-def test_a_filled_file_is_one_built_anew_bit_for_bit(name: str) -> None:
-    found = made(name)
-    fresh = [found.fresh(parameters) for parameters in (found.first, found.later)]
-    assert found.filled(found.first) == fresh[0].data
-    assert found.filled(found.later) == fresh[1].data
-    assert fresh[0].slots == fresh[1].slots == found.empty.slots
-    assert fresh[0].data != fresh[1].data
-    assert emptied(fresh[1]) == found.empty
+def test_a_filled_file_is_bit_identical_to_a_new_one(name: str) -> None:
+    files = files_of(name)
+    built_files = [files.build(parameters) for parameters in (files.first, files.second)]
+    assert files.fill(files.first) == built_files[0].data
+    assert files.fill(files.second) == built_files[1].data
+    assert built_files[0].slots == built_files[1].slots == files.empty.slots
+    assert built_files[0].data != built_files[1].data
+    assert emptied(built_files[1]) == files.empty
 
 
 @pytest.mark.parametrize("name", nightly_but(("plain", "odd", "tokens", "norm", "bias", "shaped"), ("plain",)))
 @pytest.mark.parametrize("runtime", ["litert", "tflite"])
-def test_every_versions_logits_are_those_of_a_new_file_and_about_those_of_torch(name: str, runtime: str) -> None:
-    found = made(name)
-    for parameters in (found.first, found.later):
-        got = logits_of(found.filled(parameters), runtime, found.calibration)
-        again = logits_of(found.fresh(parameters).data, runtime, found.calibration)
-        assert got.tobytes() == again.tobytes()
-    expected = found.expected(found.first)
-    got = logits_of(found.filled(found.first), runtime, found.calibration)
-    assert np.abs(got - expected).mean() <= GAP * np.ptp(expected)
+def test_logits_of_every_version_equal_those_of_a_new_file_and_are_close_to_torch(name: str, runtime: str) -> None:
+    files = files_of(name)
+    for parameters in (files.first, files.second):
+        logits = logits_of(files.fill(parameters), runtime, files.calibration)
+        repeat = logits_of(files.build(parameters).data, runtime, files.calibration)
+        assert logits.tobytes() == repeat.tobytes()
+    expected = files.torch_logits(files.first)
+    logits = logits_of(files.fill(files.first), runtime, files.calibration)
+    assert np.abs(logits - expected).mean() <= GAP * np.ptp(expected)
 
 
 @pytest.mark.nightly
-def test_what_is_beside_adapters_says_what_torch_says() -> None:
-    found = made("adapters")
-    expected = found.expected(found.first)
-    got = logits_of(found.filled(found.first), "litert", found.calibration)
-    assert np.abs(got - expected).mean() <= GAP * np.ptp(expected)
+def test_logits_with_adapters_are_close_to_torch() -> None:
+    files = files_of("adapters")
+    expected = files.torch_logits(files.first)
+    logits = logits_of(files.fill(files.first), "litert", files.calibration)
+    assert np.abs(logits - expected).mean() <= GAP * np.ptp(expected)
 
 
 def test_a_plain_network_is_int8_between_one_quantize_and_one_dequantize() -> None:
-    rows = list(made("plain").rows())
+    rows = list(files_of("plain").rows())
     kinds = [kind for kind, _ in rows]
     assert Counter(kinds)["QUANTIZE"] == Counter(kinds)["DEQUANTIZE"] == 1
     begin, end = kinds.index("QUANTIZE"), kinds.index("DEQUANTIZE")
     assert kinds[begin - 1 :: -1] in ([], ["TRANSPOSE"])
     assert kinds[end + 1 :] == []
     assert not any(any(floats) for _, floats in rows[begin + 1 : end])
-    wanted = {"CONV_2D", "DEPTHWISE_CONV_2D", "MAX_POOL_2D", "AVERAGE_POOL_2D", "ADD", "MEAN", "PAD", "RESHAPE"}
-    assert wanted <= set(kinds)
+    expected = {"CONV_2D", "DEPTHWISE_CONV_2D", "MAX_POOL_2D", "AVERAGE_POOL_2D", "ADD", "MEAN", "PAD", "RESHAPE"}
+    assert expected <= set(kinds)
 
 
 def test_linear_layers_on_sequences_are_int8_and_attention_is_not() -> None:
-    products = [(kind, any(floats)) for kind, floats in made("tokens").rows() if "CONV" in kind or "MATMUL" in kind]
+    products = [(kind, any(floats)) for kind, floats in files_of("tokens").rows() if "CONV" in kind or "MATMUL" in kind]
     # The products: queries, keys and values in one; the output; two of the perceptron; the head.
     assert Counter(products) == {("CONV_2D", False): 5, ("BATCH_MATMUL", True): 2}
 
 
-def test_only_what_moves_is_a_slot() -> None:
-    kinds = {name: Counter(slot.kind for slot in made(name).empty.slots) for name in CASES}
-    scaled = {SlotKind.WEIGHT: 1, SlotKind.WEIGHT_SCALE: 1, SlotKind.BIAS: 1, SlotKind.BIAS_SCALE: 1}
+def test_only_trained_tensors_are_slots() -> None:
+    kinds = {name: Counter(slot.kind for slot in files_of(name).empty.slots) for name in CASES}
+    product_kinds = {SlotKind.WEIGHT: 1, SlotKind.WEIGHT_SCALE: 1, SlotKind.BIAS: 1, SlotKind.BIAS_SCALE: 1}
     # A bias of a frozen weight uses the weight's scales. The bias of the norm without a product is float.
     assert kinds["bias"] == {SlotKind.BIAS: 5, SlotKind.BIAS_SCALE: 5, SlotKind.FLOAT: 1}
     # A BatchNorm is part of the product before it. Without a product its weight, bias and statistics stay float.
-    assert kinds["norm"] == dict.fromkeys(scaled, 5) | {SlotKind.FLOAT: 4}
+    assert kinds["norm"] == dict.fromkeys(product_kinds, 5) | {SlotKind.FLOAT: 4}
     # A kernel without a bias gets a bias of zeros, with the kernel's scales.
-    assert kinds["plain"] == dict.fromkeys(scaled, 7) | {SlotKind.BIAS: 6}
+    assert kinds["plain"] == dict.fromkeys(product_kinds, 7) | {SlotKind.BIAS: 6}
 
 
 def test_frozen_products_are_int8_beside_float_adapters() -> None:
-    products = Counter(any(floats) for kind, floats in made("adapters").rows() if "CONV" in kind or "FULLY" in kind)
+    products = Counter(any(floats) for kind, floats in files_of("adapters").rows() if "CONV" in kind or "FULLY" in kind)
     assert products == {False: 5, True: 10}
 
 
-@pytest.mark.parametrize("name", nightly_but(CASES, CONVERTED))
-def test_slots_lie_apart_within_the_file(name: str) -> None:
-    found = made(name).empty
+@pytest.mark.parametrize("name", nightly_but(CASES, CI_CASES))
+def test_slots_do_not_overlap_within_the_file(name: str) -> None:
+    int8_file = files_of(name).empty
     sizes = {SlotKind.WEIGHT: 1}
-    places = sorted(
-        (slot.offset, slot.offset + int(np.prod(slot.shape)) * sizes.get(slot.kind, 4)) for slot in found.slots
+    ranges = sorted(
+        (slot.offset, slot.offset + int(np.prod(slot.shape)) * sizes.get(slot.kind, 4)) for slot in int8_file.slots
     )
-    assert places[0][0] > 0 and places[-1][1] <= len(found.data)
-    assert all(end <= begin for (_, end), (begin, _) in pairwise(places))
-    assert all(begin % 4 == 0 for begin, _ in places)
-    derived = made(name).infer.derived
-    origins = {origin for slot in found.slots for origin in derived.origins(slot.parameter)}
-    assert origins == set(made(name).first) | origins & set(derived.constants)
+    assert ranges[0][0] > 0 and ranges[-1][1] <= len(int8_file.data)
+    assert all(end <= begin for (_, end), (begin, _) in pairwise(ranges))
+    assert all(begin % 4 == 0 for begin, _ in ranges)
+    derived = files_of(name).infer.derived
+    origins = {origin for slot in int8_file.slots for origin in derived.origins(slot.parameter)}
+    assert origins == set(files_of(name).first) | origins & set(derived.constants)
 
 
 @pytest.mark.parametrize("name", nightly_but(("norm", "bias"), ("norm",)))
 def test_no_product_beside_a_norm_is_float(name: str) -> None:
-    products = Counter(any(floats) for kind, floats in made(name).rows() if "CONV" in kind or "FULLY" in kind)
+    products = Counter(any(floats) for kind, floats in files_of(name).rows() if "CONV" in kind or "FULLY" in kind)
     assert products == {False: 5}
 
 
 def test_a_frozen_bias_is_a_constant_of_the_manifest() -> None:
     (bias,) = (
-        slot for slot in made("odd").empty.slots if slot.parameter == "fixed.bias" and slot.kind is SlotKind.BIAS
+        slot for slot in files_of("odd").empty.slots if slot.parameter == "fixed.bias" and slot.kind is SlotKind.BIAS
     )
     assert bias.weight == "fixed.weight"
-    value = made("odd").infer.derived.constant("fixed.bias")
-    np.testing.assert_array_equal(value, made("odd").prepared.eager.fixed.bias.detach().numpy())
+    value = files_of("odd").infer.derived.constant("fixed.bias")
+    np.testing.assert_array_equal(value, files_of("odd").prepared.eager.fixed.bias.detach().numpy())
 
 
-def test_what_moves_and_is_no_slot_is_refused() -> None:
-    found = made("bias")
+def test_a_trained_tensor_without_a_slot_is_refused() -> None:
+    files = files_of("bias")
     # A frozen weight whose scales are no constant.
-    wrong = replace(found.infer, scales={"second.bias": "norm.bias"})
+    wrong_infer = replace(files.infer, scales={"second.bias": "norm.bias"})
     with pytest.raises(UnsupportedModel, match="infer graph: the quantized file depends on the values of parameters"):
-        quantize_infer(found.data, wrong, {"x": found.calibration}, ())
+        quantize_infer(files.data, wrong_infer, {"x": files.calibration}, ())
 
 
 def test_a_kernel_of_several_products_is_written_once() -> None:
-    slots = made("odd").empty.slots
+    slots = files_of("odd").empty.slots
     weights = Counter(slot.parameter for slot in slots if slot.kind is SlotKind.WEIGHT)
     assert weights["head.weight"] == 1
     assert set(weights.values()) == {1}
@@ -340,26 +340,26 @@ def test_a_kernel_of_several_products_is_written_once() -> None:
     assert (biases["once.bias"], biases["tied.bias"]) == (2, 1)
 
 
-def test_what_says_nothing_over_the_calibration_data_stays_float() -> None:
-    kinds = {slot.kind for slot in made("odd").empty.slots if slot.parameter == "head.bias"}
+def test_a_product_that_is_constant_over_the_calibration_data_stays_float() -> None:
+    kinds = {slot.kind for slot in files_of("odd").empty.slots if slot.parameter == "head.bias"}
     assert kinds == {SlotKind.BIAS, SlotKind.BIAS_SCALE, SlotKind.FLOAT}
 
 
-@pytest.mark.parametrize("name", nightly_but(CASES, CONVERTED))
-def test_operators_are_those_that_every_runtime_has(name: str) -> None:
-    model = schema.ModelT.InitFromPackedBuf(made(name).empty.data)
+@pytest.mark.parametrize("name", nightly_but(CASES, CI_CASES))
+def test_every_runtime_has_the_operators(name: str) -> None:
+    model = schema.ModelT.InitFromPackedBuf(files_of(name).empty.data)
     names = {code: key for key, code in vars(schema.BuiltinOperator).items() if not key.startswith("_")}
     check_operators({(names[row.builtinCode], row.version) for row in model.operatorCodes}, name)
     assert all(row.deprecatedBuiltinCode == min(row.builtinCode, 127) for row in model.operatorCodes)
 
 
 def test_ranges_beyond_float_keep_a_product_float() -> None:
-    found = made("plain")
-    ranges = infer_ranges(found.data, found.infer, {"x": found.calibration})
-    endless = {tensor: replace(row, high=float("inf")) for tensor, row in ranges.items()}
-    kept = build_infer(found.data, found.infer, found.first, endless, ())
-    graph = FlatGraph(schema.ModelT.InitFromPackedBuf(kept.data), INFER)
+    files = files_of("plain")
+    ranges = infer_ranges(files.data, files.infer, {"x": files.calibration})
+    infinite_ranges = {tensor: replace(row, high=float("inf")) for tensor, row in ranges.items()}
+    int8_file = build_infer(files.data, files.infer, files.first, infinite_ranges, ())
+    graph = FlatGraph(schema.ModelT.InitFromPackedBuf(int8_file.data), INFER)
     assert not {"QUANTIZE", "DEQUANTIZE"} & {graph.kind(row) for row in graph.operators}
-    assert {slot.kind for slot in kept.slots} == {SlotKind.FLOAT}
-    got = logits_of(kept.data, "litert", found.calibration)
-    np.testing.assert_allclose(got, found.expected(found.first), rtol=0, atol=1e-5)
+    assert {slot.kind for slot in int8_file.slots} == {SlotKind.FLOAT}
+    logits = logits_of(int8_file.data, "litert", files.calibration)
+    np.testing.assert_allclose(logits, files.torch_logits(files.first), rtol=0, atol=1e-5)

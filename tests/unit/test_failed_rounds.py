@@ -33,7 +33,7 @@ from fanin.server.storage.blobs import FolderBlobs
 from fanin.server.storage.disk import Durability
 from fanin.server.storage.spool import FolderSpool, Upload
 
-ALONE = plan(concurrency=1, buffer=1, quorum=1, max_rounds=1)
+ONE_DEVICE = plan(concurrency=1, buffer=1, quorum=1, max_rounds=1)
 SEE_LOG = "the coordinator's log has the details"
 NO_SPACE = "no space left on the coordinator's disk; free some"
 
@@ -50,19 +50,19 @@ def payloads(folder: Path) -> list[Path]:
 
 
 def events(place: Place) -> list[RunEvent]:
-    return [recorded.event for recorded in place.state.runs.events("run")]
+    return [record.event for record in place.state.runs.events("run")]
 
 
 async def stop(place: Place, command_id: str = "stop") -> RunInfo:
     return await place.runs.command(Command(command_id=command_id, run_id="run", what=Stop()))
 
 
-def rebuilt(place: Place, **changes: object) -> Place:
+def place_with(place: Place, **changes: object) -> Place:
     """Return a coordinator over the same folder, with other blobs or another spool."""
     return place_over(replace(place.state, files=replace(place.state.files, **changes)))
 
 
-def test_a_damaged_update_fails_its_round_and_the_next_one_makes_the_version(tmp_path: Path) -> None:
+def test_a_damaged_update_fails_its_round_and_the_next_one_publishes_the_version(tmp_path: Path) -> None:
     async def story(scene: Scene) -> None:
         await settle()
         for device in ("a", "b"):
@@ -77,34 +77,34 @@ def test_a_damaged_update_fails_its_round_and_the_next_one_makes_the_version(tmp
         await scene.restart()
         await finished(scene)
 
-    happened = play(tmp_path, story, plan(max_rounds=1), devices=0)
-    failed = RoundFailed(round=1, reason=f"the update of device a is damaged on the coordinator's disk; {SEE_LOG}")
-    assert [event for event in happened if isinstance(event, RoundFailed)] == [failed]
-    assert [event.round for event in versions(happened)] == [2]
-    assert happened[-1] == RunRested(state=RunState.FINISHED, reason="1 of 1 rounds done")
+    run_events = play(tmp_path, story, plan(max_rounds=1), devices=0)
+    failure = RoundFailed(round=1, reason=f"the update of device a is damaged on the coordinator's disk; {SEE_LOG}")
+    assert [event for event in run_events if isinstance(event, RoundFailed)] == [failure]
+    assert [event.round for event in versions(run_events)] == [2]
+    assert run_events[-1] == RunRested(state=RunState.FINISHED, reason="1 of 1 rounds done")
 
 
 def test_a_closed_set_that_cannot_be_folded_fails_its_round(tmp_path: Path) -> None:
-    wanted = plan(quorum=2)
+    run_plan = plan(quorum=2)
 
     async def main() -> None:
         place = open_place(tmp_path)
-        await start(place.runs, bundle_in(tmp_path), wanted)
+        await start(place.runs, bundle_in(tmp_path), run_plan)
         await settle()
         for device in ("a", "b"):
             await send(place, device)
         await place.runs.stop()
         # The state after a process is killed right after it closed the set.
         driver = await place.state.stores.take("run")
-        await driver.writer.close(1, cohort=wanted.cohort, now_s=2.0)
+        await driver.writer.close(1, cohort=run_plan.cohort, now_s=2.0)
         payloads(tmp_path)[1].write_bytes(b"cut")
-        again = open_place(tmp_path)
-        await again.runs.start()
+        restarted = open_place(tmp_path)
+        await restarted.runs.start()
         await settle()
-        assert [type(event) for event in events(again)] == [RoundOpened, RoundClosed, RoundFailed, RoundOpened]
-        assert [verdict.problem for verdict in verify_run(again.state, "run")] == [""]
-        assert (await again.runs.info("run")).reason == ""
-        await again.runs.stop()
+        assert [type(event) for event in events(restarted)] == [RoundOpened, RoundClosed, RoundFailed, RoundOpened]
+        assert [verdict.problem for verdict in verify_run(restarted.state, "run")] == [""]
+        assert (await restarted.runs.info("run")).reason == ""
+        await restarted.runs.stop()
 
     run_virtual(main())
 
@@ -113,10 +113,10 @@ def test_a_run_whose_newest_version_is_damaged_fails_and_can_be_rolled_back(tmp_
     async def main() -> None:
         place = open_place(tmp_path)
         bundle = bundle_in(tmp_path)
-        await start(place.runs, bundle, replace(ALONE, stop=replace(ALONE.stop, max_rounds=9)))
+        await start(place.runs, bundle, replace(ONE_DEVICE, stop=replace(ONE_DEVICE.stop, max_rounds=9)))
         await settle()
-        newest = bundle.manifest.artifacts[bundle.manifest.initial].chunks[0].sha256
-        flip(tmp_path / "state" / "blobs" / newest[:2] / newest)
+        digest = bundle.manifest.artifacts[bundle.manifest.initial].chunks[0].sha256
+        flip(tmp_path / "state" / "blobs" / digest[:2] / digest)
         await send(place, "a")
         await settle()
         # The Round cannot be folded, and no Round can start from that Version.
@@ -125,7 +125,7 @@ def test_a_run_whose_newest_version_is_damaged_fails_and_can_be_rolled_back(tmp_
         assert info.reason == f"version 0 is damaged on the coordinator's disk; {SEE_LOG}"
         assert str(tmp_path) not in str(events(place))
         # The operator puts the file back from a backup.
-        flip(tmp_path / "state" / "blobs" / newest[:2] / newest)
+        flip(tmp_path / "state" / "blobs" / digest[:2] / digest)
         await place.runs.command(Command(command_id="resume", run_id="run", what=Resume(rounds=1)))
         await settle()
         await send(place, "a")
@@ -136,7 +136,7 @@ def test_a_run_whose_newest_version_is_damaged_fails_and_can_be_rolled_back(tmp_
     run_virtual(main())
 
 
-class OddBlobs(FolderBlobs):
+class FailingBlobs(FolderBlobs):
     """Blobs that raise ``error``, if it is set, on every read and write of parameters."""
 
     error: Exception | None = None
@@ -160,11 +160,11 @@ class OddBlobs(FolderBlobs):
         return super().read_artifact(what, artifact)
 
 
-async def stuck(folder: Path, error: Exception) -> tuple[Place, OddBlobs]:
+async def start_stuck_run(folder: Path, error: Exception) -> tuple[Place, FailingBlobs]:
     """Start a Run whose first Round cannot be folded."""
-    blobs = OddBlobs(folder / "odd", Durability.PROCESS)
+    blobs = FailingBlobs(folder / "odd", Durability.PROCESS)
     place = open_place(folder, blobs=blobs)
-    await start(place.runs, bundle_in(folder), ALONE)
+    await start(place.runs, bundle_in(folder), ONE_DEVICE)
     await settle()
     blobs.error = error
     await send(place, "a")
@@ -172,14 +172,14 @@ async def stuck(folder: Path, error: Exception) -> tuple[Place, OddBlobs]:
     return place, blobs
 
 
-def test_a_fold_that_waits_for_space_says_so_and_goes_on(tmp_path: Path) -> None:
+def test_a_fold_that_waits_for_space_reports_it_and_resumes(tmp_path: Path) -> None:
     async def main() -> None:
-        place, blobs = await stuck(tmp_path, StorageFull(f"{tmp_path}: full"))
+        place, blobs = await start_stuck_run(tmp_path, StorageFull(f"{tmp_path}: full"))
         # Half a day is less than the time limit of a fold that waits for space.
         await asyncio.sleep(43_200.0)
         reason = f"Fold is tried again: {NO_SPACE}"
-        (listed,) = await place.runs.infos()
-        assert (listed.state, listed.reason) == (RunState.RUNNING, reason)
+        (summary,) = await place.runs.infos()
+        assert (summary.state, summary.reason) == (RunState.RUNNING, reason)
         assert (await place.runs.describe("run", 1)).run.reason == reason
         blobs.error = None
         await asyncio.sleep(60.0)
@@ -193,11 +193,11 @@ def test_a_fold_that_waits_for_space_says_so_and_goes_on(tmp_path: Path) -> None
 @pytest.mark.nightly
 def test_a_fold_that_waits_for_space_for_longer_than_a_day_fails_its_round(tmp_path: Path) -> None:
     async def main() -> None:
-        place, _ = await stuck(tmp_path, StorageFull("full"))
+        place, _ = await start_stuck_run(tmp_path, StorageFull("full"))
         await asyncio.sleep(86_500.0)
-        (failed,) = [event for event in events(place) if isinstance(event, RoundFailed)]
-        assert failed.reason.startswith("Fold failed for 864")
-        assert failed.reason.endswith(NO_SPACE)
+        (failure,) = [event for event in events(place) if isinstance(event, RoundFailed)]
+        assert failure.reason.startswith("Fold failed for 864")
+        assert failure.reason.endswith(NO_SPACE)
         await place.runs.stop()
 
     run_virtual(main())
@@ -205,13 +205,15 @@ def test_a_fold_that_waits_for_space_for_longer_than_a_day_fails_its_round(tmp_p
 
 def test_an_error_of_unknown_kind_fails_the_round_after_a_minute_and_shows_no_path(tmp_path: Path) -> None:
     async def main() -> None:
-        place, _ = await stuck(tmp_path, IsADirectoryError(21, "Is a directory", str(tmp_path / "blobs" / "39")))
-        unknown = f"unexpected error (IsADirectoryError); {SEE_LOG}"
-        assert (await place.runs.info("run")).reason == f"Fold is tried again: {unknown}"
+        place, _ = await start_stuck_run(
+            tmp_path, IsADirectoryError(21, "Is a directory", str(tmp_path / "blobs" / "39"))
+        )
+        reason = f"unexpected error (IsADirectoryError); {SEE_LOG}"
+        assert (await place.runs.info("run")).reason == f"Fold is tried again: {reason}"
         assert not [event for event in events(place) if isinstance(event, RoundFailed)]
         await asyncio.sleep(70.0)
-        (failed,) = [event for event in events(place) if isinstance(event, RoundFailed)]
-        assert failed.reason.endswith(f" s: {unknown}")
+        (failure,) = [event for event in events(place) if isinstance(event, RoundFailed)]
+        assert failure.reason.endswith(f" s: {reason}")
         assert str(tmp_path) not in str(events(place))
         await place.runs.stop()
 
@@ -220,7 +222,7 @@ def test_an_error_of_unknown_kind_fails_the_round_after_a_minute_and_shows_no_pa
 
 def test_an_operator_ends_a_run_whose_fold_is_stuck(tmp_path: Path) -> None:
     async def main() -> None:
-        place, blobs = await stuck(tmp_path, StorageFull("full"))
+        place, blobs = await start_stuck_run(tmp_path, StorageFull("full"))
         assert (await stop(place)).state is RunState.STOPPED
         await settle()
         info = await place.runs.info("run")
@@ -228,19 +230,19 @@ def test_an_operator_ends_a_run_whose_fold_is_stuck(tmp_path: Path) -> None:
         assert place.runs.driver("run").is_idle
         assert RoundFailed(round=1, reason="stopped by an operator") in events(place)
         blobs.error = None
-        again = rebuilt(place)
+        restarted = place_with(place)
         await place.runs.stop()
-        await again.runs.start()
+        await restarted.runs.start()
         await settle()
-        assert [type(event) for event in events(again)][-2:] == [RoundFailed, RunRested]
-        await again.runs.stop()
+        assert [type(event) for event in events(restarted)][-2:] == [RoundFailed, RunRested]
+        await restarted.runs.stop()
 
     run_virtual(main())
 
 
 def test_a_fold_that_gets_stuck_after_the_run_was_stopped_can_be_ended_too(tmp_path: Path) -> None:
     async def main() -> None:
-        place, _ = await stuck(tmp_path, StorageFull("full"))
+        place, _ = await start_stuck_run(tmp_path, StorageFull("full"))
         # As if the command had come before the disk was full. Then the closed Round continues.
         await place.state.stores.control.stop(Command(command_id="early", run_id="run", what=Stop()), 5.0)
         assert not place.runs.driver("run").is_idle
@@ -255,7 +257,7 @@ def test_a_fold_that_gets_stuck_after_the_run_was_stopped_can_be_ended_too(tmp_p
 
 def test_a_run_that_cannot_open_its_first_round_fails_with_the_reason(tmp_path: Path) -> None:
     async def main() -> None:
-        blobs = OddBlobs(tmp_path / "odd", Durability.PROCESS)
+        blobs = FailingBlobs(tmp_path / "odd", Durability.PROCESS)
         blobs.error = Corrupted(f"{tmp_path}: damaged")
         place = open_place(tmp_path, blobs=blobs)
         await start(place.runs, bundle_in(tmp_path), plan())
@@ -284,11 +286,11 @@ class FullSpool(FolderSpool):
         super().commit(upload, device)
 
 
-def test_a_run_whose_uploads_wait_for_space_says_so_until_one_is_stored(tmp_path: Path) -> None:
+def test_a_run_whose_uploads_wait_for_space_reports_it_until_one_is_stored(tmp_path: Path) -> None:
     async def main() -> None:
         state = tmp_path / "state"
         spool = FullSpool(state / "spool", state / "updates", Durability.PROCESS)
-        place = rebuilt(open_place(tmp_path), spool=spool)
+        place = place_with(open_place(tmp_path), spool=spool)
         await start(place.runs, bundle_in(tmp_path), plan())
         await settle()
         spool.is_full = True
