@@ -274,7 +274,7 @@ def test_a_setting_of_the_optimizer_is_an_input_of_the_train_graph(tmp_path: Pat
         assemble(replace(with_graphs(train=train), optimizer=spec.optimizer), tmp_path / "bundle", PUBLISHER)
 
 
-def test_a_spec_that_lacks_something_is_refused(tmp_path: Path) -> None:
+def test_an_incomplete_spec_is_refused(tmp_path: Path) -> None:
     spec = linear_graphs()
     graphs = dict(spec.graphs["onnx"])
     del graphs["evaluate"]

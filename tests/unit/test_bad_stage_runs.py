@@ -137,7 +137,7 @@ def test_a_publication_does_not_permit_the_download_of_auxiliary_tensors(tmp_pat
     run_virtual(main())
 
 
-def test_a_device_without_the_stages_gets_no_work(tmp_path: Path) -> None:
+def test_a_device_without_the_stages_is_assigned_no_work(tmp_path: Path) -> None:
     async def main() -> None:
         place = await open_run(tmp_path, WANTED)
         await settle()

@@ -79,7 +79,7 @@ def test_a_full_disk_fails_all_waiting_calls_and_later_calls_succeed() -> None:
     run_virtual(main())
 
 
-def test_a_device_that_hangs_up_does_not_keep_the_others_waiting() -> None:
+def test_a_device_that_hangs_up_does_not_block_the_others() -> None:
     async def main() -> None:
         commits = GroupCommit(CountingStore().commit, slow_lane)
         abandoned_call = asyncio.create_task(commits.commit(candidate_of("a")))

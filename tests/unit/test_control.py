@@ -164,7 +164,7 @@ def test_a_failed_run_tries_again_when_it_is_resumed(tmp_path: Path) -> None:
     assert [event.number for event in versions(events)] == [1, 2, 3]
 
 
-def test_rolling_back_gives_an_older_version_a_new_number(tmp_path: Path) -> None:
+def test_a_rollback_publishes_an_older_version_with_a_new_number(tmp_path: Path) -> None:
     async def story(scene: Scene) -> None:
         await scene.until(VersionPublished, 2)
         await scene.command(Pause())

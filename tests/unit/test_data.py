@@ -323,7 +323,7 @@ def test_examples_of_an_unsupported_dtype_are_refused() -> None:
         Examples(inputs={"x": X.astype(object)}, y=Y.astype(np.int32))
 
 
-def test_bytes_stay_bytes_and_are_only_for_preprocess(tmp_path: Path) -> None:
+def test_bytes_are_not_converted_and_are_only_for_preprocess(tmp_path: Path) -> None:
     np.savez(tmp_path / "data.npz", x=X.astype(np.uint8), y=Y.astype(np.uint8))
     examples = read_npz(tmp_path / "data.npz")
     assert (examples.inputs["x"].dtype, examples.y.dtype) == (np.uint8, np.int32)

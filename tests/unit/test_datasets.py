@@ -114,7 +114,7 @@ def test_the_error_without_a_network_names_the_remedy(tmp_path: Path, fault: Exc
         list(read_files(places(tmp_path, fetch), FILES))
 
 
-def test_a_mirror_that_serves_something_else_leaves_no_trace(tmp_path: Path) -> None:
+def test_a_mirror_with_other_content_leaves_no_file(tmp_path: Path) -> None:
     other = hashlib.sha256(b"other").hexdigest()
     with raises(InvalidInput, f"http://mirror/small/a.gz: got SHA-256 {other} unpacked, expected {SHA256}"):
         list(read_files(places(tmp_path, lambda url, max_bytes: gzip.compress(b"other", mtime=0)), FILES))

@@ -47,7 +47,7 @@ def test_an_empty_list_enrolls_no_device(store: SqliteDevices) -> None:
     assert store.num_devices == 0
 
 
-def test_a_write_that_fails_leaves_memory_as_the_database_is(tmp_path: Path) -> None:
+def test_a_write_that_fails_changes_neither_memory_nor_database(tmp_path: Path) -> None:
     engine = open_engine(tmp_path / "fanin.db", Durability.PROCESS)
     store = SqliteDevices(engine)
     with engine.connect() as connection:

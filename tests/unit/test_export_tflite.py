@@ -81,7 +81,7 @@ def reference_for_only(data: bytes, signature: str) -> bytes:
 
 
 @pytest.mark.parametrize("signature", ["train", "evaluate"])
-def test_one_signature_of_a_model_is_a_file_and_leaves_the_model(two_signatures: bytes, signature: str) -> None:
+def test_one_signature_of_a_model_is_a_file_and_the_model_is_unchanged(two_signatures: bytes, signature: str) -> None:
     model = schema.ModelT.InitFromPackedBuf(two_signatures)
     before = pack(model)
     assert only(model, signature) == reference_for_only(two_signatures, signature)

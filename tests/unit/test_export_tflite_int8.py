@@ -287,7 +287,7 @@ def test_only_trained_tensors_are_slots() -> None:
     assert kinds["plain"] == dict.fromkeys(product_kinds, 7) | {SlotKind.BIAS: 6}
 
 
-def test_frozen_products_are_int8_beside_float_adapters() -> None:
+def test_frozen_products_are_int8_next_to_float_adapters() -> None:
     products = Counter(any(floats) for kind, floats in files_of("adapters").rows() if "CONV" in kind or "FULLY" in kind)
     assert products == {False: 5, True: 10}
 
@@ -308,7 +308,7 @@ def test_slots_do_not_overlap_within_the_file(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", nightly_but(("norm", "bias"), ("norm",)))
-def test_no_product_beside_a_norm_is_float(name: str) -> None:
+def test_no_product_next_to_a_norm_is_float(name: str) -> None:
     products = Counter(any(floats) for kind, floats in files_of(name).rows() if "CONV" in kind or "FULLY" in kind)
     assert products == {False: 5}
 

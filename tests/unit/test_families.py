@@ -123,7 +123,7 @@ def test_two_packages_with_one_family_are_both_named(tmp_path: Path, monkeypatch
         family_named("mine")
 
 
-def test_a_package_adds_a_family_and_replaces_none_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_adds_a_family_and_replaces_no_builtin_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sites = tmp_path / "first", tmp_path / "second"
     for site, name in zip(sites, ("decoder", "mine"), strict=True):
         site.mkdir()
@@ -147,10 +147,10 @@ def test_a_function_of_a_family_that_returns_another_type_is_named(part: str, ex
 
 @pytest.mark.parametrize("part", ["build", "layout", "tokens", "work", "files"])
 def test_a_function_of_a_family_that_raises_is_named_with_its_line(part: str) -> None:
-    def fails(*arguments: object) -> NoReturn:
+    def raise_key_error(*arguments: object) -> NoReturn:
         raise KeyError("a bug of mine")
 
-    model = FamilyModel(name="mine", family=replace(DECODER, **{part: fails}), config=DecoderConfig())
+    model = FamilyModel(name="mine", family=replace(DECODER, **{part: raise_key_error}), config=DecoderConfig())
     error = rf"^family 'mine': {part} raised KeyError: 'a bug of mine' \(test_families\.py:\d+\); correct it$"
     with pytest.raises(InvalidInput, match=error):
         match part:
@@ -162,11 +162,11 @@ def test_a_function_of_a_family_that_raises_is_named_with_its_line(part: str) ->
                 getattr(model, part)
 
 
-def test_an_error_of_fanin_in_a_function_of_a_family_is_kept() -> None:
-    def refuses(config: object) -> NoReturn:
+def test_an_error_of_fanin_in_a_function_of_a_family_is_unchanged() -> None:
+    def raise_invalid_input(config: object) -> NoReturn:
         raise InvalidInput("layout: got 3 layers, expected 2")
 
-    model = FamilyModel(name="mine", family=replace(DECODER, layout=refuses), config=DecoderConfig())
+    model = FamilyModel(name="mine", family=replace(DECODER, layout=raise_invalid_input), config=DecoderConfig())
     with pytest.raises(InvalidInput, match=r"^layout: got 3 layers, expected 2$"):
         print(model.layout)
 
@@ -174,11 +174,11 @@ def test_an_error_of_fanin_in_a_function_of_a_family_is_kept() -> None:
 def test_a_family_without_layers_cannot_be_cut() -> None:
     family = replace(DECODER, layout=lambda config: UNKNOWN_LAYOUT)
     model = FamilyModel(name="mine", family=family, config=DecoderConfig())
-    for axis, missing in (("pp", "names no list of layers to cut for pp"), ("tp", "has no plan that splits")):
+    for axis, problem in (("pp", "names no list of layers to cut for pp"), ("tp", "has no plan that splits")):
         text = MINIMAL.format(axis=axis)
         config = parse_config(text, "train.toml")
         config = replace(config, model=replace(config.model, family=model))
-        with pytest.raises(InvalidInput, match=f"got {axis} 2 for the family 'mine', whose layout {missing}.*take dp_"):
+        with pytest.raises(InvalidInput, match=f"got {axis} 2 for the family 'mine', whose layout {problem}.*take dp_"):
             check_config(config, 2)
 
 
@@ -228,6 +228,6 @@ def test_a_model_has_one_family(model: str, error: str) -> None:
     ],
 )
 def test_a_family_with_a_wrong_part_is_refused(part: str, value: object, expected: str) -> None:
-    what = "Family of an unknown config" if part == "config" else "Family of DecoderConfig"
-    with raises(InvalidInput, f"{what}: {part}: got {value!r}, expected {expected}"):
+    subject = "Family of an unknown config" if part == "config" else "Family of DecoderConfig"
+    with raises(InvalidInput, f"{subject}: {part}: got {value!r}, expected {expected}"):
         replace(DECODER, **{part: value})  # type: ignore[arg-type]  # wrong on purpose

@@ -34,7 +34,7 @@ def test_the_bytes_and_then_the_name_are_synced(tmp_path: Path) -> None:
     in_child(work)
 
 
-def test_a_draft_of_a_killed_process_does_not_give_its_permissions(tmp_path: Path) -> None:
+def test_a_draft_of_a_killed_process_does_not_pass_on_its_permissions(tmp_path: Path) -> None:
     draft = tmp_path / "key.new"
     draft.touch()
     draft.chmod(0o644)
@@ -43,7 +43,7 @@ def test_a_draft_of_a_killed_process_does_not_give_its_permissions(tmp_path: Pat
     assert names(tmp_path) == ["key"]
 
 
-def test_on_a_full_disk_the_old_file_stays_and_no_draft(tmp_path: Path) -> None:
+def test_on_a_full_disk_the_old_file_remains_without_a_draft(tmp_path: Path) -> None:
     replace_file(tmp_path / "file", b"old")
 
     def work() -> None:
@@ -55,7 +55,7 @@ def test_on_a_full_disk_the_old_file_stays_and_no_draft(tmp_path: Path) -> None:
     in_child(work)
 
 
-def test_a_folder_in_the_place_of_the_draft_is_left(tmp_path: Path) -> None:
+def test_a_folder_in_the_place_of_the_draft_is_not_removed(tmp_path: Path) -> None:
     (tmp_path / "file.new").mkdir()
     with pytest.raises(OSError, match=os.strerror(21)):
         replace_file(tmp_path / "file", b"data")

@@ -24,7 +24,7 @@ X = torch.linspace(0.0, 1.0, 8 * 4).reshape(8, 4)
 Y = torch.arange(8) % 3
 
 
-class Wrapped(nn.Module):
+class ChangedOutput(nn.Module):
     """A module whose output has another form than logits."""
 
     def __init__(self, change: Callable[[Tensor], object]) -> None:
@@ -35,7 +35,7 @@ class Wrapped(nn.Module):
         return self.change(self.inner(x))
 
 
-def computed() -> nn.Module:
+def computed_weight() -> nn.Module:
     """Return a layer whose weight is a computed tensor, as after torch.nn.utils.weight_norm."""
     layer = nn.Linear(4, 3)
     weight = layer.weight
@@ -79,7 +79,10 @@ def app(**fields: Any) -> App:
         ({"num_classes": "3"}, "num_classes: got '3', expected an int"),
         ({"module": nn.Linear}, r"got the class Linear as module, expected an instance; write Linear\(...\)"),
         ({"module": nn.DataParallel(nn.Linear(4, 3))}, "inside torch's DataParallel, .*; pass module.module"),
-        ({"module": computed()}, r"module 0 \(Linear\) keeps weight, .*; replace torch.nn.utils.weight_norm by "),
+        (
+            {"module": computed_weight()},
+            r"module 0 \(Linear\) keeps weight, .*; replace torch.nn.utils.weight_norm by ",
+        ),
         ({"recipe": Sgd()}, r"recipe: got Sgd\(.*\), expected a Recipe; write recipe=Recipe\(optimizer=...\)"),
         ({"loss": "cross_entropy"}, "loss: got 'cross_entropy', expected a function"),
         ({"loss": nn.CrossEntropyLoss}, r"loss: got <class .*>, expected .*reduction='none'"),
@@ -93,9 +96,9 @@ def test_a_mistake_in_a_field_is_named_with_its_remedy(fields: dict[str, object]
 
 def test_a_scripted_module_is_refused() -> None:
     with pytest.warns(DeprecationWarning):
-        scripted = torch.jit.script(nn.Linear(4, 3))  # type: ignore[no-untyped-call]  # torch's
+        module = torch.jit.script(nn.Linear(4, 3))  # type: ignore[no-untyped-call]  # torch's
     with pytest.raises(UnsupportedModel, match=r"inside torch's RecursiveScriptModule, .* torch.jit was given"):
-        app(module=scripted)
+        app(module=module)
 
 
 @pytest.mark.parametrize(
@@ -117,13 +120,13 @@ def test_a_clip_norm_that_is_no_number_is_refused() -> None:
         Recipe(clip_norm="1")  # type: ignore[arg-type]  # the mistake
 
 
-def test_numpy_arrays_are_as_good_as_tensors() -> None:
+def test_numpy_arrays_are_accepted_like_tensors() -> None:
     x = X.numpy().copy()
     x.flags.writeable = False
-    numpy = app(calibration=x[::-1], validation=[x, Y.numpy()], num_classes=np.int64(3))
-    torch.testing.assert_close(numpy.inputs["x"], X.flip(0), rtol=0.0, atol=0.0)
-    torch.testing.assert_close(numpy.held_out, ({"x": X}, Y), rtol=0.0, atol=0.0)
-    assert type(numpy.num_classes) is int
+    numpy_app = app(calibration=x[::-1], validation=[x, Y.numpy()], num_classes=np.int64(3))
+    torch.testing.assert_close(numpy_app.inputs["x"], X.flip(0), rtol=0.0, atol=0.0)
+    torch.testing.assert_close(numpy_app.held_out, ({"x": X}, Y), rtol=0.0, atol=0.0)
+    assert type(numpy_app.num_classes) is int
 
 
 def test_data_with_a_gradient_loses_it() -> None:
@@ -144,7 +147,7 @@ def test_an_output_of_another_form_is_explained(
     change: Callable[[Tensor], object], num_classes: int, message: str
 ) -> None:
     with pytest.raises(UnsupportedModel, match=message):
-        example_batch(prepare(app(module=Wrapped(change), num_classes=num_classes)))
+        example_batch(prepare(app(module=ChangedOutput(change), num_classes=num_classes)))
 
 
 def test_inputs_that_the_module_does_not_accept_are_shown() -> None:
@@ -179,11 +182,11 @@ def test_a_function_that_returns_no_app_is_explained(tmp_path: Path, body: str, 
 
 
 def test_the_loss_of_torch_without_reduction_is_accepted() -> None:
-    own = nn.CrossEntropyLoss(reduction="none")
-    torch.testing.assert_close(app(loss=own).loss(X[:, :3], Y), cross_entropy(X[:, :3], Y))
+    loss = nn.CrossEntropyLoss(reduction="none")
+    torch.testing.assert_close(app(loss=loss).loss(X[:, :3], Y), cross_entropy(X[:, :3], Y))
 
 
-def hooked() -> nn.Module:
+def hooked_layer() -> nn.Module:
     """Return a layer with a hook that changes its gradient."""
     layer = nn.Linear(4, 3)
     layer.weight.register_hook(lambda gradient: gradient * 0.0)
@@ -193,7 +196,7 @@ def hooked() -> nn.Module:
 def test_a_hook_on_a_gradient_is_refused() -> None:
     message = r"App first: parameter 0\.weight has a hook on its gradient, which no train graph would call; expected"
     with pytest.raises(UnsupportedModel, match=message):
-        prepare(app(module=hooked()))
+        prepare(app(module=hooked_layer()))
 
 
 class Center(nn.Module):
@@ -214,7 +217,7 @@ def test_parameters_of_a_loss_are_refused_unless_they_are_frozen() -> None:
     assert app(loss=Center().requires_grad_(False)).num_classes == 3
 
 
-class Halved(nn.Module):
+class Bfloat16Layer(nn.Module):
     """A module that computes in bfloat16."""
 
     def __init__(self) -> None:
@@ -232,9 +235,9 @@ def test_autocast_is_refused_with_its_line() -> None:
         r"expected float32, in which devices compute; remove torch\.autocast from the forward"
     )
     with pytest.raises(UnsupportedModel, match=message):
-        trace_train(prepare(app(module=Halved())), ONNX)
+        trace_train(prepare(app(module=Bfloat16Layer())), ONNX)
     with pytest.raises(UnsupportedModel, match=message):
-        trace_infer(prepare(app(module=Halved())))
+        trace_infer(prepare(app(module=Bfloat16Layer())))
 
 
 def test_labels_of_two_classes_may_be_true_and_false() -> None:
@@ -243,14 +246,14 @@ def test_labels_of_two_classes_may_be_true_and_false() -> None:
 
 
 def test_a_key_of_an_output_may_have_dots() -> None:
-    module = Wrapped(lambda logits: {"a.b": logits, "a": {"c": logits}})
+    module = ChangedOutput(lambda logits: {"a.b": logits, "a": {"c": logits}})
     for path in ("a.b", "a.c"):
         assert prepare(app(module=module, output=path)).learned.keys() == {"inner.weight", "inner.bias"}
     with pytest.raises(UnsupportedModel, match=r"without a part 'a\.d', expected one of \['a\.b', 'a\.c'\]"):
         trace_train(prepare(app(module=module, output="a.d")), ONNX)
 
 
-class Partly(nn.Module):
+class UnusedLayer(nn.Module):
     """A module with a layer that its forward does not call."""
 
     def __init__(self) -> None:
@@ -264,16 +267,16 @@ class Partly(nn.Module):
 def test_a_parameter_without_a_gradient_never_changes(tmp_path: Path) -> None:
     """torch's optimizers skip such a parameter, and do not decay it."""
     recipe = Recipe(optimizer=Adam(weight_decay=0.1))
-    exported = export(app(module=Partly(), recipe=recipe), tmp_path / "bundle", PUBLISHER, ["onnx"])
+    result = export(app(module=UnusedLayer(), recipe=recipe), tmp_path / "bundle", PUBLISHER, ["onnx"])
     assert (
         "the output does not depend on unused.bias, unused.weight: they travel, but never change; call "
         "requires_grad_(False) on them to leave them out"
-    ) in exported.notes
-    bundle = exported.bundle
+    ) in result.notes
+    bundle = result.bundle
     step, values = open_runtime("onnx").open_train(bundle), bundle.completed(bundle.initial_parameters())
     batch = PaddedBatch(inputs={"x": X[:4].numpy()}, y=Y[:4].int().numpy(), mask=np.ones(4, np.float32))
     state, _ = step(step.begin(values), batch, StepSettings(learning_rate=0.1))
-    moved = {
+    changes = {
         name: bool((after != before).any())
         for (name, after), before in zip(
             bundle.manifest.model_table.views(state.parameters).items(),
@@ -281,7 +284,7 @@ def test_a_parameter_without_a_gradient_never_changes(tmp_path: Path) -> None:
             strict=True,
         )
     }
-    assert moved == {"unused.bias": False, "unused.weight": False, "used.bias": True, "used.weight": True}
+    assert changes == {"unused.bias": False, "unused.weight": False, "used.bias": True, "used.weight": True}
 
 
 @pytest.mark.parametrize(

@@ -8,25 +8,25 @@ from support.tflite_file import small_file
 from fanin.edge.runtimes.engines.flatbuffer import check_file
 from fanin.protos.errors import InvalidBundle
 
-WHOLE = small_file()
+FILE = small_file()
 
 
-def test_a_whole_file_passes() -> None:
-    check_file(WHOLE, "train graph")
+def test_a_complete_file_passes() -> None:
+    check_file(FILE, "train graph")
 
 
-@given(size=st.integers(0, len(WHOLE) - 5))
+@given(size=st.integers(0, len(FILE) - 5))
 def test_a_file_that_is_cut_off_is_refused(size: int) -> None:
     # The last four bytes may be the end of a string that no reader uses.
     with pytest.raises(InvalidBundle, match="train graph: "):
-        check_file(WHOLE[:size], "train graph")
+        check_file(FILE[:size], "train graph")
 
 
-@given(flips=st.lists(st.tuples(st.integers(0, len(WHOLE) - 1), st.integers(1, 255)), min_size=1, max_size=4))
-def test_a_damaged_file_is_refused_or_hangs_together_still(flips: list[tuple[int, int]]) -> None:
-    data = bytearray(WHOLE)
-    for place, change in flips:
-        data[place] ^= change
+@given(flips=st.lists(st.tuples(st.integers(0, len(FILE) - 1), st.integers(1, 255)), min_size=1, max_size=4))
+def test_a_damaged_file_is_refused_or_still_consistent(flips: list[tuple[int, int]]) -> None:
+    data = bytearray(FILE)
+    for position, change in flips:
+        data[position] ^= change
     try:
         check_file(bytes(data), "train graph")
     except InvalidBundle as exc:

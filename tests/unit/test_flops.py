@@ -23,9 +23,7 @@ from fanin.protos.errors import InvalidInput
     vocabulary=st.integers(5, 40),
     tied=st.booleans(),
 )
-def test_products_are_those_that_torch_counts(
-    layers: int, groups: int, width: int, vocabulary: int, tied: bool
-) -> None:
+def test_flops_are_those_that_torch_counts(layers: int, groups: int, width: int, vocabulary: int, tied: bool) -> None:
     config = DecoderConfig(
         vocabulary=vocabulary,
         width=width,
@@ -49,7 +47,7 @@ def test_the_definition_in_numbers() -> None:
     assert work.flops_per_token(10) == 6 * 100 + 6 * 3 * 16 * 10
 
 
-def test_llama_8b_is_as_published() -> None:
+def test_llama_8b_has_its_published_numbers() -> None:
     facts = decoder_facts("8b", PRESETS["8b"])
     assert facts.num_values == 8_030_261_248
     assert facts.work.flops_per_token(2048) == pytest.approx(48.25e9, rel=1e-3)
@@ -78,26 +76,26 @@ def test_a_peak_is_positive(peak: float) -> None:
         ("NVIDIA GeForce RTX 4090", None),
     ],
 )
-def test_hardware_by_the_name_that_cuda_gives(name: str, row: str | None) -> None:
-    found = hardware_of(name)
-    assert (found and found.name) == row
+def test_hardware_is_selected_by_the_name_that_cuda_reports(name: str, row: str | None) -> None:
+    hardware = hardware_of(name)
+    assert (hardware and hardware.name) == row
 
 
 def test_each_row_has_its_source() -> None:
-    for each in HARDWARE.values():
-        assert each.source
+    for hardware in HARDWARE.values():
+        assert hardware.source
         # Peak over bandwidth: all of them compute a few hundred FLOPs for each byte.
-        assert 100 < each.flops_per_second / each.memory_bytes_per_second < 500
+        assert 100 < hardware.flops_per_second / hardware.memory_bytes_per_second < 500
 
 
 def test_a_cpu_is_measured() -> None:
     # Any machine that runs torch computes more than a megaflop a second, and less than a petaflop.
     assert 1e6 < best_gemm(sizes=(64,), repeats=2) < 1e15
-    found = cpu_hardware(5)
-    assert (found.name, found.memory_bytes) == ("cpu", 5)
-    assert found.memory_bytes_per_second > 1e6
+    hardware = cpu_hardware(5)
+    assert (hardware.name, hardware.memory_bytes) == ("cpu", 5)
+    assert hardware.memory_bytes_per_second > 1e6
 
 
-def test_peak_is_that_of_the_jobs_precision() -> None:
+def test_the_peak_is_that_of_the_precision_of_the_job() -> None:
     peaks = [HARDWARE["b200"].peak_in(precision) for precision in ("bf16", "fp16", "full", "double")]
     assert peaks == [2250e12, 2250e12, 75e12, 37e12]

@@ -51,7 +51,7 @@ def work(bundle: Bundle, number: int = 1, after: int = 0) -> m.Assignment:
     """Return the Assignment of a Round; the state is that after the Round ``after``."""
     statistics = (
         *example_assignment(bundle).statistics,
-        *(Statistic(name=name, bound=m.MAX_COUNT) for name in DECLARED),
+        *(Statistic(name=name, bound=m.MAX_COUNT) for name in STATISTIC_NAMES),
     )
     return replace(
         example_assignment(bundle, m.Training(learning_rate=0.5, seed=1)),
@@ -62,7 +62,7 @@ def work(bundle: Bundle, number: int = 1, after: int = 0) -> m.Assignment:
     )
 
 
-DECLARED: Final = ("train.rounds", "evaluate.eval_acc")
+STATISTIC_NAMES: Final = ("train.rounds", "evaluate.eval_acc")
 
 
 class Recorder:
@@ -80,7 +80,7 @@ class Recorder:
         return replace(self._runner.run(task, should_continue), **self._changes)  # type: ignore[arg-type]
 
 
-def trained(bundle: Bundle, runner: FlowerRunner, folder: Path, work: m.Assignment) -> dict[str, int]:
+def train_once(bundle: Bundle, runner: FlowerRunner, folder: Path, work: m.Assignment) -> dict[str, int]:
     """Train once. Return the counts."""
     counts = FlowerTrainer(runner, FlowerStates(folder)).train(example_model(bundle), work, Countdown()).counts
     return dict(counts)
@@ -120,7 +120,7 @@ def test_a_bundle_without_graphs_keeps_the_order_and_the_local_arrays(bundle: Bu
         ),
     ],
 )
-def test_arrays_that_no_bundle_can_have(tmp_path: Path, arrays: dict[str, Array], message: str) -> None:
+def test_arrays_that_no_bundle_can_have_are_refused(tmp_path: Path, arrays: dict[str, Array], message: str) -> None:
     with raises(InvalidInput, message):
         write_arrays(arrays, tmp_path / "bundle", PUBLISHER, "tiny")
 
@@ -128,7 +128,7 @@ def test_arrays_that_no_bundle_can_have(tmp_path: Path, arrays: dict[str, Array]
 def test_a_bundle_with_graphs_is_no_bundle_of_an_app(tmp_path: Path, runner: FlowerApp) -> None:
     graphs = assemble(linear_graphs(), tmp_path / "graphs", PUBLISHER)
     with pytest.raises(InvalidBundle, match="expected a bundle without graphs"):
-        trained(graphs, runner, tmp_path / "states", work(graphs))
+        train_once(graphs, runner, tmp_path / "states", work(graphs))
 
 
 def test_an_app_is_a_trainer(bundle: Bundle, runner: FlowerApp, tmp_path: Path) -> None:
@@ -151,12 +151,12 @@ def test_the_message_has_the_version_the_config_and_the_devices_own_arrays(
     bundle: Bundle, runner: FlowerApp, tmp_path: Path
 ) -> None:
     recorder = Recorder(runner)
-    trained(bundle, recorder, tmp_path / "states", work(bundle))
+    train_once(bundle, recorder, tmp_path / "states", work(bundle))
     (task,) = recorder.tasks
     assert list(task.arrays) == list(INITIAL)
-    ours = {"local-epochs": 2, "mu": 0.5, "key": b"\x00", "deep": True}
-    assert dict(task.config) == {"lr": 0.5, **ours, "server-round": 1}
-    assert [type(task.config[name]) for name in ours] == [int, float, bytes, bool]
+    plan_config = {"local-epochs": 2, "mu": 0.5, "key": b"\x00", "deep": True}
+    assert dict(task.config) == {"lr": 0.5, **plan_config, "server-round": 1}
+    assert [type(task.config[name]) for name in plan_config] == [int, float, bytes, bool]
     assert task.arrays["norm.num_batches_tracked"].tolist() == 3
 
 
@@ -165,25 +165,25 @@ def test_state_and_local_arrays_follow_the_rounds_that_counted(
 ) -> None:
     folder, recorder = tmp_path / "states", Recorder(runner)
     rounds = [(1, 0), (2, 1), (3, 1), (4, 3)]
-    counts = [trained(bundle, recorder, folder, work(bundle, number, after)) for number, after in rounds]
+    counts = [train_once(bundle, recorder, folder, work(bundle, number, after)) for number, after in rounds]
     # Round 2 failed: round 3 begins with the state after round 1.
     assert [count["train.rounds"] / count[m.EXAMPLES] / (1 << 16) for count in counts] == [1, 2, 2, 3]
     assert [task.arrays["norm.num_batches_tracked"].tolist() for task in recorder.tasks] == [3, 4, 4, 5]
     assert sorted(path.name for path in folder.iterdir()) == ["run.0.3.flower", "run.0.4.flower"]
 
 
-def test_a_damaged_state_is_logged_and_the_app_begins_anew(
+def test_a_damaged_state_is_logged_and_the_app_starts_without_it(
     bundle: Bundle, runner: FlowerApp, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = tmp_path / "states"
-    trained(bundle, runner, folder, work(bundle))
+    train_once(bundle, runner, folder, work(bundle))
     path = folder / "run.0.1.flower"
     path.write_bytes(path.read_bytes()[:-1])
-    assert trained(bundle, runner, folder, work(bundle, 2, 1))["train.rounds"] == 20 << 16
+    assert train_once(bundle, runner, folder, work(bundle, 2, 1))["train.rounds"] == 20 << 16
     assert "state of run run, round 1: cannot be read" in caplog.text
 
 
-def test_states_of_a_few_runs_are_kept(bundle: Bundle, tmp_path: Path) -> None:
+def test_states_of_the_last_four_runs_are_stored(bundle: Bundle, tmp_path: Path) -> None:
     states = FlowerStates(tmp_path / "states")
     for index in range(6):
         states.put(replace(work(bundle), run_id=f"run-{index}"), FlowerState(context=b"x"))
@@ -198,7 +198,7 @@ def test_a_state_that_grows_without_end_is_refused() -> None:
         FlowerState(context=bytes((64 << 20) + 1))
 
 
-def test_what_stays_on_the_device_is_logged_once(
+def test_arrays_and_metrics_that_stay_on_the_device_are_logged_once(
     bundle: Bundle, runner: FlowerApp, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     trainer = FlowerTrainer(runner, FlowerStates(tmp_path / "states"))
@@ -259,30 +259,30 @@ def test_a_wrong_result_has_one_error_and_leaves_no_state(
     bundle: Bundle, runner: FlowerApp, tmp_path: Path, changes: dict[str, object], message: str
 ) -> None:
     with raises(AppFailed, message):
-        trained(bundle, Recorder(runner, **changes), tmp_path / "states", work(bundle))
+        train_once(bundle, Recorder(runner, **changes), tmp_path / "states", work(bundle))
     assert list((tmp_path / "states").iterdir()) == []
 
 
-def test_a_metric_that_is_no_number_is_left_out(
+def test_a_metric_that_is_no_number_is_omitted(
     bundle: Bundle, runner: FlowerApp, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     metrics = {"rounds": float("nan"), "train_loss": float("inf")}
-    counts = trained(bundle, Recorder(runner, train_metrics=metrics), tmp_path / "states", work(bundle))
+    counts = train_once(bundle, Recorder(runner, train_metrics=metrics), tmp_path / "states", work(bundle))
     assert "train.rounds" not in counts and m.TRAIN_LOSS not in counts
     assert "metric train.rounds: got nan, expected a finite number; it is left out" in caplog.text
     assert "metric train.train_loss: got inf, expected a finite loss; it is left out" in caplog.text
 
 
-def test_a_loss_of_the_evaluation_that_is_no_number_is_left_out_with_a_warning(
+def test_a_loss_of_the_evaluation_that_is_no_number_is_omitted_with_a_warning(
     bundle: Bundle, runner: FlowerApp, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     metrics = {"eval_loss": float("nan")}
-    counts = trained(bundle, Recorder(runner, evaluate_metrics=metrics), tmp_path / "states", work(bundle))
+    counts = train_once(bundle, Recorder(runner, evaluate_metrics=metrics), tmp_path / "states", work(bundle))
     assert m.EVAL_LOSS not in counts and counts[m.EVAL_EXAMPLES] > 0
     assert "metric evaluate.eval_loss: got nan, expected a finite loss; it is left out" in caplog.text
 
 
-def test_a_numpy_client_takes_part_by_position(tmp_path: Path) -> None:
+def test_a_numpy_client_participates_by_position(tmp_path: Path) -> None:
     folder = write_app(tmp_path / "app", "tiny_numpy_app", NUMPY_APP)
     app = FlowerApp(FlowerSettings(app="tiny_numpy_app:app", folder=folder))
     arrays = app.initial()
@@ -293,8 +293,8 @@ def test_a_numpy_client_takes_part_by_position(tmp_path: Path) -> None:
     )
     views = bundle.manifest.table.views(change.values)
     # "10" precedes "2" among the parameters, but not in the app's list.
-    moved = {name: value.tolist() for name, value in views.items() if value.any()}
-    assert moved == {"0": [2.0, 2.0, 2.0], "2": [3.0]}
+    changed_values = {name: value.tolist() for name, value in views.items() if value.any()}
+    assert changed_values == {"0": [2.0, 2.0, 2.0], "2": [3.0]}
     assert change.counts == {
         m.EXAMPLES: 7,
         m.TRAIN_LOSS: round(7 * 0.25 * m.LOSS_UNIT),
@@ -319,7 +319,7 @@ def test_forms_of_an_app(tmp_path: Path, name: str) -> None:
         ("math:pi", "flower app math:pi: import: TypeError: got float, expected a ClientApp, a NumPyClient or a "),
     ],
 )
-def test_an_app_that_cannot_be_imported(tmp_path: Path, app: str, message: str) -> None:
+def test_an_app_that_cannot_be_imported_is_reported(tmp_path: Path, app: str, message: str) -> None:
     folder = write_app(tmp_path / "app", "tiny_broken", "raise RuntimeError('no data')\n")
     with pytest.raises(AppFailed, match=re.escape(message)):
         FlowerApp(FlowerSettings(app=app, folder=folder))
@@ -345,12 +345,12 @@ def test_initial_arrays_of_a_function(tmp_path: Path) -> None:
         load_arrays("tiny_initial:np", folder)
 
 
-def test_the_seed_is_of_the_round_and_the_partition(bundle: Bundle, runner: FlowerApp, tmp_path: Path) -> None:
+def test_the_seed_depends_on_the_round_and_the_partition(bundle: Bundle, runner: FlowerApp, tmp_path: Path) -> None:
     recorder = Recorder(runner)
     for partition, number in [(0, 1), (1, 1), (0, 2), (0, 1)]:
         trainer = FlowerTrainer(recorder, FlowerStates(tmp_path / f"states-{partition}"), partition)
         trainer.train(example_model(bundle), work(bundle, number), Countdown())
     seeds = [task.seed for task in recorder.tasks]
-    first, other_partition, other_round, again = seeds[:1] + seeds[len(seeds) // 4 :: len(seeds) // 4]
-    assert first == again
+    first, other_partition, other_round, repeat = seeds[:1] + seeds[len(seeds) // 4 :: len(seeds) // 4]
+    assert first == repeat
     assert len({first, other_partition, other_round}) == 3

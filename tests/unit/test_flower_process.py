@@ -52,7 +52,7 @@ def task() -> FlowerTask:
 
 
 @pytest.fixture
-def slow(tmp_path: Path) -> Iterator[FlowerProcess]:
+def slow_process(tmp_path: Path) -> Iterator[FlowerProcess]:
     folder = write_app(tmp_path / "app", "slow", SLOW_APP)
     with FlowerProcess(FlowerSettings(app="slow:app", folder=folder, run_config="how='slow'")) as process:
         yield process
@@ -66,27 +66,27 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-def test_an_interruption_ends_an_app_that_trains(slow: FlowerProcess, tmp_path: Path) -> None:
-    written = tmp_path / "app" / "pid"
+def test_an_interruption_ends_an_app_that_trains(slow_process: FlowerProcess, tmp_path: Path) -> None:
+    pid_file = tmp_path / "app" / "pid"
 
     def should_continue() -> bool:
-        if written.exists() and written.read_text():
+        if pid_file.exists() and pid_file.read_text():
             raise Interrupted("may_work no longer holds")
         return True
 
     with pytest.raises(Interrupted):
-        slow.run(task(), should_continue)
-    pid = int(written.read_text())
+        slow_process.run(task(), should_continue)
+    pid = int(pid_file.read_text())
     assert not is_alive(pid)
     # The next training starts another child.
-    written.unlink()
+    pid_file.unlink()
     with pytest.raises(Interrupted):
-        slow.run(task(), should_continue)
-    assert int(written.read_text()) != pid
+        slow_process.run(task(), should_continue)
+    assert int(pid_file.read_text()) != pid
 
 
 @pytest.mark.parametrize(
-    ("how", "message", "is_traced"),
+    ("mode", "message", "has_traceback"),
     [
         ("crash", "flower app slow:app: its process ended with status 7, expected a reply", False),
         ("exit", "flower app slow:app: train: SystemExit: enough", True),
@@ -94,26 +94,26 @@ def test_an_interruption_ends_an_app_that_trains(slow: FlowerProcess, tmp_path: 
     ],
 )
 def test_the_error_of_an_app_names_it_and_the_log_has_its_traceback(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, how: str, message: str, is_traced: bool
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, mode: str, message: str, has_traceback: bool
 ) -> None:
     folder = write_app(tmp_path / "app", "slow", SLOW_APP)
     bundle = write_arrays(ARRAYS, tmp_path / "bundle", PUBLISHER, "slow")
     states = FlowerStates(tmp_path / "states")
-    with FlowerProcess(FlowerSettings(app="slow:app", folder=folder, run_config=f"how='{how}'")) as process:
+    with FlowerProcess(FlowerSettings(app="slow:app", folder=folder, run_config=f"how='{mode}'")) as process:
         for _ in range(2):
-            with pytest.raises(AppFailed, match=re.escape(message)) as caught:
+            with pytest.raises(AppFailed, match=re.escape(message)) as excinfo:
                 FlowerTrainer(process, states).train(example_model(bundle), example_assignment(bundle), Countdown())
-            assert "\n" not in str(caught.value)
-    assert caplog.text.count("Traceback (most recent call last)") == int(is_traced)
-    assert ("slow.py" in caplog.text) is is_traced
+            assert "\n" not in str(excinfo.value)
+    assert caplog.text.count("Traceback (most recent call last)") == int(has_traceback)
+    assert ("slow.py" in caplog.text) is has_traceback
 
 
 def test_no_child_outlives_its_client(tmp_path: Path) -> None:
     folder, before = write_app(tmp_path / "app", "slow", SLOW_APP), set(children())
     with FlowerProcess(FlowerSettings(app="slow:app", folder=folder)):
-        (idle,) = set(children()) - before
-        assert is_alive(idle)
-    assert not is_alive(idle) and set(children()) == before
+        (child,) = set(children()) - before
+        assert is_alive(child)
+    assert not is_alive(child) and set(children()) == before
     with pytest.raises(AppFailed):
         FlowerProcess(FlowerSettings(app="absent:app", folder=folder))
     assert set(children()) == before
@@ -123,7 +123,7 @@ def children() -> list[int]:
     return [int(text) for text in Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()]
 
 
-def test_a_child_that_cannot_import_the_app(tmp_path: Path) -> None:
+def test_a_child_that_cannot_import_the_app_is_reported(tmp_path: Path) -> None:
     with pytest.raises(AppFailed, match="flower app absent:app: import: ModuleNotFoundError: No module named 'absent'"):
         FlowerProcess(FlowerSettings(app="absent:app", folder=tmp_path))
 
@@ -143,22 +143,22 @@ with FlowerProcess(FlowerSettings(app="slow:app", folder=Path(sys.argv[1]), run_
 """
 
 
-def wait_until(is_so: Callable[[], bool]) -> bool:
+def wait_until(condition: Callable[[], bool]) -> bool:
     """Wait for the condition. Return whether it becomes true in time."""
-    until = time.monotonic() + WAIT_S
-    while not is_so() and time.monotonic() < until:
+    deadline_s = time.monotonic() + WAIT_S
+    while not condition() and time.monotonic() < deadline_s:
         time.sleep(0.05)
-    return is_so()
+    return condition()
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_the_child_ends_with_its_device_however_that_ends(tmp_path: Path, number: signal.Signals) -> None:
     folder = write_app(tmp_path / "app", "slow", SLOW_APP)
-    written = folder / "pid"
+    pid_file = folder / "pid"
     device = subprocess.Popen([sys.executable, "-c", DEVICE, folder], stderr=subprocess.DEVNULL)
     try:
-        assert wait_until(lambda: written.exists() and bool(written.read_text()))
-        pid = int(written.read_text())
+        assert wait_until(lambda: pid_file.exists() and bool(pid_file.read_text()))
+        pid = int(pid_file.read_text())
         assert is_alive(pid)
         device.send_signal(number)
         assert device.wait(WAIT_S) != 0

@@ -48,7 +48,7 @@ def sums_of(*names: str) -> list[dict[str, object]]:
 
 
 @pytest.mark.parametrize(("run_config", "scale"), [("", 0.5), ("scale=0.25", 0.25)])
-def test_options_of_the_device_win_over_pyproject_and_the_plans_over_ours(
+def test_device_options_override_pyproject_and_plan_options_override_fanin(
     tmp_path: Path, run_config: str, scale: float
 ) -> None:
     folder = write_app(tmp_path / "app", f"config_app_{len(run_config)}", CONFIG_APP)
@@ -64,7 +64,7 @@ def test_options_of_the_device_win_over_pyproject_and_the_plans_over_ours(
     assert sums == {"train.scale": scale, "train.lr": 0.125, "train.round": 1.0}
 
 
-def weighted(partition: int, num_examples: int) -> ClientApp:
+def weighted_app(partition: int, num_examples: int) -> ClientApp:
     """Return an app whose arrays equal the number of its partition; one partition has the weight ``num_examples``."""
     app = ClientApp()
 
@@ -78,9 +78,9 @@ def weighted(partition: int, num_examples: int) -> ClientApp:
     return app
 
 
-def test_a_weight_beyond_the_cap_counts_as_the_cap_and_metrics_stay_means() -> None:
+def test_a_weight_beyond_the_cap_counts_as_the_cap_and_metrics_remain_means() -> None:
     plan = {"aggregation.max_examples": 30, "codec.name": "fixed32", "statistics": sums_of("part")}
-    result = simulate(weighted(1, 1_000_000), 2, cohort=2, rounds=1, settings=settings_of(**plan))
+    result = simulate(weighted_app(1, 1_000_000), 2, cohort=2, rounds=1, settings=settings_of(**plan))
     assert result.failures == ()
     assert [row.num_examples for row in result.clients] == [10, 30]
     np.testing.assert_allclose(result.arrays["w"], 30 / 40, atol=1e-4)
@@ -88,7 +88,7 @@ def test_a_weight_beyond_the_cap_counts_as_the_cap_and_metrics_stay_means() -> N
     assert result.rounds[1].statistics["train.part"] / 65536 / result.rounds[1].num_examples == 30 / 40
 
 
-class Answering(Client):
+class StatusClient(Client):
     """A client that returns the given status codes."""
 
     def __init__(self, fit: Code, evaluate: Code) -> None:
@@ -116,23 +116,23 @@ def counts_of(client: Client, folder: Path) -> dict[str, int]:
 def test_an_evaluation_counts_if_its_status_is_ok(tmp_path: Path) -> None:
     (tmp_path / "good").mkdir()
     (tmp_path / "bad").mkdir()
-    good = counts_of(Answering(Code.OK, Code.OK), tmp_path / "good")
+    good = counts_of(StatusClient(Code.OK, Code.OK), tmp_path / "good")
     assert (good[m.EXAMPLES], good[m.EVAL_EXAMPLES], good[m.EVAL_LOSS]) == (3, 4, 2 * m.LOSS_UNIT)
-    bad = counts_of(Answering(Code.OK, Code.EVALUATE_NOT_IMPLEMENTED), tmp_path / "bad")
+    bad = counts_of(StatusClient(Code.OK, Code.EVALUATE_NOT_IMPLEMENTED), tmp_path / "bad")
     assert m.EVAL_EXAMPLES not in bad and m.EVAL_LOSS not in bad
 
 
 @pytest.mark.parametrize(
     ("client", "text"),
     [
-        (Answering(Code.FIT_NOT_IMPLEMENTED, Code.OK), "FIT_NOT_IMPLEMENTED (no data today)"),
+        (StatusClient(Code.FIT_NOT_IMPLEMENTED, Code.OK), "FIT_NOT_IMPLEMENTED (no data today)"),
         (WithoutFit().to_client(), "FIT_NOT_IMPLEMENTED (Client does not implement `fit`)"),
     ],
 )
 def test_a_training_whose_status_is_not_ok_is_no_update(tmp_path: Path, client: Client, text: str) -> None:
-    with pytest.raises(AppFailed) as caught:
+    with pytest.raises(AppFailed) as excinfo:
         counts_of(client, tmp_path)
-    assert str(caught.value) == f"flower app own: train: got the status {text}, expected OK; correct fit"
+    assert str(excinfo.value) == f"flower app own: train: got the status {text}, expected OK; correct fit"
 
 
 def test_a_numpy_client_has_the_status_ok(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ PRODUCTS = ("first", "deep", "second", "dense", "head")
 
 
 @dataclass(frozen=True)
-class Made:
+class FoldedCase:
     """An App with norms, exported to ONNX."""
 
     prepared: Prepared
@@ -45,23 +45,23 @@ class Made:
     int8: Int8Model
     x: np.ndarray
 
-    def flat(self, module: nn.Module) -> Float32s:
+    def parameters_of(self, module: nn.Module) -> Float32s:
         """Return the module's parameters in the flat form of a Version."""
         tensors = dict(module.named_parameters()) | dict(module.named_buffers())
         table = self.prepared.table
         return table.flatten({spec.name: tensors[spec.name].detach().numpy() for spec in table.specs})
 
-    def filled(self, flat: Float32s) -> onnx.ModelProto:
+    def fill(self, parameters: Float32s) -> onnx.ModelProto:
         """Return the int8 graph of a Version."""
-        values = fill_slots(self.int8.slots, self.prepared.table, flat, self.infer.derived)
+        values = fill_slots(self.int8.slots, self.prepared.table, parameters, self.infer.derived)
         return onnx.load_from_string(fill_constants(self.int8.model.SerializeToString(), values, "graph"))
 
-    def logits(self, flat: Float32s) -> Float32s:
+    def logits(self, parameters: Float32s) -> Float32s:
         """Return the logits, computed with the exact kernels that devices use."""
         options = onnxruntime.SessionOptions()
         options.add_session_config_entry("session.x64quantprecision", "1")
         options.intra_op_num_threads = 1
-        session = onnxruntime.InferenceSession(self.filled(flat).SerializeToString(), options)
+        session = onnxruntime.InferenceSession(self.fill(parameters).SerializeToString(), options)
         return session.run(None, {"x": self.x})[0]
 
 
@@ -72,17 +72,17 @@ RECIPES = MappingProxyType(
 
 
 @cache
-def made(name: str) -> Made:
+def case_of(name: str) -> FoldedCase:
     """Return the case of this name."""
     torch.manual_seed(4)
     module, x = Normed().train(name != "kept"), torch.randn(24, 3, 8, 8)
     app = App(name=name, module=module, calibration=x, batch_size=4, num_classes=4, recipe=RECIPES[name])
     prepared = prepare(app)
     infer = fold_norms(trace_infer(prepared), prepared, ONNX)
-    return Made(prepared=prepared, infer=infer, int8=onnx_infer(prepared, infer), x=x.numpy())
+    return FoldedCase(prepared=prepared, infer=infer, int8=onnx_infer(prepared, infer), x=x.numpy())
 
 
-def later(module: nn.Module) -> nn.Module:
+def later_version(module: nn.Module) -> nn.Module:
     """Return the module of a later Version: the trained parameters have changed a little."""
     generator = torch.Generator().manual_seed(6)
     with torch.no_grad():
@@ -105,110 +105,112 @@ def test_the_folded_product_is_the_norm_of_the_product(
     rows: list[tuple[float, ...]], x: float, epsilon: float, parts: set[str]
 ) -> None:
     names = ("weight", "bias", "mean", "gain", "offset")
-    known = {name: np.array(column, np.float32) for name, column in zip(names, zip(*rows, strict=True), strict=True)}
-    known["variance"] = np.abs(known["mean"]) - np.float32(0.25)
-    told = {name: name if name in parts else "" for name in ("gain", "offset")}
-    same = {"variance": "variance", "epsilon": epsilon, "gain": told["gain"]}
+    tensors = {name: np.array(column, np.float32) for name, column in zip(names, zip(*rows, strict=True), strict=True)}
+    tensors["variance"] = np.abs(tensors["mean"]) - np.float32(0.25)
+    operands = {name: name if name in parts else "" for name in ("gain", "offset")}
+    options = {"variance": "variance", "epsilon": epsilon, "gain": operands["gain"]}
     derived = Derived(
-        constants={"mean": known["mean"].astype("<f4").tobytes()},
+        constants={"mean": tensors["mean"].astype("<f4").tobytes()},
         folded={
-            "w": FoldedTensor(value="weight", **same),
-            "b": FoldedTensor(value="bias" if "bias" in parts else "", mean="mean", offset=told["offset"], **same),
+            "w": FoldedTensor(value="weight", **options),
+            "b": FoldedTensor(
+                value="bias" if "bias" in parts else "", mean="mean", offset=operands["offset"], **options
+            ),
         },
     )
-    got = with_derived({name: value for name, value in known.items() if name != "mean"}, derived)
-    wide = {name: value.astype(np.float64) for name, value in known.items()}
-    product = wide["weight"] * x + (wide["bias"] if "bias" in parts else 0.0)
-    spread = np.sqrt(np.maximum(wide["variance"], 0.0) + epsilon)
-    normed = (product - wide["mean"]) / spread * (wide["gain"] if "gain" in parts else 1.0)
-    normed += wide["offset"] if "offset" in parts else 0.0
-    assert got["w"].dtype == got["b"].dtype == np.float32
-    size = np.abs(got["w"].astype(np.float64) * x) + np.abs(got["b"])
-    assert np.all(np.abs(got["w"].astype(np.float64) * x + got["b"] - normed) <= 1e-6 * size + 1e-30)
+    result = with_derived({name: value for name, value in tensors.items() if name != "mean"}, derived)
+    doubles = {name: value.astype(np.float64) for name, value in tensors.items()}
+    product = doubles["weight"] * x + (doubles["bias"] if "bias" in parts else 0.0)
+    deviation = np.sqrt(np.maximum(doubles["variance"], 0.0) + epsilon)
+    expected = (product - doubles["mean"]) / deviation * (doubles["gain"] if "gain" in parts else 1.0)
+    expected += doubles["offset"] if "offset" in parts else 0.0
+    assert result["w"].dtype == result["b"].dtype == np.float32
+    size = np.abs(result["w"].astype(np.float64) * x) + np.abs(result["b"])
+    assert np.all(np.abs(result["w"].astype(np.float64) * x + result["b"] - expected) <= 1e-6 * size + 1e-30)
 
 
 @pytest.mark.parametrize("name", nightly_but(RECIPES, ("kept", "bias")))
-def test_only_a_norm_with_no_product_before_it_is_left(name: str) -> None:
-    graph = made(name).infer.traced.program.graph
+def test_only_a_norm_with_no_product_before_it_remains(name: str) -> None:
+    graph = case_of(name).infer.traced.program.graph
     assert Counter(str(node.target) for node in graph.nodes)["aten.batch_norm.default"] == 1
-    types = Counter(node.op_type for node in made(name).int8.model.graph.node)
+    types = Counter(node.op_type for node in case_of(name).int8.model.graph.node)
     assert types["BatchNormalization"] == 1
 
 
 @pytest.mark.parametrize("name", nightly_but(RECIPES, ("kept", "bias")))
-def test_each_versions_int8_graph_says_about_what_torch_says(name: str) -> None:
-    found = made(name)
+def test_the_int8_graph_of_each_version_is_close_to_torch(name: str) -> None:
+    case = case_of(name)
     module = Normed()
-    module.load_state_dict(found.prepared.eager.state_dict())
-    for mine, theirs in zip(module.modules(), found.prepared.eager.modules(), strict=True):
-        mine.training = theirs.training
-    for mine, theirs in zip(module.parameters(), found.prepared.eager.parameters(), strict=True):
-        mine.requires_grad_(theirs.requires_grad)
-    for version in (module, later(module)):
-        got = found.logits(found.flat(version))
+    module.load_state_dict(case.prepared.eager.state_dict())
+    for target, source in zip(module.modules(), case.prepared.eager.modules(), strict=True):
+        target.training = source.training
+    for target, source in zip(module.parameters(), case.prepared.eager.parameters(), strict=True):
+        target.requires_grad_(source.requires_grad)
+    for version in (module, later_version(module)):
+        logits = case.logits(case.parameters_of(version))
         training = [norm.training for norm in version.modules()]
         with torch.no_grad():
-            expected = version.eval()(torch.from_numpy(found.x)).numpy()
+            expected = version.eval()(torch.from_numpy(case.x)).numpy()
         for layer, mode in zip(version.modules(), training, strict=True):
             layer.training = mode
-        assert np.abs(got - expected).mean() <= GAP * np.ptp(expected)
+        assert np.abs(logits - expected).mean() <= GAP * np.ptp(expected)
 
 
-def slots_of(found: Made, parameter: str) -> dict[SlotKind, Slot]:
+def slots_of(case: FoldedCase, parameter: str) -> dict[SlotKind, Slot]:
     """Return the slots of a parameter."""
-    return {slot.kind: slot for slot in found.int8.slots if slot.parameter == parameter}
+    return {slot.kind: slot for slot in case.int8.slots if slot.parameter == parameter}
 
 
 @pytest.mark.parametrize("name", ["full", "kept"])
-def test_a_slot_holds_what_a_fused_layer_would_be_quantized_to_bit_for_bit(name: str) -> None:
-    found = made(name)
-    flat = found.flat(found.prepared.eager)
-    values = fill_slots(found.int8.slots, found.prepared.table, flat, found.infer.derived)
+def test_a_slot_is_bit_identical_to_a_quantized_fused_layer(name: str) -> None:
+    case = case_of(name)
+    parameters = case.parameters_of(case.prepared.eager)
+    values = fill_slots(case.int8.slots, case.prepared.table, parameters, case.infer.derived)
     layers = {name: layer.double() for name, layer in Normed().named_children()}
-    tensors = found.prepared.eager.state_dict()
+    tensors = case.prepared.eager.state_dict()
     for child, layer in layers.items():
         layer.load_state_dict({key: tensors[f"{child}.{key}"] for key in layer.state_dict()})
         layer.eval()
     for index, (product, norm) in enumerate((("first", "norm"), ("deep", "kept"))):
-        fused = fusion.fuse_conv_bn_eval(layers[product], layers[norm])
-        weight, bias = (value.detach().numpy().astype(np.float32) for value in (fused.weight, fused.bias))
-        folded = f"{product}.weight:folded{index or ''}"
-        slots = slots_of(found, folded)
+        fused_layer = fusion.fuse_conv_bn_eval(layers[product], layers[norm])
+        weight, bias = (value.detach().numpy().astype(np.float32) for value in (fused_layer.weight, fused_layer.bias))
+        folded_name = f"{product}.weight:folded{index or ''}"
+        slots = slots_of(case, folded_name)
         scales = weight_scales(weight, 0)
         np.testing.assert_array_equal(values[slots[SlotKind.WEIGHT_SCALE].initializer], scales)
         np.testing.assert_array_equal(values[slots[SlotKind.WEIGHT].initializer], weight_codes(weight, 0, scales))
-        slot = slots_of(found, f"{folded}.bias")[SlotKind.BIAS]
+        slot = slots_of(case, f"{folded_name}.bias")[SlotKind.BIAS]
         codes = np.rint(bias / (scales.astype(np.float64) * slot.input_scale).astype(np.float32).astype(np.float64))
         np.testing.assert_array_equal(values[slot.initializer], codes)
 
 
-def test_a_bias_beside_a_frozen_weight_stands_on_its_scales() -> None:
-    found = made("bias")
-    kinds = Counter(slot.kind for slot in found.int8.slots)
+def test_a_bias_of_a_frozen_weight_uses_its_scales() -> None:
+    case = case_of("bias")
+    kinds = Counter(slot.kind for slot in case.int8.slots)
     assert kinds == {SlotKind.BIAS: 5, SlotKind.BIAS_SCALE: 5, SlotKind.FLOAT: 1}
-    model = found.filled(found.flat(found.prepared.eager))
+    model = case.fill(case.parameters_of(case.prepared.eager))
     constants = {value.name: onnx.numpy_helper.to_array(value) for value in model.graph.initializer}
-    makers = {node.output[0]: node for node in model.graph.node}
-    for slot in found.int8.slots:
+    producers = {node.output[0]: node for node in model.graph.node}
+    for slot in case.int8.slots:
         if slot.kind is not SlotKind.BIAS:
             continue
         (product,) = (
             node
             for node in model.graph.node
-            if node.op_type in ("Conv", "Gemm") and makers[node.input[2]].input[0] == slot.initializer
+            if node.op_type in ("Conv", "Gemm") and producers[node.input[2]].input[0] == slot.initializer
         )
-        told = found.infer.derived.constant(slot.weight)
-        np.testing.assert_array_equal(constants[makers[product.input[1]].input[1]], told)
-        grid = told.astype(np.float64) * slot.input_scale
-        np.testing.assert_array_equal(constants[makers[product.input[2]].input[1]], grid.astype(np.float32))
+        scales = case.infer.derived.constant(slot.weight)
+        np.testing.assert_array_equal(constants[producers[product.input[1]].input[1]], scales)
+        grid = scales.astype(np.float64) * slot.input_scale
+        np.testing.assert_array_equal(constants[producers[product.input[2]].input[1]], grid.astype(np.float32))
 
 
-def test_what_is_frozen_altogether_is_a_constant_of_the_graph() -> None:
-    assert {slot.parameter for slot in made("head").int8.slots} == {"head.weight", "head.bias"}
-    assert not made("head").infer.derived.folded
+def test_a_frozen_product_is_a_constant_of_the_graph() -> None:
+    assert {slot.parameter for slot in case_of("head").int8.slots} == {"head.weight", "head.bias"}
+    assert not case_of("head").infer.derived.folded
 
 
-class Shared(nn.Module):
+class SharedBias(nn.Module):
     """A frozen bias of two layers, and a weight that is computed from a parameter."""
 
     def __init__(self) -> None:
@@ -224,20 +226,20 @@ class Shared(nn.Module):
         return self.head(self.norm(y))
 
 
-def test_a_frozen_bias_of_two_layers_is_one_input_and_a_computed_weight_stays() -> None:
+def test_a_frozen_bias_of_two_layers_is_one_input_and_a_computed_weight_is_unchanged() -> None:
     torch.manual_seed(0)
     x = torch.randn(8, 8)
-    prepared = prepare(App(name="shared", module=Shared(), calibration=x, batch_size=4, num_classes=4))
+    prepared = prepare(App(name="shared", module=SharedBias(), calibration=x, batch_size=4, num_classes=4))
     infer = fold_norms(trace_infer(prepared), prepared, ONNX)
     (bias,) = infer.derived.constants  # under one of its two names
     assert bias in ("first.bias", "second.bias")
     assert Counter(infer.traced.inputs)[bias] == 1
     assert not infer.derived.folded
     int8 = onnx_infer(prepared, infer)
-    found = Made(prepared=prepared, infer=infer, int8=int8, x=x.numpy())
+    case = FoldedCase(prepared=prepared, infer=infer, int8=int8, x=x.numpy())
     with torch.no_grad():
         expected = prepared.eager.eval()(x).numpy()
-    logits = found.logits(found.flat(prepared.eager))
+    logits = case.logits(case.parameters_of(prepared.eager))
     assert np.abs(logits - expected).mean() <= GAP * np.ptp(expected)
 
 
@@ -250,7 +252,7 @@ def test_a_norm_whose_statistics_are_not_finite_is_refused() -> None:
         fold_norms(trace_infer(prepared), prepared, ONNX)
 
 
-class Kept(nn.Module):
+class UnfoldedNorms(nn.Module):
     """Norms that are not folded: of a shared product, trained after a frozen weight, over another dimension."""
 
     def __init__(self) -> None:
@@ -266,9 +268,9 @@ class Kept(nn.Module):
         return self.along(self.linear(y.flatten(2)[:, :, :8])).mean(2)
 
 
-def test_a_norm_that_cannot_be_part_of_a_product_stays() -> None:
+def test_a_norm_that_cannot_be_part_of_a_product_is_not_folded() -> None:
     torch.manual_seed(0)
-    app = App(name="kept", module=Kept(), calibration=torch.randn(8, 3, 4, 4), batch_size=4, num_classes=4)
+    app = App(name="kept", module=UnfoldedNorms(), calibration=torch.randn(8, 3, 4, 4), batch_size=4, num_classes=4)
     prepared = prepare(app)
     infer = fold_norms(trace_infer(prepared), prepared, ONNX)
     kinds = Counter(str(node.target) for node in infer.traced.program.graph.nodes)
@@ -276,7 +278,7 @@ def test_a_norm_that_cannot_be_part_of_a_product_stays() -> None:
     assert not infer.derived.folded
 
 
-def test_a_norm_is_folded_beside_an_operator_that_is_decomposed() -> None:
+def test_a_norm_is_folded_next_to_an_operator_that_is_decomposed() -> None:
     torch.manual_seed(4)
     module = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(8, 2))
     app = App(name="pooled", module=module, calibration=torch.randn(8, 1, 6, 6), batch_size=4, num_classes=2)

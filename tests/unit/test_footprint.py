@@ -28,17 +28,17 @@ PERMISSIONS = st.tuples(*(st.sampled_from([letter, "-"]) for letter in "rwx"), s
 @st.composite
 def mappings(draw: st.DrawFn) -> list[tuple[int, int, str, str, int, int]]:
     """Draw (start, end, permissions, path, kB changed in memory, kB changed and swapped out) in rising order."""
-    found, end = [], 0
+    memory_map, end = [], 0
     changed_kb = st.sampled_from([0, 0, 4, 10])
     for row in draw(st.lists(st.tuples(PERMISSIONS, PATHS, changed_kb, changed_kb))):
         start = end + 4096 * draw(st.integers(1, 9))
         end = start + 4096 * draw(st.integers(1, 9))
-        found.append((start, end, *row))
-    return found
+        memory_map.append((start, end, *row))
+    return memory_map
 
 
 @given(mappings())
-def test_only_what_a_file_still_holds_is_given_back(rows: list[tuple[int, int, str, str, int, int]]) -> None:
+def test_only_unchanged_pages_of_a_file_are_freed(rows: list[tuple[int, int, str, str, int, int]]) -> None:
     lines = []
     for start, end, permissions, path, changed_kb, swapped_kb in rows:
         lines += [f"{start:x}-{end:x} {permissions} 00000000 fe:01 1053      {path}", "Size:     4 kB", "Rss:   4 kB"]
@@ -52,12 +52,12 @@ def test_only_what_a_file_still_holds_is_given_back(rows: list[tuple[int, int, s
     assert list(unchanged(lines)) == expected
 
 
-def test_what_a_system_does_not_tell_counts_as_changed() -> None:
+def test_a_page_without_all_counters_counts_as_changed() -> None:
     assert list(unchanged(["1000-2000 r-xp 00000000 fe:01 1053 /a", "Swap:      0 kB"])) == []
     assert list(unchanged(["1000-2000 r-xp 00000000 fe:01 1053 /a", "Anonymous: 0 kB"])) == []
 
 
-GIVES_BACK = """
+RELEASE_CODE = """
 import ctypes, hashlib, mmap, sys
 import numpy as np
 from fanin.clients.device.footprint import give_back
@@ -83,16 +83,18 @@ assert [hashlib.sha256(x @ x).hexdigest(), np.linalg.norm(x)] == said
 
 
 @on_linux
-def test_what_is_given_back_is_there_when_it_is_needed(tmp_path: Path) -> None:
+def test_a_freed_page_keeps_its_content(tmp_path: Path) -> None:
     file = tmp_path / "page"
     file.write_bytes(bytes(4096))
-    done = subprocess.run([sys.executable, "-c", GIVES_BACK, str(file)], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    completed = subprocess.run(
+        [sys.executable, "-c", RELEASE_CODE, str(file)], capture_output=True, text=True, check=False
+    )
+    assert completed.returncode == 0, completed.stderr
     # At start, numpy and the interpreter alone read more than twice as much.
-    assert int(done.stdout) > 4096
+    assert int(completed.stdout) > 4096
 
 
-SHARES = """
+HEAP_CODE = """
 import ctypes, sys, threading
 from fanin.clients.device.footprint import share_one_heap
 
@@ -120,33 +122,33 @@ libc.fclose(file)
 
 @on_glibc
 def test_threads_share_one_heap(tmp_path: Path) -> None:
-    found = {}
+    num_heaps = {}
     for word in ("one", "own"):
-        subprocess.run([sys.executable, "-c", SHARES, word, str(tmp_path / word)], check=True)
-        found[word] = (tmp_path / word).read_text().count("<heap ")
-    assert found["one"] == 1 < found["own"]
+        subprocess.run([sys.executable, "-c", HEAP_CODE, word, str(tmp_path / word)], check=True)
+        num_heaps[word] = (tmp_path / word).read_text().count("<heap ")
+    assert num_heaps["one"] == 1 < num_heaps["own"]
 
 
 @dataclass
-class Place:
-    """A scripted trainer and clock; ``happened`` lists their calls in order."""
+class ScriptedTrainer:
+    """A scripted trainer and clock; ``calls`` lists their calls in order."""
 
     now_s: float = 1000.0
     train_s: float = 5.0
     fault: Exception | None = None
-    happened: list[str] = field(default_factory=list)
+    calls: list[str] = field(default_factory=list)
     runtime: str = "library 1"
     graph_format: str = "onnx"
 
     def train(self, model: OpenedModel, assignment: Assignment, should_continue: ShouldContinue) -> Change:
-        self.happened.append("train")
+        self.calls.append("train")
         self.now_s += self.train_s
         if self.fault is not None:
             raise self.fault
         return SyntheticTrainer(partition=0).train(model, assignment, should_continue)
 
-    def sparing(self) -> SparingTrainer:
-        return SparingTrainer(self, spare=lambda: self.happened.append("spare"), now=lambda: self.now_s)
+    def sparing_trainer(self) -> SparingTrainer:
+        return SparingTrainer(self, spare=lambda: self.calls.append("spare"), now=lambda: self.now_s)
 
 
 @pytest.fixture
@@ -155,21 +157,21 @@ def model(tmp_path: Path) -> OpenedModel:
     return OpenedModel(bundle=bundle, parameters=bundle.initial_parameters())
 
 
-def test_a_trainer_gives_back_before_and_after_but_not_each_time(model: OpenedModel) -> None:
-    place = Place()
-    trainer = place.sparing()
+def test_a_trainer_frees_memory_before_and_after_but_not_each_time(model: OpenedModel) -> None:
+    scripted_trainer = ScriptedTrainer()
+    trainer = scripted_trainer.sparing_trainer()
     assert (trainer.runtime, trainer.graph_format) == ("library 1", "onnx")
     for _ in range(2):
         trainer.train(model, assignment(), lambda: True)
-    assert place.happened == ["spare", "train", "spare", "train"]
+    assert scripted_trainer.calls == ["spare", "train", "spare", "train"]
     # The pause begins at the end of a training that freed memory.
-    place.now_s += PAUSE_S - place.train_s
+    scripted_trainer.now_s += PAUSE_S - scripted_trainer.train_s
     trainer.train(model, assignment(), lambda: True)
-    assert place.happened[4:] == ["spare", "train", "spare"]
+    assert scripted_trainer.calls[4:] == ["spare", "train", "spare"]
 
 
-def test_a_training_that_fails_gives_back_too(model: OpenedModel) -> None:
-    place = Place(fault=ValueError("loss became nan"))
+def test_a_training_that_fails_frees_memory_too(model: OpenedModel) -> None:
+    scripted_trainer = ScriptedTrainer(fault=ValueError("loss became nan"))
     with pytest.raises(ValueError, match="loss became nan"):
-        place.sparing().train(model, assignment(), lambda: True)
-    assert place.happened == ["spare", "train", "spare"]
+        scripted_trainer.sparing_trainer().train(model, assignment(), lambda: True)
+    assert scripted_trainer.calls == ["spare", "train", "spare"]
