@@ -60,7 +60,7 @@ def header_of(counts: Mapping[str, int]) -> m.UpdateHeader:
     return replace(HEADER, statistics=m.Statistics(counts=MappingProxyType(dict(counts))))
 
 
-def reported(liar: Mapping[str, int]) -> dict[str, float]:
+def round_statistics(liar: Mapping[str, int]) -> dict[str, float]:
     """Return the statistics of a Round with this Update, as operators and stop conditions see them."""
     check_header(header_of(liar), expected())
     sums = Counter(with_loss_examples(liar))
@@ -79,8 +79,8 @@ def reported(liar: Mapping[str, int]) -> dict[str, float]:
     }
 
 
-def moved(lies: Mapping[str, int]) -> dict[str, float]:
-    before, after = reported(HONEST), reported({**HONEST, **lies})
+def changes_by(lies: Mapping[str, int]) -> dict[str, float]:
+    before, after = round_statistics(HONEST), round_statistics({**HONEST, **lies})
     return {name: after[name] - before[name] for name in before if after[name] != before[name]}
 
 
@@ -102,7 +102,7 @@ LARGEST_LOSS = min(MOST * m.MAX_LOSS * m.LOSS_UNIT, m.MAX_COUNT)
 def test_a_lie_moves_only_its_own_statistic_by_the_share_of_one_device(
     lies: dict[str, int], moves: dict[str, float]
 ) -> None:
-    assert moved(lies) == pytest.approx(moves)
+    assert changes_by(lies) == pytest.approx(moves)
 
 
 def test_a_lie_beyond_a_bound_is_refused() -> None:
@@ -155,20 +155,20 @@ REACH = LARGEST << SHIFT
 @pytest.mark.parametrize("group", ["parameters", "control"])
 def test_a_liar_moves_only_its_own_group_and_by_its_share_of_the_mean(group: str) -> None:
     other = "control" if group == "parameters" else "parameters"
-    honest, found = aggregates(WeightedMean(), MOST, {}), aggregates(WeightedMean(), MOST, {group: LARGEST})
-    assert found[other] == honest[other] == 13.0
-    assert found[group] - honest[group] == pytest.approx((REACH - 13) / 10)
+    honest, actual = aggregates(WeightedMean(), MOST, {}), aggregates(WeightedMean(), MOST, {group: LARGEST})
+    assert actual[other] == honest[other] == 13.0
+    assert actual[group] - honest[group] == pytest.approx((REACH - 13) / 10)
 
 
 def test_examples_weigh_in_the_parameters_and_not_in_the_control_variates() -> None:
-    found = aggregates(WeightedMean(), 1, {"parameters": LARGEST, "control": LARGEST})
-    assert found["parameters"] - 13.0 == pytest.approx((REACH - 13) / (9 * MOST + 1))
-    assert found["control"] - 13.0 == pytest.approx((REACH - 13) / 10)
+    values = aggregates(WeightedMean(), 1, {"parameters": LARGEST, "control": LARGEST})
+    assert values["parameters"] - 13.0 == pytest.approx((REACH - 13) / (9 * MOST + 1))
+    assert values["control"] - 13.0 == pytest.approx((REACH - 13) / 10)
 
 
 @pytest.mark.parametrize("value", [LARGEST, -LARGEST])
 def test_a_trimmed_mean_keeps_each_group_within_the_values_of_honest_devices(value: int) -> None:
-    found = aggregates(TrimmedMean(0.1), MOST, {"parameters": value, "control": value})
+    values = aggregates(TrimmedMean(0.1), MOST, {"parameters": value, "control": value})
     # The rule trims the liar and the honest device at the other end.
     mean = 13.5 if value > 0 else 12.5
-    assert found == {"parameters": mean, "control": mean}
+    assert values == {"parameters": mean, "control": mean}

@@ -199,7 +199,7 @@ CAN = m.Capabilities(codecs=("fixed32",), runtimes=(), graph_formats=("onnx",))
 
 
 @pytest.mark.parametrize(("make", "text"), REFUSED, ids=[text for _, text in REFUSED])
-def test_a_value_that_breaks_a_rule_is_never_made(make: Callable[[], object], text: str) -> None:
+def test_a_value_that_breaks_a_rule_is_never_created(make: Callable[[], object], text: str) -> None:
     with raises(InvalidInput, text):
         make()
 
