@@ -135,7 +135,7 @@ def test_damaged_personal_parameters_are_logged_and_older_ones_count(
     assert stored(fleet, tmp_path, before=3) is None
 
 
-def test_those_of_another_bundle_are_never_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_personal_parameters_of_another_bundle_are_never_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     fleet = personal_course(tmp_path / "one")
     take_part(fleet, tmp_path / "one")
     other = course(tmp_path / "two", STATES, (), local={"head.bias": (3,)})
