@@ -69,7 +69,7 @@ def test_lost_devices_stay_away_and_a_quorum_continues(tmp_path: Path) -> None:
     assert [set(event.accepted) for event in closings] == [{"device-0", "device-1"}] * 2
 
 
-def test_slow_work_takes_its_times() -> None:
+def test_slow_work_is_longer_by_its_factor() -> None:
     rng = random.Random(0)
     assert {Habits(work_s=(2.0, 2.0), slow=1.0, slow_times=5.0).work(rng) for _ in range(3)} == {10.0}
     assert {Habits(work_s=(2.0, 2.0)).work(rng) for _ in range(3)} == {2.0}

@@ -181,7 +181,7 @@ def test_unknown_callers_never_reach_the_store(tmp_path: Path) -> None:
         asyncio.run(service.Enroll(body, newcomer))
 
 
-def test_a_disk_error_asks_its_caller_to_retry_and_reveals_no_path(rim: Rim, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_disk_error_is_a_temporary_error_that_reveals_no_path(rim: Rim, caplog: pytest.LogCaptureFixture) -> None:
     context = Context()
 
     async def fail() -> None:

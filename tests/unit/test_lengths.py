@@ -63,11 +63,11 @@ def test_an_epoch_has_each_row_once_in_the_smallest_length_that_holds_it(
 
 def test_batches_follow_from_the_seed_and_alternate_lengths() -> None:
     examples = tags_examples(60, seed=2)
-    first, again, other = (
+    first, repeat, other = (
         [batch.inputs["x"] for batch in batches(examples, BATCH_SIZE, np.random.default_rng(seed), LENGTHS)]
         for seed in (1, 1, 2)
     )
-    assert all((a == b).all() for a, b in zip(first, again, strict=True))
+    assert all((a == b).all() for a, b in zip(first, repeat, strict=True))
     assert [x.shape for x in first] != [x.shape for x in other] != sorted(x.shape for x in other)
 
 

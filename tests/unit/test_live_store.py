@@ -150,7 +150,7 @@ def test_each_round_uses_only_the_current_examples_of_the_store(tmp_path: Path) 
     ],
     ids=["raises", "type", "shape"],
 )
-def test_bad_data_in_a_later_round_gives_up_that_round_alone(
+def test_bad_data_in_a_later_round_fail_that_round_alone(
     tmp_path: Path, bad: object, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     runtime = Recording()

@@ -146,10 +146,10 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     ),
     *(
         (
-            lambda what=what: replace(CAN, **{what: ("x",) * 17}),
-            f"capabilities: got 17 {what}, expected at most 16",
+            lambda key=key: replace(CAN, **{key: ("x",) * 17}),
+            f"capabilities: got 17 {key}, expected at most 16",
         )
-        for what in ("codecs", "runtimes", "graph_formats")
+        for key in ("codecs", "runtimes", "graph_formats")
     ),
     *(
         (

@@ -133,7 +133,7 @@ def test_a_share_is_a_share(busy: float, total: float) -> None:
     assert 0.0 <= waiting_share(busy, total) <= 1.0
 
 
-def test_a_trace_is_what_browsers_open(tmp_path: Path) -> None:
+def test_a_trace_has_the_format_of_browsers(tmp_path: Path) -> None:
     timeline = Timeline(3)
     for event in (*step(0, 100.0), *step(1, 102.0)):
         timeline.on(event)
@@ -234,7 +234,7 @@ class FakeWriter:
         self.closed = True
 
 
-def test_tensorboard_gets_each_number_under_its_tag() -> None:
+def test_tensorboard_receives_each_number_under_its_tag() -> None:
     writer = FakeWriter()
     sink = TensorBoard(writer)
     sink.write(row(bytes_by_axis={"tp": 5}))

@@ -153,7 +153,7 @@ def test_one_value_a_channel_is_refused_as_torch_does() -> None:
         run_norm(random_norm((), 0.1, affine=True), torch.randn(1, 3, dtype=torch.float64), torch.ones(1))
 
 
-def test_a_variance_that_a_grid_took_below_zero_counts_as_none() -> None:
+def test_a_variance_that_a_grid_rounds_below_zero_counts_as_zero() -> None:
     (tracked,) = (TrackedNorm(random_norm((4,), 0.1, False)),)
     tracked.running_var[0] = -1e-3
     x = torch.randn(3, 3, 4, dtype=torch.float64)

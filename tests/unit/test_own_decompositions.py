@@ -50,7 +50,7 @@ def test_a_form_must_have_the_arguments_of_its_operator(form: Callable[..., obje
 
 
 @pytest.mark.parametrize("wrong", [lambda value: value.double(), lambda value: value[:1]], ids=["dtype", "shape"])
-def test_a_form_must_return_what_its_operator_returns(wrong: Callable[[Tensor], Tensor]) -> None:
+def test_a_form_must_return_the_shape_and_dtype_of_its_operator(wrong: Callable[[Tensor], Tensor]) -> None:
     def form(x: Tensor, other: Tensor) -> Tensor:
         return wrong(hypot(x, other))
 

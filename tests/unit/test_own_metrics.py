@@ -146,7 +146,7 @@ def counts_of(names: tuple[str, ...], metrics: Mapping[str, Metric]) -> dict[str
     return dict(trainer.train(example_model(bundle), assignment, Countdown()).counts)
 
 
-def test_a_device_reports_what_the_plan_declares_and_nothing_else() -> None:
+def test_a_device_reports_only_the_metrics_of_the_plan() -> None:
     metrics = {"misses": Metric(function=misses)}
     counts = counts_of(("evaluate.misses", "evaluate.macro_f1_int8"), metrics)
     wrong = counts[m.EVAL_EXAMPLES] - counts[m.EVAL_CORRECT_FLOAT]

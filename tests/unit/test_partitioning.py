@@ -57,8 +57,8 @@ def test_each_example_is_on_one_client_and_a_seed_decides_all(by: Partitioner, s
     assert len(np.unique(all_indices)) == len(all_indices)
     if not isinstance(by, Pathological) or num_clients * by.num_labels >= NUM_LABELS:
         assert len(all_indices) == NUM
-    again = partition(examples, num_clients, by, seed=seed)
-    assert all(np.array_equal(one, other) for one, other in zip(parts.indices, again.indices, strict=True))
+    repeat = partition(examples, num_clients, by, seed=seed)
+    assert all(np.array_equal(one, other) for one, other in zip(parts.indices, repeat.indices, strict=True))
     if num_clients > 1:
         other = partition(examples, num_clients, by, seed=seed + 1)
         assert not all(np.array_equal(one, two) for one, two in zip(parts.indices, other.indices, strict=True))

@@ -250,7 +250,7 @@ def test_a_version_is_evaluated_with_the_initial_personal_parameters(bundle: Bun
     assert (values["loss"], values["accuracy"]) == (expected.loss_sum / 4, expected.accuracy_float)
 
 
-def test_scaffold_corrects_only_what_travels(tmp_path: Path) -> None:
+def test_scaffold_corrects_only_the_shared_parameters(tmp_path: Path) -> None:
     app = app_with(local=["head.*", "norm.*"], optimizer=Sgd(momentum=0.0), scaffold=True)
     bundle = export(app, tmp_path / "bundle", PUBLISHER, formats=("onnx",)).bundle
     rng = np.random.default_rng(0)

@@ -70,7 +70,7 @@ def accuracy(module: nn.Module, client: int) -> float:
     return float((outputs.argmax(1).numpy() == labels_of(client, test.y)).mean())
 
 
-def test_personal_heads_learn_what_one_shared_model_cannot(personal: Result) -> None:
+def test_personal_heads_learn_labels_that_one_shared_model_cannot(personal: Result) -> None:
     shared = simulated([])
     assert shared.local == {}
     shared_accuracies = [accuracy(shared.module, client) for client in range(NUM_CLIENTS)]
@@ -136,7 +136,7 @@ def test_worker_processes_and_absent_clients_keep_personal_parameters(personal: 
     assert simulated(["head.*"], devices=away).local.keys() == {0, 1, 2}
 
 
-def test_the_engine_vmap_is_refused_and_auto_takes_graph() -> None:
+def test_the_engine_vmap_is_refused_and_auto_uses_graph() -> None:
     with pytest.raises(UnsupportedModel, match="expected no personal parameters for the engine vmap"):
         simulated(["head.*"], engine="vmap")
     assert simulated(["head.*"], engine="auto").engine == "graph"
