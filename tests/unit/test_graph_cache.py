@@ -86,7 +86,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "graphs"
 
 
-def replace_kept(folder: Path, data: bytes) -> None:
+def overwrite_file(folder: Path, data: bytes) -> None:
     """Write other bytes under the only key. The result then shows whether the cache was read."""
     (file,) = folder.iterdir()
     CacheFolder(folder).write(file.name, data)
@@ -96,7 +96,7 @@ def test_an_equal_graph_is_not_converted_again(folder: Path) -> None:
     first = to_onnx(evaluate_graph(Scaled()), "first")
     assert folder.stat().st_mode & 0o777 == 0o700
     first.producer_name = "kept"
-    replace_kept(folder, first.SerializeToString())
+    overwrite_file(folder, first.SerializeToString())
     assert to_onnx(evaluate_graph(Scaled()), "second") == first
     assert to_onnx(evaluate_graph(Halved()), "other").producer_name != "kept"
 
@@ -104,7 +104,7 @@ def test_an_equal_graph_is_not_converted_again(folder: Path) -> None:
 def test_a_tflite_file_is_not_converted_again(folder: Path) -> None:
     prepared = prepare(app(Scaled()))
     to_tflite({"evaluate": trace_evaluate(prepared, TFLITE)}, "first")
-    replace_kept(folder, b"kept")
+    overwrite_file(folder, b"kept")
     assert to_tflite({"evaluate": trace_evaluate(prepared, TFLITE)}, "second") == b"kept"
 
 
@@ -194,14 +194,14 @@ def test_formats_have_keys_of_their_own() -> None:
 @pytest.mark.nightly
 def test_the_key_is_the_same_in_another_process() -> None:
     program = "from unit.test_graph_cache import *; print(key_of(trace_train(prepare(app(Scaled())), ONNX)))"
-    found = subprocess.run(
+    output = subprocess.run(
         [sys.executable, "-c", program],
         env=os.environ | {"PYTHONHASHSEED": "1", "PYTHONPATH": str(Path(__file__).parents[1])},
         capture_output=True,
         text=True,
         check=True,
     ).stdout
-    assert found.strip() == key_of(trace_train(prepare(app(Scaled())), ONNX))
+    assert output.strip() == key_of(trace_train(prepare(app(Scaled())), ONNX))
 
 
 def test_a_damaged_file_is_written_again(tmp_path: Path) -> None:

@@ -38,13 +38,13 @@ def reaches(*rows: tuple[int | None, ...]) -> Reaches:
 
 
 @pytest.mark.parametrize(
-    ("spec", "of_one"),
+    ("spec", "exponent"),
     # 1 < 2^1, with one spare bit: 2^31 steps of 2^-29 are 4. So are 2^7 steps of 2^-5; int8 makes them 2^12 finer.
     [(FIXED32, -29), (CodecSpec(name="fixed32", max_shift=9), -29), (BARE_INT8, -5), (INT8, -17)],
 )
-def test_a_first_grid_lets_a_block_move_by_its_size_or_by_1(spec: CodecSpec, of_one: int) -> None:
-    assert first_grid((0.0, 0.5, 1.0), spec) == (of_one, of_one, of_one)
-    assert first_grid((3.0, 0.0, 0.0), spec) == (of_one + 1, of_one, of_one)
+def test_a_first_grid_lets_a_block_move_by_its_size_or_by_1(spec: CodecSpec, exponent: int) -> None:
+    assert first_grid((0.0, 0.5, 1.0), spec) == (exponent, exponent, exponent)
+    assert first_grid((3.0, 0.0, 0.0), spec) == (exponent + 1, exponent, exponent)
 
 
 @pytest.mark.parametrize("wrong", [float("inf"), float("nan")])
@@ -90,7 +90,7 @@ def test_the_common_reach_is_that_of_more_than_a_third_of_the_updates(
 
 @pytest.mark.parametrize(("spec", "resolved"), [(FIXED32, 25), (BARE_INT8, 6), (INT8, 12)])
 def test_a_next_grid_approaches_the_reach(spec: CodecSpec, resolved: int) -> None:
-    rows = reaches(*[(resolved + off,) * 4 for off in (-9, -1, 0, 1, 9)])
+    rows = reaches(*[(resolved + difference,) * 4 for difference in (-9, -1, 0, 1, 9)])
     assert next_grid((-29,) * 5, rows, (-29,) * 5, spec) == (-31, -30, -29, -28, -27)
 
 

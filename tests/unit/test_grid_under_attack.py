@@ -90,7 +90,7 @@ class FalseCounts:
 
 
 @dataclass(frozen=True)
-class Ended:
+class Outcome:
     """The result of a Run: the newest parameters (num_values,), and the grid of each Round."""
 
     parameters: Float32s
@@ -100,8 +100,10 @@ class Ended:
 def join(place: Place, devices: Sequence[tuple[Honest | Liar, Mapping[str, int]]]) -> list[asyncio.Task[None]]:
     tasks = []
     for index, (trainer, counts) in enumerate(devices):
-        line = LoopbackTransport(fleet=FalseCounts(place.coordinator, counts), device=f"device-{index}")
-        device = VirtualDevice(line, trainer, (PUBLISHER.public,), random.Random(index), lambda rng: rng.uniform(1, 9))
+        transport = LoopbackTransport(fleet=FalseCounts(place.coordinator, counts), device=f"device-{index}")
+        device = VirtualDevice(
+            transport, trainer, (PUBLISHER.public,), random.Random(index), lambda rng: rng.uniform(1, 9)
+        )
         tasks.append(asyncio.create_task(device.run()))
     return tasks
 
@@ -117,12 +119,12 @@ async def federate(
     codec: m.CodecSpec,
     devices: Sequence[tuple[Honest | Liar, Mapping[str, int]]],
     aggregation: AggregationPlan = WEIGHTED,
-) -> Ended:
+) -> Outcome:
     """Run NUM_ROUNDS Rounds, each of which waits for every device."""
     num = len(devices)
     place, bundle = open_place(folder), bundle_in(folder)
-    wanted = plan(concurrency=num, buffer=num, quorum=num, max_rounds=NUM_ROUNDS, codec=codec)
-    await start(place.runs, bundle, replace(wanted, aggregation=aggregation))
+    run_plan = plan(concurrency=num, buffer=num, quorum=num, max_rounds=NUM_ROUNDS, codec=codec)
+    await start(place.runs, bundle, replace(run_plan, aggregation=aggregation))
     tasks = join(place, devices)
     await rest(place)
     for task in tasks:
@@ -132,7 +134,7 @@ async def federate(
     assert [verdict.problem for verdict in verify_run(place.state, "run")] == [""] * (NUM_ROUNDS + 1)
     newest = place.state.runs.version("run")
     assert newest is not None
-    return Ended(
+    return Outcome(
         parameters=load_parameters(place.state.blobs, newest, bundle.manifest.table),
         grids=tuple(record.grid for record in place.state.rounds.rounds("run")),
     )
@@ -151,7 +153,7 @@ LIES: Mapping[str, tuple[Liar, Mapping[str, int]]] = MappingProxyType(
 
 
 @cache
-def alone(num_honest: int, codec: m.CodecSpec) -> Ended:
+def honest_outcome(num_honest: int, codec: m.CodecSpec) -> Outcome:
     """Run a federation of honest devices only."""
     with TemporaryDirectory() as folder:
         return run_virtual(federate(Path(folder), codec, [(Honest(index), {}) for index in range(num_honest)]))
@@ -172,14 +174,16 @@ REST = [
 
 
 def check(folder: Path, lie: str, num_honest: int, num_liars: int, codec: m.CodecSpec) -> None:
-    expected = alone(num_honest, codec)
+    expected = honest_outcome(num_honest, codec)
     devices = [*[(Honest(index), {}) for index in range(num_honest)], *[LIES[lie]] * num_liars]
-    found = run_virtual(federate(folder, codec, devices))
-    pairs = zip(sum(expected.grids, ()), sum(found.grids, ()), strict=True)
-    apart = max(abs(there - here) for there, here in pairs)
-    error = float(np.abs(found.parameters - expected.parameters).max() / np.abs(expected.parameters).max())
-    print(f"{codec.name}, {num_liars} of {num_honest + num_liars}, {lie}: grid 2^{apart} apart, parameters {error:.1e}")
-    assert apart <= 4
+    outcome = run_virtual(federate(folder, codec, devices))
+    pairs = zip(sum(expected.grids, ()), sum(outcome.grids, ()), strict=True)
+    distance = max(abs(expected_exponent - exponent) for expected_exponent, exponent in pairs)
+    error = float(np.abs(outcome.parameters - expected.parameters).max() / np.abs(expected.parameters).max())
+    print(
+        f"{codec.name}, {num_liars} of {num_honest + num_liars}, {lie}: grid 2^{distance} apart, parameters {error:.1e}"
+    )
+    assert distance <= 4
     assert error < 0.005
 
 
@@ -211,12 +215,12 @@ def test_a_trimmed_mean_keeps_the_grid_and_the_parameters_among_those_of_honest_
 ) -> None:
     """Three of ten devices lie, with the same weights as the others."""
     devices = [*[(Honest(index), {}) for index in range(7)], *[LIES[lie]] * 3]
-    found = run_virtual(federate(tmp_path, codec, devices, AggregationPlan(rule="trimmed_mean", trim=0.3)))
-    expected = alone(7, codec)
-    pairs = zip(sum(expected.grids, ()), sum(found.grids, ()), strict=True)
-    assert max(abs(there - here) for there, here in pairs) <= 4
+    outcome = run_virtual(federate(tmp_path, codec, devices, AggregationPlan(rule="trimmed_mean", trim=0.3)))
+    expected = honest_outcome(7, codec)
+    pairs = zip(sum(expected.grids, ()), sum(outcome.grids, ()), strict=True)
+    assert max(abs(expected_exponent - exponent) for expected_exponent, exponent in pairs) <= 4
     # The mean of all honest targets is 1.03 times TARGET. The lowest is 1.00 times TARGET, the highest 1.06 times.
-    error = np.abs(found.parameters - expected.parameters).max() / np.abs(expected.parameters).max()
+    error = np.abs(outcome.parameters - expected.parameters).max() / np.abs(expected.parameters).max()
     assert error < 0.03, "farther than the honest targets are from their mean"
 
 
@@ -227,9 +231,9 @@ async def with_versions_from_outside(folder: Path) -> tuple[RoundRecord, ...]:
     await start(place.runs, bundle, plan(concurrency=1, buffer=1, quorum=1, max_rounds=3, codec=FIXED32))
     tasks = join(place, [(Liar(1e30), {})])
     await rest(place)
-    for restored in (1, 4, 0):
-        adopt = Adopt(number=restored, rounds=1)
-        await place.runs.command(Command(command_id=f"restore-{restored}", run_id="run", what=adopt))
+    for number in (1, 4, 0):
+        adopt = Adopt(number=number, rounds=1)
+        await place.runs.command(Command(command_id=f"restore-{number}", run_id="run", what=adopt))
         await rest(place)
     table = bundle.manifest.table
     large = table.flatten({"a": np.full((3, 5), 300.0, np.float32), "b": np.zeros(7, np.float32)})

@@ -23,49 +23,53 @@ REFUSED = {
 
 @pytest.mark.parametrize("lie", list(Lie), ids=lambda lie: lie.name.lower())
 def test_a_liar_is_refused_and_changes_nothing(tmp_path: Path, lie: Lie) -> None:
-    wanted = plan(deadline_s=PATIENT_S, max_rounds=3)
-    honest = told(tmp_path / "honest", wanted, [CALM] * 4)
+    run_plan = plan(deadline_s=PATIENT_S, max_rounds=3)
+    honest = told(tmp_path / "honest", run_plan, [CALM] * 4)
     liar = replace(CALM, lie=0.6, lies=(lie,))
-    found = told(tmp_path / "liar", wanted, [CALM, CALM, CALM, liar], seed=3)
-    assert found.digests == honest.digests
-    said = [noted.what for noted in found.log if noted.who == "device-3"]
-    assert f"lies: {lie.value}" in said
-    answers = [what for what in said if what.startswith("is refused: ")]
+    outcome = told(tmp_path / "liar", run_plan, [CALM, CALM, CALM, liar], seed=3)
+    assert outcome.digests == honest.digests
+    messages = [entry.what for entry in outcome.log if entry.who == "device-3"]
+    assert f"lies: {lie.value}" in messages
+    answers = [message for message in messages if message.startswith("is refused: ")]
     if lie in REFUSED:
-        assert answers and all(what.startswith(f"is refused: {REFUSED[lie]}") for what in answers), answers
+        assert answers and all(message.startswith(f"is refused: {REFUSED[lie]}") for message in answers), answers
     else:
         # Before the device had an earlier Assignment, it claimed another Round, which is not refused.
-        assert len(answers) < said.count(f"lies: {lie.value}")
-    assert not any("is refused" in noted.what for noted in found.log if noted.who != "device-3")
+        assert len(answers) < messages.count(f"lies: {lie.value}")
+    assert not any("is refused" in entry.what for entry in outcome.log if entry.who != "device-3")
 
 
-def test_a_line_breaks_before_within_and_after(tmp_path: Path) -> None:
-    found = told(tmp_path, plan(deadline_s=PATIENT_S), [replace(CALM, cut=0.4, piece_s=1.0)] * 4, seed=2)
-    broken = {noted.what for noted in found.log if noted.what.startswith("the line broke")}
-    expected = {f"the line broke: {what}, {when}" for what in ("check-in", "upload") for when in ("before", "after")}
+def test_a_connection_breaks_before_within_and_after_a_call(tmp_path: Path) -> None:
+    outcome = told(tmp_path, plan(deadline_s=PATIENT_S), [replace(CALM, cut=0.4, piece_s=1.0)] * 4, seed=2)
+    broken = {entry.what for entry in outcome.log if entry.what.startswith("the line broke")}
+    expected = {
+        f"the line broke: {call}, {moment}" for call in ("check-in", "upload") for moment in ("before", "after")
+    }
     assert expected | {"the line broke: upload, within", "the line broke: download, within"} <= broken
 
 
 def test_a_device_that_leaves_comes_back_with_its_cache(tmp_path: Path) -> None:
     leaver = replace(CALM, stay_s=60.0, away_s=(5.0, 6.0), work_s=(20.0, 40.0))
-    found = told(tmp_path, plan(deadline_s=PATIENT_S), [CALM, CALM, CALM, leaver], seed=4)
-    mine = [noted.what for noted in found.log if noted.who == "device-3"]
-    assert "is back" in mine
+    outcome = told(tmp_path, plan(deadline_s=PATIENT_S), [CALM, CALM, CALM, leaver], seed=4)
+    messages = [entry.what for entry in outcome.log if entry.who == "device-3"]
+    assert "is back" in messages
     # The Bundle's graph and Version 0 once, then one Version a Round. No cached Chunk was downloaded again.
     calm = told(tmp_path / "calm", plan(deadline_s=PATIENT_S), [CALM] * 4, seed=4)
-    assert sum(version.bytes_down for version in found.versions) <= sum(version.bytes_down for version in calm.versions)
+    assert sum(version.bytes_down for version in outcome.versions) <= sum(
+        version.bytes_down for version in calm.versions
+    )
 
 
-def test_the_lost_do_not_come_back_and_a_quorum_goes_on(tmp_path: Path) -> None:
-    wanted = plan(quorum=2, deadline_s=500.0, max_rounds=2)
+def test_lost_devices_stay_away_and_a_quorum_continues(tmp_path: Path) -> None:
+    run_plan = plan(quorum=2, deadline_s=500.0, max_rounds=2)
     lost = replace(CALM, stay_s=1.0, lost=1.0)
-    found = told(tmp_path, wanted, [CALM, CALM, lost, lost])
-    assert {noted.who for noted in found.log if noted.what == "is gone for good"} == {"device-2", "device-3"}
-    closed = [recorded.event for recorded in found.events if isinstance(recorded.event, RoundClosed)]
-    assert [set(event.accepted) for event in closed] == [{"device-0", "device-1"}] * 2
+    outcome = told(tmp_path, run_plan, [CALM, CALM, lost, lost])
+    assert {entry.who for entry in outcome.log if entry.what == "is gone for good"} == {"device-2", "device-3"}
+    closings = [record.event for record in outcome.events if isinstance(record.event, RoundClosed)]
+    assert [set(event.accepted) for event in closings] == [{"device-0", "device-1"}] * 2
 
 
-def test_slow_work_takes_its_times() -> None:
+def test_slow_work_is_longer_by_its_factor() -> None:
     rng = random.Random(0)
     assert {Habits(work_s=(2.0, 2.0), slow=1.0, slow_times=5.0).work(rng) for _ in range(3)} == {10.0}
     assert {Habits(work_s=(2.0, 2.0)).work(rng) for _ in range(3)} == {2.0}
@@ -87,6 +91,6 @@ def test_slow_work_takes_its_times() -> None:
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else None,
 )
-def test_habits_that_nobody_has(wrong: dict[str, object], text: str) -> None:
+def test_habits_out_of_range_are_refused(wrong: dict[str, object], text: str) -> None:
     with pytest.raises(ValueError, match=text):
         Habits(**wrong)

@@ -26,7 +26,7 @@ class Backwards(nn.Module):
 
 
 @pytest.mark.parametrize("around", [False, True])
-def test_a_head_that_has_not_the_last_word_is_refused(around: bool) -> None:
+def test_a_head_that_is_not_the_output_layer_is_refused(around: bool) -> None:
     app = App(name="back", module=Backwards(around=around), calibration=torch.randn(4, 8), batch_size=2, num_classes=4)
     with pytest.raises(
         UnsupportedModel,
@@ -50,11 +50,11 @@ def test_a_head_inside_a_module_that_has_parameters_itself_is_the_last() -> None
             self.classifier = self._modules.pop("classifier")
 
     app = App(name="around", module=Around(), calibration=torch.randn(4, 8), batch_size=2, num_classes=4)
-    found = prepare(replace(app, recipe=Recipe(trains="head")))
-    assert set(found.learned) == {"classifier.bias", "classifier.weight"}
+    prepared = prepare(replace(app, recipe=Recipe(trains="head")))
+    assert set(prepared.learned) == {"classifier.bias", "classifier.weight"}
 
 
-def test_a_module_that_fails_on_its_data_is_told() -> None:
+def test_a_module_that_fails_on_its_data_is_named() -> None:
     module = nn.Sequential(nn.Linear(8, 4), nn.Linear(5, 4))
     app = App(name="odd", module=module, calibration=torch.randn(4, 8), batch_size=2, num_classes=4)
     with pytest.raises(

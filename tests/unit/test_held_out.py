@@ -44,9 +44,14 @@ def test_the_newest_due_version_without_an_evaluation_is_next(
 
 @pytest.mark.parametrize("number", [None, 1])
 def test_a_job_and_its_reply_survive_a_line(number: int | None) -> None:
-    of = None if number is None else version(version())
+    job_version = None if number is None else version(version())
     job = EvaluationJob(
-        blobs=Path("/a state"), data=Path("/x.npz"), bundle=BUNDLE, best="loss", metrics=("macro_f1",), version=of
+        blobs=Path("/a state"),
+        data=Path("/x.npz"),
+        bundle=BUNDLE,
+        best="loss",
+        metrics=("macro_f1",),
+        version=job_version,
     )
     assert EvaluationJob.from_line(job.to_line()) == job
     reply = EvaluationReply(values={"loss": 0.1}, num_examples=3, data_sha256="ab", runtime="r 1", seconds=0.5)
@@ -102,7 +107,7 @@ def always_nan(predictions: Inputs, targets: Inputs) -> float:
         ),
     ],
 )
-def test_a_metric_that_breaks_the_contract_is_found(metric: Metric, kind: type[Exception], problem: str) -> None:
+def test_a_metric_that_breaks_the_contract_is_refused(metric: Metric, kind: type[Exception], problem: str) -> None:
     with pytest.raises(kind, match=problem):
         check_metric(metric, num_classes=0)
 
@@ -115,15 +120,15 @@ def test_a_metric_that_is_not_installed_or_has_a_taken_name_is_refused(name: str
 
 @pytest.mark.parametrize("text", ["digits", "digits=", "a=1"])
 def test_a_data_set_needs_a_name_of_its_own_and_a_path(text: str) -> None:
-    with pytest.raises(InvalidInput) as caught:
+    with pytest.raises(InvalidInput) as excinfo:
         data_sets(["a=x.npz", text])
-    assert "expected NAME=PATH" in str(caught.value)
+    assert "expected NAME=PATH" in str(excinfo.value)
 
 
 def test_a_data_set_without_a_file_is_refused_at_the_start(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput) as caught:
+    with pytest.raises(InvalidInput) as excinfo:
         Settings(state=tmp_path, listen="127.0.0.1:0", data={"digits": tmp_path / "none.npz"})
-    assert "none.npz: no such file" in str(caught.value)
+    assert "none.npz: no such file" in str(excinfo.value)
 
 
 WRITER = """

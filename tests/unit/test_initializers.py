@@ -30,9 +30,9 @@ def test_constants_are_those_that_onnx_sees(shapes: dict[str, tuple[int, ...]]) 
 
 
 def test_other_element_types_have_no_name() -> None:
-    found = list_constants(train_graph(), "m")
-    assert found["along"] == Constant(dtype="", shape=(1,))
-    assert found["one"] == Constant(dtype="float32", shape=())
+    constants = list_constants(train_graph(), "m")
+    assert constants["along"] == Constant(dtype="", shape=(1,))
+    assert constants["one"] == Constant(dtype="float32", shape=())
 
 
 def test_filling_changes_these_constants_and_nothing_else() -> None:
@@ -45,18 +45,18 @@ def test_filling_changes_these_constants_and_nothing_else() -> None:
     assert model == before
 
 
-def test_what_is_emptied_can_be_filled_again() -> None:
+def test_emptied_constants_can_be_filled_again() -> None:
     empty = empty_constants(infer_graph(), ["w"], "m")
-    found = {value.name: value for value in onnx.load_from_string(empty).graph.initializer}
-    assert found["w"].data_location == TensorProto.EXTERNAL
-    assert {row.key: row.value for row in found["w"].external_data}["length"] == str(WEIGHT.nbytes)
-    assert not found["w"].raw_data
-    assert found["b"].data_location == TensorProto.DEFAULT
-    again = fill_constants(empty, {"w": np.zeros_like(WEIGHT)}, "m")
-    assert onnx.load_from_string(again) == onnx.load_from_string(infer_graph())
+    constants = {value.name: value for value in onnx.load_from_string(empty).graph.initializer}
+    assert constants["w"].data_location == TensorProto.EXTERNAL
+    assert {row.key: row.value for row in constants["w"].external_data}["length"] == str(WEIGHT.nbytes)
+    assert not constants["w"].raw_data
+    assert constants["b"].data_location == TensorProto.DEFAULT
+    filled = fill_constants(empty, {"w": np.zeros_like(WEIGHT)}, "m")
+    assert onnx.load_from_string(filled) == onnx.load_from_string(infer_graph())
 
 
-def test_a_constant_that_is_not_there_is_told() -> None:
+def test_a_missing_constant_is_named() -> None:
     with pytest.raises(InvalidBundle, match=r"m: got no constants \['v'\], expected them"):
         empty_constants(infer_graph(), ["v", "w"], "m")
 
@@ -75,7 +75,7 @@ def test_damaged_bytes_are_one_error_of_ours(data: st.DataObject) -> None:
         assert str(exc).startswith("m: ")
 
 
-def within(graph: GraphProto, depth: int) -> GraphProto:
+def nested(graph: GraphProto, depth: int) -> GraphProto:
     """Return the graph inside ``depth`` nested branches of If."""
     for _ in range(depth):
         node = helper.make_node("If", ["c"], ["y"], name="head/if", then_branch=graph)
@@ -83,10 +83,10 @@ def within(graph: GraphProto, depth: int) -> GraphProto:
     return graph
 
 
-def test_nodes_of_other_domains_and_of_graphs_within_are_listed() -> None:
+def test_nodes_of_other_domains_and_of_nested_graphs_are_listed() -> None:
     gelu = helper.make_node("Gelu", ["a"], ["b"], domain="com.microsoft", name="encoder.0/node_gelu")
     add = helper.make_node("Add", ["a", "b"], ["y"], domain="ai.onnx")
-    graph = within(helper.make_graph([gelu, add], "g", [], []), 1)
+    graph = nested(helper.make_graph([gelu, add], "g", [], []), 1)
     nodes = list_nodes(helper.make_model(graph).SerializeToString(), "m")
     assert [(node.operator, node.module) for node in nodes] == [
         ("If", "head"),
@@ -98,9 +98,9 @@ def test_nodes_of_other_domains_and_of_graphs_within_are_listed() -> None:
 
 def test_graphs_are_nested_a_few_times_at_most() -> None:
     inner = helper.make_graph([], "g", [], [])
-    assert len(list_nodes(helper.make_model(within(inner, MAX_DEPTH - 1)).SerializeToString(), "m")) == MAX_DEPTH - 1
+    assert len(list_nodes(helper.make_model(nested(inner, MAX_DEPTH - 1)).SerializeToString(), "m")) == MAX_DEPTH - 1
     with pytest.raises(InvalidBundle, match="m: got graphs within graphs, expected at most 7 levels of them"):
-        list_nodes(helper.make_model(within(inner, MAX_DEPTH)).SerializeToString(), "m")
+        list_nodes(helper.make_model(nested(inner, MAX_DEPTH)).SerializeToString(), "m")
 
 
 @pytest.mark.timeout(20)
@@ -110,5 +110,5 @@ def test_a_file_of_many_constants_is_written_in_time_that_grows_with_it() -> Non
     for value in values:
         value.raw_data = bytes(4096)
     model = helper.make_model(helper.make_graph([], "g", [], [], values)).SerializeToString()
-    found = empty_constants(model, ["0"], "m")
-    assert len(model) - 4096 < len(found) < len(model) - 4096 + 100
+    output = empty_constants(model, ["0"], "m")
+    assert len(model) - 4096 < len(output) < len(model) - 4096 + 100

@@ -129,12 +129,12 @@ def test_the_servicers_of_grpc_receive_its_context(rim: Rim) -> None:
     assert handler.caller is context
 
 
-def test_a_stream_that_says_nothing_is_ended(rim: Rim) -> None:
+def test_a_silent_stream_is_ended(rim: Rim) -> None:
     with raises(Unavailable, f"call: {UPLOAD} sent no request for 0.05 s"):
         asyncio.run(first(rim, silent()))
 
 
-def test_a_stream_without_requests_or_signature_is_nobodys(rim: Rim) -> None:
+def test_a_stream_without_requests_or_signature_is_unauthenticated(rim: Rim) -> None:
     with raises(Unauthenticated, f"call: {UPLOAD} carried no request to be checked"):
         asyncio.run(first(rim, requests()))
     with pytest.raises(Unauthenticated, match="carries no valid"):
@@ -161,7 +161,7 @@ async def no_lane(work: Callable[[], T]) -> T:
     raise AssertionError("a caller whom nobody knows reached the store")
 
 
-def test_callers_whom_nobody_knows_never_reach_the_store(tmp_path: Path) -> None:
+def test_unknown_callers_never_reach_the_store(tmp_path: Path) -> None:
     state = open_state(tmp_path, Durability.PROCESS, (no_lane, inline), time.time)
     registry = Registry(state.devices, time.time)
     rim = Rim(registry, Waits(), LimitedLog(LOG))
@@ -181,9 +181,7 @@ def test_callers_whom_nobody_knows_never_reach_the_store(tmp_path: Path) -> None
         asyncio.run(service.Enroll(body, newcomer))
 
 
-def test_an_error_of_the_disk_tells_its_caller_to_come_back_and_no_path(
-    rim: Rim, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_disk_error_is_a_temporary_error_that_reveals_no_path(rim: Rim, caplog: pytest.LogCaptureFixture) -> None:
     context = Context()
 
     async def fail() -> None:
@@ -196,5 +194,5 @@ def test_an_error_of_the_disk_tells_its_caller_to_come_back_and_no_path(
     assert "/var/fanin/blobs/39" in caplog.text
 
 
-def test_the_server_takes_pings_as_often_as_clients_send_them() -> None:
+def test_the_server_accepts_pings_as_often_as_clients_send_them() -> None:
     assert dict(SERVER_OPTIONS)["grpc.http2.min_ping_interval_without_data_ms"] < KEEPALIVE_MS

@@ -32,7 +32,7 @@ def test_contexts_differ_and_none_begins_another() -> None:
 
 
 @pytest.mark.parametrize("public", ["", "ab", "zz" * 32, "00" * 31, PUBLISHER.public + "00"])
-def test_what_is_no_key_signed_nothing(public: str) -> None:
+def test_an_invalid_key_verifies_no_signature(public: str) -> None:
     assert not is_signed(public, PUBLISHER.sign("c", b"d"), "c", b"d")
 
 
@@ -46,15 +46,15 @@ def test_the_first_vector_of_rfc_8032() -> None:
     assert key.public == "d75a980182b10ab7d54bfed3c964073a0ee172f3daa62325af021a68f707511a"
 
 
-def test_a_key_file_is_made_once_for_its_owner_only(tmp_path: Path) -> None:
+def test_a_key_file_is_created_once_for_its_owner_only(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "device.key"
     key = load_or_create_key(path)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert load_or_create_key(path).public == key.public
-    assert [found.name for found in path.parent.iterdir()] == ["device.key"]
+    assert [file.name for file in path.parent.iterdir()] == ["device.key"]
 
 
-def test_a_file_that_holds_no_key_is_said_so(tmp_path: Path) -> None:
+def test_a_file_without_a_key_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "device.key"
     path.write_text("abc\n")
     text = (
@@ -65,15 +65,15 @@ def test_a_file_that_holds_no_key_is_said_so(tmp_path: Path) -> None:
         load_or_create_key(path)
 
 
-def test_of_two_that_make_a_key_at_once_one_wins(tmp_path: Path) -> None:
+def test_concurrent_creations_of_a_key_file_have_one_key(tmp_path: Path) -> None:
     path = tmp_path / "device.key"
     first = load_or_create_key(path)
     # A second process, which saw no file a moment ago, does this.
     assert keys._create_key(path).public == first.public
-    assert [found.name for found in tmp_path.iterdir()] == ["device.key"]
+    assert [file.name for file in tmp_path.iterdir()] == ["device.key"]
 
 
-def test_on_a_full_disk_no_half_of_a_key_is_left(tmp_path: Path) -> None:
+def test_a_full_disk_leaves_no_half_of_a_key(tmp_path: Path) -> None:
     path = tmp_path / "device.key"
 
     def work() -> None:

@@ -18,7 +18,7 @@ from fanin.server.storage.protocols.rounds import PAGE_UPDATES
 from fanin.server.storage.spool import FolderSpool
 
 NUM_UPDATES = PAGE_UPDATES + 2
-WANTED = plan(concurrency=NUM_UPDATES, buffer=NUM_UPDATES, quorum=NUM_UPDATES, max_rounds=1)
+PLAN = plan(concurrency=NUM_UPDATES, buffer=NUM_UPDATES, quorum=NUM_UPDATES, max_rounds=1)
 LAST = f"device-{NUM_UPDATES - 1}"
 
 
@@ -42,12 +42,12 @@ def num_headers() -> int:
     return sum(type(each) is UpdateHeader for each in gc.get_objects())
 
 
-def test_a_sum_that_starts_again_has_every_update_though_no_header_is_kept(tmp_path: Path) -> None:
+def test_a_restarted_sum_has_every_update_though_no_header_stays_in_memory(tmp_path: Path) -> None:
     async def main() -> None:
         state, before = open_place(tmp_path).state, num_headers()
         spool = FailingOnce(tmp_path / "state" / "spool", tmp_path / "state" / "updates", Durability.PROCESS)
         place = place_over(replace(state, files=replace(state.files, spool=spool)))
-        await start(place.runs, bundle_in(tmp_path), WANTED)
+        await start(place.runs, bundle_in(tmp_path), PLAN)
         for index in range(NUM_UPDATES - 1):
             await send(place, f"device-{index}")
         await settle()

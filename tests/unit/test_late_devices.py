@@ -17,15 +17,17 @@ TWO = plan(concurrency=2, buffer=2, quorum=2, deadline_s=60.0, max_rounds=2)
 
 
 @pytest.mark.parametrize("restarts", [False, True])
-def test_a_run_goes_on_as_soon_as_its_second_device_is_there(tmp_path: Path, restarts: bool) -> None:
+def test_a_run_continues_as_soon_as_its_second_device_connects(tmp_path: Path, restarts: bool) -> None:
     async def story(scene: Scene) -> None:
         # Many deadlines pass while only the first device is connected.
         await asyncio.sleep(1000.0)
         if restarts:
             await scene.restart()
             await asyncio.sleep(1000.0)
-        line = LoopbackTransport(fleet=scene.place.coordinator, device="late", latency_s=0.01)
-        late = VirtualDevice(line, SyntheticTrainer(partition=9), (PUBLISHER.public,), random.Random(9), lambda _: 10.0)
+        transport = LoopbackTransport(fleet=scene.place.coordinator, device="late", latency_s=0.01)
+        late = VirtualDevice(
+            transport, SyntheticTrainer(partition=9), (PUBLISHER.public,), random.Random(9), lambda _: 10.0
+        )
         scene.tasks.append(asyncio.create_task(late.run()))
         await finished(scene)
         assert (await scene.place.runs.info("run")).state is RunState.FINISHED
@@ -44,7 +46,7 @@ def test_a_run_without_devices_keeps_waiting(tmp_path: Path) -> None:
     assert not [event for event in play(tmp_path, story, TWO, devices=0) if isinstance(event, RoundFailed)]
 
 
-def test_devices_that_had_their_time_and_sent_nothing_fail_the_run(tmp_path: Path) -> None:
+def test_devices_that_miss_their_deadlines_fail_the_run(tmp_path: Path) -> None:
     """In three Rounds the quorum was assigned, and each time it missed the deadline."""
 
     async def main() -> None:
@@ -67,7 +69,7 @@ def test_devices_that_had_their_time_and_sent_nothing_fail_the_run(tmp_path: Pat
     run_virtual(main())
 
 
-def test_an_update_of_an_early_device_is_kept_until_the_others_are_there(tmp_path: Path) -> None:
+def test_an_update_of_an_early_device_counts_when_the_others_connect(tmp_path: Path) -> None:
     async def main() -> None:
         place = open_place(tmp_path)
         await start(place.runs, bundle_in(tmp_path), TWO)

@@ -24,7 +24,7 @@ from fanin.server.storage.sqlite.engine import open_engine
 from fanin.server.storage.sqlite.runs import SqliteRuns
 from fanin.server.storage.sqlite.writer import Candidate, SqliteLeases, commit_all
 
-WANTED = plan(buffer=2, quorum=2, max_rounds=2)
+PLAN = plan(buffer=2, quorum=2, max_rounds=2)
 WRITES: dict[str, Callable[[Driven], object]] = {
     "open": lambda driver: driver.open(replace(OPEN, round=2)),
     "set_deadline": lambda driver: driver.set_deadline(1, 70.0, 10.0),
@@ -69,8 +69,8 @@ def test_an_update_of_the_older_driver_is_refused_and_one_of_another_run_is_not(
         updates = [
             Candidate(update=committed(name), buffer=9, lease=one.lease) for name, one in (("b", older), ("c", newer))
         ]
-        refused, accepted = commit_all(newer._engine, updates)
-        assert isinstance(refused, Superseded)
+        refusal, accepted = commit_all(newer._engine, updates)
+        assert isinstance(refusal, Superseded)
         assert accepted == committed("c")
         assert [update.device_id for update in newer.updates(RUN, 1)] == ["a", "c"]
 
@@ -87,33 +87,33 @@ def story(folder: Path, *, taken_over: bool) -> list[str]:
 
     async def main() -> list[str]:
         first = open_place(folder)
-        await start(first.runs, bundle_in(folder), WANTED)
+        await start(first.runs, bundle_in(folder), PLAN)
         await settle()
         await send(first, "a")
         work = await assignment(first, "b")
         await settle()
-        driving = first
+        coordinator = first
         if taken_over:
-            driving = open_place(folder)
-            await driving.runs.start()
+            coordinator = open_place(folder)
+            await coordinator.runs.start()
             await settle()
-            await refused(first, work, folder / "state")
-        assert (await send(driving, "b", work)).update_state is m.UpdateState.ACCEPTED
+            await check_refusal(first, work, folder / "state")
+        assert (await send(coordinator, "b", work)).update_state is m.UpdateState.ACCEPTED
         await settle()
         for device in ("a", "b"):
-            await send(driving, device)
+            await send(coordinator, device)
         await settle()
-        assert (await driving.runs.info("run")).state is RunState.FINISHED
+        assert (await coordinator.runs.info("run")).state is RunState.FINISHED
         await first.runs.stop()
-        await driving.runs.stop()
+        await coordinator.runs.stop()
         assert len(asyncio.all_tasks()) == 1
-        assert [verdict.problem for verdict in verify_run(driving.state, "run") if verdict.problem] == []
-        return [verdict.version_sha256 for verdict in verify_run(driving.state, "run")]
+        assert [verdict.problem for verdict in verify_run(coordinator.state, "run") if verdict.problem] == []
+        return [verdict.version_sha256 for verdict in verify_run(coordinator.state, "run")]
 
     return run_virtual(main())
 
 
-async def refused(place: Place, work: m.Assignment, folder: Path) -> None:
+async def check_refusal(place: Place, work: m.Assignment, folder: Path) -> None:
     """Check that a coordinator refuses an Update after another coordinator has taken the Run."""
     rows = snapshot(folder).rows
     with pytest.raises(Unavailable, match="run run: another coordinator drives it; upload again there"):
@@ -132,19 +132,19 @@ def test_a_run_that_another_coordinator_takes_has_the_same_versions(tmp_path: Pa
 def test_the_older_driver_ends_at_its_deadline_and_leaves_the_record_alone(tmp_path: Path) -> None:
     async def main() -> None:
         older = open_place(tmp_path)
-        await start(older.runs, bundle_in(tmp_path), WANTED)
+        await start(older.runs, bundle_in(tmp_path), PLAN)
         await settle()
         for device in ("a", "b"):
             await assignment(older, device)
         await settle()
         newer = open_place(tmp_path)
         await newer.runs.start()
-        watched = asyncio.create_task(anext(older.runs.watch("run", 3)))
+        watch = asyncio.create_task(anext(older.runs.watch("run", 3)))
         await asyncio.sleep(601.0)
         assert older.runs.running() == ()
         # A watch at this coordinator receives the other coordinator's events too.
-        assert (await watched).event == RoundOpened(round=2, base_version=0)
-        events = [type(recorded.event) for recorded in newer.state.runs.events("run")]
+        assert (await watch).event == RoundOpened(round=2, base_version=0)
+        events = [type(record.event) for record in newer.state.runs.events("run")]
         assert events == [RoundOpened, RoundFailed, RoundOpened]
         # A command to the older coordinator takes the Run back. Then the other one is the older driver.
         await older.runs.command(Command(command_id="1", run_id="run", what=Pause()))

@@ -61,21 +61,21 @@ def test_an_epoch_has_each_row_once_in_the_smallest_length_that_holds_it(
     assert num_batches(examples, BATCH_SIZE, LENGTHS) == len(list(batches_in_order(examples, BATCH_SIZE, LENGTHS)))
 
 
-def test_batches_follow_from_the_seed_and_take_turns() -> None:
+def test_batches_follow_from_the_seed_and_alternate_lengths() -> None:
     examples = tags_examples(60, seed=2)
-    first, again, other = (
+    first, repeat, other = (
         [batch.inputs["x"] for batch in batches(examples, BATCH_SIZE, np.random.default_rng(seed), LENGTHS)]
         for seed in (1, 1, 2)
     )
-    assert all((a == b).all() for a, b in zip(first, again, strict=True))
+    assert all((a == b).all() for a, b in zip(first, repeat, strict=True))
     assert [x.shape for x in first] != [x.shape for x in other] != sorted(x.shape for x in other)
 
 
 def test_a_target_after_the_last_word_counts() -> None:
     x, y = np.zeros((2, 16), np.int32), np.full((2, 16), -1, np.int32)
     x[:, 0], y[1, 6] = 1, 2
-    found = list(batches_in_order(Examples(inputs={"x": x}, y=y), 1, LENGTHS))
-    assert [batch.y.shape for batch in found] == [(1, 4), (1, 8)] and found[1].y[0, 6] == 2
+    all_batches = list(batches_in_order(Examples(inputs={"x": x}, y=y), 1, LENGTHS))
+    assert [batch.y.shape for batch in all_batches] == [(1, 4), (1, 8)] and all_batches[1].y[0, 6] == 2
 
 
 def test_a_row_that_no_length_holds_is_named() -> None:
@@ -102,10 +102,10 @@ def test_a_row_that_no_length_holds_is_named() -> None:
         ({"padding": {"x": float("nan")}}, "lengths: padding: got {'x': nan}, expected finite numbers"),
     ],
 )
-def test_lengths_that_cannot_be_are_refused(change: Mapping[str, Any], message: str) -> None:
-    with pytest.raises(InvalidInput) as caught:
+def test_invalid_lengths_are_refused(change: Mapping[str, Any], message: str) -> None:
+    with pytest.raises(InvalidInput) as excinfo:
         Lengths(**({"sizes": (4, 8), "axes": {"x": 1}} | dict(change)))
-    assert str(caught.value).startswith(message)
+    assert str(excinfo.value).startswith(message)
 
 
 @pytest.mark.parametrize(
@@ -119,9 +119,9 @@ def test_lengths_that_cannot_be_are_refused(change: Mapping[str, Any], message: 
     ],
 )
 def test_an_app_refuses_lengths_that_do_not_fit_its_data(lengths: Lengths, message: str) -> None:
-    with pytest.raises(UnsupportedModel) as caught:
+    with pytest.raises(UnsupportedModel) as excinfo:
         replace(tags_app(), lengths=lengths)
-    assert str(caught.value).startswith(message)
+    assert str(excinfo.value).startswith(message)
 
 
 def test_an_export_of_tags_needs_the_axis_of_the_targets(tmp_path: Any) -> None:
@@ -163,16 +163,16 @@ def test_clients_of_several_lengths_do_not_train_together() -> None:
 
 def test_a_bundle_measures_data_of_all_lengths() -> None:
     bundle = bundle_of("tags")
-    found = batches_in_order(tags_examples(30, seed=3), BATCH_SIZE, bundle.manifest.lengths)
-    seen: list[tuple[int, ...]] = []
+    all_batches = batches_in_order(tags_examples(30, seed=3), BATCH_SIZE, bundle.manifest.lengths)
+    shapes: list[tuple[int, ...]] = []
     quality = measure(
         open_runtime("onnx"),
         bundle,
         bundle.initial_parameters(),
-        found,
-        lambda targets, in_float, in_int8: seen.extend((targets.shape[1:], in_float.shape[1:], in_int8.shape[1:])),
+        all_batches,
+        lambda targets, in_float, in_int8: shapes.extend((targets.shape[1:], in_float.shape[1:], in_int8.shape[1:])),
     )
-    assert {*seen} == {(SIZES[-1],)}
+    assert {*shapes} == {(SIZES[-1],)}
     assert quality.num_examples == 30 and quality.num_agreeing > 0.8 * quality.num_predictions
 
 
@@ -227,9 +227,9 @@ def test_a_device_reports_a_row_that_no_length_holds_before_it_downloads_graphs(
     assert coordinator.graphs == set()
     assert coordinator.failures[0].startswith("training: training examples: row 0: got the length 20, expected at")
     # The device gives up later Assignments of the Bundle until its rows change.
-    with pytest.raises(UnfitExamples) as caught:
+    with pytest.raises(UnfitExamples) as excinfo:
         RuntimeTrainer(open_runtime("onnx"), store).row_sizes(bundle_of("tags"))
-    assert not caught.value.has_changed()
+    assert not excinfo.value.has_changed()
 
 
 def test_the_manifest_names_the_graphs_of_each_length() -> None:
@@ -266,9 +266,9 @@ def test_a_manifest_whose_lengths_contradict_each_other_is_refused(
     change: Callable[[Manifest], Manifest], message: str
 ) -> None:
     bundle = bundle_of("tags")
-    with pytest.raises(InvalidBundle) as caught:
+    with pytest.raises(InvalidBundle) as excinfo:
         with_manifest(bundle, change(bundle.manifest))
-    assert str(caught.value).startswith(message)
+    assert str(excinfo.value).startswith(message)
 
 
 def test_a_batch_of_another_length_is_refused() -> None:

@@ -26,17 +26,17 @@ from fanin.server.fleet.validation import Expected, check_header
 
 WORK = assignment()
 HEADER, _ = update(WORK)
-MOST = 100
+MAX_EXAMPLES = 100
 NUM_HONEST = 9
 OWN = m.Statistic(name="words", unit="words", bound=1000)
 HONEST = {
-    m.EXAMPLES: MOST,
-    m.TRAIN_LOSS: MOST * m.LOSS_UNIT,
+    m.EXAMPLES: MAX_EXAMPLES,
+    m.TRAIN_LOSS: MAX_EXAMPLES * m.LOSS_UNIT,
     m.ROUNDED: 5,
     m.SATURATED: 0,
-    m.EVAL_EXAMPLES: MOST,
-    m.EVAL_LOSS: MOST * m.LOSS_UNIT,
-    m.EVAL_PREDICTIONS: MOST,
+    m.EVAL_EXAMPLES: MAX_EXAMPLES,
+    m.EVAL_LOSS: MAX_EXAMPLES * m.LOSS_UNIT,
+    m.EVAL_PREDICTIONS: MAX_EXAMPLES,
     m.EVAL_CORRECT_FLOAT: 60,
     m.EVAL_CORRECT_INT8: 50,
     m.EVAL_AGREE: 70,
@@ -52,7 +52,7 @@ def expected(num_labels: int = 1) -> Expected:
         codec=WORK.codec,
         table=TABLE,
         num_labels=num_labels,
-        statistics=declared([OWN], max_examples=MOST, num_labels=num_labels, num_values=TABLE.num_values),
+        statistics=declared([OWN], max_examples=MAX_EXAMPLES, num_labels=num_labels, num_values=TABLE.num_values),
     )
 
 
@@ -60,7 +60,7 @@ def header_of(counts: Mapping[str, int]) -> m.UpdateHeader:
     return replace(HEADER, statistics=m.Statistics(counts=MappingProxyType(dict(counts))))
 
 
-def reported(liar: Mapping[str, int]) -> dict[str, float]:
+def round_statistics(liar: Mapping[str, int]) -> dict[str, float]:
     """Return the statistics of a Round with this Update, as operators and stop conditions see them."""
     check_header(header_of(liar), expected())
     sums = Counter(with_loss_examples(liar))
@@ -79,20 +79,23 @@ def reported(liar: Mapping[str, int]) -> dict[str, float]:
     }
 
 
-def moved(lies: Mapping[str, int]) -> dict[str, float]:
-    before, after = reported(HONEST), reported({**HONEST, **lies})
+def changes_by(lies: Mapping[str, int]) -> dict[str, float]:
+    before, after = round_statistics(HONEST), round_statistics({**HONEST, **lies})
     return {name: after[name] - before[name] for name in before if after[name] != before[name]}
 
 
-LARGEST_LOSS = min(MOST * m.MAX_LOSS * m.LOSS_UNIT, m.MAX_COUNT)
+LARGEST_LOSS = min(MAX_EXAMPLES * m.MAX_LOSS * m.LOSS_UNIT, m.MAX_COUNT)
 
 
 @pytest.mark.parametrize(
     ("lies", "moves"),
     [
-        ({m.TRAIN_LOSS: LARGEST_LOSS}, {"train_loss": (LARGEST_LOSS / m.LOSS_UNIT - MOST) / (10 * MOST)}),
-        ({m.EVAL_LOSS: -LARGEST_LOSS}, {"loss": (-LARGEST_LOSS / m.LOSS_UNIT - MOST) / (10 * MOST)}),
-        ({m.EVAL_CORRECT_FLOAT: MOST, m.EVAL_AGREE: 50}, {"accuracy_float": 0.04, "agreement": -0.02}),
+        (
+            {m.TRAIN_LOSS: LARGEST_LOSS},
+            {"train_loss": (LARGEST_LOSS / m.LOSS_UNIT - MAX_EXAMPLES) / (10 * MAX_EXAMPLES)},
+        ),
+        ({m.EVAL_LOSS: -LARGEST_LOSS}, {"loss": (-LARGEST_LOSS / m.LOSS_UNIT - MAX_EXAMPLES) / (10 * MAX_EXAMPLES)}),
+        ({m.EVAL_CORRECT_FLOAT: MAX_EXAMPLES, m.EVAL_AGREE: 50}, {"accuracy_float": 0.04, "agreement": -0.02}),
         ({m.EVAL_CORRECT_INT8: 0, m.EVAL_AGREE: 40}, {"accuracy_int8": -0.05, "agreement": -0.03}),
         ({"words": 1000}, {"words": 990}),
         ({"words": -1000}, {"words": -1010}),
@@ -102,7 +105,7 @@ LARGEST_LOSS = min(MOST * m.MAX_LOSS * m.LOSS_UNIT, m.MAX_COUNT)
 def test_a_lie_moves_only_its_own_statistic_by_the_share_of_one_device(
     lies: dict[str, int], moves: dict[str, float]
 ) -> None:
-    assert moved(lies) == pytest.approx(moves)
+    assert changes_by(lies) == pytest.approx(moves)
 
 
 def test_a_lie_beyond_a_bound_is_refused() -> None:
@@ -114,8 +117,8 @@ def test_a_lie_beyond_a_bound_is_refused() -> None:
 
 def test_the_weight_of_a_liar_is_the_one_of_the_largest_device() -> None:
     bounds = {each.name: each.bound for each in expected().statistics}
-    weights = weights_of(header_of({**HONEST, m.EXAMPLES: bounds[m.EXAMPLES]}), MOST)
-    assert weights == {Weighting.EXAMPLES: 256 * MOST, Weighting.ONE: 256}
+    weights = weights_of(header_of({**HONEST, m.EXAMPLES: bounds[m.EXAMPLES]}), MAX_EXAMPLES)
+    assert weights == {Weighting.EXAMPLES: 256 * MAX_EXAMPLES, Weighting.ONE: 256}
 
 
 def test_a_regression_model_has_no_limit_for_squared_errors_but_the_bound() -> None:
@@ -133,7 +136,7 @@ def aggregates(rule: Rule | ColumnRule, liar_examples: int, lie: dict[str, int])
 
     def submission(device: str) -> Submission:
         number, is_liar = int(device), device == "9"
-        examples = liar_examples if is_liar else MOST
+        examples = liar_examples if is_liar else MAX_EXAMPLES
         values = [lie.get(group.name, 13) if is_liar else 9 + number for group in LAYOUT.groups for _ in range(4)]
         encoded = np.array(values, np.int32)
         weights = LAYOUT.per_block({Weighting.EXAMPLES: 256 * examples, Weighting.ONE: 256})
@@ -155,20 +158,23 @@ REACH = LARGEST << SHIFT
 @pytest.mark.parametrize("group", ["parameters", "control"])
 def test_a_liar_moves_only_its_own_group_and_by_its_share_of_the_mean(group: str) -> None:
     other = "control" if group == "parameters" else "parameters"
-    honest, found = aggregates(WeightedMean(), MOST, {}), aggregates(WeightedMean(), MOST, {group: LARGEST})
-    assert found[other] == honest[other] == 13.0
-    assert found[group] - honest[group] == pytest.approx((REACH - 13) / 10)
+    honest, actual = (
+        aggregates(WeightedMean(), MAX_EXAMPLES, {}),
+        aggregates(WeightedMean(), MAX_EXAMPLES, {group: LARGEST}),
+    )
+    assert actual[other] == honest[other] == 13.0
+    assert actual[group] - honest[group] == pytest.approx((REACH - 13) / 10)
 
 
 def test_examples_weigh_in_the_parameters_and_not_in_the_control_variates() -> None:
-    found = aggregates(WeightedMean(), 1, {"parameters": LARGEST, "control": LARGEST})
-    assert found["parameters"] - 13.0 == pytest.approx((REACH - 13) / (9 * MOST + 1))
-    assert found["control"] - 13.0 == pytest.approx((REACH - 13) / 10)
+    values = aggregates(WeightedMean(), 1, {"parameters": LARGEST, "control": LARGEST})
+    assert values["parameters"] - 13.0 == pytest.approx((REACH - 13) / (9 * MAX_EXAMPLES + 1))
+    assert values["control"] - 13.0 == pytest.approx((REACH - 13) / 10)
 
 
 @pytest.mark.parametrize("value", [LARGEST, -LARGEST])
 def test_a_trimmed_mean_keeps_each_group_within_the_values_of_honest_devices(value: int) -> None:
-    found = aggregates(TrimmedMean(0.1), MOST, {"parameters": value, "control": value})
+    values = aggregates(TrimmedMean(0.1), MAX_EXAMPLES, {"parameters": value, "control": value})
     # The rule trims the liar and the honest device at the other end.
     mean = 13.5 if value > 0 else 12.5
-    assert found == {"parameters": mean, "control": mean}
+    assert values == {"parameters": mean, "control": mean}

@@ -20,10 +20,10 @@ def test_a_flood_of_refused_calls_is_a_few_lines_and_a_number(caplog: pytest.Log
     caplog.set_level("INFO")
 
     async def main() -> None:
-        refused = LimitedLog(LOG)
+        limited_log = LimitedLog(LOG)
         for number in range(1000):
-            refused.log("Unauthenticated", f"call {number}")
-        refused.log("NotFound", "another kind")
+            limited_log.log("Unauthenticated", f"call {number}")
+        limited_log.log("NotFound", "another kind")
         await asyncio.sleep(WINDOW_S + 1.0)
 
     run_virtual(main())
@@ -34,13 +34,13 @@ def test_a_flood_of_refused_calls_is_a_few_lines_and_a_number(caplog: pytest.Log
     ]
 
 
-def test_each_window_begins_anew_and_is_silent_if_nothing_was_hidden(caplog: pytest.LogCaptureFixture) -> None:
+def test_each_window_starts_a_new_count_and_is_silent_if_nothing_was_hidden(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
 
     async def main() -> None:
-        refused = LimitedLog(LOG)
+        limited_log = LimitedLog(LOG)
         for number in range(3):
-            refused.log("NotFound", f"call {number}")
+            limited_log.log("NotFound", f"call {number}")
             await asyncio.sleep(WINDOW_S + 1.0)
 
     run_virtual(main())

@@ -114,21 +114,21 @@ class Growing:
         return examples(*(-value for value in self.values))
 
 
-def taken_part(folder: Path, runtime: Recording, store: Growing, num_rounds: int) -> tuple[int, list[str]]:
+def run_device(folder: Path, runtime: Recording, store: Growing, num_rounds: int) -> tuple[int, list[str]]:
     """Run one device for some Rounds. Return (accepted Updates, reasons of the Assignments that it gave up)."""
     fleet = rounds(folder, num_rounds)
-    line = LoopbackTransport(fleet=fleet, device="device", latency_s=0.01)
+    transport = LoopbackTransport(fleet=fleet, device="device", latency_s=0.01)
     trainer = RuntimeTrainer(runtime, store)
-    device = VirtualDevice(line, trainer, (PUBLISHER.public,), random.Random(1), lambda rng: 1.0)
+    device = VirtualDevice(transport, trainer, (PUBLISHER.public,), random.Random(1), lambda rng: 1.0)
     take_part(fleet, device)
     return device.session.num_accepted, fleet.failures
 
 
-def test_each_round_uses_what_the_store_holds_then_and_only_that(tmp_path: Path) -> None:
+def test_each_round_uses_only_the_current_examples_of_the_store(tmp_path: Path) -> None:
     store = Growing()
     # The store grows during a Round. The next Round uses the new example.
     runtime = Recording(during=lambda: store.grow())
-    assert taken_part(tmp_path, runtime, store, 3) == (3, [])
+    assert run_device(tmp_path, runtime, store, 3) == (3, [])
     # The store grows at each step, and each example is a step, so the store doubles.
     assert [sorted(values) for values in runtime.trained] == [[1.0], [1.0, 2.0], [1.0, 2.0, 3.0, 4.0]]
     assert runtime.validated == [[-1.0], [-1.0, -2.0], [-1.0, -2.0, -3.0, -4.0]]
@@ -150,11 +150,11 @@ def test_each_round_uses_what_the_store_holds_then_and_only_that(tmp_path: Path)
     ],
     ids=["raises", "type", "shape"],
 )
-def test_bad_data_in_a_later_round_gives_up_that_round_alone(
+def test_bad_data_in_a_later_round_fail_that_round_alone(
     tmp_path: Path, bad: object, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     runtime = Recording()
-    assert taken_part(tmp_path, runtime, Growing(bad={2: bad}), 3) == (2, [reason])
+    assert run_device(tmp_path, runtime, Growing(bad={2: bad}), 3) == (2, [reason])
     assert len(runtime.trained) == 2
     assert ("Traceback" in caplog.text) is isinstance(bad, Exception)
 
@@ -164,7 +164,7 @@ def test_the_traceback_of_a_store_that_fails_again_is_logged_once_a_series(
 ) -> None:
     fault = OSError("the database is locked")
     store = Growing(bad={2: fault, 3: fault, 5: fault})
-    assert taken_part(tmp_path, Recording(), store, 5) == (
+    assert run_device(tmp_path, Recording(), store, 5) == (
         2,
         ["example store: train: OSError: the database is locked"] * 3,
     )
@@ -172,7 +172,7 @@ def test_the_traceback_of_a_store_that_fails_again_is_logged_once_a_series(
 
 
 def test_a_store_without_data_at_the_start_may_get_some_later(tmp_path: Path) -> None:
-    accepted, reasons = taken_part(tmp_path, Recording(), Growing(bad={1: ValueError("no examples yet")}), 2)
+    accepted, reasons = run_device(tmp_path, Recording(), Growing(bad={1: ValueError("no examples yet")}), 2)
     assert (accepted, reasons) == (1, ["example store: train: ValueError: no examples yet"])
 
 
@@ -200,8 +200,8 @@ def test_a_part_that_was_replaced_is_freed(tmp_path: Path) -> None:
 
     store = Replaced(MemoryStore(partition=0, train=examples(1.0), validation=examples(2.0)))
     fleet, trainer = rounds(tmp_path, 1), RuntimeTrainer(Recording(), store)
-    line = LoopbackTransport(fleet=fleet, device="device", latency_s=0.01)
-    take_part(fleet, VirtualDevice(line, trainer, (PUBLISHER.public,), random.Random(1), lambda rng: 1.0))
+    transport = LoopbackTransport(fleet=fleet, device="device", latency_s=0.01)
+    take_part(fleet, VirtualDevice(transport, trainer, (PUBLISHER.public,), random.Random(1), lambda rng: 1.0))
     old = weakref.ref(store.now.train)
     store.now = replace(store.now, train=examples(3.0))
     assert old() is None
@@ -234,18 +234,18 @@ def test_data_that_do_not_fit_are_not_tried_again_until_they_change(tmp_path: Pa
     # Each Round reads the store once. The fourth Round reads it twice, because its data have changed.
     store = Fixed(MemoryStore(partition=0, train=unfit, validation=examples(2.0)), good=(3, examples(3.0)))
     fleet, runtime = rounds(tmp_path, 5), Recording()
-    line = LoopbackTransport(fleet=fleet, device="device", latency_s=0.01)
-    trained: list[int] = []
+    transport = LoopbackTransport(fleet=fleet, device="device", latency_s=0.01)
+    trained_rounds: list[int] = []
 
     class Counted(RuntimeTrainer):
         def train(self, model: OpenedModel, assignment: m.Assignment, should_continue: ShouldContinue) -> Change:
-            trained.append(assignment.round)
+            trained_rounds.append(assignment.round)
             return super().train(model, assignment, should_continue)
 
-    device = VirtualDevice(line, Counted(runtime, store), (PUBLISHER.public,), random.Random(1), lambda rng: 1.0)
+    device = VirtualDevice(transport, Counted(runtime, store), (PUBLISHER.public,), random.Random(1), lambda rng: 1.0)
     take_part(fleet, device)
     assert fleet.failures == ["training: training examples: x: got float32 (2, 7), expected float32 (n, 1)"] * 3
-    assert (trained, device.session.num_accepted) == ([1, 4, 5], 2)
+    assert (trained_rounds, device.session.num_accepted) == ([1, 4, 5], 2)
 
 
 def test_a_process_logs_once_that_its_data_do_not_fit() -> None:

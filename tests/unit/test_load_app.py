@@ -43,17 +43,17 @@ def app_file(import_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", ["app", "make"])
-def test_an_app_is_found_in_a_file(app_file: Path, name: str) -> None:
+def test_an_app_is_loaded_from_a_file(app_file: Path, name: str) -> None:
     assert load_app(f"{app_file}:{name}").name == "filed"
 
 
-def test_an_app_is_found_in_a_module(app_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_app_is_loaded_from_a_module(app_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(app_file.parent))
     assert load_app("my_app:make").input_shapes == {"x": (4,)}
     sys.modules.pop("my_app")
 
 
-def test_what_is_no_app_is_said_clearly(app_file: Path) -> None:
+def test_a_wrong_app_has_a_clear_error(app_file: Path) -> None:
     for where, error, message in (
         ("my_app", InvalidInput, "App: got 'my_app', expected 'package.module:name' or 'path/to/file.py:name'"),
         (
@@ -101,16 +101,16 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_an_error_of_the_apps_own_code_is_told_with_its_file_and_line(import_path: Path, name: str) -> None:
+def test_an_error_of_the_apps_own_code_is_reported_with_its_file_and_line(import_path: Path, name: str) -> None:
     broken = BROKEN[name]
     (import_path / "app.py").write_text(broken.app)
     (import_path / "beside.py").write_text(broken.helper)
     where = f"{import_path / 'app.py'}:app"
-    with pytest.raises(UnsupportedModel) as caught:
+    with pytest.raises(UnsupportedModel) as excinfo:
         load_app(where)
-    at = f" at {import_path / broken.place}"
-    assert broken.text.format(at=at) in str(caught.value)
-    assert str(caught.value).startswith(f"App {where!r}: its own code raised ")
+    location = f" at {import_path / broken.place}"
+    assert broken.text.format(at=location) in str(excinfo.value)
+    assert str(excinfo.value).startswith(f"App {where!r}: its own code raised ")
 
 
 def test_a_broken_file_leaves_no_module(import_path: Path) -> None:

@@ -17,7 +17,7 @@ def record(message: str, *arguments: object, traceback: bool = False) -> logging
     return logging.LogRecord("peer", logging.INFO, "file.py", 1, message, arguments, info)
 
 
-def test_a_record_is_one_line_whatever_a_peer_sent() -> None:
+def test_a_record_is_one_line_for_any_text_of_a_peer() -> None:
     text = FORMATTER.format(record("call: %s", FORGED))
     assert text == r"INFO peer: call: bad\n2026-01-01 INFO fanin.server: all is well\r\x1b[2J\u202e\x00"
 
@@ -39,6 +39,6 @@ def test_a_traceback_is_indented_so_that_no_line_of_it_passes_for_a_record() -> 
 
 
 @pytest.mark.parametrize("text", ["", "plain", FORGED, "\ud800", "\u2028"])
-def test_what_is_printable_stays_and_all_else_is_escaped(text: str) -> None:
+def test_printable_text_stays_and_other_characters_are_escaped(text: str) -> None:
     assert printable(text).isprintable()
     assert printable(printable(text)) == printable(text)

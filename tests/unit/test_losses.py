@@ -17,10 +17,10 @@ def test_cross_entropy_is_torchs(seed: int, num: int, classes: int, spread: floa
     torch.manual_seed(seed)
     logits = (spread * torch.randn(num, classes, dtype=torch.float64)).requires_grad_()
     labels = torch.randint(classes, (num,))
-    got, expected = cross_entropy(logits, labels), nn.functional.cross_entropy(logits, labels, reduction="none")
-    torch.testing.assert_close(got, expected, **CLOSE)
-    (found,), (wanted,) = (torch.autograd.grad(loss.sum(), logits) for loss in (got, expected))
-    torch.testing.assert_close(found, wanted, **CLOSE)
+    actual, expected = cross_entropy(logits, labels), nn.functional.cross_entropy(logits, labels, reduction="none")
+    torch.testing.assert_close(actual, expected, **CLOSE)
+    (gradient,), (expected_gradient,) = (torch.autograd.grad(loss.sum(), logits) for loss in (actual, expected))
+    torch.testing.assert_close(gradient, expected_gradient, **CLOSE)
 
 
 @given(seed=SEEDS, num=st.integers(1, 4), places=st.integers(1, 6), classes=st.integers(2, 5))
@@ -28,16 +28,16 @@ def test_next_token_is_the_mean_over_the_places_that_have_one(seed: int, num: in
     torch.manual_seed(seed)
     logits = torch.randn(num, places, classes, dtype=torch.float64, requires_grad=True)
     tokens = torch.randint(-1, classes, (num, places))
-    got = next_token(logits, tokens)
-    assert got.shape == (num,)
+    losses = next_token(logits, tokens)
+    assert losses.shape == (num,)
     for sample in range(num):
-        kept = tokens[sample] >= 0
-        if kept.any():
-            expected = nn.functional.cross_entropy(logits[sample][kept], tokens[sample][kept])
-            torch.testing.assert_close(got[sample], expected, **CLOSE)
+        has_token = tokens[sample] >= 0
+        if has_token.any():
+            expected = nn.functional.cross_entropy(logits[sample][has_token], tokens[sample][has_token])
+            torch.testing.assert_close(losses[sample], expected, **CLOSE)
         else:
-            assert got[sample] == 0.0
-    (gradient,) = torch.autograd.grad(got.sum(), logits)
+            assert losses[sample] == 0.0
+    (gradient,) = torch.autograd.grad(losses.sum(), logits)
     assert gradient.isfinite().all()
     assert not gradient[tokens < 0].any()
 
@@ -45,11 +45,11 @@ def test_next_token_is_the_mean_over_the_places_that_have_one(seed: int, num: in
 @given(seed=SEEDS, shape=st.lists(st.integers(1, 4), min_size=2, max_size=4))
 def test_squared_error_is_torchs(seed: int, shape: list[int]) -> None:
     torch.manual_seed(seed)
-    values, wanted = torch.randn(2, *shape, dtype=torch.float64)
-    expected = nn.functional.mse_loss(values, wanted, reduction="none").reshape(len(values), -1).mean(dim=1)
-    torch.testing.assert_close(squared_error(values, wanted), expected, **CLOSE)
+    values, targets = torch.randn(2, *shape, dtype=torch.float64)
+    expected = nn.functional.mse_loss(values, targets, reduction="none").reshape(len(values), -1).mean(dim=1)
+    torch.testing.assert_close(squared_error(values, targets), expected, **CLOSE)
 
 
-def test_values_of_another_shape_are_no_error_of_theirs() -> None:
+def test_values_of_another_shape_are_refused() -> None:
     with pytest.raises(ValueError, match=r"squared error: got values \(4, 1\) and y \(4,\), expected the same"):
         squared_error(torch.zeros(4, 1), torch.zeros(4))

@@ -22,7 +22,7 @@ from fanin.server.aggregation.verify import verify_run
 from fanin.server.storage.protocols.leases import LeaseStore, RunWriter
 from fanin.server.storage.records import CommittedUpdate, RoundRecord
 
-WANTED = plan(concurrency=2, buffer=2, quorum=2, max_rounds=2)
+PLAN = plan(concurrency=2, buffer=2, quorum=2, max_rounds=2)
 
 
 class LossyWriter:
@@ -96,13 +96,13 @@ def lossy(folder: Path, *losses: str) -> Iterator[Place]:
 def test_a_round_whose_commit_was_reported_as_an_error_is_published_once(tmp_path: Path, losses: Sequence[str]) -> None:
     async def main() -> None:
         with lossy(tmp_path, *losses) as place:
-            await start(place.runs, bundle_in(tmp_path), WANTED)
+            await start(place.runs, bundle_in(tmp_path), PLAN)
             for _ in range(2):
                 await asyncio.sleep(5.0)
                 await send(place, "a")
                 await send(place, "b")
             await asyncio.sleep(5.0)
-            events = [recorded.event for recorded in place.state.runs.events("run")]
+            events = [record.event for record in place.state.runs.events("run")]
             assert [event.number for event in events if isinstance(event, VersionPublished)] == [1, 2]
             assert [event.round for event in events if isinstance(event, RoundOpened)] == [1, 2]
             assert (await place.runs.info("run")).state is RunState.FINISHED
@@ -112,21 +112,21 @@ def test_a_round_whose_commit_was_reported_as_an_error_is_published_once(tmp_pat
     run_virtual(main())
 
 
-def test_an_update_whose_commit_was_reported_as_an_error_counts_when_its_device_asks_again(tmp_path: Path) -> None:
+def test_an_update_whose_commit_was_reported_as_an_error_counts_when_its_device_retries(tmp_path: Path) -> None:
     async def main() -> None:
         with lossy(tmp_path, "commit") as place:
-            await start(place.runs, bundle_in(tmp_path), WANTED)
+            await start(place.runs, bundle_in(tmp_path), PLAN)
             await settle()
             work = await assignment(place, "a")
             with pytest.raises(Unavailable):
                 await send(place, "a", work)
             assert (await send(place, "a", work)).update_state is m.UpdateState.ACCEPTED
-            began_s = asyncio.get_running_loop().time()
+            start_s = asyncio.get_running_loop().time()
             await send(place, "b")
             await settle()
             # The Round did not wait for its deadline.
             assert (await place.runs.info("run")).version == 1
-            assert asyncio.get_running_loop().time() - began_s < 5.0
+            assert asyncio.get_running_loop().time() - start_s < 5.0
             await place.runs.stop()
 
     run_virtual(main())
@@ -135,7 +135,7 @@ def test_an_update_whose_commit_was_reported_as_an_error_counts_when_its_device_
 def test_a_failure_whose_commit_was_reported_as_an_error_is_recorded_once(tmp_path: Path) -> None:
     async def main() -> None:
         before = open_place(tmp_path)
-        await start(before.runs, bundle_in(tmp_path), WANTED)
+        await start(before.runs, bundle_in(tmp_path), PLAN)
         await settle()
         await send(before, "a")
         await before.runs.stop()
@@ -144,7 +144,7 @@ def test_a_failure_whose_commit_was_reported_as_an_error_is_recorded_once(tmp_pa
         with lossy(tmp_path, "fail") as place:
             await place.runs.start()
             await asyncio.sleep(5.0)
-            events = [recorded.event for recorded in place.state.runs.events("run")]
+            events = [record.event for record in place.state.runs.events("run")]
             assert len([event for event in events if isinstance(event, RoundFailed)]) == 1
             await place.runs.stop()
 

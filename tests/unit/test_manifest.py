@@ -16,7 +16,7 @@ from fanin.protos.errors import InvalidBundle
 Row = dict[str, Any]
 
 
-def test_what_is_dumped_parses_to_the_same_facts_and_the_same_bytes() -> None:
+def test_a_dumped_manifest_parses_to_the_same_facts_and_bytes() -> None:
     data = dump_manifest(manifest())
     assert parse_manifest(data) == manifest()
     assert dump_manifest(parse_manifest(data)) == data
@@ -181,19 +181,19 @@ WRONG: list[tuple[Callable[[Row], object], str]] = [
 
 
 @pytest.mark.parametrize(("change", "text"), WRONG, ids=[text for _, text in WRONG])
-def test_each_mistake_has_its_sentence(change: Callable[[Row], object], text: str) -> None:
+def test_each_mistake_has_its_error(change: Callable[[Row], object], text: str) -> None:
     with raises(InvalidBundle, text):
         parse_manifest(edited(change))
 
 
-@pytest.mark.parametrize("found", [FORMAT + 1, 0, None, "1", True, 1.0, [1]])
-def test_another_format_is_said_before_anything_else(found: object) -> None:
+@pytest.mark.parametrize("number", [FORMAT + 1, 0, None, "1", True, 1.0, [1]])
+def test_another_format_is_reported_before_any_other_mistake(number: object) -> None:
     text = (
-        f"manifest: got format {found!r}, expected 1; install a fanin that knows this format, "
+        f"manifest: got format {number!r}, expected 1; install a fanin that knows this format, "
         "or export the Bundle again"
     )
     with raises(InvalidBundle, text):
-        parse_manifest(json.dumps({"format": found, "new": "things"}).encode())
+        parse_manifest(json.dumps({"format": number, "new": "things"}).encode())
 
 
 OTHER_CODES = [
@@ -202,12 +202,12 @@ OTHER_CODES = [
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"\xff\xfe\xfd", b"[" * 100_000, *OTHER_CODES])
-def test_what_is_no_json_is_refused(data: bytes) -> None:
+def test_invalid_json_is_refused(data: bytes) -> None:
     with pytest.raises(InvalidBundle, match=r"^manifest: not JSON \("):
         parse_manifest(data)
 
 
-def test_what_is_no_object_is_refused() -> None:
+def test_json_that_is_no_object_is_refused() -> None:
     with raises(InvalidBundle, "manifest: got list, expected an object"):
         parse_manifest(b"[]")
 
@@ -301,10 +301,10 @@ def test_slots_that_could_not_be_filled_are_refused(wrong: tuple[Slot, ...], tex
         replace(manifest(), slots={"onnx": wrong})
 
 
-def test_a_bias_may_stand_on_frozen_scales() -> None:
+def test_a_bias_may_use_frozen_scales() -> None:
     on_spread = tuple(replace(slot, weight="spread", axis=0) for slot in (BIAS, BIAS_SCALE))
-    found = replace(manifest(), slots={"onnx": on_spread})
-    assert parse_manifest(dump_manifest(found)) == found
+    bias_manifest = replace(manifest(), slots={"onnx": on_spread})
+    assert parse_manifest(dump_manifest(bias_manifest)) == bias_manifest
 
 
 def test_the_slots_here_are_of_every_kind() -> None:

@@ -26,7 +26,7 @@ WORSE = Quality(
 VALUES = Quality(num_examples=4, loss_sum=2.0, squares_float=2.0, squares_int8=2.3, squares_wanted=100.0)
 
 
-def test_it_tells_points_and_shares() -> None:
+def test_the_text_has_points_and_shares() -> None:
     assert WORSE.drop_points == pytest.approx(1.5)
     assert str(WORSE) == "float 95.00 %, int8 93.50 %, agreeing 90.00 % on 200 labels"
     assert str(VALUES) == "mean loss 0.5000 on 4 examples, int8's squared error +15.00 %"
@@ -70,8 +70,8 @@ class Twins:
         has_classes = bundle.manifest.num_classes
 
         def evaluate(parameters: Float32s, batch: PaddedBatch) -> BatchEvaluation:
-            said = batch.inputs["x"].argmax(axis=-1).astype(np.int32) if has_classes else batch.inputs["x"]
-            return BatchEvaluation(loss_sum=float(batch.mask.sum()), predicted=said)
+            predictions = batch.inputs["x"].argmax(axis=-1).astype(np.int32) if has_classes else batch.inputs["x"]
+            return BatchEvaluation(loss_sum=float(batch.mask.sum()), predicted=predictions)
 
         return evaluate
 
@@ -80,7 +80,7 @@ class Twins:
         return lambda inputs: inputs["x"] + self._off
 
 
-def of(num_classes: int) -> Bundle:
+def bundle_with(num_classes: int) -> Bundle:
     """Return a Bundle with this number of classes; nothing else of it is used."""
     data = dump_manifest(replace(manifest(), num_classes=num_classes))
     signed = SignedManifest(data=data, public_key=PUBLISHER.public, signature=PUBLISHER.sign(BUNDLE_CONTEXT, data))
@@ -93,8 +93,8 @@ def batches_of(x: np.ndarray, y: np.ndarray) -> list[PaddedBatch]:
     mask = np.concatenate([np.ones(len(x), np.float32), np.zeros(pad, np.float32)])
     x, y = (np.concatenate([part, np.repeat(100 * part[:1], pad, axis=0)]) for part in (x, y))
     return [
-        PaddedBatch(inputs={"x": x[at : at + 4]}, y=y[at : at + 4], mask=mask[at : at + 4])
-        for at in range(0, len(x), 4)
+        PaddedBatch(inputs={"x": x[start : start + 4]}, y=y[start : start + 4], mask=mask[start : start + 4])
+        for start in range(0, len(x), 4)
     ]
 
 
@@ -106,33 +106,40 @@ def test_values_are_measured_as_all_of_them_at_once_would_be(num: int, shift: fl
     x = rng.standard_normal((num, 3)).astype(np.float32)
     y = (x + shift + rng.standard_normal((num, 3))).astype(np.float32)
     runtime = Twins(np.full(3, off, np.float32))
-    found = measure(runtime, of(0), NO_PARAMETERS, batches_of(x, y))
-    exact, wanted = x.astype(np.float64), y.astype(np.float64)
-    assert (found.num_examples, found.loss_sum, found.num_predictions) == (num, num, 0)
-    assert found.squares_float == pytest.approx(((exact - wanted) ** 2).sum(), rel=1e-6)
-    assert found.squares_int8 == pytest.approx((((x + np.float32(off)) - wanted) ** 2).sum(), rel=1e-6)
-    assert found.squares_wanted == pytest.approx(((wanted - wanted.mean(axis=0)) ** 2).sum(), rel=1e-6, abs=1e-9)
-    compared = compare(runtime, of(0), NO_PARAMETERS, batches_of(x, np.zeros_like(y)))
+    quality = measure(runtime, bundle_with(0), NO_PARAMETERS, batches_of(x, y))
+    exact, targets = x.astype(np.float64), y.astype(np.float64)
+    assert (quality.num_examples, quality.loss_sum, quality.num_predictions) == (num, num, 0)
+    assert quality.squares_float == pytest.approx(((exact - targets) ** 2).sum(), rel=1e-6)
+    assert quality.squares_int8 == pytest.approx((((x + np.float32(off)) - targets) ** 2).sum(), rel=1e-6)
+    assert quality.squares_wanted == pytest.approx(((targets - targets.mean(axis=0)) ** 2).sum(), rel=1e-6, abs=1e-9)
+    comparison = compare(runtime, bundle_with(0), NO_PARAMETERS, batches_of(x, np.zeros_like(y)))
     if num > 1:
         spread = ((exact - exact.mean(axis=0)) ** 2).sum()
         gap = (((x + np.float32(off)).astype(np.float64) - exact) ** 2).sum()
-        assert compared.relative_error == pytest.approx(math.sqrt(gap / spread), rel=1e-6, abs=1e-9)
+        assert comparison.relative_error == pytest.approx(math.sqrt(gap / spread), rel=1e-6, abs=1e-9)
 
 
 @pytest.mark.parametrize(("changed", "agreement", "is_good"), [(0, 1.0, True), (1, 0.99, True), (4, 0.96, False)])
 def test_classes_are_compared_by_how_often_both_choose_the_same(changed: int, agreement: float, is_good: bool) -> None:
     x = np.tile(np.array([0.0, 1.0], np.float32), (100, 1))
     x[:changed] = [0.0, 0.1]
-    found = compare(
-        Twins(np.array([0.5, 0.0], np.float32)), of(2), NO_PARAMETERS, batches_of(x, np.zeros(100, np.int32))
+    comparison = compare(
+        Twins(np.array([0.5, 0.0], np.float32)), bundle_with(2), NO_PARAMETERS, batches_of(x, np.zeros(100, np.int32))
     )
-    assert (found.num_examples, found.agreement, found.is_good) == (100, pytest.approx(agreement), is_good)
-    assert str(found) == f"int8 and float agree on {100 * agreement:.2f} % of the labels on 100 calibration examples"
+    assert (comparison.num_examples, comparison.agreement, comparison.is_good) == (
+        100,
+        pytest.approx(agreement),
+        is_good,
+    )
+    assert (
+        str(comparison) == f"int8 and float agree on {100 * agreement:.2f} % of the labels on 100 calibration examples"
+    )
 
 
-def test_values_that_are_all_alike_and_are_not_met_are_far_off() -> None:
+def test_any_error_of_values_that_are_all_alike_is_large() -> None:
     x = np.ones((4, 2), np.float32)
-    met, missed = (
-        compare(Twins(np.full(2, off, np.float32)), of(0), NO_PARAMETERS, batches_of(x, x)) for off in (0.0, 0.1)
+    exact, inexact = (
+        compare(Twins(np.full(2, off, np.float32)), bundle_with(0), NO_PARAMETERS, batches_of(x, x))
+        for off in (0.0, 0.1)
     )
-    assert met.is_good and not missed.is_good
+    assert exact.is_good and not inexact.is_good

@@ -146,10 +146,10 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     ),
     *(
         (
-            lambda what=what: replace(CAN, **{what: ("x",) * 17}),
-            f"capabilities: got 17 {what}, expected at most 16",
+            lambda key=key: replace(CAN, **{key: ("x",) * 17}),
+            f"capabilities: got 17 {key}, expected at most 16",
         )
-        for what in ("codecs", "runtimes", "graph_formats")
+        for key in ("codecs", "runtimes", "graph_formats")
     ),
     *(
         (
@@ -199,7 +199,7 @@ CAN = m.Capabilities(codecs=("fixed32",), runtimes=(), graph_formats=("onnx",))
 
 
 @pytest.mark.parametrize(("make", "text"), REFUSED, ids=[text for _, text in REFUSED])
-def test_a_value_that_breaks_a_rule_is_never_made(make: Callable[[], object], text: str) -> None:
+def test_a_value_that_breaks_a_rule_is_never_created(make: Callable[[], object], text: str) -> None:
     with raises(InvalidInput, text):
         make()
 

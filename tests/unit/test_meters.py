@@ -41,7 +41,7 @@ class Clock:
         return self.now_s
 
 
-class Kept:
+class RowSink:
     """A sink that stores its rows."""
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class Kept:
         self.closed = True
 
 
-def computed(work: StageWork, started_s: float, seconds: float) -> StageComputed:
+def stage_event(work: StageWork, started_s: float, seconds: float) -> StageComputed:
     return StageComputed(stage=0, work=work, started_s=started_s, seconds=seconds)
 
 
@@ -71,33 +71,33 @@ def step(number: int, started_s: float, data_s: float = 0.5, *stages: StageCompu
 
 
 def row(**changes: object) -> StepRecord:
-    known: dict[str, object] = {"step": 4, "loss": 2.5, "seconds": 2.0, "tokens_per_second": 12_345.0}
-    return StepRecord(**{**known, "data_seconds": 0.5, "peak_memory_bytes": 3_210_000_000, **changes})
+    defaults: dict[str, object] = {"step": 4, "loss": 2.5, "seconds": 2.0, "tokens_per_second": 12_345.0}
+    return StepRecord(**{**defaults, "data_seconds": 0.5, "peak_memory_bytes": 3_210_000_000, **changes})
 
 
 def test_a_row_has_the_rates_of_its_step() -> None:
-    kept, scale = Kept(), Scale(num_ranks=4, flops_per_token=1e6, peak_flops_per_second=1e9)
-    meter = Meter(scale, [kept], lambda: 77, lambda: {"tp": 9})
+    sink, scale = RowSink(), Scale(num_ranks=4, flops_per_token=1e6, peak_flops_per_second=1e9)
+    meter = Meter(scale, [sink], lambda: 77, lambda: {"tp": 9})
     for event in (*step(0, 100.0), *step(1, 102.0, 0.0)):
         meter.on(event)
-    told, second = kept.rows
-    assert (told.step, told.loss, told.seconds, told.data_seconds) == (0, 3.25, 2.0, 0.5)
-    assert told.tokens_per_second == 500.0
-    assert told.mfu == pytest.approx(1e6 * 500.0 / 4e9)
-    assert (told.peak_memory_bytes, told.gradient_norm, told.learning_rate) == (77, 0.5, 0.1)
-    assert told.bytes_by_axis == {"tp": 9}
-    assert told.waiting_share is None
+    first, second = sink.rows
+    assert (first.step, first.loss, first.seconds, first.data_seconds) == (0, 3.25, 2.0, 0.5)
+    assert first.tokens_per_second == 500.0
+    assert first.mfu == pytest.approx(1e6 * 500.0 / 4e9)
+    assert (first.peak_memory_bytes, first.gradient_norm, first.learning_rate) == (77, 0.5, 0.1)
+    assert first.bytes_by_axis == {"tp": 9}
+    assert first.waiting_share is None
     assert (second.step, second.seconds) == (1, 1.5)
     meter.close()
-    assert kept.closed
+    assert sink.closed
 
 
 def test_without_a_peak_there_is_no_mfu() -> None:
-    kept = Kept()
-    publish = Observers([Meter(Scale(flops_per_token=1e6), [kept])]).publish
+    sink = RowSink()
+    publish = Observers([Meter(Scale(flops_per_token=1e6), [sink])]).publish
     for event in step(0, 100.0):
         publish(event)
-    assert kept.rows[0].mfu is None
+    assert sink.rows[0].mfu is None
 
 
 def test_a_step_without_time_is_refused() -> None:
@@ -106,38 +106,42 @@ def test_a_step_without_time_is_refused() -> None:
 
 
 def test_a_pipeline_waits_when_its_stage_does_nothing() -> None:
-    kept, timeline = Kept(), Timeline(1)
-    publish = Observers([timeline, Meter(Scale(pipelined=True), [kept])]).publish
-    stages = [computed("forward", 100.5, 0.25), computed("backward", 100.9, 0.25), computed("weights", 101.2, 0.25)]
+    sink, timeline = RowSink(), Timeline(1)
+    publish = Observers([timeline, Meter(Scale(pipelined=True), [sink])]).publish
+    stages = [
+        stage_event("forward", 100.5, 0.25),
+        stage_event("backward", 100.9, 0.25),
+        stage_event("weights", 101.2, 0.25),
+    ]
     for event in step(0, 100.0, 0.5, *stages):
         publish(event)
-    assert kept.rows[0].waiting_share == pytest.approx(0.5)
+    assert sink.rows[0].waiting_share == pytest.approx(0.5)
     assert [phase.name for phase in timeline.spans] == [DATA, "forward", "backward", "weights", STEP]
 
 
-def test_what_a_stage_computes_in_an_evaluation_is_no_part_of_a_step() -> None:
-    kept = Kept()
-    meter = Meter(Scale(pipelined=True), [kept])
-    evaluated = computed("forward", 102.0, 9.0)
-    for event in (*step(0, 100.0), evaluated, *step(1, 120.0, 0.5, computed("forward", 120.5, 0.75))):
+def test_a_stage_of_an_evaluation_is_no_part_of_a_step() -> None:
+    sink = RowSink()
+    meter = Meter(Scale(pipelined=True), [sink])
+    evaluation = stage_event("forward", 102.0, 9.0)
+    for event in (*step(0, 100.0), evaluation, *step(1, 120.0, 0.5, stage_event("forward", 120.5, 0.75))):
         meter.on(event)
-    assert [row.waiting_share for row in kept.rows] == pytest.approx([1.0, 0.5])
+    assert [row.waiting_share for row in sink.rows] == pytest.approx([1.0, 0.5])
 
 
-@given(busy=st.floats(0.0, 10.0), whole=st.floats(0.0, 10.0))
-def test_a_share_is_a_share(busy: float, whole: float) -> None:
-    assert 0.0 <= waiting_share(busy, whole) <= 1.0
+@given(busy=st.floats(0.0, 10.0), total=st.floats(0.0, 10.0))
+def test_a_share_is_a_share(busy: float, total: float) -> None:
+    assert 0.0 <= waiting_share(busy, total) <= 1.0
 
 
-def test_a_trace_is_what_browsers_open(tmp_path: Path) -> None:
+def test_a_trace_has_the_format_of_browsers(tmp_path: Path) -> None:
     timeline = Timeline(3)
     for event in (*step(0, 100.0), *step(1, 102.0)):
         timeline.on(event)
     path = tmp_path / "rank-3.json"
     timeline.write(path)
-    read = json.loads(path.read_text())
-    assert read == json.loads(json.dumps(trace(timeline)))
-    name, *events = read["traceEvents"]
+    document = json.loads(path.read_text())
+    assert document == json.loads(json.dumps(trace(timeline)))
+    name, *events = document["traceEvents"]
     assert name["args"] == {"name": "rank 3"}
     assert [(each["name"], each["ph"], each["pid"], each["args"]["step"]) for each in events] == [
         (DATA, "X", 3, 0),
@@ -152,7 +156,7 @@ def test_a_trace_is_what_browsers_open(tmp_path: Path) -> None:
 
 def test_a_timeline_keeps_the_last_phases() -> None:
     timeline = Timeline(0, limit=2)
-    for event in step(4, 100.0, 0.5, computed("forward", 100.5, 1.0)):
+    for event in step(4, 100.0, 0.5, stage_event("forward", 100.5, 1.0)):
         timeline.on(event)
     assert list(timeline.spans) == [
         Span(name="forward", started_s=100.5, seconds=1.0, step=4),
@@ -173,7 +177,7 @@ def test_lines_of_json(tmp_path: Path) -> None:
     assert [json.loads(text)["step"] for text in path.read_text().splitlines()] == [4, 5]
 
 
-def test_a_line_says_what_is_known() -> None:
+def test_a_line_has_the_known_values() -> None:
     assert format_record(row()) == "step 5  loss 2.5000  12.3k tokens/s  3.21GB  data 25%"
     full = row(mfu=0.456, waiting_share=0.125, bytes_by_axis={"tp": 2_500_000, "pp": 0})
     assert format_record(full, 20) == (
@@ -211,8 +215,8 @@ def test_progress_on_a_terminal_writes_over_its_line() -> None:
     progress.write(row(loss=10.0))
     progress.write(row(loss=9.0))
     progress.close()
-    first, second, ended = out.getvalue().replace("\n", "\r").split("\r")[1:]
-    assert ended == ""
+    first, second, rest = out.getvalue().replace("\n", "\r").split("\r")[1:]
+    assert rest == ""
     assert len(second) == len(first)
 
 
@@ -220,28 +224,28 @@ class FakeWriter:
     """A TensorBoard writer."""
 
     def __init__(self) -> None:
-        self.noted: dict[str, tuple[float, int]] = {}
+        self.scalars: dict[str, tuple[float, int]] = {}
         self.closed = False
 
     def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> None:
-        self.noted[tag] = (scalar_value, global_step)
+        self.scalars[tag] = (scalar_value, global_step)
 
     def close(self) -> None:
         self.closed = True
 
 
-def test_tensorboard_gets_each_number_under_its_tag() -> None:
+def test_tensorboard_receives_each_number_under_its_tag() -> None:
     writer = FakeWriter()
     sink = TensorBoard(writer)
     sink.write(row(bytes_by_axis={"tp": 5}))
     sink.close()
-    assert writer.noted["loss"] == (2.5, 4)
-    assert writer.noted["bytes_by_axis/tp"] == (5.0, 4)
-    assert "mfu" not in writer.noted
+    assert writer.scalars["loss"] == (2.5, 4)
+    assert writer.scalars["bytes_by_axis/tp"] == (5.0, 4)
+    assert "mfu" not in writer.scalars
     assert writer.closed
 
 
-def test_tensorboard_without_its_library_says_what_to_install(tmp_path: Path) -> None:
+def test_tensorboard_without_its_library_names_the_package_to_install(tmp_path: Path) -> None:
     with pytest.raises(RuntimeMissing, match="no_such_library is not installed here; pip install tensorboardX"):
         open_tensorboard(tmp_path, "no_such_library")
 

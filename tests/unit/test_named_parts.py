@@ -81,11 +81,11 @@ def install(folder: Path, name: str, group: str, monkeypatch: pytest.MonkeyPatch
 def test_two_packages_with_one_name_are_both_named(key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("first", "second"):
         install(tmp_path / name, name, f"fanin.{key}s", monkeypatch)
-    wanted = replace(plan(), aggregation=AggregationPlan(**{key: "own"}))
+    run_plan = replace(plan(), aggregation=AggregationPlan(**{key: "own"}))
     factory = {"rule": rule_of, "outer_optimizer": optimizer_of}[key]
     text = "'own' is in each of the packages ['first', 'second'], expected one of them; uninstall the others"
     with raises(InvalidPlan, f"plan: aggregation.{key}: {text}"):
-        factory(wanted)
+        factory(run_plan)
 
 
 @pytest.mark.parametrize("key", ["rule", "outer_optimizer"])
@@ -99,7 +99,7 @@ def test_the_factory_of_another_distribution_that_fails_is_named(
     (tmp_path / "own_parts.py").write_text("def own(plan):\n    raise KeyError('beta')\n")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "own_parts", raising=False)
-    wanted = replace(plan(), aggregation=AggregationPlan(**{key: "own"}))
+    run_plan = replace(plan(), aggregation=AggregationPlan(**{key: "own"}))
     factory = {"rule": rule_of, "outer_optimizer": optimizer_of}[key]
     with raises(InvalidPlan, f"plan: aggregation.{key}: 'own' raised KeyError: 'beta'; correct that package"):
-        factory(wanted)
+        factory(run_plan)

@@ -35,7 +35,7 @@ def cases(draw: st.DrawFn) -> tuple[nn.Module, Tensor, Tensor]:
     return norm, x, num
 
 
-def passed(norm: nn.Module, x: Tensor, mask: Tensor, *, uses: int = 1) -> tuple[Tensor, dict[str, Tensor]]:
+def run_norm(norm: nn.Module, x: Tensor, mask: Tensor, *, uses: int = 1) -> tuple[Tensor, dict[str, Tensor]]:
     """Return (the output of a tracked norm for x, its next statistics)."""
     tracked = TrackedNorm(norm)
     tracked.begin(mask)
@@ -52,18 +52,18 @@ def statistics(norm: nn.Module) -> dict[str, Tensor]:
 def test_it_is_torchs_on_the_samples_that_count(case: tuple[nn.Module, Tensor, int]) -> None:
     norm, x, num = case
     mask = (torch.arange(len(x)) < num).double()
-    kept = x[:num].clone().requires_grad_()
+    unpadded = x[:num].clone().requires_grad_()
     padded = torch.cat([x[:num], 1e3 * torch.randn_like(x[num:])]).requires_grad_()
-    got, following = passed(norm, padded, mask)
-    expected = norm(kept)
-    torch.testing.assert_close(got[:num], expected, **CLOSE)
-    torch.testing.assert_close(following, statistics(norm), **CLOSE)
+    actual, next_statistics = run_norm(norm, padded, mask)
+    expected = norm(unpadded)
+    torch.testing.assert_close(actual[:num], expected, **CLOSE)
+    torch.testing.assert_close(next_statistics, statistics(norm), **CLOSE)
     # The gradient of padding is not compared: the loss masks it.
     pull = torch.randn_like(expected)
-    (found,) = torch.autograd.grad((got[:num] * pull).sum(), padded)
-    (wanted,) = torch.autograd.grad((expected * pull).sum(), kept)
-    torch.testing.assert_close(found[:num], wanted, rtol=1e-8, atol=1e-8)
-    assert not found[num:].any()
+    (gradient,) = torch.autograd.grad((actual[:num] * pull).sum(), padded)
+    (expected_gradient,) = torch.autograd.grad((expected * pull).sum(), unpadded)
+    torch.testing.assert_close(gradient[:num], expected_gradient, rtol=1e-8, atol=1e-8)
+    assert not gradient[num:].any()
 
 
 @given(case=cases())
@@ -77,29 +77,29 @@ def test_in_evaluation_it_is_torchs_too(case: tuple[nn.Module, Tensor, int]) -> 
 def test_a_batch_that_has_no_variance_moves_no_statistic(num: int) -> None:
     norm = random_norm((), 0.1, affine=True)
     x = torch.randn(4, 3, dtype=torch.float64)
-    got, following = passed(norm, x, (torch.arange(4) < num).double())
-    assert got.isfinite().all()
+    output, next_statistics = run_norm(norm, x, (torch.arange(4) < num).double())
+    assert output.isfinite().all()
     for name, value in statistics(norm).items():
-        assert torch.equal(following[name], value)
+        assert torch.equal(next_statistics[name], value)
 
 
 def test_of_several_values_one_sample_is_enough() -> None:
     norm = random_norm((5,), 0.1, affine=True)
     x = torch.randn(4, 3, 5, dtype=torch.float64)
-    _, following = passed(norm, x, torch.tensor([1.0, 0.0, 0.0, 0.0], dtype=torch.float64))
+    _, next_statistics = run_norm(norm, x, torch.tensor([1.0, 0.0, 0.0, 0.0], dtype=torch.float64))
     norm(x[:1])
-    torch.testing.assert_close(following, statistics(norm), **CLOSE)
+    torch.testing.assert_close(next_statistics, statistics(norm), **CLOSE)
 
 
 def test_a_layer_that_is_used_twice_moves_twice() -> None:
     norm = random_norm((), 0.3, affine=True)
     x = torch.randn(5, 3, dtype=torch.float64)
-    got, following = passed(norm, x, torch.ones(5, dtype=torch.float64), uses=2)
-    torch.testing.assert_close(got, norm(norm(x)), **CLOSE)
-    torch.testing.assert_close(following, statistics(norm), **CLOSE)
+    actual, next_statistics = run_norm(norm, x, torch.ones(5, dtype=torch.float64), uses=2)
+    torch.testing.assert_close(actual, norm(norm(x)), **CLOSE)
+    torch.testing.assert_close(next_statistics, statistics(norm), **CLOSE)
 
 
-def test_a_pass_leaves_nothing_behind_and_an_unused_layer_says_nothing() -> None:
+def test_a_pass_leaves_nothing_behind_and_an_unused_layer_reports_nothing() -> None:
     tracked = TrackedNorm(random_norm((), 0.1, affine=True))
     tracked.begin(torch.ones(2))
     assert tracked.finish() == {}
@@ -150,10 +150,10 @@ def test_one_value_a_channel_is_refused_as_torch_does() -> None:
     with pytest.raises(
         ValueError, match=r"norm: got one value for each channel \(1, 3\), expected more; use a larger batch"
     ):
-        passed(random_norm((), 0.1, affine=True), torch.randn(1, 3, dtype=torch.float64), torch.ones(1))
+        run_norm(random_norm((), 0.1, affine=True), torch.randn(1, 3, dtype=torch.float64), torch.ones(1))
 
 
-def test_a_variance_that_a_grid_took_below_zero_counts_as_none() -> None:
+def test_a_variance_that_a_grid_rounds_below_zero_counts_as_zero() -> None:
     (tracked,) = (TrackedNorm(random_norm((4,), 0.1, False)),)
     tracked.running_var[0] = -1e-3
     x = torch.randn(3, 3, 4, dtype=torch.float64)

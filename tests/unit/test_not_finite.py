@@ -74,12 +74,12 @@ def test_each_calibration_sample_is_checked() -> None:
     # Only the last four samples overflow, and they do not fill a batch.
     module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3))
     nn.init.ones_(module[0].weight)
-    found = app(module)
-    found.inputs["x"][16:] = 3e38
+    large_app = app(module)
+    large_app.inputs["x"][16:] = 3e38
     with pytest.raises(
         UnsupportedModel, match=r"in evaluation is not finite .*; module \d \(Linear\) returns infinity"
     ):
-        check_kept(prepare(found))
+        check_kept(prepare(large_app))
 
 
 def test_a_gradient_that_is_not_finite_in_torch_names_the_line_and_no_defect_of_the_export() -> None:

@@ -13,7 +13,7 @@ from fanin.protos.errors import InvalidInput
 STARTED, SETTLED = StepStarted(step=0), StepSettled(num_steps=1)
 
 
-class Told:
+class Recorder:
     """An observer that logs the events under its name, and returns a decision."""
 
     def __init__(self, log: list[tuple[str, Event]], name: str, decision: Decision | None = None) -> None:
@@ -50,7 +50,7 @@ class Odd:
 
 def test_observers_receive_each_event_in_their_order() -> None:
     log: list[tuple[str, Event]] = []
-    observers = Observers([Told(log, "a"), Told(log, "b")])
+    observers = Observers([Recorder(log, "a"), Recorder(log, "b")])
     observers.publish(STARTED)
     observers.publish(SETTLED)
     assert log == [("a", STARTED), ("b", STARTED), ("a", SETTLED), ("b", SETTLED)]
@@ -60,8 +60,8 @@ def test_observers_receive_each_event_in_their_order() -> None:
 @pytest.mark.parametrize("first", [True, False])
 def test_the_strongest_decision_counts_once(first: bool) -> None:
     decisions: list[Decision] = [Finish(reason="low"), Interrupt(reason="time")]
-    told = [Told([], "x", each) for each in (decisions if first else reversed(decisions))]
-    observers = Observers(told)
+    recorders = [Recorder([], "x", each) for each in (decisions if first else reversed(decisions))]
+    observers = Observers(recorders)
     observers.publish(STARTED)
     assert observers.verdict() == Interrupt(reason="time")
     assert observers.verdict() is None
@@ -69,24 +69,24 @@ def test_the_strongest_decision_counts_once(first: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("observer", "said"),
+    ("observer", "message"),
     [
         (Broken(), "observer 'x': raised ArithmeticError on StepStarted: no number"),
         (Exit(), "observer 'x': raised SystemExit on StepStarted: 3"),
         (Odd(), "observer 'x': got True from on(StepStarted), expected None, Finish or Interrupt"),
     ],
 )
-def test_a_guest_that_fails_is_named_and_silences_nobody(observer: object, said: str) -> None:
+def test_a_failing_guest_is_named_and_silences_no_other(observer: object, message: str) -> None:
     log: list[tuple[str, Event]] = []
-    observers = Observers([guest_of("'x'", observer), Told(log, "last", Finish(reason="low"))])
+    observers = Observers([guest_of("'x'", observer), Recorder(log, "last", Finish(reason="low"))])
     observers.publish(STARTED)
     observers.publish(SETTLED)
     assert [event for _, event in log] == [STARTED, SETTLED]
-    assert observers.verdict() == observers.verdict() == Failure(reason=said)
+    assert observers.verdict() == observers.verdict() == Failure(reason=message)
 
 
 def test_the_failure_of_any_guest_is_the_verdict() -> None:
-    observers = Observers([guest_of("'well'", Told([], "well")), guest_of("'ill'", Broken())])
+    observers = Observers([guest_of("'well'", Recorder([], "well")), guest_of("'ill'", Broken())])
     observers.publish(STARTED)
     failure = Failure(reason="observer 'ill': raised ArithmeticError on StepStarted: no number")
     assert observers.verdict() == failure
@@ -102,7 +102,7 @@ def test_a_keyboard_interrupt_ends_the_training() -> None:
 
 
 def test_a_guests_decision_names_it() -> None:
-    observers = Observers([Guest("'x'", Told([], "x", Finish(reason="low")))])
+    observers = Observers([Guest("'x'", Recorder([], "x", Finish(reason="low")))])
     observers.publish(SETTLED)
     assert observers.verdict() == Finish(reason="observer 'x': low")
 
@@ -117,15 +117,15 @@ class Named:
 
 
 @pytest.mark.parametrize(
-    ("observer", "said"),
+    ("observer", "message"),
     [
         (object(), "observer 0: got object, expected an object with a method on(event)"),
         (Named(), "observer 0: got Named, expected an object with a method on(event)"),
         (TwoEvents(), "observer 0: got on(event: "),
     ],
 )
-def test_what_is_no_observer_is_refused(observer: object, said: str) -> None:
-    with pytest.raises(InvalidInput, match=re.escape(said)):
+def test_an_object_that_is_no_observer_is_refused(observer: object, message: str) -> None:
+    with pytest.raises(InvalidInput, match=re.escape(message)):
         guest_of("0", observer)
 
 
@@ -151,7 +151,7 @@ class Careless:
 
 
 @pytest.mark.parametrize(
-    ("fault", "said"),
+    ("fault", "message"),
     [
         ("resume", "observer in a job that resumes: raised AssertionError on StepEnded: the first step is 0"),
         ("loss", "observer in a job that has losses that are not finite: raised TypeError on StepEnded"),
@@ -159,7 +159,7 @@ class Careless:
         ("value", "observer in a job that ends: got 'go on' from on(TrainingStarted), expected None"),
     ],
 )
-def test_the_contract_tells_each_fault(fault: str, said: str) -> None:
+def test_the_contract_reports_each_fault(fault: str, message: str) -> None:
     check_observer(lambda: Careless("none"))
-    with pytest.raises(AssertionError, match=re.escape(said)):
+    with pytest.raises(AssertionError, match=re.escape(message)):
         check_observer(lambda: Careless(fault))

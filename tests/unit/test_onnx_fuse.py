@@ -48,35 +48,35 @@ def model(
         ports(outputs),
         [numpy_helper.from_array(np.asarray(value), name) for name, value in (constants or {}).items()],
     )
-    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=10)
-    onnx.checker.check_model(made, full_check=True)
-    return made
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=10)
+    onnx.checker.check_model(proto, full_check=True)
+    return proto
 
 
-def run(found: onnx.ModelProto, feed: Mapping[str, Array]) -> list[Array]:
+def run(proto: onnx.ModelProto, feed: Mapping[str, Array]) -> list[Array]:
     """Run the model without onnxruntime's graph optimizations."""
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = 4
-    arrays: list[Array] = onnxruntime.InferenceSession(found.SerializeToString(), options).run(None, dict(feed))
+    arrays: list[Array] = onnxruntime.InferenceSession(proto.SerializeToString(), options).run(None, dict(feed))
     return arrays
 
 
-def kinds(found: onnx.ModelProto) -> list[str]:
+def kinds(proto: onnx.ModelProto) -> list[str]:
     """Return the types of the model's operators."""
-    return [row.op_type for row in found.graph.node]
+    return [row.op_type for row in proto.graph.node]
 
 
 def fused(plain: onnx.ModelProto, feed: Mapping[str, Array]) -> list[str]:
     """Fuse the model, check that its results stay the same, and return its operators."""
     before, ports = plain.SerializeToString(), [port.name for port in plain.graph.output]
-    found = fuse(plain)
+    result = fuse(plain)
     assert plain.SerializeToString() == before
-    onnx.checker.check_model(found, full_check=True)
-    assert [port.name for port in found.graph.output] == ports
-    for got, expected in zip(run(found, feed), run(plain, feed), strict=True):
-        np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
-    return kinds(found)
+    onnx.checker.check_model(result, full_check=True)
+    assert [port.name for port in result.graph.output] == ports
+    for actual, expected in zip(run(result, feed), run(plain, feed), strict=True):
+        np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5)
+    return kinds(result)
 
 
 def floats(*shape: int, seed: int = 0) -> npt.NDArray[np.float32]:
@@ -88,13 +88,13 @@ WIDE = {"wide": np.array([3, 4])}
 
 
 @pytest.mark.parametrize("names", ["x y", "y x"])
-def test_what_is_broadcast_anyway_is_not_expanded(names: str) -> None:
+def test_an_operand_that_is_broadcast_is_not_expanded(names: str) -> None:
     feed = {"x": floats(3, 4), "s": floats(3, 1)}
     nodes = [node("Expand", "s wide", "y"), node("Sub", names, "z")]
     assert fused(model(nodes, feed, {"z": (3, 4)}, WIDE), feed) == ["Sub"]
 
 
-def test_what_is_expanded_beyond_the_other_side_stays() -> None:
+def test_an_expansion_beyond_the_other_side_stays() -> None:
     feed = {"x": floats(1, 4), "s": floats(3, 1)}
     nodes = [node("Expand", "s wide", "y"), node("Mul", "x y", "z")]
     assert fused(model(nodes, feed, {"z": (3, 4)}, WIDE), feed) == ["Expand", "Mul"]
@@ -115,9 +115,9 @@ CLASSES = {"classes": np.arange(5), "last": np.array([-1])}
 def test_a_loss_picks_the_value_at_the_label(labels: list[int], keeps: bool, seed: int) -> None:
     feed = {"labels": np.array(labels).reshape(2, 3), "v": floats(2, 3, 5, seed=seed)}
     nodes = [*ONE_HOT, node("Mul", "chosen v", "m"), node("ReduceSum", "m last", "z", keepdims=int(keeps))]
-    found = fused(model(nodes, feed, {"z": (2, 3, 1) if keeps else (2, 3)}, CLASSES), feed)
-    assert "Gather" in found
-    assert "ReduceSum" not in found
+    operators = fused(model(nodes, feed, {"z": (2, 3, 1) if keeps else (2, 3)}, CLASSES), feed)
+    assert "Gather" in operators
+    assert "ReduceSum" not in operators
 
 
 @settings(max_examples=20)
@@ -131,9 +131,9 @@ def test_the_gradient_of_a_cross_entropy_is_put_at_the_label(labels: list[int], 
         node("Mul", "e s", "right"),
         node("Sub", "left right", "z"),
     ]
-    found = fused(model(nodes, feed, {"z": (6, 5)}, CLASSES), feed)
-    assert "ScatterElements" in found
-    assert "ReduceSum" not in found
+    operators = fused(model(nodes, feed, {"z": (6, 5)}, CLASSES), feed)
+    assert "ScatterElements" in operators
+    assert "ReduceSum" not in operators
 
 
 @pytest.mark.parametrize(
@@ -188,19 +188,21 @@ def test_a_sum_over_the_first_dimensions_is_a_product(
     shape: tuple[int, ...], axes: list[int], keeps: int, expected: list[str]
 ) -> None:
     feed = {"x": floats(*shape)}
-    made = feed["x"].sum(tuple(axes), keepdims=bool(keeps)).shape
-    plain = model([node("ReduceSum", "x axes", "z", keepdims=keeps)], feed, {"z": made}, {"axes": np.array(axes)})
+    output_shape = feed["x"].sum(tuple(axes), keepdims=bool(keeps)).shape
+    plain = model(
+        [node("ReduceSum", "x axes", "z", keepdims=keeps)], feed, {"z": output_shape}, {"axes": np.array(axes)}
+    )
     assert fused(plain, feed) == expected
 
 
-def test_a_sum_that_is_reshaped_is_made_in_that_shape() -> None:
+def test_a_sum_that_is_reshaped_is_computed_in_that_shape() -> None:
     feed = {"x": floats(6, 8)}
     nodes = [node("ReduceSum", "x axes", "s"), node("Reshape", "s flat", "z")]
     plain = model(nodes, feed, {"z": (8,)}, {"axes": np.array([0]), "flat": np.array([8])})
     assert fused(plain, feed) == ["MatMul"]
 
 
-def test_whole_numbers_are_summed_as_they_are() -> None:
+def test_integers_are_summed_as_they_are() -> None:
     feed = {"x": np.arange(48).reshape(6, 8)}
     nodes = [node("ReduceSum", "x axes", "s", keepdims=0), node("Cast", "s", "z", to=TensorProto.FLOAT)]
     plain = model(nodes, feed, {"z": (8,)}, {"axes": np.array([0])})
@@ -219,13 +221,13 @@ def momentum(*extra: Node, sides: str = "t b") -> tuple[list[Node], dict[str, Ar
     return [*nodes, *extra], feed, {"factor": np.array(0.9, np.float32)}
 
 
-def test_momentum_stands_in_the_product() -> None:
+def test_momentum_is_part_of_the_product() -> None:
     nodes, feed, constants = momentum()
     plain = model(nodes, feed, {"next": (3, 4)}, constants)
     assert fused(plain, feed) == ["Gemm"]
-    (made,) = fuse(plain).graph.node
-    assert list(made.input) == ["a", "b", "m"]
-    assert {row.name: round(helper.get_attribute_value(row), 6) for row in made.attribute} == {
+    (gemm,) = fuse(plain).graph.node
+    assert list(gemm.input) == ["a", "b", "m"]
+    assert {row.name: round(helper.get_attribute_value(row), 6) for row in gemm.attribute} == {
         "beta": 0.9,
         "transA": 1,
         "transB": 0,
@@ -264,7 +266,7 @@ def test_a_velocity_of_another_shape_or_a_stack_of_products_is_kept() -> None:
     assert fused(plain, feed) == kinds(plain)
 
 
-def test_names_that_are_taken_are_not_given_again() -> None:
+def test_names_in_use_are_not_used_again() -> None:
     feed = {"fused:5": floats(2, 3, 8)}
     nodes = [node("ReduceSum", "fused:5 axes", "fused:3", keepdims=1)]
     plain = model(nodes, feed, {"fused:3": (1, 3, 8)}, {"axes": np.array([0])})

@@ -23,11 +23,11 @@ def ca(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 
 @pytest.fixture
-def line(ca: bytes) -> Iterator[Connection]:
+def connection(ca: bytes) -> Iterator[Connection]:
     """A connection to a port without a listener: every call that is sent raises Unavailable."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        with closing(Connection(f"127.0.0.1:{taken.getsockname()[1]}", ca)) as connection:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        with closing(Connection(f"127.0.0.1:{sock.getsockname()[1]}", ca)) as connection:
             yield connection
 
 
@@ -68,10 +68,10 @@ WRONG: list[tuple[Callable[[Any], object], str]] = [
 
 
 @pytest.mark.parametrize(("call", "text"), WRONG, ids=[text for _, text in WRONG])
-def test_a_wrong_argument_is_refused_by_name(line: Connection, call: Callable[[Any], object], text: str) -> None:
-    with pytest.raises(InvalidInput) as caught:
-        call(Operator(line, "token"))
-    assert str(caught.value) == text
+def test_a_wrong_argument_is_refused_by_name(connection: Connection, call: Callable[[Any], object], text: str) -> None:
+    with pytest.raises(InvalidInput) as excinfo:
+        call(Operator(connection, "token"))
+    assert str(excinfo.value) == text
 
 
 def test_every_method_has_a_row() -> None:
@@ -93,15 +93,15 @@ NO_TOKEN = "characters that are no token, expected one line of printable ones"
         ("\u00e9", f"got 1 {NO_TOKEN}"),
     ],
 )
-def test_a_token_that_is_none_is_refused(line: Connection, token: Any, text: str) -> None:
-    with pytest.raises(InvalidInput) as caught:
-        Operator(line, token)
-    assert str(caught.value) == f"operator: token: {text}"
+def test_a_token_that_is_none_is_refused(connection: Connection, token: Any, text: str) -> None:
+    with pytest.raises(InvalidInput) as excinfo:
+        Operator(connection, token)
+    assert str(excinfo.value) == f"operator: token: {text}"
 
 
-def test_white_space_around_a_token_is_removed(line: Connection) -> None:
+def test_white_space_around_a_token_is_removed(connection: Connection) -> None:
     for token in ("abc", "abc\n", " abc\r\n"):
-        assert dict(Operator(line, token)._call.metadata)[AUTHORIZATION] == "Bearer abc"
+        assert dict(Operator(connection, token)._call.metadata)[AUTHORIZATION] == "Bearer abc"
 
 
 @pytest.mark.parametrize(
@@ -112,9 +112,9 @@ def test_white_space_around_a_token_is_removed(line: Connection) -> None:
     ],
 )
 def test_a_connection_to_a_wrong_argument_is_refused(address: Any, certificate: Any, text: str) -> None:
-    with pytest.raises(InvalidInput) as caught, Operator.connect(address, certificate, "token"):
+    with pytest.raises(InvalidInput) as excinfo, Operator.connect(address, certificate, "token"):
         pass
-    assert str(caught.value) == text
+    assert str(excinfo.value) == text
 
 
 def test_a_client_without_a_connection_is_refused() -> None:

@@ -61,21 +61,21 @@ def theirs(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Compute the same with ``torch.optim``. The state has fanin's names."""
     value = start.clone().requires_grad_()
-    found = optimizer.eager([value], rate)
+    twin = optimizer.eager([value], rate)
     for gradient in gradients:
         value.grad = gradient.clone()
-        found.step()
-    return value.detach(), {name: found.state[value][key] for name, key in optimizer.states.items()}
+        twin.step()
+    return value.detach(), {name: twin.state[value][key] for name, key in optimizer.states.items()}
 
 
 def close(
-    got: tuple[Tensor, Mapping[str, Tensor]], expected: tuple[Tensor, Mapping[str, Tensor]], **bounds: float
+    actual: tuple[Tensor, Mapping[str, Tensor]], expected: tuple[Tensor, Mapping[str, Tensor]], **bounds: float
 ) -> None:
     """Check that the parameters and the states are equal within the bounds."""
-    torch.testing.assert_close(got[0], expected[0], **bounds)
-    assert got[1].keys() == expected[1].keys()
+    torch.testing.assert_close(actual[0], expected[0], **bounds)
+    assert actual[1].keys() == expected[1].keys()
     for name, value in expected[1].items():
-        torch.testing.assert_close(got[1][name], value, **bounds)
+        torch.testing.assert_close(actual[1][name], value, **bounds)
 
 
 @given(
@@ -105,7 +105,7 @@ def test_the_twin_is_the_optimizer_that_it_is_named_after(optimizer: Optimizer, 
     assert type(optimizer.eager([torch.zeros(1, requires_grad=True)], 0.1)) is kind
 
 
-def test_what_each_keeps() -> None:
+def test_the_states_of_each_optimizer() -> None:
     assert dict(Sgd(momentum=0.0).states) == {}
     assert list(Sgd().states) == ["momentum"]
     assert list(Adam().states) == ["mean", "square"]
@@ -139,25 +139,25 @@ def test_a_gradient_that_is_always_zero_moves_nothing() -> None:
 )
 def test_clipping_is_torchs(max_norm: float, sizes: list[int], power: int) -> None:
     generator = torch.Generator().manual_seed(sum(sizes))
-    found = {
-        str(at): 10.0**power * torch.randn(size, dtype=torch.float64, generator=generator)
-        for at, size in enumerate(sizes)
+    gradients = {
+        str(index): 10.0**power * torch.randn(size, dtype=torch.float64, generator=generator)
+        for index, size in enumerate(sizes)
     }
-    parameters = [torch.zeros_like(value) for value in found.values()]
-    for parameter, gradient in zip(parameters, found.values(), strict=True):
+    parameters = [torch.zeros_like(value) for value in gradients.values()]
+    for parameter, gradient in zip(parameters, gradients.values(), strict=True):
         parameter.grad = gradient.clone()
     torch.nn.utils.clip_grad_norm_(parameters, max_norm)
-    got = clipped(found, max_norm)
-    assert list(got) == list(found)
-    for parameter, gradient in zip(parameters, got.values(), strict=True):
+    clipped_gradients = clipped(gradients, max_norm)
+    assert list(clipped_gradients) == list(gradients)
+    for parameter, gradient in zip(parameters, clipped_gradients.values(), strict=True):
         torch.testing.assert_close(gradient, parameter.grad, **CLOSE)
-    norm = math.sqrt(sum(float(value.square().sum()) for value in got.values()))
+    norm = math.sqrt(sum(float(value.square().sum()) for value in clipped_gradients.values()))
     assert norm <= max_norm * (1 + 1e-9)
 
 
 def test_without_a_bound_nothing_is_clipped() -> None:
-    found = {"a": torch.full((2,), 1e6)}
-    assert clipped(found, 0.0) is found
+    gradients = {"a": torch.full((2,), 1e6)}
+    assert clipped(gradients, 0.0) is gradients
 
 
 @pytest.mark.parametrize(

@@ -43,8 +43,8 @@ def test_the_nodes_of_a_gradient_belong_to_the_module_of_their_forward() -> None
     module = Twice()
 
     def gradient(x: Tensor) -> Tensor:
-        (found,) = torch.autograd.grad(module(x), x)
-        return found
+        (dx,) = torch.autograd.grad(module(x), x)
+        return dx
 
     with recorded_origins(module):
         graph = make_fx(gradient)(torch.ones(1, 2, requires_grad=True)).graph

@@ -30,8 +30,10 @@ async def take_round(place: Place, size: float) -> None:
     for device in "ab":
         work = await assignment(place, device)
         header, payload = update(work, size)
-        line = LoopbackTransport(fleet=place.coordinator, device=device, latency_s=0.01)
-        reply = await line.upload(header, lambda offset, size_bytes, data=payload: data[offset : offset + size_bytes])
+        transport = LoopbackTransport(fleet=place.coordinator, device=device, latency_s=0.01)
+        reply = await transport.upload(
+            header, lambda offset, size_bytes, data=payload: data[offset : offset + size_bytes]
+        )
         assert reply.update_state is m.UpdateState.ACCEPTED
     await settle()
 
@@ -64,7 +66,7 @@ def verdicts(place: Place) -> list[Verdict]:
     return list(verify_run(place.state, "run"))
 
 
-def test_momentum_goes_on_over_rounds_and_restarts(tmp_path: Path) -> None:
+def test_momentum_continues_over_rounds_and_restarts(tmp_path: Path) -> None:
     async def main() -> None:
         place = await after_rounds(tmp_path, ())
         for index, size in enumerate(SIZES):
@@ -105,10 +107,10 @@ def test_verify_finds_a_state_that_is_not_the_rounds(tmp_path: Path) -> None:
         await place.runs.stop()
         engine = open_engine(tmp_path / "state" / "fanin.db", Durability.PROCESS)
         with engine.begin() as connection:
-            copied = (
+            statement = (
                 "UPDATE outer_states SET artifact_proto = (SELECT artifact_proto FROM outer_states WHERE round = 1)"
             )
-            connection.execute(text(f"{copied} WHERE round = 2"))
+            connection.execute(text(f"{statement} WHERE round = 2"))
         assert [verdict.problem for verdict in verdicts(place)][:3] == [
             "",
             "",
@@ -133,7 +135,7 @@ def test_a_damaged_state_fails_the_round_with_a_reason(tmp_path: Path) -> None:
         path = tmp_path / "state" / "blobs" / ref.sha256[:2] / ref.sha256
         path.write_bytes(bytes(len(path.read_bytes())))
         await take_round(place, SIZES[1])
-        events = [recorded.event for recorded in place.state.runs.events("run")]
+        events = [record.event for record in place.state.runs.events("run")]
         reasons = [getattr(event, "reason", "") for event in events if type(event).__name__ == "RoundFailed"]
         assert reasons[:1] == ["version 1 is damaged on the coordinator's disk; the coordinator's log has the details"]
         await place.runs.stop()

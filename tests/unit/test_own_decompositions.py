@@ -50,7 +50,7 @@ def test_a_form_must_have_the_arguments_of_its_operator(form: Callable[..., obje
 
 
 @pytest.mark.parametrize("wrong", [lambda value: value.double(), lambda value: value[:1]], ids=["dtype", "shape"])
-def test_a_form_must_return_what_its_operator_returns(wrong: Callable[[Tensor], Tensor]) -> None:
+def test_a_form_must_return_the_shape_and_dtype_of_its_operator(wrong: Callable[[Tensor], Tensor]) -> None:
     def form(x: Tensor, other: Tensor) -> Tensor:
         return wrong(hypot(x, other))
 
@@ -76,7 +76,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return product if bias is None else product + bias
 
 
-def test_a_form_of_an_operator_that_torch_makes_of_others_is_exported() -> None:
+def test_a_form_of_an_operator_that_torch_composes_of_others_is_exported() -> None:
     # In a graph with a dynamic batch size, torch would call the form to compute the operator's own result.
     assert exported(with_forms({aten.linear.default: linear})).manifest.slots
 
@@ -300,7 +300,7 @@ def test_an_example_is_a_tuple_of_the_arguments(examples: list[tuple[object]], e
         check_decomposition(LGAMMA, lgamma, examples)
 
 
-def test_the_contract_wants_an_overload() -> None:
+def test_the_contract_requires_an_overload() -> None:
     with pytest.raises(UnsupportedModel, match=r"got the key .*aten\.lgamma.*expected an operator overload"):
         check_decomposition(aten.lgamma, lgamma, [(torch.ones(2),)])  # type: ignore[arg-type]  # the mistake itself
 

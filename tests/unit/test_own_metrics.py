@@ -146,7 +146,7 @@ def counts_of(names: tuple[str, ...], metrics: Mapping[str, Metric]) -> dict[str
     return dict(trainer.train(example_model(bundle), assignment, Countdown()).counts)
 
 
-def test_a_device_reports_what_the_plan_declares_and_nothing_else() -> None:
+def test_a_device_reports_only_the_metrics_of_the_plan() -> None:
     metrics = {"misses": Metric(function=misses)}
     counts = counts_of(("evaluate.misses", "evaluate.macro_f1_int8"), metrics)
     wrong = counts[m.EVAL_EXAMPLES] - counts[m.EVAL_CORRECT_FLOAT]
@@ -171,11 +171,11 @@ def test_metrics_of_more_examples_than_count_are_scaled_with_them() -> None:
 
 
 def test_a_record_has_a_training_for_each_set_of_declared_metrics(tmp_path: Path) -> None:
-    begun: list[str] = []
+    trainings: list[str] = []
 
     class Named:
         def begin(self, client: int, model: OpenedModel, assignment: m.Assignment) -> PendingTraining:
-            begun.append(assignment.statistics[-1].name)
+            trainings.append(assignment.statistics[-1].name)
             return lambda: Change(values=model.parameters, counts={m.EXAMPLES: 1}, num_steps=1)
 
     folder = RecordFolder(tmp_path / "record", "").folder
@@ -185,7 +185,7 @@ def test_a_record_has_a_training_for_each_set_of_declared_metrics(tmp_path: Path
         own = (*assignment.statistics, Statistic(name=name, bound=1))
         RecordedTrainings(Named(), folder).begin(0, example_model(bundle), replace(assignment, statistics=own))()
     # fanin computes only the metrics of the validation part.
-    assert begun == ["evaluate.right", "evaluate.wrong", "train.right"]
+    assert trainings == ["evaluate.right", "evaluate.wrong", "train.right"]
 
 
 def test_a_flower_app_has_metrics_of_its_own() -> None:

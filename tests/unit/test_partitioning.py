@@ -53,12 +53,12 @@ ALL: tuple[Partitioner, ...] = (
 def test_each_example_is_on_one_client_and_a_seed_decides_all(by: Partitioner, seed: int, num_clients: int) -> None:
     examples = labelled()
     parts = partition(examples, num_clients, by, seed=seed)
-    together = np.concatenate(parts.indices)
-    assert len(np.unique(together)) == len(together)
+    all_indices = np.concatenate(parts.indices)
+    assert len(np.unique(all_indices)) == len(all_indices)
     if not isinstance(by, Pathological) or num_clients * by.num_labels >= NUM_LABELS:
-        assert len(together) == NUM
-    again = partition(examples, num_clients, by, seed=seed)
-    assert all(np.array_equal(one, other) for one, other in zip(parts.indices, again.indices, strict=True))
+        assert len(all_indices) == NUM
+    repeat = partition(examples, num_clients, by, seed=seed)
+    assert all(np.array_equal(one, other) for one, other in zip(parts.indices, repeat.indices, strict=True))
     if num_clients > 1:
         other = partition(examples, num_clients, by, seed=seed + 1)
         assert not all(np.array_equal(one, two) for one, two in zip(parts.indices, other.indices, strict=True))
@@ -74,7 +74,7 @@ def unevenness(table: Int64s) -> float:
     return float(np.abs(shares - table.sum(axis=0) / table.sum()).sum(axis=1).mean() / 2)
 
 
-def test_each_partitioner_keeps_what_its_name_says() -> None:
+def test_each_partitioner_keeps_the_law_of_its_name() -> None:
     assert np.ptp(counts(Iid()).sum(axis=1)) <= 1
     assert np.ptp(counts(Dirichlet(alpha=0.1)).sum(axis=1)) <= 1
     assert unevenness(counts(Dirichlet(alpha=0.1))) > unevenness(counts(Dirichlet(alpha=1.0))) + 0.1
@@ -124,9 +124,9 @@ def test_a_feature_of_ones_own_decides() -> None:
 
 
 def test_an_alpha_that_leaves_clients_empty_names_them_and_one_that_works() -> None:
-    with pytest.raises(InvalidInput) as caught:
+    with pytest.raises(InvalidInput) as excinfo:
         partition(labelled(), 50, LabelSkew(alpha=0.01), seed=7)
-    text = str(caught.value)
+    text = str(excinfo.value)
     assert "of 50 clients have fewer than 2 examples with seed 7: 0, " in text
     alpha = float(text.rpartition(" ")[2])
     assert text.endswith(f"the smallest alpha that works with this seed is about {alpha:g}")
@@ -211,7 +211,7 @@ WIDE = (
         ),
     ],
 )
-def test_what_cannot_be_a_partition_is_one_error(num_clients: int, by: Partitioner, error: str) -> None:
+def test_an_impossible_partition_is_one_error(num_clients: int, by: Partitioner, error: str) -> None:
     with raises(InvalidInput, error):
         partition(labelled(), num_clients, by)
 

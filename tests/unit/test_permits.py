@@ -9,11 +9,11 @@ from fanin.server.access.permits import CHUNK_S, LENT_S, PERMIT_WAIT_S, Permit, 
 async def chunk(permit: Permit, *waits: float) -> float:
     """Receive a Chunk whose pieces arrive after these waits. Return its start. Times are in units of ``LENT_S``."""
     await permit.get()
-    begun = asyncio.get_running_loop().time() / LENT_S
+    start = asyncio.get_running_loop().time() / LENT_S
     for wait in waits:
         with permit.lent():
             await asyncio.sleep(wait * LENT_S)
-    return round(begun, 6)
+    return round(start, 6)
 
 
 async def upload(permits: Permits, *chunks: tuple[float, ...]) -> list[float]:
@@ -22,7 +22,7 @@ async def upload(permits: Permits, *chunks: tuple[float, ...]) -> list[float]:
         return [await chunk(permit, *waits) for waits in chunks]
 
 
-def test_the_quick_wait_for_each_other_and_stay_until_they_are_done() -> None:
+def test_fast_uploads_wait_for_each_other_and_keep_their_permits_to_the_end() -> None:
     async def main() -> list[list[float]]:
         permits = Permits(2)
         # Each Chunk takes longer than ``LENT_S``, but each piece is fast.
@@ -32,20 +32,20 @@ def test_the_quick_wait_for_each_other_and_stay_until_they_are_done() -> None:
     assert run_virtual(main()) == [[0, 2], [0, 2], [4, 6], [4, 6], [8, 10], [8, 10]]
 
 
-def test_the_slow_lend_theirs_and_give_back_no_more_than_they_took() -> None:
+def test_slow_uploads_lend_their_permits_and_free_each_only_once() -> None:
     async def main() -> list[list[float]]:
         permits = Permits(1)
         # Both slow uploads are silent for long. The third still starts after twice ``LENT_S``.
         slow = [asyncio.create_task(upload(permits, (1000.0,))) for _ in range(2)]
         third = await asyncio.create_task(upload(permits, (0.0,)))
-        begun = [*await asyncio.gather(*slow), third]
+        starts = [*await asyncio.gather(*slow), third]
         # If a permit were released twice, these two would not wait for each other.
-        return [*begun, *await asyncio.gather(*(upload(permits, (0.5,)) for _ in range(2)))]
+        return [*starts, *await asyncio.gather(*(upload(permits, (0.5,)) for _ in range(2)))]
 
     assert run_virtual(main()) == [[0], [1], [2], [1001], [1001.5]]
 
 
-def test_the_slow_need_none_until_they_are_quick() -> None:
+def test_slow_uploads_need_no_permit_until_they_are_fast() -> None:
     async def main() -> tuple[list[float], list[float]]:
         permits = Permits(1)
         slow = asyncio.create_task(upload(permits, (2.0,), (0.0,), (0.0,)))
@@ -59,7 +59,7 @@ def test_the_slow_need_none_until_they_are_quick() -> None:
     assert slow == [0, 2, 5]
 
 
-def test_who_sends_a_little_now_and_then_is_slow() -> None:
+def test_an_upload_that_trickles_is_slow() -> None:
     async def main() -> list[float]:
         permits = Permits(1)
         trickling = asyncio.create_task(upload(permits, (0.9,) * 100))
@@ -71,23 +71,23 @@ def test_who_sends_a_little_now_and_then_is_slow() -> None:
     assert run_virtual(main()) == [CHUNK_S / LENT_S, CHUNK_S / LENT_S + 2.5]
 
 
-def test_nobody_waits_longer_in_all_than_a_proxy_does() -> None:
+def test_no_upload_waits_longer_in_total_than_a_proxy_does() -> None:
     async def main() -> tuple[list[float], list[float]]:
         permits = Permits(1)
         # Fast Chunks for more than a minute and a half.
         long = asyncio.create_task(upload(permits, *[(0.75, 0.75)] * 640))
         await asyncio.sleep(0.0)
         waiting = await upload(permits, (0.25,), (0.25,))
-        begun = await long
-        return waiting, begun
+        starts = await long
+        return waiting, starts
 
-    waiting, begun = run_virtual(main())
+    waiting, starts = run_virtual(main())
     # The upload continues without a permit, and does not wait for one again.
     assert waiting == [PERMIT_WAIT_S / LENT_S, PERMIT_WAIT_S / LENT_S + 0.25]
-    assert begun[-1] == 639 * 1.5
+    assert starts[-1] == 639 * 1.5
 
 
-def test_who_fails_or_is_cancelled_gives_back() -> None:
+def test_a_failed_or_cancelled_upload_frees_its_permit() -> None:
     async def main() -> list[float]:
         permits = Permits(1)
         for _ in range(3):
@@ -100,7 +100,7 @@ def test_who_fails_or_is_cancelled_gives_back() -> None:
     assert run_virtual(main()) == [0.75]
 
 
-def test_what_waits_for_the_disk_keeps_its_permit() -> None:
+def test_an_upload_that_waits_for_the_disk_keeps_its_permit() -> None:
     async def main() -> list[float]:
         permits = Permits(1)
 
@@ -111,8 +111,8 @@ def test_what_waits_for_the_disk_keeps_its_permit() -> None:
 
         storing = asyncio.create_task(store())
         await asyncio.sleep(0.0)
-        begun = await upload(permits, (0.0,))
+        starts = await upload(permits, (0.0,))
         await storing
-        return begun
+        return starts
 
     assert run_virtual(main()) == [10.0 / LENT_S]

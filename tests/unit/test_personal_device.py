@@ -86,11 +86,11 @@ def test_a_device_that_is_killed_at_any_moment_sends_and_keeps_the_same_bits(tmp
     assert moments.names[first : first + 4] == ["StateStore.put", "UpdateStore.put", "StateStore.keep", "Course.upload"]
     for number, name in enumerate(moments.names, start=1):
         folder = tmp_path / str(number)
-        again = Course(bundle=fleet.bundle, works=list(works), chunks=fleet.chunks)
+        repeat = Course(bundle=fleet.bundle, works=list(works), chunks=fleet.chunks)
         with pytest.raises(Killed, match=f"^{name}$"):
-            take_part(again, folder, moments=Moments(number))
-        assert take_part(again, folder) == payloads, f"killed at moment {number}: {name}"
-        np.testing.assert_array_equal(stored(again, folder), last)
+            take_part(repeat, folder, moments=Moments(number))
+        assert take_part(repeat, folder) == payloads, f"killed at moment {number}: {name}"
+        np.testing.assert_array_equal(stored(repeat, folder), last)
 
 
 @settings(max_examples=15)
@@ -135,7 +135,7 @@ def test_damaged_personal_parameters_are_logged_and_older_ones_count(
     assert stored(fleet, tmp_path, before=3) is None
 
 
-def test_those_of_another_bundle_are_never_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_personal_parameters_of_another_bundle_are_never_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     fleet = personal_course(tmp_path / "one")
     take_part(fleet, tmp_path / "one")
     other = course(tmp_path / "two", STATES, (), local={"head.bias": (3,)})

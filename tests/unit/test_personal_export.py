@@ -90,23 +90,23 @@ def test_join_and_split_are_inverse(bundle: Bundle) -> None:
 
 def test_graphs_train_and_predict_with_both(bundle: Bundle) -> None:
     runtime, manifest = open_runtime("onnx"), bundle.manifest
-    begun = bundle.completed(bundle.initial_parameters())
+    initial = bundle.completed(bundle.initial_parameters())
     rng = np.random.default_rng(0)
     x, y = rng.standard_normal((4, 6)).astype(np.float32), np.array([0, 1, 2, 0], np.int32)
     step = runtime.open_train(bundle)
     batch = PaddedBatch(inputs={"x": x}, y=y, mask=np.ones(4, np.float32))
-    state, _ = step(step.begin(begun), batch, StepSettings(learning_rate=0.5, anchor=begun))
+    state, _ = step(step.begin(initial), batch, StepSettings(learning_rate=0.5, anchor=initial))
     changed = [
         bool((after != before).any())
-        for after, before in zip(manifest.split(state.parameters), manifest.split(begun), strict=True)
+        for after, before in zip(manifest.split(state.parameters), manifest.split(initial), strict=True)
     ]
     assert changed == [True, True]
-    shared, personal = manifest.split(begun)
+    shared, personal = manifest.split(initial)
     others = manifest.join(shared, personal + 1)
     assert not np.array_equal(
-        runtime.open_predict(bundle, begun)({"x": x}), runtime.open_predict(bundle, others)({"x": x})
+        runtime.open_predict(bundle, initial)({"x": x}), runtime.open_predict(bundle, others)({"x": x})
     )
-    with raises(ValueError, f"parameters: got float32 (56,), expected float32 ({begun.size},)"):
+    with raises(ValueError, f"parameters: got float32 (56,), expected float32 ({initial.size},)"):
         step(step.begin(shared), batch, StepSettings(learning_rate=0.5))
 
 
@@ -250,7 +250,7 @@ def test_a_version_is_evaluated_with_the_initial_personal_parameters(bundle: Bun
     assert (values["loss"], values["accuracy"]) == (expected.loss_sum / 4, expected.accuracy_float)
 
 
-def test_scaffold_corrects_only_what_travels(tmp_path: Path) -> None:
+def test_scaffold_corrects_only_the_shared_parameters(tmp_path: Path) -> None:
     app = app_with(local=["head.*", "norm.*"], optimizer=Sgd(momentum=0.0), scaffold=True)
     bundle = export(app, tmp_path / "bundle", PUBLISHER, formats=("onnx",)).bundle
     rng = np.random.default_rng(0)

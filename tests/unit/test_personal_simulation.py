@@ -54,8 +54,8 @@ def contradicting() -> Partition:
 
 
 def simulated(local: Sequence[str], **settings: object) -> Result:
-    given = SimulationSettings(plan=PLAN, seed=4, **settings)  # type: ignore[arg-type]
-    return simulate(app_with(local), contradicting(), cohort=NUM_CLIENTS, rounds=ROUNDS, settings=given)
+    simulation_settings = SimulationSettings(plan=PLAN, seed=4, **settings)  # type: ignore[arg-type]
+    return simulate(app_with(local), contradicting(), cohort=NUM_CLIENTS, rounds=ROUNDS, settings=simulation_settings)
 
 
 @pytest.fixture(scope="module")
@@ -70,14 +70,14 @@ def accuracy(module: nn.Module, client: int) -> float:
     return float((outputs.argmax(1).numpy() == labels_of(client, test.y)).mean())
 
 
-def test_personal_heads_learn_what_one_shared_model_cannot(personal: Result) -> None:
+def test_personal_heads_learn_labels_that_one_shared_model_cannot(personal: Result) -> None:
     shared = simulated([])
     assert shared.local == {}
-    together = [accuracy(shared.module, client) for client in range(NUM_CLIENTS)]
-    apart = [accuracy(personal.module_of(client), client) for client in range(NUM_CLIENTS)]
+    shared_accuracies = [accuracy(shared.module, client) for client in range(NUM_CLIENTS)]
+    personal_accuracies = [accuracy(personal.module_of(client), client) for client in range(NUM_CLIENTS)]
     # For an image, at most one client's label equals the prediction.
-    assert sum(together) <= 1.0
-    assert min(apart) > 0.85
+    assert sum(shared_accuracies) <= 1.0
+    assert min(personal_accuracies) > 0.85
     # The head of another client is no better than chance.
     assert accuracy(personal.module_of(0), 1) < 0.1
     # A client validates the Version with its own head.
@@ -130,13 +130,13 @@ def test_a_resumed_simulation_has_the_same_personal_parameters(personal: Result,
 
 
 @pytest.mark.nightly
-def test_worker_processes_and_absent_clients_keep_them(personal: Result) -> None:
+def test_worker_processes_and_absent_clients_keep_personal_parameters(personal: Result) -> None:
     assert same(simulated(["head.*"], processes=2), personal)
     away = DeviceModel(availability=OnOff(on_s=300.0, off_s=60.0))
     assert simulated(["head.*"], devices=away).local.keys() == {0, 1, 2}
 
 
-def test_the_engine_vmap_is_refused_and_auto_takes_graph() -> None:
+def test_the_engine_vmap_is_refused_and_auto_uses_graph() -> None:
     with pytest.raises(UnsupportedModel, match="expected no personal parameters for the engine vmap"):
         simulated(["head.*"], engine="vmap")
     assert simulated(["head.*"], engine="auto").engine == "graph"

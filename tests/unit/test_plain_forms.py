@@ -91,9 +91,9 @@ def test_a_plain_form_is_torchs_function(name: str) -> None:
     x = torch.randn(size, dtype=torch.float64)
     expected, own = value_and_gradient(function, x), operators(function, x)
     with PlainFunctions():
-        found = value_and_gradient(function, x)
+        actual = value_and_gradient(function, x)
         plain = operators(function, x)
-    torch.testing.assert_close(found, expected, **CLOSE)
+    torch.testing.assert_close(actual, expected, **CLOSE)
     assert plain != own, "expected another form than torch's"
 
 
@@ -137,8 +137,8 @@ def test_the_gradient_of_smooth_upsampling_is_torchs(
     scale = arguments.get("scale_factor")
     scales = scale if isinstance(scale, tuple) else (scale,) * (len(size) - 2)
     form = resampling.cubic_backward if mode == "bicubic" else resampling.linear_backward
-    found = form(dy, list(y.shape[2:]), list(size), bool(arguments["align_corners"]), *scales)
-    torch.testing.assert_close(found, expected, **CLOSE)
+    actual = form(dy, list(y.shape[2:]), list(size), bool(arguments["align_corners"]), *scales)
+    torch.testing.assert_close(actual, expected, **CLOSE)
 
 
 @pytest.mark.parametrize(("offset", "dim1", "dim2"), [(0, 0, 1), (1, 2, 0), (-2, 1, 2), (0, -1, 0)])
@@ -161,13 +161,13 @@ def test_the_gradient_of_windows_is_torchs(dim: int, size: int, step: int) -> No
 def test_values_are_added_at_an_index_as_in_torch(dim: int) -> None:
     x, src = torch.randn(3, 6, 5, dtype=torch.float64), torch.randn(3, 6, 5, dtype=torch.float64)
     index = torch.randint(0, x.shape[dim], (3, 6, 5)).narrow(dim, 0, 2)
-    found = ordering.scatter_add(x, dim, index, src)
-    torch.testing.assert_close(found, aten.scatter_add(x, dim, index, src), **CLOSE)
+    actual = ordering.scatter_add(x, dim, index, src)
+    torch.testing.assert_close(actual, aten.scatter_add(x, dim, index, src), **CLOSE)
     other = partial(ordering.scatter_add, x, dim, index[:2, :2, :2], src)
     assert other() is NotImplemented
-    line, rows = torch.randint(0, x.shape[dim], (2,)), src.narrow(dim, 0, 2)
-    found = ordering.index_add(x, dim, line, rows, alpha=0.5)
-    torch.testing.assert_close(found, aten.index_add(x, dim, line, rows, alpha=0.5), **CLOSE)
+    positions, rows = torch.randint(0, x.shape[dim], (2,)), src.narrow(dim, 0, 2)
+    actual = ordering.index_add(x, dim, positions, rows, alpha=0.5)
+    torch.testing.assert_close(actual, aten.index_add(x, dim, positions, rows, alpha=0.5), **CLOSE)
 
 
 def test_values_are_put_at_an_index_as_in_torch() -> None:

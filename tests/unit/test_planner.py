@@ -42,30 +42,30 @@ Action = tuple[str, int, int]
 """(kind, stage, microbatch)."""
 
 
-def wanted(model: str = "125m", **changes: object) -> LayoutRequest:
-    known: dict[str, object] = {"world": 8, "memory_bytes": 80 * GIGABYTE, "batch_size": 32, "sequence": 512}
-    return LayoutRequest(facts=decoder_facts(model, PRESETS[model]), machine=MACHINE, **{**known, **changes})
+def layout_request(model: str = "125m", **changes: object) -> LayoutRequest:
+    defaults: dict[str, object] = {"world": 8, "memory_bytes": 80 * GIGABYTE, "batch_size": 32, "sequence": 512}
+    return LayoutRequest(facts=decoder_facts(model, PRESETS[model]), machine=MACHINE, **{**defaults, **changes})
 
 
 def table(pipeline: Pipeline) -> list[list[Action]]:
     """Return the actions of each rank in torch's schedule, in order."""
     name, per_rank = pipeline.rules.torch_name, pipeline.stages_per_rank
     rows = get_schedule_ops(name, pipeline.num_ranks, pipeline.microbatches, num_stages_per_rank=per_rank)
-    return [list(_numbered(_actions(row), again=pipeline.schedule == "1F1B")) for row in rows]
+    return [list(_numbered(_actions(row), renumbers=pipeline.schedule == "1F1B")) for row in rows]
 
 
 def _actions(row: Sequence[object]) -> Iterator[Action]:
     for action in row:
         for each in getattr(action, "sub_actions", None) or (action,):
-            if found := re.fullmatch(r"(\d+)([FBIW])(\d+)", str(each)):
-                yield found[2], int(found[1]), int(found[3])
+            if match := re.fullmatch(r"(\d+)([FBIW])(\d+)", str(each)):
+                yield match[2], int(match[1]), int(match[3])
 
 
-def _numbered(actions: Iterator[Action], *, again: bool) -> Iterator[Action]:
-    """Renumber the microbatches if ``again``: torch's table of 1F1B starts some ranks at microbatch 1."""
+def _numbered(actions: Iterator[Action], *, renumbers: bool) -> Iterator[Action]:
+    """Renumber the microbatches if ``renumbers``: torch's table of 1F1B starts some ranks at microbatch 1."""
     seen: dict[str, int] = {}
     for kind, stage, number in actions:
-        yield kind, stage, seen.setdefault(kind, 0) if again else number
+        yield kind, stage, seen.setdefault(kind, 0) if renumbers else number
         seen[kind] = seen.get(kind, 0) + 1
 
 
@@ -74,26 +74,26 @@ def simulated(pipeline: Pipeline) -> tuple[float, list[int]]:
 
     A forward takes 1 unit, a backward 2.
     """
-    rows, ended = table(pipeline), dict[Action, float]()
+    rows, end_times = table(pipeline), dict[Action, float]()
     times, places = [0.0] * len(rows), [0] * len(rows)
-    live, most = [0] * len(rows), [0] * len(rows)
-    moved = True
-    while moved:
-        moved = False
+    live, peaks = [0] * len(rows), [0] * len(rows)
+    has_moved = True
+    while has_moved:
+        has_moved = False
         for rank, row in enumerate(rows):
             while places[rank] < len(row):
                 kind, stage, number = row[places[rank]]
                 needs = _needs(kind, stage, number, pipeline.num_stages)
-                if not all(need in ended for need in needs):
+                if not all(need in end_times for need in needs):
                     break
-                times[rank] = max([times[rank], *(ended[need] for need in needs)]) + (2 if kind == BACKWARD else 1)
-                ended["D" if kind in (BACKWARD, INPUTS) else kind, stage, number] = times[rank]
+                times[rank] = max([times[rank], *(end_times[need] for need in needs)]) + (2 if kind == BACKWARD else 1)
+                end_times["D" if kind in (BACKWARD, INPUTS) else kind, stage, number] = times[rank]
                 live[rank] += {FORWARD: 1, INPUTS: 0}.get(kind, -1)
-                most[rank] = max(most[rank], live[rank])
+                peaks[rank] = max(peaks[rank], live[rank])
                 places[rank] += 1
-                moved = True
+                has_moved = True
     assert [len(row) for row in rows] == places, "the schedule came to its end"
-    return max(times) / 3 - pipeline.microbatches * pipeline.stages_per_rank, most
+    return max(times) / 3 - pipeline.microbatches * pipeline.stages_per_rank, peaks
 
 
 def _needs(kind: str, stage: int, number: int, num_stages: int) -> list[Action]:
@@ -110,12 +110,12 @@ def _needs(kind: str, stage: int, number: int, num_stages: int) -> list[Action]:
 def test_laws_of_schedules_are_those_of_torchs_tables(schedule: str, times: int, ranks: int) -> None:
     stages = SCHEDULES[schedule].default_stages
     pipeline = Pipeline(schedule=schedule, num_ranks=ranks, stages_per_rank=stages, microbatches=times * ranks)
-    waited, live = simulated(pipeline)
-    assert bubble_units(pipeline) == pytest.approx(waited)
+    wait, live = simulated(pipeline)
+    assert bubble_units(pipeline) == pytest.approx(wait)
     expected = [max_in_flight(pipeline, rank) for rank in range(ranks)]
     if schedule == "ZBV" and times == 1:
         # Too few microbatches to fill both directions. The law holds for a full pipeline.
-        assert all(got <= law for got, law in zip(live, expected, strict=True))
+        assert all(peak <= law for peak, law in zip(live, expected, strict=True))
     else:
         assert live == expected
 
@@ -128,58 +128,60 @@ def test_the_share_of_a_bubble(ranks: int, microbatches: int) -> None:
 
 @given(number=st.integers(1, 96))
 def test_factorisations_are_all_and_once(number: int) -> None:
-    found = list(factorisations(number))
-    assert len(set(found)) == len(found)
-    assert all(prod(each) == number for each in found)
+    factors = list(factorisations(number))
+    assert len(set(factors)) == len(factors)
+    assert all(prod(each) == number for each in factors)
     divisors = [each for each in range(1, number + 1) if number % each == 0]
     triples = [(a, b, c) for a in divisors for b in divisors for c in divisors if number % (a * b * c) == 0]
-    assert {each[:3] for each in found} == set(triples)
+    assert {each[:3] for each in factors} == set(triples)
 
 
-def test_every_way_is_legal_and_fits_and_the_fastest_is_first() -> None:
-    asked = wanted(memory_bytes=6 * GIGABYTE)
-    found = plan(asked)
-    assert len(found) > 50
-    seconds = [choice.timing.seconds for choice in found]
+def test_every_layout_is_legal_and_fits_and_the_fastest_is_first() -> None:
+    request = layout_request(memory_bytes=6 * GIGABYTE)
+    choices = plan(request)
+    assert len(choices) > 50
+    seconds = [choice.timing.seconds for choice in choices]
     assert seconds == sorted(seconds)
-    for choice in found:
+    for choice in choices:
         job = choice.job
-        check_job(asked.facts.layout, job.parallel, job.training, asked.world)
-        assert choice.memory.total <= asked.memory_bytes
+        check_job(request.facts.layout, job.parallel, job.training, request.world)
+        assert choice.memory.total <= request.memory_bytes
         assert "most memory is" in choice.reason
         # No layout is faster than its matrix products.
         assert 0.0 < choice.mfu <= MACHINE.efficiency * (1 + 1e-9)
-    assert len(found) < len(list(jobs(asked))), "some did not fit"
-    assert {str(choice.job.parallel.mesh) for choice in found} >= {"dp_shard=8", "pp=2,dp_shard=2,tp=2"}
+    assert len(choices) < len(list(jobs(request))), "some did not fit"
+    assert {str(choice.job.parallel.mesh) for choice in choices} >= {"dp_shard=8", "pp=2,dp_shard=2,tp=2"}
 
 
-def test_it_picks_the_known_best() -> None:
+def test_the_planner_picks_the_known_best() -> None:
     # A model that is small for the memory, and fast links: replicas or shards, no split layers, no recomputation.
-    best = plan(wanted("125m"))[0].job.parallel
+    best = plan(layout_request("125m"))[0].job.parallel
     assert (best.mesh.pp, best.mesh.tp, best.recompute) == (1, 1, "none")
     # 8 B parameters in half of the memory that they need without sharding: the planner shards.
-    best = plan(wanted("8b", world=8, batch_size=8, sequence=2048))[0].job.parallel
+    best = plan(layout_request("8b", world=8, batch_size=8, sequence=2048))[0].job.parallel
     assert best.mesh.dp_shard * best.mesh.tp * best.mesh.pp >= 8
 
 
-def test_what_cannot_fit_is_refused_with_the_least_that_would_do() -> None:
-    with pytest.raises(InvalidInput, match=r"8b does not fit: got 2 GB a rank, expected at least ([\d.]+) GB") as told:
-        plan(wanted("8b", memory_bytes=2 * GIGABYTE))
-    least = min(worst_memory(job, fused_norms=True).total for job in jobs(wanted("8b")))
-    assert f"at least {least / GIGABYTE:.3g} GB, which mesh " in str(told.value)
-    assert "full recomputation" in str(told.value)
-    assert plan(wanted("8b", memory_bytes=least))
+def test_a_model_that_cannot_fit_is_refused_with_the_least_memory_that_fits() -> None:
+    with pytest.raises(
+        InvalidInput, match=r"8b does not fit: got 2 GB a rank, expected at least ([\d.]+) GB"
+    ) as excinfo:
+        plan(layout_request("8b", memory_bytes=2 * GIGABYTE))
+    least = min(worst_memory(job, fused_norms=True).total for job in jobs(layout_request("8b")))
+    assert f"at least {least / GIGABYTE:.3g} GB, which mesh " in str(excinfo.value)
+    assert "full recomputation" in str(excinfo.value)
+    assert plan(layout_request("8b", memory_bytes=least))
 
 
 def test_a_batch_that_no_mesh_divides_is_refused() -> None:
     with pytest.raises(InvalidInput, match="no mesh of 13 ranks fits 125m: 12 layers, 12 heads"):
-        plan(wanted(world=13, batch_size=3))
+        plan(layout_request(world=13, batch_size=3))
 
 
 @pytest.mark.parametrize("name", ["world", "memory_bytes", "batch_size", "sequence"])
 def test_numbers_are_positive(name: str) -> None:
     with pytest.raises(InvalidInput, match=f"^{name}: got 0, expected at least 1"):
-        wanted(**{name: 0})
+        layout_request(**{name: 0})
 
 
 def parallel(mesh: str, **changes: object) -> ParallelSettings:
@@ -187,26 +189,28 @@ def parallel(mesh: str, **changes: object) -> ParallelSettings:
 
 
 def memory(mesh: str, **changes: object) -> int:
-    return worst_memory(wanted(batch_size=64).job(parallel(mesh, **changes))).total
+    return worst_memory(layout_request(batch_size=64).job(parallel(mesh, **changes))).total
 
 
 def test_memory_falls_as_it_should() -> None:
     assert memory("dp_shard=8") < memory("dp_replicate=2,dp_shard=4") < memory("dp_replicate=8")
-    kept = [memory("dp_shard=8", recompute=mode) for mode in ("full", "selective", "none")]
-    assert kept == sorted(kept)
-    assert len(set(kept)) == 3
+    totals = [memory("dp_shard=8", recompute=mode) for mode in ("full", "selective", "none")]
+    assert totals == sorted(totals)
+    assert len(set(totals)) == 3
     assert memory("dp_shard=8", microbatches=8) < memory("dp_shard=8", microbatches=2)
     assert memory("pp=8", microbatches=16) < memory("pp=8", microbatches=16, schedule="GPipe")
     assert memory("dp_shard=8", offload=True) < memory("dp_shard=8")
     for mesh in ("tp=4,dp_shard=2", "pp=2,tp=4"):
-        pieces = {"microbatches": 4}
-        assert memory(mesh, sequence_parallel=True, **pieces) < 0.95 * memory(mesh, **pieces)
+        options = {"microbatches": 4}
+        assert memory(mesh, sequence_parallel=True, **options) < 0.95 * memory(mesh, **options)
 
 
 @pytest.mark.parametrize("mesh", ["dp_shard=8", "dp_replicate=8", "dp_shard=2,tp=4", "pp=2,dp_shard=4"])
 def test_double_precision_needs_twice_the_bytes_of_full_precision(mesh: str) -> None:
     full, double = (
-        wanted(batch_size=64).job(ParallelSettings(mesh=MeshShape.parse(mesh), microbatches=2, precision=precision))
+        layout_request(batch_size=64).job(
+            ParallelSettings(mesh=MeshShape.parse(mesh), microbatches=2, precision=precision)
+        )
         for precision in ("full", "double")
     )
     assert worst_memory(double).total == 2 * worst_memory(full).total
@@ -215,31 +219,31 @@ def test_double_precision_needs_twice_the_bytes_of_full_precision(mesh: str) -> 
 
 
 def predicted(mesh: str, machine: Machine = MACHINE, **changes: object) -> Timing:
-    return predict_timing(wanted(batch_size=64).job(parallel(mesh, **changes)), machine)
+    return predict_timing(layout_request(batch_size=64).job(parallel(mesh, **changes)), machine)
 
 
 def seconds(mesh: str, machine: Machine = MACHINE, **changes: object) -> float:
     return predicted(mesh, machine, **changes).seconds
 
 
-def test_sequences_are_shared_out_where_that_lets_a_way_fit_and_only_where_it_can_be() -> None:
-    found = [choice for choice in plan(wanted(world=4, batch_size=4)) if choice.job.tp > 1]
-    split = [choice for choice in found if choice.job.parallel.sequence_parallel]
-    assert {choice.job.parallel.sequence_parallel for choice in found} == {False, True}
+def test_sequences_are_sharded_where_a_layout_supports_it() -> None:
+    choices = [choice for choice in plan(layout_request(world=4, batch_size=4)) if choice.job.tp > 1]
+    split = [choice for choice in choices if choice.job.parallel.sequence_parallel]
+    assert {choice.job.parallel.sequence_parallel for choice in choices} == {False, True}
     assert all("sequence parallelism" in describe(choice.job.parallel) for choice in split)
     # It cuts the bytes between pipeline neighbours to a quarter. The ring inside a layer carries the same amount.
     one, other = (
-        predict_traffic(wanted().job(parallel("pp=2,tp=4", microbatches=4, sequence_parallel=each)))
+        predict_traffic(layout_request().job(parallel("pp=2,tp=4", microbatches=4, sequence_parallel=each)))
         for each in (True, False)
     )
     assert 4 * one["pp", SEND].size_bytes == other["pp", SEND].size_bytes
-    carried = [
+    tp_bytes = [
         sum(amount.wire_bytes(kind, 4) for (axis, kind), amount in counts.items() if axis == "tp")
         for counts in (one, other)
     ]
     # The difference is the gradients of the norms.
-    assert 1.0 < carried[0] / carried[1] < 1.001
-    uneven = list(jobs(wanted(world=4, batch_size=4, sequence=511)))
+    assert 1.0 < tp_bytes[0] / tp_bytes[1] < 1.001
+    uneven = list(jobs(layout_request(world=4, batch_size=4, sequence=511)))
     assert not [job for job in uneven if job.parallel.sequence_parallel]
 
 
@@ -247,23 +251,23 @@ def test_time_rises_as_it_should() -> None:
     assert seconds("dp_shard=8") < seconds("dp_shard=8", recompute="full")
     assert seconds("pp=4,dp_shard=2", microbatches=16) < seconds("pp=4,dp_shard=2", microbatches=4)
     # A schedule with a smaller bubble loses much more to recomputation.
-    filled, other = "InterleavedZeroBubble", "Interleaved1F1B"
-    whole, again = (
-        [seconds("pp=2,dp_shard=4", microbatches=4, schedule=name, recompute=mode) for name in (filled, other)]
+    zero_bubble, other = "InterleavedZeroBubble", "Interleaved1F1B"
+    without_recompute, with_recompute = (
+        [seconds("pp=2,dp_shard=4", microbatches=4, schedule=name, recompute=mode) for name in (zero_bubble, other)]
         for mode in ("none", "full")
     )
-    assert whole[0] < whole[1]
-    assert again[0] > 2 * again[1]
+    assert without_recompute[0] < without_recompute[1]
+    assert with_recompute[0] > 2 * with_recompute[1]
     slow = replace(MACHINE, topology=Topology(inside=link_of("0.1"), between=link_of("0.1"), ranks_per_node=8))
     assert seconds("tp=4,dp_shard=2", slow) > 2 * seconds("tp=4,dp_shard=2")
     half = replace(MACHINE, efficiency=MACHINE.efficiency / 2)
     assert predicted("dp_shard=8", half).compute_s == pytest.approx(2 * predicted("dp_shard=8").compute_s)
-    apart = replace(MACHINE, topology=replace(TOPOLOGY, ranks_per_node=2))
-    assert seconds("tp=4,dp_shard=2") < seconds("tp=4,dp_shard=2", apart)
+    small_nodes = replace(MACHINE, topology=replace(TOPOLOGY, ranks_per_node=2))
+    assert seconds("tp=4,dp_shard=2") < seconds("tp=4,dp_shard=2", small_nodes)
 
 
 @given(size=st.integers(1, 10**12), ranks=st.integers(2, 512))
-def test_a_ring_takes_its_latency_and_its_bytes(size: int, ranks: int) -> None:
+def test_a_ring_costs_its_latency_and_its_bytes(size: int, ranks: int) -> None:
     link = Link(name="x", latency_s=0.5, bytes_per_second=100.0, source="given")
     share = size * (ranks - 1) / ranks / 100.0
     amount = Amount(num_calls=1, size_bytes=size)
@@ -290,7 +294,7 @@ def test_a_link_has_a_speed(text: str) -> None:
         link_of(text)
 
 
-def test_the_command_tells_a_person_and_a_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_a_text_and_writes_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["plan", "--model", "125m", "--world", "4", "--memory", "20", "--link", "100", "--batch", "8"]
     assert main([*words, "--top", "3"]) == 0
     text = capsys.readouterr().out
@@ -324,19 +328,19 @@ def test_one_mesh_is_priced_also_if_it_does_not_fit(tmp_path: Path, capsys: pyte
 
 
 def test_the_price_of_a_mesh_is_that_of_the_search() -> None:
-    fitting = {describe(each.job.parallel): each for each in plan(wanted())}
-    priced = [each for each in price(wanted(), MeshShape(pp=2, dp_shard=4)) if each.fits]
-    assert priced
-    for each in priced:
-        other = fitting[describe(each.job.parallel)]
+    search = {describe(each.job.parallel): each for each in plan(layout_request())}
+    choices = [each for each in price(layout_request(), MeshShape(pp=2, dp_shard=4)) if each.fits]
+    assert choices
+    for each in choices:
+        other = search[describe(each.job.parallel)]
         assert (each.timing, each.memory, each.reason) == (other.timing, other.memory, other.reason)
 
 
-def test_a_mesh_that_breaks_a_rule_is_told_with_the_rule() -> None:
+def test_a_mesh_that_breaks_a_rule_is_refused_with_the_rule() -> None:
     with pytest.raises(InvalidInput, match="got heads 12 and tp 8, expected a multiple"):
-        price(wanted(), MeshShape(tp=8))
+        price(layout_request(), MeshShape(tp=8))
     with pytest.raises(InvalidInput, match="= 4 ranks, got a world of 8"):
-        price(wanted(), MeshShape(dp_shard=4))
+        price(layout_request(), MeshShape(dp_shard=4))
 
 
 class Terminal(StringIO):
@@ -349,27 +353,27 @@ class Terminal(StringIO):
 @pytest.mark.parametrize(("stream", "lines"), [(StringIO(), 2), (Terminal(), 6)])
 def test_a_long_search_reports_its_progress(stream: StringIO, lines: int) -> None:
     times_s = iter([0.0, 0.5, 1.5, 2.6, 3.7, 4.8, 5.9, 7.0])
-    shown = progress_of(stream, lambda: next(times_s))
+    progress = progress_of(stream, lambda: next(times_s))
     for number in range(7):
-        shown(number / 10, 1000 * number)
+        progress(number / 10, 1000 * number)
     first, *others = stream.getvalue().replace("\r", "\n").strip().splitlines()
     assert first == "plan: 10% of the meshes, 1,000 ways, 2 s"
     assert len(others) == lines - 1
 
 
 def test_meshes_whose_parameters_alone_are_too_many_are_not_tried() -> None:
-    told: list[tuple[float, int]] = []
-    tight = wanted("8b", world=16, batch_size=16)
-    assert plan(tight, lambda share, num_ways: told.append((share, num_ways)))
+    reports: list[tuple[float, int]] = []
+    tight = layout_request("8b", world=16, batch_size=16)
+    assert plan(tight, lambda share, num_ways: reports.append((share, num_ways)))
     # Each layout that is tried is reported.
-    assert len(told) == told[-1][1] < sum(1 for _ in jobs(tight))
-    assert [share for share, _ in told] == sorted(share for share, _ in told)
+    assert len(reports) == reports[-1][1] < sum(1 for _ in jobs(tight))
+    assert [share for share, _ in reports] == sorted(share for share, _ in reports)
 
 
 @pytest.mark.nightly
 def test_a_thousand_ranks_take_ten_seconds_of_a_processor() -> None:
     started_s = process_time()
-    assert len(plan(wanted("8b", world=1024, batch_size=1024, sequence=8192))) > 1000
+    assert len(plan(layout_request("8b", world=1024, batch_size=1024, sequence=8192))) > 1000
     # Ten seconds, doubled for a busy machine.
     assert process_time() - started_s < 20
 
@@ -388,6 +392,8 @@ def test_a_thousand_ranks_take_ten_seconds_of_a_processor() -> None:
         (["--link", "string"], "link: got 'string', expected gigabytes a second or one of nvlink3"),
     ],
 )
-def test_the_command_says_what_is_wrong(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_reports_a_wrong_argument(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["plan", "--model", "8b", "--world", "8", "--batch", "8", *words]) == 1
     assert message in capsys.readouterr().err

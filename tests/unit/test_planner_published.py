@@ -109,15 +109,15 @@ class Run:
 
 
 def _run(
-    source: str, cluster: Cluster, what: tuple[str, str, Recompute], work: tuple[int, int, int], speed: float
+    source: str, cluster: Cluster, setup: tuple[str, str, Recompute], work: tuple[int, int, int], speed: float
 ) -> Run:
-    """Return a run. ``what``: model, mesh, recomputation. ``work``: global batch, sequence, microbatches of a rank."""
+    """Return a run. ``setup``: model, mesh, recomputation. ``work``: global batch, sequence, microbatches of a rank."""
     return Run(
         source=source,
         cluster=cluster,
-        model=what[0],
-        mesh=what[1],
-        recompute=what[2],
+        model=setup[0],
+        mesh=setup[1],
+        recompute=setup[2],
         batch=work[0],
         sequence=work[1],
         pieces=work[2],
@@ -183,7 +183,7 @@ def predicted(run: Run) -> LayoutChoice:
     cluster, shape = run.cluster, MeshShape.parse(run.mesh)
     hardware = HARDWARE[cluster.device]
     topology = Topology(inside=LINKS[cluster.inside], between=cluster.between, ranks_per_node=cluster.ranks_per_node)
-    wanted = LayoutRequest(
+    request = LayoutRequest(
         facts=facts(run.model),
         machine=Machine(hardware=hardware, topology=topology, efficiency=hardware.efficiency),
         world=shape.num_ranks,
@@ -191,18 +191,20 @@ def predicted(run: Run) -> LayoutChoice:
         batch_size=run.batch,
         sequence=run.sequence,
     )
-    job = wanted.job(
-        ParallelSettings(mesh=shape, microbatches=run.pieces, recompute=run.recompute, precision=wanted.precision)
+    job = request.job(
+        ParallelSettings(mesh=shape, microbatches=run.pieces, recompute=run.recompute, precision=request.precision)
     )
-    timing = predict_timing(job, wanted.machine)
+    timing = predict_timing(job, request.machine)
     memory = worst_memory(job, fused_norms=True)
-    return LayoutChoice(job=job, timing=timing, memory=memory, machine=wanted.machine, memory_bytes=wanted.memory_bytes)
+    return LayoutChoice(
+        job=job, timing=timing, memory=memory, machine=request.machine, memory_bytes=request.memory_bytes
+    )
 
 
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: run.name)
 def test_a_published_speed_is_predicted_within_the_ratio(run: Run) -> None:
-    found = predicted(run)
-    ratio = found.tokens_per_second / found.job.parallel.mesh.num_ranks / run.speed
+    choice = predicted(run)
+    ratio = choice.tokens_per_second / choice.job.parallel.mesh.num_ranks / run.speed
     assert 1 / RATIOS[run.cluster.device] < ratio < RATIOS[run.cluster.device]
 
 
@@ -214,12 +216,12 @@ def test_a_published_memory_is_predicted_within_the_ratio(name: str) -> None:
     assert 1 < ratio < MEMORY_RATIO
 
 
-def test_each_accelerator_is_held_to_three_runs_and_is_neither_fast_nor_slow_on_the_whole() -> None:
+def test_each_accelerator_has_three_runs_and_is_neither_fast_nor_slow_on_average() -> None:
     for device in RATIOS:
         runs = [run for run in RUNS if run.cluster.device == device]
         assert len(runs) >= 3
         product = 1.0
         for run in runs:
-            found = predicted(run)
-            product *= found.tokens_per_second / found.job.parallel.mesh.num_ranks / run.speed
+            choice = predicted(run)
+            product *= choice.tokens_per_second / choice.job.parallel.mesh.num_ranks / run.speed
         assert 0.92 < product ** (1 / len(runs)) < 1.08

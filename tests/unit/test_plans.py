@@ -29,9 +29,9 @@ def test_the_shortest_plan_is_synchronous_fedavg() -> None:
     )
 
 
-def test_a_quorum_left_out_is_the_buffer() -> None:
-    found = parse_plan(SHORTEST.replace("[training]", "buffer = 5\n[training]"), "plan.toml").plan.cohort
-    assert (found.concurrency, found.buffer, found.quorum) == (8, 5, 5)
+def test_the_default_quorum_is_the_buffer() -> None:
+    cohort = parse_plan(SHORTEST.replace("[training]", "buffer = 5\n[training]"), "plan.toml").plan.cohort
+    assert (cohort.concurrency, cohort.buffer, cohort.quorum) == (8, 5, 5)
 
 
 SEE = "; docs/plan.md describes the key"
@@ -185,8 +185,8 @@ WRONG = [
     (COHORT, f"{COHORT}\nmin_report_s = 0", f"cohort.min_report_s: got 0.0, expected a number above 0{SEE}"),
     (f"{RATE}\n", "", "training.learning_rate: missing, expected a number from 1.2e-38 to 1.7e+38; add the key"),
     *(
-        (RATE, f"learning_rate = {rate}", f"training.learning_rate: got {shown}, {RATE_RULE}")
-        for rate, shown in (("0", "0.0"), ("1e-60", "1e-60"), ("1e300", "1e+300"), ("inf", "inf"), ("nan", "nan"))
+        (RATE, f"learning_rate = {rate}", f"training.learning_rate: got {value}, {RATE_RULE}")
+        for rate, value in (("0", "0.0"), ("1e-60", "1e-60"), ("1e300", "1e+300"), ("inf", "inf"), ("nan", "nan"))
     ),
     *(
         (RATE, f"{RATE}\nepochs = {number}", f"training.epochs: got {number}, expected an integer from 1 to 10000{SEE}")
@@ -251,29 +251,29 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("good", "bad", "text"), WRONG, ids=[bad[:40] or text for _, bad, text in WRONG])
-def test_each_mistake_has_its_sentence(good: str, bad: str, text: str) -> None:
+def test_each_mistake_has_its_error(good: str, bad: str, text: str) -> None:
     assert good in SHORTEST
     with raises(InvalidPlan, f"plan.toml: {text}"):
         parse_plan(SHORTEST.replace(good, bad), "plan.toml")
 
 
 def test_a_shift_up_to_the_headroom_is_admitted() -> None:
-    found = parse_plan(SHORTEST + "[codec]\nmax_shift = 8\n", "plan.toml").plan
-    assert found.max_total_weight == 8 * 4096 * 256
+    plan = parse_plan(SHORTEST + "[codec]\nmax_shift = 8\n", "plan.toml").plan
+    assert plan.max_total_weight == 8 * 4096 * 256
 
 
-def test_int8_has_shifts_unless_the_plan_says_otherwise() -> None:
+def test_int8_has_shifts_unless_the_plan_sets_another_number() -> None:
     codec = SHORTEST + '[codec]\nname = "int8"\n'
     assert parse_plan(codec, "plan.toml").plan.codec == CodecSpec(name="int8", max_shift=12)
     assert parse_plan(codec + "max_shift = 0\n", "plan.toml").plan.codec == CodecSpec(name="int8", max_shift=0)
 
 
 def test_a_million_int8_devices_have_headroom() -> None:
-    found = parse_plan(SHORTEST.replace("= 8", f"= {MAX_COHORT}") + '[codec]\nname = "int8"\n', "plan.toml").plan
-    assert found.cohort.buffer == MAX_COHORT
+    plan = parse_plan(SHORTEST.replace("= 8", f"= {MAX_COHORT}") + '[codec]\nname = "int8"\n', "plan.toml").plan
+    assert plan.cohort.buffer == MAX_COHORT
 
 
-def test_what_is_not_toml_is_said_with_its_place() -> None:
+def test_invalid_toml_is_reported_with_its_place() -> None:
     with pytest.raises(InvalidPlan, match=r"^plan\.toml: not TOML \(.*at line 1, column 8\)\)$"):
         parse_plan("name = ]", "plan.toml")
 

@@ -25,7 +25,7 @@ def test_devices_added_since_are_found_before_and_after_they_are_sorted_in() -> 
     assert [known.find(device.device_id) for device in DEVICES] == DEVICES
 
 
-def test_ids_that_begin_alike_are_told_apart() -> None:
+def test_ids_that_begin_alike_are_distinguished() -> None:
     # A caller with an enrollment token can search for keys whose ids begin alike.
     first, second, third = DEVICES[:3]
     alike = [(first.device_id[:16] + one.device_id[16:], one.public_key) for one in (second, first, third)]

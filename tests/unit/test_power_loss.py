@@ -31,7 +31,7 @@ def disk(root: Path) -> Iterator[ForgetfulDisk]:
     disk.close()
 
 
-def left(disk: ForgetfulDisk, tmp_path: Path) -> dict[str, bytes]:
+def files_after_power_loss(disk: ForgetfulDisk, tmp_path: Path) -> dict[str, bytes]:
     """Return all files after a power loss."""
     after = tmp_path / "after"
     disk.lose_power(after)
@@ -49,11 +49,11 @@ def test_bytes_and_names_that_were_not_synced_are_lost(root: Path, disk: Forgetf
     (root / "late").write_bytes(b"no name")
     (root / "half").rename(root / "moved")
     (root / "old").unlink()
-    assert left(disk, tmp_path) == {"old": b"old", "half": b"synced", "none": b""}
+    assert files_after_power_loss(disk, tmp_path) == {"old": b"old", "half": b"synced", "none": b""}
 
 
 @pytest.mark.parametrize("deep", [True, False])
-def test_a_folder_is_there_if_its_own_name_was_synced(
+def test_a_folder_survives_if_its_own_name_was_synced(
     root: Path, disk: ForgetfulDisk, tmp_path: Path, *, deep: bool
 ) -> None:
     folder = root / "folder"
@@ -66,10 +66,10 @@ def test_a_folder_is_there_if_its_own_name_was_synced(
         file.flush()
         disk.sync_file(file.fileno())
     disk.sync_folder(folder)
-    assert left(disk, tmp_path) == ({"old": b"old", "folder/file": DATA} if deep else {"old": b"old"})
+    assert files_after_power_loss(disk, tmp_path) == ({"old": b"old", "folder/file": DATA} if deep else {"old": b"old"})
 
 
-def test_a_chunk_that_was_put_is_there(root: Path, disk: ForgetfulDisk, tmp_path: Path) -> None:
+def test_a_chunk_that_was_put_survives(root: Path, disk: ForgetfulDisk, tmp_path: Path) -> None:
     artifact = FolderBlobs(root / "blobs", disk).put_pieces([DATA * (CHUNK_BYTES // len(DATA) + 1)])
     disk.lose_power(tmp_path / "after")
     assert artifact.size_bytes > CHUNK_BYTES
@@ -79,13 +79,11 @@ def test_a_chunk_that_was_put_is_there(root: Path, disk: ForgetfulDisk, tmp_path
     )
 
 
-def test_a_chunk_that_lay_there_unsynced_is_synced_when_it_is_put_again(
-    root: Path, disk: ForgetfulDisk, tmp_path: Path
-) -> None:
+def test_an_unsynced_chunk_is_synced_when_it_is_put_again(root: Path, disk: ForgetfulDisk, tmp_path: Path) -> None:
     # The state after a process is killed between the file's creation and the sync of its folder.
     FolderBlobs(root / "blobs", Durability.PROCESS).put(DIGEST, DATA)
     FolderBlobs(root / "blobs", disk).put(DIGEST, DATA)
-    assert left(disk, tmp_path) == {"old": b"old", f"blobs/{DIGEST[:2]}/{DIGEST}": DATA}
+    assert files_after_power_loss(disk, tmp_path) == {"old": b"old", f"blobs/{DIGEST[:2]}/{DIGEST}": DATA}
 
 
 def test_with_process_durability_nothing_is_synced(root: Path) -> None:

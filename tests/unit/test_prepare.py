@@ -46,24 +46,24 @@ def test_full_is_all_that_requires_a_gradient_and_the_app_stays_as_it_is() -> No
     module = plain(nn.ReLU())
     module[1].weight.requires_grad_(False)
     before = {name: value.clone() for name, value in module.state_dict().items()}
-    found = prepared_of(module)
-    assert list(found.learned) == list(found.parameters) == ["1.bias", "3.bias", "3.weight"]
-    assert not found.frozen
-    assert not found.tracked
-    assert [spec.name for spec in found.table.specs] == list(found.parameters)
-    torch.testing.assert_close(found.eager[1].weight, before["1.weight"], rtol=0, atol=0)
+    prepared = prepared_of(module)
+    assert list(prepared.learned) == list(prepared.parameters) == ["1.bias", "3.bias", "3.weight"]
+    assert not prepared.frozen
+    assert not prepared.tracked
+    assert [spec.name for spec in prepared.table.specs] == list(prepared.parameters)
+    torch.testing.assert_close(prepared.eager[1].weight, before["1.weight"], rtol=0, atol=0)
     for name, value in module.state_dict().items():
         assert torch.equal(value, before[name])
 
 
 def test_the_head_is_the_last_layer() -> None:
     module = plain(nn.Linear(WIDE, WIDE))
-    found = prepared_of(module, "head")
-    assert list(found.learned) == ["3.bias", "3.weight"]
-    assert set(found.frozen) == {"1.weight", "2.weight"}
-    assert torch.equal(found.eager[3].weight, module[3].weight)
-    said = f"head: module 3 (Linear {module[3].in_features} -> {module[3].out_features}), the last layer registered, "
-    assert found.notes == (f"{said}is all that learns",)
+    prepared = prepared_of(module, "head")
+    assert list(prepared.learned) == ["3.bias", "3.weight"]
+    assert set(prepared.frozen) == {"1.weight", "2.weight"}
+    assert torch.equal(prepared.eager[3].weight, module[3].weight)
+    note = f"head: module 3 (Linear {module[3].in_features} -> {module[3].out_features}), the last layer registered, "
+    assert prepared.notes == (f"{note}is all that learns",)
 
 
 def test_the_head_of_a_module_that_is_one_layer_is_all_of_it() -> None:
@@ -71,7 +71,7 @@ def test_the_head_of_a_module_that_is_one_layer_is_all_of_it() -> None:
     assert list(prepare(replace(app, recipe=Recipe(trains="head"))).learned) == ["bias", "weight"]
 
 
-def test_a_head_whose_weight_is_another_layers_too_is_found_under_that_name() -> None:
+def test_a_head_that_shares_its_weight_has_the_name_of_the_first_layer() -> None:
     module = nn.Sequential(nn.Embedding(32, 8), nn.Flatten(), nn.Linear(8, 8), nn.Linear(8, 32, bias=False))
     module[3].weight = module[0].weight
     tokens = torch.arange(4, dtype=torch.int32).reshape(4, 1)
@@ -88,9 +88,9 @@ def test_biases_have_that_name_in_recurrent_layers_and_attention_too() -> None:
 
 def test_frozen_weights_are_rounded_as_slots_are() -> None:
     module = nn.Sequential(nn.Conv2d(1, 8, 3), nn.ConvTranspose2d(8, 8, 3), nn.Flatten(), nn.Linear(512, 4))
-    found = prepared_of(module, "head")
-    assert {name: frozen.axis for name, frozen in found.frozen.items()} == {"0.weight": 0, "1.weight": 1}
-    for name, frozen in found.frozen.items():
+    prepared = prepared_of(module, "head")
+    assert {name: frozen.axis for name, frozen in prepared.frozen.items()} == {"0.weight": 0, "1.weight": 1}
+    for name, frozen in prepared.frozen.items():
         layer = module[int(name[0])]
         scales = weight_scales(layer.weight.detach().numpy(), frozen.axis)
         np.testing.assert_array_equal(frozen.scales.numpy(), scales)
@@ -98,7 +98,7 @@ def test_frozen_weights_are_rounded_as_slots_are() -> None:
             frozen.codes.numpy(), weight_codes(layer.weight.detach().numpy(), frozen.axis, scales)
         )
         assert frozen.codes.dtype == torch.int8
-        for twin in (found.eager, found.module):
+        for twin in (prepared.eager, prepared.module):
             assert torch.equal(twin.get_parameter(name), rounded(layer.weight, frozen.axis))
 
 
@@ -113,8 +113,8 @@ def test_frozen_weights_are_rounded_as_slots_are() -> None:
 def test_rounding_again_changes_no_bit(weight: np.ndarray, axis: int) -> None:
     once = rounded(torch.from_numpy(weight), axis)
     assert torch.equal(rounded(once, axis), once)
-    first, again = (weight_scales(values, axis) for values in (weight, once.numpy()))
-    np.testing.assert_array_equal(weight_codes(weight, axis, first), weight_codes(once.numpy(), axis, again))
+    first, second = (weight_scales(values, axis) for values in (weight, once.numpy()))
+    np.testing.assert_array_equal(weight_codes(weight, axis, first), weight_codes(once.numpy(), axis, second))
 
 
 def test_small_and_flat_parameters_stay_float() -> None:
@@ -126,26 +126,26 @@ def test_small_and_flat_parameters_stay_float() -> None:
 def test_a_weight_of_two_layers_is_one_constant() -> None:
     module = plain(nn.Linear(WIDE, WIDE), nn.Linear(WIDE, WIDE))
     module[3].weight = module[2].weight
-    found = prepared_of(module, "head")
-    assert set(found.frozen) == {"1.weight", "2.weight"}
-    for twin in (found.eager, found.module):
+    prepared = prepared_of(module, "head")
+    assert set(prepared.frozen) == {"1.weight", "2.weight"}
+    for twin in (prepared.eager, prepared.module):
         assert twin[3].weight is twin[2].weight
     # Both layers receive one value, and the module keeps its own values.
-    double = {"2.weight": 2.0 * found.module[2].weight.detach()}
+    double = {"2.weight": 2.0 * prepared.module[2].weight.detach()}
     x = torch.randn(3, 1, 8, 8)
-    expected = call_with(found.module, double, (x,))
-    assert not torch.equal(found.module(x), expected)
+    expected = call_with(prepared.module, double, (x,))
+    assert not torch.equal(prepared.module(x), expected)
     with torch.no_grad():
-        found.module[2].weight.mul_(2.0)
-    torch.testing.assert_close(found.module(x), expected)
+        prepared.module[2].weight.mul_(2.0)
+    torch.testing.assert_close(prepared.module(x), expected)
 
 
 def test_a_layer_with_two_places_keeps_its_values() -> None:
     layer, x = nn.Linear(WIDE, WIDE), torch.randn(3, WIDE)
     before = layer.weight
     twice = nn.Sequential(layer, nn.Sequential(layer))
-    got = call_with(twice, {"0.weight": torch.eye(WIDE), "0.bias": torch.ones(WIDE)}, (x,))
-    torch.testing.assert_close(got, x + 2.0)
+    output = call_with(twice, {"0.weight": torch.eye(WIDE), "0.bias": torch.ones(WIDE)}, (x,))
+    torch.testing.assert_close(output, x + 2.0)
     assert layer.weight is before
 
 
@@ -195,7 +195,7 @@ def test_a_linear_layers_adapter_is_a_product_of_low_rank() -> None:
     torch.testing.assert_close(nn.functional.linear(x, adapted.weight, adapted.bias), expected)
 
 
-def test_adapters_are_all_that_learns_and_the_first_version_says_the_same() -> None:
+def test_only_adapters_learn_and_the_first_version_has_the_same_outputs() -> None:
     torch.manual_seed(0)
     module = nn.Sequential(
         nn.Conv2d(1, 8, 3, padding=1),
@@ -205,8 +205,8 @@ def test_adapters_are_all_that_learns_and_the_first_version_says_the_same() -> N
         nn.Linear(512, WIDE),
         nn.Linear(WIDE, 4),
     )
-    found = prepared_of(module, Adapters(rank=3))
-    shapes = {name: tuple(value.shape) for name, value in found.learned.items()}
+    prepared = prepared_of(module, Adapters(rank=3))
+    shapes = {name: tuple(value.shape) for name, value in prepared.learned.items()}
     assert shapes == {
         # The rank is at most the layer's own.
         "0.down.weight": (1, 1, 1, 1),
@@ -216,12 +216,12 @@ def test_adapters_are_all_that_learns_and_the_first_version_says_the_same() -> N
         "5.down.weight": (3, WIDE),
         "5.up.weight": (4, 3),
     }
-    assert set(found.frozen) == {"0.frozen.weight", "4.frozen.weight", "5.frozen.weight"}
+    assert set(prepared.frozen) == {"0.frozen.weight", "4.frozen.weight", "5.frozen.weight"}
     frozen = prepared_of(module, "bias").eager
     x = torch.randn(4, 1, 8, 8)
-    torch.testing.assert_close(found.eager.eval()(x), frozen.eval()(x))
-    again = prepared_of(module, Adapters(rank=3)).learned
-    assert all(torch.equal(value, again[name]) for name, value in found.learned.items())
+    torch.testing.assert_close(prepared.eager.eval()(x), frozen.eval()(x))
+    repeat = prepared_of(module, Adapters(rank=3)).learned
+    assert all(torch.equal(value, repeat[name]) for name, value in prepared.learned.items())
 
 
 def test_adapters_cover_attention_and_leave_a_shared_layer_shared() -> None:
@@ -236,12 +236,12 @@ def test_adapters_cover_attention_and_leave_a_shared_layer_shared() -> None:
             x = self.again(self.first(x.flatten(1).reshape(-1, 8, 8)))
             return self.mix(x, x, x, need_weights=False)[0].mean(1)
 
-    found = prepared_of(Mixed(), Adapters(rank=2))
+    prepared = prepared_of(Mixed(), Adapters(rank=2))
     projections = [f"mix.{name}.{leaf}.weight" for name in ("key", "out", "query", "value") for leaf in ("down", "up")]
-    assert list(found.learned) == ["first.down.weight", "first.up.weight", *projections]
-    assert found.eager.again is found.eager.first
-    assert found.eager(torch.randn(2, 1, 8, 8)).shape == (2, 8)
-    assert {"mix.frozen.in_proj_weight", "mix.frozen.out_proj.weight"} <= set(found.frozen)
+    assert list(prepared.learned) == ["first.down.weight", "first.up.weight", *projections]
+    assert prepared.eager.again is prepared.eager.first
+    assert prepared.eager(torch.randn(2, 1, 8, 8)).shape == (2, 8)
+    assert {"mix.frozen.in_proj_weight", "mix.frozen.out_proj.weight"} <= set(prepared.frozen)
 
 
 def test_attention_with_more_than_projections_is_left_alone() -> None:
@@ -250,7 +250,7 @@ def test_attention_with_more_than_projections_is_left_alone() -> None:
         assert list(prepared_of(module, Adapters(rank=2)).learned) == ["0.down.weight", "0.up.weight"]
 
 
-def test_a_frozen_backbone_keeps_its_statistics_and_says_so() -> None:
+def test_a_frozen_backbone_keeps_its_statistics_and_is_noted() -> None:
     module = plain(nn.BatchNorm1d(WIDE), nn.BatchNorm1d(WIDE).eval())
     full, head = prepared_of(module), prepared_of(module, "head")
     assert list(full.tracked) == ["2.running_mean", "2.running_var"]
@@ -358,7 +358,9 @@ class OfBuffers(nn.Module):
         ),
     ],
 )
-def test_what_cannot_be_prepared_is_refused(make: Callable[[], nn.Module], trains: Trains, message: str) -> None:
+def test_a_module_that_cannot_be_prepared_is_refused(
+    make: Callable[[], nn.Module], trains: Trains, message: str
+) -> None:
     module = make()
     with pytest.raises(UnsupportedModel, match=message):
         prepared_of(module, trains)

@@ -54,10 +54,10 @@ def test_the_graph_is_the_module(name: str, runtime: str, graph_format: str) -> 
     batch = -1 if graph_format == "onnx" else 1
     for (dtype, shape), ports, port in ((RAW[name], model.inputs, "raw"), (X[name], model.outputs, "x")):
         assert ports == (ModelPort(name=port, dtype=dtype, shape=(batch, *shape)),)
-    got = run_rows(model, {"raw": raw})["x"]
+    actual = run_rows(model, {"raw": raw})["x"]
     expected = app.inputs["x"].numpy()
-    assert got.dtype == expected.dtype
-    np.testing.assert_allclose(got, expected, rtol=0, atol=ROUNDING if got.dtype == np.float32 else 0)
+    assert actual.dtype == expected.dtype
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=ROUNDING if actual.dtype == np.float32 else 0)
 
 
 @cache
@@ -67,11 +67,11 @@ def file_of(name: str, graph_format: str) -> bytes:
 
 
 @pytest.mark.parametrize("name", nightly_but(PREPROCESS, ("pixels",)))
-def test_the_manifest_says_it_and_a_runtime_opens_it(name: str) -> None:
+def test_the_manifest_names_the_graph_and_a_runtime_opens_it(name: str) -> None:
     manifest = bundle(name).manifest
-    found = manifest.signatures["preprocess"]
-    assert found.inputs == (Port(name="raw", dtype=RAW[name][0], shape=(-1, *RAW[name][1])),)
-    assert found.outputs == manifest.signatures["infer"].inputs
+    signature = manifest.signatures["preprocess"]
+    assert signature.inputs == (Port(name="raw", dtype=RAW[name][0], shape=(-1, *RAW[name][1])),)
+    assert signature.outputs == manifest.signatures["infer"].inputs
     preprocess = open_preprocess(open_runtime("onnx"), bundle(name))
     assert preprocess is not None
     raw = raw_of(name).numpy()
@@ -83,18 +83,18 @@ def test_the_manifest_says_it_and_a_runtime_opens_it(name: str) -> None:
         preprocess(raw.astype(np.float64))
 
 
-def without(found: Bundle) -> Bundle:
+def without(original: Bundle) -> Bundle:
     """Return the Bundle without its ``preprocess`` Signature."""
-    signatures = {name: row for name, row in found.manifest.signatures.items() if name != "preprocess"}
-    return with_manifest(found, replace(found.manifest, signatures=signatures))
+    signatures = {name: row for name, row in original.manifest.signatures.items() if name != "preprocess"}
+    return with_manifest(original, replace(original.manifest, signatures=signatures))
 
 
-def test_a_bundle_without_it_has_none() -> None:
+def test_a_bundle_without_preprocess_opens_none() -> None:
     assert open_preprocess(open_runtime("onnx"), without(bundle("pixels"))) is None
 
 
 @pytest.mark.parametrize("name", nightly_but(PREPROCESS, ("pixels",)))
-def test_raw_examples_train_as_those_that_the_model_takes(name: str) -> None:
+def test_raw_examples_train_as_those_that_the_model_accepts(name: str) -> None:
     changes = []
     for raw in (True, False):
         trainer = RuntimeTrainer(open_runtime("onnx"), store(name, raw=raw))
@@ -106,8 +106,8 @@ def test_raw_examples_train_as_those_that_the_model_takes(name: str) -> None:
 
 def store(name: str, *, raw: bool) -> MemoryStore:
     """Return a store with the same examples for training and validation."""
-    found = examples(name, raw=raw)
-    return MemoryStore(partition=0, train=found, validation=found)
+    part = examples(name, raw=raw)
+    return MemoryStore(partition=0, train=part, validation=part)
 
 
 @dataclass
@@ -135,18 +135,18 @@ class Counting:
     def __getattr__(self, name: str) -> object:
         return getattr(self._inner, name)
 
-    def open_model(self, *given: object) -> object:
+    def open_model(self, *arguments: object) -> object:
         self.num_opened += 1
-        return Counted(self, self._inner.open_model(*given))
+        return Counted(self, self._inner.open_model(*arguments))
 
 
 def test_examples_are_mapped_once_for_each_bundle() -> None:
     runtime = Counting(open_runtime("onnx"))
     trainer = RuntimeTrainer(runtime, store("pixels", raw=True))
     renamed = with_manifest(bundle("pixels"), replace(bundle("pixels").manifest, name="other"))
-    for found, opened in ((bundle("pixels"), 1), (bundle("pixels"), 1), (renamed, 2), (bundle("pixels"), 3)):
-        trainer.train(OpenedModel(bundle=found, parameters=found.initial_parameters()), assignment(), lambda: True)
-        assert runtime.num_opened == opened
+    for current, num_opened in ((bundle("pixels"), 1), (bundle("pixels"), 1), (renamed, 2), (bundle("pixels"), 3)):
+        trainer.train(OpenedModel(bundle=current, parameters=current.initial_parameters()), assignment(), lambda: True)
+        assert runtime.num_opened == num_opened
     plain = OpenedModel(bundle=without(renamed), parameters=renamed.initial_parameters())
     with pytest.raises(
         ValueError, match=r"x: got uint8 \(8, 8, 8, 1\), expected float32 \(n, 1, 8, 8\); scale the values"
@@ -164,11 +164,11 @@ class Live:
 
 
 def test_only_the_part_that_changed_is_mapped_again() -> None:
-    runtime, found = Counting(open_runtime("onnx")), bundle("pixels")
+    runtime, pixels = Counting(open_runtime("onnx")), bundle("pixels")
     raw = examples("pixels", raw=True)
     store = Live(train=raw, validation=raw)
     trainer = RuntimeTrainer(runtime, store)
-    model = OpenedModel(bundle=found, parameters=found.initial_parameters())
+    model = OpenedModel(bundle=pixels, parameters=pixels.initial_parameters())
     first = trainer.train(model, assignment(), lambda: True)
     # Both parts have the same size, so mapping one of them is half of the first number of runs.
     num_runs = runtime.num_runs
@@ -176,33 +176,33 @@ def test_only_the_part_that_changed_is_mapped_again() -> None:
     second = trainer.train(model, assignment(), lambda: True)
     assert 2 * runtime.num_runs == 3 * num_runs
     assert np.abs(first.values - second.values).max() > 10 * ROUNDING
-    again = trainer.train(model, assignment(), lambda: True)
+    third = trainer.train(model, assignment(), lambda: True)
     assert 2 * runtime.num_runs == 3 * num_runs
     # The graph stays open.
     assert runtime.num_opened == 1
-    np.testing.assert_array_equal(second.values, again.values)
+    np.testing.assert_array_equal(second.values, third.values)
 
 
-def test_what_is_neither_raw_nor_x_is_told() -> None:
-    found = bundle("pixels")
-    preprocess = open_preprocess(open_runtime("onnx"), found)
+def test_an_input_that_is_neither_raw_nor_x_is_refused() -> None:
+    pixels = bundle("pixels")
+    preprocess = open_preprocess(open_runtime("onnx"), pixels)
     message = r"x: got float32 \(2, 8, 8\), expected float32 \(n, 1, 8, 8\), or raw as uint8 \(n, 8, 8, 1\)"
     with pytest.raises(ValueError, match=message):
-        model_inputs(found, {"x": np.zeros((2, 8, 8), np.float32)}, preprocess)
+        model_inputs(pixels, {"x": np.zeros((2, 8, 8), np.float32)}, preprocess)
     x = np.zeros((2, 1, 8, 8), np.float32)
     inputs = {"x": x}
-    assert model_inputs(found, inputs, preprocess) is inputs
+    assert model_inputs(pixels, inputs, preprocess) is inputs
 
 
 def test_a_signature_of_another_form_is_refused() -> None:
-    found = bundle("pixels")
-    signatures = found.manifest.signatures
+    pixels = bundle("pixels")
+    signatures = pixels.manifest.signatures
     wrong = replace(signatures["preprocess"], outputs=signatures["preprocess"].inputs)
-    changed = with_manifest(found, replace(found.manifest, signatures={**signatures, "preprocess": wrong}))
+    changed = with_manifest(pixels, replace(pixels.manifest, signatures={**signatures, "preprocess": wrong}))
     with pytest.raises(InvalidBundle, match=r"signature 'preprocess' has inputs .* expected one input 'raw'"):
         open_preprocess(open_runtime("onnx"), changed)
     narrow = replace(signatures["preprocess"], inputs=(Port(name="raw", dtype="uint8", shape=(-1, 8, 8, 3)),))
-    changed = with_manifest(found, replace(found.manifest, signatures={**signatures, "preprocess": narrow}))
+    changed = with_manifest(pixels, replace(pixels.manifest, signatures={**signatures, "preprocess": narrow}))
     with pytest.raises(InvalidBundle, match=r"preprocess graph: got .*\(8, 8, 1\).* expected 'raw' as uint8"):
         open_preprocess(open_runtime("onnx"), changed)
 
@@ -244,9 +244,9 @@ class Twosome(Pixels):
 def test_a_graph_that_differs_from_its_module_is_refused() -> None:
     message = r"preprocess \(Mean\) in onnxruntime \S+ differs from torch's by .* each sample by itself"
     app = replace(raw_app("pixels"), preprocess=Mean())
-    made = with_artifact(bundle("pixels"), "preprocess.onnx", encode_preprocess(app, "onnx", "graph"))
+    changed = with_artifact(bundle("pixels"), "preprocess.onnx", encode_preprocess(app, "onnx", "graph"))
     with pytest.raises(UnsupportedModel, match=f"App pixels: {message}"):
-        verify_preprocess(app, made, open_runtime("onnx"))
+        verify_preprocess(app, changed, open_runtime("onnx"))
 
 
 @pytest.mark.parametrize(
@@ -290,7 +290,7 @@ def test_an_app_whose_preprocess_does_not_fit_is_refused(change: Mapping[str, ob
         replace(raw_app("pixels"), **change)
 
 
-def test_making_an_app_leaves_its_modules_as_they_are() -> None:
+def test_creating_an_app_leaves_its_modules_as_they_are() -> None:
     module = nn.Sequential(Pixels(), nn.Dropout(0.5))
     app = replace(raw_app("pixels"), preprocess=module)
     assert module.training
@@ -300,11 +300,11 @@ def test_making_an_app_leaves_its_modules_as_they_are() -> None:
     assert module.training
 
 
-def test_an_app_without_it_takes_what_it_gets() -> None:
+def test_an_app_without_preprocess_uses_its_inputs_as_they_are() -> None:
     app: App = app_of("mlp")
     assert inputs_of(app, app.inputs) is app.inputs
 
 
-def test_a_batch_of_the_app_is_what_the_module_says() -> None:
+def test_a_batch_of_the_app_is_the_output_of_the_module() -> None:
     assert Characters()(torch.tensor([list(b"Az a")], dtype=torch.uint8)).tolist() == [[0, 26, 0, 1]]
     assert raw_app("characters").examples(BATCH_SIZE)["x"].dtype == torch.int32

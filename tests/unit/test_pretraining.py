@@ -37,7 +37,7 @@ def accuracy(app: App) -> float:
         return float((app.module.eval()(x["x"]).argmax(1) == y).float().mean())
 
 
-def test_an_app_learns_and_the_given_one_does_not_change() -> None:
+def test_an_app_learns_and_the_original_does_not_change() -> None:
     app, lines = digits(), list[str]()
     before = {name: value.clone() for name, value in app.module.state_dict().items()}
     trained = pretrain(app, TRAIN, Pretraining(epochs=3), lines.append)

@@ -57,7 +57,7 @@ async def command(place: Place, what: Pause | Resume | Stop | Adopt, by: Princip
     await place.runs.command(Command(command_id=command_id, run_id="run", what=what, by=by))
 
 
-def test_each_event_of_a_command_names_who_sent_it(tmp_path: Path) -> None:
+def test_each_event_of_a_command_names_its_sender(tmp_path: Path) -> None:
     async def main() -> None:
         place, bundle = open_place(tmp_path), bundle_in(tmp_path)
         await start(place.runs, bundle, plan())
@@ -74,7 +74,7 @@ def test_each_event_of_a_command_names_who_sent_it(tmp_path: Path) -> None:
         place.state.blobs.put_pieces([data])
         await place.runs.publish_version(version, 1, ANNA)
         await command(place, Stop(), None, "5")
-        events = [recorded.event for recorded in await place.state.stores.runs.event_page("run", 0)]
+        events = [record.event for record in await place.state.stores.runs.event_page("run", 0)]
         assert [event for event in events if isinstance(event, RunRested | RunResumed)] == [
             RunRested(state=RunState.PAUSED, reason="by operator a11a", by=ANNA),
             RunResumed(by=BEN),
@@ -95,7 +95,7 @@ def engine(tmp_path: Path) -> Iterator[Engine]:
     engine.dispose()
 
 
-def test_the_record_names_who_started_a_run_and_who_sent_each_command(engine: Engine) -> None:
+def test_the_record_names_the_sender_of_each_run_and_each_command(engine: Engine) -> None:
     runs, control = SqliteRuns(engine), SqliteCommands(engine)
     runs.add_run(START, 5.0, ANNA)
     runs.add_run(replace(START, run_id="other", version=replace(START.version, run_id="other")), 6.0)
@@ -108,7 +108,7 @@ def test_the_record_names_who_started_a_run_and_who_sent_each_command(engine: En
     assert rows == [("1", "operator a11a"), ("2", "operator be11"), ("3", None)]
 
 
-def test_who_sent_a_command_is_no_part_of_it(engine: Engine) -> None:
+def test_the_sender_of_a_command_is_no_part_of_it(engine: Engine) -> None:
     """An operator whose token was replaced may repeat a command with the new one."""
     SqliteRuns(engine).add_run(START, 5.0)
     first = Command(command_id="1", run_id=START.run_id, what=Pause(), by=ANNA)
@@ -145,17 +145,17 @@ def test_a_damaged_principal_is_damage_of_the_database(engine: Engine) -> None:
         runs.runs()
 
 
-def test_a_run_names_who_started_it_first_also_after_a_restart(tmp_path: Path) -> None:
+def test_a_run_names_its_first_sender_also_after_a_restart(tmp_path: Path) -> None:
     async def main() -> None:
         place, bundle = open_place(tmp_path), bundle_in(tmp_path)
         await start(place.runs, bundle, plan(), "unnamed")
-        signed = {"run_id": "named", "bundle_sha256": bundle.sha256}
+        ids = {"run_id": "named", "bundle_sha256": bundle.sha256}
         initial = bundle.manifest.artifacts[bundle.manifest.initial]
-        version = sign_version(PUBLISHER, parent=None, parameters=initial, **signed)
-        delegation = sign_delegation(PUBLISHER, run_public_key=await place.runs.prepare_run("named"), **signed)
-        wanted = StartRun(run_id="named", plan=plan(), version=version, delegation=delegation)
+        version = sign_version(PUBLISHER, parent=None, parameters=initial, **ids)
+        delegation = sign_delegation(PUBLISHER, run_public_key=await place.runs.prepare_run("named"), **ids)
+        request = StartRun(run_id="named", plan=plan(), version=version, delegation=delegation)
         for by in (ANNA, BEN):
-            assert (await place.runs.start_run(wanted, by)).started_by == ANNA
+            assert (await place.runs.start_run(request, by)).started_by == ANNA
         await place.runs.stop()
         place = open_place(tmp_path)
         await place.runs.start()

@@ -58,7 +58,7 @@ def contrastive(logits: Tensor, y: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("function", "said"),
+    ("function", "message"),
     [
         (lambda _, x: x * random.random(), r"module 1 \(Own\) draws from Python's random, and the graph would keep"),
         (lambda _, x: torch.relu(x) if random.random() < 0.5 else x, r"draws from Python's random"),
@@ -68,17 +68,17 @@ def contrastive(logits: Tensor, y: Tensor) -> Tensor:
         (lambda _, x: x - x.mean(0), r"the output of a sample depends on the other samples of its batch; compute it"),
     ],
 )
-def test_what_a_graph_would_keep_is_refused(
-    function: Callable[[Own, Tensor], Tensor], said: str, tmp_path: Path
+def test_a_value_that_a_graph_would_keep_is_refused(
+    function: Callable[[Own, Tensor], Tensor], message: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(UnsupportedModel, match=said) as caught:
+    with pytest.raises(UnsupportedModel, match=message) as excinfo:
         export(app(function), tmp_path / "bundle", KEY, ["onnx"])
-    assert "please report" not in str(caught.value)
+    assert "please report" not in str(excinfo.value)
     assert not (tmp_path / "bundle").exists()
 
 
 @pytest.mark.parametrize(
-    ("loss", "said"),
+    ("loss", "message"),
     [
         (contrastive, "the loss of a sample depends on the other samples of its batch; compute it from that sample"),
         (
@@ -87,8 +87,10 @@ def test_what_a_graph_would_keep_is_refused(
         ),
     ],
 )
-def test_so_is_such_a_loss(loss: Callable[[Tensor, Tensor], Tensor], said: str, tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedModel, match=re.escape(said)):
+def test_a_loss_with_such_a_value_is_refused(
+    loss: Callable[[Tensor, Tensor], Tensor], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UnsupportedModel, match=re.escape(message)):
         export(replace(app(), loss=loss), tmp_path / "bundle", KEY, ["onnx"])
 
 
@@ -117,8 +119,8 @@ def test_a_module_that_learnt_nothing_is_noted(is_trained: bool, tmp_path: Path)
         with torch.no_grad():
             y = trained.module(x).argmax(1)
     exported = export(replace(trained, validation=(x, y)), tmp_path / "bundle", KEY, ["onnx"])
-    noted = [note for note in exported.notes if "it seems not to be trained" in note]
-    assert len(noted) == (0 if is_trained else 1), exported.notes
+    notes = [note for note in exported.notes if "it seems not to be trained" in note]
+    assert len(notes) == (0 if is_trained else 1), exported.notes
 
 
 def test_a_module_in_evaluation_mode_is_noted(tmp_path: Path) -> None:

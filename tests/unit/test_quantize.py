@@ -49,16 +49,16 @@ def test_a_dequantized_weight_is_off_by_half_a_scale_at_most(weight: np.ndarray,
 
 
 @given(weight=matrices, axis=st.integers(0, 1))
-def test_quantizing_a_dequantized_weight_gives_the_same_codes(weight: np.ndarray, axis: int) -> None:
+def test_quantizing_a_dequantized_weight_returns_the_same_codes(weight: np.ndarray, axis: int) -> None:
     scales = weight_scales(weight, axis)
     codes = weight_codes(weight, axis, scales)
-    again = codes * np.expand_dims(scales, 1 - axis)
-    assert again.dtype == np.float32
-    np.testing.assert_array_equal(weight_codes(again, axis, weight_scales(again, axis)), codes)
+    dequantized = codes * np.expand_dims(scales, 1 - axis)
+    assert dequantized.dtype == np.float32
+    np.testing.assert_array_equal(weight_codes(dequantized, axis, weight_scales(dequantized, axis)), codes)
 
 
 @given(weight=matrices)
-def test_the_largest_weight_of_a_channel_gets_the_largest_code(weight: np.ndarray) -> None:
+def test_the_largest_weight_of_a_channel_has_the_largest_code(weight: np.ndarray) -> None:
     largest = np.abs(weight).max(axis=1)
     codes = np.abs(weight_codes(weight, 0, weight_scales(weight, 0))).max(axis=1)
     np.testing.assert_array_equal(codes[largest > 1e-12], 127)
@@ -81,10 +81,10 @@ def test_a_bias_keeps_its_value_even_where_its_channel_is_zero(flat: np.ndarray,
 def test_slots_have_the_dtype_and_the_shape_that_they_declare(flat: np.ndarray) -> None:
     values = fill_slots(SLOTS, TABLE, flat)
     dtypes = {SlotKind.WEIGHT: np.int8, SlotKind.BIAS: np.int32}
-    for found in SLOTS:
-        value = values[found.initializer]
-        assert value.shape == found.shape
-        assert value.dtype == dtypes.get(found.kind, np.float32)
+    for each in SLOTS:
+        value = values[each.initializer]
+        assert value.shape == each.shape
+        assert value.dtype == dtypes.get(each.kind, np.float32)
         assert value.flags.c_contiguous
     np.testing.assert_array_equal(values["norm.float"], TABLE.views(flat)["norm"])
 

@@ -23,8 +23,8 @@ from fanin.protos.errors import InvalidBundle
 def test_philox_has_the_words_that_its_authors_publish(counter: str, key: str, words: str) -> None:
     low, high = (int(word, 16) for word in key.split())
     counters = [np.array([int(word, 16)], np.uint64) for word in counter.split()]
-    found = philox_blocks(counters, low | high << 32)
-    assert [int(word[0]) for word in found] == [int(word, 16) for word in words.split()]
+    blocks = philox_blocks(counters, low | high << 32)
+    assert [int(word[0]) for word in blocks] == [int(word, 16) for word in words.split()]
 
 
 def test_a_draw_depends_on_the_key_the_step_and_its_number_alone() -> None:
@@ -56,11 +56,11 @@ def port(name: str, *shape: int, dtype: str = "float32") -> Port:
     return Port(name=name, dtype=dtype, shape=shape)
 
 
-def test_the_random_inputs_of_a_graph_are_found_by_name() -> None:
+def test_the_random_inputs_of_a_graph_are_selected_by_name() -> None:
     inputs = [port("parameter.normal.0", 2), port("normal.1", 4, 2), port("x", 4, 2), port("uniform.0", 4)]
-    found = random_ports(inputs)
-    assert found == (random_port("uniform", 0, (4,)), random_port("normal", 1, (4, 2)))
-    assert [each.size_bytes for each in found] == [16, 32]
+    ports = random_ports(inputs)
+    assert ports == (random_port("uniform", 0, (4,)), random_port("normal", 1, (4, 2)))
+    assert [each.size_bytes for each in ports] == [16, 32]
 
 
 @pytest.mark.parametrize(
@@ -81,9 +81,9 @@ def test_the_random_inputs_of_a_graph_are_found_by_name() -> None:
     ],
 )
 def test_other_random_inputs_are_refused(ports: list[Port], message: str) -> None:
-    with pytest.raises(InvalidBundle) as caught:
+    with pytest.raises(InvalidBundle) as excinfo:
         random_ports(ports)
-    assert message in str(caught.value)
+    assert message in str(excinfo.value)
 
 
 def test_draws_of_many_values_differ_from_each_other() -> None:
