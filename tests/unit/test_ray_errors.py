@@ -21,19 +21,19 @@ def test_ray_that_is_not_installed_names_the_extra(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("form", ["127.0.0.1:{}", "ray://localhost:{}"])
-def test_a_cluster_that_is_not_there_is_one_error_at_once(form: str) -> None:
+def test_an_unreachable_cluster_is_one_error_at_once(form: str) -> None:
     pytest.importorskip("ray")
-    with socket.socket() as taken:
+    with socket.socket() as bound_socket:
         # The port is bound but not listening, so no process answers.
-        taken.bind(("127.0.0.1", 0))
-        address = form.format(taken.getsockname()[1])
-        began_s = time.monotonic()
-        with pytest.raises(InvalidInput) as caught:
+        bound_socket.bind(("127.0.0.1", 0))
+        address = form.format(bound_socket.getsockname()[1])
+        start_s = time.monotonic()
+        with pytest.raises(InvalidInput) as excinfo:
             RayTasks(RayCluster(address=address))
-    text = str(caught.value)
-    assert text.startswith(f"ray: no cluster at {address} (")
-    assert text.endswith("start one with `ray start --head`, or name another one")
-    assert time.monotonic() - began_s < 20.0
+    message = str(excinfo.value)
+    assert message.startswith(f"ray: no cluster at {address} (")
+    assert message.endswith("start one with `ray start --head`, or name another one")
+    assert time.monotonic() - start_s < 20.0
 
 
 NO_SHARE = (
@@ -65,13 +65,13 @@ def test_wrong_shares_are_refused(values: dict[str, float], error: str) -> None:
         (SimulationSettings(cluster=RayCluster(), engine="vmap"), VMAP),
     ],
 )
-def test_a_cluster_beside_another_backend_is_refused(settings: SimulationSettings, error: str) -> None:
+def test_a_cluster_with_another_backend_is_refused(settings: SimulationSettings, error: str) -> None:
     with raises(InvalidInput, error):
         check_settings(settings)
 
 
 @pytest.mark.parametrize(
-    ("words", "error"),
+    ("options", "error"),
     [
         (("--backend", "rey"), "--backend: got 'rey', expected one of processes, ray"),
         (
@@ -81,6 +81,6 @@ def test_a_cluster_beside_another_backend_is_refused(settings: SimulationSetting
         (("--ray-address", "head:6379"), "--ray-address, --client-cpus, --client-gpus: got them without --backend ray"),
     ],
 )
-def test_wrong_words_are_one_line(words: tuple[str, ...], error: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["simulate", "app.py:app", *words]) == 1
+def test_wrong_options_are_one_line(options: tuple[str, ...], error: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", "app.py:app", *options]) == 1
     assert capsys.readouterr().err == f"fanin simulate: {error}\n"

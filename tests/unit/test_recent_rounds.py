@@ -11,7 +11,7 @@ BASE = assignment().version
 SECOND = version(parent=BASE, auxiliary={"control": artifact_of(b"control")})
 
 
-def remembered(*rounds: OpenedRound) -> RecentRounds:
+def recent_rounds(*rounds: OpenedRound) -> RecentRounds:
     recent = RecentRounds(max_staleness=1)
     for each in rounds:
         recent.add(each)
@@ -20,7 +20,7 @@ def remembered(*rounds: OpenedRound) -> RecentRounds:
 
 def test_a_chunk_is_known_until_the_last_round_on_its_version_is_forgotten() -> None:
     first, second = (OpenedRound(record=opened(number), base=BASE) for number in (1, 2))
-    recent = remembered(first, second)
+    recent = recent_rounds(first, second)
     (sha256,) = {ref.sha256 for ref in BASE.chunks}
     assert recent.has_base_chunk(sha256)
     recent.forget(first.record)
@@ -32,17 +32,17 @@ def test_a_chunk_is_known_until_the_last_round_on_its_version_is_forgotten() -> 
 def test_a_round_that_is_added_again_is_counted_once() -> None:
     """``add`` is idempotent."""
     first = OpenedRound(record=opened(), base=BASE)
-    recent = remembered(first, first)
+    recent = recent_rounds(first, first)
     recent.forget(first.record)
     assert not any(recent.has_base_chunk(ref.sha256) for ref in BASE.chunks)
     assert recent.get(1) is None
 
 
 @pytest.mark.parametrize("name", ["parameters", "control"])
-def test_the_chunks_of_auxiliary_tensors_come_and_go_with_their_version(name: str) -> None:
+def test_the_chunks_of_auxiliary_tensors_are_known_as_long_as_their_version(name: str) -> None:
     last = OpenedRound(record=opened(2, base_version=1), base=SECOND)
     tensor = SECOND.auxiliary.get(name, SECOND.parameters)
-    recent = remembered(last)
+    recent = recent_rounds(last)
     assert all(recent.has_base_chunk(ref.sha256) for ref in tensor.chunks)
     recent.forget(last.record)
     assert not any(recent.has_base_chunk(ref.sha256) for ref in tensor.chunks)

@@ -73,12 +73,12 @@ READS: dict[str, Forward] = {
 
 
 @pytest.mark.parametrize("name", READS)
-def test_a_value_that_is_read_while_a_graph_is_made_is_refused(name: str) -> None:
+def test_a_value_that_is_read_while_a_graph_is_traced_is_refused(name: str) -> None:
     prepared = prepare(odd(READS[name]))
-    said = r"cannot be traced: module 1 \(Odd\) at test_refusals\.py:\d+ reads the value of a tensor, by \S+\(\); "
-    with pytest.raises(UnsupportedModel, match=rf"App odd \(Sequential\): the train step for onnx {said}"):
+    message = r"cannot be traced: module 1 \(Odd\) at test_refusals\.py:\d+ reads the value of a tensor, by \S+\(\); "
+    with pytest.raises(UnsupportedModel, match=rf"App odd \(Sequential\): the train step for onnx {message}"):
         trace_train(prepared, ONNX)
-    with pytest.raises(UnsupportedModel, match=rf"App odd \(Sequential\): the inference {said}"):
+    with pytest.raises(UnsupportedModel, match=rf"App odd \(Sequential\): the inference {message}"):
         trace_infer(prepared, 1)
 
 
@@ -142,11 +142,11 @@ class Hidden(nn.Module):
         if not self.training:
             return x
         kind = ctypes.c_float if x.dtype == torch.float32 else ctypes.c_double
-        given = np.ctypeslib.as_array(ctypes.cast(x.data_ptr(), ctypes.POINTER(kind)), (x.numel(),))
-        return x * float(given.max())
+        values = np.ctypeslib.as_array(ctypes.cast(x.data_ptr(), ctypes.POINTER(kind)), (x.numel(),))
+        return x * float(values.max())
 
 
-def test_what_a_graph_kept_of_the_batch_that_was_traced_is_found() -> None:
+def test_a_constant_that_a_graph_captured_from_the_traced_batch_is_refused() -> None:
     module = nn.Sequential(nn.Flatten(), Hidden(), nn.Linear(64, NUM_CLASSES))
     with pytest.raises(
         UnsupportedModel, match=r"train step 2: the next \S+ of module .* for a batch that was not traced of the exp"
@@ -170,7 +170,7 @@ def test_the_graph_of_each_batch_size_is_verified() -> None:
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 3, 8])
-def test_the_other_batch_is_another_and_as_good(batch_size: int) -> None:
+def test_the_other_batch_differs_and_is_as_valid(batch_size: int) -> None:
     app = replace(app_of("mlp"), batch_size=batch_size)
     prepared = prepare(app)
     examples = example_batch(prepared)
@@ -184,7 +184,7 @@ def test_the_other_batch_is_another_and_as_good(batch_size: int) -> None:
     assert other_mask.sum() >= min(batch_size, 1)
 
 
-def test_the_other_batch_of_tokens_has_tokens_of_the_same_places() -> None:
+def test_the_other_batch_of_tokens_has_tokens_of_the_same_positions() -> None:
     tokens = torch.randint(0, 20, (32, 6), dtype=torch.int32)
     module = nn.Sequential(nn.Embedding(20, 4), nn.Linear(4, 20))
     app = App(name="t", module=module, calibration=tokens, batch_size=4, num_classes=20, loss=next_token)
@@ -193,22 +193,22 @@ def test_the_other_batch_of_tokens_has_tokens_of_the_same_places() -> None:
     inputs, y, _ = other_batch(prepared, examples)
     x = inputs["x"]
     assert x.dtype == torch.int32 and not torch.equal(x, examples[0]["x"])
-    assert all(set(x[:, place].tolist()) <= set(tokens[:, place].tolist()) for place in range(6))
+    assert all(set(x[:, position].tolist()) <= set(tokens[:, position].tolist()) for position in range(6))
     assert int((y == -1).sum()) == int((examples[1] == -1).sum()) == 1
 
 
-def raised(x: Tensor) -> Tensor:
+def raise_key_error(x: Tensor) -> Tensor:
     """Raise an error of the App's own code."""
     raise KeyError(f"oops {len(x)}")
 
 
 @pytest.mark.parametrize(
-    ("app", "module", "said", "advice"),
+    ("app", "module", "reason", "advice"),
     [
         (odd(READS["if"]), ("1", "Odd"), r"train step .* by bool\(\)", "torch.where"),
         (odd(READS["if"], recipe=Recipe(quantization_aware=True)), ("1", "Odd"), r"by bool\(\)", "torch.where"),
         (
-            odd(raised),
+            odd(raise_key_error),
             ("1", "Odd"),
             r"fails in module 1 \(Odd\) at test_refusals.py:\d+ \(KeyError: 'oops 2'\)",
             "fix the code",
@@ -227,13 +227,13 @@ def raised(x: Tensor) -> Tensor:
     ],
     ids=["branch", "branch-qat", "raises", "shapes", "shapes-qat", "loss", "mask", "fixed-batch"],
 )
-def test_the_check_tells_what_is_no_matter_of_a_runtime(
-    app: App, module: tuple[str, str], said: str, advice: str
+def test_the_check_reports_errors_that_concern_no_runtime(
+    app: App, module: tuple[str, str], reason: str, advice: str
 ) -> None:
-    (found,) = check_app(app, ["onnx", "tflite"])
-    assert (found.module, found.kind, found.runtimes, found.operator) == (*module, (), "")
-    assert re.search(said, found.reason)
-    assert advice in found.advice and advice not in found.reason
+    (finding,) = check_app(app, ["onnx", "tflite"])
+    assert (finding.module, finding.kind, finding.runtimes, finding.operator) == (*module, (), "")
+    assert re.search(reason, finding.reason)
+    assert advice in finding.advice and advice not in finding.reason
 
 
 class Hiding(nn.Module):
@@ -258,9 +258,9 @@ def test_a_parameter_that_a_forward_writes_is_refused() -> None:
     module = nn.Sequential(nn.Embedding(20, 4, max_norm=0.1), nn.Linear(4, 20))
     tokens = torch.randint(0, 20, (32, 6), dtype=torch.int32)
     app = App(name="t", module=module, calibration=tokens, batch_size=4, num_classes=20, loss=next_token)
-    said = r"App t: module 0 \(Embedding\) writes its parameters \['0.weight'\] in forward, .* without max_norm"
+    message = r"App t: module 0 \(Embedding\) writes its parameters \['0.weight'\] in forward, .* without max_norm"
     for formats in (["onnx"], ["tflite"]):
-        with pytest.raises(UnsupportedModel, match=said):
+        with pytest.raises(UnsupportedModel, match=message):
             check_app(app, formats)
 
 
@@ -278,14 +278,14 @@ class Projected(nn.Module):
 
 
 @pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN:UserWarning")
-def test_a_recurrent_layer_that_onnx_has_not_is_named() -> None:
+def test_a_recurrent_layer_that_onnx_lacks_is_named() -> None:
     prepared = prepare(replace(app_of("mlp"), module=Projected()))
-    with pytest.raises(NoForm, match=r"module cells \(LSTM\) has proj_size=4, .*; use proj_size=0") as caught:
+    with pytest.raises(NoForm, match=r"module cells \(LSTM\) has proj_size=4, .*; use proj_size=0") as excinfo:
         onnx_infer(prepared, Infer(traced=trace_infer(prepared, 1), values={}, derived=Derived(), scales={}))
-    assert (caught.value.module, caught.value.kind) == ("cells", "LSTM")
+    assert (excinfo.value.module, excinfo.value.kind) == ("cells", "LSTM")
 
 
-def test_what_the_quantizer_cannot_run_is_an_error_of_ours() -> None:
+def test_a_graph_that_the_quantizer_cannot_run_is_an_unsupported_model() -> None:
     model = helper.make_model(
         helper.make_graph(
             [helper.make_node("Add", ["x", "c"], ["y"])],
@@ -348,7 +348,7 @@ def test_logits_of_another_number_of_classes_are_refused_before_anything_is_trac
         example_batch(prepare(wrong))
 
 
-def test_what_int8_may_cost_is_a_number(tmp_path: Path) -> None:
+def test_the_cost_of_int8_must_be_a_number(tmp_path: Path) -> None:
     for cost in (math.nan, math.inf, -1.0):
         with pytest.raises(InvalidInput, match="for the cost of int8, expected a number of at least 0"):
             export(app_of("mlp"), tmp_path / "bundle", PUBLISHER, ["onnx"], cost)
@@ -356,16 +356,18 @@ def test_what_int8_may_cost_is_a_number(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("value", "kind"), [(math.nan, "NaN"), (-math.inf, "infinity")])
-def test_data_that_is_not_finite_is_told_with_its_sample(value: float, kind: str) -> None:
+def test_data_that_is_not_finite_is_reported_with_its_sample(value: float, kind: str) -> None:
     app = app_of("mlp")
     x = app.inputs["x"].clone()
     x[5, 0, 2, 1] = x[9] = value
-    said = f"got {kind} in sample 5 \\(2 of 64 samples have values that are not finite\\), expected finite values only"
-    with pytest.raises(UnsupportedModel, match=f"App mlp: calibration data: {said}"):
+    message = (
+        f"got {kind} in sample 5 \\(2 of 64 samples have values that are not finite\\), expected finite values only"
+    )
+    with pytest.raises(UnsupportedModel, match=f"App mlp: calibration data: {message}"):
         replace(app, calibration=x)
-    wanted = torch.zeros(64, 4).index_put((torch.tensor([5, 9]),), torch.tensor(value))
-    with pytest.raises(UnsupportedModel, match=f"App mlp: validation data y: {said}"):
-        replace(app, num_classes=0, loss=squared_error, validation=(app.inputs["x"], wanted))
+    targets = torch.zeros(64, 4).index_put((torch.tensor([5, 9]),), torch.tensor(value))
+    with pytest.raises(UnsupportedModel, match=f"App mlp: validation data y: {message}"):
+        replace(app, num_classes=0, loss=squared_error, validation=(app.inputs["x"], targets))
 
 
 def test_json_has_no_number_that_is_not_finite(capsys: pytest.CaptureFixture[str]) -> None:

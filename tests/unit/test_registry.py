@@ -50,48 +50,46 @@ def sign(call: DeviceCall, key: SigningKey = DEVICE_KEY) -> bytes:
     return key.sign(CALL_CONTEXT, call.signed_bytes())
 
 
-def wish(token: str, key: SigningKey = DEVICE_KEY) -> Enrollment:
+def enrollment_with(token: str, key: SigningKey = DEVICE_KEY) -> Enrollment:
     return Enrollment(protocol=1, token=token, public_key=key.public)
 
 
 def test_a_device_enrolls_with_a_token_and_is_known(registry: Registry, store: SqliteDevices) -> None:
     token = registry.new_token(Role.DEVICE)
     for _ in range(2):
-        device = registry.check_enrollment(wish(token), CALL, sign(CALL))
+        device = registry.check_enrollment(enrollment_with(token), CALL, sign(CALL))
         store.enroll([device], 0.0)
     assert (device, device.device_id, store.num_devices) == (DEVICE, DEVICE_ID, 1)
     assert registry.device(DEVICE_ID) == DEVICE
     registry.authenticate(DEVICE, CALL, sign(CALL))
 
 
-def test_a_wrong_token_or_one_for_operators_enrolls_nobody(registry: Registry, store: SqliteDevices) -> None:
+def test_a_wrong_token_or_one_for_operators_enrolls_no_device(registry: Registry, store: SqliteDevices) -> None:
     for token in ("", "guess", registry.new_token(Role.OPERATOR)):
         with raises(Unauthenticated, "enroll: got a token that was not made here, expected an enrollment token"):
-            registry.check_enrollment(wish(token), CALL, sign(CALL))
+            registry.check_enrollment(enrollment_with(token), CALL, sign(CALL))
     assert store.num_devices == 0
 
 
 @pytest.mark.parametrize("protocol", [0, 2])
-def test_a_protocol_that_is_not_spoken_here_enrolls_nobody(
-    registry: Registry, store: SqliteDevices, protocol: int
-) -> None:
-    wanted = replace(wish(registry.new_token(Role.DEVICE)), protocol=protocol)
+def test_an_unsupported_protocol_enrolls_no_device(registry: Registry, store: SqliteDevices, protocol: int) -> None:
+    enrollment = replace(enrollment_with(registry.new_token(Role.DEVICE)), protocol=protocol)
     with raises(Conflict, f"protocol: got {protocol}, expected 1 to 1; install another fanin"):
-        registry.check_enrollment(wanted, CALL, sign(CALL))
+        registry.check_enrollment(enrollment, CALL, sign(CALL))
     assert store.num_devices == 0
 
 
 def test_a_key_enrolls_under_its_own_id_only(registry: Registry, store: SqliteDevices) -> None:
-    token, own = registry.new_token(Role.DEVICE), device_id_of(STRANGER.public)
-    with raises(Unauthenticated, f"enroll: got device id {DEVICE_ID!r}, expected {own}, of its own key"):
-        registry.check_enrollment(wish(token, STRANGER), CALL, sign(CALL, STRANGER))
+    token, stranger_id = registry.new_token(Role.DEVICE), device_id_of(STRANGER.public)
+    with raises(Unauthenticated, f"enroll: got device id {DEVICE_ID!r}, expected {stranger_id}, of its own key"):
+        registry.check_enrollment(enrollment_with(token, STRANGER), CALL, sign(CALL, STRANGER))
     assert store.num_devices == 0
 
 
 def test_a_key_that_the_caller_does_not_hold_is_not_enrolled(registry: Registry, store: SqliteDevices) -> None:
     token = registry.new_token(Role.DEVICE)
     with raises(Unauthenticated, f"call: the signature on {METHOD} is not by device {DEVICE_ID}"):
-        registry.check_enrollment(wish(token), CALL, sign(CALL, STRANGER))
+        registry.check_enrollment(enrollment_with(token), CALL, sign(CALL, STRANGER))
     assert store.num_devices == 0
 
 
@@ -112,7 +110,7 @@ def test_an_unknown_device_is_refused(registry: Registry) -> None:
     ],
     ids=["method", "time", "body", "device"],
 )
-def test_a_signature_is_good_for_its_call_only(registry: Registry, call: DeviceCall) -> None:
+def test_a_signature_is_valid_for_its_call_only(registry: Registry, call: DeviceCall) -> None:
     with raises(Unauthenticated, f"call: the signature on {call.method} is not by device {DEVICE_ID}"):
         registry.authenticate(DEVICE, call, sign(CALL))
 
@@ -137,15 +135,15 @@ def test_a_signed_call_is_served_once(registry: Registry) -> None:
     registry.authenticate(DEVICE, CALL, sign(CALL))
     with pytest.raises(Untimely, match=f"call: device {DEVICE_ID} used this time before"):
         registry.authenticate(DEVICE, CALL, sign(CALL))
-    anew = replace(CALL, time_us=NOW_US + 1)
-    registry.authenticate(DEVICE, anew, sign(anew))
+    later_call = replace(CALL, time_us=NOW_US + 1)
+    registry.authenticate(DEVICE, later_call, sign(later_call))
 
 
-def test_a_restart_refuses_what_was_signed_before_it(store: SqliteDevices) -> None:
+def test_a_restart_refuses_calls_that_were_signed_before_it(store: SqliteDevices) -> None:
     registry_at(store, [0.0]).authenticate(DEVICE, CALL, sign(CALL))
-    restarted = Registry(store, lambda: float(NOW_S), lambda: 0.0)
+    new_registry = Registry(store, lambda: float(NOW_S), lambda: 0.0)
     with pytest.raises(Untimely, match="signed it before this coordinator began"):
-        restarted.authenticate(DEVICE, CALL, sign(CALL))
+        new_registry.authenticate(DEVICE, CALL, sign(CALL))
 
 
 def test_a_forged_call_uses_no_time(registry: Registry) -> None:
@@ -180,13 +178,15 @@ def test_the_principal_of_an_operator_names_its_token_and_does_not_reveal_it(reg
     assert principal.id not in first
 
 
-def test_no_refusal_says_which_check_it_was() -> None:
+def test_no_refusal_names_the_failed_check() -> None:
     assert public_text(Unauthenticated("call: the device's clock is 900 s off")) == "not authenticated"
 
 
-def test_tokens_differ_and_only_their_digest_is_kept(tmp_path: Path, registry: Registry, store: SqliteDevices) -> None:
+def test_tokens_differ_and_only_their_digest_is_stored(
+    tmp_path: Path, registry: Registry, store: SqliteDevices
+) -> None:
     tokens = {registry.new_token(Role.DEVICE) for _ in range(10)}
     assert len(tokens) == 10
     assert all(len(token) >= 32 and store.has_token(token_sha256(token), Role.DEVICE) for token in tokens)
-    written = b"".join(path.read_bytes() for path in tmp_path.iterdir())
-    assert not [token for token in tokens if token.encode() in written]
+    data = b"".join(path.read_bytes() for path in tmp_path.iterdir())
+    assert not [token for token in tokens if token.encode() in data]

@@ -23,7 +23,7 @@ def events(place: Place) -> list[RunEvent]:
     return [recorded.event for recorded in place.state.runs.events("run")]
 
 
-async def published(place: Place, bundle: Bundle) -> Version:
+async def publish(place: Place, bundle: Bundle) -> Version:
     """Publish a Version with one Round, and complete that Round."""
     await start(place.runs, bundle, ALONE)
     await settle()
@@ -42,7 +42,7 @@ async def published(place: Place, bundle: Bundle) -> Version:
 def test_a_version_that_is_published_again_after_a_round_changes_nothing_more(tmp_path: Path) -> None:
     async def main() -> None:
         place, bundle = open_place(tmp_path), bundle_in(tmp_path)
-        version = await published(place, bundle)
+        version = await publish(place, bundle)
         before = events(place)
         assert (await place.runs.publish_version(version, 1)).version == version.number + 1
         with raises(
@@ -67,7 +67,7 @@ def test_a_version_that_is_published_again_after_a_round_changes_nothing_more(tm
 def test_a_run_that_is_started_again_changes_nothing_more(tmp_path: Path) -> None:
     async def main() -> None:
         place, bundle = open_place(tmp_path), bundle_in(tmp_path)
-        await published(place, bundle)
+        await publish(place, bundle)
         before = events(place)
         await start(place.runs, bundle, ALONE)
         with raises(Conflict, "run run: the id is taken by another run; choose another"):

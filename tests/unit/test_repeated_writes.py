@@ -19,9 +19,9 @@ from fanin.server.storage.sqlite.runs import SqliteRuns
 
 @pytest.fixture
 def engine(tmp_path: Path) -> Iterator[Engine]:
-    opened = open_engine(tmp_path / "fanin.db", Durability.PROCESS)
-    yield opened
-    opened.dispose()
+    db_engine = open_engine(tmp_path / "fanin.db", Durability.PROCESS)
+    yield db_engine
+    db_engine.dispose()
 
 
 @pytest.fixture
@@ -33,27 +33,27 @@ def rounds(engine: Engine) -> Driven:
     return store
 
 
-def test_what_was_committed_can_be_repeated_after_an_error_in_between(engine: Engine, rounds: Driven) -> None:
+def test_a_committed_write_can_be_repeated_after_an_error_in_between(engine: Engine, rounds: Driven) -> None:
     """A commit may succeed and still report an error. The driver then repeats the write later."""
 
-    def twice(write: Callable[[float], object]) -> None:
+    def write_twice(write: Callable[[float], object]) -> None:
         first = write(30.0)
         before = (rounds.rounds(RUN), events(engine), SqliteRuns(engine).version(RUN))
         assert write(40.0) == first
         assert (rounds.rounds(RUN), events(engine), SqliteRuns(engine).version(RUN)) == before
 
     second = replace(OPEN, round=2, base_version=1)
-    twice(lambda now_s: commit(rounds, committed("a"), 2))
-    twice(lambda now_s: close(rounds, quorum=1))
-    twice(
+    write_twice(lambda now_s: commit(rounds, committed("a"), 2))
+    write_twice(lambda now_s: close(rounds, quorum=1))
+    write_twice(
         lambda now_s: rounds.publish(version(parent=FIRST), published(1), next_grid=(1, 2), outer_state={}, now_s=now_s)
     )
-    twice(lambda now_s: rounds.open(second))
-    twice(lambda now_s: rounds.fail(2, reason="damaged", now_s=now_s))
+    write_twice(lambda now_s: rounds.open(second))
+    write_twice(lambda now_s: rounds.fail(2, reason="damaged", now_s=now_s))
     assert rounds.open(second) is False
 
 
-def test_a_round_that_has_ended_stays_as_it_is(engine: Engine, rounds: Driven) -> None:
+def test_a_round_that_has_ended_does_not_change(engine: Engine, rounds: Driven) -> None:
     commit(rounds, committed("a"), 2)
     close(rounds, quorum=1)
     assert rounds.fail(1, reason="damaged", now_s=20.0).mark is RoundMark.FAILED

@@ -15,7 +15,7 @@ def is_served(times: CallTimes, device_id: str, time_us: int) -> bool:
     return True
 
 
-def test_each_time_of_a_device_is_good_once() -> None:
+def test_each_time_of_a_device_is_valid_once() -> None:
     times = CallTimes(0)
     for time_us in (5, 9, 7, 8, 6):
         assert is_served(times, "a", time_us)
@@ -23,23 +23,23 @@ def test_each_time_of_a_device_is_good_once() -> None:
     assert is_served(times, "b", 5)
 
 
-def test_whatever_order_calls_come_in_none_is_served_twice() -> None:
+def test_no_call_is_served_twice_in_any_order() -> None:
     rng = random.Random(1)
     for _ in range(200):
-        times, served = CallTimes(0), []
+        times, served_times = CallTimes(0), []
         for _ in range(100):
             time_us = rng.randint(1, 30)
-            served += [time_us] * is_served(times, "a", time_us)
-        assert len(served) == len(set(served))
+            served_times += [time_us] * is_served(times, "a", time_us)
+        assert len(served_times) == len(set(served_times))
 
 
-def test_calls_at_once_may_overtake_each_other() -> None:
+def test_concurrent_calls_may_overtake_each_other() -> None:
     times = CallTimes(0)
     for first in range(1, 101, NUM_TIMES):
         assert all(is_served(times, "a", time_us) for time_us in reversed(range(first, first + NUM_TIMES)))
 
 
-def test_what_was_signed_before_the_start_is_refused() -> None:
+def test_calls_that_were_signed_before_the_start_are_refused() -> None:
     times = CallTimes(100)
     assert [is_served(times, "a", time_us) for time_us in (99, 100, 101)] == [False, False, True]
 

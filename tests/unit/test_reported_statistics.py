@@ -17,17 +17,17 @@ def test_a_statistic_that_no_device_reported_is_left_out(tmp_path: Path) -> None
     async def main() -> None:
         place = open_place(tmp_path)
         names = ("words", "zeros", "silent")
-        wanted = replace(
+        run_plan = replace(
             plan(concurrency=1, buffer=1, quorum=1, max_rounds=1),
             statistics=tuple(Statistic(name=name, bound=1000) for name in names),
         )
-        await start(place.runs, bundle_in(tmp_path), wanted)
+        await start(place.runs, bundle_in(tmp_path), run_plan)
         await settle()
         counts = {m.EXAMPLES: 10, "words": 7, "zeros": 0}
         change = Change(values=np.zeros(TABLE.num_values, np.float32), counts=counts)
         header, payload = make_update(await assignment(place, "a"), TABLE, change, m.Telemetry(runtime="synthetic 1"))
-        line = LoopbackTransport(fleet=place.coordinator, device="a", latency_s=0.01)
-        await line.upload(header, lambda first, size: payload[first : first + size])
+        transport = LoopbackTransport(fleet=place.coordinator, device="a", latency_s=0.01)
+        await transport.upload(header, lambda first, size: payload[first : first + size])
         await settle()
         (version,) = await watched(place)
         assert version.statistics == {"words": 7, "zeros": 0}

@@ -27,18 +27,18 @@ MEAN = plan(concurrency=5, buffer=5, quorum=5, max_rounds=1)
 
 async def send(place: Place, device: str) -> m.UploadReply:
     work = await assignment(place, device)
-    line = LoopbackTransport(fleet=place.coordinator, device=device, latency_s=0.01)
+    transport = LoopbackTransport(fleet=place.coordinator, device=device, latency_s=0.01)
     header, payload = update(work, SIZES[device])
-    return await line.upload(header, lambda offset, size_bytes: payload[offset : offset + size_bytes])
+    return await transport.upload(header, lambda offset, size_bytes: payload[offset : offset + size_bytes])
 
 
-async def newest(place: Place) -> Float32s:
+async def newest_parameters(place: Place) -> Float32s:
     version = await place.state.stores.runs.newest_version("run")
     assert version.number == 1
     return load_parameters(place.state.blobs, version, TABLE)
 
 
-def outcome(folder: Path, wanted: Plan, *, restart_after: int = 99) -> Float32s:
+def outcome(folder: Path, run_plan: Plan, *, restart_after: int = 99) -> Float32s:
     """Run and verify one Round of five devices, one of them a liar. Return the parameters.
 
     After ``restart_after`` devices, a new coordinator continues the Round.
@@ -46,7 +46,7 @@ def outcome(folder: Path, wanted: Plan, *, restart_after: int = 99) -> Float32s:
 
     async def main() -> Float32s:
         place = open_place(folder)
-        await start(place.runs, bundle_in(folder), wanted)
+        await start(place.runs, bundle_in(folder), run_plan)
         await settle()
         for index, device in enumerate(SIZES):
             if index == restart_after:
@@ -56,7 +56,7 @@ def outcome(folder: Path, wanted: Plan, *, restart_after: int = 99) -> Float32s:
                 await settle()
             assert (await send(place, device)).update_state is m.UpdateState.ACCEPTED
         await settle()
-        parameters = await newest(place)
+        parameters = await newest_parameters(place)
         assert [verdict.problem for verdict in verify_run(place.state, "run")] == ["", ""]
         await place.runs.stop()
         return parameters
@@ -74,8 +74,8 @@ def test_a_liar_of_five_moves_a_mean_and_no_trimmed_mean(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("restart_after", [1, 4])
 def test_a_trimmed_mean_is_the_same_after_a_restart(tmp_path: Path, restart_after: int) -> None:
-    undisturbed = outcome(tmp_path / "one", TRIMMED)
-    assert np.array_equal(outcome(tmp_path / "two", TRIMMED, restart_after=restart_after), undisturbed)
+    expected = outcome(tmp_path / "one", TRIMMED)
+    assert np.array_equal(outcome(tmp_path / "two", TRIMMED, restart_after=restart_after), expected)
 
 
 def test_a_payload_that_is_damaged_before_it_is_read_again_fails_the_round(tmp_path: Path) -> None:
@@ -93,8 +93,8 @@ def test_a_payload_that_is_damaged_before_it_is_read_again_fails_the_round(tmp_p
         await send(place, "liar")
         await settle()
         events = [recorded.event for recorded in await place.state.stores.runs.event_page("run", 0)]
-        failed = [event for event in events if isinstance(event, RoundFailed)]
-        assert [event.reason for event in failed][:1] == [
+        failures = [event for event in events if isinstance(event, RoundFailed)]
+        assert [event.reason for event in failures][:1] == [
             "the update of device b is damaged on the coordinator's disk; the coordinator's log has the details"
         ]
         await place.runs.stop()
@@ -105,9 +105,9 @@ def test_a_payload_that_is_damaged_before_it_is_read_again_fails_the_round(tmp_p
 def test_a_run_with_an_unknown_rule_does_not_start_and_leaves_no_record(tmp_path: Path) -> None:
     async def main() -> None:
         place = open_place(tmp_path)
-        wanted = replace(MEAN, aggregation=AggregationPlan(rule="krum"))
+        run_plan = replace(MEAN, aggregation=AggregationPlan(rule="krum"))
         with pytest.raises(InvalidPlan, match=r"aggregation\.rule: got 'krum', expected one of"):
-            await start(place.runs, bundle_in(tmp_path), wanted)
+            await start(place.runs, bundle_in(tmp_path), run_plan)
         assert await place.runs.infos() == ()
 
     run_virtual(main())
@@ -181,7 +181,7 @@ def test_a_run_whose_rule_is_gone_waits_for_its_package(tmp_path: Path, monkeypa
     run_virtual(main())
 
 
-def test_a_plan_from_before_there_were_rules_has_the_weighted_mean() -> None:
+def test_a_plan_without_a_rule_has_the_weighted_mean() -> None:
     message = plan_to_proto(TRIMMED)
     assert plan_from_proto(message) == TRIMMED
     message.aggregation.ClearField("rule")

@@ -61,8 +61,8 @@ def test_each_kind_of_event_has_a_sample() -> None:
     assert {type(event) for event in SAMPLES} == set(EVENT_KINDS)
 
 
-@pytest.mark.parametrize(("phase", "kind"), list(product(RoundPhase, EVENT_KINDS)), ids=lambda found: str(found))
-def test_each_pair_leads_where_the_table_says_or_is_illegal(phase: RoundPhase, kind: type[e.Event]) -> None:
+@pytest.mark.parametrize(("phase", "kind"), list(product(RoundPhase, EVENT_KINDS)), ids=lambda value: str(value))
+def test_each_pair_leads_to_a_target_of_the_table_or_is_illegal(phase: RoundPhase, kind: type[e.Event]) -> None:
     row = PLAIN.rows.get((phase, kind))
     assert reachable()[phase]
     for state, event, now in product(reachable()[phase], SAMPLES, (0.0, 60.0)):
@@ -79,27 +79,27 @@ def test_each_pair_leads_where_the_table_says_or_is_illegal(phase: RoundPhase, k
         assert state == before
 
 
-def test_what_is_over_takes_no_event() -> None:
+def test_a_round_that_has_ended_accepts_no_event() -> None:
     assert {phase for phase, _ in PLAIN.rows} == set(RoundPhase) - {RoundPhase.PUBLISHED, RoundPhase.FAILED}
 
 
 def test_every_declared_target_is_reached() -> None:
     """An unreachable target would be a wrong arrow in the diagram."""
-    reached: dict[tuple[RoundPhase, type[e.Event]], set[RoundPhase]] = {key: set() for key in PLAIN.rows}
+    targets: dict[tuple[RoundPhase, type[e.Event]], set[RoundPhase]] = {key: set() for key in PLAIN.rows}
     for (phase, kind), row in PLAIN.rows.items():
         for state, event, now in product(reachable()[phase], SAMPLES, (0.0, 60.0)):
             if type(event) is kind:
-                reached[phase, kind].add(state.step(event, now)[0].phase)
-        assert reached[phase, kind] == row.targets, (phase, kind)
+                targets[phase, kind].add(state.step(event, now)[0].phase)
+        assert targets[phase, kind] == row.targets, (phase, kind)
 
 
 def follow(state: Round, *events: e.Event, now: float = 0.0) -> tuple[Round, list[e.Effect]]:
     """Apply the events. Return the Round after them, and all their effects."""
-    asked: list[e.Effect] = []
+    all_effects: list[e.Effect] = []
     for event in events:
         state, effects = state.step(event, now)
-        asked += effects
-    return state, asked
+        all_effects += effects
+    return state, all_effects
 
 
 def check_in(*devices: str) -> list[e.Event]:
@@ -111,34 +111,34 @@ def commit(*devices: str) -> list[e.Event]:
 
 
 def test_a_synchronous_round_from_its_first_device_to_its_version() -> None:
-    state, asked = follow(Round(protocol=PLAIN, rules=SYNCHRONOUS), *check_in("a", "b"), now=5.0)
-    assert asked == [e.Assign(device="a"), e.KeepDeadline(deadline=65.0), e.Assign(device="b")]
+    state, effects = follow(Round(protocol=PLAIN, rules=SYNCHRONOUS), *check_in("a", "b"), now=5.0)
+    assert effects == [e.Assign(device="a"), e.KeepDeadline(deadline=65.0), e.Assign(device="b")]
     assert state.phase is RoundPhase.TRAINING
 
-    state, asked = follow(state, *commit("b", "a"), now=6.0)
-    assert asked == [e.Accumulate(device="b"), e.Accumulate(device="a"), e.Close()]
+    state, effects = follow(state, *commit("b", "a"), now=6.0)
+    assert effects == [e.Accumulate(device="b"), e.Accumulate(device="a"), e.Close()]
     assert state.phase is RoundPhase.CLOSING
 
-    state, asked = follow(state, e.Closed(accepted=("b", "a")), e.ParametersStored(), e.Published(), now=7.0)
-    assert asked == [e.Fold(accepted=("b", "a")), e.Publish(), e.GoOn()]
+    state, effects = follow(state, e.Closed(accepted=("b", "a")), e.ParametersStored(), e.Published(), now=7.0)
+    assert effects == [e.Fold(accepted=("b", "a")), e.Publish(), e.GoOn()]
     assert state.phase is RoundPhase.PUBLISHED
 
 
-def test_a_device_that_asks_again_gets_the_same_assignment_and_no_second_place() -> None:
+def test_a_device_that_checks_in_again_gets_the_same_assignment_and_no_second_place() -> None:
     state, _ = follow(Round(protocol=PLAIN, rules=RULES), *check_in("a"))
-    again, asked = follow(state, *check_in("a"), now=9.0)
-    assert asked == [e.Assign(device="a")]
-    assert again == state
+    next_state, effects = follow(state, *check_in("a"), now=9.0)
+    assert effects == [e.Assign(device="a")]
+    assert next_state == state
 
 
-def test_the_same_assignment_is_given_again_when_all_places_are_taken() -> None:
+def test_the_same_assignment_is_returned_when_all_places_are_taken() -> None:
     state, _ = follow(Round(protocol=PLAIN, rules=RULES), *check_in("a", "b", "c"))
     assert state.phase is RoundPhase.TRAINING
     assert follow(state, *check_in("b")) == (state, [e.Assign(device="b")])
     assert follow(state, *check_in("d")) == (state, [])
 
 
-def test_a_device_whose_update_is_in_gets_nothing_more() -> None:
+def test_a_device_whose_update_is_committed_gets_nothing_more() -> None:
     state, _ = follow(Round(protocol=PLAIN, rules=RULES), *check_in("a"), *commit("a"))
     assert follow(state, *check_in("a")) == (state, [])
     assert follow(state, *commit("a")) == (state, [])
@@ -147,19 +147,19 @@ def test_a_device_whose_update_is_in_gets_nothing_more() -> None:
 def test_with_a_buffer_below_concurrency_the_first_updates_close_the_round() -> None:
     state, _ = follow(Round(protocol=PLAIN, rules=RULES), *check_in("a", "b", "c"), *commit("c"))
     assert (state.phase, state.num_places) == (RoundPhase.TRAINING, 0)
-    state, asked = follow(state, *commit("a"))
-    assert asked == [e.Accumulate(device="a"), e.Close()]
+    state, effects = follow(state, *commit("a"))
+    assert effects == [e.Accumulate(device="a"), e.Close()]
     assert set(state.cohort.at_work) == {"b"}
     assert not state.is_open
 
 
 def test_a_device_that_gives_up_frees_its_place() -> None:
     state, _ = follow(Round(protocol=PLAIN, rules=RULES), *check_in("a", "b", "c"))
-    state, asked = follow(state, e.GaveUp(device="b"))
-    assert asked == []
+    state, effects = follow(state, e.GaveUp(device="b"))
+    assert effects == []
     assert (state.phase, state.num_places) == (RoundPhase.SELECTING, 1)
-    state, asked = follow(state, *check_in("d"), now=30.0)
-    assert asked == [e.Assign(device="d")]
+    state, effects = follow(state, *check_in("d"), now=30.0)
+    assert effects == [e.Assign(device="d")]
     assert (state.phase, state.deadline) == (RoundPhase.TRAINING, 60.0)
 
 
@@ -168,8 +168,8 @@ def test_a_device_that_gives_up_again_and_again_pauses_longer(deadline_s: float,
     """If its data do not fit, it would otherwise take and give up a place every few seconds for the entire Round."""
     state, now, pauses = Round(protocol=PLAIN, rules=replace(RULES, deadline_s=deadline_s)), 0.0, []
     for _ in range(9):
-        state, asked = follow(state, *check_in("a"), now=now)
-        assert e.Assign(device="a") in asked
+        state, effects = follow(state, *check_in("a"), now=now)
+        assert e.Assign(device="a") in effects
         state, _ = follow(state, e.GaveUp(device="a"), now=now)
         pauses.append(state.cohort.returns_at("a") - now)
         if pauses[-1]:
@@ -181,48 +181,48 @@ def test_a_device_that_gives_up_again_and_again_pauses_longer(deadline_s: float,
     assert pauses == [min(pause_s, longest_s) for pause_s in (0, 0, 10, 20, 40, 80, 160, 320, 640)]
 
 
-def test_giving_up_what_was_never_assigned_changes_nothing() -> None:
+def test_giving_up_without_an_assignment_changes_nothing() -> None:
     state, _ = follow(Round(protocol=PLAIN, rules=RULES), *check_in("a", "b", "c"))
     assert follow(state, e.GaveUp(device="stranger")) == (state, [])
 
 
 @pytest.mark.parametrize("quorum", [1, 2, 3])
-def test_the_deadline_counts_from_the_assignment_that_makes_the_quorum(quorum: int) -> None:
+def test_the_deadline_counts_from_the_assignment_that_completes_the_quorum(quorum: int) -> None:
     state = Round(protocol=PLAIN, rules=Rules(concurrency=3, buffer=3, quorum=quorum, deadline_s=60.0))
     for number, device in enumerate("abc", 1):
         assert state.deadline is None or number > quorum
         assert follow(state, e.TimePassed(), now=100.0 * number - 50.0)[0].phase is not RoundPhase.CLOSING
-        state, asked = follow(state, *check_in(device), now=100.0 * number)
-        assert (e.KeepDeadline(deadline=100.0 * quorum + 60.0) in asked) == (number == quorum)
+        state, effects = follow(state, *check_in(device), now=100.0 * number)
+        assert (e.KeepDeadline(deadline=100.0 * quorum + 60.0) in effects) == (number == quorum)
         if state.deadline is not None:
             break
     assert state.deadline == 100.0 * quorum + 60.0
     assert follow(state, e.TimePassed(), now=state.deadline - 0.1) == (state, [])
 
 
-@pytest.mark.parametrize(("paused_at", "left_s"), [(10.0, 50.0), (59.0, 1.0), (75.0, 0.0)])
-def test_a_resumed_round_has_the_seconds_that_were_left(paused_at: float, left_s: float) -> None:
+@pytest.mark.parametrize(("paused_at", "remaining_s"), [(10.0, 50.0), (59.0, 1.0), (75.0, 0.0)])
+def test_a_resumed_round_has_the_remaining_seconds(paused_at: float, remaining_s: float) -> None:
     state, _ = follow(Round(protocol=PLAIN, rules=SYNCHRONOUS), *check_in("a", "b"))
     assert state.deadline == 60.0
-    state, asked = follow(state, e.Paused(), now=paused_at)
-    assert (state.deadline, state.left_s, asked) == (None, left_s, [])
+    state, effects = follow(state, e.Paused(), now=paused_at)
+    assert (state.deadline, state.left_s, effects) == (None, remaining_s, [])
     assert follow(state, e.TimePassed(), now=1e6) == (state, [])
-    state, asked = follow(state, e.Resumed(), now=1000.0)
-    assert (state.deadline, state.left_s) == (1000.0 + left_s, None)
-    assert asked == [e.KeepDeadline(deadline=1000.0 + left_s)]
+    state, effects = follow(state, e.Resumed(), now=1000.0)
+    assert (state.deadline, state.left_s) == (1000.0 + remaining_s, None)
+    assert effects == [e.KeepDeadline(deadline=1000.0 + remaining_s)]
 
 
 def test_a_round_that_was_paused_without_a_deadline_resumes_without_one() -> None:
-    state, asked = follow(Round(protocol=PLAIN, rules=SYNCHRONOUS), *check_in("a"), e.Paused(), e.Resumed(), now=10.0)
-    assert (state.deadline, state.left_s) == (None, None) and not any(isinstance(x, e.KeepDeadline) for x in asked)
+    state, effects = follow(Round(protocol=PLAIN, rules=SYNCHRONOUS), *check_in("a"), e.Paused(), e.Resumed(), now=10.0)
+    assert (state.deadline, state.left_s) == (None, None) and not any(isinstance(x, e.KeepDeadline) for x in effects)
 
 
 def test_an_early_device_waits_with_its_update_for_the_others() -> None:
     """No device has failed: the Round has never had enough devices."""
     state, _ = follow(Round(protocol=PLAIN, rules=SYNCHRONOUS), *check_in("a"), *commit("a"))
     assert follow(state, e.TimePassed(), now=1e9) == (state, [])
-    state, asked = follow(state, *check_in("b"), now=1e9)
-    assert asked == [e.KeepDeadline(deadline=1e9 + 60.0), e.Assign(device="b")]
+    state, effects = follow(state, *check_in("b"), now=1e9)
+    assert effects == [e.KeepDeadline(deadline=1e9 + 60.0), e.Assign(device="b")]
     assert follow(state, *commit("b"), now=1e9)[0].phase is RoundPhase.CLOSING
 
 
@@ -233,8 +233,8 @@ def test_every_phase_has_a_failure_exit(phase: RoundPhase) -> None:
     for state in reachable()[phase]:
         assert follow(state, e.Failed()) == (replace(state, phase=RoundPhase.FAILED, cohort=r.Cohort()), [e.GoOn()])
         if phase is not RoundPhase.FAILING:
-            failing, asked = follow(state, e.Broken(reason="damaged"))
-            assert (failing.phase, asked) == (RoundPhase.FAILING, [e.Fail(reason="damaged")])
+            failing, effects = follow(state, e.Broken(reason="damaged"))
+            assert (failing.phase, effects) == (RoundPhase.FAILING, [e.Fail(reason="damaged")])
             # No device holds a place any more, and time has no effect.
             assert (failing.is_open, failing.num_places, failing.wake_at) == (False, 0, None)
 
@@ -246,16 +246,16 @@ def test_a_round_whose_version_was_durable_before_the_error_has_not_failed() -> 
         e.ParametersStored(),
         e.Broken(reason="the reply was lost"),
     )
-    state, asked = follow(state, e.Published())
-    assert (state.phase, asked) == (RoundPhase.PUBLISHED, [e.GoOn()])
+    state, effects = follow(state, e.Published())
+    assert (state.phase, effects) == (RoundPhase.PUBLISHED, [e.GoOn()])
 
 
-def test_at_the_deadline_the_record_is_asked() -> None:
+def test_at_the_deadline_the_record_decides() -> None:
     """A commit may be in progress at that moment. Only the record knows whether there is a quorum."""
     for rules in (RULES, SYNCHRONOUS):
         state, _ = follow(Round(protocol=PLAIN, rules=rules), *check_in("a", "b"), *commit("b"))
-        state, asked = follow(state, e.TimePassed(), now=60.0)
-        assert asked == [e.Close()]
+        state, effects = follow(state, e.TimePassed(), now=60.0)
+        assert effects == [e.Close()]
         assert state.phase is RoundPhase.CLOSING
 
 
@@ -267,32 +267,32 @@ def test_from_the_minimum_reporting_time_on_a_quorum_suffices() -> None:
     early, _ = follow(state, *commit("b"), now=5.0)
     assert (early.phase, early.wake_at) == (RoundPhase.TRAINING, 20.0)
     assert follow(early, e.TimePassed(), now=19.0) == (early, [])
-    closing, asked = follow(early, e.TimePassed(), now=20.0)
-    assert (closing.phase, asked) == (RoundPhase.CLOSING, [e.Close()])
+    closing, effects = follow(early, e.TimePassed(), now=20.0)
+    assert (closing.phase, effects) == (RoundPhase.CLOSING, [e.Close()])
     # Later, the Update that completes the quorum closes the Round.
-    closing, asked = follow(state, *commit("b"), now=30.0)
-    assert (closing.phase, asked) == (RoundPhase.CLOSING, [e.Accumulate(device="b"), e.Close()])
+    closing, effects = follow(state, *commit("b"), now=30.0)
+    assert (closing.phase, effects) == (RoundPhase.CLOSING, [e.Accumulate(device="b"), e.Close()])
 
 
-def test_a_round_fails_when_the_record_says_that_the_quorum_was_missed() -> None:
+def test_a_round_fails_when_the_record_has_no_quorum() -> None:
     state, _ = follow(Round(protocol=PLAIN, rules=SYNCHRONOUS), *check_in("a", "b"), *commit("b"))
-    state, asked = follow(state, e.TimePassed(), e.Failed(), now=60.0)
-    assert asked == [e.Close(), e.GoOn()]
+    state, effects = follow(state, e.TimePassed(), e.Failed(), now=60.0)
+    assert effects == [e.Close(), e.GoOn()]
     assert state.phase is RoundPhase.FAILED
 
 
 def test_a_round_whose_deadline_was_lost_gets_one_with_its_first_update() -> None:
     """The coordinator restarted before it recorded the deadline. The devices at work only upload, none checks in."""
-    state, asked = follow(Round(protocol=PLAIN, rules=SYNCHRONOUS, was_resumed=True), *commit("a"), now=100.0)
-    assert asked == [e.KeepDeadline(deadline=160.0), e.Accumulate(device="a")]
+    state, effects = follow(Round(protocol=PLAIN, rules=SYNCHRONOUS, was_resumed=True), *commit("a"), now=100.0)
+    assert effects == [e.KeepDeadline(deadline=160.0), e.Accumulate(device="a")]
     assert follow(state, e.TimePassed(), now=160.0)[0].phase is RoundPhase.CLOSING
 
 
 def test_an_update_of_a_device_without_a_place_starts_no_deadline_before_the_quorum_is_there() -> None:
     """A device that gave up can still upload. It must not close, and so fail, a Round that waits for its quorum."""
     rules = Rules(concurrency=3, buffer=3, quorum=3, deadline_s=60.0)
-    state, asked = follow(Round(protocol=PLAIN, rules=rules), *check_in("a"), e.GaveUp(device="a"), *commit("a"))
-    assert asked == [e.Assign(device="a"), e.Accumulate(device="a")]
+    state, effects = follow(Round(protocol=PLAIN, rules=rules), *check_in("a"), e.GaveUp(device="a"), *commit("a"))
+    assert effects == [e.Assign(device="a"), e.Accumulate(device="a")]
     assert (state.deadline, set(state.cohort.accepted)) == (None, {"a"})
     assert follow(state, e.TimePassed(), now=1e9)[0].phase is RoundPhase.SELECTING
 
@@ -301,8 +301,8 @@ def test_a_commit_that_was_under_way_while_closing_is_in_the_set() -> None:
     """The record decides. It closed the set after that commit, so the Update is folded too."""
     state, _ = follow(Round(protocol=PLAIN, rules=RULES), *check_in("a", "b"), *commit("b"))
     state, _ = follow(state, e.TimePassed(), now=60.0)
-    state, asked = follow(state, e.Closed(accepted=("b", "a")), now=61.0)
-    assert asked == [e.Fold(accepted=("b", "a"))]
+    state, effects = follow(state, e.Closed(accepted=("b", "a")), now=61.0)
+    assert effects == [e.Fold(accepted=("b", "a"))]
 
 
 def test_a_closed_set_without_an_accepted_update_is_illegal() -> None:
@@ -316,8 +316,8 @@ def test_after_a_restart_the_records_set_is_folded_from_any_open_phase() -> None
         Round(protocol=PLAIN, rules=RULES),
         follow(Round(protocol=PLAIN, rules=RULES), *check_in("a", "b", "c"))[0],
     ):
-        after, asked = follow(state, e.Closed(accepted=("a", "b")))
-        assert (after.phase, asked) == (RoundPhase.FOLDING, [e.Fold(accepted=("a", "b"))])
+        after, effects = follow(state, e.Closed(accepted=("a", "b")))
+        assert (after.phase, effects) == (RoundPhase.FOLDING, [e.Fold(accepted=("a", "b"))])
 
 
 def test_time_does_not_matter_once_the_round_closes() -> None:
@@ -332,9 +332,11 @@ EVENTS = st.sampled_from(
 
 
 @given(st.lists(st.tuples(EVENTS, st.floats(0, 100)), max_size=30), st.sampled_from((RULES, SYNCHRONOUS)))
-def test_no_story_takes_more_places_than_there_are(story: list[tuple[e.Event, float]], rules: Rules) -> None:
+def test_no_sequence_of_events_uses_more_places_than_there_are(
+    sequence: list[tuple[e.Event, float]], rules: Rules
+) -> None:
     state, assigned, now = Round(protocol=PLAIN, rules=rules), set[str](), 0.0
-    for event, moment in story:
+    for event, moment in sequence:
         now = max(now, moment)
         if not state.is_open:
             break
@@ -350,20 +352,20 @@ def test_no_story_takes_more_places_than_there_are(story: list[tuple[e.Event, fl
 
 
 def test_another_protocol_shares_the_rows_that_end_a_round() -> None:
-    own = {
+    rows = {
         (RoundPhase.SELECTING, e.CheckedIn): r.row(
             lambda state, *_: (replace(state, phase=RoundPhase.CLOSING), ()), RoundPhase.CLOSING
         )
     }
-    protocol = r.compose("hasty", RoundPhase.SELECTING, own, failure_exits(RoundPhase.SELECTING), ENDING)
-    state, asked = follow(
+    protocol = r.compose("hasty", RoundPhase.SELECTING, rows, failure_exits(RoundPhase.SELECTING), ENDING)
+    state, effects = follow(
         Round(protocol=protocol, rules=RULES),
         *check_in("a"),
         e.Closed(accepted=("a",)),
         e.ParametersStored(),
         e.Published(),
     )
-    assert (state.phase, asked) == (RoundPhase.PUBLISHED, [e.Fold(accepted=("a",)), e.Publish(), e.GoOn()])
+    assert (state.phase, effects) == (RoundPhase.PUBLISHED, [e.Fold(accepted=("a",)), e.Publish(), e.GoOn()])
     with raises(r.IllegalEvent, "round: UpdateCommitted in phase selecting"):
         follow(Round(protocol=protocol, rules=RULES), *commit("a"))
 

@@ -36,14 +36,14 @@ async def put(runs: Runs, data: bytes) -> None:
         await runs.put_chunk(ref.sha256, piece)
 
 
-async def started(runs: Runs, bundle: Bundle) -> Version:
+async def start_run(runs: Runs, bundle: Bundle) -> Version:
     """Start the Run "run". Return its Version 0."""
     for data in (bundle.signed.data, *(bundle.artifact(name) for name in bundle.manifest.artifacts)):
         await put(runs, data)
     await runs.publish_bundle(ref_of(bundle.signed))
-    named = {"run_id": "run", "bundle_sha256": bundle.sha256}
-    version = sign_version(PUBLISHER, parent=None, parameters=bundle.manifest.artifacts["initial"], **named)
-    delegation = sign_delegation(PUBLISHER, run_public_key=await runs.prepare_run("run"), **named)
+    ids = {"run_id": "run", "bundle_sha256": bundle.sha256}
+    version = sign_version(PUBLISHER, parent=None, parameters=bundle.manifest.artifacts["initial"], **ids)
+    delegation = sign_delegation(PUBLISHER, run_public_key=await runs.prepare_run("run"), **ids)
     await runs.start_run(StartRun(run_id="run", plan=plan(), version=version, delegation=delegation))
     return version
 
@@ -55,13 +55,15 @@ async def publish(folder: Path, data: bytes, sha256: str = "", missing: bool = F
         Runs(state.stores, state.files, LogObserver()),
         synthetic_bundle(folder / "bundle", PUBLISHER, SHAPES),
     )
-    first = await started(runs, bundle)
+    first = await start_run(runs, bundle)
     try:
         if not missing:
             await put(runs, data)
         artifact = artifact_of(data)
-        named = replace(artifact, sha256=sha256 or artifact.sha256)
-        version = sign_version(PUBLISHER, parent=first, run_id="run", bundle_sha256=bundle.sha256, parameters=named)
+        declared_artifact = replace(artifact, sha256=sha256 or artifact.sha256)
+        version = sign_version(
+            PUBLISHER, parent=first, run_id="run", bundle_sha256=bundle.sha256, parameters=declared_artifact
+        )
         await runs.publish_version(version, 0)
     finally:
         assert (await runs.version("run", None)).version == first
@@ -76,19 +78,19 @@ def test_parameters_that_are_not_finite_are_refused(tmp_path: Path, value: float
         asyncio.run(publish(tmp_path, encode_parameters(TABLE, flat)))
 
 
-def test_chunks_that_do_not_make_the_artifact_are_their_publishers_mistake(tmp_path: Path) -> None:
+def test_chunks_that_differ_from_the_artifact_are_an_invalid_version(tmp_path: Path) -> None:
     data = encode_parameters(TABLE, np.ones(TABLE.num_values, np.float32))
     with pytest.raises(InvalidVersion, match=r"parameters: digest mismatch \(got .*, expected 00000000\.\.\)"):
         asyncio.run(publish(tmp_path, data, sha256="0" * 64))
 
 
-def test_chunks_that_were_never_sent_are_asked_for(tmp_path: Path) -> None:
+def test_chunks_that_were_never_uploaded_are_reported(tmp_path: Path) -> None:
     data = encode_parameters(TABLE, np.ones(TABLE.num_values, np.float32))
     with pytest.raises(NotFound, match="not stored here"):
         asyncio.run(publish(tmp_path, data, missing=True))
 
 
-def opened(folder: Path) -> tuple[Runs, CoordinatorState]:
+def open_runs(folder: Path) -> tuple[Runs, CoordinatorState]:
     state = open_state(folder / "state", Durability.PROCESS, (inline, inline), time.time)
     return Runs(state.stores, state.files, LogObserver()), state
 
@@ -102,9 +104,9 @@ async def send(runs: Runs, bundle: Bundle) -> str:
     return await runs.publish_bundle(ref_of(bundle.signed))
 
 
-def test_a_manifest_that_its_chunks_do_not_make_is_the_publishers_mistake(tmp_path: Path) -> None:
+def test_a_manifest_that_differs_from_its_chunks_is_an_invalid_bundle(tmp_path: Path) -> None:
     async def main() -> None:
-        runs, state = opened(tmp_path)
+        runs, state = open_runs(tmp_path)
         bundle = synthetic_bundle(tmp_path / "bundle", PUBLISHER, SHAPES)
         await send(runs, bundle)
         good = ref_of(bundle.signed)
@@ -129,7 +131,7 @@ def test_publishing_the_same_bundle_again_repairs_a_damaged_chunk(
     tmp_path: Path, artifact: str, damage: Callable[[bytes], bytes]
 ) -> None:
     async def main() -> None:
-        runs, state = opened(tmp_path)
+        runs, state = open_runs(tmp_path)
         bundle = synthetic_bundle(tmp_path / "bundle", PUBLISHER, SHAPES)
         await send(runs, bundle)
         part = {"manifest": ref_of(bundle.signed).manifest, **bundle.manifest.artifacts}[artifact]

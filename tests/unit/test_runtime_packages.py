@@ -125,7 +125,7 @@ RECORD: Final = {"title": "Own", "graph_format": "onnx", "engine": print}
         ),
     ],
 )
-def test_an_engine_with_a_wrong_part_is_refused(wrong: dict[str, Any], message: str) -> None:
+def test_an_engine_with_a_wrong_field_is_refused(wrong: dict[str, Any], message: str) -> None:
     assert GraphEngine(**ENGINE).operators is None
     with raises(InvalidInput, message):
         GraphEngine(**(ENGINE | wrong))
@@ -146,7 +146,7 @@ def test_an_engine_with_a_wrong_part_is_refused(wrong: dict[str, Any], message: 
         ({"is_default": 1}, "RuntimeRecord 'Own': is_default: got 1, expected true or false"),
     ],
 )
-def test_a_runtime_record_with_a_wrong_part_is_refused(wrong: dict[str, Any], message: str) -> None:
+def test_a_runtime_record_with_a_wrong_field_is_refused(wrong: dict[str, Any], message: str) -> None:
     assert RuntimeRecord(**RECORD).extra == ""
     with raises(InvalidInput, message):
         RuntimeRecord(**(RECORD | wrong))

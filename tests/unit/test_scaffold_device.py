@@ -19,7 +19,7 @@ STATES = [(0, 0), (0, 1), (0, 1), (3, 0), (3, 4)]
 """Round 2 fails, and Version 3 is a rollback."""
 
 
-def test_a_device_sends_and_keeps_what_the_paper_says(tmp_path: Path) -> None:
+def test_a_device_follows_the_algorithm_of_the_paper(tmp_path: Path) -> None:
     fleet = course(tmp_path, STATES, BOTH)
     works = list(fleet.works)
     assert take_part(fleet, tmp_path) == scaffold(fleet, works)
@@ -44,7 +44,7 @@ def test_auxiliary_tensors_are_downloaded_for_stages_that_read_them_alone(tmp_pa
     assert not {ref.sha256 for artifact in artifacts if artifact for ref in artifact.chunks} & plain.served
 
 
-def with_auxiliary(fleet: Course, tensors: Mapping[str, bytes], *, is_signed: bool = True) -> None:
+def replace_auxiliary(fleet: Course, tensors: Mapping[str, bytes], *, is_signed: bool = True) -> None:
     """Replace the auxiliary tensors of the newest Version."""
     work = fleet.works[-1]
     artifacts = {name: artifact_of(data) for name, data in tensors.items()}
@@ -55,41 +55,41 @@ def with_auxiliary(fleet: Course, tensors: Mapping[str, bytes], *, is_signed: bo
     fleet.chunks |= {ref.sha256: data for tensor in tensors.values() for ref, data in cut(tensor)}
 
 
-def longer(fleet: Course) -> None:
-    with_auxiliary(fleet, {"control": auxiliary_bytes(np.zeros(NUM + 1, np.float32))})
+def lengthen(fleet: Course) -> None:
+    replace_auxiliary(fleet, {"control": auxiliary_bytes(np.zeros(NUM + 1, np.float32))})
 
 
-def missing(fleet: Course) -> None:
-    with_auxiliary(fleet, {})
+def remove(fleet: Course) -> None:
+    replace_auxiliary(fleet, {})
 
 
-def misnamed(fleet: Course) -> None:
-    with_auxiliary(fleet, {"controls": auxiliary_bytes(np.zeros(NUM, np.float32))})
+def rename(fleet: Course) -> None:
+    replace_auxiliary(fleet, {"controls": auxiliary_bytes(np.zeros(NUM, np.float32))})
 
 
-def signed_by_a_stranger(fleet: Course) -> None:
-    with_auxiliary(fleet, {"control": auxiliary_bytes(np.zeros(NUM, np.float32))}, is_signed=False)
+def sign_by_a_stranger(fleet: Course) -> None:
+    replace_auxiliary(fleet, {"control": auxiliary_bytes(np.zeros(NUM, np.float32))}, is_signed=False)
 
 
-def exchanged(fleet: Course) -> None:
+def exchange(fleet: Course) -> None:
     """Put the tensor of another Version under the signature of this one."""
     version = fleet.works[-1].version
     auxiliary = {"control": artifact_of(auxiliary_bytes(control_of(7)))}
     fleet.works[-1] = replace(fleet.works[-1], version=replace(version, auxiliary=auxiliary))
 
 
-def of_another_layout(fleet: Course) -> None:
+def change_layout(fleet: Course) -> None:
     table = TensorTable.of({"valuez": (NUM,)})
-    with_auxiliary(fleet, {"control": encode_parameters(table, np.zeros(NUM, np.float32))})
+    replace_auxiliary(fleet, {"control": encode_parameters(table, np.zeros(NUM, np.float32))})
 
 
-def other_bytes(fleet: Course) -> None:
+def change_bytes(fleet: Course) -> None:
     (ref,) = fleet.works[-1].version.auxiliary["control"].chunks
     data = fleet.chunks[ref.sha256]
     fleet.chunks[ref.sha256] = data[:-1] + b"\xff"
 
 
-def in_the_first(fleet: Course) -> None:
+def start_lineage(fleet: Course) -> None:
     fleet.works[-1] = replace(fleet.works[-1], state=m.StageState(lineage=1, round=0))
 
 
@@ -97,7 +97,7 @@ def in_the_first(fleet: Course) -> None:
     ("harm", "text", "downloads"),
     [
         (
-            missing,
+            remove,
             (
                 "version 1 of run run: got the auxiliary tensors [], expected 'control', which the stages of the "
                 "assignment read"
@@ -105,7 +105,7 @@ def in_the_first(fleet: Course) -> None:
             False,
         ),
         (
-            misnamed,
+            rename,
             (
                 "version 1 of run run: got the auxiliary tensors ['controls'], expected 'control', which the stages of "
                 "the assignment read"
@@ -113,7 +113,7 @@ def in_the_first(fleet: Course) -> None:
             False,
         ),
         (
-            longer,
+            lengthen,
             (
                 "version 1 of run run: got the auxiliary tensor 'control' of 108 bytes, expected 104 by the bundle's "
                 "manifest"
@@ -121,19 +121,19 @@ def in_the_first(fleet: Course) -> None:
             False,
         ),
         (
-            signed_by_a_stranger,
+            sign_by_a_stranger,
             "version 1 of run run: the signature does not match; it was changed after it was signed",
             False,
         ),
-        (exchanged, "version 1 of run run: the signature does not match; it was changed after it was signed", False),
+        (exchange, "version 1 of run run: the signature does not match; it was changed after it was signed", False),
         (
-            of_another_layout,
+            change_layout,
             "version 1 of run run: auxiliary tensor 'control': names or shapes differ from the bundle's",
             True,
         ),
-        (other_bytes, "auxiliary tensors: chunk ", True),
+        (change_bytes, "auxiliary tensors: chunk ", True),
         (
-            in_the_first,
+            start_lineage,
             (
                 "version 1 of run run: got the auxiliary tensors ['control'], expected none in the first version of a "
                 "lineage"
@@ -150,7 +150,7 @@ def test_a_version_with_a_wrong_auxiliary_tensor_is_refused(
     version = fleet.works[-1].version
     take_part(fleet, tmp_path)
     (failure,) = fleet.failures
-    assert failure == text or (failure.startswith(text) and harm is other_bytes)
+    assert failure == text or (failure.startswith(text) and harm is change_bytes)
     assert list(fleet.payloads) == [1]
     chunks = {ref.sha256 for artifact in version.auxiliary.values() for ref in artifact.chunks}
     assert bool(chunks & fleet.served) == downloads

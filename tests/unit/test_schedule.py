@@ -40,36 +40,36 @@ max_rounds = 9
 
 
 def test_each_round_has_the_settings_of_the_changes_before_it() -> None:
-    wanted = parse_plan(TOML, "plan.toml").plan
-    found = [wanted.training_in(number) for number in range(1, 10)]
-    assert [each.learning_rate for each in found] == [0.5, 0.5, 0.5, 0.25, 0.125, 0.0625, 0.0625, 0.25, 0.25]
-    assert [each.epochs for each in found] == [2, 2, 2, 2, 2, 4, 4, 4, 4]
-    assert [each.batch_size for each in found] == [0] * 7 + [4, 4]
-    assert {each.seed for each in found} == {wanted.training.seed}
-    assert replace(wanted, schedule=()).training_in(7) == wanted.training
+    run_plan = parse_plan(TOML, "plan.toml").plan
+    settings = [run_plan.training_in(number) for number in range(1, 10)]
+    assert [each.learning_rate for each in settings] == [0.5, 0.5, 0.5, 0.25, 0.125, 0.0625, 0.0625, 0.25, 0.25]
+    assert [each.epochs for each in settings] == [2, 2, 2, 2, 2, 4, 4, 4, 4]
+    assert [each.batch_size for each in settings] == [0] * 7 + [4, 4]
+    assert {each.seed for each in settings} == {run_plan.training.seed}
+    assert replace(run_plan, schedule=()).training_in(7) == run_plan.training
 
 
 def test_a_rate_that_decays_for_long_stays_within_float32() -> None:
-    wanted = replace(plan(), schedule=(ScheduledChange(from_round=1, decay=0.5),))
-    assert wanted.training_in(4_000_000_000).learning_rate == MIN_RATE
+    run_plan = replace(plan(), schedule=(ScheduledChange(from_round=1, decay=0.5),))
+    assert run_plan.training_in(4_000_000_000).learning_rate == MIN_RATE
     slow = replace(plan(), schedule=(ScheduledChange(from_round=1, learning_rate=1.0, decay=0.99),))
     assert slow.training_in(101).learning_rate == pytest.approx(0.99**100, rel=1e-12)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Noting(SyntheticTrainer):
+class RecordingTrainer(SyntheticTrainer):
     """A Trainer that records the settings of each Assignment by Round."""
 
-    found: dict[int, tuple[float, int]] = field(default_factory=dict)
+    settings: dict[int, tuple[float, int]] = field(default_factory=dict)
 
     def train(self, model: OpenedModel, assignment: m.Assignment, should_continue: ShouldContinue) -> Change:
-        self.found[assignment.round] = (assignment.training.learning_rate, assignment.training.epochs)
+        self.settings[assignment.round] = (assignment.training.learning_rate, assignment.training.epochs)
         return super().train(model, assignment, should_continue)
 
 
-def test_devices_are_told_the_settings_of_their_round(tmp_path: Path) -> None:
+def test_devices_receive_the_settings_of_their_round(tmp_path: Path) -> None:
     changes = (ScheduledChange(from_round=2, learning_rate=0.5, decay=0.25, epochs=3),)
-    trainers = [Noting(partition=number) for number in range(4)]
+    trainers = [RecordingTrainer(partition=number) for number in range(4)]
     scenario = Scenario(
         plan=replace(plan(), schedule=changes),
         bundle=bundle_in(tmp_path),
@@ -79,7 +79,7 @@ def test_devices_are_told_the_settings_of_their_round(tmp_path: Path) -> None:
     )
     assert len(play(scenario).versions) == 3
     for trainer in trainers:
-        assert trainer.found == {1: (0.1, 1), 2: (0.5, 3), 3: (0.125, 3)}
+        assert trainer.settings == {1: (0.1, 1), 2: (0.5, 3), 3: (0.125, 3)}
 
 
 @pytest.mark.parametrize(
@@ -100,9 +100,9 @@ def test_devices_are_told_the_settings_of_their_round(tmp_path: Path) -> None:
 )
 def test_a_wrong_schedule_is_refused(rounds: list[int], rate: float, message: str) -> None:
     changes = tuple(ScheduledChange(from_round=number, learning_rate=rate) for number in rounds)
-    with pytest.raises(InvalidPlan) as caught:
+    with pytest.raises(InvalidPlan) as excinfo:
         replace(plan(), schedule=changes)
-    assert str(caught.value).startswith(message)
+    assert str(excinfo.value).startswith(message)
 
 
 def test_a_key_of_a_change_has_its_range() -> None:

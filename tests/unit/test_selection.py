@@ -28,12 +28,12 @@ from fanin.server.selection.policies import (
     uniform,
 )
 
-CAN = Capabilities(codecs=("fixed32",), runtimes=(), graph_formats=("onnx",))
+CAPABILITIES = Capabilities(codecs=("fixed32",), runtimes=(), graph_formats=("onnx",))
 
 
 def crowd(**last_rounds: int) -> tuple[WaitingDevice, ...]:
     return tuple(
-        WaitingDevice(device_id=name, capabilities=CAN, last_round=last_round)
+        WaitingDevice(device_id=name, capabilities=CAPABILITIES, last_round=last_round)
         for name, last_round in last_rounds.items()
     )
 
@@ -46,8 +46,8 @@ def ids(devices: Sequence[WaitingDevice]) -> str:
 
 
 def with_policy(name: str) -> Plan:
-    whole = plan()
-    return replace(whole, cohort=replace(whole.cohort, selection=name))
+    base_plan = plan()
+    return replace(base_plan, cohort=replace(base_plan.cohort, selection=name))
 
 
 @pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
@@ -62,9 +62,9 @@ def test_uniform_selects_all_devices_while_places_last() -> None:
 def test_uniform_is_without_replacement_seeded_and_uniform() -> None:
     rng, counts = random.Random(7), Counter[str]()
     for _ in range(6000):
-        chosen = ids(uniform(WAITING, 2, 1, rng))
-        assert len(set(chosen)) == 2
-        counts.update(chosen)
+        selection = ids(uniform(WAITING, 2, 1, rng))
+        assert len(set(selection)) == 2
+        counts.update(selection)
     assert uniform(WAITING, 2, 1, random.Random(3)) == uniform(WAITING, 2, 1, random.Random(3))
     # Each device is expected 2000 times, with a standard deviation of 37.
     assert all(abs(counts[device] - 2000) < 200 for device in "abcdef")
@@ -84,47 +84,47 @@ def test_least_recent_breaks_ties_at_random() -> None:
     assert all(abs(counts[device] - 2000) < 150 for device in "bcd")
 
 
-def the_first(waiting: Sequence[WaitingDevice], num_places: int, number: int, rng: random.Random) -> object:
+def select_first(waiting: Sequence[WaitingDevice], num_places: int, number: int, rng: random.Random) -> object:
     return waiting[:num_places]
 
 
-def invented(waiting: Sequence[WaitingDevice], num_places: int, number: int, rng: random.Random) -> object:
+def select_unknown(waiting: Sequence[WaitingDevice], num_places: int, number: int, rng: random.Random) -> object:
     return [replace(waiting[0], device_id="ghost")]
 
 
-def twice(waiting: Sequence[WaitingDevice], num_places: int, number: int, rng: random.Random) -> object:
+def select_twice(waiting: Sequence[WaitingDevice], num_places: int, number: int, rng: random.Random) -> object:
     return [waiting[0], waiting[0]]
 
 
-def all_of_them(waiting: Sequence[WaitingDevice], num_places: int, number: int, rng: random.Random) -> object:
+def select_all(waiting: Sequence[WaitingDevice], num_places: int, number: int, rng: random.Random) -> object:
     return waiting
 
 
-def names(waiting: Sequence[WaitingDevice], num_places: int, number: int, rng: random.Random) -> object:
+def select_ids(waiting: Sequence[WaitingDevice], num_places: int, number: int, rng: random.Random) -> object:
     return [waiting[0].device_id]
 
 
-def nothing(waiting: Sequence[WaitingDevice], num_places: int, number: int, rng: random.Random) -> object:
+def select_none(waiting: Sequence[WaitingDevice], num_places: int, number: int, rng: random.Random) -> object:
     return None
 
 
-def failing(waiting: Sequence[WaitingDevice], num_places: int, number: int, rng: random.Random) -> object:
+def raise_error(waiting: Sequence[WaitingDevice], num_places: int, number: int, rng: random.Random) -> object:
     raise KeyError("/home/author/secret")
 
 
-def by_chance(waiting: Sequence[WaitingDevice], num_places: int, number: int, rng: random.Random) -> object:
+def select_unseeded(waiting: Sequence[WaitingDevice], num_places: int, number: int, rng: random.Random) -> object:
     return random.sample(waiting, 1)
 
 
 @pytest.mark.parametrize(
     ("policy", "text"),
     [
-        (invented, "got something at index 0 that is not one of the 6 waiting devices"),
-        (names, "got something at index 0 that is not one of the 6 waiting devices"),
-        (twice, "got a device twice among 2, expected each device once"),
-        (all_of_them, "got more than 2 devices, expected at most one for each of 2 places"),
-        (nothing, "got TypeError, expected a sequence of waiting devices"),
-        (failing, "got KeyError, expected a sequence of waiting devices"),
+        (select_unknown, "got something at index 0 that is not one of the 6 waiting devices"),
+        (select_ids, "got something at index 0 that is not one of the 6 waiting devices"),
+        (select_twice, "got a device twice among 2, expected each device once"),
+        (select_all, "got more than 2 devices, expected at most one for each of 2 places"),
+        (select_none, "got TypeError, expected a sequence of waiting devices"),
+        (raise_error, "got KeyError, expected a sequence of waiting devices"),
     ],
 )
 def test_a_result_that_breaks_the_contract_is_refused(policy: SelectionPolicy, text: str) -> None:
@@ -133,18 +133,20 @@ def test_a_result_that_breaks_the_contract_is_refused(policy: SelectionPolicy, t
 
 
 def test_a_result_within_the_contract_is_returned_in_its_order() -> None:
-    assert ids(select(the_first, WAITING, 2, 1, random.Random(1))) == "ab"
+    assert ids(select(select_first, WAITING, 2, 1, random.Random(1))) == "ab"
     assert select(lambda waiting, places, number, rng: (), WAITING, 2, 1, random.Random(1)) == ()
 
 
-@pytest.mark.parametrize("policy", [invented, names, twice, all_of_them, nothing, failing, by_chance])
+@pytest.mark.parametrize(
+    "policy", [select_unknown, select_ids, select_twice, select_all, select_none, raise_error, select_unseeded]
+)
 def test_the_contract_catches_a_breach(policy: SelectionPolicy) -> None:
     with pytest.raises(AssertionError, match=r"^policy: "):
         check_policy(policy)
 
 
 def test_a_policy_of_the_contract_is_accepted() -> None:
-    check_policy(the_first)
+    check_policy(select_first)
 
 
 def test_a_plan_names_a_policy() -> None:
@@ -161,7 +163,7 @@ def test_an_unknown_policy_is_refused_with_the_nearest_name() -> None:
         policy_of(with_policy("least_recnt"))
 
 
-def test_a_plan_from_before_there_were_policies_selects_uniformly() -> None:
+def test_a_plan_without_a_policy_selects_uniformly() -> None:
     message = plan_to_proto(with_policy("least_recent"))
     assert plan_from_proto(message).cohort.selection == "least_recent"
     message.cohort.ClearField("selection")
@@ -193,7 +195,7 @@ def test_recalled_devices_are_older_than_those_of_this_process() -> None:
     assert [participation.last_round(device) for device in "abce"] == [9, 8, 0, 10]
 
 
-def can(**changes: object) -> Capabilities:
+def capabilities_with(**changes: object) -> Capabilities:
     fields = {"codecs": ("fixed32",), "runtimes": (), "graph_formats": ("onnx",), "max_download_bytes": 0} | changes
     return Capabilities(**fields)
 
@@ -201,23 +203,23 @@ def can(**changes: object) -> Capabilities:
 @pytest.mark.parametrize(
     ("capabilities", "text"),
     [
-        (can(), ""),
-        (can(max_download_bytes=1000), ""),
-        (can(graph_formats=("tflite", "onnx"), codecs=("int8", "fixed32")), ""),
-        (can(codecs=("int8",)), "codec: got ['int8'], expected fixed32"),
-        (can(codecs=()), "codec: got [], expected fixed32"),
-        (can(graph_formats=("tflite",)), "graph format: got ['tflite'], expected one of ['onnx']"),
-        (can(max_download_bytes=999), "download: a limit of 999 bytes, expected at least 1000"),
+        (capabilities_with(), ""),
+        (capabilities_with(max_download_bytes=1000), ""),
+        (capabilities_with(graph_formats=("tflite", "onnx"), codecs=("int8", "fixed32")), ""),
+        (capabilities_with(codecs=("int8",)), "codec: got ['int8'], expected fixed32"),
+        (capabilities_with(codecs=()), "codec: got [], expected fixed32"),
+        (capabilities_with(graph_formats=("tflite",)), "graph format: got ['tflite'], expected one of ['onnx']"),
+        (capabilities_with(max_download_bytes=999), "download: a limit of 999 bytes, expected at least 1000"),
     ],
 )
-def test_what_a_device_must_be_able_to_do(capabilities: Capabilities, text: str) -> None:
+def test_a_device_must_meet_the_requirements(capabilities: Capabilities, text: str) -> None:
     assert unsuitable(capabilities, plan(), ("onnx",), 1000) == text
 
 
 def test_a_device_must_have_the_stages_of_the_plan() -> None:
-    staged = replace(plan(), stages=(StageSpec(name="error_feedback"),))
-    assert unsuitable(can(), staged, ("onnx",), 0) == "stages: got [], expected ['error_feedback']"
-    assert unsuitable(can(stages=("scaffold", "error_feedback")), staged, ("onnx",), 0) == ""
+    staged_plan = replace(plan(), stages=(StageSpec(name="error_feedback"),))
+    assert unsuitable(capabilities_with(), staged_plan, ("onnx",), 0) == "stages: got [], expected ['error_feedback']"
+    assert unsuitable(capabilities_with(stages=("scaffold", "error_feedback")), staged_plan, ("onnx",), 0) == ""
 
 
 @pytest.mark.parametrize("num_devices", [0, 1, 500, 10_000, 100_000, 10_000_000])

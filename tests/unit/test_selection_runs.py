@@ -41,7 +41,7 @@ async def command(place: Place, what: Pause | Resume) -> None:
     await place.runs.command(Command(command_id=f"command-{number}", run_id="run", what=what))
 
 
-async def selected(place: Place) -> dict[str, m.Assignment]:
+async def select_devices(place: Place) -> dict[str, m.Assignment]:
     """Resume the paused Run while all devices wait. Return the Assignments of the selected devices."""
     check_in = m.CheckIn(protocol=m.PROTOCOL, capabilities=CAN, wait_s=30.0)
     tasks = {device: asyncio.create_task(place.coordinator.check_in(device, check_in)) for device in DEVICES}
@@ -58,14 +58,14 @@ async def selected(place: Place) -> dict[str, m.Assignment]:
 async def take_round(place: Place) -> str:
     """Complete a Round with the selected devices. Return their names."""
     await command(place, Pause())
-    assignments = await selected(place)
+    assignments = await select_devices(place)
     for device, work in assignments.items():
         assert (await send(place, device, work)).update_state is m.UpdateState.ACCEPTED
     await settle()
     return "".join(sorted(assignments))
 
 
-def test_least_recent_gives_every_device_a_turn_also_after_a_restart(tmp_path: Path) -> None:
+def test_least_recent_selects_every_device_also_after_a_restart(tmp_path: Path) -> None:
     async def main() -> None:
         place = open_place(tmp_path, order_seed=5)
         await start(place.runs, bundle_in(tmp_path), FAIR)
@@ -92,12 +92,12 @@ def test_a_device_that_never_sends_an_update_does_not_keep_the_place_of_a_new_on
         await start(place.runs, bundle_in(tmp_path), FAIR)
         await settle()
         await command(place, Pause())
-        gave_up = await selected(place)
-        for device, work in gave_up.items():
+        assignments = await select_devices(place)
+        for device, work in assignments.items():
             report = m.Report(assignment_id=work.assignment_id, failure="no examples")
             await place.coordinator.report(device, report)
         await command(place, Pause())
-        assert not gave_up.keys() & (await selected(place)).keys()
+        assert not assignments.keys() & (await select_devices(place)).keys()
         await place.runs.stop()
 
     run_virtual(main())
@@ -106,8 +106,8 @@ def test_a_device_that_never_sends_an_update_does_not_keep_the_place_of_a_new_on
 def test_a_restart_recalls_the_last_rounds_only(tmp_path: Path) -> None:
     async def main() -> None:
         place = open_place(tmp_path)
-        wanted = plan(concurrency=1, buffer=1, quorum=1, max_rounds=999, selection="least_recent")
-        await start(place.runs, bundle_in(tmp_path), wanted)
+        run_plan = plan(concurrency=1, buffer=1, quorum=1, max_rounds=999, selection="least_recent")
+        await start(place.runs, bundle_in(tmp_path), run_plan)
         await settle()
         await send(place, "early")
         for _ in range(MAX_RECALLED_ROUNDS):
@@ -155,8 +155,8 @@ def test_a_restart_recalls_the_devices_of_a_round_a_page_at_a_time(max_devices: 
         await writer.close(1, cohort=values.COHORT, now_s=20.0)
         participation = Participation(max_devices)
         await recall_participation(values.RUN, participation, stores)
-        recalled = [participation.last_round(f"device-{index}") for index in range(num_devices)]
-        assert sum(recalled) == min(num_devices, max_devices)
+        last_rounds = [participation.last_round(f"device-{index}") for index in range(num_devices)]
+        assert sum(last_rounds) == min(num_devices, max_devices)
         assert rounds.num_pages == num_pages
 
     run_virtual(main())
@@ -171,14 +171,14 @@ def install(folder: Path, body: str) -> None:
     (folder / "own_policy.py").write_text(f"def own(waiting, num_places, round_number, rng):\n    {body}\n")
 
 
-async def started(folder: Path, body: str, monkeypatch: pytest.MonkeyPatch, concurrency: int) -> Place:
+async def start_with_policy(folder: Path, body: str, monkeypatch: pytest.MonkeyPatch, concurrency: int) -> Place:
     """Start a coordinator with a Run that selects devices by the policy ``own``."""
     install(folder / "site", body)
     monkeypatch.syspath_prepend(folder / "site")
     monkeypatch.delitem(sys.modules, "own_policy", raising=False)
     place = open_place(folder)
-    wanted = plan(concurrency=concurrency, buffer=2, quorum=2, selection="own")
-    await start(place.runs, bundle_in(folder), wanted)
+    run_plan = plan(concurrency=concurrency, buffer=2, quorum=2, selection="own")
+    await start(place.runs, bundle_in(folder), run_plan)
     await settle()
     return place
 
@@ -187,9 +187,9 @@ def outcome_of(folder: Path, body: str, monkeypatch: pytest.MonkeyPatch) -> tupl
     """Run the policy. Return the reasons of failed Rounds, the assigned devices, and the state of the Run."""
 
     async def main() -> tuple[list[str], Sequence[str], RunState]:
-        place = await started(folder, body, monkeypatch, concurrency=2)
+        place = await start_with_policy(folder, body, monkeypatch, concurrency=2)
         await command(place, Pause())
-        assignments = await selected(place)
+        assignments = await select_devices(place)
         events = [recorded.event for recorded in await place.state.stores.runs.event_page("run", 0)]
         reasons = [event.reason for event in events if isinstance(event, RoundFailed)]
         state = (await place.runs.info("run")).state
@@ -216,11 +216,11 @@ def test_a_broken_policy_fails_the_round_with_one_error_and_assigns_no_device(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, body: str, text: str
 ) -> None:
     with caplog.at_level(logging.ERROR):
-        reasons, assigned, state = outcome_of(tmp_path, body, monkeypatch)
+        reasons, devices, state = outcome_of(tmp_path, body, monkeypatch)
     reason = f"the selection policy 'own' broke its contract: {text}"
     # Each of the three Rounds fails once. Then the Run fails.
     assert reasons == [f"{reason}; the coordinator's log has the details"] * 3
-    assert (assigned, state) == ([], RunState.FAILED)
+    assert (devices, state) == ([], RunState.FAILED)
     assert [record.getMessage() for record in caplog.records] == [f"run run: {reason}"] * 3
 
 
@@ -234,23 +234,23 @@ def test_a_run_with_an_unknown_policy_does_not_start(tmp_path: Path) -> None:
     run_virtual(main())
 
 
-def test_a_round_whose_policy_chooses_no_device_says_so_until_it_chooses_one(
+def test_a_round_whose_policy_chooses_no_device_reports_it_until_it_chooses_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def main() -> None:
         body = "return [one for one in waiting if one.device_id == 'f'][:num_places]"
-        place = await started(tmp_path, body, monkeypatch, concurrency=2)
+        place = await start_with_policy(tmp_path, body, monkeypatch, concurrency=2)
         check_in = m.CheckIn(protocol=m.PROTOCOL, capabilities=CAN, wait_s=30.0)
-        waiting = [asyncio.create_task(place.coordinator.check_in(device, check_in)) for device in "abc"]
+        tasks = [asyncio.create_task(place.coordinator.check_in(device, check_in)) for device in "abc"]
         await settle()
         expected = "selection policy own chose none of 3 waiting devices"
         assert (await place.runs.describe("run", 1)).run.reason == expected
-        waiting.append(asyncio.create_task(place.coordinator.check_in("f", check_in)))
+        tasks.append(asyncio.create_task(place.coordinator.check_in("f", check_in)))
         await settle()
         assert (await place.runs.describe("run", 1)).run.reason == ""
-        for task in waiting:
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*waiting, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         await place.runs.stop()
 
     with caplog.at_level(logging.WARNING):
@@ -263,16 +263,18 @@ def test_a_round_whose_policy_chooses_no_device_says_so_until_it_chooses_one(
 def test_places_that_become_free_at_once_are_offered_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> list[int]:
         body = "own.places += [num_places]\n    return waiting[:num_places]\nown.places = []"
-        place = await started(tmp_path, body, monkeypatch, concurrency=4)
-        taken = {device: await assignment(place, device) for device in "abcd"}
+        place = await start_with_policy(tmp_path, body, monkeypatch, concurrency=4)
+        assignments = {device: await assignment(place, device) for device in "abcd"}
         check_in = m.CheckIn(protocol=m.PROTOCOL, capabilities=CAN, wait_s=30.0)
-        waiting = [asyncio.create_task(place.coordinator.check_in(device, check_in)) for device in "efgh"]
+        tasks = [asyncio.create_task(place.coordinator.check_in(device, check_in)) for device in "efgh"]
         await settle()
         places = sys.modules["own_policy"].own.places
         places.clear()
-        reports = {device: m.Report(assignment_id=row.assignment_id, failure="no") for device, row in taken.items()}
+        reports = {
+            device: m.Report(assignment_id=row.assignment_id, failure="no") for device, row in assignments.items()
+        }
         await asyncio.gather(*(place.coordinator.report(device, report) for device, report in reports.items()))
-        assert all(isinstance(answer, m.Assigned) for answer in await asyncio.gather(*waiting))
+        assert all(isinstance(answer, m.Assigned) for answer in await asyncio.gather(*tasks))
         await place.runs.stop()
         return list(places)
 

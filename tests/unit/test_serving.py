@@ -28,15 +28,15 @@ X, _ = samples(5, seed=1)
 @pytest.fixture
 def cache(tmp_path: Path) -> Cache:
     """A device's cache that contains the graphs of a Bundle."""
-    made = Cache(tmp_path / "device")
+    device_cache = Cache(tmp_path / "device")
     bundle = bundle_of("mlp")
-    keep(made, bundle.signed.data, *(bundle.artifact(name) for name in bundle.manifest.artifacts))
-    return made
+    put_chunks(device_cache, bundle.signed.data, *(bundle.artifact(name) for name in bundle.manifest.artifacts))
+    return device_cache
 
 
-def keep(cache: Cache, *known: bytes) -> None:
+def put_chunks(cache: Cache, *blobs: bytes) -> None:
     """Put the Chunks of these bytes into the cache."""
-    for data in known:
+    for data in blobs:
         for ref, piece in cut(data):
             cache.chunks.fetch(ref, lambda offset, piece=piece: iter([piece[offset:]]))
 
@@ -46,8 +46,8 @@ def offer_of(cache: Cache, number: int, scale: float) -> tuple[Publication, Open
     bundle = bundle_of("mlp")
     parameters = bundle.initial_parameters() * np.float32(scale)
     data = encode_parameters(bundle.manifest.table, parameters)
-    keep(cache, data)
-    version = signed(bundle, number, artifact_of(data))
+    put_chunks(cache, data)
+    version = signed_version(bundle, number, artifact_of(data))
     return publication_of(bundle, version), OpenedModel(bundle=bundle, parameters=parameters)
 
 
@@ -56,13 +56,15 @@ def publication_of(bundle: Bundle, version: Version) -> Publication:
     return Publication(download_id=f"{RUN}.1.device", run_id=RUN, bundle=ref_of(bundle.signed), version=version)
 
 
-def signed(bundle: Bundle, number: int, parameters: Artifact) -> Version:
+def signed_version(bundle: Bundle, number: int, parameters: Artifact) -> Version:
     """Return the Version with this number, signed by the publisher."""
-    found = None
+    version = None
     for _ in range(number + 1):
-        found = sign_version(PUBLISHER, parent=found, run_id=RUN, bundle_sha256=bundle.sha256, parameters=parameters)
-    assert found is not None
-    return found
+        version = sign_version(
+            PUBLISHER, parent=version, run_id=RUN, bundle_sha256=bundle.sha256, parameters=parameters
+        )
+    assert version is not None
+    return version
 
 
 def serving(cache: Cache) -> Serving:
@@ -76,42 +78,42 @@ def expected(scale: float) -> Float32s:
     return open_runtime("onnx").open_predict(bundle, bundle.initial_parameters() * np.float32(scale))({"x": X})
 
 
-def test_before_there_is_a_version_it_says_so(cache: Cache) -> None:
+def test_a_prediction_without_a_version_is_an_error(cache: Cache) -> None:
     with pytest.raises(NotFound, match="this device has no version yet"):
         serving(cache).predict({"x": X})
     assert serving(cache).version is None
 
 
 def test_the_newest_version_is_served_and_an_older_one_is_not(cache: Cache) -> None:
-    found = serving(cache)
-    assert found.offer(*offer_of(cache, 1, 1.0))
-    assert found.version == (RUN, 1)
-    assert found.offer(*offer_of(cache, 3, 0.5))
-    assert not found.offer(*offer_of(cache, 2, 2.0))
-    assert found.version == (RUN, 3)
-    np.testing.assert_array_equal(found.predict({"x": X}), expected(0.5))
+    server = serving(cache)
+    assert server.offer(*offer_of(cache, 1, 1.0))
+    assert server.version == (RUN, 1)
+    assert server.offer(*offer_of(cache, 3, 0.5))
+    assert not server.offer(*offer_of(cache, 2, 2.0))
+    assert server.version == (RUN, 3)
+    np.testing.assert_array_equal(server.predict({"x": X}), expected(0.5))
 
 
-def test_a_version_that_says_nan_leaves_the_last_good_one(cache: Cache) -> None:
-    found = serving(cache)
-    found.offer(*offer_of(cache, 1, 1.0))
-    assert not found.offer(*offer_of(cache, 2, np.nan))
-    assert found.version == (RUN, 1)
-    np.testing.assert_array_equal(found.predict({"x": X}), expected(1.0))
+def test_a_version_that_predicts_nan_leaves_the_last_good_one(cache: Cache) -> None:
+    server = serving(cache)
+    server.offer(*offer_of(cache, 1, 1.0))
+    assert not server.offer(*offer_of(cache, 2, np.nan))
+    assert server.version == (RUN, 1)
+    np.testing.assert_array_equal(server.predict({"x": X}), expected(1.0))
 
 
-def test_a_restart_serves_what_was_served(cache: Cache) -> None:
+def test_a_restart_serves_the_same_version(cache: Cache) -> None:
     serving(cache).offer(*offer_of(cache, 2, 0.5))
-    again = serving(cache)
-    assert again.version == (RUN, 2)
-    np.testing.assert_array_equal(again.predict({"x": X}), expected(0.5))
+    server = serving(cache)
+    assert server.version == (RUN, 2)
+    np.testing.assert_array_equal(server.predict({"x": X}), expected(0.5))
 
 
-def test_what_a_restart_needs_is_never_trimmed(tmp_path: Path, cache: Cache) -> None:
-    found = serving(cache)
-    found.offer(*offer_of(cache, 2, 0.5))
+def test_chunks_that_a_restart_needs_are_never_trimmed(tmp_path: Path, cache: Cache) -> None:
+    server = serving(cache)
+    server.offer(*offer_of(cache, 2, 0.5))
     small = Cache(tmp_path / "device", max_bytes=1)
-    small.chunks.trim(found.chunks)
+    small.chunks.trim(server.chunks)
     assert serving(small).version == (RUN, 2)
     small.chunks.trim(())
     assert serving(small).version is None
@@ -122,7 +124,7 @@ def test_a_record_by_another_publisher_is_not_served(cache: Cache) -> None:
     assert Serving(open_runtime("onnx"), cache, ["00" * 32]).version is None
 
 
-def test_a_damaged_record_or_chunk_is_told_and_not_served(tmp_path: Path, cache: Cache) -> None:
+def test_a_damaged_record_or_chunk_is_not_served(tmp_path: Path, cache: Cache) -> None:
     work, model = offer_of(cache, 2, 0.5)
     serving(cache).offer(work, model)
     path = tmp_path / "device" / "chunks" / work.version.parameters.chunks[0].sha256
@@ -133,45 +135,45 @@ def test_a_damaged_record_or_chunk_is_told_and_not_served(tmp_path: Path, cache:
 
 
 def test_swaps_under_load_give_one_version_or_the_other(cache: Cache) -> None:
-    found = serving(cache)
-    found.offer(*offer_of(cache, 1, 1.0))
+    server = serving(cache)
+    server.offer(*offer_of(cache, 1, 1.0))
     known = {scale: expected(scale).tobytes() for scale in (1.0, 0.5)}
     stop, seen = threading.Event(), set()
 
-    def ask() -> Iterator[bytes]:
+    def predictions() -> Iterator[bytes]:
         while not stop.is_set():
-            yield found.predict({"x": X}).tobytes()
+            yield server.predict({"x": X}).tobytes()
 
-    threads = [threading.Thread(target=lambda: seen.update(ask())) for _ in range(3)]
+    threads = [threading.Thread(target=lambda: seen.update(predictions())) for _ in range(3)]
     for thread in threads:
         thread.start()
     for number in range(2, 8):
-        assert found.offer(*offer_of(cache, number, 1.0 if number % 2 else 0.5))
+        assert server.offer(*offer_of(cache, number, 1.0 if number % 2 else 0.5))
     stop.set()
     for thread in threads:
         thread.join()
     assert seen <= set(known.values())
-    assert found.predict({"x": X}).shape == (5, NUM_CLASSES)
+    assert server.predict({"x": X}).shape == (5, NUM_CLASSES)
 
 
 def test_raw_inputs_are_served_like_the_models_own(tmp_path: Path) -> None:
     bundle = exported(raw_app("pixels"), ["onnx"])
-    made = Cache(tmp_path / "raw")
+    device_cache = Cache(tmp_path / "raw")
     data = encode_parameters(bundle.manifest.table, bundle.initial_parameters())
-    keep(made, bundle.signed.data, data, *(bundle.artifact(name) for name in bundle.manifest.artifacts))
-    version = signed(bundle, 1, artifact_of(data))
+    put_chunks(device_cache, bundle.signed.data, data, *(bundle.artifact(name) for name in bundle.manifest.artifacts))
+    version = signed_version(bundle, 1, artifact_of(data))
     work = publication_of(bundle, version)
-    assert serving(made).offer(work, OpenedModel(bundle=bundle, parameters=bundle.initial_parameters()))
-    again, raw = serving(made), raw_of("pixels").numpy()
+    assert serving(device_cache).offer(work, OpenedModel(bundle=bundle, parameters=bundle.initial_parameters()))
+    server, raw = serving(device_cache), raw_of("pixels").numpy()
     np.testing.assert_array_equal(
-        again.predict({"x": raw}), again.predict({"x": raw_app("pixels").inputs["x"].numpy()})
+        server.predict({"x": raw}), server.predict({"x": raw_app("pixels").inputs["x"].numpy()})
     )
-    assert len(again.predict({"x": raw})) == len(raw)
+    assert len(server.predict({"x": raw})) == len(raw)
     with pytest.raises(ValueError, match=r"x: got uint8 \(24, 8, 8\), expected float32 .* or raw as uint8"):
-        again.predict({"x": raw[..., 0]})
+        server.predict({"x": raw[..., 0]})
 
 
-def test_what_is_served_survives_a_version_that_does_not_verify(cache: Cache) -> None:
+def test_the_served_version_survives_one_that_does_not_verify(cache: Cache) -> None:
     work, model = offer_of(cache, 1, 1.0)
     serving(cache).offer(work, model)
     # A client does this when the next Version of the same Bundle does not verify.
@@ -179,21 +181,21 @@ def test_what_is_served_survives_a_version_that_does_not_verify(cache: Cache) ->
     assert serving(cache).version == (RUN, 1)
 
 
-def test_what_int8_would_make_numbers_of_is_refused(cache: Cache) -> None:
-    found = serving(cache)
-    found.offer(*offer_of(cache, 1, 1.0))
+def test_inputs_that_are_not_finite_are_refused(cache: Cache) -> None:
+    server = serving(cache)
+    server.offer(*offer_of(cache, 1, 1.0))
     for wrong in (np.nan, np.inf):
         with pytest.raises(ValueError, match="x: got NaN or infinity"):
-            found.predict({"x": np.full_like(X, wrong)})
+            server.predict({"x": np.full_like(X, wrong)})
 
 
-def test_the_coordinator_is_asked_for_what_is_newer_than_any_offer_served_or_refused(cache: Cache) -> None:
-    found = serving(cache)
-    assert found.latest == ServedVersion()
-    found.offer(*offer_of(cache, 1, 1.0))
-    found.offer(*offer_of(cache, 2, np.nan))
-    assert (found.version, found.latest) == ((RUN, 1), ServedVersion(run_id=RUN, number=2))
-    found.offer(*offer_of(cache, 0, 1.0))
-    assert found.latest == ServedVersion(run_id=RUN, number=2)
+def test_the_latest_version_is_the_newest_offer_served_or_refused(cache: Cache) -> None:
+    server = serving(cache)
+    assert server.latest == ServedVersion()
+    server.offer(*offer_of(cache, 1, 1.0))
+    server.offer(*offer_of(cache, 2, np.nan))
+    assert (server.version, server.latest) == ((RUN, 1), ServedVersion(run_id=RUN, number=2))
+    server.offer(*offer_of(cache, 0, 1.0))
+    assert server.latest == ServedVersion(run_id=RUN, number=2)
     # After a restart the refused Version is tried once more.
     assert serving(cache).latest == ServedVersion(run_id=RUN, number=1)

@@ -106,8 +106,8 @@ def test_each_kind_of_event_has_a_sample_and_each_row_a_target() -> None:
 
 
 @pytest.mark.parametrize(("phase", "kind"), list(product(SessionPhase, EVENT_KINDS)), ids=str)
-def test_each_pair_leads_where_it_should_or_is_illegal(phase: SessionPhase, kind: type[e.SessionEvent]) -> None:
-    state, reached = session(phase), set()
+def test_each_pair_leads_to_its_targets_or_is_illegal(phase: SessionPhase, kind: type[e.SessionEvent]) -> None:
+    state, targets = session(phase), set()
     before, rng = replace(state), random.Random(1)
     for event in SAMPLES:
         if type(event) is not kind:
@@ -118,13 +118,13 @@ def test_each_pair_leads_where_it_should_or_is_illegal(phase: SessionPhase, kind
             assert rng.getstate() == random.Random(1).getstate()
         else:
             after, todo = state.step(event, rng)
-            reached.add(after.phase)
+            targets.add(after.phase)
             # The one next action equals the action after a restart in this phase.
             assert todo.action == after.begin().action
             assert type(todo.action) is ACTIONS[after.phase]
             assert 0 <= todo.pause_s <= s.LONGEST_PAUSE_S
         assert state == before
-    assert reached == TARGETS.get((phase, kind), set())
+    assert targets == TARGETS.get((phase, kind), set())
 
 
 @pytest.mark.parametrize("phase", SessionPhase)
@@ -184,7 +184,7 @@ def test_work_that_cannot_be_done_is_reported_then_dropped_after_a_pause() -> No
         assert (after.failure, after.num_accepted) == ("", 0)
 
 
-def failed(state: Session, reason: str = "no data", *, is_lasting: bool = False) -> tuple[Session, e.Step]:
+def fail_training(state: Session, reason: str = "no data", *, is_lasting: bool = False) -> tuple[Session, e.Step]:
     """Let a session fail one training, and report it."""
     work = e.Answered(answer=m.Assigned(assignment=WORK))
     unable = e.Unable(reason=reason, is_lasting=is_lasting)
@@ -194,18 +194,18 @@ def failed(state: Session, reason: str = "no data", *, is_lasting: bool = False)
 def test_a_session_stops_after_the_bounded_number_of_failed_trainings_in_a_row() -> None:
     state = Session(phase=SessionPhase.IDLE, max_failures=3)
     for _ in range(2):
-        state, todo = failed(state)
+        state, todo = fail_training(state)
         assert todo.action == e.Poll()
     # A successful training resets the count, even if its Update is not accepted.
     work = e.Answered(answer=m.Assigned(assignment=WORK))
     state, _ = follow(state, work, e.Fetched(), e.UpdateStored(), replied(m.UpdateState.DISCARDED))
     for _ in range(2):
-        state, todo = failed(state)
+        state, todo = fail_training(state)
         assert todo.action == e.Poll()
     # Data that do not fit may change later, and damaged downloads are no failed trainings: neither counts.
-    state, _ = failed(state, is_lasting=True)
+    state, _ = fail_training(state, is_lasting=True)
     state, _ = follow(state, work, e.Unable(reason="damaged"), replied(m.UpdateState.DISCARDED))
-    state, todo = failed(state, "still no data")
+    state, todo = fail_training(state, "still no data")
     expected = (
         "3 trainings failed in a row, the last with: still no data; correct the cause, then start this device again"
     )
@@ -222,7 +222,7 @@ def test_a_session_stops_however_the_report_of_its_last_failure_ends(report: e.S
 def test_a_session_without_a_bound_never_stops_for_failed_trainings() -> None:
     state = session(SessionPhase.IDLE)
     for _ in range(50):
-        state, todo = failed(state)
+        state, todo = fail_training(state)
         assert todo.action == e.Poll()
 
 
@@ -238,7 +238,7 @@ def test_pauses_double_with_jitter_up_to_a_bound(seed: int) -> None:
     assert len(set(pauses)) > 1900
 
 
-def test_success_begins_the_pauses_anew() -> None:
+def test_success_resets_the_pauses() -> None:
     lost = [e.Lost(reason="line")] * 8
     state, _ = follow(session(SessionPhase.IDLE), *lost)
     assert state.num_lost == 8
@@ -248,7 +248,7 @@ def test_success_begins_the_pauses_anew() -> None:
 
 
 @pytest.mark.parametrize("end", [replied(m.UpdateState.ACCEPTED), e.Moot(reason="gone")], ids=["accepted", "moot"])
-def test_an_end_of_the_work_begins_the_pauses_anew(end: e.SessionEvent) -> None:
+def test_an_end_of_the_work_resets_the_pauses(end: e.SessionEvent) -> None:
     state, todo = follow(session(SessionPhase.SENDING), *[e.Lost(reason="line")] * 8, end, e.Lost(reason="line"))
     assert todo.pause_s <= s.FIRST_PAUSE_S
     assert state.num_lost == 1
@@ -268,20 +268,20 @@ def test_devices_come_back_spread_over_their_window() -> None:
     assert max(pauses) > 3.8
 
 
-def test_a_device_that_is_too_old_stops_and_says_why() -> None:
-    refused = e.Answered(answer=m.Rejected(reason=m.RejectReason.UPGRADE, text="protocol 1 is too old"))
-    state, todo = follow(session(SessionPhase.IDLE), refused)
+def test_a_device_that_is_too_old_stops_with_the_reason() -> None:
+    answer = e.Answered(answer=m.Rejected(reason=m.RejectReason.UPGRADE, text="protocol 1 is too old"))
+    state, todo = follow(session(SessionPhase.IDLE), answer)
     assert todo == e.Step(action=e.EndSession(reason="protocol 1 is too old"))
     assert state.begin() == todo
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_device_that_no_run_suits_today_asks_again(seed: int) -> None:
-    refused = e.Answered(answer=m.Rejected(reason=m.RejectReason.UNSUITABLE, text="codec"))
-    state, todo = follow(session(SessionPhase.IDLE), refused, seed=seed)
+def test_a_device_that_suits_no_run_checks_in_again(seed: int) -> None:
+    answer = e.Answered(answer=m.Rejected(reason=m.RejectReason.UNSUITABLE, text="codec"))
+    state, todo = follow(session(SessionPhase.IDLE), answer, seed=seed)
     assert (state.phase, todo.action) == (SessionPhase.IDLE, e.Poll())
     assert s.LONGEST_PAUSE_S / 2 <= todo.pause_s <= s.LONGEST_PAUSE_S
-    assert todo.pause_s != follow(session(SessionPhase.IDLE), refused, seed=seed + 1)[1].pause_s
+    assert todo.pause_s != follow(session(SessionPhase.IDLE), answer, seed=seed + 1)[1].pause_s
 
 
 def test_a_denied_device_stops_and_keeps_its_update() -> None:
@@ -299,7 +299,7 @@ def test_a_denied_device_stops_and_keeps_its_update() -> None:
     ],
     ids=["wait", "rejected"],
 )
-def test_a_newer_version_is_fetched_within_the_window_and_then_work_is_asked_for(
+def test_a_newer_version_is_fetched_within_the_window_before_the_next_check_in(
     answer: m.CheckInAnswer, least_s: float, most_s: float, seed: int
 ) -> None:
     state, todo = follow(session(SessionPhase.IDLE), e.Answered(answer=answer), seed=seed)
@@ -312,10 +312,10 @@ def test_a_newer_version_is_fetched_within_the_window_and_then_work_is_asked_for
 
 @pytest.mark.parametrize("failure", [e.Lost(reason="line"), e.Moot(reason="gone"), e.Unable(reason="damaged")], ids=str)
 def test_a_version_that_never_arrives_does_not_keep_a_device_from_work(failure: e.SessionEvent) -> None:
-    named = e.Answered(answer=m.Wait(retry_min_s=0.0, retry_max_s=0.0, newest=WORK.publication))
+    answer = e.Answered(answer=m.Wait(retry_min_s=0.0, retry_max_s=0.0, newest=WORK.publication))
     state, pauses = session(SessionPhase.IDLE), []
     for _ in range(12):
-        state, todo = follow(state, named, failure)
+        state, todo = follow(state, answer, failure)
         assert todo.action == e.Poll()
         pauses.append(todo.pause_s)
     assert pauses[0] <= s.FIRST_PAUSE_S

@@ -29,7 +29,7 @@ EXAMPLES = several_examples(120, seed=2)
 INPUTS = dict(EXAMPLES.inputs)
 
 
-def without(name: str) -> dict[str, np.ndarray]:
+def inputs_without(name: str) -> dict[str, np.ndarray]:
     return {key: array for key, array in INPUTS.items() if key != name}
 
 
@@ -56,23 +56,23 @@ def test_the_engine_contract_holds(bundle: Bundle) -> None:
 def test_a_device_trains_from_a_file_with_an_array_for_each_input(bundle: Bundle, tmp_path: Path) -> None:
     path = tmp_path / "data.npz"
     np.savez(path, **INPUTS, y=EXAMPLES.y, more=np.zeros((len(EXAMPLES), 1)))
-    found = read_npz(path)
-    assert found.inputs.keys() == {*INPUTS, "more"}
+    examples = read_npz(path)
+    assert examples.inputs.keys() == {*INPUTS, "more"}
     trainer = RuntimeTrainer(open_runtime("onnx"), open_npz(path, 0, 0.2))
     model = OpenedModel(bundle=bundle, parameters=bundle.initial_parameters())
     change = trainer.train(model, example_assignment(bundle), lambda: True)
     assert change.num_steps == 12 * example_assignment(bundle).training.epochs
     assert change.counts["examples"] == 96 and np.abs(change.values).max() > 0.0
     write_npz(tmp_path / "again.npz", EXAMPLES)
-    again = RuntimeTrainer(open_runtime("onnx"), open_npz(tmp_path / "again.npz", 0, 0.2))
-    assert np.array_equal(again.train(model, example_assignment(bundle), lambda: True).values, change.values)
+    second_trainer = RuntimeTrainer(open_runtime("onnx"), open_npz(tmp_path / "again.npz", 0, 0.2))
+    assert np.array_equal(second_trainer.train(model, example_assignment(bundle), lambda: True).values, change.values)
 
 
 @pytest.mark.parametrize(
     ("inputs", "message"),
     [
         (
-            without("attention_mask"),
+            inputs_without("attention_mask"),
             r"got the arrays \['ids', 'numbers'\], expected \['attention_mask', 'ids', 'numbers'\]; add \['attention_m",
         ),
         (
@@ -109,7 +109,7 @@ def test_the_evaluator_accepts_a_data_set_by_names(bundle: Bundle) -> None:
     runtime = open_runtime("onnx")
     assert _model_examples(EXAMPLES, bundle, runtime) is EXAMPLES
     with pytest.raises(ValueError, match=r"add \['numbers'\]"):
-        _model_examples(Examples(inputs=without("numbers"), y=EXAMPLES.y), bundle, runtime)
+        _model_examples(Examples(inputs=inputs_without("numbers"), y=EXAMPLES.y), bundle, runtime)
 
 
 @pytest.fixture
@@ -126,7 +126,7 @@ def test_infer_reads_each_input_and_the_labels(fanin: Fanin, bundle: Bundle, tmp
     predict = open_runtime("onnx").open_predict(bundle, bundle.initial_parameters())
     np.testing.assert_allclose(row["outputs"]["logits"]["values"], predict(INPUTS), rtol=1e-6)
     assert 0.0 <= row["accuracy"] <= 1.0 and len(row["predictions"]) == len(EXAMPLES)
-    np.savez(tmp_path / "data.npz", **without("numbers"), y=EXAMPLES.y)
+    np.savez(tmp_path / "data.npz", **inputs_without("numbers"), y=EXAMPLES.y)
     line = one_line(fanin("infer", tmp_path / "bundle", "--data", tmp_path / "data.npz"), "infer")
     assert "got arrays ['attention_mask', 'ids', 'y'], expected the model's inputs" in line
 
@@ -141,8 +141,8 @@ def test_a_simulation_learns_and_partitions_all_inputs_alike(engine: str, tmp_pa
         {**{name: array[index] for name, array in INPUTS.items()}, "label": int(EXAMPLES.y[index])}
         for index in range(len(EXAMPLES))
     ]
-    converted = examples_of(rows, x=(*INPUTS,), y="label")
-    assert all(np.array_equal(converted.inputs[name], array) for name, array in INPUTS.items())
+    examples = examples_of(rows, x=(*INPUTS,), y="label")
+    assert all(np.array_equal(examples.inputs[name], array) for name, array in INPUTS.items())
     plan = {"training.learning_rate": 0.2, "training.epochs": 4}
     settings = SimulationSettings(test=data.test, plan=plan, engine=engine)
     result = simulate(several_app(), clients, cohort=4, rounds=4, settings=settings)
@@ -150,7 +150,7 @@ def test_a_simulation_learns_and_partitions_all_inputs_alike(engine: str, tmp_pa
 
 
 def test_a_simulation_names_an_input_without_data() -> None:
-    wrong = Examples(inputs=without("ids"), y=EXAMPLES.y)
+    wrong = Examples(inputs=inputs_without("ids"), y=EXAMPLES.y)
     with pytest.raises(InvalidInput, match=r"simulate: clients: got the inputs .*, expected .*; add \['ids'\]"):
         simulate(several_app(), partition(wrong, 2, Iid()), cohort=2, rounds=1)
     wrong = Examples(inputs=INPUTS | {"numbers": INPUTS["ids"]}, y=EXAMPLES.y)

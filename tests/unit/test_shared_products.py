@@ -90,7 +90,7 @@ def bundle_of(name: str) -> Bundle:
     return exported(app_of(name))
 
 
-def later(bundle: Bundle) -> Float32s:
+def later_parameters(bundle: Bundle) -> Float32s:
     """Return the parameters of a later Version."""
     first = bundle.initial_parameters()
     return first + np.random.default_rng(4).normal(0.0, 0.02, first.shape).astype(np.float32)
@@ -100,28 +100,26 @@ CASES = ("siamese", "siamese-head", "siamese-bias", "recurrent", "convolved")
 
 
 @pytest.mark.parametrize("name", nightly_but(CASES, ("siamese", "convolved")))
-def test_onnxruntime_computes_what_the_reference_evaluator_computes(
-    name: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_onnxruntime_matches_the_reference_evaluator(name: str, caplog: pytest.LogCaptureFixture) -> None:
     bundle, inputs = bundle_of(name), numpy_inputs(app_of(name).inputs)
     runtime = open_runtime("onnx")
-    logits = runtime.open_predict(bundle, later(bundle))(inputs)
+    logits = runtime.open_predict(bundle, later_parameters(bundle))(inputs)
     runtime.open_train(bundle)
     runtime.open_evaluate(bundle)
-    expected = open_runtime("reference").open_predict(bundle, later(bundle))(inputs)
+    expected = open_runtime("reference").open_predict(bundle, later_parameters(bundle))(inputs)
     # One step of an activation's grid in a single sample is allowed: kernels round a tie in float32.
     assert np.abs(logits - expected).mean() <= 2e-3 * np.ptp(expected)
     assert [record.getMessage() for record in caplog.records if record.name == LOGGER] == []
 
 
 @pytest.mark.parametrize("name", nightly_but(CASES, ("siamese", "convolved")))
-def test_the_standalone_file_opens_with_exact_kernels_and_predicts_what_the_bundle_predicts(name: str) -> None:
+def test_the_standalone_file_opens_with_exact_kernels_and_matches_the_bundle(name: str) -> None:
     bundle, inputs = bundle_of(name), numpy_inputs(app_of(name).inputs)
     options = onnxruntime.SessionOptions()
     options.add_session_config_entry("session.x64quantprecision", "1")
     options.intra_op_num_threads = 1
-    session = onnxruntime.InferenceSession(int8_models(bundle, later(bundle), "onnx")["infer"], options)
-    expected = open_runtime("onnx").open_predict(bundle, later(bundle))(inputs)
+    session = onnxruntime.InferenceSession(int8_models(bundle, later_parameters(bundle), "onnx")["infer"], options)
+    expected = open_runtime("onnx").open_predict(bundle, later_parameters(bundle))(inputs)
     np.testing.assert_array_equal(session.run(["logits"], inputs)[0], expected)
 
 
@@ -134,7 +132,7 @@ def test_each_product_has_a_weight_of_its_own_and_their_values_share_memory() ->
 
     manifest = bundle.manifest
     slots = manifest.slots["onnx"]
-    values = fill_slots(slots, manifest.model_table, later(bundle), manifest.derived)
+    values = fill_slots(slots, manifest.model_table, later_parameters(bundle), manifest.derived)
     codes = [slot for slot in slots if slot.kind is SlotKind.WEIGHT]
     assert Counter(slot.parameter for slot in codes) == {"net.0.weight": 2, "net.2.weight": 2, "head.weight": 1}
     assert len({id(values[slot.initializer]) for slot in codes}) == 3
@@ -142,7 +140,7 @@ def test_each_product_has_a_weight_of_its_own_and_their_values_share_memory() ->
 
 def test_a_shared_weight_that_stays_float_has_no_copies() -> None:
     app = app_of("siamese")
-    adapted = exported(
+    bundle = exported(
         App(
             name="adapted",
             module=app.module,
@@ -152,12 +150,12 @@ def test_a_shared_weight_that_stays_float_has_no_copies() -> None:
             recipe=Recipe(trains=Adapters(rank=2)),
         )
     )
-    slots = adapted.manifest.slots["onnx"]
+    slots = bundle.manifest.slots["onnx"]
     assert {slot.kind for slot in slots} == {SlotKind.FLOAT}
     assert set(Counter(slot.parameter for slot in slots).values()) == {1}
 
 
-def quantized(factors: Iterable[str]) -> bytes:
+def quantized_file(factors: Iterable[str]) -> bytes:
     """Return a file that fanin did not export: products of x with int8 weights of these names."""
     helper, rng = onnx.helper, np.random.default_rng(1)
     names, nodes, y = list(factors), [], "x"
@@ -188,7 +186,7 @@ def test_a_file_of_another_origin_whose_products_share_a_weight_opens_with_a_war
     factors: tuple[str, ...], num_warnings: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING, LOGGER):
-        model = open_runtime("onnx").open_model(quantized(factors), "the file")
+        model = open_runtime("onnx").open_model(quantized_file(factors), "the file")
     assert run_rows(model, {"x": np.ones((2, 16), np.float32)})["y"].shape == (2, 16)
     assert len(caplog.records) == num_warnings
     if num_warnings:

@@ -61,7 +61,7 @@ PLAN = {"training.learning_rate": RATE, "training.epochs": 2, "codec.name": "fix
 
 
 @pytest.fixture(scope="module")
-def simulated() -> tuple[Result, list[RoundRow]]:
+def simulation() -> tuple[Result, list[RoundRow]]:
     rows: list[RoundRow] = []
     plan = PLAN | {"evaluation.metrics": [{"name": "balanced_accuracy"}]}
     settings = SimulationSettings(test=load_data("digits").test, plan=plan, seed=4, on_round=rows.append)
@@ -87,13 +87,13 @@ def federated_average(module: nn.Module, seed: int, round_number: int) -> nn.Mod
         total += weight
         for name, value in local.state_dict().items():
             sums[name] = sums.get(name, 0.0) + weight * value.double()
-    averaged = copy.deepcopy(module)
-    averaged.load_state_dict({name: (value / total).float() for name, value in sums.items()})
-    return averaged
+    average = copy.deepcopy(module)
+    average.load_state_dict({name: (value / total).float() for name, value in sums.items()})
+    return average
 
 
-def test_a_simulation_is_the_fedavg_of_eager_torch(simulated: tuple[Result, list[RoundRow]]) -> None:
-    result, _ = simulated
+def test_a_simulation_is_the_fedavg_of_eager_torch(simulation: tuple[Result, list[RoundRow]]) -> None:
+    result, _ = simulation
     expected = network()
     for round_number in (1, 2):
         expected = federated_average(expected, 4, round_number)
@@ -103,8 +103,8 @@ def test_a_simulation_is_the_fedavg_of_eager_torch(simulated: tuple[Result, list
         assert float((ours[name] - value).abs().max()) < 1e-5, name
 
 
-def test_the_rows_say_what_happened(simulated: tuple[Result, list[RoundRow]]) -> None:
-    result, rows = simulated
+def test_the_rows_describe_the_rounds(simulation: tuple[Result, list[RoundRow]]) -> None:
+    result, rows = simulation
     assert result.is_complete
     assert tuple(rows) == result.rounds
     assert [row.round for row in rows] == [0, 1, 2]
@@ -127,16 +127,16 @@ def test_the_rows_say_what_happened(simulated: tuple[Result, list[RoundRow]]) ->
     clients = [row for row in result.clients if row.round == 2]
     assert [row.client for row in clients] == list(range(NUM_CLIENTS))
     assert sum(row.num_examples for row in clients) == rows[2].num_examples
-    weighted = sum(row.num_examples * row.train_loss for row in clients) / rows[2].num_examples
-    assert abs(weighted - rows[2].train_loss) < 1e-3
+    mean_loss = sum(row.num_examples * row.train_loss for row in clients) / rows[2].num_examples
+    assert abs(mean_loss - rows[2].train_loss) < 1e-3
     assert all(0.0 <= row.validation_accuracy <= 1.0 for row in clients)
 
 
-def test_the_event_log_has_each_client_and_round(simulated: tuple[Result, list[RoundRow]], tmp_path: Path) -> None:
-    result, _ = simulated
+def test_the_event_log_has_each_client_and_round(simulation: tuple[Result, list[RoundRow]], tmp_path: Path) -> None:
+    result, _ = simulation
     for number in (1, 2):
-        accepted = {event.client for event in result.events if (event.event, event.round) == ("accepted", number)}
-        assert accepted == set(range(NUM_CLIENTS))
+        clients = {event.client for event in result.events if (event.event, event.round) == ("accepted", number)}
+        assert clients == set(range(NUM_CLIENTS))
     assert (result.events[0].event, result.events[0].detail) == ("engine", result.engine)
     assert [event.round for event in result.events if event.event == "version published"] == [1, 2]
     assert [event.time_s for event in result.events] == sorted(event.time_s for event in result.events)
@@ -159,18 +159,18 @@ def test_the_same_seed_replays_slow_devices_that_leave() -> None:
     assert first.failures == ()
 
 
-def test_a_result_can_be_kept_in_a_file(simulated: tuple[Result, list[RoundRow]]) -> None:
-    result, _ = simulated
-    kept = pickle.loads(pickle.dumps(result))
-    assert kept.rounds[1:] == result.rounds[1:]
-    assert kept.digests == result.digests
-    ours, theirs = result.module.state_dict(), kept.module.state_dict()
+def test_a_result_can_be_pickled(simulation: tuple[Result, list[RoundRow]]) -> None:
+    result, _ = simulation
+    restored_result = pickle.loads(pickle.dumps(result))
+    assert restored_result.rounds[1:] == result.rounds[1:]
+    assert restored_result.digests == result.digests
+    ours, theirs = result.module.state_dict(), restored_result.module.state_dict()
     assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
 
 
-def test_a_result_is_written_and_drawn(simulated: tuple[Result, list[RoundRow]], tmp_path: Path) -> None:
+def test_a_result_is_written_and_drawn(simulation: tuple[Result, list[RoundRow]], tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    result, rows = simulated
+    result, rows = simulation
     result.write_csv(tmp_path / "rounds.csv")
     result.write_clients_csv(tmp_path / "clients.csv")
     with (tmp_path / "rounds.csv").open() as file:
@@ -185,17 +185,17 @@ def test_a_result_is_written_and_drawn(simulated: tuple[Result, list[RoundRow]],
     assert right.lines[0].get_ydata().tolist() == [row.test_accuracy for row in rows]
 
 
-def test_several_results_are_drawn_together(simulated: tuple[Result, list[RoundRow]], tmp_path: Path) -> None:
+def test_several_results_are_drawn_together(simulation: tuple[Result, list[RoundRow]], tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    result, rows = simulated
-    untested = replace(
+    result, rows = simulation
+    untested_result = replace(
         result, rounds=tuple(replace(row, test_accuracy=math.nan, test_loss=math.nan) for row in result.rounds)
     )
     figure = plot_results({"one": result, "two": result}, tmp_path / "both.svg")
     (axes,) = figure.axes  # type: ignore[attr-defined]
     assert [line.get_label() for line in axes.lines] == ["one", "two"]
     assert axes.lines[1].get_ydata().tolist() == [row.test_accuracy for row in rows]
-    (axes,) = plot_results({"one": result, "two": untested}).axes  # type: ignore[attr-defined]
+    (axes,) = plot_results({"one": result, "two": untested_result}).axes  # type: ignore[attr-defined]
     assert axes.get_ylabel() == "train loss"
     with raises(InvalidInput, "plot: got no results, expected at least one"):
         plot_results({})
@@ -228,21 +228,21 @@ def test_each_nth_version_is_evaluated_on_the_test_examples() -> None:
 
 
 @pytest.mark.nightly
-def test_two_processes_end_in_the_versions_of_one(simulated: tuple[Result, list[RoundRow]]) -> None:
-    result, _ = simulated
+def test_two_processes_end_in_the_versions_of_one(simulation: tuple[Result, list[RoundRow]]) -> None:
+    result, _ = simulation
     settings = SimulationSettings(plan=PLAN, seed=4, processes=2)
-    again = simulate(app_of(network()), clients_of(), cohort=NUM_CLIENTS, rounds=2, settings=settings)
-    assert again.digests == result.digests
+    parallel_result = simulate(app_of(network()), clients_of(), cohort=NUM_CLIENTS, rounds=2, settings=settings)
+    assert parallel_result.digests == result.digests
     # Without test data there are no test columns, and the training is the same.
-    assert all(math.isnan(row.test_loss) for row in again.rounds)
+    assert all(math.isnan(row.test_loss) for row in parallel_result.rounds)
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize(
-    ("num_clients", "cohort", "rounds", "least"),
+    ("num_clients", "cohort", "rounds", "floor"),
     [(10, 8, 3, 0.4), (40, 20, 15, 0.7)],
 )
-def test_vmap_is_within_half_a_point_of_the_graph(num_clients: int, cohort: int, rounds: int, least: float) -> None:
+def test_vmap_is_within_half_a_point_of_the_graph(num_clients: int, cohort: int, rounds: int, floor: float) -> None:
     data = load_data("digits")
     clients = partition(data.train, num_clients, Dirichlet(alpha=0.3), seed=2)
     accuracies = {}
@@ -251,7 +251,7 @@ def test_vmap_is_within_half_a_point_of_the_graph(num_clients: int, cohort: int,
         result = simulate(app_of(network()), clients, cohort=cohort, rounds=rounds, settings=settings)
         assert result.events[0].detail == result.engine == engine
         accuracies[engine] = result.rounds[-1].test_accuracy
-    assert accuracies["graph"] > least
+    assert accuracies["graph"] > floor
     assert abs(accuracies["graph"] - accuracies["vmap"]) <= 0.005
 
 
@@ -283,14 +283,14 @@ def test_raw_examples_are_preprocessed_for_clients_and_test() -> None:
     clients = partition(raw, NUM_CLIENTS, Dirichlet(alpha=0.5), seed=2)
     settings = SimulationSettings(test=raw_test, plan=PLAN, seed=4)
     result = simulate(app, clients, cohort=NUM_CLIENTS, rounds=2, settings=settings)
-    scaled = simulate(
+    scaled_result = simulate(
         app_of(network()),
         clients_of(),
         cohort=NUM_CLIENTS,
         rounds=2,
         settings=SimulationSettings(test=data.test, plan=PLAN, seed=4),
     )
-    assert abs(result.rounds[2].test_loss - scaled.rounds[2].test_loss) < 1e-3
+    assert abs(result.rounds[2].test_loss - scaled_result.rounds[2].test_loss) < 1e-3
 
 
 def test_a_module_is_no_app() -> None:
@@ -308,7 +308,7 @@ FAILURE = (
 
 
 @pytest.mark.nightly
-def test_a_client_that_fails_is_named_and_ends_the_simulation_if_it_should() -> None:
+def test_a_client_that_fails_is_named_and_ends_the_simulation_on_request() -> None:
     settings = SimulationSettings(plan=PLAN | {"training.learning_rate": 1e30})
     with pytest.raises(ClientFailed, match=f"^simulate: the first trainings of 6 clients failed, .*; {FAILURE}$"):
         simulate(app_of(network()), clients_of(), cohort=2, rounds=2, settings=settings)
@@ -317,7 +317,7 @@ def test_a_client_that_fails_is_named_and_ends_the_simulation_if_it_should() -> 
         simulate(app_of(network()), clients_of(), cohort=2, rounds=2, settings=settings)
 
 
-WHOLE = parse_plan('bundle = "b"\ncohort = {concurrency = 2}\ntraining = {learning_rate = 0.1}\n', "plan").plan
+FULL_PLAN = parse_plan('bundle = "b"\ncohort = {concurrency = 2}\ntraining = {learning_rate = 0.1}\n', "plan").plan
 
 
 @pytest.mark.parametrize(
@@ -337,7 +337,7 @@ WHOLE = parse_plan('bundle = "b"\ncohort = {concurrency = 2}\ntraining = {learni
         ),
         (
             {"cohort": 2, "rounds": 1},
-            SimulationSettings(plan=WHOLE),
+            SimulationSettings(plan=FULL_PLAN),
             InvalidInput,
             "simulate: got cohort or rounds beside a whole Plan, expected them in the Plan",
         ),

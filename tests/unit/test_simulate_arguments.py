@@ -48,12 +48,12 @@ def regression(targets: tuple[int, ...]) -> tuple[App, Partition]:
         ),
     ],
 )
-def test_targets_of_another_shape_are_found_before_the_export(targets: tuple[int, ...], error: str) -> None:
+def test_targets_of_another_shape_are_refused_before_the_export(targets: tuple[int, ...], error: str) -> None:
     with raises(InvalidInput, f"simulate: clients: got y of shape {error}"):
         simulate(*regression(targets), cohort=2, rounds=1)
 
 
-def test_a_module_that_fails_is_left_to_the_export() -> None:
+def test_a_module_that_fails_has_no_target_shape() -> None:
     app = App(name="wrong", module=nn.Linear(5, 1), calibration=torch.ones(4, 3), batch_size=2)
     assert app.target_shape is None
 
@@ -80,10 +80,10 @@ def test_a_module_that_fails_is_left_to_the_export() -> None:
 )
 def test_an_error_in_the_plan_names_the_argument(plan: dict[str, object], cohort: int, error: str) -> None:
     settings = SimulationSettings(plan={"training.learning_rate": 0.1} | plan)
-    with pytest.raises(InvalidPlan) as caught:
+    with pytest.raises(InvalidPlan) as excinfo:
         simulate(*regression((1,)), cohort=cohort, rounds=1, settings=settings)
-    assert str(caught.value).startswith(error)
-    assert "--set" not in str(caught.value)
+    assert str(excinfo.value).startswith(error)
+    assert "--set" not in str(excinfo.value)
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_an_error_in_the_plan_names_the_argument(plan: dict[str, object], cohort
         ({"statistics": [{"name": "evaluate.absolut_error", "bound": 9}]}, ".*did you mean absolute_error?"),
     ],
 )
-def test_a_plan_that_cannot_be_carried_out_is_refused_before_the_export(
+def test_a_plan_that_cannot_run_is_refused_before_the_export(
     plan: dict[str, object], error: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = SimulationSettings(plan={"training.learning_rate": 0.1} | plan)
@@ -149,12 +149,12 @@ def test_a_statistic_of_the_plan_has_a_column() -> None:
 def test_a_loss_that_was_cut_is_reported(counts: dict[str, int], num_classes: int, has_diverged: bool) -> None:
     header, _ = update(assignment())
     statistics = m.Statistics(counts={m.EXAMPLES: 3} | counts)
-    committed = CommittedUpdate(device_id="client-4", round=1, header=replace(header, statistics=statistics))
-    (row,) = client_rows([committed], 1, (), num_classes)
+    committed_update = CommittedUpdate(device_id="client-4", round=1, header=replace(header, statistics=statistics))
+    (row,) = client_rows([committed_update], 1, (), num_classes)
     assert row.has_diverged is has_diverged
-    published = round_row(VersionPublished(number=1, version_sha256="", parent=0, round=1), 1.0, 2, None)
-    assert "cut" not in line_of(published)
-    assert "(cut: num_diverged 2, lower the learning rate)" in line_of(replace(published, num_diverged=2))
+    version_row = round_row(VersionPublished(number=1, version_sha256="", parent=0, round=1), 1.0, 2, None)
+    assert "cut" not in line_of(version_row)
+    assert "(cut: num_diverged 2, lower the learning rate)" in line_of(replace(version_row, num_diverged=2))
 
 
 def test_a_metric_of_the_plan_has_columns_also_for_a_version_that_is_not_evaluated() -> None:
@@ -204,11 +204,11 @@ with exits_at_sigterm(), tempfile.TemporaryDirectory(prefix="fanin-simulation-")
 """
 
 
-@pytest.mark.parametrize("ignored", ["", "trap '' INT; "], ids=["terminal", "background"])
-def test_sigterm_leaves_no_folder(tmp_path: Path, ignored: str) -> None:
+@pytest.mark.parametrize("prefix", ["", "trap '' INT; "], ids=["terminal", "background"])
+def test_sigterm_leaves_no_folder(tmp_path: Path, prefix: str) -> None:
     # A shell script starts a process with "&" with SIGINT ignored.
     environment = os.environ | {"TMPDIR": str(tmp_path)}
-    command = ["sh", "-c", f'{ignored}exec "$0" -c "$1"', sys.executable, SCRIPT]
+    command = ["sh", "-c", f'{prefix}exec "$0" -c "$1"', sys.executable, SCRIPT]
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as process:
         assert process.stdout is not None
         folder = Path(process.stdout.readline().decode().strip())
@@ -222,7 +222,7 @@ def test_sigterm_leaves_no_folder(tmp_path: Path, ignored: str) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_handlers_of_a_caller_are_kept_and_put_back() -> None:
+def test_the_handlers_of_a_caller_are_kept_and_restored() -> None:
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:

@@ -80,7 +80,7 @@ def test_more_clients_than_examples_are_wrong_usage(capsys: pytest.CaptureFixtur
     assert capsys.readouterr().err == error
 
 
-def test_wrong_seeds_are_found_before_the_app_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_seeds_are_refused_before_the_app_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", "nowhere:app", "--seeds", "1,x"]) == 1
     assert capsys.readouterr().err == "fanin simulate: --seeds 1,x: expected integers of 0 or more, as in 0,1,2\n"
 
@@ -93,7 +93,7 @@ def test_wrong_seeds_are_found_before_the_app_is_loaded(capsys: pytest.CaptureFi
         ("--plot", "x.foo", "plot: got the file {}, expected a name that ends in one of: "),
     ],
 )
-def test_a_file_that_cannot_be_written_is_found_before_the_training(
+def test_a_file_that_cannot_be_written_is_refused_before_the_training(
     option: str, name: str, error: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("matplotlib")
@@ -157,7 +157,7 @@ def test_an_interrupted_simulation_names_its_files(
         (["--csv", "a.csv", "--clients-csv", "a.csv"], "--csv, --clients-csv: got a.csv for both, expected two files"),
     ],
 )
-def test_files_that_cannot_be_written_are_told_before_the_training(
+def test_files_that_cannot_be_written_are_reported_before_the_training(
     files: list[str], error: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "tensorboardX", None)
@@ -177,8 +177,8 @@ def test_the_choice_of_an_engine_the_seeds_and_the_baseline_are_printed(capsys: 
     assert re.fullmatch(r"baseline: \d+ steps  test loss \d\.\d{4}  accuracy 0\.\d{4}", last)
     assert main([*command, "--seeds", "3,5", "--quiet"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    shown = [line.replace("   ", "").partition("  ")[0] for line in lines[:6]]
-    assert shown == ["seed 3", "round 0", "round 1", "seed 5", "round 0", "round 1"]
+    labels = [line.replace("   ", "").partition("  ")[0] for line in lines[:6]]
+    assert labels == ["seed 3", "round 0", "round 1", "seed 5", "round 0", "round 1"]
 
 
 @pytest.mark.parametrize("model", ["", 'app = "other:app"\n', 'bundle = "other"\n'])

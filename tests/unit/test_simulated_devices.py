@@ -141,9 +141,9 @@ def test_a_model_is_read_from_files(tmp_path: Path) -> None:
 def test_a_wrong_key_is_one_error(text: str, error: str, tmp_path: Path) -> None:
     path = tmp_path / "devices.toml"
     path.write_text(text)
-    with pytest.raises(InvalidInput) as caught:
+    with pytest.raises(InvalidInput) as excinfo:
         read_devices(path)
-    assert str(caught.value).startswith(f"{path}: {error}")
+    assert str(excinfo.value).startswith(f"{path}: {error}")
 
 
 def test_a_missing_file_is_no_wrong_file(tmp_path: Path) -> None:
@@ -168,7 +168,7 @@ def test_a_wrong_line_of_a_trace_is_named(tmp_path: Path) -> None:
         read_traces(path)
 
 
-def played(folder: Path, habits: Habits, num: int = 4) -> tuple[list[DeviceEvent], float]:
+def simulate_run(folder: Path, habits: Habits, num: int = 4) -> tuple[list[DeviceEvent], float]:
     """Return the events of a Run with these devices, and its virtual time."""
     events: list[DeviceEvent] = []
     bundle = synthetic_bundle(folder / "bundle", PUBLISHER, SHAPES)
@@ -186,18 +186,18 @@ def played(folder: Path, habits: Habits, num: int = 4) -> tuple[list[DeviceEvent
 
 
 def test_a_device_reports_its_part_in_each_round(tmp_path: Path) -> None:
-    events, _ = played(tmp_path, CALM)
-    mine = [(event.event, event.round) for event in events if event.device == "device-2"]
-    assert mine[:5] == [("assigned", 1), ("training", 1), ("trained", 1), ("uploading", 1), ("accepted", 1)]
-    assert [event for event, number in mine if number == 3][-1] == "accepted"
+    events, _ = simulate_run(tmp_path, CALM)
+    device_events = [(event.event, event.round) for event in events if event.device == "device-2"]
+    assert device_events[:5] == [("assigned", 1), ("training", 1), ("trained", 1), ("uploading", 1), ("accepted", 1)]
+    assert [event for event, number in device_events if number == 3][-1] == "accepted"
 
 
 def test_a_slow_connection_takes_longer(tmp_path: Path) -> None:
     steady = Habits(work_s=(1.0, 1.0))
-    _, fast_s = played(tmp_path / "fast", steady)
+    _, fast_s = simulate_run(tmp_path / "fast", steady)
     size_bytes = 4 * (40 * 100 + 7)
     slow = Habits(work_s=(1.0, 1.0), bytes_up_per_s=size_bytes / 20, bytes_down_per_s=size_bytes / 10)
-    _, slow_s = played(tmp_path / "slow", slow)
+    _, slow_s = simulate_run(tmp_path / "slow", slow)
     # Each of three Rounds has 20 s of upload and at least 10 s of download.
     assert slow_s - fast_s > 3 * 28.0
 
@@ -209,12 +209,12 @@ def test_devices_give_up_leave_and_charge(tmp_path: Path) -> None:
         availability=OnOff(on_s=400.0, off_s=100.0),
         battery=Battery(work_s=120.0, charge_s=600.0),
     )
-    events, _ = played(tmp_path, habits)
+    events, _ = simulate_run(tmp_path, habits)
     names = {event.event for event in events}
     assert {"gave up", "offline", "online", "battery empty", "accepted"} <= names
     assert {event.detail for event in events if event.event == "gave up"} == {"dropout"}
-    again, _ = played(tmp_path / "again", habits)
-    assert events == again
+    repeated_events, _ = simulate_run(tmp_path / "again", habits)
+    assert events == repeated_events
 
 
 class Failing:
@@ -254,7 +254,7 @@ def test_the_simulation_ends_if_no_client_can_train(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stops", [False, True])
-def test_a_client_that_raises_is_noted_with_its_traceback(tmp_path: Path, stops: bool) -> None:
+def test_a_client_that_raises_is_recorded_with_its_traceback(tmp_path: Path, stops: bool) -> None:
     bundle = synthetic_bundle(tmp_path / "bundle", PUBLISHER, SHAPES)
     failures: list[ClientFailure] = []
     crew = Crew(

@@ -104,8 +104,8 @@ PARTIAL: Final = (
 def test_the_means_of_a_round_are_over_the_clients_that_report(tmp_path: Path) -> None:
     folder = write_app(tmp_path / "app", "simulated_partial_app", PARTIAL)
     app = FlowerSettings(app="simulated_partial_app:app", folder=folder)
-    named = [*PLAN["statistics"], {"name": "evaluate.eval_acc", "bound": 1 << 40}]
-    result = simulate(app, 3, cohort=3, rounds=1, settings=settings_of(plan={**PLAN, "statistics": named}))
+    statistics = [*PLAN["statistics"], {"name": "evaluate.eval_acc", "bound": 1 << 40}]
+    result = simulate(app, 3, cohort=3, rounds=1, settings=settings_of(plan={**PLAN, "statistics": statistics}))
     row, clients = result.rounds[1], result.clients
     # The clients have 10, 20 and 30 examples, and the first reports no loss.
     assert [client.train_loss for client in clients] == pytest.approx([math.nan, 0.5, 1.0], nan_ok=True)
@@ -121,20 +121,20 @@ def test_the_means_of_a_round_are_over_the_clients_that_report(tmp_path: Path) -
 
 def test_a_client_that_misses_a_round_keeps_its_state(app: FlowerSettings) -> None:
     result = simulate(app, 4, cohort=2, rounds=6, settings=settings_of())
-    trained: dict[int, int] = {}
+    num_trainings: dict[int, int] = {}
     for number in range(1, 7):
         rows = [row for row in result.clients if row.round == number]
         for row in rows:
-            trained[row.client] = trained.get(row.client, 0) + 1
-            assert row.statistics["train.rounds"] == 65536 * row.num_examples * trained[row.client]
-    assert len(trained) > 2
+            num_trainings[row.client] = num_trainings.get(row.client, 0) + 1
+            assert row.statistics["train.rounds"] == 65536 * row.num_examples * num_trainings[row.client]
+    assert len(num_trainings) > 2
 
 
-def test_worker_processes_have_the_bits_of_one_process(app: FlowerSettings) -> None:
-    alone, beside = (simulate(app, 3, cohort=3, rounds=2, settings=settings_of(processes=n)) for n in (1, 2))
-    assert alone.failures == beside.failures == ()
-    assert alone.digests == beside.digests
-    assert mean_of(beside, 2, "rounds") == 2
+def test_worker_processes_are_bit_identical_to_one_process(app: FlowerSettings) -> None:
+    single, parallel = (simulate(app, 3, cohort=3, rounds=2, settings=settings_of(processes=n)) for n in (1, 2))
+    assert single.failures == parallel.failures == ()
+    assert single.digests == parallel.digests
+    assert mean_of(parallel, 2, "rounds") == 2
 
 
 class Shifting(NumPyClient):
@@ -169,9 +169,9 @@ def test_an_object_is_a_client_of_many_and_one_that_fails_is_named(app: object) 
     assert {client for client, _ in failures} == {1}
     assert "no pictures here" in result.failures[0].error
     assert 'raise OSError("no pictures here")' in result.failures[0].traceback
-    trained = {row.client for row in result.clients if row.round == 1}
+    clients = {row.client for row in result.clients if row.round == 1}
     (values,) = result.arrays.values()
-    assert 1 not in trained
+    assert 1 not in clients
     assert values.min() > 0
     with pytest.raises(ClientFailed, match=r"client 1 in round 1: .*no pictures here"):
         simulate(app, 4, cohort=4, rounds=1, settings=replace(settings, stop_on_failure=True))
@@ -188,18 +188,20 @@ class Turns:
     """A policy that selects the clients with the lowest numbers that have not trained."""
 
     def __init__(self) -> None:
-        self._done: set[str] = set()
+        self._selected: set[str] = set()
 
     def __call__(
         self, waiting: Sequence[WaitingDevice], num_places: int, round_number: int, rng: random.Random
     ) -> Sequence[WaitingDevice]:
-        chosen = lowest([each for each in waiting if each.device_id not in self._done], num_places, round_number, rng)
-        self._done |= {each.device_id for each in chosen}
-        return chosen
+        selection = lowest(
+            [each for each in waiting if each.device_id not in self._selected], num_places, round_number, rng
+        )
+        self._selected |= {each.device_id for each in selection}
+        return selection
 
 
 @pytest.mark.parametrize(("policy", "numbers"), [(lowest, range(2, 5)), (Turns, range(6, 7))])
-def test_a_policy_of_ones_own_selects_the_clients(app: FlowerSettings, policy: type[Turns], numbers: range) -> None:
+def test_a_custom_policy_selects_the_clients(app: FlowerSettings, policy: type[Turns], numbers: range) -> None:
     results = [
         simulate(app, 9, cohort=2, rounds=4, settings=settings_of(selection=policy, processes=processes))
         for processes in (1, 2)
@@ -229,19 +231,19 @@ def test_a_wrong_policy_is_one_error(selection: object, plan: dict[str, object],
 def test_an_app_that_always_fails_ends_the_simulation_with_its_traceback(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    trained: list[object] = []
+    partitions: list[object] = []
 
     def broken(context: Context) -> Client:
-        trained.append(context.node_config["partition-id"])
+        partitions.append(context.node_config["partition-id"])
         raise OSError("no pictures here")
 
     settings = settings_of(plan={"training.learning_rate": 1})
-    with pytest.raises(ClientFailed, match=r"the first trainings of 6 clients failed, .*no pictures here") as caught:
+    with pytest.raises(ClientFailed, match=r"the first trainings of 6 clients failed, .*no pictures here") as excinfo:
         simulate(broken, 6, cohort=2, rounds=3, settings=settings)
-    assert set(trained) == set(range(6))
-    assert len(trained) < 20
+    assert set(partitions) == set(range(6))
+    assert len(partitions) < 20
     assert "Traceback" not in caplog.text
-    text = "".join(format_exception(caught.value))
+    text = "".join(format_exception(excinfo.value))
     assert text.count('raise OSError("no pictures here")') == 1
     assert "no running event loop" not in text
 
@@ -318,19 +320,19 @@ def test_bfloat16_is_refused_by_name(as_arrays: object) -> None:
 
 def test_the_config_of_the_plan_has_all_types_of_a_config_record() -> None:
     config = {"epochs": 2, "mu": 1.0, "name": "sgd", "deep": True, "key": b"\x00\xff", "sizes": [1, 2], "none": []}
-    received: list[dict[str, object]] = []
+    configs: list[dict[str, object]] = []
     app = ClientApp()
 
     @app.train()
     def train(msg: Message, context: Context) -> Message:
-        received.append(dict(msg.content["config"]))
+        configs.append(dict(msg.content["config"]))
         metrics = MetricRecord({"num-examples": 1})
         return Message(RecordDict({"arrays": msg.content["arrays"], "metrics": metrics}), reply_to=msg)
 
     plan = {"training.learning_rate": 1, "flower.config": config}
     result = simulate(app, 1, cohort=1, rounds=1, settings=settings_of(plan=plan))
     assert result.failures == ()
-    (values,) = received
+    (values,) = configs
     assert values == {"lr": 1.0, **config, "server-round": 1}
     assert [type(values[name]) for name in config] == [type(value) for value in config.values()]
 
@@ -358,8 +360,8 @@ print(result.arrays["0"], result.failures)
 
 
 def test_the_extras_server_and_flower_are_enough() -> None:
-    done = subprocess.run([sys.executable, "-c", ALONE], capture_output=True, text=True, check=True)
-    assert done.stdout == "[1. 1.] ()\n"
+    completed = subprocess.run([sys.executable, "-c", ALONE], capture_output=True, text=True, check=True)
+    assert completed.stdout == "[1. 1.] ()\n"
 
 
 def test_flwr_that_is_not_installed_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

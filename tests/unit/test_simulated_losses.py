@@ -40,11 +40,11 @@ def test_a_client_that_always_fails_costs_no_round_though_no_other_can_replace_i
     with pytest.raises(
         FaninError, match=r"3 rounds in a row: 9 updates within 600 s, expected at least 10 \(cohort.quorum\)"
     ):
-        all_needed = replace(SETTINGS, plan={"training.learning_rate": 0.5, "cohort.quorum": 10})
-        simulate(client_fn, 10, cohort=10, rounds=4, settings=all_needed)
+        full_quorum = replace(SETTINGS, plan={"training.learning_rate": 0.5, "cohort.quorum": 10})
+        simulate(client_fn, 10, cohort=10, rounds=4, settings=full_quorum)
 
 
-def test_values_that_the_grid_cuts_are_told() -> None:
+def test_values_that_the_grid_cuts_are_reported() -> None:
     result = simulate(lambda context: Adding(50.0).to_client(), 4, cohort=4, rounds=1, settings=SETTINGS)
     assert (result.arrays["0"] == 4.0).all()
     assert result.rounds[-1].num_saturated == 12

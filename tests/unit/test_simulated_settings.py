@@ -17,7 +17,7 @@ NUM_CLIENTS = 4
 
 
 @cache
-def parameters(exported: float, engine: str, **optimizer: float) -> Float32s:
+def parameters(export_momentum: float, engine: str, **optimizer: float) -> Float32s:
     """Export an App with this momentum, train it with the Plan's settings, and return the last Version."""
     torch.manual_seed(3)
     module = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))
@@ -27,7 +27,7 @@ def parameters(exported: float, engine: str, **optimizer: float) -> Float32s:
         calibration=torch.from_numpy(load_digits().inputs["x"][:64]),
         batch_size=8,
         num_classes=10,
-        recipe=Recipe(optimizer=Sgd(momentum=exported)),
+        recipe=Recipe(optimizer=Sgd(momentum=export_momentum)),
     )
     clients = partition(load_data("digits").train, NUM_CLIENTS, Dirichlet(alpha=0.5), seed=2)
     plan = {"training.learning_rate": 0.05, "training.optimizer": optimizer}
@@ -39,9 +39,9 @@ def parameters(exported: float, engine: str, **optimizer: float) -> Float32s:
 @pytest.mark.parametrize("engine", ["graph", "vmap"])
 def test_a_plan_sets_the_optimizer_as_another_app_would(engine: str) -> None:
     """The settings are inputs of the graph, so both results are bit-identical."""
-    changed = parameters(0.9, engine, momentum=0.5)
-    assert np.array_equal(changed, parameters(0.5, engine))
-    assert not np.array_equal(changed, parameters(0.9, engine))
+    result = parameters(0.9, engine, momentum=0.5)
+    assert np.array_equal(result, parameters(0.5, engine))
+    assert not np.array_equal(result, parameters(0.9, engine))
 
 
 @pytest.mark.parametrize(

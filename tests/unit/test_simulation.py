@@ -30,107 +30,107 @@ def steady(work_s: float) -> Habits:
     return replace(CALM, work_s=(work_s, work_s))
 
 
-def closed(found: Outcome) -> list[tuple[str, ...]]:
+def closed_sets(outcome: Outcome) -> list[tuple[str, ...]]:
     """Return the closed sets, in the order of acceptance."""
-    return [recorded.event.accepted for recorded in found.events if isinstance(recorded.event, RoundClosed)]
+    return [recorded.event.accepted for recorded in outcome.events if isinstance(recorded.event, RoundClosed)]
 
 
 def test_three_rounds_end_in_three_versions_that_verify(tmp_path: Path) -> None:
-    found = told(tmp_path, plan(), [CALM] * 4)
-    assert [version.number for version in found.versions] == [1, 2, 3]
-    assert found.events[-1].event == RunRested(state=RunState.FINISHED, reason="3 of 3 rounds done")
-    assert [verdict.num_updates for verdict in found.verdicts] == [0, 4, 4, 4]
-    assert found.parameters.size == 4007 and found.parameters.any()
+    outcome = told(tmp_path, plan(), [CALM] * 4)
+    assert [version.number for version in outcome.versions] == [1, 2, 3]
+    assert outcome.events[-1].event == RunRested(state=RunState.FINISHED, reason="3 of 3 rounds done")
+    assert [verdict.num_updates for verdict in outcome.verdicts] == [0, 4, 4, 4]
+    assert outcome.parameters.size == 4007 and outcome.parameters.any()
     # The federation's folder is that of a coordinator.
-    assert list(verify_run(open_archive(tmp_path / "state"), "run")) == list(found.verdicts)
+    assert list(verify_run(open_archive(tmp_path / "state"), "run")) == list(outcome.verdicts)
 
 
 def test_another_order_of_arrival_ends_in_the_same_bits(tmp_path: Path) -> None:
     runs = [told(tmp_path / str(seed), plan(), [CALM] * 4, seed) for seed in range(3)]
-    assert len({tuple(closed(found)) for found in runs}) == 3
-    assert len({found.digests for found in runs}) == 1
+    assert len({tuple(closed_sets(outcome)) for outcome in runs}) == 3
+    assert len({outcome.digests for outcome in runs}) == 1
 
 
 def test_a_round_closes_at_its_deadline_with_a_quorum(tmp_path: Path) -> None:
-    wanted = plan(quorum=2, deadline_s=60.0, max_rounds=1)
-    found = told(tmp_path, wanted, [steady(1.0), steady(2.0), steady(1000.0), steady(1000.0)])
-    assert closed(found) == [("device-0", "device-1")]
-    assert found.versions[0].round_s >= 60.0
+    run_plan = plan(quorum=2, deadline_s=60.0, max_rounds=1)
+    outcome = told(tmp_path, run_plan, [steady(1.0), steady(2.0), steady(1000.0), steady(1000.0)])
+    assert closed_sets(outcome) == [("device-0", "device-1")]
+    assert outcome.versions[0].round_s >= 60.0
 
 
 def test_a_run_whose_rounds_never_reach_their_quorum_fails(tmp_path: Path) -> None:
-    found = told(tmp_path, plan(deadline_s=60.0), [*[steady(1.0)] * 3, steady(100.0)])
-    failures = [recorded.event for recorded in found.events if isinstance(recorded.event, RoundFailed)]
+    outcome = told(tmp_path, plan(deadline_s=60.0), [*[steady(1.0)] * 3, steady(100.0)])
+    failures = [recorded.event for recorded in outcome.events if isinstance(recorded.event, RoundFailed)]
     assert [failure.reason for failure in failures] == [
         "3 updates within 60 s, expected at least 4 (cohort.quorum)"
     ] * 3
-    rested = found.events[-1].event
-    assert isinstance(rested, RunRested) and rested.state is RunState.FAILED
+    last_event = outcome.events[-1].event
+    assert isinstance(last_event, RunRested) and last_event.state is RunState.FAILED
 
 
 def test_the_same_seed_gives_the_same_bits_and_the_same_log(tmp_path: Path) -> None:
-    wanted = plan(deadline_s=PATIENT_S)
-    first, again, other = (
-        told(tmp_path / name, wanted, [WILD] * 4, seed, STOPS_S) for name, seed in (("a", 2), ("b", 2), ("c", 3))
+    run_plan = plan(deadline_s=PATIENT_S)
+    first, second, other = (
+        told(tmp_path / name, run_plan, [WILD] * 4, seed, STOPS_S) for name, seed in (("a", 2), ("b", 2), ("c", 3))
     )
-    assert [str(noted) for noted in first.log] == [str(noted) for noted in again.log]
-    assert first.events == again.events
+    assert [str(entry) for entry in first.log] == [str(entry) for entry in second.log]
+    assert first.events == second.events
     assert other.log != first.log
     # The course of the Run differs, but its Versions do not.
-    assert first.digests == again.digests == other.digests
-    said = {noted.what for noted in first.log}
-    assert {"stops", "serves", "is back"} <= said
-    assert any(what.startswith("lies: ") for what in said) and any("line broke" in what for what in said)
+    assert first.digests == second.digests == other.digests
+    actions = {entry.what for entry in first.log}
+    assert {"stops", "serves", "is back"} <= actions
+    assert any(action.startswith("lies: ") for action in actions) and any("line broke" in action for action in actions)
 
 
-HASHED = """
+HASH_SCRIPT = """
 import sys
 sys.path.insert(0, sys.argv[1])
 from hashlib import sha256
 from pathlib import Path
 from support.scenarios import PATIENT_S, WILD, told
 from support.virtual import plan
-found = told(Path(sys.argv[2]), plan(deadline_s=PATIENT_S), [WILD] * 4, 2, (50.0, 200.0))
-print(sha256("\\n".join(map(str, found.log)).encode()).hexdigest(), *found.digests)
+outcome = told(Path(sys.argv[2]), plan(deadline_s=PATIENT_S), [WILD] * 4, 2, (50.0, 200.0))
+print(sha256("\\n".join(map(str, outcome.log)).encode()).hexdigest(), *outcome.digests)
 """
 
 
-def test_another_process_gives_them_too(tmp_path: Path) -> None:
-    found = told(tmp_path / "here", plan(deadline_s=PATIENT_S), [WILD] * 4, 2, STOPS_S)
-    here = [sha256("\n".join(map(str, found.log)).encode()).hexdigest(), *found.digests]
+def test_another_process_computes_the_same_bits_and_log(tmp_path: Path) -> None:
+    outcome = told(tmp_path / "here", plan(deadline_s=PATIENT_S), [WILD] * 4, 2, STOPS_S)
+    expected = [sha256("\n".join(map(str, outcome.log)).encode()).hexdigest(), *outcome.digests]
     # Another hash seed changes the iteration order of sets of names.
     environment = {**os.environ, "PYTHONHASHSEED": "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2"}
-    command = [sys.executable, "-c", HASHED, str(Path(__file__).parents[1]), str(tmp_path / "there")]
-    there = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    assert there.stdout.split() == here
+    command = [sys.executable, "-c", HASH_SCRIPT, str(Path(__file__).parents[1]), str(tmp_path / "there")]
+    completed = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert completed.stdout.split() == expected
 
 
-def test_stale_updates_and_wild_devices_still_end_in_what_the_record_says(tmp_path: Path) -> None:
-    wanted = plan(concurrency=4, buffer=2, quorum=2, deadline_s=PATIENT_S, max_rounds=6, max_staleness=3)
-    found = told(tmp_path, wanted, [steady(5.0), replace(WILD, work_s=(20.0, 60.0)), WILD, WILD], 5, STOPS_S)
-    assert len(found.versions) == 6
-    assert sum(version.num_stale for version in found.versions) > 0
+def test_stale_updates_and_wild_devices_still_end_in_versions_that_verify(tmp_path: Path) -> None:
+    run_plan = plan(concurrency=4, buffer=2, quorum=2, deadline_s=PATIENT_S, max_rounds=6, max_staleness=3)
+    outcome = told(tmp_path, run_plan, [steady(5.0), replace(WILD, work_s=(20.0, 60.0)), WILD, WILD], 5, STOPS_S)
+    assert len(outcome.versions) == 6
+    assert sum(version.num_stale for version in outcome.versions) > 0
 
 
-def test_a_run_that_cannot_end_is_told_of(tmp_path: Path) -> None:
+def test_a_run_that_cannot_end_is_reported(tmp_path: Path) -> None:
     scenario = Scenario(
         plan=plan(), bundle=bundle_in(tmp_path), publisher=PUBLISHER, members=members([CALM] * 3), max_s=3600.0
     )
-    gone = replace(scenario, members=members([replace(CALM, stay_s=1.0, lost=1.0)] * 4))
-    unfinished = (
+    offline_scenario = replace(scenario, members=members([replace(CALM, stay_s=1.0, lost=1.0)] * 4))
+    message = (
         "scenario: the run has not ended after 3600 s: version 0 of 3, round 2 is SELECTING with 0 updates of at least "
         "4, and 0 devices at work; give it more members that stay, or a longer max_s"
     )
-    with raises(TimeoutError, unfinished):
-        play(gone, tmp_path / "lost")
-    down = "the coordinator is down at that time; end its stops earlier, or give it a longer max_s"
-    with raises(TimeoutError, f"scenario: the run has not ended after 3600 s: {down}"):
-        play(replace(gone, stops_s=(3599.0,), down_s=60.0), tmp_path / "down")
+    with raises(TimeoutError, message):
+        play(offline_scenario, tmp_path / "lost")
+    advice = "the coordinator is down at that time; end its stops earlier, or give it a longer max_s"
+    with raises(TimeoutError, f"scenario: the run has not ended after 3600 s: {advice}"):
+        play(replace(offline_scenario, stops_s=(3599.0,), down_s=60.0), tmp_path / "down")
     with pytest.raises(ValueError, match=r"expected at least one, each of another name"):
         replace(scenario, members=members([CALM]) * 2)
 
 
-def test_a_device_that_fails_ends_the_whole(tmp_path: Path) -> None:
+def test_a_device_that_fails_ends_the_simulation(tmp_path: Path) -> None:
     class Broken(SyntheticTrainer):
         def train(self, *_: object) -> None:
             raise ZeroDivisionError("of the trainer's own")
@@ -143,12 +143,12 @@ def test_a_device_that_fails_ends_the_whole(tmp_path: Path) -> None:
             async for _ in federation.watch("run"):
                 pass
 
-    with pytest.raises(ExceptionGroup) as caught:
+    with pytest.raises(ExceptionGroup) as excinfo:
         run_virtual(main())
-    assert caught.group_contains(ZeroDivisionError)
+    assert excinfo.group_contains(ZeroDivisionError)
 
 
-def test_a_mistake_of_the_body_is_told_bare(tmp_path: Path) -> None:
+def test_an_error_of_the_body_is_raised_without_a_group(tmp_path: Path) -> None:
     scenario = Scenario(
         plan=plan(), bundle=bundle_in(tmp_path), publisher=SigningKey(bytes(32)), members=members([CALM] * 4)
     )
@@ -156,7 +156,7 @@ def test_a_mistake_of_the_body_is_told_bare(tmp_path: Path) -> None:
         play(scenario, tmp_path)
 
 
-def test_nobody_serves_between_stop_and_start(tmp_path: Path) -> None:
+def test_no_coordinator_serves_between_stop_and_start(tmp_path: Path) -> None:
     async def main() -> None:
         async with Federation(tmp_path) as federation:
             bundle = bundle_in(tmp_path)
@@ -178,16 +178,18 @@ def test_nobody_serves_between_stop_and_start(tmp_path: Path) -> None:
 def test_statistics_of_the_plan_are_summed_within_their_bounds(tmp_path: Path) -> None:
     """The first device reports far too many words. The Plan does not declare letters."""
     words = Statistic(name="words", unit="words", bound=100)
-    counting = tuple(
+    counting_members = tuple(
         Member(device=f"device-{i}", trainer=SyntheticTrainer(partition=i, counts={"words": number, "letters": 1}))
         for i, number in enumerate((1 << 50, 7, -7, 8))
     )
-    for declared in ((words,), ()):
-        folder = tmp_path / str(len(declared))
-        wanted = replace(plan(max_rounds=1), statistics=declared)
+    for statistics in ((words,), ()):
+        folder = tmp_path / str(len(statistics))
+        run_plan = replace(plan(max_rounds=1), statistics=statistics)
         bundle = bundle_in(folder)
-        found = play(Scenario(plan=wanted, bundle=bundle, publisher=PUBLISHER, members=counting, seed=1), folder)
-        assert dict(found.versions[0].statistics) == ({"words": 100 + 8} if declared else {})
+        outcome = play(
+            Scenario(plan=run_plan, bundle=bundle, publisher=PUBLISHER, members=counting_members, seed=1), folder
+        )
+        assert dict(outcome.versions[0].statistics) == ({"words": 100 + 8} if statistics else {})
 
 
 @pytest.mark.parametrize("habits", [CALM, WILD], ids=["calm", "wild"])

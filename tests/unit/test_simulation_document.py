@@ -19,13 +19,13 @@ TEN_LINES, OWN_METRIC, PARTITIONER, DEVICES, FAULTS = re.findall(
 
 
 def run(code: str, folder: Path) -> str:
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=folder)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=folder)
+    assert completed.returncode == 0, completed.stderr
+    return completed.stdout
 
 
 @pytest.mark.nightly
-def test_a_run_with_faults_prints_what_the_page_says(tmp_path: Path) -> None:
+def test_a_run_with_faults_prints_the_output_of_the_page(tmp_path: Path) -> None:
     (expected,) = re.findall(r"^```text\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
     assert run(FAULTS, tmp_path) == expected
     assert expected.endswith("True\n")
@@ -46,8 +46,8 @@ def test_the_metric_of_the_page_is_a_number_between_0_and_1() -> None:
     exec(OWN_METRIC, names)
     settings = names["settings"]
     assert isinstance(settings, SimulationSettings)
-    (name, metric), (declared,) = *settings.own_metrics.items(), settings.plan["statistics"]  # type: ignore[index]
-    assert declared["name"] == f"evaluate.{name}"
+    (name, metric), (statistic,) = *settings.own_metrics.items(), settings.plan["statistics"]  # type: ignore[index]
+    assert statistic["name"] == f"evaluate.{name}"
     assert metric.function(np.array([0, 1, 1], np.int32), np.array([0, 0, 1], np.int32)) == 0.5
 
 
@@ -55,20 +55,20 @@ def test_the_metric_of_the_page_is_a_number_between_0_and_1() -> None:
 def test_fedprox_is_compared_with_fedavg(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     script = ROOT / "examples" / "simulation" / "compare.py"
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    accuracies = [float(number) for number in re.findall(r"accuracy ([\d.]+)", done.stdout)]
+    completed = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert completed.returncode == 0, completed.stderr
+    accuracies = [float(number) for number in re.findall(r"accuracy ([\d.]+)", completed.stdout)]
     assert len(accuracies) == 2 and min(accuracies) > 0.8
     assert (tmp_path / "compared.png").stat().st_size > 1000
 
 
 @pytest.mark.nightly
-def test_buffered_rounds_are_as_fast_as_the_page_says(tmp_path: Path) -> None:
+def test_buffered_rounds_have_the_speed_up_of_the_page(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     script = ROOT / "examples" / "simulation" / "buffered.py"
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    (speed_up,) = re.findall(r"speed-up: ([\d.]+)", done.stdout)
+    completed = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert completed.returncode == 0, completed.stderr
+    (speed_up,) = re.findall(r"speed-up: ([\d.]+)", completed.stdout)
     assert float(speed_up) > 3.0 and "The buffer is 3.7 times as fast" in TEXT
     assert (tmp_path / "buffered.png").stat().st_size > 1000
 

@@ -50,7 +50,7 @@ def record(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def repeated(record: Path) -> Result:
+def study(record: Path) -> Result:
     """Simulate with two seeds, a baseline and a record."""
     settings = SimulationSettings(
         test=load_data("digits").test, plan=PLAN, seeds=(4, 5), baseline=True, resume=record, quiet=True
@@ -58,87 +58,89 @@ def repeated(record: Path) -> Result:
     return simulate(app(), clients(), cohort=COHORT, rounds=ROUNDS, settings=settings)
 
 
-def test_several_seeds_have_a_mean_and_a_deviation(repeated: Result, tmp_path: Path) -> None:
-    first, second = repeated.repeats
-    assert first.digests == repeated.digests
+def test_several_seeds_have_a_mean_and_a_deviation(study: Result, tmp_path: Path) -> None:
+    first, second = study.repeats
+    assert first.digests == study.digests
     assert first.digests[1:] != second.digests[1:]
     # The first Round has other clients too: those that check in first.
-    cohorts = [{row.client for row in result.clients if row.round == 1} for result in repeated.repeats]
+    cohorts = [{row.client for row in result.clients if row.round == 1} for result in study.repeats]
     assert cohorts[0] != cohorts[1]
-    losses = [result.rounds[-1].test_loss for result in repeated.repeats]
-    last = repeated.spread[-1]
+    losses = [result.rounds[-1].test_loss for result in study.repeats]
+    last = study.spread[-1]
     assert (last.round, last.num_seeds) == (ROUNDS, 2)
     assert last.mean["test_loss"] == pytest.approx(np.mean(losses))
     assert last.std["test_loss"] == pytest.approx(np.std(losses, ddof=1))
-    repeated.write_spread_csv(tmp_path / "spread.csv")
+    study.write_spread_csv(tmp_path / "spread.csv")
     assert (tmp_path / "spread.csv").read_text().splitlines()[0].startswith("round,num_seeds,version.mean,version.std")
 
 
-def test_the_band_and_the_baseline_are_drawn(repeated: Result, tmp_path: Path) -> None:
+def test_the_band_and_the_baseline_are_drawn(study: Result, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    left, right = repeated.plot(tmp_path / "curve.png").axes  # type: ignore[attr-defined]
+    left, right = study.plot(tmp_path / "curve.png").axes  # type: ignore[attr-defined]
     names = [line.get_label() for line in (*left.lines, *right.lines)]
     assert {"centralized loss", "centralized accuracy"} <= set(names)
     assert len(left.collections) == 2 and len(right.collections) == 2
 
 
-def test_the_baseline_makes_as_many_steps_as_the_clients(repeated: Result) -> None:
+def test_the_baseline_takes_as_many_steps_as_the_clients(study: Result) -> None:
     steps = 0
-    for row in repeated.baseline:
-        mine = [each for each in repeated.clients if each.round == row.round]
-        steps += sum(2 * math.ceil(each.num_examples / 8) for each in mine)
+    for row in study.baseline:
+        client_rows = [each for each in study.clients if each.round == row.round]
+        steps += sum(2 * math.ceil(each.num_examples / 8) for each in client_rows)
         assert row.num_steps == steps
     assert steps > 0
-    assert repeated.baseline[0].test_loss == repeated.rounds[0].test_loss
-    assert repeated.baseline[-1].test_accuracy > 0.5
+    assert study.baseline[0].test_loss == study.rounds[0].test_loss
+    assert study.baseline[-1].test_accuracy > 0.5
 
 
-def test_the_best_version_has_its_accuracy(repeated: Result) -> None:
-    assert repeated.best is not None
-    assert repeated.best.row.test_accuracy == max(row.test_accuracy for row in repeated.rounds)
+def test_the_best_version_has_its_accuracy(study: Result) -> None:
+    assert study.best is not None
+    assert study.best.row.test_accuracy == max(row.test_accuracy for row in study.rounds)
     test = load_data("digits").test
     with torch.no_grad():
-        outputs = repeated.best.module(torch.from_numpy(test.inputs["x"]))
+        outputs = study.best.module(torch.from_numpy(test.inputs["x"]))
     accuracy = float((outputs.argmax(1).numpy() == test.y).mean())
-    assert abs(repeated.best.row.test_accuracy - accuracy) < 1.5 / len(test)
+    assert abs(study.best.row.test_accuracy - accuracy) < 1.5 / len(test)
 
 
-def test_of_equally_good_versions_the_first_is_the_best() -> None:
+def test_the_first_of_equally_good_versions_is_the_best() -> None:
     rows, empty = RowLists(), np.zeros(1, np.float32)
     for number, loss in enumerate((3.0, 2.0, 2.0, 2.5, math.nan)):
         rows.add(replace(initial_row(None), round=number, test_loss=loss), empty)
     assert rows.best is not None and rows.best[0].round == 1
-    untested = RowLists()
-    untested.add(initial_row(None), empty)
-    assert untested.best is None
+    untested_rows = RowLists()
+    untested_rows.add(initial_row(None), empty)
+    assert untested_rows.best is None
 
 
-def test_a_resumed_simulation_computes_no_recorded_training(repeated: Result, record: Path) -> None:
+def test_a_resumed_simulation_computes_no_recorded_training(study: Result, record: Path) -> None:
     before = {path.name: path.stat().st_mtime_ns for path in (record / "trainings").iterdir()}
     assert len(before) == 2 * COHORT * ROUNDS
     # One Round more than the record, with one of its seeds: as if the simulation had stopped after the third Round.
     settings = SimulationSettings(plan=PLAN, seed=5, resume=record, quiet=True)
-    longer = simulate(app(), clients(), cohort=COHORT, rounds=ROUNDS + 1, settings=settings)
+    result = simulate(app(), clients(), cohort=COHORT, rounds=ROUNDS + 1, settings=settings)
     after = {path.name: path.stat().st_mtime_ns for path in (record / "trainings").iterdir()}
-    assert longer.digests[: ROUNDS + 1] == repeated.repeats[1].digests
+    assert result.digests[: ROUNDS + 1] == study.repeats[1].digests
     assert before.items() <= after.items()
     assert len(after) == len(before) + COHORT
 
 
 @pytest.mark.nightly
-def test_a_simulation_that_was_stopped_ends_as_one_without_a_stop(repeated: Result, tmp_path: Path) -> None:
+def test_a_simulation_that_was_stopped_ends_as_one_without_a_stop(study: Result, tmp_path: Path) -> None:
     def interrupt(row: RoundRow) -> None:
         if row.round == 1:
             signal.raise_signal(signal.SIGINT)
 
     settings = SimulationSettings(test=load_data("digits").test, plan=PLAN, seed=4, resume=tmp_path / "x", quiet=True)
-    stopped = simulate(app(), clients(), cohort=COHORT, rounds=ROUNDS, settings=replace(settings, on_round=interrupt))
-    assert not stopped.is_complete
-    resumed = simulate(app(), clients(), cohort=COHORT, rounds=ROUNDS, settings=settings)
-    assert resumed.digests == repeated.digests
-    assert resumed.rounds[1:] == repeated.rounds[1:]
-    assert resumed.clients == repeated.clients
-    assert resumed.events == repeated.events
+    stopped_result = simulate(
+        app(), clients(), cohort=COHORT, rounds=ROUNDS, settings=replace(settings, on_round=interrupt)
+    )
+    assert not stopped_result.is_complete
+    resumed_result = simulate(app(), clients(), cohort=COHORT, rounds=ROUNDS, settings=settings)
+    assert resumed_result.digests == study.digests
+    assert resumed_result.rounds[1:] == study.rounds[1:]
+    assert resumed_result.clients == study.clients
+    assert resumed_result.events == study.events
 
 
 def test_the_record_of_another_simulation_is_refused(tmp_path: Path) -> None:
@@ -149,15 +151,15 @@ def test_the_record_of_another_simulation_is_refused(tmp_path: Path) -> None:
         f"resume: {tmp_path / 'record'} has the record of another simulation, expected one of the same App, clients, "
         "validation_fraction and engine; use a new folder"
     )
-    warmer = with_state(ours, {name: value + 1.0 for name, value in ours.module.state_dict().items()})
-    for other in (subject_of(warmer, parts, ()), subject_of(ours, parts, (0.2,))):
+    warm_app = with_state(ours, {name: value + 1.0 for name, value in ours.module.state_dict().items()})
+    for other in (subject_of(warm_app, parts, ()), subject_of(ours, parts, (0.2,))):
         with raises(InvalidInput, error):
             RecordFolder(tmp_path / "record", other)
     with raises(InvalidInput, f"resume: {tmp_path} has other files, expected a new folder or one with a record"):
         RecordFolder(tmp_path, "")
 
 
-def test_a_damaged_file_of_a_record_is_computed_again(tmp_path: Path) -> None:
+def test_a_damaged_file_of_a_record_is_recomputed(tmp_path: Path) -> None:
     bundle = synthetic_bundle(tmp_path / "bundle", SigningKey.generate(), {"a": (3,)})
     folder = RecordFolder(tmp_path / "record", "").folder
 
@@ -168,24 +170,24 @@ def test_a_damaged_file_of_a_record_is_computed_again(tmp_path: Path) -> None:
             self.num += 1
             return lambda: SyntheticTrainer(partition=client).train(model, assignment, lambda: True)
 
-    counting, model, assignment = Counting(), example_model(bundle), example_assignment(bundle)
+    trainings, model, assignment = Counting(), example_model(bundle), example_assignment(bundle)
 
     def change() -> Change:
-        return RecordedTrainings(counting, folder).begin(0, model, assignment)()
+        return RecordedTrainings(trainings, folder).begin(0, model, assignment)()
 
     first = change()
-    assert np.array_equal(change().values, first.values) and counting.num == 1
+    assert np.array_equal(change().values, first.values) and trainings.num == 1
     (path,) = (folder / "trainings").iterdir()
     path.write_bytes(path.read_bytes()[:100])
-    assert np.array_equal(change().values, first.values) and counting.num == 2
-    assert dict(change().counts) == dict(first.counts) and counting.num == 2
+    assert np.array_equal(change().values, first.values) and trainings.num == 2
+    assert dict(change().counts) == dict(first.counts) and trainings.num == 2
 
 
 def test_a_warm_start_loads_a_state_dict() -> None:
     ours = app()
     state = {name: torch.full_like(value, 0.5) for name, value in ours.module.state_dict().items()}
-    warm = with_state(ours, state)
-    assert all(bool((value == 0.5).all()) for value in warm.module.state_dict().values())
+    warm_app = with_state(ours, state)
+    assert all(bool((value == 0.5).all()) for value in warm_app.module.state_dict().values())
     assert not any(bool((value == 0.5).all()) for value in ours.module.state_dict().values())
     with pytest.raises(InvalidInput, match=r"^App digits: initial: Error\(s\) in loading state_dict .* Missing key"):
         simulate(ours, clients(), cohort=2, rounds=1, settings=SimulationSettings(plan=PLAN, initial={}))

@@ -33,12 +33,12 @@ def send(upload: Upload, stop: int = len(PAYLOAD), *, payload: bytes = PAYLOAD, 
             upload.store()
 
 
-def left(tmp_path: Path) -> list[str]:
+def spool_files(tmp_path: Path) -> list[str]:
     """Return the names of the files in the spool."""
     return sorted(path.name for path in (tmp_path / "spool").iterdir())
 
 
-def committed(spool: FolderSpool) -> bytes:
+def committed_payload(spool: FolderSpool) -> bytes:
     return b"".join(spool.read(HEADER, "device"))
 
 
@@ -50,12 +50,12 @@ def test_pieces_of_any_size_become_the_payload(spool: FolderSpool, tmp_path: Pat
     assert upload.is_complete()
     spool.commit(upload, "device")
     upload.close()
-    assert committed(spool) == PAYLOAD
-    assert left(tmp_path) == []
+    assert committed_payload(spool) == PAYLOAD
+    assert spool_files(tmp_path) == []
     assert (tmp_path / "updates" / "run" / "1" / f"device.{HEADER.payload.sha256[:16]}.payload").read_bytes() == PAYLOAD
 
 
-def test_an_upload_goes_on_after_its_last_whole_chunk(spool: FolderSpool) -> None:
+def test_an_upload_resumes_after_its_last_complete_chunk(spool: FolderSpool) -> None:
     upload = spool.open(HEADER, "device")
     send(upload, CHUNK_BYTES + 500)
     assert upload.received_bytes == CHUNK_BYTES + 500
@@ -65,10 +65,10 @@ def test_an_upload_goes_on_after_its_last_whole_chunk(spool: FolderSpool) -> Non
     send(upload)
     spool.commit(upload, "device")
     upload.close()
-    assert committed(spool) == PAYLOAD
+    assert committed_payload(spool) == PAYLOAD
 
 
-def test_a_whole_upload_that_was_never_committed_needs_no_byte_more(spool: FolderSpool) -> None:
+def test_a_complete_upload_without_a_commit_needs_no_more_bytes(spool: FolderSpool) -> None:
     upload = spool.open(HEADER, "device")
     send(upload)
     upload.close()
@@ -77,7 +77,7 @@ def test_a_whole_upload_that_was_never_committed_needs_no_byte_more(spool: Folde
     assert upload.received_bytes == len(PAYLOAD)
     spool.commit(upload, "device")
     upload.close()
-    assert committed(spool) == PAYLOAD
+    assert committed_payload(spool) == PAYLOAD
 
 
 @pytest.mark.parametrize(
@@ -105,21 +105,21 @@ def test_only_the_verified_prefix_counts_after_a_crash(
     send(upload)
     spool.commit(upload, "device")
     upload.close()
-    assert committed(spool) == PAYLOAD
+    assert committed_payload(spool) == PAYLOAD
 
 
 def test_another_header_starts_over(spool: FolderSpool, tmp_path: Path) -> None:
     upload = spool.open(HEADER, "device")
     send(upload, CHUNK_BYTES)
     upload.close()
-    again = replace(HEADER, telemetry=replace(HEADER.telemetry, train_s=9.0))
-    upload = spool.open(again, "device")
+    header = replace(HEADER, telemetry=replace(HEADER.telemetry, train_s=9.0))
+    upload = spool.open(header, "device")
     assert upload.received_bytes == 0
     upload.close()
-    assert left(tmp_path) == [f"{NAME}.header", f"{NAME}.part"]
+    assert spool_files(tmp_path) == [f"{NAME}.header", f"{NAME}.part"]
 
 
-def test_a_note_that_was_cut_short_starts_over(spool: FolderSpool, tmp_path: Path) -> None:
+def test_a_truncated_note_starts_over(spool: FolderSpool, tmp_path: Path) -> None:
     upload = spool.open(HEADER, "device")
     send(upload, CHUNK_BYTES)
     upload.close()
@@ -131,19 +131,19 @@ def test_a_note_that_was_cut_short_starts_over(spool: FolderSpool, tmp_path: Pat
 
 
 def chunk_error(header: UpdateHeader, index: int, data: bytes) -> str:
-    got, expected = artifact_of(data).sha256, header.payload.chunks[index].sha256
-    return f"update: chunk {index}: digest mismatch (got {short(got)}, expected {short(expected)})"
+    digest, expected = artifact_of(data).sha256, header.payload.chunks[index].sha256
+    return f"update: chunk {index}: digest mismatch (got {short(digest)}, expected {short(expected)})"
 
 
-def test_a_changed_chunk_is_refused_when_it_is_whole_and_never_written(spool: FolderSpool, tmp_path: Path) -> None:
-    changed = PAYLOAD[: CHUNK_BYTES + 3] + b"\xff" + PAYLOAD[CHUNK_BYTES + 4 :]
+def test_a_changed_chunk_is_refused_when_it_is_complete_and_never_written(spool: FolderSpool, tmp_path: Path) -> None:
+    payload = PAYLOAD[: CHUNK_BYTES + 3] + b"\xff" + PAYLOAD[CHUNK_BYTES + 4 :]
     upload = spool.open(HEADER, "device")
-    with raises(InvalidUpdate, chunk_error(HEADER, 1, changed[CHUNK_BYTES : 2 * CHUNK_BYTES])):
-        send(upload, payload=changed)
+    with raises(InvalidUpdate, chunk_error(HEADER, 1, payload[CHUNK_BYTES : 2 * CHUNK_BYTES])):
+        send(upload, payload=payload)
     upload.close()
     assert (tmp_path / "spool" / f"{NAME}.part").stat().st_size == CHUNK_BYTES
     spool.discard(NAME)
-    assert left(tmp_path) == []
+    assert spool_files(tmp_path) == []
     assert list((tmp_path / "updates").iterdir()) == []
 
 
@@ -167,15 +167,15 @@ def test_a_piece_that_does_not_fit_changes_nothing(spool: FolderSpool, piece: Pi
     send(upload)
     spool.commit(upload, "device")
     upload.close()
-    assert committed(spool) == PAYLOAD
+    assert committed_payload(spool) == PAYLOAD
 
 
-def test_good_chunks_under_a_wrong_whole_are_not_committed(spool: FolderSpool, tmp_path: Path) -> None:
+def test_valid_chunks_with_a_wrong_total_digest_are_not_committed(spool: FolderSpool, tmp_path: Path) -> None:
     payload = Artifact(sha256="0" * 64, size_bytes=len(PAYLOAD), chunks=tuple(ref for ref, _ in cut(PAYLOAD)))
     upload = spool.open(replace(HEADER, payload=payload), "device")
     send(upload)
-    got = artifact_of(PAYLOAD).sha256
-    with raises(InvalidUpdate, f"update: digest mismatch (got {short(got)}, expected 00000000..)"):
+    digest = artifact_of(PAYLOAD).sha256
+    with raises(InvalidUpdate, f"update: digest mismatch (got {short(digest)}, expected 00000000..)"):
         spool.commit(upload, "device")
     upload.close()
     assert list((tmp_path / "updates").rglob("*.payload")) == []
@@ -186,45 +186,45 @@ def test_a_commit_can_be_repeated(spool: FolderSpool) -> None:
     send(upload)
     for _ in range(2):
         spool.commit(upload, "device")
-        assert committed(spool) == PAYLOAD
+        assert committed_payload(spool) == PAYLOAD
     upload.close()
 
 
 @pytest.mark.parametrize("num_damaged", [0, 1])
-@pytest.mark.parametrize("died", ["before the note was removed", "after it"])
-def test_a_payload_that_was_named_but_never_recorded_is_not_sent_again(
-    spool: FolderSpool, tmp_path: Path, died: str, num_damaged: int
+@pytest.mark.parametrize("crash", ["before the note was removed", "after it"])
+def test_a_committed_payload_without_a_record_is_not_sent_again(
+    spool: FolderSpool, tmp_path: Path, crash: str, num_damaged: int
 ) -> None:
     upload = spool.open(HEADER, "device")
     send(upload)
     note = tmp_path / "spool" / f"{NAME}.header"
-    announced = note.read_bytes()
+    header = note.read_bytes()
     spool.commit(upload, "device")
     upload.close()
-    if died != "after it":
-        note.write_bytes(announced)
+    if crash != "after it":
+        note.write_bytes(header)
     (path,) = (tmp_path / "updates").rglob("*.payload")
     path.write_bytes(PAYLOAD[: len(PAYLOAD) - num_damaged])
-    born = FolderSpool(tmp_path / "spool", tmp_path / "updates", Durability.PROCESS)
-    again = born.open(HEADER, "device")
+    new_spool = FolderSpool(tmp_path / "spool", tmp_path / "updates", Durability.PROCESS)
+    resumed = new_spool.open(HEADER, "device")
     expected = 2 * CHUNK_BYTES if num_damaged else len(PAYLOAD)
-    assert again.received_bytes == again.resumed_bytes == expected
+    assert resumed.received_bytes == resumed.resumed_bytes == expected
     # The payload is an unfinished upload again, and no other file is left.
-    assert left(tmp_path) == [f"{NAME}.header", f"{NAME}.part"]
+    assert spool_files(tmp_path) == [f"{NAME}.header", f"{NAME}.part"]
     assert not path.exists()
-    send(again)
-    born.commit(again, "device")
-    again.close()
-    assert committed(born) == PAYLOAD
-    assert left(tmp_path) == []
+    send(resumed)
+    new_spool.commit(resumed, "device")
+    resumed.close()
+    assert committed_payload(new_spool) == PAYLOAD
+    assert spool_files(tmp_path) == []
 
 
 def test_pieces_of_a_byte_take_no_more_memory_than_their_chunk(spool: FolderSpool) -> None:
     upload = spool.open(HEADER, "device")
     tracemalloc.start()
     try:
-        for at in range(20_000):
-            upload.add(Piece(offset=at, data=PAYLOAD[at : at + 1]))
+        for offset in range(20_000):
+            upload.add(Piece(offset=offset, data=PAYLOAD[offset : offset + 1]))
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -233,7 +233,7 @@ def test_pieces_of_a_byte_take_no_more_memory_than_their_chunk(spool: FolderSpoo
     send(upload)
     spool.commit(upload, "device")
     upload.close()
-    assert committed(spool) == PAYLOAD
+    assert committed_payload(spool) == PAYLOAD
 
 
 def test_another_devices_payload_is_never_taken_back(spool: FolderSpool) -> None:
@@ -244,10 +244,10 @@ def test_another_devices_payload_is_never_taken_back(spool: FolderSpool) -> None
     other = spool.open(replace(HEADER, assignment_id="run.1.other"), "other")
     assert other.received_bytes == 0
     other.close()
-    assert committed(spool) == PAYLOAD
+    assert committed_payload(spool) == PAYLOAD
 
 
-def test_an_upload_whose_place_was_taken_cannot_commit_the_others_bytes(spool: FolderSpool, tmp_path: Path) -> None:
+def test_a_replaced_upload_cannot_commit_the_bytes_of_the_later_one(spool: FolderSpool, tmp_path: Path) -> None:
     first = spool.open(HEADER, "device")
     send(first)
     other = bytes(len(PAYLOAD))
@@ -264,7 +264,7 @@ def test_an_upload_whose_place_was_taken_cannot_commit_the_others_bytes(spool: F
     assert b"".join(spool.read(later, "device")) == other
 
 
-def test_a_payload_without_bytes_is_whole_at_once(spool: FolderSpool) -> None:
+def test_a_payload_without_bytes_is_complete_at_once(spool: FolderSpool) -> None:
     upload = spool.open(replace(HEADER, payload=artifact_of(b"")), "device")
     assert upload.is_complete()
     spool.commit(upload, "device")
@@ -272,7 +272,7 @@ def test_a_payload_without_bytes_is_whole_at_once(spool: FolderSpool) -> None:
     assert list(spool.read(replace(HEADER, payload=artifact_of(b"")), "device")) == []
 
 
-def test_a_round_that_is_over_keeps_its_set_only(spool: FolderSpool, tmp_path: Path) -> None:
+def test_a_round_that_has_ended_keeps_its_set_only(spool: FolderSpool, tmp_path: Path) -> None:
     # A Run's id may contain dots: "run.1" is another Run with a Round 2 of its own.
     for name in ("run.1.a", "run.1.b", "run.10.a", "other.1.a", "run.1.2.a"):
         spool.open(replace(HEADER, assignment_id=name), "device").close()
@@ -286,14 +286,14 @@ def test_a_round_that_is_over_keeps_its_set_only(spool: FolderSpool, tmp_path: P
     name = f"{HEADER.payload.sha256[:16]}.payload"
     for _ in range(2):
         spool.clear_round("run", 1, {"a": replace(HEADER, round=1)})
-        assert {path.rsplit(".", 1)[0] for path in left(tmp_path)} == {"run.10.a", "other.1.a", "run.1.2.a"}
+        assert {path.rsplit(".", 1)[0] for path in spool_files(tmp_path)} == {"run.10.a", "other.1.a", "run.1.2.a"}
         payloads = {str(path.relative_to(tmp_path / "updates")) for path in tmp_path.rglob("*.payload")}
         assert payloads == {f"run/1/a.{name}", f"run/10/b.{name}"}
     spool.sweep([("other", 1)])
-    assert {path.rsplit(".", 1)[0] for path in left(tmp_path)} == {"other.1.a"}
+    assert {path.rsplit(".", 1)[0] for path in spool_files(tmp_path)} == {"other.1.a"}
 
 
-def test_another_update_of_a_device_never_takes_a_committed_ones_place(spool: FolderSpool) -> None:
+def test_another_update_of_a_device_never_replaces_a_committed_one(spool: FolderSpool) -> None:
     upload = spool.open(HEADER, "device")
     send(upload)
     spool.commit(upload, "device")
@@ -304,12 +304,12 @@ def test_another_update_of_a_device_never_takes_a_committed_ones_place(spool: Fo
     send(second, payload=other)
     spool.commit(second, "device")
     second.close()
-    assert committed(spool) == PAYLOAD
+    assert committed_payload(spool) == PAYLOAD
     spool.withdraw(later, "device")
-    assert committed(spool) == PAYLOAD
+    assert committed_payload(spool) == PAYLOAD
 
 
-def test_a_committed_payload_that_was_changed_on_disk_is_told(spool: FolderSpool, tmp_path: Path) -> None:
+def test_a_committed_payload_that_was_changed_on_disk_is_reported(spool: FolderSpool, tmp_path: Path) -> None:
     upload = spool.open(HEADER, "device")
     send(upload)
     spool.commit(upload, "device")
@@ -317,14 +317,14 @@ def test_a_committed_payload_that_was_changed_on_disk_is_told(spool: FolderSpool
     (path,) = tmp_path.rglob("*.payload")
     path.write_bytes(bytes(len(PAYLOAD)))
     # The process that verified and wrote the payload does not verify it again.
-    assert committed(spool) == bytes(len(PAYLOAD))
+    assert committed_payload(spool) == bytes(len(PAYLOAD))
     later = FolderSpool(tmp_path / "spool", tmp_path / "updates", Durability.PROCESS)
     what = path.relative_to(tmp_path)
     with raises(Corrupted, f"{what}: a committed update was changed on disk; its digest does not match its record"):
-        committed(later)
+        committed_payload(later)
 
 
-def test_what_the_store_refused_is_withdrawn(spool: FolderSpool, tmp_path: Path) -> None:
+def test_an_update_that_the_store_refused_is_withdrawn(spool: FolderSpool, tmp_path: Path) -> None:
     upload = spool.open(HEADER, "device")
     send(upload)
     spool.commit(upload, "device")
@@ -334,22 +334,22 @@ def test_what_the_store_refused_is_withdrawn(spool: FolderSpool, tmp_path: Path)
         assert list(tmp_path.rglob("*.payload")) == []
 
 
-def test_a_committed_payload_that_is_missing_or_cut_is_our_own_fault(spool: FolderSpool, tmp_path: Path) -> None:
+def test_a_committed_payload_that_is_missing_or_cut_is_corrupted(spool: FolderSpool, tmp_path: Path) -> None:
     path = tmp_path / "updates" / "run" / "1" / f"device.{HEADER.payload.sha256[:16]}.payload"
     what = path.relative_to(tmp_path)
     with raises(Corrupted, f"{what}: a committed update is missing"):
-        committed(spool)
+        committed_payload(spool)
     path.parent.mkdir(parents=True)
     path.write_bytes(PAYLOAD[:-1])
     with raises(Corrupted, f"{what}: got {len(PAYLOAD) - 1} bytes, expected {len(PAYLOAD)}"):
-        committed(spool)
+        committed_payload(spool)
 
 
 FULL = f"spool {NAME}: no space left on the coordinator's disk ([Errno 27] File too large); free some and retry"
 
 
 @pytest.mark.parametrize("limit", [1, CHUNK_BYTES + 5000], ids=["header", "second chunk"])
-def test_on_a_full_disk_an_upload_keeps_what_is_whole_and_goes_on_later(
+def test_on_a_full_disk_an_upload_keeps_complete_chunks_and_resumes_later(
     spool: FolderSpool, tmp_path: Path, limit: int
 ) -> None:
     def attempts() -> Iterator[Upload]:
@@ -371,8 +371,8 @@ def test_on_a_full_disk_an_upload_keeps_what_is_whole_and_goes_on_later(
         send(upload)
         spool.commit(upload, "device")
         upload.close()
-        assert committed(spool) == PAYLOAD
-        assert left(tmp_path) == []
+        assert committed_payload(spool) == PAYLOAD
+        assert spool_files(tmp_path) == []
 
     in_child(work)
 
@@ -393,7 +393,7 @@ def test_foreign_files_are_left_alone_and_logged_once(
         spool.sweep([])
         spool.clear_round("run", 1, {})
     foreign = [".DS_Store", ".nfs0001", "lost+found"]
-    assert left(tmp_path) == sorted(path.name for path in round_folder.iterdir()) == foreign
+    assert spool_files(tmp_path) == sorted(path.name for path in round_folder.iterdir()) == foreign
     assert caplog.messages == [
         f"{folder}: left alone what a coordinator does not write: '.DS_Store', '.nfs0001', 'lost+found'"
         for folder in (tmp_path / "spool", round_folder)

@@ -80,7 +80,7 @@ WRONG = {
 
 
 @pytest.fixture
-def _installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "wrong_stages.py").write_text(CODE)
     info = tmp_path / "wrong_stages-1.0.dist-info"
     info.mkdir()
@@ -91,7 +91,7 @@ def _installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "wrong_stages", raising=False)
 
 
-@pytest.mark.usefixtures("_installed")
+@pytest.mark.usefixtures("_packages")
 @pytest.mark.parametrize(("name", "text"), WRONG.items())
 def test_a_wrong_stage_of_a_package_is_named(name: str, text: str) -> None:
     assert list(stages_of([m.StageSpec(name="right")])) == ["right"]

@@ -43,8 +43,8 @@ def test_a_version_has_the_control_variates_of_its_parent_and_round(tmp_path: Pa
             version = await place.state.stores.runs.newest_version("run")
             assert (version.number, list(version.auxiliary)) == (number, ["control"])
             key = m.StageState(lineage=0, round=number)
-            moved = [device.states[key]["scaffold"]["control"].astype(np.float64) for device in (first, second)]
-            expected = (np.sum(moved, axis=0) / len(DEVICES)).astype(np.float32)
+            variates = [device.states[key]["scaffold"]["control"].astype(np.float64) for device in (first, second)]
+            expected = (np.sum(variates, axis=0) / len(DEVICES)).astype(np.float32)
             np.testing.assert_allclose(await control_of(place), expected, atol=1e-6)
         assert expected.any()
         assert problems(place) == []
@@ -64,11 +64,11 @@ class History:
     def state(self, device: str) -> m.StageState:
         return m.StageState(lineage=self.lineage, round=self.last.get(device, 0))
 
-    def published(self, devices: Sequence[str], number: int) -> None:
+    def publish(self, devices: Sequence[str], number: int) -> None:
         self.version += 1
         self.last |= dict.fromkeys(devices, number)
 
-    def rolled_back(self) -> None:
+    def roll_back(self) -> None:
         self.version += 1
         self.lineage, self.last = self.version, {}
 
@@ -97,7 +97,7 @@ def test_devices_begin_with_the_state_after_their_last_update_that_counts(tmp_pa
                     await settle()
                 case "rollback":
                     await roll_back(place, rng.randint(0, history.version), f"command-{number}")
-                    history.rolled_back()
+                    history.roll_back()
             newest = await place.state.stores.runs.newest_version("run")
             assert newest.number == history.version, events
             await check_mean(place, devices, history)
@@ -118,7 +118,7 @@ async def take_and_check(
         reply = await devices[name].send(place, work, change_of(name, number))
         assert reply.update_state is m.UpdateState.ACCEPTED
     await settle()
-    history.published(names, number)
+    history.publish(names, number)
 
 
 async def fail_round(place: Place, devices: dict[str, StagedDevice], history: History, name: str) -> None:
@@ -144,10 +144,10 @@ async def check_mean(place: Place, devices: dict[str, StagedDevice], history: Hi
 
 @pytest.mark.parametrize("rule", ["weighted_mean", "trimmed_mean"])
 def test_a_restart_in_any_round_changes_no_bit_of_any_version(tmp_path: Path, rule: str) -> None:
-    wanted = staged_plan(4, concurrency=3, rule=rule, trim=0.4, outer_optimizer="nesterov")
+    run_plan = staged_plan(4, concurrency=3, rule=rule, trim=0.4, outer_optimizer="nesterov")
 
     async def versions(folder: Path, *, restarts: bool) -> list[tuple[str, str]]:
-        place, devices, digests = await open_run(folder, wanted), [StagedDevice(name) for name in DEVICES], []
+        place, devices, digests = await open_run(folder, run_plan), [StagedDevice(name) for name in DEVICES], []
         await settle()
         for _ in range(4):
             for device in devices:
@@ -163,9 +163,9 @@ def test_a_restart_in_any_round_changes_no_bit_of_any_version(tmp_path: Path, ru
         await place.runs.stop()
         return digests
 
-    undisturbed = run_virtual(versions(tmp_path / "one", restarts=False))
-    assert len(set(undisturbed)) == 4
-    assert run_virtual(versions(tmp_path / "two", restarts=True)) == undisturbed
+    expected = run_virtual(versions(tmp_path / "one", restarts=False))
+    assert len(set(expected)) == 4
+    assert run_virtual(versions(tmp_path / "two", restarts=True)) == expected
 
 
 def test_a_rollback_starts_with_zeros_and_with_the_grid_of_its_version(tmp_path: Path) -> None:

@@ -49,11 +49,11 @@ def feedback(fleet: Course, works: Sequence[m.Assignment], lost: Sequence[int] =
     for work in works:
         state = (work.state.lineage, work.state.round)
         before = residuals.get(state, np.zeros(NUM, np.float32))
-        wanted = change_of(fleet, work) + before
-        steps = np.rint(wanted.astype(np.float64) / 2.0**EXPONENT)
+        total = change_of(fleet, work) + before
+        steps = np.rint(total.astype(np.float64) / 2.0**EXPONENT)
         payloads[work.round] = steps.astype("<i4").tobytes()
         if work.round not in lost:
-            residuals[work.state.lineage, work.round] = (wanted - steps * 2.0**EXPONENT).astype(np.float32)
+            residuals[work.state.lineage, work.round] = (total - steps * 2.0**EXPONENT).astype(np.float32)
     return payloads
 
 
@@ -99,10 +99,10 @@ def test_a_device_that_is_killed_at_any_moment_sends_the_same_bits(
     assert moments.names[first : first + 4] == ["StateStore.put", "UpdateStore.put", "StateStore.keep", "Course.upload"]
     for number, name in enumerate(moments.names, start=1):
         folder = tmp_path / str(number)
-        again = Course(bundle=fleet.bundle, works=list(works), chunks=fleet.chunks)
+        second = Course(bundle=fleet.bundle, works=list(works), chunks=fleet.chunks)
         with pytest.raises(Killed, match=f"^{name}$"):
-            take_part(again, folder, moments=Moments(number))
-        assert take_part(again, folder) == expected, f"killed at moment {number}: {name}"
+            take_part(second, folder, moments=Moments(number))
+        assert take_part(second, folder) == expected, f"killed at moment {number}: {name}"
         assert files(folder) == ["run.4.state"]
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
 
@@ -145,7 +145,7 @@ def test_no_course_of_a_run_and_no_kills_change_a_bit(fates: list[str], kills: l
         assert fleet.failures == []
 
 
-def test_an_update_whose_payload_is_damaged_is_made_again_from_the_same_state(tmp_path: Path) -> None:
+def test_an_update_whose_payload_is_damaged_is_recomputed_from_the_same_state(tmp_path: Path) -> None:
     fleet = course(tmp_path, PUBLISHED)
     works = list(fleet.works)
 
@@ -164,24 +164,24 @@ def test_an_update_whose_payload_is_damaged_is_made_again_from_the_same_state(tm
     assert take_part(fleet, tmp_path) == feedback(fleet, works)
 
 
-def removed(path: Path) -> None:
+def remove(path: Path) -> None:
     path.unlink()
 
 
-def cut(path: Path) -> None:
+def truncate(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1])
 
 
-def of_another_format(path: Path) -> None:
+def change_format(path: Path) -> None:
     path.write_bytes(b"fanin-s2" + path.read_bytes()[8:])
 
 
 @pytest.mark.parametrize(
     ("harm", "text"),
     [
-        (removed, "got no file run.1.state, expected the one of that update"),
-        (cut, "damaged on this disk: got the digest"),
-        (of_another_format, "got the format b'fanin-s2', expected b'fanin-s1'"),
+        (remove, "got no file run.1.state, expected the one of that update"),
+        (truncate, "damaged on this disk: got the digest"),
+        (change_format, "got the format b'fanin-s2', expected b'fanin-s1'"),
     ],
 )
 def test_a_device_without_the_state_warns_once_and_begins_with_zeros(

@@ -27,7 +27,7 @@ def test_devices_that_leave_at_any_moment_have_the_states_that_their_assignments
         Member(device=f"device-{index}", trainer=SyntheticTrainer(partition=index), habits=habits)
         for index in range(NUM_DEVICES)
     )
-    wanted = plan(
+    run_plan = plan(
         stages=(scaffold(NUM_DEVICES), FEEDBACK),
         codec=CodecSpec(name="int8", max_shift=0),
         concurrency=4,
@@ -36,12 +36,14 @@ def test_devices_that_leave_at_any_moment_have_the_states_that_their_assignments
         max_rounds=NUM_ROUNDS,
     )
     bundle = synthetic_bundle(tmp_path / "bundle", PUBLISHER, SHAPES, scaffold=True)
-    scenario = Scenario(plan=wanted, bundle=bundle, publisher=PUBLISHER, members=members, seed=3, stops_s=(30.0, 90.0))
+    scenario = Scenario(
+        plan=run_plan, bundle=bundle, publisher=PUBLISHER, members=members, seed=3, stops_s=(30.0, 90.0)
+    )
     outcomes = [play(scenario, tmp_path / name) for name in ("first", "second")]
     assert outcomes[0].digests == outcomes[1].digests
-    closed = [logged.event for logged in outcomes[0].events if isinstance(logged.event, RoundClosed)]
+    rounds = [entry.event for entry in outcomes[0].events if isinstance(entry.event, RoundClosed)]
     # Devices take part repeatedly, so they begin with states.
-    assert len({device for event in closed for device in event.accepted}) < sum(len(each.accepted) for each in closed)
+    assert len({device for event in rounds for device in event.accepted}) < sum(len(each.accepted) for each in rounds)
     verdicts = list(verify_run(open_archive(tmp_path / "first" / "state"), "run"))
     assert [(verdict.version, verdict.problem) for verdict in verdicts] == [(n, "") for n in range(NUM_ROUNDS + 1)]
     clients = [record for record in caplog.records if record.name == "fanin.clients"]

@@ -39,7 +39,7 @@ from fanin.server.storage.sqlite.engine import open_engine
 
 
 @pytest.mark.parametrize("adopts", [False, True])
-def test_what_was_trained_before_a_version_from_outside_never_counts(tmp_path: Path, adopts: bool) -> None:
+def test_updates_that_were_trained_before_an_external_version_never_count(tmp_path: Path, adopts: bool) -> None:
     """Otherwise the next Update would restore the changes that a rollback removes."""
 
     async def main() -> None:
@@ -54,17 +54,17 @@ def test_what_was_trained_before_a_version_from_outside_never_counts(tmp_path: P
         else:
             parent = (await place.runs.version("run", None)).version
             table = bundle.manifest.table
-            made, data = next_version(parent, np.ones(table.num_values, np.float32), bundle, PUBLISHER)
-            await place.runs.put_chunk(made.parameters.chunks[0].sha256, data)
-            await place.runs.publish_version(made, 0)
+            version, data = next_version(parent, np.ones(table.num_values, np.float32), bundle, PUBLISHER)
+            await place.runs.put_chunk(version.parameters.chunks[0].sha256, data)
+            await place.runs.publish_version(version, 0)
         await place.runs.command(Command(command_id="3", run_id="run", what=Resume()))
         await settle()
-        for opened in (place, open_place(tmp_path)):
-            if opened is not place:
+        for server in (place, open_place(tmp_path)):
+            if server is not place:
                 await place.runs.stop()
-                await opened.runs.start()
-            assert (await send(opened, "slow", slow)).update_state is m.UpdateState.DISCARDED
-        await opened.runs.stop()
+                await server.runs.start()
+            assert (await send(server, "slow", slow)).update_state is m.UpdateState.DISCARDED
+        await server.runs.stop()
 
     run_virtual(main())
 
@@ -88,13 +88,13 @@ def test_an_update_that_comes_while_a_round_ends_is_in_the_next(tmp_path: Path, 
     run_virtual(main())
 
 
-def test_an_update_that_waits_for_the_next_round_is_let_go_when_the_run_ends(tmp_path: Path) -> None:
+def test_an_update_that_waits_for_the_next_round_is_released_when_the_run_ends(tmp_path: Path) -> None:
     async def story(place: Place) -> None:
         await asyncio.sleep(8.0)
         await place.runs.command(Command(command_id="1", run_id="run", what=Stop()))
 
-    wanted = plan(buffer=1, quorum=1, max_staleness=50, max_rounds=1000)
-    assert len(federate(tmp_path, wanted, story)) > 3
+    run_plan = plan(buffer=1, quorum=1, max_staleness=50, max_rounds=1000)
+    assert len(federate(tmp_path, run_plan, story)) > 3
 
 
 def test_stale_uploads_are_kept_until_they_no_longer_count(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_stale_uploads_are_kept_until_they_no_longer_count(tmp_path: Path) -> No
     run_virtual(main())
 
 
-def test_the_mean_divides_by_what_the_updates_would_weigh_were_they_fresh() -> None:
+def test_the_mean_divides_by_the_weights_of_fresh_updates() -> None:
     """A stale Update moves the model less. The other Updates do not gain its weight."""
     table = TensorTable.of({"a": (1,)})
     pieces = (np.array([100], np.int32),)
@@ -127,7 +127,7 @@ def test_the_mean_divides_by_what_the_updates_would_weigh_were_they_fresh() -> N
 
 
 @pytest.mark.parametrize("max_staleness", [-1, 1001])
-def test_a_plan_says_how_stale_an_update_may_be(max_staleness: int) -> None:
+def test_the_staleness_of_a_plan_has_its_range(max_staleness: int) -> None:
     with raises(
         InvalidPlan,
         (
@@ -143,8 +143,8 @@ def test_devices_that_keep_all_places_lose_them_at_the_deadline(tmp_path: Path) 
 
     async def main() -> None:
         place = open_place(tmp_path)
-        wanted = plan(concurrency=2, buffer=1, quorum=1, max_staleness=5, deadline_s=60.0, max_rounds=9)
-        await start(place.runs, bundle_in(tmp_path), wanted)
+        run_plan = plan(concurrency=2, buffer=1, quorum=1, max_staleness=5, deadline_s=60.0, max_rounds=9)
+        await start(place.runs, bundle_in(tmp_path), run_plan)
         late = await assignment(place, "late")
         await assignment(place, "dead-0")
         # Round 1 misses its deadline. Two other devices get the places of Round 2, and the late device closes it.
@@ -164,8 +164,8 @@ def test_devices_that_keep_all_places_lose_them_at_the_deadline(tmp_path: Path) 
 def test_dead_devices_do_not_make_every_later_round_wait_for_its_deadline(tmp_path: Path) -> None:
     async def main() -> None:
         place = open_place(tmp_path)
-        wanted = plan(concurrency=4, buffer=2, quorum=1, max_staleness=50, deadline_s=60.0, max_rounds=6)
-        await start(place.runs, bundle_in(tmp_path), wanted)
+        run_plan = plan(concurrency=4, buffer=2, quorum=1, max_staleness=50, deadline_s=60.0, max_rounds=6)
+        await start(place.runs, bundle_in(tmp_path), run_plan)
         for index in range(3):
             await assignment(place, f"dead-{index}")
         tasks = devices(tmp_path, place)
@@ -202,7 +202,7 @@ def test_hanging_up_a_thousand_times_while_waiting_for_a_round_leaves_no_task(tm
     run_virtual(main())
 
 
-def test_a_coordinator_that_leaves_lets_go_of_those_who_wait(tmp_path: Path) -> None:
+def test_a_coordinator_that_stops_releases_waiting_uploads(tmp_path: Path) -> None:
     async def main() -> None:
         place = open_place(tmp_path)
         await start(place.runs, bundle_in(tmp_path), plan(buffer=2, quorum=2, max_staleness=3, max_rounds=9))
@@ -212,18 +212,18 @@ def test_a_coordinator_that_leaves_lets_go_of_those_who_wait(tmp_path: Path) -> 
             await send(place, device)
         await settle()
         await send(place, "device")
-        waiting = asyncio.create_task(send(place, "device", first))
+        upload = asyncio.create_task(send(place, "device", first))
         await settle()
         await place.runs.stop()
         with pytest.raises(
             Unavailable, match="run run: paused between two rounds, or the coordinator is stopping; resume"
         ):
-            await waiting
+            await upload
 
     run_virtual(main())
 
 
-def test_a_pause_between_two_rounds_tells_devices_to_come_back(tmp_path: Path) -> None:
+def test_a_pause_between_two_rounds_postpones_uploads(tmp_path: Path) -> None:
     """Their Updates count when the Run resumes, so a pause must not discard them."""
 
     async def main() -> None:
@@ -233,13 +233,13 @@ def test_a_pause_between_two_rounds_tells_devices_to_come_back(tmp_path: Path) -
         slow = await assignment(place, "slow")
         place.state.spool.open(update(slow)[0], "slow").close()
         fast = await assignment(place, "fast")
-        sent = asyncio.create_task(send(place, "fast", fast))
+        upload = asyncio.create_task(send(place, "fast", fast))
         async with aclosing(place.runs.watch("run", 0)) as events:
             async for recorded in events:
                 if isinstance(recorded.event, RoundClosed):
                     break
         await place.runs.command(Command(command_id="1", run_id="run", what=Pause()))
-        assert (await sent).update_state is m.UpdateState.ACCEPTED
+        assert (await upload).update_state is m.UpdateState.ACCEPTED
         await settle()
         for _ in range(2):
             with pytest.raises(Unavailable, match="resume the upload later"):
@@ -264,7 +264,7 @@ def test_a_pause_between_two_rounds_tells_devices_to_come_back(tmp_path: Path) -
         ("UPDATE rounds SET next_grid = '[0]' WHERE round = 2", "round 2: recomputed another grid for the next round"),
     ],
 )
-def test_verify_believes_no_record_that_does_not_fit(tmp_path: Path, change: str, problem: str) -> None:
+def test_verify_reports_an_inconsistent_record(tmp_path: Path, change: str, problem: str) -> None:
     async def main() -> None:
         place = open_place(tmp_path)
         await start(place.runs, bundle_in(tmp_path), plan(buffer=1, quorum=1, max_staleness=5, max_rounds=3))
@@ -277,9 +277,9 @@ def test_verify_believes_no_record_that_does_not_fit(tmp_path: Path, change: str
         await place.runs.stop()
         run = place.state.runs.run("run")
         assert run is not None
-        used = run.start.plan
-        slower = replace(used, aggregation=replace(used.aggregation, outer_learning_rate=0.5))
-        plans = {"older": plan(buffer=1, quorum=1, max_staleness=1, max_rounds=3), "slower": slower}
+        run_plan = run.start.plan
+        slower_plan = replace(run_plan, aggregation=replace(run_plan.aggregation, outer_learning_rate=0.5))
+        plans = {"older": plan(buffer=1, quorum=1, max_staleness=1, max_rounds=3), "slower": slower_plan}
         values = {
             name: start_run_to_proto(replace(run.start, plan=other)).SerializeToString()
             for name, other in plans.items()
@@ -289,8 +289,8 @@ def test_verify_believes_no_record_that_does_not_fit(tmp_path: Path, change: str
         with engine.begin() as connection:
             connection.execute(text(change), values)
         engine.dispose()
-        found = [verdict.problem for verdict in verify_run(open_archive(tmp_path / "state"), "run")]
-        assert found[0] == ""
-        assert any(problem in one for one in found)
+        problems = [verdict.problem for verdict in verify_run(open_archive(tmp_path / "state"), "run")]
+        assert problems[0] == ""
+        assert any(problem in one for one in problems)
 
     run_virtual(main())

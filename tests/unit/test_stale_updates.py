@@ -14,9 +14,9 @@ from fanin.server.aggregation.verify import verify_run
 
 
 @pytest.mark.parametrize("buffer", nightly_but((1, 2, 3), (2,)))
-def test_stale_updates_count_and_the_record_gives_the_same_versions_again(tmp_path: Path, buffer: int) -> None:
-    wanted = plan(buffer=buffer, quorum=buffer, max_staleness=50, max_rounds=30)
-    versions = federate(tmp_path, wanted)
+def test_stale_updates_count_and_the_recomputed_versions_are_the_same(tmp_path: Path, buffer: int) -> None:
+    run_plan = plan(buffer=buffer, quorum=buffer, max_staleness=50, max_rounds=30)
+    versions = federate(tmp_path, run_plan)
     assert len(versions) == 30
     assert sum(version.num_stale for version in versions) > 0
     # Slow devices take part too: the slowest commits an Update every 19 s.
@@ -25,31 +25,31 @@ def test_stale_updates_count_and_the_record_gives_the_same_versions_again(tmp_pa
 
 @pytest.mark.nightly
 def test_the_slowest_device_has_its_part_only_where_stale_updates_count(tmp_path: Path) -> None:
-    def parts(max_staleness: int) -> set[str]:
-        found: set[str] = set()
+    def participants(max_staleness: int) -> set[str]:
+        devices: set[str] = set()
 
         async def story(place: Place) -> None:
             async for recorded in place.runs.watch("run", 0):
                 if isinstance(recorded.event, RoundClosed):
-                    found.update(recorded.event.accepted)
+                    devices.update(recorded.event.accepted)
 
         folder = tmp_path / str(max_staleness)
-        wanted = plan(buffer=2, quorum=2, max_staleness=max_staleness, max_rounds=20)
-        versions = federate(folder, wanted, story)
+        run_plan = plan(buffer=2, quorum=2, max_staleness=max_staleness, max_rounds=20)
+        versions = federate(folder, run_plan, story)
         assert any(version.num_stale for version in versions) == (max_staleness > 0)
-        return found
+        return devices
 
-    assert parts(50) == {f"device-{index}" for index in range(4)}
-    assert "device-3" not in parts(0)
+    assert participants(50) == {f"device-{index}" for index in range(4)}
+    assert "device-3" not in participants(0)
 
 
-def test_with_the_whole_cohort_in_the_buffer_it_is_fedavg_bit_for_bit(tmp_path: Path) -> None:
+def test_a_buffer_of_the_entire_cohort_is_fedavg_bit_for_bit(tmp_path: Path) -> None:
     fedavg = federate(tmp_path / "a", plan())
-    allowed = federate(tmp_path / "b", plan(max_staleness=50))
-    assert [version.version_sha256 for version in allowed] == [version.version_sha256 for version in fedavg]
+    with_staleness = federate(tmp_path / "b", plan(max_staleness=50))
+    assert [version.version_sha256 for version in with_staleness] == [version.version_sha256 for version in fedavg]
 
 
-def test_no_more_devices_are_at_work_than_the_plan_says(tmp_path: Path) -> None:
+def test_no_more_devices_are_at_work_than_the_plan_allows(tmp_path: Path) -> None:
     """Devices at work for an earlier Round keep their places."""
 
     async def main() -> None:
@@ -58,15 +58,15 @@ def test_no_more_devices_are_at_work_than_the_plan_says(tmp_path: Path) -> None:
         for index in range(3):
             assert isinstance(await check_in(place, f"early-{index}"), m.Assigned)
         assert isinstance(await check_in(place, "late"), m.Wait)
-        again = await check_in(place, "early-2")
-        assert isinstance(again, m.Assigned)
+        first_answer = await check_in(place, "early-2")
+        assert isinstance(first_answer, m.Assigned)
         await send(place, "early-0")
         await settle()
         # One place is free for any device. A device at work receives the same Assignment as before.
-        told = await check_in(place, "early-2")
-        assert isinstance(told, m.Assigned)
-        assert told.assignment.assignment_id == again.assignment.assignment_id
-        assert told.assignment.round == 1
+        second_answer = await check_in(place, "early-2")
+        assert isinstance(second_answer, m.Assigned)
+        assert second_answer.assignment.assignment_id == first_answer.assignment.assignment_id
+        assert second_answer.assignment.round == 1
         answers = [await check_in(place, device) for device in ("late", "later")]
         assert [type(answer) for answer in answers] == [m.Assigned, m.Wait]
         assert isinstance(answers[0], m.Assigned)
@@ -76,7 +76,7 @@ def test_no_more_devices_are_at_work_than_the_plan_says(tmp_path: Path) -> None:
     run_virtual(main())
 
 
-def test_a_stale_update_is_accepted_once_and_only_as_long_as_the_plan_says(tmp_path: Path) -> None:
+def test_a_stale_update_is_accepted_once_and_only_as_long_as_the_plan_allows(tmp_path: Path) -> None:
     async def main() -> None:
         place = open_place(tmp_path)
         await start(place.runs, bundle_in(tmp_path), plan(buffer=1, quorum=1, max_staleness=1, max_rounds=9))
@@ -103,12 +103,12 @@ def test_a_stale_update_is_accepted_after_a_restart(tmp_path: Path) -> None:
         await send(place, "fast-1")
         await settle()
         await place.runs.stop()
-        again = open_place(tmp_path)
-        await again.runs.start()
-        assert (await send(again, "slow", slow)).update_state is m.UpdateState.ACCEPTED
+        new_place = open_place(tmp_path)
+        await new_place.runs.start()
+        assert (await send(new_place, "slow", slow)).update_state is m.UpdateState.ACCEPTED
         await settle()
-        await again.runs.stop()
-        verdicts = list(verify_run(again.state, "run"))
+        await new_place.runs.stop()
+        verdicts = list(verify_run(new_place.state, "run"))
         assert [(verdict.version, verdict.problem) for verdict in verdicts] == [(0, ""), (1, ""), (2, "")]
 
     run_virtual(main())

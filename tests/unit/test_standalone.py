@@ -59,7 +59,7 @@ def in_litert(data: bytes, x: Float32s) -> Float32s:
 LIBRARIES = {"onnx": ("onnx", in_onnxruntime), "tflite": ("litert", in_litert)}
 
 
-def later(bundle: Bundle) -> Float32s:
+def later_parameters(bundle: Bundle) -> Float32s:
     """Return the parameters of a later Version."""
     first = bundle.initial_parameters()
     return first + np.random.default_rng(4).normal(0.0, 0.05, first.shape).astype(np.float32)
@@ -68,23 +68,23 @@ def later(bundle: Bundle) -> Float32s:
 def logits_of(app: App, bundle: Bundle) -> Float32s:
     """Return torch's logits of the later Version on the calibration data."""
     with torch.no_grad():
-        return with_parameters(app, bundle.manifest.table.views(later(bundle)))(app.inputs["x"]).numpy()
+        return with_parameters(app, bundle.manifest.table.views(later_parameters(bundle)))(app.inputs["x"]).numpy()
 
 
 @pytest.mark.parametrize("graph_format", LIBRARIES)
-def test_an_int8_file_predicts_what_the_bundle_predicts(both_formats: BundleOf, graph_format: str) -> None:
+def test_an_int8_file_matches_the_predictions_of_the_bundle(both_formats: BundleOf, graph_format: str) -> None:
     bundle, x = both_formats("cnn"), app_of("cnn").inputs["x"].numpy()
     runtime, run = LIBRARIES[graph_format]
-    data = int8_models(bundle, later(bundle), graph_format)["infer"]
-    expected = open_runtime(runtime).open_predict(bundle, later(bundle))({"x": x})
+    data = int8_models(bundle, later_parameters(bundle), graph_format)["infer"]
+    expected = open_runtime(runtime).open_predict(bundle, later_parameters(bundle))({"x": x})
     np.testing.assert_array_equal(run(data, x), expected)
     assert len(data) < len(bundle.graph("infer", graph_format)) + 4 * bundle.manifest.table.num_values
 
 
 @pytest.mark.parametrize("graph_format", LIBRARIES)
-def test_a_float_file_predicts_what_torch_predicts(both_formats: BundleOf, graph_format: str) -> None:
+def test_a_float_file_matches_the_predictions_of_torch(both_formats: BundleOf, graph_format: str) -> None:
     bundle, app = both_formats("cnn"), app_of("cnn")
-    data = float_models(app, bundle, later(bundle), graph_format)["infer"]
+    data = float_models(app, bundle, later_parameters(bundle), graph_format)["infer"]
     run = LIBRARIES[graph_format][1]
     np.testing.assert_allclose(run(data, app.inputs["x"].numpy()), logits_of(app, bundle), rtol=0, atol=1e-5)
 
@@ -93,7 +93,7 @@ def test_a_float_file_predicts_what_torch_predicts(both_formats: BundleOf, graph
 def test_each_length_is_a_file(runtime: str, bundle_for: BundleFor) -> None:
     graph_format = "onnx" if runtime == "onnx" else "tflite"
     run, bundle, app = LIBRARIES[graph_format][1], bundle_for("tags", runtime), app_of("tags")
-    version, suffix = later(bundle), f".{graph_format}"
+    version, suffix = later_parameters(bundle), f".{graph_format}"
     target = {graph_format: Path(f"tags{suffix}")}
     int8 = standalone_models(bundle, version, target, "")
     names = [f"tags{suffix}", f"tags@8{suffix}", f"tags@4{suffix}"]
@@ -135,16 +135,16 @@ class Normed(nn.Sequential):
         super().__init__(nn.Conv2d(1, 4, 3, bias=False), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 4))
 
 
-def normed(**fields: object) -> App:
+def normed_app(**fields: object) -> App:
     """Return an App of ``Normed``, always with the same weights."""
     torch.manual_seed(5)
     return replace(app_of("mlp"), module=Normed(), **fields)  # type: ignore[arg-type]  # any field of an App
 
 
 def test_statistics_of_norms_are_the_versions() -> None:
-    app = normed()
+    app = normed_app()
     bundle = exported(app)
-    version = np.abs(later(bundle))
+    version = np.abs(later_parameters(bundle))
     data = float_models(app, bundle, version, "onnx")["infer"]
     with torch.no_grad():
         expected = with_parameters(app, bundle.manifest.table.views(version))(app.inputs["x"]).numpy()
@@ -155,42 +155,42 @@ def test_statistics_of_norms_are_the_versions() -> None:
 
 
 @cache
-def adapted() -> Bundle:
+def adapted_bundle() -> Bundle:
     """Return a Bundle of ``Normed`` with adapters."""
-    return exported(normed(recipe=Recipe(trains=Adapters(rank=2))))
+    return exported(normed_app(recipe=Recipe(trains=Adapters(rank=2))))
 
 
 def other_weights() -> App:
     """Return an App of the same form with other frozen weights."""
-    return replace(normed(recipe=Recipe(trains=Adapters(rank=2))), module=Normed())
+    return replace(normed_app(recipe=Recipe(trains=Adapters(rank=2))), module=Normed())
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         (other_weights, "has a loss of .* expected that of the Bundle, .* pass the App that was exported, with a seed"),
-        (lambda: normed(recipe=Recipe(trains="head")), "got parameters of another model, expected"),
+        (lambda: normed_app(recipe=Recipe(trains="head")), "got parameters of another model, expected"),
         (
-            lambda: normed(recipe=Recipe(trains=Adapters(rank=2)), batch_size=4),
+            lambda: normed_app(recipe=Recipe(trains=Adapters(rank=2)), batch_size=4),
             "got batch_size 4 and num_classes 4, exp",
         ),
     ],
 )
 def test_an_app_of_another_bundle_is_refused(change: Callable[[], App], message: str) -> None:
-    bundle = adapted()
+    bundle = adapted_bundle()
     with pytest.raises(InvalidInput, match=message):
         float_models(change(), bundle, bundle.initial_parameters(), "onnx")
 
 
 def test_frozen_weights_come_from_the_app() -> None:
-    app, bundle = normed(recipe=Recipe(trains=Adapters(rank=2))), adapted()
-    data = float_models(app, bundle, later(bundle), "onnx")["infer"]
+    app, bundle = normed_app(recipe=Recipe(trains=Adapters(rank=2))), adapted_bundle()
+    data = float_models(app, bundle, later_parameters(bundle), "onnx")["infer"]
     np.testing.assert_allclose(in_onnxruntime(data, app.inputs["x"].numpy()), logits_of(app, bundle), rtol=0, atol=1e-5)
 
 
 def test_a_format_that_the_bundle_lacks_is_refused() -> None:
     with pytest.raises(InvalidInput, match=r"--tflite: the run's bundle has graphs in \['onnx'\] only"):
-        int8_models(adapted(), adapted().initial_parameters(), "tflite")
+        int8_models(adapted_bundle(), adapted_bundle().initial_parameters(), "tflite")
 
 
 class Tied(nn.Module):

@@ -39,7 +39,7 @@ def states_of(value: float) -> States:
 FIRST = states_of(0.0)
 
 
-def same(first: States, second: States) -> bool:
+def are_equal(first: States, second: States) -> bool:
     def bits(states: States) -> dict[str, dict[str, bytes]]:
         return {stage: {name: values.tobytes() for name, values in state.items()} for stage, state in states.items()}
 
@@ -58,7 +58,7 @@ def names(folder: Path) -> list[str]:
 def test_states_come_back_read_only(store: StoredStates) -> None:
     store.put(label(), states_of(1.5))
     states = store.get(label(), FIRST)
-    assert same(states, states_of(1.5))
+    assert are_equal(states, states_of(1.5))
     with pytest.raises(ValueError, match="read-only"):
         states["scaffold"]["control"][0] = 1.0
 
@@ -66,7 +66,7 @@ def test_states_come_back_read_only(store: StoredStates) -> None:
 def test_a_state_of_the_same_round_is_replaced(store: StoredStates) -> None:
     store.put(label(), states_of(1.0))
     store.put(label(), states_of(2.0))
-    assert same(store.get(label(), FIRST), states_of(2.0))
+    assert are_equal(store.get(label(), FIRST), states_of(2.0))
 
 
 def test_the_other_states_of_a_run_are_removed(store: StoredStates) -> None:
@@ -75,9 +75,9 @@ def test_the_other_states_of_a_run_are_removed(store: StoredStates) -> None:
         store.put(label(number, run="run.1"), states_of(-number))
     store.keep("run", (3, 5))
     for number in range(1, 6):
-        assert same(store.get(label(number, run="run.1"), FIRST), states_of(-number))
+        assert are_equal(store.get(label(number, run="run.1"), FIRST), states_of(-number))
         if number in (3, 5):
-            assert same(store.get(label(number), FIRST), states_of(number))
+            assert are_equal(store.get(label(number), FIRST), states_of(number))
         else:
             with pytest.raises(NotFound):
                 store.get(label(number), FIRST)
@@ -93,15 +93,15 @@ def test_the_states_of_the_last_used_runs_are_kept(tmp_path: Path) -> None:
         # Reading a state counts as use.
         store.get(label(1, run="run-0"), FIRST)
         store.keep("run-1", (1,))
-        kept = set()
+        remaining = set()
         for index in range(6):
             try:
                 store.get(label(1, run=f"run-{index}"), FIRST)
             except NotFound:
                 continue
-            kept.add(index)
-        assert len(kept) == MAX_RUNS
-        assert kept == {0, 1, 4, 5}
+            remaining.add(index)
+        assert len(remaining) == MAX_RUNS
+        assert remaining == {0, 1, 4, 5}
 
 
 def test_a_missing_state_is_named(tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_a_missing_state_is_named(tmp_path: Path) -> None:
         Cache(tmp_path).states.get(label(), FIRST)
 
 
-def flipped(data: bytes, at: int) -> bytes:
+def flip_bit(data: bytes, at: int) -> bytes:
     return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
 
 
@@ -119,9 +119,9 @@ def flipped(data: bytes, at: int) -> bytes:
         lambda data: data[:-1],
         lambda data: data + b"\0",
         lambda data: data[:20],
-        lambda data: flipped(data, 9),
-        lambda data: flipped(data, 41),
-        lambda data: flipped(data, len(data) - 1),
+        lambda data: flip_bit(data, 9),
+        lambda data: flip_bit(data, 41),
+        lambda data: flip_bit(data, len(data) - 1),
     ],
     ids=["cut", "longer", "no digest", "other digest", "other label", "other value"],
 )
@@ -205,7 +205,7 @@ def test_a_full_disk_leaves_the_state_before(tmp_path: Path) -> None:
         with full_disk(4), pytest.raises(StorageFull, match=r"cannot be written"):
             store.put(label(), states_of(2.0))
         assert names(tmp_path) == ["run.3.state"]
-        assert same(store.get(label(), FIRST), states_of(1.0))
+        assert are_equal(store.get(label(), FIRST), states_of(1.0))
 
     in_child(work)
 
@@ -221,17 +221,17 @@ def test_foreign_files_and_drafts(tmp_path: Path) -> None:
     assert names(tmp_path) == [".DS_Store", "lost+found", "run.3.state"]
 
 
-def a_folder(path: Path) -> None:
+def replace_by_folder(path: Path) -> None:
     path.unlink()
     path.mkdir()
 
 
-def a_loop(path: Path) -> None:
+def replace_by_loop(path: Path) -> None:
     path.unlink()
     path.symlink_to(path.name)
 
 
-@pytest.mark.parametrize(("harm", "number"), [(a_folder, errno.EISDIR), (a_loop, errno.ELOOP)])
+@pytest.mark.parametrize(("harm", "number"), [(replace_by_folder, errno.EISDIR), (replace_by_loop, errno.ELOOP)])
 def test_a_state_that_cannot_be_read_is_refused(tmp_path: Path, harm: Callable[[Path], None], number: int) -> None:
     store = Cache(tmp_path).states
     store.put(label(), states_of(1.0))
@@ -273,7 +273,7 @@ def test_two_digests_with_the_same_beginning_are_shown_in_full(tmp_path: Path) -
     store.put(label(), states_of(1.0))
     path = tmp_path / "states" / "run.3.state"
     right = path.read_bytes()[8:40].hex()
-    path.write_bytes(flipped(path.read_bytes(), 39))
+    path.write_bytes(flip_bit(path.read_bytes(), 39))
     wrong = path.read_bytes()[8:40].hex()
     with raises(
         Corrupted, f"state of run run, round 3: damaged on this disk: got the digest {right}, expected {wrong}"

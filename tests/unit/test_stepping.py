@@ -16,19 +16,19 @@ def states(num: int) -> list[TrainState]:
     """Return the states of ``num`` consecutive steps."""
     bundle = bundle_of("mlp")
     step = open_runtime("onnx").open_train(bundle)
-    found = [step.begin(bundle.initial_parameters())]
+    history = [step.begin(bundle.initial_parameters())]
     for index in range(num):
         (batch,) = batches(BATCH_SIZE, seed=index)
-        found.append(step(found[-1], batch, RATE)[0])
-    return found
+        history.append(step(history[-1], batch, RATE)[0])
+    return history
 
 
 def test_states_that_are_kept_are_not_written_to() -> None:
-    kept = states(7)
+    history = states(7)
     bundle = bundle_of("mlp")
     step = open_runtime("onnx").open_train(bundle)
     state = step.begin(bundle.initial_parameters())
-    for index, expected in enumerate(kept[1:]):
+    for index, expected in enumerate(history[1:]):
         (batch,) = batches(BATCH_SIZE, seed=index)
         state, _ = step(state, batch, RATE)
         np.testing.assert_array_equal(state.parameters, expected.parameters)
@@ -54,8 +54,8 @@ def test_two_steps_from_one_state_are_the_same() -> None:
     step = open_runtime("onnx").open_train(bundle)
     (batch,) = batches(BATCH_SIZE, seed=2)
     one, loss = step(first, batch, RATE)
-    two, again = step(first, batch, RATE)
-    assert loss == again
+    two, second_loss = step(first, batch, RATE)
+    assert loss == second_loss
     assert one.parameters.tobytes() == two.parameters.tobytes()
     assert one.parameters is not two.parameters
 
@@ -75,14 +75,14 @@ def test_a_loop_works_in_two_slabs() -> None:
 def test_slabs_that_a_step_has_forgotten_are_freed_with_their_states() -> None:
     bundle = bundle_of("mlp")
     step = open_runtime("onnx").open_train(bundle)
-    state, kept = step.begin(bundle.initial_parameters()), []
+    state, history = step.begin(bundle.initial_parameters()), []
     (batch,) = batches(BATCH_SIZE, seed=3)
     for _ in range(MAX_SLABS + 1):
         state, _ = step(state, batch, RATE)
-        kept.append(state)
-    memory = weakref.ref(kept[0].parameters.base)
+        history.append(state)
+    memory = weakref.ref(history[0].parameters.base)
     assert memory() is not None
-    kept.clear()
+    history.clear()
     assert memory() is None
 
 

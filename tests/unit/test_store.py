@@ -45,9 +45,9 @@ MIGRATIONS = Path(engine_module.__file__).parent / "migrations"
 
 @pytest.fixture
 def engine(tmp_path: Path) -> Iterator[Engine]:
-    opened = open_engine(tmp_path / "fanin.db", Durability.PROCESS)
-    yield opened
-    opened.dispose()
+    db_engine = open_engine(tmp_path / "fanin.db", Durability.PROCESS)
+    yield db_engine
+    db_engine.dispose()
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def rounds(engine: Engine) -> Driven:
     return store
 
 
-def test_the_schema_is_what_the_migrations_make(engine: Engine) -> None:
+def test_the_schema_equals_the_result_of_the_migrations(engine: Engine) -> None:
     with engine.connect() as connection:
         context = MigrationContext.configure(connection, opts={"compare_type": True, "compare_server_default": True})
         assert compare_metadata(context, METADATA) == []
@@ -73,7 +73,7 @@ def test_numbers_have_64_bits() -> None:
     assert narrow == []
 
 
-def test_the_last_round_of_a_device_is_found_by_an_index(engine: Engine) -> None:
+def test_the_last_round_of_a_device_is_read_from_an_index(engine: Engine) -> None:
     query = "SELECT max(round) FROM updates WHERE run_id = 'run' AND device_id = 'a'"
     with engine.connect() as connection:
         steps = [row.detail for row in connection.execute(text(f"EXPLAIN QUERY PLAN {query}"))]
@@ -88,8 +88,8 @@ def test_the_migration_widens_the_numbers_of_other_databases() -> None:
     script = ScriptDirectory(str(MIGRATIONS))
     with Operations.context(context):
         script.get_revision("0004").module.upgrade()
-    widened = re.findall(r"ALTER TABLE (\w+) ALTER COLUMN (\w+) TYPE BIGINT", statements.getvalue())
-    assert [f"{table}.{column}" for table, column in widened] == [
+    columns = re.findall(r"ALTER TABLE (\w+) ALTER COLUMN (\w+) TYPE BIGINT", statements.getvalue())
+    assert [f"{table}.{column}" for table, column in columns] == [
         *("runs.max_rounds", "versions.number", "versions.round", "rounds.round", "rounds.base_version"),
         *("outer_states.round", "updates.sequence", "updates.round", "updates.made_for"),
     ]
@@ -97,27 +97,27 @@ def test_the_migration_widens_the_numbers_of_other_databases() -> None:
 
 @pytest.mark.parametrize(("durability", "synchronous"), [(Durability.HOST, 2), (Durability.PROCESS, 1)])
 def test_with_host_durability_every_commit_is_synced(tmp_path: Path, durability: Durability, synchronous: int) -> None:
-    opened = open_engine(tmp_path / "fanin.db", durability)
-    with opened.connect() as connection:
+    db_engine = open_engine(tmp_path / "fanin.db", durability)
+    with db_engine.connect() as connection:
         assert connection.execute(text("PRAGMA synchronous")).scalar() == synchronous
         assert connection.execute(text("PRAGMA journal_mode")).scalar() == "wal"
         assert connection.execute(text("PRAGMA foreign_keys")).scalar() == 1
-    opened.dispose()
+    db_engine.dispose()
 
 
-def test_a_database_that_cannot_grow_says_so_and_goes_on_later(engine: Engine, rounds: Driven) -> None:
+def test_a_database_that_cannot_grow_raises_an_error_and_continues_later(engine: Engine, rounds: Driven) -> None:
     with engine.connect() as connection:
         pages = connection.execute(text("PRAGMA page_count")).scalar_one()
         connection.execute(text(f"PRAGMA max_page_count = {pages}"))
     with pytest.raises(StorageFull, match=r"fanin\.db: the database cannot grow \(database or disk is full\)"):
         for index in range(1000):
             commit(rounds, committed(f"device-{index}"), 1000)
-    taken = len(rounds.updates(RUN, 1))
-    assert taken < 1000
+    num_updates = len(rounds.updates(RUN, 1))
+    assert num_updates < 1000
     with engine.connect() as connection:
         connection.execute(text("PRAGMA max_page_count = 1000000"))
     assert commit(rounds, committed("later"), 1000)
-    assert len(rounds.updates(RUN, 1)) == taken + 1
+    assert len(rounds.updates(RUN, 1)) == num_updates + 1
 
 
 def test_a_device_has_one_update_in_a_round(rounds: Driven) -> None:
@@ -129,21 +129,21 @@ def test_a_device_has_one_update_in_a_round(rounds: Driven) -> None:
 
 
 @pytest.mark.parametrize("numbers", ["round, made_for + 1", "round + 1, made_for"])
-def test_the_database_itself_holds_a_second_update_off(engine: Engine, rounds: Driven, numbers: str) -> None:
+def test_the_database_itself_refuses_a_second_update(engine: Engine, rounds: Driven, numbers: str) -> None:
     """The database allows one Update of a device in a Round, and one for an Assignment."""
     commit(rounds, committed("a"), 2)
     close(rounds, quorum=1)
     rounds.publish(version(parent=FIRST), published(1), next_grid=(1, 2), outer_state={}, now_s=30.0)
     assert rounds.open(replace(OPEN, round=2, base_version=1))
-    again = (
+    statement = (
         "INSERT INTO updates (run_id, round, made_for, device_id, header_proto) "
         f"SELECT run_id, {numbers}, device_id, '' FROM updates"
     )
     with pytest.raises(Conflict, match="UNIQUE"), engine.begin() as connection:
-        connection.execute(text(again))
+        connection.execute(text(statement))
 
 
-def test_an_update_that_was_made_for_an_earlier_round_is_found_by_either(rounds: Driven) -> None:
+def test_an_update_for_an_earlier_round_is_returned_by_either_round(rounds: Driven) -> None:
     commit(rounds, committed("a"), 1)
     close(rounds, quorum=1)
     rounds.publish(version(parent=FIRST), published(1), next_grid=(1, 2), outer_state={}, now_s=30.0)
@@ -158,7 +158,7 @@ def test_an_update_that_was_made_for_an_earlier_round_is_found_by_either(rounds:
     assert [record.round for record in rounds.since(RUN, 1)] == [2]
 
 
-def test_an_older_database_is_brought_to_the_newest_form(tmp_path: Path) -> None:
+def test_an_older_database_is_migrated_to_the_newest_form(tmp_path: Path) -> None:
     config = Config()
     config.set_main_option("script_location", str(MIGRATIONS))
     older = create_engine(f"sqlite:///{tmp_path / 'fanin.db'}")
@@ -181,19 +181,19 @@ def test_an_older_database_is_brought_to_the_newest_form(tmp_path: Path) -> None
 
 
 def test_never_more_updates_than_the_buffer(rounds: Driven) -> None:
-    taken = [commit(rounds, committed(device), 2) is not None for device in "abc"]
-    assert taken == [True, True, False]
-    assert [found.device_id for found in rounds.updates(RUN, 1)] == ["a", "b"]
+    verdicts = [commit(rounds, committed(device), 2) is not None for device in "abc"]
+    assert verdicts == [True, True, False]
+    assert [record.device_id for record in rounds.updates(RUN, 1)] == ["a", "b"]
     # A recorded Update stays accepted, although the buffer is full.
     assert commit(rounds, committed("b"), 2)
 
 
-def test_an_update_for_a_round_that_never_was_is_not_accepted(rounds: Driven) -> None:
+def test_an_update_for_an_unknown_round_is_not_accepted(rounds: Driven) -> None:
     header, _ = update(assignment(round_number=7))
     assert not commit(rounds, CommittedUpdate(device_id="a", round=7, header=header), 2)
 
 
-def test_a_closed_round_takes_no_more_and_keeps_its_first_set(engine: Engine, rounds: Driven) -> None:
+def test_a_closed_round_accepts_no_more_and_keeps_its_first_set(engine: Engine, rounds: Driven) -> None:
     for device in "ba":
         commit(rounds, committed(device), 9)
     assert close(rounds, quorum=2).accepted == ("b", "a")
@@ -205,18 +205,18 @@ def test_a_closed_round_takes_no_more_and_keeps_its_first_set(engine: Engine, ro
     assert [event for _, event in events(engine) if isinstance(event, r.RoundClosed)] == [r.round_closed(1, ("b", "a"))]
 
 
-def test_without_a_quorum_the_round_fails_and_takes_no_more(engine: Engine, rounds: Driven) -> None:
+def test_without_a_quorum_the_round_fails_and_accepts_no_more(engine: Engine, rounds: Driven) -> None:
     commit(rounds, committed("b"), 9)
     for quorum in (2, 1):
         # A repeated call does not change the recorded result.
         assert close(rounds, quorum=quorum).mark is RoundMark.FAILED
     assert not commit(rounds, committed("a"), 9)
     assert rounds.rounds(RUN)[0].mark is RoundMark.FAILED
-    failed = r.RoundFailed(round=1, reason="1 updates within 60 s, expected at least 2 (cohort.quorum)")
-    assert [event for _, event in events(engine) if isinstance(event, r.RoundFailed)] == [failed]
+    failure = r.RoundFailed(round=1, reason="1 updates within 60 s, expected at least 2 (cohort.quorum)")
+    assert [event for _, event in events(engine) if isinstance(event, r.RoundFailed)] == [failure]
 
 
-def test_counts_and_the_newest_round_need_no_look_at_all_of_them(rounds: Driven) -> None:
+def test_counts_and_the_newest_round_are_read_without_the_other_rounds(rounds: Driven) -> None:
     assert (rounds.last(RUN), rounds.last("other")) == (OPEN, None)
     commit(rounds, committed("a"), 9)
     assert [rounds.update(RUN, 1, device) for device in "ab"] == [committed("a"), None]
@@ -226,7 +226,7 @@ def test_counts_and_the_newest_round_need_no_look_at_all_of_them(rounds: Driven)
     assert rounds.num_published(RUN) == 1
 
 
-def test_a_deadline_that_is_recorded_while_the_run_is_paused_stands_still(engine: Engine, rounds: Driven) -> None:
+def test_a_deadline_that_is_recorded_while_the_run_is_paused_is_suspended(engine: Engine, rounds: Driven) -> None:
     rounds.set_deadline(1, 70.0, 10.0)
     assert (rounds.rounds(RUN)[0].deadline_at_s, rounds.rounds(RUN)[0].left_s) == (70.0, None)
     rounds.set_deadline(1, 80.0, 10.0)
@@ -283,14 +283,14 @@ def test_events_are_numbered_from_1_without_gaps_in_each_run(engine: Engine, rou
     assert [recorded.sequence for recorded in runs.events("other")] == [1]
 
 
-def test_a_runs_key_is_made_once(engine: Engine) -> None:
+def test_a_runs_key_is_created_once(engine: Engine) -> None:
     store = SqliteRuns(engine)
     assert store.run_key(RUN, b"first") == b"first"
     assert store.run_key(RUN, b"second") == b"first"
     assert store.run_key("other", b"third") == b"third"
 
 
-def test_bundles_and_versions_are_found_by_their_names(engine: Engine) -> None:
+def test_bundles_and_versions_are_read_by_their_names(engine: Engine) -> None:
     store = SqliteRuns(engine)
     store.add_bundle(BUNDLE)
     store.add_bundle(BUNDLE)
@@ -300,7 +300,7 @@ def test_bundles_and_versions_are_found_by_their_names(engine: Engine) -> None:
     assert store.run(RUN) is None
 
 
-def test_a_version_from_outside_sets_a_run_going_again(engine: Engine, rounds: Driven) -> None:
+def test_an_external_version_restarts_a_run(engine: Engine, rounds: Driven) -> None:
     runs, control = SqliteRuns(engine), SqliteCommands(engine)
     close(rounds, quorum=1)
     rounds.rest(r.RunRested(state=r.RunState.FINISHED, reason="done"), 20.0, next_sequence=99)
@@ -316,7 +316,7 @@ def test_a_version_from_outside_sets_a_run_going_again(engine: Engine, rounds: D
         control.publish(RUN, third, 60.0)
 
 
-def test_nothing_is_published_while_a_set_is_being_folded(engine: Engine, rounds: Driven) -> None:
+def test_no_version_is_published_while_a_set_is_being_folded(engine: Engine, rounds: Driven) -> None:
     commit(rounds, committed("a"), 2)
     close(rounds, quorum=1)
     rounds.rest(r.RunRested(state=r.RunState.PAUSED, reason="paused"), 20.0, next_sequence=99)
@@ -360,8 +360,8 @@ def test_everything_survives_reopening(tmp_path: Path, engine: Engine, rounds: D
     device = EnrolledDevice(public_key="ab" * 32)
     devices.enroll([device], 1.0)
 
-    def facts(opened: Engine) -> list[object]:
-        run_store, round_store = SqliteRuns(opened), SqliteRounds(opened)
+    def facts(db_engine: Engine) -> list[object]:
+        run_store, round_store = SqliteRuns(db_engine), SqliteRounds(db_engine)
         return [
             run_store.runs(),
             run_store.bundle(BUNDLE.manifest.sha256),
@@ -371,7 +371,7 @@ def test_everything_survives_reopening(tmp_path: Path, engine: Engine, rounds: D
             tuple(run_store.events(RUN)),
             round_store.rounds(RUN),
             round_store.updates(RUN, 1),
-            SqliteDevices(opened).find(device.device_id),
+            SqliteDevices(db_engine).find(device.device_id),
         ]
 
     before = facts(engine)

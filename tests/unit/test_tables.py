@@ -23,8 +23,8 @@ def test_a_csv_file_has_inputs_and_labels(tmp_path: Path) -> None:
     data = load_data(str(tmp_path / "rows.csv"))
     assert (data.train.inputs["x"].dtype, data.train.y.dtype) == (np.float32, np.int32)
     assert (data.train.inputs["x"].shape, data.test.inputs["x"].shape) == ((8, 2), (2, 2))
-    together = rows_of(data.train) | rows_of(data.test)
-    assert together == {(float(n), float(np.float32(n / 10)), float(n % 2)) for n in range(10)}
+    rows = rows_of(data.train) | rows_of(data.test)
+    assert rows == {(float(n), float(np.float32(n / 10)), float(n % 2)) for n in range(10)}
 
 
 def folder_of(path: Path) -> LoadedData:
@@ -95,9 +95,9 @@ def test_parquet_without_its_library_names_the_extra(tmp_path: Path, monkeypatch
 def test_a_wrong_table_is_one_error(text: str, error: str, tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
     path.write_text(text)
-    with pytest.raises(InvalidInput) as caught:
+    with pytest.raises(InvalidInput) as excinfo:
         load_data(str(path))
-    assert str(caught.value).startswith(f"{path}: {error}")
+    assert str(excinfo.value).startswith(f"{path}: {error}")
 
 
 def test_a_folder_with_other_files_is_one_error(tmp_path: Path) -> None:

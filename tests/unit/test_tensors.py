@@ -20,7 +20,7 @@ from fanin.edge.tensors import (
 from fanin.protos.errors import InvalidInput
 
 
-def framed(header: str, num_values: int = 0) -> bytes:
+def bytes_with_header(header: str, num_values: int = 0) -> bytes:
     """Return canonical bytes with this header."""
     text = header.encode()
     text += b" " * (-(12 + len(text)) % 64)
@@ -91,33 +91,33 @@ WRONG = [
     (b"fanin-t1" + bytes(10), "parameters: got magic b'fanin-t1', expected b'fanin-t2'"),
     (MAGIC + b"\0\0", "parameters: got 10 bytes, expected at least 12"),
     (MAGIC + struct.pack("<I", 3) + b"[]", "parameters: got a header of 3 bytes, expected at most 2"),
-    (framed('[["a",[1]]]' + 64 * " "), "parameters: the header is not in canonical form"),
-    (framed('[["a",[1]]]' + 41 * " " + "\n"), "parameters: the header is not in canonical form"),
-    (framed(' [["a",[1]]]'), "parameters: the header is not in canonical form"),
+    (bytes_with_header('[["a",[1]]]' + 64 * " "), "parameters: the header is not in canonical form"),
+    (bytes_with_header('[["a",[1]]]' + 41 * " " + "\n"), "parameters: the header is not in canonical form"),
+    (bytes_with_header(' [["a",[1]]]'), "parameters: the header is not in canonical form"),
     (UNPADDED, "parameters: the header is not in canonical form"),
-    (framed('[["a", [1]]]'), "parameters: the header is not in canonical form"),
-    (framed('[["a",[1],0]]'), "parameters: the header is not in canonical form"),
-    (framed('[["\\u0061",[1]]]'), "parameters: the header is not in canonical form"),
-    (framed('[["a",[-0]]]'), "parameters: the header is not in canonical form"),
-    (framed('[["a",[1]]]'), "parameters: got 0 bytes of values, expected 4"),
-    (framed('[["a",[1]]]', 2), "parameters: got 8 bytes of values, expected 4"),
+    (bytes_with_header('[["a", [1]]]'), "parameters: the header is not in canonical form"),
+    (bytes_with_header('[["a",[1],0]]'), "parameters: the header is not in canonical form"),
+    (bytes_with_header('[["\\u0061",[1]]]'), "parameters: the header is not in canonical form"),
+    (bytes_with_header('[["a",[-0]]]'), "parameters: the header is not in canonical form"),
+    (bytes_with_header('[["a",[1]]]'), "parameters: got 0 bytes of values, expected 4"),
+    (bytes_with_header('[["a",[1]]]', 2), "parameters: got 8 bytes of values, expected 4"),
     (
-        framed('[["b",[]],["a",[]]]'),
+        bytes_with_header('[["b",[]],["a",[]]]'),
         "parameters: the header does not parse (tensor table: names must be unique and in rising order)",
     ),
     (
-        framed('[["a",[true]]]'),
+        bytes_with_header('[["a",[true]]]'),
         "parameters: the header does not parse (tensor shape: expected a list of integers)",
     ),
     (
-        framed('[["a",[1.0]]]'),
+        bytes_with_header('[["a",[1.0]]]'),
         "parameters: the header does not parse (tensor shape: expected a list of integers)",
     ),
     (
-        framed("[[1,[]]]"),
+        bytes_with_header("[[1,[]]]"),
         "parameters: the header does not parse (tensor name: got int, expected a string)",
     ),
-    (framed('[["a"]]'), "parameters: the header does not parse (list index out of range)"),
+    (bytes_with_header('[["a"]]'), "parameters: the header does not parse (list index out of range)"),
 ]
 
 
@@ -141,7 +141,7 @@ def test_anything_but_canonical_bytes_is_refused(data: bytes, text: str) -> None
 )
 def test_hostile_headers_do_not_parse(header: str) -> None:
     with pytest.raises(InvalidInput, match=r"^parameters: the header does not parse \("):
-        decode_parameters(framed(header))
+        decode_parameters(bytes_with_header(header))
 
 
 def test_decoded_values_cannot_be_written() -> None:

@@ -27,11 +27,11 @@ class Repeated(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         flat = x.flatten(2)
         total = self.conv(x) + flat.tanh().view_as(x) + flat.sigmoid().view_as(x)
-        repeated: Tensor = total.repeat(1, 2, 1, 1) * self.scale
-        return repeated
+        output: Tensor = total.repeat(1, 2, 1, 1) * self.scale
+        return output
 
 
-def traced(module: nn.Module, x: Tensor) -> Traced:
+def trace(module: nn.Module, x: Tensor) -> Traced:
     program = torch.export.export(module.eval(), (x,))
     return Traced(program=program, examples=[x], inputs=["x"], outputs=["y"])
 
@@ -39,7 +39,7 @@ def traced(module: nn.Module, x: Tensor) -> Traced:
 @pytest.mark.nightly
 def test_a_graph_that_the_first_attempt_cannot_lay_out_is_converted_by_the_child() -> None:
     module, x = Repeated(), torch.randn(2, 4, 5, 6, generator=torch.Generator().manual_seed(0))
-    signatures = {"infer": traced(module, x)}
+    signatures = {"infer": trace(module, x)}
     with quiet_converter(), pytest.raises(RuntimeError, match="broadcast"):
         convert(signatures, "GREEDY")
     file = to_tflite(signatures, "App repeated")
@@ -64,7 +64,7 @@ def test_a_graph_that_the_first_attempt_cannot_lay_out_is_converted_by_the_child
     ids=["signal", "status", "no result", "refused"],
 )
 def test_a_child_without_a_result_becomes_one_error(code: str, reason: str) -> None:
-    signatures = {"infer": traced(nn.ReLU(), torch.ones(2))}
+    signatures = {"infer": trace(nn.ReLU(), torch.ones(2))}
     with pytest.raises(UnsupportedModel) as error:
         convert_in_child(signatures, "App small", [sys.executable, "-c", code])
     assert str(error.value) == (

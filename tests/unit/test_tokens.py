@@ -43,7 +43,7 @@ def test_a_token_is_issued_once(path: Path, registry: Registry) -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"\n", b"two\nlines", "t\u00f6ken".encode(), b"\xff\xfe"])
-def test_a_file_without_a_token_is_refused_and_left(path: Path, registry: Registry, data: bytes) -> None:
+def test_a_file_without_a_token_is_refused_and_kept(path: Path, registry: Registry, data: bytes) -> None:
     path.parent.mkdir()
     path.write_bytes(data)
     text = f"{path}: got {len(data.strip())} bytes that are no token, expected one line of text; {ADVICE}"

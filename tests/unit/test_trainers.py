@@ -56,28 +56,28 @@ def store() -> MemoryStore:
 
 
 @pytest.fixture
-def controlled(tmp_path: Path) -> Bundle:
+def scaffold_bundle(tmp_path: Path) -> Bundle:
     """The Bundle of a model whose train graph has the inputs ``control.<p>``."""
     return assemble(linear_graphs(scaffold=True), tmp_path / "controlled", PUBLISHER)
 
 
-def test_control_is_added_to_the_gradient_of_every_step(controlled: Bundle) -> None:
+def test_control_is_added_to_the_gradient_of_every_step(scaffold_bundle: Bundle) -> None:
     """One batch holds all examples, so numpy computes the same steps in any order of the examples."""
     examples = Examples(inputs={"x": store().train.inputs["x"][:4]}, y=store().train.y[:4])
     one = MemoryStore(partition=0, train=examples, validation=store().validation)
-    table, work = controlled.manifest.table, example_assignment(controlled)
+    table, work = scaffold_bundle.manifest.table, example_assignment(scaffold_bundle)
     control = np.random.default_rng(2).normal(0.0, 0.3, table.num_values).astype(np.float32)
-    model = replace(example_model(controlled), inputs={"control": control})
+    model = replace(example_model(scaffold_bundle), inputs={"control": control})
     change = check_trainer(RuntimeTrainer(open_runtime("onnx"), one), model, work)
-    before, added = table.views(model.parameters), table.views(control)
+    before, controls = table.views(model.parameters), table.views(control)
     w, b = before["w"].astype(np.float64), before["b"].astype(np.float64)
     rate = work.training.learning_rate
     for _ in range(work.training.epochs):
         w, b, _ = numpy_step(w, b, examples.inputs["x"], examples.y, rate)
-        w, b = w - rate * added["w"], b - rate * added["b"]
+        w, b = w - rate * controls["w"], b - rate * controls["b"]
     expected = table.flatten({"w": w - before["w"], "b": b - before["b"]})
     np.testing.assert_allclose(change.values, expected, atol=1e-6)
-    plain = RuntimeTrainer(open_runtime("onnx"), one).train(example_model(controlled), work, Countdown())
+    plain = RuntimeTrainer(open_runtime("onnx"), one).train(example_model(scaffold_bundle), work, Countdown())
     assert np.abs(change.values - plain.values).max() > 0.01
 
 
@@ -96,7 +96,7 @@ def test_the_training_loss_is_that_of_one_epoch_whatever_their_number(linear: Bu
     assert three == pytest.approx(one, rel=1e-3)
 
 
-def test_inputs_that_a_train_graph_lacks_are_refused(linear: Bundle, controlled: Bundle) -> None:
+def test_inputs_that_a_train_graph_lacks_are_refused(linear: Bundle, scaffold_bundle: Bundle) -> None:
     zeros = np.zeros(linear.manifest.table.num_values, np.float32)
     trainer = RuntimeTrainer(open_runtime("onnx"), store())
     with raises(
@@ -113,8 +113,8 @@ def test_inputs_that_a_train_graph_lacks_are_refused(linear: Bundle, controlled:
         "stage",
     ):
         trainer.train(
-            replace(example_model(controlled), inputs={"anchor": zeros, "control": zeros}),
-            example_assignment(controlled),
+            replace(example_model(scaffold_bundle), inputs={"anchor": zeros, "control": zeros}),
+            example_assignment(scaffold_bundle),
             Countdown(),
         )
 
@@ -155,9 +155,9 @@ def test_a_training_stops_after_k_batches_and_is_bit_identical_afterwards(linear
     with pytest.raises(Interrupted):
         trainer.train(model, work, countdown)
     assert countdown.num_calls == num_batches + 1
-    fresh = RuntimeTrainer(open_runtime("onnx"), store()).train(model, work, Countdown())
-    again = trainer.train(model, work, Countdown())
-    assert (again.values.tobytes(), again.counts) == (fresh.values.tobytes(), fresh.counts)
+    expected = RuntimeTrainer(open_runtime("onnx"), store()).train(model, work, Countdown())
+    repetition = trainer.train(model, work, Countdown())
+    assert (repetition.values.tobytes(), repetition.counts) == (expected.values.tobytes(), expected.counts)
 
 
 def test_graphs_stay_open_between_rounds_until_the_bundle_changes(linear: Bundle, tmp_path: Path) -> None:
@@ -167,9 +167,9 @@ def test_graphs_stay_open_between_rounds_until_the_bundle_changes(linear: Bundle
     versions = [np.float32(0.1 * number) + linear.initial_parameters() for number in range(3)]
     for parameters in versions:
         model = OpenedModel(bundle=linear, parameters=parameters)
-        kept = trainer.train(model, work, Countdown())
-        fresh = RuntimeTrainer(open_runtime("onnx"), store()).train(model, work, Countdown())
-        assert (kept.values.tobytes(), kept.counts) == (fresh.values.tobytes(), fresh.counts)
+        change = trainer.train(model, work, Countdown())
+        expected = RuntimeTrainer(open_runtime("onnx"), store()).train(model, work, Countdown())
+        assert (change.values.tobytes(), change.counts) == (expected.values.tobytes(), expected.counts)
     # The slots of ``infer`` belong to a Version.
     assert runtime.counts == {"train": 1, "evaluate": 1, "predict": 3}
     other = assemble(replace(linear_graphs(), name="other"), tmp_path / "other", PUBLISHER)
@@ -229,7 +229,7 @@ class Deaf:
         ("continues", "continued, expected the end"),
     ],
 )
-def test_a_trainer_that_breaks_a_rule_is_found(tmp_path: Path, rule: str, message: str) -> None:
+def test_a_trainer_that_breaks_a_rule_is_refused(tmp_path: Path, rule: str, message: str) -> None:
     bundle = synthetic_bundle(tmp_path, PUBLISHER, {"a": (2, 3)})
     model = OpenedModel(bundle=bundle, parameters=np.zeros(6, np.float32))
     with pytest.raises(AssertionError, match=message):
@@ -241,5 +241,5 @@ def test_the_documented_trainer_runs_outside_the_package(tmp_path: Path) -> None
     (code,) = re.findall(r"^```python\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
     (expected,) = re.findall(r"^```text\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
     assert len(code.splitlines()) < 40
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert (done.stdout, done.stderr) == (expected, "")
+    completed = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (completed.stdout, completed.stderr) == (expected, "")

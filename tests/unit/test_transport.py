@@ -42,11 +42,11 @@ class LocalConnection(Connection):
 @pytest.mark.parametrize("error", [None, Unavailable("the stream ended early")], ids=["end", "error"])
 def test_a_payload_shorter_than_declared_is_one_clear_error(error: Exception | None) -> None:
     header, payload = update(assignment())
-    line = LocalConnection(error)
+    connection = LocalConnection(error)
     text = f"update of run.1.device: its payload ends at byte 10, expected {len(payload)} bytes"
     with raises(InvalidUpdate, text):
-        GrpcTransport(line, DEVICE_KEY).upload(header, lambda offset, size: payload[:10][offset : offset + size])
-    assert line.num_requests == 1
+        GrpcTransport(connection, DEVICE_KEY).upload(header, lambda offset, size: payload[:10][offset : offset + size])
+    assert connection.num_requests == 1
 
 
 def test_a_payload_that_cannot_be_read_is_one_clear_error() -> None:

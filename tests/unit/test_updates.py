@@ -26,7 +26,7 @@ def change_of(values: "np.ndarray[tuple[int], np.dtype[np.float32]]") -> Change:
     return Change(values=values, counts={m.EXAMPLES: 12, m.TRAIN_LOSS: 99})
 
 
-def test_an_update_says_what_it_is_and_its_coordinator_takes_it() -> None:
+def test_an_update_describes_itself_and_its_coordinator_accepts_it() -> None:
     header, payload = make_update(WORK, TABLE, change_of(parameters(2.0**-20)), TELEMETRY)
     assert header == m.UpdateHeader(
         format=m.UPDATE_FORMAT,
@@ -66,7 +66,7 @@ def int8_work(max_shift: int = 12) -> m.Assignment:
     return replace(WORK, codec=m.CodecSpec(name="int8", max_shift=max_shift))
 
 
-def test_an_int8_update_has_a_byte_a_value_and_is_made_alike_again() -> None:
+def test_an_int8_update_has_a_byte_a_value_and_is_reproducible() -> None:
     change = parameters(1e-6)
     header, payload = make_update(int8_work(), TABLE, change_of(change), TELEMETRY)
     assert len(payload) == header.payload.size_bytes == TABLE.num_values
@@ -74,7 +74,7 @@ def test_an_int8_update_has_a_byte_a_value_and_is_made_alike_again() -> None:
     assert make_update(int8_work(), TABLE, change_of(change.copy()), TELEMETRY) == (header, payload)
 
 
-def test_other_changes_and_other_rounds_round_otherwise() -> None:
+def test_other_changes_and_other_rounds_are_rounded_differently() -> None:
     # Every value is half a step, so its rounding is random.
     table = TensorTable.of({"a": (256,)})
     step = 2.0 ** GRID[0]
@@ -96,7 +96,7 @@ def test_other_changes_and_other_rounds_round_otherwise() -> None:
         assert all((up != other).mean() > 0.3 for other in ups[index + 1 :])
 
 
-def test_what_was_rounded_and_cut_is_counted() -> None:
+def test_rounded_and_saturated_values_are_counted() -> None:
     change = np.zeros(TABLE.num_values, np.float32)
     change[0], change[1] = 2.0**20, 2.0**-40
     header, payload = make_update(WORK, TABLE, change_of(change), TELEMETRY)
@@ -107,14 +107,14 @@ def test_what_was_rounded_and_cut_is_counted() -> None:
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_a_training_that_diverged_makes_no_update(value: float) -> None:
+def test_a_training_that_diverged_creates_no_update(value: float) -> None:
     change = parameters()
     change[3] = value
     with raises(ValueError, "update: got NaN or infinity, expected finite values; the training diverged"):
         make_update(WORK, TABLE, change_of(change), TELEMETRY)
 
 
-def test_an_unknown_codec_makes_no_update() -> None:
+def test_an_unknown_codec_creates_no_update() -> None:
     work = replace(WORK, codec=m.CodecSpec(name="int4", max_shift=0))
     with raises(InvalidUpdate, "codec: got 'int4', expected one of ['fixed32', 'int8']"):
         make_update(work, TABLE, change_of(parameters()), TELEMETRY)
@@ -126,10 +126,10 @@ class Drawing:
     tensors: tuple[str, ...] = ()
 
     def __init__(self) -> None:
-        self.drawn: list[bytes] = []
+        self.draws: list[bytes] = []
 
     def apply(self, vector: Vector, state: State, context: StageContext) -> State:
-        self.drawn.append(context.rng.random(4).tobytes())
+        self.draws.append(context.rng.random(4).tobytes())
         context.send(vector)
         return {}
 
@@ -140,8 +140,8 @@ def test_each_stage_has_random_numbers_of_its_own_which_a_repetition_repeats() -
     change = change_of(parameters())
     for work in (int8_work(), int8_work(), replace(int8_work(), round=2)):
         apply_stages(work, TABLE, change, staging)
-    (first, again, later), (other, *_) = one.drawn, two.drawn
-    assert first == again
+    (first, repetition, later), (other, *_) = one.draws, two.draws
+    assert first == repetition
     assert len({first, later, other}) == 3
 
 
@@ -149,14 +149,14 @@ def test_a_stage_draws_other_random_numbers_than_the_codec() -> None:
     stage, values = Drawing(), parameters()
     apply_stages(int8_work(), TABLE, change_of(values), Staging(stages={"x": stage}, states={"x": {}}, downlink={}))
     codecs = generator(int8_work(), "", values).random(4).tobytes()
-    assert stage.drawn == [generator(int8_work(), "x", values).random(4).tobytes()]
-    assert stage.drawn != [codecs]
+    assert stage.draws == [generator(int8_work(), "x", values).random(4).tobytes()]
+    assert stage.draws != [codecs]
 
 
 def test_stages_change_no_bit_of_the_codecs_own_rounding() -> None:
     change, stages = change_of(parameters(1e-6)), {"one": Drawing()}
-    staged = apply_stages(int8_work(), TABLE, change, Staging(stages=stages, states={"one": {}}, downlink={}))
-    assert staged.encoded.payload == make_update(int8_work(), TABLE, change, TELEMETRY)[1]
+    result = apply_stages(int8_work(), TABLE, change, Staging(stages=stages, states={"one": {}}, downlink={}))
+    assert result.encoded.payload == make_update(int8_work(), TABLE, change, TELEMETRY)[1]
 
 
 class Setting(Drawing):

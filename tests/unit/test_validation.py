@@ -24,8 +24,8 @@ from fanin.server.fleet.validation import Expected, check_header
 
 WORK = assignment()
 HEADER, _ = update(WORK)
-OWN = m.Statistic(name="words", unit="words", bound=50)
-MOST = 4096
+STATISTIC = m.Statistic(name="words", unit="words", bound=50)
+MAX_EXAMPLES = 4096
 EXPECTED = Expected(
     run_id="run",
     round=1,
@@ -33,15 +33,15 @@ EXPECTED = Expected(
     codec=WORK.codec,
     table=TABLE,
     num_labels=2,
-    statistics=declared([OWN], max_examples=MOST, num_labels=2, num_values=TABLE.num_values),
+    statistics=declared([STATISTIC], max_examples=MAX_EXAMPLES, num_labels=2, num_values=TABLE.num_values),
 )
 OF_VALUES = replace(
     EXPECTED,
     num_labels=0,
-    statistics=declared([OWN], max_examples=MOST, num_labels=0, num_values=TABLE.num_values),
+    statistics=declared([STATISTIC], max_examples=MAX_EXAMPLES, num_labels=0, num_values=TABLE.num_values),
 )
 EVALUATED = {m.EVAL_EXAMPLES: 5, m.EVAL_PREDICTIONS: 10, m.EVAL_LOSS: -3}
-NAMES = [OWN.name, m.EXAMPLES, m.TRAIN_LOSS, m.ROUNDED, m.SATURATED, m.EVAL_EXAMPLES, m.EVAL_LOSS]
+NAMES = [STATISTIC.name, m.EXAMPLES, m.TRAIN_LOSS, m.ROUNDED, m.SATURATED, m.EVAL_EXAMPLES, m.EVAL_LOSS]
 NAMES_OF_CLASSES = sorted([*NAMES, m.EVAL_PREDICTIONS, m.EVAL_CORRECT_FLOAT, m.EVAL_CORRECT_INT8, m.EVAL_AGREE])
 SHA = WORK.version.sha256
 
@@ -56,7 +56,7 @@ def test_a_good_update_passes() -> None:
     check_header(replace(HEADER, shifts=(2, 0, 1)), EXPECTED)
     check_header(with_counts(train_loss_q16=-5, eval_loss_q16=0, saturated=0, rounded=11), EXPECTED)
     check_header(replace(with_counts(saturated=11), shifts=(2, 0, 1)), EXPECTED)
-    check_header(with_counts(examples=MOST, words=-50), EXPECTED)
+    check_header(with_counts(examples=MAX_EXAMPLES, words=-50), EXPECTED)
 
 
 @pytest.mark.parametrize(
@@ -68,8 +68,8 @@ def test_every_evaluation_that_some_data_has_passes(in_float: int, in_int8: int,
 
 
 @pytest.mark.parametrize("num_classes", [0, 3])
-def test_what_a_device_measures_passes(num_classes: int) -> None:
-    measured = Quality(
+def test_a_measured_quality_passes(num_classes: int) -> None:
+    quality = Quality(
         num_examples=4,
         loss_sum=1.5,
         num_predictions=8 if num_classes else 0,
@@ -79,7 +79,7 @@ def test_what_a_device_measures_passes(num_classes: int) -> None:
         squares_int8=float("nan"),
         squares_wanted=1e30,
     )
-    for counts in (counts_of(measured, num_classes), counts_of(Quality(num_examples=0, loss_sum=0.0), num_classes)):
+    for counts in (counts_of(quality, num_classes), counts_of(Quality(num_examples=0, loss_sum=0.0), num_classes)):
         check_header(with_counts(**counts), EXPECTED if num_classes else OF_VALUES)
 
 
@@ -115,8 +115,14 @@ WRONG = [
         with_counts(eval_squares_int8=7),
         f"update: got statistics ['eval_squares_int8'], expected only {NAMES_OF_CLASSES}",
     ),
-    (with_counts(examples=MOST + 1), f"update: got examples = {MOST + 1}, expected at most {MOST}"),
-    (with_counts(eval_examples=MOST + 1), f"update: got eval_examples = {MOST + 1}, expected at most {MOST}"),
+    (
+        with_counts(examples=MAX_EXAMPLES + 1),
+        f"update: got examples = {MAX_EXAMPLES + 1}, expected at most {MAX_EXAMPLES}",
+    ),
+    (
+        with_counts(eval_examples=MAX_EXAMPLES + 1),
+        f"update: got eval_examples = {MAX_EXAMPLES + 1}, expected at most {MAX_EXAMPLES}",
+    ),
     (with_counts(words=51), "update: got words = 51, expected -50 to 50"),
     (with_counts(words=-51), "update: got words = -51, expected -50 to 50"),
     (with_counts(rounded=12), "update: got rounded = 12, expected at most 11"),
@@ -152,7 +158,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("header", "text"), WRONG, ids=[text for _, text in WRONG])
-def test_each_mismatch_has_its_sentence(header: m.UpdateHeader, text: str) -> None:
+def test_each_mismatch_has_its_error(header: m.UpdateHeader, text: str) -> None:
     with raises(InvalidUpdate, text):
         check_header(header, EXPECTED)
 
@@ -195,8 +201,8 @@ def test_an_example_has_as_many_labels_as_the_bundles_targets(
 
 def test_a_device_scales_sums_over_more_examples_than_count() -> None:
     counts = {m.EXAMPLES: 30, m.TRAIN_LOSS: -31, m.ROUNDED: 11, **EVALUATED, m.EVAL_CORRECT_FLOAT: 9}
-    whole = declared([], max_examples=30, num_labels=2, num_values=11)
-    assert fitted(counts, whole) == counts
+    statistics = declared([], max_examples=30, num_labels=2, num_values=11)
+    assert fitted(counts, statistics) == counts
     assert fitted(counts, declared([], max_examples=4, num_labels=2, num_values=11)) == {
         m.EXAMPLES: 4,
         m.TRAIN_LOSS: -5,
@@ -210,12 +216,12 @@ def test_a_device_scales_sums_over_more_examples_than_count() -> None:
 
 def test_a_device_scales_squared_errors_with_their_fractions() -> None:
     counts = counts_of(Quality(num_examples=8, loss_sum=0.0, squares_float=4.0, squares_int8=1e-9), 0)
-    capped = quality_of(fitted(counts, declared([], max_examples=2, num_labels=0, num_values=11)))
-    assert (capped.num_examples, capped.squares_float) == (2, 1.0)
-    assert capped.squares_int8 == pytest.approx(2.5e-10, abs=2.0**-40)
+    quality = quality_of(fitted(counts, declared([], max_examples=2, num_labels=0, num_values=11)))
+    assert (quality.num_examples, quality.squares_float) == (2, 1.0)
+    assert quality.squares_int8 == pytest.approx(2.5e-10, abs=2.0**-40)
 
 
-SIGNED = st.sampled_from([m.TRAIN_LOSS, m.EVAL_LOSS, OWN.name])
+SIGNED = st.sampled_from([m.TRAIN_LOSS, m.EVAL_LOSS, STATISTIC.name])
 COUNTS = st.builds(
     lambda counts, signed: counts | signed | {m.EXAMPLES: max(counts.get(m.EXAMPLES, 1), 1)},
     st.dictionaries(st.sampled_from([*NAMES_OF_CLASSES, "unknown"]), st.integers(0, 1 << 45), max_size=12),
@@ -224,12 +230,12 @@ COUNTS = st.builds(
 
 
 @given(COUNTS, st.integers(1, 5000), st.integers(0, 3))
-def test_what_a_device_sends_is_within_all_bounds(counts: dict[str, int], most: int, num_labels: int) -> None:
-    statistics = declared([OWN], max_examples=most, num_labels=num_labels, num_values=11)
+def test_fitted_statistics_are_within_all_bounds(counts: dict[str, int], max_examples: int, num_labels: int) -> None:
+    statistics = declared([STATISTIC], max_examples=max_examples, num_labels=num_labels, num_values=11)
     bounds = {each.name: each.bound for each in statistics}
-    sent = fitted(counts, statistics)
-    assert set(sent) == set(counts) & set(bounds)
-    assert all(abs(count) <= bounds[name] for name, count in sent.items())
+    fitted_counts = fitted(counts, statistics)
+    assert set(fitted_counts) == set(counts) & set(bounds)
+    assert all(abs(count) <= bounds[name] for name, count in fitted_counts.items())
 
 
 @pytest.mark.parametrize("sizes", [(CHUNK_BYTES - 4, 8), (4, CHUNK_BYTES), (CHUNK_BYTES + 4,)])

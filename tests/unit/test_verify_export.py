@@ -39,9 +39,9 @@ class Still(Adam):
         self, value: Tensor, gradient: Tensor, state: Mapping[str, Tensor], inputs: StepInputs
     ) -> tuple[Tensor, Tensors]:
         """Return the same value and the next states."""
-        moved, states = super().move(value, gradient, state, inputs)
+        next_value, states = super().move(value, gradient, state, inputs)
         # Without the move the graph would have unused inputs.
-        return value + 0.0 * moved, states
+        return value + 0.0 * next_value, states
 
 
 class Steeper(Mlp):
@@ -127,7 +127,7 @@ def test_an_adam_that_never_moves_is_refused() -> None:
         exported(replace(app_of("mlp"), recipe=Recipe(optimizer=Still())))
 
 
-def kinked(share: float) -> tuple[App, nn.Module]:
+def kinked_case(share: float) -> tuple[App, nn.Module]:
     """Return an App whose gradient depends on rounding, and its module with another rounding."""
     torch.manual_seed(0)
     module = Kinked(share)
@@ -137,13 +137,13 @@ def kinked(share: float) -> tuple[App, nn.Module]:
 
 
 def test_a_gradient_that_depends_on_rounding_may_differ_as_in_torch_itself() -> None:
-    app, other = kinked(1e-3)
+    app, other = kinked_case(1e-3)
     prepared, bundle = prepare(app), exported(app)
     verify(replace(prepared, eager=other), bundle, open_runtime("onnx"), open_runtime("onnx", plain=True))
 
 
 def test_even_a_gradient_that_depends_on_rounding_is_not_that_of_another_model() -> None:
-    app, other = kinked(1.0)
+    app, other = kinked_case(1.0)
     prepared, bundle = prepare(app), exported(app)
     with pytest.raises(UnsupportedModel, match=r"train step 1: the next 3\.weight of module 3 .* differs from torch's"):
         verify(replace(prepared, eager=other), bundle, open_runtime("onnx"), open_runtime("onnx", plain=True))
@@ -181,8 +181,8 @@ def test_wrong_int8_logits_are_refused(change: Callable[[Float32s], Float32s], m
     prepared = prepare(app_of("mlp"))
 
     def logits(inputs: NamedInputs) -> Float32s:
-        found: Float32s = prepared.eager(torch.from_numpy(inputs["x"])).detach().numpy()
-        return found
+        outputs: Float32s = prepared.eager(torch.from_numpy(inputs["x"])).detach().numpy()
+        return outputs
 
     cases = cases_of(prepared)
     _check_int8(prepared, "runtime", (logits, logits), cases)
@@ -224,12 +224,12 @@ def test_a_wrong_evaluation_is_refused(change: Callable[[BatchEvaluation], Batch
 
 def test_an_evaluation_that_is_right_for_the_traced_batch_alone_is_refused() -> None:
     prepared, bundle, runtime = prepare(app_of("mlp")), bundle_of("mlp"), open_runtime("onnx")
-    cases, true = cases_of(prepared), runtime.open_evaluate(bundle)
-    traced = cases[0].batch.inputs["x"]
+    cases, true_evaluation = cases_of(prepared), runtime.open_evaluate(bundle)
+    traced_x = cases[0].batch.inputs["x"]
 
     def evaluate(parameters: Float32s, batch: PaddedBatch) -> BatchEvaluation:
-        sums = true(parameters, batch)
-        return sums if np.array_equal(batch.inputs["x"], traced) else replace(sums, loss_sum=2.0 * sums.loss_sum)
+        sums = true_evaluation(parameters, batch)
+        return sums if np.array_equal(batch.inputs["x"], traced_x) else replace(sums, loss_sum=2.0 * sums.loss_sum)
 
     error = "evaluation: loss for a batch that was not traced of the exported graph differs"
     with pytest.raises(UnsupportedModel, match=error):
@@ -239,15 +239,15 @@ def test_an_evaluation_that_is_right_for_the_traced_batch_alone_is_refused() -> 
 def test_int8_logits_that_are_right_for_the_traced_batch_alone_are_refused() -> None:
     prepared = prepare(app_of("mlp"))
     cases = cases_of(prepared)
-    traced = cases[0].batch.inputs["x"]
+    traced_x = cases[0].batch.inputs["x"]
 
     def plain(inputs: NamedInputs) -> Float32s:
-        found: Float32s = prepared.eager(torch.from_numpy(inputs["x"])).detach().numpy()
-        return found
+        logits: Float32s = prepared.eager(torch.from_numpy(inputs["x"])).detach().numpy()
+        return logits
 
     def fused(inputs: NamedInputs) -> Float32s:
         x = inputs["x"]
-        return plain(inputs) if np.array_equal(x, traced[: len(x)]) else -plain(inputs)
+        return plain(inputs) if np.array_equal(x, traced_x[: len(x)]) else -plain(inputs)
 
     with pytest.raises(UnsupportedModel, match="returns int8 logits that differ by"):
         _check_int8(prepared, "runtime", (fused, plain), cases)
@@ -266,14 +266,14 @@ def test_wrong_running_statistics_are_refused() -> None:
     prepared = prepare(replace(app_of("mlp"), module=module, recipe=RECIPES["sgd"]))
     case, *_ = cases_of(prepared)
     start = _start(prepared, case, 0)
-    moved = eager_step(prepared, case.twin, start).parameters
+    parameters = eager_step(prepared, case.twin, start).parameters
 
     def check(factor: float) -> None:
-        tracked = {name: factor * value.numpy() for name, value in case.twin.tracked.items()}
-        following = TrainState(
-            parameters=prepared.table.flatten({**moved, **tracked}), optimizer=np.zeros(0, np.float32)
+        statistics = {name: factor * value.numpy() for name, value in case.twin.tracked.items()}
+        next_state = TrainState(
+            parameters=prepared.table.flatten({**parameters, **statistics}), optimizer=np.zeros(0, np.float32)
         )
-        _check_step(prepared, {}, following, (case, start))
+        _check_step(prepared, {}, next_state, (case, start))
 
     check(1.0)
     with pytest.raises(UnsupportedModel, match=r"the next 2\.running_\S+ of module 2 \(BatchNorm1d\)"):

@@ -45,7 +45,7 @@ def metrics_of_module(app: App, bundle: Bundle, *names: str) -> VersionMetrics:
     return evaluate_version(open_runtime("onnx"), bundle, parameters, batches, metrics_of(names))
 
 
-def test_the_float_model_alone_predicts_what_torch_does() -> None:
+def test_the_float_model_alone_matches_torch() -> None:
     metrics = metrics_of_module(app_of("mlp"), bundle_of("mlp"), "macro_f1", "balanced_accuracy")
     values = metrics.values
     assert metrics.num_examples == NUM

@@ -16,8 +16,8 @@ FIRST = version()
 SECOND = version(parent=FIRST)
 
 
-def check(found: Version, *, seen: int = -1) -> None:
-    check_version(found, run_id=RUN, bundle_sha256=SHA256, publisher=PUBLISHER.public, seen=seen)
+def check(candidate: Version, *, seen: int = -1) -> None:
+    check_version(candidate, run_id=RUN, bundle_sha256=SHA256, publisher=PUBLISHER.public, seen=seen)
 
 
 def delegate(run_id: str = RUN, bundle_sha256: str = SHA256, run_public_key: str = RUN_KEY.public) -> Delegation:
@@ -40,10 +40,12 @@ def test_numbers_rise_from_zero_by_one() -> None:
 
 # (1)
 @pytest.mark.parametrize(("run_id", "sha256"), [("other", SHA256), (RUN, "0" * 64)])
-def test_one_for_another_run_or_bundle_is_refused(run_id: str, sha256: str) -> None:
+def test_a_version_for_another_run_or_bundle_is_refused(run_id: str, sha256: str) -> None:
     """All signatures are valid: the run key signs, with a delegation for that other Run and Bundle."""
-    signed = sign_version(RUN_KEY, parent=None, run_id=run_id, bundle_sha256=sha256, parameters=FIRST.parameters)
-    other = replace(signed, delegation=delegate(run_id, sha256))
+    signed_version = sign_version(
+        RUN_KEY, parent=None, run_id=run_id, bundle_sha256=sha256, parameters=FIRST.parameters
+    )
+    other = replace(signed_version, delegation=delegate(run_id, sha256))
     text = f"version 0 of run {run_id}: is of bundle {short(sha256)}, expected run run and bundle {short(SHA256)}"
     with raises(InvalidVersion, text):
         check(other)
@@ -75,17 +77,17 @@ def test_a_strangers_key_with_the_run_keys_delegation_is_refused() -> None:
 
 
 def test_a_delegation_that_the_publisher_did_not_sign_is_refused() -> None:
-    forged = sign_delegation(STRANGER, run_id=RUN, bundle_sha256=SHA256, run_public_key=STRANGER.public)
+    delegation = sign_delegation(STRANGER, run_id=RUN, bundle_sha256=SHA256, run_public_key=STRANGER.public)
     text = (
         f"run run: the delegation to run key {short(STRANGER.public)} is not signed by the publisher "
         f"{short(PUBLISHER.public)}"
     )
     with raises(InvalidVersion, text):
-        check(replace(version(STRANGER), delegation=forged))
+        check(replace(version(STRANGER), delegation=delegation))
 
 
 @pytest.mark.parametrize(
-    "changed",
+    "delegation",
     [
         replace(DELEGATION, run_id="other"),
         replace(DELEGATION, bundle_sha256="0" * 64),
@@ -94,15 +96,15 @@ def test_a_delegation_that_the_publisher_did_not_sign_is_refused() -> None:
     ],
     ids=["run", "bundle", "key", "signature"],
 )
-def test_each_part_of_a_delegation_is_under_its_signature(changed: Delegation) -> None:
+def test_each_part_of_a_delegation_is_under_its_signature(delegation: Delegation) -> None:
     check_delegation(DELEGATION, PUBLISHER.public)
     with pytest.raises(InvalidVersion, match="is not signed by the publisher"):
-        check_delegation(changed, PUBLISHER.public)
+        check_delegation(delegation, PUBLISHER.public)
 
 
 # (3)
 @pytest.mark.parametrize(
-    "changed",
+    "candidate",
     [
         replace(SECOND, number=2),
         replace(replace(SECOND, number=3), parent=2),
@@ -113,14 +115,14 @@ def test_each_part_of_a_delegation_is_under_its_signature(changed: Delegation) -
     ],
     ids=["number", "number and parent", "parent", "digest", "signature", "another version's signature"],
 )
-def test_what_was_changed_after_it_was_signed_is_refused(changed: Version) -> None:
-    what = f"version {changed.number} of run run"
+def test_a_version_that_was_changed_after_it_was_signed_is_refused(candidate: Version) -> None:
+    what = f"version {candidate.number} of run run"
     with raises(InvalidVersion, f"{what}: the signature does not match; it was changed after it was signed"):
-        check(changed)
+        check(candidate)
 
 
 # (4)
-def test_one_that_is_older_than_what_this_device_has_seen_is_refused() -> None:
+def test_a_version_that_is_older_than_the_newest_on_this_device_is_refused() -> None:
     text = "version 1 of run run: older than version 2, which this device has verified; rejected"
     with raises(InvalidVersion, text):
         check(SECOND, seen=2)

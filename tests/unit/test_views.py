@@ -18,7 +18,7 @@ from fanin.protos.errors import NotFound, Unavailable
 ALONE = plan(concurrency=1, buffer=1, quorum=1, max_rounds=2, deadline_s=600.0)
 
 
-async def left(folder: Path) -> tuple[Place, Place]:
+async def take_over(folder: Path) -> tuple[Place, Place]:
     """Return a coordinator that drove a Run, and the one that has taken it. The first one has noticed the takeover."""
     older = open_place(folder)
     await start(older.runs, bundle_in(folder), ALONE)
@@ -40,7 +40,7 @@ async def stop(*places: Place) -> None:
 
 def test_a_run_that_another_coordinator_drives_is_described_from_its_record(tmp_path: Path) -> None:
     async def main() -> None:
-        older, newer = await left(tmp_path)
+        older, newer = await take_over(tmp_path)
         await send(newer, "a")
         await settle()
         await assignment(newer, "b")
@@ -49,18 +49,18 @@ def test_a_run_that_another_coordinator_drives_is_described_from_its_record(tmp_
         (info,) = await older.runs.infos()
         assert (info.state, info.version, info.num_rounds) == (RunState.RUNNING, 1, 1)
         assert info.reason == "run run: another coordinator drives this run now"
-        described = await older.runs.describe("run", 9)
-        driven = await newer.runs.describe("run", 9)
-        assert described.run == info
-        assert (described.grid, described.num_devices) == (driven.grid, driven.num_devices)
-        open_round, published = described.rounds
+        description = await older.runs.describe("run", 9)
+        live_description = await newer.runs.describe("run", 9)
+        assert description.run == info
+        assert (description.grid, description.num_devices) == (live_description.grid, live_description.num_devices)
+        open_round, published_round = description.rounds
         # Only the driver knows that all places are taken, and which devices hold them.
-        assert (open_round.phase, driven.rounds[0].phase) == (RoundPhase.SELECTING, RoundPhase.TRAINING)
-        assert (described.num_at_work, driven.at_work) == (0, ("b",))
-        assert published == driven.rounds[1]
-        assert isinstance(published, RoundInfo)
-        assert described.deadline_s == pytest.approx(driven.deadline_s, abs=0.1)
-        assert 590.0 < described.deadline_s < 600.0
+        assert (open_round.phase, live_description.rounds[0].phase) == (RoundPhase.SELECTING, RoundPhase.TRAINING)
+        assert (description.num_at_work, live_description.at_work) == (0, ("b",))
+        assert published_round == live_description.rounds[1]
+        assert isinstance(published_round, RoundInfo)
+        assert description.deadline_s == pytest.approx(live_description.deadline_s, abs=0.1)
+        assert 590.0 < description.deadline_s < 600.0
         # Reading does not change the database.
         assert snapshot(tmp_path / "state").rows == rows
         await stop(older, newer)
@@ -70,22 +70,22 @@ def test_a_run_that_another_coordinator_drives_is_described_from_its_record(tmp_
 
 def test_a_run_that_another_coordinator_drives_is_watched_to_its_end(tmp_path: Path) -> None:
     async def main() -> None:
-        older, newer = await left(tmp_path)
-        watching = asyncio.create_task(watched(older))
+        older, newer = await take_over(tmp_path)
+        task = asyncio.create_task(watch_to_its_end(older))
         for device in "ab":
             await send(newer, device)
             await settle()
-        assert await watching == [1, 2]
-        assert await watched(newer) == [1, 2]
+        assert await task == [1, 2]
+        assert await watch_to_its_end(newer) == [1, 2]
         assert (await older.runs.accepted_devices("run", 1, 0)).device_ids == ("a",)
-        found = await older.runs.version("run", 2)
-        assert found == await newer.runs.version("run", None)
+        version = await older.runs.version("run", 2)
+        assert version == await newer.runs.version("run", None)
         await stop(older, newer)
 
     run_virtual(main())
 
 
-async def watched(place: Place) -> list[int]:
+async def watch_to_its_end(place: Place) -> list[int]:
     """Watch the Run to its end. Return the numbers of its Versions."""
     events = [recorded.event async for recorded in place.runs.watch("run", 0)]
     return [event.number for event in events if isinstance(event, VersionPublished)]
@@ -93,15 +93,15 @@ async def watched(place: Place) -> list[int]:
 
 def test_a_device_downloads_a_version_from_a_coordinator_that_does_not_drive_its_run(tmp_path: Path) -> None:
     async def main() -> None:
-        older, newer = await left(tmp_path)
-        served = m.ServedVersion(run_id="run", number=1)
-        check_in = m.CheckIn(protocol=m.PROTOCOL, capabilities=CAN, wait_s=40.0, served=served)
-        waiting = asyncio.create_task(older.coordinator.check_in("c", check_in))
+        older, newer = await take_over(tmp_path)
+        served_version = m.ServedVersion(run_id="run", number=1)
+        check_in = m.CheckIn(protocol=m.PROTOCOL, capabilities=CAN, wait_s=40.0, served=served_version)
+        task = asyncio.create_task(older.coordinator.check_in("c", check_in))
         for device in "ab":
             await send(newer, device)
             await settle()
         # The Run rests after its second Round. The device learns of it, though it waits elsewhere.
-        answer = await waiting
+        answer = await task
         assert isinstance(answer, m.Wait)
         assert answer.newest is not None
         assert answer.newest.version == (await newer.runs.version("run", 2)).version
@@ -146,9 +146,9 @@ def test_a_run_that_cannot_be_continued_is_read_from_its_record(tmp_path: Path) 
         place = open_place(tmp_path)
         await place.runs.start()
         assert place.runs.running() == ()
-        described = await place.runs.describe("run", 9)
-        assert described.run.reason.startswith("run run: cannot be taken up: ")
-        assert [(info.round, info.version) for info in described.rounds] == [(2, 0), (1, 1)]
+        description = await place.runs.describe("run", 9)
+        assert description.run.reason.startswith("run run: cannot be taken up: ")
+        assert [(info.round, info.version) for info in description.rounds] == [(2, 0), (1, 1)]
         assert (await place.runs.version("run", None)).version.number == 1
         assert (await place.runs.accepted_devices("run", 1, 0)).device_ids == ("a",)
         assert (await anext(place.runs.watch("run", 0))).sequence == 1

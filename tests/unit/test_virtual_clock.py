@@ -26,9 +26,9 @@ async def within_a_loop() -> tuple[float, bool]:
 
 
 def test_an_hour_passes_at_once() -> None:
-    began_s = time.monotonic()
+    start_s = time.monotonic()
     assert run_virtual(sleeper()) == 3600.0
-    assert time.monotonic() - began_s < 60.0
+    assert time.monotonic() - start_s < 60.0
 
 
 def test_another_thread_wakes_a_task_while_tasks_are_ready() -> None:
@@ -37,13 +37,13 @@ def test_another_thread_wakes_a_task_while_tasks_are_ready() -> None:
             await asyncio.sleep(0.0)
 
     async def main() -> tuple[bool, float]:
-        loop, woken = asyncio.get_running_loop(), asyncio.Event()
-        spinning = loop.create_task(spin())
-        thread = threading.Thread(target=loop.call_soon_threadsafe, args=(woken.set,))
+        loop, event = asyncio.get_running_loop(), asyncio.Event()
+        task = loop.create_task(spin())
+        thread = threading.Thread(target=loop.call_soon_threadsafe, args=(event.set,))
         thread.start()
-        await woken.wait()
+        await event.wait()
         thread.join()
-        return spinning.cancel(), loop.time()
+        return task.cancel(), loop.time()
 
     assert run_virtual(main()) == (True, 0.0)
 
@@ -52,7 +52,7 @@ def test_virtual_time_runs_within_the_loop_of_a_notebook() -> None:
     assert asyncio.run(within_a_loop()) == (3600.0, False)
 
 
-async def interrupted() -> str:
+async def count_until_ctrl_c() -> str:
     """Count virtual seconds until Ctrl-C. Return a result after the cancellation."""
     try:
         for second in range(10**9):
@@ -64,14 +64,14 @@ async def interrupted() -> str:
     return "never interrupted"
 
 
-def test_ctrl_c_cancels_and_what_the_coroutine_keeps_is_returned() -> None:
-    assert run_virtual(interrupted()) == "kept"
+def test_ctrl_c_cancels_and_returns_the_result_of_the_coroutine() -> None:
+    assert run_virtual(count_until_ctrl_c()) == "kept"
 
 
 def test_ctrl_c_within_a_loop_cancels_too() -> None:
     async def cell() -> str:
         # As in a notebook, Ctrl-C raises KeyboardInterrupt in the main thread.
-        return run_virtual(interrupted())
+        return run_virtual(count_until_ctrl_c())
 
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:

@@ -23,9 +23,9 @@ class KilledHere(BaseException):
     """The end of a process. No code catches it."""
 
 
-def device_of(fleet: Rounds, trusted: str = PUBLISHER.public) -> VirtualDevice:
-    line = LoopbackTransport(fleet=fleet, device="device", latency_s=0.01)
-    return VirtualDevice(line, SyntheticTrainer(partition=0), (trusted,), random.Random(1), lambda rng: 1.0)
+def device_of(fleet: Rounds, publisher: str = PUBLISHER.public) -> VirtualDevice:
+    transport = LoopbackTransport(fleet=fleet, device="device", latency_s=0.01)
+    return VirtualDevice(transport, SyntheticTrainer(partition=0), (publisher,), random.Random(1), lambda rng: 1.0)
 
 
 def test_the_cache_holds_the_newest_assignment_alone(tmp_path: Path) -> None:
@@ -35,20 +35,20 @@ def test_the_cache_holds_the_newest_assignment_alone(tmp_path: Path) -> None:
     take_part(fleet, device)
     assert device.session.num_accepted == ROUNDS
     graph = fleet.bundle.manifest.artifacts["graph"]
-    needed = (*last.bundle.manifest.chunks, *graph.chunks, *last.version.parameters.chunks)
-    assert device.cached == {ref.sha256 for ref in needed}
+    chunks = (*last.bundle.manifest.chunks, *graph.chunks, *last.version.parameters.chunks)
+    assert device.cached == {ref.sha256 for ref in chunks}
 
 
 def test_a_fetch_that_fails_leaves_nothing_more_in_the_cache(tmp_path: Path) -> None:
     fleet = rounds(tmp_path, ROUNDS)
     manifest = fleet.works[0].bundle.manifest
-    device = device_of(fleet, trusted=STRANGER.public)
+    device = device_of(fleet, publisher=STRANGER.public)
     take_part(fleet, device)
     assert len(fleet.failures) == ROUNDS
     assert device.cached == {ref.sha256 for ref in manifest.chunks}
 
 
-def staged(fleet: Rounds) -> None:
+def add_stages(fleet: Rounds) -> None:
     """Give a Run error feedback with a coarse grid; every Round publishes a Version."""
     fleet.works = [
         replace(
@@ -63,7 +63,7 @@ def staged(fleet: Rounds) -> None:
 
 def test_a_virtual_device_applies_stages_and_keeps_their_states(tmp_path: Path) -> None:
     fleet = rounds(tmp_path, ROUNDS)
-    staged(fleet)
+    add_stages(fleet)
     works, table = list(fleet.works), fleet.bundle.manifest.table
     device = device_of(fleet)
     take_part(fleet, device)
@@ -71,8 +71,8 @@ def test_a_virtual_device_applies_stages_and_keeps_their_states(tmp_path: Path) 
     residual = np.zeros(table.num_values, np.float32)
     for work in works:
         change = SyntheticTrainer(partition=0).train(example_model(fleet.bundle), work, Countdown()).values
-        wanted = change + residual
-        residual = wanted - (np.rint(wanted * 256) / 256).astype(np.float32)
+        total = change + residual
+        residual = total - (np.rint(total * 256) / 256).astype(np.float32)
     label = StateLabel(run_id="run", lineage=0, round=ROUNDS)
     first = {"error_feedback": {"residual": np.zeros_like(residual)}}
     assert np.array_equal(device.folder.states.get(label, first)["error_feedback"]["residual"], residual)
@@ -83,7 +83,7 @@ def test_a_virtual_device_that_restarts_has_the_same_states(tmp_path: Path, call
     states = []
     for name in ("whole", "restarted"):
         fleet = rounds(tmp_path / name, ROUNDS)
-        staged(fleet)
+        add_stages(fleet)
         device = device_of(fleet)
         if name == "restarted":
             fleet.faults = {call: KilledHere()}
@@ -104,7 +104,7 @@ def test_every_error_of_a_coordinator_has_a_place_in_the_session(
 ) -> None:
     fleet = rounds(tmp_path, ROUNDS)
     fleet.faults = {call: kind("boom")}
-    device = device_of(fleet, trusted=STRANGER.public if call == "report" else PUBLISHER.public)
+    device = device_of(fleet, publisher=STRANGER.public if call == "report" else PUBLISHER.public)
     try:
         take_part(fleet, device)
     except Conflict as exc:

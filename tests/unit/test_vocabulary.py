@@ -42,8 +42,8 @@ class Functional(Tokens):
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits."""
-        found = nn.functional.embedding(x.to(torch.int64), self.tokens.weight)
-        return self.head(found + self.places(x.clamp(max=LENGTH - 1)))
+        vectors = nn.functional.embedding(x.to(torch.int64), self.tokens.weight)
+        return self.head(vectors + self.places(x.clamp(max=LENGTH - 1)))
 
 
 class Twice(Tokens):
@@ -73,13 +73,13 @@ def app_of(module: nn.Module) -> App:
 
 
 @pytest.mark.parametrize(
-    ("make", "num"), [(Tokens, NUM_TOKENS), (Functional, NUM_TOKENS), (Twice, NUM_TOKENS), (Compared, 0)]
+    ("module_class", "num"), [(Tokens, NUM_TOKENS), (Functional, NUM_TOKENS), (Twice, NUM_TOKENS), (Compared, 0)]
 )
-def test_the_table_that_x_is_looked_up_in_is_found(make: type[nn.Module], num: int) -> None:
-    assert count_tokens(prepare(app_of(make()))) == ({"x": num} if num else {})
+def test_the_tokens_of_the_lookup_table_are_counted(module_class: type[nn.Module], num: int) -> None:
+    assert count_tokens(prepare(app_of(module_class()))) == ({"x": num} if num else {})
 
 
-def test_what_is_not_tokens_has_none() -> None:
+def test_inputs_that_are_no_tokens_are_not_counted() -> None:
     module = nn.Sequential(nn.Linear(3, 2))
     app = App(name="floats", module=module, calibration=torch.zeros(2, 3), batch_size=2, num_classes=2)
     assert count_tokens(prepare(app)) == {}
@@ -100,39 +100,39 @@ def with_token(token: int, num: int = 2) -> np.ndarray:
 
 
 @pytest.mark.parametrize("token", [NUM_TOKENS, 70, 2**31 - 1, -1])
-def test_a_token_that_the_model_does_not_know_is_told_wherever_it_comes_in(token: int) -> None:
-    runtime, found = open_runtime("onnx"), bundle()
-    assert found.manifest.num_tokens == {"x": NUM_TOKENS}
-    parameters, x = found.initial_parameters(), with_token(token)
+def test_an_unknown_token_is_an_error_in_every_call(token: int) -> None:
+    runtime, token_bundle = open_runtime("onnx"), bundle()
+    assert token_bundle.manifest.num_tokens == {"x": NUM_TOKENS}
+    parameters, x = token_bundle.initial_parameters(), with_token(token)
     batch = PaddedBatch(inputs={"x": x}, y=np.zeros((2, LENGTH), np.int32), mask=np.ones(2, np.float32))
-    step, evaluate = runtime.open_train(found), runtime.open_evaluate(found)
-    predict = runtime.open_predict(found, parameters)
+    step, evaluate = runtime.open_train(token_bundle), runtime.open_evaluate(token_bundle)
+    predict = runtime.open_predict(token_bundle, parameters)
     for call in (
         lambda: step(step.begin(parameters), batch, StepSettings(learning_rate=0.1)),
         lambda: evaluate(parameters, batch),
         lambda: predict({"x": x}),
-        lambda: model_inputs(found, {"x": x}, None),
+        lambda: model_inputs(token_bundle, {"x": x}, None),
     ):
         with pytest.raises(ValueError, match=rf"x: token {token} at sample 1, expected 0 to {NUM_TOKENS - 1}"):
             call()
 
 
-def test_the_last_token_of_a_table_and_no_tokens_at_all_are_fine() -> None:
-    runtime, found = open_runtime("onnx"), bundle()
-    predict = runtime.open_predict(found, found.initial_parameters())
+def test_the_last_token_of_a_table_and_no_tokens_at_all_are_valid() -> None:
+    runtime, token_bundle = open_runtime("onnx"), bundle()
+    predict = runtime.open_predict(token_bundle, token_bundle.initial_parameters())
     assert predict({"x": with_token(NUM_TOKENS - 1)}).shape == (2, LENGTH, NUM_TOKENS)
     assert predict({"x": with_token(0)[:0]}).shape == (0, LENGTH, NUM_TOKENS)
 
 
 @pytest.mark.parametrize("part", ["training", "validation"])
-def test_a_device_says_in_which_of_its_examples(part: str) -> None:
+def test_a_device_names_its_examples_with_an_unknown_token(part: str) -> None:
     good, bad = (
         Examples(inputs={"x": with_token(token, num=4)}, y=np.zeros((4, LENGTH), np.int32)) for token in (0, NUM_TOKENS)
     )
     store = MemoryStore(
         partition=0, train=bad if part == "training" else good, validation=bad if part == "validation" else good
     )
-    trainer, found = RuntimeTrainer(open_runtime("onnx"), store), bundle()
-    model = OpenedModel(bundle=found, parameters=found.initial_parameters())
+    trainer, token_bundle = RuntimeTrainer(open_runtime("onnx"), store), bundle()
+    model = OpenedModel(bundle=token_bundle, parameters=token_bundle.initial_parameters())
     with pytest.raises(ValueError, match=rf"{part} examples: x: token {NUM_TOKENS} at sample 3, expected 0 to 10"):
         trainer.train(model, assignment(), lambda: True)

@@ -22,9 +22,9 @@ def test_the_gradient_is_torchs(shape: list[int], is_last: bool) -> None:
     v, dw = torch.randn(shape, dtype=torch.float64), torch.randn(shape, dtype=torch.float64)
     g = torch.randn(lengths, dtype=torch.float64)
     _, norms = aten._weight_norm_interface(v, g, dim)
-    found = weight_norm_backward(dw, v, g, norms, dim)
-    for got, wanted in zip(found, aten._weight_norm_interface_backward(dw, v, g, norms, dim), strict=True):
-        torch.testing.assert_close(got, wanted, rtol=1e-10, atol=1e-10)
+    gradients = weight_norm_backward(dw, v, g, norms, dim)
+    for gradient, expected in zip(gradients, aten._weight_norm_interface_backward(dw, v, g, norms, dim), strict=True):
+        torch.testing.assert_close(gradient, expected, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("graph_format", nightly_but(("onnx", "tflite"), ("onnx",)))

@@ -54,7 +54,7 @@ def test_writes_at_integers_and_slices_train(graph_format: str) -> None:
     assert exported(app_with(several_writes), (graph_format,)).manifest.table.num_values == 64 * 8 + 8 + 8 * 4 + 4
 
 
-def test_values_are_written_as_torch_writes_them() -> None:
+def test_values_are_written_as_in_torch() -> None:
     for shape in ((), (4,), (1, 4), (1, 1, 4)):
         expected, y = torch.zeros(4, 3), torch.zeros(4, 3, requires_grad=True).clone()
         expected[:, 0] = torch.ones(shape)
