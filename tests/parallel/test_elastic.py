@@ -43,7 +43,7 @@ def undisturbed(place: Place) -> list[float]:
 # (test_checkpoint). Ranks of two machines meet (test_faults), and a job is fitted to the ranks that exist (below).
 @pytest.mark.nightly
 def test_what_is_left_of_two_machines_ends_with_the_trace_of_one_process(place: Place) -> None:
-    first, second = place.two("precise")
+    first, second = place.start_two("precise")
     second.kill()
     place.pace(0.0)
     told = first.end()
@@ -64,13 +64,13 @@ def test_a_machine_that_is_lost_before_the_first_checkpoint_costs_no_value(place
     place.pace(1.0)
     pair = ("--nodes", "2:2")
     first, second = place.start(*pair), place.start(*pair)
-    place.until(lambda: len(place.steps()) > 2)
+    place.wait_until(lambda: len(place.steps()) > 2)
     seed_file = place.folder / "state" / SEED_FILE
     written = seed_file.stat()
     second.kill()
     ranks = place.num_ranks()
     third = place.start(*pair)
-    place.until(lambda: place.num_ranks() == ranks + 2 and place.steps()[-1:] == [2])
+    place.wait_until(lambda: place.num_ranks() == ranks + 2 and place.steps()[-1:] == [2])
     left = seed_file.stat()
     assert (left.st_mtime_ns, left.st_ino) == (written.st_mtime_ns, written.st_ino), "it is read again, not written"
     place.pace(0.0)
@@ -83,13 +83,13 @@ def test_a_machine_that_is_lost_before_the_first_checkpoint_costs_no_value(place
 
 @pytest.mark.nightly
 def test_a_machine_that_comes_back_is_taken_in(place: Place) -> None:
-    first, second = place.two("paced")
+    first, second = place.start_two("paced")
     second.kill()
     killed = len(place.steps())
-    place.until(lambda: len(place.steps()) > killed + 3)
+    place.wait_until(lambda: len(place.steps()) > killed + 3)
     place.pace(1.0)
     back, ranks = place.start(), place.num_ranks()
-    place.until(lambda: place.num_ranks() > ranks)
+    place.wait_until(lambda: place.num_ranks() > ranks)
     place.pace(0.0)
     told = first.end()
     assert back.end() == told
@@ -99,7 +99,7 @@ def test_a_machine_that_comes_back_is_taken_in(place: Place) -> None:
 
 @pytest.mark.nightly
 def test_a_machine_that_is_told_to_stop_leaves_the_rest_to_go_on(place: Place) -> None:
-    first, second = place.two("precise")
+    first, second = place.start_two("precise")
     second.stop()
     left = second.end()
     place.pace(0.0)

@@ -46,7 +46,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
 
 @pytest.mark.nightly
 def test_a_line_that_was_mistyped_joins_no_job_and_harms_none(place: Place) -> None:
-    first, second = place.two("paced")
+    first, second = place.start_two("paced")
     configs = {path: path.read_bytes() for path in (place.folder / "state").glob("config-*.json")}
     told = Machine(place.folder, "other", place.port, "--steps", "3").fail()
     place.pace(0.0)
@@ -65,7 +65,7 @@ def test_after_a_launcher_was_killed_the_same_line_waits_for_its_ranks_and_goes_
     command = [sys.executable, "-m", "fanin.commands.main", "train", place.folder / "train.toml", "--json", out]
     command += ["--state", place.folder / "state"]
     first = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    place.until(lambda: len(place.steps()) > EVERY + 2)
+    place.wait_until(lambda: len(place.steps()) > EVERY + 2)
     # The current step of its ranks takes longer than the start of another launcher.
     place.pace(12.0)
     time.sleep(0.5)
@@ -92,8 +92,8 @@ def test_ranks_may_take_longer_to_make_way_for_a_machine_than_torch_gives_them(p
     for _ in range(2):
         command = [sys.executable, "-c", RUN_SLOW, str(program), str(place.folder), f"127.0.0.1:{place.port}"]
         launchers.append(subprocess.Popen(command))
-        place.until(lambda: any(place.folder.glob("begun-*")))
-    place.until(lambda: len(list(place.folder.glob("begun-*"))) > 1)
+        place.wait_until(lambda: any(place.folder.glob("begun-*")))
+    place.wait_until(lambda: len(list(place.folder.glob("begun-*"))) > 1)
     saved = (place.folder / "saved").exists()
     for launcher in launchers:
         for pid in (launcher.pid, *family(launcher.pid)):
