@@ -26,9 +26,9 @@ def kinds(folder: Path) -> list[object]:
 def test_a_resumed_job_writes_the_lines_of_an_uninterrupted_one_in_their_order(tmp_path: Path) -> None:
     for name in ("whole", "resumed"):
         (tmp_path / name).mkdir()
-    whole = TraceWriter(tmp_path / "whole")
+    writer = TraceWriter(tmp_path / "whole")
     for num_steps in range(1, 7):
-        whole.append(history(num_steps))
+        writer.append(history(num_steps))
     TraceWriter(tmp_path / "resumed").append(history(4))
     losses, evaluations = read_trace([tmp_path / "resumed"], 4)
     assert (tuple(losses), tuple(evaluations)) == (history(4).losses, history(4).evaluated)
