@@ -81,8 +81,10 @@ def collective_checks() -> Mapping[str, np.ndarray]:
     num, errors = check(CPU, GLOO)
     means = COLLECTIVES["reduce_scatter"]
     # gloo had this bug in 2025 (pytorch#162338).
-    faulty = replace(means, call=lambda tensor, operation: means.call(tensor, SUM if operation == AVG else operation))
-    _, fault_errors = check(CPU, GLOO, {"reduce_scatter": faulty})
+    faulty_collective = replace(
+        means, call=lambda tensor, operation: means.call(tensor, SUM if operation == AVG else operation)
+    )
+    _, fault_errors = check(CPU, GLOO, {"reduce_scatter": faulty_collective})
     rows = [measure(name, 1200, 1, CPU) for name in COLLECTIVES]
     sizes = [(row.size_bytes, row.calls, row.counted_bytes, row.expected_bytes, row.wire_bytes) for row in rows]
     return {"checked": np.array([num, len(errors)]), "told": np.array(fault_errors), "sizes": np.array(sizes)}

@@ -224,9 +224,9 @@ def test_a_folded_schedule_is_evaluated_with_batches_of_one_size(batch: int, acc
     message = rf"evaluation: got batch_size {4 * size} and schedule ZBV, expected {step_size} \(batch"
     with pytest.raises(InvalidInput, match=message):
         check_config(config, 4)
-    unfolded = replace(config, parallel=replace(config.parallel, schedule="GPipe"))
-    check_config(unfolded, 4)
-    assert unfolded.evaluation_size == 4 * size
+    gpipe_config = replace(config, parallel=replace(config.parallel, schedule="GPipe"))
+    check_config(gpipe_config, 4)
+    assert gpipe_config.evaluation_size == 4 * size
 
 
 def test_copies_are_evaluated_only_where_they_are_equal() -> None:

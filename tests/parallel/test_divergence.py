@@ -151,9 +151,9 @@ def test_steps_may_be_skipped_and_are_counted_across_a_resume(tmp_path: Path) ->
     history = reference.run()
     assert [loss is None for loss in history.losses] == [False] * NUM_STEPS, "the losses themselves are finite"
     assert (history.skipped, reference.state.skips) == (3, 0)
-    undisturbed = trainer_of(config)
-    undisturbed.run()
-    assert (vector(reference) != vector(undisturbed)).any()
+    clean_trainer = trainer_of(config)
+    clean_trainer.run()
+    assert (vector(reference) != vector(clean_trainer)).any()
     assert np.isfinite(vector(reference)).all()
     first, _ = train_and_save(replace(config, stop=StopSettings(steps=2)), tmp_path, fault_steps)
     assert (first.state.skipped, first.state.skips) == (1, 1)
@@ -266,12 +266,12 @@ import dataclasses, torch
 from fanin.datacenter.models.digits_app import app as digits
 steps = [0]
 def app():
-    whole = digits()
+    digits_app = digits()
     def loss(outputs, targets):
-        losses = whole.loss(outputs, targets)
+        losses = digits_app.loss(outputs, targets)
         steps[0] += torch.is_grad_enabled()
         return losses * float("nan") if torch.is_grad_enabled() and steps[0] == 2 else losses
-    return dataclasses.replace(whole, loss=loss)
+    return dataclasses.replace(digits_app, loss=loss)
 """
 
 

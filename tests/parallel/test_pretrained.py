@@ -341,9 +341,9 @@ def test_conflicting_settings_are_refused(workspace: Workspace) -> None:
     workspace.write()
     with pytest.raises(InvalidInput, match=r"got weights .* in the folder that the model comes from, expected another"):
         workspace.config(checkpoints={"weights": str(workspace.model / "new.safetensors")})
-    indirect = workspace.out / ".." / workspace.model.name
+    indirect_path = workspace.out / ".." / workspace.model.name
     (workspace.out / "link").symlink_to(workspace.model)
-    for folder in (indirect, workspace.out / "link"):
+    for folder in (indirect_path, workspace.out / "link"):
         with pytest.raises(
             InvalidInput, match=r"got weights .* in the folder that the model comes from, expected anoth"
         ):

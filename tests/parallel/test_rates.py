@@ -36,7 +36,7 @@ def test_the_rate_stays_in_its_bounds_and_never_rises_again(warm_up: int, floor:
     values = [rates.at(step) for step in range(num_steps)]
     assert all(0.0 <= rate <= 2.0 for rate in values)
     rest = values[rates.warm_steps :]
-    assert all(later <= earlier for earlier, later in pairwise(rest))
+    assert all(second <= first for first, second in pairwise(rest))
     assert all(rate >= 2.0 * floor - 1e-12 for rate in rest)
 
 

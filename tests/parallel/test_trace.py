@@ -9,12 +9,12 @@ from fanin.datacenter.files.jobfiles import HeldOutEvaluation, TrainingHistory
 
 def history(num_steps: int) -> TrainingHistory:
     """Return the history of a job that evaluates after each second step."""
-    evaluated = tuple(
+    evaluations = tuple(
         HeldOutEvaluation(step=step, epoch=0, train_loss=1.0, validation_loss=2.0, validation_accuracy=0.5)
         for step in range(2, num_steps + 1, 2)
     )
     losses = tuple(float(step) for step in range(1, num_steps + 1))
-    return TrainingHistory(losses=losses, evaluated=evaluated, best=0, flat=False, skipped=0)
+    return TrainingHistory(losses=losses, evaluated=evaluations, best=0, flat=False, skipped=0)
 
 
 def kinds(folder: Path) -> list[object]:
