@@ -45,10 +45,10 @@ def dying() -> App:
         time.sleep(0.1)
         if calls == 9 and (os.environ.get("RANK"), os.environ.get("TORCHELASTIC_RESTART_COUNT")) == ("1", "0"):
             os.kill(os.getpid(), signal.SIGKILL)
-        return whole.loss(outputs, targets)
+        return digits.loss(outputs, targets)
 
-    whole = app()
-    return dataclasses.replace(whole, loss=loss)
+    digits = app()
+    return dataclasses.replace(digits, loss=loss)
 
 
 LOST_EVERY = 4
@@ -62,23 +62,23 @@ def lost() -> App:
     checkpoint of the fourth step, which threads of the ranks write.
     """
     folder, calls = Path(os.environ["FANIN_TEST_FOLDER"]), 0
-    ends = {"0": 3, "1": 8}.get(os.environ.get("TORCHELASTIC_RESTART_COUNT", ""))
+    last_step = {"0": 3, "1": 8}.get(os.environ.get("TORCHELASTIC_RESTART_COUNT", ""))
 
     def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         nonlocal calls
         calls += torch.is_grad_enabled()
         time.sleep(0.1)
-        if calls == ends and os.environ["RANK"] == "1":
-            shutil.copy(folder / "job" / SEED_FILE, folder / f"before-{ends}.safetensors")
-            while ends > LOST_EVERY and not (folder / "checkpoints" / MARKER).exists():
+        if calls == last_step and os.environ["RANK"] == "1":
+            shutil.copy(folder / "job" / SEED_FILE, folder / f"before-{last_step}.safetensors")
+            while last_step > LOST_EVERY and not (folder / "checkpoints" / MARKER).exists():
                 time.sleep(0.05)
             os.kill(os.getpid(), signal.SIGKILL)
-        return whole.loss(outputs, targets)
+        return digits.loss(outputs, targets)
 
-    whole = app()
-    for parameter in whole.module.parameters():
+    digits = app()
+    for parameter in digits.module.parameters():
         torch.nn.init.normal_(parameter, std=0.1, generator=torch.Generator().manual_seed(os.getpid()))
-    return dataclasses.replace(whole, loss=loss)
+    return dataclasses.replace(digits, loss=loss)
 
 
 def stopping() -> App:
@@ -90,10 +90,10 @@ def stopping() -> App:
         calls += torch.is_grad_enabled()
         if calls == 3:
             os.kill(os.getpid(), signal.SIGTERM)
-        return whole.loss(outputs, targets)
+        return digits.loss(outputs, targets)
 
-    whole = app()
-    return dataclasses.replace(whole, loss=loss)
+    digits = app()
+    return dataclasses.replace(digits, loss=loss)
 
 
 class Bare(torch.nn.Module):
@@ -113,10 +113,10 @@ def bare() -> App:
     def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         if not torch.is_grad_enabled():
             time.sleep(0.3)
-        return whole.loss(outputs, targets)
+        return digits.loss(outputs, targets)
 
-    whole = app()
-    return dataclasses.replace(whole, name="bare", module=Bare(), loss=loss)
+    digits = app()
+    return dataclasses.replace(digits, name="bare", module=Bare(), loss=loss)
 
 
 def paced() -> App:
@@ -124,10 +124,10 @@ def paced() -> App:
 
     def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         time.sleep(float(Path(os.environ["FANIN_TEST_FOLDER"], "pace").read_text()))
-        return whole.loss(outputs, targets)
+        return digits.loss(outputs, targets)
 
-    whole = app()
-    return dataclasses.replace(whole, loss=loss)
+    digits = app()
+    return dataclasses.replace(digits, loss=loss)
 
 
 class Double(torch.nn.Module):

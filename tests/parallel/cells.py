@@ -104,7 +104,7 @@ def num_axes(shape: MeshShape) -> int:
 # up. The nightly suite has every mesh of four and of eight ranks. Some meshes recompute activations, and some
 # accumulate gradients. So each of pp, dp_replicate, dp_shard and tp meets both, with tied embeddings and without.
 # Copies send nothing before the last piece, so accumulation costs them little.
-RECOMPUTED: Final[Mapping[str, str]] = {
+RECOMPUTATIONS: Final[Mapping[str, str]] = {
     "dp_shard=2,tp=4": "full",
     "dp_shard=8": "full",
     "dp_replicate=4,dp_shard=2": "selective",
@@ -118,7 +118,12 @@ RECOMPUTED: Final[Mapping[str, str]] = {
 }
 IN_CI: Final = frozenset(str(shape) for shape in factorisations(4) if num_axes(shape) == 2) | {"pp=2,dp_shard=2,tp=2"}
 """Meshes whose parity CI checks in float64."""
-IN_TURNS: Final = ("dp_replicate=8", "dp_replicate=4,dp_shard=2", "dp_replicate=4", "dp_replicate=2,dp_shard=2")
+ACCUMULATING_MESHES: Final = (
+    "dp_replicate=8",
+    "dp_replicate=4,dp_shard=2",
+    "dp_replicate=4",
+    "dp_replicate=2,dp_shard=2",
+)
 
 
 def _matrix(num_ranks: int = WORLD) -> Iterator[Cell]:
@@ -129,13 +134,13 @@ def _matrix(num_ranks: int = WORLD) -> Iterator[Cell]:
     accumulation are in ``_schedules``.
     """
     for index, shape in enumerate(factorisations(num_ranks)):
-        mesh, turns = str(shape), 2 if shape.pp > 1 and index % 2 == 0 else 1
+        mesh, accumulate = str(shape), 2 if shape.pp > 1 and index % 2 == 0 else 1
         yield Cell(
             mesh=mesh,
             schedule="1F1B" if index % 2 else "GPipe",
-            microbatches=shape.pp // turns,
-            accumulate=2 if mesh in IN_TURNS else turns,
-            recompute=RECOMPUTED.get(mesh, "none"),
+            microbatches=shape.pp // accumulate,
+            accumulate=2 if mesh in ACCUMULATING_MESHES else accumulate,
+            recompute=RECOMPUTATIONS.get(mesh, "none"),
             # A collective takes milliseconds on two cores, whatever its size. So the model has as few layers as show an
             # error.
             layers=2 if mesh == "dp_shard=8" else shape.pp,
@@ -165,7 +170,7 @@ def _schedules() -> Iterator[Cell]:
         )
 
 
-def _nights() -> Iterator[Cell]:
+def _nightly_variants() -> Iterator[Cell]:
     """Yield variants of the matrix and the schedules for the nightly suite.
 
     They are the same cells in float32, and the combinations that CI leaves out. In these, each mesh has both
@@ -291,7 +296,7 @@ SEQUENCES: Final = (
         )
     ),
 )
-HALVES: Final = tuple(
+HALF_PRECISION: Final = tuple(
     Cell(mesh=mesh, microbatches=2, dtype="float32", clip=0.5, precision=precision)
     for mesh, precision in (("dp_shard=2", "bf16"), ("pp=2", "bf16"), ("dp_shard=2", "fp16"), ("tp=2", "fp16"))
 )
@@ -341,5 +346,5 @@ CELLS: Final = (
     *FAMILIES,
     *UNPLANNED,
     *SEQUENCES,
-    *_nights(),
+    *_nightly_variants(),
 )

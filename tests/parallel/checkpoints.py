@@ -33,9 +33,9 @@ from fanin.datacenter.parallel.torch_messages import silence_expected_messages
 from fanin.datacenter.ranks.mesh import AXES
 from fanin.protos.errors import FaninError, StorageFull
 
-SAVED, STEPS = 2, 5
+SAVE_STEP, NUM_STEPS = 2, 5
 # The 97 rows are shared by the ranks of tp and of dp_shard. torch alone would assemble them wrongly.
-TRAINED = {
+TRAINING_CELLS = {
     4: {
         "untied": Cell(mesh="pp=2,tp=2", schedule="1F1B", microbatches=2, layers=4),
         "uneven": Cell(mesh="dp_shard=2,tp=2"),
@@ -47,7 +47,7 @@ TRAINED = {
         "tied": Cell(mesh="pp=2,dp_shard=4", schedule="ZBV", microbatches=2, layers=4, tied=True),
     },
 }
-CONTINUED = {
+RESUMING_CELLS = {
     4: {
         "untied": (
             Cell(mesh="dp_replicate=2,tp=2", layers=4),
@@ -65,9 +65,9 @@ CONTINUED = {
         "tied": (Cell(mesh="pp=4,dp_shard=2", schedule="1F1B", microbatches=4, layers=4, tied=True),),
     },
 }
-KEPT = {4: Cell(mesh="dp_shard=4"), 8: Cell(mesh="dp_replicate=2,dp_shard=4")}
-OTHER = {4: Cell(mesh="pp=2,dp_shard=2", microbatches=2), 8: Cell(mesh="pp=2,dp_shard=4", microbatches=2)}
-TAKEN = {
+RETENTION_CELLS = {4: Cell(mesh="dp_shard=4"), 8: Cell(mesh="dp_replicate=2,dp_shard=4")}
+OTHER_CELLS = {4: Cell(mesh="pp=2,dp_shard=2", microbatches=2), 8: Cell(mesh="pp=2,dp_shard=4", microbatches=2)}
+IMPORT_CELLS = {
     4: Cell(mesh="dp_shard=2,tp=2", layers=4, tied=True),
     8: Cell(mesh="dp_shard=4,tp=2", layers=4, tied=True),
 }
@@ -95,35 +95,35 @@ def outcome(engine: Engine, losses: list[float]) -> dict[str, np.ndarray]:
     return {"losses": np.array(losses), **{name: value.numpy() for name, value in engine.full_parameters().items()}}
 
 
-def save_and_go_on(folder: Path, name: str) -> dict[str, np.ndarray]:
+def save_and_continue(folder: Path, name: str) -> dict[str, np.ndarray]:
     """Train some steps, and write a checkpoint while the next steps run."""
-    engine = engine_of(TRAINED[dist.get_world_size()][name])
+    engine = engine_of(TRAINING_CELLS[dist.get_world_size()][name])
     with Checkpoints(folder / name, engine) as checkpoints:
         assert checkpoints.load() is None
-        losses = list(train(engine, 0, SAVED))
-        checkpoints.save(Progress(step=SAVED, epoch=1, position=48, seed=7, measures={"best": 0.1}))
-        losses += train(engine, SAVED, STEPS)
+        losses = list(train(engine, 0, SAVE_STEP))
+        checkpoints.save(Progress(step=SAVE_STEP, epoch=1, position=48, seed=7, measures={"best": 0.1}))
+        losses += train(engine, SAVE_STEP, NUM_STEPS)
     return outcome(engine, losses)
 
 
-def go_on(folder: Path, name: str, cell: Cell) -> dict[str, np.ndarray]:
+def resume(folder: Path, name: str, cell: Cell) -> dict[str, np.ndarray]:
     """Resume at another mesh, and train the last steps."""
     engine = engine_of(cell)
     with Checkpoints(folder / name, engine) as checkpoints:
         progress = checkpoints.load()
-        assert progress == Progress(step=SAVED, epoch=1, position=48, seed=7, measures={"best": 0.1})
-    return outcome(engine, list(train(engine, progress.step, STEPS)))
+        assert progress == Progress(step=SAVE_STEP, epoch=1, position=48, seed=7, measures={"best": 0.1})
+    return outcome(engine, list(train(engine, progress.step, NUM_STEPS)))
 
 
-def give_weights(folder: Path) -> dict[str, np.ndarray]:
+def export_and_step(folder: Path) -> dict[str, np.ndarray]:
     """Export the weights after one step; return the parameters and the loss of the next step."""
-    engine = engine_of(TRAINED[dist.get_world_size()]["tied"])
+    engine = engine_of(TRAINING_CELLS[dist.get_world_size()]["tied"])
     losses = list(train(engine, 0, 1))
     export_weights(engine, folder / "tied.safetensors", {"made_by": "a test"})
     return {**outcome(engine, losses), "losses": np.array(list(train(engine, 1, 2)))}
 
 
-def take_weights(folder: Path, cell: Cell) -> dict[str, np.ndarray]:
+def import_and_step(folder: Path, cell: Cell) -> dict[str, np.ndarray]:
     """Import the weights at another mesh; return the parameters and the loss of the next step."""
     engine = engine_of(cell)
     import_weights(engine, folder / "tied.safetensors")
@@ -132,25 +132,25 @@ def take_weights(folder: Path, cell: Cell) -> dict[str, np.ndarray]:
 
 def keep_last(folder: Path) -> dict[str, np.ndarray]:
     """Save at five steps, of which two checkpoints are kept."""
-    cell = KEPT[dist.get_world_size()]
+    cell = RETENTION_CELLS[dist.get_world_size()]
     engine = engine_of(cell)
-    left = folder / "kept" / "step-00000002"
-    left.mkdir(parents=True, exist_ok=True)
-    (left / "__9_0.distcp").write_bytes(b"of a save that was interrupted")
+    leftover = folder / "kept" / "step-00000002"
+    leftover.mkdir(parents=True, exist_ok=True)
+    (leftover / "__9_0.distcp").write_bytes(b"of a save that was interrupted")
     with Checkpoints(folder / "kept", engine, keep=2) as checkpoints:
         for step in (0, 1, 2, 4, 7):
             checkpoints.save(Progress(step=step))
             checkpoints.finish()
-        found = sorted(path.name for path in (folder / "kept").iterdir())
+        names = sorted(path.name for path in (folder / "kept").iterdir())
         # A checkpoint from before the first step has no optimizer state. The engine that loads it must have none
         # either.
         fresh = checkpoints.load()
         assert fresh == Progress(step=7)
-    _leave(folder, "kept-fresh", {"losses": np.array(list(train(engine_of(cell), 0, 2)))})
-    return {"names": np.array(found), "losses": np.array(list(train(engine, 0, 2)))}
+    _save_results(folder, "kept-fresh", {"losses": np.array(list(train(engine_of(cell), 0, 2)))})
+    return {"names": np.array(names), "losses": np.array(list(train(engine, 0, 2)))}
 
 
-def take_older(folder: Path) -> dict[str, np.ndarray]:
+def resume_older(folder: Path) -> dict[str, np.ndarray]:
     """Change one byte of the newest checkpoint.
 
     Return the step that each rank resumes from, and why it skips the newest.
@@ -161,45 +161,45 @@ def take_older(folder: Path) -> dict[str, np.ndarray]:
         data[len(data) // 2] ^= 1
         path.write_bytes(data)
     dist.barrier()
-    with Checkpoints(folder / "kept", engine_of(KEPT[dist.get_world_size()])) as checkpoints:
+    with Checkpoints(folder / "kept", engine_of(RETENTION_CELLS[dist.get_world_size()])) as checkpoints:
         progress = checkpoints.load()
-        told = [None if progress is None else progress.step, checkpoints.skipped]
+        report = [None if progress is None else progress.step, checkpoints.skipped]
     rows: list[object] = [None] * dist.get_world_size()
-    dist.all_gather_object(rows, told)
+    dist.all_gather_object(rows, report)
     return {"told": np.array([json.dumps(row) for row in rows])}
 
 
-def no_space(folder: Path) -> dict[str, np.ndarray]:
+def storage_errors(folder: Path) -> dict[str, np.ndarray]:
     """Return the errors of each rank if the last one loses its trace, and if the first one's disk is full."""
-    engine, told = engine_of(KEPT[dist.get_world_size()]), []
-    place = folder / "full"
-    place.mkdir(exist_ok=True)
+    engine, errors = engine_of(RETENTION_CELLS[dist.get_world_size()]), []
+    full_folder = folder / "full"
+    full_folder.mkdir(exist_ok=True)
     dist.barrier()
-    lost = StorageFull("the trace of the last rank") if dist.get_rank() == dist.get_world_size() - 1 else None
-    with Checkpoints(place, engine) as checkpoints:
-        told.append(_error(lambda: checkpoints.save(Progress(step=1), lost)))
+    trace_error = StorageFull("the trace of the last rank") if dist.get_rank() == dist.get_world_size() - 1 else None
+    with Checkpoints(full_folder, engine) as checkpoints:
+        errors.append(_error(lambda: checkpoints.save(Progress(step=1), trace_error)))
         if dist.get_rank() == 0:
             # The marker is drafted at this path.
-            (place / "LATEST.new").mkdir()
+            (full_folder / "LATEST.new").mkdir()
         checkpoints.save(Progress(step=2))
-        told.append(_error(checkpoints.finish))
+        errors.append(_error(checkpoints.finish))
         if dist.get_rank() == 0:
-            (place / "step-00000003").write_text("in the way")
-        told.append(_error(lambda: checkpoints.save(Progress(step=3))))
+            (full_folder / "step-00000003").write_text("in the way")
+        errors.append(_error(lambda: checkpoints.save(Progress(step=3))))
     rows: list[object] = [None] * dist.get_world_size()
-    dist.all_gather_object(rows, told)
+    dist.all_gather_object(rows, errors)
     return {"told": np.array([json.dumps(row) for row in rows])}
 
 
 def refusals(attempt_of: Callable[[Engine], Callable[[], object]]) -> dict[str, np.ndarray]:
     """Return the error of each rank for the file of another model, and whether its own parameters are unchanged."""
-    engine = engine_of(OTHER[dist.get_world_size()])
+    engine = engine_of(OTHER_CELLS[dist.get_world_size()])
     before = outcome(engine, [])
-    told = _error(attempt_of(engine))
+    error = _error(attempt_of(engine))
     after = outcome(engine, [])
     unchanged = all((before[name] == after[name]).all() for name in before)
     rows: list[object] = [None] * dist.get_world_size()
-    dist.all_gather_object(rows, [told, unchanged])
+    dist.all_gather_object(rows, [error, unchanged])
     return {"told": np.array([json.dumps(row) for row in rows])}
 
 
@@ -222,34 +222,36 @@ def work(folder: Path, part: str, num_ranks: int, rank: int) -> None:
 
 def checkpoints(folder: Path) -> None:
     """Write the results of checkpoints between meshes: those that are kept, skipped and refused."""
-    for name, others in CONTINUED[dist.get_world_size()].items():
-        _leave(folder, f"{name}-saved", save_and_go_on(folder, name))
+    for name, others in RESUMING_CELLS[dist.get_world_size()].items():
+        _save_results(folder, f"{name}-saved", save_and_continue(folder, name))
         for other in others:
-            _leave(folder, f"{name}-{other.mesh}", go_on(folder, name, other))
-    _leave(folder, "kept", keep_last(folder))
-    _leave(folder, "damaged", take_older(folder))
-    _leave(folder, "refused", refusals(lambda engine: Checkpoints(folder / "untied", engine).load))
-    _leave(folder, "full", no_space(folder))
+            _save_results(folder, f"{name}-{other.mesh}", resume(folder, name, other))
+    _save_results(folder, "kept", keep_last(folder))
+    _save_results(folder, "damaged", resume_older(folder))
+    _save_results(folder, "refused", refusals(lambda engine: Checkpoints(folder / "untied", engine).load))
+    _save_results(folder, "full", storage_errors(folder))
 
 
 def weights(folder: Path) -> None:
     """Export weights at one mesh, import them at another, and refuse those of another model."""
-    _leave(folder, "given", give_weights(folder))
-    _leave(folder, "taken", take_weights(folder, TAKEN[dist.get_world_size()]))
-    _leave(folder, "refused", refusals(lambda engine: lambda: import_weights(engine, folder / "tied.safetensors")))
+    _save_results(folder, "given", export_and_step(folder))
+    _save_results(folder, "taken", import_and_step(folder, IMPORT_CELLS[dist.get_world_size()]))
+    _save_results(
+        folder, "refused", refusals(lambda engine: lambda: import_weights(engine, folder / "tied.safetensors"))
+    )
 
 
-def alone(folder: Path, num_ranks: int) -> None:
+def run_alone(folder: Path, num_ranks: int) -> None:
     """Resume in one process, without a process group."""
     torch.set_num_threads(1)
-    for name, cells in CONTINUED[num_ranks].items():
+    for name, cells in RESUMING_CELLS[num_ranks].items():
         cell = Cell(mesh="none", layers=cells[0].layers, tied=cells[0].tied, clip=cells[0].clip)
-        np.savez(folder / f"{name}-none.npz", **go_on(folder, name, cell))
+        np.savez(folder / f"{name}-none.npz", **resume(folder, name, cell))
 
 
-def _leave(folder: Path, name: str, found: dict[str, np.ndarray]) -> None:
+def _save_results(folder: Path, name: str, results: dict[str, np.ndarray]) -> None:
     if dist.get_rank() == 0:
-        np.savez(folder / f"{name}.npz", **found)
+        np.savez(folder / f"{name}.npz", **results)
     dist.barrier()
 
 
@@ -258,15 +260,15 @@ def main(arguments: Sequence[str]) -> int:
     folder, part, num_ranks = Path(arguments[0]), arguments[1], int(arguments[2])
     fork = multiprocessing.get_context("fork")
     ranks = [fork.Process(target=work, args=(folder, part, num_ranks, rank)) for rank in range(num_ranks)]
-    failed = 0
-    one = [fork.Process(target=alone, args=(folder, num_ranks))] if part == "checkpoints" else []
+    num_failed = 0
+    one = [fork.Process(target=run_alone, args=(folder, num_ranks))] if part == "checkpoints" else []
     for processes in (ranks, one):
         for process in processes:
             process.start()
         for process in processes:
             process.join()
-            failed += process.exitcode != 0
-    return failed
+            num_failed += process.exitcode != 0
+    return num_failed
 
 
 if __name__ == "__main__":

@@ -84,8 +84,10 @@ def model_of(cell: Cell) -> TrainableModel:
     if cell.family in {**PRETRAINED, **UNPLANNED}:
         return pretrained_model(module_of(pretrained_row(cell), cell.dtype, 1, cell.family))
     if cell.family in IMAGES:
-        made, layout, _ = IMAGES[cell.family]
-        return TrainableModel(module=made().to(dtype), layout=layout.layout, objective=padded_objective(cross_entropy))
+        builder, layout, _ = IMAGES[cell.family]
+        return TrainableModel(
+            module=builder().to(dtype), layout=layout.layout, objective=padded_objective(cross_entropy)
+        )
     if cell.family == "encoder":
         shape = EncoderConfig(
             vocabulary=VOCABULARY,
@@ -114,11 +116,11 @@ def pretrained_row(cell: Cell) -> Mapping[str, object]:
 
     The model has no dropout, which each rank would draw by itself.
     """
-    ends: Mapping[str, object] = {"pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
+    special_tokens: Mapping[str, object] = {"pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
     if cell.family in UNPLANNED:
-        own = {"model_type": cell.family, "vocab_size": VOCABULARY, "num_hidden_layers": cell.layers}
-        still = dict.fromkeys((*DROPOUTS, "attention_probs_dropout_prob"), 0.0)
-        return {**own, **ends, **still, "tie_word_embeddings": cell.tied, **UNPLANNED[cell.family]}
+        sizes = {"model_type": cell.family, "vocab_size": VOCABULARY, "num_hidden_layers": cell.layers}
+        dropouts = dict.fromkeys((*DROPOUTS, "attention_probs_dropout_prob"), 0.0)
+        return {**sizes, **special_tokens, **dropouts, "tie_word_embeddings": cell.tied, **UNPLANNED[cell.family]}
     return {
         "model_type": cell.family,
         "vocab_size": VOCABULARY,
@@ -128,7 +130,7 @@ def pretrained_row(cell: Cell) -> Mapping[str, object]:
         "num_attention_heads": 8,
         "num_key_value_heads": 4,
         "tie_word_embeddings": cell.tied,
-        **ends,
+        **special_tokens,
         **PRETRAINED[cell.family],
     }
 
@@ -138,9 +140,9 @@ def batches(num: int, family: str = "decoder") -> Iterator[tuple[torch.Tensor, t
 
     The number of targets that count differs much between ranks, so that the test detects a mean of means.
     """
-    made = [_images(seed, family) if family in IMAGES else _tokens(seed) for seed in range(2)]
+    pairs = [_images(seed, family) if family in IMAGES else _tokens(seed) for seed in range(2)]
     for step in range(num):
-        yield made[step % 2]
+        yield pairs[step % 2]
 
 
 def _tokens(seed: int) -> tuple[torch.Tensor, torch.Tensor]:

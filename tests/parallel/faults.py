@@ -126,7 +126,7 @@ def rank_program(folder: Path, fault: Fault) -> int:
     return 0
 
 
-def forked(folder: Path, fault: Fault, rank: int, port: int) -> None:
+def run_rank(folder: Path, fault: Fault, rank: int, port: int) -> None:
     """Run one rank as torchrun would start it."""
     os.environ |= {
         "RANK": str(rank),
@@ -138,7 +138,7 @@ def forked(folder: Path, fault: Fault, rank: int, port: int) -> None:
     os._exit(rank_program(folder, fault))
 
 
-def met(folder: Path, rank: int, port: int) -> None:
+def run_machine_rank(folder: Path, rank: int, port: int) -> None:
     """Run a rank of one of two machines, whose agents have counted 3 and 0 attempts.
 
     They meet without an agent's store.
@@ -146,20 +146,20 @@ def met(folder: Path, rank: int, port: int) -> None:
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     os.environ |= {"TORCHELASTIC_USE_AGENT_STORE": "False", "TORCHELASTIC_RESTART_COUNT": str(3 - 3 * rank)}
     with process_group(TIMEOUT_S):
-        told = torch.ones(1)
-        dist.all_reduce(told)
-        (folder / f"attempt-of-{rank}").write_text(str(attempt() if int(told) == 2 else -1))
+        total = torch.ones(1)
+        dist.all_reduce(total)
+        (folder / f"attempt-of-{rank}").write_text(str(attempt() if int(total) == 2 else -1))
     os._exit(0)
 
 
-def meet(folder: Path) -> dict[str, object]:
+def common_attempt(folder: Path) -> dict[str, object]:
     """Return the number that the ranks of each of two machines give to their common attempt."""
     folder.mkdir()
     fork = multiprocessing.get_context("fork")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = int(probe.getsockname()[1])
-    ranks = [fork.Process(target=met, args=(folder, rank, port)) for rank in range(2)]
+    ranks = [fork.Process(target=run_machine_rank, args=(folder, rank, port)) for rank in range(2)]
     for process in ranks:
         process.start()
     for process in ranks:
@@ -192,7 +192,9 @@ class Scene:
         while not (folder / "port").exists():
             time.sleep(0.01)
         port = int((folder / "port").read_text())
-        self._ranks = [fork.Process(target=forked, args=(folder, self._fault, rank, port)) for rank in range(NUM_RANKS)]
+        self._ranks = [
+            fork.Process(target=run_rank, args=(folder, self._fault, rank, port)) for rank in range(NUM_RANKS)
+        ]
         for process in self._ranks:
             process.start()
 
@@ -231,17 +233,17 @@ HANGING = ("frozen", "inside", "hung", "behind")
 
 def play(folder: Path, names: Sequence[str]) -> dict[str, dict[str, object]]:
     """Play the named scenes, and return their results."""
-    waiting, done = {}, {}
-    for name, (where, fault) in SCENES.items():
+    hanging, results = {}, {}
+    for name, (subfolder, fault) in SCENES.items():
         if name in names:
-            scene = Scene(folder / where, fault)
+            scene = Scene(folder / subfolder, fault)
             if name in HANGING:
-                waiting[name] = scene
+                hanging[name] = scene
             else:
-                done[name] = scene.end()
+                results[name] = scene.end()
     if "met" in names:
-        done["met"] = meet(folder / "met")
-    return done | {name: scene.end() for name, scene in waiting.items()}
+        results["met"] = common_attempt(folder / "met")
+    return results | {name: scene.end() for name, scene in hanging.items()}
 
 
 def main(arguments: Sequence[str]) -> int:

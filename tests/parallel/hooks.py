@@ -34,15 +34,15 @@ RECORD = {"TORCH_FR_BUFFER_SIZE": "64"}
 """Environment variables that a rank needs before it creates its process group."""
 CPU, SUM, AVG = torch.device("cpu"), dist.ReduceOp.SUM, dist.ReduceOp.AVG
 BYTES = {"Double": 8, "Long": 8, "Float": 4, "Int": 4, "BFloat16": 2, "Half": 2, "Byte": 1, "Char": 1}
-LOOK_EVERY = 4
-WIDTHS, SAMPLES, DENSE_STEPS, KEPT_STEPS = (12, 10), 8, 2, 8
-KEPT = {"powersgd": 2, "full": WIDTHS[1]}
+EVALUATE_EVERY = 4
+WIDTHS, SAMPLES, DENSE_STEPS, NUM_RESIDUAL_STEPS = (12, 10), 8, 2, 8
+FACTOR_RANKS = {"powersgd": 2, "full": WIDTHS[1]}
 """Name to rank of the factors."""
 
 
 def run_counted(trainer: TrainingLoop, mesh: DeviceMesh, num_steps: int) -> Mapping[str, np.ndarray]:
     """Train, and return each step's (calls, bytes): ``sent`` from the counter, ``recorded`` from torch's record."""
-    sent, recorded = [], []
+    counter_rows, record_rows = [], []
     runner = trainer.engine.rank_model.runners[0]
     assert isinstance(runner, DistributedDataParallel)
     if trainer.engine.rank_model.training.accumulate == 1 and not runner._comm_hooks:
@@ -52,43 +52,45 @@ def run_counted(trainer: TrainingLoop, mesh: DeviceMesh, num_steps: int) -> Mapp
         with ByteCounter(mesh) as counter:
             trainer.step()
         amounts = counter.counts.values()
-        sent.append((sum(each.num_calls for each in amounts), sum(each.size_bytes for each in amounts)))
-        last, *found = _record(last)
-        recorded.append(found)
-        if trainer.state.step % LOOK_EVERY == 0:
+        counter_rows.append((sum(each.num_calls for each in amounts), sum(each.size_bytes for each in amounts)))
+        last, *totals = _record(last)
+        record_rows.append(totals)
+        if trainer.state.step % EVALUATE_EVERY == 0:
             trainer.record_evaluation()
             last = _record(last)[0]
-    return {"sent": np.array(sent), "recorded": np.array(recorded)}
+    return {"sent": np.array(counter_rows), "recorded": np.array(record_rows)}
 
 
-def _record(since: int) -> tuple[int, int, int]:
-    """Return (number of the last collective, non-empty collectives after ``since``, their bytes)."""
+def _record(previous: int) -> tuple[int, int, int]:
+    """Return (number of the last collective, non-empty collectives after ``previous``, their bytes)."""
     entries = json.loads(torch._C._distributed_c10d._dump_fr_trace_json(True, False)).get("entries", [])
-    new = [entry for entry in entries if entry["record_id"] > since]
+    new = [entry for entry in entries if entry["record_id"] > previous]
     sizes = [
         math.prod(shape) * BYTES[dtype]
         for entry in new
         for shape, dtype in zip(entry["input_sizes"], entry["input_dtypes"], strict=True)
     ]
-    return max((entry["record_id"] for entry in new), default=since), sum(map(bool, sizes)), sum(sizes)
+    return max((entry["record_id"] for entry in new), default=previous), sum(map(bool, sizes)), sum(sizes)
 
 
-def spoken() -> Mapping[str, np.ndarray]:
+def collective_checks() -> Mapping[str, np.ndarray]:
     """Compare collectives with numpy; return the numbers of results and of errors, and the sizes sent.
 
     ``told`` has the errors of a collective that replaces a mean by a sum.
     """
-    num, wrong = check(CPU, GLOO)
+    num, errors = check(CPU, GLOO)
     means = COLLECTIVES["reduce_scatter"]
     # gloo had this bug in 2025 (pytorch#162338).
-    lost = replace(means, call=lambda mine, how: means.call(mine, SUM if how == AVG else how))
-    _, told = check(CPU, GLOO, {"reduce_scatter": lost})
+    faulty_collective = replace(
+        means, call=lambda tensor, operation: means.call(tensor, SUM if operation == AVG else operation)
+    )
+    _, fault_errors = check(CPU, GLOO, {"reduce_scatter": faulty_collective})
     rows = [measure(name, 1200, 1, CPU) for name in COLLECTIVES]
     sizes = [(row.size_bytes, row.calls, row.counted_bytes, row.expected_bytes, row.wire_bytes) for row in rows]
-    return {"checked": np.array([num, len(wrong)]), "told": np.array(told), "sizes": np.array(sizes)}
+    return {"checked": np.array([num, len(errors)]), "told": np.array(fault_errors), "sizes": np.array(sizes)}
 
 
-def kept_back(job: TrainConfig, rank: int, mesh: DeviceMesh, factors: int) -> Mapping[str, np.ndarray]:
+def powersgd_residuals(job: TrainConfig, rank: int, mesh: DeviceMesh, factors: int) -> Mapping[str, np.ndarray]:
     """Train in two accumulation steps; return one matrix's gradients and its residual, by step.
 
     ``own`` is the gradient of this rank, ``given`` the gradient that all ranks received, and ``kept`` the residual.
@@ -107,17 +109,19 @@ def kept_back(job: TrainConfig, rank: int, mesh: DeviceMesh, factors: int) -> Ma
     if factors == min(WIDTHS):
         # Factors of full rank have no fewer bytes than the matrix, so torch would send the matrix itself.
         state.min_compression_rate = 0
-    found = []
-    for _ in range(KEPT_STEPS):
+    rows = []
+    for _ in range(NUM_RESIDUAL_STEPS):
         inputs, targets = (torch.randn(SAMPLES, width, generator=generator).double() for width in WIDTHS)
         # As in the engine: the mean over all samples, times the copies that DistributedDataParallel divides by.
-        alone = copy.deepcopy(module)
-        alone.zero_grad()
-        (objective.loss_sum(alone(inputs), targets) / (2 * SAMPLES) * 2).backward()
+        local_module = copy.deepcopy(module)
+        local_module.zero_grad()
+        (objective.loss_sum(local_module(inputs), targets) / (2 * SAMPLES) * 2).backward()
         engine.step(Batch(inputs=inputs, targets=targets), 2 * SAMPLES)
-        assert alone.weight.grad is not None
+        assert local_module.weight.grad is not None
         assert module.weight.grad is not None
-        kept = state.error_dict.get(0, torch.zeros(module.weight.numel()))
-        found.append([alone.weight.grad.flatten().numpy(), module.weight.grad.flatten().numpy().copy(), kept.numpy()])
-    own, given, kept = np.array(found).transpose(1, 0, 2)
-    return {"own": own, "given": given, "kept": kept}
+        residuals = state.error_dict.get(0, torch.zeros(module.weight.numel()))
+        rows.append(
+            [local_module.weight.grad.flatten().numpy(), module.weight.grad.flatten().numpy().copy(), residuals.numpy()]
+        )
+    local_gradients, mean_gradients, residuals = np.array(rows).transpose(1, 0, 2)
+    return {"own": local_gradients, "given": mean_gradients, "kept": residuals}

@@ -45,11 +45,11 @@ WAIT_S = 800.0
 class Machine:
     """A launcher and all processes that it starts."""
 
-    def __init__(self, place: Path, name: str, port: int, *more: str) -> None:
+    def __init__(self, place: Path, name: str, port: int, *options: str) -> None:
         self.out = place / f"{name}.json"
         command = [sys.executable, "-m", "fanin.commands.main", "train", place / "train.toml", "--json", self.out]
         command += ["--nodes", "1:2", "--endpoint", f"127.0.0.1:{port}", "--restarts", "2", "--state", place / "state"]
-        command += more
+        command += options
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
 
     def kill(self) -> None:
@@ -72,12 +72,12 @@ class Machine:
         """Wait for the command to succeed, and return its JSON output."""
         _, err = self._process.communicate(timeout=WAIT_S)
         assert (self._process.returncode, err) == (0, "")
-        found = json.loads(self.out.read_text())
-        assert isinstance(found, dict)
-        return found
+        report = json.loads(self.out.read_text())
+        assert isinstance(report, dict)
+        return report
 
     @property
-    def runs(self) -> bool:
+    def is_running(self) -> bool:
         """Whether the command is still running."""
         return self._process.poll() is None
 
@@ -86,10 +86,10 @@ def family(parent: int) -> Iterator[int]:
     """Yield all descendants of a process, each after its own descendants."""
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
-            found = path.read_text().rpartition(")")[2].split()
+            fields = path.read_text().rpartition(")")[2].split()
         except (FileNotFoundError, ProcessLookupError):
             continue
-        if int(found[1]) == parent:
+        if int(fields[1]) == parent:
             pid = int(path.parent.name)
             yield from family(pid)
             yield pid
@@ -111,38 +111,38 @@ class Place:
         draft.write_text(str(seconds))
         draft.rename(self.folder / "pace")
 
-    def two(self, app: str) -> tuple[Machine, Machine]:
+    def start_two(self, app: str) -> tuple[Machine, Machine]:
         """Return two machines that have trained an App together for some steps. The last steps are not saved."""
         self.write(app)
         self.pace(1.0)
         machines = self.start(), self.start()
-        self.until(lambda: self.num_ranks() == 2)
+        self.wait_until(lambda: self.num_ranks() == 2)
         self.pace(0.3)
-        begun = len(self.steps())
-        self.until(lambda: len(self.steps()) > begun + 6 and self.steps()[-1] % EVERY == 1)
+        num_steps = len(self.steps())
+        self.wait_until(lambda: len(self.steps()) > num_steps + 6 and self.steps()[-1] % EVERY == 1)
         return machines
 
     def write(self, app: str, every: int = EVERY) -> None:
         """Write the config."""
-        named = {"app": f"{APPS}:{app}", "data": self.folder / "data.npz", "folder": self.folder}
-        (self.folder / "train.toml").write_text(CONFIG.format(num_steps=NUM_STEPS, every=every, **named))
+        values = {"app": f"{APPS}:{app}", "data": self.folder / "data.npz", "folder": self.folder}
+        (self.folder / "train.toml").write_text(CONFIG.format(num_steps=NUM_STEPS, every=every, **values))
 
     def num_ranks(self) -> int:
         """Return the number of logs that ranks have left, one for each rank and attempt."""
         return len(list(self.folder.glob("state/logs/*/*/attempt_*/*/stderr.log")))
 
-    def start(self, *more: str) -> Machine:
+    def start(self, *options: str) -> Machine:
         """Start one more machine. The first machine keeps the store where all of them meet."""
-        machine = Machine(self.folder, f"machine-{len(self._machines)}", self.port, *more)
+        machine = Machine(self.folder, f"machine-{len(self._machines)}", self.port, *options)
         self._machines.append(machine)
-        self.until(self._meets)
+        self.wait_until(self._is_listening)
         return machine
 
-    def until(self, condition: Callable[[], bool]) -> None:
+    def wait_until(self, condition: Callable[[], bool]) -> None:
         """Wait until a condition holds."""
-        until_s = time.monotonic() + WAIT_S
+        deadline_s = time.monotonic() + WAIT_S
         while not condition():
-            assert time.monotonic() < until_s, "waited too long"
+            assert time.monotonic() < deadline_s, "waited too long"
             time.sleep(0.1)
 
     def steps(self) -> list[int]:
@@ -154,10 +154,10 @@ class Place:
     def end(self) -> None:
         """Kill all machines that still run."""
         for machine in self._machines:
-            if machine.runs:
+            if machine.is_running:
                 machine.kill()
 
-    def _meets(self) -> bool:
+    def _is_listening(self) -> bool:
         try:
             socket.create_connection(("127.0.0.1", self.port), 1.0).close()
         except OSError:
@@ -170,8 +170,8 @@ def empty_place(folder: Path) -> Iterator[Place]:
     """Yield a job's folder that has no machine yet."""
     public = split_digits(1, 1.0, 0).public
     np.savez(folder / "data.npz", x=public.inputs["x"], y=public.y)
-    made = Place(folder)
+    place = Place(folder)
     try:
-        yield made
+        yield place
     finally:
-        made.end()
+        place.end()

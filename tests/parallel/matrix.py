@@ -21,7 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from parallel.cells import BATCH, CELLS, COMPILED, FAULTS, HALVES, STATISTICS, WORLD, Cell
+from parallel.cells import BATCH, CELLS, COMPILED, FAULTS, HALF_PRECISION, STATISTICS, WORLD, Cell
 from parallel.families import MASKED, PRETRAINED, UNPLANNED, batches, model_of
 
 from fanin.datacenter.parallel.batch import Batch
@@ -72,10 +72,10 @@ def train(cell: Cell, engine: Engine) -> dict[str, np.ndarray]:
     """Return the losses of all steps, the loss of an evaluation, and all parameters after the last step."""
     losses, (index, num) = [], engine.share
     for inputs, targets in batches(cell.num_steps, cell.family):
-        mine = targets.chunk(num)[index]
+        rank_targets = targets.chunk(num)[index]
         # The mask has at least one token of each sample, and all that have a target. Our own decoder accepts no mask.
-        extra = {"attention_mask": (mine != NO_TOKEN).long()} if cell.family in MASKED else {}
-        batch = Batch(inputs=inputs.chunk(num)[index], targets=mine, extra=extra)
+        extra = {"attention_mask": (rank_targets != NO_TOKEN).long()} if cell.family in MASKED else {}
+        batch = Batch(inputs=inputs.chunk(num)[index], targets=rank_targets, extra=extra)
         # The count is passed if it is known. Otherwise the engine sums it.
         count = None if cell.microbatches > 1 else int((targets != NO_TOKEN).sum())
         if cell.fault == "mean-of-means":
@@ -83,40 +83,40 @@ def train(cell: Cell, engine: Engine) -> dict[str, np.ndarray]:
             count = int((batch.targets != NO_TOKEN).sum()) * num
         losses.append(float(engine.step(batch, count).loss))
     # A folded schedule accepts batches of one size only, that of an accumulation step.
-    turns = tuple(batch.chunks(cell.accumulate if parallel_of(cell).folded else 1))
+    chunks = tuple(batch.chunks(cell.accumulate if parallel_of(cell).folded else 1))
     values = engine.full_parameters()
     names = np.array(sorted(values))
-    outcome = {"losses": np.array(losses), "evaluated": evaluated(engine, turns), "names": names}
+    outcome = {"losses": np.array(losses), "evaluated": mean_loss(engine, chunks), "names": names}
     outcome |= {name: values[name].numpy() for name in names}
     if cell.shape.num_ranks < WORLD and not cell.fault:
         engine.load_parameters({name: value.flip(0) / 2 for name, value in values.items()})
-        outcome["reloaded"] = evaluated(engine, turns)
+        outcome["reloaded"] = mean_loss(engine, chunks)
     return outcome
 
 
-def evaluated(engine: Engine, turns: Sequence[Batch]) -> np.ndarray:
+def mean_loss(engine: Engine, chunks: Sequence[Batch]) -> np.ndarray:
     """Return the mean loss of a batch that is evaluated in chunks, as a scalar."""
-    total, count = np.array([engine.evaluate(turn) for turn in turns]).sum(axis=0)[:2]
+    total, count = np.array([engine.evaluate(chunk) for chunk in chunks]).sum(axis=0)[:2]
     return np.array(total / count)
 
 
-def built_of(cell: Cell, mesh: DeviceMesh) -> RankModel:
+def rank_model_of(cell: Cell, mesh: DeviceMesh) -> RankModel:
     """Return the cell's model on this rank, correct or deliberately wrong."""
     training, model = training_of(cell), model_of(cell)
     values = {name: value.detach().clone() for name, value in model.module.named_parameters()}
     if cell.dtype == "float64":
         # As in a job of several ranks: the model is split without values, which are loaded afterwards.
         drop_values(model.module)
-    built = build(model, parallel_of(cell), training, mesh, CPU)
+    rank_model = build(model, parallel_of(cell), training, mesh, CPU)
     if cell.dtype == "float64":
-        load_whole(built, values)
+        load_whole(rank_model, values)
     if cell.fault == "untied" and cell.shape.pp == 1:
         # As torch leaves it: the head is split over tp, and nothing ties it again.
-        part = built.parts[0]
+        part = rank_model.parts[0]
         head = part.get_submodule("head")
         head.weight = torch.nn.Parameter(head.weight.detach().clone())
-        return dataclasses.replace(built, optimizers=(build_optimizer(part, training),))
-    return dataclasses.replace(built, tie=None) if cell.fault == "untied" else built
+        return dataclasses.replace(rank_model, optimizers=(build_optimizer(part, training),))
+    return dataclasses.replace(rank_model, tie=None) if cell.fault == "untied" else rank_model
 
 
 def canary() -> dict[str, np.ndarray]:
@@ -124,16 +124,16 @@ def canary() -> dict[str, np.ndarray]:
 
     Builds of 2025 returned the sum for both means.
     """
-    found = {}
+    results = {}
     for dtype in (torch.float32, torch.float64, torch.bfloat16):
-        mine = (torch.arange(2 * WORLD) + dist.get_rank()).to(dtype)
-        means, total, piece = mine.clone(), mine.clone(), torch.empty(2, dtype=dtype)
+        values = (torch.arange(2 * WORLD) + dist.get_rank()).to(dtype)
+        means, total, piece = values.clone(), values.clone(), torch.empty(2, dtype=dtype)
         dist.all_reduce(means, dist.ReduceOp.AVG)
         dist.all_reduce(total)
-        dist.reduce_scatter_single(piece, mine, dist.ReduceOp.AVG)
+        dist.reduce_scatter_single(piece, values, dist.ReduceOp.AVG)
         for name, value in (("means", means), ("total", total), ("piece", piece)):
-            found[f"{dtype}-{name}"] = value.double().numpy()
-    return found
+            results[f"{dtype}-{name}"] = value.double().numpy()
+    return results
 
 
 def work(folder: Path, rank: int, cells: list[Cell]) -> None:
@@ -142,9 +142,9 @@ def work(folder: Path, rank: int, cells: list[Cell]) -> None:
     silence_expected_messages()
     meet = f"file://{folder}/{cells[0].name}.meet"
     dist.init_process_group("gloo", init_method=meet, rank=rank, world_size=WORLD)
-    found = canary()
+    averages = canary()
     if rank == 0:
-        np.savez(folder / "canary.npz", **found)
+        np.savez(folder / "canary.npz", **averages)
     meshes: dict[str, DeviceMesh] = {}
     for cell in cells:
         started_s = time.monotonic()
@@ -154,7 +154,7 @@ def work(folder: Path, rank: int, cells: list[Cell]) -> None:
             ranks = torch.arange(num_ranks).reshape(*cell.shape.sizes.values())
             meshes[cell.mesh] = DeviceMesh("cpu", ranks, mesh_dim_names=AXES)
         if rank < num_ranks:
-            outcome = train(cell, Engine(built_of(cell, meshes[cell.mesh])))
+            outcome = train(cell, Engine(rank_model_of(cell, meshes[cell.mesh])))
             seconds, graphs = time.monotonic() - started_s, counters["stats"]["unique_graphs"]
             if rank == 0:
                 np.savez(folder / f"{cell.name}.npz", seconds=seconds, graphs=graphs, **outcome)
@@ -162,29 +162,29 @@ def work(folder: Path, rank: int, cells: list[Cell]) -> None:
     dist.destroy_process_group()
 
 
-def alone(folder: Path, cells: list[Cell]) -> None:
+def run_references(folder: Path, cells: list[Cell]) -> None:
     """Train each variant once in one process."""
     torch.set_num_threads(1)
     for cell in {cell.reference: cell for cell in cells}.values():
-        told = ("layers", "tied", "dtype", "clip", "freeze", "family", "nightly", "long")
-        plain = Cell(mesh="none", **{name: getattr(cell, name) for name in told})
-        engine = Engine(build(model_of(plain), parallel_of(plain), training_of(plain), None, CPU))
-        np.savez(folder / f"{cell.reference}.npz", **train(plain, engine))
+        fields = ("layers", "tied", "dtype", "clip", "freeze", "family", "nightly", "long")
+        reference = Cell(mesh="none", **{name: getattr(cell, name) for name in fields})
+        engine = Engine(build(model_of(reference), parallel_of(reference), training_of(reference), None, CPU))
+        np.savez(folder / f"{cell.reference}.npz", **train(reference, engine))
 
 
 def main(arguments: Sequence[str]) -> int:
     """Train the requested cells; return the number of processes that failed."""
-    folder, wanted = Path(arguments[0]), arguments[1:]
-    known = (*CELLS, *HALVES, *FAULTS, *STATISTICS, *COMPILED)
-    chosen = [cell for cell in known if cell.name in wanted or _group(cell) in wanted]
-    for family in {cell.family for cell in chosen} & {*PRETRAINED, *UNPLANNED}:
+    folder, names = Path(arguments[0]), arguments[1:]
+    known = (*CELLS, *HALF_PRECISION, *FAULTS, *STATISTICS, *COMPILED)
+    selection = [cell for cell in known if cell.name in names or _group(cell) in names]
+    for family in {cell.family for cell in selection} & {*PRETRAINED, *UNPLANNED}:
         # Their modules load at first use: once here, and not on every rank.
         model_of(Cell(mesh="none", family=family))
     # Each compiled cell has its own processes, as a job has. torch 2.13 keeps state between compilations, which makes
     # the compilation of another model fail. It also stops compiling code that it has compiled often.
-    pools = [[cell for cell in chosen if not cell.compile], *([cell] for cell in chosen if cell.compile)]
+    pools = [[cell for cell in selection if not cell.compile], *([cell] for cell in selection if cell.compile)]
     fork = multiprocessing.get_context("fork")
-    processes = [fork.Process(target=alone, args=(folder, chosen))]
+    processes = [fork.Process(target=run_references, args=(folder, selection))]
     processes[0].start()
     for cells in filter(None, pools):
         ranks = [fork.Process(target=work, args=(folder, rank, cells)) for rank in range(WORLD)]

@@ -45,7 +45,7 @@ SPLIT: Final = {"sequence_parallel": True}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cell:
+class MemoryCell:
     """A job with ``samples`` samples of ``length`` tokens in a chunk, and the pipeline rank that is measured."""
 
     mesh: str
@@ -63,42 +63,44 @@ class Cell:
         return Job(facts=decoder_facts("cell", self.config), parallel=parallel, training=training, sequence=self.length)
 
 
-CELLS: Final[dict[str, dict[str, Cell]]] = {
+CELLS: Final[dict[str, dict[str, MemoryCell]]] = {
     "first": {
-        "first stage": Cell(mesh="pp=2,dp_shard=2", settings={"microbatches": 4}),
+        "first stage": MemoryCell(mesh="pp=2,dp_shard=2", settings={"microbatches": 4}),
     },
     "small": {
-        "sharded": Cell(mesh="dp_shard=4"),
-        "alone over tp": Cell(mesh="tp=4"),
-        "sharded, few tokens": Cell(mesh="dp_shard=4", samples=1, length=32),
-        "sharded, kept": Cell(mesh="dp_shard=4", settings={"reshard": False}),
-        "sharded, full recompute": Cell(mesh="dp_shard=4", settings={"recompute": "full"}),
-        "sharded, selective recompute": Cell(mesh="dp_shard=4", settings={"recompute": "selective"}),
-        "sharded, bf16": Cell(mesh="dp_shard=4", settings={"precision": "bf16"}),
-        "sharded over tp, bf16": Cell(mesh="dp_shard=2,tp=2", settings={"precision": "bf16", "recompute": "full"}),
-        "sequence over tp": Cell(mesh="tp=4", settings=SPLIT),
-        "sequence over tp, full recompute": Cell(mesh="tp=4", samples=8, settings=SPLIT | {"recompute": "full"}),
-        "sequence over tp, selective recompute": Cell(
+        "sharded": MemoryCell(mesh="dp_shard=4"),
+        "alone over tp": MemoryCell(mesh="tp=4"),
+        "sharded, few tokens": MemoryCell(mesh="dp_shard=4", samples=1, length=32),
+        "sharded, kept": MemoryCell(mesh="dp_shard=4", settings={"reshard": False}),
+        "sharded, full recompute": MemoryCell(mesh="dp_shard=4", settings={"recompute": "full"}),
+        "sharded, selective recompute": MemoryCell(mesh="dp_shard=4", settings={"recompute": "selective"}),
+        "sharded, bf16": MemoryCell(mesh="dp_shard=4", settings={"precision": "bf16"}),
+        "sharded over tp, bf16": MemoryCell(
+            mesh="dp_shard=2,tp=2", settings={"precision": "bf16", "recompute": "full"}
+        ),
+        "sequence over tp": MemoryCell(mesh="tp=4", settings=SPLIT),
+        "sequence over tp, full recompute": MemoryCell(mesh="tp=4", samples=8, settings=SPLIT | {"recompute": "full"}),
+        "sequence over tp, selective recompute": MemoryCell(
             mesh="dp_shard=2,tp=2", settings=SPLIT | {"precision": "bf16", "recompute": "selective"}
         ),
-        "sequence over tp, first stage": Cell(mesh="pp=2,tp=2", settings=SPLIT | {"microbatches": 4}),
-        "sequence over tp, last stage": Cell(mesh="pp=2,tp=2", rank=1, settings=SPLIT | {"microbatches": 4}),
-        "turns": Cell(mesh="dp_shard=4", settings={"microbatches": 3}),
-        "last stage": Cell(mesh="pp=2,tp=2", rank=1, settings={"microbatches": 4}),
-        "all at once": Cell(mesh="pp=2,tp=2", settings={"microbatches": 3, "schedule": "GPipe"}),
+        "sequence over tp, first stage": MemoryCell(mesh="pp=2,tp=2", settings=SPLIT | {"microbatches": 4}),
+        "sequence over tp, last stage": MemoryCell(mesh="pp=2,tp=2", rank=1, settings=SPLIT | {"microbatches": 4}),
+        "turns": MemoryCell(mesh="dp_shard=4", settings={"microbatches": 3}),
+        "last stage": MemoryCell(mesh="pp=2,tp=2", rank=1, settings={"microbatches": 4}),
+        "all at once": MemoryCell(mesh="pp=2,tp=2", settings={"microbatches": 3, "schedule": "GPipe"}),
     },
     "large": {
-        "8 B, 64 shards": Cell(mesh="dp_shard=64", config=LARGE, length=2048, settings={"precision": "bf16"}),
-        "8 B, 64 shards, full recompute": Cell(
+        "8 B, 64 shards": MemoryCell(mesh="dp_shard=64", config=LARGE, length=2048, settings={"precision": "bf16"}),
+        "8 B, 64 shards, full recompute": MemoryCell(
             mesh="dp_shard=64", config=LARGE, length=2048, settings={"precision": "bf16", "recompute": "full"}
         ),
-        "8 B, 8 shards over tp 8": Cell(
+        "8 B, 8 shards over tp 8": MemoryCell(
             mesh="dp_shard=8,tp=8", config=LARGE, length=2048, settings={"precision": "bf16"}
         ),
-        "8 B, 8 shards, sequence over tp 8": Cell(
+        "8 B, 8 shards, sequence over tp 8": MemoryCell(
             mesh="dp_shard=8,tp=8", config=LARGE, length=2048, settings=SPLIT | {"precision": "bf16"}
         ),
-        "8 B, first of four stages, sequence over tp 4": Cell(
+        "8 B, first of four stages, sequence over tp 4": MemoryCell(
             mesh="pp=4,dp_shard=4,tp=4",
             config=LARGE,
             length=2048,
@@ -108,23 +110,23 @@ CELLS: Final[dict[str, dict[str, Cell]]] = {
 }
 
 
-class Course:
+class StageSchedule:
     """The chunks of one stage, in the order of its schedule."""
 
     def __init__(self, runner: nn.Module, job: Job, rank: int, tracker: MemTracker) -> None:
         self.runner, self.job, self.rank, self.tracker = runner, job, rank, tracker
         self.first, self.last = rank == 0, rank == job.parallel.mesh.pp - 1
-        self.waiting: list[Tensor] = []
+        self.queue: list[Tensor] = []
 
     def run(self) -> None:
         """Run all forward and backward passes of a step."""
         parallel, num = self.job.parallel, self.job.num_chunks
-        warm = num if parallel.schedule == "GPipe" else min(num, parallel.mesh.pp - self.rank)
-        for _ in range(warm):
+        num_warm_up = num if parallel.schedule == "GPipe" else min(num, parallel.mesh.pp - self.rank)
+        for _ in range(num_warm_up):
             self.forward()
         for index in range(num):
             self.backward(last=index == num - 1)
-            if index + warm < num:
+            if index + num_warm_up < num:
                 self.forward()
 
     def forward(self) -> None:
@@ -135,15 +137,15 @@ class Course:
         shape = (samples, self.job.sequence)
         tokens = torch.zeros(shape, dtype=torch.long)
         dtype = torch.bfloat16 if self.job.stream_bytes == 2 else torch.float32
-        handed = (samples, self.job.stream_tokens // samples, self.job.facts.width)
-        stream = torch.zeros(*handed, dtype=dtype, requires_grad=True)
+        stream_shape = (samples, self.job.stream_tokens // samples, self.job.facts.width)
+        stream = torch.zeros(*stream_shape, dtype=dtype, requires_grad=True)
         outputs = self.runner(tokens if self.first else stream)
-        self.waiting.append(TOKENS.loss_sum(outputs, tokens) / 7 if self.last else outputs)
+        self.queue.append(TOKENS.loss_sum(outputs, tokens) / 7 if self.last else outputs)
         self.outputs = outputs if self.last else None
 
     def backward(self, *, last: bool) -> None:
         """Run the backward pass of the chunk that has waited longest."""
-        value = self.waiting.pop(0)
+        value = self.queue.pop(0)
         if isinstance(self.runner, FSDPModule):
             self.runner.set_requires_gradient_sync(last)
             if self.job.parallel.pipelined:
@@ -152,7 +154,7 @@ class Course:
         value.backward(None if self.last else torch.ones_like(value))
 
 
-def tracked(cell: Cell) -> int:
+def tracked_peak(cell: MemoryCell) -> int:
     """Return the tracker's peak in the forward and backward passes of a second step."""
     job = cell.job()
     world = job.parallel.mesh.num_ranks
@@ -163,8 +165,8 @@ def tracked(cell: Cell) -> int:
         module = Decoder(cell.config)
     # On meta and outside the fake mode, because the code of meshes needs real numbers.
     model = TrainableModel(module=module, layout=decoder_layout(cell.config))
-    built = build(model, job.parallel, job.training, mesh, torch.device("meta"))
-    part = built.parts[cell.rank]
+    rank_model = build(model, job.parallel, job.training, mesh, torch.device("meta"))
+    part = rank_model.parts[cell.rank]
     with FakeTensorMode(allow_non_fake_inputs=True):
         part.to_empty(device="cpu")
         optimizer = torch.optim.AdamW(part.parameters(), foreach=False)
@@ -174,14 +176,14 @@ def tracked(cell: Cell) -> int:
         else:
             tracker = MemTracker()
             tracker.track_external(part, optimizer)
-        course = Course(built.runners[cell.rank], job, cell.rank, tracker)
+        schedule = StageSchedule(rank_model.runners[cell.rank], job, cell.rank, tracker)
         with tracker:
-            course.run()
+            schedule.run()
             optimizer.step()
             optimizer.zero_grad()
         tracker._peak_mem, tracker._peak_mem_snap = {}, {}
         with tracker:
-            course.run()
+            schedule.run()
         (snapshot,) = tracker.get_tracker_snapshot("peak").values()
     dist.destroy_process_group()
     return int(snapshot["Total"])
@@ -194,12 +196,12 @@ def main(arguments: Sequence[str]) -> int:
     cells = CELLS[arguments[1]]
     # One process for each cell: DTensor keeps the groups of a mesh, and the groups of an earlier cell no longer exist.
     with multiprocessing.get_context("fork").Pool(1, maxtasksperchild=1) as pool:
-        peaks = pool.map(tracked, cells.values(), chunksize=1)
-    found = {
+        peaks = pool.map(tracked_peak, cells.values(), chunksize=1)
+    results = {
         name: [peak, predict_memory(cell.job(), cell.rank).total]
         for (name, cell), peak in zip(cells.items(), peaks, strict=True)
     }
-    Path(arguments[0]).write_text(json.dumps(found, indent=1))
+    Path(arguments[0]).write_text(json.dumps(results, indent=1))
     return 0
 
 

@@ -27,7 +27,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from parallel.hooks import KEPT, LOOK_EVERY, RECORD, kept_back, run_counted, spoken
+from parallel.hooks import EVALUATE_EVERY, FACTOR_RANKS, RECORD, collective_checks, powersgd_residuals, run_counted
 
 from fanin.clients.data.digits import split_digits
 from fanin.clients.data.examples import Examples
@@ -78,7 +78,7 @@ HOOKS = {
     # One local step, then the mean of the copies: averaging the gradients of each step, in another way.
     "each": CommunicationSettings(local_period=1, dense_steps=2),
 }
-TURNS = {"fp16-turns": 2}
+ACCUMULATIONS = {"fp16-turns": 2}
 # AdaScale's parts: the accumulation steps of all copies together, as many in each world.
 NUM_PARTS = 6
 DEMO: Mapping[str, tuple[Callable[[int], nn.Module], int]] = {
@@ -109,14 +109,14 @@ def config(num_ranks: int) -> TrainConfig:
     )
 
 
-def averaging(num_ranks: int) -> Objective:
+def averaging_objective(num_ranks: int) -> Objective:
     """Return an objective with an error that parity must detect: it averages the means of the ranks."""
-    right = padded_objective(cross_entropy)
+    objective = padded_objective(cross_entropy)
 
     def loss_sum(outputs: Tensor, targets: Tensor) -> Tensor:
-        return right.loss_sum(outputs, targets) / max(1, int(right.count(targets))) * BATCH / num_ranks
+        return objective.loss_sum(outputs, targets) / max(1, int(objective.count(targets))) * BATCH / num_ranks
 
-    return Objective(loss_sum=loss_sum, count=right.count)
+    return Objective(loss_sum=loss_sum, count=objective.count)
 
 
 def parts(num: int, dtype: torch.dtype) -> DataSplit:
@@ -136,19 +136,19 @@ def scored_engine(
     return build_engine(model, job.parallel, job.training, mesh), scored
 
 
-def found(trainer: TrainingLoop) -> Mapping[str, np.ndarray]:
+def results(trainer: TrainingLoop) -> Mapping[str, np.ndarray]:
     """Return the results of a job."""
-    trained = trainer.history
-    rows = [(each.step, each.train_loss, each.validation_loss, each.validation_accuracy) for each in trained.evaluated]
+    history = trainer.history
+    rows = [(each.step, each.train_loss, each.validation_loss, each.validation_accuracy) for each in history.evaluated]
     values = whole_values(trainer.engine)
     return {
-        "losses": np.array(trained.losses),
+        "losses": np.array(history.losses),
         "evaluated": np.array(rows),
         "parameters": np.concatenate([value.numpy().ravel() for value in values.values()]),
     }
 
 
-def go_on(folder: Path, num_ranks: int, mesh: DeviceMesh | None) -> Mapping[str, np.ndarray]:
+def resume(folder: Path, num_ranks: int, mesh: DeviceMesh | None) -> Mapping[str, np.ndarray]:
     """Resume the job on each number of ranks in turn. Each trains a part and leaves the rest to the next."""
     steps = NUM_STEPS if num_ranks == WORLDS[-1] else HALF_WAY + num_ranks
     job = replace(
@@ -157,8 +157,8 @@ def go_on(folder: Path, num_ranks: int, mesh: DeviceMesh | None) -> Mapping[str,
         checkpoints=CheckpointSettings(folder=folder / "checkpoints", every=4),
     )
     engine, scored = scored_engine(job, mesh, torch.float64, padded_objective(cross_entropy))
-    first = mesh is None or dist.get_rank() == 0
-    with JobCheckpoints(job.checkpoints, engine, job.seed, writes=first) as keeper:
+    is_first = mesh is None or dist.get_rank() == 0
+    with JobCheckpoints(job.checkpoints, engine, job.seed, writes=is_first) as keeper:
         start = keeper.start(Observers())
         trainer = TrainingLoop(engine, scored, job, parts(NUM_EXAMPLES, torch.float64), start)
         keeper.follow(trainer, start.observers.publish)
@@ -167,36 +167,36 @@ def go_on(folder: Path, num_ranks: int, mesh: DeviceMesh | None) -> Mapping[str,
                 trainer.record_evaluation()
             keeper.on(StepSettled(num_steps=trainer.state.step))
         keeper.save(trainer)
-    return found(trainer)
+    return results(trainer)
 
 
-def apart(folder: Path, rank: int, mesh: DeviceMesh) -> Mapping[str, np.ndarray]:
+def folder_errors(folder: Path, rank: int, mesh: DeviceMesh) -> Mapping[str, np.ndarray]:
     """Return the errors of one of two ranks whose folders differ.
 
     First one rank cannot write checkpoints. Then each rank reads a folder of its own. One has a checkpoint, and the
     other has none, or one that cannot be read.
     """
-    job, told = config(2), []
+    job, errors = config(2), []
     engine, _ = scored_engine(job, mesh, torch.float64, padded_objective(cross_entropy))
-    own = folder / f"apart-{rank}"
-    with JobCheckpoints(CheckpointSettings(folder=own), engine, job.seed, writes=rank == 0) as keeper:
+    own_folder = folder / f"apart-{rank}"
+    with JobCheckpoints(CheckpointSettings(folder=own_folder), engine, job.seed, writes=rank == 0) as keeper:
         keeper.save(
             TrainingLoop(engine, ScoredObjective(padded_objective(cross_entropy)), job, parts(BATCH, torch.float64))
         )
     if rank == 1:
-        shutil.rmtree(own)
-    for turn, place in enumerate((own if rank == 0 else Path("/dev/null/apart"), own, own)):
-        if rank == 1 and turn == 2:
-            (own / "LATEST").write_text("{")
+        shutil.rmtree(own_folder)
+    for case, place in enumerate((own_folder if rank == 0 else Path("/dev/null/apart"), own_folder, own_folder)):
+        if rank == 1 and case == 2:
+            (own_folder / "LATEST").write_text("{")
         try:
             JobCheckpoints(CheckpointSettings(folder=place), engine, job.seed, writes=False)
-            told.append("nothing")
+            errors.append("nothing")
         except (Corrupted, InvalidInput) as exc:
-            told.append(f"{type(exc).__name__}: {exc}")
-    return {"told": np.array(told)}
+            errors.append(f"{type(exc).__name__}: {exc}")
+    return {"told": np.array(errors)}
 
 
-def offloaded(folder: Path) -> Mapping[str, np.ndarray]:
+def offload_results(folder: Path) -> Mapping[str, np.ndarray]:
     """Return the losses (job, steps) of one process, and whether a process group was left.
 
     The jobs are a plain one, one with its parameters on the CPU, and a plain one that resumes from the checkpoint of
@@ -219,10 +219,12 @@ def offloaded(folder: Path) -> Mapping[str, np.ndarray]:
 
 def overflow(rank: int, mesh: DeviceMesh) -> Mapping[str, np.ndarray]:
     """Run two fp16 steps, the first with an overflow on one of two ranks; return skipped steps and parameters."""
-    factors, right = [0.0], padded_objective(cross_entropy)
-    half = replace(config(2), parallel=ParallelSettings(mesh=MeshShape(dp_shard=2), precision="fp16"))
-    times = replace(right, loss_sum=lambda outputs, targets: right.loss_sum(outputs, targets) * factors[0])
-    engine, _ = scored_engine(half, mesh, torch.float32, times)
+    factors, objective = [0.0], padded_objective(cross_entropy)
+    job = replace(config(2), parallel=ParallelSettings(mesh=MeshShape(dp_shard=2), precision="fp16"))
+    scaled_objective = replace(
+        objective, loss_sum=lambda outputs, targets: objective.loss_sum(outputs, targets) * factors[0]
+    )
+    engine, _ = scored_engine(job, mesh, torch.float32, scaled_objective)
     examples = split_digits(1, 1.0, 0).public.take(np.arange(BATCH).reshape(2, -1)[rank])
     batch, skipped = Batch(inputs=torch.from_numpy(examples.inputs["x"]), targets=torch.from_numpy(examples.y)), []
     values = [engine.full_parameters()]
@@ -244,7 +246,7 @@ class Gains:
             self.values.append(event.gain)
 
 
-def adascaled(num_ranks: int, mesh: DeviceMesh | None) -> Mapping[str, np.ndarray]:
+def adascale_results(num_ranks: int, mesh: DeviceMesh | None) -> Mapping[str, np.ndarray]:
     """Train with AdaScale from a base batch of two samples; return the results and the gain of each step."""
     job = config(num_ranks)
     rate = RateSettings(scale="adascale", base_batch=BATCH // NUM_PARTS, warm_up=4, decay="cosine", floor=0.1)
@@ -254,7 +256,7 @@ def adascaled(num_ranks: int, mesh: DeviceMesh | None) -> Mapping[str, np.ndarra
     start = LoopStart(observers=Observers([gains]))
     trainer = TrainingLoop(engine, scored, job, parts(NUM_EXAMPLES, torch.float64), start)
     trainer.run()
-    return {**found(trainer), "gains": np.array(gains.values)}
+    return {**results(trainer), "gains": np.array(gains.values)}
 
 
 def work(folder: Path, rank: int, num_ranks: int) -> None:
@@ -265,39 +267,39 @@ def work(folder: Path, rank: int, num_ranks: int) -> None:
     if num_ranks > 1:
         dist.init_process_group("gloo", init_method=f"file://{folder}/meet{num_ranks}", rank=rank, world_size=num_ranks)
         mesh = build_mesh(MeshShape(dp_replicate=num_ranks), num_ranks)
-    right = padded_objective(cross_entropy)
+    default_objective = padded_objective(cross_entropy)
 
-    def run(name: str, job: TrainConfig, dtype: torch.dtype, objective: Objective = right) -> None:
+    def run(name: str, job: TrainConfig, dtype: torch.dtype, objective: Objective = default_objective) -> None:
         engine, scored = scored_engine(job, mesh, dtype, objective)
         # Local steps exclude a batch of a single sample, which only one rank would have.
         num = BATCH * 2 if name in HOOKS else NUM_EXAMPLES
         trainer = TrainingLoop(engine, scored, job, parts(num, dtype))
-        counted: Mapping[str, np.ndarray] = {}
+        counts: Mapping[str, np.ndarray] = {}
         if name in HOOKS and mesh is not None:
-            counted = run_counted(trainer, mesh, NUM_STEPS)
+            counts = run_counted(trainer, mesh, NUM_STEPS)
         else:
             trainer.run()
-        np.savez(folder / f"{num_ranks}-{name}-{rank}.npz", **found(trainer), **counted)
+        np.savez(folder / f"{num_ranks}-{name}-{rank}.npz", **results(trainer), **counts)
 
     for name, dtype in DTYPES.items():
         run(name, config(num_ranks), dtype)
-    np.savez(folder / f"{num_ranks}-resumed-{rank}.npz", **go_on(folder, num_ranks, mesh))
-    np.savez(folder / f"{num_ranks}-adascale-{rank}.npz", **adascaled(num_ranks, mesh))
+    np.savez(folder / f"{num_ranks}-resumed-{rank}.npz", **resume(folder, num_ranks, mesh))
+    np.savez(folder / f"{num_ranks}-adascale-{rank}.npz", **adascale_results(num_ranks, mesh))
     if num_ranks == 1:
-        np.savez(folder / "1-offloaded-0.npz", **offloaded(folder))
+        np.savez(folder / "1-offloaded-0.npz", **offload_results(folder))
     if num_ranks == 3:
-        np.savez(folder / f"3-spoken-{rank}.npz", **spoken())
+        np.savez(folder / f"3-spoken-{rank}.npz", **collective_checks())
     if num_ranks == 2:
-        run("averaging", config(2), torch.float64, averaging(2))
+        run("averaging", config(2), torch.float64, averaging_objective(2))
         assert mesh is not None
-        np.savez(folder / f"2-apart-{rank}.npz", **apart(folder, rank, mesh))
+        np.savez(folder / f"2-apart-{rank}.npz", **folder_errors(folder, rank, mesh))
         np.savez(folder / f"2-overflow-{rank}.npz", **overflow(rank, build_mesh(MeshShape(dp_shard=2), 2)))
         for name, settings in HOOKS.items():
-            job = replace(config(2), evaluation=replace(config(2).evaluation, every=LOOK_EVERY))
-            job = replace(job, training=replace(job.training, accumulate=TURNS.get(name, 1)))
+            job = replace(config(2), evaluation=replace(config(2).evaluation, every=EVALUATE_EVERY))
+            job = replace(job, training=replace(job.training, accumulate=ACCUMULATIONS.get(name, 1)))
             run(name, replace(job, communication=settings), torch.float32)
-        for name, factors in KEPT.items():
-            np.savez(folder / f"2-kept-{name}-{rank}.npz", **kept_back(config(2), rank, mesh, factors))
+        for name, factors in FACTOR_RANKS.items():
+            np.savez(folder / f"2-kept-{name}-{rank}.npz", **powersgd_residuals(config(2), rank, mesh, factors))
     if num_ranks > 1:
         dist.destroy_process_group()
 
@@ -309,14 +311,14 @@ def noise(name: str) -> Examples:
     return Examples(inputs={"x": x}, y=generator.integers(0, 10, DEMO_EXAMPLES, np.int32))
 
 
-def demonstrate(folder: Path, rank: int, num_ranks: int, which: str) -> None:
+def demonstrate(folder: Path, rank: int, num_ranks: int, suite: str) -> None:
     """Train some of the demo's jobs on one rank, with its models, layouts and settings, but for fewer steps."""
     torch.set_num_threads(1)
     shape, mesh = DEMO_WORLDS[num_ranks], None
     if num_ranks > 1:
         dist.init_process_group("gloo", init_method=f"file://{folder}/demo", rank=rank, world_size=num_ranks)
         mesh = build_mesh(shape, num_ranks)
-    for name, precision in DEMO_CELLS[which]:
+    for name, precision in DEMO_CELLS[suite]:
         kind, dtype = DEMO[name][0], DTYPES[precision]
         job = job_config(TASKS[name], TASKS[name].pretrain, folder, shape, 7)
         job = replace(job, stop=StopSettings(steps=NUM_STEPS))
@@ -328,26 +330,26 @@ def demonstrate(folder: Path, rank: int, num_ranks: int, which: str) -> None:
         engine = build_engine(model, job.parallel, job.training, mesh)
         trainer = TrainingLoop(engine, scored, job, DataSplit(train=samples, held_out=samples))
         trainer.run()
-        np.savez(folder / f"{num_ranks}-{name}-{precision}-{rank}.npz", **found(trainer))
+        np.savez(folder / f"{num_ranks}-{name}-{precision}-{rank}.npz", **results(trainer))
     if num_ranks > 1:
         dist.destroy_process_group()
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run all world sizes, one after the other; return the number of ranks that failed."""
-    folder, which = Path(arguments[0]), arguments[1]
+    folder, suite = Path(arguments[0]), arguments[1]
     fork = multiprocessing.get_context("fork")
-    failed = 0
-    loops = [(work, num) for num in WORLDS] if which == "change" else []
-    demos = [(partial(demonstrate, which=which), num) for num in DEMO_WORLDS]
+    num_failed = 0
+    loops = [(work, num) for num in WORLDS] if suite == "change" else []
+    demos = [(partial(demonstrate, suite=suite), num) for num in DEMO_WORLDS]
     for target, num_ranks in (*loops, *demos):
         ranks = [fork.Process(target=target, args=(folder, rank, num_ranks)) for rank in range(num_ranks)]
         for process in ranks:
             process.start()
         for process in ranks:
             process.join()
-            failed += process.exitcode != 0
-    return failed
+            num_failed += process.exitcode != 0
+    return num_failed
 
 
 if __name__ == "__main__":

@@ -33,26 +33,26 @@ CONFIG = DecoderConfig(
 KIB = 1024
 
 
-def grown(act: Callable[[], object], kind: str = "RssAnon") -> int:
+def memory_growth(action: Callable[[], object], kind: str = "RssAnon") -> int:
     """Return the bytes by which an action raises this process's memory at its peak.
 
     The default excludes pages of files.
     """
-    before, seen, done = own_bytes(kind), [0], threading.Event()
+    before, samples, done = process_bytes(kind), [0], threading.Event()
 
     def watch() -> None:
         while not done.wait(0.001):
-            seen.append(own_bytes(kind))
+            samples.append(process_bytes(kind))
 
     watcher = threading.Thread(target=watch)
     watcher.start()
-    act()
+    action()
     done.set()
     watcher.join()
-    return max(seen) - before
+    return max(samples) - before
 
 
-def own_bytes(kind: str = "RssAnon") -> int:
+def process_bytes(kind: str = "RssAnon") -> int:
     """Return the kernel's number for this process. ``VmRSS`` also counts mapped pages of files."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * KIB for line in lines if line.startswith(f"{kind}:"))
@@ -69,14 +69,14 @@ def work(folder: Path, rank: int) -> None:
     seed_file, engines, seed_bytes = folder / "seed.safetensors", list[Engine](), 0
     start = Start(build=lambda: Decoder(CONFIG), repeatable=True)
     if rank == 0:
-        seed_bytes = grown(lambda: write_seed_file(seed_file, start, "digest"), "VmRSS")
+        seed_bytes = memory_growth(lambda: write_seed_file(seed_file, start, "digest"), "VmRSS")
     dist.barrier()
 
     def begin() -> None:
         engines.append(build_engine(model, ParallelSettings(mesh=SHAPE), training, mesh))
         import_weights(engines[0], seed_file)
 
-    start_bytes = grown(begin, "VmRSS")
+    start_bytes = memory_growth(begin, "VmRSS")
     (engine,) = engines
     sizes = [entry.shape.numel() * entry.dtype.itemsize for entry in engine.table.values()]
     path = folder / "weights.safetensors"
@@ -86,8 +86,8 @@ def work(folder: Path, rank: int) -> None:
         "shard_bytes": sum(sizes) // NUM_RANKS,
         "seed_bytes": seed_bytes,
         "start_bytes": start_bytes,
-        "export_bytes": grown(lambda: export_weights(engine, path)),
-        "import_bytes": grown(lambda: import_weights(engine, path)),
+        "export_bytes": memory_growth(lambda: export_weights(engine, path)),
+        "import_bytes": memory_growth(lambda: import_weights(engine, path)),
     }
     (folder / f"rank-{rank}.json").write_text(json.dumps(row))
     dist.barrier()

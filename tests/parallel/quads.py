@@ -43,12 +43,12 @@ from fanin.protos.errors import UnsupportedModel
 NUM_RANKS, NUM_STEPS, BATCH, LENGTH, WIDTH = 4, 3, 8, 6, 8
 CONFIG = DecoderConfig(vocabulary=16, width=WIDTH, num_layers=2, num_heads=2, num_kv_heads=2, feed_forward=16)
 TRAINING = TrainingSettings(batch_size=BATCH, learning_rate=0.05, optimizer="sgd")
-BROKEN = {
+SKIP_SETTINGS = {
     "sharded": ParallelSettings(mesh=MeshShape(dp_replicate=2, dp_shard=2)),
     "cut-and-split": ParallelSettings(mesh=MeshShape(pp=2, tp=2), microbatches=2),
     "local": ParallelSettings(mesh=MeshShape(dp_replicate=4)),
 }
-HALVES = {
+HALF_SETTINGS = {
     "pipeline": ParallelSettings(mesh=MeshShape(pp=2, dp_shard=2), microbatches=2, precision="bf16"),
     "kept": ParallelSettings(mesh=MeshShape(dp_shard=4), reshard=False, precision="bf16"),
 }
@@ -82,8 +82,8 @@ def batch(engine: Engine) -> Batch:
     """Return this rank's part of the only batch."""
     tokens = torch.arange(BATCH * (LENGTH + 1)).reshape(BATCH, LENGTH + 1) ** 2 % CONFIG.vocabulary
     index, count = engine.share
-    mine = tokens.chunk(count)[index]
-    return Batch(inputs=mine[:, :-1], targets=mine[:, 1:])
+    rank_tokens = tokens.chunk(count)[index]
+    return Batch(inputs=rank_tokens[:, :-1], targets=rank_tokens[:, 1:])
 
 
 def flat(engine: Engine) -> np.ndarray:
@@ -97,33 +97,33 @@ def decoder_engine(parallel: ParallelSettings, training: TrainingSettings, objec
     return build_engine(model, parallel, training, mesh)
 
 
-def broken(name: str, rank: int) -> Mapping[str, np.ndarray]:
+def step_results(name: str, rank: int) -> Mapping[str, np.ndarray]:
     """Train three steps. In the second, the gradients of the last rank's samples are not finite."""
-    spoils = [False]
+    fault = [False]
 
     def loss_sum(outputs: Tensor, targets: Tensor) -> Tensor:
         loss = TOKENS.loss_sum(outputs, targets)
-        return loss + (loss * 0.0).sqrt() if spoils[0] and rank == NUM_RANKS - 1 else loss
+        return loss + (loss * 0.0).sqrt() if fault[0] and rank == NUM_RANKS - 1 else loss
 
     training = replace(TRAINING, max_skips=1)
-    engine = decoder_engine(BROKEN[name], training, replace(TOKENS, loss_sum=loss_sum, sharded=None))
+    engine = decoder_engine(SKIP_SETTINGS[name], training, replace(TOKENS, loss_sum=loss_sum, sharded=None))
     if name == "local":
         apply_communication(engine.rank_model.runners[0], CommunicationSettings(local_period=4, dense_steps=2))
     rows, values = [], [flat(engine)]
     for step in range(3):
-        spoils[0] = step == 1
-        stepped = engine.step(batch(engine))
-        rows.append((stepped.skipped, np.isfinite(float(stepped.loss))))
+        fault[0] = step == 1
+        result = engine.step(batch(engine))
+        rows.append((result.skipped, np.isfinite(float(result.loss))))
         values.append(flat(engine))
     return {"skipped": np.array(rows), "moved": np.array([(new != old).any() for old, new in pairwise(values)])}
 
 
-def evaluated(name: str, folder: Path) -> Mapping[str, np.ndarray]:
+def evaluation_results(name: str, folder: Path) -> Mapping[str, np.ndarray]:
     """Return the parameters before an evaluation, and as they are read, written and restored after it."""
-    engine = decoder_engine(HALVES[name], TRAINING)
+    engine = decoder_engine(HALF_SETTINGS[name], TRAINING)
     engine.step(batch(engine))
     before = engine.full_parameters()
-    size = BATCH // HALVES[name].mesh.num_parts
+    size = BATCH // HALF_SETTINGS[name].mesh.num_parts
     assert len(batch(engine).inputs) == size
     engine.evaluate(batch(engine))
     after = engine.full_parameters()
@@ -131,22 +131,22 @@ def evaluated(name: str, folder: Path) -> Mapping[str, np.ndarray]:
     best = snapshot(engine)
     export_weights(engine, folder / f"{name}.safetensors")
     dist.barrier()
-    written = load_file(folder / f"{name}.safetensors")
+    file_values = load_file(folder / f"{name}.safetensors")
     engine.step(batch(engine))
     engine.evaluate(batch(engine))
     restore(engine, best)
-    restored = engine.full_parameters()
+    restored_values = engine.full_parameters()
     engine.evaluate(batch(engine))
     engine.load_parameters({key: value / 2 for key, value in before.items()})
-    loaded = engine.full_parameters()
-    same = [
+    loaded_values = engine.full_parameters()
+    matches = [
         all(torch.equal(before[key], values[key]) and values[key].dtype == torch.float32 for key in before)
-        for values in (after, written, restored, {key: value * 2 for key, value in loaded.items()})
+        for values in (after, file_values, restored_values, {key: value * 2 for key, value in loaded_values.items()})
     ]
-    return {"same": np.array(same)}
+    return {"same": np.array(matches)}
 
 
-def shared(parallel: ParallelSettings, layout: Layout) -> Mapping[str, np.ndarray]:
+def shared_results(parallel: ParallelSettings, layout: Layout) -> Mapping[str, np.ndarray]:
     """Return the losses and parameters of a model with shared parameters, or the reason for its refusal."""
     mesh = None if parallel.mesh.num_ranks == 1 else build_mesh(parallel.mesh, NUM_RANKS)
     try:
@@ -176,20 +176,23 @@ def split_logits(vocabulary: int, dtype: torch.dtype) -> Mapping[str, np.ndarray
     targets = torch.randint(0, vocabulary, (3, 5), generator=generator)
     targets[0, :3] = targets[1] = NO_TOKEN
     shard = VocabularyShard.of(dist.group.WORLD, vocabulary)
-    own = slice(shard.first, shard.first + shard.size)
+    shard_slice = slice(shard.first, shard.first + shard.size)
     outcome = {}
     for unit in ("tokens", "samples"):
         objective = token_objective(over_samples=unit == "samples")
         assert objective.sharded is not None
-        for name, part, each in (("whole", logits, objective), ("split", logits[..., own], objective.sharded(shard))):
+        for name, part, variant in (
+            ("whole", logits, objective),
+            ("split", logits[..., shard_slice], objective.sharded(shard)),
+        ):
             values = part.detach().clone().requires_grad_()
-            loss = each.loss_sum(values, targets)
+            loss = variant.loss_sum(values, targets)
             torch.autograd.backward(loss)
-            gradient = values.grad[..., own] if name == "whole" else values.grad
+            gradient = values.grad[..., shard_slice] if name == "whole" else values.grad
             outcome |= {
                 f"{name}-{unit}-loss": loss.detach().double().numpy(),
                 f"{name}-{unit}-gradient": gradient.double().numpy(),
-                f"{name}-{unit}-predictions": each.predict(part).numpy(),
+                f"{name}-{unit}-predictions": variant.predict(part).numpy(),
             }
     return outcome
 
@@ -206,12 +209,12 @@ def work(folder: Path, rank: int) -> None:
     torch.set_num_threads(1)
     silence_expected_messages()
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=NUM_RANKS)
-    for name in BROKEN:
-        np.savez(folder / f"broken-{name}-{rank}.npz", **broken(name, rank))
-    for name in HALVES:
-        np.savez(folder / f"half-{name}-{rank}.npz", **evaluated(name, folder))
+    for name in SKIP_SETTINGS:
+        np.savez(folder / f"broken-{name}-{rank}.npz", **step_results(name, rank))
+    for name in HALF_SETTINGS:
+        np.savez(folder / f"half-{name}-{rank}.npz", **evaluation_results(name, folder))
     for name, (parallel, layout) in SHARED.items():
-        np.savez(folder / f"shared-{name}-{rank}.npz", **shared(parallel, layout))
+        np.savez(folder / f"shared-{name}-{rank}.npz", **shared_results(parallel, layout))
     for name, (vocabulary, dtype) in SPLIT.items():
         np.savez(folder / f"split-{name}-{rank}.npz", **split_logits(vocabulary, dtype))
     dist.destroy_process_group()

@@ -29,7 +29,7 @@ def step(engine: Engine, seed: int) -> float:
     return float(engine.step(Batch(inputs=tokens[:, :-1], targets=tokens[:, 1:])).loss)
 
 
-def saved(folder: Path, *, optimizer: str = "adamw") -> Engine:
+def saved_engine(folder: Path, *, optimizer: str = "adamw") -> Engine:
     engine = engine_of(optimizer=optimizer)
     with Checkpoints(folder, engine) as checkpoints:
         assert checkpoints.load() is None

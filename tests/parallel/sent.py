@@ -38,7 +38,7 @@ CONFIG: Final = DecoderConfig(vocabulary=48, width=32, num_layers=4, num_heads=4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cell:
+class TrafficCell:
     """A job of four ranks."""
 
     mesh: str
@@ -69,49 +69,59 @@ UNEVEN, TIED, CLIP, HALF, TWO = (
     {"microbatches": 2},
 )
 SPLIT: Final = {"sequence_parallel": True}
-CELLS: Final[dict[str, Cell]] = {
-    "tensor": Cell(mesh="tp=4"),
-    "tensor, few key heads": Cell(mesh="tp=4", model={"num_kv_heads": 2}, parallel=TWO, training=CLIP),
-    "tensor, recompute": Cell(mesh="tp=4", parallel={"recompute": "full"}),
-    "tensor, selective": Cell(mesh="tp=4", parallel={"recompute": "selective"}),
-    "tensor, bf16": Cell(mesh="tp=4", parallel=HALF),
-    "sequence": Cell(mesh="tp=4", parallel=SPLIT, training=CLIP),
-    "sequence, few key heads": Cell(mesh="tp=4", model={"num_kv_heads": 2}, parallel=SPLIT | TWO, training=CLIP),
-    "sequence, recompute": Cell(mesh="tp=4", model={"tied": True}, parallel=SPLIT | {"recompute": "full"}),
-    "sequence, selective": Cell(mesh="tp=4", parallel=SPLIT | {"recompute": "selective"}),
-    "sequence, bf16": Cell(mesh="tp=4", parallel=SPLIT | HALF),
-    "sequence and shard, bf16": Cell(mesh="dp_shard=2,tp=2", parallel=SPLIT | HALF, training={"accumulate": 2, **CLIP}),
-    "sequence and replicate": Cell(mesh="dp_replicate=2,tp=2", parallel=SPLIT),
-    "sequence and pipeline": Cell(mesh="pp=2,tp=2", model={"tied": True}, parallel=SPLIT | TWO, training=CLIP),
-    "sequence and pipeline, bf16": Cell(mesh="pp=2,tp=2", parallel=SPLIT | HALF | TWO | {"recompute": "full"}),
-    "sequence, folded": Cell(mesh="pp=2,tp=2", parallel=SPLIT | TWO | {"schedule": "ZBV"}, training={"accumulate": 2}),
-    "shard": Cell(mesh="dp_shard=4"),
-    "shard, kept": Cell(mesh="dp_shard=4", parallel={"reshard": False, **TWO}),
-    "shard, uneven": Cell(mesh="dp_shard=4", model=UNEVEN, training={"accumulate": 2, **CLIP}),
-    "shard, bf16, tied": Cell(mesh="dp_shard=4", model=TIED, parallel=HALF),
-    "hybrid": Cell(mesh="dp_replicate=2,dp_shard=2", training=CLIP),
-    "replicate": Cell(mesh="dp_replicate=4", training={"accumulate": 2, **CLIP}),
-    "replicate by hybrid": Cell(mesh="dp_replicate=4", parallel={"replicate": "hsdp"}),
-    "shard and tensor": Cell(mesh="dp_shard=2,tp=2", model={"num_kv_heads": 1}, training=CLIP),
-    "shard and tensor, bf16": Cell(mesh="dp_shard=2,tp=2", parallel=HALF),
-    "replicate and tensor": Cell(mesh="dp_replicate=2,tp=2"),
-    "pipeline": Cell(mesh="pp=4", parallel={"microbatches": 4}, training={"accumulate": 2}),
-    "pipeline and shard": Cell(mesh="pp=2,dp_shard=2", model=TIED, parallel=TWO, training={"accumulate": 2, **CLIP}),
-    "pipeline and shard, given back": Cell(mesh="pp=2,dp_shard=2", parallel={"reshard": True, "microbatches": 4}),
-    "pipeline and shard, bf16": Cell(mesh="pp=2,dp_shard=2", parallel=HALF | TWO),
-    "pipeline and tensor": Cell(mesh="pp=2,tp=2", model=TIED, parallel=TWO, training=CLIP),
-    "pipeline and tensor, bf16": Cell(mesh="pp=2,tp=2", parallel=HALF | TWO | {"recompute": "full"}),
-    "pipeline and replicate": Cell(mesh="pp=2,dp_replicate=2", parallel=TWO, training={"accumulate": 2}),
-    "interleaved": Cell(mesh="pp=2,tp=2", model=TIED, parallel={"schedule": "Interleaved1F1B", "microbatches": 4}),
-    "interleaved, shard": Cell(mesh="pp=2,dp_shard=2", parallel={"schedule": "Interleaved1F1B"} | TWO),
-    "zero bubble, tensor": Cell(mesh="pp=2,tp=2", parallel={"schedule": "InterleavedZeroBubble"} | TWO),
-    "zero bubble, recompute": Cell(
+CELLS: Final[dict[str, TrafficCell]] = {
+    "tensor": TrafficCell(mesh="tp=4"),
+    "tensor, few key heads": TrafficCell(mesh="tp=4", model={"num_kv_heads": 2}, parallel=TWO, training=CLIP),
+    "tensor, recompute": TrafficCell(mesh="tp=4", parallel={"recompute": "full"}),
+    "tensor, selective": TrafficCell(mesh="tp=4", parallel={"recompute": "selective"}),
+    "tensor, bf16": TrafficCell(mesh="tp=4", parallel=HALF),
+    "sequence": TrafficCell(mesh="tp=4", parallel=SPLIT, training=CLIP),
+    "sequence, few key heads": TrafficCell(mesh="tp=4", model={"num_kv_heads": 2}, parallel=SPLIT | TWO, training=CLIP),
+    "sequence, recompute": TrafficCell(mesh="tp=4", model={"tied": True}, parallel=SPLIT | {"recompute": "full"}),
+    "sequence, selective": TrafficCell(mesh="tp=4", parallel=SPLIT | {"recompute": "selective"}),
+    "sequence, bf16": TrafficCell(mesh="tp=4", parallel=SPLIT | HALF),
+    "sequence and shard, bf16": TrafficCell(
+        mesh="dp_shard=2,tp=2", parallel=SPLIT | HALF, training={"accumulate": 2, **CLIP}
+    ),
+    "sequence and replicate": TrafficCell(mesh="dp_replicate=2,tp=2", parallel=SPLIT),
+    "sequence and pipeline": TrafficCell(mesh="pp=2,tp=2", model={"tied": True}, parallel=SPLIT | TWO, training=CLIP),
+    "sequence and pipeline, bf16": TrafficCell(mesh="pp=2,tp=2", parallel=SPLIT | HALF | TWO | {"recompute": "full"}),
+    "sequence, folded": TrafficCell(
+        mesh="pp=2,tp=2", parallel=SPLIT | TWO | {"schedule": "ZBV"}, training={"accumulate": 2}
+    ),
+    "shard": TrafficCell(mesh="dp_shard=4"),
+    "shard, kept": TrafficCell(mesh="dp_shard=4", parallel={"reshard": False, **TWO}),
+    "shard, uneven": TrafficCell(mesh="dp_shard=4", model=UNEVEN, training={"accumulate": 2, **CLIP}),
+    "shard, bf16, tied": TrafficCell(mesh="dp_shard=4", model=TIED, parallel=HALF),
+    "hybrid": TrafficCell(mesh="dp_replicate=2,dp_shard=2", training=CLIP),
+    "replicate": TrafficCell(mesh="dp_replicate=4", training={"accumulate": 2, **CLIP}),
+    "replicate by hybrid": TrafficCell(mesh="dp_replicate=4", parallel={"replicate": "hsdp"}),
+    "shard and tensor": TrafficCell(mesh="dp_shard=2,tp=2", model={"num_kv_heads": 1}, training=CLIP),
+    "shard and tensor, bf16": TrafficCell(mesh="dp_shard=2,tp=2", parallel=HALF),
+    "replicate and tensor": TrafficCell(mesh="dp_replicate=2,tp=2"),
+    "pipeline": TrafficCell(mesh="pp=4", parallel={"microbatches": 4}, training={"accumulate": 2}),
+    "pipeline and shard": TrafficCell(
+        mesh="pp=2,dp_shard=2", model=TIED, parallel=TWO, training={"accumulate": 2, **CLIP}
+    ),
+    "pipeline and shard, given back": TrafficCell(
+        mesh="pp=2,dp_shard=2", parallel={"reshard": True, "microbatches": 4}
+    ),
+    "pipeline and shard, bf16": TrafficCell(mesh="pp=2,dp_shard=2", parallel=HALF | TWO),
+    "pipeline and tensor": TrafficCell(mesh="pp=2,tp=2", model=TIED, parallel=TWO, training=CLIP),
+    "pipeline and tensor, bf16": TrafficCell(mesh="pp=2,tp=2", parallel=HALF | TWO | {"recompute": "full"}),
+    "pipeline and replicate": TrafficCell(mesh="pp=2,dp_replicate=2", parallel=TWO, training={"accumulate": 2}),
+    "interleaved": TrafficCell(
+        mesh="pp=2,tp=2", model=TIED, parallel={"schedule": "Interleaved1F1B", "microbatches": 4}
+    ),
+    "interleaved, shard": TrafficCell(mesh="pp=2,dp_shard=2", parallel={"schedule": "Interleaved1F1B"} | TWO),
+    "zero bubble, tensor": TrafficCell(mesh="pp=2,tp=2", parallel={"schedule": "InterleavedZeroBubble"} | TWO),
+    "zero bubble, recompute": TrafficCell(
         mesh="pp=2,tp=2", parallel={"schedule": "InterleavedZeroBubble", "recompute": "full"} | TWO
     ),
-    "sequence, folded, recompute": Cell(
+    "sequence, folded, recompute": TrafficCell(
         mesh="pp=2,tp=2", parallel=SPLIT | TWO | {"schedule": "ZBV", "recompute": "full"}
     ),
-    "folded, tied": Cell(mesh="pp=2,tp=2", model=TIED, parallel={"schedule": "ZBV"} | TWO),
+    "folded, tied": TrafficCell(mesh="pp=2,tp=2", model=TIED, parallel={"schedule": "ZBV"} | TWO),
 }
 
 
@@ -119,22 +129,22 @@ FIRST: Final = ("tensor", "sequence", "shard", "pipeline and tensor")
 """Cells that CI counts."""
 
 
-def chosen(which: str) -> dict[str, Cell]:
+def cells_of(suite: str) -> dict[str, TrafficCell]:
     """Return the cells of a run."""
-    return CELLS if which == "all" else {name: CELLS[name] for name in FIRST}
+    return CELLS if suite == "all" else {name: CELLS[name] for name in FIRST}
 
 
-def work(folder: Path, which: str, rank: int) -> None:
+def work(folder: Path, suite: str, rank: int) -> None:
     """Run all cells on one rank, in one process group."""
     torch.set_num_threads(1)
     silence_expected_messages()
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=NUM_RANKS)
-    found = {name: run(cell) for name, cell in chosen(which).items()}
+    results = {name: run(cell) for name, cell in cells_of(suite).items()}
     dist.destroy_process_group()
-    (folder / f"{rank}.json").write_text(json.dumps(found))
+    (folder / f"{rank}.json").write_text(json.dumps(results))
 
 
-def run(cell: Cell) -> dict[str, dict[str, object]]:
+def run(cell: TrafficCell) -> dict[str, dict[str, object]]:
     """Return the traffic of the third step of a job, when all setup is done."""
     job = cell.job()
     mesh = build_mesh(job.parallel.mesh, NUM_RANKS)
@@ -145,27 +155,27 @@ def run(cell: Cell) -> dict[str, dict[str, object]]:
             make_visible(runner)
     index, count = engine.share
     tokens = torch.randint(0, CONFIG.vocabulary, (BATCH, LENGTH + 1), generator=torch.Generator().manual_seed(1))
-    mine = tokens.chunk(count)[index]
-    batch = Batch(inputs=mine[:, :-1], targets=mine[:, 1:])
+    rank_tokens = tokens.chunk(count)[index]
+    batch = Batch(inputs=rank_tokens[:, :-1], targets=rank_tokens[:, 1:])
     for _ in range(2):
         engine.step(batch, BATCH * LENGTH)
     with ByteCounter(mesh) as counter:
         engine.step(batch, BATCH * LENGTH)
-    debugged = {}
+    debug_calls = {}
     # torch's own counter ignores pipelines, and miscounts a module that runs twice in a step.
     if job.num_chunks == 1 and not job.parallel.pipelined:
         with CommDebugMode() as debug:
             engine.step(batch, BATCH * LENGTH)
-        debugged = {str(operator): calls for operator, calls in debug.get_comm_counts().items()}
+        debug_calls = {str(operator): calls for operator, calls in debug.get_comm_counts().items()}
     counts = {" ".join(key): [amount.num_calls, amount.size_bytes] for key, amount in counter.counts.items()}
-    return {"counts": counts, "debug": debugged}
+    return {"counts": counts, "debug": debug_calls}
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run all ranks, and return the number that failed."""
-    folder, which = Path(arguments[0]), arguments[1]
+    folder, suite = Path(arguments[0]), arguments[1]
     fork = multiprocessing.get_context("fork")
-    ranks = [fork.Process(target=work, args=(folder, which, rank)) for rank in range(NUM_RANKS)]
+    ranks = [fork.Process(target=work, args=(folder, suite, rank)) for rank in range(NUM_RANKS)]
     for process in ranks:
         process.start()
     for process in ranks:

@@ -28,8 +28,8 @@ class Attention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Map (B, 8, 16) to (B, 8, 16)."""
         query, key, value = (self._heads(part(x)) for part in (self.query, self.key, self.value))
-        mixed = nn.functional.scaled_dot_product_attention(query, key, value)
-        rows = mixed.transpose(1, 2).flatten(2)
+        heads = nn.functional.scaled_dot_product_attention(query, key, value)
+        rows = heads.transpose(1, 2).flatten(2)
         out: Tensor = self.out(rows * self.gain if hasattr(self, "gain") else rows)
         return out
 

@@ -37,8 +37,8 @@ LAYERS = {
     "bert": "bert.encoder.layer",
 }
 # The library loads a model's code at first use, which takes a second for each.
-BY_DAY = ("gpt2", "mixtral", "bert")
-FAMILIES = [family if family in BY_DAY else pytest.param(family, marks=pytest.mark.nightly) for family in UNPLANNED]
+IN_CI = ("gpt2", "mixtral", "bert")
+FAMILIES = [family if family in IN_CI else pytest.param(family, marks=pytest.mark.nightly) for family in UNPLANNED]
 
 
 def row_of(family: str) -> dict[str, object]:
@@ -58,9 +58,9 @@ def job(folder: Path, **tables: dict[str, object]) -> TrainConfig:
     return parse_config(text, "here", tables)
 
 
-def folder_of(place: Path, family: str, **changes: object) -> Path:
+def folder_of(parent: Path, family: str, **changes: object) -> Path:
     """Create a folder with only a config."""
-    folder = place / "model"
+    folder = parent / "model"
     folder.mkdir()
     (folder / CONFIG).write_text(json.dumps(row_of(family) | changes))
     return folder
@@ -75,32 +75,32 @@ def save(model: nn.Module, folder: Path) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_step_is_that_of_transformers_and_torch(family: str) -> None:
     module = module_of(row_of(family), "float64", 1, "here")
-    alone = copy.deepcopy(module).train()
-    before = {name: value.detach().clone() for name, value in alone.named_parameters()}
+    reference = copy.deepcopy(module).train()
+    before = {name: value.detach().clone() for name, value in reference.named_parameters()}
     inputs, targets = next(batches(1))
-    loss = cross_entropy(alone(inputs).logits.flatten(0, 1), targets.flatten(), ignore_index=NO_TOKEN)
+    loss = cross_entropy(reference(inputs).logits.flatten(0, 1), targets.flatten(), ignore_index=NO_TOKEN)
     loss.backward()
     training = TrainingSettings(batch_size=len(inputs), learning_rate=1.0, optimizer="sgd", momentum=0.0)
     engine = build_engine(pretrained_model(module), ParallelSettings(), training, None, torch.device("cpu"))
-    stepped = engine.step(Batch(inputs=inputs, targets=targets))
-    assert float(stepped.loss) == pytest.approx(float(loss.detach()), abs=1e-12)
-    moved = engine.full_parameters()
-    gradients = {name: value.grad for name, value in alone.named_parameters()}
-    assert set(moved) == set(gradients)
+    result = engine.step(Batch(inputs=inputs, targets=targets))
+    assert float(result.loss) == pytest.approx(float(loss.detach()), abs=1e-12)
+    after = engine.full_parameters()
+    gradients = {name: value.grad for name, value in reference.named_parameters()}
+    assert set(after) == set(gradients)
     assert any(gradient is not None and float(gradient.abs().max()) > 1e-3 for gradient in gradients.values())
     for name, gradient in gradients.items():
         expected = torch.zeros_like(before[name]) if gradient is None else gradient
-        assert float((before[name] - moved[name] - expected).abs().max()) < 1e-12, name
+        assert float((before[name] - after[name] - expected).abs().max()) < 1e-12, name
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_fsdp_takes_a_layer_at_a_time_and_tp_says_what_it_lacks(tmp_path: Path, family: str) -> None:
+def test_fsdp_wraps_each_layer_and_tp_names_the_missing_plan(tmp_path: Path, family: str) -> None:
     layout = pretrained_layout(module_of(row_of(family), "float32", None, "here"))
     assert (layout.layers, layout.sizes.num_layers) == (LAYERS[family], 2)
     config = job(folder_of(tmp_path, family))
     for mesh in (MeshShape(), MeshShape(dp_shard=2), MeshShape(dp_replicate=2)):
         check_config(replace(config, parallel=ParallelSettings(mesh=mesh)), mesh.num_ranks)
-    lacks = {
+    errors = {
         "qwen3": r"Qwen3ForCausalLM, whose plan splits model.layers.\*.self_attn.q_norm 'replicated_with_grad_",
         "phi3": r"Phi3ForCausalLM, whose plan splits model.layers.\*.self_attn.o_proj 'rowwise_split_input'",
         "mixtral": r"MixtralForCausalLM, whose plan splits model.layers.\*.mlp.experts.gate_up_proj 'packed_colwise'",
@@ -109,19 +109,19 @@ def test_fsdp_takes_a_layer_at_a_time_and_tp_says_what_it_lacks(tmp_path: Path, 
         "opt": "OPTForCausalLM, which has no plan for tensor parallelism",
         "bert": "BertForMaskedLM, which has no plan for tensor parallelism",
     }
-    split = replace(config, parallel=ParallelSettings(mesh=MeshShape(tp=2)))
-    with pytest.raises(UnsupportedModel, match=f"^mesh tp=2: got tp 2 for {lacks[family]}.*; use pp 1 and tp 1, and"):
-        check_config(split, 2)
+    tp_config = replace(config, parallel=ParallelSettings(mesh=MeshShape(tp=2)))
+    with pytest.raises(UnsupportedModel, match=f"^mesh tp=2: got tp 2 for {errors[family]}.*; use pp 1 and tp 1, and"):
+        check_config(tp_config, 2)
 
 
 @pytest.mark.parametrize("family", ["gpt2", "bert"])
 def test_a_pipeline_names_the_modules_that_it_needs(tmp_path: Path, family: str) -> None:
     config = job(folder_of(tmp_path, family))
-    cut = replace(config, parallel=ParallelSettings(mesh=MeshShape(pp=2), microbatches=2))
+    pp_config = replace(config, parallel=ParallelSettings(mesh=MeshShape(pp=2), microbatches=2))
     with pytest.raises(
         UnsupportedModel, match=r"^mesh pp=2: got pp 2 for \w+, which has no module \w+\.embed_tokens, "
     ):
-        check_config(cut, 2)
+        check_config(pp_config, 2)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -132,16 +132,18 @@ def test_a_folder_is_trained_and_opened_again(tmp_path: Path, family: str) -> No
     save(model, folder)
     out = tmp_path / "out"
     out.mkdir()
-    masked = {"data": {"mask_token": VOCABULARY - 1}} if family == "bert" else {}
-    config = job(folder, checkpoints={"weights": str(out / "model.safetensors")}, **masked)
+    mask_tables = {"data": {"mask_token": VOCABULARY - 1}} if family == "bert" else {}
+    config = job(folder, checkpoints={"weights": str(out / "model.safetensors")}, **mask_tables)
     losses = train(config, 0, 1).metrics.trained.losses
     assert np.isfinite(losses).all()
     library = sys.modules["transformers"]
     head = library.AutoModelForMaskedLM if family == "bert" else library.AutoModelForCausalLM
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        began, ended = head.from_pretrained(folder), head.from_pretrained(out)
-    before, after = ({name: value.detach() for name, value in each.named_parameters()} for each in (began, ended))
+        initial_model, trained_model = head.from_pretrained(folder), head.from_pretrained(out)
+    before, after = (
+        {name: value.detach() for name, value in each.named_parameters()} for each in (initial_model, trained_model)
+    )
     assert set(before) == set(after)
     # Two steps of AdamW at this rate move no value by more than a few hundredths.
     assert max(float((before[name] - after[name]).abs().max()) for name in before) < 0.05
@@ -160,7 +162,7 @@ def test_a_masked_model_with_weights_needs_its_mask(tmp_path: Path) -> None:
         train(job(folder, data={"mask_token": VOCABULARY}), 0, 1)
 
 
-def test_a_decoder_of_berts_kind_is_causal_and_takes_no_mask(tmp_path: Path) -> None:
+def test_a_decoder_of_berts_kind_is_causal_and_refuses_a_mask(tmp_path: Path) -> None:
     folder = folder_of(tmp_path, "bert", is_decoder=True)
     assert len(train(job(folder), 0, 1).metrics.trained.losses) == 2
     with pytest.raises(InvalidInput, match="got mask_token 5, expected none"):
@@ -174,6 +176,6 @@ def test_windows_longer_than_a_table_of_positions_are_refused(tmp_path: Path, fa
         train(job(folder, data={"length": LENGTH + 1}), 0, 1)
 
 
-def test_a_kind_without_such_a_head_is_refused() -> None:
+def test_a_kind_without_a_language_model_head_is_refused() -> None:
     with pytest.raises(UnsupportedModel, match="got model_type 't5', expected a causal or a masked language model"):
         module_of({"model_type": "t5"}, "float32", None, "here")

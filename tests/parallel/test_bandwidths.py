@@ -20,7 +20,7 @@ def fanin(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -
     return fanin_in_process(capsys, monkeypatch)
 
 
-def timed(link: Link, size_bytes: int, num_ranks: int) -> CollectiveTiming:
+def predicted_timing(link: Link, size_bytes: int, num_ranks: int) -> CollectiveTiming:
     """Return an all-reduce that takes the time that the planner predicts."""
     amount = Amount(num_calls=1, size_bytes=size_bytes)
     seconds = link.seconds(ALL_REDUCE, amount, num_ranks)
@@ -44,25 +44,25 @@ def timed(link: Link, size_bytes: int, num_ranks: int) -> CollectiveTiming:
     num_ranks=st.integers(2, 64),
     sizes=st.lists(st.integers(10, 30), min_size=2, max_size=5, unique=True),
 )
-def test_the_planners_link_is_found_again(
+def test_the_fit_recovers_the_planners_link(
     latency_s: float, gb_per_second: float, num_ranks: int, sizes: list[int]
 ) -> None:
     link = Link(name="given", latency_s=latency_s, bytes_per_second=gb_per_second * 1e9, source="here")
-    rows = [timed(link, 2**size, num_ranks) for size in sizes]
-    found = fit_link(rows, num_ranks)
+    rows = [predicted_timing(link, 2**size, num_ranks) for size in sizes]
+    fit = fit_link(rows, num_ranks)
     for row in rows:
-        assert predicted_seconds(row, found, num_ranks) == pytest.approx(row.seconds, rel=1e-6)
+        assert predicted_seconds(row, fit, num_ranks) == pytest.approx(row.seconds, rel=1e-6)
         assert row.busbw_gb_per_second == pytest.approx(row.wire_bytes / row.seconds / 1e9)
 
 
-def test_of_one_size_all_of_the_time_is_the_bytes() -> None:
+def test_with_one_size_all_time_counts_for_the_bytes() -> None:
     link = Link(name="given", latency_s=0.0, bytes_per_second=2e9, source="here")
-    found = fit_link([timed(link, 2**20, 4)], 4)
-    assert (found.latency_s, found.bytes_per_second) == (0.0, pytest.approx(2e9))
+    fit = fit_link([predicted_timing(link, 2**20, 4)], 4)
+    assert (fit.latency_s, fit.bytes_per_second) == (0.0, pytest.approx(2e9))
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         (("--nproc", "1"), "ranks: got 1, expected at least 2: a single rank sends nothing"),
         (("--backend", "mpi"), "backend: got 'mpi', expected gloo or nccl"),
@@ -72,21 +72,21 @@ def test_of_one_size_all_of_the_time_is_the_bytes() -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else "-".join(value).strip("-"),
 )
-def test_what_cannot_be_measured_is_told_before_a_process_starts(
-    fanin: Fanin, options: tuple[str, ...], said: str
+def test_impossible_measurements_are_refused_before_a_process_starts(
+    fanin: Fanin, options: tuple[str, ...], message: str
 ) -> None:
-    assert one_line(fanin("bench", "collectives", *options), "bench").startswith(said)
+    assert one_line(fanin("bench", "collectives", *options), "bench").startswith(message)
 
 
 @pytest.mark.nightly
-def test_four_ranks_are_right_and_timed(fanin: Fanin, tmp_path: Path) -> None:
+def test_four_ranks_are_correct_and_timed(fanin: Fanin, tmp_path: Path) -> None:
     out, num_ranks = tmp_path / "found.json", 4
     sizes = ("--megabytes", "0.01", "--megabytes", "1")
-    done = fanin("bench", "collectives", "--nproc", str(num_ranks), *sizes, "--repeats", "3", "--json", out)
-    assert (done.status, done.err) == (0, "")
-    assert f"{num_ranks} ranks over gloo are numpy's" in done.out
-    found = json.loads(out.read_text())
-    rows = found["collectives"]
+    completed = fanin("bench", "collectives", "--nproc", str(num_ranks), *sizes, "--repeats", "3", "--json", out)
+    assert (completed.status, completed.err) == (0, "")
+    assert f"{num_ranks} ranks over gloo are numpy's" in completed.out
+    report = json.loads(out.read_text())
+    rows = report["collectives"]
     assert [(row["collective"], row["size_bytes"] > 10**5) for row in rows] == [
         (name, large) for name in COLLECTIVES for large in (False, True)
     ]
@@ -99,4 +99,4 @@ def test_four_ranks_are_right_and_timed(fanin: Fanin, tmp_path: Path) -> None:
         if row["collective"] == RING:
             assert COLLECTIVES[RING].kind == SEND
             assert row["wire_bytes"] == 2 * (num_ranks - 1) / num_ranks * row["size_bytes"]
-    assert f"fanin plan --link {found['link']['gb_per_second']:.3g} " in done.out
+    assert f"fanin plan --link {report['link']['gb_per_second']:.3g} " in completed.out

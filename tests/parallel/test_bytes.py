@@ -16,61 +16,63 @@ KINDS |= {
     "_reduce_scatter_base_": REDUCE_SCATTER,
     "reduce_scatter_tensor": REDUCE_SCATTER,
 }
-Found = list[dict[str, dict[str, dict[str, list[int]]]]]
+Results = list[dict[str, dict[str, dict[str, list[int]]]]]
 
 
 NIGHTLY = [name for name in CELLS if name not in FIRST]
 
 
-def run(programs: Programs, folder: Path, which: str) -> Found:
+def run(programs: Programs, folder: Path, suite: str) -> Results:
     """Return the results of ``sent.py``, by rank."""
-    programs.check("sent", folder, which, warning_action="default")
+    programs.check("sent", folder, suite, warning_action="default")
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(NUM_RANKS)]
 
 
 @pytest.fixture(scope="module")
-def first(tmp_path_factory: pytest.TempPathFactory, programs: Programs) -> Found:
+def first_results(tmp_path_factory: pytest.TempPathFactory, programs: Programs) -> Results:
     """Return the results of the cells that run in CI."""
     return run(programs, tmp_path_factory.mktemp("sent"), "first")
 
 
 @pytest.fixture(scope="module")
-def every(tmp_path_factory: pytest.TempPathFactory, programs: Programs) -> Found:
+def all_results(tmp_path_factory: pytest.TempPathFactory, programs: Programs) -> Results:
     """Return the results of all cells."""
     return run(programs, tmp_path_factory.mktemp("sent"), "all")
 
 
-def predicted(cell: str, rank: int) -> dict[str, list[int]]:
+def predicted_counts(cell: str, rank: int) -> dict[str, list[int]]:
     job = CELLS[cell].job()
     counts = predict_traffic(job, rank // (NUM_RANKS // job.parallel.mesh.pp))
     return {" ".join(key): [amount.num_calls, amount.size_bytes] for key, amount in counts.items()}
 
 
 @pytest.mark.parametrize("cell", FIRST)
-def test_each_rank_sends_what_the_formula_says(first: Found, cell: str) -> None:
-    check_bytes(first, cell)
-    check_calls(first, cell)
+def test_each_rank_sends_the_predicted_bytes(first_results: Results, cell: str) -> None:
+    check_bytes(first_results, cell)
+    check_calls(first_results, cell)
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("cell", NIGHTLY)
-def test_so_it_does_in_every_other_job(every: Found, cell: str) -> None:
-    check_bytes(every, cell)
-    check_calls(every, cell)
+def test_each_rank_sends_the_predicted_bytes_in_every_other_job(all_results: Results, cell: str) -> None:
+    check_bytes(all_results, cell)
+    check_calls(all_results, cell)
 
 
-def check_bytes(found: Found, cell: str) -> None:
+def check_bytes(results: Results, cell: str) -> None:
     parallel = CELLS[cell].job().parallel
     for rank in range(NUM_RANKS):
-        got, expected = found[rank][cell]["counts"], predicted(cell, rank)
+        actual, expected = results[rank][cell]["counts"], predicted_counts(cell, rank)
         if parallel.mesh.dp_replicate > 1 and not parallel.sharded:
             # DistributedDataParallel alone decides how many buckets it makes.
-            assert {key: size for key, (_, size) in got.items()} == {key: size for key, (_, size) in expected.items()}
+            assert {key: size for key, (_, size) in actual.items()} == {
+                key: size for key, (_, size) in expected.items()
+            }
         else:
-            assert got == expected, f"rank {rank}"
+            assert actual == expected, f"rank {rank}"
 
 
-def check_calls(found: Found, cell: str) -> None:
+def check_calls(results: Results, cell: str) -> None:
     """Compare the calls with torch's own counter, where it can count."""
     job = CELLS[cell].job()
     if (
@@ -82,22 +84,22 @@ def check_calls(found: Found, cell: str) -> None:
     expected: dict[str, int] = {}
     for (_, kind), amount in predict_traffic(job).items():
         expected[kind] = expected.get(kind, 0) + amount.num_calls
-    got: dict[str, int] = {}
-    for operator, calls in found[0][cell]["debug"].items():
+    actual: dict[str, int] = {}
+    for operator, calls in results[0][cell]["debug"].items():
         kind = KINDS[operator.rpartition(".")[2]]
-        got[kind] = got.get(kind, 0) + calls
-    assert got == expected
+        actual[kind] = actual.get(kind, 0) + calls
+    assert actual == expected
 
 
-def test_a_split_sequence_is_gathered_and_scattered_where_a_whole_one_is_summed(first: Found) -> None:
+def test_a_split_sequence_is_gathered_and_scattered_instead_of_summed(first_results: Results) -> None:
     # Korthikanti et al. 2022, section 4.2.2: a layer has two of each in its forward pass, and their counterparts in the
     # backward pass. The embedding and the head have one of each. The loss of the split logits always has two sums.
     num_layers, matrices = 4, "c10d_functional"
-    whole, split = (found["debug"] for found in (first[0]["tensor"], first[0]["sequence"]))
+    tensor_calls, sequence_calls = (row["debug"] for row in (first_results[0]["tensor"], first_results[0]["sequence"]))
     sums = 4 * num_layers + 2
     # The norm of the gradients needs one more sum.
-    assert whole == {f"{matrices}.all_reduce": sums + 1, "c10d.allreduce_": 2}
-    assert split == {
+    assert tensor_calls == {f"{matrices}.all_reduce": sums + 1, "c10d.allreduce_": 2}
+    assert sequence_calls == {
         f"{matrices}.reduce_scatter_tensor": sums,
         f"{matrices}.all_gather_into_tensor": sums,
         "c10d.allreduce_": 2,

@@ -56,9 +56,9 @@ def config_of(folder: Path, app: str, mesh: str, layout: LayoutSettings = LAYOUT
 @pytest.mark.nightly
 @pytest.mark.parametrize("mesh", ["tp=2", "pp=2", "pp=2,tp=2", "dp_shard=2,tp=2"])
 def test_a_module_that_its_layout_describes_trains_as_in_one_process(mesh: str, tmp_path: Path) -> None:
-    one = train(config_of(tmp_path, "rows", "none"), 0, 1)
-    two = launch(config_of(tmp_path, "rows", mesh), MeshShape.parse(mesh).num_ranks, tmp_path / "job")
-    np.testing.assert_allclose(two.metrics.trained.losses, one.metrics.trained.losses, rtol=1e-5)
+    reference = train(config_of(tmp_path, "rows", "none"), 0, 1)
+    result = launch(config_of(tmp_path, "rows", mesh), MeshShape.parse(mesh).num_ranks, tmp_path / "job")
+    np.testing.assert_allclose(result.metrics.trained.losses, reference.metrics.trained.losses, rtol=1e-5)
 
 
 @pytest.mark.nightly
@@ -110,7 +110,7 @@ def test_a_module_that_a_mesh_would_train_as_another_is_refused(
 
 
 @pytest.mark.nightly
-def test_a_rank_that_fails_in_the_comparison_is_told_and_not_one_that_lost_it(tmp_path: Path) -> None:
+def test_the_failing_rank_is_reported_and_not_the_one_that_lost_it(tmp_path: Path) -> None:
     # The last stage fails, and the first one waits for it.
     config = config_of(tmp_path, "rows", "pp=2", replace(LAYOUT, outputs=("head",)))
     with pytest.raises(InvalidInput, match=r"the forward fails \(mat1 and mat2 shapes cannot .*; name every module"):
@@ -118,7 +118,7 @@ def test_a_rank_that_fails_in_the_comparison_is_told_and_not_one_that_lost_it(tm
 
 
 @pytest.mark.nightly
-def test_a_plan_that_does_not_gather_positions_is_told_of_sequence_parallel(tmp_path: Path) -> None:
+def test_the_error_of_a_plan_without_gathers_names_sequence_parallel(tmp_path: Path) -> None:
     plan = {name: style for name, style in LAYOUT.plan.items() if style != "shared"}
     config = config_of(tmp_path, "rows", "tp=2", replace(LAYOUT, plan=plan, sequence="layers"))
     config = replace(config, parallel=replace(config.parallel, sequence_parallel=True))

@@ -32,7 +32,7 @@ def bigram_entropy(tokens: list[int]) -> float:
     return -sum(num * math.log(num / first[pair[0]]) for pair, num in pairs.items()) / pairs.total()
 
 
-def test_the_entropy_of_pairs_is_what_it_is() -> None:
+def test_the_bigram_entropy_matches_known_values() -> None:
     assert bigram_entropy([0, 1] * 5) == 0.0
     # 0 is followed by 0 or 1, equally often. 1 is followed by 0.
     assert bigram_entropy([0, 0, 1] * 20 + [0]) == pytest.approx(math.log(2) * 40 / 60)
@@ -44,10 +44,10 @@ def bound(config: Path) -> float:
     return bigram_entropy(split_text(read_characters(data.text), data.held_fraction)[1].tolist())
 
 
-def losses(fanin: Fanin, out: Path, *words: str) -> list[float]:
+def losses(fanin: Fanin, out: Path, *options: str) -> list[float]:
     """Train the example for three steps and return the loss of each."""
-    done = fanin("train", EXAMPLE, *words, "--steps", 3, "--json", out)
-    assert (done.status, done.err) == (0, "")
+    completed = fanin("train", EXAMPLE, *options, "--steps", 3, "--json", out)
+    assert (completed.status, completed.err) == (0, "")
     return list(json.loads(out.read_text())["loss"])
 
 
@@ -60,7 +60,7 @@ def test_eight_processes_print_the_losses_of_one(fanin: Fanin, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("words", "steps"),
+    ("options", "steps"),
     [
         pytest.param(("--mesh", "none", "--nproc", "1"), 100, marks=pytest.mark.nightly),
         pytest.param(("--mesh", "pp=2,dp_shard=2,tp=2", "--nproc", "8"), 120, marks=pytest.mark.nightly),
@@ -69,14 +69,14 @@ def test_eight_processes_print_the_losses_of_one(fanin: Fanin, tmp_path: Path) -
     ids=["alone", "pp-dp_shard-tp", "whole"],
 )
 def test_held_out_nats_are_below_the_bigram_entropy(
-    fanin: Fanin, tmp_path: Path, words: tuple[str, ...], steps: int
+    fanin: Fanin, tmp_path: Path, options: tuple[str, ...], steps: int
 ) -> None:
     out = tmp_path / "out.json"
-    done = fanin("train", EXAMPLE, *words, "--steps", steps, "--json", out)
-    assert (done.status, done.err) == (0, "")
-    found = json.loads(out.read_text())
-    assert (len(found["loss"]), found["nproc"]) == (steps, 8 if "8" in words else 1)
-    assert found["loss"][0] == pytest.approx(math.log(65), abs=0.05), "at first it knows nothing"
-    held_out = found["evaluations"][-1]["validation_loss"]
+    completed = fanin("train", EXAMPLE, *options, "--steps", steps, "--json", out)
+    assert (completed.status, completed.err) == (0, "")
+    report = json.loads(out.read_text())
+    assert (len(report["loss"]), report["nproc"]) == (steps, 8 if "8" in options else 1)
+    assert report["loss"][0] == pytest.approx(math.log(65), abs=0.05), "at first it knows nothing"
+    held_out = report["evaluations"][-1]["validation_loss"]
     assert 1.5 < held_out < bound(EXAMPLE)
-    assert f"held out {held_out:.4f}" in done.out
+    assert f"held out {held_out:.4f}" in completed.out

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from parallel.programs import Programs
-from parallel.saving import engine_of, saved, step
+from parallel.saving import engine_of, saved_engine, step
 from support.nightly import nightly_but
 
 from fanin.datacenter.checkpoints.checkpoint import Checkpoints
@@ -19,7 +19,7 @@ from fanin.protos.errors import InvalidInput, StorageFull
 
 TOLERANCE = 1e-10
 counts = st.integers(0, 2**63)
-progresses = st.builds(
+progress_values = st.builds(
     Progress,
     step=st.integers(0, 10**9),
     epoch=counts,
@@ -38,9 +38,9 @@ def num_ranks(request: pytest.FixtureRequest) -> int:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory, programs: Programs, num_ranks: int) -> Path:
     """Return the folder with the results of ``checkpoints.py``, which ran with warnings as errors."""
-    made = tmp_path_factory.mktemp("checkpoints")
-    programs.check("checkpoints", made, "checkpoints", num_ranks)
-    return made
+    results_folder = tmp_path_factory.mktemp("checkpoints")
+    programs.check("checkpoints", results_folder, "checkpoints", num_ranks)
+    return results_folder
 
 
 def read(folder: Path, name: str) -> dict[str, np.ndarray]:
@@ -54,57 +54,57 @@ def read(folder: Path, name: str) -> dict[str, np.ndarray]:
     # does.
     [("untied", 3), ("uneven", 2), ("tied", 2)],
 )
-def test_saved_on_several_ranks_it_goes_on_anywhere(folder: Path, model: str, num_meshes: int) -> None:
-    saved = read(folder, f"{model}-saved")
+def test_a_checkpoint_of_several_ranks_resumes_on_any_mesh(folder: Path, model: str, num_meshes: int) -> None:
+    parameters = read(folder, f"{model}-saved")
     meshes = {path.stem.removeprefix(f"{model}-") for path in folder.glob(f"{model}-*.npz")} - {"saved"}
     assert "none" in meshes
     assert len(meshes) == num_meshes
-    losses = saved.pop("losses")
+    losses = parameters.pop("losses")
     assert len(losses) == 5
     assert losses[-1] < losses[0], "something was learnt"
     for mesh in meshes:
-        resumed = read(folder, f"{model}-{mesh}")
-        assert np.abs(resumed.pop("losses") - losses[2:]).max() <= TOLERANCE, mesh
-        assert set(resumed) == set(saved)
-        assert max(np.abs(resumed[name] - saved[name]).max() for name in saved) <= TOLERANCE, mesh
+        resumed_parameters = read(folder, f"{model}-{mesh}")
+        assert np.abs(resumed_parameters.pop("losses") - losses[2:]).max() <= TOLERANCE, mesh
+        assert set(resumed_parameters) == set(parameters)
+        assert max(np.abs(resumed_parameters[name] - parameters[name]).max() for name in parameters) <= TOLERANCE, mesh
 
 
-def test_the_last_two_are_kept_and_one_from_before_any_step_has_no_optimizer_state(folder: Path) -> None:
-    kept = read(folder, "kept")
-    assert list(kept["names"]) == ["LATEST", "step-00000004", "step-00000007"]
-    fresh = read(folder, "kept-fresh")["losses"]
-    assert (kept["losses"] == fresh).all()
+def test_the_last_two_are_kept_and_one_from_step_0_has_no_optimizer_state(folder: Path) -> None:
+    results = read(folder, "kept")
+    assert list(results["names"]) == ["LATEST", "step-00000004", "step-00000007"]
+    fresh_losses = read(folder, "kept-fresh")["losses"]
+    assert (results["losses"] == fresh_losses).all()
 
 
 def test_another_model_is_refused_on_all_ranks_alike_and_changes_nothing(folder: Path, num_ranks: int) -> None:
     rows = [json.loads(str(row)) for row in read(folder, "refused")["told"]]
     assert len(rows) == num_ranks
     assert all(row == rows[0] for row in rows)
-    told, unchanged = rows[0]
+    error, unchanged = rows[0]
     assert unchanged
-    assert told.startswith(f"InvalidInput: {folder}/untied/step-00000002: got 156 tensors: 72 unknown")
+    assert error.startswith(f"InvalidInput: {folder}/untied/step-00000002: got 156 tensors: 72 unknown")
 
 
-def test_why_a_checkpoint_was_not_written_is_told_by_all_ranks_alike(folder: Path, num_ranks: int) -> None:
+def test_all_ranks_report_the_same_reason_of_a_failed_save(folder: Path, num_ranks: int) -> None:
     rows = [json.loads(str(row)) for row in read(folder, "full")["told"]]
     assert len(rows) == num_ranks
     assert all(row == rows[0] for row in rows)
-    lost, full, blocked = rows[0]
-    assert lost == "StorageFull: the trace of the last rank"
-    assert "step-00000002: the checkpoint could not be written ([Errno 21] Is a directory: " in full
-    assert "step-00000003: the checkpoint could not be written ([Errno 17] File exists: " in blocked
+    trace_error, disk_error, file_error = rows[0]
+    assert trace_error == "StorageFull: the trace of the last rank"
+    assert "step-00000002: the checkpoint could not be written ([Errno 21] Is a directory: " in disk_error
+    assert "step-00000003: the checkpoint could not be written ([Errno 17] File exists: " in file_error
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
-def test_in_one_process_it_goes_on_bit_for_bit(tmp_path: Path, optimizer: str) -> None:
-    first, other = saved(tmp_path, optimizer=optimizer), engine_of(optimizer=optimizer)
+def test_one_process_resumes_bit_for_bit(tmp_path: Path, optimizer: str) -> None:
+    first, other = saved_engine(tmp_path, optimizer=optimizer), engine_of(optimizer=optimizer)
     step(other, 5)
     with Checkpoints(tmp_path, other) as checkpoints:
         assert checkpoints.load() == Progress(step=1, seed=3)
     assert [step(other, seed) for seed in (1, 2)] == [step(first, seed) for seed in (1, 2)]
 
 
-def test_what_is_saved_is_what_was_when_it_was_asked_for(tmp_path: Path) -> None:
+def test_a_save_contains_the_values_of_its_request(tmp_path: Path) -> None:
     engine = engine_of()
     before = engine.full_parameters()
     with Checkpoints(tmp_path, engine) as checkpoints:
@@ -116,8 +116,8 @@ def test_what_is_saved_is_what_was_when_it_was_asked_for(tmp_path: Path) -> None
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
-def test_an_interrupted_save_is_never_taken(tmp_path: Path) -> None:
-    engine = saved(tmp_path)
+def test_an_interrupted_save_is_never_loaded(tmp_path: Path) -> None:
+    engine = saved_engine(tmp_path)
     step(engine, 1)
     with Checkpoints(tmp_path, engine) as checkpoints:
         checkpoints.save(Progress(step=2))
@@ -133,8 +133,8 @@ def test_an_interrupted_save_is_never_taken(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["LATEST", "step-00000003"]
 
 
-def test_without_space_it_says_so_and_the_last_one_stays(tmp_path: Path) -> None:
-    engine = saved(tmp_path)
+def test_a_full_disk_is_reported_and_the_last_checkpoint_stays(tmp_path: Path) -> None:
+    engine = saved_engine(tmp_path)
     checkpoints = Checkpoints(tmp_path, engine)
     # A folder at the path of the marker's draft simulates a full disk.
     (tmp_path / "LATEST.new").mkdir()
@@ -144,8 +144,8 @@ def test_without_space_it_says_so_and_the_last_one_stays(tmp_path: Path) -> None
     assert latest(tmp_path) == Progress(step=1, seed=3)
 
 
-def test_the_one_that_is_marked_is_not_written_again(tmp_path: Path) -> None:
-    engine = saved(tmp_path)
+def test_the_marked_checkpoint_is_not_written_again(tmp_path: Path) -> None:
+    engine = saved_engine(tmp_path)
     before = {path: path.stat().st_ino for path in (tmp_path / "step-00000001").iterdir()}
     with Checkpoints(tmp_path, engine) as checkpoints:
         step(engine, 1)
@@ -158,8 +158,8 @@ def test_the_one_that_is_marked_is_not_written_again(tmp_path: Path) -> None:
     assert latest(tmp_path) == Progress(step=1, seed=4)
 
 
-def test_an_older_one_that_is_damaged_does_not_keep_a_new_one_from_being_saved(tmp_path: Path) -> None:
-    engine = saved(tmp_path)
+def test_a_damaged_older_checkpoint_does_not_prevent_a_save(tmp_path: Path) -> None:
+    engine = saved_engine(tmp_path)
     (tmp_path / "step-00000001" / "progress.json").write_text("{")
     with Checkpoints(tmp_path, engine, keep=1) as checkpoints:
         checkpoints.save(Progress(step=2, seed=3))
@@ -167,8 +167,8 @@ def test_an_older_one_that_is_damaged_does_not_keep_a_new_one_from_being_saved(t
     assert not (tmp_path / "step-00000001").exists()
 
 
-def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
-    checkpoints = Checkpoints(tmp_path, saved(tmp_path))
+def test_a_folder_that_cannot_be_created_is_reported(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, saved_engine(tmp_path))
     # A file is not removed in place of a folder.
     (tmp_path / "step-00000002").write_text("in the way")
     with pytest.raises(StorageFull, match=r"step-00000002: the checkpoint could not be written \(.*File exists"):
@@ -176,12 +176,12 @@ def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
     assert latest(tmp_path) == Progress(step=1, seed=3)
 
 
-def test_all_ranks_take_the_same_older_one_and_say_the_same(folder: Path, num_ranks: int) -> None:
+def test_all_ranks_load_the_same_older_checkpoint_and_report_the_same(folder: Path, num_ranks: int) -> None:
     rows = [json.loads(str(row)) for row in read(folder, "damaged")["told"]]
     assert len(rows) == num_ranks
     assert all(row == rows[0] for row in rows)
-    taken, skipped = rows[0]
-    assert taken == 4
+    resumed_step, skipped = rows[0]
+    assert resumed_step == 4
     # The damage is one byte of the shard that the fourth rank wrote.
     assert [fault.partition(": digest mismatch: ")[0] for fault in skipped] == [
         f"{folder}/kept/step-00000007/__3_0.distcp"
@@ -189,22 +189,22 @@ def test_all_ranks_take_the_same_older_one_and_say_the_same(folder: Path, num_ra
 
 
 @pytest.mark.parametrize(
-    ("width", "optimizer", "told"), [(32, "adamw", "36 of another shape"), (16, "sgd", "12 missing")]
+    ("width", "optimizer", "message"), [(32, "adamw", "36 of another shape"), (16, "sgd", "12 missing")]
 )
-def test_another_shape_or_optimizer_is_refused(tmp_path: Path, width: int, optimizer: str, told: str) -> None:
-    saved(tmp_path)
+def test_another_shape_or_optimizer_is_refused(tmp_path: Path, width: int, optimizer: str, message: str) -> None:
+    saved_engine(tmp_path)
     engine = engine_of(width, optimizer)
-    with Checkpoints(tmp_path, engine) as checkpoints, pytest.raises(InvalidInput, match=told):
+    with Checkpoints(tmp_path, engine) as checkpoints, pytest.raises(InvalidInput, match=message):
         checkpoints.load()
 
 
-def test_at_least_one_is_kept(tmp_path: Path) -> None:
+def test_keep_must_be_at_least_one(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="got keep 0, expected at least 1"):
         Checkpoints(tmp_path, engine_of(), keep=0)
 
 
-@given(progress=progresses)
-def test_progress_comes_back_as_it_was(tmp_path_factory: pytest.TempPathFactory, progress: Progress) -> None:
+@given(progress=progress_values)
+def test_progress_round_trips(tmp_path_factory: pytest.TempPathFactory, progress: Progress) -> None:
     folder = tmp_path_factory.mktemp("progress")
     assert latest(folder) is None
     checkpoint = folder / f"step-{progress.step:08d}"
@@ -215,7 +215,7 @@ def test_progress_comes_back_as_it_was(tmp_path_factory: pytest.TempPathFactory,
     assert latest(folder) == progress
 
 
-@pytest.mark.parametrize("wrong", [{"step": -1}, {"epoch": True}, {"measures": {"loss": float("nan")}}])
-def test_progress_refuses_what_no_file_can_hold(wrong: dict[str, object]) -> None:
+@pytest.mark.parametrize("changes", [{"step": -1}, {"epoch": True}, {"measures": {"loss": float("nan")}}])
+def test_progress_refuses_values_that_no_file_can_hold(changes: dict[str, object]) -> None:
     with pytest.raises(InvalidInput, match=r"progress: got \w+ .*, expected"):
-        replace(Progress(), **wrong)
+        replace(Progress(), **changes)

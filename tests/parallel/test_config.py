@@ -40,7 +40,7 @@ stop = { epochs = 1 }
 """
 
 
-def test_what_is_left_out_has_a_value_and_an_integer_is_a_number() -> None:
+def test_missing_keys_have_defaults_and_integers_are_numbers() -> None:
     config = parse_config(MINIMAL, "m.toml")
     assert config.training.learning_rate == 1.0
     assert type(config.training.learning_rate) is float
@@ -48,13 +48,13 @@ def test_what_is_left_out_has_a_value_and_an_integer_is_a_number() -> None:
     assert config.seed == 0
 
 
-def test_values_from_elsewhere_take_the_place_of_the_texts() -> None:
+def test_override_tables_replace_values_of_the_text() -> None:
     config = parse_config(MINIMAL, "m.toml", {"parallel": {"mesh": "tp=2"}, "stop": {"steps": 5}, "checkpoints": {}})
     assert (config.parallel.mesh, config.stop.steps, config.stop.epochs) == (MeshShape(tp=2), 5, 0)
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         (APP.replace('{ app = "a:b" }', "3"), "model: got 3, expected a table"),
         ("x", "not TOML ("),
@@ -129,15 +129,15 @@ def test_values_from_elsewhere_take_the_place_of_the_texts() -> None:
     ],
     ids=lambda text: re.sub(r"\W+", "-", text)[-40:],
 )
-def test_what_makes_no_sense_is_told(text: str, said: str) -> None:
-    with pytest.raises(InvalidInput) as caught:
+def test_invalid_configs_are_refused(text: str, message: str) -> None:
+    with pytest.raises(InvalidInput) as error:
         parse_config(text, "m.toml")
-    assert str(caught.value).startswith("m.toml: ")
-    assert said in str(caught.value)
+    assert str(error.value).startswith("m.toml: ")
+    assert message in str(error.value)
 
 
 @pytest.mark.parametrize(
-    ("tables", "said"),
+    ("tables", "message"),
     [
         ({"parallel": {"mesh": "tp=2"}}, "for mesh tp=2 (replicate 'ddp'), 1 microbatches and no communication hook"),
         ({"parallel": {"mesh": "dp_replicate=4", "replicate": "hsdp"}}, "for mesh dp_replicate=4 (replicate 'hsdp')"),
@@ -160,15 +160,15 @@ def test_what_makes_no_sense_is_told(text: str, said: str) -> None:
     ],
     ids=lambda value: re.sub(r"\W+", "-", str(value))[-40:],
 )
-def test_adascale_is_for_parts_whose_gradients_are_by_themselves(tables: Mapping[str, object], said: str) -> None:
+def test_adascale_needs_parts_with_separate_gradients(tables: Mapping[str, object], message: str) -> None:
     text = SGD.replace("batch_size", "accumulate = 4\nbatch_size") + ADASCALE
     assert parse_config(text, "m.toml").rate.scale == "adascale"
-    with pytest.raises(InvalidInput, match=re.escape(said)):
+    with pytest.raises(InvalidInput, match=re.escape(message)):
         parse_config(text, "m.toml", tables)
 
 
 @pytest.mark.parametrize(
-    ("mesh", "processes", "said"),
+    ("mesh", "processes", "message"),
     [
         ("none", 0, "got 0 processes, expected at least 1"),
         ("tp=2", 1, "= 2 ranks, got a world of 1; start 2 processes or change the mesh"),
@@ -178,18 +178,18 @@ def test_adascale_is_for_parts_whose_gradients_are_by_themselves(tables: Mapping
         ("pp=4", 4, "1F1B needs at least as many microbatches as the 4 stages, got 1"),
     ],
 )
-def test_a_mesh_that_does_not_fit_is_told_with_all_numbers(mesh: str, processes: int, said: str) -> None:
-    with pytest.raises(InvalidInput, match=re.escape(said)):
+def test_a_mesh_that_does_not_fit_is_refused_with_all_numbers(mesh: str, processes: int, message: str) -> None:
+    with pytest.raises(InvalidInput, match=re.escape(message)):
         schedule = "GPipe" if mesh == "pp=8" else "1F1B"
         text = MINIMAL.replace("[model.decoder]", "[model.decoder]\nnum_heads = 4\nnum_layers = 4")
         check_config(parse_config(text, "m.toml", {"parallel": {"mesh": mesh, "schedule": schedule}}), processes)
 
 
-def test_a_sequence_that_ranks_cannot_share_out_is_told_before_they_start() -> None:
-    split = {"parallel": {"mesh": "tp=2", "sequence_parallel": True}}
-    check_config(parse_config(MINIMAL, "m.toml", split | {"data": {"length": 62}}), 2)
+def test_a_sequence_that_ranks_cannot_split_is_refused_before_they_start() -> None:
+    tables = {"parallel": {"mesh": "tp=2", "sequence_parallel": True}}
+    check_config(parse_config(MINIMAL, "m.toml", tables | {"data": {"length": 62}}), 2)
     with pytest.raises(InvalidInput, match="tp 2 and sequences of 63 tokens, expected a multiple of tp"):
-        check_config(parse_config(MINIMAL, "m.toml", split | {"data": {"length": 63}}), 2)
+        check_config(parse_config(MINIMAL, "m.toml", tables | {"data": {"length": 63}}), 2)
 
 
 def test_an_app_without_names_can_be_copied_and_sharded_only() -> None:
@@ -208,51 +208,51 @@ def test_an_evaluations_batch_is_divided_too() -> None:
         check_config(config, 2)
 
 
-@given(batch=st.integers(1, 4), turns=st.integers(1, 3), size=st.integers(0, 12))
-def test_a_folded_schedule_is_evaluated_with_batches_of_one_size(batch: int, turns: int, size: int) -> None:
-    of_a_turn = 4 * batch
-    instead = {
-        "training": {"batch_size": of_a_turn * turns, "accumulate": turns},
+@given(batch=st.integers(1, 4), accumulate=st.integers(1, 3), size=st.integers(0, 12))
+def test_a_folded_schedule_is_evaluated_with_batches_of_one_size(batch: int, accumulate: int, size: int) -> None:
+    step_size = 4 * batch
+    tables = {
+        "training": {"batch_size": step_size * accumulate, "accumulate": accumulate},
         "parallel": {"mesh": "pp=2,dp_shard=2", "schedule": "ZBV", "microbatches": 2},
         "evaluation": {"batch_size": 4 * size},
     }
-    config = parse_config(MINIMAL.replace("[model.decoder]", "[model.decoder]\nnum_layers = 4"), "m.toml", instead)
-    if 4 * size in (0, of_a_turn):
+    config = parse_config(MINIMAL.replace("[model.decoder]", "[model.decoder]\nnum_layers = 4"), "m.toml", tables)
+    if 4 * size in (0, step_size):
         check_config(config, 4)
-        assert config.evaluation_size == of_a_turn
+        assert config.evaluation_size == step_size
         return
-    said = rf"evaluation: got batch_size {4 * size} and schedule ZBV, expected {of_a_turn} \(batch"
-    with pytest.raises(InvalidInput, match=said):
+    message = rf"evaluation: got batch_size {4 * size} and schedule ZBV, expected {step_size} \(batch"
+    with pytest.raises(InvalidInput, match=message):
         check_config(config, 4)
-    others = replace(config, parallel=replace(config.parallel, schedule="GPipe"))
-    check_config(others, 4)
-    assert others.evaluation_size == 4 * size
+    gpipe_config = replace(config, parallel=replace(config.parallel, schedule="GPipe"))
+    check_config(gpipe_config, 4)
+    assert gpipe_config.evaluation_size == 4 * size
 
 
-def test_copies_are_looked_at_where_they_are_alike() -> None:
-    wrong = {"parallel": {"mesh": "dp_replicate=2"}, "communication": {"local_period": 4}}
+def test_copies_are_evaluated_only_where_they_are_equal() -> None:
+    tables = {"parallel": {"mesh": "dp_replicate=2"}, "communication": {"local_period": 4}}
     for every in (0, 6):
         with pytest.raises(InvalidInput, match=f"got local_period 4, an evaluation every {every} and a checkpoint"):
-            parse_config(APP, "a.toml", wrong | {"evaluation": {"every": every}})
-    assert parse_config(APP, "a.toml", wrong | {"evaluation": {"every": 8}}).communication.local_period == 4
+            parse_config(APP, "a.toml", tables | {"evaluation": {"every": every}})
+    assert parse_config(APP, "a.toml", tables | {"evaluation": {"every": 8}}).communication.local_period == 4
 
 
 @pytest.mark.parametrize("settings", [{"hook": "powersgd"}, {"local_period": 4}])
-def test_a_checkpoint_is_refused_where_copies_have_something_of_their_own(
+def test_a_checkpoint_is_refused_where_copies_have_state_of_their_own(
     tmp_path: Path, settings: dict[str, object]
 ) -> None:
     tables = {"parallel": {"mesh": "dp_replicate=2"}, "communication": settings, "evaluation": {"every": 4}}
-    kept = {"checkpoints": {"folder": str(tmp_path / "kept")}}
+    checkpoint_tables = {"checkpoints": {"folder": str(tmp_path / "kept")}}
     with pytest.raises(InvalidInput, match=r"beside checkpoints in .*kept, expected neither powersgd nor local steps"):
-        launch(parse_config(APP, "a.toml", tables | kept), 2, tmp_path / "job")
+        launch(parse_config(APP, "a.toml", tables | checkpoint_tables), 2, tmp_path / "job")
     assert not list(tmp_path.iterdir()), "told before anything starts"
-    for whole in (tables, tables | kept | {"communication": {"hook": "bf16"}}):
-        config = parse_config(APP, "a.toml", whole)
+    for overrides in (tables, tables | checkpoint_tables | {"communication": {"hook": "bf16"}}):
+        config = parse_config(APP, "a.toml", overrides)
         check_checkpointable(config.communication, config.checkpoints.folder)
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.parent.name)
-def test_the_example_is_one(tmp_path: Path, example: Path) -> None:
+def test_the_examples_are_valid_configs(tmp_path: Path, example: Path) -> None:
     config = read_train_config(example)
     check_config(config, 1)
     check_config(replace(config, parallel=replace(config.parallel, mesh=MeshShape.parse("pp=2,dp_shard=2,tp=2"))), 8)
@@ -260,25 +260,25 @@ def test_the_example_is_one(tmp_path: Path, example: Path) -> None:
         read_train_config(tmp_path / "none.toml")
 
 
-settings_of = st.builds(
+training_settings = st.builds(
     TrainingSettings,
     batch_size=st.integers(1, 99),
     learning_rate=st.floats(1e-6, 1e3),
     clip_norm=st.none() | st.floats(0.1, 9.0),
     freeze=st.lists(st.text("ab.*", min_size=1).filter(lambda text: text.strip("*")), max_size=2).map(tuple),
 )
-meshes = st.builds(MeshShape, dp_replicate=st.integers(2, 9))
+copy_meshes = st.builds(MeshShape, dp_replicate=st.integers(2, 9))
 
 
 @given(
-    training=settings_of,
-    mesh=meshes,
+    training=training_settings,
+    mesh=copy_meshes,
     reshard=st.none() | st.booleans(),
     times=st.lists(st.floats(0.0, 9.0), max_size=3).map(tuple),
     checkpoints=st.none() | st.text("ab/é", min_size=1).map(Path),
     seed=st.integers(0, 2**63),
 )
-def test_a_config_comes_back_from_a_jobs_folder_as_it_went_in(
+def test_a_config_round_trips_through_a_jobs_folder(
     tmp_path_factory: pytest.TempPathFactory,
     training: TrainingSettings,
     mesh: MeshShape,
@@ -287,16 +287,16 @@ def test_a_config_comes_back_from_a_jobs_folder_as_it_went_in(
     checkpoints: Path | None,
     seed: int,
 ) -> None:
-    text = parse_config(APP, "a.toml")
+    base = parse_config(APP, "a.toml")
     config = TrainConfig(
-        model=text.model,
-        data=text.data,
+        model=base.model,
+        data=base.data,
         training=training,
-        stop=text.stop,
+        stop=base.stop,
         rate=RateSettings(scale="linear", base_batch=3),
         parallel=ParallelSettings(mesh=mesh, reshard=reshard, layer_times=times),
         communication=CommunicationSettings(hook="powersgd"),
-        checkpoints=replace(text.checkpoints, folder=checkpoints),
+        checkpoints=replace(base.checkpoints, folder=checkpoints),
         seed=seed,
     )
     assert read_config(write_config(config, tmp_path_factory.getbasetemp())) == config

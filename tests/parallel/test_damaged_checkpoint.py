@@ -103,7 +103,7 @@ MARKERS = {
 
 
 @pytest.fixture(scope="module")
-def three(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, torch.Tensor]]]:
+def saved_steps(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, torch.Tensor]]]:
     """Return a folder with the checkpoints after 1, 2 and 3 steps, and the parameters of each."""
     folder, engine, values = tmp_path_factory.mktemp("three") / "kept", engine_of(), []
     with Checkpoints(folder, engine, keep=3) as checkpoints:
@@ -116,45 +116,46 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str
 
 
 @pytest.mark.parametrize(
-    ("damage", "taken", "said"),
-    [(damage, 2, said) for damage, said in DAMAGES.items()] + [(damage, 3, said) for damage, said in MARKERS.items()],
+    ("damage", "number", "message"),
+    [(damage, 2, message) for damage, message in DAMAGES.items()]
+    + [(damage, 3, message) for damage, message in MARKERS.items()],
     ids=lambda value: getattr(value, "__name__", "").strip("_"),
 )
-def test_a_damaged_one_is_skipped_for_the_newest_whole_one(
-    three: tuple[Path, list[dict[str, torch.Tensor]]],
+def test_a_damaged_checkpoint_is_skipped_for_the_newest_complete_one(
+    saved_steps: tuple[Path, list[dict[str, torch.Tensor]]],
     tmp_path: Path,
     damage: Callable[[Path], None],
-    taken: int,
-    said: str,
+    number: int,
+    message: str,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    folder, values = tmp_path / "kept", three[1]
-    shutil.copytree(three[0], folder)
+    folder, values = tmp_path / "kept", saved_steps[1]
+    shutil.copytree(saved_steps[0], folder)
     damage(folder / "step-00000003")
     engine = engine_of()
     with Checkpoints(folder, engine, keep=3) as checkpoints:
-        assert checkpoints.load() == Progress(step=taken, seed=3)
+        assert checkpoints.load() == Progress(step=number, seed=3)
         assert len(checkpoints.skipped) == 1
-        assert said in checkpoints.skipped[0]
-        assert all(torch.equal(engine.full_parameters()[name], value) for name, value in values[taken - 1].items())
+        assert message in checkpoints.skipped[0]
+        assert all(torch.equal(engine.full_parameters()[name], value) for name, value in values[number - 1].items())
         (line,) = (
             record.getMessage() for record in caplog.records if record.name == "fanin.datacenter.checkpoints.checkpoint"
         )
-        assert line.startswith(f"checkpoints: resuming from {folder}/step-{taken:08d}, the newest complete one: ")
-        assert said in line
+        assert line.startswith(f"checkpoints: resuming from {folder}/step-{number:08d}, the newest complete one: ")
+        assert message in line
         # The next save replaces the damaged checkpoint, and LATEST names it again.
-        checkpoints.save(Progress(step=3, seed=5 if taken == 2 else 3))
+        checkpoints.save(Progress(step=3, seed=5 if number == 2 else 3))
         checkpoints.finish()
-        if taken == 2:
+        if number == 2:
             assert checkpoints.load() == Progress(step=3, seed=5)
             assert checkpoints.skipped == ()
 
 
-def test_a_damaged_one_counts_for_none_of_those_that_are_kept(
-    three: tuple[Path, list[dict[str, torch.Tensor]]], tmp_path: Path
+def test_a_damaged_checkpoint_does_not_count_as_kept(
+    saved_steps: tuple[Path, list[dict[str, torch.Tensor]]], tmp_path: Path
 ) -> None:
     folder = tmp_path / "kept"
-    shutil.copytree(three[0], folder)
+    shutil.copytree(saved_steps[0], folder)
     _flip_in_a_tensor(folder / "step-00000003")
     with Checkpoints(folder, engine_of(), keep=2) as checkpoints:
         assert checkpoints.load() == Progress(step=2, seed=3)
@@ -162,11 +163,11 @@ def test_a_damaged_one_counts_for_none_of_those_that_are_kept(
     assert sorted(path.name for path in folder.iterdir()) == ["LATEST", "step-00000002", "step-00000004"]
 
 
-def test_a_newer_one_that_was_never_marked_takes_no_place_of_those_that_are_kept(
-    three: tuple[Path, list[dict[str, torch.Tensor]]], tmp_path: Path
+def test_an_unmarked_newer_checkpoint_does_not_count_as_kept(
+    saved_steps: tuple[Path, list[dict[str, torch.Tensor]]], tmp_path: Path
 ) -> None:
     folder = tmp_path / "kept"
-    shutil.copytree(three[0], folder)
+    shutil.copytree(saved_steps[0], folder)
     shutil.rmtree(folder / "step-00000002")
     # As after a kill between steps 2 and 3 of a save.
     write_marker(folder, 1)
@@ -177,11 +178,11 @@ def test_a_newer_one_that_was_never_marked_takes_no_place_of_those_that_are_kept
 
 
 @pytest.mark.parametrize("damage", [*DAMAGES, _bad_marker], ids=lambda value: value.__name__.strip("_"))
-def test_where_no_other_is_left_the_damage_is_told(
-    three: tuple[Path, list[dict[str, torch.Tensor]]], tmp_path: Path, damage: Callable[[Path], None]
+def test_without_another_checkpoint_the_damage_is_reported(
+    saved_steps: tuple[Path, list[dict[str, torch.Tensor]]], tmp_path: Path, damage: Callable[[Path], None]
 ) -> None:
     folder = tmp_path / "kept"
-    shutil.copytree(three[0], folder)
+    shutil.copytree(saved_steps[0], folder)
     for number in (1, 2):
         shutil.rmtree(folder / f"step-{number:08d}")
     damage(folder / "step-00000003")
@@ -197,7 +198,7 @@ def test_where_no_other_is_left_the_damage_is_told(
     assert all(torch.equal(engine.full_parameters()[name], value) for name, value in before.items())
 
 
-def test_a_job_says_in_its_result_what_it_skipped(tmp_path: Path) -> None:
+def test_a_result_lists_the_skipped_checkpoints(tmp_path: Path) -> None:
     np.save(tmp_path / "tokens.npy", np.random.default_rng(0).integers(0, 11, 90, np.uint16))
     text = f"""
         model.decoder = {{ vocabulary = 11, width = 8, num_layers = 1, num_heads = 2, num_kv_heads = 1 }}
@@ -206,18 +207,18 @@ def test_a_job_says_in_its_result_what_it_skipped(tmp_path: Path) -> None:
         stop = {{ steps = 4 }}
         checkpoints = {{ folder = "{tmp_path / "kept"}", every = 2 }}
     """
-    whole = train(parse_config(text, "here"), 0, 1).metrics
-    assert whole.skipped_checkpoints == ()
+    reference = train(parse_config(text, "here"), 0, 1).metrics
+    assert reference.skipped_checkpoints == ()
     _flip_in_a_tensor(tmp_path / "kept" / "step-00000004")
-    again = train(parse_config(text, "here"), 0, 1).metrics
-    assert again.trained.losses == whole.trained.losses
-    (fault,) = again.skipped_checkpoints
+    resumed_metrics = train(parse_config(text, "here"), 0, 1).metrics
+    assert resumed_metrics.trained.losses == reference.trained.losses
+    (fault,) = resumed_metrics.skipped_checkpoints
     assert "step-00000004/__0_0.distcp: digest mismatch: received " in fault
     assert latest(tmp_path / "kept").step == 4
     assert train(parse_config(text, "here"), 0, 1).metrics.skipped_checkpoints == ()
 
 
-def test_a_folder_with_a_save_that_was_interrupted_alone_begins_anew(tmp_path: Path) -> None:
+def test_a_folder_with_only_an_interrupted_save_starts_from_the_first_step(tmp_path: Path) -> None:
     (tmp_path / "step-00000003").mkdir()
     (tmp_path / "step-00000003" / "__0_0.distcp").write_bytes(b"half of it")
     with Checkpoints(tmp_path, engine_of()) as checkpoints:

@@ -22,7 +22,7 @@ from fanin.protos.errors import InvalidInput
 
 
 @given(device=st.sampled_from(["auto", "cpu", "cuda"]), num_local=st.integers(1, 9), num_gpus=st.integers(0, 9))
-def test_ranks_have_a_gpu_each_or_are_told_why_not(device: str, num_local: int, num_gpus: int) -> None:
+def test_ranks_have_a_gpu_each_or_are_refused(device: str, num_local: int, num_gpus: int) -> None:
     if device == "cpu" or (device == "auto" and num_gpus == 0):
         assert choose_type(device, num_local, num_gpus) == "cpu"
     elif num_gpus >= num_local:
@@ -60,7 +60,7 @@ def test_a_job_for_gpus_is_refused_before_a_process_starts(tmp_path: Path) -> No
         ("cpu:fake,cuda:fake", "cpu"),
     ],
 )
-def test_a_mesh_is_of_what_its_process_group_serves(backends: str, kind: str) -> None:
+def test_a_mesh_uses_the_device_type_of_its_process_group(backends: str, kind: str) -> None:
     assert group_device_type(backends) == kind
 
 
@@ -70,11 +70,11 @@ def test_a_mesh_of_a_gloo_group_is_of_cpus() -> None:
         assert build_mesh(MeshShape(), 1).device_type == "cpu"
 
 
-def test_ranks_take_one_thread_unless_the_environment_says_otherwise() -> None:
+def test_ranks_use_one_thread_unless_the_environment_sets_another_number() -> None:
     assert rank_environment({"HOME": "h"})["OMP_NUM_THREADS"] == "1"
-    found = rank_environment({"OMP_NUM_THREADS": "6", "GLOO_SOCKET_IFNAME": "x"})
-    assert found["OMP_NUM_THREADS"] == "6"
-    assert found["GLOO_SOCKET_IFNAME"] != "x"
+    environment = rank_environment({"OMP_NUM_THREADS": "6", "GLOO_SOCKET_IFNAME": "x"})
+    assert environment["OMP_NUM_THREADS"] == "6"
+    assert environment["GLOO_SOCKET_IFNAME"] != "x"
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(2)

@@ -43,7 +43,7 @@ CONFIG = TrainConfig(
     training=TrainingSettings(batch_size=BATCH, learning_rate=0.1, optimizer="sgd"),
     stop=StopSettings(steps=NUM_STEPS),
 )
-Spoil = Callable[[Tensor], Tensor]
+Fault = Callable[[Tensor], Tensor]
 
 
 def in_gradients(losses: Tensor) -> Tensor:
@@ -60,12 +60,12 @@ def in_losses_alone(losses: Tensor) -> Tensor:
     return losses + float("inf")
 
 
-class Spoilt:
+class FaultyLoss:
     """A loss that is not finite in some steps, counted from 0."""
 
-    def __init__(self, steps: tuple[int, ...], spoil: Spoil) -> None:
+    def __init__(self, steps: tuple[int, ...], fault: Fault) -> None:
         self._steps = steps
-        self._spoil = spoil
+        self._fault = fault
         self.step = 0
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -73,22 +73,22 @@ class Spoilt:
         if not torch.is_grad_enabled():
             return losses
         self.step += 1
-        return self._spoil(losses) if self.step - 1 in self._steps else losses
+        return self._fault(losses) if self.step - 1 in self._steps else losses
 
 
 def trainer_of(
-    config: TrainConfig, steps: tuple[int, ...] = (), spoil: Spoil = in_gradients, module: torch.nn.Module | None = None
+    config: TrainConfig, steps: tuple[int, ...] = (), fault: Fault = in_gradients, module: torch.nn.Module | None = None
 ) -> TrainingLoop:
-    return loop_of(config, *engine_of(config, steps, spoil, module))
+    return loop_of(config, *engine_of(config, steps, fault, module))
 
 
 def engine_of(
-    config: TrainConfig, steps: tuple[int, ...] = (), spoil: Spoil = in_gradients, module: torch.nn.Module | None = None
+    config: TrainConfig, steps: tuple[int, ...] = (), fault: Fault = in_gradients, module: torch.nn.Module | None = None
 ) -> tuple[Engine, ScoredObjective]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         module = module or torch.nn.Linear(3, 1)
-    scored = ScoredObjective(padded_objective(Spoilt(steps, spoil)))
+    scored = ScoredObjective(padded_objective(FaultyLoss(steps, fault)))
     model = TrainableModel(module=module, layout=config.model.parallel_layout, objective=scored.objective)
     return build_engine(model, config.parallel, config.training, None), scored
 
@@ -104,12 +104,12 @@ def loop_of(
     return TrainingLoop(engine, scored, config, DataSplit(train=samples, held_out=samples), start)
 
 
-def kept(
-    config: TrainConfig, folder: Path, steps: tuple[int, ...], spoil: Spoil = in_gradients
+def train_and_save(
+    config: TrainConfig, folder: Path, steps: tuple[int, ...], fault: Fault = in_gradients
 ) -> tuple[TrainingLoop, str]:
     """Train, and save after each step. Return the loop and the error of a job that diverged."""
-    checkpoints, told = CheckpointSettings(folder=folder, every=1), ""
-    engine, scored = engine_of(config, steps, spoil)
+    checkpoints, error = CheckpointSettings(folder=folder, every=1), ""
+    engine, scored = engine_of(config, steps, fault)
     with JobCheckpoints(checkpoints, engine, CONFIG.seed, writes=True) as keeper:
         observers = Observers([keeper])
         start = keeper.start(observers)
@@ -118,24 +118,24 @@ def kept(
         try:
             trainer.run()
         except Diverged as exc:
-            told = str(exc)
-    return trainer, told
+            error = str(exc)
+    return trainer, error
 
 
 def vector(trainer: TrainingLoop) -> np.ndarray:
     return parameter_vector(trainer.engine.parts[0])
 
 
-def allowing(max_skips: int) -> TrainConfig:
+def skipping_config(max_skips: int) -> TrainConfig:
     return replace(CONFIG, training=replace(CONFIG.training, max_skips=max_skips))
 
 
 @pytest.mark.parametrize(
-    ("spoil", "told"), [(in_gradients, r"got loss \d\S* and gradient"), (in_losses, "got loss nan and")]
+    ("fault", "message"), [(in_gradients, r"got loss \d\S* and gradient"), (in_losses, "got loss nan and")]
 )
-def test_a_step_that_is_not_finite_ends_the_job_and_is_not_saved(tmp_path: Path, spoil: Spoil, told: str) -> None:
-    trainer, error = kept(CONFIG, tmp_path, (3,), spoil)
-    assert re.match(f"training: step 4: {told}.* norm nan .learning rate 0.1., .* max_skips .0.", error)
+def test_a_step_that_is_not_finite_ends_the_job_and_is_not_saved(tmp_path: Path, fault: Fault, message: str) -> None:
+    trainer, error = train_and_save(CONFIG, tmp_path, (3,), fault)
+    assert re.match(f"training: step 4: {message}.* norm nan .learning rate 0.1., .* max_skips .0.", error)
     progress = latest(tmp_path)
     assert progress is not None
     assert progress.step == trainer.state.step == 3
@@ -146,33 +146,33 @@ def test_a_step_that_is_not_finite_ends_the_job_and_is_not_saved(tmp_path: Path,
 
 
 def test_steps_may_be_skipped_and_are_counted_across_a_resume(tmp_path: Path) -> None:
-    config, spoilt = allowing(2), (1, 2, 5)
-    whole = trainer_of(config, spoilt)
-    trained = whole.run()
-    assert [loss is None for loss in trained.losses] == [False] * NUM_STEPS, "the losses themselves are finite"
-    assert (trained.skipped, whole.state.skips) == (3, 0)
-    without = trainer_of(config)
-    without.run()
-    assert (vector(whole) != vector(without)).any()
-    assert np.isfinite(vector(whole)).all()
-    first, _ = kept(replace(config, stop=StopSettings(steps=2)), tmp_path, spoilt)
+    config, fault_steps = skipping_config(2), (1, 2, 5)
+    reference = trainer_of(config, fault_steps)
+    history = reference.run()
+    assert [loss is None for loss in history.losses] == [False] * NUM_STEPS, "the losses themselves are finite"
+    assert (history.skipped, reference.state.skips) == (3, 0)
+    clean_trainer = trainer_of(config)
+    clean_trainer.run()
+    assert (vector(reference) != vector(clean_trainer)).any()
+    assert np.isfinite(vector(reference)).all()
+    first, _ = train_and_save(replace(config, stop=StopSettings(steps=2)), tmp_path, fault_steps)
     assert (first.state.skipped, first.state.skips) == (1, 1)
-    second, _ = kept(config, tmp_path, tuple(step - 2 for step in spoilt))
-    assert (second.state.skipped, second.history.losses) == (3, trained.losses)
-    assert (vector(second) == vector(whole)).all()
+    second, _ = train_and_save(config, tmp_path, tuple(step - 2 for step in fault_steps))
+    assert (second.state.skipped, second.history.losses) == (3, history.losses)
+    assert (vector(second) == vector(reference)).all()
 
 
 def test_skips_in_succession_have_a_bound_that_a_resume_keeps(tmp_path: Path) -> None:
-    told = r"step 4: .* after 2 steps in succession were skipped \(max_skips 2\), expected finite numbers"
+    message = r"step 4: .* after 2 steps in succession were skipped \(max_skips 2\), expected finite numbers"
     for steps in ((1, 2, 3), (0,)):
-        assert re.search(told, kept(allowing(2), tmp_path, steps)[1])
+        assert re.search(message, train_and_save(skipping_config(2), tmp_path, steps)[1])
 
 
 def test_a_skipped_step_changes_no_statistics_and_no_optimizer_state() -> None:
     def module() -> torch.nn.Module:
         return torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 1))
 
-    config = replace(allowing(1), training=replace(allowing(1).training, optimizer="adamw"))
+    config = replace(skipping_config(1), training=replace(skipping_config(1).training, optimizer="adamw"))
     trainer = trainer_of(config, (2,), in_losses, module())
     while trainer.state.step < 2:
         trainer.step()
@@ -187,12 +187,12 @@ def test_a_skipped_step_changes_no_statistics_and_no_optimizer_state() -> None:
     assert all(map(torch.equal, moments, (value for row in state.values() for value in row.values())))
 
 
-@pytest.mark.parametrize("spoil", [in_gradients, in_losses_alone])
-def test_adascale_forgets_what_it_saw_in_a_skipped_step(spoil: Spoil) -> None:
-    training = replace(allowing(1).training, accumulate=2)
+@pytest.mark.parametrize("fault", [in_gradients, in_losses_alone])
+def test_adascale_discards_the_noise_of_a_skipped_step(fault: Fault) -> None:
+    training = replace(skipping_config(1).training, accumulate=2)
     config = replace(CONFIG, training=training, rate=RateSettings(scale="adascale", base_batch=2))
     # A step has two accumulation steps.
-    trainer = trainer_of(config, (4,), spoil)
+    trainer = trainer_of(config, (4,), fault)
     while trainer.state.step < 2:
         trainer.step()
     before = trainer.state.noise
@@ -235,12 +235,12 @@ def test_values_that_are_not_finite_are_never_saved(tmp_path: Path, name: str) -
 
 
 def test_a_save_under_way_is_completed_when_all_ranks_diverge(tmp_path: Path) -> None:
-    written: list[int] = []
+    saved_steps: list[int] = []
     with pytest.raises(Diverged, match="together"), Checkpoints(tmp_path, trainer_of(CONFIG).engine) as checkpoints:
-        checkpoints.when_written = written.append
+        checkpoints.when_written = saved_steps.append
         checkpoints.save(Progress(step=1))
         raise Diverged("together")
-    assert written == [1]
+    assert saved_steps == [1]
     assert latest(tmp_path) == Progress(step=1)
 
 
@@ -258,7 +258,7 @@ def test_powersgd_and_skips_exclude_each_other() -> None:
     hook = CommunicationSettings(hook="powersgd")
     parallel = ParallelSettings(mesh=ParallelSettings().mesh.fit(2))
     with pytest.raises(InvalidInput, match="training: got max_skips 1 and hook 'powersgd', expected one of them"):
-        replace(allowing(1), communication=hook, parallel=parallel)
+        replace(skipping_config(1), communication=hook, parallel=parallel)
 
 
 APP = """
@@ -266,16 +266,16 @@ import dataclasses, torch
 from fanin.datacenter.models.digits_app import app as digits
 steps = [0]
 def app():
-    whole = digits()
+    digits_app = digits()
     def loss(outputs, targets):
-        losses = whole.loss(outputs, targets)
+        losses = digits_app.loss(outputs, targets)
         steps[0] += torch.is_grad_enabled()
         return losses * float("nan") if torch.is_grad_enabled() and steps[0] == 2 else losses
-    return dataclasses.replace(whole, loss=loss)
+    return dataclasses.replace(digits_app, loss=loss)
 """
 
 
-def strict(text: str) -> object:
+def parse_strict_json(text: str) -> object:
     def refuse(name: str) -> None:
         raise ValueError(f"got {name}, which is not JSON")
 
@@ -289,15 +289,15 @@ def test_a_jobs_files_are_json_and_a_restart_does_not_repeat_it(tmp_path: Path, 
     x, y = rng.random((40, 1, 8, 8), np.float32), rng.integers(0, 10, 40, np.int32)
     np.savez(tmp_path / "data.npz", x=x, y=y)
     config = replace(
-        allowing(max_skips),
+        skipping_config(max_skips),
         model=ModelSettings(app=f"{tmp_path / 'app.py'}:app"),
         data=DataSettings(examples=tmp_path / "data.npz"),
         checkpoints=CheckpointSettings(folder=tmp_path / "kept", every=1),
     )
     # Status 0, because torchrun would restart the ranks otherwise, with the same result.
     assert main([str(write_config(config, tmp_path))]) == 0
-    rows = [strict(line) for line in (tmp_path / ROWS_FILE).read_text().splitlines()]
-    trace = [strict(line) for line in (tmp_path / "kept" / TRACE_FILE).read_text().splitlines()]
+    rows = [parse_strict_json(line) for line in (tmp_path / ROWS_FILE).read_text().splitlines()]
+    trace = [parse_strict_json(line) for line in (tmp_path / "kept" / TRACE_FILE).read_text().splitlines()]
     if max_skips == 0:
         assert isinstance(read_error(tmp_path), Diverged)
         assert len(rows) == len(trace) == 1
@@ -305,6 +305,6 @@ def test_a_jobs_files_are_json_and_a_restart_does_not_repeat_it(tmp_path: Path, 
     assert len(rows) == NUM_STEPS
     assert [row["loss"] is None for row in rows if isinstance(row, dict)].index(True) == 1
     assert {"loss": None} in trace
-    strict((tmp_path / "metrics.json").read_text())
-    trained = read_result(tmp_path).metrics.trained
-    assert (trained.losses[1], trained.skipped) == (None, 1)
+    parse_strict_json((tmp_path / "metrics.json").read_text())
+    history = read_result(tmp_path).metrics.trained
+    assert (history.losses[1], history.skipped) == (None, 1)

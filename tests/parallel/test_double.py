@@ -20,7 +20,7 @@ from fanin.protos.errors import InvalidInput
 pytestmark = pytest.mark.usefixtures("forked_agents")
 
 APPS = Path(__file__).with_name("apps.py")
-LARGEST = 1e-10
+TOLERANCE = 1e-10
 MODELS = {
     "decoder": """
 [model.decoder]
@@ -83,12 +83,12 @@ def losses(result: TrainResult) -> tuple[float, ...]:
 
 
 def assert_same(first: Path, second: Path) -> None:
-    """Assert that two files have the same float64 values, to ``LARGEST``."""
+    """Assert that two files have the same float64 values, to ``TOLERANCE``."""
     weights, others = load_file(first), load_file(second)
     assert set(weights) == set(others)
     for name, value in weights.items():
         assert value.dtype == others[name].dtype == np.float64
-        np.testing.assert_allclose(others[name], value, rtol=0, atol=LARGEST)
+        np.testing.assert_allclose(others[name], value, rtol=0, atol=TOLERANCE)
 
 
 @pytest.mark.parametrize(
@@ -101,22 +101,22 @@ def assert_same(first: Path, second: Path) -> None:
     ],
 )
 def test_two_ranks_have_the_numbers_of_one_process(name: str, mesh: str, tmp_path: Path) -> None:
-    alone = train(config_of(tmp_path / "one", name), 0, 1, tmp_path / "one")
-    both = launch(config_of(tmp_path / "two", name, mesh), 2, tmp_path / "two")
-    np.testing.assert_allclose(losses(both), losses(alone), rtol=0, atol=LARGEST)
+    reference = train(config_of(tmp_path / "one", name), 0, 1, tmp_path / "one")
+    result = launch(config_of(tmp_path / "two", name, mesh), 2, tmp_path / "two")
+    np.testing.assert_allclose(losses(result), losses(reference), rtol=0, atol=TOLERANCE)
     assert_same(tmp_path / "one" / "weights.safetensors", tmp_path / "two" / "weights.safetensors")
     if name == "decoder":
-        assert both.metrics.bytes_by_axis == both.metrics.predicted_bytes_by_axis
+        assert result.metrics.bytes_by_axis == result.metrics.predicted_bytes_by_axis
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_resumed_job_has_the_bits_of_an_undisturbed_one(name: str, tmp_path: Path) -> None:
     config = config_of(tmp_path / "whole", name)
-    whole = train(config, 0, 1)
-    cut = config_of(tmp_path / "cut", name)
-    train(replace(cut, stop=replace(cut.stop, steps=2)), 0, 1)
-    resumed = train(cut, 0, 1)
-    assert losses(resumed) == losses(whole)
+    reference = train(config, 0, 1)
+    resumed_config = config_of(tmp_path / "cut", name)
+    train(replace(resumed_config, stop=replace(resumed_config.stop, steps=2)), 0, 1)
+    result = train(resumed_config, 0, 1)
+    assert losses(result) == losses(reference)
     weights, others = (load_file(tmp_path / each / "weights.safetensors") for each in ("whole", "cut"))
     assert all(value.dtype == np.float64 and (others[key] == value).all() for key, value in weights.items())
     # A value in float64 that float32 cannot hold: nothing was rounded.
@@ -125,11 +125,13 @@ def test_a_resumed_job_has_the_bits_of_an_undisturbed_one(name: str, tmp_path: P
 
 def test_a_checkpoint_of_another_precision_is_converted(tmp_path: Path) -> None:
     config = config_of(tmp_path, "decoder")
-    full = replace(config, parallel=replace(config.parallel, precision="full"), stop=replace(config.stop, steps=2))
-    begun = losses(train(full, 0, 1))
-    resumed = losses(train(config, 0, 1))
-    assert resumed[:2] == begun
-    assert len(resumed) == 4
+    full_config = replace(
+        config, parallel=replace(config.parallel, precision="full"), stop=replace(config.stop, steps=2)
+    )
+    first_losses = losses(train(full_config, 0, 1))
+    all_losses = losses(train(config, 0, 1))
+    assert all_losses[:2] == first_losses
+    assert len(all_losses) == 4
     weights = load_file(tmp_path / "weights.safetensors")
     assert all(value.dtype == np.float64 for value in weights.values())
 
@@ -137,26 +139,26 @@ def test_a_checkpoint_of_another_precision_is_converted(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_seed_file_has_the_values_of_one_process_in_float64(name: str, tmp_path: Path) -> None:
     config = config_of(tmp_path, name, "dp_shard=2")
-    alone = build_job_model(config).model.module
+    reference = build_job_model(config).model.module
     initial_values(config, build_job_model(config, num_ranks=2), 2, tmp_path)
-    stored = load_file(tmp_path / SEED_FILE)
-    for key, value in alone.named_parameters():
-        assert stored[key].dtype == np.float64
-        assert (stored[key] == value.detach().numpy()).all()
-    full = replace(config, parallel=replace(config.parallel, precision="full"))
+    tensors = load_file(tmp_path / SEED_FILE)
+    for key, value in reference.named_parameters():
+        assert tensors[key].dtype == np.float64
+        assert (tensors[key] == value.detach().numpy()).all()
+    full_config = replace(config, parallel=replace(config.parallel, precision="full"))
     with pytest.raises(InvalidInput, match="got initial parameters of another model"):
-        initial_values(full, build_job_model(full, num_ranks=2), 2, tmp_path)
+        initial_values(full_config, build_job_model(full_config, num_ranks=2), 2, tmp_path)
 
 
 def test_initial_weights_in_float32_are_converted(tmp_path: Path) -> None:
     config = config_of(tmp_path, "decoder")
     values = {key: value.detach().numpy() for key, value in build_job_model(config).model.module.named_parameters()}
     save_file({key: value.astype(np.float32) for key, value in values.items()}, tmp_path / "initial.safetensors")
-    begun = replace(config, model=replace(config.model, initial=tmp_path / "initial.safetensors"))
-    none = CheckpointSettings()
+    initial_config = replace(config, model=replace(config.model, initial=tmp_path / "initial.safetensors"))
+    no_checkpoints = CheckpointSettings()
     # The seed draws float32 values, so the file holds all of their bits.
-    assert losses(train(replace(begun, checkpoints=none), 0, 1)) == losses(
-        train(replace(config, checkpoints=none), 0, 1)
+    assert losses(train(replace(initial_config, checkpoints=no_checkpoints), 0, 1)) == losses(
+        train(replace(config, checkpoints=no_checkpoints), 0, 1)
     )
 
 

@@ -29,11 +29,11 @@ from fanin.protos.errors import InvalidInput
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     """Yield a job's folder that has no machine yet."""
     monkeypatch.setenv("FANIN_TEST_FOLDER", str(tmp_path))
-    with empty_place(tmp_path) as made:
-        yield made
+    with empty_place(tmp_path) as empty:
+        yield empty
 
 
-def undisturbed(place: Place) -> list[float]:
+def reference_losses(place: Place) -> list[float]:
     """Return the losses of one undisturbed process."""
     config = read_train_config(place.folder / "train.toml", {"parallel": {"mesh": "none"}})
     return list(train(replace(config, checkpoints=CheckpointSettings()), 0, 1).metrics.trained.losses)
@@ -42,79 +42,79 @@ def undisturbed(place: Place) -> list[float]:
 # In CI, lost ranks start again from a checkpoint (test_launch), and checkpoints resume on other meshes
 # (test_checkpoint). Ranks of two machines meet (test_faults), and a job is fitted to the ranks that exist (below).
 @pytest.mark.nightly
-def test_what_is_left_of_two_machines_ends_with_the_trace_of_one_process(place: Place) -> None:
-    first, second = place.two("precise")
+def test_the_remaining_machine_of_two_ends_with_the_trace_of_one_process(place: Place) -> None:
+    first, second = place.start_two("precise")
     second.kill()
     place.pace(0.0)
-    told = first.end()
+    result = first.end()
     steps = place.steps()
-    again = next(index for index in range(1, len(steps)) if steps[index] <= steps[index - 1])
-    assert steps == [*range(again), *range(steps[again], NUM_STEPS)]
-    assert steps[again] > 0, "it went on from a checkpoint"
-    assert (told["mesh"], told["nproc"]) == ("none", 1)
-    assert told["loss"] == pytest.approx(undisturbed(place), abs=1e-10)
+    restart = next(index for index in range(1, len(steps)) if steps[index] <= steps[index - 1])
+    assert steps == [*range(restart), *range(steps[restart], NUM_STEPS)]
+    assert steps[restart] > 0, "it went on from a checkpoint"
+    assert (result["mesh"], result["nproc"]) == ("none", 1)
+    assert result["loss"] == pytest.approx(reference_losses(place), abs=1e-10)
     logs = list((place.folder / "state" / "logs").iterdir())
     assert len(logs) == 2, "each machine has its own"
     assert all((each / "torchrun.log").exists() and list(each.rglob("stderr.log")) for each in logs)
 
 
 @pytest.mark.nightly
-def test_a_machine_that_is_lost_before_the_first_checkpoint_costs_no_value(place: Place) -> None:
+def test_a_machine_lost_before_the_first_checkpoint_changes_no_value(place: Place) -> None:
     place.write("precise", every=NUM_STEPS)
     place.pace(1.0)
     pair = ("--nodes", "2:2")
     first, second = place.start(*pair), place.start(*pair)
-    place.until(lambda: len(place.steps()) > 2)
+    place.wait_until(lambda: len(place.steps()) > 2)
     seed_file = place.folder / "state" / SEED_FILE
-    written = seed_file.stat()
+    before = seed_file.stat()
     second.kill()
     ranks = place.num_ranks()
     third = place.start(*pair)
-    place.until(lambda: place.num_ranks() == ranks + 2 and place.steps()[-1:] == [2])
-    left = seed_file.stat()
-    assert (left.st_mtime_ns, left.st_ino) == (written.st_mtime_ns, written.st_ino), "it is read again, not written"
+    place.wait_until(lambda: place.num_ranks() == ranks + 2 and place.steps()[-1:] == [2])
+    after = seed_file.stat()
+    assert (after.st_mtime_ns, after.st_ino) == (before.st_mtime_ns, before.st_ino), "it is read again, not written"
     place.pace(0.0)
-    told = first.end()
-    assert third.end() == told
+    result = first.end()
+    assert third.end() == result
     assert place.steps() == [*range(NUM_STEPS)], "from the first step on"
-    assert told["loss"] == pytest.approx(undisturbed(place), abs=1e-10)
+    assert result["loss"] == pytest.approx(reference_losses(place), abs=1e-10)
     assert not seed_file.exists()
 
 
 @pytest.mark.nightly
-def test_a_machine_that_comes_back_is_taken_in(place: Place) -> None:
-    first, second = place.two("paced")
+def test_a_returning_machine_joins_the_job(place: Place) -> None:
+    first, second = place.start_two("paced")
     second.kill()
-    killed = len(place.steps())
-    place.until(lambda: len(place.steps()) > killed + 3)
+    num_steps = len(place.steps())
+    place.wait_until(lambda: len(place.steps()) > num_steps + 3)
     place.pace(1.0)
-    back, ranks = place.start(), place.num_ranks()
-    place.until(lambda: place.num_ranks() > ranks)
+    third, ranks = place.start(), place.num_ranks()
+    place.wait_until(lambda: place.num_ranks() > ranks)
     place.pace(0.0)
-    told = first.end()
-    assert back.end() == told
-    assert (told["mesh"], told["nproc"]) == ("dp_replicate=2", 2)
-    assert told["loss"] == pytest.approx(undisturbed(place), abs=1e-5)
+    result = first.end()
+    assert third.end() == result
+    assert (result["mesh"], result["nproc"]) == ("dp_replicate=2", 2)
+    assert result["loss"] == pytest.approx(reference_losses(place), abs=1e-5)
 
 
 @pytest.mark.nightly
-def test_a_machine_that_is_told_to_stop_leaves_the_rest_to_go_on(place: Place) -> None:
-    first, second = place.two("precise")
+def test_the_other_machine_continues_when_one_is_stopped(place: Place) -> None:
+    first, second = place.start_two("precise")
     second.stop()
-    left = second.end()
+    stopped_result = second.end()
     place.pace(0.0)
-    told, steps = first.end(), place.steps()
+    result, steps = first.end(), place.steps()
     assert steps == list(range(NUM_STEPS)), "a checkpoint was made for it, and no step was done twice"
-    assert (left["nproc"], told["nproc"]) == (2, 1)
-    assert told["loss"] == pytest.approx(undisturbed(place), abs=1e-10)
-    before, whole = left["loss"], told["loss"]
-    assert isinstance(before, list)
-    assert isinstance(whole, list)
-    assert 6 < len(before) < NUM_STEPS
-    assert whole[: len(before)] == before
+    assert (stopped_result["nproc"], result["nproc"]) == (2, 1)
+    assert result["loss"] == pytest.approx(reference_losses(place), abs=1e-10)
+    first_losses, all_losses = stopped_result["loss"], result["loss"]
+    assert isinstance(first_losses, list)
+    assert isinstance(all_losses, list)
+    assert 6 < len(first_losses) < NUM_STEPS
+    assert all_losses[: len(first_losses)] == first_losses
 
 
-def test_a_machine_leaves_others_their_logs_and_tells_of_them_what_is_of_this_job(tmp_path: Path) -> None:
+def test_a_machine_keeps_the_logs_of_others_and_reports_those_of_this_job(tmp_path: Path) -> None:
     elastic = Elastic(max_restarts=1, max_nodes=2, endpoint="host:29500")
     logs, waits = tmp_path / "logs", PendingOperation(axis="all ranks", kind="all_reduce", ranks=(0, 1), sequence=1)
     for name in ("before", "other"):
@@ -122,22 +122,22 @@ def test_a_machine_leaves_others_their_logs_and_tells_of_them_what_is_of_this_jo
         (logs / name / "stderr.log").write_text(f"what {name} said")
         # One minute before this machine begins.
         os.utime(logs / name / "stderr.log", (time.time() - 60.0,) * 2)
-    hung = attempt_folder(tmp_path, 0)
-    write_report(hung, report(0, waits))
-    os.utime(hung / "rank-0.json", (time.time() - 60.0,) * 2)
-    own = begin_logs(tmp_path, elastic)
-    assert own.parent == logs
-    (own / "torchrun.log").write_text("what torchrun said")
+    attempt = attempt_folder(tmp_path, 0)
+    write_report(attempt, report(0, waits))
+    os.utime(attempt / "rank-0.json", (time.time() - 60.0,) * 2)
+    own_logs = begin_logs(tmp_path, elastic)
+    assert own_logs.parent == logs
+    (own_logs / "torchrun.log").write_text("what torchrun said")
     assert failure_reason(tmp_path, 3).endswith("torchrun.log ends:\nwhat torchrun said")
     (logs / "other" / "stderr.log").write_text("what it fails with")
     assert failure_reason(tmp_path, 3).endswith("other/stderr.log ends:\nwhat it fails with")
-    write_report(hung, report(0, waits))
+    write_report(attempt, report(0, waits))
     assert failure_reason(tmp_path, 3).startswith("rank 1 (dp_shard 1) hangs")
     assert (logs / "before" / "stderr.log").exists()
     # A single machine knows that no other machine takes part.
     assert begin_logs(tmp_path) == logs
     assert [path.name for path in logs.iterdir()] == ["begun"]
-    assert not hung.exists()
+    assert not attempt.exists()
 
 
 def report(rank: int, waits: PendingOperation) -> HangReport:
@@ -147,46 +147,46 @@ def report(rank: int, waits: PendingOperation) -> HangReport:
     )
 
 
-def job(**more: object) -> TrainConfig:
+def job(**changes: object) -> TrainConfig:
     """Return a config without data. Nothing is started."""
-    plain = TrainConfig(
+    config = TrainConfig(
         model=ModelSettings(app="a:b"),
         data=DataSettings(examples=Path("x.npz")),
         training=TrainingSettings(batch_size=24, learning_rate=0.1),
         stop=StopSettings(steps=1),
     )
-    return replace(plain, **more)
+    return replace(config, **changes)
 
 
 @given(world=st.integers(1, 24), dp_replicate=st.integers(1, 4), dp_shard=st.integers(1, 4))
-def test_a_job_is_fitted_with_its_batch_or_told_why_not(world: int, dp_replicate: int, dp_shard: int) -> None:
+def test_a_job_is_fitted_with_its_batch_or_refused(world: int, dp_replicate: int, dp_shard: int) -> None:
     mesh = MeshShape(dp_replicate=dp_replicate, dp_shard=dp_shard)
     config = job(parallel=ParallelSettings(mesh=mesh))
     if 24 % world == 0:
-        fitted = fit_config(config, world)
-        assert fitted == replace(config, parallel=ParallelSettings(mesh=mesh.fit(world)))
+        result = fit_config(config, world)
+        assert result == replace(config, parallel=ParallelSettings(mesh=mesh.fit(world)))
         return
-    with pytest.raises(InvalidInput, match=f"got batch 24, expected a multiple of {world} parts") as caught:
+    with pytest.raises(InvalidInput, match=f"got batch 24, expected a multiple of {world} parts") as error:
         fit_config(config, world)
-    assert ("take a batch that can be divided" in str(caught.value)) == (mesh.num_ranks != world)
+    assert ("take a batch that can be divided" in str(error.value)) == (mesh.num_ranks != world)
 
 
-def test_a_rank_whose_agent_went_before_it_could_look_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    for parent, goes in ((os.getppid(), False), (2**30, True)):
-        ended = threading.Event()
+def test_a_rank_ends_whose_agent_ended_before_its_first_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    for parent, expected in ((os.getppid(), False), (2**30, True)):
+        event = threading.Event()
         monkeypatch.setenv(PARENT, str(parent))
-        end_with_parent(ended.set)
-        assert ended.wait(2 * PARENT_POLL_S) == goes
+        end_with_parent(event.set)
+        assert event.wait(2 * PARENT_POLL_S) == expected
 
 
-def test_what_needs_shares_or_copies_is_told_where_they_would_be_gone() -> None:
-    offloaded = job(parallel=ParallelSettings(mesh=MeshShape(dp_shard=2, tp=2), offload=True))
+def test_settings_of_shards_or_copies_are_refused_where_none_remain() -> None:
+    offload_job = job(parallel=ParallelSettings(mesh=MeshShape(dp_shard=2, tp=2), offload=True))
     with pytest.raises(InvalidInput, match=r"got offload and mesh tp=2 \(.* on the CPU; this is mesh dp_shard"):
-        fit_config(offloaded, 2)
-    alone = job(parallel=ParallelSettings(mesh=MeshShape(dp_shard=2), offload=True))
-    assert fit_config(alone, 1).parallel.sharded
-    hooked = job(
+        fit_config(offload_job, 2)
+    sharded_job = job(parallel=ParallelSettings(mesh=MeshShape(dp_shard=2), offload=True))
+    assert fit_config(sharded_job, 1).parallel.sharded
+    hook_job = job(
         parallel=ParallelSettings(mesh=MeshShape(dp_replicate=2)), communication=CommunicationSettings(hook="bf16")
     )
     with pytest.raises(InvalidInput, match=r"got hook 'bf16' .* for mesh none"):
-        fit_config(hooked, 1)
+        fit_config(hook_job, 1)

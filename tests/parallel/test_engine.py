@@ -55,36 +55,36 @@ def batch() -> Batch:
 @pytest.mark.parametrize("limit", [0.2, 100.0])
 def test_a_step_is_torchs_own_on_the_mean_over_tokens(limit: float) -> None:
     engine = engine_of(dataclasses.replace(TRAINING, weight_decay=0.1, clip_norm=limit))
-    module, given = Decoder(CONFIG, seed=1).double(), batch()
+    module, examples = Decoder(CONFIG, seed=1).double(), batch()
     optimizer = torch.optim.AdamW(module.parameters(), lr=0.01, betas=(0.9, 0.95), weight_decay=0.1)
     for _ in range(5):
         optimizer.zero_grad()
-        logits = module(given.inputs).flatten(0, 1)
-        loss = torch.nn.functional.cross_entropy(logits, given.targets.flatten(), ignore_index=NO_TOKEN)
+        logits = module(examples.inputs).flatten(0, 1)
+        loss = torch.nn.functional.cross_entropy(logits, examples.targets.flatten(), ignore_index=NO_TOKEN)
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(module.parameters(), limit)
         optimizer.step()
-        stepped = engine.step(given)
-        assert [float(stepped.loss), float(stepped.norm)] == pytest.approx([loss.item(), norm.item()], abs=1e-12)
-        assert stepped.count == 4 * 5 + 4 * 2
-    ours, theirs = engine.full_parameters(), dict(module.named_parameters())
-    assert list(ours) == list(theirs)
-    assert all(torch.allclose(ours[name], theirs[name], rtol=0, atol=1e-12) for name in theirs)
+        result = engine.step(examples)
+        assert [float(result.loss), float(result.norm)] == pytest.approx([loss.item(), norm.item()], abs=1e-12)
+        assert result.count == 4 * 5 + 4 * 2
+    parameters, expected = engine.full_parameters(), dict(module.named_parameters())
+    assert list(parameters) == list(expected)
+    assert all(torch.allclose(parameters[name], expected[name], rtol=0, atol=1e-12) for name in expected)
 
 
 @pytest.mark.parametrize(("accumulate", "microbatches"), [(2, 1), (1, 4), (2, 2)])
 @pytest.mark.parametrize("recompute", ["none", "full", "selective"])
-def test_turns_microbatches_and_recomputation_change_nothing(
+def test_accumulation_microbatches_and_recomputation_change_nothing(
     accumulate: int, microbatches: int, recompute: str
 ) -> None:
-    plain = engine_of()
-    pieces = engine_of(
+    reference = engine_of()
+    engine = engine_of(
         dataclasses.replace(TRAINING, accumulate=accumulate), microbatches=microbatches, recompute=recompute
     )
     for _ in range(3):
-        assert float(pieces.step(batch()).loss) == pytest.approx(float(plain.step(batch()).loss), abs=1e-12)
-    ours, theirs = pieces.full_parameters(), plain.full_parameters()
-    assert all(torch.allclose(ours[name], theirs[name], rtol=0, atol=1e-12) for name in theirs)
+        assert float(engine.step(batch()).loss) == pytest.approx(float(reference.step(batch()).loss), abs=1e-12)
+    parameters, expected = engine.full_parameters(), reference.full_parameters()
+    assert all(torch.allclose(parameters[name], expected[name], rtol=0, atol=1e-12) for name in expected)
 
 
 def test_evaluation_trains_nothing_and_is_the_loss_of_the_next_step() -> None:
@@ -100,21 +100,21 @@ def test_frozen_parameters_keep_their_bits_and_others_do_not() -> None:
     engine = engine_of(dataclasses.replace(TRAINING, freeze=("embed.*", "layers.0.*"), weight_decay=0.1))
     before = engine.full_parameters()
     engine.step(batch())
-    kept = {name for name, value in engine.full_parameters().items() if torch.equal(value, before[name])}
-    assert kept == {name for name in before if name.startswith(("embed.", "layers.0."))}
+    unchanged_names = {name for name, value in engine.full_parameters().items() if torch.equal(value, before[name])}
+    assert unchanged_names == {name for name in before if name.startswith(("embed.", "layers.0."))}
 
 
-def test_a_pattern_that_fits_nothing_is_told() -> None:
+def test_a_pattern_without_a_match_is_refused() -> None:
     with pytest.raises(InvalidInput, match=r"freeze: no parameter's name matches 'layer\.\*'"):
         engine_of(dataclasses.replace(TRAINING, freeze=("layer.*",)))
 
 
-def test_patterns_that_leave_nothing_to_train_are_told() -> None:
+def test_patterns_that_leave_nothing_to_train_are_refused() -> None:
     with pytest.raises(InvalidInput, match=r"nothing is left to train \(patterns \['\*\.\*'\]\)"):
         engine_of(dataclasses.replace(TRAINING, freeze=("*.*",)))
 
 
-def test_layers_are_found_in_what_only_holds_them() -> None:
+def test_layers_are_collected_from_plain_containers() -> None:
     first, second, third = (nn.Linear(2, 2) for _ in range(3))
     row = nn.Sequential(nn.Linear(2, 2))
     module = nn.Module()
@@ -125,7 +125,7 @@ def test_layers_are_found_in_what_only_holds_them() -> None:
 
 
 @given(evaluating=st.booleans(), seed=st.integers(0, 9))
-def test_a_pipelines_last_stage_scores_what_is_evaluated_though_it_goes_back(*, evaluating: bool, seed: int) -> None:
+def test_the_last_stage_scores_evaluations_though_it_has_a_backward_pass(*, evaluating: bool, seed: int) -> None:
     scored, generator = ScoredObjective(TOKENS), torch.Generator().manual_seed(seed)
     logits = torch.randn(2, 3, 5, generator=generator, requires_grad=True)
     targets = logits.argmax(dim=-1)
@@ -138,7 +138,7 @@ def test_a_pipelines_last_stage_scores_what_is_evaluated_though_it_goes_back(*, 
     assert scored.take().tolist() == [0.0, 0.0]
 
 
-def test_only_what_is_evaluated_is_scored() -> None:
+def test_only_evaluations_are_scored() -> None:
     scored = ScoredObjective(TOKENS)
     model = TrainableModel(module=Decoder(CONFIG, seed=1), layout=decoder_layout(CONFIG), objective=scored.objective)
     engine = build_engine(model, ParallelSettings(microbatches=2), TRAINING, None)
@@ -154,34 +154,37 @@ def test_the_rate_is_that_of_the_following_steps() -> None:
     before = engine.full_parameters()
     engine.set_learning_rate(1e-9)
     engine.step(batch())
-    moved = max(float((value - before[name]).abs().max()) for name, value in engine.full_parameters().items())
-    assert 0 < moved < 1e-8
+    change = max(float((value - before[name]).abs().max()) for name, value in engine.full_parameters().items())
+    assert 0 < change < 1e-8
 
 
 def test_another_models_parameters_are_refused_and_change_nothing() -> None:
     engine = engine_of()
     before = engine.full_parameters()
-    wrong = before | {"head.weight": torch.zeros(2, 2)}
-    missing = {name: value for name, value in before.items() if name != "norm.weight"}
-    for values, expected in ((wrong, "parameters: 1 of another shape, such"), (missing, "parameters: 1 missing, such")):
+    wrong_shape = before | {"head.weight": torch.zeros(2, 2)}
+    missing_tensor = {name: value for name, value in before.items() if name != "norm.weight"}
+    for values, expected in (
+        (wrong_shape, "parameters: 1 of another shape, such"),
+        (missing_tensor, "parameters: 1 missing, such"),
+    ):
         with pytest.raises(ValueError, match=expected):
             engine.load_parameters({name: value + 1 for name, value in values.items()})
     assert all(torch.equal(before[name], value) for name, value in engine.full_parameters().items())
 
 
-def test_a_part_that_does_not_divide_is_told() -> None:
+def test_a_part_that_does_not_divide_is_refused() -> None:
     with pytest.raises(ValueError, match="got a part of 8 samples for 3 chunks"):
         list(batch().chunks(3))
 
 
-def test_an_overflow_leaves_a_step_out_and_lowers_the_scale() -> None:
+def test_an_overflow_skips_a_step_and_lowers_the_scale() -> None:
     module = Decoder(CONFIG, seed=1)
-    huge = dataclasses.replace(TOKENS, loss_sum=lambda outputs, targets: TOKENS.loss_sum(outputs, targets) * 1e35)
-    model = TrainableModel(module=module, layout=decoder_layout(CONFIG), objective=huge)
+    objective = dataclasses.replace(TOKENS, loss_sum=lambda outputs, targets: TOKENS.loss_sum(outputs, targets) * 1e35)
+    model = TrainableModel(module=module, layout=decoder_layout(CONFIG), objective=objective)
     engine = build_engine(model, ParallelSettings(precision="fp16"), TRAINING, None)
     before = engine.full_parameters()
-    stepped = engine.step(batch())
-    assert stepped.skipped
+    result = engine.step(batch())
+    assert result.skipped
     assert all(torch.equal(before[name], value) for name, value in engine.full_parameters().items())
 
 
@@ -189,17 +192,17 @@ def test_an_overflow_leaves_a_step_out_and_lowers_the_scale() -> None:
 def test_the_scale_halves_at_each_overflow_and_doubles_after_the_growth_interval(
     finite: list[bool], growth_interval: int
 ) -> None:
-    scale, calm, expected = LossScale(factor=8.0, growth_interval=growth_interval), 0, 8.0
+    scale, num_calm, expected = LossScale(factor=8.0, growth_interval=growth_interval), 0, 8.0
     for each in finite:
         if each:
             scale.succeeded()
         else:
             assert scale.overflowed() == (expected > 1.0)
-        calm = calm + 1 if each else 0
+        num_calm = num_calm + 1 if each else 0
         if not each:
             expected = max(1.0, expected / 2)
-        elif calm == growth_interval:
-            expected, calm = expected * 2, 0
+        elif num_calm == growth_interval:
+            expected, num_calm = expected * 2, 0
         assert scale.factor == expected
     other = LossScale(growth_interval=growth_interval)
     other.load(scale.state)
@@ -209,21 +212,21 @@ def test_the_scale_halves_at_each_overflow_and_doubles_after_the_growth_interval
         assert other.state == scale.state
 
 
-def test_an_engine_goes_on_with_the_scale_of_another() -> None:
+def test_an_engine_resumes_with_the_scale_of_another() -> None:
     engines = [engine_of(precision="fp16") for _ in range(2)]
     engines[0].load_scale_state({"loss_scale": 8.0, "loss_scale_calm": 3.0, "looks": 1.0})
     engines[1].load_scale_state(engines[0].scale_state)
     assert engines[1].scale_state == {"loss_scale": 8.0, "loss_scale_calm": 3}
     engines[1].load_scale_state({})
     assert engines[1].scale_state == engines[0].scale_state
-    plain = engine_of()
-    plain.load_scale_state(engines[0].scale_state)
-    assert plain.scale_state == {}
+    full_engine = engine_of()
+    full_engine.load_scale_state(engines[0].scale_state)
+    assert full_engine.scale_state == {}
 
 
-def test_a_batch_whose_sequences_cannot_be_shared_out_is_refused() -> None:
-    split = ParallelSettings(mesh=MeshShape(tp=2), sequence_parallel=True)
-    engine = Engine(dataclasses.replace(engine_of().rank_model, parallel=split))
+def test_a_batch_whose_sequences_cannot_be_split_is_refused() -> None:
+    parallel = ParallelSettings(mesh=MeshShape(tp=2), sequence_parallel=True)
+    engine = Engine(dataclasses.replace(engine_of().rank_model, parallel=parallel))
     for call in (engine.step, engine.evaluate):
         with pytest.raises(InvalidInput, match="tp 2 and sequences of 5 tokens, expected a multiple of tp"):
             call(batch())
@@ -245,14 +248,14 @@ def test_an_objective_adds_up_over_any_division(sizes: list[int], seed: int) -> 
         assert sum(int(objective.count(piece[1])) for piece in pieces) == int(objective.count(targets))
 
 
-def test_nothing_is_seen_ahead() -> None:
+def test_a_decoder_sees_no_later_tokens() -> None:
     decoder = Decoder(CONFIG, seed=2)
     tokens = torch.arange(10)[None] % 13
     logits = decoder(tokens)
-    changed = tokens.clone()
-    changed[0, 7:] = 0
-    assert torch.allclose(decoder(changed)[:, :7], logits[:, :7], atol=1e-6)
-    assert not torch.allclose(decoder(changed)[:, 7:], logits[:, 7:], atol=1e-6)
+    other_tokens = tokens.clone()
+    other_tokens[0, 7:] = 0
+    assert torch.allclose(decoder(other_tokens)[:, :7], logits[:, :7], atol=1e-6)
+    assert not torch.allclose(decoder(other_tokens)[:, 7:], logits[:, 7:], atol=1e-6)
 
 
 @given(seed=st.integers(0, 99), shift=st.integers(1, 5))
@@ -269,10 +272,10 @@ def test_an_encoder_sees_both_sides_but_no_padding() -> None:
     encoder = Encoder(EncoderConfig(vocabulary=13, context=8, width=16, num_heads=2, feed_forward=8), seed=1)
     tokens, mask = torch.arange(8)[None], torch.tensor([[1, 1, 1, 1, 1, 1, 0, 0]])
     logits = encoder(tokens, mask)
-    changed = tokens.clone()
-    changed[0, 6:] = 12
-    assert torch.allclose(encoder(changed, mask)[:, :6], logits[:, :6], atol=1e-6)
-    assert not torch.allclose(encoder(changed)[:, :6], encoder(tokens)[:, :6], atol=1e-6)
+    other_tokens = tokens.clone()
+    other_tokens[0, 6:] = 12
+    assert torch.allclose(encoder(other_tokens, mask)[:, :6], logits[:, :6], atol=1e-6)
+    assert not torch.allclose(encoder(other_tokens)[:, :6], encoder(tokens)[:, :6], atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -300,35 +303,39 @@ def test_a_mesh_needs_its_processes() -> None:
         engine_of(mesh=MeshShape(tp=2))
 
 
-def on_first_rank(look: Callable[[TrainableModel, ParallelSettings], tuple[int, ...]], mesh: str) -> tuple[int, ...]:
+def on_first_rank(
+    function: Callable[[TrainableModel, ParallelSettings], tuple[int, ...]], mesh: str
+) -> tuple[int, ...]:
     """Return what a function sees on the first rank of a mesh without other ranks, in a process of its own.
 
     DTensor keeps the groups of a mesh that it has seen.
     """
     with multiprocessing.get_context("fork").Pool(1) as pool:
-        return pool.apply(_look, (look, mesh))
+        return pool.apply(_call_on_first_rank, (function, mesh))
 
 
-def _look(look: Callable[[TrainableModel, ParallelSettings], tuple[int, ...]], mesh: str) -> tuple[int, ...]:
+def _call_on_first_rank(
+    function: Callable[[TrainableModel, ParallelSettings], tuple[int, ...]], mesh: str
+) -> tuple[int, ...]:
     parallel = ParallelSettings(mesh=MeshShape.parse(mesh), microbatches=2)
     dist.init_process_group("fake", rank=0, world_size=parallel.mesh.num_ranks, store=FakeStore())
-    return look(TrainableModel(module=Decoder(CONFIG, seed=1), layout=decoder_layout(CONFIG)), parallel)
+    return function(TrainableModel(module=Decoder(CONFIG, seed=1), layout=decoder_layout(CONFIG)), parallel)
 
 
-def left(model: TrainableModel, parallel: ParallelSettings) -> tuple[int, ...]:
+def remaining_parameters(model: TrainableModel, parallel: ParallelSettings) -> tuple[int, ...]:
     """Hold the model, build a rank, and return (whole parameters that still exist, those in the rank's parts)."""
     # Objects from before are not searched.
     gc.freeze()
-    whole = [weakref.ref(value) for value in model.module.parameters()]
+    references = [weakref.ref(value) for value in model.module.parameters()]
     engine = build_engine(model, parallel, TRAINING, build_mesh(parallel.mesh, parallel.mesh.num_ranks))
     gc.collect()
-    there = {id(ref()) for ref in whole if ref() is not None}
-    return len(there), len(there & {id(value) for part in engine.parts.values() for value in part.parameters()})
+    alive = {id(ref()) for ref in references if ref() is not None}
+    return len(alive), len(alive & {id(value) for part in engine.parts.values() for value in part.parameters()})
 
 
 @pytest.mark.parametrize(("mesh", "expected"), [("pp=2", (10, 10)), ("pp=2,dp_shard=2", (0, 0)), ("pp=2,tp=2", (0, 0))])
 def test_a_rank_of_a_pipeline_keeps_nothing_but_its_part(mesh: str, expected: tuple[int, int]) -> None:
-    assert on_first_rank(left, mesh) == expected
+    assert on_first_rank(remaining_parameters, mesh) == expected
 
 
 class Moves(TorchDispatchMode):
@@ -346,13 +353,13 @@ class Moves(TorchDispatchMode):
         kwargs: Mapping[str, object] | None = None,
     ) -> object:
         """Count the values of one operation."""
-        named = dict(kwargs or {})
-        if named.get("device") == torch.device("meta") and isinstance(args[0], Tensor):
+        options = dict(kwargs or {})
+        if options.get("device") == torch.device("meta") and isinstance(args[0], Tensor):
             self.num_moved += (args[0].to_local() if isinstance(args[0], DTensor) else args[0]).numel()
-        return func(*args, **named)
+        return func(*args, **options)
 
 
-def moved(model: TrainableModel, parallel: ParallelSettings) -> tuple[int, ...]:
+def moved_values(model: TrainableModel, parallel: ParallelSettings) -> tuple[int, ...]:
     """Return (values that the building of a rank moves to its device, values of its part)."""
     mesh = build_mesh(parallel.mesh, parallel.mesh.num_ranks)
     with Moves() as moves:
@@ -363,28 +370,28 @@ def moved(model: TrainableModel, parallel: ParallelSettings) -> tuple[int, ...]:
 
 
 @pytest.mark.parametrize("mesh", ["tp=2", "dp_shard=2", "dp_shard=2,tp=2"])
-def test_no_device_is_given_what_is_still_to_be_split(mesh: str) -> None:
-    whole = sum(value.numel() for value in Decoder(CONFIG, seed=1).parameters())
-    num_moved, mine = on_first_rank(moved, mesh)
-    assert mine < whole
+def test_no_device_receives_values_before_they_are_split(mesh: str) -> None:
+    total = sum(value.numel() for value in Decoder(CONFIG, seed=1).parameters())
+    num_moved, part_total = on_first_rank(moved_values, mesh)
+    assert part_total < total
     # FSDP2 itself moves one layer at a time to the device of its mesh.
-    assert num_moved == (mine if mesh == "tp=2" else 0)
+    assert num_moved == (part_total if mesh == "tp=2" else 0)
 
 
-def kept_aside(model: TrainableModel, parallel: ParallelSettings) -> tuple[int, ...]:
+def offloaded_parameters(model: TrainableModel, parallel: ParallelSettings) -> tuple[int, ...]:
     """Return (parameters that FSDP2 moves to the device of a rank only for each use, number of all parameters)."""
     mesh = build_mesh(parallel.mesh, parallel.mesh.num_ranks)
     engine = build_engine(model, dataclasses.replace(parallel, offload=True), TRAINING, mesh)
     states = [module._get_fsdp_state() for module in engine.parts[0].modules() if isinstance(module, FSDPModule)]
-    found = [
+    offload_flags = [
         value.offload_to_cpu for state in states for group in state._fsdp_param_groups for value in group.fsdp_params
     ]
-    return sum(found), len(found)
+    return sum(offload_flags), len(offload_flags)
 
 
 def test_offloaded_parameters_are_not_kept_on_the_device() -> None:
-    num_aside, num_all = on_first_rank(kept_aside, "dp_shard=2")
-    assert num_aside == num_all == len(list(Decoder(CONFIG, seed=1).parameters()))
+    num_offloaded, num_all = on_first_rank(offloaded_parameters, "dp_shard=2")
+    assert num_offloaded == num_all == len(list(Decoder(CONFIG, seed=1).parameters()))
 
 
 @pytest.mark.nightly
@@ -394,7 +401,7 @@ def test_offloaded_parameters_are_not_kept_on_the_device() -> None:
 def test_a_compiled_model_is_the_same(recompute: str) -> None:
     torch.compiler.reset()
     counters.clear()
-    plain, compiled = engine_of(), engine_of(compile=True, recompute=recompute)
+    reference, engine = engine_of(), engine_of(compile=True, recompute=recompute)
     for _ in range(3):
-        assert float(compiled.step(batch()).loss) == pytest.approx(float(plain.step(batch()).loss), abs=1e-10)
+        assert float(engine.step(batch()).loss) == pytest.approx(float(reference.step(batch()).loss), abs=1e-10)
     assert counters["stats"]["unique_graphs"] == 1

@@ -71,16 +71,16 @@ BUILDERS: dict[str, Callable[[], nn.Module]] = {
 def test_seed_file_has_the_values_of_one_process(name: str, repeatable: bool, tmp_path: Path) -> None:
     path, expected = tmp_path / SEED_FILE, dict(BUILDERS[name]().named_parameters())
     write_seed_file(path, Start(build=BUILDERS[name], repeatable=repeatable), "digest")
-    stored = load_file(path)
-    assert set(stored) == set(expected)
-    assert all(torch.equal(stored[name], value) for name, value in expected.items())
+    tensors = load_file(path)
+    assert set(tensors) == set(expected)
+    assert all(torch.equal(tensors[name], value) for name, value in expected.items())
     assert is_seed_file(path, "digest")
     assert list(tmp_path.iterdir()) == [path]
 
 
 def test_seed_file_is_initialized_in_the_file_itself(tmp_path: Path) -> None:
     """The process never holds the values in its memory: the model initializes each parameter inside the file."""
-    inside = list[bool]()
+    flags = list[bool]()
 
     class Watched(nn.Module):
         def __init__(self) -> None:
@@ -90,25 +90,25 @@ def test_seed_file_is_initialized_in_the_file_itself(tmp_path: Path) -> None:
                 rows = (line.split() for line in Path("/proc/self/maps").read_text().splitlines())
                 ranges = [row[0].split("-") for row in rows if row[-1].endswith(".new")]
                 address = self.weight.data_ptr()
-                inside.append(any(int(start, 16) <= address < int(end, 16) for start, end in ranges))
+                flags.append(any(int(start, 16) <= address < int(end, 16) for start, end in ranges))
             nn.init.ones_(self.weight)
 
     write_seed_file(tmp_path / SEED_FILE, Start(build=Watched, repeatable=True), "digest")
-    assert inside == [True]
+    assert flags == [True]
 
 
 def test_interrupted_writing_leaves_no_file(tmp_path: Path) -> None:
     path = tmp_path / SEED_FILE
     calls = list[None]()
 
-    def broken() -> nn.Module:
+    def build() -> nn.Module:
         calls.append(None)
         if len(calls) == 2:
             raise KeyboardInterrupt
         return nn.Linear(2, 2)
 
     with pytest.raises(KeyboardInterrupt):
-        write_seed_file(path, Start(build=broken, repeatable=True), "digest")
+        write_seed_file(path, Start(build=build, repeatable=True), "digest")
     assert not list(tmp_path.iterdir())
     # A killed rank leaves its draft, which the next rank removes.
     (tmp_path / f"{SEED_FILE}.host-1.new").write_bytes(b"half")
@@ -190,18 +190,18 @@ def job(folder: Path, **model: object) -> TrainConfig:
     )
 
 
-def spread(config: TrainConfig) -> JobModel:
+def rank_model(config: TrainConfig) -> JobModel:
     return build_job_model(config, num_ranks=2)
 
 
 def test_restarted_job_uses_its_seed_file_again(tmp_path: Path) -> None:
     config = job(tmp_path)
-    assert is_on_meta(spread(config).model.module)
-    values = initial_values(config, spread(config), 2, tmp_path)
+    assert is_on_meta(rank_model(config).model.module)
+    values = initial_values(config, rank_model(config), 2, tmp_path)
     assert values.path == tmp_path / SEED_FILE
     before = values.path.stat().st_ino
-    again = replace(config, stop=StopSettings(steps=2), training=replace(config.training, learning_rate=0.2))
-    assert initial_values(again, spread(again), 2, tmp_path) == values
+    restarted_job = replace(config, stop=StopSettings(steps=2), training=replace(config.training, learning_rate=0.2))
+    assert initial_values(restarted_job, rank_model(restarted_job), 2, tmp_path) == values
     assert values.path.stat().st_ino == before
 
 
@@ -210,21 +210,21 @@ def test_restarted_job_uses_its_seed_file_again(tmp_path: Path) -> None:
 )
 def test_seed_file_is_bound_to_model_and_seed(change: dict[str, object], tmp_path: Path) -> None:
     config = job(tmp_path)
-    initial_values(config, spread(config), 2, tmp_path)
-    other = replace(config, **change)
+    initial_values(config, rank_model(config), 2, tmp_path)
+    other_job = replace(config, **change)
     with pytest.raises(InvalidInput, match="of another model, seed or release of torch"):
-        initial_values(other, spread(other), 2, tmp_path)
+        initial_values(other_job, rank_model(other_job), 2, tmp_path)
 
 
 def test_seed_file_is_bound_to_the_release_of_torch(tmp_path: Path) -> None:
     config = job(tmp_path)
-    initial_values(config, spread(config), 2, tmp_path)
+    initial_values(config, rank_model(config), 2, tmp_path)
 
     def resume_with_another_release() -> None:
         # Another release may draw other numbers from the same seed.
         torch.__version__ = "2.0.0"
         with pytest.raises(InvalidInput, match="of another model, seed or release of torch"):
-            initial_values(config, spread(config), 2, tmp_path)
+            initial_values(config, rank_model(config), 2, tmp_path)
 
     in_child(resume_with_another_release)
 
@@ -237,21 +237,21 @@ def test_checkpoint_has_precedence_over_the_seed_file(tmp_path: Path) -> None:
         replace(config.checkpoints, folder=checkpoints),
         replace(config.checkpoints, resume=checkpoints),
     ):
-        resumed = replace(config, checkpoints=settings)
-        assert initial_values(resumed, spread(resumed), 2, tmp_path).path is None
+        resumed_job = replace(config, checkpoints=settings)
+        assert initial_values(resumed_job, rank_model(resumed_job), 2, tmp_path).path is None
     assert not (tmp_path / SEED_FILE).exists()
 
 
 def test_weights_have_precedence_over_a_seed(tmp_path: Path) -> None:
     config = job(tmp_path, initial=tmp_path / "weights.safetensors")
-    assert initial_values(config, spread(config), 2, tmp_path).path == tmp_path / "weights.safetensors"
+    assert initial_values(config, rank_model(config), 2, tmp_path).path == tmp_path / "weights.safetensors"
     assert not (tmp_path / SEED_FILE).exists()
 
 
 def test_several_ranks_need_a_folder(tmp_path: Path) -> None:
     config = job(tmp_path)
     with pytest.raises(InvalidInput, match="got several ranks and no folder"):
-        initial_values(config, spread(config), 2, None)
+        initial_values(config, rank_model(config), 2, None)
 
 
 def app_of(module: nn.Module, recipe: Recipe | None = None) -> App:
@@ -316,12 +316,12 @@ def random_buffer() -> App:
 
 
 @pytest.fixture
-def forgotten() -> Iterator[None]:
+def cleared_teachers() -> Iterator[None]:
     yield
     TEACHERS.clear()
 
 
-@pytest.mark.usefixtures("forgotten")
+@pytest.mark.usefixtures("cleared_teachers")
 @pytest.mark.parametrize(
     ("name", "on_meta"),
     [
@@ -353,8 +353,8 @@ def test_no_rank_keeps_the_values_of_an_app(rank: int, tmp_path: Path) -> None:
         expected = {name: value.detach().clone() for name, value in model.model.module.named_parameters()}
         values = initial_values(config, model, 2, tmp_path)
         assert values.path is not None
-        stored = load_file(values.path)
-        assert all(torch.equal(stored[name], value) for name, value in expected.items())
+        tensors = load_file(values.path)
+        assert all(torch.equal(tensors[name], value) for name, value in expected.items())
     assert model.app is not None
     assert all(value.is_meta for value in (*model.model.module.parameters(), *model.app.module.parameters()))
     assert not any(value.is_meta for value in model.model.module.buffers())

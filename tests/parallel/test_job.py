@@ -49,24 +49,24 @@ from fanin.protos.errors import InvalidInput, UnsupportedModel
 
 RAW_APPS = raw.__file__
 LAYERS = f"{Path(__file__).with_name('apps.py')}:stacked"
-positive = st.floats(1e-6, 1e3)
+positive_floats = st.floats(1e-6, 1e3)
 
 
 @given(
     values=st.lists(st.floats(width=32, allow_nan=False), min_size=5, max_size=5),
-    losses=st.lists(positive),
+    losses=st.lists(positive_floats),
     replicate=st.integers(1, 9),
 )
-def test_a_result_comes_back_as_it_went_in(
+def test_a_result_round_trips(
     tmp_path_factory: pytest.TempPathFactory, values: list[float], losses: list[float], replicate: int
 ) -> None:
     folder = tmp_path_factory.getbasetemp()
-    evaluated = tuple(
+    evaluations = tuple(
         HeldOutEvaluation(step=step, epoch=0, train_loss=loss, validation_loss=2 * loss, validation_accuracy=0.5)
         for step, loss in enumerate(losses)
     )
     metrics = Metrics(
-        trained=TrainingHistory(losses=tuple(losses), evaluated=evaluated, best=1, flat=True),
+        trained=TrainingHistory(losses=tuple(losses), evaluated=evaluations, best=1, flat=True),
         mesh=MeshShape(dp_replicate=replicate),
         num_ranks=2,
         train_s=0.25,
@@ -83,10 +83,10 @@ def test_a_result_comes_back_as_it_went_in(
     table = TensorTable.of({"w": (2, 2), "b": (1,)})
     result = TrainResult(metrics=metrics, table=table, parameters=np.array(values, np.float32))
     write_result(folder, result)
-    found = read_result(folder)
-    assert (found.table, found.metrics) == (result.table, result.metrics)
-    assert found.parameters is not None
-    assert found.parameters.tobytes() == np.array(values, np.float32).tobytes()
+    stored_result = read_result(folder)
+    assert (stored_result.table, stored_result.metrics) == (result.table, result.metrics)
+    assert stored_result.parameters is not None
+    assert stored_result.parameters.tobytes() == np.array(values, np.float32).tobytes()
     assert not list(folder.glob("*.new"))
 
 
@@ -98,14 +98,14 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
-def test_an_error_comes_back_as_itself(tmp_path: Path) -> None:
+def test_an_error_keeps_its_type(tmp_path: Path) -> None:
     assert read_error(tmp_path) is None
     write_error(tmp_path, UnsupportedModel("the model is too large"))
     # The error of a rank that lost its connection to the first one.
     write_error(tmp_path, InvalidInput("connection closed by peer"))
-    found = read_error(tmp_path)
-    assert type(found) is UnsupportedModel
-    assert str(found) == "the model is too large"
+    error = read_error(tmp_path)
+    assert type(error) is UnsupportedModel
+    assert str(error) == "the model is too large"
 
 
 @pytest.mark.parametrize(
@@ -116,14 +116,14 @@ def test_an_error_comes_back_as_itself(tmp_path: Path) -> None:
         ({"config": {}}, "config.json: got no model, expected a value"),
     ],
 )
-def test_a_config_that_is_none_is_told(tmp_path: Path, changes: dict[str, object], expected: str) -> None:
-    path = write_config(usable(tmp_path), tmp_path)
+def test_a_file_without_a_config_is_refused(tmp_path: Path, changes: dict[str, object], expected: str) -> None:
+    path = write_config(usable_config(tmp_path), tmp_path)
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
     with pytest.raises(InvalidInput, match=expected):
         read_config(path)
 
 
-def test_a_config_that_cannot_be_read_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unreadable_config_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "config.json"
     with pytest.raises(InvalidInput, match=r"cannot be read \(No such file or directory\)"):
         read_config(path)
@@ -146,17 +146,17 @@ def test_a_config_that_cannot_be_read_is_told(tmp_path: Path, capsys: pytest.Cap
         ({"parallel": ParallelSettings(mesh=MeshShape(dp_replicate=3))}, "got a world of 2"),
     ],
 )
-def test_what_a_job_cannot_use_is_told_before_its_first_collective(
+def test_unusable_settings_are_refused_before_the_first_collective(
     tmp_path: Path, changes: dict[str, object], expected: str
 ) -> None:
-    two = ParallelSettings(mesh=MeshShape(dp_replicate=2))
+    parallel = ParallelSettings(mesh=MeshShape(dp_replicate=2))
     with pytest.raises(InvalidInput, match=expected):
-        train(replace(usable(tmp_path), **{"parallel": two} | changes), 0, 2)
+        train(replace(usable_config(tmp_path), **{"parallel": parallel} | changes), 0, 2)
 
 
-def test_initial_parameters_of_another_model_are_told(tmp_path: Path) -> None:
+def test_initial_parameters_of_another_model_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "initial.bin"
-    config = usable(tmp_path)
+    config = usable_config(tmp_path)
     config = replace(config, model=replace(config.model, initial=path))
     with pytest.raises(InvalidInput, match=r"initial.bin: cannot be read \(No such file"):
         train(config, 0, 1)
@@ -168,8 +168,10 @@ def test_initial_parameters_of_another_model_are_told(tmp_path: Path) -> None:
         train(config, 0, 1)
 
 
-def test_data_that_a_decoder_cannot_read_is_told(tmp_path: Path) -> None:
-    config = replace(usable(tmp_path), model=ModelSettings(family=family_model("decoder", DecoderConfig(vocabulary=3))))
+def test_data_that_a_decoder_cannot_read_is_refused(tmp_path: Path) -> None:
+    config = replace(
+        usable_config(tmp_path), model=ModelSettings(family=family_model("decoder", DecoderConfig(vocabulary=3)))
+    )
     with pytest.raises(InvalidInput, match=r"data.npz: got x float32 .*, expected int32 tokens and their target"):
         train(config, 0, 1)
     text = tmp_path / "text.txt"
@@ -214,9 +216,9 @@ def test_data_that_a_decoder_cannot_read_is_told(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_names_that_are_not_the_modules_are_told(tmp_path: Path, layout: LayoutSettings, expected: str) -> None:
+def test_names_of_no_module_are_refused(tmp_path: Path, layout: LayoutSettings, expected: str) -> None:
     with pytest.raises(InvalidInput, match=expected):
-        train(replace(usable(tmp_path), model=ModelSettings(app=LAYERS, layout=layout)), 0, 1)
+        train(replace(usable_config(tmp_path), model=ModelSettings(app=LAYERS, layout=layout)), 0, 1)
 
 
 def test_a_text_is_cut_once_and_its_end_is_held_out() -> None:
@@ -225,7 +227,7 @@ def test_a_text_is_cut_once_and_its_end_is_held_out() -> None:
     assert list(held_out) == [4, 3]
 
 
-def usable(folder: Path) -> TrainConfig:
+def usable_config(folder: Path) -> TrainConfig:
     """Return a config with which a job can run."""
     public = split_digits(1, 1.0, 0).public
     np.savez(folder / "data.npz", x=public.inputs["x"], y=public.y)
@@ -237,7 +239,7 @@ def usable(folder: Path) -> TrainConfig:
     )
 
 
-def test_raw_data_trains_as_what_the_model_is_given(tmp_path: Path) -> None:
+def test_raw_data_trains_as_the_models_inputs_do(tmp_path: Path) -> None:
     app = raw_app("pixels")
     labels = np.arange(len(app.inputs["x"])) % app.num_classes
     vectors = []
@@ -253,14 +255,14 @@ def test_raw_data_trains_as_what_the_model_is_given(tmp_path: Path) -> None:
     np.testing.assert_array_equal(*vectors)
 
 
-def test_adascale_tells_the_gain_of_each_step(tmp_path: Path) -> None:
-    config = usable(tmp_path)
+def test_adascale_logs_the_gain_of_each_step(tmp_path: Path) -> None:
+    config = usable_config(tmp_path)
     rate = RateSettings(scale="adascale", base_batch=4)
     config = replace(config, rate=rate, training=replace(config.training, accumulate=4), stop=StopSettings(steps=12))
-    trained = train(config, 0, 1, tmp_path).metrics.trained
+    history = train(config, 0, 1, tmp_path).metrics.trained
     rows = [json.loads(line) for line in (tmp_path / ROWS_FILE).read_text().splitlines()]
     gains = [row["gain"] for row in rows]
-    assert len(gains) == len(trained.losses) < 12
+    assert len(gains) == len(history.losses) < 12
     assert all(1.0 < gain <= 4.0 for gain in gains)
     assert len(set(gains)) > 1
     assert [row["learning_rate"] for row in rows] == pytest.approx([0.1 * gain for gain in gains])
@@ -282,9 +284,9 @@ def test_a_decoder_learns_a_text_over_tokens_or_samples(tmp_path: Path) -> None:
     samples = train(replace(config, model=replace(config.model, mean_over="samples")), 0, 1)
     assert tokens.parameters is None, "what a decoder learnt is in its checkpoints"
     for result in (tokens, samples):
-        trained = result.metrics.trained
-        assert trained.losses[0] == pytest.approx(math.log(16), rel=0.1)
-        assert trained.evaluated[-1].validation_loss < 1.5
+        history = result.metrics.trained
+        assert history.losses[0] == pytest.approx(math.log(16), rel=0.1)
+        assert history.evaluated[-1].validation_loss < 1.5
         assert result.metrics.units_per_second > 0
         assert result.metrics.peak_memory_bytes > 1e7
     # The last window is short, so the two means differ for its batch.

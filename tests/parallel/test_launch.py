@@ -102,24 +102,28 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "job"
 
 
-def alone(config: TrainConfig) -> TrainConfig:
+def single_process(config: TrainConfig) -> TrainConfig:
     """Return the same job for one process."""
     return dataclasses.replace(config, parallel=dataclasses.replace(config.parallel, mesh=MeshShape()))
 
 
 @pytest.mark.nightly
-def test_two_ranks_bring_what_one_process_does(config: TrainConfig, folder: Path) -> None:
+def test_two_ranks_have_the_result_of_one_process(config: TrainConfig, folder: Path) -> None:
     folder.mkdir()
     (folder / METRICS_FILE).write_text("left from an earlier job")
-    two, one = launch(config, 2, folder), train(alone(config), 0, 1)
-    assert (two.metrics.num_ranks, one.metrics.num_ranks) == (2, 1)
-    assert str(two.metrics.mesh) == "dp_replicate=2"
-    assert (two.table, len(two.metrics.trained.evaluated), two.metrics.trained.flat) == (one.table, 4, False)
-    assert np.abs(two.parameters - one.parameters).max() < 1e-5
-    assert two.metrics.trained.losses == pytest.approx(one.metrics.trained.losses, abs=1e-5)
+    actual, reference = launch(config, 2, folder), train(single_process(config), 0, 1)
+    assert (actual.metrics.num_ranks, reference.metrics.num_ranks) == (2, 1)
+    assert str(actual.metrics.mesh) == "dp_replicate=2"
+    assert (actual.table, len(actual.metrics.trained.evaluated), actual.metrics.trained.flat) == (
+        reference.table,
+        4,
+        False,
+    )
+    assert np.abs(actual.parameters - reference.parameters).max() < 1e-5
+    assert actual.metrics.trained.losses == pytest.approx(reference.metrics.trained.losses, abs=1e-5)
     model = dataclasses.replace(config.model, initial=folder / PARAMETERS_FILE)
-    more = train(dataclasses.replace(alone(config), model=model), 0, 1)
-    before, after = (result.metrics.trained.evaluated for result in (one, more))
+    resumed_result = train(dataclasses.replace(single_process(config), model=model), 0, 1)
+    before, after = (result.metrics.trained.evaluated for result in (reference, resumed_result))
     assert after[0].train_loss < before[-1].train_loss, "it goes on from there"
 
 
@@ -128,13 +132,16 @@ def test_two_ranks_bring_what_one_process_does(config: TrainConfig, folder: Path
 def test_an_app_with_names_is_cut_and_split(config: TrainConfig, folder: Path, mesh: str) -> None:
     config = dataclasses.replace(config, model=ModelSettings(app=f"{APPS}:stacked", layout=LAYOUT))
     parallel = ParallelSettings(mesh=MeshShape.parse(mesh), microbatches=2)
-    four, one = launch(dataclasses.replace(config, parallel=parallel), 4, folder), train(alone(config), 0, 1)
-    assert four.table == one.table
-    assert np.abs(four.parameters - one.parameters).max() < 1e-5
-    assert four.metrics.trained.losses == pytest.approx(one.metrics.trained.losses, abs=1e-5)
-    for found, expected in zip(four.metrics.trained.evaluated, one.metrics.trained.evaluated, strict=True):
-        assert found.validation_loss == pytest.approx(expected.validation_loss, abs=1e-5)
-        assert found.validation_accuracy == expected.validation_accuracy
+    actual, reference = (
+        launch(dataclasses.replace(config, parallel=parallel), 4, folder),
+        train(single_process(config), 0, 1),
+    )
+    assert actual.table == reference.table
+    assert np.abs(actual.parameters - reference.parameters).max() < 1e-5
+    assert actual.metrics.trained.losses == pytest.approx(reference.metrics.trained.losses, abs=1e-5)
+    for evaluation, expected in zip(actual.metrics.trained.evaluated, reference.metrics.trained.evaluated, strict=True):
+        assert evaluation.validation_loss == pytest.approx(expected.validation_loss, abs=1e-5)
+        assert evaluation.validation_accuracy == expected.validation_accuracy
 
 
 @pytest.mark.nightly
@@ -143,19 +150,19 @@ def test_a_job_whose_rank_is_killed_ends_with_the_trace_of_one_that_was_not(
     config: TrainConfig, tmp_path: Path, folder: Path, every: int
 ) -> None:
     config = dataclasses.replace(config, evaluation=EvaluationSettings())
-    whole = launch(config, 2, folder)
-    dying = dataclasses.replace(
+    reference = launch(config, 2, folder)
+    dying_config = dataclasses.replace(
         config,
         model=ModelSettings(app=f"{APPS}:dying"),
         checkpoints=CheckpointSettings(folder=tmp_path / "checkpoints", every=every),
     )
-    killed = launch(dying, 2, folder, Elastic(max_restarts=1))
+    result = launch(dying_config, 2, folder, Elastic(max_restarts=1))
     steps = [json.loads(row)["step"] for row in (folder / "rows.jsonl").read_text().splitlines()]
     # The ninth step was not finished: the job resumed from a checkpoint before it.
     assert steps == [*range(8), *range(steps[8], 20)]
     assert steps[8] in range(every, 9, every)
-    assert killed.metrics.trained == whole.metrics.trained
-    assert (killed.parameters == whole.parameters).all()
+    assert result.metrics.trained == reference.metrics.trained
+    assert (result.parameters == reference.parameters).all()
 
 
 def test_a_job_lost_before_and_after_its_first_checkpoint_ends_with_the_trace_of_one_process(
@@ -169,20 +176,22 @@ def test_a_job_lost_before_and_after_its_first_checkpoint_ends_with_the_trace_of
         evaluation=EvaluationSettings(),
         checkpoints=CheckpointSettings(folder=tmp_path / "checkpoints", every=LOST_EVERY),
     )
-    job = launch(config, 2, folder, Elastic(max_restarts=2)).metrics.trained
+    history = launch(config, 2, folder, Elastic(max_restarts=2)).metrics.trained
     steps = [json.loads(row)["step"] for row in (folder / "rows.jsonl").read_text().splitlines()]
     # The first attempt left no checkpoint, so the second one began from the start. The third one resumed from the
     # fourth step.
     assert steps == [*range(7), *range(4, 10)]
     seeds = [tmp_path / f"before-{step}.safetensors" for step in (3, 8)]
     assert seeds[0].read_bytes() == seeds[1].read_bytes()
-    initial = dataclasses.replace(alone(config), model=ModelSettings(app=f"{APPS}:lost", initial=seeds[0]))
-    one = train(dataclasses.replace(initial, checkpoints=CheckpointSettings()), 0, 1).metrics.trained
-    assert job.losses == pytest.approx(one.losses, abs=1e-5)
+    initial_config = dataclasses.replace(
+        single_process(config), model=ModelSettings(app=f"{APPS}:lost", initial=seeds[0])
+    )
+    reference = train(dataclasses.replace(initial_config, checkpoints=CheckpointSettings()), 0, 1).metrics.trained
+    assert history.losses == pytest.approx(reference.losses, abs=1e-5)
     assert not list(folder.glob("*.safetensors")), "the job has ended"
 
 
-def test_what_cannot_be_carried_out_is_told_before_a_process_starts(config: TrainConfig, folder: Path) -> None:
+def test_impossible_launches_are_refused_before_a_process_starts(config: TrainConfig, folder: Path) -> None:
     with pytest.raises(InvalidInput, match=r"mesh: .*dp_replicate 2 .*= 2 ranks, got a world of 3; start 2 processes"):
         launch(config, 3, folder)
     with pytest.raises(InvalidInput, match="got 0 processes, expected at least 1"):
@@ -192,23 +201,23 @@ def test_what_cannot_be_carried_out_is_told_before_a_process_starts(config: Trai
 
 # In CI, test_observed_jobs checks an error of fanin's that a rank returns.
 @pytest.mark.nightly
-def test_an_error_of_ours_comes_back_as_itself(config: TrainConfig, folder: Path) -> None:
+def test_an_error_of_fanin_keeps_its_type(config: TrainConfig, folder: Path) -> None:
     with pytest.raises(InvalidInput, match=r"missing.npz: no such file"):
         launch(dataclasses.replace(config, data=DataSettings(examples=Path("missing.npz"))), 2, folder)
 
 
 @pytest.mark.nightly
-def test_an_error_of_the_apps_own_code_comes_back_with_its_line(config: TrainConfig, folder: Path) -> None:
+def test_an_error_of_the_apps_own_code_names_its_line(config: TrainConfig, folder: Path) -> None:
     with pytest.raises(UnsupportedModel, match=r"ArithmeticError at \S*apps\.py:\d+: the App broke on rank 1"):
         launch(dataclasses.replace(config, model=ModelSettings(app=f"{APPS}:crashing")), 2, folder)
 
 
 @pytest.mark.nightly
-def test_a_rank_that_is_killed_is_told_with_the_end_of_a_log(config: TrainConfig, folder: Path) -> None:
-    with pytest.raises(Conflict, match=r"datacenter job: torchrun ended with status 1; ") as caught:
+def test_a_killed_rank_is_reported_with_the_end_of_a_log(config: TrainConfig, folder: Path) -> None:
+    with pytest.raises(Conflict, match=r"datacenter job: torchrun ended with status 1; ") as error:
         launch(dataclasses.replace(config, model=ModelSettings(app=f"{APPS}:killed")), 2, folder)
     # The last line is by torchrun, or by the rank that waited for the killed one.
-    assert re.search(r"(torchrun|stderr)\.log ends:\n", str(caught.value))
+    assert re.search(r"(torchrun|stderr)\.log ends:\n", str(error.value))
 
 
 def is_alive(pid: int) -> bool:
@@ -220,9 +229,9 @@ def is_alive(pid: int) -> bool:
 
 def wait_until(condition: object, seconds: float) -> None:
     assert callable(condition)
-    until = time.monotonic() + seconds
+    deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < until, "waited too long"
+        assert time.monotonic() < deadline, "waited too long"
         time.sleep(0.05)
 
 
@@ -234,11 +243,11 @@ def test_nothing_outlives_an_interrupted_caller_or_a_killed_agent(
     assert path.name == CONFIG_FILE
     environment = os.environ | {"FANIN_TEST_FOLDER": str(tmp_path), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", LAUNCH, path, folder]
-    left = [tmp_path / f"pids-{rank}" for rank in range(2)]
+    pid_files = [tmp_path / f"pids-{rank}" for rank in range(2)]
     with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as caller:
         try:
-            wait_until(lambda: all(one.exists() for one in left), LIMIT_S)
-            pids = [[int(pid) for pid in one.read_text().split()] for one in left]
+            wait_until(lambda: all(file.exists() for file in pid_files), LIMIT_S)
+            pids = [[int(pid) for pid in file.read_text().split()] for file in pid_files]
             if victim == "agent":
                 os.kill(pids[0][1], signal.SIGKILL)
             else:
@@ -246,33 +255,33 @@ def test_nothing_outlives_an_interrupted_caller_or_a_killed_agent(
             _, stderr = caller.communicate(timeout=LIMIT_S)
         finally:
             caller.kill()
-    reported = {"caller": "KeyboardInterrupt", "agent": "torchrun ended with status -9", "killed caller": ""}
-    assert reported[victim] in stderr
+    messages = {"caller": "KeyboardInterrupt", "agent": "torchrun ended with status -9", "killed caller": ""}
+    assert messages[victim] in stderr
     wait_until(lambda: not any(is_alive(pid) for row in pids for pid in row), LIMIT_S)
 
 
-def slow(folder: Path, seconds: float) -> tuple[subprocess.Popen[bytes], int]:
+def interrupted_caller(folder: Path, seconds: float) -> tuple[subprocess.Popen[bytes], int]:
     """Return an interrupted caller, and the pid of its rank, which takes ``seconds`` to save."""
     program = folder / "slow.py"
     program.write_text(SLOW)
     command = [sys.executable, "-c", RUN_SLOW, program, folder, str(seconds)]
     caller = subprocess.Popen(command, stderr=subprocess.DEVNULL)
-    begun = folder / "begun"
-    wait_until(lambda: begun.exists() and begun.read_text(), LIMIT_S)
+    pid_file = folder / "begun"
+    wait_until(lambda: pid_file.exists() and pid_file.read_text(), LIMIT_S)
     caller.send_signal(signal.SIGINT)
-    return caller, int(begun.read_text())
+    return caller, int(pid_file.read_text())
 
 
 @pytest.mark.nightly
-def test_a_rank_may_take_longer_to_save_than_torchrun_gives_it(tmp_path: Path) -> None:
-    caller, _ = slow(tmp_path, 35.0)
+def test_a_rank_may_save_for_longer_than_torchruns_timeout(tmp_path: Path) -> None:
+    caller, _ = interrupted_caller(tmp_path, 35.0)
     assert caller.wait(LIMIT_S)
     assert (tmp_path / "saved").exists()
 
 
 @pytest.mark.nightly
-def test_a_second_signal_ends_a_rank_that_takes_its_time(tmp_path: Path) -> None:
-    caller, pid = slow(tmp_path, 50.0)
+def test_a_second_signal_ends_a_slow_rank(tmp_path: Path) -> None:
+    caller, pid = interrupted_caller(tmp_path, 50.0)
     time.sleep(1.0)
     assert caller.poll() is None, "it waits for the rank"
     caller.send_signal(signal.SIGINT)

@@ -35,7 +35,7 @@ def samples(num: int, length: int, seed: int = 0, epoch: int = 0) -> MaskedSampl
     epoch=st.integers(0, 9),
     data=st.data(),
 )
-def test_windows_are_the_text_and_what_is_asked_for_is_what_stands_there(
+def test_windows_are_the_text_and_targets_are_its_original_tokens(
     num: int, length: int, seed: int, epoch: int, data: st.DataObject
 ) -> None:
     if num < length:
@@ -44,61 +44,61 @@ def test_windows_are_the_text_and_what_is_asked_for_is_what_stands_there(
         ):
             samples(num, length)
         return
-    found = samples(num, length, seed, epoch)
-    everything = np.arange(len(found))
-    inputs, targets = found.take(everything)
-    starts = np.minimum(everything * length, num - length)
-    places = starts[:, None] + np.arange(length)
-    assert set(places.ravel()) == set(range(num)), "nothing of the text is left out"
-    text, asked = torch.from_numpy(places % 2), targets != NO_TOKEN
-    assert (targets[asked] == text[asked]).all()
-    assert (inputs[~asked] == text[~asked]).all()
+    dataset = samples(num, length, seed, epoch)
+    indices = np.arange(len(dataset))
+    inputs, targets = dataset.take(indices)
+    starts = np.minimum(indices * length, num - length)
+    positions = starts[:, None] + np.arange(length)
+    assert set(positions.ravel()) == set(range(num)), "nothing of the text is left out"
+    text, is_target = torch.from_numpy(positions % 2), targets != NO_TOKEN
+    assert (targets[is_target] == text[is_target]).all()
+    assert (inputs[~is_target] == text[~is_target]).all()
     assert (inputs <= 2).all()
-    assert asked.any(dim=1).all(), "each window is asked something"
-    assert found.count(everything) == int(asked.sum())
-    assert found.units(everything) == text.numel()
+    assert is_target.any(dim=1).all(), "each window is asked something"
+    assert dataset.count(indices) == int(is_target.sum())
+    assert dataset.units(indices) == text.numel()
     # This holds for any part of the samples, in any order, on any rank.
-    some = np.array(data.draw(st.lists(st.sampled_from(list(everything)), min_size=1)))
-    again = samples(num, length, seed, epoch).take(some)
-    assert torch.equal(again[0], inputs[some])
-    assert torch.equal(again[1], targets[some])
-    assert found.count(some) == int(asked[some].sum())
-    assert replace(found, per_token=False).count(some) == len(some)
+    subset = np.array(data.draw(st.lists(st.sampled_from(list(indices)), min_size=1)))
+    subset_batch = samples(num, length, seed, epoch).take(subset)
+    assert torch.equal(subset_batch[0], inputs[subset])
+    assert torch.equal(subset_batch[1], targets[subset])
+    assert dataset.count(subset) == int(is_target[subset].sum())
+    assert replace(dataset, per_token=False).count(subset) == len(subset)
 
 
 def test_shares_are_those_of_the_paper() -> None:
     # All of the text is token 0 of 50, so a replaced token is visible unless the replacement is 0 as well.
-    found = MaskedSamples(tokens=np.zeros(400_000, np.uint8), length=100, num_tokens=50, seed=1)
-    inputs, targets = found.take(np.arange(len(found)))
-    asked = targets != NO_TOKEN
-    assert float(asked.double().mean()) == pytest.approx(0.15, abs=0.002)
-    shown = inputs[asked]
-    assert float((shown == 50).double().mean()) == pytest.approx(0.8, abs=0.005)
-    others = shown[(shown != 50) & (shown != 0)]
-    assert len(others) / len(shown) == pytest.approx(0.1 * 49 / 50, abs=0.005)
-    counts = torch.bincount(others, minlength=50)[1:].double()
+    dataset = MaskedSamples(tokens=np.zeros(400_000, np.uint8), length=100, num_tokens=50, seed=1)
+    inputs, targets = dataset.take(np.arange(len(dataset)))
+    is_target = targets != NO_TOKEN
+    assert float(is_target.double().mean()) == pytest.approx(0.15, abs=0.002)
+    target_inputs = inputs[is_target]
+    assert float((target_inputs == 50).double().mean()) == pytest.approx(0.8, abs=0.005)
+    replacements = target_inputs[(target_inputs != 50) & (target_inputs != 0)]
+    assert len(replacements) / len(target_inputs) == pytest.approx(0.1 * 49 / 50, abs=0.005)
+    counts = torch.bincount(replacements, minlength=50)[1:].double()
     assert float(counts.min() / counts.mean()) > 0.75, "any token of the text, each as often"
 
 
-def test_seed_epoch_and_what_is_held_out_ask_for_other_places() -> None:
+def test_seed_epoch_and_stream_choose_other_positions() -> None:
     first = samples(1000, 50)
-    everything = np.arange(len(first))
-    asked = first.take(everything)[1] != NO_TOKEN
+    indices = np.arange(len(first))
+    is_target = first.take(indices)[1] != NO_TOKEN
     for other in (samples(1000, 50, seed=1), first.of_epoch(1), replace(first, stream=1)):
-        same = (other.take(everything)[1] != NO_TOKEN) & asked
-        assert 0 < int(same.sum()) < int(asked.sum()) / 2
-    assert torch.equal(first.of_epoch(1).of_epoch(0).take(everything)[1] != NO_TOKEN, asked)
+        overlap = (other.take(indices)[1] != NO_TOKEN) & is_target
+        assert 0 < int(overlap.sum()) < int(is_target.sum()) / 2
+    assert torch.equal(first.of_epoch(1).of_epoch(0).take(indices)[1] != NO_TOKEN, is_target)
 
 
 @settings(max_examples=20)
 @given(parts=st.integers(1, 4), num=st.integers(1, 7))
-def test_the_parts_of_all_ranks_are_asked_what_one_is(parts: int, num: int) -> None:
-    found, indices = samples(80, 8), np.arange(num)
-    whole = batch_share(found, indices, (0, 1), num)
-    each = [batch_share(found, indices, (which, parts), parts) for which in range(parts)]
-    assert torch.equal(torch.cat([part.inputs for part in each])[:num], whole.inputs)
-    assert torch.equal(torch.cat([part.targets for part in each])[:num], whole.targets)
-    assert (torch.cat([part.targets for part in each])[num:] == NO_TOKEN).all()
+def test_the_parts_of_all_ranks_have_the_targets_of_one(parts: int, num: int) -> None:
+    dataset, indices = samples(80, 8), np.arange(num)
+    batch = batch_share(dataset, indices, (0, 1), num)
+    shares = [batch_share(dataset, indices, (index, parts), parts) for index in range(parts)]
+    assert torch.equal(torch.cat([part.inputs for part in shares])[:num], batch.inputs)
+    assert torch.equal(torch.cat([part.targets for part in shares])[:num], batch.targets)
+    assert (torch.cat([part.targets for part in shares])[num:] == NO_TOKEN).all()
 
 
 ENCODER = """
@@ -115,23 +115,23 @@ def config(folder: Path, **tables: dict[str, object]) -> TrainConfig:
     return parse_config(ENCODER.replace("TEXT", str(path)), "here", tables)
 
 
-def test_a_job_that_goes_on_is_asked_the_same(tmp_path: Path) -> None:
-    whole = config(tmp_path)
-    losses = train(whole, 0, 1).metrics.trained.losses
+def test_a_resumed_job_has_the_same_targets(tmp_path: Path) -> None:
+    full_config = config(tmp_path)
+    losses = train(full_config, 0, 1).metrics.trained.losses
     # Three and a half epochs. The second part begins in the middle of an epoch.
     assert len(losses) == 12
-    kept = CheckpointSettings(folder=tmp_path / "kept")
-    train(replace(whole, stop=StopSettings(steps=5), checkpoints=kept), 0, 1)
-    assert train(replace(whole, checkpoints=kept), 0, 1).metrics.trained.losses == losses
+    checkpoints = CheckpointSettings(folder=tmp_path / "kept")
+    train(replace(full_config, stop=StopSettings(steps=5), checkpoints=checkpoints), 0, 1)
+    assert train(replace(full_config, checkpoints=checkpoints), 0, 1).metrics.trained.losses == losses
 
 
 def test_the_mask_is_a_token_of_the_vocabulary(tmp_path: Path) -> None:
-    made = build_job_model(config(tmp_path))
-    inputs, _ = made.data.train.take(np.arange(4))
+    job_model = build_job_model(config(tmp_path))
+    inputs, _ = job_model.data.train.take(np.arange(4))
     assert int(inputs.max()) == 4
-    fewer = config(tmp_path, model={"encoder": {"vocabulary": 4, "context": 8}})
+    small_config = config(tmp_path, model={"encoder": {"vocabulary": 4, "context": 8}})
     with pytest.raises(InvalidInput, match=r"text.txt and a mask: got 5 tokens, expected at most the model's 4"):
-        build_job_model(fewer)
+        build_job_model(small_config)
 
 
 def test_a_window_is_no_longer_than_the_encoders_context(tmp_path: Path) -> None:
@@ -139,19 +139,19 @@ def test_a_window_is_no_longer_than_the_encoders_context(tmp_path: Path) -> None
         check_config(config(tmp_path, data={"length": 9}), 1)
     path = tmp_path / "tokens.npz"
     np.savez(path, x=np.zeros((3, 9), np.int32), y=np.zeros((3, 9), np.int32))
-    longer = replace(config(tmp_path), data=replace(config(tmp_path).data, text="", examples=path))
+    long_config = replace(config(tmp_path), data=replace(config(tmp_path).data, text="", examples=path))
     with pytest.raises(InvalidInput, match=r"got 9 tokens a sample, expected at most the model's 8 positions"):
-        build_job_model(longer)
+        build_job_model(long_config)
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("mesh", ["pp=2,dp_shard=2,tp=2", "dp_replicate=2"])
 def test_an_encoder_on_a_mesh_has_the_losses_of_one_process(tmp_path: Path, mesh: str) -> None:
-    found = []
+    results = []
     for shape in (MeshShape(), MeshShape.parse(mesh)):
         parallel = ParallelSettings(mesh=shape, schedule="GPipe")
-        trained = launch(replace(config(tmp_path), parallel=parallel), shape.num_ranks, tmp_path / str(shape))
-        found.append((trained.metrics.trained.losses, trained.metrics.trained.evaluated[-1].validation_loss))
-    (alone, held), (together, others) = found
-    assert np.abs(np.array(alone) - np.array(together)).max() < 1e-5
-    assert abs(held - others) < 1e-5
+        result = launch(replace(config(tmp_path), parallel=parallel), shape.num_ranks, tmp_path / str(shape))
+        results.append((result.metrics.trained.losses, result.metrics.trained.evaluated[-1].validation_loss))
+    (reference, reference_loss), (losses, loss) = results
+    assert np.abs(np.array(reference) - np.array(losses)).max() < 1e-5
+    assert abs(reference_loss - loss) < 1e-5

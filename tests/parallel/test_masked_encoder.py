@@ -21,10 +21,13 @@ def test_nats_of_a_hidden_letter_are_below_the_bigram_entropy(
 ) -> None:
     monkeypatch.setenv(DATA_VARIABLE, str(real_places(SHAKESPEARE).data))
     out = tmp_path / "out.json"
-    done = fanin_in_process(capsys, monkeypatch)("train", EXAMPLE, "--mesh", "none", "--nproc", "1", "--json", out)
-    assert (done.status, done.err) == (0, "")
-    found = json.loads(out.read_text())
-    assert found["loss"][0] == pytest.approx(math.log(66), abs=0.1), "at first it knows nothing"
-    last = found["evaluations"][-1]
-    assert 1.5 < last["validation_loss"] < bound(EXAMPLE)
-    assert f"held out {last['validation_loss']:.4f} (right: {last['validation_accuracy']:.4f})" in done.out
+    completed = fanin_in_process(capsys, monkeypatch)("train", EXAMPLE, "--mesh", "none", "--nproc", "1", "--json", out)
+    assert (completed.status, completed.err) == (0, "")
+    report = json.loads(out.read_text())
+    assert report["loss"][0] == pytest.approx(math.log(66), abs=0.1), "at first it knows nothing"
+    evaluation = report["evaluations"][-1]
+    assert 1.5 < evaluation["validation_loss"] < bound(EXAMPLE)
+    assert (
+        f"held out {evaluation['validation_loss']:.4f} (right: {evaluation['validation_accuracy']:.4f})"
+        in completed.out
+    )

@@ -16,7 +16,7 @@ from parallel.cells import (
     CELLS,
     COMPILED,
     FAULTS,
-    HALVES,
+    HALF_PRECISION,
     NUM_LONG_STEPS,
     NUM_NIGHTLY_STEPS,
     NUM_STEPS,
@@ -30,7 +30,7 @@ from parallel.programs import Programs
 
 LOSS = {"float32": 1e-5, "float64": 1e-10}
 # Loss of the last step on the first step's batch, as a share of the first loss.
-LEARNT = {NUM_STEPS: 0.99, NUM_NIGHTLY_STEPS: 0.99, NUM_LONG_STEPS: 0.9}
+LOSS_SHARES = {NUM_STEPS: 0.99, NUM_NIGHTLY_STEPS: 0.99, NUM_LONG_STEPS: 0.9}
 PARAMETERS = {"float32": 1e-5, "float64": 1e-10}
 # The cells of CI take a minute and a half on two quiet cores, those of the nightly suite ten. The first test waits for
 # them.
@@ -38,14 +38,12 @@ LIMIT_S = 3600
 pytestmark = pytest.mark.timeout(LIMIT_S)
 
 
-def outcomes(programs: Programs, folder: Path, wanted: str, warning_action: str = "error") -> Path:
+def outcomes(programs: Programs, folder: Path, names: str, warning_action: str = "error") -> Path:
     """Run ``matrix.py``, with warnings as errors, and return the folder with its results.
 
     A failed cell leaves no file, and the log has the reason.
     """
-    (folder / "log").write_text(
-        programs.run("matrix", folder, wanted, warning_action=warning_action, timeout_s=LIMIT_S)
-    )
+    (folder / "log").write_text(programs.run("matrix", folder, names, warning_action=warning_action, timeout_s=LIMIT_S))
     return folder
 
 
@@ -78,32 +76,32 @@ def read(folder: Path, name: str) -> dict[str, np.ndarray]:
 
 def differences(folder: Path, cell: Cell) -> tuple[float, float]:
     """Return (largest difference of the losses, largest of the parameters) between a cell and one process."""
-    got, expected = read(folder, cell.name), read(folder, cell.reference)
+    actual, expected = read(folder, cell.name), read(folder, cell.reference)
     names = list(expected["names"])
-    assert list(got["names"]) == names
+    assert list(actual["names"]) == names
     assert len(expected["losses"]) == cell.num_steps
     # The steps alternate between two batches.
     last_on_first_batch = expected["losses"][(cell.num_steps - 1) // 2 * 2]
-    assert last_on_first_batch < LEARNT[cell.num_steps] * expected["losses"][0], "something was learnt"
+    assert last_on_first_batch < LOSS_SHARES[cell.num_steps] * expected["losses"][0], "something was learnt"
     losses = max(
-        np.abs(got[name] - expected[name]).max() for name in ("losses", "evaluated", "reloaded") if name in got
+        np.abs(actual[name] - expected[name]).max() for name in ("losses", "evaluated", "reloaded") if name in actual
     )
-    return float(losses), max(float(np.abs(got[name] - expected[name]).max()) for name in names)
+    return float(losses), max(float(np.abs(actual[name] - expected[name]).max()) for name in names)
 
 
-def within(folder: Path, cell: Cell) -> bool:
+def has_parity(folder: Path, cell: Cell) -> bool:
     """Whether a cell has parity."""
     losses, parameters = differences(folder, cell)
     return losses <= LOSS[cell.dtype] and parameters <= PARAMETERS[cell.dtype]
 
 
 def test_gloo_averages_and_not_only_sums(matrix: Path) -> None:
-    found = read(matrix, "canary")
+    averages = read(matrix, "canary")
     for dtype in ("float32", "float64", "bfloat16"):
-        total = found[f"torch.{dtype}-total"]
+        total = averages[f"torch.{dtype}-total"]
         assert (total == WORLD * np.arange(2 * WORLD) + sum(range(WORLD))).all()
-        assert (found[f"torch.{dtype}-means"] == total / WORLD).all()
-        assert (found[f"torch.{dtype}-piece"] == total[:2] / WORLD).all()
+        assert (averages[f"torch.{dtype}-means"] == total / WORLD).all()
+        assert (averages[f"torch.{dtype}-piece"] == total[:2] / WORLD).all()
 
 
 def test_the_matrix_has_every_mesh_of_eight_ranks() -> None:
@@ -122,55 +120,55 @@ def test_all_pairs_of_axes_and_three_axes_meet_in_ci() -> None:
 
 @pytest.mark.parametrize("cell", [cell for cell in CELLS if not cell.nightly], ids=lambda cell: cell.name)
 def test_a_mesh_equals_one_process(matrix: Path, cell: Cell) -> None:
-    assert within(matrix, cell), differences(matrix, cell)
+    assert has_parity(matrix, cell), differences(matrix, cell)
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("cell", [cell for cell in CELLS if cell.nightly], ids=lambda cell: cell.name)
-def test_a_mesh_equals_one_process_too(nightly_matrix: Path, cell: Cell) -> None:
-    assert within(nightly_matrix, cell), differences(nightly_matrix, cell)
+def test_a_nightly_mesh_equals_one_process(nightly_matrix: Path, cell: Cell) -> None:
+    assert has_parity(nightly_matrix, cell), differences(nightly_matrix, cell)
 
 
 def check_compiled(folder: Path, cell: Cell) -> None:
-    assert within(folder, cell), differences(folder, cell)
+    assert has_parity(folder, cell), differences(folder, cell)
     # All layers share one graph for steps and one for evaluations.
     assert read(folder, cell.name)["graphs"] == 2
 
 
-def test_a_mesh_that_is_compiled_equals_one_process(compiled_cell: Path) -> None:
+def test_a_compiled_mesh_equals_one_process(compiled_cell: Path) -> None:
     check_compiled(compiled_cell, COMPILED[0])
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("cell", COMPILED[1:], ids=lambda cell: cell.name)
-def test_a_mesh_that_is_compiled_equals_one_process_too(compiled_matrix: Path, cell: Cell) -> None:
+def test_a_nightly_compiled_mesh_equals_one_process(compiled_matrix: Path, cell: Cell) -> None:
     check_compiled(compiled_matrix, cell)
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("cell", STATISTICS, ids=lambda cell: cell.name)
-def test_a_batch_norm_sees_the_piece_that_it_is_shown(nightly_matrix: Path, cell: Cell) -> None:
+def test_a_batch_norm_depends_on_the_microbatch(nightly_matrix: Path, cell: Cell) -> None:
     losses, _ = differences(nightly_matrix, cell)
     assert losses > 100 * LOSS[cell.dtype]
 
 
-@pytest.mark.parametrize("cell", HALVES, ids=lambda cell: cell.name)
+@pytest.mark.parametrize("cell", HALF_PRECISION, ids=lambda cell: cell.name)
 def test_half_precision_learns_as_well(matrix: Path, cell: Cell) -> None:
     losses, _ = differences(matrix, cell)
     assert LOSS["float64"] < losses < 0.05
 
 
 def test_ranks_evaluate_the_parameters_that_they_load(matrix: Path) -> None:
-    small = [cell for cell in CELLS if cell.shape.num_ranks < WORLD and not cell.nightly]
-    assert {cell.shape.pp for cell in small} == {1, 2}
-    for cell in small:
-        got, expected = read(matrix, cell.name), read(matrix, cell.reference)
-        assert np.abs(got["reloaded"] - expected["reloaded"]) <= LOSS[cell.dtype], cell.name
-        assert np.abs(got["reloaded"] - got["evaluated"]) > 1e-3, f"{cell.name}: other parameters, another loss"
+    small_cells = [cell for cell in CELLS if cell.shape.num_ranks < WORLD and not cell.nightly]
+    assert {cell.shape.pp for cell in small_cells} == {1, 2}
+    for cell in small_cells:
+        actual, expected = read(matrix, cell.name), read(matrix, cell.reference)
+        assert np.abs(actual["reloaded"] - expected["reloaded"]) <= LOSS[cell.dtype], cell.name
+        assert np.abs(actual["reloaded"] - actual["evaluated"]) > 1e-3, f"{cell.name}: other parameters, another loss"
 
 
 @pytest.mark.parametrize("cell", FAULTS, ids=lambda cell: cell.name)
-def test_what_is_wrong_would_be_caught(matrix: Path, cell: Cell) -> None:
+def test_deliberate_errors_are_detected(matrix: Path, cell: Cell) -> None:
     losses, parameters = differences(matrix, cell)
     assert losses > 100 * LOSS[cell.dtype]
     assert parameters > 100 * PARAMETERS[cell.dtype]

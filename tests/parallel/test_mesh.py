@@ -32,31 +32,33 @@ def test_a_shape_fits_the_world_that_is_its_product_and_no_other(sizes: tuple[in
 def test_a_shape_fits_another_world_by_its_copies_alone(sizes: tuple[int, ...], parts: int) -> None:
     shape = shape_of(sizes)
     world = parts * shape.pp * shape.tp
-    fitted = shape.fit(world)
-    fitted.check(world)
-    assert (fitted.pp, fitted.tp, fitted.num_parts) == (shape.pp, shape.tp, parts)
+    fitted_shape = shape.fit(world)
+    fitted_shape.check(world)
+    assert (fitted_shape.pp, fitted_shape.tp, fitted_shape.num_parts) == (shape.pp, shape.tp, parts)
     assert shape.fit(shape.num_ranks) == shape
-    assert fitted.fit(world) == fitted
+    assert fitted_shape.fit(world) == fitted_shape
     # No rank receives more of the parameters than before while there are ranks to share them. Nor do ranks share more
     # finely than necessary.
-    assert fitted.dp_shard >= min(shape.dp_shard, parts)
-    assert not [size for size in range(shape.dp_shard, fitted.dp_shard) if parts % size == 0]
+    assert fitted_shape.dp_shard >= min(shape.dp_shard, parts)
+    assert not [size for size in range(shape.dp_shard, fitted_shape.dp_shard) if parts % size == 0]
 
 
 @given(sizes=sizes, world=st.integers(-8, 500))
-def test_a_world_that_a_shape_cannot_fit_is_told(sizes: tuple[int, ...], world: int) -> None:
+def test_a_world_that_a_shape_cannot_fit_is_refused(sizes: tuple[int, ...], world: int) -> None:
     shape = shape_of(sizes)
-    whole = shape.pp * shape.tp
-    if world > 0 and world % whole == 0:
+    multiple = shape.pp * shape.tp
+    if world > 0 and world % multiple == 0:
         assert shape.fit(world).num_ranks == world
         return
-    told = f"got a world of {world}, expected a multiple of pp {shape.pp} x tp {shape.tp} = {whole} ranks: .*; start "
-    with pytest.raises(InvalidInput, match=told):
+    message = (
+        f"got a world of {world}, expected a multiple of pp {shape.pp} x tp {shape.tp} = {multiple} ranks: .*; start "
+    )
+    with pytest.raises(InvalidInput, match=message):
         shape.fit(world)
 
 
 @pytest.mark.parametrize(
-    ("text", "world", "fitted"),
+    ("text", "world", "expected"),
     [
         ("dp_replicate=4,tp=2", 6, "dp_replicate=3,tp=2"),
         ("dp_replicate=2,dp_shard=4", 4, "dp_shard=4"),
@@ -68,12 +70,12 @@ def test_a_world_that_a_shape_cannot_fit_is_told(sizes: tuple[int, ...], world: 
         ("dp_replicate=2", 1, "none"),
     ],
 )
-def test_copies_go_first_and_their_shares_last(text: str, world: int, fitted: str) -> None:
-    assert str(MeshShape.parse(text).fit(world)) == fitted
+def test_copies_are_reduced_first_and_shards_last(text: str, world: int, expected: str) -> None:
+    assert str(MeshShape.parse(text).fit(world)) == expected
 
 
 @given(sizes=sizes)
-def test_a_shape_comes_back_from_its_text(sizes: tuple[int, ...]) -> None:
+def test_a_shape_round_trips_through_its_text(sizes: tuple[int, ...]) -> None:
     shape = shape_of(sizes)
     assert MeshShape.parse(str(shape)) == shape
     assert (str(shape) == "none") == (set(sizes) == {1})
@@ -93,7 +95,7 @@ def test_a_text_names_a_shape(text: str, shape: MeshShape) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "pp", "pp=", "pp=x", "pp=-1", "pp=2,pp=2", "cp=2", "none,tp=2", "pp=2,", "pp=²"])
-def test_what_names_no_shape_is_told(text: str) -> None:
+def test_texts_that_name_no_shape_are_refused(text: str) -> None:
     with pytest.raises(
         InvalidInput, match=r"^mesh: got .* expected each of pp, dp_replicate, dp_shard, tp at most once"
     ):
@@ -112,5 +114,5 @@ def test_sums_run_over_the_axes_with_other_samples_and_losses_over_the_stages_to
     assert shape.used(SAMPLE_AXES) == ["dp_shard"]
     assert shape.used(LOSS_AXES) == ["dp_shard", "pp"]
     assert shape.batch_multiple(3, 4) == 2 * 3 * 4
-    alone = Axes(shape=MeshShape(), mesh=None)
-    assert (alone.sample_groups, alone.loss_groups, alone.pipeline, alone.share) == ([], [], None, (0, 1))
+    axes = Axes(shape=MeshShape(), mesh=None)
+    assert (axes.sample_groups, axes.loss_groups, axes.pipeline, axes.share) == ([], [], None, (0, 1))

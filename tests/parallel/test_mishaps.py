@@ -90,7 +90,7 @@ def fanin(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -
     return fanin_in_process(capsys, monkeypatch)
 
 
-def test_who_is_told_to_stop_takes_the_signal_until_all_is_written(config: TrainConfig, tmp_path: Path) -> None:
+def test_a_stopping_job_handles_signals_until_all_files_are_written(config: TrainConfig, tmp_path: Path) -> None:
     before, stop = signal.getsignal(signal.SIGTERM), StopSignal()
     with ExitStack() as stack:
         stack.push(stop)
@@ -104,7 +104,7 @@ def test_who_is_told_to_stop_takes_the_signal_until_all_is_written(config: Train
     assert not (tmp_path / "out.safetensors").exists(), "it does not end with these"
 
 
-def test_a_job_says_that_it_was_stopped_and_then_that_it_was_not(config: TrainConfig, tmp_path: Path) -> None:
+def test_a_result_reports_a_stop_and_that_of_the_next_run_reports_none(config: TrainConfig, tmp_path: Path) -> None:
     before, path = signal.getsignal(signal.SIGTERM), write_config(config, tmp_path)
     for stopped in (True, False):
         assert main([str(path)]) == 0
@@ -113,13 +113,15 @@ def test_a_job_says_that_it_was_stopped_and_then_that_it_was_not(config: TrainCo
         assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_a_stopped_result_is_that_of_whoever_was_told(tmp_path: Path) -> None:
+def test_a_stopped_result_belongs_to_the_stopped_machine(tmp_path: Path) -> None:
     (begin_logs(tmp_path, TWO) / "torchrun.log").write_text("nobody came for 10 minutes")
     write_result(tmp_path, TrainResult(metrics=replace(METRICS, stopped=True)))
     # On one machine, the job's own ranks were stopped.
     assert outcome(tmp_path, ONE_MACHINE, 1, outcome_files(tmp_path)).metrics.stopped
-    told = r"was stopped after 2 steps, and the job could not continue without it; run the same command .* 10 minutes"
-    with pytest.raises(Conflict, match=f"(?s){told}"):
+    message = (
+        r"was stopped after 2 steps, and the job could not continue without it; run the same command .* 10 minutes"
+    )
+    with pytest.raises(Conflict, match=f"(?s){message}"):
         outcome(tmp_path, TWO, 1, outcome_files(tmp_path))
     write_result(tmp_path, TrainResult(metrics=METRICS))
     assert outcome(tmp_path, TWO, 1, outcome_files(tmp_path)).metrics == METRICS
@@ -133,7 +135,7 @@ def test_a_stopped_result_is_that_of_whoever_was_told(tmp_path: Path) -> None:
         outcome(tmp_path, TWO, OTHER_JOB, outcome_files(tmp_path))
 
 
-def test_who_is_stopped_while_it_waits_for_machines_has_no_earlier_result(
+def test_a_launcher_stopped_while_it_waits_has_no_earlier_result(
     fanin: Fanin, config: TrainConfig, tmp_path: Path
 ) -> None:
     state = tmp_path / "state"
@@ -144,48 +146,48 @@ def test_who_is_stopped_while_it_waits_for_machines_has_no_earlier_result(
         "[training]\nbatch_size = 16\nlearning_rate = 0.1\n[stop]\nsteps = 1\n[parallel]\nmesh = 'dp_replicate=2'\n"
     )
 
-    def tell() -> None:
+    def send_signal() -> None:
         while not list(state.glob(f"{LOGS_FOLDER}/*/torchrun.log")):
             time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGTERM)
 
-    teller = threading.Thread(target=tell)
-    teller.start()
-    said = fanin("train", tmp_path / "train.toml", "--nodes", "2", "--endpoint", "127.0.0.1:1", "--state", state)
-    teller.join()
-    assert one_line(said, "train").startswith("stopped before the first result")
+    sender = threading.Thread(target=send_signal)
+    sender.start()
+    completed = fanin("train", tmp_path / "train.toml", "--nodes", "2", "--endpoint", "127.0.0.1:1", "--state", state)
+    sender.join()
+    assert one_line(completed, "train").startswith("stopped before the first result")
     assert (state / METRICS_FILE).exists()
 
 
-def test_a_signal_that_comes_with_the_first_is_the_first() -> None:
+def test_simultaneous_signals_count_as_one() -> None:
     clock = iter([5.0, 5.000001, 5.9, 6.0, 6.1])
-    terminated = terminator(lambda: next(clock))
-    told = []
+    handler = terminator(lambda: next(clock))
+    outcomes = []
     for _ in range(5):
         try:
-            terminated(signal.SIGTERM, None)
+            handler(signal.SIGTERM, None)
         except Terminated:
-            told.append(True)
+            outcomes.append(True)
         else:
-            told.append(False)
-    assert told == [True, False, False, True, True]
+            outcomes.append(False)
+    assert outcomes == [True, False, False, True, True]
 
 
-class Told(Agent):
+class RecordingAgent(Agent):
     """An agent without ranks, which records the time that they would have had."""
 
     def __init__(self, seconds: int) -> None:
         self._shutdown_timeout = seconds
-        self.given: list[int] = []
+        self.timeouts: list[int] = []
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:
-        self.given.append(timeout)
+        self.timeouts.append(timeout)
 
 
-def test_ranks_that_make_way_for_a_machine_get_the_time_that_was_set(worker_group: WorkerGroup) -> None:
-    agent = Told(60)
+def test_ranks_stopped_for_a_machine_have_the_configured_timeout(worker_group: WorkerGroup) -> None:
+    agent = RecordingAgent(60)
     agent._stop_workers(worker_group)
-    assert agent.given == [60]
+    assert agent.timeouts == [60]
 
 
 @pytest.fixture
@@ -199,14 +201,14 @@ def test_one_endpoint_is_for_one_job() -> None:
     assert [belongs_to_job(store, job) for job in ("a", "a", "b", "a")] == [True, True, False, True]
 
 
-def test_a_config_that_was_mistyped_takes_no_others_place(config: TrainConfig, tmp_path: Path) -> None:
-    other = replace(config, seed=1)
-    paths = [write_config(each, tmp_path, shared=True) for each in (config, other, config)]
+def test_a_mistyped_config_does_not_replace_another(config: TrainConfig, tmp_path: Path) -> None:
+    other_config = replace(config, seed=1)
+    paths = [write_config(each, tmp_path, shared=True) for each in (config, other_config, config)]
     assert len(set(paths)) == 2
-    assert [read_config(path) for path in paths] == [config, other, config]
+    assert [read_config(path) for path in paths] == [config, other_config, config]
 
 
-def test_a_folder_is_one_jobs_for_as_long_as_its_processes_are_there(tmp_path: Path) -> None:
+def test_a_folder_stays_locked_while_processes_of_its_job_exist(tmp_path: Path) -> None:
     with locked_folders([tmp_path], 0.0) as (descriptor,):
         with (
             pytest.raises(Conflict, match="another job of this machine runs there, expected none"),
@@ -214,12 +216,12 @@ def test_a_folder_is_one_jobs_for_as_long_as_its_processes_are_there(tmp_path: P
         ):
             pass
         # Its torchrun inherits the lock, and keeps it when the launcher is killed.
-        inherited = os.dup(descriptor)
+        lock_copy = os.dup(descriptor)
     try:
         with pytest.raises(Conflict, match=f"folder {tmp_path}: another job"), locked_folders([tmp_path], 0.0):
             pass
     finally:
-        os.close(inherited)
+        os.close(lock_copy)
     with locked_folders([tmp_path], 0.0):
         pass
 
@@ -227,40 +229,40 @@ def test_a_folder_is_one_jobs_for_as_long_as_its_processes_are_there(tmp_path: P
 def test_a_launcher_waits_for_an_earlier_job_to_end(
     config: TrainConfig, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    kept = tmp_path / "kept"
-    kept.mkdir()
-    (kept / LOCK_FILE).touch()
-    with (kept / LOCK_FILE).open() as earlier:
-        fcntl.flock(earlier, fcntl.LOCK_EX)
-        threading.Timer(0.5, earlier.close).start()
+    checkpoints = tmp_path / "kept"
+    checkpoints.mkdir()
+    (checkpoints / LOCK_FILE).touch()
+    with (checkpoints / LOCK_FILE).open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        threading.Timer(0.5, lock.close).start()
         # An obstacle at the first file that is written saves this test a job.
         (tmp_path / "state" / CONFIG_FILE).mkdir(parents=True)
         with pytest.raises(IsADirectoryError):
             launch(config, 1, tmp_path / "state")
-        assert earlier.closed
-    assert f"folder {kept}: waiting for another job there to end" in capfd.readouterr().err
+        assert lock.closed
+    assert f"folder {checkpoints}: waiting for another job there to end" in capfd.readouterr().err
 
 
-def test_a_log_that_is_gone_when_it_is_looked_at_is_none(tmp_path: Path) -> None:
+def test_a_log_removed_before_it_is_read_is_ignored(tmp_path: Path) -> None:
     logs = begin_logs(tmp_path)
-    gone = logs / "id" / "attempt_0" / "0"
-    gone.mkdir(parents=True)
+    log_folder = logs / "id" / "attempt_0" / "0"
+    log_folder.mkdir(parents=True)
     # The file is listed but does not exist, as if another machine's torchrun had removed it in between.
-    (gone / "stderr.log").symlink_to(tmp_path / "nowhere")
+    (log_folder / "stderr.log").symlink_to(tmp_path / "nowhere")
     assert failure_reason(tmp_path, 1) == f"torchrun ended with status 1; no log of it is left in {logs}"
     (logs / "torchrun.log").write_text("what torchrun said")
     assert failure_reason(tmp_path, 1).endswith("what torchrun said")
     assert outcome_files(tmp_path / "nowhere") == set()
 
 
-def test_who_hung_in_an_earlier_attempt_is_not_why_the_last_one_failed(tmp_path: Path) -> None:
+def test_a_hang_in_an_earlier_attempt_is_not_the_reason_of_the_last_failure(tmp_path: Path) -> None:
     logs = begin_logs(tmp_path)
     waits = PendingOperation(axis="all ranks", kind="all_reduce", ranks=(0, 1), sequence=1)
-    hung = HangReport(
+    report = HangReport(
         rank=0, mesh="dp_shard=2", step=2, still_s=1.5, waits=waits, module="", phase="after", line="", done={}
     )
     (logs / "id" / "attempt_0" / "0").mkdir(parents=True)
-    write_report(attempt_folder(tmp_path, 0), hung)
+    write_report(attempt_folder(tmp_path, 0), report)
     assert failure_reason(tmp_path, 1).startswith("rank 1 (dp_shard 1) hangs")
     time.sleep(0.02)
     (logs / "id" / "attempt_1" / "0").mkdir(parents=True)
@@ -268,7 +270,7 @@ def test_who_hung_in_an_earlier_attempt_is_not_why_the_last_one_failed(tmp_path:
     assert failure_reason(tmp_path, 1).endswith("attempt_1/0/stderr.log ends:\nwhat it fails with")
 
 
-def test_a_job_goes_on_from_its_own_kind_of_checkpoint(config: TrainConfig, tmp_path: Path) -> None:
+def test_a_job_resumes_only_from_its_own_kind_of_checkpoint(config: TrainConfig, tmp_path: Path) -> None:
     engine = build_engine(build_job_model(config).model, config.parallel, config.training, None)
     with Checkpoints(tmp_path / "own", engine) as checkpoints:
         checkpoints.save(Progress(step=1, seed=0))
@@ -279,7 +281,7 @@ def test_a_job_goes_on_from_its_own_kind_of_checkpoint(config: TrainConfig, tmp_
             train(replace(config, checkpoints=settings), 0, 1)
 
 
-def test_a_watchdog_that_is_left_has_no_hooks_and_no_thread(config: TrainConfig, tmp_path: Path) -> None:
+def test_a_watchdog_removes_its_hooks_and_its_thread(config: TrainConfig, tmp_path: Path) -> None:
     engine = build_engine(build_job_model(config).model, config.parallel, config.training, None)
     layers = [layer for part in engine.parts.values() for layer in part.modules()]
 
@@ -315,7 +317,7 @@ def test_a_checkpoint_that_takes_long_is_no_hang(config: TrainConfig, tmp_path: 
     assert calls >= 2
 
 
-def evaluated(config: TrainConfig, folder: Path) -> None:
+def run_evaluation(config: TrainConfig, folder: Path) -> None:
     """Run a job whose evaluation takes longer than the hang timeout."""
     train(config, 0, 1, folder)
     os._exit(0)
@@ -324,7 +326,7 @@ def evaluated(config: TrainConfig, folder: Path) -> None:
 @pytest.mark.nightly
 def test_an_evaluation_that_takes_long_is_no_hang(config: TrainConfig, tmp_path: Path) -> None:
     # In one process without layers in its model, nothing else moves.
-    slow = replace(
+    slow_config = replace(
         config,
         model=ModelSettings(app=f"{APPS}:bare"),
         stop=StopSettings(steps=1),
@@ -332,7 +334,7 @@ def test_an_evaluation_that_takes_long_is_no_hang(config: TrainConfig, tmp_path:
         checkpoints=CheckpointSettings(),
         watch=WatchSettings(hang_after_s=1.5),
     )
-    child = multiprocessing.get_context("fork").Process(target=evaluated, args=(slow, tmp_path))
+    child = multiprocessing.get_context("fork").Process(target=run_evaluation, args=(slow_config, tmp_path))
     child.start()
     child.join()
     assert child.exitcode == 0, "86 is a hang's"

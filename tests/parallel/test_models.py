@@ -49,10 +49,10 @@ def test_the_cnn_is_small_and_has_only_parts_that_travel() -> None:
     assert not list(model.buffers())
 
 
-def test_the_app_is_found_by_its_name_and_calibrates_on_public_images_only() -> None:
-    found = load_app("fanin.datacenter.models.digits_app:app")
-    assert (found.batch_size, found.num_classes, found.input_shapes) == (16, 10, {"x": INPUT_SHAPE})
-    assert (parameter_vector(found.module) == parameter_vector(DigitsCnn(0))).all()
+def test_the_app_loads_by_its_name_and_calibrates_on_public_images_only() -> None:
+    digits = load_app("fanin.datacenter.models.digits_app:app")
+    assert (digits.batch_size, digits.num_classes, digits.input_shapes) == (16, 10, {"x": INPUT_SHAPE})
+    assert (parameter_vector(digits.module) == parameter_vector(DigitsCnn(0))).all()
     assert (app(3).inputs["x"].numpy() == split_digits(8, 0.5, 3).public.inputs["x"]).all()
 
 
@@ -64,7 +64,7 @@ def test_the_apps_loss_is_cross_entropy_with_smoothed_labels(logits: list[list[f
 
 
 @given(values=st.lists(st.floats(-10, 10, width=32), min_size=8, max_size=8))
-def test_parameters_come_back_as_they_went_in(values: list[float]) -> None:
+def test_parameters_round_trip(values: list[float]) -> None:
     module = torch.nn.Linear(3, 2)
     flat = np.array(values, np.float32)
     load_parameters(module, parameter_table(module), flat)
@@ -74,14 +74,16 @@ def test_parameters_come_back_as_they_went_in(values: list[float]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("x", "y", "said"),
+    ("x", "y", "message"),
     [
         ([[0, 1], [-1, 2]], [[1, 2], [2, 3]], "got tokens of x from -1 to 2, expected 0 to"),
         ([[0, 1], [1, 2]], [[1, -2], [2, 3]], "got labels from -2 to 3, expected -1 to"),
         ([[0, 1], [1, 2]], [[1, -1], [2, 4]], "got 5 tokens, expected at most the model's 4"),
     ],
 )
-def test_numbers_that_are_no_tokens_are_told(x: list[list[int]], y: list[list[int]], said: str, tmp_path: Path) -> None:
+def test_numbers_that_are_no_tokens_are_refused(
+    x: list[list[int]], y: list[list[int]], message: str, tmp_path: Path
+) -> None:
     path = tmp_path / "tokens.npz"
     np.savez(path, x=np.array(x, np.int32), y=np.array(y, np.int32))
     config = TrainConfig(
@@ -90,7 +92,7 @@ def test_numbers_that_are_no_tokens_are_told(x: list[list[int]], y: list[list[in
         training=TrainingSettings(batch_size=1, learning_rate=0.1),
         stop=StopSettings(steps=1),
     )
-    with pytest.raises(InvalidInput, match=f"tokens.npz: {said}"):
+    with pytest.raises(InvalidInput, match=f"tokens.npz: {message}"):
         build_job_model(config)
 
 
@@ -118,7 +120,7 @@ def test_another_models_parameters_change_nothing(
     assert (parameter_vector(module) == before).all()
 
 
-def test_running_statistics_and_adapters_travel_as_the_bundle_has_them() -> None:
+def test_running_statistics_and_adapters_travel_as_in_the_bundle() -> None:
     class Small(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -128,7 +130,7 @@ def test_running_statistics_and_adapters_travel_as_the_bundle_has_them() -> None
             return self.head(self.norm(self.conv(x)).mean((2, 3)))
 
     for trains in ("full", "head", Adapters(rank=2)):
-        found = App(
+        small_app = App(
             name="small",
             module=Small(),
             calibration=torch.rand(4, 1, 8, 8),
@@ -136,14 +138,14 @@ def test_running_statistics_and_adapters_travel_as_the_bundle_has_them() -> None
             num_classes=3,
             recipe=Recipe(trains=trains),
         )
-        module = trained_module(found)
-        assert parameter_table(module) == prepare(found).table
+        module = trained_module(small_app)
+        assert parameter_table(module) == prepare(small_app).table
         flat = np.arange(parameter_table(module).num_values, dtype=np.float32)
         load_parameters(module, parameter_table(module), flat)
         np.testing.assert_array_equal(parameter_vector(module), flat)
 
 
-def test_a_batch_norm_over_ranks_of_tp_is_told() -> None:
+def test_a_batch_norm_over_ranks_of_tp_is_refused() -> None:
     layout = LayoutSettings(layers="stacks", num_layers=3, inputs=("stem",), outputs=("pool", "head")).layout
     # Nothing is sent, because the error comes before a parameter is split.
     with pytest.raises(InvalidInput, match=r"tp: got stem\.1, a BatchNorm2d, expected no module that has buffers"):

@@ -40,32 +40,32 @@ run_ranks([program, folder], 1, Path(folder), Elastic(max_restarts=1, max_nodes=
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     """Yield a job's folder that has no machine yet."""
     monkeypatch.setenv("FANIN_TEST_FOLDER", str(tmp_path))
-    with empty_place(tmp_path) as made:
-        yield made
+    with empty_place(tmp_path) as empty:
+        yield empty
 
 
 @pytest.mark.nightly
-def test_a_line_that_was_mistyped_joins_no_job_and_harms_none(place: Place) -> None:
-    first, second = place.two("paced")
+def test_a_mistyped_command_joins_no_job_and_harms_none(place: Place) -> None:
+    first, second = place.start_two("paced")
     configs = {path: path.read_bytes() for path in (place.folder / "state").glob("config-*.json")}
-    told = Machine(place.folder, "other", place.port, "--steps", "3").fail()
+    message = Machine(place.folder, "other", place.port, "--steps", "3").fail()
     place.pace(0.0)
     assert first.end() == second.end()
-    assert told.startswith("fanin train: datacenter job: another job uses this endpoint, or its config,")
+    assert message.startswith("fanin train: datacenter job: another job uses this endpoint, or its config,")
     assert len(configs) == 1
-    assert all(path.read_bytes() == was for path, was in configs.items())
+    assert all(path.read_bytes() == content for path, content in configs.items())
     assert place.steps() == list(range(NUM_STEPS))
 
 
 @pytest.mark.nightly
-def test_after_a_launcher_was_killed_the_same_line_waits_for_its_ranks_and_goes_on(place: Place) -> None:
+def test_the_command_of_a_killed_launcher_waits_for_its_ranks_and_resumes(place: Place) -> None:
     place.write("paced")
     place.pace(0.5)
     out = place.folder / "out.json"
     command = [sys.executable, "-m", "fanin.commands.main", "train", place.folder / "train.toml", "--json", out]
     command += ["--state", place.folder / "state"]
     first = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    place.until(lambda: len(place.steps()) > EVERY + 2)
+    place.wait_until(lambda: len(place.steps()) > EVERY + 2)
     # The current step of its ranks takes longer than the start of another launcher.
     place.pace(12.0)
     time.sleep(0.5)
@@ -78,25 +78,25 @@ def test_after_a_launcher_was_killed_the_same_line_waits_for_its_ranks_and_goes_
     assert second.returncode == 0, err
     assert err.startswith(f"folder {place.folder}/")
     assert err.endswith(": waiting for another job there to end\n")
-    told = json.loads(out.read_text())
-    assert (len(told["loss"]), told["stopped"]) == (NUM_STEPS, False)
+    report = json.loads(out.read_text())
+    assert (len(report["loss"]), report["stopped"]) == (NUM_STEPS, False)
     steps = place.steps()
     assert steps == list(range(steps[0], NUM_STEPS))
     assert steps[0] % EVERY, "the ranks of the killed launcher saved before it began"
 
 
 @pytest.mark.nightly
-def test_ranks_may_take_longer_to_make_way_for_a_machine_than_torch_gives_them(place: Place) -> None:
+def test_ranks_may_save_for_a_new_machine_for_longer_than_torchs_timeout(place: Place) -> None:
     program, launchers = place.folder / "slow.py", []
     program.write_text(SLOW)
     for _ in range(2):
         command = [sys.executable, "-c", RUN_SLOW, str(program), str(place.folder), f"127.0.0.1:{place.port}"]
         launchers.append(subprocess.Popen(command))
-        place.until(lambda: any(place.folder.glob("begun-*")))
-    place.until(lambda: len(list(place.folder.glob("begun-*"))) > 1)
-    saved = (place.folder / "saved").exists()
+        place.wait_until(lambda: any(place.folder.glob("begun-*")))
+    place.wait_until(lambda: len(list(place.folder.glob("begun-*"))) > 1)
+    is_saved = (place.folder / "saved").exists()
     for launcher in launchers:
         for pid in (launcher.pid, *family(launcher.pid)):
             os.kill(pid, signal.SIGKILL)
         launcher.wait()
-    assert saved
+    assert is_saved

@@ -42,10 +42,10 @@ def gradient(norm: nn.Module, inputs: Tensor, num_pieces: int) -> Tensor:
 def test_a_norms_gradient_is_summed_in_its_own_precision(family: str) -> None:
     norm = next(each for each in module(family).modules() if type(each).__name__.endswith("RMSNorm"))
     inputs = torch.randn(64, 32, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    whole, pieces = gradient(norm, inputs, 1), gradient(norm, inputs, 8)
-    away = float((whole - pieces).abs().max() / whole.abs().max())
-    assert away < BOUNDS[family]
-    assert (away > 1e-9) == (family == "gemma"), away
+    reference, total = gradient(norm, inputs, 1), gradient(norm, inputs, 8)
+    difference = float((reference - total).abs().max() / reference.abs().max())
+    assert difference < BOUNDS[family]
+    assert (difference > 1e-9) == (family == "gemma"), difference
 
 
 @pytest.mark.parametrize("family", BOUNDS)
@@ -54,11 +54,11 @@ def test_microbatches_of_a_family_agree_to_its_bound(family: str) -> None:
         parallel = ParallelSettings(microbatches=microbatches)
         return build_engine(pretrained_model(module(family)), parallel, TRAINING, None)
 
-    whole, pieces = engine(1), engine(4)
+    reference, split_engine = engine(1), engine(4)
     for inputs, targets in batches(2):
         batch = Batch(inputs=inputs, targets=targets, extra={"attention_mask": (targets != NO_TOKEN).long()})
-        assert abs(float(whole.step(batch).loss) - float(pieces.step(batch).loss)) <= BOUNDS[family]
-    ours, theirs = whole.full_parameters(), pieces.full_parameters()
-    away = max(float((ours[name] - theirs[name]).abs().max()) for name in ours)
-    assert away <= BOUNDS[family]
-    assert (away > 1e-13) == (family == "gemma"), away
+        assert abs(float(reference.step(batch).loss) - float(split_engine.step(batch).loss)) <= BOUNDS[family]
+    expected, actual = reference.full_parameters(), split_engine.full_parameters()
+    difference = max(float((expected[name] - actual[name]).abs().max()) for name in expected)
+    assert difference <= BOUNDS[family]
+    assert (difference > 1e-13) == (family == "gemma"), difference

@@ -114,13 +114,13 @@ def config(tmp_path: Path) -> TrainConfig:
 
 
 @pytest.fixture
-def broken(tmp_path: Path) -> Path:
+def broken_module(tmp_path: Path) -> Path:
     path = tmp_path / "broken.py"
     path.write_text(BROKEN)
     return path
 
 
-class Seen:
+class Recorder:
     """An observer that keeps the events, and decides when a step has settled."""
 
     def __init__(self, decide: Callable[[int], Interrupt | None] = lambda step: None) -> None:
@@ -136,13 +136,13 @@ def test_the_example_is_short_and_ends_a_job_of_two_ranks(config: TrainConfig, t
     assert len(EXAMPLE.splitlines()) < 40
     path = tmp_path / "losses.py"
     path.write_text(EXAMPLE)
-    observed = replace(
+    observed_config = replace(
         config,
         parallel=ParallelSettings(mesh=MeshShape(dp_replicate=2)),
         watch=WatchSettings(observers=(f"{path}:first_rank",)),
         checkpoints=CheckpointSettings(folder=tmp_path / "kept", weights=tmp_path / "out.safetensors"),
     )
-    metrics = launch(observed, 2, tmp_path / "job").metrics
+    metrics = launch(observed_config, 2, tmp_path / "job").metrics
     losses = metrics.trained.losses
     assert 2 < len(losses) < 60
     assert losses[-1] is not None
@@ -169,26 +169,26 @@ def test_objects_observe_a_job_of_one_rank(config: TrainConfig, tmp_path: Path) 
         stop=StopSettings(steps=6),
         checkpoints=CheckpointSettings(folder=tmp_path / "kept", every=2),
     )
-    first, second = Seen(lambda step: Interrupt(reason="no time") if step == 3 else None), Seen()
-    interrupted = datacenter.train(config, folder=tmp_path / "job", observers=[first]).metrics
-    assert (interrupted.stopped, len(interrupted.trained.losses)) == (True, 3)
-    assert first.events[-1] == TrainingEnded(num_steps=3, reason="observer 0 (Seen): no time", interrupted=True)
-    resumed = datacenter.train(config, folder=tmp_path / "job", observers=[first, second]).metrics
+    first, second = Recorder(lambda step: Interrupt(reason="no time") if step == 3 else None), Recorder()
+    first_metrics = datacenter.train(config, folder=tmp_path / "job", observers=[first]).metrics
+    assert (first_metrics.stopped, len(first_metrics.trained.losses)) == (True, 3)
+    assert first.events[-1] == TrainingEnded(num_steps=3, reason="observer 0 (Recorder): no time", interrupted=True)
+    second_metrics = datacenter.train(config, folder=tmp_path / "job", observers=[first, second]).metrics
     assert second.events[0] == TrainingStarted(num_steps=3)
     assert second.events[-1] == TrainingEnded(num_steps=6, reason="steps", interrupted=False)
     steps = [event for event in second.events if isinstance(event, StepEnded)]
-    assert [(each.step, each.loss) for each in steps] == list(enumerate(resumed.trained.losses))[3:]
+    assert [(each.step, each.loss) for each in steps] == list(enumerate(second_metrics.trained.losses))[3:]
     assert [each.num_steps for each in second.events if isinstance(each, CheckpointWritten)] == [4, 6]
     assert len((tmp_path / "job" / ROWS_FILE).read_text().splitlines()) == 3, "as with ranks of their own"
-    whole = datacenter.train(replace(config, checkpoints=CheckpointSettings()), observers=[Seen()])
-    assert whole.metrics.trained.losses == resumed.trained.losses
-    several = replace(config, parallel=ParallelSettings(mesh=MeshShape(dp_replicate=2)))
+    reference = datacenter.train(replace(config, checkpoints=CheckpointSettings()), observers=[Recorder()])
+    assert reference.metrics.trained.losses == second_metrics.trained.losses
+    two_ranks = replace(config, parallel=ParallelSettings(mesh=MeshShape(dp_replicate=2)))
     with pytest.raises(InvalidInput, match=r"observers: got 1 objects for 2 ranks .*name their factories in \[watch\]"):
-        datacenter.train(several, observers=[Seen()])
+        datacenter.train(two_ranks, observers=[Recorder()])
 
 
 def test_an_observer_that_fails_on_one_rank_ends_all_with_its_name(
-    config: TrainConfig, broken: Path, tmp_path: Path
+    config: TrainConfig, broken_module: Path, tmp_path: Path
 ) -> None:
     # The first event of its kind is in the middle of a step, in which the other rank waits for this one.
     layout = LayoutSettings(layers="layers", num_layers=4, inputs=("flatten", "embed"), outputs=("head",))
@@ -196,7 +196,7 @@ def test_an_observer_that_fails_on_one_rank_ends_all_with_its_name(
         config,
         model=ModelSettings(app=f"{APPS}:stacked", layout=layout),
         parallel=ParallelSettings(mesh=MeshShape(pp=2), microbatches=2),
-        watch=WatchSettings(observers=(f"{broken}:on_rank_1",)),
+        watch=WatchSettings(observers=(f"{broken_module}:on_rank_1",)),
     )
     with pytest.raises(
         InvalidInput,
@@ -207,7 +207,7 @@ def test_an_observer_that_fails_on_one_rank_ends_all_with_its_name(
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
         ("no_such_module_here:first", "observer: no module 'no_such_module_here' on the path"),
         ("{path}:missing", "has no 'missing', expected an observer or a function of that name"),
@@ -220,9 +220,11 @@ def test_an_observer_that_fails_on_one_rank_ends_all_with_its_name(
         ("{path}:none", "got object, expected an object with a method on"),
     ],
 )
-def test_an_observer_that_cannot_begin_is_named(config: TrainConfig, broken: Path, name: str, said: str) -> None:
-    name = name.format(path=broken)
-    with pytest.raises(InvalidInput, match=said):
+def test_an_observer_that_cannot_start_is_named(
+    config: TrainConfig, broken_module: Path, name: str, message: str
+) -> None:
+    name = name.format(path=broken_module)
+    with pytest.raises(InvalidInput, match=message):
         train(replace(config, watch=WatchSettings(observers=(name,))), 0, 1)
     with pytest.raises(InvalidInput, match=r"watch: got observer 'nothing', expected package.module:factory"):
         WatchSettings(observers=("nothing",))
@@ -239,48 +241,48 @@ class Full:
             raise OSError("disk full")
 
 
-ENDED = TrainingEnded(num_steps=3, reason="steps", interrupted=False)
+LAST_EVENT = TrainingEnded(num_steps=3, reason="steps", interrupted=False)
 
 
-@pytest.mark.parametrize("event", [StepSettled(num_steps=3), ENDED])
+@pytest.mark.parametrize("event", [StepSettled(num_steps=3), LAST_EVENT])
 def test_an_observer_that_fails_when_all_steps_are_done_costs_no_result(
     config: TrainConfig, tmp_path: Path, event: Event
 ) -> None:
-    weights, seen = tmp_path / "out.safetensors", Seen()
+    weights, recorder = tmp_path / "out.safetensors", Recorder()
     config = replace(config, stop=StopSettings(steps=3), checkpoints=CheckpointSettings(weights=weights))
-    with pytest.raises(InvalidInput) as caught:
-        datacenter.train(config, folder=tmp_path / "job", observers=[Full(event), seen])
-    assert str(caught.value) == (
+    with pytest.raises(InvalidInput) as error:
+        datacenter.train(config, folder=tmp_path / "job", observers=[Full(event), recorder])
+    assert str(error.value) == (
         f"observer 0 (Full): raised OSError on {type(event).__name__}: disk full; the job has ended after step 3, and "
         "its files are written; correct this observer"
     )
     assert weights.exists()
-    trained = read_result(tmp_path / "job").metrics.trained
-    assert (len(trained.losses), trained.evaluated[-1].step) == (3, 3)
-    assert seen.events[-1] == ENDED
+    history = read_result(tmp_path / "job").metrics.trained
+    assert (len(history.losses), history.evaluated[-1].step) == (3, 3)
+    assert recorder.events[-1] == LAST_EVENT
 
 
 def test_a_due_checkpoint_is_completed_when_an_observer_fails(config: TrainConfig, tmp_path: Path) -> None:
-    kept, full, seen = tmp_path / "kept", Full(StepSettled(num_steps=2)), Seen()
-    config = replace(config, stop=StopSettings(steps=5), checkpoints=CheckpointSettings(folder=kept, every=1))
+    checkpoints, full_disk, recorder = tmp_path / "kept", Full(StepSettled(num_steps=2)), Recorder()
+    config = replace(config, stop=StopSettings(steps=5), checkpoints=CheckpointSettings(folder=checkpoints, every=1))
     with pytest.raises(InvalidInput, match="raised OSError on StepSettled: disk full; the job ends after step 2"):
-        datacenter.train(config, folder=tmp_path / "job", observers=[full, seen])
-    progress = latest(kept)
+        datacenter.train(config, folder=tmp_path / "job", observers=[full_disk, recorder])
+    progress = latest(checkpoints)
     assert progress is not None
     assert progress.step == 2
-    assert isinstance(seen.events[-1], TrainingFailed)
-    assert seen.events[-2] == CheckpointWritten(num_steps=2)
+    assert isinstance(recorder.events[-1], TrainingFailed)
+    assert recorder.events[-2] == CheckpointWritten(num_steps=2)
 
 
 def test_a_rank_reports_an_observer_that_exits_after_the_result_is_written(
-    config: TrainConfig, broken: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    config: TrainConfig, broken_module: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     weights = tmp_path / "out.safetensors"
     config = replace(
         config,
         stop=StopSettings(steps=1),
         checkpoints=CheckpointSettings(weights=weights),
-        watch=WatchSettings(observers=(f"{broken}:exits",)),
+        watch=WatchSettings(observers=(f"{broken_module}:exits",)),
     )
     # Status 0, because torchrun would restart the ranks otherwise, with the same result.
     assert main([str(write_config(config, tmp_path))]) == 0
@@ -292,17 +294,17 @@ def test_a_rank_reports_an_observer_that_exits_after_the_result_is_written(
 
 
 def test_an_error_of_a_training_is_the_last_event(config: TrainConfig, tmp_path: Path) -> None:
-    seen = Seen()
-    diverging = replace(config, training=replace(config.training, learning_rate=1e38))
+    recorder = Recorder()
+    diverging_config = replace(config, training=replace(config.training, learning_rate=1e38))
     with pytest.raises(InvalidInput, match="got loss nan"):
-        datacenter.train(diverging, observers=[seen])
-    last = seen.events[-1]
+        datacenter.train(diverging_config, observers=[recorder])
+    last = recorder.events[-1]
     assert isinstance(last, TrainingFailed)
     assert last.error.startswith("Diverged: training: step ")
     assert last.on_all_ranks, "otherwise a rank would not wait for a save that is due"
 
 
-def observed(config: TrainConfig, folder: Path) -> None:
+def run_blocked(config: TrainConfig, folder: Path) -> None:
     """Run a job whose observer never returns."""
     sys.stderr = (folder / "stderr.log").open("w")
     train(config, 0, 1, folder)
@@ -310,10 +312,12 @@ def observed(config: TrainConfig, folder: Path) -> None:
 
 
 def test_the_watchdog_names_the_line_of_an_observer_that_blocks(
-    config: TrainConfig, broken: Path, tmp_path: Path
+    config: TrainConfig, broken_module: Path, tmp_path: Path
 ) -> None:
-    watch = WatchSettings(hang_after_s=1.0, observers=(f"{broken}:stuck",))
-    child = multiprocessing.get_context("fork").Process(target=observed, args=(replace(config, watch=watch), tmp_path))
+    watch = WatchSettings(hang_after_s=1.0, observers=(f"{broken_module}:stuck",))
+    child = multiprocessing.get_context("fork").Process(
+        target=run_blocked, args=(replace(config, watch=watch), tmp_path)
+    )
     child.start()
     child.join()
     assert child.exitcode == HUNG
@@ -340,28 +344,28 @@ class Older:
     forward_one_chunk = backward_one_chunk = backward_weight_one_chunk = _prepare_forward_infra = print
 
 
-def test_a_torch_without_a_method_that_is_overridden_is_told() -> None:
+def test_a_torch_without_an_overridden_method_is_refused() -> None:
     assert torch.__version__.startswith(TESTED_TORCH), "run the pipelines' tests, then change TESTED_TORCH"
     check_torch()
     assert all(name in vars(PipelineStage) or hasattr(PipelineStage, name) for name in OVERRIDDEN)
-    said = (
+    message = (
         f"got torch {re.escape(torch.__version__)}, whose Older has no _post_metadata_inference_cleanup, expected torch"
     )
-    with pytest.raises(RuntimeMissing, match=said):
+    with pytest.raises(RuntimeMissing, match=message):
         check_torch(Older)
 
 
 def test_one_module_owns_all_changes_to_torchs_stage() -> None:
-    private = re.compile(rf"\b({'|'.join(OVERRIDDEN)})\b|\bschedule\._stages?\b")
-    users = [module.path for module in package_modules() if private.search(module.text)]
-    assert users == ["datacenter/fanin/datacenter/parallel/pipelines/torch_stage.py"]
+    pattern = re.compile(rf"\b({'|'.join(OVERRIDDEN)})\b|\bschedule\._stages?\b")
+    paths = [module.path for module in package_modules() if pattern.search(module.text)]
+    assert paths == ["datacenter/fanin/datacenter/parallel/pipelines/torch_stage.py"]
 
 
-def test_observers_of_a_config_are_loaded_in_its_order(broken: Path) -> None:
+def test_observers_of_a_config_are_loaded_in_its_order(broken_module: Path) -> None:
     place = RankPlace(rank=1, num_ranks=2, folder=None)
     started_s = time.monotonic()
-    guests = load_observers([f"{broken}:stuck", f"{broken}:on_rank_1"], place)
-    guests[1].on(StepSettled(num_steps=1))
+    observers = load_observers([f"{broken_module}:stuck", f"{broken_module}:on_rank_1"], place)
+    observers[1].on(StepSettled(num_steps=1))
     assert time.monotonic() - started_s < 60.0
-    assert len(guests) == 2
-    assert load_observers([f"{broken}:on_rank_1"], replace(place, rank=0)) == []
+    assert len(observers) == 2
+    assert load_observers([f"{broken_module}:on_rank_1"], replace(place, rank=0)) == []

@@ -163,10 +163,10 @@ def error_of(folder: Path, app: str, **model: Path) -> str:
 def test_a_mistake_in_an_app_is_one_sentence(
     app: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = error_of(tmp_path, app)
+    error = error_of(tmp_path, app)
     expected = message.format(own=tmp_path / "own.py")
-    assert expected in found
-    assert bool(found) == bool(expected)
+    assert expected in error
+    assert bool(error) == bool(expected)
     if app == "raises":
         assert "Traceback (most recent call last)" in capsys.readouterr().err
 
@@ -186,42 +186,44 @@ def test_a_mistake_in_an_app_is_one_sentence(
 )
 def test_a_file_of_initial_parameters_of_another_model_is_refused(name: str, message: str, tmp_path: Path) -> None:
     values = {"embed.weight": torch.zeros(12, 4), "head.weight": torch.zeros(12, 4), "head.bias": torch.zeros(12)}
-    changed = {
+    variants = {
         "type": values | {"embed.weight": torch.zeros(12, 4, dtype=torch.float16)},
         "shape": values | {"embed.weight": torch.zeros(5, 4)},
         "names": {f"model.{key}": value for key, value in values.items()},
     }
     path = tmp_path / f"{name}.safetensors"
     if name != "absent":
-        save_file(changed.get(name, values), path)
+        save_file(variants.get(name, values), path)
     if name == "short":
         path.write_bytes(path.read_bytes()[:-8])
     assert message in error_of(tmp_path, "good", initial=path)
 
 
 def test_a_rank_that_waited_for_a_lost_one_does_not_blame_the_app(tmp_path: Path) -> None:
-    own, names = tmp_path / "own.py", dict[str, Callable[..., None]]()
-    own.write_text("def forward(call):\n    call()\n\ndef wrong():\n    raise ValueError('mine')\n")
-    exec(compile(own.read_text(), own, "exec"), names)
-    lost = "def lost():\n    raise RuntimeError('peer')\n"
-    closed = "def closed():\n    raise RuntimeError('[gloo/transport/tcp/pair.cc:553] Connection closed by peer')\n"
-    exec(closed, names)
-    exec(compile(lost, "/python/torch/distributed/collectives.py", "exec"), names)
+    path, names = tmp_path / "own.py", dict[str, Callable[..., None]]()
+    path.write_text("def forward(call):\n    call()\n\ndef wrong():\n    raise ValueError('mine')\n")
+    exec(compile(path.read_text(), path, "exec"), names)
+    lost_source = "def lost():\n    raise RuntimeError('peer')\n"
+    closed_source = (
+        "def closed():\n    raise RuntimeError('[gloo/transport/tcp/pair.cc:553] Connection closed by peer')\n"
+    )
+    exec(closed_source, names)
+    exec(compile(lost_source, "/python/torch/distributed/collectives.py", "exec"), names)
     config = TrainConfig(
-        model=ModelSettings(app=f"{own}:app"),
+        model=ModelSettings(app=f"{path}:app"),
         data=DataSettings(examples=tmp_path / "x.npz"),
         training=TrainingSettings(batch_size=1, learning_rate=0.1),
         stop=StopSettings(steps=1),
     )
 
     def error_in(call: str) -> str:
-        with pytest.raises((RuntimeError, ValueError)) as caught:
+        with pytest.raises((RuntimeError, ValueError)) as excinfo:
             names["forward"](names[call])
-        return str(_error_of_app(config, caught.value) or "")
+        return str(_error_of_app(config, excinfo.value) or "")
 
     assert error_in("lost") == ""
     assert error_in("closed") == "", "also where torch's frames are not below the App's"
-    assert f"raised ValueError at {own}:5: mine" in error_in("wrong")
+    assert f"raised ValueError at {path}:5: mine" in error_in("wrong")
 
 
 def test_a_forward_that_does_not_fit_is_named_below_the_hooks_of_a_mesh(tmp_path: Path) -> None:
@@ -237,12 +239,12 @@ def test_a_forward_that_does_not_fit_is_named_below_the_hooks_of_a_mesh(tmp_path
     module = torch.nn.Bilinear(2, 2, 2)
     # Sharded modules have hooks, with which torch calls a forward from another function.
     module.register_forward_hook(print)
-    with pytest.raises(TypeError) as caught:
+    with pytest.raises(TypeError) as excinfo:
         names["forward"](module)
     # The test's own frame does not belong to an App.
-    first = caught.value.__traceback__
-    assert first is not None
-    error = _error_of_app(config, caught.value.with_traceback(first.tb_next))
+    traceback = excinfo.value.__traceback__
+    assert traceback is not None
+    error = _error_of_app(config, excinfo.value.with_traceback(traceback.tb_next))
     assert "own code raised TypeError: Bilinear.forward() missing 1 required positional argument: 'input2'" in str(
         error
     )

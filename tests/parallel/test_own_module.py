@@ -88,15 +88,15 @@ def test_trained_weights_become_a_bundle(tmp_path: Path) -> None:
     config = config_of(tmp_path, "tied")
     (tmp_path / "job").mkdir()
     write_result(tmp_path / "job", train(config, 0, 1))
-    trained = load_file(tmp_path / "weights.safetensors")
+    weights = load_file(tmp_path / "weights.safetensors")
     for index, source in enumerate((tmp_path / "weights.safetensors", tmp_path / "job" / PARAMETERS_FILE)):
         out = tmp_path / f"bundle-{index}"
         arguments = ["export", f"{APPS}:tied", "--out", str(out), "--key", str(tmp_path / "key"), "--format", "onnx"]
         assert main([*arguments, "--parameters", str(source), "--quiet"]) == 0
         bundle = open_folder(out, trusted=[(tmp_path / "key.pub").read_text().strip()])
         views = bundle.manifest.table.views(bundle.initial_parameters())
-        assert set(views) == set(trained)
-        assert all((views[name] == value).all() for name, value in trained.items())
+        assert set(views) == set(weights)
+        assert all((views[name] == value).all() for name, value in weights.items())
 
 
 @pytest.mark.parametrize(
@@ -126,9 +126,9 @@ def assert_matches(pattern: str, text: str) -> None:
 @pytest.mark.parametrize("tied", [("head.weight", "norm.weight"), ("missing", "embed.weight")])
 def test_names_of_two_parameters_are_not_tied(tied: tuple[str, str], tmp_path: Path) -> None:
     config = config_of(tmp_path, "tied")
-    wrong = replace(config, model=replace(config.model, layout=replace(LAYOUT, tied=tied)))
+    wrong_config = replace(config, model=replace(config.model, layout=replace(LAYOUT, tied=tied)))
     with pytest.raises(InvalidInput, match=r"got tied .*, expected two names of one parameter"):
-        build_job_model(wrong)
+        build_job_model(wrong_config)
 
 
 def test_one_name_is_no_tie() -> None:

@@ -16,7 +16,7 @@ from fanin.protos.errors import InvalidInput
 CONFIG = DecoderConfig(vocabulary=11, width=8, num_layers=5, num_heads=2, num_kv_heads=1, feed_forward=6, tied=True)
 
 
-def slowest(shares: tuple[range, ...], times: list[float]) -> float:
+def slowest_time(shares: tuple[range, ...], times: list[float]) -> float:
     """Return the time of the slowest stage. The first stage also has the inputs, the last the outputs."""
     sums = [sum(times[1 + layer] for layer in share) for share in shares]
     sums[0] += times[0]
@@ -32,10 +32,10 @@ def test_no_other_cut_has_a_faster_slowest_stage(times: list[int], data: st.Data
     assert [layer for share in shares for layer in share] == list(range(num_layers))
     assert all(shares)
     others = (
-        tuple(range(start, end) for start, end in zip((0, *inner), (*inner, num_layers), strict=True))
-        for inner in combinations(range(1, num_layers), num_stages - 1)
+        tuple(range(start, end) for start, end in zip((0, *bounds), (*bounds, num_layers), strict=True))
+        for bounds in combinations(range(1, num_layers), num_stages - 1)
     )
-    assert slowest(shares, times) == min(slowest(other, times) for other in others)
+    assert slowest_time(shares, times) == min(slowest_time(other, times) for other in others)
 
 
 @given(num_layers=st.integers(1, 30), data=st.data())
@@ -45,7 +45,7 @@ def test_without_times_stages_differ_by_one_layer_at_most_in_the_slowest(num_lay
 
 
 @pytest.mark.parametrize(("num_layers", "num_stages", "times"), [(2, 3, ()), (2, 0, ()), (2, 1, (1.0, 1.0))])
-def test_a_cut_that_cannot_be_is_refused(num_layers: int, num_stages: int, times: tuple[float, ...]) -> None:
+def test_an_impossible_cut_is_refused(num_layers: int, num_stages: int, times: tuple[float, ...]) -> None:
     with pytest.raises(ValueError, match="expected"):
         cut(num_layers, num_stages, times)
 
@@ -66,15 +66,15 @@ def test_the_stages_one_after_the_other_are_the_model(schedule: str, num_ranks: 
     stage_of = stage_of_parameters(model, layout, pipeline.num_stages)
     assert list(stage_of) == [name for name, _ in model.named_parameters()]
     for stage in stages:
-        own = {name: value for name, value in stage.part.named_parameters() if stage_of.get(name) == stage.index}
-        assert set(own) == {name for name, index in stage_of.items() if index == stage.index}
-        assert all(value is model.get_parameter(name) for name, value in own.items()), "no value is held twice"
+        parameters = {name: value for name, value in stage.part.named_parameters() if stage_of.get(name) == stage.index}
+        assert set(parameters) == {name for name, index in stage_of.items() if index == stage.index}
+        assert all(value is model.get_parameter(name) for name, value in parameters.items()), "no value is held twice"
         # A tied copy is separate, even if its original is on the same rank.
-        extra = set(dict(stage.part.named_parameters())) - set(own)
-        assert extra == ({"head.weight"} if stage.index == pipeline.num_stages - 1 > 0 else set())
+        extra_names = set(dict(stage.part.named_parameters())) - set(parameters)
+        assert extra_names == ({"head.weight"} if stage.index == pipeline.num_stages - 1 > 0 else set())
 
 
-def test_what_the_layout_does_not_name_cannot_be_cut() -> None:
+def test_a_parameter_outside_the_layout_cannot_be_cut() -> None:
     model = Decoder(CONFIG)
     model.extra = torch.nn.Linear(1, 1)
     assert stage_of_parameters(model, decoder_layout(CONFIG), 1)["extra.weight"] == 0

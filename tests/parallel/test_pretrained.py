@@ -50,11 +50,11 @@ def library() -> ModuleType:
 
 
 @pytest.fixture
-def given(tmp_path: Path, library: ModuleType) -> "Given":
-    return Given(tmp_path, library)
+def workspace(tmp_path: Path, library: ModuleType) -> "Workspace":
+    return Workspace(tmp_path, library)
 
 
-class Given:
+class Workspace:
     """A folder with a model, tokens for training, and the job that uses both."""
 
     def __init__(self, folder: Path, library: ModuleType) -> None:
@@ -73,12 +73,12 @@ class Given:
 
     def write(self, **settings: object) -> nn.Module:
         """Save a model with the library, and return the model."""
-        shard = settings.pop("max_shard_size", "1GB")
+        shard_size = settings.pop("max_shard_size", "1GB")
         dtype = str(settings.pop("dtype", "float32"))
         model = pretrained.module_of(ROW | settings, dtype, 3, "here")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            model.save_pretrained(self.model, max_shard_size=shard)
+            model.save_pretrained(self.model, max_shard_size=shard_size)
         return model
 
     def read(self, folder: Path) -> nn.Module:
@@ -98,11 +98,11 @@ class Given:
 
 def loss_of(model: nn.Module, tokens: np.ndarray) -> float:
     """Return the mean loss over next tokens, in the windows that a job uses."""
-    flat = torch.from_numpy(tokens.astype(np.int64))
+    ids = torch.from_numpy(tokens.astype(np.int64))
     total, count = 0.0, 0
     with torch.no_grad():
-        for start in range(0, len(flat) - 1, LENGTH):
-            inputs, targets = flat[start : start + LENGTH], flat[start + 1 : start + LENGTH + 1]
+        for start in range(0, len(ids) - 1, LENGTH):
+            inputs, targets = ids[start : start + LENGTH], ids[start + 1 : start + LENGTH + 1]
             logits = model(inputs[: len(targets)][None]).logits[0]
             total += float(cross_entropy(logits.double(), targets, reduction="sum"))
             count += len(targets)
@@ -118,80 +118,86 @@ def loss_of(model: nn.Module, tokens: np.ndarray) -> float:
     ],
     ids=["untied-shards", "tied-bfloat16", "tied-qwen2"],
 )
-def test_a_folder_is_trained_and_what_comes_out_is_one(
-    given: Given, settings: dict[str, object], num_files: int
+def test_a_folder_is_trained_and_written_as_a_folder(
+    workspace: Workspace, settings: dict[str, object], num_files: int
 ) -> None:
-    given.write(**settings)
-    assert len(list(given.model.glob("*.safetensors"))) >= num_files
-    weights = given.out / "model.safetensors"
-    result = train(given.config(checkpoints={"weights": str(weights)}), 0, 1)
-    learned, held = np.split(given.tokens, [NUM_WINDOWS * LENGTH])
+    workspace.write(**settings)
+    assert len(list(workspace.model.glob("*.safetensors"))) >= num_files
+    weights = workspace.out / "model.safetensors"
+    result = train(workspace.config(checkpoints={"weights": str(weights)}), 0, 1)
+    train_tokens, held_tokens = np.split(workspace.tokens, [NUM_WINDOWS * LENGTH])
     # Each batch has all windows, so the first loss is that of the initial model.
     with torch.no_grad():
-        began = given.read(given.model).float()
-    assert result.metrics.trained.losses[0] == pytest.approx(loss_of(began, learned), abs=1e-5)
+        initial_model = workspace.read(workspace.model).float()
+    assert result.metrics.trained.losses[0] == pytest.approx(loss_of(initial_model, train_tokens), abs=1e-5)
     assert result.metrics.trained.losses[-1] < result.metrics.trained.losses[0] - 0.1
-    ended = given.read(given.out)
-    assert ended.dtype == torch.float32
-    assert (ended.lm_head.weight is ended.model.embed_tokens.weight) == settings["tie_word_embeddings"]
-    assert result.metrics.trained.evaluated[-1].validation_loss == pytest.approx(loss_of(ended, held), abs=1e-5)
-    assert set(load_file(weights)) == {name for name, _ in ended.named_parameters()}
+    trained_model = workspace.read(workspace.out)
+    assert trained_model.dtype == torch.float32
+    assert (trained_model.lm_head.weight is trained_model.model.embed_tokens.weight) == settings["tie_word_embeddings"]
+    assert result.metrics.trained.evaluated[-1].validation_loss == pytest.approx(
+        loss_of(trained_model, held_tokens), abs=1e-5
+    )
+    assert set(load_file(weights)) == {name for name, _ in trained_model.named_parameters()}
 
 
-def test_a_config_alone_begins_from_the_seed(given: Given) -> None:
-    given.row()
+def test_a_config_alone_begins_from_the_seed(workspace: Workspace) -> None:
+    workspace.row()
     before = torch.random.get_rng_state()
-    first, again, other = (build_job_model(replace(given.config(), seed=seed)).model.module for seed in (1, 1, 2))
+    first, second, third = (build_job_model(replace(workspace.config(), seed=seed)).model.module for seed in (1, 1, 2))
     assert torch.equal(torch.random.get_rng_state(), before), "torch's own generator is left as it was"
-    values = [dict(module.named_parameters()) for module in (first, again, other)]
+    values = [dict(module.named_parameters()) for module in (first, second, third)]
     assert all(torch.equal(values[0][name], values[1][name]) for name in values[0])
     assert any(not torch.equal(values[0][name], values[2][name]) for name in values[0])
     assert {value.dtype for value in values[0].values()} == {torch.float32}
 
 
-def test_what_older_versions_wrote_beside_the_weights_is_left_aside(given: Given) -> None:
-    given.write(tie_word_embeddings=True)
-    path = given.model / "model.safetensors"
-    more = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(2), "lm_head.weight": torch.zeros(2)}
-    expected = train(given.config(), 0, 1).metrics.trained.losses
-    save_file(load_file(path) | more, path, {"format": "pt"})
-    assert train(given.config(), 0, 1).metrics.trained.losses == expected
+def test_extra_tensors_of_older_versions_are_ignored(workspace: Workspace) -> None:
+    workspace.write(tie_word_embeddings=True)
+    path = workspace.model / "model.safetensors"
+    extra = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(2), "lm_head.weight": torch.zeros(2)}
+    expected = train(workspace.config(), 0, 1).metrics.trained.losses
+    save_file(load_file(path) | extra, path, {"format": "pt"})
+    assert train(workspace.config(), 0, 1).metrics.trained.losses == expected
 
 
-def test_no_code_of_the_folder_runs(given: Given, tmp_path: Path) -> None:
+def test_no_code_of_the_folder_runs(workspace: Workspace, tmp_path: Path) -> None:
     marker = tmp_path / "ran"
-    given.row(auto_map={"AutoConfig": "mine.Mine", "AutoModelForCausalLM": "mine.Mine"}, attn_implementation="a/kernel")
-    (given.model / "mine.py").write_text(f"from pathlib import Path\nPath({str(marker)!r}).touch()\nclass Mine: pass\n")
-    assert len(train(given.config(), 0, 1).metrics.trained.losses) == 3
-    given.row(model_type="mine", auto_map={"AutoConfig": "mine.Mine", "AutoModelForCausalLM": "mine.Mine"})
+    workspace.row(
+        auto_map={"AutoConfig": "mine.Mine", "AutoModelForCausalLM": "mine.Mine"}, attn_implementation="a/kernel"
+    )
+    (workspace.model / "mine.py").write_text(
+        f"from pathlib import Path\nPath({str(marker)!r}).touch()\nclass Mine: pass\n"
+    )
+    assert len(train(workspace.config(), 0, 1).metrics.trained.losses) == 3
+    workspace.row(model_type="mine", auto_map={"AutoConfig": "mine.Mine", "AutoModelForCausalLM": "mine.Mine"})
     with pytest.raises(InvalidInput, match="got model_type 'mine', expected one that transformers itself knows"):
-        check_config(given.config(), 1)
+        check_config(workspace.config(), 1)
     assert not marker.exists()
 
 
-def _no_config(given: Given) -> None:
-    (given.model / "config.json").unlink()
+def _no_config(workspace: Workspace) -> None:
+    (workspace.model / "config.json").unlink()
 
 
-def _not_json(given: Given) -> None:
-    (given.model / "config.json").write_text("{")
+def _not_json(workspace: Workspace) -> None:
+    (workspace.model / "config.json").write_text("{")
 
 
-def _a_list(given: Given) -> None:
-    (given.model / "config.json").write_text("[]")
+def _a_list(workspace: Workspace) -> None:
+    (workspace.model / "config.json").write_text("[]")
 
 
-def _a_pickle(given: Given) -> None:
-    (given.model / "model.safetensors").unlink()
-    (given.model / "pytorch_model.bin").write_bytes(pickle.dumps({}))
+def _a_pickle(workspace: Workspace) -> None:
+    (workspace.model / "model.safetensors").unlink()
+    (workspace.model / "pytorch_model.bin").write_bytes(pickle.dumps({}))
 
 
-def _other_names(given: Given) -> None:
-    (given.model / "model.safetensors").rename(given.model / "consolidated.safetensors")
+def _other_names(workspace: Workspace) -> None:
+    (workspace.model / "model.safetensors").rename(workspace.model / "consolidated.safetensors")
 
 
 @pytest.mark.parametrize(
-    ("harm", "said"),
+    ("damage", "message"),
     [
         (_no_config, "config.json: cannot be read (No such file or directory); expected the folder of a model"),
         (_not_json, "config.json: not JSON ("),
@@ -204,77 +210,89 @@ def _other_names(given: Given) -> None:
             _other_names,
             "got weights in consolidated.safetensors, expected model.safetensors or model.safetensors.index",
         ),
-        (lambda given: given.row(quantization_config={}), "config.json: got a quantized model, expected one whose"),
-        (lambda given: given.row(model_type=["llama"]), "got model_type ['llama'], expected one that transformers"),
-        (lambda given: given.row(model_type="t5"), "got model_type 't5', expected a causal or a masked language model"),
-        (lambda given: given.row(hidden_size="x"), "transformers cannot build this model (StrictDataclassFieldVal"),
         (
-            lambda given: given.row(num_hidden_layers=-1),
+            lambda workspace: workspace.row(quantization_config={}),
+            "config.json: got a quantized model, expected one whose",
+        ),
+        (
+            lambda workspace: workspace.row(model_type=["llama"]),
+            "got model_type ['llama'], expected one that transformers",
+        ),
+        (
+            lambda workspace: workspace.row(model_type="t5"),
+            "got model_type 't5', expected a causal or a masked language model",
+        ),
+        (
+            lambda workspace: workspace.row(hidden_size="x"),
+            "transformers cannot build this model (StrictDataclassFieldVal",
+        ),
+        (
+            lambda workspace: workspace.row(num_hidden_layers=-1),
             "cannot build this model (ValueError: got num_hidden_layers ",
         ),
-        (lambda given: given.row(num_attention_heads=0), "cannot build this model (ZeroDivisionError"),
-        (lambda given: given.row(hidden_act="nope"), "cannot build this model (KeyError: 'nope')"),
+        (lambda workspace: workspace.row(num_attention_heads=0), "cannot build this model (ZeroDivisionError"),
+        (lambda workspace: workspace.row(hidden_act="nope"), "cannot build this model (KeyError: 'nope')"),
     ],
     ids=lambda value: "" if callable(value) else value[:24].replace(" ", "-"),
 )
-def test_a_folder_that_cannot_be_is_told_before_a_process_starts(
-    given: Given, harm: Callable[[Given], None], said: str
+def test_an_invalid_folder_is_refused_before_a_process_starts(
+    workspace: Workspace, damage: Callable[[Workspace], None], message: str
 ) -> None:
-    given.write()
-    harm(given)
-    with pytest.raises(InvalidInput) as caught:
-        launch(given.config(), 1, given.out / "job")
-    assert said in str(caught.value)
-    assert not (given.out / "job").exists()
+    workspace.write()
+    damage(workspace)
+    with pytest.raises(InvalidInput) as error:
+        launch(workspace.config(), 1, workspace.out / "job")
+    assert message in str(error.value)
+    assert not (workspace.out / "job").exists()
 
 
-def test_a_mesh_that_the_folders_model_does_not_fit_is_told_before_a_process_starts(given: Given) -> None:
-    given.row()
-    config = replace(given.config(), parallel=ParallelSettings(mesh=MeshShape(tp=4)))
+def test_a_mesh_that_does_not_fit_the_model_is_refused_before_a_process_starts(workspace: Workspace) -> None:
+    workspace.row()
+    config = replace(workspace.config(), parallel=ParallelSettings(mesh=MeshShape(tp=4)))
     with pytest.raises(InvalidInput, match="got kv heads 2 and tp 4, expected a multiple"):
-        launch(config, 4, given.out / "job")
+        launch(config, 4, workspace.out / "job")
 
 
 @pytest.mark.parametrize("plan", [{"layers.*.self_attn.q_proj": [1]}, {"layers.*.self_attn.q_proj": "rowwise"}])
-def test_a_plan_in_the_folder_takes_no_place_of_the_librarys(given: Given, plan: dict[str, object]) -> None:
-    given.row()
-    usual = given.config().model.parallel_layout
-    given.row(base_model_tp_plan=plan, base_model_pp_plan=plan)
-    assert given.config().model.parallel_layout == usual
-    assert "model.layers.*.self_attn.k_proj" in usual.plan
+def test_a_plan_in_the_folder_does_not_replace_the_librarys(workspace: Workspace, plan: dict[str, object]) -> None:
+    workspace.row()
+    layout = workspace.config().model.parallel_layout
+    workspace.row(base_model_tp_plan=plan, base_model_pp_plan=plan)
+    assert workspace.config().model.parallel_layout == layout
+    assert "model.layers.*.self_attn.k_proj" in layout.plan
 
 
-def test_the_folder_is_read_once(given: Given) -> None:
-    given.row(bos_token_id=5, torch_dtype="float16")
-    made = build_job_model(given.config())
-    shutil.rmtree(given.model)
-    assert made.files.exported is not None
-    assert json.loads(made.files.exported) == ROW | {"bos_token_id": 5, "dtype": "float32"}
+def test_the_folder_is_read_once(workspace: Workspace) -> None:
+    workspace.row(bos_token_id=5, torch_dtype="float16")
+    job_model = build_job_model(workspace.config())
+    shutil.rmtree(workspace.model)
+    assert job_model.files.exported is not None
+    assert json.loads(job_model.files.exported) == ROW | {"bos_token_id": 5, "dtype": "float32"}
 
 
-def _index(change: Callable[[dict[str, str]], None]) -> Callable[[Path], None]:
-    def changed(folder: Path) -> None:
+def _index_edit(change: Callable[[dict[str, str]], None]) -> Callable[[Path], None]:
+    def edit(folder: Path) -> None:
         path = folder / pretrained_folder.INDEX
         row = json.loads(path.read_text())
         change(row["weight_map"])
         path.write_text(json.dumps(row))
 
-    return changed
+    return edit
 
 
-def _elsewhere(rows: dict[str, str]) -> None:
+def _outside_name(rows: dict[str, str]) -> None:
     rows["model.norm.weight"] = "../model.safetensors"
 
 
-def _no_name(rows: dict[str, str]) -> None:
+def _invalid_name(rows: dict[str, str]) -> None:
     rows["model.norm.weight"] = "\ud800.safetensors"
 
 
-def _swapped(rows: dict[str, str]) -> None:
+def _swapped_name(rows: dict[str, str]) -> None:
     rows["model.norm.weight"] = next(each for each in rows.values() if each != rows["model.norm.weight"])
 
 
-def _a_shard_less(folder: Path) -> None:
+def _missing_shard(folder: Path) -> None:
     max(folder.glob("*.safetensors")).unlink()
 
 
@@ -283,68 +301,71 @@ def _no_map(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("harm", "said"),
+    ("damage", "message"),
     [
-        (_index(_elsewhere), "got a tensor in '../model.safetensors', expected the name of a .safetensors file beside"),
-        (_index(_swapped), "tensors: 1 missing, such as model.norm"),
-        (_index(_no_name), "not a whole safetensors file ('utf-8' codec can't encode"),
-        (_index(dict.clear), "got no weight_map, expected one from names of tensors to names of files"),
+        (
+            _index_edit(_outside_name),
+            "got a tensor in '../model.safetensors', expected the name of a .safetensors file beside",
+        ),
+        (_index_edit(_swapped_name), "tensors: 1 missing, such as model.norm"),
+        (_index_edit(_invalid_name), "not a whole safetensors file ('utf-8' codec can't encode"),
+        (_index_edit(dict.clear), "got no weight_map, expected one from names of tensors to names of files"),
         (_no_map, "got no weight_map"),
-        (_a_shard_less, "not a whole safetensors file (No such file"),
+        (_missing_shard, "not a whole safetensors file (No such file"),
         (lambda folder: shutil.copy(folder / "config.json", folder / pretrained_folder.INDEX), "got no weight_map"),
         (lambda folder: (folder / pretrained_folder.INDEX).write_text("{"), "not JSON ("),
     ],
 )
-def test_weights_in_several_files_are_held_against_their_index(
-    given: Given, harm: Callable[[Path], None], said: str
+def test_weights_in_several_files_are_checked_against_their_index(
+    workspace: Workspace, damage: Callable[[Path], None], message: str
 ) -> None:
-    given.write(max_shard_size="6KB")
-    harm(given.model)
-    with pytest.raises(InvalidInput) as caught:
-        train(given.config(), 0, 1)
-    assert str(caught.value).startswith(f"{given.model / pretrained_folder.INDEX}: ")
-    assert said in str(caught.value)
+    workspace.write(max_shard_size="6KB")
+    damage(workspace.model)
+    with pytest.raises(InvalidInput) as error:
+        train(workspace.config(), 0, 1)
+    assert str(error.value).startswith(f"{workspace.model / pretrained_folder.INDEX}: ")
+    assert message in str(error.value)
 
 
-def test_another_models_weights_and_too_many_tokens_are_told(given: Given) -> None:
-    given.write()
-    given.row(intermediate_size=32)
+def test_another_models_weights_and_too_many_tokens_are_refused(workspace: Workspace) -> None:
+    workspace.write()
+    workspace.row(intermediate_size=32)
     with pytest.raises(InvalidInput, match=r"down_proj.weight: got F32 \[16, 24\], expected F32 \[16, 32\]"):
-        train(given.config(), 0, 1)
-    given.row(vocab_size=9)
+        train(workspace.config(), 0, 1)
+    workspace.row(vocab_size=9)
     with pytest.raises(InvalidInput, match=r"tokens.npy: got 36 tokens, expected at most the model's 9"):
-        train(given.config(), 0, 1)
+        train(workspace.config(), 0, 1)
 
 
-def test_what_cannot_go_together_is_told(given: Given) -> None:
-    given.write()
+def test_conflicting_settings_are_refused(workspace: Workspace) -> None:
+    workspace.write()
     with pytest.raises(InvalidInput, match=r"got weights .* in the folder that the model comes from, expected another"):
-        given.config(checkpoints={"weights": str(given.model / "new.safetensors")})
-    around = given.out / ".." / given.model.name
-    (given.out / "link").symlink_to(given.model)
-    for folder in (around, given.out / "link"):
+        workspace.config(checkpoints={"weights": str(workspace.model / "new.safetensors")})
+    indirect_path = workspace.out / ".." / workspace.model.name
+    (workspace.out / "link").symlink_to(workspace.model)
+    for folder in (indirect_path, workspace.out / "link"):
         with pytest.raises(
             InvalidInput, match=r"got weights .* in the folder that the model comes from, expected anoth"
         ):
-            given.config(checkpoints={"weights": str(folder / pretrained_folder.ONE_FILE)})
+            workspace.config(checkpoints={"weights": str(folder / pretrained_folder.ONE_FILE)})
     with pytest.raises(
         InvalidInput, match=r"got weights .*final.safetensors of a model of transformers, expected the na"
     ):
-        given.config(checkpoints={"weights": str(given.out / "final.safetensors")})
+        workspace.config(checkpoints={"weights": str(workspace.out / "final.safetensors")})
     with pytest.raises(
         InvalidInput, match=r"model: got initial x\.safetensors and weights in .*, expected one of them"
     ):
-        check_config(given.config(model={"initial": "x.safetensors"}), 1)
+        check_config(workspace.config(model={"initial": "x.safetensors"}), 1)
     with pytest.raises(InvalidInput, match=r"model.pretrained.dtype: got 'int8', expected one of float32, bfloat16"):
-        given.config(model={"pretrained": {"folder": "x", "dtype": "int8"}})
+        workspace.config(model={"pretrained": {"folder": "x", "dtype": "int8"}})
 
 
-def test_a_library_that_is_not_there_is_named_with_its_extra(given: Given, monkeypatch: pytest.MonkeyPatch) -> None:
-    given.row()
+def test_a_missing_library_is_named_with_its_extra(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    workspace.row()
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(RuntimeMissing) as caught:
-        launch(given.config(), 1, given.out / "job")
-    assert str(caught.value) == "model: transformers is not installed here; pip install 'fanin[transformers]'"
+    with pytest.raises(RuntimeMissing) as error:
+        launch(workspace.config(), 1, workspace.out / "job")
+    assert str(error.value) == "model: transformers is not installed here; pip install 'fanin[transformers]'"
 
 
 @pytest.mark.nightly
@@ -357,21 +378,23 @@ def test_a_library_that_is_not_there_is_named_with_its_extra(given: Given, monke
     ],
     ids=lambda value: value if isinstance(value, str) else "-".join(value),
 )
-def test_a_folder_on_a_mesh_is_the_folder_in_one_process(given: Given, mesh: str, settings: dict[str, object]) -> None:
-    given.write(**settings)
-    found = []
+def test_a_folder_on_a_mesh_is_the_folder_in_one_process(
+    workspace: Workspace, mesh: str, settings: dict[str, object]
+) -> None:
+    workspace.write(**settings)
+    results = []
     for shape in (MeshShape(), MeshShape.parse(mesh)):
-        out = given.out / str(shape)
+        out = workspace.out / str(shape)
         out.mkdir()
-        config = given.config(
-            model={"pretrained": {"folder": str(given.model), "dtype": "float64"}},
+        config = workspace.config(
+            model={"pretrained": {"folder": str(workspace.model), "dtype": "float64"}},
             training={"batch_size": 4},
             checkpoints={"weights": str(out / "model.safetensors")},
         )
         parallel = ParallelSettings(mesh=shape, microbatches=2 if shape.pp > 1 else 1)
         result = launch(replace(config, parallel=parallel), shape.num_ranks, out / "job")
-        found.append((result.metrics.trained.losses, load_file(out / "model.safetensors")))
-    (alone, values), (together, others) = found
-    assert np.abs(np.array(alone) - np.array(together)).max() < 1e-10
-    assert set(values) == set(others)
-    assert max(float((values[name] - others[name]).abs().max()) for name in values) < 1e-10
+        results.append((result.metrics.trained.losses, load_file(out / "model.safetensors")))
+    (reference, expected), (losses, actual) = results
+    assert np.abs(np.array(reference) - np.array(losses)).max() < 1e-10
+    assert set(expected) == set(actual)
+    assert max(float((expected[name] - actual[name]).abs().max()) for name in expected) < 1e-10

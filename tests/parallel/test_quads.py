@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from parallel.programs import Programs
-from parallel.quads import BROKEN, HALVES, NUM_RANKS, SPLIT, Shared
+from parallel.quads import HALF_SETTINGS, NUM_RANKS, SKIP_SETTINGS, SPLIT, Shared
 from torch import nn
 
 from fanin.datacenter.config.settings import UNKNOWN_LAYOUT
@@ -18,16 +18,16 @@ from fanin.datacenter.parallel.transforms.ties import check_shared, check_still_
 from fanin.datacenter.ranks.mesh import MeshShape
 from fanin.protos.errors import UnsupportedModel
 
-AFTER = ("gathered", "written", "restored", "loaded")
+STATES = ("gathered", "written", "restored", "loaded")
 TIED = ("embed.weight", "head.weight")
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory, programs: Programs) -> Path:
     """Return the folder with the results of ``quads.py``, which ran with warnings as errors."""
-    made = tmp_path_factory.mktemp("quads")
-    programs.check("quads", made)
-    return made
+    results_folder = tmp_path_factory.mktemp("quads")
+    programs.check("quads", results_folder)
+    return results_folder
 
 
 def read(folder: Path, name: str, rank: int = 0) -> dict[str, np.ndarray]:
@@ -35,39 +35,39 @@ def read(folder: Path, name: str, rank: int = 0) -> dict[str, np.ndarray]:
         return dict(archive)
 
 
-@pytest.mark.parametrize("name", BROKEN)
-def test_what_one_rank_finds_not_finite_all_ranks_skip(folder: Path, name: str) -> None:
+@pytest.mark.parametrize("name", SKIP_SETTINGS)
+def test_all_ranks_skip_a_step_that_is_not_finite_on_one(folder: Path, name: str) -> None:
     for rank in range(NUM_RANKS):
-        found = read(folder, f"broken-{name}", rank)
-        assert found["skipped"][:, 0].tolist() == [False, True, False]
-        assert found["skipped"][:, 1].all(), "the losses themselves are finite"
-        assert found["moved"].tolist() == [True, False, True]
+        results = read(folder, f"broken-{name}", rank)
+        assert results["skipped"][:, 0].tolist() == [False, True, False]
+        assert results["skipped"][:, 1].all(), "the losses themselves are finite"
+        assert results["moved"].tolist() == [True, False, True]
 
 
-@pytest.mark.parametrize("name", HALVES)
+@pytest.mark.parametrize("name", HALF_SETTINGS)
 def test_an_evaluation_leaves_the_parameters_in_their_own_dtype(folder: Path, name: str) -> None:
     for rank in range(NUM_RANKS):
-        same = dict(zip(AFTER, read(folder, f"half-{name}", rank)["same"], strict=True))
-        assert all(same.values()), same
+        matches = dict(zip(STATES, read(folder, f"half-{name}", rank)["same"], strict=True))
+        assert all(matches.values()), matches
 
 
 @pytest.mark.parametrize("name", ["dp_shard", "layers", "ddp"])
 def test_shared_parameters_stay_one_on_copies_and_shards(folder: Path, name: str) -> None:
-    alone = read(folder, "shared-alone")
+    reference = read(folder, "shared-alone")
     for rank in range(NUM_RANKS):
-        found = read(folder, f"shared-{name}", rank)
-        for key in alone:
-            assert np.abs(found[key] - alone[key]).max() <= 1e-12, key
+        results = read(folder, f"shared-{name}", rank)
+        for key in reference:
+            assert np.abs(results[key] - reference[key]).max() <= 1e-12, key
 
 
 @pytest.mark.parametrize("name", ["pp", "tp"])
 def test_a_mesh_that_would_untie_parameters_is_refused(folder: Path, name: str) -> None:
     for rank in range(NUM_RANKS):
-        told = str(read(folder, f"shared-{name}", rank)["told"])
-        assert "got one parameter under the names embed.weight, head.weight, expected tp 1, and pp 1" in told
+        error = str(read(folder, f"shared-{name}", rank)["told"])
+        assert "got one parameter under the names embed.weight, head.weight, expected tp 1, and pp 1" in error
 
 
-def test_shared_parameters_are_found_by_identity() -> None:
+def test_shared_parameters_are_detected_by_identity() -> None:
     module = Shared()
     assert shared_names(module) == (TIED, ("layers.0.weight", "layers.1.weight"))
     assert shared_names(nn.ModuleList([module.head, module.layers[0]])) == ()
@@ -88,15 +88,15 @@ def test_a_tie_of_two_names_does_not_cover_a_third_one() -> None:
         check_shared(module, layout, MeshShape(tp=2), stages)
 
 
-def test_a_part_that_came_apart_is_told() -> None:
+def test_a_broken_tie_is_refused() -> None:
     module, parallel = Shared(), ParallelSettings()
-    shared = shared_names(module)
-    check_still_shared(module, shared)
+    ties = shared_names(module)
+    check_still_shared(module, ties)
     module.head.weight = nn.Parameter(module.head.weight.detach().clone())
     with pytest.raises(
         UnsupportedModel, match=r"Shared: got two parameters for embed\.weight, head\.weight, which are"
     ):
-        check_still_shared(module, shared)
+        check_still_shared(module, ties)
     assert shared_names(module) == (("layers.0.weight", "layers.1.weight"),)
     engine = build_engine(
         TrainableModel(module=Shared(), layout=UNKNOWN_LAYOUT),
@@ -107,7 +107,7 @@ def test_a_part_that_came_apart_is_told() -> None:
     assert len(engine.full_parameters()) == len(dict(module.named_parameters())) - 1
 
 
-def test_another_value_in_the_place_of_a_parameter_is_told() -> None:
+def test_a_replaced_parameter_value_is_refused() -> None:
     training = TrainingSettings(batch_size=2, learning_rate=0.1)
     engine = build_engine(
         TrainableModel(module=nn.Linear(2, 2), layout=UNKNOWN_LAYOUT), ParallelSettings(), training, None
@@ -118,16 +118,16 @@ def test_another_value_in_the_place_of_a_parameter_is_told() -> None:
 
 
 @pytest.mark.parametrize("name", SPLIT)
-def test_split_logits_have_the_loss_and_predictions_of_whole_ones(folder: Path, name: str) -> None:
+def test_split_logits_have_the_loss_and_predictions_of_complete_ones(folder: Path, name: str) -> None:
     limit = 1e-12 if name.startswith("float64") else 1e-6 if name.startswith("float32") else 1e-2
     for rank in range(NUM_RANKS):
         outcome = read(folder, f"split-{name}", rank)
         for unit in ("tokens", "samples"):
-            whole, split = (
+            expected, actual = (
                 {each: outcome[f"{kind}-{unit}-{each}"] for each in ("loss", "gradient", "predictions")}
                 for kind in ("whole", "split")
             )
-            assert split["loss"] == pytest.approx(whole["loss"], rel=limit)
-            assert split["gradient"].shape == whole["gradient"].shape
-            assert np.abs(split["gradient"] - whole["gradient"]).max(initial=0.0) < limit
-            assert (split["predictions"] == whole["predictions"]).all()
+            assert actual["loss"] == pytest.approx(expected["loss"], rel=limit)
+            assert actual["gradient"].shape == expected["gradient"].shape
+            assert np.abs(actual["gradient"] - expected["gradient"]).max(initial=0.0) < limit
+            assert (actual["predictions"] == expected["predictions"]).all()

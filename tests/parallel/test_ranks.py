@@ -43,9 +43,9 @@ print(start_server(()), "torch" in sys.modules)
 
 def long_folder(folder: Path) -> Path:
     """Create a folder whose sockets have no valid path."""
-    made = folder / ("long" * 30)
-    made.mkdir()
-    return made
+    path = folder / ("long" * 30)
+    path.mkdir()
+    return path
 
 
 @pytest.mark.parametrize("method", nightly_but((FORK_SERVER, SPAWN), (FORK_SERVER,)))
@@ -58,16 +58,16 @@ def test_ranks_of_all_attempts_are_forked_from_one_process(
     program.write_text(PROGRAM)
     status = run_ranks([str(program), str(tmp_path)], 2, tmp_path, Elastic(max_restarts=1))
     assert status == 0, failure_reason(tmp_path, status)
-    left = {path.name: path.read_text().split() for path in tmp_path.glob("parent-*-*")}
-    assert set(left) == {"parent-0-0", "parent-0-1", "parent-1-0", "parent-1-1"}
-    assert len({parent for parent, _, _ in left.values()}) == 1
-    forked = str(method == FORK_SERVER)
-    assert {tuple(rest) for _, *rest in left.values()} == {(forked, "False")}
+    rows = {path.name: path.read_text().split() for path in tmp_path.glob("parent-*-*")}
+    assert set(rows) == {"parent-0-0", "parent-0-1", "parent-1-0", "parent-1-1"}
+    assert len({parent for parent, _, _ in rows.values()}) == 1
+    is_forked = str(method == FORK_SERVER)
+    assert {tuple(rest) for _, *rest in rows.values()} == {(is_forked, "False")}
     (log,) = tmp_path.glob("logs/*/attempt_0/1/stderr.log")
     assert "ArithmeticError: no number" in log.read_text()
 
 
 def test_ranks_are_spawned_where_the_path_of_a_socket_is_too_long(tmp_path: Path) -> None:
     for folder, method in ((tmp_path, FORK_SERVER), (long_folder(tmp_path), SPAWN)):
-        done = subprocess.run([sys.executable, "-c", START, folder], capture_output=True, text=True, check=True)
-        assert done.stdout.split() == [method, "False"]
+        completed = subprocess.run([sys.executable, "-c", START, folder], capture_output=True, text=True, check=True)
+        assert completed.stdout.split() == [method, "False"]

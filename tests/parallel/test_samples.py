@@ -16,29 +16,29 @@ from fanin.protos.errors import InvalidInput
 sizes = st.integers(1, 40)
 
 
-@given(num=sizes, before=sizes, after=sizes, stop=st.integers(0, 5), seed=st.integers(0, 9))
-def test_every_sample_is_taken_once_an_epoch_whatever_the_batches(
-    num: int, before: int, after: int, stop: int, seed: int
+@given(num=sizes, first_size=sizes, second_size=sizes, stop=st.integers(0, 5), seed=st.integers(0, 9))
+def test_every_sample_is_used_once_an_epoch_with_any_batch_size(
+    num: int, first_size: int, second_size: int, stop: int, seed: int
 ) -> None:
-    order, cursor, taken = SampleOrder(num, seed), Cursor(), []
+    order, cursor, batches = SampleOrder(num, seed), Cursor(), []
     for step in range(200):
         if cursor.epoch == 2:
             break
         # Another batch size, as for a job that resumes elsewhere.
-        indices, cursor = order.next_batch(cursor, before if step < stop else after)
+        indices, cursor = order.next_batch(cursor, first_size if step < stop else second_size)
         assert len(indices)
-        taken.append(indices)
-    found = np.concatenate(taken)
-    one = np.concatenate([order.next_batch(Cursor(epoch=epoch), num)[0] for epoch in range(2)])
-    np.testing.assert_array_equal(found, one[: len(found)])
+        batches.append(indices)
+    sequence = np.concatenate(batches)
+    expected = np.concatenate([order.next_batch(Cursor(epoch=epoch), num)[0] for epoch in range(2)])
+    np.testing.assert_array_equal(sequence, expected[: len(sequence)])
     if cursor.epoch == 2:
-        assert sorted(found) == sorted([*range(num), *range(num)])
+        assert sorted(sequence) == sorted([*range(num), *range(num)])
 
 
-@given(num=sizes, more=st.integers(0, 5))
-def test_an_order_of_fewer_samples_than_were_taken_is_told(num: int, more: int) -> None:
-    with pytest.raises(InvalidInput, match=f"samples: got {num}, of which {num + more} were taken in epoch 3"):
-        SampleOrder(num, 0).next_batch(Cursor(epoch=3, taken=num + more), 4)
+@given(num=sizes, excess=st.integers(0, 5))
+def test_an_order_of_fewer_samples_than_its_cursor_is_refused(num: int, excess: int) -> None:
+    with pytest.raises(InvalidInput, match=f"samples: got {num}, of which {num + excess} were taken in epoch 3"):
+        SampleOrder(num, 0).next_batch(Cursor(epoch=3, taken=num + excess), 4)
 
 
 def test_the_seed_and_the_epoch_decide_the_order() -> None:
@@ -63,19 +63,19 @@ def examples(num: int, kind: str) -> Examples:
 )
 def test_the_parts_of_all_ranks_are_the_batch(num: int, parts: int, pieces: int, kind: str) -> None:
     samples, multiple = ExampleSamples(examples(num, kind)), parts * pieces
-    batches = [batch_share(samples, np.arange(num), (which, parts), multiple) for which in range(parts)]
+    batches = [batch_share(samples, np.arange(num), (rank, parts), multiple) for rank in range(parts)]
     inputs = torch.cat([batch.inputs for batch in batches])
     targets = torch.cat([batch.targets for batch in batches])
     assert {len(batch.inputs) for batch in batches} == {-(-num // multiple) * pieces}
     expected = torch.arange(num)
     assert (inputs[:num].reshape(num, -1)[:, 0].long() == expected).all()
     assert (targets[:num].reshape(num, -1)[:, 0].long() == expected).all()
-    rest = targets[num:]
-    assert (rest.isnan() if rest.is_floating_point() else rest == NO_TOKEN).all()
+    padding = targets[num:]
+    assert (padding.isnan() if padding.is_floating_point() else padding == NO_TOKEN).all()
 
 
 @given(num_tokens=st.integers(2, 200), length=st.integers(1, 30))
-def test_windows_are_the_text_and_each_next_token_is_asked_for_once(num_tokens: int, length: int) -> None:
+def test_windows_are_the_text_and_each_next_token_is_a_target_once(num_tokens: int, length: int) -> None:
     tokens = np.arange(num_tokens, dtype=np.int32)
     if num_tokens <= length:
         with pytest.raises(
@@ -84,13 +84,13 @@ def test_windows_are_the_text_and_each_next_token_is_asked_for_once(num_tokens: 
             WindowSamples(tokens, length)
         return
     samples = WindowSamples(tokens, length)
-    everything = np.arange(len(samples))
-    inputs, targets = samples.take(everything)
-    asked = targets != NO_TOKEN
-    assert (targets[asked] == torch.arange(1, num_tokens)).all()
-    assert (inputs[asked] + 1 == targets[asked]).all()
-    assert samples.count(everything) == samples.units(everything) == int(asked.sum()) == num_tokens - 1
-    assert WindowSamples(tokens, length, per_token=False).count(everything) == len(samples)
+    indices = np.arange(len(samples))
+    inputs, targets = samples.take(indices)
+    is_target = targets != NO_TOKEN
+    assert (targets[is_target] == torch.arange(1, num_tokens)).all()
+    assert (inputs[is_target] + 1 == targets[is_target]).all()
+    assert samples.count(indices) == samples.units(indices) == int(is_target.sum()) == num_tokens - 1
+    assert WindowSamples(tokens, length, per_token=False).count(indices) == len(samples)
 
 
 @pytest.mark.parametrize(
@@ -102,16 +102,16 @@ def test_windows_are_the_text_and_each_next_token_is_asked_for_once(num_tokens: 
         (torch.nn.CrossEntropyLoss(reduction="none"), (4, 3), torch.tensor([0, 2, 1, 1])),
     ],
 )
-def test_samples_that_fill_up_add_nothing(loss: object, outputs: tuple[int, ...], targets: torch.Tensor) -> None:
+def test_padding_samples_add_nothing(loss: object, outputs: tuple[int, ...], targets: torch.Tensor) -> None:
     assert callable(loss)
     objective = padded_objective(loss)
-    given_outputs = torch.randn(outputs, generator=torch.Generator().manual_seed(0), requires_grad=True)
-    filled = targets.clone()
-    filled[2:] = float("nan") if targets.is_floating_point() else NO_TOKEN
-    total = objective.loss_sum(given_outputs, filled)
-    assert int(objective.count(filled)) == 2
-    assert total.item() == pytest.approx(loss(given_outputs[:2], targets[:2]).sum().item(), rel=1e-6)
-    (gradient,) = torch.autograd.grad(total, given_outputs)
+    values = torch.randn(outputs, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    padded_targets = targets.clone()
+    padded_targets[2:] = float("nan") if targets.is_floating_point() else NO_TOKEN
+    total = objective.loss_sum(values, padded_targets)
+    assert int(objective.count(padded_targets)) == 2
+    assert total.item() == pytest.approx(loss(values[:2], targets[:2]).sum().item(), rel=1e-6)
+    (gradient,) = torch.autograd.grad(total, values)
     assert gradient[:2].abs().max() > 0
     assert (gradient[2:] == 0).all()
 
@@ -130,7 +130,7 @@ def test_a_mean_over_tokens_and_one_over_samples_differ_where_samples_do() -> No
 
 def test_positions_without_a_token_count_for_nothing() -> None:
     logits = torch.zeros(1, 2, 3)
-    nothing = torch.full((1, 2), NO_TOKEN)
-    assert token_means(logits, nothing).tolist() == [0.0]
+    targets = torch.full((1, 2), NO_TOKEN)
+    assert token_means(logits, targets).tolist() == [0.0]
     scored = ScoredObjective(token_objective(over_samples=False))
     assert scored.score(torch.tensor([1, 0]), torch.tensor([1, NO_TOKEN])).tolist() == [1.0, 1.0]

@@ -30,7 +30,7 @@ def training(batch_size: int = 16, accumulate: int = 1) -> TrainingSettings:
     microbatches=st.integers(1, 4),
     accumulate=st.integers(1, 2),
 )
-def test_a_job_is_taken_exactly_when_every_number_divides(
+def test_a_job_is_accepted_exactly_when_every_number_divides(
     sizes: tuple[int, ...], microbatches: int, accumulate: int
 ) -> None:
     pp, replicate, shard, tp = sizes
@@ -63,13 +63,13 @@ def test_a_job_is_taken_exactly_when_every_number_divides(
         ("none", {"layer_times": (1.0,)}, "got 1 layer_times, expected 6"),
     ],
 )
-def test_a_refusal_says_what_and_all_numbers(mesh: str, settings: dict[str, object], expected: str) -> None:
+def test_an_error_names_the_cause_and_all_numbers(mesh: str, settings: dict[str, object], expected: str) -> None:
     parallel = ParallelSettings(mesh=MeshShape.parse(mesh), **settings)
     with pytest.raises(InvalidInput, match=f"^mesh {mesh}: .*{expected}.* {NUMBERS}"):
         check_job(LAYOUT, parallel, training(), parallel.mesh.num_ranks)
 
 
-def test_kv_heads_are_shared_only_by_a_plan_that_knows_how() -> None:
+def test_kv_heads_are_shared_only_by_a_plan_that_supports_it() -> None:
     columns = {name: "column" if style == "kv" else style for name, style in LAYOUT.plan.items()}
     parallel = ParallelSettings(mesh=MeshShape(tp=8))
     check_job(LAYOUT, parallel, training(), 8)
@@ -77,19 +77,19 @@ def test_kv_heads_are_shared_only_by_a_plan_that_knows_how() -> None:
         check_job(dataclasses.replace(LAYOUT, plan=columns), parallel, training(), 8)
 
 
-def test_another_world_is_told() -> None:
+def test_another_world_size_is_refused() -> None:
     with pytest.raises(InvalidInput, match="= 2 ranks, got a world of 8"):
         check_job(LAYOUT, ParallelSettings(mesh=MeshShape(tp=2)), training(), 8)
 
 
-def test_each_stage_is_on_one_rank_and_each_rank_has_as_many() -> None:
+def test_each_stage_has_one_rank_and_each_rank_the_same_number() -> None:
     for (name, schedule), num_ranks in product(SCHEDULES.items(), (1, 2, 4)):
         pipeline = Pipeline(
             schedule=name, num_ranks=num_ranks, stages_per_rank=schedule.default_stages, microbatches=2 * num_ranks
         )
-        held = [pipeline.stages_of(rank) for rank in range(num_ranks)]
-        assert sorted(stage for stages in held for stage in stages) == list(range(pipeline.num_stages))
-        assert all(pipeline.rank_of(stage) == rank for rank, stages in enumerate(held) for stage in stages)
+        stages_by_rank = [pipeline.stages_of(rank) for rank in range(num_ranks)]
+        assert sorted(stage for stages in stages_by_rank for stage in stages) == list(range(pipeline.num_stages))
+        assert all(pipeline.rank_of(stage) == rank for rank, stages in enumerate(stages_by_rank) for stage in stages)
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_each_stage_is_on_one_rank_and_each_rank_has_as_many() -> None:
         ("ZBV", 2, 8, True, "apart, which a compiled module cannot"),
     ],
 )
-def test_a_schedule_that_cannot_go_is_refused(
+def test_an_impossible_schedule_is_refused(
     schedule: str, stages: int, microbatches: int, compiled: bool, expected: str
 ) -> None:
     with pytest.raises(
@@ -178,7 +178,7 @@ def test_settings_that_exclude_each_other_are_refused(settings: dict[str, object
 
 
 @given(tp=st.sampled_from([2, 4, 8]), length=st.integers(1, 64))
-def test_a_sequence_is_shared_out_in_equal_parts(tp: int, length: int) -> None:
+def test_a_sequence_is_split_into_equal_parts(tp: int, length: int) -> None:
     parallel = ParallelSettings(mesh=MeshShape(tp=tp), sequence_parallel=True)
     check_sequence(dataclasses.replace(parallel, sequence_parallel=False), length)
     if length % tp == 0:
@@ -188,7 +188,7 @@ def test_a_sequence_is_shared_out_in_equal_parts(tp: int, length: int) -> None:
         check_sequence(parallel, length)
 
 
-def test_only_layers_that_hand_on_a_sequence_share_it_out() -> None:
+def test_only_layers_that_declare_a_sequence_split_it() -> None:
     parallel = ParallelSettings(mesh=MeshShape(tp=4), sequence_parallel=True)
     check_job(LAYOUT, parallel, training(), 4)
     with pytest.raises(InvalidInput, match="got sequence_parallel for a layout that does not declare a sequence"):

@@ -61,23 +61,23 @@ def parts_of(job: Job, model: Decoder) -> list[tuple[StageSizes, nn.Module]]:
     """Return each stage as the planner and as the engine describes it, in order."""
     if not job.parallel.pipelined:
         return [(job.stages(0)[0], model)]
-    known, found = job.parallel.pipeline(), {}
+    pipeline, modules = job.parallel.pipeline(), {}
     for rank in range(NUM_RANKS):
-        for stage in pipeline_stages.split(model, job.facts.layout, known, rank, ()):
-            found[stage.index] = stage.part
+        for stage in pipeline_stages.split(model, job.facts.layout, pipeline, rank, ()):
+            modules[stage.index] = stage.part
             stage.part.register_forward_hook(pipeline_stages.clone_view_output)
     stages = [stage for rank in range(NUM_RANKS) for stage in job.stages(rank)]
-    return [(stage, found[stage.index]) for stage in sorted(stages, key=lambda stage: stage.index)]
+    return [(stage, modules[stage.index]) for stage in sorted(stages, key=lambda stage: stage.index)]
 
 
-def go_back(job: Job, stage: StageSizes, part: nn.Module, given: Tensor, outcome: Tensor) -> None:
+def run_backward(job: Job, stage: StageSizes, part: nn.Module, inputs: Tensor, output: Tensor) -> None:
     """Run a backward pass as torch's stages do: at once, or for inputs and then for weights."""
-    seeds = None if stage.last else [torch.ones_like(outcome)]
+    seeds = None if stage.last else [torch.ones_like(output)]
     splits = job.parallel.pipelined and job.parallel.pipeline().rules.splits_backward
     if not splits or stage.first:
-        stage_backward(outcome if stage.last else (outcome,), seeds, (given,))
+        stage_backward(output if stage.last else (output,), seeds, (inputs,))
         return
-    _, groups = stage_backward_input([outcome], seeds, [given], iter(part.parameters()))
+    _, groups = stage_backward_input([output], seeds, [inputs], iter(part.parameters()))
     stage_backward_weight(iter(part.parameters()), groups)
 
 
@@ -93,31 +93,31 @@ def go_back(job: Job, stage: StageSizes, part: nn.Module, given: Tensor, outcome
         ("ZBV", "full"),
     ],
 )
-def test_a_piece_takes_the_products_that_are_counted(schedule: str, recompute: str) -> None:
+def test_a_chunk_computes_the_predicted_products(schedule: str, recompute: str) -> None:
     job, model = job_of(schedule, recompute), Decoder(CONFIG)
     apply_recompute(list(model.layers), recompute)
     forwards = Counter[int]()
     for number, layer in enumerate(model.layers):
         layer.attention_norm.register_forward_pre_hook(lambda *_, number=number: forwards.update([number]))
     stream = tokens = torch.arange(BATCH * LENGTH).reshape(BATCH, LENGTH)
-    done = 0
+    num_layers = 0
     for stage, part in parts_of(job, model):
-        given = stream if stage.first else stream.detach().requires_grad_()
+        inputs = stream if stage.first else stream.detach().requires_grad_()
         with Products() as products:
-            output = part(given)
+            output = part(inputs)
             stream = output.detach()
-            go_back(job, stage, part, given, token_loss_sum(output, tokens) if stage.last else output)
-        layers = range(done, done + stage.num_layers)
-        done += stage.num_layers
+            run_backward(job, stage, part, inputs, token_loss_sum(output, tokens) if stage.last else output)
+        layers = range(num_layers, num_layers + stage.num_layers)
+        num_layers += stage.num_layers
         # A selective layer is also run again, but its products are kept.
-        again = 1 if recompute == "selective" else job.num_recomputations(stage)
-        assert [forwards[layer] for layer in layers] == [1 + again] * stage.num_layers
-        slight = SELECTIVE if recompute == "selective" else 0.0
-        attended = 2 * job.chunk_tokens * stage.num_layers * job.facts.work.attention_width * LENGTH
-        expected = chunk_flops(job, stage) - attended * (PASSES + job.num_recomputations(stage))
-        if slight:
+        num_repeats = 1 if recompute == "selective" else job.num_recomputations(stage)
+        assert [forwards[layer] for layer in layers] == [1 + num_repeats] * stage.num_layers
+        tolerance = SELECTIVE if recompute == "selective" else 0.0
+        attention_flops = 2 * job.chunk_tokens * stage.num_layers * job.facts.work.attention_width * LENGTH
+        expected = chunk_flops(job, stage) - attention_flops * (PASSES + job.num_recomputations(stage))
+        if tolerance:
             # This share of the FLOPs does not come from products.
-            assert products.flops == pytest.approx(expected, rel=slight)
+            assert products.flops == pytest.approx(expected, rel=tolerance)
         else:
             assert products.flops == expected
-    assert done == CONFIG.num_layers
+    assert num_layers == CONFIG.num_layers

@@ -9,12 +9,12 @@ from fanin.datacenter.files.jobfiles import HeldOutEvaluation, TrainingHistory
 
 def history(num_steps: int) -> TrainingHistory:
     """Return the history of a job that evaluates after each second step."""
-    evaluated = tuple(
+    evaluations = tuple(
         HeldOutEvaluation(step=step, epoch=0, train_loss=1.0, validation_loss=2.0, validation_accuracy=0.5)
         for step in range(2, num_steps + 1, 2)
     )
     losses = tuple(float(step) for step in range(1, num_steps + 1))
-    return TrainingHistory(losses=losses, evaluated=evaluated, best=0, flat=False, skipped=0)
+    return TrainingHistory(losses=losses, evaluated=evaluations, best=0, flat=False, skipped=0)
 
 
 def kinds(folder: Path) -> list[object]:
@@ -26,9 +26,9 @@ def kinds(folder: Path) -> list[object]:
 def test_a_resumed_job_writes_the_lines_of_an_uninterrupted_one_in_their_order(tmp_path: Path) -> None:
     for name in ("whole", "resumed"):
         (tmp_path / name).mkdir()
-    whole = TraceWriter(tmp_path / "whole")
+    writer = TraceWriter(tmp_path / "whole")
     for num_steps in range(1, 7):
-        whole.append(history(num_steps))
+        writer.append(history(num_steps))
     TraceWriter(tmp_path / "resumed").append(history(4))
     losses, evaluations = read_trace([tmp_path / "resumed"], 4)
     assert (tuple(losses), tuple(evaluations)) == (history(4).losses, history(4).evaluated)

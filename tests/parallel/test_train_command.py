@@ -65,31 +65,31 @@ def config(tmp_path: Path) -> Path:
     nightly_but(("pp=2", "pp=2,dp_shard=2,tp=2", "dp_replicate=2,dp_shard=2,tp=2"), ("pp=2",)),
 )
 def test_a_mesh_has_the_losses_of_one_process(fanin: Fanin, config: Path, tmp_path: Path, mesh: str) -> None:
-    one = train(read_train_config(config), 0, 1).metrics.trained
+    reference = train(read_train_config(config), 0, 1).metrics.trained
     # The job resumes from an earlier half on another mesh. Its weights file is in a folder that the job creates.
-    kept, out, state = tmp_path / "kept", tmp_path / "out.json", tmp_path / "state"
+    checkpoints, out, state = tmp_path / "kept", tmp_path / "out.json", tmp_path / "state"
     weights = state / "model.safetensors"
-    half = {"stop": {"steps": 5}, "checkpoints": {"folder": str(kept)}}
-    train(read_train_config(config, half), 0, 1)
-    words = ("--mesh", mesh, "--checkpoints", kept, "--state", state, "--json", out, "--out", weights)
-    done = fanin("train", config, *words)
-    assert (done.status, done.err) == (0, "")
-    other = json.loads(out.read_text())
-    assert (other["mesh"], other["nproc"]) == (mesh, MeshShape.parse(mesh).num_ranks)
-    assert len(one.losses) == 12
-    assert one.losses[-1] < one.losses[0] - 0.5
-    assert other["loss"] == pytest.approx(one.losses, abs=1e-5)
+    tables = {"stop": {"steps": 5}, "checkpoints": {"folder": str(checkpoints)}}
+    train(read_train_config(config, tables), 0, 1)
+    options = ("--mesh", mesh, "--checkpoints", checkpoints, "--state", state, "--json", out, "--out", weights)
+    completed = fanin("train", config, *options)
+    assert (completed.status, completed.err) == (0, "")
+    report = json.loads(out.read_text())
+    assert (report["mesh"], report["nproc"]) == (mesh, MeshShape.parse(mesh).num_ranks)
+    assert len(reference.losses) == 12
+    assert reference.losses[-1] < reference.losses[0] - 0.5
+    assert report["loss"] == pytest.approx(reference.losses, abs=1e-5)
     # The first half was evaluated at its end, too.
-    assert [each["step"] for each in other["evaluations"]] == [5, 6, 12]
-    for each, expected in zip(other["evaluations"][1:], one.evaluated, strict=True):
+    assert [each["step"] for each in report["evaluations"]] == [5, 6, 12]
+    for each, expected in zip(report["evaluations"][1:], reference.evaluated, strict=True):
         assert each["validation_loss"] == pytest.approx(expected.validation_loss, abs=1e-5)
         assert each["validation_accuracy"] == pytest.approx(expected.validation_accuracy, abs=0.02)
-    assert other["tokens_per_second"] > 0
-    assert 1e7 < other["peak_memory_bytes"] < 1e10
+    assert report["tokens_per_second"] > 0
+    assert 1e7 < report["peak_memory_bytes"] < 1e10
     job = read_train_config(config, {"model": {"initial": str(weights)}, "stop": {"steps": 1}})
-    assert train(job, 0, 1).metrics.trained.losses[0] < one.losses[-1] + 0.5, "it begins with what was written"
-    assert done.out.count("\n") == len(other["evaluations"]) + 1
-    assert f"12 steps on mesh {mesh} in " in done.out
+    assert train(job, 0, 1).metrics.trained.losses[0] < reference.losses[-1] + 0.5, "it begins with what was written"
+    assert completed.out.count("\n") == len(report["evaluations"]) + 1
+    assert f"12 steps on mesh {mesh} in " in completed.out
 
 
 @pytest.mark.nightly
@@ -99,20 +99,20 @@ def test_a_job_that_is_compiled_has_the_losses_of_one_that_is_not(
 ) -> None:
     # AdamW amplifies the rounding errors of float32.
     config.write_text(config.read_text().replace("[stop]", 'optimizer = "sgd"\n[stop]'))
-    one, out = train(read_train_config(config), 0, 1).metrics.trained, tmp_path / "out.json"
+    reference, out = train(read_train_config(config), 0, 1).metrics.trained, tmp_path / "out.json"
     config.write_text(f"{config.read_text()}compile = true\n")
-    done = fanin("train", config, "--mesh", mesh, "--json", out)
-    assert (done.status, done.err) == (0, "")
-    found = json.loads(out.read_text())
-    assert len(one.losses) == 12
-    assert found["loss"] == pytest.approx(one.losses, abs=1e-5)
-    assert found["loss"] != list(one.losses), "what is compiled rounds otherwise"
-    expected = [each.validation_loss for each in one.evaluated]
-    assert [each["validation_loss"] for each in found["evaluations"]] == pytest.approx(expected, abs=1e-5)
+    completed = fanin("train", config, "--mesh", mesh, "--json", out)
+    assert (completed.status, completed.err) == (0, "")
+    report = json.loads(out.read_text())
+    assert len(reference.losses) == 12
+    assert report["loss"] == pytest.approx(reference.losses, abs=1e-5)
+    assert report["loss"] != list(reference.losses), "what is compiled rounds otherwise"
+    expected = [each.validation_loss for each in reference.evaluated]
+    assert [each["validation_loss"] for each in report["evaluations"]] == pytest.approx(expected, abs=1e-5)
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("options", "message"),
     [
         (
             ("--mesh", "tp=2", "--nproc", "4"),
@@ -171,47 +171,47 @@ def test_a_job_that_is_compiled_has_the_losses_of_one_that_is_not(
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
-def test_what_cannot_be_is_told_in_one_line(
-    fanin: Fanin, config: Path, tmp_path: Path, words: tuple[str, ...], said: str
+def test_impossible_options_are_refused_in_one_line(
+    fanin: Fanin, config: Path, tmp_path: Path, options: tuple[str, ...], message: str
 ) -> None:
     (tmp_path / "a.safetensors").mkdir()
-    given = [word.format(folder=tmp_path / "a") for word in words]
+    arguments = [option.format(folder=tmp_path / "a") for option in options]
     state = tmp_path / "state"
-    assert said in one_line(fanin("train", config, "--steps", "1", "--state", state, *given), "train")
+    assert message in one_line(fanin("train", config, "--steps", "1", "--state", state, *arguments), "train")
     assert not state.exists(), "told before a process starts"
 
 
-def test_machines_without_a_folder_that_they_share_are_told_in_one_line(fanin: Fanin, config: Path) -> None:
-    said = one_line(fanin("train", config, *ELASTIC, "--nodes", "1:2", "--nproc", "1"), "train")
-    assert said == "machines: got 1 to 2 and no folder (--state), expected a folder that all machines share"
+def test_machines_without_a_shared_folder_are_refused_in_one_line(fanin: Fanin, config: Path) -> None:
+    message = one_line(fanin("train", config, *ELASTIC, "--nodes", "1:2", "--nproc", "1"), "train")
+    assert message == "machines: got 1 to 2 and no folder (--state), expected a folder that all machines share"
 
 
-def test_a_config_that_is_none_is_told_in_one_line(fanin: Fanin, tmp_path: Path) -> None:
+def test_a_missing_config_is_reported_in_one_line(fanin: Fanin, tmp_path: Path) -> None:
     assert "missing.toml: cannot be read (" in one_line(fanin("train", tmp_path / "missing.toml"), "train")
 
 
 @pytest.mark.nightly
-def test_sigterm_makes_a_checkpoint_and_ends_in_order(config: Path, tmp_path: Path) -> None:
-    kept, out = tmp_path / "kept", tmp_path / "out.json"
+def test_sigterm_writes_a_checkpoint_and_ends_in_order(config: Path, tmp_path: Path) -> None:
+    checkpoints, out = tmp_path / "kept", tmp_path / "out.json"
     command = [sys.executable, "-m", "fanin.commands.main", "train", config, "--steps", "100000", "--json", out]
-    command += ["--checkpoints", kept, "--state", tmp_path / "state"]
+    command += ["--checkpoints", checkpoints, "--state", tmp_path / "state"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     rows = tmp_path / "state" / "rows.jsonl"
-    until = time.monotonic() + 120.0
+    deadline = time.monotonic() + 120.0
     while not (rows.exists() and rows.read_text().count("\n") > 2):
-        assert time.monotonic() < until, "it did not begin to train"
+        assert time.monotonic() < deadline, "it did not begin to train"
         time.sleep(0.05)
     process.send_signal(signal.SIGTERM)
     # As coreutils' timeout: to the child, and to its group.
     time.sleep(0.05)
     process.send_signal(signal.SIGTERM)
-    said, err = process.communicate(timeout=120)
+    output, err = process.communicate(timeout=120)
     assert (process.returncode, err) == (0, "")
-    told = json.loads(out.read_text())
-    num_steps = len(told["loss"])
+    report = json.loads(out.read_text())
+    num_steps = len(report["loss"])
     assert 2 < num_steps < 100_000
-    assert told["stopped"]
-    assert f"{num_steps} steps on mesh none in " in said
-    assert latest(kept).step == num_steps
+    assert report["stopped"]
+    assert f"{num_steps} steps on mesh none in " in output
+    assert latest(checkpoints).step == num_steps
     last = json.loads(rows.read_text().splitlines()[-1])
     assert last["step"] == num_steps - 1

@@ -51,7 +51,7 @@ def job(folder: Path, row: dict[str, object], mesh: MeshShape) -> TrainConfig:
     return replace(parse_config(text, "here"), parallel=ParallelSettings(mesh=mesh, microbatches=mesh.pp))
 
 
-def in_two_stages(row: dict[str, object]) -> tuple[Layout, float]:
+def stage_difference(row: dict[str, object]) -> tuple[Layout, float]:
     """Return a model's layout, and the difference between the model and its two stages in sequence."""
     model = pretrained_model(module_of(ROW | row, "float32", 0, "here"))
     for value in model.module.parameters():
@@ -66,19 +66,19 @@ def in_two_stages(row: dict[str, object]) -> tuple[Layout, float]:
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma", "olmo", "starcoder2", "granite"])
-def test_a_model_that_only_hands_on_is_the_same_in_two_stages(kind: str) -> None:
-    layout, distance = in_two_stages({"model_type": kind, "use_cache": True})
+def test_a_model_of_plain_stages_is_the_same_in_two_stages(kind: str) -> None:
+    layout, distance = stage_difference({"model_type": kind, "use_cache": True})
     assert distance == 0.0
     assert dict(layout.unfit) == {}
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
 def test_the_models_type_makes_no_difference(dtype: str) -> None:
-    found = [
+    axes = [
         set(pretrained_layout(module_of(ROW | row, dtype, None, "here")).unfit)
         for row in ({"model_type": "llama"}, {"model_type": "vaultgemma"}, EXPERTS)
     ]
-    assert found == [set(), {"pp"}, {"tp"}]
+    assert axes == [set(), {"pp"}, {"tp"}]
 
 
 @pytest.mark.parametrize(
@@ -86,10 +86,10 @@ def test_the_models_type_makes_no_difference(dtype: str) -> None:
     [{"model_type": "cohere"}, {"model_type": "gemma2"}, {"model_type": "nanochat"}, MULTIPLIED],
     ids=lambda row: row["model_type"],
 )
-def test_a_model_that_a_pipeline_would_change_is_told_before_a_process_starts(
+def test_a_model_that_a_pipeline_would_change_is_refused_before_a_process_starts(
     tmp_path: Path, row: dict[str, object]
 ) -> None:
-    _, distance = in_two_stages(row)
+    _, distance = stage_difference(row)
     assert distance > 0.0
     with pytest.raises(UnsupportedModel, match=r"^mesh pp=2: got pp 2 for \w+ForCausalLM, whose forward changes the"):
         launch(job(tmp_path, row, MeshShape(pp=2)), 2, tmp_path / "job")
@@ -97,8 +97,10 @@ def test_a_model_that_a_pipeline_would_change_is_told_before_a_process_starts(
     check_config(job(tmp_path, row, MeshShape(tp=2)), 2)
 
 
-def test_a_model_that_tp_cannot_split_is_told_before_a_process_starts(tmp_path: Path) -> None:
-    said = r"^mesh tp=2: got tp 2 for Qwen2MoeForCausalLM, whose plan does not say how model.layers.0.mlp.\S* is split"
-    with pytest.raises(UnsupportedModel, match=said):
+def test_a_model_that_tp_cannot_split_is_refused_before_a_process_starts(tmp_path: Path) -> None:
+    message = (
+        r"^mesh tp=2: got tp 2 for Qwen2MoeForCausalLM, whose plan does not say how model.layers.0.mlp.\S* is split"
+    )
+    with pytest.raises(UnsupportedModel, match=message):
         check_config(job(tmp_path, EXPERTS, MeshShape(tp=2)), 2)
     check_config(job(tmp_path, EXPERTS, MeshShape(dp_shard=2)), 2)

@@ -54,7 +54,7 @@ def fanin(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -
     return fanin_in_process(capsys, monkeypatch)
 
 
-def written(folder: Path, watch: str) -> Path:
+def write_job_config(folder: Path, watch: str) -> Path:
     """Write the config of a short job."""
     text, path = folder / "text.txt", folder / "train.toml"
     text.write_text("the cat sat on the mat. " * 60)
@@ -62,7 +62,7 @@ def written(folder: Path, watch: str) -> Path:
     return path
 
 
-def predicted(config: TrainConfig) -> dict[str, int]:
+def predicted_bytes(config: TrainConfig) -> dict[str, int]:
     """Return the bytes that the first rank sends in a step, by axis, as the planner predicts them."""
     assert config.model.family is not None
     facts = planned_facts("decoder", config.model.family)
@@ -71,30 +71,30 @@ def predicted(config: TrainConfig) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("mesh", ["pp=2", pytest.param("pp=2,tp=2", marks=pytest.mark.nightly)])
-def test_a_job_that_is_watched_leaves_what_was_asked_for(fanin: Fanin, tmp_path: Path, mesh: str) -> None:
-    path, state, out = written(tmp_path, ALL), tmp_path / "state", tmp_path / "out.json"
-    measured = tmp_path / "measured.toml"
-    measured.write_text(path.read_text().replace("[parallel]", '[parallel]\nlayer_times = "measure"'))
-    done = fanin("train", measured, "--mesh", mesh, "--state", state, "--json", out)
-    assert (done.status, done.err) == (0, "")
+def test_a_watched_job_writes_the_requested_outputs(fanin: Fanin, tmp_path: Path, mesh: str) -> None:
+    path, state, out = write_job_config(tmp_path, ALL), tmp_path / "state", tmp_path / "out.json"
+    measured_config = tmp_path / "measured.toml"
+    measured_config.write_text(path.read_text().replace("[parallel]", '[parallel]\nlayer_times = "measure"'))
+    completed = fanin("train", measured_config, "--mesh", mesh, "--state", state, "--json", out)
+    assert (completed.status, completed.err) == (0, "")
     rows = [json.loads(line) for line in (state / ROWS_FILE).read_text().splitlines()]
     assert [row["step"] for row in rows] == list(range(NUM_STEPS))
-    expected = predicted(read_train_config(path, {"parallel": {"mesh": mesh}}))
+    expected = predicted_bytes(read_train_config(path, {"parallel": {"mesh": mesh}}))
     assert set(expected) == set(mesh.replace("=2", "").split(","))
     for row in rows:
         assert row["bytes_by_axis"] == (expected if row["step"] >= COUNTED_STEP else {})
         assert 0.0 <= row["waiting_share"] < 1.0
         assert 0.0 < row["mfu"] < 1.0
-    check_told(json.loads(out.read_text()), done.out, expected)
+    check_report(json.loads(out.read_text()), completed.out, expected)
     for rank in range(MeshShape.parse(mesh).num_ranks):
         check_timeline(json.loads((state / f"timeline-rank-{rank}.json").read_text()), rank)
 
 
-def check_told(report: dict[str, object], text: str, expected: dict[str, int]) -> None:
+def check_report(report: dict[str, object], text: str, expected: dict[str, int]) -> None:
     """Check counted and predicted traffic and the balance of stages, in the JSON report and in the text."""
     assert report["traffic"] == {axis: {"bytes": size, "predicted_bytes": size} for axis, size in expected.items()}
-    told = ", ".join(f"{axis} {size} (predicted: {size})" for axis, size in expected.items())
-    assert f"bytes that a step of the first rank sends: {told}\n" in text
+    traffic = ", ".join(f"{axis} {size} (predicted: {size})" for axis, size in expected.items())
+    assert f"bytes that a step of the first rank sends: {traffic}\n" in text
     times, stages = report["layer_times"], report["stage_times"]
     assert len(times) == 4
     assert stages == pytest.approx([sum(times[:2]), sum(times[2:])])
@@ -115,21 +115,21 @@ def check_timeline(trace: dict[str, list[dict[str, object]]], rank: int) -> None
     }
     phases = [event for event in events if event["ph"] == "X"]
     for step in range(NUM_STEPS):
-        mine = [event for event in phases if event["args"] == {"step": step}]
-        (whole,) = [event for event in mine if event["name"] == STEP]
-        assert [event["name"] for event in mine].count(DATA) == 1
+        step_events = [event for event in phases if event["args"] == {"step": step}]
+        (step_event,) = [event for event in step_events if event["name"] == STEP]
+        assert [event["name"] for event in step_events].count(DATA) == 1
         for name in ("forward", "backward"):
-            computed = [event for event in mine if event["name"] == name and inside(event, whole)]
-            assert len(computed) == 2, "one for each microbatch"
+            computations = [event for event in step_events if event["name"] == name and is_inside(event, step_event)]
+            assert len(computations) == 2, "one for each microbatch"
 
 
-def inside(event: dict[str, float], whole: dict[str, float]) -> bool:
+def is_inside(inner: dict[str, float], outer: dict[str, float]) -> bool:
     """Whether one event takes place within another."""
-    return whole["ts"] <= event["ts"] and event["ts"] + event["dur"] <= whole["ts"] + whole["dur"]
+    return outer["ts"] <= inner["ts"] and inner["ts"] + inner["dur"] <= outer["ts"] + outer["dur"]
 
 
 @pytest.mark.parametrize(
-    "instead",
+    "tables",
     [
         {"parallel": {"mesh": "dp_replicate=2"}, "communication": {"hook": "fp16"}},
         {"parallel": {"mesh": "dp_shard=2", "precision": "fp16"}},
@@ -137,10 +137,10 @@ def inside(event: dict[str, float], whole: dict[str, float]) -> bool:
         {"training": {"freeze": ["embed.*"]}},
     ],
 )
-def test_where_there_is_no_formula_nothing_is_predicted(tmp_path: Path, instead: dict[str, dict[str, object]]) -> None:
-    config = read_train_config(written(tmp_path, ALL), instead)
+def test_without_a_formula_nothing_is_predicted(tmp_path: Path, tables: dict[str, dict[str, object]]) -> None:
+    config = read_train_config(write_job_config(tmp_path, ALL), tables)
     assert predicted_traffic(config) is None
-    counted = Metrics(
+    metrics = Metrics(
         trained=TrainingHistory(losses=(1.0,), evaluated=(), best=0, flat=False),
         mesh=config.parallel.mesh,
         num_ranks=2,
@@ -149,14 +149,14 @@ def test_where_there_is_no_formula_nothing_is_predicted(tmp_path: Path, instead:
         peak_memory_bytes=1,
         bytes_by_axis={"dp_shard": 8},
     )
-    assert metrics_row(counted, config)["traffic"] == {"dp_shard": {"bytes": 8, "predicted_bytes": None}}
-    assert metrics_row(replace(counted, bytes_by_axis=None), config)["traffic"] is None
-    missing = metrics_row(replace(counted, predicted_bytes_by_axis={"tp": 4}), config)["traffic"]
-    assert missing == {"dp_shard": {"bytes": 8, "predicted_bytes": 0}, "tp": {"bytes": 0, "predicted_bytes": 4}}
+    assert metrics_row(metrics, config)["traffic"] == {"dp_shard": {"bytes": 8, "predicted_bytes": None}}
+    assert metrics_row(replace(metrics, bytes_by_axis=None), config)["traffic"] is None
+    traffic = metrics_row(replace(metrics, predicted_bytes_by_axis={"tp": 4}), config)["traffic"]
+    assert traffic == {"dp_shard": {"bytes": 8, "predicted_bytes": 0}, "tp": {"bytes": 0, "predicted_bytes": 4}}
 
 
-def test_tensorboard_without_its_library_is_told_in_one_line(fanin: Fanin, tmp_path: Path) -> None:
+def test_tensorboard_without_its_library_is_refused_in_one_line(fanin: Fanin, tmp_path: Path) -> None:
     state = tmp_path / "state"
-    said = one_line(fanin("train", written(tmp_path, "tensorboard = true\n"), "--state", state), "train")
-    assert said == "TensorBoard: tensorboardX is not installed here; pip install tensorboardX"
+    message = one_line(fanin("train", write_job_config(tmp_path, "tensorboard = true\n"), "--state", state), "train")
+    assert message == "TensorBoard: tensorboardX is not installed here; pip install tensorboardX"
     assert not state.exists(), "told before a process starts"

@@ -42,9 +42,9 @@ def num_ranks(request: pytest.FixtureRequest) -> int:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory, programs: Programs, num_ranks: int) -> Path:
     """Return the folder with the results of ``checkpoints.py``, which ran with warnings as errors."""
-    made = tmp_path_factory.mktemp("weights")
-    programs.check("checkpoints", made, "weights", num_ranks)
-    return made
+    results_folder = tmp_path_factory.mktemp("weights")
+    programs.check("checkpoints", results_folder, "weights", num_ranks)
+    return results_folder
 
 
 def read(folder: Path, name: str) -> Arrays:
@@ -52,31 +52,31 @@ def read(folder: Path, name: str) -> Arrays:
         return dict(archive)
 
 
-def test_ranks_write_one_file_that_any_reader_takes(folder: Path) -> None:
-    given, found = read(folder, "given"), load_file(folder / "tied.safetensors")
-    given.pop("losses")
-    assert "embed.weight" in found
-    assert "head.weight" not in found, "a tied weight is there once"
-    assert set(found) == set(given)
-    assert all((found[name] == given[name]).all() for name in given)
+def test_ranks_write_one_file_that_any_reader_accepts(folder: Path) -> None:
+    expected, weights = read(folder, "given"), load_file(folder / "tied.safetensors")
+    expected.pop("losses")
+    assert "embed.weight" in weights
+    assert "head.weight" not in weights, "a tied weight is there once"
+    assert set(weights) == set(expected)
+    assert all((weights[name] == expected[name]).all() for name in expected)
     with safe_open(folder / "tied.safetensors", framework="np") as file:
         assert file.metadata() == {"made_by": "a test"}
 
 
-def test_taken_at_another_mesh_they_are_the_same_bits_and_train_alike(folder: Path) -> None:
-    given, taken = read(folder, "given"), read(folder, "taken")
-    assert np.abs(given.pop("losses") - taken.pop("losses")).max() <= 1e-10
-    assert set(given) == set(taken)
-    assert all((given[name] == taken[name]).all() for name in given)
+def test_weights_imported_at_another_mesh_have_the_same_bits_and_train_alike(folder: Path) -> None:
+    expected, actual = read(folder, "given"), read(folder, "taken")
+    assert np.abs(expected.pop("losses") - actual.pop("losses")).max() <= 1e-10
+    assert set(expected) == set(actual)
+    assert all((expected[name] == actual[name]).all() for name in expected)
 
 
-def test_another_models_are_refused_on_all_ranks_alike_and_change_nothing(folder: Path, num_ranks: int) -> None:
+def test_another_models_weights_are_refused_on_all_ranks_alike_and_change_nothing(folder: Path, num_ranks: int) -> None:
     rows = [json.loads(str(row)) for row in read(folder, "refused")["told"]]
     assert len(rows) == num_ranks
     assert all(row == rows[0] for row in rows)
-    told, unchanged = rows[0]
+    error, unchanged = rows[0]
     assert unchanged
-    assert told.startswith(f"InvalidInput: {folder}/tied.safetensors: got 38 tensors: 18 unknown to the model")
+    assert error.startswith(f"InvalidInput: {folder}/tied.safetensors: got 38 tensors: 18 unknown to the model")
 
 
 class Mixed(nn.Module):
@@ -97,17 +97,17 @@ class Mixed(nn.Module):
             self.register_parameter(f"value{index}", nn.Parameter(value))
 
 
-def mixed(seed: int) -> Engine:
+def mixed_engine(seed: int) -> Engine:
     return build_engine(TrainableModel(module=Mixed(seed), layout=UNKNOWN_LAYOUT), ParallelSettings(), TRAINING, None)
 
 
 @given(seed=st.integers(0, 2**31))
 def test_every_type_comes_back_bit_for_bit_and_aligned(tmp_path_factory: pytest.TempPathFactory, seed: int) -> None:
     path = tmp_path_factory.mktemp("mixed") / "weights.safetensors"
-    export_weights(mixed(seed), path)
-    other = mixed(seed + 1)
+    export_weights(mixed_engine(seed), path)
+    other = mixed_engine(seed + 1)
     import_weights(other, path)
-    before, after = mixed(seed).full_parameters(), other.full_parameters()
+    before, after = mixed_engine(seed).full_parameters(), other.full_parameters()
     assert all(torch.equal(before[name], after[name]) for name in before)
     (size,) = struct.unpack("<Q", path.read_bytes()[:8])
     header = json.loads(path.read_bytes()[8 : 8 + size])
@@ -116,81 +116,81 @@ def test_every_type_comes_back_bit_for_bit_and_aligned(tmp_path_factory: pytest.
     assert [path.name for path in path.parent.iterdir()] == ["weights.safetensors"]
 
 
-def decoder() -> Engine:
+def decoder_engine() -> Engine:
     config = DecoderConfig(vocabulary=11, width=16, num_layers=1, num_heads=2, num_kv_heads=1, feed_forward=8)
     return build_engine(
         TrainableModel(module=Decoder(config), layout=decoder_layout(config)), ParallelSettings(), TRAINING, None
     )
 
 
-def _cut(path: Path) -> None:
+def _truncate(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1])
 
 
-def _longer(path: Path) -> None:
+def _lengthen(path: Path) -> None:
     path.write_bytes(path.read_bytes() + b"\0")
 
 
-def _no_header(path: Path) -> None:
+def _corrupt_header(path: Path) -> None:
     path.write_bytes(struct.pack("<Q", 2**40) + b"{}")
 
 
-def _empty(path: Path) -> None:
+def _clear(path: Path) -> None:
     path.write_bytes(b"")
 
 
-def _gone(path: Path) -> None:
+def _remove(path: Path) -> None:
     path.unlink()
 
 
-def _edited(path: Path, change: Callable[[Arrays], None]) -> None:
+def _edit(path: Path, change: Callable[[Arrays], None]) -> None:
     arrays = load_file(path)
     change(arrays)
     save_file(arrays, path)
 
 
-def _renamed(path: Path) -> None:
-    _edited(path, lambda arrays: arrays.update({"norm.scale": arrays.pop("norm.weight")}))
+def _rename_tensor(path: Path) -> None:
+    _edit(path, lambda arrays: arrays.update({"norm.scale": arrays.pop("norm.weight")}))
 
 
-def _reshaped(path: Path) -> None:
-    _edited(path, lambda arrays: arrays.update({"norm.weight": arrays["norm.weight"].reshape(4, 4)}))
+def _reshape_tensor(path: Path) -> None:
+    _edit(path, lambda arrays: arrays.update({"norm.weight": arrays["norm.weight"].reshape(4, 4)}))
 
 
-def _retyped(path: Path) -> None:
-    _edited(path, lambda arrays: arrays.update({"norm.weight": arrays["norm.weight"].astype(np.float64)}))
+def _retype_tensor(path: Path) -> None:
+    _edit(path, lambda arrays: arrays.update({"norm.weight": arrays["norm.weight"].astype(np.float64)}))
 
 
 @pytest.mark.parametrize(
-    ("damage", "told"),
+    ("damage", "message"),
     [
-        (_cut, "not a whole safetensors file"),
-        (_longer, "not a whole safetensors file"),
-        (_no_header, "not a whole safetensors file"),
-        (_empty, "not a whole safetensors file"),
-        (_gone, "no such file, expected a .safetensors file"),
+        (_truncate, "not a whole safetensors file"),
+        (_lengthen, "not a whole safetensors file"),
+        (_corrupt_header, "not a whole safetensors file"),
+        (_clear, "not a whole safetensors file"),
+        (_remove, "no such file, expected a .safetensors file"),
         (
-            _renamed,
+            _rename_tensor,
             "1 unknown to the model, 1 missing, such as norm.scale: got F32",
         ),
-        (_reshaped, r"such as norm.weight: got F32 \[4, 4\], expected F32 \[16\]"),
-        (_retyped, r"such as norm.weight: got F64 \[16\], expected F32 \[16\]"),
+        (_reshape_tensor, r"such as norm.weight: got F32 \[4, 4\], expected F32 \[16\]"),
+        (_retype_tensor, r"such as norm.weight: got F64 \[16\], expected F32 \[16\]"),
     ],
 )
 def test_a_bad_file_is_one_clear_error_and_changes_nothing(
-    tmp_path: Path, damage: Callable[[Path], None], told: str
+    tmp_path: Path, damage: Callable[[Path], None], message: str
 ) -> None:
-    engine, path = decoder(), tmp_path / "weights.safetensors"
+    engine, path = decoder_engine(), tmp_path / "weights.safetensors"
     export_weights(engine, path)
     before = engine.full_parameters()
     damage(path)
-    with pytest.raises(InvalidInput, match=told):
+    with pytest.raises(InvalidInput, match=message):
         import_weights(engine, path)
     after = engine.full_parameters()
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
-def test_a_type_that_has_no_name_is_refused_before_a_file_is_made(tmp_path: Path) -> None:
+def test_a_type_that_has_no_name_is_refused_before_a_file_is_created(tmp_path: Path) -> None:
     module = nn.Module()
     module.value = nn.Parameter(torch.zeros(2, dtype=torch.complex64))
     engine = build_engine(TrainableModel(module=module, layout=UNKNOWN_LAYOUT), ParallelSettings(), TRAINING, None)
@@ -203,8 +203,8 @@ def test_a_type_that_has_no_name_is_refused_before_a_file_is_made(tmp_path: Path
 def test_no_rank_holds_a_second_model(tmp_path: Path) -> None:
     environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     command = [sys.executable, str(PEAK), str(tmp_path)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=800, check=False)
-    assert done.returncode == 0, done.stderr
+    completed = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=800, check=False)
+    assert completed.returncode == 0, completed.stderr
     for row in [json.loads(path.read_text()) for path in sorted(tmp_path.glob("rank-*.json"))]:
         # The largest tensor is a sixty-fourth of the model. An export holds copies of some tensors, but less than a
         # shard.
@@ -230,7 +230,7 @@ VALUES = np.arange(12, dtype=np.float32).reshape(4, 3)
 
 
 @pytest.mark.parametrize("names", [["embed"], ["head"], ["embed", "head"]])
-def test_a_shared_parameter_is_found_under_any_of_its_names(tmp_path: Path, names: list[str]) -> None:
+def test_a_shared_parameter_is_loaded_under_any_of_its_names(tmp_path: Path, names: list[str]) -> None:
     path = tmp_path / "weights.safetensors"
     save_file({f"{name}.weight": VALUES for name in names}, path)
     engine = build_engine(TrainableModel(module=Shared(), layout=UNKNOWN_LAYOUT), ParallelSettings(), TRAINING, None)
@@ -253,10 +253,10 @@ def test_two_different_copies_of_a_shared_parameter_are_refused(tmp_path: Path) 
     assert module.embed.weight.tolist() == before
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_values_that_are_not_finite_are_refused_with_their_tensor(tmp_path: Path, bad: float) -> None:
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_values_that_are_not_finite_are_refused_with_their_tensor(tmp_path: Path, value: float) -> None:
     path, values = tmp_path / "weights.safetensors", VALUES.copy()
-    values[1, 2] = bad
+    values[1, 2] = value
     save_file({"embed.weight": values}, path)
     engine = build_engine(TrainableModel(module=Shared(), layout=UNKNOWN_LAYOUT), ParallelSettings(), TRAINING, None)
     message = "weights.safetensors: got values that are not finite in embed.weight, expected finite ones; take"
