@@ -78,7 +78,7 @@ def fanin(*words: str, setup: str = "") -> list[str]:
 
 def digests(site: Site) -> list[str]:
     """Return the digests of the Versions that the Run published."""
-    events = [recorded.event for recorded in site.events()]
+    events = [entry.event for entry in site.events()]
     return [event.version_sha256 for event in events if isinstance(event, VersionPublished)]
 
 
