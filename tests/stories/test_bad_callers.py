@@ -339,7 +339,7 @@ def test_a_plan_that_needs_an_input_which_the_bundle_lacks_is_refused(host: Host
             operator.start_run("pulled", plan, devices[0].bundle, f.PUBLISHER)
 
 
-def test_a_bundle_that_takes_control_variates_needs_a_stage_that_sets_them(host: Hosted, devices: list[Peer]) -> None:
+def test_a_bundle_with_control_variates_needs_a_stage_that_sets_them(host: Hosted, devices: list[Peer]) -> None:
     bundle = devices[0].bundle
     train, name = bundle.manifest.signatures["train"], bundle.manifest.table.specs[0].name
     control = Port(name=f"control.{name}", dtype="float32", shape=bundle.manifest.table.specs[0].shape)

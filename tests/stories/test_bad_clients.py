@@ -113,7 +113,7 @@ def test_a_client_that_reconnects_without_end_while_it_uploads(host: Hosted, dev
                     next(replies)
 
 
-def test_a_client_whose_place_a_copy_of_it_takes(host: Hosted, devices: list[Peer]) -> None:
+def test_a_client_that_is_replaced_by_a_copy_of_itself(host: Hosted, devices: list[Peer]) -> None:
     header, _ = devices[0].update()
     first = c.upload_to_proto(header).SerializeToString()
     is_over = threading.Event()

@@ -55,7 +55,7 @@ def test_rounds_are_timed_and_their_bytes_counted(fanin: Fanin, tmp_path: Path) 
     assert (tmp_path / "fanin-state" / "fanin.db").exists()
 
 
-def test_the_fold_is_timed_in_turn_with_numpys_addition(fanin: Fanin, tmp_path: Path) -> None:
+def test_the_fold_is_timed_alternately_with_numpys_addition(fanin: Fanin, tmp_path: Path) -> None:
     out = tmp_path / "fold.json"
     outcome = fanin("bench", "fold", *TINY, "--repeats", "3", "--json", out)
     assert outcome.status == 0, outcome.err

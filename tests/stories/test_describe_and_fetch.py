@@ -114,7 +114,7 @@ def test_a_description_is_bounded(host: Hosted) -> None:
             operator.describe("run", MAX_DESCRIBED_ROUNDS + 1)
 
 
-def test_a_run_that_is_paused_and_one_that_was_stopped_are_described(host: Hosted) -> None:
+def test_a_paused_run_and_a_stopped_run_are_described(host: Hosted) -> None:
     bundle = f.bundle_in(host.folder, f.SMALL_SHAPES)
     host.start_run(f.plan(), bundle, f.PUBLISHER, run_id="other")
     host.await_round("other", 1)
@@ -243,8 +243,8 @@ class Forger(Operator):
     [("signature", InvalidVersion), ("number", InvalidVersion), ("publisher", InvalidBundle), ("bytes", InvalidInput)],
 )
 def test_a_forged_reply_is_never_fetched(host: Hosted, forgery: str, kind: type[FaninError]) -> None:
-    with closing(Connection(host.address, host.ca)) as line:
-        forger = Forger(line, host.operator_token)
+    with closing(Connection(host.address, host.ca)) as connection:
+        forger = Forger(connection, host.operator_token)
         assert fetch_version(forger, "run", 1, f.PUBLISHER.public).version.number == 1
         forger.forgery = forgery
         with pytest.raises(kind):

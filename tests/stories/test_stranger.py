@@ -33,7 +33,7 @@ def test_the_device_imports_only_the_generated_code_of_fanin() -> None:
 
 
 @pytest.mark.parametrize("codec", ["fixed32", "int8"])
-def test_a_device_made_of_the_proto_files_moves_the_next_version(host: Hosted, tmp_path: Path, codec: str) -> None:
+def test_a_device_built_from_the_proto_files_moves_the_next_version(host: Hosted, tmp_path: Path, codec: str) -> None:
     # More than one Chunk, so that an upload can stop between two of them.
     rows = {"fixed32": 600, "int8": 2400}[codec]
     bundle = f.bundle_in(tmp_path, {"a": (rows, 500), "b": (3,)})

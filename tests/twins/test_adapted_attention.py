@@ -33,11 +33,11 @@ def adapted_attention(**options: object) -> AdaptedAttention:
     return attention.eval()
 
 
-def merged_attention(adapted: AdaptedAttention, **options: object) -> nn.MultiheadAttention:
+def merged_attention(module: AdaptedAttention, **options: object) -> nn.MultiheadAttention:
     """Return torch's attention, with each weight and its adapter summed."""
     attention = nn.MultiheadAttention(SIZE, HEADS, **options).eval()
-    attention.load_state_dict(adapted.frozen.state_dict())
-    parts = [1.5 * part.up.weight @ part.down.weight for part in (adapted.query, adapted.key, adapted.value)]
+    attention.load_state_dict(module.frozen.state_dict())
+    parts = [1.5 * part.up.weight @ part.down.weight for part in (module.query, module.key, module.value)]
     with torch.no_grad():
         if attention.in_proj_weight is not None:
             attention.in_proj_weight += torch.cat(parts)
@@ -46,7 +46,7 @@ def merged_attention(adapted: AdaptedAttention, **options: object) -> nn.Multihe
                 (attention.q_proj_weight, attention.k_proj_weight, attention.v_proj_weight), parts, strict=True
             ):
                 weight += part
-        attention.out_proj.weight += 1.5 * adapted.out.up.weight @ adapted.out.down.weight
+        attention.out_proj.weight += 1.5 * module.out.up.weight @ module.out.down.weight
     return attention
 
 

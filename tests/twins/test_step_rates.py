@@ -117,13 +117,13 @@ def test_clients_of_different_sizes_train_together_with_their_own_rates(decay: s
     model = OpenedModel(bundle=bundle, parameters=bundle.initial_parameters())
 
     def changes_of(trainings: Trainings) -> list[Change]:
-        pending = [
+        results = [
             trainings.begin(
                 client, model, replace(example_assignment(bundle), assignment_id=f"{client:032x}", training=training)
             )
             for client in range(len(sizes))
         ]
-        return [result() for result in pending]
+        return [result() for result in results]
 
     local_changes = changes_of(LocalTrainings(graphs, clients, 0.2))
     vector_changes = changes_of(VectorTrainings(VectorStep(app_of("mlp")), graphs, clients, 0.2))
