@@ -20,7 +20,7 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosted]:
 @pytest.fixture(scope="module")
 def devices(host: Hosted) -> list[Peer]:
     """The three devices, each with its Assignment."""
-    found = f.peers(host, f.bundle_in(host.folder), host.folder)
-    for device in found:
+    peers = f.peers(host, f.bundle_in(host.folder), host.folder)
+    for device in peers:
         device.begin()
-    return found
+    return peers

@@ -37,18 +37,18 @@ def fanin(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -
 @pytest.fixture
 def spec(tmp_path: Path) -> Path:
     """The file that names the files of the linear model."""
-    made = linear_graphs()
+    linear = linear_graphs()
     folder = tmp_path / "data"
     folder.mkdir()
-    for name, data in made.graphs["onnx"].items():
+    for name, data in linear.graphs["onnx"].items():
         (folder / f"{name}.onnx").write_bytes(data)
-    np.savez(folder / "parameters.npz", **made.parameters)
+    np.savez(folder / "parameters.npz", **linear.parameters)
     path = tmp_path / "linear.toml"
     path.write_text(SPEC)
     return path
 
 
-def in_a_process(*words: object, cwd: Path) -> subprocess.CompletedProcess[str]:
+def run_command(*words: object, cwd: Path) -> subprocess.CompletedProcess[str]:
     """Run the command as users do, in another folder than that of the files."""
     command = [sys.executable, "-m", "fanin.commands.main", *map(str, words)]
     return subprocess.run(
@@ -56,22 +56,23 @@ def in_a_process(*words: object, cwd: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_bundle_of_files_is_signed_asked_and_trained(spec: Path, tmp_path: Path) -> None:
-    elsewhere, out, key = tmp_path / "elsewhere", tmp_path / "bundle", tmp_path / "publisher.key"
-    elsewhere.mkdir()
-    made = in_a_process("assemble", spec, "--out", out, "--key", key, "--json", cwd=elsewhere)
-    assert (made.returncode, made.stderr) == (0, "")
-    row = json.loads(made.stdout)
+def test_a_bundle_of_files_is_signed_trained_and_predicts(spec: Path, tmp_path: Path) -> None:
+    other_folder, bundle_folder, key = tmp_path / "elsewhere", tmp_path / "bundle", tmp_path / "publisher.key"
+    other_folder.mkdir()
+    assembly = run_command("assemble", spec, "--out", bundle_folder, "--key", key, "--json", cwd=other_folder)
+    assert (assembly.returncode, assembly.stderr) == (0, "")
+    row = json.loads(assembly.stdout)
     assert row["formats"] == ["onnx"] and row["num_parameters"] == WEIGHT.size + BIAS.size
     rng = np.random.default_rng(0)
     x = rng.standard_normal((BATCH_SIZE, NUM_INPUTS)).astype(np.float32)
-    np.save(elsewhere / "x.npy", x)
-    asked = in_a_process(
-        *("infer", out, "--publisher", key.with_suffix(".pub"), "--data", "x.npy", "--out", "y.npy"), cwd=elsewhere
+    np.save(other_folder / "x.npy", x)
+    inference = run_command(
+        *("infer", bundle_folder, "--publisher", key.with_suffix(".pub"), "--data", "x.npy", "--out", "y.npy"),
+        cwd=other_folder,
     )
-    assert (asked.returncode, asked.stderr) == (0, "")
-    np.testing.assert_allclose(np.load(elsewhere / "y.npy"), x @ WEIGHT + BIAS, atol=1e-5)
-    bundle = open_folder(out, trusted=[key.with_suffix(".pub").read_text().strip()])
+    assert (inference.returncode, inference.stderr) == (0, "")
+    np.testing.assert_allclose(np.load(other_folder / "y.npy"), x @ WEIGHT + BIAS, atol=1e-5)
+    bundle = open_folder(bundle_folder, trusted=[key.with_suffix(".pub").read_text().strip()])
     assert bundle.sha256 == row["bundle"]
     step = open_runtime("onnx").open_train(bundle)
     y = rng.integers(0, NUM_CLASSES, BATCH_SIZE).astype(np.int32)
@@ -83,11 +84,11 @@ def test_a_bundle_of_files_is_signed_asked_and_trained(spec: Path, tmp_path: Pat
     np.testing.assert_allclose(bundle.manifest.table.views(state.parameters)["b"], b, atol=1e-6)
 
 
-def test_people_are_told_and_a_bundle_is_never_overwritten(fanin: Fanin, spec: Path, tmp_path: Path) -> None:
+def test_a_summary_is_printed_and_a_bundle_is_never_overwritten(fanin: Fanin, spec: Path, tmp_path: Path) -> None:
     words = ("assemble", spec, "--out", tmp_path / "b", "--key", tmp_path / "k")
-    told = fanin(*words)
-    assert told.status == 0, told.err
-    assert "each graph ran once in onnx" in told.out
+    outcome = fanin(*words)
+    assert outcome.status == 0, outcome.err
+    assert "each graph ran once in onnx" in outcome.out
     assert (
         one_line(fanin(*words), "assemble")
         == f"--out: {tmp_path / 'b'} is not empty, expected a new folder; name another one, or remove it"
@@ -95,7 +96,7 @@ def test_people_are_told_and_a_bundle_is_never_overwritten(fanin: Fanin, spec: P
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "said"),
+    ("before", "after", "message"),
     [
         ("[graphs.onnx]", "[graphs.onnx", "linear.toml: not a TOML file ("),
         (
@@ -129,14 +130,14 @@ def test_people_are_told_and_a_bundle_is_never_overwritten(fanin: Fanin, spec: P
         ),
     ],
 )
-def test_what_is_wrong_is_one_line(
-    fanin: Fanin, spec: Path, tmp_path: Path, before: str, after: str, said: str
+def test_an_invalid_file_is_refused_in_one_line(
+    fanin: Fanin, spec: Path, tmp_path: Path, before: str, after: str, message: str
 ) -> None:
     np.save(tmp_path / "data" / "one.npy", WEIGHT)
     assert SPEC.count(before) == 1
     spec.write_text(SPEC.replace(before, after))
-    found = one_line(fanin("assemble", spec, "--out", tmp_path / "b", "--key", tmp_path / "k"), "assemble")
-    assert said in found
+    line = one_line(fanin("assemble", spec, "--out", tmp_path / "b", "--key", tmp_path / "k"), "assemble")
+    assert message in line
     assert not (tmp_path / "b").exists()
 
 

@@ -46,14 +46,14 @@ CONTROL_RPCS = control_pb2.DESCRIPTOR.services_by_name["Control"].methods_by_nam
 
 
 @pytest.fixture
-def line(host: Hosted) -> Iterator[Connection]:
+def connection(host: Hosted) -> Iterator[Connection]:
     """A connection of the test's own."""
-    line = Connection(host.address, host.ca)
-    yield line
-    line.close()
+    connection = Connection(host.address, host.ca)
+    yield connection
+    connection.close()
 
 
-def call(line: Connection, service: str, name: str, options: CallOptions) -> None:
+def call(connection: Connection, service: str, name: str, options: CallOptions) -> None:
     """Make an RPC of any kind with an empty request, and discard the replies."""
     method = {FLEET: FLEET_RPCS, CONTROL: CONTROL_RPCS}[service][name]
     parse = GetMessageClass(method.output_type).FromString
@@ -61,13 +61,13 @@ def call(line: Connection, service: str, name: str, options: CallOptions) -> Non
     path = f"{service}{name}"
     match method.client_streaming, method.server_streaming:
         case False, False:
-            line.unary(path, body, parse, options)
+            connection.unary(path, body, parse, options)
         case False, True:
-            list(line.unary_stream(path, body, parse, options))
+            list(connection.unary_stream(path, body, parse, options))
         case True, False:
-            line.stream_unary(path, iter([body]), parse, options)
+            connection.stream_unary(path, iter([body]), parse, options)
         case _:
-            list(line.stream_stream(path, iter([body]), parse, options))
+            list(connection.stream_stream(path, iter([body]), parse, options))
 
 
 def test_both_protocols_are_looped_over() -> None:
@@ -77,7 +77,7 @@ def test_both_protocols_are_looped_over() -> None:
 
 @pytest.mark.parametrize("name", CONTROL_RPCS)
 def test_every_control_call_needs_an_operators_token(
-    host: Hosted, devices: list[Peer], line: Connection, name: str
+    host: Hosted, devices: list[Peer], connection: Connection, name: str
 ) -> None:
     before = snapshot(host.state)
     for metadata in (
@@ -89,13 +89,13 @@ def test_every_control_call_needs_an_operators_token(
         sign(devices[0].key, name, b"").metadata,
     ):
         with pytest.raises(Unauthenticated, match="not authenticated"):
-            call(line, CONTROL, name, CallOptions(metadata=metadata, timeout_s=20.0))
+            call(connection, CONTROL, name, CallOptions(metadata=metadata, timeout_s=20.0))
     assert snapshot(host.state) == before
 
 
 @pytest.mark.parametrize("name", FLEET_RPCS)
 def test_every_fleet_call_needs_a_devices_signature(
-    host: Hosted, devices: list[Peer], line: Connection, name: str
+    host: Hosted, devices: list[Peer], connection: Connection, name: str
 ) -> None:
     device = devices[0]
     before = snapshot(host.state)
@@ -113,41 +113,41 @@ def test_every_fleet_call_needs_a_devices_signature(
     ):
         # An empty Enroll has no public key, which its own check reports. No other request is read.
         with pytest.raises(InvalidInput if name == "Enroll" and options.metadata[1:] else Unauthenticated):
-            call(line, FLEET, name, options)
+            call(connection, FLEET, name, options)
     # At another time. The time of an Enroll is checked after its bytes.
     with pytest.raises(InvalidInput if name == "Enroll" else Untimely):
-        call(line, FLEET, name, sign(device.key, name, b"", late_s=301.0))
+        call(connection, FLEET, name, sign(device.key, name, b"", late_s=301.0))
     assert snapshot(host.state) == before
 
 
-def refused_to(host: Hosted, key: SigningKey, token: str = "") -> str:
+def refusal(host: Hosted, key: SigningKey, token: str = "") -> str:
     """Return the error for a device that enrolls with a token, or checks in without one."""
-    line = Connection(host.address, host.ca)
+    connection = Connection(host.address, host.ca)
     try:
-        transport = GrpcTransport(line, key)
-        with pytest.raises(Unauthenticated) as caught:
+        transport = GrpcTransport(connection, key)
+        with pytest.raises(Unauthenticated) as excinfo:
             if token:
                 transport.enroll(token)
             else:
-                can = m.Capabilities(codecs=(), runtimes=(), graph_formats=())
-                transport.check_in(m.CheckIn(protocol=m.PROTOCOL, capabilities=can, wait_s=0.0))
-        return str(caught.value)
+                capabilities = m.Capabilities(codecs=(), runtimes=(), graph_formats=())
+                transport.check_in(m.CheckIn(protocol=m.PROTOCOL, capabilities=capabilities, wait_s=0.0))
+        return str(excinfo.value)
     finally:
-        line.close()
+        connection.close()
 
 
-def test_an_unknown_device_and_a_wrong_token_are_told_what_is_expected(
+def test_the_error_of_an_unknown_device_or_token_names_the_expected_one(
     host: Hosted, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
     before = snapshot(host.state)
     for token in ("wrong", host.operator_token):
-        text = refused_to(host, STRANGER, token)
+        text = refusal(host, STRANGER, token)
         assert text == (
             f"{host.address}: not authenticated; it expects an enrollment token that was made there (--token-file)"
         )
     assert "enroll: got a token that was not made here, expected an enrollment token" in caplog.text
-    assert "not authenticated; it expects a device that enrolled there" in refused_to(host, STRANGER)
+    assert "not authenticated; it expects a device that enrolled there" in refusal(host, STRANGER)
     assert "which is not enrolled here" in caplog.text
     assert host.operator_token not in caplog.text
     assert snapshot(host.state) == before
@@ -161,57 +161,57 @@ def test_a_device_with_a_wrong_token_ends_with_a_clear_text(host: Hosted, tmp_pa
         device.take_part()
 
 
-def test_a_key_cannot_enroll_for_another(host: Hosted, devices: list[Peer], line: Connection) -> None:
+def test_a_key_cannot_enroll_for_another(host: Hosted, devices: list[Peer], connection: Connection) -> None:
     before = snapshot(host.state)
     enrollment = m.Enrollment(protocol=m.PROTOCOL, token=host.device_token, public_key=devices[0].key.public)
     body = c.enrollment_to_proto(enrollment).SerializeToString()
     for options in (sign(STRANGER, "Enroll", body), sign(STRANGER, "Enroll", body, device_id=devices[0].device_id)):
         with pytest.raises(Unauthenticated):
-            line.unary(f"{FLEET}Enroll", body, fleet_pb2.EnrollReply.FromString, options)
+            connection.unary(f"{FLEET}Enroll", body, fleet_pb2.EnrollReply.FromString, options)
     assert snapshot(host.state) == before
 
 
-@pytest.mark.parametrize("off_s", [-3600, 3600])
+@pytest.mark.parametrize("offset_s", [-3600, 3600])
 def test_a_clock_an_hour_off_corrects_itself(
-    host: Hosted, line: Connection, off_s: int, caplog: pytest.LogCaptureFixture
+    host: Hosted, connection: Connection, offset_s: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
-    clock = Clock(off_s)
-    transport = GrpcTransport(line, SigningKey(bytes(range(2, 34))), clock)
+    clock = Clock(offset_s)
+    transport = GrpcTransport(connection, SigningKey(bytes(range(2, 34))), clock)
     assert transport.enroll(host.device_token)
-    (seen_s,) = re.findall(r"got a time (-?[\d.]+) s from this clock, expected -300 to 2", caplog.text)
-    assert abs(float(seen_s) - off_s) <= 1.0
+    (skew_s,) = re.findall(r"got a time (-?[\d.]+) s from this clock, expected -300 to 2", caplog.text)
+    assert abs(float(skew_s) - offset_s) <= 1.0
     # The next call is right at once, until the clock is set forward. A stream then asks for another try.
     with pytest.raises(NotFound):
         transport.report(m.Report(assignment_id="run.1.00"))
     assert caplog.text.count("from this clock") == 1
-    clock.off_s += 3600.0
-    wanted = m.Download(assignment_id="run.1.00", sha256="0" * 64, offset=0)
+    clock.offset_s += 3600.0
+    request = m.Download(assignment_id="run.1.00", sha256="0" * 64, offset=0)
     with pytest.raises(Unavailable, match=r"this device's clock was set by -?3\d\d\d\.\d s"):
-        list(transport.download(wanted))
+        list(transport.download(request))
     with pytest.raises(NotFound):
-        list(transport.download(wanted))
+        list(transport.download(request))
     # After the clock is set back, signing continues from its last time, which no call has used.
-    clock.off_s -= 3600.0
+    clock.offset_s -= 3600.0
     with pytest.raises(NotFound):
-        list(transport.download(wanted))
+        list(transport.download(request))
 
 
 @dataclass
 class Clock:
     """A clock that is off by some seconds."""
 
-    off_s: float
+    offset_s: float
 
     def __call__(self) -> float:
         """Return the seconds since the Unix epoch by this device's clock."""
-        return time.time() + self.off_s
+        return time.time() + self.offset_s
 
 
-def test_an_operator_with_a_wrong_token_is_told_what_is_expected(host: Hosted) -> None:
-    with host.operator(token="wrong") as operator, pytest.raises(Unauthenticated) as caught:
+def test_the_error_of_a_wrong_operator_token_names_the_expected_one(host: Hosted) -> None:
+    with host.operator(token="wrong") as operator, pytest.raises(Unauthenticated) as excinfo:
         operator.runs()
-    assert str(caught.value) == (
+    assert str(excinfo.value) == (
         f"{host.address}: not authenticated; it expects an operator's token that was made there (--token-file)"
     )
 
@@ -260,19 +260,19 @@ def test_a_bundle_whose_manifest_or_artifact_was_changed_is_not_published(host: 
 
 def send(host: Hosted, name: str, request: Message) -> None:
     """Make one Control call with one request."""
-    line = Connection(host.address, host.ca)
+    connection = Connection(host.address, host.ca)
     options = CallOptions(metadata=((AUTHORIZATION, f"{BEARER}{host.operator_token}"),), timeout_s=20.0)
     body, parse = request.SerializeToString(), GetMessageClass(CONTROL_RPCS[name].output_type).FromString
     try:
         if CONTROL_RPCS[name].client_streaming:
-            line.stream_unary(f"{CONTROL}{name}", iter([body]), parse, options)
+            connection.stream_unary(f"{CONTROL}{name}", iter([body]), parse, options)
         else:
-            line.unary(f"{CONTROL}{name}", body, parse, options)
+            connection.unary(f"{CONTROL}{name}", body, parse, options)
     finally:
-        line.close()
+        connection.close()
 
 
-def outside(operator: Operator, peer: Peer, publisher: SigningKey, value: float) -> tuple[m.Version, bytes]:
+def outside_version(operator: Operator, peer: Peer, publisher: SigningKey, value: float) -> tuple[m.Version, bytes]:
     """Return a Version from outside the Run, which follows the newest one."""
     parent = operator.version("run").version
     flat = np.full(f.NUM_VALUES, value, np.float32)
@@ -281,7 +281,7 @@ def outside(operator: Operator, peer: Peer, publisher: SigningKey, value: float)
 
 def test_no_version_is_published_while_a_round_is_open(host: Hosted, devices: list[Peer]) -> None:
     with host.operator() as operator:
-        version, data = outside(operator, devices[0], f.PUBLISHER, 0.5)
+        version, data = outside_version(operator, devices[0], f.PUBLISHER, 0.5)
         before = snapshot(host.state)
         with pytest.raises(Conflict, match="run run: a round is open; publish when the run rests"):
             operator.publish_version(version, data, 1)
@@ -291,40 +291,40 @@ def test_no_version_is_published_while_a_round_is_open(host: Hosted, devices: li
     assert after.under("updates") == before.under("updates")
 
 
-def test_after_all_that_the_run_ends_in_the_undisturbed_bits_and_takes_the_next_version_only(
+def test_after_all_that_the_run_ends_bit_identical_and_accepts_only_the_next_version(
     host: Hosted, devices: list[Peer], tmp_path: Path
 ) -> None:
     for device in devices:
         device.take_part()
     assert [event.version_sha256 for event in host.published()] == f.undisturbed(tmp_path)
     with host.operator() as operator:
-        version, data = outside(operator, devices[0], f.PUBLISHER, 0.5)
-        foreign, _ = outside(operator, devices[0], STRANGER, 0.5)
-        too_far, _ = next_version(version, np.full(f.NUM_VALUES, 0.5, np.float32), devices[0].bundle, f.PUBLISHER)
-        changed = replace(version, number=3, parent=2)
-        short = replace(version, parameters=devices[0].work.bundle.manifest)
+        version, data = outside_version(operator, devices[0], f.PUBLISHER, 0.5)
+        foreign_version, _ = outside_version(operator, devices[0], STRANGER, 0.5)
+        later_version, _ = next_version(version, np.full(f.NUM_VALUES, 0.5, np.float32), devices[0].bundle, f.PUBLISHER)
+        tampered_version = replace(version, number=3, parent=2)
+        short_version = replace(version, parameters=devices[0].work.bundle.manifest)
         with pytest.raises(InvalidVersion):
-            operator.publish_version(foreign, data, 0)
+            operator.publish_version(foreign_version, data, 0)
         before = snapshot(host.state)
-        for bad, kind, text in (
-            (foreign, InvalidVersion, "expected the publisher"),
-            (too_far, Conflict, "got version 3 made from 2, expected 2 made from 1"),
-            (changed, InvalidVersion, "the signature does not match; it was changed after it was signed"),
-            (short, InvalidVersion, "the signature does not match"),
+        for candidate, kind, text in (
+            (foreign_version, InvalidVersion, "expected the publisher"),
+            (later_version, Conflict, "got version 3 made from 2, expected 2 made from 1"),
+            (tampered_version, InvalidVersion, "the signature does not match; it was changed after it was signed"),
+            (short_version, InvalidVersion, "the signature does not match"),
         ):
             with pytest.raises(kind, match=text):
-                operator.publish_version(bad, data, 0)
+                operator.publish_version(candidate, data, 0)
         assert snapshot(host.state) == before
         assert operator.publish_version(version, data, 0).version == 2
-        published = snapshot(host.state)
+        state = snapshot(host.state)
         assert operator.publish_version(version, data, 0).version == 2
-        assert snapshot(host.state) == published
-        other, other_data = next_version(
+        assert snapshot(host.state) == state
+        other_version, other_data = next_version(
             devices[0].work.version, np.ones(f.NUM_VALUES, np.float32), devices[0].bundle, f.PUBLISHER
         )
         with pytest.raises(Conflict, match="got version 1 made from 0, expected 3 made from 2"):
-            operator.publish_version(other, other_data, 0)
-        assert snapshot(host.state).rows == published.rows
+            operator.publish_version(other_version, other_data, 0)
+        assert snapshot(host.state).rows == state.rows
 
 
 def test_a_plan_that_needs_an_input_which_the_bundle_lacks_is_refused(host: Hosted, devices: list[Peer]) -> None:
@@ -339,7 +339,7 @@ def test_a_plan_that_needs_an_input_which_the_bundle_lacks_is_refused(host: Host
             operator.start_run("pulled", plan, devices[0].bundle, f.PUBLISHER)
 
 
-def test_a_bundle_that_takes_control_variates_needs_a_stage_that_sets_them(host: Hosted, devices: list[Peer]) -> None:
+def test_a_bundle_with_control_variates_needs_a_stage_that_sets_them(host: Hosted, devices: list[Peer]) -> None:
     bundle = devices[0].bundle
     train, name = bundle.manifest.signatures["train"], bundle.manifest.table.specs[0].name
     control = Port(name=f"control.{name}", dtype="float32", shape=bundle.manifest.table.specs[0].shape)
@@ -347,14 +347,14 @@ def test_a_bundle_that_takes_control_variates_needs_a_stage_that_sets_them(host:
     artifacts = {name: bundle.artifact(name) for name in bundle.manifest.artifacts}
     folder = host.folder / "controlled"
     write_bundle(folder, dump_manifest(replace(bundle.manifest, signatures=signatures)), artifacts, f.PUBLISHER)
-    controlled = open_folder(folder, trusted=(f.PUBLISHER.public,))
+    control_bundle = open_folder(folder, trusted=(f.PUBLISHER.public,))
     with host.operator() as operator:
-        operator.publish_bundle(controlled)
+        operator.publish_bundle(control_bundle)
         with pytest.raises(
             InvalidPlan,
             match=r"the train graph has the inputs control\.<name>, but no stage of the plan sets",
         ):
-            operator.start_run("controlled", f.plan(), controlled, f.PUBLISHER)
+            operator.start_run("controlled", f.plan(), control_bundle, f.PUBLISHER)
         with pytest.raises(NotFound):
             operator.run("controlled")
 
@@ -363,10 +363,10 @@ def test_a_plan_for_another_batch_size_is_refused_and_one_for_the_bundles_own_is
     host: Hosted, devices: list[Peer]
 ) -> None:
     bundle = devices[0].bundle
-    own = bundle.manifest.batch_size
-    plans = [replace(f.plan(), training=replace(f.plan().training, batch_size=size)) for size in (own + 1, own)]
+    size = bundle.manifest.batch_size
+    plans = [replace(f.plan(), training=replace(f.plan().training, batch_size=value)) for value in (size + 1, size)]
     with host.operator() as operator:
-        expected = rf"\[training\] batch_size: got {own + 1}, but the bundle's train graphs are for {own}; choose one"
+        expected = rf"\[training\] batch_size: got {size + 1}, but the bundle's train graphs are for {size}; choose one"
         with pytest.raises(InvalidPlan, match=expected):
             operator.start_run("batched", plans[0], bundle, f.PUBLISHER)
         with pytest.raises(NotFound):

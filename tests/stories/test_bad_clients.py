@@ -32,7 +32,7 @@ STALL_S = 0.3
 NUM_RECONNECTS = 200
 NUM_KNOCKS = 2000
 STRANGER = SigningKey(bytes(range(1, 33)))
-CAN = m.Capabilities(codecs=("fixed32",), runtimes=("synthetic 1",), graph_formats=("onnx",))
+CAPABILITIES = m.Capabilities(codecs=("fixed32",), runtimes=("synthetic 1",), graph_formats=("onnx",))
 
 
 @pytest.fixture(scope="module")
@@ -44,112 +44,122 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosted]:
     host.stop()
 
 
-def spooled(header: m.UpdateHeader) -> tuple[str, ...]:
+def spool_files(header: m.UpdateHeader) -> tuple[str, ...]:
     """Return the names of an upload's files."""
     return f"{header.assignment_id}.header", f"{header.assignment_id}.part"
 
 
-def test_one_that_stops_in_mid_chunk_for_ever(
+def test_a_client_that_stops_in_mid_chunk_for_ever(
     host: Hosted, devices: list[Peer], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
     header, payload = devices[0].update()
     is_over = threading.Event()
 
-    def stalling() -> Iterator[bytes]:
+    def stalled_requests() -> Iterator[bytes]:
         yield c.upload_to_proto(header).SerializeToString()
         for piece in pieces(payload, 0, PIECE_BYTES + 100):
             yield c.upload_to_proto(piece).SerializeToString()
         is_over.wait(SETTLE_S)
 
-    with nothing_leaks(host, left=spooled(header)), devices[0].line() as line:
-        requests = stalling()
+    with nothing_leaks(host, left=spool_files(header)), devices[0].line() as connection:
+        requests = stalled_requests()
         first = c.upload_to_proto(header).SerializeToString()
         call = sign(devices[0].key, "Upload", first)
-        began = time.monotonic()
+        start_s = time.monotonic()
         with pytest.raises(Unavailable, match="try again later"):
-            list(line.stream_stream(f"{FLEET}Upload", requests, pb.UploadReply.FromString, call))
-        assert time.monotonic() - began < SETTLE_S / 2
+            list(connection.stream_stream(f"{FLEET}Upload", requests, pb.UploadReply.FromString, call))
+        assert time.monotonic() - start_s < SETTLE_S / 2
         is_over.set()
     assert f"upload: the device was idle for {STALL_S:g} s, or sent less than 4 KiB/s on average; resume" in caplog.text
 
 
-def test_one_that_sends_the_chunks_of_another_update(host: Hosted, devices: list[Peer]) -> None:
-    mine, theirs = devices[0].update(), devices[1].update()
+def test_a_client_that_sends_the_chunks_of_another_update(host: Hosted, devices: list[Peer]) -> None:
+    own_update, other_update = devices[0].update(), devices[1].update()
     before = snapshot(host.state).rows
     with nothing_leaks(host), pytest.raises(InvalidUpdate, match=r"update: chunk 0: digest mismatch \(got "):
-        devices[0].send(mine[0], pieces(theirs[1]))
+        devices[0].send(own_update[0], pieces(other_update[1]))
     assert snapshot(host.state).rows == before
 
 
-def test_one_that_sends_without_end(host: Hosted, devices: list[Peer]) -> None:
+def test_a_client_that_sends_without_end(host: Hosted, devices: list[Peer]) -> None:
     header, payload = devices[0].update()
 
-    def endless() -> Iterator[bytes]:
+    def endless_requests() -> Iterator[bytes]:
         yield c.upload_to_proto(header).SerializeToString()
-        for at in itertools.count(0, PIECE_BYTES):
+        for offset in itertools.count(0, PIECE_BYTES):
             # The right bytes, as long as they fill pieces.
-            data = payload[at : at + PIECE_BYTES] if at + PIECE_BYTES < len(payload) else bytes(PIECE_BYTES)
-            yield c.upload_to_proto(m.Piece(offset=at, data=data)).SerializeToString()
+            data = payload[offset : offset + PIECE_BYTES] if offset + PIECE_BYTES < len(payload) else bytes(PIECE_BYTES)
+            yield c.upload_to_proto(m.Piece(offset=offset, data=data)).SerializeToString()
 
-    with nothing_leaks(host), devices[0].line() as line:
+    with nothing_leaks(host), devices[0].line() as connection:
         call = sign(devices[0].key, "Upload", c.upload_to_proto(header).SerializeToString())
         with pytest.raises(InvalidUpdate, match=f"expected some, up to {len(payload)}"):
-            list(line.stream_stream(f"{FLEET}Upload", endless(), pb.UploadReply.FromString, call))
+            list(connection.stream_stream(f"{FLEET}Upload", endless_requests(), pb.UploadReply.FromString, call))
 
 
-def test_one_that_reconnects_without_end_while_it_uploads(host: Hosted, devices: list[Peer]) -> None:
+def test_a_client_that_reconnects_without_end_while_it_uploads(host: Hosted, devices: list[Peer]) -> None:
     header, payload = devices[0].update()
     first = c.upload_to_proto(header).SerializeToString()
-    some = c.upload_to_proto(m.Piece(offset=0, data=payload[:1000])).SerializeToString()
-    with nothing_leaks(host, left=spooled(header)), devices[0].line() as line:
+    piece = c.upload_to_proto(m.Piece(offset=0, data=payload[:1000])).SerializeToString()
+    with nothing_leaks(host, left=spool_files(header)), devices[0].line() as connection:
         for number in range(NUM_RECONNECTS):
             call = sign(devices[0].key, "Upload", first)
-            requests = iter([first, some]) if number % 2 else iter([first])
-            with closing(line.stream_stream(f"{FLEET}Upload", requests, pb.UploadReply.FromString, call)) as replies:
+            requests = iter([first, piece]) if number % 2 else iter([first])
+            with closing(
+                connection.stream_stream(f"{FLEET}Upload", requests, pb.UploadReply.FromString, call)
+            ) as replies:
                 if number % 3 == 0:
                     next(replies)
 
 
-def test_one_whose_place_another_copy_of_it_takes(host: Hosted, devices: list[Peer]) -> None:
+def test_a_client_that_is_replaced_by_a_copy_of_itself(host: Hosted, devices: list[Peer]) -> None:
     header, _ = devices[0].update()
     first = c.upload_to_proto(header).SerializeToString()
     is_over = threading.Event()
 
-    def silent() -> Iterator[bytes]:
+    def silent_requests() -> Iterator[bytes]:
         yield first
         is_over.wait(SETTLE_S)
 
     # Each call has a connection of its own, as two copies of a device's folder have.
-    with nothing_leaks(host, left=spooled(header)), devices[0].line() as one, devices[0].line() as other:
+    with (
+        nothing_leaks(host, left=spool_files(header)),
+        devices[0].line() as connection,
+        devices[0].line() as other_connection,
+    ):
         call = replace(sign(devices[0].key, "Upload", first), timeout_s=SETTLE_S)
-        earlier = one.stream_stream(f"{FLEET}Upload", silent(), pb.UploadReply.FromString, call)
-        next(earlier)
+        earlier_replies = connection.stream_stream(f"{FLEET}Upload", silent_requests(), pb.UploadReply.FromString, call)
+        next(earlier_replies)
         call = sign(devices[0].key, "Upload", first)
-        with closing(other.stream_stream(f"{FLEET}Upload", iter([first]), pb.UploadReply.FromString, call)) as later:
-            next(later)
+        with closing(
+            other_connection.stream_stream(f"{FLEET}Upload", iter([first]), pb.UploadReply.FromString, call)
+        ) as later_replies:
+            next(later_replies)
             with pytest.raises(Unavailable, match="ended for a newer one; try again later"):
-                next(earlier)
+                next(earlier_replies)
         is_over.set()
 
 
 @pytest.mark.nightly
-def test_one_that_reconnects_without_end_while_it_waits(host: Hosted, devices: list[Peer]) -> None:
-    body = c.check_in_to_proto(m.CheckIn(protocol=m.PROTOCOL, capabilities=CAN, wait_s=30.0)).SerializeToString()
-    waiting = Peer(host, devices[0].bundle, 9, host.folder / "waiting")
-    with waiting.transport() as transport:
+def test_a_client_that_reconnects_without_end_while_it_waits(host: Hosted, devices: list[Peer]) -> None:
+    body = c.check_in_to_proto(
+        m.CheckIn(protocol=m.PROTOCOL, capabilities=CAPABILITIES, wait_s=30.0)
+    ).SerializeToString()
+    peer = Peer(host, devices[0].bundle, 9, host.folder / "waiting")
+    with peer.transport() as transport:
         transport.enroll(host.device_token)
     with nothing_leaks(host):
         for number in range(NUM_RECONNECTS):
-            line = Connection(host.address, host.ca)
+            connection = Connection(host.address, host.ca)
             # All places are taken, so the call waits. The client hangs up at once or a little later.
             with pytest.raises(Unavailable):
-                call = replace(sign(waiting.key, "CheckIn", body), timeout_s=0.001 if number % 10 else 0.1)
-                line.unary(f"{FLEET}CheckIn", body, pb.CheckInReply.FromString, call)
-            line.close()
+                call = replace(sign(peer.key, "CheckIn", body), timeout_s=0.001 if number % 10 else 0.1)
+                connection.unary(f"{FLEET}CheckIn", body, pb.CheckInReply.FromString, call)
+            connection.close()
 
 
-def test_one_that_knocks_a_thousand_times_a_second(host: Hosted, devices: list[Peer]) -> None:
+def test_a_client_that_knocks_a_thousand_times_a_second(host: Hosted, devices: list[Peer]) -> None:
     num_knocks = 0
     is_over = threading.Event()
 
@@ -157,9 +167,9 @@ def test_one_that_knocks_a_thousand_times_a_second(host: Hosted, devices: list[P
         nonlocal num_knocks
         while not is_over.is_set():
             # It opens connections, sends nonsense on every other one and nothing on the rest, and hangs up.
-            with socket.create_connection(("127.0.0.1", host.port)) as line:
+            with socket.create_connection(("127.0.0.1", host.port)) as connection:
                 if num_knocks % 2:
-                    line.sendall(b"GET / HTTP/1.1\r\n\r\n")
+                    connection.sendall(b"GET / HTTP/1.1\r\n\r\n")
             num_knocks += 1
 
     with nothing_leaks(host):
@@ -168,28 +178,28 @@ def test_one_that_knocks_a_thousand_times_a_second(host: Hosted, devices: list[P
         while num_knocks < NUM_KNOCKS:
             # Meanwhile other devices are served.
             with devices[1].transport() as transport:
-                asked = transport.report(m.Report(assignment_id=devices[1].work.assignment_id, failure=""))
-                assert asked.update_state is m.UpdateState.RECEIVING
+                reply = transport.report(m.Report(assignment_id=devices[1].work.assignment_id, failure=""))
+                assert reply.update_state is m.UpdateState.RECEIVING
         is_over.set()
         knocker.join()
 
 
-def test_one_that_claims_to_be_another_device(host: Hosted, devices: list[Peer]) -> None:
+def test_a_client_that_claims_to_be_another_device(host: Hosted, devices: list[Peer]) -> None:
     header, payload = devices[0].update()
     first = c.upload_to_proto(header).SerializeToString()
     before = snapshot(host.state)
-    with nothing_leaks(host), devices[0].line() as line:
+    with nothing_leaks(host), devices[0].line() as connection:
         for _ in range(20):
             call = sign(STRANGER, "Upload", first, device_id=devices[0].device_id)
             requests = iter([first, *(c.upload_to_proto(piece).SerializeToString() for piece in pieces(payload))])
             with pytest.raises(Unauthenticated):
-                list(line.stream_stream(f"{FLEET}Upload", requests, pb.UploadReply.FromString, call))
+                list(connection.stream_stream(f"{FLEET}Upload", requests, pb.UploadReply.FromString, call))
     assert snapshot(host.state) == before
 
 
-def test_one_that_comes_for_a_round_that_ended_yesterday(host: Hosted, devices: list[Peer], tmp_path: Path) -> None:
-    yesterday = [(device.work, device.update()) for device in devices]
-    for device, (_, update) in zip(devices, yesterday, strict=True):
+def test_a_client_that_uploads_for_a_round_of_the_day_before(host: Hosted, devices: list[Peer], tmp_path: Path) -> None:
+    old_updates = [(device.work, device.update()) for device in devices]
+    for device, (_, update) in zip(devices, old_updates, strict=True):
         assert device.upload(*update).update_state is m.UpdateState.ACCEPTED
     for device in devices:
         # The Assignments of today.
@@ -198,18 +208,18 @@ def test_one_that_comes_for_a_round_that_ended_yesterday(host: Hosted, devices: 
     stranger = Peer(host, devices[0].bundle, 8, host.folder / "stranger")
     before = snapshot(host.state)
     with nothing_leaks(host):
-        for device, (work, (header, payload)) in zip(devices, yesterday, strict=True):
-            louder = replace(header, statistics=m.Statistics(counts={"examples": 4000}))
-            assert device.upload(louder, payload).update_state is m.UpdateState.ACCEPTED
+        for device, (work, (header, payload)) in zip(devices, old_updates, strict=True):
+            other_header = replace(header, statistics=m.Statistics(counts={"examples": 4000}))
+            assert device.upload(other_header, payload).update_state is m.UpdateState.ACCEPTED
             with device.transport() as transport:
                 # A device can give up neither the work that it has finished nor, by that report, its place of today.
                 report = m.Report(assignment_id=work.assignment_id, failure="tired")
-                closed = m.UploadReply(round_state=m.RoundState.CLOSED, update_state=m.UpdateState.ACCEPTED)
-                assert transport.report(report) == closed
+                closed_reply = m.UploadReply(round_state=m.RoundState.CLOSED, update_state=m.UpdateState.ACCEPTED)
+                assert transport.report(report) == closed_reply
         with stranger.transport() as transport:
             transport.enroll(host.device_token)
             with pytest.raises(NotFound, match="not made for device"):
-                transport.report(m.Report(assignment_id=yesterday[0][0].assignment_id, failure="not mine"))
+                transport.report(m.Report(assignment_id=old_updates[0][0].assignment_id, failure="not mine"))
     after = snapshot(host.state)
     assert {**after.rows, "devices": []} == {**before.rows, "devices": []}
     assert after.files == before.files
@@ -224,7 +234,7 @@ def test_one_that_comes_for_a_round_that_ended_yesterday(host: Hosted, devices: 
     host.stop()
     host.start()
     with nothing_leaks(host):
-        for device, (work, update) in zip(devices, yesterday, strict=True):
+        for device, (work, update) in zip(devices, old_updates, strict=True):
             assert device.upload(*update).update_state is m.UpdateState.ACCEPTED
             with device.transport() as transport, pytest.raises(NotFound, match="not one that this assignment needs"):
                 chunk = device.work.version.parameters.chunks[0].sha256

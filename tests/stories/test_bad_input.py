@@ -40,20 +40,20 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosted]:
 @pytest.fixture(scope="module")
 def devices(host: Hosted) -> list[Peer]:
     """The four devices, each with its Assignment."""
-    found = f.peers(host, f.bundle_in(host.folder), host.folder, f.NUM_DEVICES + 1)
-    for device in found:
+    peers = f.peers(host, f.bundle_in(host.folder), host.folder, f.NUM_DEVICES + 1)
+    for device in peers:
         device.begin()
-    return found
+    return peers
 
 
-def sized(header: m.UpdateHeader, sizes: list[int]) -> m.UpdateHeader:
+def header_with_sizes(header: m.UpdateHeader, sizes: list[int]) -> m.UpdateHeader:
     """Return a header that announces Chunks of these sizes."""
     chunks = tuple(replace(ref, size_bytes=size) for ref, size in zip(header.payload.chunks, sizes, strict=True))
     payload = Artifact(sha256=header.payload.sha256, size_bytes=sum(sizes), chunks=chunks)
     return replace(header, payload=payload)
 
 
-def counted(header: m.UpdateHeader, **counts: int) -> m.UpdateHeader:
+def header_with_counts(header: m.UpdateHeader, **counts: int) -> m.UpdateHeader:
     """Return a header with other counts."""
     return replace(header, statistics=m.Statistics(counts=dict(header.statistics.counts) | counts))
 
@@ -80,47 +80,50 @@ HEADERS: dict[str, tuple[Change, str]] = {
         "update: got 40 bytes, expected 1200012 for 300003 values; the model has another shape",
     ),
     "chunks": (
-        lambda h: sized(h, [1 << 19, 1200012 - (1 << 19)]),
+        lambda h: header_with_sizes(h, [1 << 19, 1200012 - (1 << 19)]),
         "update: got chunks of [524288, 675724] bytes, expected all but the last 1048576",
     ),
-    "no examples": (lambda h: counted(h, examples=0), "update: got 0 examples, expected at least 1"),
-    "more values than there are": (lambda h: counted(h, saturated=1 << 40), "update: got saturated = 1099511627776, "),
+    "no examples": (lambda h: header_with_counts(h, examples=0), "update: got 0 examples, expected at least 1"),
+    "more values than there are": (
+        lambda h: header_with_counts(h, saturated=1 << 40),
+        "update: got saturated = 1099511627776, ",
+    ),
     "more correct than predictions": (
-        lambda h: counted(h, eval_examples=1, eval_predictions=1, eval_correct_float=2),
+        lambda h: header_with_counts(h, eval_examples=1, eval_predictions=1, eval_correct_float=2),
         "update: got eval_correct_float = 2, expected at most eval_predictions = 1",
     ),
-    "negative examples": (lambda h: counted(h, examples=-5), "update: got -5 examples, expected at least 1"),
+    "negative examples": (lambda h: header_with_counts(h, examples=-5), "update: got -5 examples, expected at least 1"),
 }
 
 
-@pytest.mark.parametrize("what", HEADERS)
-def test_a_header_that_does_not_fit_leaves_no_trace(host: Hosted, devices: list[Peer], what: str) -> None:
-    change, text = HEADERS[what]
+@pytest.mark.parametrize("case", HEADERS)
+def test_a_header_that_does_not_fit_leaves_no_trace(host: Hosted, devices: list[Peer], case: str) -> None:
+    change, text = HEADERS[case]
     header, payload = devices[0].update()
     before = snapshot(host.state)
-    with pytest.raises(InvalidUpdate) as caught:
+    with pytest.raises(InvalidUpdate) as excinfo:
         devices[0].send(change(header), pieces(payload))
-    assert text in str(caught.value)
+    assert text in str(excinfo.value)
     assert snapshot(host.state) == before
 
 
 def other_digest(header: m.UpdateHeader, payload: bytes) -> tuple[m.UpdateHeader, list[m.Piece]]:
     """Return Chunks as announced, in a payload with another digest than the announced one."""
-    wrong = replace(header.payload, sha256=hashlib.sha256(b"another").hexdigest())
-    return replace(header, payload=wrong), pieces(payload)
+    artifact = replace(header.payload, sha256=hashlib.sha256(b"another").hexdigest())
+    return replace(header, payload=artifact), pieces(payload)
 
 
 def other_chunk(header: m.UpdateHeader, payload: bytes) -> tuple[m.UpdateHeader, list[m.Piece]]:
     """Return a payload whose second Chunk has one changed bit."""
-    spoilt = bytearray(payload)
-    spoilt[-1] ^= 1
-    return header, pieces(bytes(spoilt))
+    other_payload = bytearray(payload)
+    other_payload[-1] ^= 1
+    return header, pieces(bytes(other_payload))
 
 
-def beyond_the_end(header: m.UpdateHeader, payload: bytes) -> tuple[m.UpdateHeader, list[m.Piece]]:
+def excess_pieces(header: m.UpdateHeader, payload: bytes) -> tuple[m.UpdateHeader, list[m.Piece]]:
     """Return more bytes than the header announces."""
-    sent = pieces(payload)
-    return header, [*sent[:-1], replace(sent[-1], data=sent[-1].data + b"more")]
+    payload_pieces = pieces(payload)
+    return header, [*payload_pieces[:-1], replace(payload_pieces[-1], data=payload_pieces[-1].data + b"more")]
 
 
 BODIES: dict[str, tuple[Callable[[m.UpdateHeader, bytes], tuple[m.UpdateHeader, list[m.Piece]]], str]] = {
@@ -129,40 +132,40 @@ BODIES: dict[str, tuple[Callable[[m.UpdateHeader, bytes], tuple[m.UpdateHeader, 
     "offset": (lambda h, p: (h, pieces(p, 4096)), "update: got a piece at offset 4096, expected 0"),
     "gap": (lambda h, p: (h, [*pieces(p, 0, 512), *pieces(p, 516)]), "update: got a piece at offset 516, expected 512"),
     "empty piece": (lambda h, p: (h, [m.Piece(offset=0, data=b"")]), "update: got bytes 0 to 0, expected some"),
-    "too much": (beyond_the_end, "expected some, up to 1200012"),
+    "too much": (excess_pieces, "expected some, up to 1200012"),
 }
 
 
-@pytest.mark.parametrize("what", BODIES)
-def test_bytes_that_are_not_what_was_announced_leave_no_trace(host: Hosted, devices: list[Peer], what: str) -> None:
-    spoil, text = BODIES[what]
+@pytest.mark.parametrize("case", BODIES)
+def test_bytes_that_differ_from_their_header_leave_no_trace(host: Hosted, devices: list[Peer], case: str) -> None:
+    spoil, text = BODIES[case]
     header, payload = devices[0].update()
     before = snapshot(host.state)
-    with pytest.raises(InvalidUpdate) as caught:
+    with pytest.raises(InvalidUpdate) as excinfo:
         devices[0].send(*spoil(header, payload))
-    assert text in str(caught.value)
+    assert text in str(excinfo.value)
     assert snapshot(host.state) == before
 
 
 def test_another_devices_assignment_is_not_found(host: Hosted, devices: list[Peer]) -> None:
-    theirs = devices[1].work
+    work = devices[1].work
     header, payload = devices[0].update()
-    header = replace(header, assignment_id=theirs.assignment_id)
+    header = replace(header, assignment_id=work.assignment_id)
     before = snapshot(host.state)
-    text = f"assignment {theirs.assignment_id}: not made for device {devices[0].device_id}; check in again"
+    text = f"assignment {work.assignment_id}: not made for device {devices[0].device_id}; check in again"
     with pytest.raises(NotFound, match=text):
         devices[0].upload(header, payload)
     with devices[0].transport() as transport:
         with pytest.raises(NotFound, match=text):
-            transport.report(m.Report(assignment_id=theirs.assignment_id, failure="not mine"))
-        chunk = theirs.version.parameters.chunks[0].sha256
+            transport.report(m.Report(assignment_id=work.assignment_id, failure="not mine"))
+        chunk = work.version.parameters.chunks[0].sha256
         with pytest.raises(NotFound, match=text):
-            list(transport.download(m.Download(assignment_id=theirs.assignment_id, sha256=chunk, offset=0)))
+            list(transport.download(m.Download(assignment_id=work.assignment_id, sha256=chunk, offset=0)))
     assert snapshot(host.state) == before
 
 
 @pytest.mark.parametrize("name", ["run", "run.1.0000", "run.x.0000", "none.1.0000", "run.99999999999999999999.00"])
-def test_an_assignment_that_was_never_made_is_not_found(host: Hosted, devices: list[Peer], name: str) -> None:
+def test_an_assignment_that_does_not_exist_is_not_found(host: Hosted, devices: list[Peer], name: str) -> None:
     header, payload = devices[0].update()
     before = snapshot(host.state)
     with pytest.raises(NotFound, match="check in again"):
@@ -176,9 +179,9 @@ def test_an_upload_out_of_order_is_refused(host: Hosted, devices: list[Peer]) ->
     with pytest.raises(InvalidInput, match="upload: got a second header, expected pieces"):
         devices[0].send(header, [header, *pieces(payload)])
     first = c.upload_to_proto(m.Piece(offset=0, data=payload[:10])).SerializeToString()
-    with devices[0].line() as line:
+    with devices[0].line() as connection:
         call = sign(devices[0].key, "Upload", first)
-        replies = line.stream_stream(f"{FLEET}Upload", iter([first]), pb.UploadReply.FromString, call)
+        replies = connection.stream_stream(f"{FLEET}Upload", iter([first]), pb.UploadReply.FromString, call)
         with closing(replies), pytest.raises(InvalidInput, match="upload: got no header, expected it as the first"):
             list(replies)
     assert snapshot(host.state).rows == before.rows
@@ -189,10 +192,10 @@ def test_an_upload_out_of_order_is_refused(host: Hosted, devices: list[Peer]) ->
 def test_bytes_that_are_no_request_are_refused(host: Hosted, devices: list[Peer]) -> None:
     before = snapshot(host.state)
     garbage = b"\xff\xfe not a message"
-    with devices[0].line() as line:
+    with devices[0].line() as connection:
         call = sign(devices[0].key, "Report", garbage)
         with pytest.raises(InvalidInput, match=r"call: /fanin\.v1\.Fleet/Report carries 16 bytes that are no such"):
-            line.unary(f"{FLEET}Report", garbage, pb.ReportReply.FromString, call)
+            connection.unary(f"{FLEET}Report", garbage, pb.ReportReply.FromString, call)
     assert snapshot(host.state) == before
 
 
@@ -211,7 +214,7 @@ def test_a_chunk_beyond_its_end_or_unknown_is_refused(host: Hosted, devices: lis
     assert snapshot(host.state) == before
 
 
-def test_a_half_sent_update_leaves_only_its_whole_chunks_in_the_spool(host: Hosted, devices: list[Peer]) -> None:
+def test_a_half_sent_update_leaves_only_its_complete_chunks_in_the_spool(host: Hosted, devices: list[Peer]) -> None:
     header, payload = devices[0].update()
     before = snapshot(host.state)
     replies = devices[0].send(header, pieces(payload, 0, (1 << 20) + 1000))
@@ -227,46 +230,46 @@ def test_a_duplicate_is_accepted_and_changes_nothing(host: Hosted, devices: list
     header, payload = devices[1].update()
     assert devices[1].upload(header, payload).update_state is m.UpdateState.ACCEPTED
     before = snapshot(host.state)
-    again = devices[1].upload(header, payload)
-    assert again == m.UploadReply(round_state=m.RoundState.OPEN, update_state=m.UpdateState.ACCEPTED)
+    reply = devices[1].upload(header, payload)
+    assert reply == m.UploadReply(round_state=m.RoundState.OPEN, update_state=m.UpdateState.ACCEPTED)
     # Another Update in its place changes nothing either.
     devices[1].scale = 2.0
-    other, louder = devices[1].update()
+    other_header, other_payload = devices[1].update()
     devices[1].scale = 0.01
-    assert other != header
-    assert devices[1].upload(other, louder).update_state is m.UpdateState.ACCEPTED
+    assert other_header != header
+    assert devices[1].upload(other_header, other_payload).update_state is m.UpdateState.ACCEPTED
     assert snapshot(host.state) == before
 
 
-def test_the_round_ends_in_the_undisturbed_bits_and_late_updates_are_discarded(
+def test_the_round_ends_bit_identical_and_late_updates_are_discarded(
     host: Hosted, devices: list[Peer], tmp_path: Path
 ) -> None:
-    *in_time, late = devices
-    header, payload = late.update()
+    *timely_devices, late_device = devices
+    header, payload = late_device.update()
     first = c.upload_to_proto(header).SerializeToString()
     is_closed = threading.Event()
 
-    def slowly() -> Iterator[bytes]:
+    def slow_requests() -> Iterator[bytes]:
         yield first
         for piece in pieces(payload):
             yield c.upload_to_proto(piece).SerializeToString()
             assert is_closed.wait(30.0)
 
-    with late.line() as line:
-        call = sign(late.key, "Upload", first)
-        replies = line.stream_stream(f"{FLEET}Upload", slowly(), pb.UploadReply.FromString, call)
+    with late_device.line() as connection:
+        call = sign(late_device.key, "Upload", first)
+        replies = connection.stream_stream(f"{FLEET}Upload", slow_requests(), pb.UploadReply.FromString, call)
         assert c.upload_reply_from_proto(next(replies)).update_state is m.UpdateState.RECEIVING
-        for device in in_time:
+        for device in timely_devices:
             assert device.upload(*device.update()).update_state is m.UpdateState.ACCEPTED
-        (published,) = host.published()
-        assert [published.version_sha256] == f.undisturbed(tmp_path)
+        (version,) = host.published()
+        assert [version.version_sha256] == f.undisturbed(tmp_path)
         before = snapshot(host.state)
         is_closed.set()
         # The upload in progress learns of it with its next reply, and a new upload at once.
-        under_way = c.upload_reply_from_proto(list(replies)[-1])
-    assert (under_way.round_state, under_way.update_state) == (m.RoundState.CLOSED, m.UpdateState.DISCARDED)
-    (at_once,) = late.send(header, [])
-    assert at_once == m.UploadReply(round_state=m.RoundState.CLOSED, update_state=m.UpdateState.DISCARDED)
+        last_reply = c.upload_reply_from_proto(list(replies)[-1])
+    assert (last_reply.round_state, last_reply.update_state) == (m.RoundState.CLOSED, m.UpdateState.DISCARDED)
+    (new_reply,) = late_device.send(header, [])
+    assert new_reply == m.UploadReply(round_state=m.RoundState.CLOSED, update_state=m.UpdateState.DISCARDED)
     assert devices[0].upload(*devices[0].update()).update_state is m.UpdateState.ACCEPTED
     assert snapshot(host.state) == before
     assert before.under("spool") == []

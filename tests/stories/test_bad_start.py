@@ -47,7 +47,7 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosted]:
 
 
 @contextmanager
-def at_work(peer: Peer, log: pytest.LogCaptureFixture, text: str) -> Iterator[None]:
+def working_device(peer: Peer, log: pytest.LogCaptureFixture, text: str) -> Iterator[None]:
     """Run a device's production client on a thread.
 
     The device must log ``text`` before the block, and its Update must be accepted after it.
@@ -63,47 +63,47 @@ def at_work(peer: Peer, log: pytest.LogCaptureFixture, text: str) -> Iterator[No
     assert not thread.is_alive()
 
 
-def wait_for(condition: Callable[[], bool], what: str) -> None:
+def wait_for(condition: Callable[[], bool], description: str) -> None:
     """Wait until a condition holds."""
-    until = time.monotonic() + 30.0
+    deadline = time.monotonic() + 30.0
     while not condition():
-        assert time.monotonic() < until, f"waited in vain for {what}"
+        assert time.monotonic() < deadline, f"waited in vain for {description}"
         time.sleep(0.02)
 
 
-def fanin(*words: str, before: str = "") -> list[str]:
+def fanin(*words: str, setup: str = "") -> list[str]:
     """Return the arguments of a Python process that runs a subcommand after a line of Python."""
-    return ["-c", f"{before}\nimport sys\nfrom fanin.commands.main import main\nsys.exit(main({list(words)!r}))"]
+    return ["-c", f"{setup}\nimport sys\nfrom fanin.commands.main import main\nsys.exit(main({list(words)!r}))"]
 
 
 def digests(site: Site) -> list[str]:
     """Return the digests of the Versions that the Run published."""
-    found = [recorded.event for recorded in site.events()]
-    return [event.version_sha256 for event in found if isinstance(event, VersionPublished)]
+    events = [entry.event for entry in site.events()]
+    return [event.version_sha256 for event in events if isinstance(event, VersionPublished)]
 
 
 # The port and the folder.
 
 
 def test_two_coordinators_on_one_port_or_folder(site: Site) -> None:
-    first = site.serve()
+    coordinator = site.serve()
     site.start_run(f.plan(), f.bundle_in(site.folder), f.PUBLISHER)
     wait_for(lambda: len(snapshot(site.state).rows["rounds"]) == 1, "an open round")
     before = snapshot(site.state)
-    other = start(
+    same_port = start(
         fanin("serve", "--state", str(site.folder / "other"), "--listen", site.address), site.folder / "a.log"
     )
-    same = start(fanin("serve", "--state", str(site.state), "--listen", "127.0.0.1:0"), site.folder / "b.log")
-    site.started += [other, same]
-    assert other.wait(30.0) == same.wait(30.0) == 1
-    assert other.text() == (
+    same_folder = start(fanin("serve", "--state", str(site.state), "--listen", "127.0.0.1:0"), site.folder / "b.log")
+    site.started += [same_port, same_folder]
+    assert same_port.wait(30.0) == same_folder.wait(30.0) == 1
+    assert same_port.text() == (
         f"fanin serve: {site.address}: cannot be listened on (Address already in use); is another coordinator "
         "running? choose another --listen\n"
     )
-    assert same.text() == (
+    assert same_folder.text() == (
         f"fanin serve: {site.state}: another coordinator serves from this folder; stop it, or give another --state\n"
     )
-    assert first.process.poll() is None
+    assert coordinator.process.poll() is None
     assert snapshot(site.state) == before
     for peer in f.peers(site, f.bundle_in(site.folder), site.folder):
         peer.take_part()
@@ -113,19 +113,19 @@ def test_two_coordinators_on_one_port_or_folder(site: Site) -> None:
 # The connection.
 
 
-def refused_port() -> str:
+def unused_address() -> str:
     """Return an address of this machine on which no process listens."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return f"127.0.0.1:{probe.getsockname()[1]}"
 
 
-def test_an_operator_is_told_that_no_coordinator_is_there(host: Hosted) -> None:
-    address = refused_port()
-    line = Connection(address, host.ca)
+def test_an_operator_without_a_coordinator_gets_an_error(host: Hosted) -> None:
+    address = unused_address()
+    connection = Connection(address, host.ca)
     with pytest.raises(Unavailable, match=rf"{address}: cannot be reached \(UNAVAILABLE: .*refused.*is the coord"):
-        Operator(line, "token").runs()
-    line.close()
+        Operator(connection, "token").runs()
+    connection.close()
 
 
 def test_a_device_keeps_trying_until_there_is_a_coordinator(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -136,28 +136,28 @@ def test_a_device_keeps_trying_until_there_is_a_coordinator(tmp_path: Path, capl
     before = snapshot(host.state)
     first, *others = f.peers(host, bundle, tmp_path)
     try:
-        with at_work(first, caplog, f"enroll: {host.address}: cannot be reached (UNAVAILABLE: "):
+        with working_device(first, caplog, f"enroll: {host.address}: cannot be reached (UNAVAILABLE: "):
             assert snapshot(host.state) == before
             host.start()
         for peer in others:
             peer.take_part()
-        (published,) = host.published()
+        (version,) = host.published()
     finally:
         host.stop()
-    assert [published.version_sha256] == f.undisturbed(tmp_path / "undisturbed", f.SMALL_SHAPES)
+    assert [version.version_sha256] == f.undisturbed(tmp_path / "undisturbed", f.SMALL_SHAPES)
 
 
 def test_a_certificate_by_another_authority_is_not_trusted(
     host: Hosted, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    foreign = replace(host, ca=local_identity(tmp_path / "tls", ("127.0.0.1",), datetime.now(UTC)).ca_certificate)
+    foreign_host = replace(host, ca=local_identity(tmp_path / "tls", ("127.0.0.1",), datetime.now(UTC)).ca_certificate)
     text = f"{host.address}: its certificate is not trusted; expected one by the authority given with --ca"
     before = snapshot(host.state)
-    with foreign.operator() as operator, pytest.raises(Untrusted, match=rf"{text} \(.*CERTIFICATE_VERIFY_FAILED"):
+    with foreign_host.operator() as operator, pytest.raises(Untrusted, match=rf"{text} \(.*CERTIFICATE_VERIFY_FAILED"):
         operator.runs()
     caplog.set_level("INFO")
     bundle = f.bundle_in(tmp_path, f.SMALL_SHAPES)
-    peer = Peer(foreign, bundle, 0, tmp_path / "device")
+    peer = Peer(foreign_host, bundle, 0, tmp_path / "device")
     with peer.transport() as transport:
         client = peer.client(transport, 1)
         thread = threading.Thread(target=client.run)
@@ -188,12 +188,12 @@ def test_a_peer_without_tls_is_unavailable_and_not_untrusted(host: Hosted) -> No
         thread = threading.Thread(target=answer_in_clear, args=(server,))
         thread.start()
         address = f"127.0.0.1:{server.getsockname()[1]}"
-        line = Connection(address, host.ca)
-        with pytest.raises(Unavailable, match=f"{address}: cannot be reached") as caught:
-            Operator(line, "token").runs()
-        line.close()
+        connection = Connection(address, host.ca)
+        with pytest.raises(Unavailable, match=f"{address}: cannot be reached") as excinfo:
+            Operator(connection, "token").runs()
+        connection.close()
         thread.join(30.0)
-    assert type(caught.value) is Unavailable
+    assert type(excinfo.value) is Unavailable
 
 
 def answer_in_clear(server: socket.socket) -> None:
@@ -207,24 +207,24 @@ def answer_in_clear(server: socket.socket) -> None:
 # The disk.
 
 
-def beginning(site: Site, shapes: dict[str, tuple[int, ...]]) -> tuple[Running, list[Peer]]:
+def open_round(site: Site, shapes: dict[str, tuple[int, ...]]) -> tuple[Running, list[Peer]]:
     """Start a coordinator's process with an open Round, and its three devices."""
-    running = site.serve()
+    coordinator = site.serve()
     bundle = f.bundle_in(site.folder, shapes)
     site.start_run(f.plan(), bundle, f.PUBLISHER)
     peers = f.peers(site, bundle, site.folder)
     for peer in peers:
         peer.begin()
-    return running, peers
+    return coordinator, peers
 
 
 @pytest.mark.nightly
 def test_a_full_disk_in_the_spool(site: Site, caplog: pytest.LogCaptureFixture) -> None:
-    running, (first, *others) = beginning(site, f.SHAPES)
+    coordinator, (first, *others) = open_round(site, f.SHAPES)
     before = snapshot(site.state)
     header, payload = first.update()
     # The disk has space for the first Chunk, but not for the second.
-    limit_files(running, (1 << 20) + 10_000)
+    limit_files(coordinator, (1 << 20) + 10_000)
     with pytest.raises(StorageFull, match=NO_SPACE):
         first.upload(header, payload)
     after = snapshot(site.state)
@@ -232,16 +232,16 @@ def test_a_full_disk_in_the_spool(site: Site, caplog: pytest.LogCaptureFixture) 
     assert after.under("updates") == []
     part = (site.state / "spool" / f"{header.assignment_id}.part").read_bytes()
     assert part[: 1 << 20] == payload[: 1 << 20]
-    assert f"spool {header.assignment_id}: no space left on the coordinator's disk" in running.text()
-    with at_work(first, caplog, f"send: {NO_SPACE}"):
-        limit_files(running, 0)
+    assert f"spool {header.assignment_id}: no space left on the coordinator's disk" in coordinator.text()
+    with working_device(first, caplog, f"send: {NO_SPACE}"):
+        limit_files(coordinator, 0)
     for peer in others:
         peer.take_part()
     assert digests(site) == f.undisturbed(site.folder / "undisturbed")
 
 
 def test_a_full_disk_in_the_blobs(site: Site) -> None:
-    dying = site.serve(kill_at="after:Close:1")
+    coordinator = site.serve(kill_at="after:Close:1")
     bundle = f.bundle_in(site.folder)
     site.start_run(f.plan(), bundle, f.PUBLISHER)
     *others, last = f.peers(site, bundle, site.folder)
@@ -251,34 +251,34 @@ def test_a_full_disk_in_the_blobs(site: Site) -> None:
     # The device that closes the Round may learn that it is closed, or lose the connection.
     with suppress(Unavailable):
         last.upload(*last.update())
-    assert dying.wait(30.0) == -9
+    assert coordinator.wait(30.0) == -9
     before = snapshot(site.state)
     # The Round is closed, but the disk has no space for the Chunks of its Version.
-    running = site.serve(max_file_bytes=1 << 19)
-    wait_for(lambda: "Fold failed: chunk " in running.text(), "a fold that fails")
-    assert "no space left on the coordinator's disk" in running.text()
+    successor = site.serve(max_file_bytes=1 << 19)
+    wait_for(lambda: "Fold failed: chunk " in successor.text(), "a fold that fails")
+    assert "no space left on the coordinator's disk" in successor.text()
     with site.operator() as operator:
         with pytest.raises(StorageFull, match=NO_SPACE):
             operator.publish_bundle(f.bundle_in(site.folder / "larger", {"a": (600, 501)}))
-        stuck = operator.run("run")
-    assert stuck.version == 0
-    assert stuck.reason == "Fold is tried again: no space left on the coordinator's disk; free some"
+        info = operator.run("run")
+    assert info.version == 0
+    assert info.reason == "Fold is tried again: no space left on the coordinator's disk; free some"
     after = snapshot(site.state)
     assert after.rows == before.rows
     # The Chunks of the larger Bundle that fitted remain, complete and under their digests. No file is half-written.
     assert before.files.items() <= after.files.items()
     assert [Path(name).name for name in after.under("blobs")] == [after.files[name] for name in after.under("blobs")]
-    limit_files(running, 0)
+    limit_files(successor, 0)
     assert digests(site) == f.undisturbed(site.folder / "undisturbed")
 
 
 @pytest.mark.nightly
 def test_a_full_disk_in_the_database(site: Site, caplog: pytest.LogCaptureFixture) -> None:
-    running, (first, *others) = beginning(site, f.SMALL_SHAPES)
+    coordinator, (first, *others) = open_round(site, f.SMALL_SHAPES)
     stranger = Peer(site, first.bundle, 9, site.folder / "stranger")
     with site.operator() as operator:
         before = snapshot(site.state)
-        limit_files(running, (site.state / "fanin.db-wal").stat().st_size)
+        limit_files(coordinator, (site.state / "fanin.db-wal").stat().st_size)
         with pytest.raises(StorageFull, match=NO_SPACE):
             operator.start_run("other", f.plan(), first.bundle, f.PUBLISHER)
         with pytest.raises(StorageFull, match=NO_SPACE):
@@ -290,9 +290,9 @@ def test_a_full_disk_in_the_database(site: Site, caplog: pytest.LogCaptureFixtur
         after = snapshot(site.state)
         assert after.rows == before.rows
         assert after.under("blobs") == before.under("blobs")
-        assert "fanin.db: the database cannot grow (" in running.text()
-        with at_work(first, caplog, f"send: {NO_SPACE}"):
-            limit_files(running, 0)
+        assert "fanin.db: the database cannot grow (" in coordinator.text()
+        with working_device(first, caplog, f"send: {NO_SPACE}"):
+            limit_files(coordinator, 0)
         # Nothing blocks the requests that were refused before.
         for peer in others:
             peer.take_part()
@@ -304,24 +304,26 @@ def test_a_full_disk_in_the_database(site: Site, caplog: pytest.LogCaptureFixtur
 
 def test_a_coordinator_does_not_start_without_space_and_starts_with_it(site: Site) -> None:
     limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))"
-    words = fanin("serve", "--state", str(site.state), "--listen", "127.0.0.1:0", before=limit)
-    failing = start(words, site.folder / "failing.log")
-    site.started.append(failing)
-    assert failing.wait(30.0) == 1
-    assert failing.text() == f"fanin serve: {site.state}/fanin.db: the database cannot grow (disk I/O error)\n"
+    words = fanin("serve", "--state", str(site.state), "--listen", "127.0.0.1:0", setup=limit)
+    coordinator = start(words, site.folder / "failing.log")
+    site.started.append(coordinator)
+    assert coordinator.wait(30.0) == 1
+    assert coordinator.text() == f"fanin serve: {site.state}/fanin.db: the database cannot grow (disk I/O error)\n"
     site.serve()
     with site.operator() as operator:
         assert operator.runs() == ()
 
 
-def test_a_folder_with_a_broken_database_is_said_to_be_one(site: Site) -> None:
+def test_a_folder_with_a_broken_database_is_reported(site: Site) -> None:
     site.state.mkdir()
     (site.state / "fanin.db").write_bytes(b"garbage" * 1000)
     (site.state / "tls").mkdir()
-    failing = start(fanin("serve", "--state", str(site.state), "--listen", "127.0.0.1:0"), site.folder / "failing.log")
-    site.started.append(failing)
-    assert failing.wait(30.0) == 1
-    assert failing.text() == (
+    coordinator = start(
+        fanin("serve", "--state", str(site.state), "--listen", "127.0.0.1:0"), site.folder / "failing.log"
+    )
+    site.started.append(coordinator)
+    assert coordinator.wait(30.0) == 1
+    assert coordinator.text() == (
         f"fanin serve: {site.state}/fanin.db: not a database of a coordinator (file is not a database); restore a "
         "backup of the folder\n"
     )
@@ -331,13 +333,13 @@ def test_a_folder_with_a_broken_database_is_said_to_be_one(site: Site) -> None:
 # The runtime.
 
 
-def test_a_device_without_a_runtime_asks_nothing_of_the_coordinator(site: Site) -> None:
+def test_a_device_without_a_runtime_sends_nothing_to_the_coordinator(site: Site) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
         files = [word for option in ("ca", "publisher", "data") for word in (f"--{option}", str(site.folder / option))]
         words = fanin(
             "join", "--server", address, *files, "--state", str(site.folder / "device"),
-            before="import sys; sys.modules |= dict.fromkeys(('onnxruntime', 'ai_edge_litert', 'tflite_runtime'))",
+            setup="import sys; sys.modules |= dict.fromkeys(('onnxruntime', 'ai_edge_litert', 'tflite_runtime'))",
         )  # fmt: skip
         device = start(words, site.folder / "device.log")
         site.started.append(device)

@@ -45,9 +45,9 @@ def device(host: Hosted, devices: list[Peer], tmp_path: Path) -> Peer:
     return device
 
 
-def chunk_of(device: Peer, what: str) -> str:
+def chunk_of(device: Peer, part: str) -> str:
     """Return the digest of the first Chunk of the manifest, of an artifact, or of the Version."""
-    match what:
+    match part:
         case "manifest":
             return device.work.bundle.manifest.chunks[0].sha256
         case "parameters":
@@ -65,22 +65,22 @@ def check_cache(device: Peer) -> None:
 @pytest.mark.parametrize(
     "damage", [lambda data: b"!" + data[1:], lambda data: data[: len(data) // 2]], ids=["changed", "cut"]
 )
-@pytest.mark.parametrize("what", ["manifest", "graphs", "parameters"])
-def test_a_damaged_blob_is_not_served_and_a_device_goes_on_when_it_is_whole_again(
-    host: Hosted, device: Peer, what: str, caplog: pytest.LogCaptureFixture, damage: Callable[[bytes], bytes]
+@pytest.mark.parametrize("part", ["manifest", "graphs", "parameters"])
+def test_a_damaged_blob_is_not_served_and_a_device_resumes_after_its_repair(
+    host: Hosted, device: Peer, part: str, caplog: pytest.LogCaptureFixture, damage: Callable[[bytes], bytes]
 ) -> None:
-    name = chunk_of(device, what)
+    name = chunk_of(device, part)
     blob = host.state / "blobs" / name[:2] / name
-    good = blob.read_bytes()
-    blob.write_bytes(damage(good))
+    content = blob.read_bytes()
+    blob.write_bytes(damage(content))
     before = snapshot(host.state)
     reasons: list[str] = []
     thread = threading.Thread(target=lambda: reasons.append(device.give_up(without_grid)))
     thread.start()
     try:
-        until = time.monotonic() + 30.0
+        deadline = time.monotonic() + 30.0
         while "fetch: the coordinator's own state does not verify" not in caplog.text:
-            assert time.monotonic() < until, caplog.text
+            assert time.monotonic() < deadline, caplog.text
             time.sleep(0.02)
         assert snapshot(host.state) == before
         assert f"blobs: chunk {name[:8]}..: damaged on disk (got " in caplog.text
@@ -89,7 +89,7 @@ def test_a_damaged_blob_is_not_served_and_a_device_goes_on_when_it_is_whole_agai
         with host.operator() as operator:
             operator.publish_bundle(device.bundle)
         thread.join(60.0)
-    assert blob.read_bytes() == good
+    assert blob.read_bytes() == content
     assert reasons == [NO_GRID]
     check_cache(device)
 
@@ -120,7 +120,7 @@ def other_digest(work: m.Assignment) -> m.Assignment:
     return replace(work, bundle=replace(work.bundle, manifest=manifest))
 
 
-ALTERED: dict[str, tuple[Callable[[m.Assignment], m.Assignment], str]] = {
+ALTERATIONS: dict[str, tuple[Callable[[m.Assignment], m.Assignment], str]] = {
     "signature": (with_version(signature=bytes(64)), "version 0 of run run: the signature does not match; it was ch"),
     "number": (with_version(number=4), "version 4 of run run: the signature does not match; it was changed after it"),
     "signer": (
@@ -143,9 +143,9 @@ ALTERED: dict[str, tuple[Callable[[m.Assignment], m.Assignment], str]] = {
 }
 
 
-@pytest.mark.parametrize("what", ALTERED)
-def test_an_assignment_that_was_changed_on_its_way(host: Hosted, device: Peer, what: str) -> None:
-    alter, text = ALTERED[what]
+@pytest.mark.parametrize("case", ALTERATIONS)
+def test_an_assignment_that_was_changed_on_its_way(host: Hosted, device: Peer, case: str) -> None:
+    alter, text = ALTERATIONS[case]
     before = snapshot(host.state)
     assert text in device.give_up(alter)
     assert snapshot(host.state) == before
@@ -184,27 +184,25 @@ class LoadingPeer(Peer):
         return LoadingTrainer(super().trainer())
 
 
-@pytest.mark.parametrize("what", ["manifest", "graphs", "parameters"])
-def test_a_chunk_that_was_damaged_on_the_devices_own_disk_is_fetched_anew(
-    host: Hosted, device: Peer, what: str
+@pytest.mark.parametrize("part", ["manifest", "graphs", "parameters"])
+def test_a_chunk_that_was_damaged_on_the_devices_own_disk_is_downloaded_again(
+    host: Hosted, device: Peer, part: str
 ) -> None:
     work = device.work
     device = LoadingPeer(host, device.bundle, device.index, device.folder)
     device.work = work
     assert device.give_up(without_grid) == NO_GRID
-    damaged = device.folder / "chunks" / chunk_of(device, what)
-    damaged.write_bytes(b"!" + damaged.read_bytes()[1:])
+    chunk = device.folder / "chunks" / chunk_of(device, part)
+    chunk.write_bytes(b"!" + chunk.read_bytes()[1:])
     before = snapshot(host.state)
     assert "digest mismatch (got " in device.give_up(without_grid)
-    assert not damaged.exists()
+    assert not chunk.exists()
     assert device.give_up(without_grid) == NO_GRID
     check_cache(device)
     assert snapshot(host.state) == before
 
 
-def test_after_all_that_the_round_ends_in_the_undisturbed_bits(
-    host: Hosted, devices: list[Peer], tmp_path: Path
-) -> None:
+def test_after_all_that_the_round_ends_bit_identical(host: Hosted, devices: list[Peer], tmp_path: Path) -> None:
     for device in devices:
         device.take_part()
     assert [event.version_sha256 for event in host.published()] == f.undisturbed(tmp_path)

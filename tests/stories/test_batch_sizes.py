@@ -19,13 +19,15 @@ from fanin.protos.plans import ScheduledChange
 from fanin.simulation import Partition, SimulationSettings, simulate
 
 SIZE = 3
-SIZED = replace(plan(buffer=1, max_rounds=2), training=Training(epochs=1, learning_rate=0.05, seed=7, batch_size=SIZE))
-SCHEDULED = replace(SIZED, schedule=(ScheduledChange(from_round=2, batch_size=20),))
+SIZED_PLAN = replace(
+    plan(buffer=1, max_rounds=2), training=Training(epochs=1, learning_rate=0.05, seed=7, batch_size=SIZE)
+)
+SCHEDULED_PLAN = replace(SIZED_PLAN, schedule=(ScheduledChange(from_round=2, batch_size=20),))
 
 X, Y = samples(60, seed=10)
 EXAMPLES = Examples(inputs={"x": X}, y=Y)
 CLIENTS = Partition(examples=EXAMPLES, indices=(np.arange(60),))
-SETTINGS = SimulationSettings(plan=SIZED, validation_fraction=0.2, quiet=True)
+SETTINGS = SimulationSettings(plan=SIZED_PLAN, validation_fraction=0.2, quiet=True)
 
 
 @pytest.fixture
@@ -47,22 +49,22 @@ def test_a_run_and_a_simulation_of_one_plan_end_in_the_same_parameters(
     with pytest.raises(
         InvalidPlan, match=r"\[training\] batch_size: got 5, but the bundle's train graphs are for 3, 8"
     ):
-        host.start_run(replace(SIZED, training=replace(SIZED.training, batch_size=5)), bundle, PUBLISHER)
+        host.start_run(replace(SIZED_PLAN, training=replace(SIZED_PLAN.training, batch_size=5)), bundle, PUBLISHER)
     with pytest.raises(
         InvalidPlan, match=r"\[\[schedule\]\] from Round 4 on: batch_size: got 5, but the bundle's train"
     ):
-        host.start_run(replace(SIZED, schedule=(ScheduledChange(from_round=4, batch_size=5),)), bundle, PUBLISHER)
-    host.start_run(SCHEDULED, bundle, PUBLISHER)
+        host.start_run(replace(SIZED_PLAN, schedule=(ScheduledChange(from_round=4, batch_size=5),)), bundle, PUBLISHER)
+    host.start_run(SCHEDULED_PLAN, bundle, PUBLISHER)
     write_npz(host.folder / "data.npz", EXAMPLES)
     words = ("--ca", host.folder / "ca.pem", "--token-file", host.folder / "token", "--max-updates", 2)
     files = ("--publisher", host.folder / "publisher.pub", "--data", host.folder / "data.npz", "--partition", 0)
-    place = ("--server", host.address, "--state", host.folder / "device")
-    outcome = fanin_in_process(capsys, monkeypatch)("join", *place, *words, *files, "--runtime", "onnx")
+    device = ("--server", host.address, "--state", host.folder / "device")
+    outcome = fanin_in_process(capsys, monkeypatch)("join", *device, *words, *files, "--runtime", "onnx")
     assert outcome.status == 0, outcome
     assert [event.number for event in host.published()] == [1, 2]
     with host.operator() as operator:
         parameters = operator.parameters(operator.version("run").version)
-    result = simulate(app_of("sizes"), CLIENTS, settings=replace(SETTINGS, plan=SCHEDULED, baseline=True))
+    result = simulate(app_of("sizes"), CLIENTS, settings=replace(SETTINGS, plan=SCHEDULED_PLAN, baseline=True))
     assert np.array_equal(parameters, result.parameters)
     # 48 examples in batches of 3, and then in batches of 20.
     assert [row.num_steps for row in result.baseline] == [0, 16, 19]
@@ -78,7 +80,7 @@ def test_a_simulation_trains_its_batch_size_by_both_engines() -> None:
     with pytest.raises(
         UnsupportedModel, match="the schedule of the Plan changes the batch size, and the engine vmap has"
     ):
-        simulate(app_of("sizes"), CLIENTS, settings=replace(SETTINGS, plan=SCHEDULED, engine="vmap"))
-    wrong = replace(SIZED, training=replace(SIZED.training, batch_size=5))
+        simulate(app_of("sizes"), CLIENTS, settings=replace(SETTINGS, plan=SCHEDULED_PLAN, engine="vmap"))
+    plan_5 = replace(SIZED_PLAN, training=replace(SIZED_PLAN.training, batch_size=5))
     with pytest.raises(InvalidInput, match="batch_size: got 5, but the bundle's train graphs are for 3, 8, 20"):
-        simulate(app_of("sizes"), CLIENTS, settings=replace(SETTINGS, plan=wrong))
+        simulate(app_of("sizes"), CLIENTS, settings=replace(SETTINGS, plan=plan_5))

@@ -47,7 +47,7 @@ def test_rounds_are_timed_and_their_bytes_counted(fanin: Fanin, tmp_path: Path) 
     assert row["ratio_to_bare"] == row["seconds_per_round"] / row["bare_seconds_per_round"]
     assert row["least_bytes_on_wire"] == 2 * 2 * MODEL_BYTES
     # Headers and the table of the parameters add a few bytes, but there is no second transfer.
-    assert all(0 < found - 4 * MODEL_BYTES < 4096 for found in row["bytes_on_wire_samples"])
+    assert all(0 < num_bytes - 4 * MODEL_BYTES < 4096 for num_bytes in row["bytes_on_wire_samples"])
     assert 2 * MODEL_BYTES <= row["disk_bytes_per_round"]["updates"] < 2 * MODEL_BYTES + 2 * 8192
     assert row["disk_bytes_per_round"]["versions"] >= MODEL_BYTES
     assert row["machine"]["cpus"] >= 1
@@ -55,13 +55,13 @@ def test_rounds_are_timed_and_their_bytes_counted(fanin: Fanin, tmp_path: Path) 
     assert (tmp_path / "fanin-state" / "fanin.db").exists()
 
 
-def test_the_fold_is_timed_in_turn_with_numpys_addition(fanin: Fanin, tmp_path: Path) -> None:
+def test_the_fold_is_timed_alternately_with_numpys_addition(fanin: Fanin, tmp_path: Path) -> None:
     out = tmp_path / "fold.json"
     outcome = fanin("bench", "fold", *TINY, "--repeats", "3", "--json", out)
     assert outcome.status == 0, outcome.err
     row = json.loads(out.read_text())
     pairs = zip(row["fold_seconds_samples"], row["numpy_add_seconds_samples"], strict=True)
-    assert row["speed_over_numpy_add_samples"] == [numpy_s / ours_s for ours_s, numpy_s in pairs]
+    assert row["speed_over_numpy_add_samples"] == [numpy_s / fanin_s for fanin_s, numpy_s in pairs]
     assert "speed_over_numpy_add " in outcome.out and "_samples" not in outcome.out
 
 
@@ -87,7 +87,7 @@ def test_memory_is_that_of_the_coordinator_over_idle(fanin: Fanin) -> None:
 
 
 @pytest.mark.nightly
-def test_a_round_goes_on_after_each_restart(fanin: Fanin) -> None:
+def test_a_round_resumes_after_each_restart(fanin: Fanin) -> None:
     outcome = fanin("bench", "restart", "--clients", "2", "--megabytes", "2", "--restarts", "1", "--json")
     assert outcome.status == 0, outcome.err
     row = json.loads(outcome.out)
@@ -96,7 +96,7 @@ def test_a_round_goes_on_after_each_restart(fanin: Fanin) -> None:
 
 
 @pytest.mark.nightly
-def test_check_ins_are_counted_on_kept_and_on_new_connections(fanin: Fanin) -> None:
+def test_check_ins_are_counted_on_persistent_and_on_new_connections(fanin: Fanin) -> None:
     words = ("--devices", "40", "--calls", "20", "--new-calls", "5", "--connections", "4")
     outcome = fanin("bench", "checkins", *words, "--json")
     assert outcome.status == 0, outcome.err
@@ -118,7 +118,7 @@ def wrong_usage(fanin: Fanin, *words: object) -> str:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (("rounds", "--clients", "-1"), "Invalid value for '--clients': -1 is not in the range x>=1"),
         (("memory", "--clients", "0"), "Invalid value for '--clients': 0 is not in the range x>=1"),
@@ -144,29 +144,27 @@ def wrong_usage(fanin: Fanin, *words: object) -> str:
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
-def test_what_makes_no_sense_is_told(fanin: Fanin, words: tuple[str, ...], said: str) -> None:
+def test_invalid_options_are_reported(fanin: Fanin, words: tuple[str, ...], message: str) -> None:
     # The text to its end, or the part of it that fits into one line.
-    assert wrong_usage(fanin, *words).removesuffix(" device for each call") == said
+    assert wrong_usage(fanin, *words).removesuffix(" device for each call") == message
 
 
 @pytest.mark.parametrize("name", BENCHES)
-def test_a_file_that_cannot_be_written_is_told_before_anything_is_measured(
-    fanin: Fanin, tmp_path: Path, name: str
-) -> None:
+def test_an_unwritable_file_is_reported_before_any_measurement(fanin: Fanin, tmp_path: Path, name: str) -> None:
     missing = tmp_path / "missing" / "out.json"
-    said = wrong_usage(fanin, name, "--json", missing)
-    assert said == f"Invalid value for '--json': {missing} cannot be written, {missing.parent} is not a folder"
-    said = wrong_usage(fanin, name, "--json", tmp_path)
-    assert said == f"Invalid value for '--json': {tmp_path} is a folder, name a file"
+    message = wrong_usage(fanin, name, "--json", missing)
+    assert message == f"Invalid value for '--json': {missing} cannot be written, {missing.parent} is not a folder"
+    message = wrong_usage(fanin, name, "--json", tmp_path)
+    assert message == f"Invalid value for '--json': {tmp_path} is a folder, name a file"
 
 
-def test_a_folder_that_holds_something_is_left_alone(fanin: Fanin, tmp_path: Path) -> None:
-    mine = tmp_path / "mine"
-    mine.write_text("something")
-    said = wrong_usage(fanin, "rounds", "--folder", tmp_path)
-    assert said == f"--folder: {tmp_path} is not empty; name a new one"
-    said = wrong_usage(fanin, "rounds", "--folder", mine)
-    assert said == f"Invalid value for '--folder': Directory '{mine}' is a file"
+def test_a_folder_that_is_not_empty_is_refused(fanin: Fanin, tmp_path: Path) -> None:
+    file = tmp_path / "mine"
+    file.write_text("something")
+    message = wrong_usage(fanin, "rounds", "--folder", tmp_path)
+    assert message == f"--folder: {tmp_path} is not empty; name a new one"
+    message = wrong_usage(fanin, "rounds", "--folder", file)
+    assert message == f"Invalid value for '--folder': Directory '{file}' is a file"
 
 
 @pytest.mark.parametrize("words", [(), ("--help",)], ids=["nothing", "help"])
@@ -176,29 +174,29 @@ def test_help_names_every_benchmark(fanin: Fanin, words: tuple[str, ...]) -> Non
     assert all(f"\n  {name} " in outcome.out for name in BENCHES)
 
 
-def test_wrong_usage_is_told_with_the_benchmarks_name(fanin: Fanin) -> None:
+def test_an_unknown_benchmark_is_reported_with_the_known_names(fanin: Fanin) -> None:
     outcome = fanin("bench", "nothing")
     assert (outcome.status, outcome.out) == (2, "")
-    known = "rounds, fold, machine, memory, restart, checkins, collectives"
-    assert outcome.err == f"fanin bench: got 'nothing', expected one of {known}\n"
+    names = "rounds, fold, machine, memory, restart, checkins, collectives"
+    assert outcome.err == f"fanin bench: got 'nothing', expected one of {names}\n"
 
 
-def test_a_child_that_fails_is_told_with_its_last_words(children: Children) -> None:
-    good = children.start("good", [sys.executable, "-c", "pass"])
-    assert good.wait() == 0
+def test_a_child_that_fails_is_reported_with_its_last_line(children: Children) -> None:
+    process = children.start("good", [sys.executable, "-c", "pass"])
+    assert process.wait() == 0
     children.check_failed()
     with raises(Conflict, "good ended with status 0: "):
         children.check()
-    bad = children.start("bad", [sys.executable, "-c", "print('one'); raise SystemExit('two')"])
-    assert bad.wait() == 1
+    failed_process = children.start("bad", [sys.executable, "-c", "print('one'); raise SystemExit('two')"])
+    assert failed_process.wait() == 1
     with raises(Conflict, "bad ended with status 1: two"):
         children.check_failed()
 
 
-def test_a_coordinator_that_cannot_start_is_told(children: Children, tmp_path: Path) -> None:
-    with pytest.raises(Unavailable) as caught:
+def test_a_coordinator_that_cannot_start_is_reported(children: Children, tmp_path: Path) -> None:
+    with pytest.raises(Unavailable) as excinfo:
         children.serve(tmp_path / "state", "nowhere")
-    assert str(caught.value).startswith("the coordinator did not start: fanin serve: listen: got 'nowhere', expected")
+    assert str(excinfo.value).startswith("the coordinator did not start: fanin serve: listen: got 'nowhere', expected")
 
 
 GROW = """
@@ -212,23 +210,23 @@ sys.stdin.read()
 
 
 def test_memory_is_counted_with_children_that_have_ended() -> None:
-    own, childs = 40 << 20, 60 << 20
-    inner = f"import time; held = bytearray({childs}); time.sleep(0.5)"
-    wait = "import sys; sys.stdin.readline()\n" + GROW.format(size=own, deeper=True, inner=inner)
-    with subprocess.Popen([sys.executable, "-c", wait], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+    own_bytes, child_bytes = 40 << 20, 60 << 20
+    inner = f"import time; held = bytearray({child_bytes}); time.sleep(0.5)"
+    code = "import sys; sys.stdin.readline()\n" + GROW.format(size=own_bytes, deeper=True, inner=inner)
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin is not None and process.stdout is not None
         with PeakRss(process.pid) as peak:
             process.stdin.write(b"\n")
             process.stdin.flush()
             assert process.stdout.readline() == b"grown\n"
         assert list(tree(process.pid)) == [process.pid]
-        assert own + childs < peak.peak_bytes - peak.idle_bytes < own + childs + (40 << 20)
+        assert own_bytes + child_bytes < peak.peak_bytes - peak.idle_bytes < own_bytes + child_bytes + (40 << 20)
 
 
 def test_medians_and_percentiles() -> None:
     assert sampled("x_seconds", [3.0, 1.0, 2.0]) == {"x_seconds": 2.0, "x_seconds_samples": [3.0, 1.0, 2.0]}
-    hundred = [float(number) for number in range(100, 0, -1)]
-    assert (percentile(hundred, 50), percentile(hundred, 99), percentile([7.0], 99)) == (51.0, 100.0, 7.0)
+    values = [float(number) for number in range(100, 0, -1)]
+    assert (percentile(values, 50), percentile(values, 99), percentile([7.0], 99)) == (51.0, 100.0, 7.0)
 
 
 @pytest.mark.nightly
@@ -236,8 +234,8 @@ def test_the_peers_do_the_same_work(tmp_path: Path) -> None:
     out = tmp_path / "peers.json"
     words = ["--clients", "2", "--megabytes", "0.1", "--rounds", "2", "--json", str(out)]
     command = [sys.executable, str(ROOT / "benchmarks" / "peers" / "compare.py"), *words]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    completed = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert completed.returncode == 0, completed.stderr
     row = json.loads(out.read_text())
     for name in ("fanin", "flower", "nvflare"):
         assert len(row[name]["seconds_per_round_samples"]) == 2

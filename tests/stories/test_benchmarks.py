@@ -22,29 +22,31 @@ def test_the_edge_is_measured(tmp_path: Path) -> None:
     command += ["--steps", "6", "--starts", "1", "--epochs", "1", "--rounds", "2"]
     # Without a data folder, the accuracy is measured on the digits, which are always available.
     environment = {name: value for name, value in os.environ.items() if name != "FANIN_DATA"}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(out.read_text())
-    assert set(found["environments"]) == set(RUNTIMES)
+    completed = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert completed.returncode == 0, completed.stderr
+    report = json.loads(out.read_text())
+    assert set(report["environments"]) == set(RUNTIMES)
     for model in MODELS:
-        rows = found["models"][model]
+        rows = report["models"][model]
         assert set(rows["runtimes"]) == set(RUNTIMES) and set(rows["size_bytes"]) == {"onnx", "tflite"}
         for row in (rows["eager"], *rows["runtimes"].values()):
             assert all(len(row[kind]["samples_ms"]) == 6 and row[kind]["min_ms"] > 0.0 for kind in KINDS)
             assert row["start_up_ms"] > 0.0 and row["peak_rss_mb"] >= row["peak_rss_training_mb"] > 0.0
         for row in rows["runtimes"].values():
             assert row["train_speed_up"] == rows["eager"]["train"]["median_ms"] / row["train"]["median_ms"]
-    assert found["accuracy"]["dataset"] == "digits"
+    assert report["accuracy"]["dataset"] == "digits"
     for name in RUNTIMES:
-        told = found["accuracy"][name]
-        assert told["num_examples"] == 540 and told["accuracy_float"] > 0.8 and abs(told["drop_points"]) < 3.0
+        accuracy = report["accuracy"][name]
+        assert (
+            accuracy["num_examples"] == 540 and accuracy["accuracy_float"] > 0.8 and abs(accuracy["drop_points"]) < 3.0
+        )
         # A device holds no torch. The peak may be the memory of the import, which it frees again.
         for key in ("importing_join_mb", "peak_rss_mb"):
-            assert 0.0 < found["memory"][name][key] < found["memory"]["importing_torch_mb"]
-    gates = {gate["what"]: gate for gate in found["gates"]}
+            assert 0.0 < report["memory"][name][key] < report["memory"]["importing_torch_mb"]
+    gates = {gate["what"]: gate for gate in report["gates"]}
     assert {"cnn: train step, eager / onnx", "tflite: environment, MB", "onnx: device's peak RSS, MB"} <= gates.keys()
-    for what, gate in gates.items():
-        assert f"{what} " in done.stdout and isinstance(gate["kept"], bool)
+    for label, gate in gates.items():
+        assert f"{label} " in completed.stdout and isinstance(gate["kept"], bool)
 
 
 @pytest.mark.nightly
@@ -53,19 +55,19 @@ def test_adapters_are_measured_against_all_of_a_model(tmp_path: Path) -> None:
     command = [sys.executable, str(ROOT / "benchmarks" / "adapters.py"), "--json", str(out)]
     command += ["--rounds", "2", "--speakers", "2", "--epochs", "1", "--width", "32"]
     environment = os.environ | {"FANIN_DATA": str(real_places("tinyshakespeare").data)}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(out.read_text())
-    assert json.loads(done.stdout) == found
-    assert (found["speakers"], found["rounds"]) == (2, 2)
-    full, adapters = found["full"], found["adapters"]
-    assert found["bytes_ratio"] == adapters["bytes_per_round"] / full["bytes_per_round"]
-    assert found["points_lost_int8"] == 100.0 * (full["accuracy_int8"] - adapters["accuracy_int8"])
+    completed = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert completed.returncode == 0, completed.stderr
+    report = json.loads(out.read_text())
+    assert json.loads(completed.stdout) == report
+    assert (report["speakers"], report["rounds"]) == (2, 2)
+    full, adapters = report["full"], report["adapters"]
+    assert report["bytes_ratio"] == adapters["bytes_per_round"] / full["bytes_per_round"]
+    assert report["points_lost_int8"] == 100.0 * (full["accuracy_int8"] - adapters["accuracy_int8"])
     # Down and up, 4 bytes a parameter, two devices. The rest of a Round's traffic is small.
-    for part in (full, adapters):
-        least = 2 * 2 * 4 * part["num_parameters"]
-        assert least < part["bytes_per_round"] < least + 8000
-        assert 0.2 < part["accuracy_int8"] < 0.6 and abs(part["accuracy_float"] - part["accuracy_int8"]) < 0.02
+    for variant in (full, adapters):
+        minimum = 2 * 2 * 4 * variant["num_parameters"]
+        assert minimum < variant["bytes_per_round"] < minimum + 8000
+        assert 0.2 < variant["accuracy_int8"] < 0.6 and abs(variant["accuracy_float"] - variant["accuracy_int8"]) < 0.02
     # A narrow model has few parameters besides its adapters. The target of 5 % is for the benchmark's own width.
-    assert adapters["num_parameters"] < 0.2 * full["num_parameters"] and found["bytes_ratio"] < 0.2
-    assert found["points_lost_int8"] < 3.0
+    assert adapters["num_parameters"] < 0.2 * full["num_parameters"] and report["bytes_ratio"] < 0.2
+    assert report["points_lost_int8"] < 3.0

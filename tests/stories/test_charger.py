@@ -25,60 +25,60 @@ PAUSED = "paused (may_work no longer holds)"
 @pytest.fixture
 def sites(tmp_path: Path) -> Iterator[tuple[Site, Site]]:
     """Two coordinators: one for an undisturbed device, and one for a device whose charger is unplugged."""
-    both = Site(tmp_path / "undisturbed"), Site(tmp_path / "unplugged")
-    for site in both:
+    pair = Site(tmp_path / "undisturbed"), Site(tmp_path / "unplugged")
+    for site in pair:
         site.folder.mkdir()
         site.serve()
-    yield both
-    for site in both:
+    yield pair
+    for site in pair:
         site.close()
 
 
-def run_at(site: Site) -> Bundle:
+def start_run(site: Site) -> Bundle:
     """Start a Run, and return its Bundle."""
     bundle = f.bundle_in(site.folder, SHAPES)
     site.start_run(f.plan(), bundle, f.PUBLISHER)
     return bundle
 
 
-def device_at(site: Site, *unplugged_at: int) -> Running:
+def start_device(site: Site, *unplug_points: int) -> Running:
     """Start the process of the first device."""
     script = str(SUPPORT / "charger.py")
-    running = start((script, str(site.folder), *map(str, unplugged_at)), site.folder / "device-0.log")
-    site.started.append(running)
-    return running
+    process = start((script, str(site.folder), *map(str, unplug_points)), site.folder / "device-0.log")
+    site.started.append(process)
+    return process
 
 
-def published(site: Site, bundle: Bundle) -> VersionPublished:
+def finish_round(site: Site, bundle: Bundle) -> VersionPublished:
     """Let the other devices take part, and return the Version of the Round."""
-    for other in f.peers(site, bundle, site.folder)[1:]:
-        other.take_part()
-    (version,) = [logged.event for logged in site.events() if isinstance(logged.event, VersionPublished)]
+    for peer in f.peers(site, bundle, site.folder)[1:]:
+        peer.take_part()
+    (version,) = [entry.event for entry in site.events() if isinstance(entry.event, VersionPublished)]
     return version
 
 
 def wait_for_pause(device: Running, num_pauses: int) -> None:
     """Wait until the device has stopped ``num_pauses`` times, and a little longer, because it must not continue."""
-    until = time.monotonic() + 20.0
+    deadline = time.monotonic() + 20.0
     while device.text().count(PAUSED) < num_pauses:
-        assert time.monotonic() < until and device.process.poll() is None, device.text()
+        assert time.monotonic() < deadline and device.process.poll() is None, device.text()
         time.sleep(0.02)
     time.sleep(0.3)
 
 
 def test_an_unplugged_device_stops_at_once_and_loses_nothing(sites: tuple[Site, Site]) -> None:
-    calm, site = sites
-    bundle = run_at(calm)
-    assert device_at(calm, 0, 0, 0).wait(20.0) == 0
-    expected = published(calm, bundle)
-    bundle = run_at(site)
-    device = device_at(site, DOWN_AT, BATCH_AT, UP_AT)
+    undisturbed_site, site = sites
+    bundle = start_run(undisturbed_site)
+    assert start_device(undisturbed_site, 0, 0, 0).wait(20.0) == 0
+    expected = finish_round(undisturbed_site, bundle)
+    bundle = start_run(site)
+    device = start_device(site, DOWN_AT, BATCH_AT, UP_AT)
     on_battery, batches = site.folder / "on-battery", site.folder / "batches"
     wait_for_pause(device, 1)
     (part,) = (site.folder / "device-0" / "chunks").glob("*.part")
-    num_kept = part.stat().st_size
+    num_bytes = part.stat().st_size
     # The piece that arrived when the charger was unplugged is kept, and no later piece.
-    assert num_kept == DOWN_AT
+    assert num_bytes == DOWN_AT
     assert not batches.exists()
     on_battery.unlink()
     wait_for_pause(device, 2)
@@ -90,6 +90,6 @@ def test_an_unplugged_device_stops_at_once_and_loses_nothing(sites: tuple[Site, 
     assert device.wait(20.0) == 0, device.text()
     # The Update was stored, so it is not trained again.
     assert len(batches.read_text().split()) == BATCH_AT + NUM_BATCHES
-    version = published(site, bundle)
-    assert (version.bytes_down_resumed, version.bytes_up_resumed) == (num_kept, 2 * CHUNK_BYTES)
+    version = finish_round(site, bundle)
+    assert (version.bytes_down_resumed, version.bytes_up_resumed) == (num_bytes, 2 * CHUNK_BYTES)
     assert version.version_sha256 == expected.version_sha256

@@ -40,7 +40,7 @@ def test_an_unknown_subcommand_is_wrong_usage(fanin: Fanin) -> None:
     assert outcome.err == f"fanin: got subcommand 'bogus', expected one of {', '.join(SUBCOMMANDS)}\n"
 
 
-def test_fanin_alone_tells_what_there_is(fanin: Fanin) -> None:
+def test_fanin_alone_lists_its_subcommands(fanin: Fanin) -> None:
     outcome = fanin()
     assert outcome == fanin("--help")
     assert outcome.status == 0
@@ -77,15 +77,15 @@ def test_wrong_usage_ends_with_status_2(fanin: Fanin, words: tuple[str, ...]) ->
 
 @pytest.mark.parametrize("listen", ["nonsense", ":7443", "127.0.0.1:", "127.0.0.1:x", "127.0.0.1:65536"])
 def test_serve_on_a_bad_address(fanin: Fanin, tmp_path: Path, listen: str) -> None:
-    said = one_line(fanin("serve", "--state", tmp_path / "state", "--listen", listen), "serve")
-    assert said == f"listen: got {listen!r}, expected HOST:PORT, for example 127.0.0.1:7443"
+    message = one_line(fanin("serve", "--state", tmp_path / "state", "--listen", listen), "serve")
+    assert message == f"listen: got {listen!r}, expected HOST:PORT, for example 127.0.0.1:7443"
     assert not (tmp_path / "state").exists()
 
 
 def test_serve_in_a_folder_that_is_a_file(fanin: Fanin, tmp_path: Path) -> None:
     (tmp_path / "state").write_text("not a folder")
-    said = one_line(fanin("serve", "--state", tmp_path / "state", "--listen", "127.0.0.1:0"), "serve")
-    assert said == f"{tmp_path / 'state'}: File exists"
+    message = one_line(fanin("serve", "--state", tmp_path / "state", "--listen", "127.0.0.1:0"), "serve")
+    assert message == f"{tmp_path / 'state'}: File exists"
 
 
 # join
@@ -113,7 +113,7 @@ def device(tmp_path: Path, host: Hosted) -> dict[str, object]:
 
 
 @pytest.mark.parametrize(
-    ("option", "value", "said"),
+    ("option", "value", "message"),
     [
         (
             "data",
@@ -147,21 +147,21 @@ def device(tmp_path: Path, host: Hosted) -> dict[str, object]:
         ("state", "token", "{path}"),
     ],
 )
-def test_join_with_a_file_that_is_none(
-    fanin: Fanin, device: dict[str, object], tmp_path: Path, host: Hosted, option: str, value: str, said: str
+def test_join_with_an_invalid_file(
+    fanin: Fanin, device: dict[str, object], tmp_path: Path, host: Hosted, option: str, value: str, message: str
 ) -> None:
     (tmp_path / "torn.pem").write_bytes(host.ca[:200])
     before = snapshot(host.state)
     path = tmp_path / value
     options = device | {option: path}
-    words = [word for name, given in options.items() for word in (f"--{name}", given)]
-    assert said.format(path=path) in one_line(fanin("join", *words), "join")
+    words = [word for name, argument in options.items() for word in (f"--{name}", argument)]
+    assert message.format(path=path) in one_line(fanin("join", *words), "join")
     assert not (tmp_path / "device").exists()
     assert snapshot(host.state) == before
 
 
 @pytest.mark.parametrize(
-    ("option", "value", "said"),
+    ("option", "value", "message"),
     [
         ("validation", "1.5", "--validation: got 1.5, expected a share between 0 and 1, as in 0.2"),
         ("validation", "0", "--validation: got 0, expected a share between 0 and 1, as in 0.2"),
@@ -173,12 +173,12 @@ def test_join_with_a_file_that_is_none(
         ("runtime", "abacus", "runtime: got 'abacus', expected one of ['litert', 'onnx', 'reference', 'tflite']"),
     ],
 )
-def test_join_with_a_value_that_makes_no_sense(
-    fanin: Fanin, device: dict[str, object], tmp_path: Path, host: Hosted, option: str, value: str, said: str
+def test_join_with_an_invalid_value(
+    fanin: Fanin, device: dict[str, object], tmp_path: Path, host: Hosted, option: str, value: str, message: str
 ) -> None:
     before = snapshot(host.state)
-    words = [word for name, given in (device | {option: value}).items() for word in (f"--{name}", given)]
-    assert one_line(fanin("join", *words), "join") == said
+    words = [word for name, argument in (device | {option: value}).items() for word in (f"--{name}", argument)]
+    assert one_line(fanin("join", *words), "join") == message
     assert not (tmp_path / "device").exists()
     assert snapshot(host.state) == before
 
@@ -187,11 +187,11 @@ def test_join_with_a_broken_key_or_a_wrong_token(
     fanin: Fanin, device: dict[str, object], tmp_path: Path, host: Hosted
 ) -> None:
     before = snapshot(host.state)
-    words = [word for name, given in device.items() for word in (f"--{name}", given)]
+    words = [word for name, argument in device.items() for word in (f"--{name}", argument)]
     (tmp_path / "device").mkdir()
     (tmp_path / "device" / "device.key").write_text("abc")
-    said = one_line(fanin("join", *words), "join")
-    assert said.startswith(
+    message = one_line(fanin("join", *words), "join")
+    assert message.startswith(
         f"{tmp_path / 'device' / 'device.key'}: got 3 characters, expected a key of 64 hexadecimal ones; restore it "
     )
     (tmp_path / "device" / "device.key").unlink()

@@ -49,11 +49,11 @@ def serving(folder: Path, connections: Connections, first_request_s: float = 30.
         host.stop()
 
 
-def await_true(holds: Callable[[], bool]) -> None:
+def await_true(condition: Callable[[], bool]) -> None:
     """Wait until a condition holds."""
-    until = time.monotonic() + SOON_S
-    while not holds():
-        assert time.monotonic() < until
+    deadline = time.monotonic() + SOON_S
+    while not condition():
+        assert time.monotonic() < deadline
         time.sleep(0.02)
 
 
@@ -70,31 +70,31 @@ def is_open(connection: socket.socket) -> bool:
     return False
 
 
-def silent(host: Hosted) -> socket.socket:
+def silent_connection(host: Hosted) -> socket.socket:
     """Return a TCP connection that sends nothing."""
     return socket.create_connection(("127.0.0.1", host.port))
 
 
 def is_served(host: Hosted) -> bool:
     """Whether a caller on a new connection gets an answer."""
-    with closing(Connection(host.address, host.ca)) as line, pytest.raises(FaninError) as caught:
-        line.unary(f"{FLEET}CheckIn", b"", pb.CheckInReply.FromString, sign(f.PUBLISHER, "CheckIn", b""))
-    return isinstance(caught.value, Unauthenticated)
+    with closing(Connection(host.address, host.ca)) as connection, pytest.raises(FaninError) as excinfo:
+        connection.unary(f"{FLEET}CheckIn", b"", pb.CheckInReply.FromString, sign(f.PUBLISHER, "CheckIn", b""))
+    return isinstance(excinfo.value, Unauthenticated)
 
 
-def test_silent_connections_are_closed_and_no_more_are_held_than_allowed(tmp_path: Path) -> None:
+def test_silent_connections_are_closed_and_their_number_is_limited(tmp_path: Path) -> None:
     with serving(tmp_path, Connections(max_connections=8, handshake_s=HANDSHAKE_S)) as host, ExitStack() as stack:
-        callers = [stack.enter_context(silent(host)) for _ in range(30)]
+        callers = [stack.enter_context(silent_connection(host)) for _ in range(30)]
         await_true(lambda: sum(map(is_open, callers)) <= 8)
         await_true(lambda: not any(map(is_open, callers)))
         await_true(lambda: is_served(host))
 
 
 def test_a_connection_that_stops_after_tls_is_closed(tmp_path: Path) -> None:
-    with serving(tmp_path, Connections(handshake_s=HANDSHAKE_S)) as host, silent(host) as plain:
+    with serving(tmp_path, Connections(handshake_s=HANDSHAKE_S)) as host, silent_connection(host) as tcp_connection:
         context = ssl.create_default_context(cadata=host.ca.decode())
         context.set_alpn_protocols(["h2"])
-        with context.wrap_socket(plain, server_hostname="localhost") as connection:
+        with context.wrap_socket(tcp_connection, server_hostname="localhost") as connection:
             assert is_open(connection)
             await_true(lambda: not is_open(connection))
 
@@ -106,10 +106,10 @@ def test_a_connection_without_a_call_is_closed_and_the_next_call_opens_another(t
         states: list[grpc.ChannelConnectivity] = []
         with grpc.secure_channel(host.address, credentials) as channel:
             channel.subscribe(states.append)
-            ask: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(f"{FLEET}CheckIn")
+            check_in: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(f"{FLEET}CheckIn")
             for num_calls in (1, 2):
                 with pytest.raises(grpc.RpcError) as error:
-                    ask(b"", timeout=SOON_S)
+                    check_in(b"", timeout=SOON_S)
                 assert error.value.code() is grpc.StatusCode.UNAUTHENTICATED
                 await_true(lambda num=num_calls: states.count(grpc.ChannelConnectivity.READY) == num)
                 await_true(lambda: states[-1] is grpc.ChannelConnectivity.IDLE)
@@ -117,19 +117,19 @@ def test_a_connection_without_a_call_is_closed_and_the_next_call_opens_another(t
 
 @pytest.mark.parametrize("method", ["CheckIn", "Download", "Upload"])
 def test_a_call_that_never_sends_its_request_is_ended(tmp_path: Path, method: str) -> None:
-    hang_up = threading.Event()
+    end_of_test = threading.Event()
 
-    def nothing() -> Iterator[bytes]:
-        hang_up.wait()
+    def no_requests() -> Iterator[bytes]:
+        end_of_test.wait()
         yield from ()
 
     with serving(tmp_path, Connections(), first_request_s=0.2) as host:
         credentials = grpc.ssl_channel_credentials(host.ca)
         with grpc.secure_channel(host.address, credentials) as channel:
-            ask: grpc.StreamUnaryMultiCallable[bytes, bytes] = channel.stream_unary(f"{FLEET}{method}")
+            call: grpc.StreamUnaryMultiCallable[bytes, bytes] = channel.stream_unary(f"{FLEET}{method}")
             with pytest.raises(grpc.RpcError) as error:
-                ask(nothing(), timeout=SOON_S)
-            hang_up.set()
+                call(no_requests(), timeout=SOON_S)
+            end_of_test.set()
             assert error.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
@@ -144,10 +144,10 @@ def test_each_of_many_calls_that_come_at_once_is_answered(tmp_path: Path) -> Non
         for channel in channels:
             grpc.channel_ready_future(channel).result(SOON_S)
         host.block(1.0)
-        asks: list[grpc.UnaryUnaryMultiCallable[bytes, bytes]] = [
+        methods: list[grpc.UnaryUnaryMultiCallable[bytes, bytes]] = [
             channel.unary_unary(f"{FLEET}CheckIn") for channel in channels
         ]
-        calls = [asks[number % len(asks)].future(b"", timeout=60.0) for number in range(NUM_CALLS)]
+        calls = [methods[number % len(methods)].future(b"", timeout=60.0) for number in range(NUM_CALLS)]
         assert Counter(call.code() for call in calls) == {grpc.StatusCode.UNAUTHENTICATED: NUM_CALLS}
 
 
@@ -156,23 +156,26 @@ def test_each_of_many_polls_that_wait_at_once_is_answered(tmp_path: Path) -> Non
     keys = [SigningKey(hashlib.sha256(f"poll {number}".encode()).digest()) for number in range(NUM_POLLS)]
     state = open_state(tmp_path / "state", Durability.PROCESS, (inline, inline), time.time)
     asyncio.run(state.devices.enroll([EnrolledDevice(public_key=key.public) for key in keys], 1.0))
-    asked = m.CheckIn(
+    check_in = m.CheckIn(
         protocol=m.PROTOCOL,
         capabilities=m.Capabilities(codecs=("fixed32",), runtimes=("synthetic 1",), graph_formats=("onnx",)),
         wait_s=5.0,
     )
-    body = c.check_in_to_proto(asked).SerializeToString()
+    body = c.check_in_to_proto(check_in).SerializeToString()
     with serving(tmp_path, Connections()) as host, ExitStack() as stack:
         # A coordinator serves no call that was signed before its start.
-        signed = [sign(key, "CheckIn", body).metadata for key in keys]
+        signatures = [sign(key, "CheckIn", body).metadata for key in keys]
         credentials = grpc.ssl_channel_credentials(host.ca)
-        asks: list[grpc.UnaryUnaryMultiCallable[bytes, bytes]] = [
+        methods: list[grpc.UnaryUnaryMultiCallable[bytes, bytes]] = [
             stack.enter_context(grpc.secure_channel(host.address, credentials, [("fanin.test", number)])).unary_unary(
                 f"{FLEET}CheckIn"
             )
             for number in range(4)
         ]
-        calls = [asks[number % 4].future(body, metadata=each, timeout=120.0) for number, each in enumerate(signed)]
+        calls = [
+            methods[number % 4].future(body, metadata=signature, timeout=120.0)
+            for number, signature in enumerate(signatures)
+        ]
         assert Counter(call.code() for call in calls) == {grpc.StatusCode.OK: NUM_POLLS}
         answers = [c.answer_from_proto(pb.CheckInReply.FromString(call.result())) for call in calls]
         assert Counter(answers) == {m.Wait(retry_min_s=0.0, retry_max_s=1.0): NUM_POLLS}
@@ -182,7 +185,7 @@ def test_each_of_many_polls_that_wait_at_once_is_answered(tmp_path: Path) -> Non
 def test_a_round_ends_while_more_connections_are_silent_than_the_process_has_descriptors(tmp_path: Path) -> None:
     site = Site(tmp_path)
     try:
-        running = site.serve(max_descriptors=256)
+        coordinator = site.serve(max_descriptors=256)
         bundle = f.bundle_in(tmp_path)
         site.start_run(f.plan(), bundle, f.PUBLISHER)
         port = int(site.address.rpartition(":")[2])
@@ -192,14 +195,14 @@ def test_a_round_ends_while_more_connections_are_silent_than_the_process_has_des
             # They are closed at the timeout for TLS. Until then the devices try again.
             for device in f.peers(site, bundle, tmp_path):
                 device.take_part()
-            assert any(isinstance(recorded.event, VersionPublished) for recorded in site.events())
-        assert "descriptors: this process may open 256, expected 40064; at most 96 devices wait" in running.text()
-        assert "Too many open files" not in running.text()
+            assert any(isinstance(entry.event, VersionPublished) for entry in site.events())
+        assert "descriptors: this process may open 256, expected 40064; at most 96 devices wait" in coordinator.text()
+        assert "Too many open files" not in coordinator.text()
     finally:
         site.close()
 
 
-def test_uploads_beyond_the_limit_are_told_to_come_later(tmp_path: Path) -> None:
+def test_uploads_beyond_the_limit_are_refused_until_later(tmp_path: Path) -> None:
     host = Hosted(tmp_path, limits=Limits(max_uploads=0)).start()
     try:
         bundle = f.bundle_in(tmp_path)

@@ -36,63 +36,63 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosted]:
     host.stop()
 
 
-def test_a_run_from_pause_to_stop_and_on(fanin: Fanin, host: Hosted) -> None:
-    def say(*words: object) -> str:
+def test_a_run_is_paused_resumed_stopped_and_continued(fanin: Fanin, host: Hosted) -> None:
+    def output(*words: object) -> str:
         outcome = fanin(*words, "--state", host.state)
         assert outcome.status == 0, outcome
         return outcome.out
 
-    newest, by = "its newest version is", f"by operator {token_sha256(host.operator_token)[:12]}"
+    newest, author = "its newest version is", f"by operator {token_sha256(host.operator_token)[:12]}"
     host.await_round("other", 1)
-    assert say("pause", "other") == f"run other is paused ({by}), {newest} 0\n"
-    assert say("pause", "other") == f"run other is paused ({by}), {newest} 0\n"
-    assert json.loads(say("runs", "--json"))["runs"][1]["state"] == "paused"
-    assert say("resume", "other") == f"run other is running, {newest} 0\n"
+    assert output("pause", "other") == f"run other is paused ({author}), {newest} 0\n"
+    assert output("pause", "other") == f"run other is paused ({author}), {newest} 0\n"
+    assert json.loads(output("runs", "--json"))["runs"][1]["state"] == "paused"
+    assert output("resume", "other") == f"run other is running, {newest} 0\n"
     assert one_line(fanin("rollback", "other", "0", "--state", host.state), "rollback") == (
         "run other: a round is open; publish when the run rests, or pause it"
     )
-    assert say("stop", "other") == f"run other is stopped ({by}), {newest} 0\n"
+    assert output("stop", "other") == f"run other is stopped ({author}), {newest} 0\n"
     assert one_line(fanin("resume", "other", "--state", host.state), "resume") == (
         "run other: is stopped; pass --rounds N to continue it"
     )
-    row = json.loads(say("promote", "run", "1", "other", "--json"))
+    row = json.loads(output("promote", "run", "1", "other", "--json"))
     assert (row["state"], row["version"]) == ("stopped", 1)
-    assert row["version_sha256"] == json.loads(say("runs", "--json"))["runs"][0]["version_sha256"]
-    assert say("rollback", "other", "0", "--rounds", "2") == f"run other is running, {newest} 2\n"
+    assert row["version_sha256"] == json.loads(output("runs", "--json"))["runs"][0]["version_sha256"]
+    assert output("rollback", "other", "0", "--rounds", "2") == f"run other is running, {newest} 2\n"
     host.await_round("other", 2)
-    assert say("stop", "other") == f"run other is stopped ({by}), {newest} 2\n"
+    assert output("stop", "other") == f"run other is stopped ({author}), {newest} 2\n"
 
-    watched = fanin("watch", "other", "--state", host.state)
-    assert watched.status == 1
-    lines = watched.out.splitlines()
+    watch = fanin("watch", "other", "--state", host.state)
+    assert watch.status == 1
+    lines = watch.out.splitlines()
     assert lines[:6] == [
         "round 1 opened from version 0",
-        f"run paused: {by}",
-        f"run resumed {by}",
-        f"round 1 failed: stopped {by}",
-        f"run stopped: {by}",
-        f"version 1 {row['version_sha256'][:8]}.. adopted from version 1 of run run {by}",
+        f"run paused: {author}",
+        f"run resumed {author}",
+        f"round 1 failed: stopped {author}",
+        f"run stopped: {author}",
+        f"version 1 {row['version_sha256'][:8]}.. adopted from version 1 of run run {author}",
     ]
-    assert lines[6].endswith(f" adopted from version 0 of run other {by}")
+    assert lines[6].endswith(f" adopted from version 0 of run other {author}")
     assert lines[7:] == [
         "round 2 opened from version 2",
-        f"round 2 failed: stopped {by}",
-        f"run stopped: {by}",
+        f"round 2 failed: stopped {author}",
+        f"run stopped: {author}",
     ]
     rows = [json.loads(line) for line in fanin("watch", "other", "--state", host.state, "--json").out.splitlines()]
-    named = [(row["event"], row["by"]) for row in rows if row.get("by")]
+    authors = [(row["event"], row["by"]) for row in rows if row.get("by")]
     kinds = ["RunRested", "RunResumed", "RunRested", "VersionPublished", "VersionPublished", "RunRested"]
-    assert named == [(kind, by.removeprefix("by ")) for kind in kinds]
-    described = say("describe", "other")
-    assert f"  started   {by}\n" in described
-    assert f"  state     stopped ({by})\n" in described
-    assert json.loads(say("describe", "other", "--json"))["started_by"] == by.removeprefix("by ")
-    assert host.operator_token not in watched.out + described
-    assert all(line.endswith(": verified") for line in say("verify", "other").splitlines())
+    assert authors == [(kind, author.removeprefix("by ")) for kind in kinds]
+    description = output("describe", "other")
+    assert f"  started   {author}\n" in description
+    assert f"  state     stopped ({author})\n" in description
+    assert json.loads(output("describe", "other", "--json"))["started_by"] == author.removeprefix("by ")
+    assert host.operator_token not in watch.out + description
+    assert all(line.endswith(": verified") for line in output("verify", "other").splitlines())
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (("pause", "none"), "run 'none': there is none of this id here"),
         (("pause", "run"), "run run: it is finished, there is nothing to pause"),
@@ -102,8 +102,8 @@ def test_a_run_from_pause_to_stop_and_on(fanin: Fanin, host: Hosted) -> None:
         (("promote", "nowhere", "0", "run"), "run nowhere: has no version 0"),
     ],
 )
-def test_commands_that_cannot_be_carried_out(fanin: Fanin, host: Hosted, words: tuple[str, ...], said: str) -> None:
-    assert one_line(fanin(*words, "--state", host.state), words[0]) == said
+def test_commands_that_cannot_be_executed(fanin: Fanin, host: Hosted, words: tuple[str, ...], message: str) -> None:
+    assert one_line(fanin(*words, "--state", host.state), words[0]) == message
 
 
 @pytest.mark.parametrize("number", ["-1", "x"])

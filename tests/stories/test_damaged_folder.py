@@ -35,25 +35,25 @@ def fanin(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def served_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a coordinator that has served."""
     state = tmp_path_factory.mktemp("served") / "state"
-    opened = open_state(state, Durability.PROCESS, (inline, inline), time.time)
-    registry = Registry(opened.devices, time.time)
+    archive = open_state(state, Durability.PROCESS, (inline, inline), time.time)
+    registry = Registry(archive.devices, time.time)
     ensure_token(state / DEVICE_TOKEN, Role.DEVICE, registry)
     ensure_token(state / OPERATOR_TOKEN, Role.OPERATOR, registry)
     local_identity(state / "tls", ("localhost", "127.0.0.1"), datetime.now(UTC))
-    opened.blobs.put_pieces([DATA])
-    del opened, registry
+    archive.blobs.put_pieces([DATA])
+    del archive, registry
     # The database is closed here and not during a test, because closing it moves the write-ahead log into it.
     gc.collect()
     return state
 
 
 @pytest.fixture
-def state(tmp_path: Path, served: Path) -> Path:
+def state(tmp_path: Path, served_folder: Path) -> Path:
     """A copy of that folder."""
-    return Path(shutil.copytree(served, tmp_path / "state"))
+    return Path(shutil.copytree(served_folder, tmp_path / "state"))
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -135,9 +135,9 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
 }
 
 
-@pytest.mark.parametrize("what", DAMAGE)
-def test_a_damaged_folder_is_refused_in_one_line_and_not_changed(fanin: Fanin, state: Path, what: str) -> None:
-    damage, text = DAMAGE[what]
+@pytest.mark.parametrize("case", DAMAGE)
+def test_a_damaged_folder_is_refused_in_one_line_and_not_changed(fanin: Fanin, state: Path, case: str) -> None:
+    damage, text = DAMAGE[case]
     damage(state)
     before = contents(state)
     line = one_line(fanin("serve", "--state", state, "--listen", "127.0.0.1:0"), "serve")
@@ -148,8 +148,8 @@ def test_a_damaged_folder_is_refused_in_one_line_and_not_changed(fanin: Fanin, s
 def test_a_foreign_file_among_the_updates_does_not_prove_an_earlier_coordinator(tmp_path: Path, fanin: Fanin) -> None:
     (tmp_path / "updates").mkdir()
     (tmp_path / "updates" / ".DS_Store").touch()
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        address = f"127.0.0.1:{taken.getsockname()[1]}"
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
         outcome = fanin("serve", "--state", tmp_path, "--listen", address)
     # The start fails only at the port.
     assert one_line(outcome, "serve").startswith(f"{address}: cannot be listened on (Address already in use); ")
@@ -159,15 +159,15 @@ def test_an_empty_folder_in_place_of_the_authority_gets_a_new_one(state: Path, f
     before = (state / "tls" / "ca.pem").read_bytes()
     shutil.rmtree(state / "tls")
     (state / "tls").mkdir()
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        address = f"127.0.0.1:{taken.getsockname()[1]}"
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
         outcome = fanin("serve", "--state", state, "--listen", address)
     # The start fails only at the port.
     assert one_line(outcome, "serve").startswith(f"{address}: cannot be listened on (Address already in use); ")
     assert (state / "tls" / "ca.pem").read_bytes() != before
 
 
-def test_verify_does_not_make_a_database_where_one_is_missing(fanin: Fanin, state: Path) -> None:
+def test_verify_does_not_create_a_missing_database(fanin: Fanin, state: Path) -> None:
     empty_database(state)
     assert one_line(fanin("verify", "run", "--state", state), "verify").startswith(f"{state}/fanin.db: empty, but ")
     assert (state / "fanin.db").stat().st_size == 0
@@ -175,8 +175,8 @@ def test_verify_does_not_make_a_database_where_one_is_missing(fanin: Fanin, stat
 
 def test_a_garbage_server_key_is_replaced(state: Path, fanin: Fanin) -> None:
     (state / "tls" / "server.key").write_bytes(b"garbage")
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        address = f"127.0.0.1:{taken.getsockname()[1]}"
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
         outcome = fanin("serve", "--state", state, "--listen", address)
     # The start fails only at the port.
     assert one_line(outcome, "serve").startswith(f"{address}: cannot be listened on (Address already in use); ")
@@ -192,7 +192,7 @@ def test_a_garbage_server_key_is_replaced(state: Path, fanin: Fanin) -> None:
         (("--listen", "nobody.invalid:1"), "nobody.invalid:1: cannot be listened on ("),
     ],
 )
-def test_a_name_that_is_none_is_wrong_in_one_line(
+def test_an_invalid_name_is_refused_in_one_line(
     fanin: Fanin, tmp_path: Path, options: tuple[str, str], text: str
 ) -> None:
     listen = () if "--listen" in options else ("--listen", "127.0.0.1:0")
@@ -201,7 +201,7 @@ def test_a_name_that_is_none_is_wrong_in_one_line(
 
 
 @pytest.mark.parametrize("entry", ["file", "folder/lock"])
-def test_a_folder_that_cannot_be_one_is_named(fanin: Fanin, tmp_path: Path, entry: str) -> None:
+def test_a_path_that_cannot_be_a_folder_is_named(fanin: Fanin, tmp_path: Path, entry: str) -> None:
     folder, _, lock = entry.partition("/")
     (tmp_path / folder / lock).mkdir(parents=True) if lock else (tmp_path / folder).touch()
     line = one_line(fanin("serve", "--state", tmp_path / folder, "--listen", "127.0.0.1:0"), "serve")

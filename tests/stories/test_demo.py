@@ -30,43 +30,43 @@ def run_demo(folder: Path) -> dict[str, object]:
     command += ["--runtimes", ",".join(RUNTIMES), "--codec", "int8", "--json", str(out)]
     for name in RUNTIMES.values():
         command += ["--device-python", str(ROOT / name / "bin" / "python")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
-    assert done.returncode == 0, done.stderr
-    assert "Top-1 accuracy" in done.stdout
+    completed = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
+    assert completed.returncode == 0, completed.stderr
+    assert "Top-1 accuracy" in completed.stdout
     return dict(json.loads(out.read_text()))
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
+def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
     """The results of one demo."""
     assert all((ROOT / name).exists() for name in RUNTIMES.values()), "make devices makes the devices' environments"
     return run_demo(tmp_path_factory.mktemp("demo"))
 
 
-def test_devices_have_neither_torch_nor_onnx(found: dict[str, object]) -> None:
-    assert set(found["environments"]) == set(RUNTIMES)
-    for environment in found["environments"].values():
+def test_devices_have_neither_torch_nor_onnx(report: dict[str, object]) -> None:
+    assert set(report["environments"]) == set(RUNTIMES)
+    for environment in report["environments"].values():
         assert "No module named 'torch'" in environment["import_torch"]
         assert "No module named 'onnx'" in environment["import_onnx"]
         assert not any(line.startswith(("torch", "onnx==")) for line in environment["packages"])
 
 
-def test_every_runtime_takes_part_in_every_round(found: dict[str, object]) -> None:
-    expected = [environment["runtime"] for environment in found["environments"].values()]
+def test_every_runtime_takes_part_in_every_round(report: dict[str, object]) -> None:
+    expected = [environment["runtime"] for environment in report["environments"].values()]
     assert {name.split()[0] for name in expected} == {"onnxruntime", "ai-edge-litert", "tflite-runtime"}
-    assert found["runtimes"] == dict.fromkeys(expected, NUM_DEVICES // len(RUNTIMES) * (NUM_ROUNDS + 1))
+    assert report["runtimes"] == dict.fromkeys(expected, NUM_DEVICES // len(RUNTIMES) * (NUM_ROUNDS + 1))
 
 
-def test_the_federation_learns_and_the_circle_is_closed(found: dict[str, object]) -> None:
-    accuracy = found["accuracy"]
+def test_the_federation_learns_and_the_circle_is_closed(report: dict[str, object]) -> None:
+    accuracy = report["accuracy"]
     assert set(accuracy) == {"pretrained", "federated", "final", "centralised"}
     assert accuracy["federated"]["int8"] > accuracy["pretrained"]["int8"]
-    assert found["int8_agreement"] >= 0.97
+    assert report["int8_agreement"] >= 0.97
     # Three federated Rounds, and one from the datacenter's Version.
-    assert found["rounds"] == NUM_ROUNDS + 1
-    assert len(found["acceptance_order"]) == NUM_ROUNDS + 1
+    assert report["rounds"] == NUM_ROUNDS + 1
+    assert len(report["acceptance_order"]) == NUM_ROUNDS + 1
     assert all(
-        sorted(order) == [f"device-{index}" for index in range(NUM_DEVICES)] for order in found["acceptance_order"]
+        sorted(order) == [f"device-{index}" for index in range(NUM_DEVICES)] for order in report["acceptance_order"]
     )
     # One byte for each value, and little overhead.
-    assert NUM_DEVICES * 19_946 <= found["bytes_up_per_round"] < 1.1 * NUM_DEVICES * 19_946
+    assert NUM_DEVICES * 19_946 <= report["bytes_up_per_round"] < 1.1 * NUM_DEVICES * 19_946

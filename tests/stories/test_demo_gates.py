@@ -25,19 +25,19 @@ DEVICE_PYTHON = Path(__file__).parents[2] / ".venv-device" / "bin" / "python"
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("seed", [0, 5])
-def test_the_demo_keeps_its_promises(tmp_path: Path, seed: int) -> None:
+def test_the_demo_passes_its_gates(tmp_path: Path, seed: int) -> None:
     out = tmp_path / "demo.json"
     command = [sys.executable, "-m", "fanin.commands.main", "demo", "--seed", str(seed)]
     command += ["--device-python", str(DEVICE_PYTHON), "--json", str(out)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(out.read_text())
-    accuracy = found["accuracy"]
+    completed = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert completed.returncode == 0, completed.stderr
+    report = json.loads(out.read_text())
+    accuracy = report["accuracy"]
     assert accuracy["final"]["int8"] >= 0.95
     assert accuracy["final"]["int8"] - accuracy["pretrained"]["int8"] >= 0.05
     assert accuracy["final"]["float"] - accuracy["final"]["int8"] <= 0.01
-    assert found["int8_agreement"] >= 0.99
-    assert found["devices"] == 8
+    assert report["int8_agreement"] >= 0.99
+    assert report["devices"] == 8
 
 
 # tests/parallel/test_parity.py has the same check in one pool of processes. It checks this model in CI, and
@@ -48,13 +48,13 @@ def test_the_datacenter_on_its_four_processes_is_one_process(tmp_path: Path) -> 
     np.savez(tmp_path / "data.npz", x=public.inputs["x"], y=public.y)
     module = task.app(0).module
     (tmp_path / "initial.bin").write_bytes(encode_parameters(parameter_table(module), parameter_vector(module)))
-    turn = replace(task.pretrain, max_epochs=10)
-    four = launch(job_config(task, turn, tmp_path, shape, 0), shape.num_ranks, tmp_path / "job")
-    one = train(job_config(task, turn, tmp_path, MeshShape(), 0), 0, 1)
-    assert (str(shape), four.metrics.num_ranks, four.table) == ("pp=2,tp=2", 4, one.table)
-    assert len(one.metrics.trained.losses) == 50
-    assert four.metrics.trained.losses == pytest.approx(one.metrics.trained.losses, abs=1e-5)
-    assert np.abs(four.parameters - one.parameters).max() < 1e-5
+    pretrain = replace(task.pretrain, max_epochs=10)
+    parallel = launch(job_config(task, pretrain, tmp_path, shape, 0), shape.num_ranks, tmp_path / "job")
+    single = train(job_config(task, pretrain, tmp_path, MeshShape(), 0), 0, 1)
+    assert (str(shape), parallel.metrics.num_ranks, parallel.table) == ("pp=2,tp=2", 4, single.table)
+    assert len(single.metrics.trained.losses) == 50
+    assert parallel.metrics.trained.losses == pytest.approx(single.metrics.trained.losses, abs=1e-5)
+    assert np.abs(parallel.parameters - single.parameters).max() < 1e-5
 
 
 @pytest.mark.nightly
@@ -65,8 +65,8 @@ def test_fashion_mnist_is_learnt_from_a_byte_a_value(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "fanin.commands.main", "demo", "--dataset", "fashion-mnist", "--codec", "int8"]
     command += ["--rounds", "40", "--device-python", str(DEVICE_PYTHON), "--json", str(out)]
     environment = os.environ | {"FANIN_DATA": str(places.data)}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, env=environment)
-    assert done.returncode == 0, done.stderr
+    completed = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, env=environment)
+    assert completed.returncode == 0, completed.stderr
     accuracy = json.loads(out.read_text())["accuracy"]
     assert accuracy["federated"]["int8"] >= 0.88
     assert accuracy["federated"]["float"] - accuracy["federated"]["int8"] <= 0.005

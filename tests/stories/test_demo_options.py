@@ -24,7 +24,7 @@ def fanin(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (("--rounds", "-1"), "--rounds, --delay-seed: got -1 and -1, expected at least 0 and -1"),
         (("--delay-seed", "-2"), "--rounds, --delay-seed: got 0 and -2, expected at least 0 and -1"),
@@ -49,18 +49,18 @@ def fanin(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) and value[-1] != sys.executable else "",
 )
-def test_an_option_that_makes_no_sense_is_told(fanin: Fanin, words: tuple[str, ...], said: str) -> None:
-    assert one_line(fanin("demo", *words), "demo").replace("the devices' environments", "them") == said
+def test_an_invalid_option_is_reported(fanin: Fanin, words: tuple[str, ...], message: str) -> None:
+    assert one_line(fanin("demo", *words), "demo").replace("the devices' environments", "them") == message
 
 
-def test_a_folder_that_holds_something_is_left_alone(fanin: Fanin, tmp_path: Path) -> None:
+def test_a_folder_that_is_not_empty_is_refused(fanin: Fanin, tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("something")
-    said = one_line(fanin("demo", "--device-python", sys.executable, "--state", tmp_path), "demo")
-    assert said == f"--state: {tmp_path} is not empty; name a new folder"
+    message = one_line(fanin("demo", "--device-python", sys.executable, "--state", tmp_path), "demo")
+    assert message == f"--state: {tmp_path} is not empty; name a new folder"
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 
-def measured(num: int, flips: int) -> Quality:
+def quality(num: int, flips: int) -> Quality:
     """Return the quality for ``num`` examples, of which int8 misses ``flips`` that float classifies correctly."""
     return Quality(
         num_examples=num,
@@ -72,12 +72,12 @@ def measured(num: int, flips: int) -> Quality:
     )
 
 
-@pytest.mark.parametrize(("num", "allowed"), [(100, 3), (200, 3), (1000, 10)])
-def test_the_second_turn_is_published_only_if_int8_keeps_up(num: int, allowed: int) -> None:
+@pytest.mark.parametrize(("num", "max_flips"), [(100, 3), (200, 3), (1000, 10)])
+def test_the_second_training_is_published_only_if_int8_keeps_up(num: int, max_flips: int) -> None:
     flat = np.zeros(3, np.float32)
-    for flips in (0, allowed):
-        train = with_drop_check(lambda x: x + 1, lambda _, flips=flips: measured(num, flips), allowed_drop(num))
+    for flips in (0, max_flips):
+        train = with_drop_check(lambda x: x + 1, lambda _, flips=flips: quality(num, flips), allowed_drop(num))
         np.testing.assert_array_equal(train(flat), flat + 1)
-    train = with_drop_check(lambda x: x + 1, lambda _: measured(num, allowed + 1), allowed_drop(num))
+    train = with_drop_check(lambda x: x + 1, lambda _: quality(num, max_flips + 1), allowed_drop(num))
     with pytest.raises(InvalidVersion, match=r"the version that was trained: int8 is \d\.\d\d points worse than float"):
         train(flat)

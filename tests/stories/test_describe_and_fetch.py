@@ -57,7 +57,7 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosted]:
     host.stop()
 
 
-def test_a_run_is_described_to_programs_and_to_people(fanin: Fanin, host: Hosted) -> None:
+def test_a_run_is_described_as_json_and_as_text(fanin: Fanin, host: Hosted) -> None:
     outcome = fanin("describe", "run", "--state", host.state, "--json")
     assert outcome.status == 0, outcome
     row = json.loads(outcome.out)
@@ -81,29 +81,29 @@ def test_a_run_is_described_to_programs_and_to_people(fanin: Fanin, host: Hosted
     assert first == {"round": 1, "base_version": 0, "phase": "published", "num_updates": 3, "version": 1}
     assert second == {"round": 2, "base_version": 1, "phase": "selecting", "num_updates": 1, "version": 0}
 
-    told = fanin("describe", "run", "--state", host.state, "--rounds", "1").out.splitlines()
-    assert told[0] == "run run"
-    assert "  state     running" in told
-    assert "  rounds    1 that ended in a version, of 3 planned" in told
-    assert f"            {device.device_id}" in told
-    assert told[-1].startswith("  round 2: selecting, from version 1, 1 updates, opened ")
-    assert not any(line.startswith("  round 1:") for line in told)
+    lines = fanin("describe", "run", "--state", host.state, "--rounds", "1").out.splitlines()
+    assert lines[0] == "run run"
+    assert "  state     running" in lines
+    assert "  rounds    1 that ended in a version, of 3 planned" in lines
+    assert f"            {device.device_id}" in lines
+    assert lines[-1].startswith("  round 2: selecting, from version 1, 1 updates, opened ")
+    assert not any(line.startswith("  round 1:") for line in lines)
 
 
 def test_the_devices_that_a_round_accepted_are_listed_in_their_order(host: Hosted) -> None:
     with host.operator() as operator:
-        listed = tuple(operator.accepted_devices("run", 1))
-        closed = [one.event for one in islice(operator.watch("run"), 4) if isinstance(one.event, RoundClosed)]
-        assert [(event.round, event.num_accepted, event.accepted) for event in closed] == [(1, f.NUM_DEVICES, listed)]
+        devices = tuple(operator.accepted_devices("run", 1))
+        rounds = [entry.event for entry in islice(operator.watch("run"), 4) if isinstance(entry.event, RoundClosed)]
+        assert [(event.round, event.num_accepted, event.accepted) for event in rounds] == [(1, f.NUM_DEVICES, devices)]
         # The second Round is open.
         assert list(operator.accepted_devices("run", 2)) == []
         with raises(NotFound, "run run: has no round 9"):
             list(operator.accepted_devices("run", 9))
 
 
-def test_every_phase_of_a_round_has_a_word_of_the_wire() -> None:
-    words = {f"ROUND_PHASE_{phase.name}" for phase in RoundPhase}
-    assert words == set(control_pb2.RoundPhase.keys()) - {"ROUND_PHASE_UNSPECIFIED"}
+def test_every_phase_of_a_round_has_a_value_in_the_protocol() -> None:
+    names = {f"ROUND_PHASE_{phase.name}" for phase in RoundPhase}
+    assert names == set(control_pb2.RoundPhase.keys()) - {"ROUND_PHASE_UNSPECIFIED"}
 
 
 def test_a_description_is_bounded(host: Hosted) -> None:
@@ -114,17 +114,17 @@ def test_a_description_is_bounded(host: Hosted) -> None:
             operator.describe("run", MAX_DESCRIBED_ROUNDS + 1)
 
 
-def test_a_run_that_is_paused_and_one_that_was_stopped_are_described(host: Hosted) -> None:
+def test_a_paused_run_and_a_stopped_run_are_described(host: Hosted) -> None:
     bundle = f.bundle_in(host.folder, f.SMALL_SHAPES)
     host.start_run(f.plan(), bundle, f.PUBLISHER, run_id="other")
     host.await_round("other", 1)
     with host.operator() as operator:
         operator.command(Command(command_id="pause-it", run_id="other", what=Pause()))
-        (paused,) = operator.describe("other").rounds
+        (paused_round,) = operator.describe("other").rounds
         operator.command(Command(command_id="stop-it", run_id="other", what=Stop()))
-        stopped = operator.describe("other")
-    assert (paused.phase, stopped.rounds[0].phase) == (RoundPhase.PAUSED, RoundPhase.FAILED)
-    assert (stopped.num_at_work, stopped.deadline_s) == (0, 0.0)
+        description = operator.describe("other")
+    assert (paused_round.phase, description.rounds[0].phase) == (RoundPhase.PAUSED, RoundPhase.FAILED)
+    assert (description.num_at_work, description.deadline_s) == (0, 0.0)
 
 
 def test_at_most_a_hundred_devices_are_named(fanin: Fanin, tmp_path: Path) -> None:
@@ -135,10 +135,10 @@ def test_at_most_a_hundred_devices_are_named(fanin: Fanin, tmp_path: Path) -> No
         for device in f.peers(host, bundle, tmp_path, MAX_NAMED_DEVICES + 2):
             device.begin()
         with host.operator() as operator:
-            found = operator.describe("run")
+            description = operator.describe("run")
     finally:
         host.stop()
-    assert (found.num_at_work, len(found.at_work)) == (MAX_NAMED_DEVICES + 2, MAX_NAMED_DEVICES)
+    assert (description.num_at_work, len(description.at_work)) == (MAX_NAMED_DEVICES + 2, MAX_NAMED_DEVICES)
 
 
 def test_a_version_is_fetched_as_a_file_of_arrays(fanin: Fanin, host: Hosted, tmp_path: Path) -> None:
@@ -154,14 +154,14 @@ def test_a_version_is_fetched_as_a_file_of_arrays(fanin: Fanin, host: Hosted, tm
         assert {name: arrays[name].shape for name in arrays} == f.SMALL_SHAPES
         assert np.concatenate([arrays[name].ravel() for name in sorted(f.SMALL_SHAPES)]).tobytes() == flat.tobytes()
     # A second fetch is no error, and writes nothing.
-    written = out.stat().st_mtime_ns
+    mtime_ns = out.stat().st_mtime_ns
     row = json.loads(fanin(*words, "--json").out)
     assert (row["version"], row["version_sha256"], row["written"]) == (1, version.sha256, False)
-    assert out.stat().st_mtime_ns == written
+    assert out.stat().st_mtime_ns == mtime_ns
     # Another Version replaces it only with ``--force``.
-    said = one_line(fanin(*words, "--version", "0"), "fetch")
-    assert said == f"{out}: something else is there; name another --out, or, if it is a version, --force"
-    assert out.stat().st_mtime_ns == written
+    message = one_line(fanin(*words, "--version", "0"), "fetch")
+    assert message == f"{out}: something else is there; name another --out, or, if it is a version, --force"
+    assert out.stat().st_mtime_ns == mtime_ns
     assert json.loads(fanin(*words, "--version", "0", "--force", "--json").out)["written"] is True
     with np.load(out) as arrays:
         assert not any(arrays[name].any() for name in arrays)
@@ -178,26 +178,26 @@ def test_a_version_is_fetched_as_a_folder_with_its_bundle(fanin: Fanin, host: Ho
     with host.operator() as operator:
         version = operator.version("run", 1).version
     assert (facts["version_sha256"], facts["signature"]) == (version.sha256, version.signature.hex())
-    opened = open_folder(out / "bundle", trusted=(f.PUBLISHER.public,))
-    assert opened.sha256 == facts["bundle_sha256"]
-    assert all(opened.artifact(name) for name in opened.manifest.artifacts)
+    bundle = open_folder(out / "bundle", trusted=(f.PUBLISHER.public,))
+    assert bundle.sha256 == facts["bundle_sha256"]
+    assert all(bundle.artifact(name) for name in bundle.manifest.artifacts)
     table, flat = decode_parameters((out / "parameters").read_bytes())
-    assert table == opened.manifest.table
+    assert table == bundle.manifest.table
     assert flat.any()
     # A fetch without the Bundle finds the Version there already. A folder with a file of the user's is never replaced.
     assert fanin(*words).out.endswith(f"is there already: {out}\n")
     (out / "notes").write_text("mine")
-    again = ("fetch", "run", "--state", host.state, "--out", out, "--version", "0", "--force")
-    assert one_line(fanin(*again), "fetch").startswith(f"{out}: something else is there")
+    forced = ("fetch", "run", "--state", host.state, "--out", out, "--version", "0", "--force")
+    assert one_line(fanin(*forced), "fetch").startswith(f"{out}: something else is there")
     assert (out / "notes").read_text() == "mine"
     (out / "notes").unlink()
-    assert fanin(*again).status == 0
+    assert fanin(*forced).status == 0
     assert sorted(path.name for path in out.iterdir()) == ["parameters", "version.json"]
     assert sorted(path.name for path in tmp_path.iterdir()) == [key.name, out.name]
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (("fetch", "none", "--out", "x"), "run 'none': there is none of this id here"),
         (("fetch", "run", "--out", "x", "--version", "7"), "run run: has no version 7"),
@@ -206,47 +206,47 @@ def test_a_version_is_fetched_as_a_folder_with_its_bundle(fanin: Fanin, host: Ho
     ],
     ids=lambda value: "" if isinstance(value, str) else " ".join(value),
 )
-def test_what_cannot_be_found_is_told(
-    fanin: Fanin, host: Hosted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], said: str
+def test_an_unknown_run_or_version_is_reported(
+    fanin: Fanin, host: Hosted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert one_line(fanin(*words, "--state", host.state), words[0]) == said
+    assert one_line(fanin(*words, "--state", host.state), words[0]) == message
     assert list(tmp_path.iterdir()) == []
 
 
 class Forger(Operator):
     """An operator's client of a coordinator that changes its replies."""
 
-    what = ""
+    forgery = ""
 
     def version(self, run_id: str, number: int | None = None) -> VersionWithBundle:
         """Return another Version than the signed one."""
-        found = super().version(run_id, number)
-        version = found.version
-        match self.what:
+        reply = super().version(run_id, number)
+        version = reply.version
+        match self.forgery:
             case "signature":
                 version = replace(version, signature=bytes(64))
             case "number":
                 version = super().version(run_id, 0).version
             case "publisher":
-                return replace(found, bundle=replace(found.bundle, public_key=STRANGER.public))
-        return replace(found, version=version)
+                return replace(reply, bundle=replace(reply.bundle, public_key=STRANGER.public))
+        return replace(reply, version=version)
 
     def chunk(self, sha256: str) -> bytes:
         """Return other bytes than those that the digest names."""
         data = super().chunk(sha256)
-        return data[:-1] + bytes([data[-1] ^ 1]) if self.what == "bytes" else data
+        return data[:-1] + bytes([data[-1] ^ 1]) if self.forgery == "bytes" else data
 
 
 @pytest.mark.parametrize(
-    ("what", "kind"),
+    ("forgery", "kind"),
     [("signature", InvalidVersion), ("number", InvalidVersion), ("publisher", InvalidBundle), ("bytes", InvalidInput)],
 )
-def test_what_a_coordinator_has_changed_is_never_fetched(host: Hosted, what: str, kind: type[FaninError]) -> None:
-    with closing(Connection(host.address, host.ca)) as line:
-        forger = Forger(line, host.operator_token)
+def test_a_forged_reply_is_never_fetched(host: Hosted, forgery: str, kind: type[FaninError]) -> None:
+    with closing(Connection(host.address, host.ca)) as connection:
+        forger = Forger(connection, host.operator_token)
         assert fetch_version(forger, "run", 1, f.PUBLISHER.public).version.number == 1
-        forger.what = what
+        forger.forgery = forgery
         with pytest.raises(kind):
             fetch_version(forger, "run", 1, f.PUBLISHER.public)
 

@@ -25,7 +25,7 @@ def host(tmp_path: Path) -> Iterator[Hosted]:
     host.stop()
 
 
-def needed(host: Hosted, bundle: Bundle, payloads: set[str]) -> set[str]:
+def needed_files(host: Hosted, bundle: Bundle, payloads: set[str]) -> set[str]:
     """Return the files of all Versions of a Run, and the files from which they are computed."""
     artifacts = set(bundle.manifest.artifacts.values())
     with host.operator() as operator:
@@ -36,7 +36,7 @@ def needed(host: Hosted, bundle: Bundle, payloads: set[str]) -> set[str]:
     return payloads | {f"blobs/{sha256[:2]}/{sha256}" for sha256 in chunks}
 
 
-def work(device: Peer, round_number: int) -> str:
+def upload_update(device: Peer, round_number: int) -> str:
     """Take part in a Round, and return the coordinator's file of the Update."""
     device.begin()
     assert device.work.round == round_number
@@ -45,13 +45,13 @@ def work(device: Peer, round_number: int) -> str:
     return f"updates/run/{round_number}/{device.device_id}.{header.payload.sha256[:16]}.payload"
 
 
-def test_a_run_leaves_what_its_versions_are_computed_from_and_nothing_else(host: Hosted) -> None:
+def test_a_run_leaves_only_the_files_of_its_versions(host: Hosted) -> None:
     bundle = f.bundle_in(host.folder)
     host.start_run(f.plan(NUM_ROUNDS), bundle, f.PUBLISHER)
     devices = f.peers(host, bundle, host.folder)
     # A Round that fails, with an accepted Update, a half-sent one and a wrong one.
-    given_up = work(devices[0], 1)
-    assert given_up in snapshot(host.state).files
+    failed_file = upload_update(devices[0], 1)
+    assert failed_file in snapshot(host.state).files
     for device in devices[1:]:
         device.begin()
     header, payload = devices[1].update()
@@ -64,11 +64,11 @@ def test_a_run_leaves_what_its_versions_are_computed_from_and_nothing_else(host:
     payloads = set()
     for number in range(2, 2 + NUM_ROUNDS):
         host.await_round("run", number)
-        payloads |= {work(device, number) for device in devices}
+        payloads |= {upload_update(device, number) for device in devices}
     assert len(host.published()) == NUM_ROUNDS
     # A file that a process left because it died while it wrote.
     host.stop()
-    (some, *_) = (host.state / "blobs").glob("*/*")
-    some.with_name(f"{some.name}.0123abcd.new").write_bytes(b"half")
+    (blob, *_) = (host.state / "blobs").glob("*/*")
+    blob.with_name(f"{blob.name}.0123abcd.new").write_bytes(b"half")
     host.start()
-    assert set(snapshot(host.state).files) == needed(host, bundle, payloads)
+    assert set(snapshot(host.state).files) == needed_files(host, bundle, payloads)

@@ -33,7 +33,7 @@ def example() -> str:
 
 
 @contextmanager
-def app_in(folder: Path, address: str) -> Iterator[Path]:
+def app_output(folder: Path, address: str) -> Iterator[Path]:
     """Run the app in a process of its own, and yield the file with its output."""
     (folder / "app.py").write_text(example())
     out = folder / "out"
@@ -50,8 +50,8 @@ def app_in(folder: Path, address: str) -> Iterator[Path]:
 
 def await_line(out: Path, expected: str) -> str:
     """Wait for the first line that matches, and return it."""
-    until = time.monotonic() + WAIT_S
-    while time.monotonic() < until:
+    deadline = time.monotonic() + WAIT_S
+    while time.monotonic() < deadline:
         for line in out.read_text().splitlines():
             if re.fullmatch(expected, line):
                 return line
@@ -77,11 +77,11 @@ def host(tmp_path: Path) -> Iterator[Hosted]:
     host.stop()
 
 
-def test_the_documented_app_waits_until_it_may_trains_and_answers_without_a_coordinator(
+def test_the_documented_app_waits_for_permission_trains_and_predicts_without_a_coordinator(
     tmp_path: Path, host: Hosted
 ) -> None:
     (tmp_path / "on-battery").touch()
-    with app_in(tmp_path, host.address) as out, host.operator() as operator:
+    with app_output(tmp_path, host.address) as out, host.operator() as operator:
         time.sleep(1.5)
         assert operator.run("run").version == 0 and out.read_text() == ""
         (tmp_path / "on-battery").unlink()
@@ -89,31 +89,31 @@ def test_the_documented_app_waits_until_it_may_trains_and_answers_without_a_coor
         assert operator.run("run").state is RunState.FINISHED
         # The second Round began from Version 1 and was the last. No Assignment brings Version 2, so the coordinator
         # names it.
-        before = await_line(out, r"version \('run', 2\): 0\.\d{3} of 10 right")
+        line = await_line(out, r"version \('run', 2\): 0\.\d{3} of 10 right")
     host.stop()
-    with app_in(tmp_path, host.address) as out:
-        assert await_line(out, r"version .*") == before
+    with app_output(tmp_path, host.address) as out:
+        assert await_line(out, r"version .*") == line
 
 
-def test_what_the_app_says_is_refused_without_a_trusted_publisher(tmp_path: Path, host: Hosted) -> None:
+def test_the_app_refuses_a_bundle_without_a_trusted_publisher(tmp_path: Path, host: Hosted) -> None:
     (tmp_path / "publisher.pub").write_text("5a" * 32 + "\n")
-    with app_in(tmp_path, host.address) as out, host.operator() as operator:
-        until = time.monotonic() + WAIT_S
-        while "fetch: " not in (tmp_path / "err").read_text() and time.monotonic() < until:
+    with app_output(tmp_path, host.address) as out, host.operator() as operator:
+        deadline = time.monotonic() + WAIT_S
+        while "fetch: " not in (tmp_path / "err").read_text() and time.monotonic() < deadline:
             time.sleep(0.05)
         assert "publisher" in (tmp_path / "err").read_text()
         assert operator.run("run").version == 0 and out.read_text() == ""
 
 
-def test_a_coordinator_that_refuses_for_good_is_told_in_the_log(
+def test_a_permanent_refusal_of_the_coordinator_is_logged(
     tmp_path: Path, host: Hosted, caplog: pytest.LogCaptureFixture
 ) -> None:
-    home = DeviceSettings(
+    settings = DeviceSettings(
         server=host.address, ca=host.ca, token="wrong", publisher=PUBLISHER.public, folder=tmp_path / "device-0"
     )
-    with join(home, open_npz(tmp_path / "device-0.npz", 0, 0.2)) as client:
-        until = time.monotonic() + WAIT_S
-        while "the client stopped" not in caplog.text and time.monotonic() < until:
+    with join(settings, open_npz(tmp_path / "device-0.npz", 0, 0.2)) as client:
+        deadline = time.monotonic() + WAIT_S
+        while "the client stopped" not in caplog.text and time.monotonic() < deadline:
             time.sleep(0.05)
         assert re.search(r"the client stopped: 127\.0\.0\.1:\d+: .*token", caplog.text)
         assert client.served_version is None
@@ -123,7 +123,7 @@ def test_a_coordinator_that_refuses_for_good_is_told_in_the_log(
 def test_an_app_whose_code_raises_still_takes_part(
     tmp_path: Path, host: Hosted, caplog: pytest.LogCaptureFixture
 ) -> None:
-    home = DeviceSettings(
+    settings = DeviceSettings(
         server=host.address,
         ca=host.ca,
         token=host.device_token,
@@ -137,7 +137,7 @@ def test_an_app_whose_code_raises_still_takes_part(
             raise faults.pop()
         return True
 
-    with join(home, open_npz(tmp_path / "device-0.npz", 0, 0.2), may_work) as client:
+    with join(settings, open_npz(tmp_path / "device-0.npz", 0, 0.2), may_work) as client:
         assert [event.number for event in host.published()] == [1, 2]
         assert client.failure is None
     assert "may_work: RuntimeError: no battery service" in caplog.text

@@ -17,7 +17,7 @@ from fanin.server.evaluation.jobs import EvaluationJob
 from fanin.server.evaluation.process import EvaluatorProcess
 from fanin.server.storage.contracts.values import BUNDLE
 
-NOTING: Final = """
+RECORDER: Final = """
 import json, os, subprocess, sys
 
 folder, num_deaths = sys.argv[1], int(sys.argv[2])
@@ -37,8 +37,8 @@ real.stdin.close()
 """A process in front of the real one, which records its id and each job, and dies at a number of first jobs."""
 
 
-def noting(folder: Path, num_deaths: int) -> tuple[str, ...]:
-    return (sys.executable, "-c", NOTING, str(folder), str(num_deaths), *COMMAND)
+def recorder(folder: Path, num_deaths: int) -> tuple[str, ...]:
+    return (sys.executable, "-c", RECORDER, str(folder), str(num_deaths), *COMMAND)
 
 
 def jobs_of(folder: Path) -> list[tuple[int, str, int]]:
@@ -59,7 +59,7 @@ def versions(number: int) -> list[Float32s]:
 
 async def reopened(folder: Path, data: Path, num_deaths: int) -> Bench:
     """Reopen a coordinator on its folder, with a process that records its jobs."""
-    return await Bench(folder, data, command=noting(folder, num_deaths)).open()
+    return await Bench(folder, data, command=recorder(folder, num_deaths)).open()
 
 
 def test_a_version_whose_process_dies_is_tried_twice_and_again_after_a_restart(tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ def test_a_version_whose_process_dies_is_tried_twice_and_again_after_a_restart(t
         bench = await reopened(tmp_path, data, MAX_TRIES + 1)
         bench.evaluator.start()
         page = await bench.page(2)
-        assert [one.version for one in page] == [0, 1]
+        assert [evaluation.version for evaluation in page] == [0, 1]
         assert (page[0].problem, set(page[0].values)) == ("", {"loss", "accuracy", "accuracy_int8", "int8_agreement"})
         assert page[1].problem == "evaluation: its process ended without a reply (status 7)"
         assert (page[1].values, page[1].data_sha256) == ({}, "")
@@ -105,7 +105,7 @@ def test_the_problem_has_the_status_of_the_process(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_runs_take_turns_and_the_newest_version_of_each_is_first(tmp_path: Path) -> None:
+def test_runs_alternate_and_the_newest_version_of_each_is_first(tmp_path: Path) -> None:
     data = write_data(tmp_path)
 
     async def main() -> None:
@@ -118,14 +118,14 @@ def test_runs_take_turns_and_the_newest_version_of_each_is_first(tmp_path: Path)
         bench = await reopened(tmp_path, data, 0)
         bench.evaluator.start()
         for run_id in ("first", "second"):
-            assert [one.problem for one in await bench.page(3, run_id=run_id)] == [""] * 3
+            assert [evaluation.problem for evaluation in await bench.page(3, run_id=run_id)] == [""] * 3
         await bench.close()
 
     asyncio.run(main())
     jobs = [(run_id, number) for _, run_id, number in jobs_of(tmp_path)]
     assert [number for _, number in jobs] == [2, 2, 1, 1, 0, 0]
     for number in range(3):
-        assert {run_id for run_id, each in jobs if each == number} == {"first", "second"}
+        assert {run_id for run_id, version in jobs if version == number} == {"first", "second"}
     # The Run that was evaluated longest ago is next.
     assert [run_id for run_id, _ in jobs[::2]] == [jobs[0][0]] * 3
     assert len({pid for pid, _, _ in jobs_of(tmp_path)}) == 1

@@ -36,7 +36,7 @@ EFFECTS: Final = [effect.__name__ for effect in get_args(e.Effect) if effect not
 Assign is excluded: it is answered at once and leaves nothing durable, so a device without an answer asks again. Fail
 has tests of its own.
 """
-COMMANDS: Final = {what.__name__ for what in get_args(get_type_hints(Command)["what"])}
+COMMANDS: Final = {action.__name__ for action in get_args(get_type_hints(Command)["what"])}
 NUM_MOMENTS: Final = 50
 NUM_DEVICES: Final = 3
 
@@ -45,17 +45,17 @@ NUM_DEVICES: Final = 3
 class Ending:
     """The part of a Run's result that a kill may not change, and the moments of the Run and of each command.
 
-    ``happened`` has the digests of the newest Version's tensors, and the events.
+    ``record`` has the digests of the newest Version's tensors, and the events.
     """
 
-    happened: tuple[object, ...]
+    record: tuple[object, ...]
     moments: tuple[str, ...]
     kills: tuple[str, ...]
     commands: dict[str, range]
     num_stale: int
 
 
-def places(concurrency: int, max_rounds: int) -> Plan:
+def full_plan(concurrency: int, max_rounds: int) -> Plan:
     """Return a Plan without spare places.
 
     It has a rule that reads payloads again, and an optimizer and stages that have state.
@@ -81,7 +81,7 @@ class Scene:
     bundle: Bundle
     tasks: list[asyncio.Task[None]]
 
-    async def rested(self) -> None:
+    async def await_rest(self) -> None:
         """Wait until no Round is to follow."""
 
         async def watch(runs: Runs) -> None:
@@ -101,9 +101,9 @@ class Scene:
         assert [verdict.problem for verdict in verify_run(state, "run") if verdict.problem] == []
         assert self.mortal.accepted
         assert all(state.rounds.update("run", number, device) for device, number in self.mortal.accepted)
-        events = [recorded.event for recorded in state.runs.events("run")]
+        events = [entry.event for entry in state.runs.events("run")]
         return Ending(
-            happened=(digests(state.runs.version("run")), *(told(event) for event in events)),
+            record=(digests(state.runs.version("run")), *(stable_fields(event) for event in events)),
             num_stale=sum(event.num_stale for event in events if isinstance(event, VersionPublished)),
             moments=tuple(self.mortal.moments),
             kills=tuple(self.mortal.kills),
@@ -111,12 +111,12 @@ class Scene:
         )
 
 
-async def begin(mortal: Mortal, folder: Path, wanted: Plan, work_s: Iterator[float]) -> Scene:
+async def begin(mortal: Mortal, folder: Path, run_plan: Plan, work_s: Iterator[float]) -> Scene:
     """Publish the Bundle, start the Run, and let devices work for ``work_s`` seconds each time."""
     await mortal.start()
-    bundle = bundle_in(folder, scaffold=bool(wanted.stages))
-    await mortal.operate(lambda runs: start(runs, bundle, wanted))
-    tasks = [asyncio.create_task(one.run()) for one in mortal.devices(NUM_DEVICES, lambda _: next(work_s))]
+    bundle = bundle_in(folder, scaffold=bool(run_plan.stages))
+    await mortal.operate(lambda runs: start(runs, bundle, run_plan))
+    tasks = [asyncio.create_task(device.run()) for device in mortal.devices(NUM_DEVICES, lambda _: next(work_s))]
     return Scene(mortal=mortal, bundle=bundle, tasks=tasks)
 
 
@@ -126,38 +126,38 @@ def digests(version: Version | None) -> tuple[str, ...]:
     return version.sha256, *(tensor.sha256 for tensor in version.auxiliary.values())
 
 
-def told(event: RunEvent) -> tuple[object, ...]:
+def stable_fields(event: RunEvent) -> tuple[object, ...]:
     """Return an event without the fields that depend on time and on the order of arrival."""
     names = ("number", "round", "version_sha256", "base_version", "rounds", "state", "reason", "adopted_number")
     return type(event).__name__, *(getattr(event, name, None) for name in names)
 
 
-def first_then(first: float, then: float) -> Iterator[float]:
-    """Yield ``first`` seconds of work, and ``then`` seconds each time afterwards."""
+def work_times(first: float, later: float) -> Iterator[float]:
+    """Yield ``first`` seconds of work, and ``later`` seconds each time afterwards."""
     yield first
     while True:
-        yield then
+        yield later
 
 
 async def federate(folder: Path, kill_at: Collection[int], loses_power: bool = False) -> Ending:
     """Run a Round that fails because a device misses its deadline, and two Rounds that publish Versions."""
     mortal = Mortal(folder, kill_at, loses_power=loses_power)
-    scene = await begin(mortal, folder, places(NUM_DEVICES, 2), first_then(80.0, 10.0))
-    await scene.rested()
+    scene = await begin(mortal, folder, full_plan(NUM_DEVICES, 2), work_times(80.0, 10.0))
+    await scene.await_rest()
     return await scene.end({})
 
 
 async def federate_in_time(folder: Path, kill_at: Collection[int], loses_power: bool = False) -> Ending:
     """Run the same Plan, with all devices in time."""
     mortal = Mortal(folder, kill_at, loses_power=loses_power)
-    scene = await begin(mortal, folder, places(NUM_DEVICES, 2), first_then(10.0, 10.0))
-    await scene.rested()
+    scene = await begin(mortal, folder, full_plan(NUM_DEVICES, 2), work_times(10.0, 10.0))
+    await scene.await_rest()
     return await scene.end({})
 
 
 async def stream(folder: Path, kill_at: Collection[int], loses_power: bool = False) -> Ending:
     """Run Rounds that two of three Updates close. Time decides in which later Round the third one counts."""
-    wanted = plan(
+    run_plan = plan(
         concurrency=NUM_DEVICES,
         buffer=2,
         quorum=1,
@@ -167,15 +167,15 @@ async def stream(folder: Path, kill_at: Collection[int], loses_power: bool = Fal
         outer_optimizer="nesterov",
     )
     mortal = Mortal(folder, kill_at, loses_power=loses_power)
-    scene = await begin(mortal, folder, wanted, first_then(25.0, 10.0))
-    await scene.rested()
+    scene = await begin(mortal, folder, run_plan, work_times(25.0, 10.0))
+    await scene.await_rest()
     return await scene.end({})
 
 
 async def command(folder: Path, kill_at: Collection[int], loses_power: bool = False) -> Ending:
     """Let an operator pause, resume, roll back, publish, resume and stop."""
     mortal = Mortal(folder, kill_at, loses_power=loses_power)
-    scene = await begin(mortal, folder, places(NUM_DEVICES, 2), first_then(30.0, 30.0))
+    scene = await begin(mortal, folder, full_plan(NUM_DEVICES, 2), work_times(30.0, 30.0))
     spans: dict[str, range] = {}
 
     async def carry_out(name: str, call: Callable[[Runs], Awaitable[RunInfo]]) -> None:
@@ -183,18 +183,18 @@ async def command(folder: Path, kill_at: Collection[int], loses_power: bool = Fa
         await mortal.operate(call)
         spans[name] = range(first, len(mortal.moments) + 1)
 
-    async def do(what: Pause | Resume | Stop | Adopt) -> None:
-        name = type(what).__name__
-        wanted = Command(command_id=f"{name}-{len(spans)}", run_id="run", what=what)
-        await carry_out(name, lambda runs: runs.command(wanted))
+    async def send(action: Pause | Resume | Stop | Adopt) -> None:
+        name = type(action).__name__
+        request = Command(command_id=f"{name}-{len(spans)}", run_id="run", what=action)
+        await carry_out(name, lambda runs: runs.command(request))
 
     await asyncio.sleep(5.0)
-    await do(Pause())
+    await send(Pause())
     await asyncio.sleep(5.0)
-    await do(Resume())
-    await scene.rested()
-    await do(Adopt(number=1, rounds=1))
-    await scene.rested()
+    await send(Resume())
+    await scene.await_rest()
+    await send(Adopt(number=1, rounds=1))
+    await scene.await_rest()
     parent = (await mortal.operate(lambda runs: runs.version("run", None))).version
     version, data = next_version(parent, np.ones(22, np.float32), scene.bundle, PUBLISHER)
 
@@ -205,7 +205,7 @@ async def command(folder: Path, kill_at: Collection[int], loses_power: bool = Fa
 
     await carry_out("publish", publish)
     await asyncio.sleep(5.0)
-    await do(Stop())
+    await send(Stop())
     return await scene.end(spans)
 
 
@@ -229,98 +229,102 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Ending:
 
 
 @pytest.fixture(scope="module")
-def in_time(tmp_path_factory: pytest.TempPathFactory) -> Ending:
+def timely_ending(tmp_path_factory: pytest.TempPathFactory) -> Ending:
     """The ending of the Run in which no device is late."""
     return ending(federate_in_time, tmp_path_factory.mktemp("in_time"))
 
 
-def outcomes(undisturbed: Ending, in_time: Ending, number: int) -> tuple[object, ...]:
+def possible_records(undisturbed: Ending, timely_ending: Ending, number: int) -> tuple[object, ...]:
     """Return the possible endings after a kill at a moment.
 
     An Assignment has no row. So a coordinator that is killed after it has sent the third one, but before it has written
     the deadline, knows two devices. It waits for a third, and the late device is in time for it.
     """
     moments = undisturbed.moments
-    unwritten = range(moments.index("before GoOn"), moments.index("after KeepDeadline"))
-    return (undisturbed.happened, in_time.happened) if number - 1 in unwritten else (undisturbed.happened,)
+    window = range(moments.index("before GoOn"), moments.index("after KeepDeadline"))
+    return (undisturbed.record, timely_ending.record) if number - 1 in window else (undisturbed.record,)
 
 
 @pytest.fixture(scope="module")
-def commanded(tmp_path_factory: pytest.TempPathFactory) -> Ending:
+def command_ending(tmp_path_factory: pytest.TempPathFactory) -> Ending:
     """The ending of the Run with commands that is otherwise undisturbed."""
     return ending(command, tmp_path_factory.mktemp("commanded"))
 
 
 @pytest.fixture(scope="module")
-def streamed(tmp_path_factory: pytest.TempPathFactory) -> Ending:
+def stream_ending(tmp_path_factory: pytest.TempPathFactory) -> Ending:
     """The ending of the undisturbed Run with stale Updates."""
     return ending(stream, tmp_path_factory.mktemp("streamed"))
 
 
-def drawn(seed: str, moments: tuple[str, ...]) -> list[int]:
+def draw_moments(seed: str, moments: tuple[str, ...]) -> list[int]:
     """Draw one moment of the Run, and sometimes a second one soon after, during the recovery from the first kill."""
     rng = random.Random(seed)
     first = rng.randint(1, len(moments))
     return [first, first + rng.randint(1, 40)] if rng.random() < 0.3 else [first]
 
 
-def test_the_undisturbed_run_has_every_effect_and_every_command(undisturbed: Ending, commanded: Ending) -> None:
-    counted = {moment for moment in undisturbed.moments if moment.split()[1] not in ("work", "change", "sync")}
-    assert counted == {f"{when} {effect}" for when in ("before", "after") for effect in EFFECTS}
-    assert [event[0] for event in undisturbed.happened].count("RoundFailed") == 1
-    assert [event[0] for event in undisturbed.happened].count("VersionPublished") == 2
-    assert set(commanded.commands) == COMMANDS | {"publish"}
-    assert [event[0] for event in commanded.happened].count("VersionPublished") == 5
+def test_the_undisturbed_run_has_every_effect_and_every_command(undisturbed: Ending, command_ending: Ending) -> None:
+    moments = {moment for moment in undisturbed.moments if moment.split()[1] not in ("work", "change", "sync")}
+    assert moments == {f"{side} {effect}" for side in ("before", "after") for effect in EFFECTS}
+    assert [event[0] for event in undisturbed.record].count("RoundFailed") == 1
+    assert [event[0] for event in undisturbed.record].count("VersionPublished") == 2
+    assert set(command_ending.commands) == COMMANDS | {"publish"}
+    assert [event[0] for event in command_ending.record].count("VersionPublished") == 5
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("side", ["before", "after"])
 @pytest.mark.parametrize("effect", EFFECTS)
-def test_killed_before_and_after_every_effect(undisturbed: Ending, tmp_path: Path, effect: str, when: str) -> None:
-    moment = f"{when} {effect}"
-    found = [number for number, name in enumerate(undisturbed.moments, 1) if name == moment]
-    for number in {found[0], found[-1]}:
-        killed = ending(federate, tmp_path / str(number), [number])
-        assert killed.kills == (moment,)
-        assert killed.happened == undisturbed.happened
+def test_killed_before_and_after_every_effect(undisturbed: Ending, tmp_path: Path, effect: str, side: str) -> None:
+    moment = f"{side} {effect}"
+    numbers = [number for number, name in enumerate(undisturbed.moments, 1) if name == moment]
+    for number in {numbers[0], numbers[-1]}:
+        killed_ending = ending(federate, tmp_path / str(number), [number])
+        assert killed_ending.kills == (moment,)
+        assert killed_ending.record == undisturbed.record
 
 
 @pytest.mark.parametrize("seed", nightly_but(range(NUM_MOMENTS), range(NUM_MOMENTS // 16)))
-def test_killed_at_random_moments(undisturbed: Ending, in_time: Ending, tmp_path: Path, seed: int) -> None:
-    numbers = drawn(f"kill {seed}", undisturbed.moments)
-    killed = ending(federate, tmp_path, numbers)
-    assert killed.kills
-    assert killed.happened in outcomes(undisturbed, in_time, numbers[0])
+def test_killed_at_random_moments(undisturbed: Ending, timely_ending: Ending, tmp_path: Path, seed: int) -> None:
+    numbers = draw_moments(f"kill {seed}", undisturbed.moments)
+    killed_ending = ending(federate, tmp_path, numbers)
+    assert killed_ending.kills
+    assert killed_ending.record in possible_records(undisturbed, timely_ending, numbers[0])
 
 
 @pytest.mark.parametrize("name", [*sorted(COMMANDS), "publish"])
-def test_killed_while_a_command_is_carried_out(commanded: Ending, tmp_path: Path, name: str) -> None:
+def test_killed_while_a_command_is_carried_out(command_ending: Ending, tmp_path: Path, name: str) -> None:
     # Each kill is right after a change, including the command's transaction, and before any notification. A kill
     # between two changes leaves the result of the first one. Every moment is in the nightly suite.
-    numbers = [number for number in commanded.commands[name] if commanded.moments[number - 1] == "after change"]
+    numbers = [
+        number for number in command_ending.commands[name] if command_ending.moments[number - 1] == "after change"
+    ]
     assert numbers
     for number in numbers:
-        killed = ending(command, tmp_path / str(number), [number])
-        assert killed.kills == ("after change",)
-        assert killed.happened == commanded.happened
+        killed_ending = ending(command, tmp_path / str(number), [number])
+        assert killed_ending.kills == ("after change",)
+        assert killed_ending.record == command_ending.record
 
 
 @pytest.mark.parametrize("seed", nightly_but(range(NUM_MOMENTS // 3), range(NUM_MOMENTS // 16)))
-def test_what_was_synced_is_enough(undisturbed: Ending, in_time: Ending, tmp_path: Path, seed: int) -> None:
-    numbers = drawn(f"power {seed}", undisturbed.moments)
-    killed = ending(federate, tmp_path, numbers, loses_power=True)
-    assert killed.kills
-    assert killed.happened in outcomes(undisturbed, in_time, numbers[0])
+def test_the_synced_state_is_enough(undisturbed: Ending, timely_ending: Ending, tmp_path: Path, seed: int) -> None:
+    numbers = draw_moments(f"power {seed}", undisturbed.moments)
+    killed_ending = ending(federate, tmp_path, numbers, loses_power=True)
+    assert killed_ending.kills
+    assert killed_ending.record in possible_records(undisturbed, timely_ending, numbers[0])
 
 
 @pytest.mark.parametrize("seed", nightly_but(range(NUM_MOMENTS // 5), range(NUM_MOMENTS // 24)))
-def test_stale_updates_are_folded_once_whatever_happens(streamed: Ending, tmp_path: Path, seed: int) -> None:
+def test_stale_updates_are_folded_once_after_any_kill(stream_ending: Ending, tmp_path: Path, seed: int) -> None:
     # The closed sets depend on time here. ``end`` checks that each of them gives its Version, and that no Update is
     # lost.
-    assert streamed.num_stale
-    killed = ending(stream, tmp_path, drawn(f"stale {seed}", streamed.moments), loses_power=seed % 2 == 1)
-    assert killed.kills
-    assert [event[0] for event in killed.happened].count("VersionPublished") == 4
-    assert killed.happened[-1] == streamed.happened[-1]
+    assert stream_ending.num_stale
+    killed_ending = ending(
+        stream, tmp_path, draw_moments(f"stale {seed}", stream_ending.moments), loses_power=seed % 2 == 1
+    )
+    assert killed_ending.kills
+    assert [event[0] for event in killed_ending.record].count("VersionPublished") == 4
+    assert killed_ending.record[-1] == stream_ending.record[-1]
 
 
 @pytest.mark.nightly
@@ -328,16 +332,22 @@ def test_stale_updates_are_folded_once_whatever_happens(streamed: Ending, tmp_pa
 @pytest.mark.parametrize("loses_power", [False, True], ids=["killed", "without power"])
 @pytest.mark.parametrize("story", [federate, command])
 def test_every_moment(
-    undisturbed: Ending, in_time: Ending, commanded: Ending, tmp_path: Path, story: Story, *, loses_power: bool
+    undisturbed: Ending,
+    timely_ending: Ending,
+    command_ending: Ending,
+    tmp_path: Path,
+    story: Story,
+    *,
+    loses_power: bool,
 ) -> None:
-    expected = undisturbed if story is federate else commanded
+    expected = undisturbed if story is federate else command_ending
     # A loss of power leaves another state than a kill only after a commit or a sync.
     kinds = ("change", "sync") if loses_power else tuple({moment.split()[1] for moment in expected.moments})
     numbers = [number for number, moment in enumerate(expected.moments, 1) if moment.endswith(kinds)]
-    different = []
+    differences = []
     for number in numbers:
-        killed = ending(story, tmp_path / str(number), [number], loses_power=loses_power)
-        allowed = outcomes(expected, in_time, number) if story is federate else (expected.happened,)
-        if killed.happened not in allowed or len(killed.kills) != 1:
-            different.append((number, expected.moments[number - 1]))
-    assert different == []
+        killed_ending = ending(story, tmp_path / str(number), [number], loses_power=loses_power)
+        records = possible_records(expected, timely_ending, number) if story is federate else (expected.record,)
+        if killed_ending.record not in records or len(killed_ending.kills) != 1:
+            differences.append((number, expected.moments[number - 1]))
+    assert differences == []

@@ -110,7 +110,7 @@ def app(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_bundle_in_both_formats_and_what_its_maker_should_know(fanin: Fanin, app: Path, tmp_path: Path) -> None:
+def test_a_bundle_in_both_formats_and_the_notes_for_its_publisher(fanin: Fanin, app: Path, tmp_path: Path) -> None:
     key, out = tmp_path / "publisher.key", tmp_path / "bundle"
     outcome = fanin("export", f"{app}:plain", "--out", out, "--key", key, "--json")
     assert outcome.status == 0, outcome.err
@@ -123,15 +123,17 @@ def test_a_bundle_in_both_formats_and_what_its_maker_should_know(fanin: Fanin, a
     assert bundle.sha256 == row["bundle"]
     (tmp_path / "model.tflite").write_bytes(bundle.artifact("model.tflite"))
     np.save(tmp_path / "x.npy", np.ones((1, *bundle.manifest.signatures["infer"].inputs[0].shape[1:]), np.float32))
-    asked = fanin("infer", tmp_path / "model.tflite", "--data", tmp_path / "x.npy", "--signature", "infer")
-    assert asked.status == 0 and asked.err.startswith("note: a file with the signatures infer and train is a bundle's")
-    again = fanin("export", f"{app}:plain", "--out", out, "--key", key)
+    inference = fanin("infer", tmp_path / "model.tflite", "--data", tmp_path / "x.npy", "--signature", "infer")
+    assert inference.status == 0 and inference.err.startswith(
+        "note: a file with the signatures infer and train is a bundle's"
+    )
+    retry = fanin("export", f"{app}:plain", "--out", out, "--key", key)
     assert (
-        one_line(again, "export") == f"--out: {out} is not empty, expected a new folder; name another one, or remove it"
+        one_line(retry, "export") == f"--out: {out} is not empty, expected a new folder; name another one, or remove it"
     )
 
 
-def test_one_format_for_people(fanin: Fanin, app: Path, tmp_path: Path) -> None:
+def test_one_format_as_text(fanin: Fanin, app: Path, tmp_path: Path) -> None:
     words = ("export", f"{app}:plain", "--out", tmp_path / "b", "--key", tmp_path / "k", "--format", "onnx")
     outcome = fanin(*words)
     assert outcome.status == 0, outcome.err
@@ -140,7 +142,7 @@ def test_one_format_for_people(fanin: Fanin, app: Path, tmp_path: Path) -> None:
     assert ".tflite" not in outcome.out
 
 
-def test_an_export_tells_its_steps_on_standard_error(fanin: Fanin, app: Path, tmp_path: Path) -> None:
+def test_an_export_prints_its_steps_on_standard_error(fanin: Fanin, app: Path, tmp_path: Path) -> None:
     words = ("export", f"{app}:plain", "--key", tmp_path / "k", "--format", "onnx", "--out")
     outcome = fanin(*words, tmp_path / "a", "--json")
     assert outcome.status == 0
@@ -154,18 +156,18 @@ def test_an_export_tells_its_steps_on_standard_error(fanin: Fanin, app: Path, tm
         "onnx: comparing int8 with float",
         "writing the bundle",
     ]
-    quiet = fanin(*words, tmp_path / "b", "--quiet")
-    assert (quiet.status, quiet.err) == (0, "")
+    quiet_outcome = fanin(*words, tmp_path / "b", "--quiet")
+    assert (quiet_outcome.status, quiet_outcome.err) == (0, "")
 
 
-def test_check_tells_that_all_is_well(fanin: Fanin, app: Path) -> None:
+def test_check_reports_an_app_without_findings(fanin: Fanin, app: Path) -> None:
     outcome = fanin("export", f"{app}:plain", "--check", "--format", "onnx")
     assert outcome.status == 0
     assert outcome.out == "App small: every part of it trains and infers in onnx\n"
 
 
 @dataclass(frozen=True)
-class Odd:
+class Finding:
     """The finding that the check must report for an App."""
 
     module: str
@@ -174,30 +176,38 @@ class Odd:
     advice: str
 
 
-ODD = {
-    "odd": Odd("2", "Upsample", "aten.upsample_trilinear3d_backward", "train only the layers after it: its forward"),
-    "raw": Odd("preprocess", "Flip", "aten.special_bessel_j0", "preprocess is exported as a graph, too"),
-    "between": Odd("1", "Fold", "aten._upsample_bicubic2d_aa_backward", "train only the layers after it: its forward"),
-    "losing": Odd("", "Sequential", "", "the loss does not depend on them; use operators with a gradient"),
+FINDINGS = {
+    "odd": Finding(
+        "2", "Upsample", "aten.upsample_trilinear3d_backward", "train only the layers after it: its forward"
+    ),
+    "raw": Finding("preprocess", "Flip", "aten.special_bessel_j0", "preprocess is exported as a graph, too"),
+    "between": Finding(
+        "1", "Fold", "aten._upsample_bicubic2d_aa_backward", "train only the layers after it: its forward"
+    ),
+    "losing": Finding("", "Sequential", "", "the loss does not depend on them; use operators with a gradient"),
 }
 
 
-@pytest.mark.parametrize("name", nightly_but(ODD, ("between", "losing")))
-def test_check_names_the_module_the_operator_the_runtimes_and_what_to_do(fanin: Fanin, app: Path, name: str) -> None:
+@pytest.mark.parametrize("name", nightly_but(FINDINGS, ("between", "losing")))
+def test_check_names_the_module_the_operator_the_runtimes_and_the_remedy(fanin: Fanin, app: Path, name: str) -> None:
     outcome = fanin("export", f"{app}:{name}", "--check", "--format", "onnx", "--json")
     assert outcome.status == 1
-    (found,) = json.loads(outcome.out)["findings"]
-    odd = ODD[name]
-    assert (found["module"], found["kind"], found["operator"]) == (odd.module, odd.kind, odd.operator)
-    assert found["call"] == ""
-    assert odd.advice in found["advice"]
+    (finding,) = json.loads(outcome.out)["findings"]
+    expected = FINDINGS[name]
+    assert (finding["module"], finding["kind"], finding["operator"]) == (
+        expected.module,
+        expected.kind,
+        expected.operator,
+    )
+    assert finding["call"] == ""
+    assert expected.advice in finding["advice"]
     # A loss for which torch itself has no gradient does not concern a runtime.
-    assert found["runtimes"] == (["onnxruntime"] if odd.operator else [])
+    assert finding["runtimes"] == (["onnxruntime"] if expected.operator else [])
 
 
-def test_check_tells_people_each_finding_and_what_to_do_about_it(fanin: Fanin, app: Path) -> None:
-    told = fanin("export", f"{app}:inside", "--check", "--format", "onnx")
-    first, *_, last = told.out.splitlines()
+def test_check_prints_each_finding_and_its_remedy(fanin: Fanin, app: Path) -> None:
+    outcome = fanin("export", f"{app}:inside", "--check", "--format", "onnx")
+    first, *_, last = outcome.out.splitlines()
     assert first == (
         "module 1.0 (Block) at apps.py:36 calls torch.nn.functional.interpolate between its layers, which uses "
         "aten._upsample_bicubic2d_aa_backward, which has no form in onnxruntime"
@@ -208,9 +218,9 @@ def test_check_tells_people_each_finding_and_what_to_do_about_it(fanin: Fanin, a
 @pytest.mark.nightly
 def test_an_int8_that_is_far_worse_is_refused_unless_allowed(fanin: Fanin, app: Path, tmp_path: Path) -> None:
     words = ("export", f"{app}:far", "--out", tmp_path / "b", "--key", tmp_path / "k", "--format", "onnx")
-    said = one_line(fanin(*words), "export")
-    assert "points worse than float" in said
-    assert "expected at most 1;" in said
+    message = one_line(fanin(*words), "export")
+    assert "points worse than float" in message
+    assert "expected at most 1;" in message
     assert not (tmp_path / "b").exists()
     assert fanin(*words, "--max-int8-drop", "100").status == 0
 
@@ -222,16 +232,16 @@ def test_values_of_int8_that_are_far_worse_are_refused_unless_allowed(fanin: Fan
     row = json.loads(outcome.out)
     assert row["int8_drop_points"] == {} and 0.0 < row["int8_rise_percent"]["onnx"] <= 10.0
     words = ("export", f"{app}:far_values", "--out", tmp_path / "b", *words)
-    said = one_line(fanin(*words), "export")
+    message = one_line(fanin(*words), "export")
     assert re.search(
-        r"onnx: int8's squared error is \d+\.\d\d % above float's \(mean loss .*expected at most 10;", said
+        r"onnx: int8's squared error is \d+\.\d\d % above float's \(mean loss .*expected at most 10;", message
     )
     assert not (tmp_path / "b").exists()
     assert fanin(*words, "--max-int8-drop", "1e6").status == 0
 
 
 @pytest.mark.parametrize(
-    ("name", "key", "said"),
+    ("name", "key", "pattern"),
     [
         (
             "unmeasured",
@@ -246,25 +256,25 @@ def test_values_of_int8_that_are_far_worse_are_refused_unless_allowed(fanin: Fan
     ],
 )
 def test_without_validation_data_the_two_forms_are_compared(
-    fanin: Fanin, app: Path, tmp_path: Path, name: str, key: str, said: str
+    fanin: Fanin, app: Path, tmp_path: Path, name: str, key: str, pattern: str
 ) -> None:
     words = ("export", f"{app}:{name}", "--key", tmp_path / "k", "--format", "onnx")
     outcome = fanin(*words, "--out", tmp_path / "a")
-    assert outcome.status == 0 and re.search(said, outcome.out), outcome
+    assert outcome.status == 0 and re.search(pattern, outcome.out), outcome
     assert "a large difference" not in outcome.out
     row = json.loads(fanin(*words, "--out", tmp_path / "b", "--json").out)
     assert row["int8_drop_points"] == row["int8_rise_percent"] == {}
     assert set(row[key]) == {"onnx"}
 
 
-def test_calibration_data_that_makes_int8_useless_is_told(fanin: Fanin, app: Path, tmp_path: Path) -> None:
+def test_calibration_data_that_makes_int8_useless_is_reported(fanin: Fanin, app: Path, tmp_path: Path) -> None:
     outcome = fanin("export", f"{app}:outlying", "--out", tmp_path / "b", "--key", tmp_path / "k", "--format", "onnx")
     assert outcome.status == 0, outcome.err
     assert re.search(r"note: onnx: int8 and float agree on \d\d?\.\d\d % .*, a large difference", outcome.out)
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (("--format", "coreml", "--check"), "--format: got ['coreml'], expected some of ['onnx', 'tflite']"),
         ((), "--out: expected a folder for the bundle, or --check to write none"),
@@ -272,5 +282,5 @@ def test_calibration_data_that_makes_int8_useless_is_told(fanin: Fanin, app: Pat
         (("--max-int8-drop", "nan"), "--max-int8-drop: got nan, expected a number of at least 0"),
     ],
 )
-def test_wrong_options_are_told(fanin: Fanin, app: Path, words: tuple[str, ...], said: str) -> None:
-    assert one_line(fanin("export", f"{app}:plain", *words), "export") == said
+def test_wrong_options_are_reported(fanin: Fanin, app: Path, words: tuple[str, ...], message: str) -> None:
+    assert one_line(fanin("export", f"{app}:plain", *words), "export") == message

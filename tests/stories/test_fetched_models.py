@@ -50,7 +50,7 @@ def test_a_version_is_fetched_as_a_model_that_runs_without_fanin(fanin: Fanin, h
     path.write_bytes(b"mine")
     assert one_line(fanin(*words), "fetch").startswith(f"{path}: something else is there")
     assert path.read_bytes() == b"mine"
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["model.onnx", "v.npz"]
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["model.onnx", "v.npz"]
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ def host(tmp_path: Path) -> Iterator[Hosted]:
     host.stop()
 
 
-def operator(host: Hosted) -> list[object]:
+def operator_options(host: Hosted) -> list[object]:
     """Return the options of an operator's command."""
     folder = host.folder
     return ["--server", host.address, "--ca", folder / "ca.pem", "--token-file", folder / "operator.token"]
@@ -67,11 +67,11 @@ def join(host: Hosted, project: Path, partition: int, *words: str) -> "subproces
     return subprocess.Popen(list(map(str, command)), cwd=project, stderr=subprocess.PIPE, text=True)
 
 
-def fetched(host: Hosted, fanin: Fanin) -> dict[str, np.ndarray]:
+def fetch_parameters(host: Hosted, fanin: Fanin) -> dict[str, np.ndarray]:
     """Return the parameters of the newest Version."""
     folder = host.folder
     words = ("--out", folder / "version.npz", "--publisher", folder / "publisher.pub")
-    outcome = fanin("fetch", "run", *words, *operator(host))
+    outcome = fanin("fetch", "run", *words, *operator_options(host))
     assert outcome.status == 0, outcome.err
     with np.load(folder / "version.npz") as file:
         return {name: file[name] for name in file.files}
@@ -85,13 +85,17 @@ def test_the_quickstart_runs_unchanged(
     shutil.copytree(EXAMPLE, project)
     monkeypatch.chdir(project)
     key = tmp_path / "publisher.key"
-    made = fanin("bundle", "--initial", "pytorchexample.task:Net", "--out", project / "flower-bundle", "--key", key)
-    assert (made.status, made.err) == (
+    bundle_outcome = fanin(
+        "bundle", "--initial", "pytorchexample.task:Net", "--out", project / "flower-bundle", "--key", key
+    )
+    assert (bundle_outcome.status, bundle_outcome.err) == (
         0,
         "note: array norm.num_batches_tracked is int64, not float32: each device keeps its own\n",
     )
-    started = fanin("run", "plan.toml", "--run-id", "run", "--set", "stop.max_rounds=1", "--key", key, *operator(host))
-    assert started.status == 0, started.err
+    run_outcome = fanin(
+        "run", "plan.toml", "--run-id", "run", "--set", "stop.max_rounds=1", "--key", key, *operator_options(host)
+    )
+    assert run_outcome.status == 0, run_outcome.err
     flower = ("--flower", APP, "--node-config", "num-partitions=2", "--max-updates", "1")
     with ExitStack() as stack:
         devices = [stack.enter_context(join(host, project, partition, *flower)) for partition in range(2)]
@@ -100,12 +104,12 @@ def test_the_quickstart_runs_unchanged(
     for log in logs:
         assert "arrays that are not float32 stay on this device: norm.num_batches_tracked (int64)" in log
         assert "update accepted (1 so far)" in log
-    (published,) = host.published()
-    assert published.total_examples == 256 + 128
-    assert published.evaluation is not None and published.evaluation.num_examples == 64 + 32
-    described = fanin("watch", "run", *operator(host))
-    assert "validated on 96: loss " in described.out and "int8" not in described.out
-    version = fetched(host, fanin)
+    (event,) = host.published()
+    assert event.total_examples == 256 + 128
+    assert event.evaluation is not None and event.evaluation.num_examples == 64 + 32
+    watch_outcome = fanin("watch", "run", *operator_options(host))
+    assert "validated on 96: loss " in watch_outcome.out and "int8" not in watch_outcome.out
+    version = fetch_parameters(host, fanin)
     expected = weighted_mean(project, tmp_path / "states")
     assert set(version) == set(expected)
     for name, value in expected.items():
@@ -120,7 +124,7 @@ SCALED_APP: Final = NUMPY_APP.replace("return parameters, 7,", "return parameter
 )
 
 
-def test_two_numpy_clients_make_the_weighted_mean(host: Hosted, fanin: Fanin, tmp_path: Path) -> None:
+def test_two_numpy_clients_publish_their_weighted_mean(host: Hosted, fanin: Fanin, tmp_path: Path) -> None:
     project = write_app(tmp_path / "app", "client", SCALED_APP)
     arrays = FlowerApp(FlowerSettings(app="client:app", folder=project)).initial()
     bundle = write_arrays(arrays, tmp_path / "bundle", PUBLISHER, "numbers")
@@ -131,12 +135,12 @@ def test_two_numpy_clients_make_the_weighted_mean(host: Hosted, fanin: Fanin, tm
         devices = [stack.enter_context(join(host, project, partition, *words)) for partition in range(2)]
         logs = [device.communicate(timeout=120)[1] for device in devices]
     assert [device.returncode for device in devices] == [0, 0], logs
-    published = host.published()
-    assert [event.total_examples for event in published] == [4, 4]
-    assert published[0].train_loss == 0.25
+    events = host.published()
+    assert [event.total_examples for event in events] == [4, 4]
+    assert events[0].train_loss == 0.25
     # One array was doubled twice, and another was increased by 3 twice. The two clients agree, so the mean is exact on
     # the grid.
-    views = fetched(host, fanin)
+    views = fetch_parameters(host, fanin)
     assert views["0"].tolist() == [8.0, 8.0, 8.0]
     assert views["2"].tolist() == [7.0]
 
@@ -146,14 +150,14 @@ def test_a_plan_that_needs_graphs_and_a_bundle_without_them_are_refused_together
 ) -> None:
     arrays = write_arrays({"w": np.ones(2, np.float32)}, tmp_path / "arrays", PUBLISHER, "ones")
     graphs = assemble(linear_graphs(), tmp_path / "graphs", PUBLISHER)
-    needs_graphs = replace(plan(), stop=StopPlan(max_rounds=1, max_int8_drop=1.0))
+    graph_plan = replace(plan(), stop=StopPlan(max_rounds=1, max_int8_drop=1.0))
     with pytest.raises(InvalidPlan, match=r"got stop\.max_int8_drop, but the bundle has no graphs"):
-        host.start_run(needs_graphs, arrays, PUBLISHER)
+        host.start_run(graph_plan, arrays, PUBLISHER)
     with pytest.raises(InvalidPlan, match=r"got \[flower\.config\], but the bundle has graphs"):
         host.start_run(replace(plan(), flower=FlowerPlan(config={"lr": 1.0})), graphs, PUBLISHER)
     (tmp_path / "publisher.pub").write_text(PUBLISHER.public)
-    shown = fanin("inspect", tmp_path / "arrays", "--publisher", tmp_path / "publisher.pub")
-    assert "arrays without graphs; code on the device trains them" in shown.out, shown.err
+    outcome = fanin("inspect", tmp_path / "arrays", "--publisher", tmp_path / "publisher.pub")
+    assert "arrays without graphs; code on the device trains them" in outcome.out, outcome.err
     np.savez(tmp_path / "data.npz", x=np.ones((2, 2), np.float32))
     text = one_line(fanin("infer", tmp_path / "arrays", "--data", tmp_path / "data.npz"), "infer")
     assert text == (
@@ -180,11 +184,11 @@ def test_options_of_join_that_do_not_fit_an_app(
 
 def test_a_bundle_of_an_app_or_of_a_file(fanin: Fanin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(write_app(tmp_path / "app", "bundled", NUMPY_APP))
-    made = fanin("bundle", "--flower", "bundled:app", "--out", "one", "--key", "p.key", "--json")
-    assert json.loads(made.out)["num_parameters"] == 14
+    outcome = fanin("bundle", "--flower", "bundled:app", "--out", "one", "--key", "p.key", "--json")
+    assert json.loads(outcome.out)["num_parameters"] == 14
     np.savez("arrays.npz", w=np.ones(2, np.float32), n=np.array(3))
-    made = fanin("bundle", "--initial", "arrays.npz", "--out", "two", "--key", "p.key", "--json")
-    assert json.loads(made.out)["local_arrays"] == ["n"]
+    outcome = fanin("bundle", "--initial", "arrays.npz", "--out", "two", "--key", "p.key", "--json")
+    assert json.loads(outcome.out)["local_arrays"] == ["n"]
     Path("no.npz").write_bytes(b"x")
     text = one_line(fanin("bundle", "--initial", "no.npz", "--out", "three", "--key", "p.key"), "bundle")
     assert text.startswith("--initial: no.npz: not a readable .npz file of plain arrays")
@@ -210,8 +214,8 @@ def test_an_app_that_raises_gives_its_assignment_up_and_ends_the_device(
         f"fanin join: 2 trainings failed in a row, the last with: {reason}; correct the cause, then start this device "
         "again\n"
     )
-    listed = json.loads(fanin("runs", "--json", *operator(host)).out)["runs"][0]
-    assert listed["reason"] == f"round 1 waits: 1 device gave up, the last with: '{reason}'"
+    row = json.loads(fanin("runs", "--json", *operator_options(host)).out)["runs"][0]
+    assert row["reason"] == f"round 1 waits: 1 device gave up, the last with: '{reason}'"
 
 
 def weighted_mean(project: Path, states: Path) -> dict[str, np.ndarray]:
@@ -225,11 +229,11 @@ def weighted_mean(project: Path, states: Path) -> dict[str, np.ndarray]:
     def should_continue() -> bool:
         return True
 
-    go: ShouldContinue = should_continue
+    condition: ShouldContinue = should_continue
     for partition in range(2):
         settings = FlowerSettings(app=APP, folder=project, partition=partition, node_config="num-partitions=2")
         trainer = FlowerTrainer(FlowerApp(settings), FlowerStates(states / str(partition)), partition)
-        change = trainer.train(example_model(bundle), work, go)
+        change = trainer.train(example_model(bundle), work, condition)
         sums += change.counts[m.EXAMPLES] * (bundle.initial_parameters() + change.values.astype(np.float64))
         total += change.counts[m.EXAMPLES]
     return dict(bundle.manifest.table.views((sums / total).astype(np.float32)))

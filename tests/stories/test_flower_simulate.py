@@ -42,14 +42,14 @@ def test_the_quickstart_is_simulated_with_ten_clients(
     assert first["statistics"]["evaluate.eval_acc"] >= 0
 
 
-def test_the_example_of_the_page_prints_what_it_says(tmp_path: Path) -> None:
+def test_the_example_of_the_page_prints_its_documented_output(tmp_path: Path) -> None:
     section = (ROOT / "docs" / "flower.md").read_text().partition("## Simulate it")[2].partition("\n## ")[0]
     code = section.partition("```python\n")[2].partition("```")[0]
-    (printed,) = re.findall(r"prints\n\n```text\n(.*?)```", section, re.DOTALL)
+    (output,) = re.findall(r"prints\n\n```text\n(.*?)```", section, re.DOTALL)
     script = tmp_path / "example.py"
     script.write_text(code)
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True, cwd=tmp_path)
-    assert done.stdout == printed
+    completed = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert completed.stdout == output
 
 
 @pytest.mark.parametrize(
@@ -66,6 +66,6 @@ def test_the_example_of_the_page_prints_what_it_says(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_wrong_words_are_one_line(fanin: Fanin, words: tuple[str, ...], error: str) -> None:
+def test_wrong_options_are_one_line(fanin: Fanin, words: tuple[str, ...], error: str) -> None:
     outcome = fanin("simulate", *words)
     assert (outcome.status, outcome.err) == (1, f"fanin simulate: {error}\n")

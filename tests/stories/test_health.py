@@ -18,27 +18,29 @@ SERVING = health_pb2.HealthCheckResponse.SERVING
 
 @pytest.fixture
 def host(tmp_path: Path) -> Iterator[Hosted]:
-    started = Hosted(tmp_path).start()
-    yield started
-    started.stop()
+    hosted = Hosted(tmp_path).start()
+    yield hosted
+    hosted.stop()
 
 
-def channel(host: Hosted) -> grpc.Channel:
+def open_channel(host: Hosted) -> grpc.Channel:
     return grpc.secure_channel(host.address, grpc.ssl_channel_credentials(host.ca))
 
 
 @pytest.mark.parametrize("service", ["", FLEET_SERVICE, CONTROL_SERVICE])
-def test_a_watcher_is_told_that_a_coordinator_serves_and_that_it_goes(host: Hosted, service: str) -> None:
-    with channel(host) as line:
-        watched = health_pb2_grpc.HealthStub(line).Watch(health_pb2.HealthCheckRequest(service=service), timeout=20.0)
-        assert next(watched).status == SERVING
+def test_a_watch_reports_that_a_coordinator_serves_and_that_it_stops(host: Hosted, service: str) -> None:
+    with open_channel(host) as channel:
+        replies = health_pb2_grpc.HealthStub(channel).Watch(
+            health_pb2.HealthCheckRequest(service=service), timeout=20.0
+        )
+        assert next(replies).status == SERVING
         host.stop()
-        assert next(watched).status == health_pb2.HealthCheckResponse.NOT_SERVING
+        assert next(replies).status == health_pb2.HealthCheckResponse.NOT_SERVING
 
 
-def test_the_protocol_can_be_looked_at_without_a_token(host: Hosted) -> None:
-    with channel(host) as line:
-        stub = reflection_pb2_grpc.ServerReflectionStub(line)
+def test_the_protocol_can_be_inspected_without_a_token(host: Hosted) -> None:
+    with open_channel(host) as channel:
+        stub = reflection_pb2_grpc.ServerReflectionStub(channel)
         request = reflection_pb2.ServerReflectionRequest(list_services="")
         (reply,) = stub.ServerReflectionInfo(iter((request,)), timeout=20.0)
         names = {service.name for service in reply.list_services_response.service}
@@ -53,8 +55,8 @@ def test_garbage_without_a_credential_is_refused_like_any_other_call(
     host: Hosted, caplog: pytest.LogCaptureFixture, method: str
 ) -> None:
     caplog.set_level("INFO")
-    with channel(host) as line:
-        call: grpc.StreamUnaryMultiCallable[bytes, bytes] = line.stream_unary(f"/{method}")
+    with open_channel(host) as channel:
+        call: grpc.StreamUnaryMultiCallable[bytes, bytes] = channel.stream_unary(f"/{method}")
         with pytest.raises(grpc.RpcError) as error:
             call(iter((b"\xff\xff",)), timeout=20.0)
         assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
@@ -63,19 +65,19 @@ def test_garbage_without_a_credential_is_refused_like_any_other_call(
 
 
 def test_calls_without_a_credential_are_small_and_few(host: Hosted) -> None:
-    with channel(host) as line:
-        watch = health_pb2_grpc.HealthStub(line).Watch
+    with open_channel(host) as channel:
+        watch = health_pb2_grpc.HealthStub(channel).Watch
         with pytest.raises(grpc.RpcError) as error:
             next(watch(health_pb2.HealthCheckRequest(service="x" * MAX_OPEN_BYTES), timeout=20.0))
         assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-        watched = [
+        watches = [
             watch(health_pb2.HealthCheckRequest(service=str(each)), timeout=60.0) for each in range(MAX_OPEN_CALLS)
         ]
-        assert {next(each).status for each in watched} == {health_pb2.HealthCheckResponse.SERVICE_UNKNOWN}
+        assert {next(each).status for each in watches} == {health_pb2.HealthCheckResponse.SERVICE_UNKNOWN}
         with pytest.raises(grpc.RpcError) as error:
             next(watch(health_pb2.HealthCheckRequest(), timeout=20.0))
         assert error.value.code() is grpc.StatusCode.UNAVAILABLE
-        for each in watched:
+        for each in watches:
             each.cancel()
         # The places are free again, and devices were served all the time.
         deadline = time.monotonic() + 20.0

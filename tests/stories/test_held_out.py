@@ -61,16 +61,16 @@ def test_each_due_version_has_the_metrics_of_its_parameters(tmp_path: Path) -> N
         return bench, page, info.best_evaluation
 
     bench, page, best = asyncio.run(main())
-    assert [one.version for one in page] == [0, 2, 4]
+    assert [evaluation.version for evaluation in page] == [0, 2, 4]
     batches = tuple(batches_in_order(read_npz(bench.data), bench.bundle.manifest.batch_size))
     runtime = open_runtime("onnx")
-    for one, flat in zip(page, (bench.bundle.initial_parameters(), versions(5)[1], versions(5)[3]), strict=True):
+    for evaluation, flat in zip(page, (bench.bundle.initial_parameters(), versions(5)[1], versions(5)[3]), strict=True):
         expected = evaluate_version(runtime, bench.bundle, flat, batches, metrics_of(["macro_f1"]))
-        assert (one.values, one.num_examples) == (expected.values, 30)
-        assert (one.data, one.data_sha256) == (NAME, sha256_hex(bench.data.read_bytes()))
-        assert (one.runtime, one.problem) == (runtime.name, "")
-    assert len({one.values["loss"] for one in page}) == 3
-    assert best == max(page, key=lambda one: one.values["macro_f1"])
+        assert (evaluation.values, evaluation.num_examples) == (expected.values, 30)
+        assert (evaluation.data, evaluation.data_sha256) == (NAME, sha256_hex(bench.data.read_bytes()))
+        assert (evaluation.runtime, evaluation.problem) == (runtime.name, "")
+    assert len({evaluation.values["loss"] for evaluation in page}) == 3
+    assert best == max(page, key=lambda evaluation: evaluation.values["macro_f1"])
 
 
 def test_a_killed_process_is_replaced_and_a_missing_file_is_named_without_its_folder(tmp_path: Path) -> None:
@@ -98,17 +98,17 @@ def test_a_killed_process_is_replaced_and_a_missing_file_is_named_without_its_fo
 
 
 @pytest.mark.nightly
-def test_a_hung_process_is_ended_and_a_restart_evaluates_what_is_missing(tmp_path: Path) -> None:
+def test_a_hung_process_is_ended_and_a_restart_evaluates_the_remaining_versions(tmp_path: Path) -> None:
     async def main() -> None:
         bench = await Bench(tmp_path, write_data(tmp_path), timeout_s=10.0).open()
         first, second, third = versions(3)
         await bench.begin(evaluated_plan())
         bench.evaluator.start()
         await bench.page(1)
-        hung = bench.process.pid
+        pid = bench.process.pid
         await bench.publish_during_a_stop(first)
         assert (await bench.page(2))[1].problem == ""
-        assert bench.process.pid != hung
+        assert bench.process.pid != pid
         # The coordinator stops in the middle of a job, and the next one repeats it.
         await bench.publish_during_a_stop(second)
         await bench.close()
@@ -155,24 +155,24 @@ def test_a_run_with_data_that_does_not_fit_does_not_start(tmp_path: Path) -> Non
 
 
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def metric_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the distribution of the page's metric."""
     folder = tmp_path_factory.mktemp("site")
     install(folder, PAGE, "fanin.metrics")
     return folder
 
 
-def test_the_metric_of_the_page_is_short_and_keeps_the_contract(installed: Path, tmp_path: Path) -> None:
+def test_the_metric_of_the_page_is_short_and_keeps_the_contract(metric_folder: Path, tmp_path: Path) -> None:
     example, check = python_blocks(PAGE)
     assert len(example.splitlines()) < 40
-    done = run(installed, check, cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (0, "")
+    completed = run(metric_folder, check, cwd=tmp_path)
+    assert (completed.returncode, completed.stderr) == (0, "")
 
 
 def test_an_installed_metric_chooses_the_best_version(
-    installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    metric_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(installed))
+    monkeypatch.setenv("PYTHONPATH", str(metric_folder))
 
     async def main() -> None:
         bench = await Bench(tmp_path, write_data(tmp_path)).open()
@@ -182,7 +182,7 @@ def test_an_installed_metric_chooses_the_best_version(
         page = await bench.page(2)
         info = await bench.runs.info("run")
         # The best Version has the larger recall, or is the older of two with equal recall.
-        assert info.best_evaluation == max(page, key=lambda one: one.values["rarest_recall"])
+        assert info.best_evaluation == max(page, key=lambda evaluation: evaluation.values["rarest_recall"])
         assert 0.0 <= page[0].values["rarest_recall_int8"] <= 1.0
         await bench.close()
 
@@ -194,17 +194,17 @@ def test_another_run_starts_while_a_data_set_is_checked(tmp_path: Path) -> None:
         before = set(children_of(os.getpid()))
         # This process never replies.
         bench = await Bench(tmp_path, write_data(tmp_path), command=("sleep", "60")).open()
-        checked = asyncio.create_task(bench.begin(evaluated_plan()))
+        task = asyncio.create_task(bench.begin(evaluated_plan()))
         for _ in range(int(WAIT_S / LOOK_S)):
             if set(children_of(os.getpid())) - before:
                 break
             await asyncio.sleep(LOOK_S)
         async with asyncio.timeout(WAIT_S):
             await start(bench.runs, linear_bundle(tmp_path / "other"), plan(), "other")
-        assert not checked.done()
-        checked.cancel()
+        assert not task.done()
+        task.cancel()
         with pytest.raises(asyncio.CancelledError):
-            await checked
+            await task
         assert not set(children_of(os.getpid())) - before
         await bench.close()
 
@@ -220,7 +220,7 @@ def test_a_run_does_not_start_without_a_runtime_for_its_graphs(tmp_path: Path, m
     assert error.endswith("pip install 'fanin[onnx]'")
 
 
-def test_a_coordinator_without_the_data_set_serves_the_run_and_names_what_is_missing(
+def test_a_coordinator_without_the_data_set_serves_the_run_and_names_the_missing_one(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def main() -> None:
@@ -242,14 +242,14 @@ def test_a_coordinator_without_the_data_set_serves_the_run_and_names_what_is_mis
     assert "got no data set 'digits', expected --data digits=PATH; known are ['letters']" in warning
 
 
-def refusal(folder: Path, wanted: Plan, data: Path) -> str:
+def refusal(folder: Path, run_plan: Plan, data: Path) -> str:
     async def main() -> str:
         bench = await Bench(folder, data).open()
-        with pytest.raises(InvalidPlan) as caught:
-            await bench.begin(wanted)
+        with pytest.raises(InvalidPlan) as excinfo:
+            await bench.begin(run_plan)
         assert await bench.runs.infos() == ()
         await bench.close()
-        return str(caught.value)
+        return str(excinfo.value)
 
     return asyncio.run(main())
 
@@ -280,18 +280,18 @@ def test_rounds_do_not_wait_for_an_evaluation_and_a_killed_coordinator_repeats_i
         assert Path(f"/proc/{evaluator}/oom_score_adj").read_text() == "1000\n"
         os.kill(evaluator, signal.SIGSTOP)
         Peer(site, bundle, 0, tmp_path / "device").take_part(2)
-        events = [one.event for one in site.events()]
-        assert [one.version_sha256 for one in events if isinstance(one, VersionPublished)] == expected
+        events = [entry.event for entry in site.events()]
+        assert [entry.version_sha256 for entry in events if isinstance(entry, VersionPublished)] == expected
         # The evaluator's process ends with the coordinator, also in the middle of a job.
         coordinator.kill()
         os.kill(evaluator, signal.SIGCONT)
         await_end(evaluator)
         site.serve()
         with site.operator() as operator:
-            assert [one.version for one in await_evaluations(site, 3)] == [0, 1, 2]
+            assert [entry.version for entry in await_evaluations(site, 3)] == [0, 1, 2]
             best = operator.run("run").best_evaluation
             evaluations = list(operator.evaluations("run"))
-            assert best == min(evaluations, key=lambda one: one.values["loss"])
+            assert best == min(evaluations, key=lambda entry: entry.values["loss"])
         check_commands(fanin, site, evaluations)
     finally:
         site.close()
@@ -299,12 +299,12 @@ def test_rounds_do_not_wait_for_an_evaluation_and_a_killed_coordinator_repeats_i
 
 def check_commands(fanin: Fanin, site: Site, evaluations: list[VersionEvaluation]) -> None:
     """Check that the commands of operators show the metrics, and that the best Version is written."""
-    best, newest = min(evaluations, key=lambda one: one.values["loss"]), evaluations[-1]
-    described = fanin("describe", "run", "--state", site.state).out
+    best, newest = min(evaluations, key=lambda evaluation: evaluation.values["loss"]), evaluations[-1]
+    description = fanin("describe", "run", "--state", site.state).out
     values = ", ".join(f"{name} {newest.values[name]:.4f}" for name in sorted(newest.values))
-    assert f"  held out  version 2 on digits (30 examples): {values}\n" in described
-    assert f"  best      version {best.version}: loss {best.values['loss']:.4f}\n" in described
-    assert "            evaluation: data digits\n" in described
+    assert f"  held out  version 2 on digits (30 examples): {values}\n" in description
+    assert f"  best      version {best.version}: loss {best.values['loss']:.4f}\n" in description
+    assert "            evaluation: data digits\n" in description
     (row,) = json.loads(fanin("runs", "--state", site.state, "--json").out)["runs"]
     assert row["best_evaluation"]["values"] == dict(best.values)
     file = site.folder / "metrics.csv"
@@ -314,7 +314,7 @@ def check_commands(fanin: Fanin, site: Site, evaluations: list[VersionEvaluation
     with file.open(newline="") as lines:
         rows = list(csv.DictReader(lines))
     assert [(int(row["version"]), float(row["accuracy_int8"])) for row in rows] == [
-        (one.version, one.values["accuracy_int8"]) for one in evaluations
+        (evaluation.version, evaluation.values["accuracy_int8"]) for evaluation in evaluations
     ]
     out = site.folder / "best.npz"
     outcome = fanin("fetch", "run", "--state", site.state, "--out", out, "--best", "--json")
@@ -338,16 +338,16 @@ def digests_without_evaluation(folder: Path) -> list[str]:
 
 
 def await_evaluations(site: Site, num: int) -> list[VersionEvaluation]:
-    until = time.monotonic() + WAIT_S
+    deadline = time.monotonic() + WAIT_S
     with site.operator() as operator:
-        while len(found := list(operator.evaluations("run"))) < num:
-            assert time.monotonic() < until, found
+        while len(evaluations := list(operator.evaluations("run"))) < num:
+            assert time.monotonic() < deadline, evaluations
             time.sleep(0.05)
-    return found
+    return evaluations
 
 
 def await_end(pid: int) -> None:
-    until = time.monotonic() + WAIT_S
+    deadline = time.monotonic() + WAIT_S
     while Path(f"/proc/{pid}/exe").exists() and Path(f"/proc/{pid}/cmdline").read_bytes():
-        assert time.monotonic() < until, "the evaluator outlived its coordinator"
+        assert time.monotonic() < deadline, "the evaluator outlived its coordinator"
         time.sleep(0.05)

@@ -45,7 +45,7 @@ def bundle(folder: Path) -> Bundle:
 
 @pytest.mark.parametrize("data", ["x.npy", "named.npz"])
 @pytest.mark.parametrize("runtime", ["onnx", "reference"])
-def test_a_file_is_asked(fanin: Fanin, folder: Path, data: str, runtime: str) -> None:
+def test_a_file_predicts(fanin: Fanin, folder: Path, data: str, runtime: str) -> None:
     outcome = fanin("infer", folder / "zeros.onnx", "--data", folder / data, "--runtime", runtime, "--json")
     assert (outcome.status, outcome.err) == (0, "")
     row = json.loads(outcome.out)
@@ -53,26 +53,26 @@ def test_a_file_is_asked(fanin: Fanin, folder: Path, data: str, runtime: str) ->
     assert row["outputs"] == {"logits": {"dtype": "float32", "shape": [5, 3], "values": [[1.0] * 3] * 5}}
 
 
-def test_outputs_are_shown_and_written(fanin: Fanin, folder: Path) -> None:
+def test_outputs_are_printed_and_written(fanin: Fanin, folder: Path) -> None:
     words = ("infer", folder / "zeros.onnx", "--data", folder / "x.npy")
     outcome = fanin(*words, "--out", folder / "out.npz", "--json", folder / "out.json")
     assert (outcome.status, outcome.out) == (0, "")
     assert json.loads((folder / "out.json").read_text())["outputs"] == {"logits": {"dtype": "float32", "shape": [5, 3]}}
-    with np.load(folder / "out.npz") as found:
-        np.testing.assert_array_equal(found["logits"], np.ones((5, 3), np.float32))
+    with np.load(folder / "out.npz") as arrays:
+        np.testing.assert_array_equal(arrays["logits"], np.ones((5, 3), np.float32))
     outcome = fanin(*words, "--out", folder / "out.npy")
     assert outcome.out.startswith("logits  float32 (5, 3)\n[[1. 1. 1.]\n")
     np.testing.assert_array_equal(np.load(folder / "out.npy"), np.ones((5, 3), np.float32))
 
 
-def test_a_bundle_is_asked_with_its_first_version_or_another(fanin: Fanin, folder: Path, bundle: Bundle) -> None:
+def test_a_bundle_predicts_with_its_first_version_or_another(fanin: Fanin, folder: Path, bundle: Bundle) -> None:
     words = ("infer", folder / "bundle", "--data", folder / "x.npy", "--publisher", folder / "key.pub", "--json")
-    found = json.loads(fanin(*words).out)["outputs"]["logits"]["values"]
-    np.testing.assert_allclose(found, LOGITS, atol=1e-5)
+    logits = json.loads(fanin(*words).out)["outputs"]["logits"]["values"]
+    np.testing.assert_allclose(logits, LOGITS, atol=1e-5)
     table = bundle.manifest.table
     (folder / "version").write_bytes(encode_parameters(table, 2 * bundle.initial_parameters()))
-    found = json.loads(fanin(*words, "--version", folder / "version").out)["outputs"]["logits"]["values"]
-    np.testing.assert_allclose(found, 2 * LOGITS, atol=1e-5)
+    logits = json.loads(fanin(*words, "--version", folder / "version").out)["outputs"]["logits"]["values"]
+    np.testing.assert_allclose(logits, 2 * LOGITS, atol=1e-5)
 
 
 def two_inputs() -> bytes:
@@ -81,21 +81,21 @@ def two_inputs() -> bytes:
     return linear.file([helper.make_node("Sub", ["a", "b:0"], ["file"])], ports, [linear.port("file", "n")])
 
 
-def test_several_inputs_are_told_apart_by_their_names(fanin: Fanin, folder: Path) -> None:
+def test_several_inputs_are_distinguished_by_their_names(fanin: Fanin, folder: Path) -> None:
     (folder / "two.onnx").write_bytes(two_inputs())
     np.savez(folder / "two.npz", **{"a": np.array([3.0, 2.0]), "b:0": np.array([1.0, 5.0])})
     outcome = fanin("infer", folder / "two.onnx", "--data", folder / "two.npz", "--out", folder / "out.npz")
     assert outcome.status == 0, outcome.err
-    with np.load(folder / "out.npz") as found:
-        assert found["file"].tolist() == [2.0, -3.0]
-    said = one_line(fanin("infer", folder / "two.onnx", "--data", folder / "x.npy"), "infer")
-    assert said.endswith(
+    with np.load(folder / "out.npz") as arrays:
+        assert arrays["file"].tolist() == [2.0, -3.0]
+    message = one_line(fanin("infer", folder / "two.onnx", "--data", folder / "x.npy"), "infer")
+    assert message.endswith(
         "x.npy: got one array without a name, expected the model's inputs ['a', 'b:0'], such as in an .npz file"
     )
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["nothing.onnx", "--data", "x.npy"], "nothing.onnx: No such file or directory"),
         (["nofolder", "--data", "x.npy"], "nofolder: No such file or directory"),
@@ -116,8 +116,8 @@ def test_several_inputs_are_told_apart_by_their_names(fanin: Fanin, folder: Path
     ],
 )
 @pytest.mark.usefixtures("bundle")
-def test_what_cannot_be_asked_is_one_clear_line(
-    fanin: Fanin, folder: Path, words: list[str], said: str, monkeypatch: pytest.MonkeyPatch
+def test_a_prediction_that_is_impossible_is_one_clear_line(
+    fanin: Fanin, folder: Path, words: list[str], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(folder)
     for name in ("torn.onnx", "torn.tflite"):
@@ -125,7 +125,7 @@ def test_what_cannot_be_asked_is_one_clear_line(
     (folder / "other.pub").write_text("ab" * 32)
     np.save(folder / "wide.npy", np.zeros((5, 7)))
     np.save(folder / "text.npy", np.array(["a"]))
-    assert said in one_line(fanin("infer", *words), "infer")
+    assert message in one_line(fanin("infer", *words), "infer")
 
 
 def test_a_file_is_inspected(fanin: Fanin, folder: Path) -> None:
@@ -144,11 +144,11 @@ def test_int8_in_and_out_is_quantized_with_the_files_own_scale(fanin: Fanin, tmp
     path = data / "mlperf-tiny" / "vww_96_int8.tflite"
     np.save(tmp_path / "x.npy", np.random.default_rng(3).random((2, 96, 96, 3)))
     words = ("infer", path, "--data", tmp_path / "x.npy", "--json")
-    (stored,) = json.loads(fanin(*words).out)["outputs"].values()
-    (values,) = json.loads(fanin(*words, "--float").out)["outputs"].values()
-    assert (stored["dtype"], values["dtype"]) == ("int8", "float32")
-    np.testing.assert_allclose((np.array(stored["values"]) + 128) / 256, values["values"])
-    np.testing.assert_allclose(np.sum(values["values"], axis=1), 1.0, atol=1 / 128)
+    (int8_output,) = json.loads(fanin(*words).out)["outputs"].values()
+    (float_output,) = json.loads(fanin(*words, "--float").out)["outputs"].values()
+    assert (int8_output["dtype"], float_output["dtype"]) == ("int8", "float32")
+    np.testing.assert_allclose((np.array(int8_output["values"]) + 128) / 256, float_output["values"])
+    np.testing.assert_allclose(np.sum(float_output["values"], axis=1), 1.0, atol=1 / 128)
     assert "value = 0.00390625 * (stored +128)" in fanin("inspect", path).out
 
 
@@ -165,7 +165,7 @@ def test_a_bundle_of_classes_is_inspected(fanin: Fanin, folder: Path) -> None:
     assert "  model       3 classes\n" in fanin("inspect", folder / "bundle").out
 
 
-def test_what_a_model_takes_and_gives_is_told(bundle: Bundle) -> None:
-    of_tokens = replace(bundle.manifest, num_tokens={"x": 65})
-    assert kind_of(of_tokens) == "65 tokens to 3 classes"
-    assert kind_of(replace(of_tokens, num_classes=0)) == "65 tokens to values"
+def test_the_kind_of_a_model_names_its_inputs_and_outputs(bundle: Bundle) -> None:
+    manifest = replace(bundle.manifest, num_tokens={"x": 65})
+    assert kind_of(manifest) == "65 tokens to 3 classes"
+    assert kind_of(replace(manifest, num_classes=0)) == "65 tokens to values"

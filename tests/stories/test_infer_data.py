@@ -51,7 +51,7 @@ def test_classes_are_printed_with_names_probability_and_accuracy(fanin: Fanin) -
     assert lines[:2] == ["sample  probability  class", f"     0  {probability:11.4f}  {CLASSES[0]} {name}"]
     assert lines[-1] == "accuracy 1.0000 of 5 samples"
     row = json.loads(fanin(*words, "--json").out)
-    assert [each["class"] for each in row["predictions"]] == CLASSES.tolist()
+    assert [prediction["class"] for prediction in row["predictions"]] == CLASSES.tolist()
     assert row["predictions"][0] == {"class": CLASSES[0], "name": name, "probability": pytest.approx(probability)}
     np.savez("labelled.npz", x=X, y=[*CLASSES[:3], *(CLASSES[3:] + 1) % 3])
     assert json.loads(fanin(*words, "--json").out)["accuracy"] == 0.6

@@ -16,9 +16,9 @@ INFER = ("-m", "fanin.commands.main", "infer", "bundle", "--data", "device-0.npz
 
 def run(folder: Path, *words: str) -> str:
     command = [sys.executable, *words]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=300)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    completed = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=300)
+    assert completed.returncode == 0, completed.stderr
+    return completed.stdout
 
 
 @pytest.mark.nightly

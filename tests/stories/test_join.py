@@ -52,12 +52,12 @@ def join(host: Hosted, *options: str) -> str:
     words = [word for option, name in files.items() for word in (option, name)]
     command = [sys.executable, "-m", "fanin.commands.main", "join", "--server", host.address, "--state", "device"]
     command += [*words, "--max-updates", "1", "--runtime", "onnx", *options]
-    done = subprocess.run(command, cwd=host.folder, capture_output=True, text=True, check=False, timeout=120)
-    assert (done.returncode, done.stdout) == (0, ""), done.stderr
-    return done.stderr
+    completed = subprocess.run(command, cwd=host.folder, capture_output=True, text=True, check=False, timeout=120)
+    assert (completed.returncode, completed.stdout) == (0, ""), completed.stderr
+    return completed.stderr
 
 
-def test_a_device_tells_each_step_and_that_it_serves_nothing(fanin: Fanin, host: Hosted) -> None:
+def test_a_device_logs_each_step_and_serves_no_model(fanin: Fanin, host: Hosted) -> None:
     lines = join(host).splitlines()
     assert [re.sub(f"^{TIME} INFO fanin.clients: ", "", line) for line in lines] == STEPS
     folder = host.folder / "device"
@@ -68,7 +68,7 @@ def test_a_device_tells_each_step_and_that_it_serves_nothing(fanin: Fanin, host:
 
 
 @pytest.mark.nightly
-def test_a_quiet_device_says_nothing_and_serves(fanin: Fanin, host: Hosted) -> None:
+def test_a_quiet_device_prints_nothing_and_serves(fanin: Fanin, host: Hosted) -> None:
     assert join(host, "--quiet", "--serve") == ""
     data = ("--publisher", host.folder / "publisher.pub", "--data", host.folder / "data.npz")
     outcome = fanin("infer", host.folder / "device", *data, "--json")

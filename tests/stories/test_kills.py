@@ -42,13 +42,13 @@ def new_site(tmp_path: Path) -> Iterator[Callable[[str], Site]]:
     """A function that creates sites. The processes that are left in them are killed at the end."""
     sites: list[Site] = []
 
-    def make(name: str) -> Site:
+    def create(name: str) -> Site:
         site = Site(tmp_path / name)
         site.folder.mkdir()
         sites.append(site)
         return site
 
-    yield make
+    yield create
     for site in sites:
         site.close()
 
@@ -60,12 +60,12 @@ def begin(site: Site) -> None:
 
 def digests(site: Site) -> list[str]:
     """Check the Run with ``fanin verify``, and return the digests of its Versions."""
-    found = [recorded.event for recorded in site.events()]
+    events = [entry.event for entry in site.events()]
     command = [sys.executable, "-m", "fanin.commands.main", "verify", "run", "--state", str(site.state)]
-    verified = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert verified.returncode == 0, verified.stdout + verified.stderr
-    assert verified.stdout.count(": verified") == NUM_ROUNDS + 1
-    return [event.version_sha256 for event in found if isinstance(event, VersionPublished)]
+    completed = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+    assert completed.stdout.count(": verified") == NUM_ROUNDS + 1
+    return [event.version_sha256 for event in events if isinstance(event, VersionPublished)]
 
 
 @pytest.fixture(scope="module")
@@ -77,57 +77,57 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
         begin(site)
         for index in range(NUM_DEVICES):
             site.device(index)
-        found = digests(site)
-        assert len(found) == NUM_ROUNDS
-        return found
+        version_digests = digests(site)
+        assert len(version_digests) == NUM_ROUNDS
+        return version_digests
     finally:
         site.close()
 
 
 @pytest.mark.nightly
-def test_a_device_killed_in_mid_upload_goes_on_with_it(new_site: Callable[[str], Site], undisturbed: list[str]) -> None:
+def test_a_device_killed_in_mid_upload_resumes_it(new_site: Callable[[str], Site], undisturbed: list[str]) -> None:
     site = new_site("device")
     site.serve()
     begin(site)
     for index in range(NUM_DEVICES - 1):
         site.device(index)
-    dying = site.device(NUM_DEVICES - 1, die_at=str(1_500_000))
-    assert dying.wait(60.0) == -9, dying.text()
+    device = site.device(NUM_DEVICES - 1, die_at=str(1_500_000))
+    assert device.wait(60.0) == -9, device.text()
     # The complete first Chunk remains, and the incomplete one does not count. The other devices leave only their
     # Updates.
-    halves = [path.stat().st_size for path in (site.state / "spool").glob("*.part")]
-    assert 1 << 20 in halves, halves
+    sizes = [path.stat().st_size for path in (site.state / "spool").glob("*.part")]
+    assert 1 << 20 in sizes, sizes
     site.device(NUM_DEVICES - 1)
     assert digests(site) == undisturbed
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("side", ["before", "after"])
 @pytest.mark.parametrize("effect", EFFECTS)
-def test_a_coordinator_killed_around_any_effect_goes_on_with_the_same_round(
-    new_site: Callable[[str], Site], undisturbed: list[str], effect: str, when: str
+def test_a_coordinator_killed_around_any_effect_resumes_the_same_round(
+    new_site: Callable[[str], Site], undisturbed: list[str], effect: str, side: str
 ) -> None:
     site = new_site("coordinator")
     # The first GoOn opens the first Round, while an operator still waits for the reply to its start of the Run.
-    dying = site.serve(kill_at=f"{when}:{effect}:{2 if effect == 'GoOn' else 1}")
+    coordinator = site.serve(kill_at=f"{side}:{effect}:{2 if effect == 'GoOn' else 1}")
     begin(site)
     for index in range(NUM_DEVICES):
         site.device(index)
-    assert dying.wait(60.0) == -9, dying.text()
+    assert coordinator.wait(60.0) == -9, coordinator.text()
     site.serve()
     assert digests(site) == undisturbed
 
 
 @pytest.mark.nightly
-def test_a_coordinator_killed_while_devices_upload_keeps_what_it_accepted(
+def test_a_coordinator_killed_while_devices_upload_keeps_the_accepted_updates(
     new_site: Callable[[str], Site], undisturbed: list[str]
 ) -> None:
     site = new_site("accumulate")
-    dying = site.serve(kill_at="before:Accumulate:2")
+    coordinator = site.serve(kill_at="before:Accumulate:2")
     begin(site)
     for index in range(NUM_DEVICES):
         site.device(index)
-    assert dying.wait(60.0) == -9, dying.text()
+    assert coordinator.wait(60.0) == -9, coordinator.text()
     time.sleep(0.5)
     site.serve()
     assert digests(site) == undisturbed

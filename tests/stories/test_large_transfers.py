@@ -46,11 +46,11 @@ class Sizes:
     def parser(self, parse: Callable[[bytes], R]) -> Callable[[bytes], R]:
         """Return a parser that records the size of each reply."""
 
-        def noting(data: bytes) -> R:
+        def parse_and_record(data: bytes) -> R:
             self.replies.append(len(data))
             return parse(data)
 
-        return noting
+        return parse_and_record
 
 
 class MeasuringConnection(Connection):
@@ -80,16 +80,16 @@ class MeasuringConnection(Connection):
 
 
 @contextmanager
-def measured(host: Hosted, sizes: Sizes) -> Iterator[MeasuringConnection]:
+def measuring_connection(host: Hosted, sizes: Sizes) -> Iterator[MeasuringConnection]:
     """Yield a measuring connection of the test's own."""
-    line = MeasuringConnection(host.address, host.ca, sizes)
+    connection = MeasuringConnection(host.address, host.ca, sizes)
     try:
-        yield line
+        yield connection
     finally:
-        line.close()
+        connection.close()
 
 
-class MeasuredPeer(Peer):
+class MeasuringPeer(Peer):
     """A device on a measuring connection."""
 
     sizes: Sizes
@@ -97,24 +97,24 @@ class MeasuredPeer(Peer):
     @contextmanager
     def transport(self) -> Iterator[GrpcTransport]:
         """See MeasuringConnection."""
-        with measured(self.host, self.sizes) as line:
-            yield GrpcTransport(line, self.key)
+        with measuring_connection(self.host, self.sizes) as connection:
+            yield GrpcTransport(connection, self.key)
 
 
-def test_no_message_of_a_run_exceeds_what_grpc_takes(tmp_path: Path) -> None:
+def test_no_message_of_a_run_exceeds_the_limit_of_grpc(tmp_path: Path) -> None:
     host = Hosted(tmp_path).start()
     sizes = Sizes()
     try:
         bundle = f.bundle_in(tmp_path, SHAPES)
-        with measured(host, sizes) as line:
-            operator = Operator(line, host.operator_token)
+        with measuring_connection(host, sizes) as connection:
+            operator = Operator(connection, host.operator_token)
             operator.publish_bundle(bundle)
             operator.start_run("run", f.plan(), bundle, f.PUBLISHER)
             for index in range(f.NUM_DEVICES):
-                device = MeasuredPeer(host, bundle, index, tmp_path / f"device-{index}")
+                device = MeasuringPeer(host, bundle, index, tmp_path / f"device-{index}")
                 device.sizes = sizes
                 device.take_part()
-            assert [one.sequence for one in operator.watch("run")]
+            assert [entry.sequence for entry in operator.watch("run")]
             assert operator.parameters(operator.version("run").version).size == 1_500_003
     finally:
         host.stop()
@@ -124,22 +124,22 @@ def test_no_message_of_a_run_exceeds_what_grpc_takes(tmp_path: Path) -> None:
     assert max(sizes.replies) < MAX_MESSAGE_BYTES
 
 
-def announced(size_bytes: int) -> Artifact:
+def zeros_artifact(size_bytes: int) -> Artifact:
     """Return an Artifact of zeros, described by its Chunks."""
     zeros = bytes(CHUNK_BYTES)
-    whole = ChunkRef(sha256=hashlib.sha256(zeros).hexdigest(), size_bytes=CHUNK_BYTES)
-    num_whole, rest = divmod(size_bytes, CHUNK_BYTES)
+    complete_chunk = ChunkRef(sha256=hashlib.sha256(zeros).hexdigest(), size_bytes=CHUNK_BYTES)
+    num_complete, remainder = divmod(size_bytes, CHUNK_BYTES)
     digest = hashlib.sha256()
-    for _ in range(num_whole):
+    for _ in range(num_complete):
         digest.update(zeros)
-    digest.update(zeros[:rest])
-    last = (ChunkRef(sha256=hashlib.sha256(zeros[:rest]).hexdigest(), size_bytes=rest),) if rest else ()
-    return Artifact(sha256=digest.hexdigest(), size_bytes=size_bytes, chunks=(whole,) * num_whole + last)
+    digest.update(zeros[:remainder])
+    last = (ChunkRef(sha256=hashlib.sha256(zeros[:remainder]).hexdigest(), size_bytes=remainder),) if remainder else ()
+    return Artifact(sha256=digest.hexdigest(), size_bytes=size_bytes, chunks=(complete_chunk,) * num_complete + last)
 
 
-def test_what_names_a_model_of_32_gigabytes_fits_in_one_message() -> None:
-    whole = ChunkRef(sha256="f" * 64, size_bytes=CHUNK_BYTES)
-    artifact = Artifact(sha256="f" * 64, size_bytes=32 << 30, chunks=(whole,) * (32 << 10))
+def test_the_chunk_list_of_a_model_of_32_gigabytes_fits_in_one_message() -> None:
+    chunk = ChunkRef(sha256="f" * 64, size_bytes=CHUNK_BYTES)
+    artifact = Artifact(sha256="f" * 64, size_bytes=32 << 30, chunks=(chunk,) * (32 << 10))
     work = values.assignment()
     work = replace(work, version=replace(work.version, parameters=artifact))
     header = replace(values.update(work)[0], payload=artifact)
@@ -150,7 +150,7 @@ def test_what_names_a_model_of_32_gigabytes_fits_in_one_message() -> None:
 
 @pytest.mark.nightly
 def test_an_update_over_two_gigabytes_streams_through_the_spool(tmp_path: Path) -> None:
-    header = replace(values.update(values.assignment())[0], payload=announced(LARGE_BYTES))
+    header = replace(values.update(values.assignment())[0], payload=zeros_artifact(LARGE_BYTES))
     spool = FolderSpool(tmp_path / "spool", tmp_path / "updates", Durability.PROCESS)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     data = bytes(256 << 10)

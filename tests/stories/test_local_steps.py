@@ -22,9 +22,9 @@ def test_the_program_of_the_document_learns_without_torch(tmp_path: Path) -> Non
     x = np.random.default_rng(1).standard_normal((50, linear.NUM_INPUTS)).astype(np.float32)
     np.savez(tmp_path / "data.npz", x=x, y=x[:, : linear.NUM_CLASSES].argmax(1).astype(np.int32))
     command = [sys.executable, "-c", NO_TORCH + PROGRAM]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
-    assert done.returncode == 0, done.stderr
-    losses = [float(each) for each in re.findall(r"loss of the last batch (\d\.\d{3})", done.stdout)]
+    completed = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
+    assert completed.returncode == 0, completed.stderr
+    losses = [float(loss) for loss in re.findall(r"loss of the last batch (\d\.\d{3})", completed.stdout)]
     assert len(losses) == 5 and losses[-1] < 0.7 * losses[0]
-    (accuracy,) = re.findall(r"accuracy in int8 (\d\.\d{2})\n", done.stdout)
+    (accuracy,) = re.findall(r"accuracy in int8 (\d\.\d{2})\n", completed.stdout)
     assert float(accuracy) > 0.85

@@ -13,7 +13,7 @@ sys.modules |= {sys.argv[1]: None}
 from fanin.commands.main import main
 sys.exit(main(sys.argv[2:]))
 """
-ASKED = [
+CASES = [
     ("typer", ("runs",), "server"),
     ("sqlalchemy", ("serve",), "server"),
     ("rich", ("demo",), "server,export,datacenter,onnx"),
@@ -37,15 +37,15 @@ ASKED = [
 
 
 @pytest.mark.parametrize(
-    ("library", "words", "extras"), ASKED, ids=lambda value: value if isinstance(value, str) else " ".join(value)
+    ("library", "words", "extras"), CASES, ids=lambda value: value if isinstance(value, str) else " ".join(value)
 )
 def test_all_extras_are_named_at_once(library: str, words: tuple[str, ...], extras: str) -> None:
     command = [sys.executable, "-c", CODE, library, *words]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-    said = f"fanin {words[0]}: {library} is not installed here; pip install 'fanin[{extras}]'"
-    said += ", or 'fanin[server,export]' for a plan with an App" if words[0] == "run" else ""
-    assert (done.returncode, done.stdout, done.stderr) == (1, "", f"{said}\n")
+    completed = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    message = f"fanin {words[0]}: {library} is not installed here; pip install 'fanin[{extras}]'"
+    message += ", or 'fanin[server,export]' for a plan with an App" if words[0] == "run" else ""
+    assert (completed.returncode, completed.stdout, completed.stderr) == (1, "", f"{message}\n")
 
 
-def test_an_app_that_is_to_be_exported_needs_what_exports_it() -> None:
+def test_an_app_of_a_run_needs_the_extra_that_exports_it() -> None:
     assert extras_for("run", "torch") == ("export",)

@@ -55,7 +55,7 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosted]:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("name = ", "{plan}: not TOML ("),
         (PLAN + "epochs = 0", "{plan}: training.epochs: got 0, expected an integer from 1 to "),
@@ -68,34 +68,34 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosted]:
         (PLAN.replace('"story"', '"a/b"'), "{plan}: name: got 'a/b', expected a string of 1 to 128 letters, digits"),
     ],
 )
-def test_run_with_a_plan_that_cannot_be_carried_out(fanin: Fanin, host: Hosted, text: str, said: str) -> None:
+def test_run_with_an_invalid_plan(fanin: Fanin, host: Hosted, text: str, message: str) -> None:
     plan = host.folder / "bad.toml"
     plan.write_text(text)
     before = snapshot(host.state)
     outcome = fanin("run", plan, "--state", host.state, "--key", host.folder / "publisher.key")
-    assert said.format(plan=plan) in one_line(outcome, "run")
+    assert message.format(plan=plan) in one_line(outcome, "run")
     assert snapshot(host.state) == before
 
 
 def test_run_without_a_plan_a_key_or_the_publishers_bundle(fanin: Fanin, host: Hosted, tmp_path: Path) -> None:
     before = snapshot(host.state)
-    good = ("run", host.folder / "plan.toml", "--state", host.state, "--key")
-    missing = fanin("run", tmp_path / "none.toml", "--state", host.state)
-    assert f"{tmp_path / 'none.toml'}: cannot be read (" in one_line(missing, "run")
+    words = ("run", host.folder / "plan.toml", "--state", host.state, "--key")
+    outcome = fanin("run", tmp_path / "none.toml", "--state", host.state)
+    assert f"{tmp_path / 'none.toml'}: cannot be read (" in one_line(outcome, "run")
     (tmp_path / "broken.key").write_bytes(b"\xff\xfe")
-    said = one_line(fanin(*good, tmp_path / "broken.key"), "run")
-    assert said.startswith(
+    message = one_line(fanin(*words, tmp_path / "broken.key"), "run")
+    assert message.startswith(
         f"{tmp_path / 'broken.key'}: got 2 characters, expected a key of 64 hexadecimal ones; restore it "
     )
     (tmp_path / "another.key").write_text("ab" * 32)
-    mine, theirs = f.PUBLISHER.public[:8], SigningKey(bytes.fromhex("ab" * 32)).public[:8]
-    another = tmp_path / "another.key"
-    assert one_line(fanin(*good, another), "run") == (
-        f"{host.folder / 'bundle'}: signed by key {mine}.., but {another} has key {theirs}..; pass the key that signed "
+    signer, owner = f.PUBLISHER.public[:8], SigningKey(bytes.fromhex("ab" * 32)).public[:8]
+    path = tmp_path / "another.key"
+    assert one_line(fanin(*words, path), "run") == (
+        f"{host.folder / 'bundle'}: signed by key {signer}.., but {path} has key {owner}..; pass the key that signed "
         "it with --key, or export the bundle again"
     )
     # A new key has signed no Bundle, so no key is created.
-    assert one_line(fanin(*good, tmp_path / "none.key"), "run") == (
+    assert one_line(fanin(*words, tmp_path / "none.key"), "run") == (
         f"--key {tmp_path / 'none.key'}: no such file, expected the key that signed {host.folder / 'bundle'}; pass it "
         "with --key"
     )
@@ -108,22 +108,22 @@ def test_a_run_is_started_once_and_another_plan_under_its_id_is_a_conflict(fanin
     first = fanin(*words, "--run-id", "mine", "--json")
     assert json.loads(first.out)["run_id"] == "mine"
     assert STEP.findall(first.err) == ["publishing the bundle", "starting the run"]
-    again = fanin(*words, "--run-id", "mine", "--quiet")
-    assert again.out.startswith("run mine started; devices trust ")
-    assert again.err == ""
+    repeat = fanin(*words, "--run-id", "mine", "--quiet")
+    assert repeat.out.startswith("run mine started; devices trust ")
+    assert repeat.err == ""
     (host.folder / "other.toml").write_text(PLAN.replace("0.1", "0.2"))
     other = fanin("run", host.folder / "other.toml", *words[2:], "--run-id", "mine")
     assert one_line(other, "run") == "run mine: the id is taken by another run; choose another"
-    listed = json.loads(fanin("runs", "--state", host.state, "--json").out)["runs"]
-    assert [row["run_id"] for row in listed] == ["run", "mine"]
+    rows = json.loads(fanin("runs", "--state", host.state, "--json").out)["runs"]
+    assert [row["run_id"] for row in rows] == ["run", "mine"]
 
 
 def test_an_option_overrides_a_key_and_the_run_is_described_with_it(fanin: Fanin, host: Hosted) -> None:
     words = ("run", host.folder / "plan.toml", "--state", host.state, "--key", host.folder / "publisher.key")
     before = snapshot(host.state)
-    wrong = one_line(fanin(*words, "--set", "cohort.concurency=2"), "run")
-    assert wrong.startswith("--set: cohort.concurency: unknown key, ")
-    assert wrong.endswith("; did you mean cohort.concurrency?")
+    message = one_line(fanin(*words, "--set", "cohort.concurency=2"), "run")
+    assert message.startswith("--set: cohort.concurency: unknown key, ")
+    assert message.endswith("; did you mean cohort.concurrency?")
     assert snapshot(host.state) == before
     options = ("--set", "cohort.concurrency=2", "--set", "aggregation.max_staleness=2", "--set", "codec.name=int8")
     assert fanin(*words, "--run-id", "overridden", *options).status == 0
@@ -132,15 +132,15 @@ def test_an_option_overrides_a_key_and_the_run_is_described_with_it(fanin: Fanin
     assert (plan["aggregation"]["max_staleness"], plan["codec"]) == (2, {"name": "int8", "max_shift": 12})
 
 
-def test_a_run_that_is_followed_is_told_before_its_events(fanin: Fanin, host: Hosted, tmp_path: Path) -> None:
+def test_a_run_that_is_watched_is_described_before_its_events(fanin: Fanin, host: Hosted, tmp_path: Path) -> None:
     words = ("run", host.folder / "plan.toml", "--state", host.state, "--key", host.folder / "publisher.key")
     assert fanin(*words, "--run-id", "followed").status == 0
     host.await_round("followed", 1)
     assert fanin("stop", "followed", "--state", host.state).status == 0
     out = tmp_path / "lines.json"
     assert fanin(*words, "--run-id", "followed", "--watch", "--json", out).status == 1
-    started, *events = map(json.loads, out.read_text().splitlines())
-    assert (started["run_id"], started["state"]) == ("followed", "stopped")
+    description, *events = map(json.loads, out.read_text().splitlines())
+    assert (description["run_id"], description["state"]) == ("followed", "stopped")
     assert [row["event"] for row in events] == ["RoundOpened", "RoundFailed", "RunRested"]
 
 
@@ -148,45 +148,47 @@ def test_a_run_that_is_followed_is_told_before_its_events(fanin: Fanin, host: Ho
 def test_an_operator_without_a_coordinator_or_a_token(
     fanin: Fanin, host: Hosted, tmp_path: Path, command: tuple[str, ...]
 ) -> None:
-    def said(*words: object) -> str:
+    def message(*words: object) -> str:
         return one_line(fanin(*command, *words), command[0])
 
-    nowhere, state = tmp_path / "nowhere", host.state
-    assert said("--state", nowhere) == (
-        f"--server: {nowhere / 'address'} cannot be read (No such file or directory); give --server, or --state of "
+    missing, state = tmp_path / "nowhere", host.state
+    assert message("--state", missing) == (
+        f"--server: {missing / 'address'} cannot be read (No such file or directory); give --server, or --state of "
         "a coordinator"
     )
-    assert said("--state", nowhere, "--server", host.address).startswith(f"--ca: {nowhere / 'tls' / 'ca.pem'} cannot")
+    assert message("--state", missing, "--server", host.address).startswith(
+        f"--ca: {missing / 'tls' / 'ca.pem'} cannot"
+    )
     (tmp_path / "ca.pem").write_bytes(host.ca)
-    known = ("--state", nowhere, "--server", host.address, "--ca", tmp_path / "ca.pem")
-    assert said(*known) == (
+    options = ("--state", missing, "--server", host.address, "--ca", tmp_path / "ca.pem")
+    assert message(*options) == (
         "token: got none, expected a file that holds it (--token-file) or the variable FANIN_OPERATOR_TOKEN"
     )
-    assert said("--state", state, "--token-file", nowhere) == (
-        f"token: {nowhere} cannot be read (No such file or directory)"
+    assert message("--state", state, "--token-file", missing) == (
+        f"token: {missing} cannot be read (No such file or directory)"
     )
     (tmp_path / "token").write_text("wrong")
-    assert said("--state", state, "--token-file", tmp_path / "token") == (
+    assert message("--state", state, "--token-file", tmp_path / "token") == (
         f"{host.address}: not authenticated; it expects an operator's token that was made there (--token-file)"
     )
 
 
-def test_a_coordinator_that_is_not_there_is_waited_for_and_named(fanin: Fanin, host: Hosted) -> None:
+def test_an_unreachable_coordinator_is_retried_and_named(fanin: Fanin, host: Hosted) -> None:
     error = one_line(fanin("runs", "--state", host.state, "--server", "127.0.0.1:1"), "runs")
     assert error.startswith("127.0.0.1:1: cannot be reached (UNAVAILABLE")
 
 
 def test_watch_of_an_unknown_run(fanin: Fanin, host: Hosted) -> None:
-    said = one_line(fanin("watch", "none", "--state", host.state), "watch")
-    assert said == "run 'none': there is none of this id here"
+    message = one_line(fanin("watch", "none", "--state", host.state), "watch")
+    assert message == "run 'none': there is none of this id here"
 
 
 def test_json_to_a_file_that_cannot_be_written(fanin: Fanin, host: Hosted, tmp_path: Path) -> None:
     target = tmp_path / "no" / "such.json"
     outcome = fanin("runs", "--state", host.state, "--json", target)
     assert (outcome.status, outcome.out) == (2, "")
-    said = f"Invalid value for '--json': {target} cannot be written, {target.parent} is not a folder"
-    assert outcome.err == f"fanin runs: {said}; see fanin runs --help\n"
+    message = f"Invalid value for '--json': {target} cannot be written, {target.parent} is not a folder"
+    assert outcome.err == f"fanin runs: {message}; see fanin runs --help\n"
 
 
 # verify
@@ -217,19 +219,19 @@ def flip(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tamper", "version", "said"),
+    ("tamper", "version", "message"),
     [
         (lambda state: flip(min(state.glob("updates/run/1/*"))), 1, "a committed update was changed on disk"),
         (lambda state: min(state.glob("updates/run/1/*")).write_bytes(b""), 1, "got 0 bytes, expected 88"),
         (lambda state: min(state.glob("updates/run/1/*")).unlink(), 1, "a committed update is missing"),
     ],
 )
-def test_verify_says_which_version_differs(
-    fanin: Fanin, copy: Path, tamper: Callable[[Path], None], version: int, said: str
+def test_verify_names_the_version_that_differs(
+    fanin: Fanin, copy: Path, tamper: Callable[[Path], None], version: int, message: str
 ) -> None:
-    good = fanin("verify", "run", "--state", copy)
-    assert good.status == 0
-    assert good.out.count(": verified\n") == 2
+    verification = fanin("verify", "run", "--state", copy)
+    assert verification.status == 0
+    assert verification.out.count(": verified\n") == 2
     tamper(copy)
     outcome = fanin("verify", "run", "--state", copy)
     assert outcome.status == 1
@@ -237,9 +239,9 @@ def test_verify_says_which_version_differs(
     assert first.startswith("version 0 ")
     assert first.endswith("(made outside): verified")
     assert second.startswith(f"version {version} ")
-    assert said in second
+    assert message in second
     row = json.loads(fanin("verify", "run", "--state", copy, "--json").out)
-    assert (row["verified"], [bool(found["problem"]) for found in row["versions"]]) == (False, [False, True])
+    assert (row["verified"], [bool(verdict["problem"]) for verdict in row["versions"]]) == (False, [False, True])
 
 
 # inspect
@@ -260,7 +262,7 @@ def test_inspect_of_a_good_bundle(fanin: Fanin, bundle: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tamper", "said"),
+    ("tamper", "message"),
     [
         (
             lambda folder: flip(folder / "bundle.json"),
@@ -273,15 +275,15 @@ def test_inspect_of_a_good_bundle(fanin: Fanin, bundle: Path) -> None:
     ],
 )
 def test_inspect_of_a_bundle_that_was_tampered_with(
-    fanin: Fanin, bundle: Path, tamper: Callable[[Path], None], said: str
+    fanin: Fanin, bundle: Path, tamper: Callable[[Path], None], message: str
 ) -> None:
     tamper(bundle)
-    assert said in one_line(fanin("inspect", bundle), "inspect")
+    assert message in one_line(fanin("inspect", bundle), "inspect")
 
 
 def test_inspect_of_a_bundle_by_another_publisher(fanin: Fanin, bundle: Path, tmp_path: Path) -> None:
     (tmp_path / "other.pub").write_text(SigningKey(bytes(range(1, 33))).public)
-    said = one_line(fanin("inspect", bundle, "--publisher", tmp_path / "other.pub"), "inspect")
-    assert said.startswith(f"{bundle}: bundle: signed by key {f.PUBLISHER.public[:8]}.., expected one of [")
-    said = one_line(fanin("inspect", bundle, "--publisher", bundle / "bundle.json"), "inspect")
-    assert said.startswith(f"--publisher: {bundle / 'bundle.json'}: got a public key of ")
+    message = one_line(fanin("inspect", bundle, "--publisher", tmp_path / "other.pub"), "inspect")
+    assert message.startswith(f"{bundle}: bundle: signed by key {f.PUBLISHER.public[:8]}.., expected one of [")
+    message = one_line(fanin("inspect", bundle, "--publisher", bundle / "bundle.json"), "inspect")
+    assert message.startswith(f"--publisher: {bundle / 'bundle.json'}: got a public key of ")

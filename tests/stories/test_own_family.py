@@ -65,16 +65,16 @@ def test_the_example_is_shorter_than_40_lines_and_keeps_the_contract(site: Path)
     example, check = python_blocks(PAGE)
     assert len(example.splitlines()) < 40
     env = os.environ | {"PYTHONPATH": str(site)}
-    done = subprocess.run([sys.executable, "-c", check], env=env, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
+    completed = subprocess.run([sys.executable, "-c", check], env=env, capture_output=True, text=True, check=False)
+    assert (completed.returncode, completed.stderr) == (0, "")
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("mesh", ["pp=2", "pp=2,dp_replicate=2,dp_shard=2"])
 def test_the_family_trains_on_a_mesh_as_in_one_process(fanin: Fanin, config: Path, tmp_path: Path, mesh: str) -> None:
     losses, out = train(read_train_config(config), 0, 1).metrics.trained.losses, tmp_path / "out.json"
-    done = fanin("train", config, "--mesh", mesh, "--json", out)
-    assert (done.status, done.err) == (0, "")
+    outcome = fanin("train", config, "--mesh", mesh, "--json", out)
+    assert (outcome.status, outcome.err) == (0, "")
     assert len(losses) == 6
     assert losses[-1] < losses[0] - 0.3
     assert json.loads(out.read_text())["loss"] == pytest.approx(losses, abs=1e-5)
@@ -85,8 +85,8 @@ def test_the_config_of_the_page_trains(fanin: Fanin, config: Path, tmp_path: Pat
     assert len(text.splitlines()) == 10
     file = tmp_path / "text.txt"
     config.write_text(text.replace("tinyshakespeare", str(file)).replace("steps = 200", "steps = 2"))
-    done = fanin("train", config)
-    assert (done.status, done.err) == (0, "")
+    outcome = fanin("train", config)
+    assert (outcome.status, outcome.err) == (0, "")
 
 
 @pytest.mark.nightly
@@ -95,8 +95,8 @@ def test_the_family_trains_in_double_precision(fanin: Fanin, config: Path, tmp_p
     losses = []
     for mesh in ("none", "pp=2"):
         out = tmp_path / f"{mesh}.json"
-        done = fanin("train", config, "--mesh", mesh, "--json", out)
-        assert (done.status, done.err) == (0, "")
+        outcome = fanin("train", config, "--mesh", mesh, "--json", out)
+        assert (outcome.status, outcome.err) == (0, "")
         losses.append(json.loads(out.read_text())["loss"])
     assert losses[1] == pytest.approx(losses[0], rel=0, abs=1e-10)
 
@@ -104,11 +104,11 @@ def test_the_family_trains_in_double_precision(fanin: Fanin, config: Path, tmp_p
 @pytest.mark.nightly
 def test_a_forward_outside_of_the_layout_is_refused(fanin: Fanin, config: Path, site: Path) -> None:
     source = site / "conv_family.py"
-    built = "return nn.Sequential(OrderedDict("
-    changed = source.read_text().replace(built, "return Doubled(OrderedDict(")
-    assert changed != source.read_text()
-    doubled = "class Doubled(nn.Sequential):\n    def forward(self, x):\n        return 2 * super().forward(x)\n"
-    source.write_text(f"{changed}\n\n{doubled}")
+    constructor = "return nn.Sequential(OrderedDict("
+    code = source.read_text().replace(constructor, "return Doubled(OrderedDict(")
+    assert code != source.read_text()
+    class_code = "class Doubled(nn.Sequential):\n    def forward(self, x):\n        return 2 * super().forward(x)\n"
+    source.write_text(f"{code}\n\n{class_code}")
     error = one_line(fanin("train", config, "--mesh", "pp=2"), "train")
     assert re.match(r"model: layout: for the same \d+ samples got the loss .* on mesh pp=2 .* name every module", error)
 
@@ -119,9 +119,9 @@ def test_another_number_of_layers_than_the_layouts_is_refused(
     fanin: Fanin, config: Path, site: Path, mesh: str
 ) -> None:
     source = site / "conv_family.py"
-    changed = source.read_text().replace("for _ in range(config.num_layers)", "for _ in range(config.num_layers - 1)")
-    assert changed != source.read_text()
-    source.write_text(changed)
+    code = source.read_text().replace("for _ in range(config.num_layers)", "for _ in range(config.num_layers - 1)")
+    assert code != source.read_text()
+    source.write_text(code)
     error = one_line(fanin("train", config, "--mesh", mesh), "train")
     assert error == (
         "layout: got num_layers 4, expected 3, the number of modules in blocks; correct the sizes of the layout or the "
@@ -129,7 +129,7 @@ def test_another_number_of_layers_than_the_layouts_is_refused(
     )
 
 
-def test_an_axis_that_the_layout_says_nothing_of_is_refused(fanin: Fanin, config: Path) -> None:
+def test_an_axis_without_a_plan_in_the_layout_is_refused(fanin: Fanin, config: Path) -> None:
     error = one_line(fanin("train", config, "--mesh", "tp=2"), "train")
     assert error == (
         "mesh tp=2: got tp 2 for the family 'conv', whose layout has no plan that splits its modules over tp; take "

@@ -10,7 +10,7 @@ import pytest
 from house.tree import ROOT
 
 PAGE = (ROOT / "docs" / "operators.md").read_text()
-TRAINED = """
+PROGRAM = """
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -54,16 +54,16 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_form_of_the_page_keeps_the_contract(site: Path) -> None:
     check = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)[1]
-    done = run(site, check)
-    assert (done.returncode, done.stderr) == (0, "")
+    completed = run(site, check)
+    assert (completed.returncode, completed.stderr) == (0, "")
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("graph_format", ["onnx", "tflite"])
 def test_an_app_with_its_own_form_is_exported_and_trains(site: Path, tmp_path: Path, graph_format: str) -> None:
-    done = run(site, TRAINED, graph_format, tmp_path / "bundle")
-    assert done.returncode == 0, done.stderr
-    lacking, trained = done.stdout.splitlines()[-2:]
-    assert trained == "True"
+    completed = run(site, PROGRAM, graph_format, tmp_path / "bundle")
+    assert completed.returncode == 0, completed.stderr
+    missing_operators, result = completed.stdout.splitlines()[-2:]
+    assert result == "True"
     if graph_format == "onnx":
-        assert "hypot" in lacking
+        assert "hypot" in missing_operators

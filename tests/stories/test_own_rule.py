@@ -77,7 +77,7 @@ closed = [logged.event for logged in outcome.events if isinstance(logged.event, 
 print(json.dumps([device for event in closed for device in event.accepted]))
 """
 
-KNOWN = """
+KNOWN_STAGES = """
 import sys
 from fanin.edge.codecs.known import known_stages
 
@@ -141,8 +141,8 @@ def test_the_example_is_shorter_than_40_lines_and_keeps_the_contract(site: Path,
     # A page may use the example between these two blocks.
     example, *_, check = python_blocks(page)
     assert len(example.splitlines()) < 40
-    done = run(site, check)
-    assert (done.returncode, done.stderr) == (0, "")
+    completed = run(site, check)
+    assert (completed.returncode, completed.stderr) == (0, "")
 
 
 # CI has the rule and the optimizer together. The nightly suite also has each by itself.
@@ -154,29 +154,29 @@ def test_the_example_is_shorter_than_40_lines_and_keeps_the_contract(site: Path,
         pytest.param("weighted_mean", "lion", marks=pytest.mark.nightly),
     ],
 )
-def test_a_run_with_what_is_installed_is_verified(site: Path, tmp_path: Path, rule: str, optimizer: str) -> None:
-    done = run(site, RUN, tmp_path / "own", rule, optimizer)
-    assert done.returncode == 0, done.stderr
-    outcome = json.loads(done.stdout)
+def test_a_run_with_installed_distributions_is_verified(site: Path, tmp_path: Path, rule: str, optimizer: str) -> None:
+    completed = run(site, RUN, tmp_path / "own", rule, optimizer)
+    assert completed.returncode == 0, completed.stderr
+    outcome = json.loads(completed.stdout)
     assert outcome["verdicts"] == [[0, 0, ""], [1, 5, ""], [2, 5, ""], [3, 5, ""]]
-    plain = json.loads(run(site, RUN, tmp_path / "plain", "weighted_mean", "fedavg").stdout)
-    assert not set(outcome["digests"][1:]) & set(plain["digests"])
+    plain_outcome = json.loads(run(site, RUN, tmp_path / "plain", "weighted_mean", "fedavg").stdout)
+    assert not set(outcome["digests"][1:]) & set(plain_outcome["digests"])
 
 
 def test_an_installed_policy_selects_the_devices_of_each_round(site: Path, tmp_path: Path) -> None:
-    done = run(site, RUN_SELECTION, tmp_path / "own", "rested")
-    assert done.returncode == 0, done.stderr
-    accepted = json.loads(done.stdout)
-    assert len(accepted) == len(set(accepted)) == 8
-    uniform = json.loads(run(site, RUN_SELECTION, tmp_path / "plain", "uniform").stdout)
-    assert len(set(uniform)) < 8
+    completed = run(site, RUN_SELECTION, tmp_path / "own", "rested")
+    assert completed.returncode == 0, completed.stderr
+    devices = json.loads(completed.stdout)
+    assert len(devices) == len(set(devices)) == 8
+    uniform_devices = json.loads(run(site, RUN_SELECTION, tmp_path / "plain", "uniform").stdout)
+    assert len(set(uniform_devices)) < 8
 
 
 def test_without_the_package_of_a_policy_the_run_does_not_start(tmp_path: Path) -> None:
-    done = run(tmp_path / "empty", RUN_SELECTION, tmp_path, "rested")
-    assert done.returncode != 0
+    completed = run(tmp_path / "empty", RUN_SELECTION, tmp_path, "rested")
+    assert completed.returncode != 0
     error = "InvalidPlan: plan: cohort.selection: got 'rested', expected one of ['least_recent', 'uniform']"
-    assert error in done.stderr
+    assert error in completed.stderr
 
 
 @pytest.mark.parametrize(
@@ -191,20 +191,20 @@ def test_without_the_package_of_a_policy_the_run_does_not_start(tmp_path: Path) 
     ],
 )
 def test_without_the_package_the_run_does_not_start(tmp_path: Path, rule: str, optimizer: str, error: str) -> None:
-    done = run(tmp_path / "empty", RUN, tmp_path, rule, optimizer)
-    assert done.returncode != 0
-    assert f"InvalidPlan: plan: {error}, which are installed here" in done.stderr
+    completed = run(tmp_path / "empty", RUN, tmp_path, rule, optimizer)
+    assert completed.returncode != 0
+    assert f"InvalidPlan: plan: {error}, which are installed here" in completed.stderr
 
 
 def test_a_device_names_an_installed_stage_and_loads_no_parser_without_one(site: Path, tmp_path: Path) -> None:
-    assert run(site, KNOWN).stdout == "error_feedback scaffold random_share True\n"
-    assert run(tmp_path, KNOWN).stdout == "error_feedback scaffold False\n"
+    assert run(site, KNOWN_STAGES).stdout == "error_feedback scaffold random_share True\n"
+    assert run(tmp_path, KNOWN_STAGES).stdout == "error_feedback scaffold False\n"
 
 
 def test_an_installed_stage_sends_its_share_and_keeps_the_rest(site: Path, tmp_path: Path) -> None:
-    done = run(site, UPDATES, tmp_path / "bundle")
-    assert (done.returncode, done.stderr) == (0, "")
-    outcome = json.loads(done.stdout)
+    completed = run(site, UPDATES, tmp_path / "bundle")
+    assert (completed.returncode, completed.stderr) == (0, "")
+    outcome = json.loads(completed.stdout)
     # The share is 0.1 of 1000 values, with a standard deviation of 9.5.
     assert all(60 <= share <= 140 for share in outcome["shares"])
     assert len(set(outcome["shares"])) > 1
@@ -213,26 +213,28 @@ def test_an_installed_stage_sends_its_share_and_keeps_the_rest(site: Path, tmp_p
 
 
 def test_a_run_with_an_installed_stage_is_verified(site: Path, tmp_path: Path) -> None:
-    done = run(site, RUN, tmp_path / "own", "weighted_mean", "fedavg", "random_share")
-    assert (done.returncode, done.stderr) == (0, "")
-    outcome = json.loads(done.stdout)
+    completed = run(site, RUN, tmp_path / "own", "weighted_mean", "fedavg", "random_share")
+    assert (completed.returncode, completed.stderr) == (0, "")
+    outcome = json.loads(completed.stdout)
     assert outcome["verdicts"] == [[0, 0, ""], [1, 5, ""], [2, 5, ""], [3, 5, ""]]
-    plain = json.loads(run(site, RUN, tmp_path / "plain", "weighted_mean", "fedavg").stdout)
-    assert not set(outcome["digests"][1:]) & set(plain["digests"])
+    plain_outcome = json.loads(run(site, RUN, tmp_path / "plain", "weighted_mean", "fedavg").stdout)
+    assert not set(outcome["digests"][1:]) & set(plain_outcome["digests"])
 
 
 def test_a_run_with_a_stage_that_is_not_installed_does_not_start(tmp_path: Path) -> None:
-    done = run(tmp_path / "empty", RUN, tmp_path, "weighted_mean", "fedavg", "random_share")
-    assert done.returncode != 0
+    completed = run(tmp_path / "empty", RUN, tmp_path, "weighted_mean", "fedavg", "random_share")
+    assert completed.returncode != 0
     assert (
         "InvalidPlan: plan: stages: got 'random_share', expected one of ['error_feedback', 'scaffold'], which are "
         "installed here"
-    ) in done.stderr
+    ) in completed.stderr
 
 
 @pytest.mark.parametrize("share", nightly_but(("0.0", "1.5", "-1.0"), ("0.0",)))
 def test_the_example_of_a_stage_refuses_a_share_out_of_range(site: Path, tmp_path: Path, share: str) -> None:
-    done = run(site, RUN.replace("0.1}}", f"{share}}}}}"), tmp_path / "own", "weighted_mean", "fedavg", "random_share")
-    assert done.returncode != 0
+    completed = run(
+        site, RUN.replace("0.1}}", f"{share}}}}}"), tmp_path / "own", "weighted_mean", "fedavg", "random_share"
+    )
+    assert completed.returncode != 0
     error = f"InvalidPlan: plan: stages: random_share: got share {share}, expected above 0, at most 1\n"
-    assert error in done.stderr
+    assert error in completed.stderr

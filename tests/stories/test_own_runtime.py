@@ -58,10 +58,10 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_example_is_shorter_than_40_lines_and_keeps_the_contract(site: Path, work: Path) -> None:
     example, check, _ = python_blocks(PAGE)
-    formatted = subprocess.run(
+    completed = subprocess.run(
         [RUFF, "format", "-"], input=example, capture_output=True, text=True, check=True, cwd=ROOT
     )
-    assert len(formatted.stdout.splitlines()) < 40
+    assert len(completed.stdout.splitlines()) < 40
     outcome = run(site, check, cwd=work)
     assert (outcome.returncode, outcome.stderr) == (0, "")
 

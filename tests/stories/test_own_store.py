@@ -25,14 +25,14 @@ def test_the_example_is_shorter_than_40_lines_and_works(tmp_path: Path, program:
     (tmp_path / "dict_devices.py").write_text(EXAMPLE)
     code = program + (USE if "Registry" in program else "")
     command = [sys.executable, "-c", code]
-    done = subprocess.run(command, env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
+    completed = subprocess.run(command, env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, check=False)
+    assert (completed.returncode, completed.stderr) == (0, "")
 
 
-def test_an_example_that_breaks_the_contract_is_found(tmp_path: Path) -> None:
-    broken = EXAMPLE.replace("(sha256, role) in self._tokens", "bool(self._tokens)")
-    assert broken != EXAMPLE
-    (tmp_path / "dict_devices.py").write_text(broken)
+def test_an_example_that_breaks_the_contract_is_detected(tmp_path: Path) -> None:
+    code = EXAMPLE.replace("(sha256, role) in self._tokens", "bool(self._tokens)")
+    assert code != EXAMPLE
+    (tmp_path / "dict_devices.py").write_text(code)
     command = [sys.executable, "-c", PROGRAMS[0]]
-    done = subprocess.run(command, env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, check=False)
-    assert "AssertionError: has_token: a device's token counts as an operator's" in done.stderr
+    completed = subprocess.run(command, env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, check=False)
+    assert "AssertionError: has_token: a device's token counts as an operator's" in completed.stderr

@@ -88,17 +88,17 @@ def cache(host: Hosted, device: int) -> Cache:
     return Cache(host.folder / f"device-{device}")
 
 
-def one_update(host: Hosted, device: int) -> None:
+def send_update(host: Hosted, device: int) -> None:
     """Run a device until one of its Updates is accepted."""
-    with closing(Connection(host.address, host.ca)) as line:
-        own = cache(host, device)
+    with closing(Connection(host.address, host.ca)) as connection:
+        device_cache = cache(host, device)
         parts = ClientParts(
-            transport=GrpcTransport(line, own.key()),
-            cache=own,
+            transport=GrpcTransport(connection, device_cache.key()),
+            cache=device_cache,
             trainer=trainer(device),
             trusted=(PUBLISHER.public,),
             rng=Random(device),
-            serving=Serving(open_runtime("onnx"), own, (PUBLISHER.public,)),
+            serving=Serving(open_runtime("onnx"), device_cache, (PUBLISHER.public,)),
         )
         Client(parts, ClientOptions(token=host.device_token, max_updates=1)).run()
 
@@ -106,16 +106,16 @@ def one_update(host: Hosted, device: int) -> None:
 def take_part(host: Hosted) -> None:
     """Run a Round with new clients. Everything that a device keeps is in its folder."""
     with ThreadPoolExecutor(NUM_DEVICES) as pool:
-        list(pool.map(lambda device: one_update(host, device), range(NUM_DEVICES)))
+        list(pool.map(lambda device: send_update(host, device), range(NUM_DEVICES)))
 
 
-def trained_on(bundle: Bundle, values: Float32s) -> Float32s:
+def train_in_datacenter(bundle: Bundle, values: Float32s) -> Float32s:
     """Train in the datacenter, from the initial personal parameters."""
     np.testing.assert_array_equal(bundle.manifest.split(values)[1], bundle.initial_local())
     return values + np.float32(1.0)
 
 
-def stored(host: Hosted, bundle: Bundle, device: int, before: int | None = None) -> Float32s:
+def personal_values(host: Hosted, bundle: Bundle, device: int, before: int | None = None) -> Float32s:
     values = local_values(cache(host, device).locals, bundle, "run", before)
     assert values is not None
     return values
@@ -124,15 +124,15 @@ def stored(host: Hosted, bundle: Bundle, device: int, before: int | None = None)
 def test_personal_parameters_persist_serve_and_never_leave_the_device(
     host: Hosted, bundle: Bundle, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wanted = plan(buffer=NUM_DEVICES, max_rounds=NUM_ROUNDS)
-    host.start_run(wanted, bundle, PUBLISHER)
+    run_plan = plan(buffer=NUM_DEVICES, max_rounds=NUM_ROUNDS)
+    host.start_run(run_plan, bundle, PUBLISHER)
     for _ in range(NUM_ROUNDS):
         take_part(host)
     assert [event.number for event in host.published()] == [1, 2]
     with host.operator() as operator:
         assert operator.run("run").state is RunState.FINISHED
         # The datacenter trains all parameters, and publishes the shared ones. One more Round follows.
-        publish = train_and_publish(operator, "run", bundle, PUBLISHER, partial(trained_on, bundle))
+        publish = train_and_publish(operator, "run", bundle, PUBLISHER, partial(train_in_datacenter, bundle))
         publish(1)
     take_part(host)
     assert [event.number for event in host.published()] == [1, 2, 3, 4]
@@ -145,14 +145,14 @@ def test_personal_parameters_persist_serve_and_never_leave_the_device(
         local = None
         for number, version in ((1, 0), (2, 1), (3, 3)):
             model = OpenedModel(bundle=bundle, parameters=versions[version], local=local)
-            work = replace(example_assignment(bundle, wanted.training_in(number)), round=number)
+            work = replace(example_assignment(bundle, run_plan.training_in(number)), round=number)
             local = trainer(device).train(model, work, Countdown()).local
             assert local is not None
             if number > 1:
-                np.testing.assert_array_equal(stored(host, bundle, device, before=number + 1), local)
-    heads = [stored(host, bundle, device) for device in range(NUM_DEVICES)]
+                np.testing.assert_array_equal(personal_values(host, bundle, device, before=number + 1), local)
+    heads = [personal_values(host, bundle, device) for device in range(NUM_DEVICES)]
     assert not np.array_equal(heads[0], heads[1])
-    _check_nothing_left(host, bundle)
+    _check_no_personal_values(host, bundle)
     _check_inference(host, bundle, versions[3])
     _check_commands(host, fanin_in_process(capsys, monkeypatch))
 
@@ -171,35 +171,35 @@ def _check_commands(host: Hosted, fanin: Fanin) -> None:
     (host.folder / "publisher.pub").write_text(PUBLISHER.public)
     write_npz(host.folder / "data.npz", examples(0))
     words = ("--publisher", host.folder / "publisher.pub", "--data", host.folder / "data.npz", "--json")
-    own = [fanin("infer", host.folder / f"device-{device}", *words) for device in range(NUM_DEVICES)]
-    assert [outcome.err for outcome in own] == ["", ""]
-    assert json.loads(own[0].out)["outputs"] != json.loads(own[1].out)["outputs"]
+    outcomes = [fanin("infer", host.folder / f"device-{device}", *words) for device in range(NUM_DEVICES)]
+    assert [outcome.err for outcome in outcomes] == ["", ""]
+    assert json.loads(outcomes[0].out)["outputs"] != json.loads(outcomes[1].out)["outputs"]
     folder, model = host.folder / "version", host.folder / "model.onnx"
     (host.folder / "token").write_text(host.operator_token)
     (host.folder / "ca.pem").write_bytes(host.ca)
-    at = ("--server", host.address, "--ca", host.folder / "ca.pem", "--token-file", host.folder / "token")
-    fetched = fanin("fetch", "run", *at, "--out", folder, "--bundle", "--onnx", model, "--int8", "--json")
-    assert fetched.err == NOTE, fetched
-    initial = fanin("infer", folder / "bundle", "--version", folder / "parameters", *words)
-    assert initial.err == NOTE, initial
-    alone = fanin("infer", model, "--data", host.folder / "data.npz", "--json")
-    assert json.loads(alone.out)["outputs"] == json.loads(initial.out)["outputs"]
-    inspected = fanin("inspect", folder / "bundle").out
+    coordinator = ("--server", host.address, "--ca", host.folder / "ca.pem", "--token-file", host.folder / "token")
+    fetch = fanin("fetch", "run", *coordinator, "--out", folder, "--bundle", "--onnx", model, "--int8", "--json")
+    assert fetch.err == NOTE, fetch
+    initial_inference = fanin("infer", folder / "bundle", "--version", folder / "parameters", *words)
+    assert initial_inference.err == NOTE, initial_inference
+    file_inference = fanin("infer", model, "--data", host.folder / "data.npz", "--json")
+    assert json.loads(file_inference.out)["outputs"] == json.loads(initial_inference.out)["outputs"]
+    description = fanin("inspect", folder / "bundle").out
     assert (
         "\n  parameters  56 values in 2 tensors\n  personal    27 values in head.bias, head.weight, never sent\n"
-        in inspected
+        in description
     )
     row = json.loads(fanin("inspect", folder / "bundle", "--json").out)
     assert row["local"] == {"head.bias": [3], "head.weight": [3, 8]}
 
 
-def _check_nothing_left(host: Hosted, bundle: Bundle) -> None:
+def _check_no_personal_values(host: Hosted, bundle: Bundle) -> None:
     """Check that no file of the coordinator has a personal value that a device has trained."""
     files = [path.read_bytes() for path in (host.folder / "state").rglob("*") if path.is_file()]
     assert any(bundle.initial_local().tobytes() in data for data in files), "the initial ones are in the Bundle"
     for device in range(NUM_DEVICES):
         for before in (3, 4):
-            values = stored(host, bundle, device, before)
+            values = personal_values(host, bundle, device, before)
             for start in range(0, values.size - 3, 3):
                 piece = values[start : start + 3].tobytes()
                 assert not any(piece in data for data in files)
@@ -211,8 +211,8 @@ def _check_inference(host: Hosted, bundle: Bundle, parameters: Float32s) -> None
     for device in range(NUM_DEVICES):
         serving = Serving(runtime, cache(host, device), (PUBLISHER.public,))
         assert serving.version == ("run", 3)
-        whole = bundle.manifest.join(parameters, stored(host, bundle, device))
-        np.testing.assert_array_equal(serving.predict(inputs), runtime.open_predict(bundle, whole)(inputs))
+        complete = bundle.manifest.join(parameters, personal_values(host, bundle, device))
+        np.testing.assert_array_equal(serving.predict(inputs), runtime.open_predict(bundle, complete)(inputs))
 
 
 def _start(host: Hosted, *words: str) -> "subprocess.Popen[str]":
@@ -235,7 +235,7 @@ def _join(host: Hosted, device: int) -> "subprocess.Popen[str]":
         "--runtime": "tflite",
         "--max-updates": "1",
     }
-    return _start(host, "join", *(word for option in options.items() for word in option), "--serve", "--quiet")
+    return _start(host, "join", *(word for pair in options.items() for word in pair), "--serve", "--quiet")
 
 
 @pytest.mark.nightly
@@ -249,8 +249,8 @@ def test_personal_parameters_on_tflite_runtime(host: Hosted) -> None:
         write_npz(host.folder / f"data-{device}.npz", examples(device))
     for _ in range(NUM_ROUNDS):
         # Each Round is another process, because personal parameters are in the device's folder.
-        joined = [_join(host, device) for device in range(NUM_DEVICES)]
-        for process in joined:
+        processes = [_join(host, device) for device in range(NUM_DEVICES)]
+        for process in processes:
             _, errors = process.communicate(timeout=120)
             assert process.returncode == 0, errors
     assert [event.number for event in host.published()] == [1, 2]
@@ -259,7 +259,7 @@ def test_personal_parameters_on_tflite_runtime(host: Hosted) -> None:
     assert {version.size for version in versions} == {6 * 8 + 8}
     outputs = list[Float32s]()
     for device in range(NUM_DEVICES):
-        first, second = (stored(host, bundle, device, before=number + 1) for number in (1, 2))
+        first, second = (personal_values(host, bundle, device, before=number + 1) for number in (1, 2))
         initial = bundle.initial_local()
         assert not np.array_equal(first, initial) and not np.array_equal(second, first)
         for path in (path for path in host.state.rglob("*") if path.is_file()):
@@ -269,8 +269,8 @@ def test_personal_parameters_on_tflite_runtime(host: Hosted) -> None:
         _, errors = process.communicate(timeout=60)
         assert process.returncode == 0, errors
         logits = np.load(host.folder / "logits.npy")
-        whole = bundle.manifest.join(versions[0], second)
-        expected = open_runtime("litert").open_predict(bundle, whole)(examples(0).inputs)
+        complete = bundle.manifest.join(versions[0], second)
+        expected = open_runtime("litert").open_predict(bundle, complete)(examples(0).inputs)
         # The two libraries round a few activations differently.
         np.testing.assert_allclose(logits, expected, rtol=0, atol=0.05 * np.ptp(expected))
         outputs.append(logits)

@@ -27,36 +27,36 @@ def site(tmp_path: Path) -> Iterator[Site]:
     site.close()
 
 
-def test_a_watch_goes_on_after_its_coordinator_was_killed(site: Site) -> None:
-    dying = site.serve()
+def test_a_watch_resumes_after_its_coordinator_was_killed(site: Site) -> None:
+    coordinator = site.serve()
     site.start_run(f.plan(), f.bundle_in(site.folder, f.SMALL_SHAPES), f.PUBLISHER)
-    seen: list[LoggedEvent] = []
-    opened = threading.Event()
+    entries: list[LoggedEvent] = []
+    is_open = threading.Event()
 
     with site.operator() as operator:
 
         def watch() -> None:
-            for recorded in operator.watch("run"):
-                seen.append(recorded)
-                if isinstance(recorded.event, RoundOpened):
-                    opened.set()
+            for entry in operator.watch("run"):
+                entries.append(entry)
+                if isinstance(entry.event, RoundOpened):
+                    is_open.set()
 
-        watching = threading.Thread(target=watch)
-        watching.start()
-        assert opened.wait(30.0)
-        dying.kill()
+        thread = threading.Thread(target=watch)
+        thread.start()
+        assert is_open.wait(30.0)
+        coordinator.kill()
         site.serve()
         for index in range(f.NUM_DEVICES):
             site.device(index)
-        watching.join(60.0)
-        assert not watching.is_alive()
-    assert isinstance(seen[-1].event, RunRested)
+        thread.join(60.0)
+        assert not thread.is_alive()
+    assert isinstance(entries[-1].event, RunRested)
     # Each event comes once, in order.
-    assert [recorded.sequence for recorded in seen] == list(range(1, len(seen) + 1))
-    assert seen == site.events()
+    assert [entry.sequence for entry in entries] == list(range(1, len(entries) + 1))
+    assert entries == site.events()
 
 
-def test_what_a_coordinator_keeps_is_its_users_alone_in_a_folder_that_is_open_to_all(site: Site) -> None:
+def test_the_files_of_a_coordinator_are_private_in_a_folder_that_is_open_to_all(site: Site) -> None:
     site.state.mkdir(mode=0o755)
     site.state.chmod(0o755)
     site.serve()

@@ -19,10 +19,10 @@ os.write(2, b"INFO: after\\n")
 DELEGATE = "INFO: Created TensorFlow Lite XNNPACK delegate for CPU."
 
 
-def test_lines_of_others_come_through_and_stderr_is_what_it_was() -> None:
-    done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=True, timeout=60)
-    assert sorted(done.stderr.splitlines()) == ["INFO: after", "mine 0", "mine 1", "python's", "python's"]
-    assert done.stderr.endswith("INFO: after\n")
+def test_other_lines_are_printed_and_stderr_is_restored() -> None:
+    completed = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=True, timeout=60)
+    assert sorted(completed.stderr.splitlines()) == ["INFO: after", "mine 0", "mine 1", "python's", "python's"]
+    assert completed.stderr.endswith("INFO: after\n")
 
 
 def test_litert_prints_one_line_at_most(tmp_path: Path) -> None:
@@ -30,7 +30,7 @@ def test_litert_prints_one_line_at_most(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", np.ones(2, np.float32))
     command = [sys.executable, "-m", "fanin.commands.main", "infer", "small.tflite", "--runtime", "litert"]
     command += ["--data", "x.npy"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, cwd=tmp_path)
-    assert (done.returncode, set(done.stderr.splitlines()) - {DELEGATE}) == (0, set())
-    assert len(done.stderr.splitlines()) <= 1
-    assert done.stdout.startswith("y  float32 (2,)")
+    completed = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, cwd=tmp_path)
+    assert (completed.returncode, set(completed.stderr.splitlines()) - {DELEGATE}) == (0, set())
+    assert len(completed.stderr.splitlines()) <= 1
+    assert completed.stdout.startswith("y  float32 (2,)")

@@ -56,8 +56,8 @@ def test_ray_is_a_backend_on_both_nodes(cluster: RayCluster) -> None:
     backend = RayTasks(cluster)
     try:
         assert os.getpid() not in check_backend(backend)
-        pending = [backend.submit(node_of, number) for number in range(8)]
-        assert len({each()[0] for each in pending}) == 2
+        tasks = [backend.submit(node_of, number) for number in range(8)]
+        assert len({task()[0] for task in tasks}) == 2
         assert signal.getsignal(signal.SIGTERM) is before
     finally:
         backend.close()
@@ -67,12 +67,12 @@ def test_ray_is_a_backend_on_both_nodes(cluster: RayCluster) -> None:
 def test_clients_share_a_gpu(cluster: RayCluster) -> None:
     backend = RayTasks(replace(cluster, cpus=0.5, gpus=0.5))
     try:
-        pending = [backend.submit(node_of, number) for number in range(4)]
-        answers = [each() for each in pending]
+        tasks = [backend.submit(node_of, number) for number in range(4)]
+        results = [task() for task in tasks]
     finally:
         backend.close()
-    assert len({node for node, _ in answers}) == 1
-    assert {gpus for _, gpus in answers} == {"0"}
+    assert len({node for node, _ in results}) == 1
+    assert {gpus for _, gpus in results} == {"0"}
     with pytest.raises(InvalidInput, match="got 2 GPUs for a training, but the cluster has 1"):
         RayTasks(replace(cluster, gpus=2.0))
     ray.shutdown()
@@ -88,13 +88,13 @@ def test_graphs_have_the_bits_of_one_process(cluster: RayCluster) -> None:
     clients = partition(data, 6, Iid())
     plan = {"training.learning_rate": 0.1, "codec.name": "int8", "stages": [{"name": "error_feedback"}]}
     settings = SimulationSettings(plan=plan, quiet=True)
-    alone, far = (
-        simulate(app, clients, cohort=4, rounds=3, settings=each)
-        for each in (settings, replace(settings, cluster=cluster))
+    local_result, cluster_result = (
+        simulate(app, clients, cohort=4, rounds=3, settings=variant)
+        for variant in (settings, replace(settings, cluster=cluster))
     )
-    assert alone.failures == far.failures == ()
-    assert far.is_complete
-    assert alone.digests == far.digests
+    assert local_result.failures == cluster_result.failures == ()
+    assert cluster_result.is_complete
+    assert local_result.digests == cluster_result.digests
 
 
 APP = """
@@ -149,13 +149,13 @@ def test_a_worker_that_is_killed_loses_no_round(cluster: RayCluster, tmp_path: P
 
     thread = threading.Thread(target=kill, daemon=True)
     thread.start()
-    far = simulate(app, 4, cohort=4, rounds=3, settings=replace(settings, cluster=cluster))
+    cluster_result = simulate(app, 4, cohort=4, rounds=3, settings=replace(settings, cluster=cluster))
     thread.join()
     # The task ran in two workers, the first of which was killed.
     workers = pids.read_text().split()
     assert len(workers) == 2 and workers[0] != workers[1]
-    assert far.is_complete and far.failures == ()
-    assert [row.num_clients for row in far.rounds] == [0, 4, 4, 4]
-    alone = simulate(app, 4, cohort=4, rounds=3, settings=settings)
-    assert alone.digests == far.digests
-    assert np.isfinite(far.parameters).all()
+    assert cluster_result.is_complete and cluster_result.failures == ()
+    assert [row.num_clients for row in cluster_result.rounds] == [0, 4, 4, 4]
+    local_result = simulate(app, 4, cohort=4, rounds=3, settings=settings)
+    assert local_result.digests == cluster_result.digests
+    assert np.isfinite(cluster_result.parameters).all()

@@ -94,33 +94,35 @@ def test_a_node_that_is_lost_loses_no_round(nodes: "Cluster", tmp_path: Path) ->
     settings = SimulationSettings(plan={"training.learning_rate": 1, "codec.name": "fixed32"}, quiet=True)
     path = {"env_vars": {"PYTHONPATH": str(Path(__file__).parents[1]), "OMP_NUM_THREADS": "1"}}
     cluster = RayCluster(address=nodes.address, runtime_env=path)
-    written = tmp_path / "trainings"
+    log = tmp_path / "trainings"
     lost: list[tuple[int, str]] = []
 
-    def lose() -> None:
-        until = time.monotonic() + WAIT_S
+    def remove_node() -> None:
+        deadline = time.monotonic() + WAIT_S
         # All trainings have begun. The last one waits, and another one has ended on its node.
-        while time.monotonic() < until and len(trainings_of(written)) < NUM_CLIENTS:
+        while time.monotonic() < deadline and len(trainings_of(log)) < NUM_CLIENTS:
             time.sleep(0.05)
         time.sleep(2.0)
-        lost.append(trainings_of(written)[-1])
+        lost.append(trainings_of(log)[-1])
         for node in list(nodes.worker_nodes):
             if node.node_id == lost[0][1]:
                 nodes.remove_node(node, allow_graceful=False)
         (tmp_path / "lost").touch()
 
-    thread = threading.Thread(target=lose, daemon=True)
+    thread = threading.Thread(target=remove_node, daemon=True)
     thread.start()
-    far = simulate(app, NUM_CLIENTS, cohort=NUM_CLIENTS, rounds=3, settings=replace(settings, cluster=cluster))
+    cluster_result = simulate(
+        app, NUM_CLIENTS, cohort=NUM_CLIENTS, rounds=3, settings=replace(settings, cluster=cluster)
+    )
     thread.join()
-    (client, node), trainings = lost[0], trainings_of(written)
-    assert node in {each for _, each in trainings[: NUM_CLIENTS - 1]}
+    (client, node), trainings = lost[0], trainings_of(log)
+    assert node in {node_id for _, node_id in trainings[: NUM_CLIENTS - 1]}
     # The training ran again on the other node. So did one that had ended on the lost node before its result was
     # collected.
-    again = trainings[NUM_CLIENTS:]
-    assert client in {number for number, _ in again}
-    assert node not in {each for _, each in again}
-    assert far.is_complete and far.failures == ()
-    assert [row.num_clients for row in far.rounds] == [0, *[NUM_CLIENTS] * 3]
-    alone = simulate(app, NUM_CLIENTS, cohort=NUM_CLIENTS, rounds=3, settings=settings)
-    assert alone.digests == far.digests
+    repeats = trainings[NUM_CLIENTS:]
+    assert client in {number for number, _ in repeats}
+    assert node not in {node_id for _, node_id in repeats}
+    assert cluster_result.is_complete and cluster_result.failures == ()
+    assert [row.num_clients for row in cluster_result.rounds] == [0, *[NUM_CLIENTS] * 3]
+    local_result = simulate(app, NUM_CLIENTS, cohort=NUM_CLIENTS, rounds=3, settings=settings)
+    assert local_result.digests == cluster_result.digests

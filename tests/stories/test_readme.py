@@ -17,9 +17,11 @@ def test_the_readme_has_a_program() -> None:
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: f"{program.count(chr(10))} lines")
 def test_a_program_of_the_readme_runs(program: str, tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    completed = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert completed.returncode == 0, completed.stderr
     assert re.fullmatch(
-        r"(?:(?:onnx|tflite) float 9\d\.\d\d %, int8 9\d\.\d\d %, agreeing .* labels\n){2}", done.stdout
+        r"(?:(?:onnx|tflite) float 9\d\.\d\d %, int8 9\d\.\d\d %, agreeing .* labels\n){2}", completed.stdout
     )
     assert (tmp_path / "bundle" / "bundle.sig").is_file()

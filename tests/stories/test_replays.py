@@ -21,7 +21,7 @@ from fanin.protos import messages as m
 from fanin.protos.errors import Untimely
 from fanin.v1 import fleet_pb2 as pb
 
-CAN = m.Capabilities(codecs=("fixed32",), runtimes=("synthetic 1",), graph_formats=("onnx",))
+CAPABILITIES = m.Capabilities(codecs=("fixed32",), runtimes=("synthetic 1",), graph_formats=("onnx",))
 
 
 @pytest.fixture
@@ -41,61 +41,69 @@ def device(host: Hosted) -> Peer:
     return device
 
 
-class Captured:
+class CapturedCall:
     """One call of a device, byte for byte."""
 
     def __init__(self, device: Peer, name: str, request: Message) -> None:
         self.device, self.name, self.body = device, name, request.SerializeToString()
         self.options: CallOptions = sign(device.key, name, self.body)
 
-    def send(self, *more: Message) -> list[Message]:
+    def send(self, *parts: Message) -> list[Message]:
         """Make the call, and return all replies."""
-        requests = iter([self.body, *(part.SerializeToString() for part in more)])
-        with self.device.line() as line:
-            return list(self._call(line, requests))
+        requests = iter([self.body, *(part.SerializeToString() for part in parts)])
+        with self.device.line() as connection:
+            return list(self._call(connection, requests))
 
-    def _call(self, line: Connection, requests: Iterator[bytes]) -> Iterator[Message]:
+    def _call(self, connection: Connection, requests: Iterator[bytes]) -> Iterator[Message]:
         method = f"{FLEET}{self.name}"
         match self.name:
             case "Upload":
-                yield from line.stream_stream(method, requests, pb.UploadReply.FromString, self.options)
+                yield from connection.stream_stream(method, requests, pb.UploadReply.FromString, self.options)
             case "Download":
-                yield from line.unary_stream(method, next(requests), pb.DownloadPiece.FromString, self.options)
+                yield from connection.unary_stream(method, next(requests), pb.DownloadPiece.FromString, self.options)
             case _:
                 reply = {"Enroll": pb.EnrollReply, "CheckIn": pb.CheckInReply, "Report": pb.ReportReply}[self.name]
-                yield line.unary(method, next(requests), reply.FromString, self.options)
+                yield connection.unary(method, next(requests), reply.FromString, self.options)
 
 
-def calls_of(device: Peer) -> list[tuple[Captured, list[Message]]]:
+def calls_of(device: Peer) -> list[tuple[CapturedCall, list[Message]]]:
     """Return a call of each kind, with the requests that follow its first one."""
     work = device.work
-    wanted = m.Download(assignment_id=work.assignment_id, sha256=work.version.parameters.chunks[0].sha256, offset=0)
+    download = m.Download(assignment_id=work.assignment_id, sha256=work.version.parameters.chunks[0].sha256, offset=0)
     header, payload = device.update()
     enrollment = m.Enrollment(protocol=m.PROTOCOL, token=device.host.device_token, public_key=device.key.public)
     return [
-        (Captured(device, "Enroll", c.enrollment_to_proto(enrollment)), []),
-        (Captured(device, "CheckIn", c.check_in_to_proto(m.CheckIn(protocol=1, capabilities=CAN, wait_s=0.0))), []),
-        (Captured(device, "Download", c.download_to_proto(wanted)), []),
+        (CapturedCall(device, "Enroll", c.enrollment_to_proto(enrollment)), []),
         (
-            Captured(device, "Upload", c.upload_to_proto(header)),
+            CapturedCall(
+                device, "CheckIn", c.check_in_to_proto(m.CheckIn(protocol=1, capabilities=CAPABILITIES, wait_s=0.0))
+            ),
+            [],
+        ),
+        (CapturedCall(device, "Download", c.download_to_proto(download)), []),
+        (
+            CapturedCall(device, "Upload", c.upload_to_proto(header)),
             [c.upload_to_proto(piece) for piece in pieces(payload, end=1 << 20)],
         ),
-        (Captured(device, "Report", c.report_to_proto(m.Report(assignment_id=work.assignment_id, failure="no"))), []),
+        (
+            CapturedCall(device, "Report", c.report_to_proto(m.Report(assignment_id=work.assignment_id, failure="no"))),
+            [],
+        ),
     ]
 
 
 def test_no_call_is_answered_twice_and_a_second_one_leaves_no_trace(host: Hosted, device: Peer) -> None:
-    captured = calls_of(device)
-    for call, more in captured:
-        assert call.send(*more)
+    calls = calls_of(device)
+    for call, parts in calls:
+        assert call.send(*parts)
     before = snapshot(host.state)
-    for call, more in captured:
+    for call, parts in calls:
         with pytest.raises(Untimely, match="the time of this signed call was used before"):
-            call.send(*more)
+            call.send(*parts)
     assert snapshot(host.state) == before
     # The device itself continues, because it signs each try again.
-    for again, more in calls_of(device):
-        assert again.send(*more)
+    for new_call, parts in calls_of(device):
+        assert new_call.send(*parts)
 
 
 def test_a_replayed_failure_does_not_take_the_place_of_a_device_that_came_back(host: Hosted, device: Peer) -> None:
@@ -115,13 +123,13 @@ def test_a_replayed_check_in_does_not_end_the_one_that_waits(tmp_path: Path) -> 
     try:
         with device.transport() as transport:
             transport.enroll(host.device_token)
-        request = c.check_in_to_proto(m.CheckIn(protocol=1, capabilities=CAN, wait_s=20.0))
-        waiting = Captured(device, "CheckIn", request)
-        thread = threading.Thread(target=lambda: answers.extend(waiting.send()))
+        request = c.check_in_to_proto(m.CheckIn(protocol=1, capabilities=CAPABILITIES, wait_s=20.0))
+        call = CapturedCall(device, "CheckIn", request)
+        thread = threading.Thread(target=lambda: answers.extend(call.send()))
         thread.start()
         time.sleep(0.5)
         with pytest.raises(Untimely):
-            waiting.send()
+            call.send()
         assert answers == []
         host.start_run(f.plan(), f.bundle_in(host.folder), f.PUBLISHER)
         thread.join()
@@ -132,12 +140,12 @@ def test_a_replayed_check_in_does_not_end_the_one_that_waits(tmp_path: Path) -> 
 
 
 def test_a_restart_refuses_the_calls_of_the_process_before_it(host: Hosted, device: Peer) -> None:
-    captured = calls_of(device)
-    for call, more in captured:
-        call.send(*more)
+    calls = calls_of(device)
+    for call, parts in calls:
+        call.send(*parts)
     host.stop()
     host.start()
-    for call, more in captured:
+    for call, parts in calls:
         with pytest.raises(Untimely):
-            call.send(*more)
+            call.send(*parts)
     device.begin()

@@ -46,10 +46,10 @@ def host(tmp_path: Path) -> Iterator[Hosted]:
 
 
 class CountingTransport(GrpcTransport):
-    """The production transport of a ``Counting`` device."""
+    """The production transport of a ``CountingPeer``."""
 
-    def __init__(self, line: Connection, device: "Counting") -> None:
-        super().__init__(line, device.key)
+    def __init__(self, connection: Connection, device: "CountingPeer") -> None:
+        super().__init__(connection, device.key)
         self._device = device
 
     def download(self, download: m.Download) -> Iterator[bytes]:
@@ -65,7 +65,7 @@ class CountingTransport(GrpcTransport):
                 device.act()
 
 
-class Counting(Peer):
+class CountingPeer(Peer):
     """A device that counts its downloaded bytes, and acts once when they reach ``act_at``."""
 
     num_received = 0
@@ -79,8 +79,8 @@ class Counting(Peer):
     @contextmanager
     def transport(self) -> Iterator[GrpcTransport]:
         """See CountingTransport."""
-        with self.line() as line:
-            yield CountingTransport(line, self)
+        with self.line() as connection:
+            yield CountingTransport(connection, self)
 
     @property
     def num_needed(self) -> int:
@@ -99,7 +99,7 @@ def kill_and_serve(site: Site) -> None:
     site.serve()
 
 
-def begun(site: Site) -> list[Peer]:
+def begin_run(site: Site) -> list[Peer]:
     """Start a Run, and return its devices."""
     site.serve()
     bundle = f.bundle_in(site.folder, SHAPES)
@@ -107,37 +107,37 @@ def begun(site: Site) -> list[Peer]:
     return f.peers(site, bundle, site.folder)
 
 
-def published(recorded: list[LoggedEvent]) -> VersionPublished:
+def only_version(entries: list[LoggedEvent]) -> VersionPublished:
     """Return the only Version of a Run."""
-    (found,) = [one.event for one in recorded if isinstance(one.event, VersionPublished)]
-    return found
+    (version,) = [entry.event for entry in entries if isinstance(entry.event, VersionPublished)]
+    return version
 
 
-def test_an_upload_goes_on_after_the_coordinator_was_killed(site: Site, tmp_path: Path) -> None:
-    first, *others = begun(site)
+def test_an_upload_resumes_after_the_coordinator_was_killed(site: Site, tmp_path: Path) -> None:
+    first, *others = begin_run(site)
     first.begin()
     header, payload = first.update()
     first.send(header, pieces(payload, 0, 2 * CHUNK_BYTES + 1000))
     kill_and_serve(site)
-    sent: list[int] = []
+    sizes: list[int] = []
 
     def read(offset: int, size_bytes: int) -> bytes:
-        sent.append(min(size_bytes, len(payload) - offset))
+        sizes.append(min(size_bytes, len(payload) - offset))
         return payload[offset : offset + size_bytes]
 
     with first.transport() as transport:
         assert transport.upload(header, read).update_state is m.UpdateState.ACCEPTED
     # The incomplete Chunk is sent again, but not the complete ones.
-    assert sum(sent) == len(payload) - 2 * CHUNK_BYTES
+    assert sum(sizes) == len(payload) - 2 * CHUNK_BYTES
     for device in others:
         device.take_part()
-    version = published(site.events())
+    version = only_version(site.events())
     assert version.bytes_up_resumed == 2 * CHUNK_BYTES
     assert [version.version_sha256] == f.undisturbed(tmp_path / "undisturbed", SHAPES)
 
 
 @contextmanager
-def locked(site: Site) -> Iterator[None]:
+def database_lock(site: Site) -> Iterator[None]:
     """Block the coordinator's next transaction."""
     with closing(sqlite3.connect(site.state / "fanin.db")) as connection:
         connection.execute("BEGIN IMMEDIATE")
@@ -150,8 +150,8 @@ def payloads(site: Site) -> list[Path]:
 
 
 @pytest.mark.nightly
-def test_what_was_named_but_not_recorded_before_a_kill_is_not_sent_again(site: Site, tmp_path: Path) -> None:
-    first, *others = begun(site)
+def test_an_update_that_was_named_but_not_recorded_before_a_kill_is_not_sent_again(site: Site, tmp_path: Path) -> None:
+    first, *others = begin_run(site)
     first.begin()
     header, payload = first.update()
 
@@ -159,37 +159,37 @@ def test_what_was_named_but_not_recorded_before_a_kill_is_not_sent_again(site: S
         with suppress(Unavailable):
             first.upload(header, payload)
 
-    with locked(site):
+    with database_lock(site):
         sender = threading.Thread(target=send)
         sender.start()
-        until = time.monotonic() + 20.0
+        deadline = time.monotonic() + 20.0
         while not payloads(site):
-            assert time.monotonic() < until
+            assert time.monotonic() < deadline
             time.sleep(0.01)
         site.started[-1].kill()
     sender.join()
     site.serve()
     assert len(payloads(site)) == 1
-    sent: list[int] = []
+    offsets: list[int] = []
 
     def read(offset: int, size_bytes: int) -> bytes:
-        sent.append(offset)
+        offsets.append(offset)
         return payload[offset : offset + size_bytes]
 
     with first.transport() as transport:
         assert transport.upload(header, read).update_state is m.UpdateState.ACCEPTED
-    assert sent == []
+    assert offsets == []
     for device in others:
         device.take_part()
-    version = published(site.events())
+    version = only_version(site.events())
     assert version.bytes_up_resumed == len(payload)
     assert [version.version_sha256] == f.undisturbed(tmp_path / "undisturbed", SHAPES)
     assert len(payloads(site)) == f.NUM_DEVICES
     assert list((site.state / "spool").iterdir()) == []
 
 
-def test_what_was_accepted_before_a_kill_is_not_sent_again(site: Site) -> None:
-    first, *_ = begun(site)
+def test_an_update_that_was_accepted_before_a_kill_is_not_sent_again(site: Site) -> None:
+    first, *_ = begin_run(site)
     first.begin()
     header, payload = first.update()
     assert first.upload(header, payload).update_state is m.UpdateState.ACCEPTED
@@ -199,9 +199,9 @@ def test_what_was_accepted_before_a_kill_is_not_sent_again(site: Site) -> None:
 
 
 @pytest.mark.nightly
-def test_a_download_goes_on_after_the_coordinator_was_killed(site: Site) -> None:
-    first, *others = begun(site)
-    device = Counting(site, first.bundle, 0, first.folder)
+def test_a_download_resumes_after_the_coordinator_was_killed(site: Site) -> None:
+    first, *others = begin_run(site)
+    device = CountingPeer(site, first.bundle, 0, first.folder)
     device.act_at = CHUNK_BYTES + 3 * PIECE_BYTES
 
     def kill() -> None:
@@ -216,26 +216,26 @@ def test_a_download_goes_on_after_the_coordinator_was_killed(site: Site) -> None
     assert device.num_received == device.num_needed
     for other in others:
         other.take_part()
-    assert published(site.events()).bytes_down_resumed == offset
+    assert only_version(site.events()).bytes_down_resumed == offset
 
 
-def test_a_download_goes_on_after_the_device_was_killed(site: Site) -> None:
-    first, *_ = begun(site)
-    dying = site.device(0, die_at=f"down:{CHUNK_BYTES + 3 * PIECE_BYTES}")
-    assert dying.wait(60.0) == -9, dying.text()
-    kept = {path.name: path.stat().st_size for path in (first.folder / "chunks").iterdir()}
-    (part,) = [size for name, size in kept.items() if name.endswith(".part")]
-    assert 0 < part < CHUNK_BYTES < sum(kept.values())
-    device = Counting(site, first.bundle, 0, first.folder)
+def test_a_download_resumes_after_the_device_was_killed(site: Site) -> None:
+    first, *_ = begin_run(site)
+    process = site.device(0, die_at=f"down:{CHUNK_BYTES + 3 * PIECE_BYTES}")
+    assert process.wait(60.0) == -9, process.text()
+    sizes = {path.name: path.stat().st_size for path in (first.folder / "chunks").iterdir()}
+    (part,) = [size for name, size in sizes.items() if name.endswith(".part")]
+    assert 0 < part < CHUNK_BYTES < sum(sizes.values())
+    device = CountingPeer(site, first.bundle, 0, first.folder)
     device.take_part()
     assert device.offsets == [part]
-    assert device.num_received == device.num_needed - sum(kept.values())
+    assert device.num_received == device.num_needed - sum(sizes.values())
 
 
 def test_a_version_that_changed_meanwhile_is_fetched_from_its_beginning(host: Hosted, tmp_path: Path) -> None:
     bundle = f.bundle_in(tmp_path, SHAPES)
     host.start_run(f.plan(), bundle, f.PUBLISHER)
-    device = Counting(host, bundle, 0, tmp_path / "device-0")
+    device = CountingPeer(host, bundle, 0, tmp_path / "device-0")
     device.act_at = CHUNK_BYTES + 3 * PIECE_BYTES
     with device.transport() as transport:
         client = device.client(transport, 1)
@@ -250,8 +250,8 @@ def test_a_version_that_changed_meanwhile_is_fetched_from_its_beginning(host: Ho
     with host.operator() as operator:
         size_bytes = change_version(operator, device)
     device.num_received = 0
-    for one in (device, *f.peers(host, bundle, tmp_path)[1:]):
-        one.take_part()
+    for peer in (device, *f.peers(host, bundle, tmp_path)[1:]):
+        peer.take_part()
     assert device.offsets == []
     assert device.num_received == size_bytes
     assert [event.parent for event in host.published()] == [0, 1]
@@ -270,25 +270,25 @@ def change_version(operator: Operator, device: Peer) -> int:
 def test_an_upload_ends_at_once_when_its_round_has_closed(host: Hosted, tmp_path: Path) -> None:
     bundle = f.bundle_in(tmp_path, {"a": (1000, 2500)})
     host.start_run(f.plan(num_spare=1), bundle, f.PUBLISHER)
-    late, *in_time = f.peers(host, bundle, tmp_path, f.NUM_DEVICES + 1)
-    for device in (late, *in_time):
+    late_device, *timely_devices = f.peers(host, bundle, tmp_path, f.NUM_DEVICES + 1)
+    for device in (late_device, *timely_devices):
         device.begin()
-    header, payload = late.update()
-    after: list[int] = []
+    header, payload = late_device.update()
+    sizes: list[int] = []
 
     def read(offset: int, size_bytes: int) -> bytes:
         if offset == 2 * CHUNK_BYTES:
-            for device in in_time:
+            for device in timely_devices:
                 assert device.upload(*device.update()).update_state is m.UpdateState.ACCEPTED
             host.published()
         if offset >= 2 * CHUNK_BYTES:
-            after.append(size_bytes)
+            sizes.append(size_bytes)
             # A slow connection: over loopback, all pieces would be sent before the first reply.
             time.sleep(0.2)
         return payload[offset : offset + size_bytes]
 
-    with late.transport() as transport:
+    with late_device.transport() as transport:
         reply = transport.upload(header, read)
     assert (reply.round_state, reply.update_state) == (m.RoundState.CLOSED, m.UpdateState.DISCARDED)
     # The device announced 10 MB. It learns of the end with the reply to its next piece.
-    assert sum(after) <= CHUNK_BYTES
+    assert sum(sizes) <= CHUNK_BYTES

@@ -82,18 +82,18 @@ def test_devices_with_several_inputs_learn_together_and_serve(
     for device in devices:
         _, log = device.communicate(timeout=300)
         assert device.returncode == 0, log
-    published = host.published()
-    assert [event.number for event in published] == list(range(1, num_rounds + 1))
-    assert len(published[-1].runtimes) == len(runtimes)
+    versions = host.published()
+    assert [event.number for event in versions] == list(range(1, num_rounds + 1))
+    assert len(versions[-1].runtimes) == len(runtimes)
     with host.operator() as operator:
         parameters = operator.parameters(operator.version("run").version)
     examples = list(batches_in_order(several_examples(80, seed=5), BATCH_SIZE))
     first, last = (
-        measure(open_runtime("onnx"), bundle, each, examples) for each in (bundle.initial_parameters(), parameters)
+        measure(open_runtime("onnx"), bundle, values, examples) for values in (bundle.initial_parameters(), parameters)
     )
     assert last.loss_sum < 0.9 * first.loss_sum
     fanin = fanin_in_process(capsys, monkeypatch)
-    row = _served(fanin, host, runtimes[0])
+    row = _predictions(fanin, host, runtimes[0])
     assert len(row["predictions"]) == 60
 
 
@@ -102,8 +102,8 @@ def test_a_device_with_sequences_of_several_lengths_learns_and_serves(
     host: Hosted, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bundle = bundle_of("tags")
-    gentle = replace(plan(buffer=1, max_rounds=2), training=Training(epochs=2, learning_rate=0.05, seed=7))
-    host.start_run(gentle, bundle, PUBLISHER)
+    gentle_plan = replace(plan(buffer=1, max_rounds=2), training=Training(epochs=2, learning_rate=0.05, seed=7))
+    host.start_run(gentle_plan, bundle, PUBLISHER)
     device = join(host, 0, "onnx", 2, tags_examples)
     _, log = device.communicate(timeout=300)
     assert device.returncode == 0, log
@@ -112,15 +112,15 @@ def test_a_device_with_sequences_of_several_lengths_learns_and_serves(
         parameters = operator.parameters(operator.version("run").version)
     examples = list(batches_in_order(tags_examples(80, seed=5), bundle.manifest.batch_size, bundle.manifest.lengths))
     first, last = (
-        measure(open_runtime("onnx"), bundle, each, examples) for each in (bundle.initial_parameters(), parameters)
+        measure(open_runtime("onnx"), bundle, values, examples) for values in (bundle.initial_parameters(), parameters)
     )
     assert last.loss_sum < 0.9 * first.loss_sum
-    outputs: Any = _served(fanin_in_process(capsys, monkeypatch), host, "onnx")["outputs"]
+    outputs: Any = _predictions(fanin_in_process(capsys, monkeypatch), host, "onnx")["outputs"]
     assert outputs["logits"]["shape"] == [60, SIZES[-1], NUM_TAGS]
 
 
-def _served(fanin: Fanin, host: Hosted, runtime: str) -> dict[str, list[object]]:
+def _predictions(fanin: Fanin, host: Hosted, runtime: str) -> dict[str, list[object]]:
     """Return the predictions of the first device for its own examples."""
     words = ("--publisher", host.folder / "publisher.pub", "--data", host.folder / "data-0.npz", "--runtime", runtime)
-    found: dict[str, list[object]] = json.loads(fanin("infer", host.folder / "device-0", *words, "--json").out)
-    return found
+    row: dict[str, list[object]] = json.loads(fanin("infer", host.folder / "device-0", *words, "--json").out)
+    return row

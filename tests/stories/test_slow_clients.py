@@ -29,7 +29,7 @@ LARGE = {"a": (1000, 1500)}
 
 
 @pytest.fixture
-def impatient(tmp_path: Path) -> Iterator[Hosted]:
+def impatient_host(tmp_path: Path) -> Iterator[Hosted]:
     """A coordinator with a short stall timeout."""
     host = Hosted(tmp_path, limits=Limits(stall_s=STALL_S)).start()
     yield host
@@ -44,7 +44,7 @@ def host(tmp_path: Path) -> Iterator[Hosted]:
     host.stop()
 
 
-def begun(host: Hosted, num_spare: int = 0) -> list[Peer]:
+def begin_run(host: Hosted, num_spare: int = 0) -> list[Peer]:
     """Start a Run, and return its devices, which have Assignments in an open Round."""
     bundle = f.bundle_in(host.folder, LARGE)
     host.start_run(f.plan(num_spare=num_spare), bundle, f.PUBLISHER)
@@ -54,69 +54,73 @@ def begun(host: Hosted, num_spare: int = 0) -> list[Peer]:
     return devices
 
 
-def parts(header: m.UpdateHeader, payload: bytes, size_bytes: int, pause_s: float, until: float) -> Iterator[bytes]:
-    """Yield an upload in pieces of a size, with a pause before each. It ends at ``until`` at the latest."""
+def upload_requests(
+    header: m.UpdateHeader, payload: bytes, size_bytes: int, pause_s: float, deadline: float
+) -> Iterator[bytes]:
+    """Yield an upload in pieces of a size, with a pause before each. It ends at ``deadline`` at the latest."""
     yield c.upload_to_proto(header).SerializeToString()
     for start in range(0, len(payload), size_bytes):
         time.sleep(pause_s)
-        if time.monotonic() > until:
+        if time.monotonic() > deadline:
             return
         piece = m.Piece(offset=start, data=payload[start : start + size_bytes])
         yield c.upload_to_proto(piece).SerializeToString()
 
 
-def test_one_that_trickles_is_ended_although_something_comes_all_the_time(impatient: Hosted) -> None:
-    device, *_ = begun(impatient)
+def test_a_client_that_trickles_is_ended_although_bytes_arrive_all_the_time(impatient_host: Hosted) -> None:
+    device, *_ = begin_run(impatient_host)
     header, payload = device.update()
-    spooled = (f"{header.assignment_id}.header", f"{header.assignment_id}.part")
-    began = time.monotonic()
-    with nothing_leaks(impatient, left=spooled), device.line() as line:
+    spool_files = (f"{header.assignment_id}.header", f"{header.assignment_id}.part")
+    start_s = time.monotonic()
+    with nothing_leaks(impatient_host, left=spool_files), device.line() as connection:
         call = sign(device.key, "Upload", c.upload_to_proto(header).SerializeToString())
-        requests = parts(header, payload, 1, STALL_S / 8, began + SETTLE_S)
+        requests = upload_requests(header, payload, 1, STALL_S / 8, start_s + SETTLE_S)
         with pytest.raises(Unavailable, match="try again later"):
-            list(line.stream_stream(f"{FLEET}Upload", requests, pb.UploadReply.FromString, call))
-    assert time.monotonic() - began < SOON_S
+            list(connection.stream_stream(f"{FLEET}Upload", requests, pb.UploadReply.FromString, call))
+    assert time.monotonic() - start_s < SOON_S
     # The same device succeeds on a connection that works.
     assert device.upload(header, payload).update_state is m.UpdateState.ACCEPTED
 
 
-def test_one_that_is_slow_but_gets_on_is_borne_with(impatient: Hosted) -> None:
-    device, *_ = begun(impatient)
+def test_a_slow_client_that_makes_progress_is_tolerated(impatient_host: Hosted) -> None:
+    device, *_ = begin_run(impatient_host)
     header, payload = device.update()
-    began = time.monotonic()
-    with device.line() as line:
+    start_s = time.monotonic()
+    with device.line() as connection:
         call = sign(device.key, "Upload", c.upload_to_proto(header).SerializeToString())
-        requests = parts(header, payload, CHUNK_BYTES, STALL_S / 3, began + SETTLE_S)
-        replies = list(line.stream_stream(f"{FLEET}Upload", requests, pb.UploadReply.FromString, call))
+        requests = upload_requests(header, payload, CHUNK_BYTES, STALL_S / 3, start_s + SETTLE_S)
+        replies = list(connection.stream_stream(f"{FLEET}Upload", requests, pb.UploadReply.FromString, call))
     assert c.upload_reply_from_proto(replies[-1]).update_state is m.UpdateState.ACCEPTED
-    assert time.monotonic() - began > 1.5 * STALL_S
+    assert time.monotonic() - start_s > 1.5 * STALL_S
 
 
-def await_true(holds: Callable[[], bool]) -> None:
+def await_true(condition: Callable[[], bool]) -> None:
     """Wait until a condition holds."""
-    until = time.monotonic() + SETTLE_S / 2
-    while not holds():
-        assert time.monotonic() < until
+    deadline = time.monotonic() + SETTLE_S / 2
+    while not condition():
+        assert time.monotonic() < deadline
         time.sleep(0.02)
 
 
-def narrow(host: Hosted) -> grpc.Channel:
+def narrow_channel(host: Hosted) -> grpc.Channel:
     """Return a channel that buffers little unread data."""
     options = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1024))
     return grpc.secure_channel(host.address, grpc.ssl_channel_credentials(host.ca), options)
 
 
-def test_one_that_never_reads_what_it_downloads_is_ended(impatient: Hosted, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_client_that_never_reads_its_download_is_ended(
+    impatient_host: Hosted, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level("INFO")
-    device, *_ = begun(impatient)
+    device, *_ = begin_run(impatient_host)
     # The complete Chunks of the graph and of the parameters are the same zeros.
     chunk = device.work.version.parameters.chunks[1]
     assert chunk.size_bytes == CHUNK_BYTES
-    wanted = m.Download(assignment_id=device.work.assignment_id, sha256=chunk.sha256, offset=0)
-    body = c.download_to_proto(wanted).SerializeToString()
-    with nothing_leaks(impatient), narrow(impatient) as channel:
-        ask: grpc.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(f"{FLEET}Download")
-        stream = ask(body, metadata=sign(device.key, "Download", body).metadata)
+    request = m.Download(assignment_id=device.work.assignment_id, sha256=chunk.sha256, offset=0)
+    body = c.download_to_proto(request).SerializeToString()
+    with nothing_leaks(impatient_host), narrow_channel(impatient_host) as channel:
+        download: grpc.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(f"{FLEET}Download")
+        stream = download(body, metadata=sign(device.key, "Download", body).metadata)
         assert next(stream)
         await_true(lambda: f"call: its caller read nothing for {STALL_S:g} s" in caplog.text)
         with pytest.raises(grpc.RpcError) as error:
@@ -124,18 +128,18 @@ def test_one_that_never_reads_what_it_downloads_is_ended(impatient: Hosted, capl
         assert error.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
-def test_one_that_hangs_up_while_it_is_written_to_leaves_no_error_in_the_log(
+def test_a_client_that_hangs_up_during_a_write_leaves_no_error_in_the_log(
     host: Hosted, caplog: pytest.LogCaptureFixture
 ) -> None:
-    device, *_ = begun(host)
+    device, *_ = begin_run(host)
     chunk = device.work.version.parameters.chunks[1]
-    wanted = m.Download(assignment_id=device.work.assignment_id, sha256=chunk.sha256, offset=0)
-    body = c.download_to_proto(wanted).SerializeToString()
+    request = m.Download(assignment_id=device.work.assignment_id, sha256=chunk.sha256, offset=0)
+    body = c.download_to_proto(request).SerializeToString()
     with nothing_leaks(host):
         for _ in range(10):
-            with narrow(host) as channel:
-                ask: grpc.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(f"{FLEET}Download")
-                assert next(ask(body, metadata=sign(device.key, "Download", body).metadata))
+            with narrow_channel(host) as channel:
+                download: grpc.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(f"{FLEET}Download")
+                assert next(download(body, metadata=sign(device.key, "Download", body).metadata))
                 # The coordinator's next write fails before it learns that the caller has gone.
                 host.block(0.05)
     assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []
@@ -157,36 +161,38 @@ Ending = Callable[[Hosted, list[Peer]], None]
 
 
 @pytest.mark.parametrize("end", [finish, stop])
-def test_a_round_that_ends_tells_a_device_in_mid_chunk_at_once(host: Hosted, end: Ending) -> None:
-    late, *others = begun(host, num_spare=1)
-    header, payload = late.update()
+def test_the_end_of_a_round_reaches_a_device_in_mid_chunk_at_once(host: Hosted, end: Ending) -> None:
+    late_device, *others = begin_run(host, num_spare=1)
+    header, payload = late_device.update()
     is_over = threading.Event()
 
-    def stalling() -> Iterator[bytes]:
+    def stalled_requests() -> Iterator[bytes]:
         yield c.upload_to_proto(header).SerializeToString()
         for piece in pieces(payload, 0, CHUNK_BYTES + PIECE_BYTES + 100):
             yield c.upload_to_proto(piece).SerializeToString()
         is_over.wait(SETTLE_S)
 
-    with late.line() as line:
-        call = sign(late.key, "Upload", c.upload_to_proto(header).SerializeToString())
-        with closing(line.stream_stream(f"{FLEET}Upload", stalling(), pb.UploadReply.FromString, call)) as replies:
-            told = (c.upload_reply_from_proto(reply) for reply in replies)
-            for reply in told:
+    with late_device.line() as connection:
+        call = sign(late_device.key, "Upload", c.upload_to_proto(header).SerializeToString())
+        with closing(
+            connection.stream_stream(f"{FLEET}Upload", stalled_requests(), pb.UploadReply.FromString, call)
+        ) as replies:
+            messages = (c.upload_reply_from_proto(reply) for reply in replies)
+            for reply in messages:
                 if reply.received_bytes == CHUNK_BYTES:
                     break
             end(host, others)
-            began = time.monotonic()
-            (last,) = told
-            assert time.monotonic() - began < SOON_S
+            start_s = time.monotonic()
+            (last,) = messages
+            assert time.monotonic() - start_s < SOON_S
         is_over.set()
     assert (last.round_state, last.update_state) == (m.RoundState.CLOSED, m.UpdateState.DISCARDED)
     assert list((host.state / "spool").iterdir()) == []
 
 
-def test_the_production_client_hears_of_it_while_it_is_sending(host: Hosted) -> None:
-    late, *others = begun(host, num_spare=1)
-    header, payload = late.update()
+def test_the_end_of_a_round_reaches_the_production_client_while_it_sends(host: Hosted) -> None:
+    late_device, *others = begin_run(host, num_spare=1)
+    header, payload = late_device.update()
     is_reading, is_over = threading.Event(), threading.Event()
 
     def read(offset: int, size_bytes: int) -> bytes:
@@ -199,7 +205,7 @@ def test_the_production_client_hears_of_it_while_it_is_sending(host: Hosted) -> 
     outcome: list[tuple[m.UploadReply, float]] = []
 
     def send() -> None:
-        with late.transport() as transport:
+        with late_device.transport() as transport:
             outcome.append((transport.upload(header, read), time.monotonic()))
 
     sender = threading.Thread(target=send)
@@ -207,11 +213,11 @@ def test_the_production_client_hears_of_it_while_it_is_sending(host: Hosted) -> 
     assert is_reading.wait(SETTLE_S)
     finish(host, others)
     host.published()
-    ended = time.monotonic()
+    end_s = time.monotonic()
     sender.join(SETTLE_S)
     was_reading = not is_over.is_set()
     is_over.set()
-    ((reply, heard),) = outcome
+    ((reply, reply_s),) = outcome
     assert was_reading
-    assert heard - ended < SOON_S
+    assert reply_s - end_s < SOON_S
     assert (reply.round_state, reply.update_state) == (m.RoundState.CLOSED, m.UpdateState.DISCARDED)

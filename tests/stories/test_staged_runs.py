@@ -33,11 +33,11 @@ from fanin.server.runs.catalog import Runs
 from fanin.server.storage.stores import CoordinatorState
 
 NUM_DEVICES: Final = 3
-WANTED: Final = staged_plan(NUM_DEVICES, concurrency=2, deadline_s=60.0, max_rounds=5)
+PLAN: Final = staged_plan(NUM_DEVICES, concurrency=2, deadline_s=60.0, max_rounds=5)
 NUM_SEEDS: Final = 30
 
 
-class KeptStates(MemoryStates):
+class StateHistory(MemoryStates):
     """States of a device, and copies of all states that it ever stored, by lineage and Round."""
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class KeptStates(MemoryStates):
         super().put(label, states)
 
 
-class Noting(Mortal):
+class RecordingMortal(Mortal):
     """A coordinator that records the Assignments of all devices."""
 
     def __init__(self, folder: Path, kill_at: set[int]) -> None:
@@ -76,7 +76,7 @@ class Outcome:
 
     state: CoordinatorState
     works: list[tuple[str, m.Assignment]]
-    kept: Mapping[str, KeptStates]
+    histories: Mapping[str, StateHistory]
 
 
 def work_s(rng: random.Random) -> float:
@@ -87,31 +87,31 @@ def work_s(rng: random.Random) -> float:
 async def federate(folder: Path, seed: int) -> Outcome:
     """Run five Rounds, a rollback to any Version, and three Rounds; kill the coordinator three times."""
     rng = random.Random(seed)
-    mortal = Noting(folder, {rng.randint(1, 900) for _ in range(3)})
+    mortal = RecordingMortal(folder, {rng.randint(1, 900) for _ in range(3)})
     await mortal.start()
     bundle = bundle_in(folder, scaffold=True)
-    await mortal.operate(lambda runs: start(runs, bundle, WANTED))
+    await mortal.operate(lambda runs: start(runs, bundle, PLAN))
     devices = {f"device-{index}": device for index, device in enumerate(mortal.devices(NUM_DEVICES, work_s))}
-    kept = {name: KeptStates() for name in devices}
+    histories = {name: StateHistory() for name in devices}
     for name, device in devices.items():
-        device.folder.states = kept[name]
+        device.folder.states = histories[name]
     tasks = [asyncio.create_task(device.run()) for device in devices.values()]
     if rng.random() < 0.5:
         await asyncio.sleep(rng.uniform(1.0, 100.0))
         await mortal.operate(lambda runs: runs.command(Command(command_id="pause", run_id="run", what=Pause())))
     else:
-        await rested(mortal)
+        await await_rest(mortal)
     restart(rng, devices)
     newest = (await mortal.operate(lambda runs: runs.version("run", None))).version
-    back = Adopt(number=rng.randint(0, newest.number), rounds=3)
+    adoption = Adopt(number=rng.randint(0, newest.number), rounds=3)
     await asyncio.sleep(10.0)
-    await mortal.operate(lambda runs: runs.command(Command(command_id="back", run_id="run", what=back)))
-    await rested(mortal)
+    await mortal.operate(lambda runs: runs.command(Command(command_id="back", run_id="run", what=adoption)))
+    await await_rest(mortal)
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
     await mortal.stop()
-    return Outcome(state=mortal.life.state, works=mortal.works, kept=kept)
+    return Outcome(state=mortal.life.state, works=mortal.works, histories=histories)
 
 
 def restart(rng: random.Random, devices: Mapping[str, VirtualDevice]) -> None:
@@ -121,7 +121,7 @@ def restart(rng: random.Random, devices: Mapping[str, VirtualDevice]) -> None:
             device.restart()
 
 
-async def rested(mortal: Mortal) -> None:
+async def await_rest(mortal: Mortal) -> None:
     async def watch(runs: Runs) -> None:
         async with aclosing(runs.watch("run", 0)) as events:
             async for _ in events:
@@ -130,15 +130,15 @@ async def rested(mortal: Mortal) -> None:
     await mortal.operate(watch)
 
 
-def folded(state: CoordinatorState) -> tuple[dict[int, tuple[str, ...]], list[tuple[int, int]]]:
+def rounds_and_versions(state: CoordinatorState) -> tuple[dict[int, tuple[str, ...]], list[tuple[int, int]]]:
     """Return the devices of each published Round, and the Round of each Version, by the Run's events.
 
     The Round of a Version from outside is 0.
     """
-    events = [recorded.event for recorded in state.runs.events("run")]
-    closed = {event.round: tuple(event.accepted) for event in events if isinstance(event, RoundClosed)}
+    events = [entry.event for entry in state.runs.events("run")]
+    accepted = {event.round: tuple(event.accepted) for event in events if isinstance(event, RoundClosed)}
     versions = [(0, 0), *((event.number, event.round) for event in events if isinstance(event, VersionPublished))]
-    return {number: closed[number] for _, number in versions if number}, versions
+    return {number: accepted[number] for _, number in versions if number}, versions
 
 
 def expected_state(outcome: Outcome, device: str, version: int) -> m.StageState:
@@ -146,7 +146,7 @@ def expected_state(outcome: Outcome, device: str, version: int) -> m.StageState:
 
     The Run's events decide.
     """
-    devices_of, versions = folded(outcome.state)
+    devices_of, versions = rounds_and_versions(outcome.state)
     lineage = max(number for number, round_number in versions if not round_number and number <= version)
     rounds = [
         round_number
@@ -159,7 +159,7 @@ def expected_state(outcome: Outcome, device: str, version: int) -> m.StageState:
 def control_of(state: CoordinatorState, number: int) -> Float32s:
     version = state.runs.version("run", number)
     assert version is not None
-    layout = layout_of(TABLE, stages_of(WANTED.stages))
+    layout = layout_of(TABLE, stages_of(PLAN.stages))
     return np.concatenate(list(auxiliary_pieces(state.blobs, version, "control", layout)))
 
 
@@ -179,18 +179,20 @@ def test_states_are_those_after_the_last_update_that_a_version_contains(tmp_path
     assert outcome.works
     for device, work in outcome.works:
         assert work.state == expected_state(outcome, device, work.version.number)
-    _, versions = folded(state)
-    first = first_states(stages_of(WANTED.stages), NUM)
+    _, versions = rounds_and_versions(state)
+    first = first_states(stages_of(PLAN.stages), NUM)
     for number, _ in versions:
-        begun = {device: expected_state(outcome, device, number) for device in outcome.kept}
-        states = [outcome.kept[device].copies[key] if key.round else first for device, key in begun.items()]
+        expected_states = {device: expected_state(outcome, device, number) for device in outcome.histories}
+        states = [
+            outcome.histories[device].copies[key] if key.round else first for device, key in expected_states.items()
+        ]
         # The c_i with which each device would begin the next Round.
-        mean = np.mean([each["scaffold"]["control"].astype(np.float64) for each in states], axis=0)
+        mean = np.mean([tensors["scaffold"]["control"].astype(np.float64) for tensors in states], axis=0)
         np.testing.assert_allclose(control_of(state, number), mean, rtol=0, atol=1e-6)
     # The state that each device will begin with is in its folder, bit by bit.
-    for device, kept in outcome.kept.items():
+    for device, history in outcome.histories.items():
         key = expected_state(outcome, device, versions[-1][0])
         if key.round:
             label = StateLabel(run_id="run", lineage=key.lineage, round=key.round)
-            assert bits(kept.get(label, first)) == bits(kept.copies[key])
+            assert bits(history.get(label, first)) == bits(history.copies[key])
     assert any(control_of(state, number).any() for number, round_number in versions if round_number)

@@ -25,7 +25,7 @@ def host(tmp_path: Path) -> Iterator[Hosted]:
     host.stop()
 
 
-def test_it_imports_nothing_of_fanin_but_the_generated_code() -> None:
+def test_the_device_imports_only_the_generated_code_of_fanin() -> None:
     tree = ast.parse(Path(stranger_module.__file__).read_text())
     modules = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     modules |= {name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names}
@@ -33,7 +33,7 @@ def test_it_imports_nothing_of_fanin_but_the_generated_code() -> None:
 
 
 @pytest.mark.parametrize("codec", ["fixed32", "int8"])
-def test_a_device_made_of_the_proto_files_moves_the_next_version(host: Hosted, tmp_path: Path, codec: str) -> None:
+def test_a_device_built_from_the_proto_files_moves_the_next_version(host: Hosted, tmp_path: Path, codec: str) -> None:
     # More than one Chunk, so that an upload can stop between two of them.
     rows = {"fixed32": 600, "int8": 2400}[codec]
     bundle = f.bundle_in(tmp_path, {"a": (rows, 500), "b": (3,)})
@@ -50,21 +50,21 @@ def test_a_device_made_of_the_proto_files_moves_the_next_version(host: Hosted, t
         change = np.linspace(-0.5, 0.25, model.values.size, dtype=np.float32)
         header, payload = update_of(work, model, change, 7)
         assert len(payload) > CHUNK_BYTES
-        cut = device.upload(header, payload, break_at=CHUNK_BYTES)
-        assert (cut.update_state, cut.received_bytes) == (pb.UPDATE_STATE_RECEIVING, CHUNK_BYTES)
+        reply = device.upload(header, payload, break_at=CHUNK_BYTES)
+        assert (reply.update_state, reply.received_bytes) == (pb.UPDATE_STATE_RECEIVING, CHUNK_BYTES)
         assert device.report(work.assignment_id).update_state == pb.UPDATE_STATE_RECEIVING
         # The first reply of the second call names the complete Chunk that is stored already.
         assert device.upload(header, payload).update_state == pb.UPDATE_STATE_ACCEPTED
         assert device.report(work.assignment_id).update_state == pb.UPDATE_STATE_ACCEPTED
         # A second complete upload changes nothing.
         assert device.upload(header, payload).update_state == pb.UPDATE_STATE_ACCEPTED
-    (published,) = host.published()
-    assert (published.number, published.total_examples) == (1, 7)
-    assert published.bytes_up_resumed == CHUNK_BYTES
+    (version,) = host.published()
+    assert (version.number, version.total_examples) == (1, 7)
+    assert version.bytes_up_resumed == CHUNK_BYTES
     step = 2.0 ** (max(work.grid.exponents) + max(header.shifts))
     with host.operator() as operator:
-        after = operator.parameters(operator.version("run", 1).version)
-    np.testing.assert_allclose(after, model.values + change, rtol=0.0, atol=step + 1e-6)
+        parameters = operator.parameters(operator.version("run", 1).version)
+    np.testing.assert_allclose(parameters, model.values + change, rtol=0.0, atol=step + 1e-6)
 
 
 def test_the_same_signed_call_is_refused_by_name(host: Hosted) -> None:
@@ -73,8 +73,8 @@ def test_the_same_signed_call_is_refused_by_name(host: Hosted) -> None:
     metadata = device.sign("Enroll", request.SerializeToString())
     with closing(device):
         device.fleet.Enroll(request, metadata=metadata, timeout=30.0)
-        with pytest.raises(grpc.RpcError) as caught:
+        with pytest.raises(grpc.RpcError) as excinfo:
             device.fleet.Enroll(request, metadata=metadata, timeout=30.0)
-    trailing = {item.key: item.value for item in caught.value.trailing_metadata()}
-    assert (caught.value.code(), trailing["fanin-error"]) == (grpc.StatusCode.UNAVAILABLE, "Untimely")
-    assert abs(int(trailing["fanin-server-time"]) - device.last_time_us) < 60_000_000
+    trailers = {item.key: item.value for item in excinfo.value.trailing_metadata()}
+    assert (excinfo.value.code(), trailers["fanin-error"]) == (grpc.StatusCode.UNAVAILABLE, "Untimely")
+    assert abs(int(trailers["fanin-server-time"]) - device.last_time_us) < 60_000_000

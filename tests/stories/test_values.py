@@ -21,13 +21,13 @@ NOISE = 0.5
 
 
 @pytest.mark.parametrize("limit", [0.0, 10.0])
-def test_devices_tell_how_far_int8_is_behind_and_the_run_pauses(tmp_path: Path, limit: float) -> None:
+def test_devices_report_the_error_of_int8_and_the_run_pauses(tmp_path: Path, limit: float) -> None:
     x, y = examples(200, NOISE)
     store = memory_store(Examples(inputs={"x": x}, y=y), 0, 0.5)
     bundle = assemble(scalar_graphs(), tmp_path / "bundle", PUBLISHER)
     host = Hosted(tmp_path).start()
     stop = StopPlan(max_rounds=2, max_int8_drop=limit)
-    home = DeviceSettings(
+    settings = DeviceSettings(
         server=host.address,
         ca=host.ca,
         token=host.device_token,
@@ -37,20 +37,20 @@ def test_devices_tell_how_far_int8_is_behind_and_the_run_pauses(tmp_path: Path, 
     )
     try:
         host.start_run(replace(plan(buffer=1), stop=stop), bundle, PUBLISHER)
-        with join(home, store), host.operator() as operator:
-            found: list[LoggedEvent] = []
-            for recorded in operator.watch("run"):
-                found.append(recorded)
-                if isinstance(recorded.event, RunRested):
+        with join(settings, store), host.operator() as operator:
+            entries: list[LoggedEvent] = []
+            for entry in operator.watch("run"):
+                entries.append(entry)
+                if isinstance(entry.event, RunRested):
                     break
     finally:
         host.stop()
-    versions = [one for one in found if isinstance(one.event, VersionPublished) and one.event.round]
-    (rested,) = (one.event for one in found if isinstance(one.event, RunRested))
+    versions = [item for item in entries if isinstance(item.event, VersionPublished) and item.event.round]
+    (rest_event,) = (item.event for item in entries if isinstance(item.event, RunRested))
     # Version 0 has the true weights. Float is wrong by the noise, and int8 also by the excess of its predictions.
-    held_x, held_y = store.validation.inputs["x"].astype(np.float64), store.validation.y.astype(np.float64)
-    said = held_x @ np.array([[1.0], [-2.0], [0.5]])
-    squares_float, squares_int8 = ((part - held_y) ** 2 for part in (said, TOO_MUCH * said))
+    validation_x, validation_y = store.validation.inputs["x"].astype(np.float64), store.validation.y.astype(np.float64)
+    predictions = validation_x @ np.array([[1.0], [-2.0], [0.5]])
+    squares_float, squares_int8 = ((values - validation_y) ** 2 for values in (predictions, TOO_MUCH * predictions))
     expected = 100 * (squares_int8.sum() / squares_float.sum() - 1)
     first = versions[0].event
     assert isinstance(first, VersionPublished) and first.evaluation is not None
@@ -59,10 +59,10 @@ def test_devices_tell_how_far_int8_is_behind_and_the_run_pauses(tmp_path: Path, 
     assert f"int8's squared error +{first.evaluation.int8_rise_percent:.2f} % (int8 lags far behind" in event_text(
         first
     )
-    told = event_row(versions[0])["evaluation"]
-    assert isinstance(told, dict) and told["int8_rise_percent"] == first.evaluation.int8_rise_percent
+    row = event_row(versions[0])["evaluation"]
+    assert isinstance(row, dict) and row["int8_rise_percent"] == first.evaluation.int8_rise_percent
     if limit:
-        assert len(versions) == 1 and rested.state is RunState.PAUSED
-        assert rested.reason.startswith(f"int8 adds {expected:.2f} % to the squared error on 100 examples")
+        assert len(versions) == 1 and rest_event.state is RunState.PAUSED
+        assert rest_event.reason.startswith(f"int8 adds {expected:.2f} % to the squared error on 100 examples")
     else:
-        assert len(versions) == 2 and rested.state is RunState.FINISHED
+        assert len(versions) == 2 and rest_event.state is RunState.FINISHED

@@ -22,30 +22,32 @@ SIZE, HEADS, LENGTH, BATCH_SIZE, NUM_CLASSES, STEPS, RATE = 8, 2, 5, 4, 3, 20, 0
 TOLERANCE = 1e-5
 
 
-def adapted(**options: object) -> AdaptedAttention:
+def adapted_attention(**options: object) -> AdaptedAttention:
     """Return attention with nonzero adapters."""
     torch.manual_seed(0)
     layer = nn.MultiheadAttention(SIZE, HEADS, **options)
-    found = AdaptedAttention(layer, Adapters(rank=2, alpha=3.0))
+    attention = AdaptedAttention(layer, Adapters(rank=2, alpha=3.0))
     with torch.no_grad():
-        for value in found.parameters():
+        for value in attention.parameters():
             value.normal_(0.0, 0.4)
-    return found.eval()
+    return attention.eval()
 
 
-def merged(found: AdaptedAttention, **options: object) -> nn.MultiheadAttention:
+def merged_attention(module: AdaptedAttention, **options: object) -> nn.MultiheadAttention:
     """Return torch's attention, with each weight and its adapter summed."""
-    own = nn.MultiheadAttention(SIZE, HEADS, **options).eval()
-    own.load_state_dict(found.frozen.state_dict())
-    parts = [1.5 * part.up.weight @ part.down.weight for part in (found.query, found.key, found.value)]
+    attention = nn.MultiheadAttention(SIZE, HEADS, **options).eval()
+    attention.load_state_dict(module.frozen.state_dict())
+    parts = [1.5 * part.up.weight @ part.down.weight for part in (module.query, module.key, module.value)]
     with torch.no_grad():
-        if own.in_proj_weight is not None:
-            own.in_proj_weight += torch.cat(parts)
+        if attention.in_proj_weight is not None:
+            attention.in_proj_weight += torch.cat(parts)
         else:
-            for weight, part in zip((own.q_proj_weight, own.k_proj_weight, own.v_proj_weight), parts, strict=True):
+            for weight, part in zip(
+                (attention.q_proj_weight, attention.k_proj_weight, attention.v_proj_weight), parts, strict=True
+            ):
                 weight += part
-        own.out_proj.weight += 1.5 * found.out.up.weight @ found.out.down.weight
-    return own
+        attention.out_proj.weight += 1.5 * module.out.up.weight @ module.out.down.weight
+    return attention
 
 
 CAUSAL = torch.ones(LENGTH, LENGTH, dtype=torch.bool).triu(1)
@@ -68,30 +70,32 @@ def inputs(options: dict[str, object]) -> list[Tensor]:
     """Return different random tensors for query, key and value."""
     rng = torch.Generator().manual_seed(1)
     widths = (SIZE, options.get("kdim", SIZE), options.get("vdim", SIZE))
-    found = [torch.randn(3, LENGTH, width, generator=rng) for width in widths]
-    return found if options.get("batch_first") else [part.transpose(0, 1) for part in found]
+    tensors = [torch.randn(3, LENGTH, width, generator=rng) for width in widths]
+    return tensors if options.get("batch_first") else [part.transpose(0, 1) for part in tensors]
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_it_says_what_torchs_own_attention_says(name: str) -> None:
-    options, asked = CASES[name]
-    found = adapted(**options)
-    got, expected = (module(*inputs(options), **asked) for module in (found, merged(found, **options)))
-    torch.testing.assert_close(got[0], expected[0], rtol=0, atol=1e-5)
-    assert (got[1] is None) == (expected[1] is None)
-    if got[1] is not None:
-        torch.testing.assert_close(got[1], expected[1], rtol=0, atol=1e-5)
+def test_the_outputs_are_those_of_torchs_own_attention(name: str) -> None:
+    options, arguments = CASES[name]
+    attention = adapted_attention(**options)
+    outputs, expected = (
+        module(*inputs(options), **arguments) for module in (attention, merged_attention(attention, **options))
+    )
+    torch.testing.assert_close(outputs[0], expected[0], rtol=0, atol=1e-5)
+    assert (outputs[1] is None) == (expected[1] is None)
+    if outputs[1] is not None:
+        torch.testing.assert_close(outputs[1], expected[1], rtol=0, atol=1e-5)
 
 
 def test_one_sample_without_a_batch_and_arguments_by_their_place() -> None:
-    found = adapted()
+    attention = adapted_attention()
     x = torch.randn(LENGTH, SIZE)
-    got, expected = (module(x, x, x, None, True, CAUSAL) for module in (found, merged(found)))
-    for part, other in zip(got, expected, strict=True):
+    outputs, expected = (module(x, x, x, None, True, CAUSAL) for module in (attention, merged_attention(attention)))
+    for part, other in zip(outputs, expected, strict=True):
         torch.testing.assert_close(part, other, rtol=0, atol=1e-5)
 
 
-def test_torchs_encoder_layer_does_not_pass_the_adapters_by() -> None:
+def test_torchs_encoder_layer_does_not_bypass_the_adapters() -> None:
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(SIZE, HEADS, 16, dropout=0.0, batch_first=True).eval()
     module = nn.Sequential(nn.TransformerEncoder(layer, 1, enable_nested_tensor=False), nn.Flatten(), nn.Linear(40, 3))
@@ -111,7 +115,7 @@ def test_torchs_encoder_layer_does_not_pass_the_adapters_by() -> None:
         assert not torch.allclose(eager(x), before, atol=1e-3)
 
 
-class Attending(nn.Module):
+class AttentionModel(nn.Module):
     """Causal attention with a residual, and a head."""
 
     def __init__(self) -> None:
@@ -131,7 +135,7 @@ def app() -> App:
     torch.manual_seed(0)
     return App(
         name="attending",
-        module=Attending(),
+        module=AttentionModel(),
         calibration=torch.randn(16, LENGTH, SIZE),
         batch_size=BATCH_SIZE,
         num_classes=NUM_CLASSES,
@@ -148,14 +152,14 @@ def bundle() -> Bundle:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("runtime", ["onnx", "litert"])
-def test_twenty_steps_end_where_torch_ends_that_trains_the_adapters(runtime: str) -> None:
+def test_twenty_steps_end_where_torch_ends_with_the_same_adapters(runtime: str) -> None:
     prepared = prepare(app())
     step = open_runtime(runtime).open_train(bundle())
     state = step.begin(bundle().initial_parameters())
     module = prepared.eager
-    held = {name: value for name, value in module.named_parameters() if value.requires_grad}
-    assert {"mix.query.up.weight", "mix.out.down.weight", "head.up.weight"} <= set(held)
-    optimizer = torch.optim.SGD(held.values(), lr=RATE, momentum=0.9)
+    parameters = {name: value for name, value in module.named_parameters() if value.requires_grad}
+    assert {"mix.query.up.weight", "mix.out.down.weight", "head.up.weight"} <= set(parameters)
+    optimizer = torch.optim.SGD(parameters.values(), lr=RATE, momentum=0.9)
     rng = np.random.default_rng(0)
     first = next(calibration_batches(prepared))
     for _ in range(STEPS):
@@ -167,10 +171,10 @@ def test_twenty_steps_end_where_torch_ends_that_trains_the_adapters(runtime: str
         expected.backward()
         optimizer.step()
         assert loss == pytest.approx(float(expected.detach()), abs=TOLERANCE)
-    begun = bundle().manifest.table.views(bundle().initial_parameters())
+    initial_values = bundle().manifest.table.views(bundle().initial_parameters())
     for name, value in bundle().manifest.table.views(state.parameters).items():
-        np.testing.assert_allclose(value, held[name].detach().numpy(), rtol=0, atol=TOLERANCE)
-        assert np.abs(value - begun[name]).max() > 10 * TOLERANCE, name
+        np.testing.assert_allclose(value, parameters[name].detach().numpy(), rtol=0, atol=TOLERANCE)
+        assert np.abs(value - initial_values[name]).max() > 10 * TOLERANCE, name
 
 
 @pytest.mark.nightly

@@ -30,12 +30,12 @@ def epoch_of(size: int) -> list[PaddedBatch]:
     return list(batches(Examples(inputs={"x": x}, y=y), size, np.random.default_rng(2)))
 
 
-def eager(bundle: Bundle, found: list[PaddedBatch]) -> np.ndarray:
+def eager(bundle: Bundle, epoch: list[PaddedBatch]) -> np.ndarray:
     """Train eager torch on these batches with the device's random draws. Return the parameters."""
     module = app_of("sizes").module
     optimizer = torch.optim.SGD(module.parameters(), lr=RATE, momentum=0.9)
     ports = random_ports(bundle.manifest.signatures["train"].inputs)
-    for step, batch in enumerate(found):
+    for step, batch in enumerate(epoch):
         x, y, mask = (torch.from_numpy(part) for part in (batch.inputs["x"], batch.y, batch.mask))
         optimizer.zero_grad()
         with given(ports, values_of(ports, KEY, step)):
@@ -51,13 +51,13 @@ def eager(bundle: Bundle, found: list[PaddedBatch]) -> np.ndarray:
 def test_each_batch_size_trains_as_eager_torch(
     size: int, runtime: str, bundle_for: Callable[[str, str], Bundle]
 ) -> None:
-    bundle, found = bundle_for("sizes", runtime).at_batch(size), epoch_of(size)
-    assert {len(batch.y) for batch in found} == {size} and {*found[-1].mask} <= {0.0, 1.0} != {*found[0].mask}
+    bundle, epoch = bundle_for("sizes", runtime).at_batch(size), epoch_of(size)
+    assert {len(batch.y) for batch in epoch} == {size} and {*epoch[-1].mask} <= {0.0, 1.0} != {*epoch[0].mask}
     step = runtime_of(runtime).open_train(bundle)
     state = step.begin(bundle.initial_parameters())
-    for batch in found:
+    for batch in epoch:
         state, _ = step(state, batch, StepSettings(learning_rate=RATE, random_key=KEY))
-    expected = eager(bundle, found)
+    expected = eager(bundle, epoch)
     assert np.all(np.abs(state.parameters - expected) <= 1e-5 * np.maximum(1.0, np.abs(expected)))
     assert np.abs(expected - bundle.initial_parameters()).max() > 0.02
 
@@ -66,12 +66,12 @@ def test_each_batch_size_trains_as_eager_torch(
 def test_a_length_and_a_batch_size_choose_the_graph_together() -> None:
     app, size = replace(tags_app(), other_batch_sizes=(2,)), 2
     bundle = exported(app).at_batch(size)
-    found = list(batches(tags_examples(30, seed=7), size, np.random.default_rng(4), bundle.manifest.lengths))
-    assert len({batch.y.shape for batch in found}) == 3
+    epoch = list(batches(tags_examples(30, seed=7), size, np.random.default_rng(4), bundle.manifest.lengths))
+    assert len({batch.y.shape for batch in epoch}) == 3
     module, step = app.module, runtime_of("onnx").open_train(bundle)
     optimizer = torch.optim.SGD(module.parameters(), lr=RATE, momentum=0.9)
     state = step.begin(bundle.initial_parameters())
-    for batch in found:
+    for batch in epoch:
         x, y = torch.from_numpy(batch.inputs["x"]), torch.from_numpy(batch.y).long()
         optimizer.zero_grad()
         losses = cross_entropy(module(x).movedim(-1, 1), y, ignore_index=-1, reduction="none")

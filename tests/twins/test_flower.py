@@ -17,39 +17,39 @@ CLOSE = {"fixed32": 1e-5, "int8": 0.03}
 
 
 @pytest.fixture(scope="module", params=["fixed32", "int8"])
-def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Federated:
+def federation(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Federated:
     """The results of fanin's Rounds with each codec."""
     return federated(tmp_path_factory.mktemp("federated"), request.param)
 
 
-def parameters(told: dict[str, list[str]], oracle: str) -> list[np.ndarray]:
+def parameters(results: dict[str, list[str]], oracle: str) -> list[np.ndarray]:
     """Return Flower's parameters after each round."""
-    return [np.frombuffer(bytes.fromhex(text), "<f4").astype(np.float64) for text in told[oracle]]
+    return [np.frombuffer(bytes.fromhex(text), "<f4").astype(np.float64) for text in results[oracle]]
 
 
 @pytest.mark.parametrize("oracle", ORACLES)
-def test_versions_are_flowers_up_to_the_grid(found: Federated, oracle: str) -> None:
-    told = json.loads(TARGET.read_text())
-    assert told["flwr"] == FLOWER.removeprefix("flwr==")
-    theirs = parameters(told, oracle)
-    assert len(theirs) == len(found.parameters) == NUM_ROUNDS
-    for mine, other, bound in zip(found.parameters, theirs, found.bounds, strict=True):
-        assert (np.abs(mine - other) <= bound).all(), float(np.max(np.abs(mine - other) / bound))
+def test_versions_are_flowers_up_to_the_grid(federation: Federated, oracle: str) -> None:
+    results = json.loads(TARGET.read_text())
+    assert results["flwr"] == FLOWER.removeprefix("flwr==")
+    versions = parameters(results, oracle)
+    assert len(versions) == len(federation.parameters) == NUM_ROUNDS
+    for actual, expected, bound in zip(federation.parameters, versions, federation.bounds, strict=True):
+        assert (np.abs(actual - expected) <= bound).all(), float(np.max(np.abs(actual - expected) / bound))
         # The bound is meaningful: it is small compared with the change of the Round.
-        assert bound.max() < CLOSE[found.codec] * np.abs(other).max()
+        assert bound.max() < CLOSE[federation.codec] * np.abs(expected).max()
 
 
-def test_another_weighting_is_seen(found: Federated) -> None:
-    rounds = found.asked["rounds"]
+def test_another_weighting_is_detected(federation: Federated) -> None:
+    rounds = federation.asked["rounds"]
     assert isinstance(rounds, list)
     changes = [np.frombuffer(bytes.fromhex(change), "<f4").astype(np.float64) for _, change in rounds[0]]
-    weighted = sum(count * change for count, change in zip(NUM_EXAMPLES, changes, strict=True)) / sum(NUM_EXAMPLES)
-    assert (np.abs(found.parameters[0] - weighted) <= found.bounds[0]).all()
-    assert (np.abs(found.parameters[0] - sum(changes) / len(changes)) > found.bounds[0]).any()
+    mean = sum(count * change for count, change in zip(NUM_EXAMPLES, changes, strict=True)) / sum(NUM_EXAMPLES)
+    assert (np.abs(federation.parameters[0] - mean) <= federation.bounds[0]).all()
+    assert (np.abs(federation.parameters[0] - sum(changes) / len(changes)) > federation.bounds[0]).any()
 
 
 @pytest.mark.nightly
-def test_the_golden_file_is_what_flower_says(found: Federated, tmp_path: Path) -> None:
+def test_the_golden_file_has_the_results_of_flower(federation: Federated, tmp_path: Path) -> None:
     # The Updates do not depend on the codec.
-    told = json.loads(told_by_flower(tmp_path / "venv", found.asked))
-    assert told == json.loads(TARGET.read_text())
+    results = json.loads(told_by_flower(tmp_path / "venv", federation.asked))
+    assert results == json.loads(TARGET.read_text())

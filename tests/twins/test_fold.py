@@ -52,8 +52,8 @@ def slow_fedavg(updates: list[Update], grid: list[int], parameters: list[float],
     after = []
     for total, block, parameter in zip(slow_sums(updates), BLOCKS, parameters, strict=True):
         mean = math.ldexp(float(total), grid[block]) / total_weight
-        moved = parameter + rate * mean
-        after.append(struct.unpack("<f", struct.pack("<f", moved))[0])
+        value = parameter + rate * mean
+        after.append(struct.unpack("<f", struct.pack("<f", value))[0])
     return after
 
 
@@ -69,21 +69,25 @@ def test_numpy_and_plain_python_agree_in_bits(
 
     start = np.array(parameters, np.float32)
     _, exact = FedAvg(rate).step({}, start.astype(np.float64), finish(total, TABLE, grid))
-    fast = exact.astype(np.float32)
-    assert fast.tobytes() == struct.pack(f"<{len(BLOCKS)}f", *slow_fedavg(updates, grid, parameters, rate))
+    actual = exact.astype(np.float32)
+    assert actual.tobytes() == struct.pack(f"<{len(BLOCKS)}f", *slow_fedavg(updates, grid, parameters, rate))
 
 
 @pytest.mark.parametrize("dtype", [np.int8, np.int32])
 @pytest.mark.parametrize("shift", [3, -2, 40])
-def test_the_scratch_buffer_gives_the_bits_of_the_whole_expression(dtype: type[np.signedinteger], shift: int) -> None:
-    ends = np.iinfo(dtype)
-    values = np.random.default_rng(0).integers(-ends.max, ends.max, 2 * SCRATCH_VALUES + 3, dtype, endpoint=True)
+def test_the_scratch_buffer_gives_the_bits_of_the_complete_expression(
+    dtype: type[np.signedinteger], shift: int
+) -> None:
+    info = np.iinfo(dtype)
+    values = np.random.default_rng(0).integers(-info.max, info.max, 2 * SCRATCH_VALUES + 3, dtype, endpoint=True)
     table = TensorTable.of({"a": (5,), "b": (values.size - 5,)})
     codec = CodecSpec(name={np.int8: "int8", np.int32: "fixed32"}[dtype], max_shift=4)
     pieces = np.split(values, [3, 7, SCRATCH_VALUES + 11, SCRATCH_VALUES + 11])
     total = accept(begin(table), table, fresh(1 << 20, (0, shift), codec, pieces))
-    wide = values.astype(np.int64)
-    limit = 1 << (ends.bits - 1 + codec.max_shift)
-    moved = np.rint(wide / 4.0).astype(np.int64) if shift < 0 else np.clip(wide * 2.0**shift, -limit, limit)
-    expected = np.concatenate([wide[:5], moved[5:].astype(np.int64)]) * (1 << 20)
+    wide_values = values.astype(np.int64)
+    limit = 1 << (info.bits - 1 + codec.max_shift)
+    shifted_values = (
+        np.rint(wide_values / 4.0).astype(np.int64) if shift < 0 else np.clip(wide_values * 2.0**shift, -limit, limit)
+    )
+    expected = np.concatenate([wide_values[:5], shifted_values[5:].astype(np.int64)]) * (1 << 20)
     np.testing.assert_array_equal(total.values, expected)

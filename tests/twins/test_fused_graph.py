@@ -45,14 +45,14 @@ class Tokens(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits (B, T, 9)."""
-        seen = self.tokens(x) + self.positions
-        seen = seen + self.narrow(nn.functional.gelu(self.wide(self.norm(seen))))
-        mixed = nn.functional.scaled_dot_product_attention(seen, seen, seen, is_causal=True)
-        logits: Tensor = self.head(seen + mixed)
+        hidden = self.tokens(x) + self.positions
+        hidden = hidden + self.narrow(nn.functional.gelu(self.wide(self.norm(hidden))))
+        attention = nn.functional.scaled_dot_product_attention(hidden, hidden, hidden, is_causal=True)
+        logits: Tensor = self.head(hidden + attention)
         return logits
 
 
-def traced(recipe: Recipe) -> Traced:
+def trace_step(recipe: Recipe) -> Traced:
     """Return the train step of the module."""
     torch.manual_seed(3)
     x = torch.randint(0, 9, (4, 6), dtype=torch.int32)
@@ -62,7 +62,7 @@ def traced(recipe: Recipe) -> Traced:
     return trace_train(prepare(app), ONNX)
 
 
-def trained(model: onnx.ModelProto, step: Traced) -> dict[str, np.ndarray]:
+def run_steps(model: onnx.ModelProto, step: Traced) -> dict[str, np.ndarray]:
     """Run the steps. Return the state and the last loss."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
@@ -73,37 +73,37 @@ def trained(model: onnx.ModelProto, step: Traced) -> dict[str, np.ndarray]:
     for number in range(NUM_STEPS):
         if "step" in feed:
             feed["step"] = np.array(number + 1, np.float32)
-        *moved, loss = session.run([*(next_port(name) for name in names), "loss"], feed)
-        feed |= dict(zip(names, moved, strict=True))
+        *states, loss = session.run([*(next_port(name) for name in names), "loss"], feed)
+        feed |= dict(zip(names, states, strict=True))
     return {name: feed[name] for name in names} | {"loss": loss}
 
 
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name == "momentum" else pytest.mark.nightly) for name in RECIPES]
 )
-def test_the_same_steps_are_taken(name: str) -> None:
-    step = traced(RECIPES[name])
-    plain = as_exported(step, "tokens")
-    fused = fuse(plain)
-    onnx.checker.check_model(fused, full_check=True)
-    assert [port.name for port in fused.graph.input] == [port.name for port in plain.graph.input]
-    assert [port.name for port in fused.graph.output] == [port.name for port in plain.graph.output]
-    got, expected = trained(fused, step), trained(plain, step)
+def test_a_fused_graph_takes_the_same_steps(name: str) -> None:
+    step = trace_step(RECIPES[name])
+    plain_model = as_exported(step, "tokens")
+    fused_model = fuse(plain_model)
+    onnx.checker.check_model(fused_model, full_check=True)
+    assert [port.name for port in fused_model.graph.input] == [port.name for port in plain_model.graph.input]
+    assert [port.name for port in fused_model.graph.output] == [port.name for port in plain_model.graph.output]
+    actual, expected = run_steps(fused_model, step), run_steps(plain_model, step)
     for key, value in expected.items():
-        error = np.abs(got[key] - value) / np.maximum(1.0, np.abs(value))
+        error = np.abs(actual[key] - value) / np.maximum(1.0, np.abs(value))
         assert error.max() <= TOLERANCE, f"{key}: {error.max():.1e}"
-    kinds = Counter(node.op_type for node in fused.graph.node)
+    kinds = Counter(node.op_type for node in fused_model.graph.node)
     assert kinds["HardSigmoid"] == kinds["ScatterElements"] == 1
-    assert kinds["ReduceSum"] < Counter(node.op_type for node in plain.graph.node)["ReduceSum"]
+    assert kinds["ReduceSum"] < Counter(node.op_type for node in plain_model.graph.node)["ReduceSum"]
 
 
 @pytest.mark.nightly
-def test_momentum_stands_in_the_products_of_those_gradients_that_nobody_else_needs() -> None:
+def test_momentum_is_fused_into_the_products_of_gradients_without_another_use() -> None:
     def gemms(optimizer: Optimizer, clip_norm: float = 0.0) -> int:
-        found = to_onnx(traced(Recipe(optimizer=optimizer, clip_norm=clip_norm)), "tokens").graph.node
-        makers = {name: node for node in found for name in node.output}
-        added = [makers.get(node.input[2]) for node in found if node.op_type == "Gemm"]
-        return sum(node is not None and "optimizer.momentum" in node.input for node in added)
+        nodes = to_onnx(trace_step(Recipe(optimizer=optimizer, clip_norm=clip_norm)), "tokens").graph.node
+        producers = {name: node for node in nodes for name in node.output}
+        addends = [producers.get(node.input[2]) for node in nodes if node.op_type == "Gemm"]
+        return sum(node is not None and "optimizer.momentum" in node.input for node in addends)
 
     # The products of the three linear layers.
     assert gemms(Sgd()) == 3

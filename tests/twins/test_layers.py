@@ -24,12 +24,12 @@ def course_of(case: str) -> Course:
 def test_twenty_steps_end_where_eager_torch_ends(graph_format: str, case: str) -> None:
     course = course_of(case)
     errors = course.errors(graph_format)
-    worst = {
+    failures = {
         f"{runtime}: {name}": f"{error:.1e}"
-        for runtime, found in errors.items()
-        for name, error in found.items()
+        for runtime, differences in errors.items()
+        for name, error in differences.items()
         if not error <= TOLERANCE
     }
-    assert not worst
-    moved = [np.abs(course.expected[name] - value).max() for name, value in course.begun.items()]
-    assert np.median(moved) > 1e-3
+    assert not failures
+    movements = [np.abs(course.expected[name] - value).max() for name, value in course.begun.items()]
+    assert np.median(movements) > 1e-3

@@ -27,20 +27,20 @@ def test_an_epoch_over_all_lengths_is_that_of_eager_torch(
     runtime: str, bundle_for: Callable[[str, str], Bundle]
 ) -> None:
     bundle, examples = bundle_for("tags", runtime), tags_examples(60, seed=7)
-    found = list(batches(examples, BATCH_SIZE, np.random.default_rng(4), bundle.manifest.lengths))
-    sizes = [batch.y.shape[1] for batch in found]
+    epoch = list(batches(examples, BATCH_SIZE, np.random.default_rng(4), bundle.manifest.lengths))
+    sizes = [batch.y.shape[1] for batch in epoch]
     assert {*sizes} == {*SIZES} and sizes != sorted(sizes)
     module = app_of("tags").module
     optimizer = torch.optim.SGD(module.parameters(), lr=RATE, momentum=0.9)
-    opened = runtime_of(runtime)
-    step, evaluate = opened.open_train(bundle), opened.open_evaluate(bundle)
+    device_runtime = runtime_of(runtime)
+    step, evaluate = device_runtime.open_train(bundle), device_runtime.open_evaluate(bundle)
     state = step.begin(bundle.initial_parameters())
-    for batch in found:
+    for batch in epoch:
         x, y = torch.from_numpy(batch.inputs["x"]), torch.from_numpy(batch.y).long()
         optimizer.zero_grad()
         losses = cross_entropy(module(x).movedim(-1, 1), y, ignore_index=-1, reduction="none")
-        of_samples = losses.sum(1) / (y >= 0).sum(1)
-        expected_loss = (torch.from_numpy(batch.mask) * of_samples).sum() / batch.mask.sum()
+        sample_losses = losses.sum(1) / (y >= 0).sum(1)
+        expected_loss = (torch.from_numpy(batch.mask) * sample_losses).sum() / batch.mask.sum()
         evaluation = evaluate(state.parameters, batch)
         assert evaluation.loss_sum == pytest.approx(expected_loss.item() * float(batch.mask.sum()), rel=1e-4)
         state, loss = step(state, batch, StepSettings(learning_rate=RATE))
@@ -62,11 +62,11 @@ def test_a_prediction_depends_on_the_words_and_not_on_their_padding(
     logits = predict({"x": x})
     assert logits.shape == (2, 3, NUM_TAGS)
     for length in (4, 8, 11, 16, 30):
-        padded = np.pad(x, ((0, 0), (0, length - 3)))
-        others = predict({"x": padded})
+        padded_x = np.pad(x, ((0, 0), (0, length - 3)))
+        padded_logits = predict({"x": padded_x})
         # All lengths share the activation scales. Only float operators between products round differently.
-        assert np.abs(others[:, :3] - logits).max() <= 0.05 * np.ptp(logits)
-        assert model_inputs(bundle, {"x": padded}, None)["x"].shape == (2, SIZES[0])
+        assert np.abs(padded_logits[:, :3] - logits).max() <= 0.05 * np.ptp(logits)
+        assert model_inputs(bundle, {"x": padded_x}, None)["x"].shape == (2, SIZES[0])
     with pytest.raises(ValueError, match="row 1: got the length 17, expected at most 16, the longest of the model's"):
         predict({"x": np.array([[1] + [0] * 16, [1] * 17], np.int32)})
 

@@ -25,7 +25,7 @@ from fanin.edge.runtimes.graphs import optimizer_table, state_port
 from fanin.protos.errors import UnsupportedModel
 
 RATE = 0.002
-TURNED = 1e-3
+MAX_DIFFERENT = 1e-3
 """Share of the values that may differ, because the sign of a number near zero depends on the order of additions."""
 Arrays = dict[str, npt.NDArray[np.float64]]
 
@@ -66,7 +66,7 @@ def test_twenty_steps_are_those_of_algorithm_2(runtime: str, settings: dict[str,
     expected = algorithm_2(module, {"beta1": 0.9, "beta2": 0.99, "weight_decay": 1e-3} | settings)
     flat = bundle.manifest.table.flatten({name: value.astype(np.float32) for name, value in expected.items()})
     error = np.abs(state.parameters - flat)
-    assert np.mean(error > 1e-6) <= TURNED
+    assert np.mean(error > 1e-6) <= MAX_DIFFERENT
     assert error.max() <= 2 * RATE * 20
     assert np.abs(flat - bundle.initial_parameters()).mean() > RATE
 
@@ -76,23 +76,23 @@ def test_a_sign_of_zero_moves_nothing(runtime: str) -> None:
     bundle = lion_bundle(runtime)
     step = runtime_of(runtime).open_train(bundle)
     batch = next(iter(batches(16, seed=7)))
-    begin = step.begin(bundle.initial_parameters())
+    start = step.begin(bundle.initial_parameters())
     settings = StepSettings(learning_rate=RATE, optimizer={"weight_decay": 0.0})
-    still, _ = step(begin, replace(batch, mask=np.zeros_like(batch.mask)), settings)
-    np.testing.assert_array_equal(still.parameters, begin.parameters)
+    state, _ = step(start, replace(batch, mask=np.zeros_like(batch.mask)), settings)
+    np.testing.assert_array_equal(state.parameters, start.parameters)
 
 
 @pytest.mark.parametrize("runtime", nightly_but(("onnx", "litert"), ("onnx",)))
-def test_a_gradient_that_is_no_number_is_seen_in_the_parameter(runtime: str) -> None:
+def test_a_gradient_that_is_no_number_reaches_the_parameter(runtime: str) -> None:
     bundle = lion_bundle(runtime)
     step = runtime_of(runtime).open_train(bundle)
     batch = next(iter(batches(16, seed=7)))
-    begin, settings = step.begin(bundle.initial_parameters()), StepSettings(learning_rate=RATE)
+    start, settings = step.begin(bundle.initial_parameters()), StepSettings(learning_rate=RATE)
     states = optimizer_table(bundle.manifest)
-    means = {name: np.zeros(view.shape, np.float32) for name, view in states.views(begin.optimizer).items()}
+    means = {name: np.zeros(view.shape, np.float32) for name, view in states.views(start.optimizer).items()}
     means[state_port("mean", "3.bias")][0] = np.nan
-    broken, _ = step(replace(begin, optimizer=states.flatten(means)), batch, settings)
-    bias = bundle.manifest.table.views(broken.parameters)["3.bias"]
+    state, _ = step(replace(start, optimizer=states.flatten(means)), batch, settings)
+    bias = bundle.manifest.table.views(state.parameters)["3.bias"]
     assert np.isnan(bias).tolist() == [True, False, False, False]
 
 
@@ -109,21 +109,21 @@ class WrongLion(Lion):
         settings, mean = inputs.settings, state["mean"]
         beta1, beta2 = settings["beta1"], settings["beta2"]
         rest1, rest2, decay = settings["beta1.complement"], settings["beta2.complement"], settings["weight_decay"]
-        following = beta2 * mean + rest2 * gradient
-        along = beta1 * mean + rest1 * gradient
+        next_mean = beta2 * mean + rest2 * gradient
+        direction = beta1 * mean + rest1 * gradient
         match self.mistake:
             case "betas exchanged":
-                along, following = following, along
+                direction, next_mean = next_mean, direction
             case "along the gradient alone":
-                along = gradient + 0.0 * along
+                direction = gradient + 0.0 * direction
             case "along the next mean":
-                along = beta1 * following + rest1 * gradient
+                direction = beta1 * next_mean + rest1 * gradient
             case "coupled decay":
-                along = along + decay * value
-        moved = value - inputs.learning_rate * torch.sign(along)
+                direction = direction + decay * value
+        new_value = value - inputs.learning_rate * torch.sign(direction)
         if self.mistake != "coupled decay":
-            moved = moved - inputs.learning_rate * decay * value
-        return moved, {"mean": following}
+            new_value = new_value - inputs.learning_rate * decay * value
+        return new_value, {"mean": next_mean}
 
 
 def lion_app(optimizer: Lion) -> App:
@@ -134,9 +134,9 @@ def lion_app(optimizer: Lion) -> App:
     "mistake", ["betas exchanged", "along the gradient alone", "along the next mean", "coupled decay"]
 )
 def test_a_wrong_lion_is_refused(mistake: str) -> None:
-    wrong = WrongLion(weight_decay=0.1, mistake=mistake)
+    optimizer = WrongLion(weight_decay=0.1, mistake=mistake)
     with pytest.raises(UnsupportedModel, match="differs from torch's"):
-        verify_traced(lion_app(wrong), lion_app(Lion(weight_decay=0.1)), ONNX)
+        verify_traced(lion_app(optimizer), lion_app(Lion(weight_decay=0.1)), ONNX)
     verify_traced(lion_app(WrongLion(weight_decay=0.1, mistake="")), lion_app(Lion(weight_decay=0.1)), ONNX)
 
 

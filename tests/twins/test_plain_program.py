@@ -33,7 +33,7 @@ class Layers(nn.Module):
         return torch.einsum("bcd,de->bec", y, torch.ones(3, 3)) * torch.tensor([2.0, 3.0])
 
 
-class Writing(nn.Module):
+class InPlace(nn.Module):
     """Operators that change a tensor in place, one of them through a view."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -59,38 +59,38 @@ class Recurrent(nn.Module):
         return y
 
 
-MODULES: dict[str, Callable[[], nn.Module]] = {"layers": Layers, "in place": Writing, "recurrent": Recurrent}
+MODULES: dict[str, Callable[[], nn.Module]] = {"layers": Layers, "in place": InPlace, "recurrent": Recurrent}
 
 
-def _kept_linear() -> dict[torch._ops.OperatorBase, Callable[..., object]]:
+def _table_without_linear() -> dict[torch._ops.OperatorBase, Callable[..., object]]:
     table = default_decompositions()
     table.pop(torch.ops.aten.linear.default)
     return dict(table.items())
 
 
-KEPT = "linear layers are kept"
+LINEAR_KEPT = "linear layers are kept"
 TABLES: dict[str, Callable[[], dict[torch._ops.OperatorBase, Callable[..., object]]]] = {
     "torch's table": default_decompositions,
-    KEPT: _kept_linear,
+    LINEAR_KEPT: _table_without_linear,
 }
 
 
 @pytest.mark.parametrize(
     ("name", "table"),
     # Linear layers inside a recurrent layer are always decomposed.
-    [(name, table) for name in MODULES for table in TABLES if (name, table) != ("recurrent", KEPT)],
+    [(name, table) for name in MODULES for table in TABLES if (name, table) != ("recurrent", LINEAR_KEPT)],
 )
 def test_one_retrace_equals_torchs_decomposition(name: str, table: str) -> None:
     torch.manual_seed(0)
     module, x = MODULES[name]().eval(), torch.randn(2, 1, 5, 5)
     with quiet_torch():
-        traced = torch.export.export(module, (x,), strict=False)
-        fast = program_of(traced.module(check_guards=False), [x]).run_decompositions(TABLES[table]())
-        slow = traced.run_decompositions(TABLES[table]())
-    assert isinstance(fast, PlainProgram)
-    assert _operators(fast) == _operators(slow)
+        exported_program = torch.export.export(module, (x,), strict=False)
+        program = program_of(exported_program.module(check_guards=False), [x]).run_decompositions(TABLES[table]())
+        expected = exported_program.run_decompositions(TABLES[table]())
+    assert isinstance(program, PlainProgram)
+    assert _operators(program) == _operators(expected)
     with torch.no_grad():
-        assert torch.equal(_output(fast, x), _output(slow, x))
+        assert torch.equal(_output(program, x), _output(expected, x))
 
 
 def _operators(program: ExportedProgram) -> list[str]:
@@ -104,12 +104,12 @@ def _output(program: ExportedProgram, x: Tensor) -> Tensor:
 
 
 def test_an_operator_that_a_pass_wraps_in_a_function_is_kept() -> None:
-    kept = torch.ops.aten.upsample_bilinear2d.vec
+    operator = torch.ops.aten.upsample_bilinear2d.vec
     x = torch.randn(1, 1, 4, 4)
     with quiet_torch():
         module = torch.export.export(nn.Upsample(scale_factor=2.0, mode="bilinear"), (x,)).module(check_guards=False)
         program = program_of(module, [x]).run_decompositions(default_decompositions())
-        (node,) = (node for node in program.graph.nodes if node.target is kept)
-        node.target = lambda *arguments: kept(*arguments).relu()
-        wrapped = program.run_decompositions({torch.ops.aten.relu.default: lambda y: y.clamp(min=0.0)})
-    assert _operators(wrapped) == [str(kept), "aten.clamp.default"]
+        (node,) = (node for node in program.graph.nodes if node.target is operator)
+        node.target = lambda *arguments: operator(*arguments).relu()
+        new_program = program.run_decompositions({torch.ops.aten.relu.default: lambda y: y.clamp(min=0.0)})
+    assert _operators(new_program) == [str(operator), "aten.clamp.default"]

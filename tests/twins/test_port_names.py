@@ -21,7 +21,7 @@ LAYERS = ("next", "momentum", "parameter")
 LEARNING_RATE = 0.05
 
 
-class Named(nn.Module):
+class PortNames(nn.Module):
     """Parameters and layers named like ports."""
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ def app() -> App:
     torch.manual_seed(3)
     return App(
         name="named",
-        module=Named(),
+        module=PortNames(),
         calibration=app_of("mlp").inputs["x"],
         batch_size=BATCH_SIZE,
         num_classes=NUM_CLASSES,
@@ -66,31 +66,33 @@ def bundle(graph_format: str) -> Bundle:
     ("graph_format", "runtime"), [("onnx", "onnx"), pytest.param("tflite", "litert", marks=pytest.mark.nightly)]
 )
 def test_parameters_named_like_ports_train_like_torch(graph_format: str, runtime: str) -> None:
-    named, module, rows = bundle(graph_format), app().module, list(batches(60, seed=7))
+    app_bundle, module, rows = bundle(graph_format), app().module, list(batches(60, seed=7))
     optimizer = torch.optim.SGD(module.parameters(), lr=LEARNING_RATE, momentum=0.9)
-    step = open_runtime(runtime).open_train(named)
-    state = step.begin(named.initial_parameters())
+    step = open_runtime(runtime).open_train(app_bundle)
+    state = step.begin(app_bundle.initial_parameters())
     for row in rows:
         state, loss = step(state, row, StepSettings(learning_rate=LEARNING_RATE))
         num = int(row.mask.sum())
         optimizer.zero_grad()
-        eager = cross_entropy(module(torch.from_numpy(row.inputs["x"][:num])), torch.from_numpy(row.y[:num]).long())
-        eager.backward()
+        expected_loss = cross_entropy(
+            module(torch.from_numpy(row.inputs["x"][:num])), torch.from_numpy(row.y[:num]).long()
+        )
+        expected_loss.backward()
         optimizer.step()
-        assert loss == pytest.approx(eager.item(), rel=1e-5)
+        assert loss == pytest.approx(expected_loss.item(), rel=1e-5)
     tensors = {name: value.detach().numpy() for name, value in module.named_parameters()}
-    expected = named.manifest.table.flatten(tensors)
+    expected = app_bundle.manifest.table.flatten(tensors)
     np.testing.assert_allclose(state.parameters, expected, rtol=0, atol=1e-5)
     # Predict on the calibration data: the activation scales are valid for no other values.
     x = app().inputs["x"].numpy()
-    logits, trained = (
-        open_runtime(runtime).open_predict(named, parameters)({"x": x})
-        for parameters in (named.initial_parameters(), state.parameters)
+    logits, trained_logits = (
+        open_runtime(runtime).open_predict(app_bundle, parameters)({"x": x})
+        for parameters in (app_bundle.initial_parameters(), state.parameters)
     )
     with torch.no_grad():
         floats = app().module(torch.from_numpy(x)).numpy()
     assert np.abs(logits - floats).max() < 0.1 * np.ptp(floats)
-    assert not np.array_equal(logits, trained)
+    assert not np.array_equal(logits, trained_logits)
 
 
 def test_ports_have_a_namespace_of_their_own() -> None:

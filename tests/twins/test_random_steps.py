@@ -26,12 +26,12 @@ RATE = 0.05
 KEY = random_key(1, 2, 3)
 
 
-def eager(bundle: Bundle, found: list[PaddedBatch]) -> Float32s:
+def eager(bundle: Bundle, epoch: list[PaddedBatch]) -> Float32s:
     """Train eager torch on these batches. The draws are those of the padded batch; the mask excludes the padding."""
     module = app_of("noisy").module
     optimizer = torch.optim.SGD(module.parameters(), lr=RATE, momentum=0.9)
     ports = random_ports(bundle.manifest.signatures["train"].inputs)
-    for step, batch in enumerate(found):
+    for step, batch in enumerate(epoch):
         x, y, mask = (torch.from_numpy(part) for part in (batch.inputs["x"], batch.y, batch.mask))
         optimizer.zero_grad()
         with given(ports, values_of(ports, KEY, step)):
@@ -42,10 +42,10 @@ def eager(bundle: Bundle, found: list[PaddedBatch]) -> Float32s:
     return bundle.manifest.table.flatten(tensors)
 
 
-def trained(runtime: str, bundle: Bundle, found: list[PaddedBatch], key: int) -> Float32s:
+def train(runtime: str, bundle: Bundle, epoch: list[PaddedBatch], key: int) -> Float32s:
     step = runtime_of(runtime).open_train(bundle)
     state = step.begin(bundle.initial_parameters())
-    for batch in found:
+    for batch in epoch:
         state, _ = step(state, batch, StepSettings(learning_rate=RATE, random_key=key))
     return state.parameters
 
@@ -55,11 +55,11 @@ def trained(runtime: str, bundle: Bundle, found: list[PaddedBatch], key: int) ->
 def test_twenty_steps_with_the_same_draws_end_where_eager_torch_ends(
     runtime: str, bundle_for: Callable[[str, str], Bundle]
 ) -> None:
-    bundle, found = bundle_for("noisy", runtime), list(batches(157, seed=7))
-    expected = eager(bundle, found)
-    actual = trained(runtime, bundle, found, KEY)
+    bundle, epoch = bundle_for("noisy", runtime), list(batches(157, seed=7))
+    expected = eager(bundle, epoch)
+    actual = train(runtime, bundle, epoch, KEY)
     assert np.all(np.abs(actual - expected) <= 1e-5 * np.maximum(1.0, np.abs(expected)))
-    assert np.abs(trained(runtime, bundle, found, KEY + 1) - expected).max() > 1e-3
+    assert np.abs(train(runtime, bundle, epoch, KEY + 1) - expected).max() > 1e-3
 
 
 def test_a_device_draws_from_seed_partition_round_and_step(bundle_for: Callable[[str, str], Bundle]) -> None:

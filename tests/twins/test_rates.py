@@ -26,21 +26,21 @@ RATES = {"1.bias": 0.0125, "1.weight": 0.0125, "3.bias": 0.05, "3.weight": 0.2}
 def test_twenty_steps_are_those_of_parameter_groups(optimizer: Optimizer, twin: type[torch.optim.Optimizer]) -> None:
     recipe = Recipe(optimizer=optimizer, rates={"1.*": 0.25, "3.weight": 4.0}, clip_norm=0.8)
     app = replace(app_of("mlp"), recipe=recipe)
-    bundle, module, found = exported(app), app_of("mlp").module, list(batches(157, seed=7))
+    bundle, module, epoch = exported(app), app_of("mlp").module, list(batches(157, seed=7))
     step = open_runtime("onnx").open_train(bundle)
     state = step.begin(bundle.initial_parameters())
-    held = dict(module.named_parameters())
+    parameters = dict(module.named_parameters())
     momentum = {"momentum": 0.9} if twin is torch.optim.SGD else {}
-    theirs = twin([{"params": [held[name]], "lr": rate} for name, rate in RATES.items()], **momentum)
-    for batch in found:
+    torch_optimizer = twin([{"params": [parameters[name]], "lr": rate} for name, rate in RATES.items()], **momentum)
+    for batch in epoch:
         state, _ = step(state, batch, StepSettings(learning_rate=0.05))
         num = int(batch.mask.sum())
-        theirs.zero_grad()
+        torch_optimizer.zero_grad()
         cross_entropy(
             module(torch.from_numpy(batch.inputs["x"][:num])), torch.from_numpy(batch.y[:num]).long()
         ).backward()
-        torch.nn.utils.clip_grad_norm_(held.values(), 0.8)
-        theirs.step()
-    expected = bundle.manifest.table.flatten({name: value.detach().numpy() for name, value in held.items()})
+        torch.nn.utils.clip_grad_norm_(parameters.values(), 0.8)
+        torch_optimizer.step()
+    expected = bundle.manifest.table.flatten({name: value.detach().numpy() for name, value in parameters.items()})
     tolerance = 1e-5 if momentum else 1e-3
     assert np.all(np.abs(state.parameters - expected) <= tolerance * np.maximum(1.0, np.abs(expected)))

@@ -33,7 +33,7 @@ LENGTH = 6
 RANK = 2
 
 
-class Normed(nn.Module):
+class BatchNormed(nn.Module):
     """BatchNorm on images and on features, one of them frozen."""
 
     def __init__(self) -> None:
@@ -68,10 +68,10 @@ class Tokens(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits of the next tokens."""
-        seen = self.embed(x)
+        hidden = self.embed(x)
         mask = torch.ones(x.size(1), x.size(1), dtype=torch.bool).triu(1)
-        mixed, _ = self.mix(seen, seen, seen, attn_mask=mask, need_weights=False)
-        return self.head(self.norm(seen + mixed))
+        attention, _ = self.mix(hidden, hidden, hidden, attn_mask=mask, need_weights=False)
+        return self.head(self.norm(hidden + attention))
 
 
 def token_loss(logits: Tensor, y: Tensor) -> Tensor:
@@ -96,7 +96,9 @@ class Case:
 
     module: Callable[[], nn.Module] = Mlp
     recipe: Recipe = field(default_factory=Recipe)
-    twin: Callable[[list[Tensor]], torch.optim.Optimizer] = lambda held: torch.optim.SGD(held, lr=0.05, momentum=0.9)
+    twin: Callable[[list[Tensor]], torch.optim.Optimizer] = lambda parameters: torch.optim.SGD(
+        parameters, lr=0.05, momentum=0.9
+    )
     rate: float = 0.05
     loss: Callable[[Tensor, Tensor], Tensor] = label_loss
 
@@ -104,16 +106,16 @@ class Case:
 CASES = {
     "nesterov": Case(
         recipe=Recipe(optimizer=Sgd(momentum=0.8, nesterov=True, weight_decay=0.01)),
-        twin=lambda held: torch.optim.SGD(held, lr=0.05, momentum=0.8, nesterov=True, weight_decay=0.01),
+        twin=lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.8, nesterov=True, weight_decay=0.01),
     ),
     "adam": Case(
         recipe=Recipe(optimizer=Adam(weight_decay=0.01)),
-        twin=lambda held: torch.optim.Adam(held, lr=0.01, weight_decay=0.01),
+        twin=lambda parameters: torch.optim.Adam(parameters, lr=0.01, weight_decay=0.01),
         rate=0.01,
     ),
     "adamw": Case(
         recipe=Recipe(optimizer=Adam(beta2=0.99, weight_decay=0.1, decoupled=True), clip_norm=0.5),
-        twin=lambda held: torch.optim.AdamW(held, lr=0.01, betas=(0.9, 0.99), weight_decay=0.1),
+        twin=lambda parameters: torch.optim.AdamW(parameters, lr=0.01, betas=(0.9, 0.99), weight_decay=0.1),
         rate=0.01,
     ),
     "rmsprop": Case(recipe=Recipe(optimizer=RmsProp()), twin=partial(torch.optim.RMSprop, lr=0.001), rate=0.001),
@@ -121,17 +123,17 @@ CASES = {
     "outside": Case(recipe=Recipe(proximal=True, clip_norm=0.8)),
     "scaffold": Case(
         recipe=Recipe(optimizer=Sgd(momentum=0.0), clip_norm=0.8, scaffold=True),
-        twin=lambda held: torch.optim.SGD(held, lr=0.05),
+        twin=lambda parameters: torch.optim.SGD(parameters, lr=0.05),
     ),
-    "batchnorm": Case(module=Normed),
-    "head": Case(module=Normed, recipe=Recipe(trains="head")),
-    "bias": Case(module=Normed, recipe=Recipe(trains="bias")),
-    "adapters": Case(module=Normed, recipe=Recipe(trains=Adapters(rank=RANK, alpha=4.0))),
+    "batchnorm": Case(module=BatchNormed),
+    "head": Case(module=BatchNormed, recipe=Recipe(trains="head")),
+    "bias": Case(module=BatchNormed, recipe=Recipe(trains="bias")),
+    "adapters": Case(module=BatchNormed, recipe=Recipe(trains=Adapters(rank=RANK, alpha=4.0))),
     "tokens": Case(module=Tokens, loss=token_loss),
     "values": Case(
         module=lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.Tanh(), nn.Linear(16, 3)),
         recipe=Recipe(optimizer=Sgd(momentum=0.0)),
-        twin=lambda held: torch.optim.SGD(held, lr=0.05),
+        twin=lambda parameters: torch.optim.SGD(parameters, lr=0.05),
         loss=value_loss,
     ),
 }
@@ -161,7 +163,7 @@ def batches_for(name: str) -> list[PaddedBatch]:
     """Return twenty batches for the case."""
     rng = np.random.default_rng(5)
 
-    def fitted(batch: PaddedBatch) -> PaddedBatch:
+    def adapt(batch: PaddedBatch) -> PaddedBatch:
         if CASES[name].loss is token_loss:
             x = rng.integers(0, NUM_TOKENS, (BATCH_SIZE, LENGTH + 1), np.int32)
             y = np.where(rng.random((BATCH_SIZE, LENGTH)) < 0.3, np.int32(-1), x[:, 1:])
@@ -170,10 +172,10 @@ def batches_for(name: str) -> list[PaddedBatch]:
             return replace(batch, y=rng.standard_normal((BATCH_SIZE, 3)).astype(np.float32))
         return batch
 
-    return [fitted(batch) for batch in batches(NUM_SAMPLES, seed=7)]
+    return [adapt(batch) for batch in batches(NUM_SAMPLES, seed=7)]
 
 
-def ran(name: str, settings: StepSettings | None = None) -> tuple[TrainState, list[float]]:
+def run_steps(name: str, settings: StepSettings | None = None) -> tuple[TrainState, list[float]]:
     """Run twenty steps of the exported graph. Return the state and the losses."""
     bundle = bundle_for(name)
     step = open_runtime("onnx").open_train(bundle)
@@ -185,7 +187,7 @@ def ran(name: str, settings: StepSettings | None = None) -> tuple[TrainState, li
 
 
 @dataclass
-class Eager:
+class EagerResult:
     """Results of eager torch after twenty steps, with the Bundle's names; ``norms`` are those before clipping."""
 
     values: dict[str, Float32s]
@@ -198,12 +200,12 @@ def eager(
     name: str,
     proximal: tuple[float, Mapping[str, Tensor]] | None = None,
     control: Mapping[str, Tensor] | None = None,
-) -> Eager:
+) -> EagerResult:
     """Run the same twenty steps in torch, without the padding rows."""
     case, prepared = CASES[name], prepare(app_for(name))
     module = prepared.eager
-    held = {key: value for key, value in module.named_parameters() if value.requires_grad}
-    optimizer, losses, norms = case.twin(list(held.values())), [], []
+    parameters = {key: value for key, value in module.named_parameters() if value.requires_grad}
+    optimizer, losses, norms = case.twin(list(parameters.values())), [], []
     for batch in batches_for(name):
         num = int(batch.mask.sum())
         optimizer.zero_grad()
@@ -211,33 +213,35 @@ def eager(
         losses.append(loss.item())
         if proximal is not None:
             weight, anchor = proximal
-            loss = loss + 0.5 * weight * sum((held[key] - anchor[key]).square().sum() for key in held)
+            loss = loss + 0.5 * weight * sum((parameters[key] - anchor[key]).square().sum() for key in parameters)
         loss.backward()
         if case.recipe.clip_norm:
-            norms.append(float(torch.nn.utils.clip_grad_norm_(held.values(), case.recipe.clip_norm)))
+            norms.append(float(torch.nn.utils.clip_grad_norm_(parameters.values(), case.recipe.clip_norm)))
         for key, tensor in (control or {}).items():
-            held[key].grad += tensor
+            parameters[key].grad += tensor
         optimizer.step()
     buffers = dict(module.named_buffers())
     states = case.recipe.optimizer.states
-    return Eager(
-        values={key: (held.get(key, buffers.get(key))).detach().numpy() for key in prepared.parameters},
+    return EagerResult(
+        values={key: (parameters.get(key, buffers.get(key))).detach().numpy() for key in prepared.parameters},
         states={
-            state_port(kind, key): optimizer.state[value][theirs].numpy()
-            for kind, theirs in states.items()
-            for key, value in held.items()
+            state_port(kind, key): optimizer.state[value][torch_name].numpy()
+            for kind, torch_name in states.items()
+            for key, value in parameters.items()
         },
         losses=losses,
         norms=norms,
     )
 
 
-def assert_alike(got: Mapping[str, Float32s], expected: Mapping[str, Float32s], tolerance: float = TOLERANCE) -> None:
+def assert_alike(
+    actual: Mapping[str, Float32s], expected: Mapping[str, Float32s], tolerance: float = TOLERANCE
+) -> None:
     """Check that the names are equal, and every value within ``tolerance * max(1, |value|)``."""
-    assert got.keys() == expected.keys()
+    assert actual.keys() == expected.keys()
     for name, value in expected.items():
-        worst = np.max(np.abs(got[name] - value) / np.maximum(1.0, np.abs(value)), initial=0.0)
-        assert worst <= tolerance, f"{name}: {worst:.1e}"
+        error = np.max(np.abs(actual[name] - value) / np.maximum(1.0, np.abs(value)), initial=0.0)
+        assert error <= tolerance, f"{name}: {error:.1e}"
 
 
 def parameters_of(name: str, state: TrainState) -> dict[str, Float32s]:
@@ -253,7 +257,7 @@ def states_of(name: str, state: TrainState) -> dict[str, Float32s]:
     nightly_but((name for name in CASES if name not in DIVIDING), ("adapters",)),
 )
 def test_twenty_steps_end_where_eager_torch_ends(name: str) -> None:
-    (state, losses), expected = ran(name), eager(name)
+    (state, losses), expected = run_steps(name), eager(name)
     assert_alike(parameters_of(name, state), expected.values)
     assert_alike(states_of(name, state), expected.states)
     np.testing.assert_allclose(losses, expected.losses, rtol=1e-5, atol=1e-6)
@@ -262,20 +266,20 @@ def test_twenty_steps_end_where_eager_torch_ends(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", nightly_but(("outside", "adamw"), ("outside",)))
-def test_clipping_is_put_to_the_test_both_ways(name: str) -> None:
+def test_some_gradients_are_clipped_and_some_are_not(name: str) -> None:
     norms = eager(name).norms
     assert max(norms) > CASES[name].recipe.clip_norm > min(norms)
 
 
 @pytest.mark.parametrize("name", nightly_but(DIVIDING, ("adam",)))
 def test_an_optimizer_that_divides_has_torchs_losses_and_states(name: str) -> None:
-    (state, losses), expected = ran(name), eager(name)
+    (state, losses), expected = run_steps(name), eager(name)
     np.testing.assert_allclose(losses, expected.losses, rtol=1e-4, atol=1e-6)
-    got = states_of(name, state)
+    actual = states_of(name, state)
     for kind in CASES[name].recipe.optimizer.states:
         names = [key for key in expected.states if key.startswith(f"{kind}.")]
         size = max(np.abs(expected.states[key]).max() for key in names)
-        assert_alike(*({key: values[key] / size for key in names} for values in (got, expected.states)), 1e-4)
+        assert_alike(*({key: values[key] / size for key in names} for values in (actual, expected.states)), 1e-4)
 
 
 def random_vectors(prepared: Prepared, seed: int, size: float) -> dict[str, Tensor]:
@@ -288,47 +292,48 @@ def test_fedprox_pulls_towards_its_anchor() -> None:
     prepared = prepare(app_for("outside"))
     anchor = random_vectors(prepared, 1, 0.1)
     flat = prepared.table.flatten({key: value.numpy() for key, value in anchor.items()})
-    state, losses = ran("outside", StepSettings(learning_rate=0.05, proximal_weight=0.7, anchor=flat))
+    state, losses = run_steps("outside", StepSettings(learning_rate=0.05, proximal_weight=0.7, anchor=flat))
     expected = eager("outside", proximal=(0.7, anchor))
     assert_alike(parameters_of("outside", state), expected.values)
     np.testing.assert_allclose(losses, expected.losses, rtol=1e-5, atol=1e-6)
-    free, _ = ran("outside")
-    assert np.linalg.norm(state.parameters - flat) < 0.9 * np.linalg.norm(free.parameters - flat)
+    free_state, _ = run_steps("outside")
+    assert np.linalg.norm(state.parameters - flat) < 0.9 * np.linalg.norm(free_state.parameters - flat)
 
 
-def test_an_anchor_that_is_not_named_is_where_the_step_begins() -> None:
-    free, _ = ran("outside")
-    pulled, _ = ran("outside", StepSettings(learning_rate=0.05, proximal_weight=0.7))
-    np.testing.assert_array_equal(free.parameters, pulled.parameters)
+def test_the_default_anchor_is_the_start_of_the_step() -> None:
+    free_state, _ = run_steps("outside")
+    anchored_state, _ = run_steps("outside", StepSettings(learning_rate=0.05, proximal_weight=0.7))
+    np.testing.assert_array_equal(free_state.parameters, anchored_state.parameters)
 
 
 def test_scaffolds_control_is_added_to_the_clipped_gradient() -> None:
     control = random_vectors(prepare(app_for("scaffold")), 2, 0.1)
     table = bundle_for("scaffold").manifest.table
     flat = table.flatten({key: value.numpy() for key, value in control.items()})
-    state, losses = ran("scaffold", StepSettings(learning_rate=0.05, control=flat))
+    state, losses = run_steps("scaffold", StepSettings(learning_rate=0.05, control=flat))
     expected = eager("scaffold", control=control)
     assert_alike(parameters_of("scaffold", state), expected.values)
     np.testing.assert_allclose(losses, expected.losses, rtol=1e-5, atol=1e-6)
 
 
-def test_running_statistics_travel_and_padding_has_no_say_in_them() -> None:
+def test_running_statistics_are_parameters_and_ignore_padding() -> None:
     bundle = bundle_for("batchnorm")
-    tracked = {key for key in parameters_of("batchnorm", ran("batchnorm")[0]) if "running" in key}
-    assert tracked == {f"{norm}.running_{kind}" for norm in ("body.1", "norm") for kind in ("mean", "var")}
+    statistics = {key for key in parameters_of("batchnorm", run_steps("batchnorm")[0]) if "running" in key}
+    assert statistics == {f"{norm}.running_{kind}" for norm in ("body.1", "norm") for kind in ("mean", "var")}
     assert not any("running" in spec.name for spec in optimizer_table(bundle.manifest).specs)
     step = open_runtime("onnx").open_train(bundle)
-    *_, short = batches_for("batchnorm")
-    noisy = replace(
-        short, inputs={"x": np.where(short.mask[:, None, None, None] > 0, short.inputs["x"], np.float32(9.0))}
+    *_, short_batch = batches_for("batchnorm")
+    noisy_batch = replace(
+        short_batch,
+        inputs={"x": np.where(short_batch.mask[:, None, None, None] > 0, short_batch.inputs["x"], np.float32(9.0))},
     )
-    begin, settings = step.begin(bundle.initial_parameters()), StepSettings(learning_rate=0.05)
-    clean_state, noisy_state = (step(begin, batch, settings)[0] for batch in (short, noisy))
+    start, settings = step.begin(bundle.initial_parameters()), StepSettings(learning_rate=0.05)
+    clean_state, noisy_state = (step(start, batch, settings)[0] for batch in (short_batch, noisy_batch))
     np.testing.assert_allclose(noisy_state.parameters, clean_state.parameters, rtol=0, atol=1e-6)
     # A batch of padding changes no value.
-    state, loss = step(begin, replace(short, mask=np.zeros_like(short.mask)), settings)
+    state, loss = step(start, replace(short_batch, mask=np.zeros_like(short_batch.mask)), settings)
     assert loss == 0.0
-    np.testing.assert_array_equal(state.parameters, begin.parameters)
+    np.testing.assert_array_equal(state.parameters, start.parameters)
 
 
 def initializers(name: str, signature: str) -> Iterator[TensorProto]:
@@ -341,15 +346,17 @@ def test_frozen_weights_are_int8_in_the_graph_and_nowhere_in_float(name: str, si
     frozen = prepare(app_for(name)).frozen
     assert frozen
     codes = [numpy_helper.to_array(row) for row in initializers(name, signature) if row.data_type == TensorProto.INT8]
-    large = [found for found in codes if found.size >= MIN_FROZEN_VALUES]
-    assert len(large) == len(frozen)
+    large_arrays = [array for array in codes if array.size >= MIN_FROZEN_VALUES]
+    assert len(large_arrays) == len(frozen)
     for weight in frozen.values():
-        assert any(found.shape == weight.codes.shape and (found == weight.codes.numpy()).all() for found in large)
+        assert any(
+            array.shape == weight.codes.shape and (array == weight.codes.numpy()).all() for array in large_arrays
+        )
     floats = [row for row in initializers(name, signature) if row.data_type != TensorProto.INT8]
     assert max(int(np.prod(row.dims)) for row in floats) < MIN_FROZEN_VALUES
 
 
-def test_only_what_learns_is_traffic() -> None:
+def test_only_trained_parameters_are_traffic() -> None:
     sizes = {name: prepare(app_for(name)).table.num_values for name in (*FROZEN, "batchnorm")}
     convolutions = (RANK + 8 * RANK) - (RANK - 1) * 9 + (RANK * 8 + 8 * RANK)
     assert sizes == {
@@ -357,28 +364,30 @@ def test_only_what_learns_is_traffic() -> None:
         "bias": 8 + 8 + 8 + 16 + NUM_CLASSES,
         # The first convolution has one channel, and an adapter of rank 1.
         "adapters": convolutions + RANK * (128 + 16) + RANK * (16 + NUM_CLASSES),
-        "batchnorm": sum(value.numel() for value in Normed().parameters()) + 2 * 8 + 2 * 16,
+        "batchnorm": sum(value.numel() for value in BatchNormed().parameters()) + 2 * 8 + 2 * 16,
     }
     for name in FROZEN:
         assert optimizer_table(bundle_for(name).manifest).num_values == sizes[name]
 
 
-def test_places_without_a_token_have_no_say() -> None:
+def test_positions_without_a_token_change_nothing() -> None:
     bundle = bundle_for("tokens")
     step, evaluate = open_runtime("onnx").open_train(bundle), open_runtime("onnx").open_evaluate(bundle)
-    begin, settings = step.begin(bundle.initial_parameters()), StepSettings(learning_rate=0.05)
+    start, settings = step.begin(bundle.initial_parameters()), StepSettings(learning_rate=0.05)
     batch = batches_for("tokens")[0]
-    silent = replace(batch, y=np.full_like(batch.y, -1))
-    state, loss = step(begin, silent, settings)
+    silent_batch = replace(batch, y=np.full_like(batch.y, -1))
+    state, loss = step(start, silent_batch, settings)
     assert loss == 0.0
-    np.testing.assert_array_equal(state.parameters, begin.parameters)
-    assert evaluate(begin.parameters, silent).loss_sum == 0.0
+    np.testing.assert_array_equal(state.parameters, start.parameters)
+    assert evaluate(start.parameters, silent_batch).loss_sum == 0.0
     # With a target at the last position only, the step differs from that with targets at other positions too.
-    asked = replace(silent, y=np.where(np.arange(LENGTH) == LENGTH - 1, abs(batch.y), np.int32(-1)))
-    told = replace(batch, y=np.where(np.arange(LENGTH) == LENGTH - 1, abs(batch.y), batch.y))
-    alone, together = (step(begin, found, settings)[0].parameters for found in (asked, told))
-    assert not np.array_equal(alone, together)
-    assert evaluate(begin.parameters, asked).predicted.shape == batch.y.shape
+    last_targets = replace(silent_batch, y=np.where(np.arange(LENGTH) == LENGTH - 1, abs(batch.y), np.int32(-1)))
+    all_targets = replace(batch, y=np.where(np.arange(LENGTH) == LENGTH - 1, abs(batch.y), batch.y))
+    last_parameters, all_parameters = (
+        step(start, targets, settings)[0].parameters for targets in (last_targets, all_targets)
+    )
+    assert not np.array_equal(last_parameters, all_parameters)
+    assert evaluate(start.parameters, last_targets).predicted.shape == batch.y.shape
 
 
 @pytest.mark.parametrize(
@@ -390,11 +399,11 @@ def test_evaluation_is_eager_torch_in_eval_mode(name: str) -> None:
     for batch in batches_for(name)[-2:]:
         num = int(batch.mask.sum())
         with torch.no_grad():
-            said = module(torch.from_numpy(batch.inputs["x"][:num]))
-            losses = CASES[name].loss(said, torch.from_numpy(batch.y[:num]))
-        found = evaluate(bundle.initial_parameters(), batch)
-        assert found.loss_sum == pytest.approx(float(losses.sum()), rel=1e-5)
+            outputs = module(torch.from_numpy(batch.inputs["x"][:num]))
+            losses = CASES[name].loss(outputs, torch.from_numpy(batch.y[:num]))
+        evaluation = evaluate(bundle.initial_parameters(), batch)
+        assert evaluation.loss_sum == pytest.approx(float(losses.sum()), rel=1e-5)
         if name == "values":
-            np.testing.assert_allclose(found.predicted[:num], said.numpy(), rtol=1e-5, atol=1e-6)
+            np.testing.assert_allclose(evaluation.predicted[:num], outputs.numpy(), rtol=1e-5, atol=1e-6)
         else:
-            np.testing.assert_array_equal(found.predicted[:num], said.argmax(dim=-1).numpy())
+            np.testing.assert_array_equal(evaluation.predicted[:num], outputs.argmax(dim=-1).numpy())

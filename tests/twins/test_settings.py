@@ -43,31 +43,31 @@ CASES = [(name, runtime) for name in OPTIMIZERS for runtime in ("onnx", "litert"
 def test_twenty_steps_with_other_settings_are_torchs(case: tuple[str, str]) -> None:
     name, runtime = case
     optimizer, settings = OPTIMIZERS[name]
-    bundle, module, found = (
+    bundle, module, epoch = (
         bundle_of(name, runtime_of(runtime).graph_format),
         app_of("mlp").module,
         list(batches(157, seed=7)),
     )
     step = runtime_of(runtime).open_train(bundle)
     state = step.begin(bundle.initial_parameters())
-    held = dict(module.named_parameters())
-    theirs = replace(optimizer, **settings).eager(held.values(), 0.01)
-    for batch in found:
+    parameters = dict(module.named_parameters())
+    torch_optimizer = replace(optimizer, **settings).eager(parameters.values(), 0.01)
+    for batch in epoch:
         state, _ = step(state, batch, StepSettings(learning_rate=0.01, optimizer=settings))
         num = int(batch.mask.sum())
-        theirs.zero_grad()
+        torch_optimizer.zero_grad()
         output = module(torch.from_numpy(batch.inputs["x"][:num]))
         cross_entropy(output, torch.from_numpy(batch.y[:num]).long()).backward()
-        theirs.step()
-    expected = bundle.manifest.table.flatten({name: value.detach().numpy() for name, value in held.items()})
+        torch_optimizer.step()
+    expected = bundle.manifest.table.flatten({name: value.detach().numpy() for name, value in parameters.items()})
     tolerance = 1e-3 if optimizer.divides else 1e-5
     assert np.all(np.abs(state.parameters - expected) <= tolerance * np.maximum(1.0, np.abs(expected)))
-    plain, _ = step(step.begin(bundle.initial_parameters()), found[0], StepSettings(learning_rate=0.01))
-    named = {name: setting.default for name, setting in bundle.manifest.optimizer.items()}
-    again, _ = step(
-        step.begin(bundle.initial_parameters()), found[0], StepSettings(learning_rate=0.01, optimizer=named)
+    default_state, _ = step(step.begin(bundle.initial_parameters()), epoch[0], StepSettings(learning_rate=0.01))
+    defaults = {name: setting.default for name, setting in bundle.manifest.optimizer.items()}
+    explicit_state, _ = step(
+        step.begin(bundle.initial_parameters()), epoch[0], StepSettings(learning_rate=0.01, optimizer=defaults)
     )
-    assert np.array_equal(plain.parameters, again.parameters)
+    assert np.array_equal(default_state.parameters, explicit_state.parameters)
 
 
 @pytest.mark.parametrize(

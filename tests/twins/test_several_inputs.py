@@ -40,13 +40,13 @@ def logits_of(module: nn.Module, batch: PaddedBatch) -> Tensor:
 def test_twenty_steps_and_an_evaluation_are_those_of_eager_torch(
     runtime: str, bundle_for: Callable[[str, str], Bundle]
 ) -> None:
-    bundle, found = bundle_for("several", runtime), list(batches_in_order(several_examples(157, seed=7), BATCH_SIZE))
+    bundle, epoch = bundle_for("several", runtime), list(batches_in_order(several_examples(157, seed=7), BATCH_SIZE))
     module = app_of("several").module
     optimizer = torch.optim.SGD(module.parameters(), lr=RATE, momentum=0.9)
     ports = random_ports(bundle.manifest.signatures["train"].inputs)
     step = runtime_of(runtime).open_train(bundle)
     state = step.begin(bundle.initial_parameters())
-    for number, batch in enumerate(found):
+    for number, batch in enumerate(epoch):
         state, loss = step(state, batch, StepSettings(learning_rate=RATE, random_key=KEY))
         y, mask = torch.from_numpy(batch.y).long(), torch.from_numpy(batch.mask)
         optimizer.zero_grad()
@@ -58,9 +58,9 @@ def test_twenty_steps_and_an_evaluation_are_those_of_eager_torch(
     expected = bundle.manifest.table.flatten({key: value.detach().numpy() for key, value in module.named_parameters()})
     assert np.all(np.abs(state.parameters - expected) <= 1e-5 * np.maximum(1.0, np.abs(expected)))
     assert np.abs(expected - bundle.initial_parameters()).max() > 0.05
-    sums = runtime_of(runtime).open_evaluate(bundle)(state.parameters, found[0])
+    sums = runtime_of(runtime).open_evaluate(bundle)(state.parameters, epoch[0])
     with torch.no_grad():
-        assert (sums.predicted == logits_of(module.eval(), found[0]).argmax(dim=1).numpy()).all()
+        assert (sums.predicted == logits_of(module.eval(), epoch[0]).argmax(dim=1).numpy()).all()
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES)
@@ -109,9 +109,10 @@ def test_graphs_of_several_inputs_are_assembled(bundle_for: Callable[[str, str],
         num_tokens=manifest.num_tokens,
         optimizer=manifest.optimizer,
     )
-    again = assemble(spec, tmp_path / "bundle", PUBLISHER)
+    assembled_bundle = assemble(spec, tmp_path / "bundle", PUBLISHER)
     (batch,) = batches_in_order(several_examples(5, seed=5), 5)
     expected, logits = (
-        open_runtime("onnx").open_predict(each, bundle.initial_parameters())(batch.inputs) for each in (bundle, again)
+        open_runtime("onnx").open_predict(candidate, bundle.initial_parameters())(batch.inputs)
+        for candidate in (bundle, assembled_bundle)
     )
     np.testing.assert_array_equal(logits, expected)

@@ -34,19 +34,19 @@ DECAYS = ("", "linear", "cosine")
 def scheduler_of(optimizer: torch.optim.Optimizer, training: m.Training, num_steps: int) -> LRScheduler:
     """Return the scheduler that docs/rounds.md names for this training."""
     warmup = training.warmup_steps
-    rest = max(num_steps - warmup, 1)
-    then: LRScheduler
+    num_decay_steps = max(num_steps - warmup, 1)
+    decay: LRScheduler
     match training.step_decay:
         case "linear":
-            then = LinearLR(optimizer, start_factor=1.0, end_factor=0.0, total_iters=rest)
+            decay = LinearLR(optimizer, start_factor=1.0, end_factor=0.0, total_iters=num_decay_steps)
         case "cosine":
-            then = CosineAnnealingLR(optimizer, T_max=rest)
+            decay = CosineAnnealingLR(optimizer, T_max=num_decay_steps)
         case _:
-            then = ConstantLR(optimizer, factor=1.0)
+            decay = ConstantLR(optimizer, factor=1.0)
     if not warmup:
-        return then
-    first = LinearLR(optimizer, start_factor=1 / (warmup + 1), total_iters=warmup)
-    return SequentialLR(optimizer, [first, then], milestones=[warmup])
+        return decay
+    ramp = LinearLR(optimizer, start_factor=1 / (warmup + 1), total_iters=warmup)
+    return SequentialLR(optimizer, [ramp, decay], milestones=[warmup])
 
 
 def torch_rates(training: m.Training, num_steps: int) -> list[float]:
@@ -73,7 +73,7 @@ def store_of(num: int, seed: int) -> MemoryStore:
     return MemoryStore(train=part, validation=Examples(inputs={"x": x[:8]}, y=y[:8]), partition=seed)
 
 
-def trained_by_torch(
+def train_with_torch(
     training: m.Training, store: MemoryStore, model: OpenedModel, assignment: m.Assignment
 ) -> nn.Module:
     """Train the module on the device's batches with torch's optimizer and scheduler."""
@@ -99,7 +99,7 @@ def test_a_device_trains_with_the_rates_of_torchs_schedulers(decay: str) -> None
     training = m.Training(epochs=2, learning_rate=RATE, seed=1, warmup_steps=4, step_decay=decay)
     assignment = replace(example_assignment(bundle), training=training)
     change = RuntimeTrainer(open_runtime("onnx"), store).train(model, assignment, lambda: None)
-    module = trained_by_torch(training, store, model, assignment)
+    module = train_with_torch(training, store, model, assignment)
     expected = bundle.manifest.table.flatten(
         {name: value.detach().numpy() for name, value in module.named_parameters()}
     )
@@ -117,16 +117,16 @@ def test_clients_of_different_sizes_train_together_with_their_own_rates(decay: s
     model = OpenedModel(bundle=bundle, parameters=bundle.initial_parameters())
 
     def changes_of(trainings: Trainings) -> list[Change]:
-        pending = [
+        results = [
             trainings.begin(
                 client, model, replace(example_assignment(bundle), assignment_id=f"{client:032x}", training=training)
             )
             for client in range(len(sizes))
         ]
-        return [each() for each in pending]
+        return [result() for result in results]
 
-    alone = changes_of(LocalTrainings(graphs, clients, 0.2))
-    together = changes_of(VectorTrainings(VectorStep(app_of("mlp")), graphs, clients, 0.2))
-    assert len({each.num_steps for each in alone}) == len(sizes)
-    for one, other in zip(alone, together, strict=True):
-        assert np.abs(one.values - other.values).max() < 1e-5 * np.abs(one.values).max() + 1e-6
+    local_changes = changes_of(LocalTrainings(graphs, clients, 0.2))
+    vector_changes = changes_of(VectorTrainings(VectorStep(app_of("mlp")), graphs, clients, 0.2))
+    assert len({result.num_steps for result in local_changes}) == len(sizes)
+    for local, vector in zip(local_changes, vector_changes, strict=True):
+        assert np.abs(local.values - vector.values).max() < 1e-5 * np.abs(local.values).max() + 1e-6

@@ -60,7 +60,7 @@ class Cells(nn.Module):
         return self.body(x)
 
 
-class Supervised(nn.Module):
+class TwoClassifiers(nn.Module):
     """A classifier with an auxiliary classifier on its hidden layer, which only the loss uses."""
 
     def __init__(self) -> None:
@@ -74,7 +74,7 @@ class Supervised(nn.Module):
         return {"others": (hidden, self.auxiliary(hidden)), "logits": self.last(hidden)}
 
 
-class Kinds(nn.Module):
+class TwoHeads(nn.Module):
     """Two heads of different sizes on one body: the class of a sample, and two of its measures."""
 
     def __init__(self) -> None:
@@ -87,25 +87,25 @@ class Kinds(nn.Module):
         return self.kind(hidden), self.measures(hidden)
 
 
-def supervised(output: dict[str, Tensor], y: Tensor) -> Tensor:
+def two_classifiers_loss(output: dict[str, Tensor], y: Tensor) -> Tensor:
     """Return the sum of both classifiers' losses for y (B,), with a weight of 0.3 for the inner one."""
     inner = functional.cross_entropy(output["others.1"], y.long(), reduction="none")
     return functional.cross_entropy(output["logits"], y.long(), reduction="none") + 0.3 * inner
 
 
-def kinds(output: dict[str, Tensor], y: Tensor) -> Tensor:
+def two_heads_loss(output: dict[str, Tensor], y: Tensor) -> Tensor:
     """Return the sum of both heads' losses for y (B, 3): the number of the class, and two measures."""
-    named = functional.cross_entropy(output["0"], y[:, 0].long(), reduction="none")
-    return named + 0.5 * (output["1"] - y[:, 1:]).square().mean(dim=1)
+    class_loss = functional.cross_entropy(output["0"], y[:, 0].long(), reduction="none")
+    return class_loss + 0.5 * (output["1"] - y[:, 1:]).square().mean(dim=1)
 
 
-def gaussian(output: Tensor, y: Tensor) -> Tensor:
+def gaussian_loss(output: Tensor, y: Tensor) -> Tensor:
     """Return the negative log-likelihood of y (B, 1) for means and logarithms of variances (B, 2)."""
     mean, log_variance = output[:, :1], output[:, 1:]
     return (0.5 * (log_variance + (y - mean).square() * torch.exp(-log_variance))).mean(dim=1)
 
 
-def pinball(output: Tensor, y: Tensor) -> Tensor:
+def pinball_loss(output: Tensor, y: Tensor) -> Tensor:
     """Return the mean pinball loss of three quantiles (B, 3) for y (B,)."""
     error = y.unsqueeze(1) - output
     quantiles = torch.tensor(QUANTILES)
@@ -121,11 +121,11 @@ def pixel_loss(logits: Tensor, y: Tensor) -> Tensor:
 def cell_loss(output: Tensor, y: Tensor) -> Tensor:
     """Return the loss of a detector for y (B, 6, 4, 4): the presence of an object, its box, and its class number."""
     has_object, box, kind = y[:, 0], y[:, 1:5], y[:, 5:]
-    present = functional.binary_cross_entropy_with_logits(output[:, 0], has_object, reduction="none")
-    place = functional.smooth_l1_loss(output[:, 1:5], box, reduction="none").sum(dim=1)
+    presence_loss = functional.binary_cross_entropy_with_logits(output[:, 0], has_object, reduction="none")
+    box_loss = functional.smooth_l1_loss(output[:, 1:5], box, reduction="none").sum(dim=1)
     is_kind = (kind == torch.arange(NUM_CLASSES, dtype=y.dtype).reshape(1, -1, 1, 1)).to(y.dtype)
-    named = -(is_kind * torch.log_softmax(output[:, 5:], dim=1)).sum(dim=1)
-    return (present + has_object * (place + named)).mean(dim=(1, 2))
+    class_loss = -(is_kind * torch.log_softmax(output[:, 5:], dim=1)).sum(dim=1)
+    return (presence_loss + has_object * (box_loss + class_loss)).mean(dim=(1, 2))
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ class Case:
     output: str | tuple[str, ...] = ""
 
 
-def normal(*shape: int) -> Callable[[np.random.Generator], np.ndarray]:
+def normal_values(*shape: int) -> Callable[[np.random.Generator], np.ndarray]:
     return lambda rng: rng.normal(size=(NUM, *shape)).astype(np.float32)
 
 
@@ -165,19 +165,21 @@ def perceptron(num_outputs: int) -> nn.Module:
 
 
 CASES = {
-    "heteroscedastic": Case(lambda: perceptron(2), gaussian, normal(5), normal(1), is_declared=True),
-    "quantiles": Case(lambda: perceptron(3), pinball, normal(5), normal(), is_declared=True),
+    "heteroscedastic": Case(lambda: perceptron(2), gaussian_loss, normal_values(5), normal_values(1), is_declared=True),
+    "quantiles": Case(lambda: perceptron(3), pinball_loss, normal_values(5), normal_values(), is_declared=True),
     "sequence labels": Case(
         lambda: nn.Sequential(nn.Linear(5, 16), nn.Tanh(), nn.Linear(16, NUM_CLASSES)),
         next_token,
-        normal(LENGTH, 5),
+        normal_values(LENGTH, 5),
         labels(-1, LENGTH),
         NUM_CLASSES,
     ),
-    "segmentation": Case(Pixels, pixel_loss, normal(1, 8, 8), labels(-1, 8, 8), NUM_CLASSES),
-    "detection": Case(Cells, cell_loss, normal(1, 8, 8), cells, is_declared=True),
-    "inner classifier": Case(Supervised, supervised, normal(5), labels(0), NUM_CLASSES, output=("logits", "others.1")),
-    "two heads": Case(Kinds, kinds, normal(5), kinds_of, is_declared=True, output=("0", "1")),
+    "segmentation": Case(Pixels, pixel_loss, normal_values(1, 8, 8), labels(-1, 8, 8), NUM_CLASSES),
+    "detection": Case(Cells, cell_loss, normal_values(1, 8, 8), cells, is_declared=True),
+    "inner classifier": Case(
+        TwoClassifiers, two_classifiers_loss, normal_values(5), labels(0), NUM_CLASSES, output=("logits", "others.1")
+    ),
+    "two heads": Case(TwoHeads, two_heads_loss, normal_values(5), kinds_of, is_declared=True, output=("0", "1")),
 }
 
 
@@ -253,10 +255,10 @@ def test_a_vectorized_step_is_that_of_each_client(name: str) -> None:
         learning_rates=[RATE, RATE], proximal_weight=0.0, anchor=initial, controls=[None, None], random_keys=[0, 1]
     )
     state, _ = step(step.begin(initial, 2), [first, second], settings)
-    single = open_runtime("onnx").open_train(bundle)
-    for batch, found in zip((first, second), step.parameters(state), strict=True):
-        expected, _ = single(single.begin(initial), batch, StepSettings(learning_rate=RATE))
-        np.testing.assert_allclose(found, expected.parameters, rtol=0, atol=1e-6)
+    graph_step = open_runtime("onnx").open_train(bundle)
+    for batch, actual in zip((first, second), step.parameters(state), strict=True):
+        expected, _ = graph_step(graph_step.begin(initial), batch, StepSettings(learning_rate=RATE))
+        np.testing.assert_allclose(actual, expected.parameters, rtol=0, atol=1e-6)
 
 
 def batches_of(name: str) -> list[PaddedBatch]:
@@ -268,12 +270,12 @@ def test_int8_is_compared_with_float_if_targets_have_another_shape() -> None:
     initial = bundle.initial_parameters()
     quality = measure(runtime, bundle, initial, batches_of("quantiles"))
     rows = examples_of("quantiles").inputs
-    in_int8 = runtime.open_predict(bundle, initial)(rows)
+    int8_outputs = runtime.open_predict(bundle, initial)(rows)
     with torch.no_grad():
-        in_float = targets_app("quantiles").module(torch.from_numpy(rows["x"])).numpy()
+        float_outputs = targets_app("quantiles").module(torch.from_numpy(rows["x"])).numpy()
     assert quality.squares_float == 0.0
-    assert quality.squares_int8 == pytest.approx(np.square(in_int8 - in_float).sum(), rel=1e-3)
-    assert quality.squares_wanted == pytest.approx(np.square(in_float - in_float.mean(0)).sum(), rel=1e-3)
+    assert quality.squares_int8 == pytest.approx(np.square(int8_outputs - float_outputs).sum(), rel=1e-3)
+    assert quality.squares_wanted == pytest.approx(np.square(float_outputs - float_outputs.mean(0)).sum(), rel=1e-3)
     values = evaluate_version(runtime, bundle, initial, batches_of("quantiles")).values
     assert values.keys() == {"loss"}
     assert math.isfinite(values["loss"])
@@ -294,9 +296,9 @@ def test_a_float_file_of_a_model_of_two_heads_predicts_the_first() -> None:
     app, bundle = targets_app("two heads"), targets_bundle("two heads", ("onnx",))
     session = InferenceSession(float_models(app, bundle, bundle.initial_parameters(), "onnx")["infer"])
     x = examples_of("two heads").inputs["x"]
-    (found,) = session.run(None, {"x": x})
+    (outputs,) = session.run(None, {"x": x})
     with torch.no_grad():
-        np.testing.assert_allclose(found, app.module(torch.from_numpy(x))[0].numpy(), rtol=0, atol=1e-5)
+        np.testing.assert_allclose(outputs, app.module(torch.from_numpy(x))[0].numpy(), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -320,6 +322,6 @@ def test_wrong_targets_are_refused_with_a_remedy(changes: dict[str, object], mes
 
 
 @pytest.mark.parametrize("loss", [cross_entropy, lambda output, y: output["others"] - y], ids=["default", "other key"])
-def test_a_loss_that_does_not_know_several_outputs_is_refused_with_what_it_receives(loss: Loss) -> None:
+def test_a_loss_that_does_not_know_several_outputs_is_refused_with_its_argument(loss: Loss) -> None:
     with pytest.raises(UnsupportedModel, match=r"a dict of the tensors at \['logits', 'others.1'\]: write loss= as"):
         exported(replace(targets_app("inner classifier"), loss=loss))

@@ -20,12 +20,12 @@ LEARNING_RATE = 0.05
 TOLERANCE = 1e-5
 
 
-def eager(bundle: Bundle, found: list[PaddedBatch]) -> tuple[Float32s, list[float]]:
+def eager(bundle: Bundle, epoch: list[PaddedBatch]) -> tuple[Float32s, list[float]]:
     """Train eager torch on these batches without padding rows. Return the parameters and each batch's mean loss."""
     module = app_of(bundle.manifest.name).module
     optimizer = torch.optim.SGD(module.parameters(), lr=LEARNING_RATE, momentum=0.9)
     losses = []
-    for batch in found:
+    for batch in epoch:
         num = int(batch.mask.sum())
         optimizer.zero_grad()
         loss = cross_entropy(module(torch.from_numpy(batch.inputs["x"][:num])), torch.from_numpy(batch.y[:num]).long())
@@ -41,15 +41,15 @@ def eager(bundle: Bundle, found: list[PaddedBatch]) -> tuple[Float32s, list[floa
 def test_twenty_steps_end_where_eager_torch_ends(
     runtime: str, name: str, both_formats: Callable[[str], Bundle]
 ) -> None:
-    bundle, found = both_formats(name), list(batches(NUM_SAMPLES, seed=7))
-    assert [int(batch.mask.sum()) for batch in found] == [8] * 19 + [5]
+    bundle, epoch = both_formats(name), list(batches(NUM_SAMPLES, seed=7))
+    assert [int(batch.mask.sum()) for batch in epoch] == [8] * 19 + [5]
     parameters = bundle.initial_parameters()
     step, losses = runtime_of(runtime).open_train(bundle), []
     state = step.begin(parameters)
-    for batch in found:
+    for batch in epoch:
         state, loss = step(state, batch, StepSettings(learning_rate=LEARNING_RATE))
         losses.append(loss)
-    expected, expected_losses = eager(bundle, found)
+    expected, expected_losses = eager(bundle, epoch)
     assert np.all(np.abs(state.parameters - expected) <= TOLERANCE * np.maximum(1.0, np.abs(expected)))
     np.testing.assert_allclose(losses, expected_losses, rtol=1e-5, atol=1e-6)
     assert np.abs(expected - parameters).max() > 0.05

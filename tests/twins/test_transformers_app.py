@@ -35,11 +35,11 @@ def test_an_encoder_with_an_attention_mask_is_exported(library: ModuleType, atte
     torch.manual_seed(0)
     module, rng = library.BertForSequenceClassification(config), np.random.default_rng(0)
     ids = rng.integers(0, NUM_TOKENS, (32, 8)).astype(np.int32)
-    visible = (np.arange(8) < rng.integers(2, 9, (32, 1))).astype(np.int32)
-    inputs = {"input_ids": ids, "attention_mask": visible}
+    mask = (np.arange(8) < rng.integers(2, 9, (32, 1))).astype(np.int32)
+    inputs = {"input_ids": ids, "attention_mask": mask}
     app = App(name="bert", module=module, calibration=inputs, batch_size=4, num_classes=3, output="logits")
     bundle = exported(app, [graph_format])
     assert bundle.manifest.num_tokens == {"input_ids": NUM_TOKENS}
     predict = open_runtime(FORMATS[graph_format].runtime).open_predict(bundle, bundle.initial_parameters())
-    hidden = inputs | {"input_ids": np.where(visible, ids, 0)}
-    np.testing.assert_array_equal(predict(inputs), predict(hidden))
+    masked_inputs = inputs | {"input_ids": np.where(mask, ids, 0)}
+    np.testing.assert_array_equal(predict(inputs), predict(masked_inputs))

@@ -18,16 +18,16 @@ from fanin.edge.export.quiet import quiet_torch
 from fanin.edge.export.tracing.train import trace_train
 
 
-class Unusual(nn.Module):
+class UnusualOperators(nn.Module):
     """An operator without an ONNX form, one with several types, and one whose form is a function of another opset."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Values (B, 4)."""
-        shrunk = nn.functional.softshrink(x, 0.2)
-        return torch.erf(shrunk) * torch.arange(4) + x.std(dim=1, keepdim=True) / x.shape[0]
+        y = nn.functional.softshrink(x, 0.2)
+        return torch.erf(y) * torch.arange(4) + x.std(dim=1, keepdim=True) / x.shape[0]
 
 
-def _trained() -> ExportedProgram:
+def _train_step() -> ExportedProgram:
     torch.manual_seed(1)
     module = nn.Sequential(
         nn.Conv2d(1, 3, 3, padding=1), nn.BatchNorm2d(3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(27, 4)
@@ -36,26 +36,30 @@ def _trained() -> ExportedProgram:
     return trace_train(prepare(app), ONNX).program
 
 
-def _unusual() -> ExportedProgram:
-    return torch.export.export(Unusual(), (torch.randn(3, 4),), dynamic_shapes=({0: Dim("batch")},), strict=False)
+def _unusual_operators() -> ExportedProgram:
+    return torch.export.export(
+        UnusualOperators(), (torch.randn(3, 4),), dynamic_shapes=({0: Dim("batch")},), strict=False
+    )
 
 
-PROGRAMS = {"train step": _trained, "operators without a form": _unusual}
+PROGRAMS = {"train step": _train_step, "operators without a form": _unusual_operators}
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_translation_equals_torchs_exporter(name: str) -> None:
     with quiet_torch():
-        slow = torch.onnx.export(PROGRAMS[name](), dynamo=True, verbose=False)
-        fast = translate(PROGRAMS[name]())
-    assert slow is not None
-    twin = slow.model_proto
-    assert Counter(node.op_type for node in fast.graph.node) == Counter(node.op_type for node in twin.graph.node)
-    assert [(row.domain, row.version) for row in fast.opset_import] == [
-        (row.domain, row.version) for row in twin.opset_import
+        onnx_program = torch.onnx.export(PROGRAMS[name](), dynamo=True, verbose=False)
+        model = translate(PROGRAMS[name]())
+    assert onnx_program is not None
+    torch_model = onnx_program.model_proto
+    assert Counter(node.op_type for node in model.graph.node) == Counter(
+        node.op_type for node in torch_model.graph.node
+    )
+    assert [(row.domain, row.version) for row in model.opset_import] == [
+        (row.domain, row.version) for row in torch_model.opset_import
     ]
-    values = _values(fast)
-    for actual, expected in zip(_run(fast, values), _run(twin, values), strict=True):
+    values = _values(model)
+    for actual, expected in zip(_run(model, values), _run(torch_model, values), strict=True):
         np.testing.assert_array_equal(actual, expected)
 
 

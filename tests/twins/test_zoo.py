@@ -15,17 +15,17 @@ MODELS = (
     *("siamese", "two_inputs", "mixture_of_experts", "multi_head", "vae", "denoising_autoencoder"),
 )
 TOLERANCE = 1e-5
-AMPLIFIED = 20
+AMPLIFICATION = 20
 """Limit for models that amplify rounding, as a multiple of eager torch's own rounding error."""
-LEAST_AGREEMENT = 0.9
-UNSTABLE = 0.05
+MIN_AGREEMENT = 0.9
+INSTABILITY = 0.05
 """Eager torch's own rounding error after the steps from which on a model counts as unstable."""
 
 
 @pytest.mark.nightly
 def test_the_zoo_has_these_models() -> None:
-    listed = subprocess.run([sys.executable, str(ZOO), "--list"], check=True, capture_output=True, text=True)
-    assert listed.stdout.split() == list(MODELS)
+    completed = subprocess.run([sys.executable, str(ZOO), "--list"], check=True, capture_output=True, text=True)
+    assert completed.stdout.split() == list(MODELS)
 
 
 @pytest.mark.nightly
@@ -37,10 +37,10 @@ def test_a_model_of_the_zoo_ends_where_eager_torch_ends(model: str, tmp_path: Pa
     (row,) = json.loads(file.read_text())["models"]
     assert "error" not in row and "errors" not in row
     assert row["moved"] > 100 * TOLERANCE
-    own = max(row["parity_of_float64"], row["parity_of_shaken"])
-    assert row["parity"]["onnx"] <= max(TOLERANCE, AMPLIFIED * own)
+    rounding = max(row["parity_of_float64"], row["parity_of_shaken"])
+    assert row["parity"]["onnx"] <= max(TOLERANCE, AMPLIFICATION * rounding)
     # An unstable model moves far away, and the initial int8 scales do not fit its last steps.
-    assert row["int8_agreement"] >= LEAST_AGREEMENT or own > UNSTABLE
+    assert row["int8_agreement"] >= MIN_AGREEMENT or rounding > INSTABILITY
     assert row["bundle_bytes"] > row["parameters"]
     assert row["peak_memory_bytes"] > 100e6 and row["export_seconds"] > 0.0
 
@@ -49,8 +49,8 @@ def test_a_model_of_the_zoo_ends_where_eager_torch_ends(model: str, tmp_path: Pa
 def test_an_export_that_fails_is_an_error_of_its_model_alone(tmp_path: Path) -> None:
     file = tmp_path / "zoo.json"
     command = [sys.executable, str(ZOO), "--models", "mlp,gru", "--runtimes", "onnx", "--json", str(file)]
-    done = subprocess.run([*command, "--limit", "0.1"], check=False)
-    assert done.returncode == 1
+    completed = subprocess.run([*command, "--limit", "0.1"], check=False)
+    assert completed.returncode == 1
     rows = json.loads(file.read_text())["models"]
     assert [(row["name"], row["error"]) for row in rows] == [
         (name, "the export took more than 0.1 s") for name in ("mlp", "gru")
