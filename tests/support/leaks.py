@@ -37,12 +37,12 @@ def nothing_leaks(host: Hosted, *, left: tuple[str, ...] = ()) -> Iterator[None]
     before = held(host)
     yield
     until = time.monotonic() + SETTLE_S
-    while not _is_as(before, after := held(host), left):
+    while not _is_released(before, after := held(host), left):
         assert time.monotonic() < until, (before, after)
         time.sleep(0.05)
 
 
-def _is_as(before: Held, after: Held, left: tuple[str, ...]) -> bool:
+def _is_released(before: Held, after: Held, left: tuple[str, ...]) -> bool:
     # Fewer resources are no leak: those of an earlier test may have been released meanwhile.
-    few = after.num_files <= before.num_files and after.num_tasks <= before.num_tasks
-    return few and after.spool - before.spool <= set(left)
+    are_few = after.num_files <= before.num_files and after.num_tasks <= before.num_tasks
+    return are_few and after.spool - before.spool <= set(left)
