@@ -56,7 +56,7 @@ class Course:
         verdicts: The verdict of ``verify`` on each Version.
         committed: The Updates of each Round.
         accepted: (device, Assignment) of each acknowledged Update.
-        ended_s: The virtual time of the end.
+        end_s: The virtual time of the end.
     """
 
     plan: Plan
@@ -64,7 +64,7 @@ class Course:
     verdicts: tuple[Verdict, ...]
     committed: dict[int, tuple[CommittedUpdate, ...]] = field(default_factory=dict)
     accepted: set[tuple[str, str]] = field(default_factory=set)
-    ended_s: float = 0.0
+    end_s: float = 0.0
 
 
 def plan_of(rng: random.Random) -> Plan:
@@ -121,7 +121,7 @@ def run_of(seed: int, bundle: Bundle) -> Course:
             for number in range(1, 1 + (last.round if last is not None else 0)):
                 course.committed[number] = await federation.state.stores.rounds.updates(RUN, number)
             course.accepted = federation.accepted
-            course.ended_s = asyncio.get_running_loop().time()
+            course.end_s = asyncio.get_running_loop().time()
             return course
 
     return run_virtual(main())

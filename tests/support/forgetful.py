@@ -17,10 +17,10 @@ DATABASE: Final = "fanin.db*"
 
 @dataclass
 class ForgetfulDisk:
-    """The Disk of a coordinator's folder. All its initial content is durable. ``told`` is called for every sync."""
+    """The Disk of a coordinator's folder. All its initial content is durable. ``on_sync`` is called for every sync."""
 
     root: Path
-    told: Callable[[str], None]
+    on_sync: Callable[[str], None]
     # Bytes by inode. Names by folder: the inode of each name, None for a folder.
     _bytes: dict[int, bytes] = field(default_factory=dict)
     _names: dict[Path, dict[str, int | None]] = field(default_factory=dict)
@@ -37,15 +37,15 @@ class ForgetfulDisk:
 
     def sync_file(self, fd: int) -> None:
         """Record the bytes of the file."""
-        self.told("before sync")
+        self.on_sync("before sync")
         self._record_bytes(fd)
-        self.told("after sync")
+        self.on_sync("after sync")
 
     def sync_folder(self, folder: Path) -> None:
         """Record the names in the folder."""
-        self.told("before sync")
+        self.on_sync("before sync")
         self._record_names(folder)
-        self.told("after sync")
+        self.on_sync("after sync")
 
     def lose_power(self, after: Path) -> None:
         """Write the state after a power loss to the new folder ``after``."""

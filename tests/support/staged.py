@@ -130,7 +130,7 @@ def control_of(index: int) -> Float32s:
     return (np.arange(NUM) * 2.0**EXPONENT * index).astype(np.float32)
 
 
-def sent_of(values: Float32s) -> tuple[bytes, Float32s]:
+def encode_values(values: Float32s) -> tuple[bytes, Float32s]:
     """Return the payload of ``fixed32`` for the values, and the values that the coordinator reads from it."""
     steps = np.rint(values.astype(np.float64) / 2.0**EXPONENT)
     return steps.astype("<i4").tobytes(), (steps * 2.0**EXPONENT).astype(np.float32)
@@ -146,8 +146,8 @@ def scaffold(fleet: Course, works: Sequence[m.Assignment]) -> Mapping[int, bytes
         c = zeros if lineage == work.version.number else control_of(work.version.number)
         noise = SyntheticTrainer(partition=0).train(example_model(fleet.bundle), work, Countdown()).values
         change = noise - rate * (c - control)
-        first, decoded = sent_of(change + residual)
-        second, control_change = sent_of((-change.astype(np.float64) / float(rate) - c).astype(np.float32))
+        first, decoded = encode_values(change + residual)
+        second, control_change = encode_values((-change.astype(np.float64) / float(rate) - c).astype(np.float32))
         payloads[work.round] = first + second
         states[lineage, work.round] = (control + control_change, (change + residual - decoded).astype(np.float32))
     return payloads
