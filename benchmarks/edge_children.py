@@ -56,9 +56,9 @@ def installed_mb(runtime: str) -> Row:
 
 def run_in(python: Path, code: str) -> str:
     """Run a line of Python in an environment. Return its output."""
-    done = subprocess.run([str(python), "-c", code], env=os.environ | WORKING_TREE, capture_output=True, text=True)
-    done.check_returncode()
-    return done.stdout
+    completed = subprocess.run([str(python), "-c", code], env=os.environ | WORKING_TREE, capture_output=True, text=True)
+    completed.check_returncode()
+    return completed.stdout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,8 +122,12 @@ def measure_in_turn(commands: dict[str, list[str]], num_steps: int, num_starts: 
         children = {name: stack.enter_context(child(command)) for name, command in commands.items()}
         rows: dict[str, Row] = {}
         for name, each in children.items():
-            taken = [*starts[name], each.start_up_ms]
-            rows[name] = {"runtime": each.runtime, "start_up_ms": median(taken), "start_up_samples_ms": taken}
+            start_ups_ms = [*starts[name], each.start_up_ms]
+            rows[name] = {
+                "runtime": each.runtime,
+                "start_up_ms": median(start_ups_ms),
+                "start_up_samples_ms": start_ups_ms,
+            }
         for kind in KINDS:
             for name, samples in _timed(children, kind, num_steps).items():
                 rows[name][kind] = {"median_ms": median(samples), "min_ms": min(samples), "samples_ms": samples}

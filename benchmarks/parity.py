@@ -260,12 +260,12 @@ def measured(name: str, model: Model, runtimes: Sequence[str]) -> Row:
         loss=next_token if y.dim() > 1 else smoothed,
         recipe=Recipe(optimizer=Sgd(momentum=MOMENTUM)),
     )
-    begun = time.monotonic()
+    start = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="fanin-parity-") as folder:
         key = SigningKey(bytes(range(32)))
         formats = sorted({runtime_of(runtime).graph_format for runtime in runtimes})
         export(app, Path(folder), key, formats)
-        export_s = time.monotonic() - begun
+        export_s = time.monotonic() - start
         bundle = open_folder(Path(folder), trusted=[read_signed_manifest(Path(folder)).public_key])
         course = Course(bundle=bundle, batches=batches, learning_rate=model.learning_rate)
         states = eager(course, module, torch.float32)

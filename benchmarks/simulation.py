@@ -71,21 +71,21 @@ def main(argv: Sequence[str]) -> int:
                 sys.stdout.flush()
     best = min((row.seconds_per_round for label, row in rows.items() if label.startswith("fanin")), default=0.0)
     seconds = {label: row.seconds_per_round for label, row in rows.items()}
-    found = {
+    report = {
         "load": asdict(load),
         "seconds_per_round": seconds | ({"fanin": best} if best else {}),
         "accuracy": {label: row.accuracy for label, row in rows.items()},
         "rounds": {label: row.rounds for label, row in rows.items()},
     }
-    kept = True
+    passes = True
     for name, gate in GATES.get(options.load, {}).items():
         if best and name in seconds:
             ratio = seconds[name] / best
-            kept = kept and ratio >= gate
+            passes = passes and ratio >= gate
             sys.stdout.write(f"{name}: {ratio:.1f} x, gate {gate:g} {'kept' if ratio >= gate else 'MISSED'}\n")
     if options.json:
-        Path(options.json).write_text(json.dumps(found, indent=2) + "\n")
-    return int(not kept)
+        Path(options.json).write_text(json.dumps(report, indent=2) + "\n")
+    return int(not passes)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -122,11 +122,17 @@ def _row(name: str, engine: Sequence[str], load: Load, folder: Path, environment
     command = [str(python), str(SCRIPTS / f"{name}_rounds.py"), str(folder), json.dumps(asdict(load)), *engine]
     # One thread for each process, as the tests and the devices have.
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(SCRIPTS), "RAY_DEDUP_LOGS": "0"}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-    if done.returncode:
-        raise RuntimeError(f"{name} exits with status {done.returncode}:\n{done.stderr[-4000:]}")
-    found = json.loads(next(line for line in reversed(done.stdout.splitlines()) if line.startswith('{"seconds"')))
-    return Row(seconds_per_round=statistics.median(found["seconds"]), accuracy=found["accuracy"], rounds=load.rounds)
+    completed = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    if completed.returncode:
+        raise RuntimeError(f"{name} exits with status {completed.returncode}:\n{completed.stderr[-4000:]}")
+    measurement = json.loads(
+        next(line for line in reversed(completed.stdout.splitlines()) if line.startswith('{"seconds"'))
+    )
+    return Row(
+        seconds_per_round=statistics.median(measurement["seconds"]),
+        accuracy=measurement["accuracy"],
+        rounds=load.rounds,
+    )
 
 
 def _python(name: str, folder: Path) -> Path:

@@ -74,8 +74,8 @@ def main(argv: Sequence[str]) -> int:
         sys.stdout.write("".join(f"{name}\n" for name in MODELS))
         return 0
     names, runtimes = options.models.split(","), options.runtimes.split(",")
-    for what, given, known in (("models", names, MODELS), ("runtimes", runtimes, ENVIRONMENTS)):
-        if unknown := [name for name in given if name not in known]:
+    for what, selection, known in (("models", names, MODELS), ("runtimes", runtimes, ENVIRONMENTS)):
+        if unknown := [name for name in selection if name not in known]:
             parser().error(f"--{what}: got {','.join(unknown)}, expected some of {','.join(known)}")
     make_environments(runtimes)
     rows: list[ModelRow] = []
@@ -123,12 +123,14 @@ def exported(name: str, folder: Path, formats: Sequence[str], limit_s: float) ->
         return {"error": f"the training before the export ended with status {status}"}
     command += formats
     try:
-        done = subprocess.run(command, env=os.environ | WORKING_TREE, capture_output=True, text=True, timeout=limit_s)
+        completed = subprocess.run(
+            command, env=os.environ | WORKING_TREE, capture_output=True, text=True, timeout=limit_s
+        )
     except subprocess.TimeoutExpired:
         return {"error": f"the export took more than {limit_s:g} s"}
     file = folder / ROW
     if not file.exists():
-        return {"error": f"the export ended with status {done.returncode}: {done.stderr[-1000:]}"}
+        return {"error": f"the export ended with status {completed.returncode}: {completed.stderr[-1000:]}"}
     row: ModelRow = json.loads(file.read_text())
     return row
 

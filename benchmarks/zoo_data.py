@@ -144,10 +144,10 @@ def masked_bags(length: int, num_classes: int) -> Data:
     of_bags = bags(length, num_classes)
 
     def make(num: int, rng: np.random.Generator) -> Examples:
-        found = of_bags(num, rng)
+        bag_examples = of_bags(num, rng)
         visible = np.arange(length) < rng.integers(length // 2, length + 1, (num, 1))
-        ids = np.where(visible, found.inputs["x"], 0).astype(np.int32)
-        return Examples(inputs={"input_ids": ids, "attention_mask": visible.astype(np.int32)}, y=found.y)
+        ids = np.where(visible, bag_examples.inputs["x"], 0).astype(np.int32)
+        return Examples(inputs={"input_ids": ids, "attention_mask": visible.astype(np.int32)}, y=bag_examples.y)
 
     return make
 

@@ -41,8 +41,8 @@ class TwoInputs(nn.Module):
 
     def forward(self, image: Tensor, numbers: Tensor) -> dict[str, Tensor]:
         """Map images (B, 1, H, W) and numbers (B, n) to ``features`` and ``logits`` (B, num_classes)."""
-        found = self.encoder(image)
-        return {"features": found, "logits": self.head(torch.cat([found, numbers], dim=1))}
+        image_features = self.encoder(image)
+        return {"features": image_features, "logits": self.head(torch.cat([image_features, numbers], dim=1))}
 
 
 class Experts(nn.Module):

@@ -87,7 +87,7 @@ def pytest_make_parametrize_id(val: object) -> str | None:
 
 
 @pytest.fixture(autouse=True)
-def kept_handlers() -> Iterator[None]:
+def restored_handlers() -> Iterator[None]:
     """Fail a test that leaves a signal handler installed, because it would make a test of another file fail."""
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     yield

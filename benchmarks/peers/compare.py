@@ -43,7 +43,7 @@ def main(argv: Sequence[str]) -> int:
     row["fanin"] = ours
     seconds = float(str(ours["seconds_per_round"]))
     sys.stdout.write(f"{'fanin':8} {seconds:8.3f} s a round\n")
-    kept = True
+    passes = True
     for name, bin_folder in bins.items():
         with tempfile.TemporaryDirectory(prefix=f"fanin-peer-{name}-", ignore_cleanup_errors=True) as folder:
             result = row_of(PEERS[name](bin_folder, Path(folder), work))
@@ -54,19 +54,19 @@ def main(argv: Sequence[str]) -> int:
         gate_text = "" if gate is None else f", gate {gate:g} {'kept' if ratio >= gate else 'MISSED'}"
         sys.stdout.write(f"{name:8} {result['seconds_per_round']:8.3f} s a round, {ratio:.1f} x{gate_text}\n")
         sys.stdout.flush()
-        kept = kept and (gate is None or ratio >= gate)
+        passes = passes and (gate is None or ratio >= gate)
     if options.json:
         Path(options.json).write_text(json.dumps(row, indent=2) + "\n")
-    return int(not kept)
+    return int(not passes)
 
 
 def _ours(work: Work) -> dict[str, object]:
     words = ["--clients", str(work.num_clients), "--megabytes", str(work.megabytes), "--rounds", str(work.num_rounds)]
     command = [sys.executable, "-m", "fanin.commands.main", "bench", "rounds", *words, "--no-baseline", "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"fanin bench rounds: {done.stderr}")
-    return dict(json.loads(done.stdout))
+    completed = subprocess.run(command, capture_output=True, text=True, check=False)
+    if completed.returncode:
+        raise RuntimeError(f"fanin bench rounds: {completed.stderr}")
+    return dict(json.loads(completed.stdout))
 
 
 def _parser() -> argparse.ArgumentParser:

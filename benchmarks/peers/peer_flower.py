@@ -46,9 +46,11 @@ def flower_seconds(bin_folder: Path, folder: Path, work: Work) -> list[float]:
             started[f"supernode-{index}"] = _start(stack, folder, f"supernode-{index}", words, bin_folder)
         config = f'clients={work.num_clients} values={work.num_values} rounds={work.num_rounds + 1} out="{out}"'
         words = [str(bin_folder / "flwr"), "run", str(APP), "here", "--run-config", config]
-        done = subprocess.run(words, capture_output=True, text=True, check=False, env=_environment(folder, bin_folder))
-        if done.returncode:
-            raise RuntimeError(f"flwr run: {done.stdout}{done.stderr}")
+        completed = subprocess.run(
+            words, capture_output=True, text=True, check=False, env=_environment(folder, bin_folder)
+        )
+        if completed.returncode:
+            raise RuntimeError(f"flwr run: {completed.stdout}{completed.stderr}")
         until = time.monotonic() + START_S + ROUND_S * (work.num_rounds + 1)
         while not out.exists():
             # Flower waits forever for a node that is missing.

@@ -31,7 +31,7 @@ def nvflare_seconds(bin_folder: Path, folder: Path, work: Work) -> list[float]:
     }
     command = [str(bin_folder / "python"), str(JOB), str(folder), *map(str, numbers)]
     try:
-        done = subprocess.run(
+        completed = subprocess.run(
             command,
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -43,8 +43,8 @@ def nvflare_seconds(bin_folder: Path, folder: Path, work: Work) -> list[float]:
     finally:
         _end_all(folder)
     sites = [json.loads(path.read_text()) for path in sorted(folder.glob("site-*.json"))]
-    if done.returncode or len(sites) != work.num_clients or any(len(site) != num_rounds for site in sites):
-        raise RuntimeError(f"nvflare: got rounds {[len(site) for site in sites]}: {done.stdout}{done.stderr}")
+    if completed.returncode or len(sites) != work.num_clients or any(len(site) != num_rounds for site in sites):
+        raise RuntimeError(f"nvflare: got rounds {[len(site) for site in sites]}: {completed.stdout}{completed.stderr}")
     first_s = [min(came) for came in zip(*sites, strict=True)]
     return seconds_between(first_s[1:])
 

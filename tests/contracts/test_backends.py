@@ -25,7 +25,7 @@ def test_worker_processes_are_a_backend() -> None:
         backend.close()
 
 
-def test_the_files_of_a_placed_value_end_with_it(monkeypatch: object, tmp_path: Path) -> None:
+def test_the_files_of_a_placed_value_are_removed_with_it(monkeypatch: object, tmp_path: Path) -> None:
     backend = WorkerProcesses(1)
     try:
         placed = backend.place(np.ones(3))
@@ -41,13 +41,15 @@ def test_the_files_of_a_placed_value_end_with_it(monkeypatch: object, tmp_path: 
 
 
 @pytest.mark.heavy
-def test_workers_are_as_many_as_asked_for_and_read_what_is_placed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_workers_is_the_requested_one_and_placed_values_are_read_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     backend = WorkerProcesses(2)
     try:
-        found = [each() for each in [backend.submit(process_of, number) for number in range(6)]]
-        assert len({process for process, _ in found}) == 2
-        assert {threads for _, threads in found} == {"1"}
+        workers = [each() for each in [backend.submit(process_of, number) for number in range(6)]]
+        assert len({process for process, _ in workers}) == 2
+        assert {threads for _, threads in workers} == {"1"}
         pending = [backend.submit(is_writable, backend.place(np.ones(3))) for _ in range(4)]
         # A value stays until the tasks that read it have ended.
         gc.collect()

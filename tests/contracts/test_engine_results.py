@@ -72,7 +72,7 @@ def test_the_contract_compares_predictions_with_the_twin(change: Change) -> None
         check_engine(changed(change, only="logits"), bundle_of("mlp"), twin=open_runtime("onnx"))
 
 
-def test_the_contract_notices_a_bound_graph_that_keeps_the_batch_it_was_bound_with() -> None:
+def test_the_contract_detects_a_bound_graph_that_ignores_later_batches() -> None:
     engine = RUNTIMES["onnx"].engine()
 
     def load(file: GraphFile) -> LoadedGraph:
@@ -106,7 +106,7 @@ def failing(call: str) -> GraphEngine:
 
 
 @pytest.mark.parametrize("call", ["load", "bind", "run"])
-def test_an_exception_outside_of_errors_is_one_line_with_one_traceback(
+def test_an_exception_outside_of_errors_is_logged_in_one_line_with_one_traceback(
     call: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     bundle, runtime = bundle_of("mlp"), GraphRuntime(failing(call))
@@ -118,10 +118,10 @@ def test_an_exception_outside_of_errors_is_one_line_with_one_traceback(
         rf"; add it there if it means a bad graph, or correct `{call}`$"
     )
     for _ in range(3):
-        with pytest.raises(FaninError, match=text) as caught:
+        with pytest.raises(FaninError, match=text) as excinfo:
             step = runtime.open_train(bundle)
             step(step.begin(bundle.initial_parameters()), batch, StepSettings(learning_rate=0.1))
-        assert not isinstance(caught.value, InvalidBundle), "the bundle is right"
+        assert not isinstance(excinfo.value, InvalidBundle), "the bundle is right"
     (record,) = caplog.records
     assert record.exc_info is not None
     assert "\n" not in record.getMessage()

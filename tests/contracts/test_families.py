@@ -146,8 +146,8 @@ def test_wrong_flops_are_named() -> None:
 
 def with_plan(**plan: str) -> Family[DecoderConfig]:
     def layout(config: DecoderConfig) -> Layout:
-        usual = decoder_layout(config)
-        return replace(usual, plan={**usual.plan, **plan})  # type: ignore[arg-type]
+        default = decoder_layout(config)
+        return replace(default, plan={**default.plan, **plan})  # type: ignore[arg-type]
 
     return replace(DECODER, layout=layout)
 
@@ -251,7 +251,7 @@ def test_a_layout_without_a_list_of_layers_has_one_layer() -> None:
         check_family(family, SMALL)
 
 
-def test_a_tie_is_of_parameters() -> None:
+def test_a_tie_names_two_parameters() -> None:
     tied = ("head.weight", "embed.wieght")
     family = replace(DECODER, layout=lambda config: replace(decoder_layout(config), tied=tied))
     with pytest.raises(
@@ -260,7 +260,7 @@ def test_a_tie_is_of_parameters() -> None:
         check_family(family, SMALL)
 
 
-def test_names_are_of_modules() -> None:
+def test_layout_names_refer_to_modules() -> None:
     family = replace(DECODER, layout=lambda config: replace(decoder_layout(config), outputs=("norm", "haed")))
     with pytest.raises(InvalidInput, match=r"layout: got 'haed', which is no module of the model.*embed, head, layers"):
         check_family(family, SMALL)
@@ -279,12 +279,12 @@ class OtherConfig:
     width: int = 3
 
 
-def test_the_config_is_of_the_family() -> None:
+def test_the_config_has_the_type_of_the_family() -> None:
     with pytest.raises(AssertionError, match=r"config: got OtherConfig\(width=3\), expected a DecoderConfig"):
         check_family(DECODER, OtherConfig())
 
 
-def test_tokens_say_what_a_model_predicts() -> None:
+def test_tokens_declare_what_a_model_predicts() -> None:
     family = replace(ENCODER, tokens=lambda config: TokenModel(vocabulary=config.vocabulary, positions=config.context))
     sizes = EncoderConfig(vocabulary=12, context=6, width=16, num_layers=2, num_heads=4, feed_forward=24)
     with pytest.raises(AssertionError, match="expected a causal model"):

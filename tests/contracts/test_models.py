@@ -51,7 +51,7 @@ def two_ports(dtype: int) -> bytes:
 
 @pytest.mark.parametrize("name", ONNX_RUNTIMES)
 @pytest.mark.parametrize(
-    ("dtype", "known"),
+    ("dtype", "numpy_dtype"),
     [
         (TensorProto.FLOAT, "float32"),
         (TensorProto.INT64, "int64"),
@@ -59,21 +59,21 @@ def two_ports(dtype: int) -> bytes:
         (TensorProto.UINT8, "uint8"),
     ],
 )
-def test_a_file_is_asked_by_its_own_names_and_dtypes(name: str, dtype: int, known: str) -> None:
+def test_a_file_runs_with_its_own_names_and_dtypes(name: str, dtype: int, numpy_dtype: str) -> None:
     data = two_ports(dtype)
     try:
         model = open_runtime(name).open_model(data, "two.onnx")
     except InvalidBundle as exc:
         # onnxruntime has no addition of bytes, and reports that when it opens the file.
-        assert "two.onnx: onnxruntime" in str(exc) and known in ("int8", "uint8")
+        assert "two.onnx: onnxruntime" in str(exc) and numpy_dtype in ("int8", "uint8")
         return
-    assert model.inputs == tuple(ModelPort(name=port, dtype=known, shape=(-1, 2)) for port in ("a", "b"))
+    assert model.inputs == tuple(ModelPort(name=port, dtype=numpy_dtype, shape=(-1, 2)) for port in ("a", "b"))
     assert [port.name for port in model.outputs] == ["sum", "twice"]
-    a, b = np.array([[1, 2]], known), np.array([[3, 4]], known)
-    found = model({"a": a, "b": b})
-    np.testing.assert_array_equal(found["sum"], a + b)
-    np.testing.assert_array_equal(found["twice"], a + a)
-    assert found["sum"].dtype == known
+    a, b = np.array([[1, 2]], numpy_dtype), np.array([[3, 4]], numpy_dtype)
+    outputs = model({"a": a, "b": b})
+    np.testing.assert_array_equal(outputs["sum"], a + b)
+    np.testing.assert_array_equal(outputs["twice"], a + a)
+    assert outputs["sum"].dtype == numpy_dtype
 
 
 @pytest.mark.parametrize("name", ONNX_RUNTIMES)
@@ -86,12 +86,12 @@ def test_bytes_in_and_out(name: str) -> None:
     constants = {"scale": np.array(0.5, np.float32), "zero": np.array(-10, np.int8)}
     ports = [[linear.port(port, "n", 3, dtype=TensorProto.INT8)] for port in ("x", "y")]
     model = open_runtime(name).open_model(linear.file(nodes, *ports, constants), "relu.onnx")
-    found = model({"x": np.array([[-128, -10, 100]], np.int8)})
-    np.testing.assert_array_equal(found["y"], np.array([[-10, -10, 100]], np.int8))
+    outputs = model({"x": np.array([[-128, -10, 100]], np.int8)})
+    np.testing.assert_array_equal(outputs["y"], np.array([[-10, -10, 100]], np.int8))
 
 
 @pytest.mark.parametrize("name", ONNX_RUNTIMES)
-def test_inputs_that_are_not_the_models_are_a_mistake(name: str) -> None:
+def test_inputs_that_do_not_match_the_model_are_refused(name: str) -> None:
     model = open_runtime(name).open_model(two_ports(TensorProto.FLOAT), "two.onnx")
     a = np.ones((1, 2), np.float32)
     for feed, message in (
@@ -109,12 +109,12 @@ def test_inputs_that_are_not_the_models_are_a_mistake(name: str) -> None:
 @pytest.mark.parametrize(
     "data", [b"", b"no model at all", b"\x08\x0a" + b"\xff" * 40, b"\x1c\0\0\0TFL3" + b"\x07" * 40]
 )
-def test_a_file_that_is_none_is_refused_by_its_name(name: str, file: str, data: bytes) -> None:
+def test_a_file_that_is_no_model_is_refused_by_its_name(name: str, file: str, data: bytes) -> None:
     with pytest.raises(InvalidBundle, match=f"^{file}: "):
         open_runtime(name).open_model(data, file)
 
 
-def test_what_is_no_tensor_is_refused() -> None:
+def test_a_port_that_is_no_tensor_is_refused() -> None:
     text = linear.port("x", 2, dtype=TensorProto.STRING)
     node = helper.make_node("Identity", ["x"], ["y"])
     data = linear.file([node], [text], [linear.port("y", 2, dtype=TensorProto.STRING)])
@@ -124,7 +124,7 @@ def test_what_is_no_tensor_is_refused() -> None:
         open_runtime("reference").open_model(data, "x.onnx")
 
 
-def test_a_constant_among_the_inputs_is_none() -> None:
+def test_a_constant_among_the_inputs_is_no_input() -> None:
     model = onnx.load_from_string(linear.infer_graph())
     model.graph.input.append(linear.port("b", linear.NUM_CLASSES))
     for name in ONNX_RUNTIMES:
@@ -132,7 +132,7 @@ def test_a_constant_among_the_inputs_is_none() -> None:
         assert [port.name for port in opened.inputs] == ["x"]
 
 
-def test_a_format_is_told_by_the_ending_and_finds_its_runtime() -> None:
+def test_the_ending_of_a_file_selects_its_format_and_runtime() -> None:
     assert [format_of(name) for name in ("a.onnx", "b/c.TFLITE")] == ["onnx", "tflite"]
     with pytest.raises(InvalidInput, match=r"model.pt: got a file of unknown format, expected .*'.onnx', '.tflite'"):
         format_of("model.pt")
@@ -160,7 +160,7 @@ class Doubles:
 
 
 @pytest.mark.parametrize(("num", "calls"), [(1, 1), (4, 1), (5, 2), (8, 2)])
-def test_a_fixed_batch_is_run_as_often_as_it_takes(num: int, calls: int) -> None:
+def test_a_fixed_batch_is_run_until_all_rows_are_processed(num: int, calls: int) -> None:
     model, x = Doubles(), np.arange(2.0 * num, dtype=np.float32).reshape(num, 2)
     np.testing.assert_array_equal(run_rows(model, {"x": x})["y"], 2 * x)
     assert model.num_calls == calls
@@ -196,39 +196,39 @@ def opened(name: str) -> LoadedModel:
     return open_runtime("litert").open_model(tiny(name).read_bytes(), f"{name}.tflite")
 
 
-def answers(name: str, bounds: tuple[float, float], num: int) -> np.ndarray:
+def dequantized_outputs(name: str, bounds: tuple[float, float], num: int) -> np.ndarray:
     """Return a model's dequantized outputs for ``num`` random inputs, which are the same for all models of a shape."""
     model = opened(name)
-    (given,), (said,) = model.inputs, model.outputs
-    x = np.random.default_rng(7).uniform(*bounds, (num, *given.shape[1:]))
-    return dequantize_output(said, run_rows(model, {given.name: feed_of(given, x)})[said.name])
+    (input_port,), (output_port,) = model.inputs, model.outputs
+    x = np.random.default_rng(7).uniform(*bounds, (num, *input_port.shape[1:]))
+    return dequantize_output(output_port, run_rows(model, {input_port.name: feed_of(input_port, x)})[output_port.name])
 
 
 @pytest.mark.parametrize("name", FILES)
 def test_each_mlperf_tiny_model_runs_with_its_own_dtypes(name: str) -> None:
     model = opened(name)
-    (given,), (said,) = model.inputs, model.outputs
+    (input_port,), (output_port,) = model.inputs, model.outputs
     dtype, inputs, outputs = FILES[name]
-    assert (given.dtype, given.shape, said.dtype, said.shape) == (dtype, inputs, dtype, outputs)
-    assert (given.scale > 0.0) == (said.scale > 0.0) == (dtype == "int8")
+    assert (input_port.dtype, input_port.shape, output_port.dtype, output_port.shape) == (dtype, inputs, dtype, outputs)
+    assert (input_port.scale > 0.0) == (output_port.scale > 0.0) == (dtype == "int8")
     rng = np.random.default_rng(3)
     shape = (3, *inputs[1:])
     x = rng.integers(-128, 128, shape).astype(np.int8) if dtype == "int8" else rng.random(shape, np.float32)
-    first, again = (model({given.name: x})[said.name] for _ in range(2))
+    first, second = (model({input_port.name: x})[output_port.name] for _ in range(2))
     assert (first.dtype, first.shape) == (dtype, (3, *outputs[1:]))
-    assert first.tobytes() == again.tobytes() == opened(name)({given.name: x})[said.name].tobytes()
+    assert first.tobytes() == second.tobytes() == opened(name)({input_port.name: x})[output_port.name].tobytes()
     assert len(np.unique(first)) > 1
 
 
 @pytest.mark.parametrize("pair", PAIRS)
-def test_int8_says_about_what_float_says(pair: str) -> None:
+def test_int8_outputs_are_near_float_outputs(pair: str) -> None:
     in_float, in_int8, bounds, allowed = PAIRS[pair]
-    expected, got = (answers(name, bounds, 8) for name in (in_float, in_int8))
-    apart = np.sqrt(np.mean((got - expected) ** 2) / np.mean(expected**2))
-    assert apart < allowed
+    expected, actual = (dequantized_outputs(name, bounds, 8) for name in (in_float, in_int8))
+    difference = np.sqrt(np.mean((actual - expected) ** 2) / np.mean(expected**2))
+    assert difference < allowed
 
 
-def test_a_signature_that_a_file_has_not_is_told() -> None:
+def test_a_missing_signature_is_named() -> None:
     data = tiny("ad01_int8").read_bytes()
     with pytest.raises(InvalidInput, match=r"ad01: got signature 'serve', expected one of \[\]"):
         open_runtime("litert").open_model(data, "ad01", "serve")
@@ -242,9 +242,10 @@ from fanin.edge.runtimes.available import open_runtime
 runtime = open_runtime("tflite")
 for path in sorted(Path(sys.argv[1]).glob("*.tflite")):
     model = runtime.open_model(path.read_bytes(), path.name)
-    (given,), (said,) = model.inputs, model.outputs
-    found = model({given.name: np.ones((2, *given.shape[1:]), given.dtype)})[said.name]
-    assert found.dtype == given.dtype and found.shape[0] == 2, path
+    (input_port,), (output_port,) = model.inputs, model.outputs
+    x = np.ones((2, *input_port.shape[1:]), input_port.dtype)
+    y = model({input_port.name: x})[output_port.name]
+    assert y.dtype == input_port.dtype and y.shape[0] == 2, path
     print(path.stem)
 """
 
@@ -255,6 +256,8 @@ def test_tflite_runtime_runs_them_too() -> None:
     assert python.exists(), "make devices makes the devices' environments"
     path = os.pathsep.join(str(root / name) for name in ("server", "clients", "edge", "datacenter", "protos"))
     command = [str(python), "-c", ALL_FILES, str(folder)]
-    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == sorted(FILES)
+    completed = subprocess.run(
+        command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False
+    )
+    assert completed.returncode == 0, completed.stderr
+    assert completed.stdout.split() == sorted(FILES)

@@ -93,26 +93,26 @@ def trained(bundle: Bundle, runtime: Runtime, *, epochs: int = 1) -> TrainState:
     return state
 
 
-def test_a_runtime_says_what_it_is(runtime: Runtime) -> None:
+def test_a_runtime_has_a_name_and_a_format(runtime: Runtime) -> None:
     library, version = runtime.name.split()
     assert library in RUNTIMES.values()
     assert version[0].isdigit()
     assert runtime.graph_format == ("onnx" if library.startswith("onnx") else "tflite")
 
 
-def test_training_lowers_the_loss_and_changes_nothing_that_it_was_given(runtime: Runtime, bundle: Bundle) -> None:
+def test_training_lowers_the_loss_and_does_not_change_its_arguments(runtime: Runtime, bundle: Bundle) -> None:
     step, state = runtime.open_train(bundle), first_state(bundle)
     before = state.parameters.copy()
     (batch, *_) = batches(BATCH_SIZE, seed=1)
-    following, first_loss = step(state, batch, RATE)
-    _, second_loss = step(following, batch, RATE)
+    next_state, first_loss = step(state, batch, RATE)
+    _, second_loss = step(next_state, batch, RATE)
     assert second_loss < first_loss
     np.testing.assert_array_equal(state.parameters, before)
     assert not state.optimizer.any()
-    assert not np.array_equal(following.parameters, before)
+    assert not np.array_equal(next_state.parameters, before)
 
 
-def test_padding_has_no_say(runtime: Runtime, bundle: Bundle) -> None:
+def test_padding_has_no_effect(runtime: Runtime, bundle: Bundle) -> None:
     *_, short = batches(BATCH_SIZE + 3, seed=2)
     noisy = replace(
         short, inputs={"x": np.where(short.mask[:, None, None, None] > 0, short.inputs["x"], np.float32(9.0))}
@@ -125,7 +125,7 @@ def test_padding_has_no_say(runtime: Runtime, bundle: Bundle) -> None:
     assert evaluate(state.parameters, noisy).loss_sum == evaluate(state.parameters, short).loss_sum
 
 
-def test_a_batch_of_padding_only_moves_nothing(runtime: Runtime, bundle: Bundle) -> None:
+def test_a_batch_of_padding_only_changes_no_parameter(runtime: Runtime, bundle: Bundle) -> None:
     (batch, *_) = batches(BATCH_SIZE, seed=1)
     state, loss = runtime.open_train(bundle)(first_state(bundle), replace(batch, mask=np.zeros_like(batch.mask)), RATE)
     assert loss == 0.0
@@ -137,8 +137,8 @@ def test_evaluation_adds_up_over_batches(bundle: Bundle) -> None:
     sums = {}
     for name in RUNTIMES:
         evaluate = runtime_of(name).open_evaluate(bundle)
-        found = [evaluate(state.parameters, batch) for batch in batches(60, seed=9)]
-        sums[name] = (sum(row.loss_sum for row in found), [row.predicted.tolist() for row in found])
+        evaluations = [evaluate(state.parameters, batch) for batch in batches(60, seed=9)]
+        sums[name] = (sum(row.loss_sum for row in evaluations), [row.predicted.tolist() for row in evaluations])
     for name in RUNTIMES:
         assert sums[name][1] == sums["onnx"][1]
         np.testing.assert_allclose(sums[name][0], sums["onnx"][0], rtol=1e-5)
@@ -154,7 +154,7 @@ def test_prediction_takes_any_number_of_samples(runtime: Runtime, bundle: Bundle
     np.testing.assert_array_equal(logits, predict({"x": x})[:num])
 
 
-def test_runtimes_predict_alike(bundle: Bundle) -> None:
+def test_runtimes_predict_nearly_the_same_logits(bundle: Bundle) -> None:
     state = trained(bundle, open_runtime("onnx"))
     x, _ = samples(50, seed=4)
     logits = {name: runtime_of(name).open_predict(bundle, state.parameters)({"x": x}) for name in RUNTIMES}
@@ -199,10 +199,10 @@ def test_the_slotted_graph_is_the_edited_graph_bit_for_bit(bundle: Bundle) -> No
     edited = onnx.load_from_string(fill_constants(bundle.graph("infer", "onnx"), values, "graph"))
     x, _ = samples(50, seed=4)
     (expected,) = plain_session(edited).run(None, {"x": x})
-    got = open_runtime("onnx").open_predict(bundle, parameters)({"x": x})
-    assert got.tobytes() == expected.tobytes()
+    logits = open_runtime("onnx").open_predict(bundle, parameters)({"x": x})
+    assert logits.tobytes() == expected.tobytes()
     first = open_runtime("onnx").open_predict(bundle, bundle.initial_parameters())({"x": x})
-    assert not np.array_equal(got, first)
+    assert not np.array_equal(logits, first)
 
 
 def plain_session(model: onnx.ModelProto) -> onnxruntime.InferenceSession:
@@ -222,16 +222,15 @@ def test_int8_agrees_with_float_on_a_trained_model(both_formats: Callable[[str],
     fill_module(app.module, first.manifest.table.views(parameters))
     # Activation scales belong to the exported model. So export the trained model, then train further.
     bundle = exported(app)
-    onward = trained(bundle, open_runtime("onnx")).parameters
+    final = trained(bundle, open_runtime("onnx")).parameters
     x, y = samples(400, seed=11)
     evaluate = open_runtime("onnx").open_evaluate(bundle)
-    right = sum(
-        int(((evaluate(onward, batch).predicted == batch.y) & (batch.mask > 0)).sum())
-        for batch in batches(400, seed=11)
+    num_correct = sum(
+        int(((evaluate(final, batch).predicted == batch.y) & (batch.mask > 0)).sum()) for batch in batches(400, seed=11)
     )
-    int8_right = int((open_runtime("onnx").open_predict(bundle, onward)({"x": x}).argmax(axis=1) == y).sum())
-    assert right > 380
-    assert abs(right - int8_right) <= 4
+    num_int8_correct = int((open_runtime("onnx").open_predict(bundle, final)({"x": x}).argmax(axis=1) == y).sum())
+    assert num_correct > 380
+    assert abs(num_correct - num_int8_correct) <= 4
 
 
 def fill_module(module: object, tensors: dict[str, Float32s]) -> None:
@@ -253,10 +252,10 @@ from fanin.edge.runtimes.base import PaddedBatch, StepSettings
 from fanin.edge.runtimes.available import open_runtime
 
 bundle = open_folder(Path(sys.argv[1]), trusted=[sys.argv[2]])
-found = np.load(sys.argv[3])
+arrays = np.load(sys.argv[3])
 step = open_runtime(sys.argv[4]).open_train(bundle)
 state = step.begin(bundle.initial_parameters())
-for x, y, mask in zip(found["x"], found["y"], found["mask"], strict=True):
+for x, y, mask in zip(arrays["x"], arrays["y"], arrays["mask"], strict=True):
     state, _ = step(state, PaddedBatch(inputs={"x": x}, y=y, mask=mask), StepSettings(learning_rate=0.05))
 print(hashlib.sha256(state.parameters.tobytes()).hexdigest())
 """
@@ -267,11 +266,11 @@ def test_another_process_without_torch_and_onnx_trains_to_the_same_bits(
     name: str, bundle: Bundle, tmp_path: Path
 ) -> None:
     write_copy(bundle, tmp_path / "bundle")
-    found = list(batches(60, seed=0))
+    rows = list(batches(60, seed=0))
     np.savez(
         tmp_path / "data.npz",
-        x=[row.inputs["x"] for row in found],
-        **{name: [getattr(row, name) for row in found] for name in ("y", "mask")},
+        x=[row.inputs["x"] for row in rows],
+        **{name: [getattr(row, name) for row in rows] for name in ("y", "mask")},
     )
     arguments = (str(tmp_path / "bundle"), PUBLISHER.public, str(tmp_path / "data.npz"), name)
     state = trained(bundle, open_runtime(name))
@@ -284,7 +283,7 @@ def child(code: str, *arguments: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.strip()
 
 
-def test_a_batch_of_another_form_is_a_mistake(runtime: Runtime, bundle: Bundle) -> None:
+def test_a_batch_of_another_form_is_refused(runtime: Runtime, bundle: Bundle) -> None:
     step, evaluate, state = runtime.open_train(bundle), runtime.open_evaluate(bundle), first_state(bundle)
     (batch, *_) = batches(BATCH_SIZE, seed=1)
     x = batch.inputs["x"]
@@ -302,7 +301,7 @@ def test_a_batch_of_another_form_is_a_mistake(runtime: Runtime, bundle: Bundle) 
             evaluate(state.parameters, wrong)
 
 
-def test_vectors_and_inputs_of_another_form_are_a_mistake(runtime: Runtime, bundle: Bundle) -> None:
+def test_vectors_and_inputs_of_another_form_are_refused(runtime: Runtime, bundle: Bundle) -> None:
     (batch, *_) = batches(BATCH_SIZE, seed=1)
     state = first_state(bundle)
     short = state.parameters[:-1]
@@ -326,7 +325,7 @@ def test_a_version_that_is_not_finite_is_refused(runtime: Runtime, bundle: Bundl
 def test_a_tampered_graph_is_never_opened(runtime: Runtime, mlp: Bundle) -> None:
     name = FILES[runtime.graph_format]["train"]
     digest = mlp.manifest.artifacts[name].chunks[0].sha256
-    chunks = {ref.sha256: b"" for found in mlp.manifest.artifacts.values() for ref in found.chunks}
+    chunks = {ref.sha256: b"" for artifact in mlp.manifest.artifacts.values() for ref in artifact.chunks}
     data = bytearray(mlp.artifact(name))
     data[100] ^= 1
     chunks[digest] = bytes(data)
@@ -343,10 +342,10 @@ def test_a_tampered_graph_is_never_opened(runtime: Runtime, mlp: Bundle) -> None
 def test_a_corrupt_graph_with_the_right_digest_is_refused(
     runtime: Runtime, mlp: Bundle, damage: Callable[[bytes], bytes]
 ) -> None:
-    said = r"(cannot open it|expected a TFLite file|cut off|not an ONNX file|slot .* has the bytes)"
+    message = r"(cannot open it|expected a TFLite file|cut off|not an ONNX file|slot .* has the bytes)"
     for signature, name in FILES[runtime.graph_format].items():
         wrong = with_artifact(mlp, name, damage(mlp.artifact(name)))
-        with pytest.raises(InvalidBundle, match=rf"{signature} graph: .*{said}"):
+        with pytest.raises(InvalidBundle, match=rf"{signature} graph: .*{message}"):
             if signature == "train":
                 runtime.open_train(wrong)
             else:
@@ -377,20 +376,20 @@ def test_signatures_with_other_ports_than_a_runtime_feeds_are_refused(runtime: R
         runtime.open_train(wrong)
 
 
-def test_a_slot_that_nobody_fills_or_that_is_not_there_is_refused(runtime: Runtime, mlp: Bundle) -> None:
+def test_a_slot_that_is_unfilled_or_missing_is_refused(runtime: Runtime, mlp: Bundle) -> None:
     slots = mlp.manifest.slots[runtime.graph_format]
-    nowhere = replace(slots[0], initializer="nowhere", offset=slots[0].offset and len(mlp.artifact("model.tflite")))
+    misplaced = replace(slots[0], initializer="nowhere", offset=slots[0].offset and len(mlp.artifact("model.tflite")))
     # A TFLite file has zeros in slots that are not filled, and no error reports it. The signed manifest protects them.
     others = tuple(slot for slot in slots if slots[0].parameter not in (slot.parameter, slot.weight))
-    fewer = [others] if runtime.graph_format == "onnx" else []
-    for found in (*fewer, (nowhere, *slots[1:])):
-        given = {**mlp.manifest.slots, runtime.graph_format: found}
-        wrong = with_manifest(mlp, replace(mlp.manifest, slots=given))
+    incomplete = [others] if runtime.graph_format == "onnx" else []
+    for slots_of_format in (*incomplete, (misplaced, *slots[1:])):
+        changed = {**mlp.manifest.slots, runtime.graph_format: slots_of_format}
+        wrong = with_manifest(mlp, replace(mlp.manifest, slots=changed))
         with pytest.raises(InvalidBundle, match="infer graph: "):
             runtime.open_predict(wrong, wrong.initial_parameters())
 
 
-def test_an_empty_batch_is_a_mistake(runtime: Runtime, bundle: Bundle) -> None:
+def test_an_empty_batch_is_refused(runtime: Runtime, bundle: Bundle) -> None:
     empty = PaddedBatch(
         inputs={"x": np.empty((0, 1, 8, 8), np.float32)}, y=np.empty(0, np.int32), mask=np.empty(0, np.float32)
     )

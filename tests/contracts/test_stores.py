@@ -85,24 +85,24 @@ class Undoing(MemoryWriter):
         (Undoing, "close: got RoundMark.FAILED, expected CLOSED, for ever"),
     ],
 )
-def test_a_writer_that_breaks_the_contract_is_found(writer: type[MemoryWriter], problem: str) -> None:
+def test_a_writer_that_breaks_the_contract_is_detected(writer: type[MemoryWriter], problem: str) -> None:
     class Leases:
         def __init__(self, stores: Stores) -> None:
             self.lease = stores.leases.lease
             self._stores = stores
 
         async def take(self, run_id: str, holder: str, now_s: float) -> RunWriter:
-            taken = await self._stores.leases.take(run_id, holder, now_s)
-            return writer(taken._rows, taken.lease)
+            lease_writer = await self._stores.leases.take(run_id, holder, now_s)
+            return writer(lease_writer._rows, lease_writer.lease)
 
     memory = MemoryState()
 
-    def opened() -> Stores:
+    def open_stores() -> Stores:
         stores = memory.open(lambda: 1.0).stores
         return replace(stores, leases=Leases(stores))
 
     with pytest.raises(AssertionError, match=problem):
-        run_virtual(check_stores(opened))
+        run_virtual(check_stores(open_stores))
 
 
 class ForgetfulRuns(MemoryRuns):
@@ -157,22 +157,24 @@ class OpenDevices(MemoryDevices):
         ("control", RepeatingCommands, "is_done: forgot a command"),
     ],
 )
-def test_a_store_that_breaks_the_contract_is_found(name: str, broken: Callable[[object], object], problem: str) -> None:
+def test_a_store_that_breaks_the_contract_is_detected(
+    name: str, broken: Callable[[object], object], problem: str
+) -> None:
     memory = MemoryState()
 
-    def opened() -> Stores:
+    def open_stores() -> Stores:
         return replace(memory.open(lambda: 1.0).stores, **{name: broken(memory._database)})
 
     with pytest.raises(AssertionError, match=problem):
-        run_virtual(check_stores(opened))
+        run_virtual(check_stores(open_stores))
 
 
-def test_a_device_store_that_breaks_the_contract_is_found() -> None:
+def test_a_device_store_that_breaks_the_contract_is_detected() -> None:
     with pytest.raises(AssertionError, match="has_token: a device's token counts as an operator's"):
         run_virtual(check_devices(OpenDevices()))
 
 
-def test_blobs_that_break_the_contract_are_found() -> None:
+def test_blobs_that_break_the_contract_are_detected() -> None:
     class Trusting(MemoryBlobs):
         def put(self, digest: str, data: bytes) -> None:
             self._chunks[digest] = data
@@ -181,7 +183,7 @@ def test_blobs_that_break_the_contract_are_found() -> None:
         check_blobs(Trusting())
 
 
-def test_a_spool_that_breaks_the_contract_is_found() -> None:
+def test_a_spool_that_breaks_the_contract_is_detected() -> None:
     class Careless(MemorySpool):
         def clear_round(self, run_id: str, round_number: int, keep: object) -> None:
             super().clear_round(run_id, round_number, {})

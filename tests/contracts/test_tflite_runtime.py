@@ -31,9 +31,9 @@ def bundle(both_formats: Callable[[str], Bundle]) -> Bundle:
     return both_formats("mlp")
 
 
-@pytest.mark.parametrize("kept", [0, 5, 1000, -1000])
-def test_a_file_that_is_cut_off_is_refused(runtime: Runtime, bundle: Bundle, kept: int) -> None:
-    wrong = with_artifact(bundle, MODEL_FILE, bundle.artifact(MODEL_FILE)[:kept])
+@pytest.mark.parametrize("size", [0, 5, 1000, -1000])
+def test_a_file_that_is_cut_off_is_refused(runtime: Runtime, bundle: Bundle, size: int) -> None:
+    wrong = with_artifact(bundle, MODEL_FILE, bundle.artifact(MODEL_FILE)[:size])
     with pytest.raises(InvalidBundle, match=r"evaluate graph: .*(expected a TFLite file|cut off or damaged)"):
         runtime.open_evaluate(wrong)
 
@@ -46,7 +46,7 @@ def test_a_file_without_the_signature_is_refused(runtime: Runtime, bundle: Bundl
         runtime.open_evaluate(with_artifact(bundle, MODEL_FILE, other))
 
 
-def test_slots_are_written_where_the_manifest_says() -> None:
+def test_slots_are_written_at_the_offsets_of_the_manifest() -> None:
     slot = Slot(initializer="b", kind=SlotKind.FLOAT, parameter="b", shape=(2,), offset=3)
     value = np.array([1.0, -2.0], np.float32)
     filled = fill_offsets(bytes(12), [slot], {"b": value}, "graph")

@@ -58,14 +58,14 @@ def wire_of(files: FileDescriptorSet) -> Wire:
 def breaking_changes(old: FileDescriptorSet, new: FileDescriptorSet) -> tuple[str, ...]:
     """Return one sentence for each change from ``old`` to ``new`` that breaks a peer with ``old``."""
     before, after = wire_of(old), wire_of(new)
-    found: list[str] = []
+    changes: list[str] = []
     for name, message in before.messages.items():
-        found += _message_changes(name, message, after.messages.get(name))
+        changes += _message_changes(name, message, after.messages.get(name))
     for name, enum in before.enums.items():
-        found += _enum_changes(name, enum, after.enums.get(name))
+        changes += _enum_changes(name, enum, after.enums.get(name))
     for name, service in before.services.items():
-        found += _service_changes(name, service, after.services.get(name))
-    return tuple(found)
+        changes += _service_changes(name, service, after.services.get(name))
+    return tuple(changes)
 
 
 def _message_changes(name: str, old: DescriptorProto, new: DescriptorProto | None) -> Iterator[str]:
@@ -83,16 +83,16 @@ def _message_changes(name: str, old: DescriptorProto, new: DescriptorProto | Non
 
 
 def _reserved_changes(name: str, old: DescriptorProto, new: DescriptorProto) -> Iterator[str]:
-    for lost in sorted(set(old.reserved_name) - set(new.reserved_name)):
-        yield f"message {name}: name {lost!r} is no longer reserved"
+    for reserved_name in sorted(set(old.reserved_name) - set(new.reserved_name)):
+        yield f"message {name}: name {reserved_name!r} is no longer reserved"
     for span in old.reserved_range:
         # The end of the new ranges' coverage of the old range, without a gap.
-        reached = span.start
-        for now in sorted(new.reserved_range, key=lambda each: each.start):
-            if now.start <= reached:
-                reached = max(reached, now.end)
-        if reached < span.end:
-            yield f"message {name}: number {reached} is no longer reserved"
+        end = span.start
+        for new_span in sorted(new.reserved_range, key=lambda each: each.start):
+            if new_span.start <= end:
+                end = max(end, new_span.end)
+        if end < span.end:
+            yield f"message {name}: number {end} is no longer reserved"
 
 
 def _is_reserved(message: DescriptorProto, number: int) -> bool:
@@ -104,9 +104,9 @@ def _field_changes(
 ) -> Iterator[str]:
     facts = (("name", _name), ("type", _type), ("label", _label), ("oneof", _oneof))
     for what, fact in facts:
-        was, now = fact(*old), fact(*new)
-        if was != now:
-            yield f"field {where} = {old[1].number}: {what} was {was}, now {now}"
+        before, after = fact(*old), fact(*new)
+        if before != after:
+            yield f"field {where} = {old[1].number}: {what} was {before}, now {after}"
 
 
 def _name(_: DescriptorProto, field: FieldDescriptorProto) -> str:
@@ -149,13 +149,13 @@ def _service_changes(name: str, old: ServiceDescriptorProto, new: ServiceDescrip
         if rpc.name not in rpcs:
             yield f"rpc {name}.{rpc.name}: removed"
             continue
-        now = rpcs[rpc.name]
+        new_rpc = rpcs[rpc.name]
         facts = (
-            ("request type", rpc.input_type, now.input_type),
-            ("reply type", rpc.output_type, now.output_type),
-            ("client streaming", rpc.client_streaming, now.client_streaming),
-            ("server streaming", rpc.server_streaming, now.server_streaming),
+            ("request type", rpc.input_type, new_rpc.input_type),
+            ("reply type", rpc.output_type, new_rpc.output_type),
+            ("client streaming", rpc.client_streaming, new_rpc.client_streaming),
+            ("server streaming", rpc.server_streaming, new_rpc.server_streaming),
         )
-        for what, was, is_now in facts:
-            if was != is_now:
-                yield f"rpc {name}.{rpc.name}: {what} was {was}, now {is_now}"
+        for what, before, after in facts:
+            if before != after:
+                yield f"rpc {name}.{rpc.name}: {what} was {before}, now {after}"

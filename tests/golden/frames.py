@@ -170,7 +170,7 @@ def _event(sequence: int, event: r.RunEvent) -> Frame:
 
 def _plain(message: Message) -> Frame:
     """Return the frame of a message that has no value type."""
-    return Frame(value=message, message=message, back=lambda found: found)
+    return Frame(value=message, message=message, back=lambda value: value)
 
 
 def frames() -> dict[str, Frame]:

@@ -18,13 +18,13 @@ TARGET = Path(__file__).parent / "flower-fedavg.json"
 FLOWER = "flwr==1.41.0"
 
 
-def told_by_flower(folder: Path, asked: dict[str, object]) -> str:
+def told_by_flower(folder: Path, data: dict[str, object]) -> str:
     """Run Flower in the environment of that folder. Return its output."""
     if not folder.exists():
         venv.create(folder, with_pip=True)
         subprocess.run([str(folder / "bin" / "pip"), "install", "--quiet", FLOWER], check=True)
     command = [str(folder / "bin" / "python"), str(SUPPORT / "flower_fedavg.py")]
-    return subprocess.run(command, input=json.dumps(asked), capture_output=True, text=True, check=True).stdout
+    return subprocess.run(command, input=json.dumps(data), capture_output=True, text=True, check=True).stdout
 
 
 def main() -> None:
@@ -33,9 +33,9 @@ def main() -> None:
     from support.flower import federated
 
     with TemporaryDirectory() as folder:
-        asked = federated(Path(folder) / "federation", "fixed32").asked
+        data = federated(Path(folder) / "federation", "fixed32").asked
         place = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(folder) / "venv"
-        TARGET.write_text(told_by_flower(place, asked))
+        TARGET.write_text(told_by_flower(place, data))
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ def positive(x: Tensor) -> Tensor:
     return x * x + 0.5
 
 
-def written(x: Tensor) -> Tensor:
+def with_assigned_columns(x: Tensor) -> Tensor:
     """Return a copy of the input with other values in two columns."""
     y = x.clone()
     y[:, 0] = 0.0
@@ -207,7 +207,7 @@ FUNCTIONS: Final[Mapping[str, Mapping[str, Function]]] = {
             F.pad(plane(x), (1, 2, 1, 0), mode="reflect") + F.pad(plane(x), (1, 2, 1, 0), mode="replicate")
         ),
         "pad: circular": lambda x: F.pad(plane(x), (1, 2, 1, 0), mode="circular"),
-        "x[:, 0] = 0.0": written,
+        "x[:, 0] = 0.0": with_assigned_columns,
         "one_hot": lambda x: x.unsqueeze(2) * F.one_hot(LETTERS, 3),
         "boolean index x[x > 0]": lambda x: x[x > 0].sum() + x,
         "nonzero": lambda x: x + x.nonzero().sum(),

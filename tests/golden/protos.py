@@ -48,9 +48,9 @@ def released() -> FileDescriptorSet:
 def _protoc(*options: str) -> None:
     files = sorted(str(path.relative_to(INCLUDE)) for path in (INCLUDE / PACKAGE).glob("*.proto"))
     command = [sys.executable, "-m", "grpc_tools.protoc", f"--proto_path={INCLUDE}", *options, *files]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"protoc: got exit status {done.returncode}, expected 0\n{done.stderr}")
+    completed = subprocess.run(command, capture_output=True, text=True, check=False)
+    if completed.returncode:
+        raise SystemExit(f"protoc: got exit status {completed.returncode}, expected 0\n{completed.stderr}")
 
 
 def main() -> None:

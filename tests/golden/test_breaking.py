@@ -101,8 +101,8 @@ def change(old: str, new: str) -> tuple[str, ...]:
         ('package: "t"', 'package: "u"', "message t.Box: removed"),
     ],
 )
-def test_what_breaks_is_named(old: str, new: str, expected: str) -> None:
-    assert [found for found in change(old, new) if found.startswith(expected)]
+def test_a_breaking_change_is_named(old: str, new: str, expected: str) -> None:
+    assert [message for message in change(old, new) if message.startswith(expected)]
 
 
 @pytest.mark.parametrize(
@@ -118,5 +118,5 @@ def test_what_breaks_is_named(old: str, new: str, expected: str) -> None:
         ('name: "a.proto"', 'name: "b.proto"'),
     ],
 )
-def test_what_is_allowed_is_not_named(old: str, new: str) -> None:
+def test_an_allowed_change_is_not_named(old: str, new: str) -> None:
     assert not change(old, new)

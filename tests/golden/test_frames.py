@@ -12,7 +12,7 @@ from fanin.edge.bundles.manifest_json import parse_manifest
 from fanin.edge.tensors import decode_parameters
 from fanin.v1 import fleet_pb2
 
-AGAIN = "if this is meant, run `python tests/golden/frames.py` and say in CHANGELOG.md who can still read it"
+HINT = "if this is meant, run `python tests/golden/frames.py` and say in CHANGELOG.md who can still read it"
 FRAMES = frames.frames()
 BYTES = frames.all_bytes()
 
@@ -21,17 +21,17 @@ def golden(name: str) -> bytes:
     return bytes.fromhex((frames.FOLDER / f"{name}.hex").read_text())
 
 
-def test_the_folder_holds_these_frames_and_no_others() -> None:
-    assert {path.stem for path in frames.FOLDER.iterdir()} == set(BYTES), AGAIN
+def test_the_folder_contains_exactly_these_frames() -> None:
+    assert {path.stem for path in frames.FOLDER.iterdir()} == set(BYTES), HINT
 
 
 @pytest.mark.parametrize("name", BYTES)
 def test_the_bytes_are_the_golden_ones(name: str) -> None:
-    assert (frames.FOLDER / f"{name}.hex").read_text() == frames.hex_of(BYTES[name]), AGAIN
+    assert (frames.FOLDER / f"{name}.hex").read_text() == frames.hex_of(BYTES[name]), HINT
 
 
 @pytest.mark.parametrize("name", FRAMES)
-def test_the_golden_bytes_read_as_the_value(name: str) -> None:
+def test_the_golden_bytes_decode_to_the_value(name: str) -> None:
     frame = FRAMES[name]
     assert frame.back(type(frame.message).FromString(golden(name))) == frame.value
 
@@ -41,21 +41,21 @@ def test_every_message_of_the_device_protocol_has_a_frame() -> None:
     service = fleet_pb2.DESCRIPTOR.services_by_name["Fleet"]
     on_the_wire = {kind.name for method in service.methods for kind in (method.input_type, method.output_type)}
     assert {frame.message.DESCRIPTOR.name for frame in FRAMES.values()} >= on_the_wire
-    parts = {message.DESCRIPTOR.full_name for frame in FRAMES.values() for message in within(frame.message)}
+    parts = {message.DESCRIPTOR.full_name for frame in FRAMES.values() for message in messages_in(frame.message)}
     known = {kind.full_name for kind in fleet_pb2.DESCRIPTOR.message_types_by_name.values()}
     assert known <= parts
 
 
-def within(message: object) -> list[object]:
+def messages_in(message: object) -> list[object]:
     """Return a message and all messages inside it."""
-    found = [message]
+    messages = [message]
     for field, value in message.ListFields():
         if field.message_type is not None and field.message_type.GetOptions().map_entry:
-            found += [each for part in value.values() if hasattr(part, "ListFields") for each in within(part)]
+            messages += [each for part in value.values() if hasattr(part, "ListFields") for each in messages_in(part)]
         elif field.message_type is not None:
             for part in value if not hasattr(value, "ListFields") else [value]:
-                found += within(part)
-    return found
+                messages += messages_in(part)
+    return messages
 
 
 def test_the_golden_parameters_decode() -> None:
@@ -70,7 +70,7 @@ def test_the_golden_manifest_parses_and_its_signature_holds() -> None:
     assert is_signed(PUBLISHER.public, golden("manifest-signature"), BUNDLE_CONTEXT, data)
 
 
-def test_the_golden_call_is_signed_as_the_protocol_says() -> None:
+def test_the_golden_call_has_the_signed_lines_of_the_protocol() -> None:
     """The expected lines follow fleet.proto, not the code."""
     device = hashlib.sha256(bytes.fromhex(DEVICE_KEY.public)).hexdigest()[:32]
     lines = ("/fanin.v1.Fleet/CheckIn", device, "1700000000000000", "ab" * 32)

@@ -31,12 +31,12 @@ def test_operators_that_train_in_all_formats_are_exported(names: Sequence[str]) 
 
 # CI exports to ONNX only, which takes less time.
 @pytest.mark.parametrize("name", IN_CI)
-def test_a_row_says_what_onnx_can_express(name: str) -> None:
+def test_a_row_agrees_with_an_export_to_onnx(name: str) -> None:
     assert state(name, FORMATS[0]) == ROWS[name][0], f"run {COMMAND}, or repair the export of {name}"
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", OTHERS)
-def test_a_row_says_what_can_be_exported(name: str) -> None:
+def test_a_row_agrees_with_exports_to_all_formats(name: str) -> None:
     states = tuple(state(name, graph_format) for graph_format in FORMATS)
     assert states == ROWS[name], f"run {COMMAND}, or repair the export of {name}"

@@ -13,9 +13,9 @@ def contents(folder: Path) -> dict[str, bytes]:
 def test_committed_code_is_what_the_protos_generate(tmp_path: Path) -> None:
     protos.generate(tmp_path)
     expected = contents(tmp_path / protos.PACKAGE)
-    got = contents(protos.INCLUDE / protos.PACKAGE)
-    assert sorted(got) == sorted(expected), "run `make protos` and commit what it wrote"
-    stale = sorted(name for name in expected if got[name] != expected[name])
+    actual = contents(protos.INCLUDE / protos.PACKAGE)
+    assert sorted(actual) == sorted(expected), "run `make protos` and commit what it wrote"
+    stale = sorted(name for name in expected if actual[name] != expected[name])
     assert not stale, "run `make protos` and commit what it wrote"
 
 
@@ -25,6 +25,6 @@ def test_generated_code_imports_by_its_full_name() -> None:
     assert b"from fanin.v1 import fleet_pb2 as " in code["fleet_pb2_grpc.py"]
 
 
-def test_nothing_that_was_released_has_changed_its_meaning(tmp_path: Path) -> None:
-    broken = breaking_changes(protos.released(), protos.descriptor_set(tmp_path))
-    assert not broken, "\n".join(("a released peer would not understand:", *broken))
+def test_no_released_element_has_changed_its_meaning(tmp_path: Path) -> None:
+    changes = breaking_changes(protos.released(), protos.descriptor_set(tmp_path))
+    assert not changes, "\n".join(("a released peer would not understand:", *changes))

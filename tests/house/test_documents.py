@@ -32,7 +32,7 @@ def test_the_change_log_has_unreleased_first() -> None:
 
 
 @pytest.mark.parametrize("path", DECISIONS, ids=lambda path: path.name)
-def test_a_decision_says_why_and_what_follows(path: Path) -> None:
+def test_a_decision_has_a_context_and_consequences(path: Path) -> None:
     assert re.fullmatch(r"\d{4}-[a-z0-9-]+\.md", path.name)
     assert len(headings(path, 1)) == 1
     assert headings(path, 1)[0].startswith(f"{path.name[:4]} ")
@@ -48,7 +48,7 @@ CONFLICT = re.compile(r"^(<{7} |>{7} )", re.MULTILINE)
 """The markers that git writes into a file with a merge conflict."""
 
 
-def test_no_merge_is_left_in_a_document() -> None:
+def test_no_document_contains_a_merge_conflict() -> None:
     assert CONFLICT.search("a\n" + "<" * 7 + " HEAD\nb") is not None
     pages = [*ALL_PAGES, *DECISIONS, *sorted((ROOT / "docs").rglob("*.md"))]
     assert [page.name for page in pages if CONFLICT.search(page.read_text())] == []
@@ -99,7 +99,7 @@ def test_a_link_without_a_target_is_detected() -> None:
     assert broken_links(ROOT / "docs" / "new.md", text) == ["#twice-2", "nowhere.md", "commands.md#nowhere"]
 
 
-def test_a_reader_finds_every_page_from_the_readme_or_contributing() -> None:
+def test_every_page_is_linked_from_the_readme_or_contributing() -> None:
     text = (ROOT / "README.md").read_text() + (ROOT / "CONTRIBUTING.md").read_text()
     assert [path.name for path in sorted((ROOT / "docs").glob("*.md")) if f"(docs/{path.name}" not in text] == []
 

@@ -12,7 +12,7 @@ from fanin.edge import export
 GRAPH_LIBRARIES = ("ai_edge_litert", "litert_torch", "onnx", "onnxruntime", "onnxscript", "tflite_runtime")
 
 
-def loaded(code: str) -> set[str]:
+def loaded_modules(code: str) -> set[str]:
     """Return the modules that a new process has loaded after it has run ``code``."""
     command = [sys.executable, "-c", f"import sys\n{code}\nprint(*sys.modules, sep='\\n')"]
     return set(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split())
@@ -32,7 +32,7 @@ def docstring(path: Path, name: str) -> str:
 
 
 def test_importing_the_door_imports_no_heavy_library() -> None:
-    modules = loaded("import fanin.edge.export")
+    modules = loaded_modules("import fanin.edge.export")
     assert not modules & {"torch", *GRAPH_LIBRARIES}
     assert not {name for name in modules if name.startswith("fanin.edge.export.")}
 
@@ -40,7 +40,7 @@ def test_importing_the_door_imports_no_heavy_library() -> None:
 @pytest.mark.nightly
 def test_an_app_that_is_only_trained_needs_no_graph_library() -> None:
     names = ("training.model", "training.parameters", "models.digits_app")
-    modules = loaded("import " + ", ".join(f"fanin.datacenter.{name}" for name in names))
+    modules = loaded_modules("import " + ", ".join(f"fanin.datacenter.{name}" for name in names))
     assert "fanin.edge.export.app" in modules
     assert not modules & set(GRAPH_LIBRARIES)
 
@@ -59,7 +59,7 @@ def test_a_public_name_is_documented(name: str) -> None:
 
 def test_every_public_name_can_be_used() -> None:
     code = "import fanin.edge.export as door\nfor name in door.__all__: assert getattr(door, name) is not None, name"
-    assert "torch" in loaded(code)
+    assert "torch" in loaded_modules(code)
 
 
 def test_a_name_that_does_not_exist_is_refused() -> None:

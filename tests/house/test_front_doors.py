@@ -13,10 +13,10 @@ HEAVY = {"grpc", "google", "numpy", "torch", "onnxruntime", "onnx", "sqlalchemy"
 @pytest.mark.parametrize("door", DOORS)
 def test_importing_a_door_loads_no_library(door: str) -> None:
     code = f"import sys, {door}\nprint(*sys.modules, sep='\\n')"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    loaded = set(done.stdout.split())
-    assert sorted(loaded & HEAVY) == []
-    assert sorted(name for name in loaded if name.startswith(f"{door}.")) == []
+    completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    modules = set(completed.stdout.split())
+    assert sorted(modules & HEAVY) == []
+    assert sorted(name for name in modules if name.startswith(f"{door}.")) == []
 
 
 @pytest.mark.parametrize("door", DOORS)

@@ -61,7 +61,7 @@ ABSENT_FROM_EXPORT = ("fanin.datacenter.parallel.build", "torch.distributed.pipe
 ABSENT_FROM_SERVE = ("fanin.datacenter", "fanin.edge.export", "torch", *RUNTIME_LIBRARIES)
 
 
-def test_contracts_let_nothing_through() -> None:
+def test_contracts_have_no_exceptions() -> None:
     assert exceptions_in_contracts() == ()
 
 
@@ -77,9 +77,9 @@ def test_layers_name_every_root_package() -> None:
     assert layers.names == set(root_packages())
 
 
-def test_subcommands_are_all_kept_apart() -> None:
-    (apart,) = (contract for contract in contracts() if contract.id == "subcommands")
-    assert apart.names == {f"fanin.commands.{entry.module}" for entry in SUBCOMMANDS.values()}
+def test_subcommands_are_all_independent() -> None:
+    (subcommands,) = (contract for contract in contracts() if contract.id == "subcommands")
+    assert subcommands.names == {f"fanin.commands.{entry.module}" for entry in SUBCOMMANDS.values()}
 
 
 def test_each_contract_has_a_wrong_import_here() -> None:
@@ -108,22 +108,22 @@ def lint(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_contracts_hold(copy: Path) -> None:
-    done = lint(copy)
-    assert done.returncode == 0, done.stdout + done.stderr
+    completed = lint(copy)
+    assert completed.returncode == 0, completed.stdout + completed.stderr
 
 
 @pytest.mark.parametrize("contract", sorted(WRONG))
 def test_a_wrong_import_breaks_its_contract(copy: Path, contract: str) -> None:
     name, line = WRONG[contract]
     path = copy / name
-    before = path.read_text() if path.exists() else None
-    path.write_text((before or "") + f"\n{line}\n")
+    original = path.read_text() if path.exists() else None
+    path.write_text((original or "") + f"\n{line}\n")
     try:
-        done = lint(copy, "--contract", contract)
+        completed = lint(copy, "--contract", contract)
     finally:
-        path.unlink() if before is None else path.write_text(before)
-    assert done.returncode == 1
-    assert "0 kept, 1 broken" in done.stdout, done.stdout + done.stderr
+        path.unlink() if original is None else path.write_text(original)
+    assert completed.returncode == 1
+    assert "0 kept, 1 broken" in completed.stdout, completed.stdout + completed.stderr
 
 
 @pytest.mark.parametrize(
@@ -139,36 +139,36 @@ def test_a_wrong_import_breaks_its_contract(copy: Path, contract: str) -> None:
 def test_a_command_imports_no_more_than_it_may(command: str, absent: tuple[str, ...]) -> None:
     # The contracts check import statements. This checks the loaded modules, also lazy imports and those of libraries.
     code = f"import sys, fanin.commands.main, fanin.commands.{command}\nprint(*sys.modules, sep='\\n')"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    loaded = set(done.stdout.split())
-    assert f"fanin.commands.{command}" in loaded
-    assert sorted(loaded & set(absent)) == []
+    completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    modules = set(completed.stdout.split())
+    assert f"fanin.commands.{command}" in modules
+    assert sorted(modules & set(absent)) == []
 
 
-def chance_used(module: Module) -> list[str]:
+def uses_of_random(module: Module) -> list[str]:
     """Return the places where a module uses ``random``, except for the type of a generator argument."""
     tree = module.tree()
-    found = [
+    imports = [
         f"{module.path}:{node.lineno}: from random import"
         for node in ast.walk(tree)
         if isinstance(node, ast.ImportFrom) and node.module == "random"
     ]
-    called = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
-    used = (
+    callees = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+    attributes = (
         node
         for node in ast.walk(tree)
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "random"
     )
-    wrong = (node for node in used if node.attr != "Random" or id(node) in called)
-    return [*found, *(f"{module.path}:{node.lineno}: random.{node.attr}" for node in wrong)]
+    wrong = (node for node in attributes if node.attr != "Random" or id(node) in callees)
+    return [*imports, *(f"{module.path}:{node.lineno}: random.{node.attr}" for node in wrong)]
 
 
-def test_pure_cores_make_no_chance_of_their_own() -> None:
+def test_pure_cores_create_no_random_numbers() -> None:
     cores = {
         name for contract in contracts() if contract.id in ("pure-cores", "plan-cores") for name in contract.sources
     }
-    found = [line for module in package_modules() if module.name in cores for line in chance_used(module)]
-    assert not found, "\n".join(("a pure core is given its generator:", *found))
+    uses = [line for module in package_modules() if module.name in cores for line in uses_of_random(module)]
+    assert not uses, "\n".join(("a pure core is given its generator:", *uses))
 
 
 @pytest.mark.parametrize(
@@ -180,5 +180,5 @@ def test_pure_cores_make_no_chance_of_their_own() -> None:
         ("from random import Random", 1),
     ],
 )
-def test_chance_is_seen(line: str, number: int) -> None:
-    assert len(chance_used(Module(path="x.py", name="x", text=f"import random\n{line}\n"))) == number
+def test_a_random_number_is_detected(line: str, number: int) -> None:
+    assert len(uses_of_random(Module(path="x.py", name="x", text=f"import random\n{line}\n"))) == number

@@ -20,9 +20,9 @@ def test_every_folder_of_pure_tests_has_light_files() -> None:
 def test_light_files_load_no_heavy_library() -> None:
     command = [sys.executable, "-m", "pytest", "--light", "--collect-only", "-q", "-p", "house.test_light", "tests"]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path])}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "loaded by light files: []" in done.stdout
+    completed = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+    assert "loaded by light files: []" in completed.stdout
 
 
 def pytest_collection_finish() -> None:
@@ -44,7 +44,7 @@ def pytest_collection_finish() -> None:
         ("def test_x() -> None:\n    import torch", frozenset()),
     ],
 )
-def test_a_heavy_import_is_found(text: str, heavy: frozenset[str], tmp_path: Path) -> None:
+def test_a_heavy_import_is_detected(text: str, heavy: frozenset[str], tmp_path: Path) -> None:
     path = tmp_path / "test_x.py"
     path.write_text(text)
     assert heavy_imports(path) == heavy

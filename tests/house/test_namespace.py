@@ -17,7 +17,7 @@ def test_contracts_name_exactly_the_portions_on_disk() -> None:
     assert sorted(root_packages()) == sorted(portions())
 
 
-def test_mypy_looks_at_exactly_the_portions_on_disk() -> None:
+def test_mypy_checks_exactly_the_portions_on_disk() -> None:
     assert sorted(typed_packages()) == sorted(portions())
 
 
@@ -27,7 +27,7 @@ def test_each_portion_is_a_typed_package() -> None:
         assert (folder / "py.typed").is_file(), f"{name}: got no py.typed"
 
 
-def test_a_source_root_holds_nothing_but_the_namespace() -> None:
+def test_a_source_root_contains_the_namespace_only() -> None:
     for root in SOURCE_ROOTS:
         assert [path.name for path in (ROOT / root).iterdir()] == ["fanin"]
         loose = [path.name for path in (ROOT / root / "fanin").iterdir() if path.is_file()]
@@ -35,13 +35,13 @@ def test_a_source_root_holds_nothing_but_the_namespace() -> None:
         assert not loose, f"{root}/fanin: got {loose}, expected packages only"
 
 
-def test_a_root_holds_the_package_of_its_name() -> None:
+def test_a_root_contains_the_package_of_its_name() -> None:
     for root in SOURCE_ROOTS:
         assert portions()[f"fanin.{root}"].parent.parent.name == root
 
 
-def test_nothing_else_stands_at_the_top() -> None:
+def test_the_top_level_has_no_other_entries() -> None:
     ignored = ignored_names()
-    found = {path.name for path in ROOT.iterdir() if not any(fnmatch.fnmatch(path.name, each) for each in ignored)}
-    assert found <= TOP_LEVEL, f"got {sorted(found - TOP_LEVEL)}, expected only what TOP_LEVEL names"
-    assert found >= TOP_LEVEL - {".git", "docs", "examples", "benchmarks"}
+    names = {path.name for path in ROOT.iterdir() if not any(fnmatch.fnmatch(path.name, each) for each in ignored)}
+    assert names <= TOP_LEVEL, f"got {sorted(names - TOP_LEVEL)}, expected only what TOP_LEVEL names"
+    assert names >= TOP_LEVEL - {".git", "docs", "examples", "benchmarks"}

@@ -29,13 +29,13 @@ def owners(modules: Iterable[Module]) -> dict[str, list[str]]:
     return places
 
 
-def shared(modules: Iterable[Module]) -> dict[str, list[str]]:
+def shared_names(modules: Iterable[Module]) -> dict[str, list[str]]:
     """Return the public classes that several modules define."""
-    kept = (module for module in modules if not module.name.startswith(SELF_CONTAINED))
-    return {name: places for name, places in owners(kept).items() if len(places) > 1}
+    candidates = (module for module in modules if not module.name.startswith(SELF_CONTAINED))
+    return {name: places for name, places in owners(candidates).items() if len(places) > 1}
 
 
-def unlisted(modules: Iterable[Module]) -> dict[str, list[str]]:
+def unlisted_modules(modules: Iterable[Module]) -> dict[str, list[str]]:
     """Return the modules and subfolders that the docstring of their room's ``__init__`` does not name."""
     docstrings: dict[str, str] = {}
     contents = defaultdict(set)
@@ -53,36 +53,38 @@ def unlisted(modules: Iterable[Module]) -> dict[str, list[str]]:
     return {room: names for room, names in missing.items() if names}
 
 
-def test_a_room_holds_few_modules() -> None:
+def test_a_room_contains_few_modules() -> None:
     assert {room: size for room, size in sizes(package_modules()).items() if size > MAX_MODULES} == {}
 
 
-def test_each_public_class_has_a_name_of_its_own() -> None:
-    assert shared(package_modules()) == {}
+def test_each_public_class_has_a_unique_name() -> None:
+    assert shared_names(package_modules()) == {}
 
 
-def test_each_room_says_what_it_is() -> None:
+def test_each_room_has_a_docstring() -> None:
     rooms = [module for module in package_modules() if module.path.endswith("__init__.py")]
-    silent = [module.path for module in rooms if "/v1/" not in module.path and not ast.get_docstring(module.tree())]
-    assert silent == []
+    undocumented = [
+        module.path for module in rooms if "/v1/" not in module.path and not ast.get_docstring(module.tree())
+    ]
+    assert undocumented == []
 
 
 def test_each_room_lists_its_modules() -> None:
-    assert unlisted(module for module in package_modules() if "/v1/" not in module.path) == {}
+    assert unlisted_modules(module for module in package_modules() if "/v1/" not in module.path) == {}
 
 
-def test_a_large_room_is_seen() -> None:
+def test_a_large_room_is_detected() -> None:
     modules = [Module(path=f"x/m{number}.py", name=f"x.m{number}", text="") for number in range(MAX_MODULES + 1)]
     assert sizes(modules) == {"x": MAX_MODULES + 1}
 
 
-def test_a_shared_name_is_seen() -> None:
+def test_a_shared_name_is_detected() -> None:
     modules = [Module(path=f"{room}/m.py", name=f"{room}.m", text="class Layout: ...\n") for room in ("a", "b")]
-    assert shared(modules) == {"Layout": ["a.m", "b.m"]}
+    assert shared_names(modules) == {"Layout": ["a.m", "b.m"]}
 
 
-def test_an_unlisted_module_is_seen() -> None:
+def test_an_unlisted_module_is_detected() -> None:
     room = Module(path="x/__init__.py", name="x", text='"""A room: ``first``, ``inner/``."""\n')
     inner = Module(path="x/inner/__init__.py", name="x.inner", text='"""Another room."""\n')
     modules = [Module(path=f"x/{name}.py", name=f"x.{name}", text="") for name in ("first", "second")]
-    assert unlisted([room, inner, *modules]) == {"x": ["second"]}
+    assert unlisted_modules([room, inner, *modules]) == {"x": ["second"]}

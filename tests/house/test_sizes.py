@@ -35,9 +35,9 @@ def body_lines(function: Function) -> int:
 def parameters(function: Function) -> int:
     """Return the number of parameters, without ``self``, ``cls`` and a command's flags, which only typer passes."""
     arguments = function.args
-    named = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
-    named += [star for star in (arguments.vararg, arguments.kwarg) if star is not None]
-    return sum(argument.arg not in ("self", "cls") and not is_flag(argument) for argument in named)
+    members = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
+    members += [star for star in (arguments.vararg, arguments.kwarg) if star is not None]
+    return sum(argument.arg not in ("self", "cls") and not is_flag(argument) for argument in members)
 
 
 def is_flag(argument: ast.arg) -> bool:
@@ -62,16 +62,16 @@ def long_files(modules: tuple[Module, ...]) -> list[str]:
 
 
 def long_functions(modules: tuple[Module, ...]) -> list[str]:
-    found = ((place, body_lines(each)) for module in modules for place, each in functions(module))
+    sizes = ((place, body_lines(each)) for module in modules for place, each in functions(module))
     return [
         f"{place}: got {size} lines, expected {MAX_BODY_LINES} or fewer"
-        for place, size in found
+        for place, size in sizes
         if size > MAX_BODY_LINES
     ]
 
 
 def wide_functions(modules: tuple[Module, ...]) -> list[str]:
-    found = (
+    counts = (
         (place, parameters(each))
         for module in modules
         for place, each in functions(module)
@@ -79,7 +79,7 @@ def wide_functions(modules: tuple[Module, ...]) -> list[str]:
     )
     return [
         f"{place}: got {count} parameters, expected {MAX_PARAMETERS}"
-        for place, count in found
+        for place, count in counts
         if count > MAX_PARAMETERS
     ]
 
@@ -102,7 +102,7 @@ def function_of(lines: int, signature: str = "self") -> tuple[Module, ...]:
 
 
 @pytest.mark.parametrize(("lines", "number"), [(0, 0), (MAX_BODY_LINES, 0), (MAX_BODY_LINES + 1, 1)])
-def test_a_long_function_is_seen(lines: int, number: int) -> None:
+def test_a_long_function_is_detected(lines: int, number: int) -> None:
     assert len(long_functions(function_of(lines))) == number
 
 
@@ -113,10 +113,10 @@ FLAGS = ", ".join(f"{name}: Annotated[int, typer.Option('--{name}')]" for name i
     ("signature", "number"),
     [("self, a, b, /, c, *, d, e", 0), ("a, *b, c, d, e, **f", 1), ("cls, a, b, c, d, e", 0), (FLAGS, 0)],
 )
-def test_a_wide_function_is_seen(signature: str, number: int) -> None:
+def test_a_wide_function_is_detected(signature: str, number: int) -> None:
     assert len(wide_functions(function_of(1, signature))) == number
 
 
 @pytest.mark.parametrize(("lines", "number"), [(MAX_FILE_LINES, 0), (MAX_FILE_LINES + 1, 1)])
-def test_a_long_file_is_seen(lines: int, number: int) -> None:
+def test_a_long_file_is_detected(lines: int, number: int) -> None:
     assert len(long_files((Module(path="x.py", name="x", text="#\n" * lines),))) == number

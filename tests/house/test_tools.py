@@ -5,45 +5,45 @@ import ast
 from house.tree import GENERATED, Module, module_names, package_modules, tool_modules
 
 
-def defined(module: Module) -> set[str]:
+def defined_names(module: Module) -> set[str]:
     """Return the names that a module defines: at its top level, and in the blocks that run there."""
-    found = set()
+    names = set()
     for node in ast.walk(module.tree()):
         match node:
             case ast.ClassDef(name=name) | ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
-                found.add(name)
+                names.add(name)
             case ast.Name(id=name, ctx=ast.Store()):
-                found.add(name)
+                names.add(name)
             case ast.alias(name=name, asname=asname):
-                found.add(asname or name.partition(".")[0])
-    return found
+                names.add(asname or name.partition(".")[0])
+    return names
 
 
-def missing(tools: tuple[Module, ...], package: tuple[Module, ...], known: frozenset[str]) -> list[str]:
+def missing_names(tools: tuple[Module, ...], package: tuple[Module, ...], known: frozenset[str]) -> list[str]:
     """Return the names that tools import from fanin's modules and that do not exist."""
-    names = {module.name: defined(module) for module in package}
-    found = []
+    names = {module.name: defined_names(module) for module in package}
+    faults = []
     for tool in tools:
         for node in ast.walk(tool.tree()):
             if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith("fanin."):
                 continue
             where = str(node.module)
-            found += [
+            faults += [
                 f"{tool.path}:{node.lineno}: {where} has no {alias.name}"
                 for alias in node.names
                 if GENERATED not in where + alias.name
                 and alias.name not in names.get(where, ())
                 and f"{where}.{alias.name}" not in known
             ]
-    return found
+    return faults
 
 
-def test_what_tools_import_from_the_package_is_there() -> None:
-    assert missing(tool_modules(), package_modules(), module_names()) == []
+def test_every_import_of_the_tools_from_the_package_exists() -> None:
+    assert missing_names(tool_modules(), package_modules(), module_names()) == []
 
 
-def test_what_is_not_there_is_found() -> None:
+def test_a_missing_name_is_detected() -> None:
     package = (Module(path="a.py", name="fanin.a", text="from b import c\nX: int = 1\ndef f() -> None: ...\n"),)
     text = "from fanin.a import X, c, f\nfrom fanin.a import gone\nfrom fanin import a\nfrom fanin.d import e\n"
     tool = Module(path="t.py", name="", text=text)
-    assert missing((tool,), package, frozenset()) == ["t.py:2: fanin.a has no gone", "t.py:4: fanin.d has no e"]
+    assert missing_names((tool,), package, frozenset()) == ["t.py:2: fanin.a has no gone", "t.py:4: fanin.d has no e"]

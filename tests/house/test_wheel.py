@@ -25,26 +25,26 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
     for name in ("pyproject.toml", "README.md", "LICENSE", ".gitignore"):
         shutil.copy(ROOT / name, source)
     command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(out), str(source)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    completed = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert completed.returncode == 0, completed.stdout + completed.stderr
     (path,) = out.glob("*.whl")
     assert path.name == "fanin-0.1.0-py3-none-any.whl"
     return zipfile.ZipFile(path)
 
 
-def test_it_carries_exactly_the_packages(wheel: zipfile.ZipFile) -> None:
+def test_the_wheel_contains_exactly_the_packages(wheel: zipfile.ZipFile) -> None:
     expected = {
         str(path.relative_to(ROOT / root))
         for root in SOURCE_ROOTS
         for path in (ROOT / root).rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
-    got = {name for name in wheel.namelist() if not name.startswith(f"{INFO}/")}
-    assert sorted(got - expected) == []
-    assert sorted(expected - got) == []
+    actual = {name for name in wheel.namelist() if not name.startswith(f"{INFO}/")}
+    assert sorted(actual - expected) == []
+    assert sorted(expected - actual) == []
 
 
-def test_it_carries_what_is_not_code(wheel: zipfile.ZipFile) -> None:
+def test_the_wheel_contains_the_data_files(wheel: zipfile.ZipFile) -> None:
     names = set(wheel.namelist())
     for name in (
         "fanin/server/py.typed",
@@ -62,6 +62,6 @@ def test_fanin_is_a_namespace(wheel: zipfile.ZipFile) -> None:
     assert tops == {"fanin", INFO}
 
 
-def test_it_installs_one_command(wheel: zipfile.ZipFile) -> None:
+def test_the_wheel_installs_one_command(wheel: zipfile.ZipFile) -> None:
     text = wheel.read(f"{INFO}/entry_points.txt").decode()
     assert text.split("\n") == ["[console_scripts]", "fanin = fanin.commands.main:main", ""]

@@ -16,32 +16,32 @@ BROAD = ("Exception", "BaseException")
 PRINTING = "fanin.commands"
 GRAPH_FORMATS = ("onnx", "tflite")
 
-Found = Iterator[str]
+Faults = Iterator[str]
 
 
-def later(module: Module) -> Found:
+def unfinished_work(module: Module) -> Faults:
     """Yield marks of unfinished work."""
     yield from _lines(module, LATER)
 
 
-def hidden(module: Module) -> Found:
+def silenced_rules(module: Module) -> Faults:
     """Yield comments that silence a rule."""
     yield from _lines(module, NOQA)
     yield from _lines(module, BARE_IGNORE)
 
 
-def patched(module: Module) -> Found:
+def patches(module: Module) -> Faults:
     """Yield patches of fanin's own code: pass a fake as an argument instead (fanin.clients.testing has some)."""
     yield from _lines(module, PATCHES)
 
 
-def without_docstring(module: Module) -> Found:
+def missing_docstring(module: Module) -> Faults:
     """Yield a module without a docstring. An empty ``__init__`` needs none."""
     if module.text.strip() and ast.get_docstring(module.tree()) is None:
         yield f"{module.path}: got no module docstring, expected what it is and the rule it keeps"
 
 
-def broad(module: Module) -> Found:
+def broad_handlers(module: Module) -> Faults:
     """Yield handlers that catch all exceptions without a comment on their line or the next that gives the reason.
 
     A handler that ends by raising the same exception again needs no comment.
@@ -55,7 +55,7 @@ def broad(module: Module) -> Found:
             yield f"{module.path}:{handler.lineno}: got a handler of everything, expected a comment that says why"
 
 
-def printed(module: Module) -> Found:
+def prints(module: Module) -> Faults:
     """Yield calls of ``print`` in a room that has no terminal."""
     if module.name.startswith(PRINTING):
         return
@@ -64,7 +64,7 @@ def printed(module: Module) -> Found:
             yield f"{module.path}:{node.lineno}: got print, expected a logger or a return value"
 
 
-def anything(module: Module) -> Found:
+def any_types(module: Module) -> Faults:
     """Yield public signatures and fields with the type Any."""
     for node in ast.walk(module.tree()):
         for annotation in _public_annotations(node):
@@ -75,7 +75,7 @@ def anything(module: Module) -> Found:
                 yield f"{module.path}:{annotation.lineno}: got Any, expected a type"
 
 
-def compared_formats(module: Module) -> Found:
+def format_comparisons(module: Module) -> Faults:
     """Yield comparisons with a graph format's name in fanin.edge: the format's record holds the differences."""
     comparisons = (node for node in ast.walk(module.tree()) if isinstance(node, ast.Compare))
     for node in comparisons if module.name.startswith("fanin.edge.") else ():
@@ -86,8 +86,8 @@ def compared_formats(module: Module) -> Found:
 
 def _public_annotations(node: ast.AST) -> Iterator[ast.expr]:
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not node.name.startswith("_"):
-        given = node.args
-        arguments = [*given.posonlyargs, *given.args, *given.kwonlyargs, given.vararg, given.kwarg]
+        signature = node.args
+        arguments = [*signature.posonlyargs, *signature.args, *signature.kwonlyargs, signature.vararg, signature.kwarg]
         yield from (argument.annotation for argument in arguments if argument is not None and argument.annotation)
         if node.returns is not None:
             yield node.returns
@@ -102,65 +102,65 @@ def _is_broad(kind: ast.expr | None) -> bool:
     return any(isinstance(each, ast.Name) and each.id in BROAD for each in kinds)
 
 
-def _lines(module: Module, pattern: re.Pattern[str]) -> Found:
+def _lines(module: Module, pattern: re.Pattern[str]) -> Faults:
     for number, line in enumerate(module.text.splitlines(), start=1):
-        if found := pattern.search(line):
-            yield f"{module.path}:{number}: got {found.group()!r}"
+        if match := pattern.search(line):
+            yield f"{module.path}:{number}: got {match.group()!r}"
 
 
-EVERYWHERE = (later, hidden, patched, without_docstring, broad)
-IN_THE_PACKAGE = (printed, anything, compared_formats)
+EVERYWHERE = (unfinished_work, silenced_rules, patches, missing_docstring, broad_handlers)
+IN_THE_PACKAGE = (prints, any_types, format_comparisons)
 
 
 @pytest.mark.parametrize("rule", EVERYWHERE)
-def test_nowhere(rule: Callable[[Module], Found]) -> None:
+def test_no_file_breaks_a_rule(rule: Callable[[Module], Faults]) -> None:
     assert [line for module in (*package_modules(), *tool_modules()) for line in rule(module)] == []
 
 
 @pytest.mark.parametrize("rule", IN_THE_PACKAGE)
-def test_not_in_the_package(rule: Callable[[Module], Found]) -> None:
+def test_no_module_of_the_package_breaks_a_rule(rule: Callable[[Module], Faults]) -> None:
     assert [line for module in package_modules() for line in rule(module)] == []
 
 
 @pytest.mark.parametrize(
     ("rule", "text"),
     [
-        (later, "x = 1  # TO" + "DO: y"),
-        (hidden, "x = 1  # no" + "qa: E501"),
-        (hidden, "x = 1  # type: ig" + "nore"),
-        (patched, "with mock" + ".patch('x'):"),
-        (patched, "monkeypatch" + ".setattr(x, 'y', 1)"),
-        (without_docstring, "x = 1"),
-        (broad, "try:\n    x()\nexcept Exception:\n    pass"),
-        (broad, "try:\n    x()\nexcept:\n    pass"),
-        (broad, "try:\n    x()\nexcept (ValueError, BaseException):\n    pass"),
-        (printed, "print(1)"),
-        (anything, "def f(x: Any): ..."),
-        (anything, "async def f() -> dict[str, typing.Any]: ..."),
-        (anything, "class C:\n    x: list[Any]"),
+        (unfinished_work, "x = 1  # TO" + "DO: y"),
+        (silenced_rules, "x = 1  # no" + "qa: E501"),
+        (silenced_rules, "x = 1  # type: ig" + "nore"),
+        (patches, "with mock" + ".patch('x'):"),
+        (patches, "monkeypatch" + ".setattr(x, 'y', 1)"),
+        (missing_docstring, "x = 1"),
+        (broad_handlers, "try:\n    x()\nexcept Exception:\n    pass"),
+        (broad_handlers, "try:\n    x()\nexcept:\n    pass"),
+        (broad_handlers, "try:\n    x()\nexcept (ValueError, BaseException):\n    pass"),
+        (prints, "print(1)"),
+        (any_types, "def f(x: Any): ..."),
+        (any_types, "async def f() -> dict[str, typing.Any]: ..."),
+        (any_types, "class C:\n    x: list[Any]"),
     ],
 )
-def test_each_rule_sees_its_case(rule: Callable[[Module], Found], text: str) -> None:
+def test_each_rule_detects_its_case(rule: Callable[[Module], Faults], text: str) -> None:
     assert len(list(rule(Module(path="x.py", name="fanin.server.x", text=text)))) == 1
 
 
 @pytest.mark.parametrize(
     ("rule", "text"),
     [
-        (hidden, "x = 1  # type: ig" + "nore[arg-type]"),
-        (without_docstring, ""),
-        (broad, "try:\n    x()\nexcept Exception:  # why\n    pass"),
-        (broad, "try:\n    x()\nexcept BaseException:\n    # why\n    pass"),
-        (broad, "try:\n    x()\nexcept BaseException:\n    y()\n    raise"),
-        (broad, "try:\n    x()\nexcept ValueError:\n    pass"),
-        (anything, "def _f(x: Any): ..."),
+        (silenced_rules, "x = 1  # type: ig" + "nore[arg-type]"),
+        (missing_docstring, ""),
+        (broad_handlers, "try:\n    x()\nexcept Exception:  # why\n    pass"),
+        (broad_handlers, "try:\n    x()\nexcept BaseException:\n    # why\n    pass"),
+        (broad_handlers, "try:\n    x()\nexcept BaseException:\n    y()\n    raise"),
+        (broad_handlers, "try:\n    x()\nexcept ValueError:\n    pass"),
+        (any_types, "def _f(x: Any): ..."),
     ],
 )
-def test_each_rule_lets_the_rest_be(rule: Callable[[Module], Found], text: str) -> None:
+def test_each_rule_accepts_the_rest(rule: Callable[[Module], Faults], text: str) -> None:
     assert list(rule(Module(path="x.py", name="fanin.server.x", text=text))) == []
 
 
 @pytest.mark.parametrize(("name", "number"), [("fanin.edge.x", 2), ("fanin.clients.x", 0)])
-def test_a_comparison_with_the_name_of_a_graph_format_is_seen(name: str, number: int) -> None:
+def test_a_comparison_with_the_name_of_a_graph_format_is_detected(name: str, number: int) -> None:
     text = "x == 'onnx'\ny in ('tflite',)\nz = {'onnx': 1}"
-    assert len(list(compared_formats(Module(path="x.py", name=name, text=text)))) == number
+    assert len(list(format_comparisons(Module(path="x.py", name=name, text=text)))) == number

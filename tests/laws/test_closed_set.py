@@ -46,7 +46,7 @@ HABITS = st.builds(
 )
 
 
-def closing_with_all(codec: str) -> Plan:
+def plan_for_all_devices(codec: str) -> Plan:
     """Return a Plan in which every Round waits for every device."""
     spec = m.CodecSpec(name=codec, max_shift=DEFAULT_MAX_SHIFTS[codec])
     return plan(
@@ -60,10 +60,10 @@ def closing_with_all(codec: str) -> Plan:
 
 
 @cache
-def undisturbed(codec: str) -> tuple[str, ...]:
+def versions_without_faults(codec: str) -> tuple[str, ...]:
     """Return the Versions of a Run without faults."""
     with TemporaryDirectory() as folder:
-        return told(Path(folder), closing_with_all(codec), [CALM] * NUM_DEVICES).digests
+        return told(Path(folder), plan_for_all_devices(codec), [CALM] * NUM_DEVICES).digests
 
 
 # An example is a complete federation. A failure is not shrunk, because that would take minutes.
@@ -74,17 +74,17 @@ def undisturbed(codec: str) -> tuple[str, ...]:
     st.lists(st.floats(0.0, 300.0), max_size=2).map(tuple),
     st.sampled_from(sorted(CODECS)),
 )
-def test_any_way_through_the_coordinator_gives_the_same_versions(
+def test_any_course_of_the_coordinator_publishes_the_same_versions(
     seed: int, habits: list[Habits], stops_s: tuple[float, ...], codec: str
 ) -> None:
     with TemporaryDirectory() as folder:
-        found = told(Path(folder), closing_with_all(codec), habits, seed, stops_s)
-    assert found.digests == undisturbed(codec)
-    assert [verdict.num_updates for verdict in found.verdicts] == [0, NUM_DEVICES, NUM_DEVICES]
+        outcome = told(Path(folder), plan_for_all_devices(codec), habits, seed, stops_s)
+    assert outcome.digests == versions_without_faults(codec)
+    assert [verdict.num_updates for verdict in outcome.verdicts] == [0, NUM_DEVICES, NUM_DEVICES]
 
 
 @dataclass(frozen=True)
-class Sent:
+class CommittedUpdate:
     """A committed Update: its header, its payload, and its lag."""
 
     header: m.UpdateHeader
@@ -93,21 +93,21 @@ class Sent:
 
 
 @dataclass(frozen=True)
-class Closed:
+class ClosedSet:
     """A closed set, and the inputs of its fold."""
 
     table: TensorTable
     plan: Plan
     grid: tuple[int, ...]
     parent: Float32s
-    updates: tuple[Sent, ...]
+    updates: tuple[CommittedUpdate, ...]
 
     @property
     def layout(self) -> VectorLayout:
         """The layout with a single group: the parameters."""
         return VectorLayout(table=self.table)
 
-    def add(self, total: PartialSum, update: Sent, rng: random.Random) -> PartialSum:
+    def add(self, total: PartialSum, update: CommittedUpdate, rng: random.Random) -> PartialSum:
         """Add one Update to the sum. Its payload is cut at random places between values."""
         size = CODECS[update.header.codec].bits // 8
         num_values = len(update.payload) // size
@@ -136,11 +136,11 @@ class Closed:
 
 
 @st.composite
-def closed_sets(draw: st.DrawFn) -> Closed:
+def closed_sets(draw: st.DrawFn) -> ClosedSet:
     """Draw any closed set: weights up to and above the Plan's cap, shifts, stale Updates of other grids, all codecs."""
     table, codec = draw(tables()), draw(st.sampled_from(sorted(CODECS)))
     num_updates = draw(st.integers(1, 6))
-    wanted = plan(
+    run_plan = plan(
         concurrency=6,
         buffer=6,
         quorum=1,
@@ -152,9 +152,9 @@ def closed_sets(draw: st.DrawFn) -> Closed:
     updates = []
     for index in range(num_updates):
         lag = Lag(staleness=int(rng.integers(0, 5)), shifts=tuple(int(x) for x in rng.integers(-6, 7, len(grid))))
-        made_for = [own + more for own, more in zip(grid, lag.shifts, strict=True)]
+        update_grid = [own + more for own, more in zip(grid, lag.shifts, strict=True)]
         change = (rng.normal(0.0, 10.0 ** rng.integers(-5, 2), table.num_values)).astype(np.float32)
-        encoded = CODECS[codec].encode(table, change, made_for, wanted.codec.max_shift, rng)
+        encoded = CODECS[codec].encode(table, change, update_grid, run_plan.codec.max_shift, rng)
         counts = {
             m.EXAMPLES: int(rng.choice((1, 17, 4096, 100_000))),
             m.ROUNDED: encoded.num_rounded,
@@ -172,15 +172,15 @@ def closed_sets(draw: st.DrawFn) -> Closed:
             statistics=m.Statistics(counts=MappingProxyType(counts)),
             telemetry=m.Telemetry(runtime="none"),
         )
-        updates.append(Sent(header, encoded.payload, lag))
+        updates.append(CommittedUpdate(header, encoded.payload, lag))
     parent = rng.normal(0.0, 1.0, table.num_values).astype(np.float32)
-    return Closed(table, wanted, grid, parent, tuple(updates))
+    return ClosedSet(table, run_plan, grid, parent, tuple(updates))
 
 
-Fold = Callable[[Closed, Sequence[Sent], random.Random], PartialSum]
+Fold = Callable[[ClosedSet, Sequence[CommittedUpdate], random.Random], PartialSum]
 
 
-def in_order(closed: Closed, updates: Sequence[Sent], rng: random.Random) -> PartialSum:
+def fold_in_order(closed: ClosedSet, updates: Sequence[CommittedUpdate], rng: random.Random) -> PartialSum:
     """Fold the Updates in one process, in the given order."""
     total = begin(closed.table)
     for update in updates:
@@ -188,51 +188,51 @@ def in_order(closed: Closed, updates: Sequence[Sent], rng: random.Random) -> Par
     return total
 
 
-def by_relays(closed: Closed, updates: Sequence[Sent], rng: random.Random) -> PartialSum:
+def fold_by_relays(closed: ClosedSet, updates: Sequence[CommittedUpdate], rng: random.Random) -> PartialSum:
     """Fold the Updates by a tree of relays.
 
     Each relay folds its own devices and merges the partial sums of the relays below it, in order of arrival. Some
     relays have no Update to send.
     """
     if len(updates) <= 1 or rng.random() < 0.3:
-        return in_order(closed, rng.sample(updates, len(updates)), rng)
+        return fold_in_order(closed, rng.sample(updates, len(updates)), rng)
     num_below = rng.randint(1, 3)
-    places: list[list[Sent]] = [[] for _ in range(num_below + 1)]
+    places: list[list[CommittedUpdate]] = [[] for _ in range(num_below + 1)]
     for update in updates:
         places[rng.randint(0, num_below)].append(update)
     own, *below = places
     if len(own) == len(updates) or any(len(place) == len(updates) for place in below):
-        return in_order(closed, rng.sample(updates, len(updates)), rng)
-    partials = [by_relays(closed, place, rng) for place in below]
-    total = in_order(closed, rng.sample(own, len(own)), rng)
+        return fold_in_order(closed, rng.sample(updates, len(updates)), rng)
+    partials = [fold_by_relays(closed, place, rng) for place in below]
+    total = fold_in_order(closed, rng.sample(own, len(own)), rng)
     for partial in rng.sample(partials, len(partials)):
         total = merge(total, partial)
     return total
 
 
-def after_a_restart(closed: Closed, updates: Sequence[Sent], rng: random.Random) -> PartialSum:
+def fold_after_a_restart(closed: ClosedSet, updates: Sequence[CommittedUpdate], rng: random.Random) -> PartialSum:
     """Fold by a replica that restarts in the middle: the sum is only a cache of the set."""
     order = rng.sample(updates, len(updates))
-    in_order(closed, order[: rng.randint(0, len(order))], rng)
-    return in_order(closed, rng.sample(updates, len(updates)), rng)
+    fold_in_order(closed, order[: rng.randint(0, len(order))], rng)
+    return fold_in_order(closed, rng.sample(updates, len(updates)), rng)
 
 
 @given(closed_sets(), st.randoms(use_true_random=False))
-def test_any_tree_of_relays_publishes_the_same_bits(closed: Closed, rng: random.Random) -> None:
-    expected = closed.published(in_order(closed, closed.updates, rng), rng)
+def test_any_tree_of_relays_publishes_the_same_bits(closed: ClosedSet, rng: random.Random) -> None:
+    expected = closed.published(fold_in_order(closed, closed.updates, rng), rng)
     for _ in range(3):
-        assert closed.published(by_relays(closed, closed.updates, rng), rng) == expected
+        assert closed.published(fold_by_relays(closed, closed.updates, rng), rng) == expected
 
 
 @given(closed_sets(), st.randoms(use_true_random=False))
-def test_any_folders_of_one_set_publish_the_same_bits(closed: Closed, rng: random.Random) -> None:
-    folders: tuple[Fold, ...] = (in_order, by_relays, after_a_restart, after_a_restart)
+def test_any_folders_of_one_set_publish_the_same_bits(closed: ClosedSet, rng: random.Random) -> None:
+    folders: tuple[Fold, ...] = (fold_in_order, fold_by_relays, fold_after_a_restart, fold_after_a_restart)
     assert len({repr(closed.published(fold(closed, closed.updates, rng), rng)) for fold in folders}) == 1
 
 
 @given(closed_sets(), st.randoms(use_true_random=False))
-def test_another_set_is_another_sum(closed: Closed, rng: random.Random) -> None:
-    whole = in_order(closed, closed.updates, rng)
-    less = in_order(closed, closed.updates[1:], rng)
-    assert less.num_updates < whole.num_updates
-    assert (less.total_weights <= whole.total_weights).all()
+def test_another_set_is_another_sum(closed: ClosedSet, rng: random.Random) -> None:
+    complete = fold_in_order(closed, closed.updates, rng)
+    partial = fold_in_order(closed, closed.updates[1:], rng)
+    assert partial.num_updates < complete.num_updates
+    assert (partial.total_weights <= complete.total_weights).all()

@@ -43,18 +43,18 @@ def steps(grid: Sequence[int], shifts: Sequence[int]) -> list[Fraction]:
 
 
 @given(NAMES, UPDATES, GRIDS, SHIFTS, SEEDS)
-def test_each_value_is_a_step_beside_it_or_the_end(
+def test_each_value_encodes_to_an_adjacent_step_or_to_the_end(
     name: str, update: Float32s, grid: tuple[int, ...], max_shift: int, seed: int
 ) -> None:
     encoded = encode(name, update, grid, max_shift, seed)
     assert all(0 <= shift <= max_shift for shift in encoded.shifts)
-    furthest = Fraction(1, 2) if name == "fixed32" else Fraction(1)
+    max_distance = Fraction(1, 2) if name == "fixed32" else Fraction(1)
     num_rounded, num_beyond = 0, 0
     for value, q, step in zip(update, decoded(name, encoded), steps(grid, encoded.shifts), strict=True):
         exact = Fraction(float(value)) / step
         num_rounded += exact.denominator != 1
         if abs(exact) <= limit(name):
-            assert abs(q - exact) <= furthest
+            assert abs(q - exact) <= max_distance
             assert (q == exact) == (exact.denominator == 1)
         else:
             num_beyond += 1
@@ -66,7 +66,7 @@ def test_each_value_is_a_step_beside_it_or_the_end(
 
 
 @given(UPDATES, GRIDS, SHIFTS, SEEDS)
-def test_fixed32_takes_the_nearest_step_ties_to_even(
+def test_fixed32_rounds_to_the_nearest_step_and_ties_to_even(
     update: Float32s, grid: tuple[int, ...], max_shift: int, seed: int
 ) -> None:
     encoded = encode("fixed32", update, grid, max_shift, seed)
@@ -80,7 +80,7 @@ def test_fixed32_takes_the_nearest_step_ties_to_even(
 
 
 @given(st.floats(-(2.0**-10), 2.0**-10, width=32), st.integers(-18, -14), SEEDS)
-def test_int8_is_right_on_average(value: float, exponent: int, seed: int) -> None:
+def test_int8_is_unbiased(value: float, exponent: int, seed: int) -> None:
     num = 20_000
     many = TensorTable.of({"a": (num,)})
     update = np.full(num, value, np.float32)
@@ -151,7 +151,7 @@ def test_encoded_updates_fold_to_what_python_adds(
 
 
 @given(NAMES, UPDATES, GRIDS, st.integers(0, 7), st.sampled_from((np.nan, np.inf, -np.inf)))
-def test_what_is_not_finite_is_refused(
+def test_values_that_are_not_finite_are_refused(
     name: str, update: Float32s, grid: tuple[int, ...], where: int, value: float
 ) -> None:
     update[where] = value

@@ -39,11 +39,11 @@ def contribution(table: TensorTable, rng: random.Random) -> Contribution:
     )
 
 
-def cut(update: Contribution, rng: random.Random) -> Contribution:
+def recut(update: Contribution, rng: random.Random) -> Contribution:
     """Return the same Update as a stream of other pieces, some of them empty."""
-    (whole,) = update.pieces
-    cuts = sorted(rng.randint(0, whole.size) for _ in range(rng.randint(0, 5)))
-    pieces: Iterator[Integers] = iter(np.split(whole, cuts))
+    (values,) = update.pieces
+    cuts = sorted(rng.randint(0, values.size) for _ in range(rng.randint(0, 5)))
+    pieces: Iterator[Integers] = iter(np.split(values, cuts))
     return replace(update, pieces=pieces)
 
 
@@ -67,7 +67,7 @@ def test_any_order_cutting_and_tree_give_the_same_bits(
     expected = facts(fold(table, updates))
 
     shuffled = rng.sample(updates, len(updates))
-    assert facts(fold(table, [cut(update, rng) for update in shuffled])) == expected
+    assert facts(fold(table, [recut(update, rng) for update in shuffled])) == expected
 
     partials = [fold(table, [update]) for update in shuffled] + [begin(table)]
     while len(partials) > 1:
@@ -121,45 +121,45 @@ def test_merge_refuses_another_shape_and_changes_nothing() -> None:
     assert facts(small) == facts(begin(TensorTable.of({"a": (2,)})))
 
 
-def test_finish_of_nothing_is_a_mistake() -> None:
+def test_finish_of_nothing_is_refused() -> None:
     table = TensorTable.of({"a": (1,)})
     with pytest.raises(ValueError, match="finish: got no updates, expected at least one"):
         finish(begin(table), table, (0,))
 
 
 @given(plans())
-def test_no_admitted_plan_can_overflow(wanted: Plan) -> None:
-    largest_value = (1 << (CODEC_BITS[wanted.codec.name] - 1)) << wanted.codec.max_shift
-    largest_sum = wanted.cohort.buffer * wanted.aggregation.max_examples * WEIGHT_UNIT * largest_value
+def test_no_admitted_plan_can_overflow(plan: Plan) -> None:
+    largest_value = (1 << (CODEC_BITS[plan.codec.name] - 1)) << plan.codec.max_shift
+    largest_sum = plan.cohort.buffer * plan.aggregation.max_examples * WEIGHT_UNIT * largest_value
     assert largest_sum <= 1 << 62 <= INT64_MAX
 
 
 @given(plans(), st.sampled_from((1, -1)))
-def test_the_extreme_update_of_an_admitted_plan_folds_exactly(wanted: Plan, sign: int) -> None:
+def test_the_extreme_update_of_an_admitted_plan_folds_exactly(plan: Plan, sign: int) -> None:
     table = TensorTable.of({"a": (1,)})
-    codec = CODECS[wanted.codec.name]
+    codec = CODECS[plan.codec.name]
     # A peer may also send the lowest value, which no encoder produces.
     value = largest_value(codec.bits) if sign > 0 else -(1 << (codec.bits - 1))
     payload = value.to_bytes(codec.bits // 8, "little", signed=True)
-    weight, shift = wanted.aggregation.max_examples * WEIGHT_UNIT, wanted.codec.max_shift
+    weight, shift = plan.aggregation.max_examples * WEIGHT_UNIT, plan.codec.max_shift
     pieces = (codec.decode(memoryview(payload)),)
-    update = fresh(weight, (shift,), wanted.codec, pieces)
+    update = fresh(weight, (shift,), plan.codec, pieces)
     one = accept(begin(table), table, update)
     assert int(one.values[0]) == weight * (value << shift)
     # The sum of all the Round's Updates: an overflow would occur in the last addition.
-    half = replace(begin(table), values=one.values * (wanted.cohort.buffer - 1))
-    whole = merge(half, one)
-    assert int(whole.values[0]) == wanted.cohort.buffer * weight * (value << shift)
+    half = replace(begin(table), values=one.values * (plan.cohort.buffer - 1))
+    total = merge(half, one)
+    assert int(total.values[0]) == plan.cohort.buffer * weight * (value << shift)
 
 
 @given(plans(), st.integers(-80, 80), st.sampled_from((1, -1)))
-def test_no_update_from_an_earlier_grid_leaves_the_headroom(wanted: Plan, shift: int, sign: int) -> None:
-    table, codec = TensorTable.of({"a": (1,)}), CODECS[wanted.codec.name]
+def test_no_update_from_an_earlier_grid_leaves_the_headroom(plan: Plan, shift: int, sign: int) -> None:
+    table, codec = TensorTable.of({"a": (1,)}), CODECS[plan.codec.name]
     value = largest_value(codec.bits) if sign > 0 else -(1 << (codec.bits - 1))
     payload = value.to_bytes(codec.bits // 8, "little", signed=True)
-    update = fresh(1, (shift,), wanted.codec, (codec.decode(memoryview(payload)),))
+    update = fresh(1, (shift,), plan.codec, (codec.decode(memoryview(payload)),))
     total = accept(begin(table), table, update)
-    limit = 1 << (codec.bits - 1 + wanted.codec.max_shift)
+    limit = 1 << (codec.bits - 1 + plan.codec.max_shift)
     assert abs(int(total.values[0])) <= limit
     exact = value * 2.0**shift
     assert total.counts[SATURATED] == (abs(exact) > limit)

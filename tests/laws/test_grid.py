@@ -81,7 +81,7 @@ def rounded(update: float, exponent: int, spec: CodecSpec) -> float:
 
 @example(update=127 / 128, spec=CodecSpec(name="int8", max_shift=0), start=0)
 @given(st.floats(2.0**-30, 2.0**30, width=32), SPECS, st.integers(-20, 20))
-def test_the_grid_ends_where_an_update_twice_as_large_fits_and_uses_its_bits(
+def test_the_grid_converges_where_an_update_twice_as_large_fits_and_uses_its_bits(
     update: float, spec: CodecSpec, start: int
 ) -> None:
     exponent = start
@@ -117,7 +117,7 @@ def with_liars(draw: st.DrawFn) -> tuple[list[int], list[int]]:
 
 
 @given(with_liars(), st.integers(MIN_EXPONENT, MAX_EXPONENT), SPECS)
-def test_a_third_of_liars_leave_the_grid_between_what_honest_devices_lead_to(
+def test_a_third_of_liars_keep_the_grid_within_the_range_of_honest_devices(
     columns: tuple[list[int], list[int]], exponent: int, spec: CodecSpec
 ) -> None:
     honest, liars = columns
@@ -126,12 +126,12 @@ def test_a_third_of_liars_leave_the_grid_between_what_honest_devices_lead_to(
     def after(row: list[int]) -> int:
         return next_grid((exponent,), reaches([row]), (FIRST,), spec)[0]
 
-    found, alone = after(honest + liars), after(honest)
-    assert abs(found - alone) <= 4
+    attacked, honest_only = after(honest + liars), after(honest)
+    assert abs(attacked - honest_only) <= 4
     if NO_REACH not in honest:
-        assert after([min(honest)]) <= found <= after([max(honest)])
+        assert after([min(honest)]) <= attacked <= after([max(honest)])
     if len(set(honest)) == 1:
-        assert found == alone
+        assert attacked == honest_only
 
 
 @st.composite
@@ -163,14 +163,16 @@ def test_liars_never_move_the_grid_more_than_2_to_the_4_from_that_of_the_honest_
     attack: tuple[list[tuple[list[float], list[float]]], CodecSpec],
 ) -> None:
     rounds, spec = attack
-    alone = attacked = first_grid((1.0,), spec)[0]
+    honest_only = attacked = first_grid((1.0,), spec)[0]
     for honest, lies in rounds:
         updates = [honest, honest + lies]
-        alone, attacked = (
-            next_grid((exponent,), reaches([[column_of(update, exponent, spec) for update in sent]]), (FIRST,), spec)[0]
-            for exponent, sent in zip((alone, attacked), updates, strict=True)
+        honest_only, attacked = (
+            next_grid(
+                (exponent,), reaches([[column_of(update, exponent, spec) for update in changes]]), (FIRST,), spec
+            )[0]
+            for exponent, changes in zip((honest_only, attacked), updates, strict=True)
         )
-        assert abs(attacked - alone) <= 4
+        assert abs(attacked - honest_only) <= 4
 
 
 @given(st.integers(FIRST, MAX_EXPONENT), st.integers(1, 6))

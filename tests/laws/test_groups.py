@@ -61,11 +61,13 @@ def submission(num_examples: int, shifts: Sequence[int], values: Sequence[int]) 
 
 
 def fold(rule: Rule | ColumnRule, drawn: Drawn, grid: Sequence[int], rng: random.Random) -> Aggregate:
-    known = {str(index): submission(*one) for index, one in enumerate(drawn)}
-    return SetFold(rule, LAYOUT.whole, grid, known.__getitem__, 100).complete(rng.sample(list(known), len(known)))
+    submissions = {str(index): submission(*one) for index, one in enumerate(drawn)}
+    return SetFold(rule, LAYOUT.whole, grid, submissions.__getitem__, 100).complete(
+        rng.sample(list(submissions), len(submissions))
+    )
 
 
-def whole(aggregate: Aggregate, rng: random.Random) -> list[float]:
+def all_values(aggregate: Aggregate, rng: random.Random) -> list[float]:
     """Return the aggregate of all groups, read in two parts. The second part may begin in any group."""
     cut = rng.randint(0, 2 * NUM)
     return [*aggregate.part(0, cut).tolist(), *aggregate.part(cut, 2 * NUM).tolist()]
@@ -75,7 +77,7 @@ def whole(aggregate: Aggregate, rng: random.Random) -> list[float]:
 def test_the_mean_of_each_group_is_that_of_fractions_with_its_own_weights(
     drawn: Drawn, grid: list[int], rng: random.Random
 ) -> None:
-    outcome = whole(fold(WeightedMean(), drawn, grid, rng), rng)
+    outcome = all_values(fold(WeightedMean(), drawn, grid, rng), rng)
     for position, block in enumerate(BLOCKS):
         weights = [num_examples if block < 3 else 1 for num_examples, _, _ in drawn]
         total = sum(
@@ -92,20 +94,20 @@ def test_the_mean_of_each_group_is_that_of_fractions_with_its_own_weights(
 def test_a_trimmed_mean_trims_each_group_for_itself(
     drawn: Drawn, grid: list[int], trim: float, rng: random.Random
 ) -> None:
-    outcome, left_out = whole(fold(TrimmedMean(trim), drawn, grid, rng), rng), num_trimmed(trim, len(drawn))
+    outcome, num_per_end = all_values(fold(TrimmedMean(trim), drawn, grid, rng), rng), num_trimmed(trim, len(drawn))
     for position, block in enumerate(BLOCKS):
         column = sorted(values[position] << shifts[block] for _, shifts, values in drawn)
-        kept = column[left_out : len(drawn) - left_out]
-        assert outcome[position] == math.ldexp(float(sum(kept)) / len(kept), grid[block])
+        middle = column[num_per_end : len(drawn) - num_per_end]
+        assert outcome[position] == math.ldexp(float(sum(middle)) / len(middle), grid[block])
 
 
 @given(plans(), st.integers(1, 1 << 40), st.integers(0, 1000))
-def test_the_weight_of_one_never_exceeds_that_of_the_examples(wanted: Plan, examples: int, staleness: int) -> None:
+def test_the_weight_of_one_never_exceeds_that_of_the_examples(plan: Plan, examples: int, staleness: int) -> None:
     """Therefore the headroom that a Plan guarantees for the parameters suffices for every group."""
-    weights = weights_of(header(examples, b""), wanted.aggregation.max_examples, staleness)
+    weights = weights_of(header(examples, b""), plan.aggregation.max_examples, staleness)
     assert 1 <= weights[Weighting.ONE] <= weights[Weighting.EXAMPLES]
-    largest = (1 << (CODEC_BITS[wanted.codec.name] - 1)) << wanted.codec.max_shift
-    assert wanted.cohort.buffer * weights[Weighting.ONE] * largest <= 1 << HEADROOM_BITS
+    largest = (1 << (CODEC_BITS[plan.codec.name] - 1)) << plan.codec.max_shift
+    assert plan.cohort.buffer * weights[Weighting.ONE] * largest <= 1 << HEADROOM_BITS
 
 
 def header(examples: int, payload: bytes, shifts: tuple[int, ...] = ()) -> UpdateHeader:
@@ -125,11 +127,11 @@ def header(examples: int, payload: bytes, shifts: tuple[int, ...] = ()) -> Updat
 
 @given(plans(), st.integers(1, 1 << 40), st.integers(0, 1000))
 def test_a_committed_update_has_the_weight_of_each_group_in_its_blocks(
-    wanted: Plan, examples: int, staleness: int
+    plan: Plan, examples: int, staleness: int
 ) -> None:
     lag = Lag(staleness=staleness, shifts=(0,) * 6)
-    update = contribution_of(header(examples, b"", (0,) * 6), (), wanted, LAYOUT, lag)
-    counted, stale = min(examples, wanted.aggregation.max_examples), round(WEIGHT_UNIT / math.sqrt(1 + staleness))
+    update = contribution_of(header(examples, b"", (0,) * 6), (), plan, LAYOUT, lag)
+    counted, stale = min(examples, plan.aggregation.max_examples), round(WEIGHT_UNIT / math.sqrt(1 + staleness))
     assert update.weights == (counted * stale,) * 3 + (stale,) * 3
     assert update.fresh_weights == (counted * WEIGHT_UNIT,) * 3 + (WEIGHT_UNIT,) * 3
 
@@ -209,7 +211,7 @@ BEYOND = (
         ("nan", BEYOND),
     ],
 )
-def test_what_no_auxiliary_tensor_can_be_is_refused(fault: str, text: str) -> None:
+def test_an_invalid_auxiliary_tensor_is_refused(fault: str, text: str) -> None:
     step = auxiliary_step([1.0] * NUM, Broken(fault))
     before: Iterable[Float32s] = [np.ones(NUM, np.float32)]
     with raises(InvalidPlan, text):

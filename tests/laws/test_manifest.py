@@ -32,10 +32,10 @@ def test_any_value_in_any_place_is_refused_or_reads_back(data: st.DataObject) ->
     else:
         del container[key]
     try:
-        found = parse_manifest(json.dumps(row).encode())
+        parsed = parse_manifest(json.dumps(row).encode())
     except InvalidBundle:
         return
-    assert parse_manifest(dump_manifest(found)) == found
+    assert parse_manifest(dump_manifest(parsed)) == parsed
 
 
 @given(st.data())
@@ -44,7 +44,7 @@ def test_any_other_bytes_are_refused_or_read_back(data: st.DataObject) -> None:
     start = data.draw(st.integers(0, len(good)))
     stop = data.draw(st.integers(start, min(start + 3, len(good))))
     try:
-        found = parse_manifest(good[:start] + data.draw(st.binary(max_size=3)) + good[stop:])
+        parsed = parse_manifest(good[:start] + data.draw(st.binary(max_size=3)) + good[stop:])
     except InvalidBundle:
         return
-    assert parse_manifest(dump_manifest(found)) == found
+    assert parse_manifest(dump_manifest(parsed)) == parsed

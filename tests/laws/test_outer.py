@@ -26,12 +26,12 @@ CODEC = CodecSpec(name="fixed32", max_shift=0)
 
 
 def outer_step(optimizer: OuterOptimizer, aggregate: Float64s) -> OuterStep:
-    whole = Aggregate(part=lambda first, last: aggregate[first:last], reaches=no_reaches(TABLE), counts={})
-    return OuterStep(whole, VectorLayout(table=TABLE), (0, 0), CODEC, optimizer)
+    mean = Aggregate(part=lambda first, last: aggregate[first:last], reaches=no_reaches(TABLE), counts={})
+    return OuterStep(mean, VectorLayout(table=TABLE), (0, 0), CODEC, optimizer)
 
 
 @given(VALUES, st.lists(VALUES, min_size=1, max_size=4), st.floats(0.01, 2.0), st.floats(0.0, 0.99), st.data())
-def test_nesterov_is_that_of_plain_python(
+def test_nesterov_equals_that_of_plain_python(
     start: list[float], aggregates: list[list[float]], rate: float, momentum: float, data: st.DataObject
 ) -> None:
     """Each operation rounds once, and state and parameters are rounded to float32 after each step."""
@@ -47,9 +47,9 @@ def test_nesterov_is_that_of_plain_python(
         stored = np.concatenate(list(step.state("momentum", slices, state)))
         parameters, state = after, {"momentum": np.split(stored, data.draw(cuts))}
         for index, change in enumerate(aggregate):
-            moved = momentum * velocity[index] + change
-            slow[index] = float(np.float32(slow[index] + rate * (change + momentum * moved)))
-            velocity[index] = float(np.float32(moved))
+            next_velocity = momentum * velocity[index] + change
+            slow[index] = float(np.float32(slow[index] + rate * (change + momentum * next_velocity)))
+            velocity[index] = float(np.float32(next_velocity))
     assert parameters.tolist() == slow
     assert np.concatenate(state["momentum"]).tolist() == velocity
 
@@ -104,7 +104,7 @@ class Broken(Nesterov):
         ("twice", "tensors: got a name twice, expected different names"),
     ],
 )
-def test_the_contract_catches_an_optimizer_whose_bits_depend_on_how_it_is_called(fault: str, error: str) -> None:
+def test_the_contract_detects_an_optimizer_whose_bits_depend_on_the_calls(fault: str, error: str) -> None:
     with raises(AssertionError, error):
         check_optimizer(Broken(fault))
 
@@ -120,13 +120,13 @@ def test_the_contract_catches_an_optimizer_whose_bits_depend_on_how_it_is_called
         ),
     ],
 )
-def test_what_no_step_can_give_is_refused(fault: str, error: str) -> None:
-    with pytest.raises(InvalidPlan) as caught:
+def test_an_invalid_result_of_a_step_is_refused(fault: str, error: str) -> None:
+    with pytest.raises(InvalidPlan) as excinfo:
         check_optimizer(Broken(fault))
-    assert str(caught.value).replace("(72,)", "(77,)") == error
+    assert str(excinfo.value).replace("(72,)", "(77,)") == error
 
 
-def test_a_state_that_is_too_short_is_damage() -> None:
+def test_a_state_that_is_too_short_is_corrupted() -> None:
     step = outer_step(Nesterov(1.0, 0.9), np.zeros(SIZE))
     short = {"momentum": [np.zeros(SIZE - 1, np.float32)]}
     with raises(Corrupted, "outer state: 1 values are missing; restore a backup of the folder"):

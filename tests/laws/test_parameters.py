@@ -20,10 +20,10 @@ def flat_of(table: TensorTable, seed: int) -> Float32s:
 @given(tables(), st.integers(0, 1 << 32))
 def test_round_trip(table: TensorTable, seed: int) -> None:
     flat = flat_of(table, seed)
-    found, values = decode_parameters(encode_parameters(table, flat))
-    assert found == table
+    decoded_table, values = decode_parameters(encode_parameters(table, flat))
+    assert decoded_table == table
     assert values.tobytes() == flat.tobytes()
-    assert {name: view.shape for name, view in found.views(values).items()} == {
+    assert {name: view.shape for name, view in decoded_table.views(values).items()} == {
         spec.name: spec.shape for spec in table.specs
     }
 
@@ -37,11 +37,11 @@ def test_other_bytes_either_decode_to_something_else_or_are_refused(
     stop = data.draw(st.integers(start, min(start + 4, len(good))))
     bad = good[:start] + data.draw(st.binary(max_size=4)) + good[stop:]
     try:
-        found, values = decode_parameters(bad)
+        decoded_table, values = decode_parameters(bad)
     except InvalidInput:
         return
-    assert encode_parameters(found, values) == bad
-    found.views(values)
+    assert encode_parameters(decoded_table, values) == bad
+    decoded_table.views(values)
 
 
 @given(tables(), st.integers(0, 1 << 32), st.data())
@@ -63,7 +63,7 @@ def test_any_header_is_refused_or_canonical(text: bytes) -> None:
     text += b" " * (-(12 + len(text)) % 64)
     data = MAGIC + len(text).to_bytes(4, "little") + text
     try:
-        found, values = decode_parameters(data)
+        table, values = decode_parameters(data)
     except InvalidInput:
         return
-    assert encode_parameters(found, values) == data
+    assert encode_parameters(table, values) == data

@@ -15,12 +15,12 @@ from fanin.protos.plans import CODEC_BITS, Plan
 from fanin.protos.plans.keys import SectionField, fields_of
 
 
-def toml_of(wanted: Plan) -> str:
+def toml_of(plan: Plan) -> str:
     """Return the Plan as TOML with all its keys."""
-    lines = [f'name = "{wanted.name}"', 'bundle = "bundle"']
+    lines = [f'name = "{plan.name}"', 'bundle = "bundle"']
     for table in ("cohort", "training", "codec", "aggregation", "stop", "evaluation"):
         lines.append(f"[{table}]")
-        part = getattr(wanted, table)
+        part = getattr(plan, table)
         for name in type(part).__slots__:
             value = getattr(part, name)
             if isinstance(value, tuple):
@@ -30,17 +30,17 @@ def toml_of(wanted: Plan) -> str:
                 lines.append(f"{name} = {{ {entries} }}")
                 continue
             lines.append(f'{name} = "{value}"' if isinstance(value, str) else f"{name} = {value!r}")
-    for stage in wanted.stages:
+    for stage in plan.stages:
         options = ", ".join(f'"{name}" = {value!r}' for name, value in stage.options.items())
         lines += ["[[stages]]", f'name = "{stage.name}"', f"options = {{ {options} }}"]
-    for change in wanted.schedule:
+    for change in plan.schedule:
         lines += ["[[schedule]]", *(f"{name} = {getattr(change, name)!r}" for name in type(change).__slots__)]
-    for each in wanted.statistics:
+    for each in plan.statistics:
         lines += ["[[statistics]]", f'name = "{each.name}"', f"unit = {json.dumps(each.unit)}", f"bound = {each.bound}"]
-    for metric in wanted.evaluation.metrics:
+    for metric in plan.evaluation.metrics:
         lines += ["[[evaluation.metrics]]", f'name = "{metric.name}"']
     lines.append("[flower.config]")
-    lines += [f"{json.dumps(name)} = {setting_toml(value)}" for name, value in wanted.flower.config.items()]
+    lines += [f"{json.dumps(name)} = {setting_toml(value)}" for name, value in plan.flower.config.items()]
     return "\n".join(lines)
 
 
@@ -59,8 +59,8 @@ def setting_toml(value: object) -> str:
 
 
 @given(plans())
-def test_a_plan_written_out_in_full_reads_back(wanted: Plan) -> None:
-    assert parse_plan(toml_of(wanted), "plan.toml").plan == wanted
+def test_a_complete_plan_in_toml_reads_back(plan: Plan) -> None:
+    assert parse_plan(toml_of(plan), "plan.toml").plan == plan
 
 
 VALUES = st.one_of(
@@ -78,10 +78,10 @@ GOOD = {"app": '"digits"', "cohort.concurrency": "3", "training.learning_rate": 
 def test_any_text_is_a_plan_or_raises_invalid_plan(rows: dict[str, str] | str) -> None:
     text = rows if isinstance(rows, str) else "\n".join(f"{key} = {value}" for key, value in rows.items())
     try:
-        found = parse_plan(text, "plan.toml")
+        planfile = parse_plan(text, "plan.toml")
     except InvalidPlan:
         return
-    assert parse_plan(toml_of(found.plan), "plan.toml").plan == found.plan
+    assert parse_plan(toml_of(planfile.plan), "plan.toml").plan == planfile.plan
 
 
 def test_plans_and_codecs_name_the_same_codecs_with_the_same_bits() -> None:

@@ -48,20 +48,22 @@ def submissions(drawn: Drawn) -> dict[str, Submission]:
 def folded(
     rule: Rule | ColumnRule, drawn: Drawn, order: Sequence[str] = (), column_bytes: int = COLUMN_BYTES
 ) -> Aggregate:
-    known = submissions(drawn)
-    return SetFold(rule, TABLE, GRID, known.__getitem__, column_bytes).complete(order or tuple(known))
+    sources = submissions(drawn)
+    return SetFold(rule, TABLE, GRID, sources.__getitem__, column_bytes).complete(order or tuple(sources))
 
 
 @given(UPDATES, st.floats(0.01, 0.49), st.randoms(use_true_random=False), st.integers(8, 400))
-def test_a_trimmed_mean_is_that_of_fractions(drawn: Drawn, trim: float, rng: random.Random, column_bytes: int) -> None:
+def test_a_trimmed_mean_equals_that_of_fractions(
+    drawn: Drawn, trim: float, rng: random.Random, column_bytes: int
+) -> None:
     num, left_out = len(drawn), num_trimmed(trim, len(drawn))
     expected = []
     for position in range(NUM_VALUES):
         block = 0 if position < 12 else 1
         column = sorted(values[position] << shifts[block] for values, shifts in drawn)
-        kept = column[left_out : num - left_out]
-        exact = Fraction(sum(kept), len(kept)) * Fraction(2) ** GRID[block]
-        expected.append(float(Fraction(float(sum(kept))) / len(kept) * Fraction(2) ** GRID[block]))
+        middle = column[left_out : num - left_out]
+        exact = Fraction(sum(middle), len(middle)) * Fraction(2) ** GRID[block]
+        expected.append(float(Fraction(float(sum(middle))) / len(middle) * Fraction(2) ** GRID[block]))
         assert abs(Fraction(expected[-1]) - exact) <= abs(exact) * Fraction(2) ** -51
     names = [f"device-{index}" for index in range(num)]
     aggregate = folded(TrimmedMean(trim), drawn, rng.sample(names, num), column_bytes)
@@ -137,7 +139,7 @@ class Broken(TrimmedMean):
         ("parts", "aggregate: the lengths of the parts changed bits"),
     ],
 )
-def test_the_contract_catches_a_rule_whose_result_depends_on_how_it_is_folded(fault: str, error: str) -> None:
+def test_the_contract_detects_a_rule_whose_result_depends_on_the_fold(fault: str, error: str) -> None:
     with raises(AssertionError, error):
         check_rule(Broken(fault))
 
@@ -155,10 +157,10 @@ def test_the_contract_catches_a_rule_whose_result_depends_on_how_it_is_folded(fa
         ("float32", "rule Broken: reduce returned float32 values of shape (72,), expected finite float64 values of"),
     ],
 )
-def test_what_no_aggregate_can_be_is_refused(fault: str, error: str) -> None:
-    with pytest.raises(InvalidPlan) as caught:
+def test_an_invalid_aggregate_is_refused(fault: str, error: str) -> None:
+    with pytest.raises(InvalidPlan) as excinfo:
         check_rule(Broken(fault))
-    assert str(caught.value).startswith(error), caught.value
+    assert str(excinfo.value).startswith(error), excinfo.value
 
 
 class Spread(TrimmedMean):
@@ -184,7 +186,7 @@ class Spread(TrimmedMean):
         return columns.mean(axis=1)
 
 
-def test_a_rule_with_several_passes_sees_all_values_in_each() -> None:
+def test_a_rule_with_several_passes_reads_all_values_in_each() -> None:
     rng = np.random.default_rng(1)
     drawn = [(rng.integers(-1000, 1000, NUM_VALUES).tolist(), (0, 0)) for _ in range(5)]
     rule = Spread(0.2)
@@ -201,7 +203,7 @@ class Lossy(WeightedMean):
         return left
 
 
-def test_the_contract_catches_a_sum_that_does_not_merge() -> None:
+def test_the_contract_detects_a_sum_that_does_not_merge() -> None:
     with raises(AssertionError, "merge: a sum of two partial sums gave other bits"):
         check_rule(Lossy())
 
@@ -237,16 +239,16 @@ def test_a_sum_that_raises_is_named(method: str) -> None:
 
 
 @pytest.mark.parametrize("error", [OSError("disk"), Corrupted("chunk 3 is damaged")])
-def test_an_error_of_the_stored_update_is_not_blamed_on_the_sum(error: Exception) -> None:
+def test_an_error_of_the_stored_update_is_not_attributed_to_the_sum(error: Exception) -> None:
     def pieces() -> Iterator[Integers]:
         yield np.ones(3, np.int32)
         raise error
 
     (submission,) = submissions([([1] * NUM_VALUES, (0, 0))]).values()
     broken = replace(submission, update=replace(submission.update, pieces=pieces()))
-    with pytest.raises(type(error)) as caught:
+    with pytest.raises(type(error)) as excinfo:
         SetFold(WeightedMean(), TABLE, GRID, {"device": broken}.__getitem__).complete(["device"])
-    assert caught.value is error
+    assert excinfo.value is error
 
 
 @pytest.mark.parametrize(

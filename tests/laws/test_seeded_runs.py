@@ -56,7 +56,7 @@ class Course:
         verdicts: The verdict of ``verify`` on each Version.
         committed: The Updates of each Round.
         accepted: (device, Assignment) of each acknowledged Update.
-        ended_s: The virtual time of the end.
+        end_s: The virtual time of the end.
     """
 
     plan: Plan
@@ -64,7 +64,7 @@ class Course:
     verdicts: tuple[Verdict, ...]
     committed: dict[int, tuple[CommittedUpdate, ...]] = field(default_factory=dict)
     accepted: set[tuple[str, str]] = field(default_factory=set)
-    ended_s: float = 0.0
+    end_s: float = 0.0
 
 
 def plan_of(rng: random.Random) -> Plan:
@@ -105,23 +105,23 @@ def run_of(seed: int, bundle: Bundle) -> Course:
 
     async def main() -> Course:
         rng = random.Random(seed)
-        wanted = plan_of(rng)
+        plan = plan_of(rng)
         async with Witness(seed) as federation:
-            await federation.start_run(RUN, wanted, bundle, PUBLISHER)
-            for index in range(wanted.cohort.concurrency + rng.randint(0, 2)):
+            await federation.start_run(RUN, plan, bundle, PUBLISHER)
+            for index in range(plan.cohort.concurrency + rng.randint(0, 2)):
                 trainer = SyntheticTrainer(partition=index, num_examples=rng.randint(1, 50))
-                habits = habits_of(rng, may_go=index >= wanted.cohort.concurrency)
+                habits = habits_of(rng, may_go=index >= plan.cohort.concurrency)
                 federation.join(Member(device=f"d{index}", trainer=trainer, habits=habits), bundle)
             stops_s = [rng.uniform(0.0, 300.0) for _ in range(rng.randint(0, 3))]
             federation.interrupt(stops_s, rng.choice([0.1, 5.0, 100.0]))
             async with asyncio.timeout(LONGEST_S):
                 events = [recorded async for recorded in federation.watch(RUN)]
-            course = Course(plan=wanted, events=events, verdicts=tuple(verify_run(federation.state, RUN)))
+            course = Course(plan=plan, events=events, verdicts=tuple(verify_run(federation.state, RUN)))
             last = await federation.state.stores.rounds.last(RUN)
             for number in range(1, 1 + (last.round if last is not None else 0)):
                 course.committed[number] = await federation.state.stores.rounds.updates(RUN, number)
             course.accepted = federation.accepted
-            course.ended_s = asyncio.get_running_loop().time()
+            course.end_s = asyncio.get_running_loop().time()
             return course
 
     return run_virtual(main())
@@ -130,11 +130,11 @@ def run_of(seed: int, bundle: Bundle) -> Course:
 def check(course: Course) -> None:
     events = [recorded.event for recorded in course.events]
     # The Run ends, with a reason.
-    ended = events[-1]
-    assert isinstance(ended, RunRested)
-    assert ended.state in (RunState.FINISHED, RunState.FAILED) and ended.reason
+    rest = events[-1]
+    assert isinstance(rest, RunRested)
+    assert rest.state in (RunState.FINISHED, RunState.FAILED) and rest.reason
     versions = [event for event in events if isinstance(event, VersionPublished)]
-    assert ended.state is RunState.FAILED or len(versions) == course.plan.stop.max_rounds
+    assert rest.state is RunState.FAILED or len(versions) == course.plan.stop.max_rounds
     # Each Version is the result of its Updates.
     assert [verdict.problem for verdict in course.verdicts] == [""] * (len(versions) + 1)
     # No Update is counted twice: neither an Assignment, nor a device in a Round.
@@ -180,9 +180,9 @@ def check_seeds(seeds: range, bundle: Bundle) -> None:
             check(course)
         except AssertionError as exc:
             raise AssertionError(f"seed {seed}: {exc}") from exc
-        ended = course.events[-1].event
-        assert isinstance(ended, RunRested)
-        finished[ended.state] += 1
+        rest = course.events[-1].event
+        assert isinstance(rest, RunRested)
+        finished[rest.state] += 1
     # The drawn Runs are neither all easy nor all hopeless.
     assert min(finished[RunState.FINISHED], finished[RunState.FAILED]) >= len(seeds) // 50, finished
 

@@ -41,11 +41,11 @@ def pipeline(
     )
 
 
-def sent_of(line: UpdatePipeline, payload: bytes, shifts: tuple[int, ...]) -> Float64s:
+def decoded_change(update_pipeline: UpdatePipeline, payload: bytes, shifts: tuple[int, ...]) -> Float64s:
     """Return the change of the parameters as the coordinator reads it, by the formula of fleet.proto."""
-    dtype = "<i4" if line.codec.name == "fixed32" else "<i1"
+    dtype = "<i4" if update_pipeline.codec.name == "fixed32" else "<i1"
     values = np.frombuffer(payload, dtype)[:NUM].astype(np.float64)
-    for spec, start, exponent, shift in zip(TABLE.specs, TABLE.offsets, line.grid, shifts, strict=False):
+    for spec, start, exponent, shift in zip(TABLE.specs, TABLE.offsets, update_pipeline.grid, shifts, strict=False):
         values[start : start + spec.num_values] *= 2.0 ** (exponent + shift)
     return values
 
@@ -54,7 +54,7 @@ CHANGES = st.lists(st.lists(st.floats(-2, 2, width=32), min_size=NUM, max_size=N
 
 
 @given(CHANGES, st.sampled_from(["fixed32", "int8"]), st.integers(-12, -2))
-def test_all_that_was_sent_and_the_residual_are_all_changes(
+def test_the_sent_changes_and_the_residual_sum_to_all_changes(
     changes: list[list[float]], codec: str, exponent: int
 ) -> None:
     """The sums differ only by the rounding of float32."""
@@ -64,14 +64,14 @@ def test_all_that_was_sent_and_the_residual_are_all_changes(
         line = pipeline(stages, codec, exponent, {})
         update = line.apply(np.array(change, np.float32), 1, states)
         states = update.states
-        total_sent += sent_of(line, update.encoded.payload, update.encoded.shifts)
+        total_sent += decoded_change(line, update.encoded.payload, update.encoded.shifts)
         total += np.array(change, np.float32)
     residual = states["error_feedback"]["residual"]
     np.testing.assert_allclose(total_sent + residual, total, atol=1e-5)
 
 
 @given(CHANGES, st.sampled_from(["fixed32", "int8"]))
-def test_the_mean_of_the_control_variates_is_the_one_of_the_version(changes: list[list[float]], codec: str) -> None:
+def test_the_mean_of_the_control_variates_equals_that_of_the_version(changes: list[list[float]], codec: str) -> None:
     """There are four devices, and one to four of them take part in a Round."""
     stages = stages_of([SCAFFOLD, FEEDBACK])
     scaffold = stages["scaffold"]
@@ -168,8 +168,8 @@ class Odd:
                 context.send(vector)
                 state["state"][:] = 1
             case 19:
-                sent = context.send(vector)
-                sent[PARAMETERS][:] = 0
+                decoded = context.send(vector)
+                decoded[PARAMETERS][:] = 0
             case 20:
                 with suppress(InvalidInput):
                     context.send({})
@@ -222,12 +222,12 @@ class Writer(Odd):
         return state
 
 
-def test_the_contract_finds_a_stage_that_writes_to_its_inputs() -> None:
+def test_the_contract_detects_a_stage_that_writes_to_its_inputs() -> None:
     with pytest.raises(InvalidInput, match=r"^stage stage: apply raised ValueError: .*read-only; correct the stage$"):
         check_stage(Writer(3))
 
 
-def test_a_training_that_diverged_blames_no_stage() -> None:
+def test_an_error_of_a_diverged_training_names_no_stage() -> None:
     stages = stages_of([FEEDBACK])
     with raises(ValueError, "update: got NaN or infinity, expected finite values; the training diverged"):
         pipeline(stages, "fixed32", -10, {}).apply(np.full(NUM, np.nan, np.float32), 1, first_states(stages, NUM))
@@ -272,7 +272,7 @@ class Careless(Scaffold):
         ("advance returns less", AssertionError, "advance: got float64 (71,), expected float64 (72,)"),
     ],
 )
-def test_the_contract_names_what_is_wrong_in_a_stage_with_a_group(fault: str, kind: type[Exception], text: str) -> None:
+def test_the_contract_names_the_fault_of_a_stage_with_a_group(fault: str, kind: type[Exception], text: str) -> None:
     with raises(kind, text):
         check_stage(Careless(fault))
 
@@ -327,7 +327,7 @@ def test_the_group_of_scaffold_counts_each_device_once() -> None:
         ),
     ],
 )
-def test_wrong_stages_of_a_plan_have_one_sentence(specs: list[StageSpec], text: str) -> None:
+def test_invalid_stages_of_a_plan_are_refused_in_one_sentence(specs: list[StageSpec], text: str) -> None:
     with raises(InvalidPlan, text):
         stages_of(specs)
 

@@ -9,12 +9,12 @@ def opened_folders() -> list[Path]:
 
     An audit hook cannot be removed from its process, so call this function in a child process.
     """
-    found: list[Path] = []
+    folders: list[Path] = []
 
     def note(event: str, arguments: tuple[object, ...]) -> None:
         path = arguments[0] if event == "open" and arguments else None
         if isinstance(path, str | Path) and Path(path).is_dir():
-            found.append(Path(path))
+            folders.append(Path(path))
 
     sys.addaudithook(note)
-    return found
+    return folders

@@ -42,16 +42,16 @@ def check_backend(backend: Backend) -> set[int]:
     """Check that a backend keeps its Protocol. Return the ids of the processes that ran the tasks."""
     array = np.arange(5000, dtype=np.float32)
     placed = backend.place({"array": array, "text": "one"})
-    again = backend.place({"array": array, "text": "two"})
+    newer = backend.place({"array": array, "text": "two"})
     pending = [backend.submit(scaled, Job(number, placed)) for number in range(6)]
     results = [each() for each in reversed(pending)][::-1]
     for number, (values, text, _) in enumerate(results):
         np.testing.assert_array_equal(values, array * number)
         assert text == "one"
     # The newer placement does not replace the older one.
-    assert backend.submit(scaled, Job(1, again))()[1] == "two"
+    assert backend.submit(scaled, Job(1, newer))()[1] == "two"
     assert backend.submit(equal_placements, (placed, placed))() == (True, True)
-    assert not backend.submit(equal_placements, (placed, again))()[0]
+    assert not backend.submit(equal_placements, (placed, newer))()[0]
     try:
         backend.submit(failing, Job(7, placed))()
     except InvalidInput as exc:

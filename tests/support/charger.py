@@ -34,15 +34,15 @@ class Unplugging(GrpcTransport):
     def __init__(self, line: Connection, key: SigningKey, on_battery: Path, down_at: int, up_at: int) -> None:
         super().__init__(line, key)
         self._on_battery = on_battery
-        self._num_left = down_at
+        self._num_remaining = down_at
         self._up_at = up_at
 
     def download(self, download: m.Download) -> Iterator[bytes]:
         """Count each piece before the client stores it."""
         for data in super().download(download):
-            if 0 < self._num_left <= len(data):
+            if 0 < self._num_remaining <= len(data):
                 self._on_battery.touch()
-            self._num_left -= len(data)
+            self._num_remaining -= len(data)
             yield data
 
     def upload(self, header: m.UpdateHeader, read: ReadPayload) -> m.UploadReply:

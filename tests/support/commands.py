@@ -35,8 +35,8 @@ def fanin_in_process(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mon
             # argparse raises SystemExit with a number.
             assert isinstance(exc.code, int)
             status = exc.code
-        found = capsys.readouterr()
-        return Outcome(status, found.out, found.err)
+        captured = capsys.readouterr()
+        return Outcome(status, captured.out, captured.err)
 
     return run
 

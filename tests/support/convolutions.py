@@ -22,9 +22,9 @@ def convolutions(draw: st.DrawFn) -> Convolution:
 
     size, kernel, stride, padding, dilation = each(1, 13), each(1, 3), each(1, 3), each(0, 2), each(1, 2)
     extra = [draw(st.integers(0, step - 1)) for step in stride] if kind == "transposed" else [0] * dims
-    for have, taps, pad, step, dil in zip(size, kernel, padding, stride, dilation, strict=True):
-        assume(have + 2 * pad >= dil * (taps - 1) + 1)
-        assume(kind != "transposed" or (have - 1) * step - 2 * pad + dil * (taps - 1) + 1 > 0)
+    for extent, taps, pad, step, dil in zip(size, kernel, padding, stride, dilation, strict=True):
+        assume(extent + 2 * pad >= dil * (taps - 1) + 1)
+        assume(kind != "transposed" or (extent - 1) * step - 2 * pad + dil * (taps - 1) + 1 > 0)
     torch.manual_seed(draw(st.integers(0, 1000)))
     x = torch.randn(draw(st.integers(1, 3)), groups * ins, *size, dtype=torch.float64)
     rows = (groups * ins, outs) if kind == "transposed" else (groups * outs, ins)

@@ -18,9 +18,9 @@ def unreachable(url: str, max_bytes: int) -> bytes:
 
 def real_places(name: str) -> Places:
     """Return the places of this data set: FANIN_DATA, or a folder next to the repository. Skip if it is in neither."""
-    found = replace(places_from(os.environ), fetch=unreachable)
-    if found.data is None and (BESIDE_THE_REPOSITORY / name).is_dir():
-        found = replace(found, data=BESIDE_THE_REPOSITORY)
-    if found.data is None:
+    places = replace(places_from(os.environ), fetch=unreachable)
+    if places.data is None and (BESIDE_THE_REPOSITORY / name).is_dir():
+        places = replace(places, data=BESIDE_THE_REPOSITORY)
+    if places.data is None:
         pytest.skip(f"{name} is not here: set {DATA_VARIABLE} to a folder that holds {name}/")
-    return found
+    return places

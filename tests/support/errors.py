@@ -9,7 +9,7 @@ import pytest
 @contextmanager
 def raises(kind: type[Exception], text: str) -> Iterator[None]:
     """Check that the block raises exactly this class with exactly this text."""
-    with pytest.raises(kind) as caught:
+    with pytest.raises(kind) as excinfo:
         yield
-    assert type(caught.value) is kind
-    assert str(caught.value) == text
+    assert type(excinfo.value) is kind
+    assert str(excinfo.value) == text

@@ -67,17 +67,17 @@ def federated(folder: Path, codec: str) -> Federated:
     spec = CodecSpec(name=codec, max_shift=DEFAULT_MAX_SHIFTS[codec])
     parameters = []
     for num_rounds in range(1, NUM_ROUNDS + 1):
-        wanted = plan(max_rounds=num_rounds, codec=spec)
-        scenario = Scenario(plan=wanted, bundle=bundle, publisher=PUBLISHER, members=members)
-        found = play(scenario, folder / str(num_rounds))
-        assert all(version.num_saturated == 0 for version in found.versions)
-        parameters.append(found.parameters)
+        run_plan = plan(max_rounds=num_rounds, codec=spec)
+        scenario = Scenario(plan=run_plan, bundle=bundle, publisher=PUBLISHER, members=members)
+        outcome = play(scenario, folder / str(num_rounds))
+        assert all(version.num_saturated == 0 for version in outcome.versions)
+        parameters.append(outcome.parameters)
     rounds = [
         [[trainer.drawn.num_examples, hexed(trainer.changes[number])] for trainer in trainers]
         for number in range(1, NUM_ROUNDS + 1)
     ]
-    asked = {"start": hexed(bundle.initial_parameters()), "rounds": rounds}
-    return Federated(codec, asked, parameters, _bounds(folder / str(NUM_ROUNDS), codec, parameters))
+    flower_input = {"start": hexed(bundle.initial_parameters()), "rounds": rounds}
+    return Federated(codec, flower_input, parameters, _bounds(folder / str(NUM_ROUNDS), codec, parameters))
 
 
 def _bounds(folder: Path, codec: str, parameters: list[Float32s]) -> list[np.ndarray]:
@@ -88,19 +88,19 @@ def _bounds(folder: Path, codec: str, parameters: list[Float32s]) -> list[np.nda
     """
     record, bounds = open_archive(folder / "state"), []
     table = synthetic_bundle(folder / "bundle", PUBLISHER, SHAPES).manifest.table
-    so_far = np.zeros(table.num_values)
+    bound = np.zeros(table.num_values)
     # A client's parameters may be larger than the mean of all, by less than the range of a first grid.
     largest = max(float(np.abs(flat).max()) for flat in parameters) + FIRST_RANGE
-    for made in record.rounds.rounds("run"):
-        updates = record.rounds.updates("run", made.round)
+    for closed_round in record.rounds.rounds("run"):
+        updates = record.rounds.updates("run", closed_round.round)
         total = sum(update.header.statistics.counts["examples"] for update in updates)
         for update in updates:
             share = update.header.statistics.counts["examples"] / total
-            exponents = [step + shift for step, shift in zip(made.grid, update.header.shifts, strict=True)]
+            exponents = [step + shift for step, shift in zip(closed_round.grid, update.header.shifts, strict=True)]
             for start, stop, exponent in blocks_within(table, exponents, 0, table.num_values):
-                so_far[start:stop] += share * ROUNDING[codec] * 2.0**exponent
-        so_far = so_far + 3 * len(updates) * largest * 2.0**-FLOAT_BITS
-        bounds.append(so_far)
+                bound[start:stop] += share * ROUNDING[codec] * 2.0**exponent
+        bound = bound + 3 * len(updates) * largest * 2.0**-FLOAT_BITS
+        bounds.append(bound)
     return bounds
 
 

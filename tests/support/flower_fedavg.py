@@ -27,38 +27,38 @@ def of_hex(text: str) -> np.ndarray:
 
 def reply(parameters: np.ndarray, num_examples: int) -> Message:
     """Return a client's reply to a message of the server."""
-    asked = Message(RecordDict(), dst_node_id=1, message_type="train")
+    message = Message(RecordDict(), dst_node_id=1, message_type="train")
     metrics = MetricRecord({"num-examples": num_examples})
-    return Message(RecordDict({"arrays": ArrayRecord([parameters]), "metrics": metrics}), reply_to=asked)
+    return Message(RecordDict({"arrays": ArrayRecord([parameters]), "metrics": metrics}), reply_to=message)
 
 
-def by_strategy(ended: list[tuple[np.ndarray, int]], number: int) -> np.ndarray:
+def by_strategy(updates: list[tuple[np.ndarray, int]], number: int) -> np.ndarray:
     """Average with the strategy of flwr.serverapp."""
-    arrays, _ = FedAvg().aggregate_train(number, [reply(parameters, count) for parameters, count in ended])
-    (found,) = arrays.to_numpy_ndarrays()
-    return found
+    arrays, _ = FedAvg().aggregate_train(number, [reply(parameters, count) for parameters, count in updates])
+    (mean,) = arrays.to_numpy_ndarrays()
+    return mean
 
 
-def by_function(ended: list[tuple[np.ndarray, int]], _number: int) -> np.ndarray:
+def by_function(updates: list[tuple[np.ndarray, int]], _number: int) -> np.ndarray:
     """Average with the function that the strategies of flwr.server call."""
-    (found,) = aggregate([([parameters], count) for parameters, count in ended])
-    return found
+    (mean,) = aggregate([([parameters], count) for parameters, count in updates])
+    return mean
 
 
 def main() -> None:
     """Read the input, and print the results."""
     logging.disable()
     TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
-    asked = json.load(sys.stdin)
-    told: dict[str, object] = {"flwr": version("flwr")}
+    data = json.load(sys.stdin)
+    results: dict[str, object] = {"flwr": version("flwr")}
     for name, average in (("strategy", by_strategy), ("function", by_function)):
-        parameters, found = of_hex(asked["start"]), []
-        for number, clients in enumerate(asked["rounds"], start=1):
-            ended = [(parameters + of_hex(change), count) for count, change in clients]
-            parameters = average(ended, number).astype("<f4")
-            found.append(parameters.tobytes().hex())
-        told[name] = found
-    print(json.dumps(told, indent=1))
+        parameters, averages = of_hex(data["start"]), []
+        for number, clients in enumerate(data["rounds"], start=1):
+            updates = [(parameters + of_hex(change), count) for count, change in clients]
+            parameters = average(updates, number).astype("<f4")
+            averages.append(parameters.tobytes().hex())
+        results[name] = averages
+    print(json.dumps(results, indent=1))
 
 
 if __name__ == "__main__":

@@ -17,35 +17,35 @@ DATABASE: Final = "fanin.db*"
 
 @dataclass
 class ForgetfulDisk:
-    """The Disk of a coordinator's folder. All its initial content is durable. ``told`` is called for every sync."""
+    """The Disk of a coordinator's folder. All its initial content is durable. ``on_sync`` is called for every sync."""
 
     root: Path
-    told: Callable[[str], None]
+    on_sync: Callable[[str], None]
     # Bytes by inode. Names by folder: the inode of each name, None for a folder.
     _bytes: dict[int, bytes] = field(default_factory=dict)
     _names: dict[Path, dict[str, int | None]] = field(default_factory=dict)
     # These descriptors stay open, so that no other file gets their inode.
-    _held: list[int] = field(default_factory=list)
+    _descriptors: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         for folder, _, files in os.walk(self.root):
             for name in files:
                 fd = os.open(Path(folder) / name, os.O_RDONLY)
-                self._keep_bytes(fd)
+                self._record_bytes(fd)
                 os.close(fd)
-            self._keep_names(Path(folder))
+            self._record_names(Path(folder))
 
     def sync_file(self, fd: int) -> None:
         """Record the bytes of the file."""
-        self.told("before sync")
-        self._keep_bytes(fd)
-        self.told("after sync")
+        self.on_sync("before sync")
+        self._record_bytes(fd)
+        self.on_sync("after sync")
 
     def sync_folder(self, folder: Path) -> None:
         """Record the names in the folder."""
-        self.told("before sync")
-        self._keep_names(folder)
-        self.told("after sync")
+        self.on_sync("before sync")
+        self._record_names(folder)
+        self.on_sync("after sync")
 
     def lose_power(self, after: Path) -> None:
         """Write the state after a power loss to the new folder ``after``."""
@@ -55,19 +55,19 @@ class ForgetfulDisk:
 
     def close(self) -> None:
         """Close all files."""
-        for fd in self._held:
+        for fd in self._descriptors:
             os.close(fd)
-        self._held.clear()
+        self._descriptors.clear()
 
-    def _keep_bytes(self, fd: int) -> None:
+    def _record_bytes(self, fd: int) -> None:
         # A new descriptor is needed, because a file that was opened for appending is not readable through its own.
-        held = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY)
-        self._held.append(held)
-        self._bytes[os.fstat(held).st_ino] = os.pread(held, os.fstat(held).st_size, 0)
+        descriptor = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY)
+        self._descriptors.append(descriptor)
+        self._bytes[os.fstat(descriptor).st_ino] = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
 
-    def _keep_names(self, folder: Path) -> None:
-        found = {path.name: None if path.is_dir() else path.stat().st_ino for path in folder.iterdir()}
-        self._names[folder] = found
+    def _record_names(self, folder: Path) -> None:
+        inodes = {path.name: None if path.is_dir() else path.stat().st_ino for path in folder.iterdir()}
+        self._names[folder] = inodes
 
     def _restore(self, folder: Path, after: Path) -> None:
         after.mkdir()

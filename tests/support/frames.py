@@ -35,5 +35,5 @@ def read_frame(pipe: BinaryIO) -> tuple[Row, Arrays] | None:
         return None
     header, size = struct.unpack("<II", sizes)
     row = json.loads(pipe.read(header))
-    with np.load(io.BytesIO(pipe.read(size))) as found:
-        return row, dict(found)
+    with np.load(io.BytesIO(pipe.read(size))) as archive:
+        return row, dict(archive)

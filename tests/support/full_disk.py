@@ -38,6 +38,6 @@ def in_child(work: Callable[[], None]) -> None:
             os._exit(0)
     os.close(writable)
     with os.fdopen(readable, "rb") as pipe:
-        told = pipe.read().decode()
+        error = pipe.read().decode()
     os.waitpid(child, 0)
-    assert not told, told
+    assert not error, error

@@ -83,8 +83,8 @@ def check_slots(row: GraphFormat, bundle: Bundle) -> None:
     """Check that ``infer`` has a slot for each parameter, with bytes that the file's format fills."""
     name, manifest = row.forms.graph_format, bundle.manifest
     slots = manifest.slots[name]
-    lacking = {spec.name for spec in manifest.model_table.specs} - {slot.parameter for slot in slots}
-    assert not lacking, f"make: the parameters {sorted(lacking)} have no slot"
+    missing = {spec.name for spec in manifest.model_table.specs} - {slot.parameter for slot in slots}
+    assert not missing, f"make: the parameters {sorted(missing)} have no slot"
     FILE_FORMATS[name].check_slots(bundle.graph("infer", name), slots, "infer graph")
 
 
@@ -93,15 +93,15 @@ def check_train_file(row: GraphFormat, prepared: Prepared, bundle: Bundle) -> No
     data, ports = row.make_train(prepared)
     train = bundle.manifest.signatures["train"]
     assert ports == (train.inputs, train.outputs), f"make_train: got the ports {ports}, expected those of make"
-    alone = with_artifact(bundle, train.graphs[row.forms.graph_format], data)
+    candidate = with_artifact(bundle, train.graphs[row.forms.graph_format], data)
     runtime, (batch, *_) = open_runtime(row.runtime), batches(bundle.manifest.batch_size, seed=1)
     results = []
-    for each in (bundle, alone):
+    for each in (bundle, candidate):
         step = runtime.open_train(each)
         results.append(step(step.begin(each.initial_parameters()), batch, SETTINGS))
-    (state, loss), (state_alone, loss_alone) = results
-    check_near("make_train: the loss", np.array(loss_alone), np.array(loss))
-    check_near("make_train: the next parameters", state_alone.parameters, state.parameters)
+    (state, loss), (candidate_state, candidate_loss) = results
+    check_near("make_train: the loss", np.array(candidate_loss), np.array(loss))
+    check_near("make_train: the next parameters", candidate_state.parameters, state.parameters)
 
 
 def check_gradients(row: GraphFormat) -> None:

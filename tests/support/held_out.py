@@ -83,10 +83,10 @@ class Bench:
         self.evaluator = HeldOutEvaluator(self.runs, self.state.stores, sets, self.process)
         return self
 
-    async def begin(self, wanted: Plan, run_id: str = RUN) -> None:
+    async def begin(self, plan: Plan, run_id: str = RUN) -> None:
         """Start a Run and stop it, so that Versions can be published."""
         self.bundle = linear_bundle(self.folder / run_id)
-        await start(self.runs, self.bundle, wanted, run_id)
+        await start(self.runs, self.bundle, plan, run_id)
         await self.runs.command(Command(command_id=f"stop-{run_id}", run_id=run_id, what=Stop()))
 
     async def close(self) -> None:

@@ -98,8 +98,8 @@ class Hosted:
     def published(self, run_id: str = "run") -> list[VersionPublished]:
         """Wait until the Run rests. Return its Versions."""
         with self.operator() as operator:
-            found = [recorded.event for recorded in operator.watch(run_id)]
-        return [event for event in found if isinstance(event, VersionPublished)]
+            events = [recorded.event for recorded in operator.watch(run_id)]
+        return [event for event in events if isinstance(event, VersionPublished)]
 
     def await_round(self, run_id: str, round_number: int) -> None:
         """Return when this Round has been opened. If that does not happen, wait until the test times out."""

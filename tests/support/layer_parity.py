@@ -59,14 +59,14 @@ class Course:
         traced = trace_train(prepare(app), row.forms)
         data = row.encode("train", traced, "layers")
         signature = "train" if file_format(graph_format).has_signatures else ""
-        found = {}
+        errors = {}
         for runtime in RUNTIMES[graph_format]:
-            got = self._in_graph(traced, runtime, data, signature)
-            found[runtime] = {
-                name: float((np.abs(got[name] - value) / np.maximum(1.0, np.abs(value))).max())
+            actual = self._in_graph(traced, runtime, data, signature)
+            errors[runtime] = {
+                name: float((np.abs(actual[name] - value) / np.maximum(1.0, np.abs(value))).max())
                 for name, value in self.expected.items()
             }
-        return found
+        return errors
 
     def _in_graph(self, traced: Traced, runtime: str, data: bytes, signature: str) -> Named:
         step = runtime_of(runtime).open_model(data, "layers", signature)
@@ -75,8 +75,8 @@ class Course:
         names = [name for name in traced.inputs if next_port(name) in traced.outputs]
         for index in range(NUM_STEPS):
             x, y = self.xs[index % len(self.xs)], self.ys[index % len(self.ys)]
-            said = step(feed | {"x": x.numpy(), "y": y.to(torch.int32).numpy()})
-            feed |= {name: said[next_port(name)] for name in names}
+            outputs = step(feed | {"x": x.numpy(), "y": y.to(torch.int32).numpy()})
+            feed |= {name: outputs[next_port(name)] for name in names}
         return feed
 
 

@@ -35,16 +35,16 @@ class Branches(nn.Module):
     def __init__(self, shape: tuple[int, ...], layers: Mapping[str, nn.Module]) -> None:
         super().__init__()
         self.layers = nn.ModuleDict(layers)
-        self.head = nn.Linear(sum(self._told(torch.zeros(2, *shape), key).shape[1] for key in layers), NUM_CLASSES)
+        self.head = nn.Linear(sum(self._features(torch.zeros(2, *shape), key).shape[1] for key in layers), NUM_CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits."""
-        return self.head(torch.cat([self._told(x, key) for key in self.layers], dim=1))
+        return self.head(torch.cat([self._features(x, key) for key in self.layers], dim=1))
 
-    def _told(self, x: Tensor, key: str) -> Tensor:
-        made = self.layers[key](x)
+    def _features(self, x: Tensor, key: str) -> Tensor:
+        output = self.layers[key](x)
         # Positions have different weights, because otherwise a gradient at a wrong position would pass.
-        flat = made.flatten(start_dim=2) if made.dim() > 2 else made.unsqueeze(2)
+        flat = output.flatten(start_dim=2) if output.dim() > 2 else output.unsqueeze(2)
         return (flat * torch.linspace(0.5, 1.5, flat.shape[2])).mean(dim=2)
 
 
@@ -94,9 +94,9 @@ class Sequence(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits (B, NUM_CLASSES)."""
-        made = self.layer(self.tokens(x))
-        made = made[0] if isinstance(made, tuple) else made
-        return self.head(made[:, -1] + made.mean(dim=1))
+        hidden = self.layer(self.tokens(x))
+        hidden = hidden[0] if isinstance(hidden, tuple) else hidden
+        return self.head(hidden[:, -1] + hidden.mean(dim=1))
 
 
 class Causal(nn.Module):
@@ -172,9 +172,9 @@ def separable() -> nn.Module:
     """Return depthwise and 1x1 convolutions of narrow images in turn, with frozen norms and activations between."""
 
     def block(stride: int, activation: nn.Module, bias: bool = False) -> list[nn.Module]:
-        made = [nn.Conv2d(4, 4, 3, stride, 1, groups=4, bias=bias), nn.BatchNorm2d(4).eval(), activation]
-        made += [nn.Conv2d(4, 4, 1, bias=bias), nn.BatchNorm2d(4).eval()]
-        return made
+        layers = [nn.Conv2d(4, 4, 3, stride, 1, groups=4, bias=bias), nn.BatchNorm2d(4).eval(), activation]
+        layers += [nn.Conv2d(4, 4, 1, bias=bias), nn.BatchNorm2d(4).eval()]
+        return layers
 
     kinds = {
         "relu": nn.Sequential(*block(1, nn.ReLU()), nn.ReLU(), *block(1, nn.ReLU(), bias=True)),

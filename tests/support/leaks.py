@@ -12,7 +12,7 @@ SETTLE_S = 20.0
 
 
 @dataclass(frozen=True)
-class Held:
+class Resources:
     """Resources of a coordinator and of the clients in its process."""
 
     num_files: int
@@ -20,12 +20,12 @@ class Held:
     spool: frozenset[str]
 
 
-def held(host: Hosted) -> Held:
+def resources_of(host: Hosted) -> Resources:
     """Return the resources at this moment."""
     num_files = len(list(Path("/proc/self/fd").iterdir()))
     # ``snapshot`` does not work here: SQLite keeps its file open while another connection of this process holds a lock.
     spool = frozenset(path.name for path in (host.state / "spool").iterdir())
-    return Held(num_files=num_files, num_tasks=host.num_tasks(), spool=spool)
+    return Resources(num_files=num_files, num_tasks=host.num_tasks(), spool=spool)
 
 
 @contextmanager
@@ -34,15 +34,15 @@ def nothing_leaks(host: Hosted, *, left: tuple[str, ...] = ()) -> Iterator[None]
 
     The files ``left`` may be in its spool until the Round ends.
     """
-    before = held(host)
+    before = resources_of(host)
     yield
     until = time.monotonic() + SETTLE_S
-    while not _is_as(before, after := held(host), left):
+    while not _is_released(before, after := resources_of(host), left):
         assert time.monotonic() < until, (before, after)
         time.sleep(0.05)
 
 
-def _is_as(before: Held, after: Held, left: tuple[str, ...]) -> bool:
+def _is_released(before: Resources, after: Resources, left: tuple[str, ...]) -> bool:
     # Fewer resources are no leak: those of an earlier test may have been released meanwhile.
-    few = after.num_files <= before.num_files and after.num_tasks <= before.num_tasks
-    return few and after.spool - before.spool <= set(left)
+    are_few = after.num_files <= before.num_files and after.num_tasks <= before.num_tasks
+    return are_few and after.spool - before.spool <= set(left)

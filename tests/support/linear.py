@@ -132,7 +132,7 @@ def numpy_step(
     logits = x.astype(np.float64) @ w + b
     shares = np.exp(logits - logits.max(axis=1, keepdims=True))
     shares /= shares.sum(axis=1, keepdims=True)
-    wanted = np.eye(NUM_CLASSES)[y]
-    loss = -float(np.log((shares * wanted).sum(axis=1)).mean())
-    slopes = (shares - wanted) / len(x)
+    targets = np.eye(NUM_CLASSES)[y]
+    loss = -float(np.log((shares * targets).sum(axis=1)).mean())
+    slopes = (shares - targets) / len(x)
     return w - rate * x.T @ slopes, b - rate * slopes.sum(axis=0), loss

@@ -133,8 +133,8 @@ def with_manifest(bundle: Bundle, manifest: Manifest, *artifacts: bytes) -> Bund
     """Return a Bundle with another, signed manifest, the same artifacts, and these ones."""
     data = dump_manifest(manifest)
     signed = SignedManifest(data=data, public_key=PUBLISHER.public, signature=PUBLISHER.sign(BUNDLE_CONTEXT, data))
-    known = [*(bundle.artifact(name) for name in bundle.manifest.artifacts), *artifacts]
-    chunks = {ref.sha256: piece for artifact in known for ref, piece in cut(artifact)}
+    files = [*(bundle.artifact(name) for name in bundle.manifest.artifacts), *artifacts]
+    chunks = {ref.sha256: piece for artifact in files for ref, piece in cut(artifact)}
     return Bundle.open(signed, trusted=[PUBLISHER.public], read=chunks.__getitem__)
 
 
@@ -166,15 +166,15 @@ def batches(num: int, *, seed: int) -> Iterator[PaddedBatch]:
     """Yield ``num`` samples in batches; the last one is padded and masked."""
     x, y = samples(num, seed=seed)
     for start in range(0, num, BATCH_SIZE):
-        kept = len(x[start : start + BATCH_SIZE])
+        count = len(x[start : start + BATCH_SIZE])
         batch = PaddedBatch(
             inputs={"x": np.zeros((BATCH_SIZE, 1, 8, 8), np.float32)},
             y=np.zeros(BATCH_SIZE, np.int32),
             mask=np.zeros(BATCH_SIZE, np.float32),
         )
-        batch.inputs["x"][:kept], batch.y[:kept], batch.mask[:kept] = (
-            x[start : start + kept],
-            y[start : start + kept],
+        batch.inputs["x"][:count], batch.y[:count], batch.mask[:count] = (
+            x[start : start + count],
+            y[start : start + count],
             1.0,
         )
         yield batch

@@ -76,12 +76,12 @@ class Life:
         """Run the work with a delay before and after it."""
         await asyncio.sleep(self.rng.uniform(0.0, 0.02))
         self.tick(self, "before work")
-        found = work()
+        result = work()
         changes = self._changes()
         self.tick(self, "after work" if changes == self._seen else "after change")
         self._seen = changes
         await asyncio.sleep(self.rng.uniform(0.0, 0.02))
-        return found
+        return result
 
     def starting(self, run_id: str, effect: Effect) -> None:
         """See Observer."""
@@ -106,7 +106,7 @@ class Life:
         (version,) = self._database.execute("PRAGMA data_version").fetchone()
         return version, self._num_syncs
 
-    async def heard(self, work: Coroutine[object, object, T]) -> T:
+    async def answer_of(self, work: Coroutine[object, object, T]) -> T:
         """Return the result of a call to this life, or raise a broken connection if it is killed first."""
         call, end = asyncio.create_task(work), asyncio.create_task(self.dead.wait())
         try:
@@ -132,7 +132,7 @@ class Mortal:
         self._kill_at = frozenset(kill_at)
         self._rng = random.Random(0)
         self._tasks: set[asyncio.Task[None]] = set()
-        self.life = self._born(folder / "life-0")
+        self.life = self._new_life(folder / "life-0")
 
     async def start(self) -> None:
         """Start the first life."""
@@ -148,7 +148,7 @@ class Mortal:
     async def check_in(self, device: str, check_in: m.CheckIn) -> m.CheckInAnswer:
         """See Coordinator."""
         life = self._serving()
-        return await life.heard(life.coordinator.check_in(device, check_in))
+        return await life.answer_of(life.coordinator.check_in(device, check_in))
 
     async def download(self, device: str, download: m.Download) -> AsyncIterator[bytes]:
         """See Coordinator."""
@@ -169,7 +169,7 @@ class Mortal:
     async def report(self, device: str, report: m.Report) -> m.UploadReply:
         """See Coordinator."""
         life = self._serving()
-        return await life.heard(life.coordinator.report(device, report))
+        return await life.answer_of(life.coordinator.report(device, report))
 
     # The interface for operators.
 
@@ -178,19 +178,19 @@ class Mortal:
         while True:
             try:
                 life = self._serving()
-                return await life.heard(call(life.runs))
+                return await life.answer_of(call(life.runs))
             except Unavailable:
                 await asyncio.sleep(PAUSE_S)
 
     def devices(self, num_devices: int, work_s: Callable[[random.Random], float]) -> list[VirtualDevice]:
         """Return devices that outlive the coordinator. They do not run yet."""
-        found = []
+        virtual_devices = []
         for index in range(num_devices):
             line = LoopbackTransport(fleet=self, device=f"device-{index}", latency_s=0.01)
             trainer = SyntheticTrainer(partition=index, num_examples=10 + index)
             rng = random.Random(f"device {index}")
-            found.append(VirtualDevice(line, trainer, (PUBLISHER.public,), rng, work_s))
-        return found
+            virtual_devices.append(VirtualDevice(line, trainer, (PUBLISHER.public,), rng, work_s))
+        return virtual_devices
 
     # Starts and kills.
 
@@ -199,7 +199,7 @@ class Mortal:
             raise Unavailable("no coordinator serves")
         return self.life
 
-    def _born(self, folder: Path) -> Life:
+    def _new_life(self, folder: Path) -> Life:
         return Life(folder, self._tick, random.Random(self._rng.random()))
 
     async def _serve(self, life: Life) -> None:
@@ -222,34 +222,34 @@ class Mortal:
             life.disk.lose_power(after)
         else:
             shutil.copytree(life.folder, after)
-        task = asyncio.get_running_loop().create_task(self._begin_anew(life, after))
+        task = asyncio.get_running_loop().create_task(self._restart(life, after))
         self._tasks.add(task)
 
-    async def _begin_anew(self, before: Life, folder: Path) -> None:
+    async def _restart(self, before: Life, folder: Path) -> None:
         await asyncio.sleep(PAUSE_S)
         await before.stop()
-        self.life = self._born(folder)
+        self.life = self._new_life(folder)
         await self._serve(self.life)
 
 
 async def _each(life: Life, stream: AsyncIterator[T]) -> AsyncIterator[T]:
     """Yield the items of a stream until the life ends. One task serves the stream, as it does every call."""
-    found: asyncio.Queue[T | FaninError | None] = asyncio.Queue()
+    queue: asyncio.Queue[T | FaninError | None] = asyncio.Queue()
 
     async def serve() -> None:
         try:
-            async for one in stream:
-                found.put_nowait(one)
-            found.put_nowait(None)
+            async for item in stream:
+                queue.put_nowait(item)
+            queue.put_nowait(None)
         except FaninError as exc:
-            found.put_nowait(exc)
+            queue.put_nowait(exc)
 
     task = asyncio.create_task(serve())
     try:
-        while (one := await life.heard(found.get())) is not None:
-            if isinstance(one, FaninError):
-                raise one
-            yield one
+        while (item := await life.answer_of(queue.get())) is not None:
+            if isinstance(item, FaninError):
+                raise item
+            yield item
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)

@@ -63,7 +63,7 @@ class RemoteRuntime:
         self._folder = tempfile.TemporaryDirectory(prefix="fanin-remote-")
         self._num_bundles = 0
         atexit.register(self.close)
-        self._told, _ = self.ask({"do": "describe"}, {})
+        self._description, _ = self.ask({"do": "describe"}, {})
 
     def close(self) -> None:
         """End the process."""
@@ -74,9 +74,9 @@ class RemoteRuntime:
         """Make one call to the process."""
         assert self._child.stdin is not None and self._child.stdout is not None
         write_frame(self._child.stdin, row, arrays)
-        found = read_frame(self._child.stdout)
-        assert found is not None, f"{self._child.args}: ended with {self._child.wait(10)}"
-        answer, values = found
+        frame = read_frame(self._child.stdout)
+        assert frame is not None, f"{self._child.args}: ended with {self._child.wait(10)}"
+        answer, values = frame
         if "error" in answer:
             raise known_error(str(answer["error"]))(answer["message"])
         return answer, values
@@ -92,11 +92,11 @@ class RemoteRuntime:
 
     @property
     def name(self) -> str:
-        return str(self._told["name"])
+        return str(self._description["name"])
 
     @property
     def graph_format(self) -> str:
-        return str(self._told["graph_format"])
+        return str(self._description["graph_format"])
 
     def open_train(self, bundle: Bundle) -> TrainStep:
         return _TrainStep(self, self._open("open_train", bundle, {}))
@@ -170,9 +170,9 @@ class _Model:
 
 def known_error(name: str) -> type[Exception]:
     """Return the exception class of this name."""
-    found = ValueError if name == "ValueError" else getattr(errors, name)
-    assert issubclass(found, Exception)
-    return found
+    error_class = ValueError if name == "ValueError" else getattr(errors, name)
+    assert issubclass(error_class, Exception)
+    return error_class
 
 
 def state_of(answer: Row, values: Arrays) -> TrainState:

@@ -28,8 +28,8 @@ class Requests(Script):
     def graphs(self) -> set[str]:
         """Return the graphs of which a device has requested bytes."""
         artifacts = self.bundle.manifest.artifacts
-        asked = {name for name, each in artifacts.items() if any(ref.sha256 in self.served for ref in each.chunks)}
-        return asked - {self.bundle.manifest.initial}
+        names = {name for name, each in artifacts.items() if any(ref.sha256 in self.served for ref in each.chunks)}
+        return names - {self.bundle.manifest.initial}
 
 
 def requests_of(bundle: Bundle, batch_size: int = 0) -> Requests:

@@ -30,11 +30,11 @@ class Server:
 
     def answer(self, row: Row, arrays: Arrays) -> Answer:
         """Execute the request of a message."""
-        found: Answer = getattr(self, f"do_{row['do']}")(row, arrays)
-        return found
+        answer: Answer = getattr(self, f"do_{row['do']}")(row, arrays)
+        return answer
 
-    def _keep(self, made: Callable[..., object]) -> Answer:
-        self._opened.append(made)
+    def _keep(self, opened: Callable[..., object]) -> Answer:
+        self._opened.append(opened)
         return {"number": len(self._opened) - 1}, {}
 
     def do_describe(self, row: Row, arrays: Arrays) -> Answer:
@@ -70,12 +70,12 @@ class Server:
             optimizer=row["settings"],
         )
         state, loss = self._opened[row["number"]](state, batch_of(arrays), settings)
-        told = {"num_steps": state.num_steps, "loss": loss}
-        return told, {"parameters": state.parameters, "optimizer": state.optimizer}
+        answer = {"num_steps": state.num_steps, "loss": loss}
+        return answer, {"parameters": state.parameters, "optimizer": state.optimizer}
 
     def do_evaluate(self, row: Row, arrays: Arrays) -> Answer:
-        found = self._opened[row["number"]](arrays["parameters"], batch_of(arrays))
-        return {"loss_sum": found.loss_sum}, {"predicted": found.predicted}
+        evaluation = self._opened[row["number"]](arrays["parameters"], batch_of(arrays))
+        return {"loss_sum": evaluation.loss_sum}, {"predicted": evaluation.predicted}
 
     def do_predict(self, row: Row, arrays: Arrays) -> Answer:
         return {}, {"logits": self._opened[row["number"]](arrays)}
@@ -100,9 +100,9 @@ def main() -> None:
     # The output of libraries must not reach the pipe.
     pipe, sys.stdout = sys.stdout.buffer, sys.stderr
     server = Server(open_runtime(sys.argv[1]))
-    while (found := read_frame(sys.stdin.buffer)) is not None:
+    while (frame := read_frame(sys.stdin.buffer)) is not None:
         try:
-            row, arrays = server.answer(*found)
+            row, arrays = server.answer(*frame)
         except (FaninError, ValueError) as exc:
             row, arrays = {"error": type(exc).__name__, "message": str(exc)}, {}
         write_frame(pipe, row, arrays)

@@ -50,13 +50,16 @@ def examples(num: int, noise: float) -> tuple[np.ndarray, np.ndarray]:
 def scalar_graphs() -> AssembledGraphs:
     """Return the parts from which the Bundle is assembled."""
     train = file(STEP, (*PORTS, port("learning_rate")), (port("next.w", NUM_INPUTS, 1), port("loss")), CONSTANTS)
-    said = helper.make_node("Identity", ["values"], ["predicted"])
+    prediction = helper.make_node("Identity", ["values"], ["predicted"])
     evaluate = file(
-        [*LOSSES, said], PORTS, (port("loss_sum"), port("predicted", BATCH_SIZE, 1)), {"along": CONSTANTS["along"]}
+        [*LOSSES, prediction],
+        PORTS,
+        (port("loss_sum"), port("predicted", BATCH_SIZE, 1)),
+        {"along": CONSTANTS["along"]},
     )
-    louder: onnx.NodeProto = helper.make_node("Mul", ["values", "too_much"], ["logits"])
+    scaling: onnx.NodeProto = helper.make_node("Mul", ["values", "too_much"], ["logits"])
     infer = file(
-        [FORWARD, louder],
+        [FORWARD, scaling],
         [port("x", "n", NUM_INPUTS)],
         [port("logits", "n", 1)],
         {"w": np.zeros_like(WEIGHT), "too_much": np.array(TOO_MUCH, np.float32)},

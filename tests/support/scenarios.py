@@ -43,6 +43,6 @@ def told(folder: Path, plan: Plan, habits: Sequence[Habits], seed: int = 0, stop
         seed=seed,
         stops_s=stops_s,
     )
-    found = play(scenario, folder)
-    assert [verdict.problem for verdict in found.verdicts if verdict.problem] == []
-    return found
+    outcome = play(scenario, folder)
+    assert [verdict.problem for verdict in outcome.verdicts if verdict.problem] == []
+    return outcome

@@ -82,7 +82,7 @@ class Scene:
 def play(
     folder: Path,
     story: Callable[[Scene], Awaitable[None]],
-    wanted: Plan | None = None,
+    run_plan: Plan | None = None,
     devices: int = 4,
     store_lane: Lane = inline,
 ) -> list[RunEvent]:
@@ -90,7 +90,7 @@ def play(
 
     async def main() -> list[RunEvent]:
         scene = Scene(folder, open_place(folder, store_lane=store_lane), [], devices)
-        await start(scene.place.runs, bundle_in(folder), wanted or plan())
+        await start(scene.place.runs, bundle_in(folder), run_plan or plan())
         scene.work()
         await story(scene)
         events = await scene.events()

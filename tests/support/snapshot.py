@@ -33,6 +33,6 @@ def snapshot(state: Path) -> Snapshot:
             for (name,) in names
             if name not in ("alembic_version", "leases", "sqlite_sequence")
         }
-    found = (path for folder in FOLDERS for path in (state / folder).rglob("*") if path.is_file())
-    files = {str(path.relative_to(state)): hashlib.sha256(path.read_bytes()).hexdigest() for path in found}
+    paths = (path for folder in FOLDERS for path in (state / folder).rglob("*") if path.is_file())
+    files = {str(path.relative_to(state)): hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
     return Snapshot(rows=rows, files=files)

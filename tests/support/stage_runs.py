@@ -38,10 +38,10 @@ def staged_plan(num_devices: int, concurrency: int, **changes: object) -> Plan:
     return plan(stages=(scaffold(num_devices), FEEDBACK), **(fields | {"max_rounds": 50} | changes))
 
 
-async def open_run(folder: Path, wanted: Plan) -> Place:
+async def open_run(folder: Path, plan: Plan) -> Place:
     """Return a coordinator with one Run of a Bundle for SCAFFOLD."""
     place = open_place(folder)
-    await start(place.runs, bundle_in(folder, scaffold=True), wanted)
+    await start(place.runs, bundle_in(folder, scaffold=True), plan)
     return place
 
 

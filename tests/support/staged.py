@@ -130,7 +130,7 @@ def control_of(index: int) -> Float32s:
     return (np.arange(NUM) * 2.0**EXPONENT * index).astype(np.float32)
 
 
-def sent_of(values: Float32s) -> tuple[bytes, Float32s]:
+def encode_values(values: Float32s) -> tuple[bytes, Float32s]:
     """Return the payload of ``fixed32`` for the values, and the values that the coordinator reads from it."""
     steps = np.rint(values.astype(np.float64) / 2.0**EXPONENT)
     return steps.astype("<i4").tobytes(), (steps * 2.0**EXPONENT).astype(np.float32)
@@ -138,18 +138,18 @@ def sent_of(values: Float32s) -> tuple[bytes, Float32s]:
 
 def scaffold(fleet: Course, works: Sequence[m.Assignment]) -> Mapping[int, bytes]:
     """Compute the payloads of SCAFFOLD with error feedback by Round, from algorithm 1 of the paper."""
-    kept: dict[tuple[int, int], tuple[Float32s, Float32s]] = {}
+    states: dict[tuple[int, int], tuple[Float32s, Float32s]] = {}
     payloads, zeros = {}, np.zeros(NUM, np.float32)
     for work in works:
         lineage, rate = work.state.lineage, np.float32(work.training.learning_rate)
-        mine, residual = kept.get((lineage, work.state.round), (zeros, zeros))
+        control, residual = states.get((lineage, work.state.round), (zeros, zeros))
         c = zeros if lineage == work.version.number else control_of(work.version.number)
         noise = SyntheticTrainer(partition=0).train(example_model(fleet.bundle), work, Countdown()).values
-        change = noise - rate * (c - mine)
-        first, sent = sent_of(change + residual)
-        second, told = sent_of((-change.astype(np.float64) / float(rate) - c).astype(np.float32))
+        change = noise - rate * (c - control)
+        first, decoded = encode_values(change + residual)
+        second, control_change = encode_values((-change.astype(np.float64) / float(rate) - c).astype(np.float32))
         payloads[work.round] = first + second
-        kept[lineage, work.round] = (mine + told, (change + residual - sent).astype(np.float32))
+        states[lineage, work.round] = (control + control_change, (change + residual - decoded).astype(np.float32))
     return payloads
 
 

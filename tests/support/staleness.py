@@ -56,16 +56,16 @@ async def assignment(place: Place, device: str) -> m.Assignment:
     return answer.assignment
 
 
-def update(made_for: m.Assignment, size: float = 0.01, table: TensorTable = TABLE) -> tuple[m.UpdateHeader, bytes]:
+def update(work: m.Assignment, size: float = 0.01, table: TensorTable = TABLE) -> tuple[m.UpdateHeader, bytes]:
     """Return an Update of 10 examples that changes every parameter by the same value."""
     change = Change(values=np.full(table.num_values, size, np.float32), counts={m.EXAMPLES: 10})
-    return make_update(made_for, table, change, m.Telemetry(runtime="synthetic 1"))
+    return make_update(work, table, change, m.Telemetry(runtime="synthetic 1"))
 
 
-async def send(place: Place, device: str, made_for: m.Assignment | None = None) -> m.UploadReply:
+async def send(place: Place, device: str, work: m.Assignment | None = None) -> m.UploadReply:
     """Send an Update for an Assignment, by default for a new one."""
     line = LoopbackTransport(fleet=place.coordinator, device=device, latency_s=0.01)
-    header, payload = update(made_for or await assignment(place, device))
+    header, payload = update(work or await assignment(place, device))
     return await line.upload(header, lambda offset, size_bytes: payload[offset : offset + size_bytes])
 
 
@@ -81,13 +81,13 @@ async def watched(place: Place) -> list[VersionPublished]:
 
 
 def federate(
-    folder: Path, wanted: Plan, story: Callable[[Place], Awaitable[None]] | None = None
+    folder: Path, plan: Plan, story: Callable[[Place], Awaitable[None]] | None = None
 ) -> list[VersionPublished]:
     """Run a federation of four devices with different speeds, and recompute its Versions. Return them."""
 
     async def main() -> list[VersionPublished]:
         place = open_place(folder)
-        await start(place.runs, bundle_in(folder), wanted)
+        await start(place.runs, bundle_in(folder), plan)
         tasks = devices(folder, place)
         if story is not None:
             await story(place)
@@ -102,6 +102,6 @@ def federate(
 async def slow_store(work: Callable[[], T]) -> T:
     """Run the work with a short delay before and after it, so that the end of a Round takes some time."""
     await asyncio.sleep(0.01)
-    found = work()
+    result = work()
     await asyncio.sleep(0.01)
-    return found
+    return result

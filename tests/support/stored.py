@@ -27,15 +27,15 @@ class Driven(SqliteRounds, SqliteWriter):
         SqliteRounds.__init__(self, engine)
         SqliteWriter.__init__(self, engine, SqliteLeases(engine).take(run_id, "here", 1.0))
 
-    def commit(self, wanted: CommittedUpdate, buffer: int) -> Verdict:
+    def commit(self, candidate: CommittedUpdate, buffer: int) -> Verdict:
         """Commit one Update in its own transaction."""
-        (verdict,) = commit_all(self._engine, [Candidate(update=wanted, buffer=buffer, lease=self.lease)])
+        (verdict,) = commit_all(self._engine, [Candidate(update=candidate, buffer=buffer, lease=self.lease)])
         return verdict
 
 
-def commit(rounds: Driven, wanted: CommittedUpdate, buffer: int) -> Verdict:
+def commit(rounds: Driven, candidate: CommittedUpdate, buffer: int) -> Verdict:
     """Commit one Update in its own transaction."""
-    return rounds.commit(wanted, buffer)
+    return rounds.commit(candidate, buffer)
 
 
 def events(engine: Engine) -> list[tuple[int, r.RunEvent]]:

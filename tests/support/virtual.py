@@ -76,6 +76,6 @@ def bundle_in(folder: Path, *, scaffold: bool = False) -> Bundle:
     return synthetic_bundle(folder / "bundle", PUBLISHER, SHAPES, scaffold=scaffold)
 
 
-async def start(runs: Runs, bundle: Bundle, wanted: Plan, run_id: str = "run") -> None:
+async def start(runs: Runs, bundle: Bundle, plan: Plan, run_id: str = "run") -> None:
     """Publish a Bundle and start a Run of it."""
-    await start_run(runs, run_id, wanted, bundle, PUBLISHER)
+    await start_run(runs, run_id, plan, bundle, PUBLISHER)

@@ -216,13 +216,13 @@ def _declaration(name: str, fields: Fields, path: str, problem: str) -> KeyField
     """Return the declaration of a name in a section. Raises InvalidPlan with the nearest name."""
     if name in fields:
         return fields[name]
-    names = ", ".join(_written(each, field) for each, field in fields.items())
+    names = ", ".join(_notation(each, field) for each, field in fields.items())
     nearest = _nearest(name, path, fields)
     advice = f"did you mean {nearest}?" if nearest else f"{PAGE} lists the keys"
     raise InvalidPlan(f"{problem.replace('{}', joined(path, name))}, expected one of {names}; {advice}")
 
 
-def _written(name: str, field: KeyField | SectionField) -> str:
+def _notation(name: str, field: KeyField | SectionField) -> str:
     """Return a name in the notation of a file."""
     if isinstance(field, KeyField):
         return name

@@ -46,16 +46,16 @@ def bundle(
 ) -> None:
     """Write a signed bundle of arrays without graphs, which Flower apps train (docs/flower.md)."""
     new_folder("--out", out)
-    written = write_arrays(_arrays(initial, flower), out, publisher_key(key), name)
-    table, local = written.manifest.table, read_layout(written).local
+    new_bundle = write_arrays(_arrays(initial, flower), out, publisher_key(key), name)
+    table, local = new_bundle.manifest.table, read_layout(new_bundle).local
     if json:
-        row = {"bundle": written.sha256, "num_parameters": table.num_values, "local_arrays": sorted(local)}
+        row = {"bundle": new_bundle.sha256, "num_parameters": table.num_values, "local_arrays": sorted(local)}
         write_json(json, row)
         return
     for each, value in local.items():
         sys.stderr.write(f"note: array {each} is {value.dtype}, not float32: each device keeps its own\n")
     sys.stdout.write(
-        f"bundle {written.sha256} in {out}\n"
+        f"bundle {new_bundle.sha256} in {out}\n"
         f"  parameters that travel  {table.num_values} in {len(table.specs)} arrays\n"
         f"  arrays that stay local  {len(local)}\n"
     )

@@ -95,8 +95,8 @@ def plan(
 
 def progress_of(stream: TextIO, now: Callable[[], float] = monotonic) -> Callable[[float, int], None]:
     """Return a callback for the search: it overwrites one progress line on a terminal, or writes a line every 5 s."""
-    begun_s = now()
-    due_s = begun_s + SHOWN_AFTER_S
+    start_s = now()
+    due_s = start_s + SHOWN_AFTER_S
     overwrites = stream.isatty()
 
     def show(share: float, num_ways: int) -> None:
@@ -105,7 +105,7 @@ def progress_of(stream: TextIO, now: Callable[[], float] = monotonic) -> Callabl
         if time_s < due_s:
             return
         due_s = time_s + (SHOWN_AFTER_S if overwrites else SHOWN_EVERY_S)
-        line = f"plan: {share:.0%} of the meshes, {num_ways:,} ways, {time_s - begun_s:.0f} s"
+        line = f"plan: {share:.0%} of the meshes, {num_ways:,} ways, {time_s - start_s:.0f} s"
         stream.write(f"\r{line}" if overwrites else f"{line}\n")
         stream.flush()
 

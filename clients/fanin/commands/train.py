@@ -174,25 +174,25 @@ def _shown(folder: Path | None, job: TrainConfig, num_processes: int | None, ela
     num_processes = ranks_per_machine(job, elastic) if num_processes is None else num_processes
     device = describe_device(device_type(job.parallel.device, num_processes))
     sys.stderr.write(f"processes on this machine: {num_processes}, on {device}\n")
-    ended, progress = threading.Event(), StatusLine(sys.stderr, job.stop.steps)
+    end, progress = threading.Event(), StatusLine(sys.stderr, job.stop.steps)
 
     def follow() -> None:
         place = 0
-        while not ended.wait(SHOWN_EVERY_S):
+        while not end.wait(SHOWN_EVERY_S):
             if path.exists():
                 with path.open("rb") as file:
                     file.seek(place)
-                    whole = file.read().rpartition(b"\n")[0]
-                if whole:
-                    place += len(whole) + 1
-                    progress.write(record_of(StepRecord, loads(whole.rpartition(b"\n")[2]), str(path)))
+                    complete = file.read().rpartition(b"\n")[0]
+                if complete:
+                    place += len(complete) + 1
+                    progress.write(record_of(StepRecord, loads(complete.rpartition(b"\n")[2]), str(path)))
 
     thread = threading.Thread(target=follow, daemon=True)
     thread.start()
     try:
         yield
     finally:
-        ended.set()
+        end.set()
         thread.join()
         progress.close()
 
@@ -261,7 +261,7 @@ def _skipped(metrics: Metrics) -> str:
     return f"{num} of them skipped: their loss or gradients were not finite\n" if num else ""
 
 
-def _sent(metrics: Metrics) -> str:
+def _traffic_text(metrics: Metrics) -> str:
     """Return a line with the counted and the predicted traffic; empty if none was counted."""
     traffic = _traffic(metrics)
     if not traffic:
@@ -286,7 +286,7 @@ def _text(metrics: Metrics, config: TrainConfig) -> str:
         f"{metrics.units_per_second:.0f} {_unit(config)} a second, {metrics.peak_memory_bytes / 1e6:.0f} MB at most\n"
         + _skipped(metrics)
         + _balance(metrics)
-        + _sent(metrics)
+        + _traffic_text(metrics)
     )
 
 

@@ -35,7 +35,7 @@ class ClientTrainer:
     def __init__(self, client: int, crew: "Crew") -> None:
         self._client = client
         self._crew = crew
-        self._begun: tuple[str, PendingTraining] | None = None
+        self._pending: tuple[str, PendingTraining] | None = None
 
     @property
     def runtime(self) -> str:
@@ -49,13 +49,15 @@ class ClientTrainer:
 
     def begin(self, model: OpenedModel, assignment: m.Assignment) -> None:
         """See EarlyTrainer."""
-        self._begun = assignment.assignment_id, self._crew.trainings.begin(self._client, model, assignment)
+        self._pending = assignment.assignment_id, self._crew.trainings.begin(self._client, model, assignment)
 
     def train(self, model: OpenedModel, assignment: m.Assignment, should_continue: ShouldContinue) -> Change:
         """See Trainer. Raises ClientFailed if the simulation ends, and the client's error otherwise."""
-        assert self._begun is not None, "a device begins each training"
-        begun_for, pending = self._begun
-        assert begun_for == assignment.assignment_id, f"begun for {begun_for}, not for {assignment.assignment_id}"
+        assert self._pending is not None, "a device begins each training"
+        assignment_id, pending = self._pending
+        assert assignment_id == assignment.assignment_id, (
+            f"begun for {assignment_id}, not for {assignment.assignment_id}"
+        )
         try:
             change = pending()
         except Exception as exc:  # Any error: the store and the App's data may use the user's code.

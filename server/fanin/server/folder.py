@@ -154,10 +154,10 @@ def _check_complete(folder: Path) -> None:
     if database.exists() and database.stat().st_size:
         return
     patterns = ("blobs/??/*", "updates/*/*/*.payload", "tokens/*.token")
-    left = [pattern.partition("/")[0] for pattern in patterns if any(folder.glob(pattern))]
-    if left:
+    remains = [pattern.partition("/")[0] for pattern in patterns if any(folder.glob(pattern))]
+    if remains:
         problem = "empty" if database.exists() else "missing"
         raise Corrupted(
-            f"{database}: {problem}, but {', '.join(left)} of an earlier coordinator are there; restore a backup of "
+            f"{database}: {problem}, but {', '.join(remains)} of an earlier coordinator are there; restore a backup of "
             "the folder with fanin.db and fanin.db-wal, or start in another folder (--state)"
         )

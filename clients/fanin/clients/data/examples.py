@@ -54,10 +54,10 @@ class Examples:
         if not len(indices):
             raise ValueError("examples: got no indices, expected at least one")
         # Rows of examples that were checked need no check. A simulation takes those of each client in each Round.
-        taken = object.__new__(Examples)
-        object.__setattr__(taken, "inputs", {name: array[indices] for name, array in self.inputs.items()})
-        object.__setattr__(taken, "y", self.y[indices])
-        return taken
+        subset = object.__new__(Examples)
+        object.__setattr__(subset, "inputs", {name: array[indices] for name, array in self.inputs.items()})
+        object.__setattr__(subset, "y", self.y[indices])
+        return subset
 
 
 def joined(parts: Sequence[Examples]) -> Examples:

@@ -122,9 +122,9 @@ def _download(places: Places, data_set: DataSet, file: DataFile) -> bytes:
     draft: Path | None = None
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=folder, suffix=file.name, delete=False) as written:
-            draft = Path(written.name)
-            written.write(data)
+        with tempfile.NamedTemporaryFile(dir=folder, suffix=file.name, delete=False) as temporary:
+            draft = Path(temporary.name)
+            temporary.write(data)
         content = _checked(draft, file, called=file.url)
         draft.replace(folder / file.name)
     except OSError as exc:

@@ -90,16 +90,16 @@ def dirichlet_partition(labels: Inputs, num_parts: int, alpha: float, rng: np.ra
         raise ValueError(f"dirichlet partition: got alpha {alpha}, expected a positive number")
     classes, counts = np.unique(labels, return_counts=True)
     mixes = rng.dirichlet(alpha * len(classes) * counts / len(labels), size=num_parts)  # (parts, classes)
-    left = [list(rng.permutation(np.flatnonzero(labels == label))) for label in classes]
+    remaining = [list(rng.permutation(np.flatnonzero(labels == label))) for label in classes]
     parts: list[list[int]] = [[] for _ in range(num_parts)]
     for turn, chance in enumerate(rng.random(len(labels))):
         part = turn % num_parts
-        sizes = np.array([len(rest) for rest in left])
+        sizes = np.array([len(rest) for rest in remaining])
         weights = mixes[part] * (sizes > 0)
         if weights.sum() <= 0.0:
             # No label of the part's mix is left: draw from all examples that are left.
             weights = sizes.astype(np.float64)
         bounds = np.cumsum(weights)
         index = int(np.searchsorted(bounds, chance * bounds[-1], side="right"))
-        parts[part].append(left[index].pop())
+        parts[part].append(remaining[index].pop())
     return tuple(np.sort(np.array(part, np.int64)) for part in parts)

@@ -47,7 +47,7 @@ class Conditions:
         self._ask_every_s = ask_every_s
         self._may_work = may_work
         self._now = now
-        self._asked_s = float("-inf")
+        self._last_check_s = float("-inf")
         self._has_failed = False
         # The end of an upload does not wait for gRPC's thread, which may still be in ``may_work``.
         self._asking = threading.Lock()
@@ -70,14 +70,14 @@ class Conditions:
         """Return whether the device may work now. Calls ``may_work``, one thread at a time."""
         with self._asking:
             may_work = self._ask()
-            self._asked_s = self._now()
+            self._last_check_s = self._now()
         return may_work
 
     def should_continue(self) -> bool:
         """Return True. Raises Interrupted if the client is to stop, or if ``may_work`` returned False."""
         if self.is_stopping:
             raise Interrupted("the client stops")
-        if self._now() - self._asked_s >= self._ask_every_s and not self.hold():
+        if self._now() - self._last_check_s >= self._ask_every_s and not self.hold():
             raise Interrupted("may_work no longer holds")
         return True
 

@@ -35,7 +35,7 @@ class Fetching:
 
         There are fewer bytes if the connection breaks, and more if the coordinator sends more than the Chunk has.
         """
-        at, num_left = self._missing.index(ref), ref.size_bytes - offset
+        at, num_remaining = self._missing.index(ref), ref.size_bytes - offset
         self._missing = self._missing[at + 1 :]
         first = None if offset else self._next_chunk()
         if first is None:
@@ -46,9 +46,9 @@ class Fetching:
             first = next(self._pieces, b"")
         data = first
         while data:
-            num_left -= len(data)
+            num_remaining -= len(data)
             yield data
-            data = b"" if num_left <= 0 else next(self._pieces, b"")
+            data = b"" if num_remaining <= 0 else next(self._pieces, b"")
 
     def _next_chunk(self) -> bytes | None:
         """Return the first bytes of the next Chunk in the same call; an empty piece separates two Chunks."""

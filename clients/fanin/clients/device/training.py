@@ -96,12 +96,12 @@ class RuntimeTrainer:
         control = control_of(model)
         step = self._graphs.open_train(bundle)
         training = assignment.training
-        begun = model.values()
-        state = step.begin(begun)
+        initial = model.values()
+        state = step.begin(initial)
         settings = StepSettings(
             learning_rate=training.learning_rate,
             proximal_weight=training.proximal_weight,
-            anchor=begun,
+            anchor=initial,
             control=control,
             random_key=random_key(training.seed, examples.partition, assignment.round),
             optimizer=training.optimizer,
@@ -114,7 +114,7 @@ class RuntimeTrainer:
             num_steps += 1
             loss_sum += finite(loss, num_steps, training) * float(batch.mask.sum())
         counts |= training_counts(loss_sum, examples, model, assignment)
-        return change_of(model.bundle, (begun, state.parameters), counts, num_steps)
+        return change_of(model.bundle, (initial, state.parameters), counts, num_steps)
 
 
 def trained_bundle(model: OpenedModel, assignment: m.Assignment) -> Bundle:

@@ -55,8 +55,8 @@ class DailyWindow:
         begin_s, length_s = (self.from_hour * HOUR_S + shift_s) % DAY_S, self.hours * HOUR_S
         if begin_s + length_s > DAY_S:
             # The window of the day before is still open at midnight.
-            left_s = begin_s + length_s - DAY_S
-            yield left_s, begin_s - left_s
+            remaining_s = begin_s + length_s - DAY_S
+            yield remaining_s, begin_s - remaining_s
         else:
             yield 0.0, begin_s
         while True:
@@ -144,12 +144,12 @@ class Charge:
 
     def __init__(self, battery: Battery) -> None:
         self._battery = battery
-        self._left_s = battery.work_s
+        self._remaining_s = battery.work_s
         self._at_s = 0.0
 
     def begin(self, now_s: float, work_s: float) -> float | None:
         """Begin a training. Returns the seconds until the battery is empty; None if it lasts."""
         gain = max(0.0, now_s - self._at_s) * self._battery.work_s / self._battery.charge_s
-        left_s = min(self._battery.work_s, self._left_s + gain)
-        self._left_s, self._at_s = max(0.0, left_s - work_s), now_s + min(work_s, left_s)
-        return None if work_s <= left_s else left_s
+        remaining_s = min(self._battery.work_s, self._remaining_s + gain)
+        self._remaining_s, self._at_s = max(0.0, remaining_s - work_s), now_s + min(work_s, remaining_s)
+        return None if work_s <= remaining_s else remaining_s

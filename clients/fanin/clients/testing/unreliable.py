@@ -63,8 +63,8 @@ class UnreliableFleet:
         self._break(device, "upload", cut, "before")
         end = self.rng.randrange(header.payload.size_bytes + 1) if cut == "within" else header.payload.size_bytes
         try:
-            sent = self._sent(device, update, pieces, end)
-            async with _closed_after(self.fleet.upload(device, update.header, sent)) as replies:
+            sent_pieces = self._sent_pieces(device, update, pieces, end)
+            async with _closed_after(self.fleet.upload(device, update.header, sent_pieces)) as replies:
                 async for reply in replies:
                     if reply.update_state is m.UpdateState.ACCEPTED:
                         self._earlier = update.header
@@ -82,7 +82,7 @@ class UnreliableFleet:
         self._break(device, "report", cut, "after")
         return reply
 
-    async def _sent(
+    async def _sent_pieces(
         self, device: str, update: FalseUpdate, pieces: AsyncIterator[m.Piece], end: int
     ) -> AsyncIterator[m.Piece]:
         async for piece in pieces:

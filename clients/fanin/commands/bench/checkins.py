@@ -113,7 +113,7 @@ class _Callers:
         results = [jsonlib.loads(out.read_text()) for out, _ in started]
         cpu_s = (cpu_ticks(self.coordinator.pid) - before) / os.sysconf("SC_CLK_TCK")
         latencies_s = [one for _, _, part in results for one in part]
-        seconds = max(ended for _, ended, _ in results) - min(began for began, _, _ in results)
+        seconds = max(end_s for _, end_s, _ in results) - min(start_s for start_s, _, _ in results)
         return {
             f"{kind}_check_ins": count,
             f"{kind}_check_ins_per_second": count / seconds,

@@ -84,8 +84,8 @@ def read_samples(paths: Sequence[Path], target: Target, scale: float) -> ModelIn
     feed = _feed(what, arrays, names)
     pixels = [port for port in target.inputs if _is_pixels(feed[port.name], port, target.raw)]
     if scale and not pixels:
-        found = ", ".join(f"{name} {array.dtype}" for name, array in feed.items())
-        raise InvalidInput(f"--scale: got {scale:g} for {found}, expected it for uint8 pixels of a float input")
+        dtypes = ", ".join(f"{name} {array.dtype}" for name, array in feed.items())
+        raise InvalidInput(f"--scale: got {scale:g} for {dtypes}, expected it for uint8 pixels of a float input")
     feed |= {port.name: _scaled(what, feed[port.name], port, scale) for port in pixels}
     is_label = labels is not None and labels.dtype.kind in "iu" and labels.shape == np.shape(feed[names[0]])[:1]
     return ModelInputs(feed=feed, labels=labels if is_label else None)
@@ -206,7 +206,7 @@ def _read_image(path: Path, form: Port) -> Array:
     except UnidentifiedImageError as exc:
         raise InvalidInput(f"{path}: not a readable image") from exc
     size = shape[:2] if len(shape) == 2 or not is_first else shape[1:]
-    if any(expected not in (-1, got) for expected, got in zip(size, pixels.shape[:2], strict=True)):
+    if any(expected not in (-1, actual) for expected, actual in zip(size, pixels.shape[:2], strict=True)):
         raise InvalidInput(
             f"{path}: got an image of {pixels.shape[0]} x {pixels.shape[1]} pixels (height x width), expected "
             f"{size[0]} x {size[1]}; resize it as the training data was"

@@ -50,15 +50,15 @@ class DeviceEnvironment:
 def probe(python: Path, name: str) -> DeviceEnvironment:
     """Return the packages of a device's Python. Raises InvalidInput if it cannot run a device on this runtime."""
     try:
-        done = subprocess.run([python, "-c", _PROBE, name], capture_output=True, text=True, check=False)
+        completed = subprocess.run([python, "-c", _PROBE, name], capture_output=True, text=True, check=False)
     except OSError as exc:
         raise InvalidInput(
             f"--device-python: {python} cannot be run ({exc.strerror}); make devices builds the devices' environments"
         ) from exc
-    if done.returncode:
-        last = done.stderr.strip().rpartition("\n")[2]
+    if completed.returncode:
+        last = completed.stderr.strip().rpartition("\n")[2]
         raise InvalidInput(f"--device-python: {python} cannot run a device ({last}); pip install 'fanin[{name}]' there")
-    row = json.loads(done.stdout)
+    row = json.loads(completed.stdout)
     return DeviceEnvironment(
         python=python,
         name=name,

@@ -75,14 +75,14 @@ class Rotation:
 
     async def _visit(self, client: int, member: Member, around: Surroundings, stay_s: float) -> None:
         """Run a client until it leaves."""
-        left = self._left.get(client, _Left())
+        remainder = self._left.get(client, _Left())
         visiting = replace(around, fleet=_VisitedFleet(around.fleet))
-        active = ActiveMember(member, visiting, f"{self._seed}/{left.num_visits}")
+        active = ActiveMember(member, visiting, f"{self._seed}/{remainder.num_visits}")
         folder = active.device.folder
-        folder.states.files.update(left.states)
-        folder.locals.files.update(left.locals)
-        folder.records.update(left.records)
-        folder.chunks.update({name: self._chunks[name] for name in left.chunks if name in self._chunks})
+        folder.states.files.update(remainder.states)
+        folder.locals.files.update(remainder.locals)
+        folder.records.update(remainder.records)
+        folder.chunks.update({name: self._chunks[name] for name in remainder.chunks if name in self._chunks})
         self._present.add(client)
         try:
             await active.stay(None if math.isinf(stay_s) else stay_s)
@@ -90,7 +90,7 @@ class Rotation:
             pass
         finally:
             self._present.remove(client)
-            self._left[client] = left.after(folder)
+            self._left[client] = remainder.after(folder)
             # The Chunks of the last visitor: the Bundle and a recent Version. Older Versions would fill the memory.
             self._chunks = dict(folder.chunks)
 

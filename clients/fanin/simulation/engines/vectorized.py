@@ -58,22 +58,24 @@ class VectorTrainings:
         self._data = lru_cache(maxsize=KEPT_CLIENTS)(data)
         self._numbers = count()
         # A client that left the Round does not wait for its training. The entry ends with the client's reference.
-        self._begun: weakref.WeakValueDictionary[int, _Begun] = weakref.WeakValueDictionary()
+        self._trainings: weakref.WeakValueDictionary[int, _Begun] = weakref.WeakValueDictionary()
 
     def begin(self, client: int, model: OpenedModel, assignment: m.Assignment) -> PendingTraining:
         """Note the training. The first one that is collected runs all that have begun on the same Version."""
-        begun = _Begun(client=client, model=model, assignment=assignment)
-        self._begun[next(self._numbers)] = begun
-        return lambda: self._collected(begun)
+        training = _Begun(client=client, model=model, assignment=assignment)
+        self._trainings[next(self._numbers)] = training
+        return lambda: self._collected(training)
 
-    def _collected(self, begun: "_Begun") -> Change:
-        if begun.outcome is None:
-            first = self._prepared(begun)
-            others = (each for _, each in sorted(self._begun.items()) if each is not begun and each.runs_with(begun))
+    def _collected(self, training: "_Begun") -> Change:
+        if training.outcome is None:
+            first = self._prepared(training)
+            others = (
+                each for _, each in sorted(self._trainings.items()) if each is not training and each.runs_with(training)
+            )
             group = [first, *self._all_prepared(others)]
             for start in range(0, len(group), self._step.max_clients):
                 self._run(group[start : start + self._step.max_clients])
-        outcome = begun.outcome
+        outcome = training.outcome
         assert outcome is not None, "a training is in the group that runs with it"
         if isinstance(outcome, Exception):
             raise outcome
@@ -81,22 +83,22 @@ class VectorTrainings:
 
     def _all_prepared(self, group: Iterable["_Begun"]) -> Iterator["_Prepared"]:
         """Yield the clients that can train. One that fails here fails again when its own training is collected."""
-        for begun in group:
+        for training in group:
             with suppress(Exception):
-                yield self._prepared(begun)
+                yield self._prepared(training)
 
-    def _prepared(self, begun: "_Begun") -> "_Prepared":
-        data = self._data(begun.client)
-        model, examples = begun.model, data.examples(begun.model.bundle)
-        counts = data.evaluate(model, examples.validation, begun.assignment, lambda: True)
+    def _prepared(self, training: "_Begun") -> "_Prepared":
+        data = self._data(training.client)
+        model, examples = training.model, data.examples(training.model.bundle)
+        counts = data.evaluate(model, examples.validation, training.assignment, lambda: True)
         return _Prepared(
-            begun=begun,
+            begun=training,
             examples=examples,
             counts=counts,
             control=control_of(model),
-            batches=training_batches(examples, model, begun.assignment),
-            num_batches=num_batches_of(examples, model, begun.assignment),
-            random_key=random_key(begun.assignment.training.seed, examples.partition, begun.assignment.round),
+            batches=training_batches(examples, model, training.assignment),
+            num_batches=num_batches_of(examples, model, training.assignment),
+            random_key=random_key(training.assignment.training.seed, examples.partition, training.assignment.round),
         )
 
     def _run(self, group: Sequence["_Prepared"]) -> None:
@@ -108,11 +110,11 @@ class VectorTrainings:
         # Clients with more batches first, so the clients that still train are always the first ones.
         active = sorted(group, key=lambda each: -each.num_batches)
         while active:
-            done = [each for each in active if each.num_steps == each.num_batches]
-            if done:
-                active = active[: len(active) - len(done)]
-                ended = state.after(len(active))
-                for each, parameters in zip(done, self._step.parameters(ended), strict=True):
+            finished_clients = [each for each in active if each.num_steps == each.num_batches]
+            if finished_clients:
+                active = active[: len(active) - len(finished_clients)]
+                end_state = state.after(len(active))
+                for each, parameters in zip(finished_clients, self._step.parameters(end_state), strict=True):
                     each.finish(parameters)
                 state = state.first(len(active))
                 continue

@@ -132,9 +132,9 @@ class Checkpoints:
             for name, value in state_to_save(self._engine)
         }
         group = self._ranks.process_group
-        written = async_save(state, checkpoint_id=path, process_group=group, no_dist=group is None)
-        assert isinstance(written, Future)
-        self._pending, self._pending_step = self._thread.submit(self._commit, written, progress), progress.step
+        future = async_save(state, checkpoint_id=path, process_group=group, no_dist=group is None)
+        assert isinstance(future, Future)
+        self._pending, self._pending_step = self._thread.submit(self._commit, future, progress), progress.step
 
     def finish(self) -> None:
         """Wait until the last save is complete. Raises StorageFull if it failed."""
@@ -230,14 +230,14 @@ class Checkpoints:
         copy_ties(self._engine)
         return []
 
-    def _commit(self, written: "Future[object]", progress: Progress) -> None:
+    def _commit(self, future: "Future[object]", progress: Progress) -> None:
         """Run steps 1 to 4 of a save, in the background."""
         path = self._folder / folder_name(progress.step)
         failure: BaseException | None = None
         digests: dict[str, str] = {}
         try:
             # Resolves when the first rank has written the index, and so after all ranks have written their shards.
-            written.result()
+            future.result()
             mine = [each.name for each in path.glob(f"__{self._ranks.rank}_*")]
             digests = digests_of(path, [*mine, *([INDEX_FILE] if self._ranks.is_first else [])])
         except (CheckpointException, OSError) as exc:

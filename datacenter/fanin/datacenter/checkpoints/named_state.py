@@ -55,9 +55,9 @@ def entries(engine: Engine, name: str, value: Tensor) -> Iterator[tuple[str, Ten
     """Yield (name, tensor) of a parameter or buffer and of its optimizer state."""
     yield f"{MODEL}.{name}", value.detach()
     for optimizer in engine.optimizers:
-        for key, kept in optimizer.state.get(value, {}).items():
-            if isinstance(kept, Tensor):
-                yield f"{OPTIMIZER}.{name}.{key}", kept
+        for key, entry in optimizer.state.get(value, {}).items():
+            if isinstance(entry, Tensor):
+                yield f"{OPTIMIZER}.{name}.{key}", entry
 
 
 def misaligned(state: Mapping[str, Tensor]) -> Iterator[tuple[str, DTensor]]:
@@ -69,8 +69,8 @@ def misaligned(state: Mapping[str, Tensor]) -> Iterator[tuple[str, DTensor]]:
 
 def _values(part: nn.Module) -> dict[str, Tensor]:
     """Return a part's parameters, each once, and its persistent buffers."""
-    kept = part.state_dict().keys()
-    buffers = {name: value for name, value in part.named_buffers() if name in kept}
+    persistent = part.state_dict().keys()
+    buffers = {name: value for name, value in part.named_buffers() if name in persistent}
     return {**dict(part.named_parameters()), **buffers}
 
 

@@ -187,16 +187,16 @@ def _sources(table: Mapping[str, ParameterEntry], path: Path, aside: Sequence[st
     names = {name: [each for each in (name, *entry.others) if each in stored] for name, entry in table.items()}
     known = {each for group in names.values() for each in group}
     expected = {name: (tuple(entry.shape), DTYPES.get(entry.dtype)) for name, entry in table.items()}
-    found = {name: stored[group[0]] for name, group in names.items() if group}
+    kinds = {name: stored[group[0]] for name, group in names.items() if group}
     unknown = stored.keys() - known
-    missing = set(expected) - set(found)
-    wrong = {name for name, kind in found.items() if not _fits(kind, expected[name], cast=cast)}
+    missing = set(expected) - set(kinds)
+    wrong = {name for name, kind in kinds.items() if not _fits(kind, expected[name], cast=cast)}
     if missing or unknown or wrong:
         name = min([*missing, *unknown, *wrong])
         differences = count_differences(unknown, wrong, missing, of="another shape or type")
         raise InvalidInput(
-            f"{path}: got {len(found) + len(unknown)} tensors: {differences}, such as {name}: got "
-            f"{_describe(found.get(name, stored.get(name)))}, expected {_describe(expected.get(name))}; name a file of "
+            f"{path}: got {len(kinds) + len(unknown)} tensors: {differences}, such as {name}: got "
+            f"{_describe(kinds.get(name, stored.get(name)))}, expected {_describe(expected.get(name))}; name a file of "
             "this model in its precision, rename the tensors, or correct the model"
         )
     for first, *others in names.values():

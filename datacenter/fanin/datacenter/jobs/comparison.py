@@ -85,12 +85,12 @@ class Comparison:
         self._config = config
         self._job = job
         self._indices = _indices(config, job)
-        self._whole: nn.Module | None = None
+        self._full_model: nn.Module | None = None
         self._gradients: dict[str, Tensor] = {}
         if rank == 0 and len(self._indices):
             # Any error: the module is the user's code, and a mesh may not need a copy of it.
             with suppress(Exception):
-                self._whole = copy.deepcopy(job.model.module)
+                self._full_model = copy.deepcopy(job.model.module)
 
     def check(self, engine: Engine) -> None:
         """Check that the mesh computes the loss and the gradients of the complete module. A collective.
@@ -103,55 +103,55 @@ class Comparison:
         """
         if not len(self._indices):
             return
-        self._load_whole(engine)
-        expected = on_first_rank(lambda _: self._whole_loss())
-        self._whole = None
+        self._load_full_model(engine)
+        expected = on_first_rank(lambda _: self._full_model_loss())
+        self._full_model = None
         if expected is not None:
             self._check_loss(expected, engine)
             if on_first_rank(lambda _: bool(self._gradients)):
                 self._check_gradients(engine)
 
     @torch.no_grad()
-    def _load_whole(self, engine: Engine) -> None:
+    def _load_full_model(self, engine: Engine) -> None:
         """Give the copy of the module the values of the engine. A collective."""
-        if self._whole is not None:
-            materialize(self._whole, torch.device("cpu"))
+        if self._full_model is not None:
+            materialize(self._full_model, torch.device("cpu"))
         for name, value in whole_parameters(engine.rank_model):
-            if self._whole is not None:
-                self._whole.get_parameter(name).copy_(value)
+            if self._full_model is not None:
+                self._full_model.get_parameter(name).copy_(value)
         for name, value in whole_buffers(engine.rank_model).items():
-            if self._whole is not None:
-                self._whole.get_buffer(name).copy_(value)
+            if self._full_model is not None:
+                self._full_model.get_buffer(name).copy_(value)
 
-    def _whole_loss(self) -> float | None:
+    def _full_model_loss(self) -> float | None:
         """Return the mean loss of the complete module on the samples, in evaluation mode, and keep its gradients.
 
         None if there is nothing to compare: the module draws random numbers, its loss is not finite, it cannot be
         copied, or it raises. The training names such an error with its line.
         """
-        if self._whole is None:
+        if self._full_model is None:
             return None
         objective = self._job.model.objective
         batch = batch_share(self._job.data.held_out, self._indices, (0, 1), 1)
-        self._whole.eval()
+        self._full_model.eval()
         loss = math.nan
         with torch.random.fork_rng(devices=[]):
             before = torch.get_rng_state()
             # Any error: the module is the user's code.
             with suppress(Exception), torch.set_grad_enabled(self._config.parallel.mesh.tp > 1):
-                outputs = self._whole(batch.inputs)
+                outputs = self._full_model(batch.inputs)
                 mean = objective.loss_sum(outputs, batch.targets) / max(1, int(objective.count(batch.targets)))
                 loss = float(mean)
-                self._keep_gradients(self._whole, mean)
+                self._keep_gradients(self._full_model, mean)
             draws = not torch.equal(before, torch.get_rng_state())
         return None if draws or not math.isfinite(loss) else loss
 
-    def _keep_gradients(self, whole: nn.Module, loss: Tensor) -> None:
+    def _keep_gradients(self, full_model: nn.Module, loss: Tensor) -> None:
         """Keep the gradients of a loss by the parameter's name; none if they are not needed or not finite."""
         if loss.requires_grad:
-            apply_freeze(whole, self._config.training.freeze)
+            apply_freeze(full_model, self._config.training.freeze)
             torch.autograd.backward(loss)
-            values = whole.named_parameters()
+            values = full_model.named_parameters()
             gradients = {name: value.grad for name, value in values if value.requires_grad and value.grad is not None}
             finite = all(bool(each.isfinite().all()) for each in gradients.values())
             self._gradients = gradients if finite else {}
@@ -198,11 +198,11 @@ class Comparison:
         if not differing:
             return
         parallel, plan = self._config.parallel, self._job.model.layout.plan
-        whole = [name for name in differing if style_of_module(name.rpartition(".")[0], plan) not in SPLIT_KINDS]
-        first, num_more = (whole or [*differing])[0], len(differing) - 1
+        unsplit = [name for name in differing if style_of_module(name.rpartition(".")[0], plan) not in SPLIT_KINDS]
+        first, num_more = (unsplit or [*differing])[0], len(differing) - 1
         more = f" and {num_more} more parameter{'s' if num_more > 1 else ''}" if num_more else ""
         remedy = _remedy(parallel)
-        if whole:
+        if unsplit:
             remedy = (
                 f"{first} is not split, so each rank must have its whole gradient: do not use it, nor another tensor "
                 "that all ranks have whole, between a column and a row layer (use it after the row layer), or remove "

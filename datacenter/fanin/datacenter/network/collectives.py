@@ -65,9 +65,9 @@ def _all_reduce(tensor: Tensor, op: ReduceOp) -> Tensor:
 
 
 def _all_gather(tensor: Tensor, op: ReduceOp) -> Tensor:
-    whole = tensor.new_empty(tensor.numel() * dist.get_world_size())
-    dist.all_gather_single(whole, tensor)
-    return whole
+    gathered = tensor.new_empty(tensor.numel() * dist.get_world_size())
+    dist.all_gather_single(gathered, tensor)
+    return gathered
 
 
 def _reduce_scatter(tensor: Tensor, op: ReduceOp) -> Tensor:

@@ -24,7 +24,7 @@ def whole_parameters(model: RankModel) -> Iterator[tuple[str, Tensor]]:
     Raises:
         ValueError: the shape or dtype of a parameter has changed since the model was built.
     """
-    return _whole(model, lambda value: value.detach())
+    return _full_tensors(model, lambda value: value.detach())
 
 
 def whole_gradients(model: RankModel) -> Iterator[tuple[str, Tensor]]:
@@ -33,11 +33,11 @@ def whole_gradients(model: RankModel) -> Iterator[tuple[str, Tensor]]:
     A collective, as ``whole_parameters``. The gradients must have the placements of their parameters
     (``gradients.settle``).
     """
-    return _whole(model, lambda value: torch.zeros_like(value) if value.grad is None else value.grad)
+    return _full_tensors(model, lambda value: torch.zeros_like(value) if value.grad is None else value.grad)
 
 
 @torch.no_grad()
-def _whole(model: RankModel, tensor_of: Callable[[nn.Parameter], Tensor]) -> Iterator[tuple[str, Tensor]]:
+def _full_tensors(model: RankModel, tensor_of: Callable[[nn.Parameter], Tensor]) -> Iterator[tuple[str, Tensor]]:
     """Yield the full ``tensor_of`` each parameter, which has its shape and dtype."""
     group = model.axes.pipeline
     parameters = {stage: dict(part.named_parameters()) for stage, part in model.parts.items()}
@@ -99,9 +99,9 @@ def load_whole(model: RankModel, values: Mapping[str, Tensor]) -> None:
             _copy_shard(value, values[original if value is copied else name])
 
 
-def _copy_shard(value: Tensor, whole: Tensor) -> None:
+def _copy_shard(value: Tensor, full_value: Tensor) -> None:
     if isinstance(value, DTensor):
         # Not distribute_tensor: see ``slices`` for the bounds that it takes.
-        value.to_local().copy_(whole[slices(value)])
+        value.to_local().copy_(full_value[slices(value)])
     else:
-        value.copy_(whole)
+        value.copy_(full_value)

@@ -110,13 +110,13 @@ def padded_objective(loss: SampleLoss) -> Objective:
         # of a real sample are left to the loss.
         valid = targets.nan_to_num() if targets.is_floating_point() else targets.clamp(min=0)
         safe_targets = torch.where(real.reshape(-1, *[1] * (targets.ndim - 1)), targets, valid)
-        found = loss(_checked(outputs), safe_targets)
-        if found.shape != real.shape:
+        per_sample = loss(_checked(outputs), safe_targets)
+        if per_sample.shape != real.shape:
             raise InvalidInput(
-                f"loss: got shape {tuple(found.shape)} for {len(real)} samples, expected {tuple(real.shape)}, one "
+                f"loss: got shape {tuple(per_sample.shape)} for {len(real)} samples, expected {tuple(real.shape)}, one "
                 "number for each sample; use reduction='none' and take the mean over the other dimensions"
             )
-        return torch.where(real, found, 0.0)
+        return torch.where(real, per_sample, 0.0)
 
     return Objective(loss_sum=sample_objective(losses).loss_sum, count=lambda targets: real_samples(targets).sum())
 

@@ -109,7 +109,7 @@ def pretrained_layout(module: nn.Module) -> Layout:
     missing = sorted({f"{prefix}.embed_tokens", f"{prefix}.layers", f"{prefix}.norm", "lm_head"} - names)
     if missing:
         fault = f"{kind}, which has no module {', '.join(missing)}, as models of the Llama family have; {WITHOUT}"
-        return _whole_layout(module, {"pp": fault, "tp": _tp_fault(kind, config, fault)})
+        return _undivided_layout(module, {"pp": fault, "tp": _tp_fault(kind, config, fault)})
     layout = Layout(
         sizes=_sizes(config),
         inputs=(f"{prefix}.embed_tokens",),
@@ -134,7 +134,7 @@ def pretrained_layout(module: nn.Module) -> Layout:
     return replace(layout, plan=_styles(prefix, plan, names), unfit=unfit)
 
 
-def _whole_layout(module: nn.Module, unfit: Mapping[Literal["pp", "tp"], str]) -> Layout:
+def _undivided_layout(module: nn.Module, unfit: Mapping[Literal["pp", "tp"], str]) -> Layout:
     """Return the Layout of a model that neither pp nor tp can divide."""
     layers = _layer_list(module)
     num_layers = len(list(module.get_submodule(layers).children())) if layers else 1

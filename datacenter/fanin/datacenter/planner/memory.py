@@ -126,7 +126,9 @@ def predict_memory(job: Job, rank: int = 0, *, fused_norms: bool = False) -> Mem
     stages = job.stages(rank)
     sizes = activations_of(job, fused_norms=fused_norms)
     static = _static(job, stages)
-    whole = (job.stage_values(stages)[1] + sum(_other_ranks_rows(job, stage) for stage in stages)) * job.full_bytes
+    full_gradients = (
+        job.stage_values(stages)[1] + sum(_other_ranks_rows(job, stage) for stage in stages)
+    ) * job.full_bytes
     peaks = []
     for in_flight, waiting, last in _backward_passes(job, rank):
         moments = [moment for stage in stages for moment in _moments(job, stage, sizes, waiting=waiting, last=last)]
@@ -135,7 +137,7 @@ def predict_memory(job: Job, rank: int = 0, *, fused_norms: bool = False) -> Mem
             Memory(
                 parameters=static.parameters,
                 optimizer=static.optimizer,
-                gradients=static.gradients + gradients + (whole if waiting else 0),
+                gradients=static.gradients + gradients + (full_gradients if waiting else 0),
                 activations=activations + _other_chunks(in_flight - 1, stages, sizes),
                 working=static.working + working,
             )
@@ -150,17 +152,17 @@ def worst_memory(job: Job, *, fused_norms: bool = False) -> Memory:
 
 
 def _static(job: Job, stages: list[StageSizes]) -> Memory:
-    stored, whole = (values * job.full_bytes for values in job.stage_values(stages))
+    stored, total = (values * job.full_bytes for values in job.stage_values(stages))
     parallel = job.parallel
     replicated = not parallel.sharded and parallel.mesh.dp_replicate > 1
     # DistributedDataParallel sums gradients in its own buffers.
-    gradients = whole if replicated else 0
+    gradients = total if replicated else 0
     working = 0
     if parallel.sharded and not parallel.reshards:
-        working += whole * job.stream_bytes // job.full_bytes
+        working += total * job.stream_bytes // job.full_bytes
     if job.half and not parallel.sharded:
         # Autocast keeps its copies of the weights until their gradients are computed.
-        working += whole * HALF_BYTES // job.full_bytes
+        working += total * HALF_BYTES // job.full_bytes
     on_device = 0 if parallel.offload else 1
     return Memory(
         parameters=stored * on_device,
@@ -180,38 +182,42 @@ def _moments(
     """
     num_layers, sharded = stage.num_layers, job.parallel.sharded
     layers = num_layers * sizes.kept
-    held = sizes.logits if stage.last else sizes.stream
+    output_bytes = sizes.logits if stage.last else sizes.stream
     fetched = sharded and job.parallel.reshards
     shards = job.num_shards
     unit, root = (shards * values * job.stream_bytes for values in (job.layer_values, job.end_values(stage)))
     fetch = unit if sharded else 0
     # The end of the forward pass: the ends of the model and the buffer of the last layer are gathered.
-    yield layers + (sizes.norm if stage.last else 0) + held, 0, fetch + (root if fetched else 0)
+    yield layers + (sizes.norm if stage.last else 0) + output_bytes, 0, fetch + (root if fetched else 0)
     if stage.last:
         # The loss in float32: the scores, and their gradients before and after the logarithm. The loss of split logits
         # has one gradient, in float32 and then in the precision of the logits.
         gradients = sizes.scores + (sizes.logits if job.half else 0) if job.tp > 1 else 2 * sizes.scores
-        yield layers + sizes.norm + held + sizes.scores, 0, gradients
+        yield layers + sizes.norm + output_bytes + sizes.scores, 0, gradients
         # The head, gathered again: its buffer, its parameters, and the gradient of the logits.
-        yield layers + sizes.norm + 2 * held, 0, 2 * root if fetched else fetch
+        yield layers + sizes.norm + 2 * output_bytes, 0, 2 * root if fetched else fetch
     inside = max(sizes.recomputed + _feed_forward_gradients(job), unit + sizes.layer // 4)
-    whole = shards * job.layer_values * job.full_bytes
+    unsharded = shards * job.layer_values * job.full_bytes
     # FSDP2 sums gradients only in the last chunk. Before it the gradients of a layer are not sharded.
-    layer_gradients = job.layer_values * job.full_bytes if sharded and last else whole
-    summed = whole if sharded and last else 0
-    # In between the total is linear in ``done``, so its maximum is at an end.
-    for done in sorted({0, 1, num_layers - 2, num_layers - 1} & set(range(num_layers))):
+    layer_gradients = job.layer_values * job.full_bytes if sharded and last else unsharded
+    summed = unsharded if sharded and last else 0
+    # In between the total is linear in ``num_done_layers``, so its maximum is at an end.
+    for num_done_layers in sorted({0, 1, num_layers - 2, num_layers - 1} & set(range(num_layers))):
         # If gradients of earlier chunks exist, they include those of the layer. They are freed when they are summed.
-        gradients = (0 if waiting else done * layer_gradients) + (summed if done else 0)
-        next_one = unit if fetched and done < num_layers - 1 else 0
-        yield (num_layers - done) * sizes.kept + held + inside, gradients, next_one + (unit + root if fetched else 0)
+        gradients = (0 if waiting else num_done_layers * layer_gradients) + (summed if num_done_layers else 0)
+        next_one = unit if fetched and num_done_layers < num_layers - 1 else 0
+        yield (
+            (num_layers - num_done_layers) * sizes.kept + output_bytes + inside,
+            gradients,
+            next_one + (unit + root if fetched else 0),
+        )
     # The embedding: the gradients of the ends come last, and the sums of the first layer are still running.
-    done_all = 0 if waiting else num_layers * layer_gradients
+    all_gradients = 0 if waiting else num_layers * layer_gradients
     table = _other_ranks_rows(job, stage) * job.stream_bytes
     if table and sharded and job.half and not last:
         # Its gradient in half precision, and in float32 for the following chunks.
         table += job.facts.vocabulary * job.facts.width * job.full_bytes
-    yield held, done_all + summed + root + table, root if fetched else 0
+    yield output_bytes, all_gradients + summed + root + table, root if fetched else 0
 
 
 def _other_ranks_rows(job: Job, stage: StageSizes) -> int:

@@ -60,8 +60,8 @@ def apply_communication(runner: object, settings: CommunicationSettings) -> None
 
 def bf16_hook(group: dist.ProcessGroup, bucket: GradBucket) -> torch.futures.Future[Tensor]:
     """Return the mean of a bucket over the ranks, summed in bfloat16. Unlike torch's own hook it supports gloo."""
-    sent = bucket.buffer().to(torch.bfloat16).div_(group.size())
-    future: torch.futures.Future[Tensor] = dist.all_reduce(sent, group=group, async_op=True).get_future()
+    compressed = bucket.buffer().to(torch.bfloat16).div_(group.size())
+    future: torch.futures.Future[Tensor] = dist.all_reduce(compressed, group=group, async_op=True).get_future()
     return future.then(lambda reduced: bucket.buffer().copy_(reduced.value()[0]))
 
 

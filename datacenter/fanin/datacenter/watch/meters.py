@@ -111,24 +111,24 @@ class Meter:
             case StepEnded():
                 self._write(event)
 
-    def _write(self, ended: StepEnded) -> None:
+    def _write(self, event: StepEnded) -> None:
         if self._step_s <= 0:
             raise InvalidInput(
-                f"meter: got no time for step {ended.step}, expected a StepComputed before its StepEnded"
+                f"meter: got no time for step {event.step}, expected a StepComputed before its StepEnded"
             )
         scale, seconds = self.scale, self._data_s + self._step_s
-        rate, peak = ended.units / seconds, scale.peak_flops_per_second * scale.num_ranks
+        rate, peak = event.units / seconds, scale.peak_flops_per_second * scale.num_ranks
         record = StepRecord(
-            step=ended.step,
-            loss=ended.loss,
+            step=event.step,
+            loss=event.loss,
             seconds=seconds,
             tokens_per_second=rate,
             data_seconds=self._data_s,
             peak_memory_bytes=self._peak_memory(),
             mfu=scale.flops_per_token * rate / peak if peak > 0 and scale.flops_per_token > 0 else None,
-            gradient_norm=ended.norm,
-            learning_rate=ended.rate,
-            gain=ended.gain,
+            gradient_norm=event.norm,
+            learning_rate=event.rate,
+            gain=event.gain,
             waiting_share=waiting_share(self._busy_s, self._step_s) if scale.pipelined else None,
             bytes_by_axis=dict(self._traffic()),
         )

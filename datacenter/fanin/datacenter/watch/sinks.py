@@ -49,7 +49,7 @@ class StatusLine:
         self._num_steps = num_steps
         self._every_s = every_s
         self._clock = clock
-        self._written_s: float | None = None
+        self._last_write_s: float | None = None
         self._width = 0
 
     def write(self, row: StepRecord) -> None:
@@ -61,8 +61,8 @@ class StatusLine:
             self._out.flush()
             return
         now_s, last = self._clock(), row.step + 1 == self._num_steps
-        if last or self._written_s is None or now_s - self._written_s >= self._every_s:
-            self._written_s = now_s
+        if last or self._last_write_s is None or now_s - self._last_write_s >= self._every_s:
+            self._last_write_s = now_s
             self._out.write(format_record(row, self._num_steps) + "\n")
 
     def close(self) -> None:

@@ -72,7 +72,7 @@ class Watchdog:
         self._groups = groups_by_name(engine)
         self._names = {id(each): name for part in engine.parts.values() for name, each in part.named_modules()}
         self._hooks: list[RemovableHandle] = []
-        self._ended = threading.Event()
+        self._stop = threading.Event()
         self._thread = 0
         self._step = 0
         self._num_events = 0
@@ -90,7 +90,7 @@ class Watchdog:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._ended.set()
+        self._stop.set()
         for hook in self._hooks:
             hook.remove()
 
@@ -128,7 +128,7 @@ class Watchdog:
             module=module or self._last_layer,
             phase="backward" if backward else "forward" if module else "after",
             line=describe_line(frames),
-            done=self._done(collectives),
+            done=self._last_sequences(collectives),
         )
 
     def _add_hooks(self, name: str, layer: nn.Module) -> None:
@@ -147,7 +147,7 @@ class Watchdog:
 
     def _watch(self) -> None:
         previous, since_s = (0, 0), time.monotonic()
-        while not self._ended.wait(self._timeout_s / CHECKS):
+        while not self._stop.wait(self._timeout_s / CHECKS):
             now_s = time.monotonic()
             current = (self._num_events, max((each.index for each in recent_collectives()), default=0))
             if current != previous:
@@ -195,7 +195,7 @@ class Watchdog:
                 return PendingOperation(axis=axis, kind="receive", ranks=ranks)
         return None
 
-    def _done(self, collectives: list[CollectiveRecord]) -> dict[str, int]:
+    def _last_sequences(self, collectives: list[CollectiveRecord]) -> dict[str, int]:
         return {self._groups[each.group][0]: each.sequence for each in collectives if each.group in self._groups}
 
     def _module(self, frames: list[FrameType]) -> str:

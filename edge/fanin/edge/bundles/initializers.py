@@ -158,13 +158,15 @@ def _replaced(model: bytes, data: Mapping[str, bytes | None], what: str) -> byte
 
 
 def _with_data(tensor: bytes, constant: Constant, data: bytes | None, what: str) -> bytes:
-    kept = b"".join(field.encoding for field in _fields(tensor, what) if field.number in (DIMS, DATA_TYPE, NAME))
+    header = b"".join(field.encoding for field in _fields(tensor, what) if field.number in (DIMS, DATA_TYPE, NAME))
     if data is not None:
-        return kept + _bytes(RAW_DATA, data)
+        return header + _bytes(RAW_DATA, data)
     size = str(prod(constant.shape) * (1 if constant.dtype == "int8" else 4))
     entries = (("location", NOWHERE), ("offset", "0"), ("length", size))
     rows = (_bytes(1, key.encode()) + _bytes(2, value.encode()) for key, value in entries)
-    return kept + b"".join(_bytes(EXTERNAL_DATA, row) for row in rows) + _varint(DATA_LOCATION << 3) + _varint(EXTERNAL)
+    return (
+        header + b"".join(_bytes(EXTERNAL_DATA, row) for row in rows) + _varint(DATA_LOCATION << 3) + _varint(EXTERNAL)
+    )
 
 
 def _tensor(data: bytes, what: str) -> tuple[str, Constant]:

@@ -81,10 +81,10 @@ def _check_inputs(stage: GroupStage, state: State, downlink: Mapping[str, Float3
 def _check_groups(stage: GroupStage) -> None:
     rng = np.random.default_rng(0)
     auxiliary, aggregate = (rng.normal(0.0, 0.1, _TABLE.num_values) for _ in range(2))
-    whole = _advanced(stage, auxiliary, aggregate)
+    expected = _advanced(stage, auxiliary, aggregate)
     for cut in (1, 5, 40):
         parts = [_advanced(stage, auxiliary[part], aggregate[part]) for part in (slice(0, cut), slice(cut, None))]
-        assert np.array_equal(np.concatenate(parts), whole), "advance: the lengths of slices changed bits"
+        assert np.array_equal(np.concatenate(parts), expected), "advance: the lengths of slices changed bits"
 
 
 def _advanced(stage: GroupStage, auxiliary: Float64s, aggregate: Float64s) -> Float64s:

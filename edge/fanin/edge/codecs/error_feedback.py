@@ -34,6 +34,6 @@ class ErrorFeedback:
 
     def apply(self, vector: Vector, state: State, context: StageContext) -> State:
         """See ``Stage.apply``."""
-        wanted = (vector[PARAMETERS].astype(np.float64) + state[RESIDUAL]).astype(np.float32)
-        sent = context.send({**vector, PARAMETERS: wanted})
-        return {RESIDUAL: (wanted - sent[PARAMETERS]).astype(np.float32)}
+        target = (vector[PARAMETERS].astype(np.float64) + state[RESIDUAL]).astype(np.float32)
+        decoded = context.send({**vector, PARAMETERS: target})
+        return {RESIDUAL: (target - decoded[PARAMETERS]).astype(np.float32)}

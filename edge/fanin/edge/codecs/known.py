@@ -34,7 +34,7 @@ def announced(installed_names: Iterable[str]) -> tuple[str, ...]:
         installed_names: The names of the stages in other distributions.
     """
     names = (*sorted(STAGES), *sorted(name for name in installed_names if is_name(name) and name not in STAGES))
-    sent, left_out = names[:MAX_KNOWN_STAGES], names[MAX_KNOWN_STAGES:]
+    announced_names, left_out = names[:MAX_KNOWN_STAGES], names[MAX_KNOWN_STAGES:]
     if left_out:
         LOG.warning(
             "stages: got %d installed stages, expected at most %d; %d are not announced to the coordinator, from %r "
@@ -44,7 +44,7 @@ def announced(installed_names: Iterable[str]) -> tuple[str, ...]:
             len(left_out),
             left_out[0],
         )
-    return sent
+    return announced_names
 
 
 def _may_have_stages(folder: Path) -> bool:

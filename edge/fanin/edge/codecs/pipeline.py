@@ -91,21 +91,21 @@ class UpdatePipeline:
         """Take a vector through these stages and the codec."""
         if not names:
             passing.encoded = self._encode(vector)
-            return self._sent(passing.encoded)
-        name, stage, sent = names[0], self.stages[names[0]], list[Sent]()
+            return self._decoded(passing.encoded)
+        name, stage, results = names[0], self.stages[names[0]], list[Sent]()
         problems = list[Exception]()
 
         def send(changed: Vector) -> Sent:
             try:
-                if sent:
+                if results:
                     raise InvalidInput(f"stage {name}: sent two vectors, expected one; correct the stage")
                 _check_vector(name, stage, vector, changed)
-                sent.append(self._send(passing, names[1:], changed))
+                results.append(self._send(passing, names[1:], changed))
             except Exception as exc:
                 # The stage may handle the exception, but not hide it.
                 problems.append(exc)
                 raise
-            return sent[0]
+            return results[0]
 
         context = StageContext(
             send=send,
@@ -122,23 +122,23 @@ class UpdatePipeline:
             raise stage_error(name, "apply", exc) from exc
         if problems:
             raise problems[0]
-        if not sent:
+        if not results:
             raise InvalidInput(f"stage {name}: sent no vector, expected one; correct the stage")
         passing.after[name] = _checked_state(name, stage, state, self.layout.table.num_values)
-        return sent[0]
+        return results[0]
 
     def _encode(self, vector: Vector) -> Encoded:
         flat, codec = self.layout.join(vector), codec_named(self.codec.name)
         rng = self.rng_of("", flat) if codec.is_stochastic else np.random.default_rng(0)
         return codec.encode(self.layout.whole, flat, self.grid, self.codec.max_shift, rng)
 
-    def _sent(self, encoded: Encoded) -> Sent:
+    def _decoded(self, encoded: Encoded) -> Sent:
         """Return the coordinator's reading by group. Without stages it is not needed, so nothing is decoded."""
         if not self.stages:
             return {}
-        codec, whole = codec_named(self.codec.name), self.layout.whole
+        codec, table = codec_named(self.codec.name), self.layout.whole
         values = codec.decode(memoryview(encoded.payload)).astype(np.float64)
-        for spec, start, exponent, shift in zip(whole.specs, whole.offsets, self.grid, encoded.shifts, strict=True):
+        for spec, start, exponent, shift in zip(table.specs, table.offsets, self.grid, encoded.shifts, strict=True):
             block = values[start : start + spec.num_values]
             np.ldexp(block, exponent + shift, out=block)
         values.flags.writeable = False

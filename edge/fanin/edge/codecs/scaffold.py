@@ -68,8 +68,8 @@ class Scaffold:
             raise InvalidInput("scaffold: got a training of 0 steps, expected at least one; report num_steps")
         drift = vector[PARAMETERS].astype(np.float64) / (context.num_steps * context.learning_rate)
         change = (-drift - context.downlink[CONTROL]).astype(np.float32)
-        sent = context.send({**vector, CONTROL: change})
-        return {CONTROL: (state[CONTROL] + sent[CONTROL]).astype(np.float32)}
+        decoded = context.send({**vector, CONTROL: change})
+        return {CONTROL: (state[CONTROL] + decoded[CONTROL]).astype(np.float32)}
 
     def advance(self, auxiliary: Float64s, aggregate: Float64s, num_updates: int) -> Float64s:
         """See ``GroupStage.advance``: c + |S| / N times the mean change."""

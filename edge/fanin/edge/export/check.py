@@ -139,12 +139,12 @@ def _of_format(prepared: Prepared, name: str) -> list[Finding]:
     try:
         graphs_of(prepared, FORMATS[name])
     except UnsupportedModel as exc:
-        whole = _finding("", type(app.module).__name__, name, str(exc), LOOK)
+        app_finding = _finding("", type(app.module).__name__, name, str(exc), LOOK)
         if isinstance(exc, NoForm):
-            whole = _finding(exc.module, exc.kind or whole.kind, name, exc.reason, exc.advice)
+            app_finding = _finding(exc.module, exc.kind or app_finding.kind, name, exc.reason, exc.advice)
         elif isinstance(exc, Untraceable):
             raise
-        findings += _failing_parts(prepared, name) or [whole]
+        findings += _failing_parts(prepared, name) or [app_finding]
     if app.preprocess is not None:
         try:
             encode_preprocess(app, name, prepared.what)

@@ -272,15 +272,15 @@ def _rate(app: App, name: str) -> float:
 def _check_rates(app: App, learned: Tensors) -> None:
     patterns = {name: [each for each in app.recipe.rates if fnmatchcase(name, each)] for name in learned}
     for pattern in app.recipe.rates:
-        if all(pattern not in found for found in patterns.values()):
+        if all(pattern not in matches for matches in patterns.values()):
             raise UnsupportedModel(
                 f"App {app.name}: rates: the pattern {pattern!r} matches no parameter that learns, expected at least "
                 f"one of {sorted(learned)[:MAX_SHOWN]}; correct or remove it"
             )
-    for name, found in patterns.items():
-        if len(found) > 1:
+    for name, matches in patterns.items():
+        if len(matches) > 1:
             raise UnsupportedModel(
-                f"App {app.name}: rates: the patterns {found[0]!r} and {found[1]!r} match the parameter {name}, "
+                f"App {app.name}: rates: the patterns {matches[0]!r} and {matches[1]!r} match the parameter {name}, "
                 "expected one; make them more exact"
             )
 
@@ -316,11 +316,11 @@ def _choose(app: App, module: nn.Module) -> list[str]:
             chosen, note = head_of(app, module)
             notes.append(note)
         case "bias":
-            kept = [
+            trainable = [
                 (name.rpartition(".")[2], value) for name, value in module.named_parameters() if value.requires_grad
             ]
             # Biases are also called bias_ih_l0 (recurrent layers) and in_proj_bias (attention).
-            chosen = {value for leaf, value in kept if leaf.startswith("bias") or leaf.endswith("bias")}
+            chosen = {value for leaf, value in trainable if leaf.startswith("bias") or leaf.endswith("bias")}
         case Adapters() as adapters:
             add_adapters(module, adapters, ADAPTER_SEED)
             return []

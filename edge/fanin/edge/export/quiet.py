@@ -74,7 +74,7 @@ def quiet_stderr(noise: re.Pattern[bytes]) -> Iterator[None]:
     with _ONE_AT_A_TIME, tempfile.TemporaryFile() as lines:
         sys.stderr.flush()
         try:
-            kept = os.dup(STDERR)
+            duplicate = os.dup(STDERR)
         except OSError:
             # Without a standard error there is nothing to hide.
             yield
@@ -84,8 +84,8 @@ def quiet_stderr(noise: re.Pattern[bytes]) -> Iterator[None]:
             yield
         finally:
             sys.stderr.flush()
-            os.dup2(kept, STDERR)
-            os.close(kept)
+            os.dup2(duplicate, STDERR)
+            os.close(duplicate)
             lines.seek(0)
             if rest := b"".join(line for line in lines if not noise.match(line)):
                 os.write(STDERR, rest)

@@ -29,8 +29,8 @@ class DeclaredMetrics:
     def __init__(self, statistics: Iterable[str], own: Mapping[str, Metric]) -> None:
         self._statistics = tuple(statistics)
         names = dict.fromkeys(each.removeprefix(OF_VALIDATION).removesuffix(INT8) for each in self._statistics)
-        found = {name: own[name] if name in own else _installed(name) for name in names}
-        self._rows = {name: MetricRows({name: metric}) for name, metric in found.items() if metric is not None}
+        metrics = {name: own[name] if name in own else _installed(name) for name in names}
+        self._rows = {name: MetricRows({name: metric}) for name, metric in metrics.items() if metric is not None}
 
     def add(self, targets: Inputs, in_float: Inputs, in_int8: Inputs) -> None:
         """Keep a batch. See ``fanin.edge.runtimes.measure.Observe``."""

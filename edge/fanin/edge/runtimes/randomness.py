@@ -105,7 +105,7 @@ def random_ports(inputs: Iterable[Port]) -> tuple[RandomPort, ...]:
         InvalidBundle: An input is not float32 of a fixed shape, the numbers are not 0, 1, 2, ..., or a step would take
             more than 16 MB of random numbers.
     """
-    found = []
+    ports = []
     for port in inputs:
         kind = next((each for each in KINDS if port.name.startswith(f"{each}.")), None)
         if kind is None:
@@ -116,17 +116,17 @@ def random_ports(inputs: Iterable[Port]) -> tuple[RandomPort, ...]:
                 f"train graph: got the random input {port.name!r} as {form_of(port.dtype, port.shape)}, expected "
                 "uniform.<number> or normal.<number> as float32 of a fixed shape"
             )
-        found.append(random_port(kind, int(number), port.shape))
-    found.sort(key=lambda port: port.number)
-    names = [port.name for port in found]
-    if [port.number for port in found] != list(range(len(found))):
+        ports.append(random_port(kind, int(number), port.shape))
+    ports.sort(key=lambda port: port.number)
+    names = [port.name for port in ports]
+    if [port.number for port in ports] != list(range(len(ports))):
         raise InvalidBundle(f"train graph: got the random inputs {names}, expected the numbers 0 to {len(names) - 1}")
-    size_bytes = sum(port.size_bytes for port in found)
+    size_bytes = sum(port.size_bytes for port in ports)
     if size_bytes > MAX_RANDOM_BYTES:
         raise InvalidBundle(
             f"train graph: got {size_bytes} bytes of random inputs a step, expected at most {MAX_RANDOM_BYTES}"
         )
-    return tuple(found)
+    return tuple(ports)
 
 
 def random_key(seed: int, partition: int, round_number: int) -> int:

@@ -136,9 +136,9 @@ def check_statistics(plan: Plan) -> None:
         raise InvalidPlan(
             f"plan: statistics: got {shown(names)}, expected at most {MAX_STATISTICS} of different names; remove some"
         )
-    if taken := [name for name in names if name in OUR_STATISTICS or name.startswith("eval_")]:
+    if reserved := [name for name in names if name in OUR_STATISTICS or name.startswith("eval_")]:
         raise InvalidPlan(
-            f"plan: statistics: got {taken[0]!r}, which fanin declares itself, expected other names; rename it"
+            f"plan: statistics: got {reserved[0]!r}, which fanin declares itself, expected other names; rename it"
         )
 
 

@@ -89,12 +89,12 @@ def rate_of_step(training: Training, step: int, num_steps: int) -> float:
     warmup = training.warmup_steps
     if step < warmup:
         return training.learning_rate * (step + 1) / (warmup + 1)
-    done = (step - warmup) / max(num_steps - warmup, 1)
+    progress = (step - warmup) / max(num_steps - warmup, 1)
     match training.step_decay:
         case "linear":
-            return training.learning_rate * (1.0 - done)
+            return training.learning_rate * (1.0 - progress)
         case "cosine":
-            return training.learning_rate * 0.5 * (1.0 + math.cos(math.pi * done))
+            return training.learning_rate * 0.5 * (1.0 + math.cos(math.pi * progress))
         case _:
             return training.learning_rate
 

@@ -24,18 +24,18 @@ class DelayBudget:
 
     def __init__(self, stall_s: float) -> None:
         self._stall_s = stall_s
-        self._left_s = stall_s
+        self._remaining_s = stall_s
         self._waiting: asyncio.Timeout | None = None
         self._is_woken = False
 
     @property
     def is_spent(self) -> bool:
         """Whether the peer delayed the transfer for too long."""
-        return self._left_s <= 0.0
+        return self._remaining_s <= 0.0
 
     def gain(self, num_bytes: int) -> None:
         """Add the time for ``num_bytes`` transferred bytes."""
-        self._left_s = min(self._left_s + num_bytes / LEAST_BYTES_PER_S, self._stall_s)
+        self._remaining_s = min(self._remaining_s + num_bytes / LEAST_BYTES_PER_S, self._stall_s)
 
     def wake(self) -> None:
         """End the current or the next ``reading`` or ``waiting``, because its bytes may no longer be needed."""
@@ -49,10 +49,10 @@ class DelayBudget:
         clock = asyncio.get_running_loop().time
         began = clock()
         try:
-            async with self._until(max(self._left_s, 0.0)):
+            async with self._until(max(self._remaining_s, 0.0)):
                 yield
         finally:
-            self._left_s -= clock() - began
+            self._remaining_s -= clock() - began
 
     @asynccontextmanager
     async def waiting(self) -> AsyncIterator[None]:
@@ -84,8 +84,8 @@ class DelayBudget:
         clock = asyncio.get_running_loop().time
         began = clock()
         yield
-        self._left_s -= clock() - began
-        if self._left_s <= 0.0:
+        self._remaining_s -= clock() - began
+        if self._remaining_s <= 0.0:
             raise Unavailable(
                 f"transfer: the peer read less than 4 KiB/s on average, or nothing for {self._stall_s:g} s; resume the "
                 "transfer"

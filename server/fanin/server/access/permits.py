@@ -46,7 +46,7 @@ class Permit:
         self._free = free
         self._has = False
         self._is_quick = True
-        self._left_s = CHUNK_S
+        self._remaining_s = CHUNK_S
         self._wait_s = PERMIT_WAIT_S
 
     async def get(self) -> None:
@@ -57,11 +57,11 @@ class Permit:
         if self._is_quick and not self._has:
             await self._wait()
         self._is_quick = True
-        self._left_s = CHUNK_S
+        self._remaining_s = CHUNK_S
 
     async def _wait(self) -> None:
         clock = asyncio.get_running_loop().time
-        begun_s = clock()
+        start_s = clock()
         try:
             async with asyncio.timeout(self._wait_s):
                 await self._free.acquire()
@@ -69,7 +69,7 @@ class Permit:
         except TimeoutError:
             pass
         finally:
-            self._wait_s = max(self._wait_s - (clock() - begun_s), 0.0)
+            self._wait_s = max(self._wait_s - (clock() - start_s), 0.0)
 
     @contextmanager
     def lent(self) -> Iterator[None]:
@@ -78,13 +78,13 @@ class Permit:
         The time of our own disk is not counted: a slow disk must not let more and more Chunks into memory.
         """
         loop = asyncio.get_running_loop()
-        begun_s = loop.time()
-        timer = loop.call_later(min(LENT_S, self._left_s), self._pass_on)
+        start_s = loop.time()
+        timer = loop.call_later(min(LENT_S, self._remaining_s), self._pass_on)
         try:
             yield
         finally:
             timer.cancel()
-            self._left_s = max(self._left_s - (loop.time() - begun_s), 0.0)
+            self._remaining_s = max(self._remaining_s - (loop.time() - start_s), 0.0)
 
     def give_back(self) -> None:
         """Release the permit for the next upload."""

@@ -53,5 +53,5 @@ class CallTimes:
         self._used[device_id] = tuple(sorted((*used, time_us))[-NUM_TIMES:])
         self._used.move_to_end(device_id)
         if len(self._used) > self._max_devices:
-            _, left = self._used.popitem(last=False)
-            self._floor_us = max(self._floor_us, left[-1])
+            _, evicted = self._used.popitem(last=False)
+            self._floor_us = max(self._floor_us, evicted[-1])

@@ -43,12 +43,14 @@ def check_rule(rule: Rule | ColumnRule, *, num_updates: int = 7, seed: int = 1) 
     """
     updates, rng = _updates(num_updates, seed), random.Random(seed)
     devices = list(updates)
-    expected = _whole(rule, updates, devices)
+    expected = _complete_aggregate(rule, updates, devices)
     assert expected.shape == (_TABLE.num_values,), f"aggregate: got shape {expected.shape}, expected one value each"
     assert expected.dtype == np.float64, f"aggregate: got {expected.dtype}, expected float64"
     assert np.isfinite(expected).all(), "aggregate: got NaN or infinity of finite updates"
-    assert np.array_equal(_whole(rule, updates, devices), expected), "aggregate: a repetition gave other bits"
-    other_order = _whole(rule, updates, rng.sample(devices, num_updates))
+    assert np.array_equal(_complete_aggregate(rule, updates, devices), expected), (
+        "aggregate: a repetition gave other bits"
+    )
+    other_order = _complete_aggregate(rule, updates, rng.sample(devices, num_updates))
     assert np.array_equal(other_order, expected), "aggregate: the order of the updates changed bits"
     cuts = sorted(rng.sample(range(1, _TABLE.num_values), 4))
     aggregate = _fold(rule, updates).complete(devices)
@@ -121,7 +123,7 @@ def _updates(num_updates: int, seed: int) -> dict[str, Int32s]:
     }
 
 
-def _whole(rule: Rule | ColumnRule, updates: Mapping[str, Int32s], devices: Sequence[str]) -> Float64s:
+def _complete_aggregate(rule: Rule | ColumnRule, updates: Mapping[str, Int32s], devices: Sequence[str]) -> Float64s:
     return _fold(rule, updates).complete(devices).part(0, _TABLE.num_values)
 
 

@@ -201,8 +201,8 @@ def _rounded(optimizer: OuterOptimizer, values: Float64s | None, num_values: int
     """Return an optimizer's float64 result (num_values,) as finite float32. Raises InvalidPlan for any other result."""
     name = type(optimizer).__name__
     if not isinstance(values, np.ndarray) or values.shape != (num_values,) or values.dtype != np.float64:
-        found = "none" if values is None else f"{getattr(values, 'dtype', '')} of shape {getattr(values, 'shape', '')}"
-        raise InvalidPlan(f"outer optimizer {name}: got {found}, expected float64 of shape ({num_values},); correct it")
+        form = "none" if values is None else f"{getattr(values, 'dtype', '')} of shape {getattr(values, 'shape', '')}"
+        raise InvalidPlan(f"outer optimizer {name}: got {form}, expected float64 of shape ({num_values},); correct it")
     # A value beyond float32 becomes infinite here, and is refused below.
     with np.errstate(over="ignore"):
         rounded = values.astype(np.float32)

@@ -239,21 +239,21 @@ def _aggregate(history: _History, record: RoundRecord, lineage_start: int) -> tu
 
     def submission(device: str) -> Submission:
         header = headers[device]
-        lag = lag_of(_made_for(history, record, header, lineage_start), record)
+        lag = lag_of(_round_of(history, record, header, lineage_start), record)
         return updates.submission(header, device, lag)
 
     return SetFold(history.rule, layout.whole, record.grid, submission).complete(record.accepted), base
 
 
-def _made_for(history: _History, record: RoundRecord, header: UpdateHeader, lineage_start: int) -> RoundRecord:
+def _round_of(history: _History, record: RoundRecord, header: UpdateHeader, lineage_start: int) -> RoundRecord:
     """Return the Round of an Update's Assignment. Raises Corrupted unless the Update may count in ``record``."""
-    made_for = history.rounds.get(header.round)
+    origin = history.rounds.get(header.round)
     oldest = max(record.base_version - history.plan.aggregation.max_staleness, lineage_start)
-    base = None if made_for is None else history.archive.runs.version(record.run_id, made_for.base_version)
-    if made_for is None or base is None or base.sha256 != header.version_sha256:
+    base = None if origin is None else history.archive.runs.version(record.run_id, origin.base_version)
+    if origin is None or base is None or base.sha256 != header.version_sha256:
         raise Corrupted(
             f"round {record.round}: an update names round {header.round}, which is unknown or has another base version"
         )
-    if made_for.round > record.round or made_for.base_version < oldest:
+    if origin.round > record.round or origin.base_version < oldest:
         raise Corrupted(f"round {record.round}: an update of round {header.round} is too old to count in it")
-    return made_for
+    return origin

@@ -53,7 +53,7 @@ class EvaluatorProcess:
             await self.stop()
             raise Unavailable(f"evaluation: no reply within {self._timeout_s:g} s; its process was ended") from exc
         except (OSError, ValueError, TypeError) as exc:
-            status = await self._ended()
+            status = await self._exit_status()
             raise Unavailable(f"evaluation: its process ended without a reply (status {status})") from exc
         except asyncio.CancelledError:
             await self.stop()
@@ -68,7 +68,7 @@ class EvaluatorProcess:
             process.kill()
         return await process.wait()
 
-    async def _ended(self) -> int | None:
+    async def _exit_status(self) -> int | None:
         """End a process that closed its output. Return its own status: a signal to a dead process would hide it."""
         if self._process is not None:
             with suppress(TimeoutError):

@@ -193,9 +193,9 @@ class RoundWork:
         return replace(submission, read=read)
 
     def _lag(self, header: m.UpdateHeader) -> Lag:
-        made_for = self._recent.get(header.round)
-        assert made_for is not None, "an update is accepted only for a round that is remembered"
-        return lag_of(made_for.record, self.record)
+        origin = self._recent.get(header.round)
+        assert origin is not None, "an update is accepted only for a round that is remembered"
+        return lag_of(origin.record, self.record)
 
     def _fold(self, accepted: tuple[str, ...], state: OuterState) -> "_Folded":
         aggregate = self._set_fold.complete(accepted)

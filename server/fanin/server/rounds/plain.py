@@ -60,8 +60,8 @@ def _give_up(state: Round, event: e.Event, now: float) -> Outcome:
         at_work=cohort.at_work.remove(device),
         gave_up=cohort.gave_up.insert(device, GiveUps(count=count, returns_at=now + pause_s)),
     )
-    left = replace(state, cohort=after)
-    return left if state.phase is RoundPhase.PAUSED else _by_places(left), ()
+    next_state = replace(state, cohort=after)
+    return next_state if state.phase is RoundPhase.PAUSED else _by_places(next_state), ()
 
 
 def _commit(state: Round, event: e.Event, now: float) -> Outcome:

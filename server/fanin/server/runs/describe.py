@@ -43,9 +43,9 @@ async def run_info(view: RunView, trouble: str, stores: Stores) -> RunInfo:
 async def describe(view: RunView, live: LiveRun, num_rounds: int, stores: Stores) -> RunDescription:
     """Return a Run with its last ``num_rounds`` Rounds, newest first."""
     latest = await stores.rounds.latest(view.run_id, max(num_rounds, 1))
-    left_s = live.left_s
+    remaining_s = live.left_s
     if live.phase is None and latest:
-        left_s = _recorded_left_s(latest[0], stores.wall())
+        remaining_s = _recorded_remaining_s(latest[0], stores.wall())
     return RunDescription(
         run=await run_info(view, live.trouble, stores),
         rounds=tuple(_info(one, live.phase if one is latest[0] else None) for one in latest[:num_rounds]),
@@ -53,12 +53,12 @@ async def describe(view: RunView, live: LiveRun, num_rounds: int, stores: Stores
         num_at_work=len(live.at_work),
         at_work=live.at_work[:MAX_NAMED_DEVICES],
         num_gave_up=live.num_gave_up,
-        deadline_s=left_s,
+        deadline_s=remaining_s,
         num_devices=stores.devices.num_devices,
     )
 
 
-def _recorded_left_s(summary: RoundSummary, now_s: float) -> float:
+def _recorded_remaining_s(summary: RoundSummary, now_s: float) -> float:
     """Return the seconds to the deadline of a Round that is not driven here."""
     record = summary.record
     is_running = record.mark is RoundMark.OPEN and record.deadline_at_s is not None

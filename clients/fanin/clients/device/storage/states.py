@@ -153,8 +153,8 @@ def _parsed(data: bytes, label: StateLabel, first: States) -> States:
     table, flat = decode_parameters(data[end + 1 :])
     shapes = {f"{stage}/{name}": values.shape for stage, state in first.items() for name, values in state.items()}
     if table != TensorTable.of(shapes):
-        got = {spec.name: spec.shape for spec in table.specs}
-        raise Corrupted(f"{label}: got the tensors {got}, expected {dict(sorted(shapes.items()))}")
+        actual = {spec.name: spec.shape for spec in table.specs}
+        raise Corrupted(f"{label}: got the tensors {actual}, expected {dict(sorted(shapes.items()))}")
     if not np.isfinite(flat).all():
         raise Corrupted(f"{label}: got NaN or infinity, expected finite values")
     views = table.views(flat)

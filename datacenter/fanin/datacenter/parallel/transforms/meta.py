@@ -28,9 +28,9 @@ def parameters_on_meta() -> Iterator[list[tuple[nn.Module, nn.Parameter]]]:
     def replaced(module: nn.Module, name: str, value: nn.Parameter | None) -> nn.Parameter | None:
         if value is None or is_lazy(value):
             return None
-        kept = value if value.is_meta else without_values(value)
-        registrations.append((module, kept))
-        return kept
+        meta_value = value if value.is_meta else without_values(value)
+        registrations.append((module, meta_value))
+        return meta_value
 
     handle = register_module_parameter_registration_hook(replaced)  # type: ignore[arg-type]  # its annotation
     try:

@@ -330,8 +330,8 @@ def _check_call(where: str, form: Callable[..., object], operator: OpOverload, e
     _check_close(f"{where}: value", _values(result), _values(expected), ROUGH_TOLERANCE)
 
 
-def _check_close(what: str, got: Sequence[Tensor], exact: Sequence[Tensor], tolerance: float) -> None:
-    for index, (one, other) in enumerate(zip(got, exact, strict=True)):
+def _check_close(what: str, actual: Sequence[Tensor], exact: Sequence[Tensor], tolerance: float) -> None:
+    for index, (one, other) in enumerate(zip(actual, exact, strict=True)):
         error, size = float((one - other).norm()), float(other.norm())
         assert error <= tolerance * size + 1e-12, (
             f"{what} {index} differs from torch's by {error:.1e} (L2 norm), expected at most {tolerance:.0e} of its "

@@ -82,8 +82,8 @@ def upsample_by_factors(
     if scale_factors is None:
         assert output_size is not None, "torch has one of both"
         return upsample(x, output_size, shift=shift)
-    made = [int(size * scale) for size, scale in zip(x.shape[2:], scale_factors, strict=True)]
-    return upsample(x, made, *scale_factors, shift=shift)
+    sizes = [int(size * scale) for size, scale in zip(x.shape[2:], scale_factors, strict=True)]
+    return upsample(x, sizes, *scale_factors, shift=shift)
 
 
 def upsample_backward(

@@ -24,8 +24,8 @@ def embedding_backward(
         )
     chosen = one_hot(indices.reshape(-1), num_weights, dy.dtype)
     if padding_idx >= 0:
-        kept = torch.tensor([[0.0 if row == padding_idx else 1.0 for row in range(num_weights)]], dtype=dy.dtype)
-        chosen = chosen * kept
+        mask = torch.tensor([[0.0 if row == padding_idx else 1.0 for row in range(num_weights)]], dtype=dy.dtype)
+        chosen = chosen * mask
     return chosen.t() @ dy.reshape(-1, dy.shape[-1])
 
 
@@ -41,10 +41,10 @@ def index_put(x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accum
         return NotImplemented
     ((dim, index),) = pairs
     if index.dtype == torch.bool:
-        found = _where(x, dim, index, values)
-        if found is None:
+        target = _where(x, dim, index, values)
+        if target is None:
             return NotImplemented
-        where, value = found
+        where, value = target
         return torch.where(where, x + value if accumulate else value, x)
     if not accumulate or index.dim() != 1:
         return NotImplemented

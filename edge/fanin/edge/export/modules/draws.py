@@ -149,8 +149,8 @@ def _bernoulli_into(source: Source, target: Tensor, chance: object = 0.5, **_: o
 
 
 def _dropout(source: Source, x: Tensor, chance: float, train: bool | None = True) -> tuple[Tensor, Tensor]:
-    kept = _below(source, 1.0 - chance, x.shape) if train else torch.ones_like(x, dtype=torch.bool)
-    return (x * kept / (1.0 - chance) if train else x), kept
+    mask = _below(source, 1.0 - chance, x.shape) if train else torch.ones_like(x, dtype=torch.bool)
+    return (x * mask / (1.0 - chance) if train else x), mask
 
 
 def _new(kind: RandomKind) -> Callable[..., Tensor]:

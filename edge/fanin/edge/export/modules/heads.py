@@ -24,10 +24,12 @@ def head_of(app: App, module: nn.Module) -> tuple[set[nn.Parameter], str]:
         UnsupportedModel: Another layer that learns is called after it.
     """
     # A parameter that two layers share is listed under both names: the last layer may own it under the second one.
-    kept = [(name, value) for name, value in module.named_parameters(remove_duplicate=False) if value.requires_grad]
-    if not kept:
+    trainable = [
+        (name, value) for name, value in module.named_parameters(remove_duplicate=False) if value.requires_grad
+    ]
+    if not trainable:
         return set(), ""
-    owner = kept[-1][0].rpartition(".")[0]
+    owner = trainable[-1][0].rpartition(".")[0]
     what = _described(owner, module.get_submodule(owner))
     finished = _call_order(app, module)
     if owner in finished and finished[-1] != owner:
@@ -36,7 +38,7 @@ def head_of(app: App, module: nn.Module) -> tuple[set[nn.Parameter], str]:
             f"App {app.name}: trains 'head' selects {what}, the last layer registered, but the module's output comes "
             f"from {last}; register that layer last, or freeze the rest with requires_grad_(False) and train 'full'"
         )
-    chosen = {value for name, value in kept if name.rpartition(".")[0] == owner}
+    chosen = {value for name, value in trainable if name.rpartition(".")[0] == owner}
     return chosen, f"head: {what}, the last layer registered, is all that learns"
 
 

@@ -98,7 +98,7 @@ def _mark(step: Backward, name: str) -> None:
         scopes.append(annotate({ANNOTATION: name}))
         scopes[-1].__enter__()
 
-    def end(gradients: object, given: object) -> None:
+    def end(gradients: object, output_gradients: object) -> None:
         scopes.pop().__exit__(None, None, None)
 
     step.register_prehook(begin)

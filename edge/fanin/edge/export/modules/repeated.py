@@ -68,10 +68,10 @@ def check_samples(what: str, call: Callable[[slice], object], num: int) -> None:
         Untraceable: The first half of the batch alone has other results.
     """
     half = slice((num + 1) // 2)
-    whole = [
+    expected = [
         leaf[half] if isinstance(leaf, Tensor) and len(leaf) == num else leaf for leaf in _leaves(call(slice(num)))
     ]
-    if not _are_close(whole, _leaves(call(half))):
+    if not _are_close(expected, _leaves(call(half))):
         raise Untraceable(f"{what} depends on the other samples of its batch", ONE_BY_ONE)
 
 

@@ -48,19 +48,21 @@ def convert_in_child(signatures: Mapping[str, Traced], what: str, command: Seque
     with tempfile.TemporaryDirectory(prefix="fanin-tflite-") as name:
         folder = Path(name)
         _save(signatures, folder)
-        done = subprocess.run([*command, name], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
-        if done.returncode == 0 and (folder / RESULT).exists():
+        completed = subprocess.run(
+            [*command, name], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+        )
+        if completed.returncode == 0 and (folder / RESULT).exists():
             return (folder / RESULT).read_bytes()
-        reason = (folder / ERROR).read_text() if (folder / ERROR).exists() else _reason(done)
+        reason = (folder / ERROR).read_text() if (folder / ERROR).exists() else _reason(completed)
         raise UnsupportedModel(f"{what}: cannot be converted to TFLite ({reason}); {REPLACE}")
 
 
-def _reason(done: subprocess.CompletedProcess[str]) -> str:
-    lines = done.stderr.split("\n") if done.stderr else []
+def _reason(completed: subprocess.CompletedProcess[str]) -> str:
+    lines = completed.stderr.split("\n") if completed.stderr else []
     last = next((line.strip() for line in reversed(lines) if line.strip()), "no output")
-    if done.returncode < 0:
-        return f"signal {signal.Signals(-done.returncode).name} ended the converter: {last}"
-    return f"the converter ended with status {done.returncode}: {last}"
+    if completed.returncode < 0:
+        return f"signal {signal.Signals(-completed.returncode).name} ended the converter: {last}"
+    return f"the converter ended with status {completed.returncode}: {last}"
 
 
 def _save(signatures: Mapping[str, Traced], folder: Path) -> None:

@@ -35,16 +35,16 @@ def tidy(model: "schema.ModelT") -> None:
     for graph in model.subgraphs:
         used = {int(index) for row in graph.operators for part in (row.inputs, row.outputs) for index in part}
         used |= {int(index) for part in (graph.inputs, graph.outputs) for index in part} - {-1}
-        kept = {old: new for new, old in enumerate(sorted(used - {-1}))} | {-1: -1}
+        new_positions = {old: new for new, old in enumerate(sorted(used - {-1}))} | {-1: -1}
         graph.tensors = [graph.tensors[old] for old in sorted(used - {-1})]
         for row in graph.operators:
-            row.inputs = np.array([kept[int(index)] for index in row.inputs], np.int32)
-            row.outputs = np.array([kept[int(index)] for index in row.outputs], np.int32)
-        graph.inputs = np.array([kept[int(index)] for index in graph.inputs], np.int32)
-        graph.outputs = np.array([kept[int(index)] for index in graph.outputs], np.int32)
+            row.inputs = np.array([new_positions[int(index)] for index in row.inputs], np.int32)
+            row.outputs = np.array([new_positions[int(index)] for index in row.outputs], np.int32)
+        graph.inputs = np.array([new_positions[int(index)] for index in graph.inputs], np.int32)
+        graph.outputs = np.array([new_positions[int(index)] for index in graph.outputs], np.int32)
         for ports in (row for row in model.signatureDefs if model.subgraphs[row.subgraphIndex] is graph):
             for port in (*ports.inputs, *ports.outputs):
-                port.tensorIndex = kept[port.tensorIndex]
+                port.tensorIndex = new_positions[port.tensorIndex]
     _share_buffers(model)
     _drop_codes(model)
 

@@ -86,12 +86,12 @@ def _check_resumption(spool: Spool, header: UpdateHeader) -> None:
 
 def _check_payload(spool: Spool, header: UpdateHeader) -> None:
     _send(spool, header, "device")
-    taken_back = spool.open(header, "device")
-    assert taken_back.is_complete(), "open: a payload that was never recorded did not become an upload again"
+    reopened = spool.open(header, "device")
+    assert reopened.is_complete(), "open: a payload that was never recorded did not become an upload again"
     for _ in range(2):
         # A commit that was reported as an error is repeated.
-        spool.commit(taken_back, "device")
-    taken_back.close()
+        spool.commit(reopened, "device")
+    reopened.close()
     assert b"".join(spool.read(header, "device")) == _LONG, "read: got other bytes than were sent"
     assert spool.read_part(header, "device", 5, 9) == _LONG[5:14], "read_part: got other bytes than were sent"
     assert spool.newest_round(RUN) == 1, f"newest_round: got {spool.newest_round(RUN)}, expected 1"

@@ -98,8 +98,8 @@ async def check_later_rounds(stores: DriverStores) -> None:
     """Check stale Updates, failures, events and rest, after ``check_first_round``. Raises AssertionError."""
     rounds, writer = stores.rounds, stores.writer
     assert await writer.open(opened(2, base_version=1)), "open: refused the second round"
-    taken = published(version(version()), 2)
-    publication = writer.publish(version(version()), taken, next_grid=(), outer_state={}, now_s=55.0)
+    event = published(version(version()), 2)
+    publication = writer.publish(version(version()), event, next_grid=(), outer_state={}, now_s=55.0)
     await refusal(Conflict, publication, "publish: with the number of a version that is recorded")
     assert (await rounds.last(RUN)) == opened(2, base_version=1), "publish: a refused version changed the round"
     late = committed("late", made_for=1, round_number=2)

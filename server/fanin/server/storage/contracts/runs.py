@@ -27,8 +27,8 @@ async def check_runs(runs: RunRecords) -> None:
     record = RunRecord(start=start(), state=RunState.RUNNING, reason="", max_rounds=5, started_by=OPERATOR)
     assert await runs.run(RUN) == record, f"run: got {await runs.run(RUN)}, expected {record}"
     assert [one.start.run_id for one in await runs.runs()] == [RUN, "other"], "runs: expected the oldest first"
-    for found in (await runs.version(RUN), await runs.version(RUN, 0), await runs.newest_version(RUN)):
-        assert found == version(), f"version: got {found}, expected version 0"
+    for actual in (await runs.version(RUN), await runs.version(RUN, 0), await runs.newest_version(RUN)):
+        assert actual == version(), f"version: got {actual}, expected version 0"
     assert await runs.version(RUN, 1) is None, "version: returned one that is not recorded"
     assert await runs.lineage_start(RUN) == 0, "lineage_start: of a new run is not 0"
     assert await runs.publication(RUN, 0) is None, "publication: returned an event of version 0"

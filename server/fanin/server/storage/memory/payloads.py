@@ -113,8 +113,8 @@ class MemorySpool:
 
     def clear_round(self, run_id: str, round_number: int, keep: Mapping[str, UpdateHeader]) -> None:
         """See ``SpoolCleaner.clear_round``."""
-        kept = {_name(header, device) for device, header in keep.items()}
-        for name in [one for one in self._payloads if one[:2] == (run_id, round_number) and one not in kept]:
+        names = {_name(header, device) for device, header in keep.items()}
+        for name in [one for one in self._payloads if one[:2] == (run_id, round_number) and one not in names]:
             del self._payloads[name]
         self._drop_parts({name for name, part in self._parts.items() if _round_of(part) == (run_id, round_number)})
 

@@ -70,13 +70,13 @@ class MemoryWriter:
     async def commit(self, update: CommittedUpdate, *, buffer: int) -> CommittedUpdate | None:
         """See ``RoundWriter.commit``."""
         rows, device = self._fenced(), update.device_id
-        made = rows.made[update.header.round]
-        if device in made:
-            return made[device]
+        updates = rows.made[update.header.round]
+        if device in updates:
+            return updates[device]
         record, committed = rows.rounds.get(update.round), rows.updates[update.round]
         if record is None or record.mark is not RoundMark.OPEN or len(committed) >= buffer or device in committed:
             return None
-        committed[device] = made[device] = update
+        committed[device] = updates[device] = update
         return update
 
     async def close(self, round_number: int, *, cohort: CohortPlan, now_s: float, cause: str = "") -> RoundRecord:

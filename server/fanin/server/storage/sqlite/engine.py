@@ -75,7 +75,7 @@ def open_engine(path: Path, durability: Durability, *, upgrade: bool = True) -> 
 
     try:
         with engine.connect() as connection:
-            _check_whole(connection, path)
+            _check_integrity(connection, path)
             _check_known(connection, path)
         # A second connection: alembic does not commit in a transaction that an earlier query has begun.
         with engine.connect() as connection:
@@ -150,7 +150,7 @@ def _primary_code(error: BaseException | None) -> int | None:
     return None if code is None else code & 0xFF
 
 
-def _check_whole(connection: Connection, path: Path) -> None:
+def _check_integrity(connection: Connection, path: Path) -> None:
     """Raise Corrupted if a page of the database is damaged. Without this check the damage shows up in some later call.
 
     Reference: https://www.sqlite.org/pragma.html#pragma_quick_check

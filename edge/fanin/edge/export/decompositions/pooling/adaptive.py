@@ -61,12 +61,12 @@ def adaptive_max_pool2d(x: Tensor, output_size: Sequence[int]) -> tuple[Tensor, 
 def _uneven_backward(dy: Tensor, x: Tensor) -> Tensor:
     highest, _ = adaptive_max_pool2d(x, dy.shape[-2:])
     rows, columns = (_windows(have, num) for have, num in zip(x.shape[-2:], dy.shape[-2:], strict=True))
-    left, dx = dy, None
+    remaining, dx = dy, None
     for row, column in product(range(_longest(rows)), range(_longest(columns))):
         down, across = _selector(rows, row, x), _selector(columns, column, x).t()
         inside = down.sum(1, keepdim=True) @ across.sum(0, keepdim=True)
-        share = left * (down @ x @ across == highest).to(dy.dtype) * inside
-        left = left - share
+        share = remaining * (down @ x @ across == highest).to(dy.dtype) * inside
+        remaining = remaining - share
         added = down.t() @ share @ across.t()
         dx = added if dx is None else dx + added
     assert dx is not None, "a window has at least one position"

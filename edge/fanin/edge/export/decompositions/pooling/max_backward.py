@@ -87,9 +87,9 @@ def _shares(dy: Tensor, views: Iterable[Tensor], highest: Tensor) -> Tensor:
 
     Each channel becomes an image with one channel for each position, which one convolution puts back to its place.
     """
-    left, shares = dy, []
+    remaining, shares = dy, []
     for view in views:
-        share = left * (view == highest).to(dy.dtype)
+        share = remaining * (view == highest).to(dy.dtype)
         shares.append(share)
-        left = left - share
+        remaining = remaining - share
     return torch.stack(shares, dim=2).reshape(-1, len(shares), *dy.shape[2:])

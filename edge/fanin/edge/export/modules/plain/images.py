@@ -44,7 +44,8 @@ def summed_patches(
     size, kernel, gaps, sides, steps = map(_pair, (output_size, kernel_size, dilation, padding, stride))
     # The span of a dimension, up to the last position at which a patch begins.
     spans = [
-        whole + 2 * side - gap * (num - 1) - 1 for whole, side, gap, num in zip(size, sides, gaps, kernel, strict=True)
+        length + 2 * side - gap * (num - 1) - 1
+        for length, side, gap, num in zip(size, sides, gaps, kernel, strict=True)
     ]
     nums = [span // step + 1 for span, step in zip(spans, steps, strict=True)]
     rest = [span % step for span, step in zip(spans, steps, strict=True)]
