@@ -11,9 +11,11 @@ from ai_edge_litert import schema_py_generated as schema
 from ai_edge_litert.interpreter import Interpreter
 from torch import Tensor
 
+from fanin.edge.export.quiet import quiet_converter
+from fanin.edge.export.tflite.convert import NoLowering, convert
 from fanin.edge.export.tflite.file import only, pack
 from fanin.edge.export.tflite.operators import LATEST, check_operators, check_runs
-from fanin.edge.export.tflite.writer import to_tflite
+from fanin.edge.export.tflite.writer import LAYOUT_ERRORS, to_tflite
 from fanin.edge.export.tracing.traced import Traced
 from fanin.protos.errors import UnsupportedModel
 
@@ -108,8 +110,17 @@ class Spectrum(torch.nn.Module):
 
 
 def test_an_operator_without_any_form_raises_a_fanin_error() -> None:
-    with pytest.raises(UnsupportedModel, match=r"App small: cannot be converted to TFLite \(.+\); replace that part"):
+    reason = r"App small: cannot be converted to TFLite \(no form of aten.+\); replace that part"
+    with pytest.raises(UnsupportedModel, match=reason):
         to_tflite({"infer": trace_module(Spectrum(), (torch.eye(4),), ["logits"])}, "App small")
+
+
+def test_no_second_layout_is_tried_for_an_operator_without_any_form() -> None:
+    signatures = {"infer": trace_module(Spectrum(), (torch.eye(4),), ["logits"])}
+    with quiet_converter(), pytest.raises(NoLowering, match=r"^no form of aten\._linalg_eigh\.default$"):
+        convert(signatures, "GREEDY")
+    # The second attempt takes seconds, because it runs in a process of its own.
+    assert not issubclass(NoLowering, LAYOUT_ERRORS)
 
 
 def test_later_versions_of_an_operator_are_refused() -> None:
