@@ -7,9 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from alembic import command
 from alembic.autogenerate import compare_metadata
-from alembic.config import Config
 from alembic.operations import Operations
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
@@ -35,7 +33,7 @@ from fanin.server.storage.records import (
 from fanin.server.storage.sqlite import engine as engine_module
 from fanin.server.storage.sqlite.commands import SqliteCommands
 from fanin.server.storage.sqlite.devices import SqliteDevices
-from fanin.server.storage.sqlite.engine import open_engine
+from fanin.server.storage.sqlite.engine import migrate, open_engine
 from fanin.server.storage.sqlite.rounds import SqliteRounds
 from fanin.server.storage.sqlite.runs import SqliteRuns
 from fanin.server.storage.sqlite.schema import METADATA
@@ -159,14 +157,11 @@ def test_an_update_for_an_earlier_round_is_returned_by_either_round(rounds: Driv
 
 
 def test_an_older_database_is_migrated_to_the_newest_form(tmp_path: Path) -> None:
-    config = Config()
-    config.set_main_option("script_location", str(MIGRATIONS))
     older = create_engine(f"sqlite:///{tmp_path / 'fanin.db'}")
     header = committed("a").header
     row = {"header": header_to_proto(header).SerializeToString()}
     with older.connect() as connection:
-        config.attributes["connection"] = connection
-        command.upgrade(config, "0001")
+        migrate(connection, "0001")
         rounds = "INSERT INTO rounds (run_id, round, base_version, grid, state, opened_at) VALUES"
         connection.execute(text(f"{rounds} ('run', 1, 0, '[]', 'open', 1.0)"))
         updates = "INSERT INTO updates (run_id, round, device_id, header_proto) VALUES"

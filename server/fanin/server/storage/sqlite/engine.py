@@ -8,12 +8,13 @@ import errno
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Final
 
-from alembic import command
 from alembic.config import Config
-from alembic.runtime.migration import MigrationContext
+from alembic.runtime.environment import EnvironmentContext
+from alembic.runtime.migration import MigrationContext, RevisionStep
 from alembic.script import ScriptDirectory
 from alembic.util import CommandError
 from sqlalchemy import Connection, Engine, ExceptionContext, create_engine, event, inspect
@@ -117,11 +118,20 @@ def writing(engine: Engine) -> Iterator[Connection]:
         yield connection
 
 
-def migrate(connection: Connection) -> None:
-    """Migrate the database to the newest form."""
-    config = _config()
-    config.attributes["connection"] = connection
-    command.upgrade(config, "head")
+def migrate(connection: Connection, form: str = "head") -> None:
+    """Migrate the database to a form, the newest one by default.
+
+    Reference: https://alembic.sqlalchemy.org/en/latest/api/runtime.html (EnvironmentContext without env.py)
+    """
+    script = _migrations()
+
+    def steps(current: str, _context: MigrationContext) -> list[RevisionStep]:
+        return script._upgrade_revs(form, current)
+
+    with EnvironmentContext(Config(), script, fn=steps) as environment:
+        environment.configure(connection=connection, target_metadata=schema.METADATA, transactional_ddl=True)
+        with environment.begin_transaction():
+            environment.run_migrations()
 
 
 def _translate(error: sqlite3.Error, path: Path) -> None:
@@ -162,8 +172,7 @@ def _check_integrity(connection: Connection, path: Path) -> None:
 
 def _check_known(connection: Connection, path: Path) -> None:
     """Raise Corrupted if another program or a newer fanin wrote the database."""
-    script = ScriptDirectory.from_config(_config())
-    known = sorted(revision.revision for revision in script.walk_revisions())
+    known = sorted(revision.revision for revision in _migrations().walk_revisions())
     form = MigrationContext.configure(connection).get_current_revision()
     tables = inspect(connection).get_table_names() if form is None else []
     foreign = sorted(set(tables) - set(schema.METADATA.tables) - {"alembic_version"})
@@ -181,7 +190,7 @@ def _check_known(connection: Connection, path: Path) -> None:
 
 def _check_form(connection: Connection, path: Path) -> None:
     form = MigrationContext.configure(connection).get_current_revision()
-    newest = ScriptDirectory.from_config(_config()).get_current_head()
+    newest = _migrations().get_current_head()
     if form != newest:
         raise Corrupted(
             f"{path}: the database has form {form}, expected {newest}; let a coordinator of this fanin open it once, "
@@ -189,7 +198,7 @@ def _check_form(connection: Connection, path: Path) -> None:
         )
 
 
-def _config() -> Config:
-    config = Config()
-    config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
-    return config
+@cache
+def _migrations() -> ScriptDirectory:
+    """Return the migrations. Each is a file that is loaded once, because a process may open many databases."""
+    return ScriptDirectory(str(Path(__file__).parent / "migrations"))
