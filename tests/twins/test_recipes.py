@@ -96,9 +96,7 @@ class Case:
 
     module: Callable[[], nn.Module] = Mlp
     recipe: Recipe = field(default_factory=Recipe)
-    twin: Callable[[list[Tensor]], torch.optim.Optimizer] = lambda parameters: torch.optim.SGD(
-        parameters, lr=0.05, momentum=0.9
-    )
+    twin: Callable[[list[Tensor]], torch.optim.Optimizer] = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
     rate: float = 0.05
     loss: Callable[[Tensor, Tensor], Tensor] = label_loss
 
@@ -106,16 +104,16 @@ class Case:
 CASES = {
     "nesterov": Case(
         recipe=Recipe(optimizer=Sgd(momentum=0.8, nesterov=True, weight_decay=0.01)),
-        twin=lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.8, nesterov=True, weight_decay=0.01),
+        twin=lambda values: torch.optim.SGD(values, lr=0.05, momentum=0.8, nesterov=True, weight_decay=0.01),
     ),
     "adam": Case(
         recipe=Recipe(optimizer=Adam(weight_decay=0.01)),
-        twin=lambda parameters: torch.optim.Adam(parameters, lr=0.01, weight_decay=0.01),
+        twin=lambda values: torch.optim.Adam(values, lr=0.01, weight_decay=0.01),
         rate=0.01,
     ),
     "adamw": Case(
         recipe=Recipe(optimizer=Adam(beta2=0.99, weight_decay=0.1, decoupled=True), clip_norm=0.5),
-        twin=lambda parameters: torch.optim.AdamW(parameters, lr=0.01, betas=(0.9, 0.99), weight_decay=0.1),
+        twin=lambda values: torch.optim.AdamW(values, lr=0.01, betas=(0.9, 0.99), weight_decay=0.1),
         rate=0.01,
     ),
     "rmsprop": Case(recipe=Recipe(optimizer=RmsProp()), twin=partial(torch.optim.RMSprop, lr=0.001), rate=0.001),
@@ -123,7 +121,7 @@ CASES = {
     "outside": Case(recipe=Recipe(proximal=True, clip_norm=0.8)),
     "scaffold": Case(
         recipe=Recipe(optimizer=Sgd(momentum=0.0), clip_norm=0.8, scaffold=True),
-        twin=lambda parameters: torch.optim.SGD(parameters, lr=0.05),
+        twin=lambda values: torch.optim.SGD(values, lr=0.05),
     ),
     "batchnorm": Case(module=BatchNormed),
     "head": Case(module=BatchNormed, recipe=Recipe(trains="head")),
@@ -133,7 +131,7 @@ CASES = {
     "values": Case(
         module=lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.Tanh(), nn.Linear(16, 3)),
         recipe=Recipe(optimizer=Sgd(momentum=0.0)),
-        twin=lambda parameters: torch.optim.SGD(parameters, lr=0.05),
+        twin=lambda values: torch.optim.SGD(values, lr=0.05),
         loss=value_loss,
     ),
 }
@@ -234,14 +232,12 @@ def eager(
     )
 
 
-def assert_alike(
-    actual: Mapping[str, Float32s], expected: Mapping[str, Float32s], tolerance: float = TOLERANCE
-) -> None:
-    """Check that the names are equal, and every value within ``tolerance * max(1, |value|)``."""
+def assert_alike(actual: Mapping[str, Float32s], expected: Mapping[str, Float32s], limit: float = TOLERANCE) -> None:
+    """Check that the names are equal, and every value within ``limit * max(1, |value|)``."""
     assert actual.keys() == expected.keys()
     for name, value in expected.items():
         error = np.max(np.abs(actual[name] - value) / np.maximum(1.0, np.abs(value)), initial=0.0)
-        assert error <= tolerance, f"{name}: {error:.1e}"
+        assert error <= limit, f"{name}: {error:.1e}"
 
 
 def parameters_of(name: str, state: TrainState) -> dict[str, Float32s]:
@@ -296,14 +292,14 @@ def test_fedprox_pulls_towards_its_anchor() -> None:
     expected = eager("outside", proximal=(0.7, anchor))
     assert_alike(parameters_of("outside", state), expected.values)
     np.testing.assert_allclose(losses, expected.losses, rtol=1e-5, atol=1e-6)
-    free_state, _ = run_steps("outside")
-    assert np.linalg.norm(state.parameters - flat) < 0.9 * np.linalg.norm(free_state.parameters - flat)
+    free, _ = run_steps("outside")
+    assert np.linalg.norm(state.parameters - flat) < 0.9 * np.linalg.norm(free.parameters - flat)
 
 
 def test_the_default_anchor_is_the_start_of_the_step() -> None:
-    free_state, _ = run_steps("outside")
-    anchored_state, _ = run_steps("outside", StepSettings(learning_rate=0.05, proximal_weight=0.7))
-    np.testing.assert_array_equal(free_state.parameters, anchored_state.parameters)
+    free, _ = run_steps("outside")
+    anchored, _ = run_steps("outside", StepSettings(learning_rate=0.05, proximal_weight=0.7))
+    np.testing.assert_array_equal(free.parameters, anchored.parameters)
 
 
 def test_scaffolds_control_is_added_to_the_clipped_gradient() -> None:
@@ -322,16 +318,15 @@ def test_running_statistics_are_parameters_and_ignore_padding() -> None:
     assert statistics == {f"{norm}.running_{kind}" for norm in ("body.1", "norm") for kind in ("mean", "var")}
     assert not any("running" in spec.name for spec in optimizer_table(bundle.manifest).specs)
     step = open_runtime("onnx").open_train(bundle)
-    *_, short_batch = batches_for("batchnorm")
-    noisy_batch = replace(
-        short_batch,
-        inputs={"x": np.where(short_batch.mask[:, None, None, None] > 0, short_batch.inputs["x"], np.float32(9.0))},
+    *_, short = batches_for("batchnorm")
+    noisy = replace(
+        short, inputs={"x": np.where(short.mask[:, None, None, None] > 0, short.inputs["x"], np.float32(9.0))}
     )
     start, settings = step.begin(bundle.initial_parameters()), StepSettings(learning_rate=0.05)
-    clean_state, noisy_state = (step(start, batch, settings)[0] for batch in (short_batch, noisy_batch))
+    clean_state, noisy_state = (step(start, batch, settings)[0] for batch in (short, noisy))
     np.testing.assert_allclose(noisy_state.parameters, clean_state.parameters, rtol=0, atol=1e-6)
     # A batch of padding changes no value.
-    state, loss = step(start, replace(short_batch, mask=np.zeros_like(short_batch.mask)), settings)
+    state, loss = step(start, replace(short, mask=np.zeros_like(short.mask)), settings)
     assert loss == 0.0
     np.testing.assert_array_equal(state.parameters, start.parameters)
 
@@ -346,12 +341,10 @@ def test_frozen_weights_are_int8_in_the_graph_and_nowhere_in_float(name: str, si
     frozen = prepare(app_for(name)).frozen
     assert frozen
     codes = [numpy_helper.to_array(row) for row in initializers(name, signature) if row.data_type == TensorProto.INT8]
-    large_arrays = [array for array in codes if array.size >= MIN_FROZEN_VALUES]
-    assert len(large_arrays) == len(frozen)
+    large = [array for array in codes if array.size >= MIN_FROZEN_VALUES]
+    assert len(large) == len(frozen)
     for weight in frozen.values():
-        assert any(
-            array.shape == weight.codes.shape and (array == weight.codes.numpy()).all() for array in large_arrays
-        )
+        assert any(array.shape == weight.codes.shape and (array == weight.codes.numpy()).all() for array in large)
     floats = [row for row in initializers(name, signature) if row.data_type != TensorProto.INT8]
     assert max(int(np.prod(row.dims)) for row in floats) < MIN_FROZEN_VALUES
 
@@ -375,18 +368,16 @@ def test_positions_without_a_token_change_nothing() -> None:
     step, evaluate = open_runtime("onnx").open_train(bundle), open_runtime("onnx").open_evaluate(bundle)
     start, settings = step.begin(bundle.initial_parameters()), StepSettings(learning_rate=0.05)
     batch = batches_for("tokens")[0]
-    silent_batch = replace(batch, y=np.full_like(batch.y, -1))
-    state, loss = step(start, silent_batch, settings)
+    silent = replace(batch, y=np.full_like(batch.y, -1))
+    state, loss = step(start, silent, settings)
     assert loss == 0.0
     np.testing.assert_array_equal(state.parameters, start.parameters)
-    assert evaluate(start.parameters, silent_batch).loss_sum == 0.0
+    assert evaluate(start.parameters, silent).loss_sum == 0.0
     # With a target at the last position only, the step differs from that with targets at other positions too.
-    last_targets = replace(silent_batch, y=np.where(np.arange(LENGTH) == LENGTH - 1, abs(batch.y), np.int32(-1)))
+    last_targets = replace(silent, y=np.where(np.arange(LENGTH) == LENGTH - 1, abs(batch.y), np.int32(-1)))
     all_targets = replace(batch, y=np.where(np.arange(LENGTH) == LENGTH - 1, abs(batch.y), batch.y))
-    last_parameters, all_parameters = (
-        step(start, targets, settings)[0].parameters for targets in (last_targets, all_targets)
-    )
-    assert not np.array_equal(last_parameters, all_parameters)
+    last, all_ = (step(start, targets, settings)[0].parameters for targets in (last_targets, all_targets))
+    assert not np.array_equal(last, all_)
     assert evaluate(start.parameters, last_targets).predicted.shape == batch.y.shape
 
 
