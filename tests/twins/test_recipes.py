@@ -30,6 +30,7 @@ NUM_SAMPLES = 157
 TOLERANCE = 1e-5
 NUM_TOKENS = 12
 LENGTH = 6
+MOMENTUM = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
 RANK = 2
 
 
@@ -96,7 +97,7 @@ class Case:
 
     module: Callable[[], nn.Module] = Mlp
     recipe: Recipe = field(default_factory=Recipe)
-    twin: Callable[[list[Tensor]], torch.optim.Optimizer] = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
+    twin: Callable[[list[Tensor]], torch.optim.Optimizer] = MOMENTUM
     rate: float = 0.05
     loss: Callable[[Tensor, Tensor], Tensor] = label_loss
 
@@ -201,13 +202,14 @@ def eager(
 ) -> EagerResult:
     """Run the same twenty steps in torch, without the padding rows."""
     case, prepared = CASES[name], prepare(app_for(name))
-    module = prepared.eager
-    parameters = {key: value for key, value in module.named_parameters() if value.requires_grad}
+    parameters = {key: value for key, value in prepared.eager.named_parameters() if value.requires_grad}
     optimizer, losses, norms = case.twin(list(parameters.values())), [], []
     for batch in batches_for(name):
         num = int(batch.mask.sum())
         optimizer.zero_grad()
-        loss = case.loss(module(torch.from_numpy(batch.inputs["x"][:num])), torch.from_numpy(batch.y[:num])).mean()
+        loss = case.loss(
+            prepared.eager(torch.from_numpy(batch.inputs["x"][:num])), torch.from_numpy(batch.y[:num])
+        ).mean()
         losses.append(loss.item())
         if proximal is not None:
             weight, anchor = proximal
