@@ -207,9 +207,8 @@ def eager(
     for batch in batches_for(name):
         num = int(batch.mask.sum())
         optimizer.zero_grad()
-        loss = case.loss(
-            prepared.eager(torch.from_numpy(batch.inputs["x"][:num])), torch.from_numpy(batch.y[:num])
-        ).mean()
+        x, y = (torch.from_numpy(values[:num]) for values in (batch.inputs["x"], batch.y))
+        loss = case.loss(prepared.eager(x), y).mean()
         losses.append(loss.item())
         if proximal is not None:
             weight, anchor = proximal
@@ -220,13 +219,12 @@ def eager(
         for key, tensor in (control or {}).items():
             parameters[key].grad += tensor
         optimizer.step()
-    buffers = dict(module.named_buffers())
-    states = case.recipe.optimizer.states
+    buffers = dict(prepared.eager.named_buffers())
     return EagerResult(
         values={key: (parameters.get(key, buffers.get(key))).detach().numpy() for key in prepared.parameters},
         states={
             state_port(kind, key): optimizer.state[value][torch_name].numpy()
-            for kind, torch_name in states.items()
+            for kind, torch_name in case.recipe.optimizer.states.items()
             for key, value in parameters.items()
         },
         losses=losses,
