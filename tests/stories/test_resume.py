@@ -79,7 +79,7 @@ class CountingPeer(Peer):
     @contextmanager
     def transport(self) -> Iterator[GrpcTransport]:
         """See CountingTransport."""
-        with self.line() as connection:
+        with self.connection() as connection:
             yield CountingTransport(connection, self)
 
     @property

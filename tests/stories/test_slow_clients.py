@@ -72,7 +72,7 @@ def test_a_client_that_trickles_is_ended_although_bytes_arrive_all_the_time(impa
     header, payload = device.update()
     spool_files = (f"{header.assignment_id}.header", f"{header.assignment_id}.part")
     start_s = time.monotonic()
-    with nothing_leaks(impatient_host, left=spool_files), device.line() as connection:
+    with nothing_leaks(impatient_host, left=spool_files), device.connection() as connection:
         call = sign(device.key, "Upload", c.upload_to_proto(header).SerializeToString())
         requests = upload_requests(header, payload, 1, STALL_S / 8, start_s + SETTLE_S)
         with pytest.raises(Unavailable, match="try again later"):
@@ -86,7 +86,7 @@ def test_a_slow_client_that_makes_progress_is_tolerated(impatient_host: Hosted) 
     device, *_ = begin_run(impatient_host)
     header, payload = device.update()
     start_s = time.monotonic()
-    with device.line() as connection:
+    with device.connection() as connection:
         call = sign(device.key, "Upload", c.upload_to_proto(header).SerializeToString())
         requests = upload_requests(header, payload, CHUNK_BYTES, STALL_S / 3, start_s + SETTLE_S)
         replies = list(connection.stream_stream(f"{FLEET}Upload", requests, pb.UploadReply.FromString, call))
@@ -172,7 +172,7 @@ def test_the_end_of_a_round_reaches_a_device_in_mid_chunk_at_once(host: Hosted, 
             yield c.upload_to_proto(piece).SerializeToString()
         is_over.wait(SETTLE_S)
 
-    with late_device.line() as connection:
+    with late_device.connection() as connection:
         call = sign(late_device.key, "Upload", c.upload_to_proto(header).SerializeToString())
         with closing(
             connection.stream_stream(f"{FLEET}Upload", stalled_requests(), pb.UploadReply.FromString, call)
