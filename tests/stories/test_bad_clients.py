@@ -62,7 +62,7 @@ def test_a_client_that_stops_in_mid_chunk_for_ever(
             yield c.upload_to_proto(piece).SerializeToString()
         is_over.wait(SETTLE_S)
 
-    with nothing_leaks(host, left=spool_files(header)), devices[0].connection() as connection:
+    with nothing_leaks(host, remaining=spool_files(header)), devices[0].connection() as connection:
         requests = stalled_requests()
         first = c.upload_to_proto(header).SerializeToString()
         call = sign(devices[0].key, "Upload", first)
@@ -102,7 +102,7 @@ def test_a_client_that_reconnects_without_end_while_it_uploads(host: Hosted, dev
     header, payload = devices[0].update()
     first = c.upload_to_proto(header).SerializeToString()
     piece = c.upload_to_proto(m.Piece(offset=0, data=payload[:1000])).SerializeToString()
-    with nothing_leaks(host, left=spool_files(header)), devices[0].connection() as connection:
+    with nothing_leaks(host, remaining=spool_files(header)), devices[0].connection() as connection:
         for number in range(NUM_RECONNECTS):
             call = sign(devices[0].key, "Upload", first)
             requests = iter([first, piece]) if number % 2 else iter([first])
@@ -124,7 +124,7 @@ def test_a_client_that_is_replaced_by_a_copy_of_itself(host: Hosted, devices: li
 
     # Each call has a connection of its own, as two copies of a device's folder have.
     with (
-        nothing_leaks(host, left=spool_files(header)),
+        nothing_leaks(host, remaining=spool_files(header)),
         devices[0].connection() as connection,
         devices[0].connection() as other_connection,
     ):

@@ -72,7 +72,7 @@ def test_a_client_that_trickles_is_ended_although_bytes_arrive_all_the_time(impa
     header, payload = device.update()
     spool_files = (f"{header.assignment_id}.header", f"{header.assignment_id}.part")
     start_s = time.monotonic()
-    with nothing_leaks(impatient_host, left=spool_files), device.connection() as connection:
+    with nothing_leaks(impatient_host, remaining=spool_files), device.connection() as connection:
         call = sign(device.key, "Upload", c.upload_to_proto(header).SerializeToString())
         requests = upload_requests(header, payload, 1, STALL_S / 8, start_s + SETTLE_S)
         with pytest.raises(Unavailable, match="try again later"):
