@@ -261,7 +261,7 @@ def test_the_round_ends_bit_identical_and_late_updates_are_discarded(
         assert c.upload_reply_from_proto(next(replies)).update_state is m.UpdateState.RECEIVING
         for device in timely_devices:
             assert device.upload(*device.update()).update_state is m.UpdateState.ACCEPTED
-        (version,) = host.published()
+        (version,) = host.published_versions()
         assert [version.version_sha256] == f.undisturbed(tmp_path)
         before = snapshot(host.state)
         is_closed.set()
@@ -285,7 +285,7 @@ def test_saturated_values_of_most_devices_are_counted_reported_and_the_next_grid
         devices[0].scale = devices[1].scale = 100.0
         for device in devices + devices:
             device.take_part()
-        first, second = host.published()
+        first, second = host.published_versions()
     finally:
         host.stop()
     rows = snapshot(host.state).rows

@@ -141,7 +141,7 @@ def test_a_device_keeps_trying_until_there_is_a_coordinator(tmp_path: Path, capl
             host.start()
         for peer in others:
             peer.take_part()
-        (version,) = host.published()
+        (version,) = host.published_versions()
     finally:
         host.stop()
     assert [version.version_sha256] == f.undisturbed(tmp_path / "undisturbed", f.SMALL_SHAPES)

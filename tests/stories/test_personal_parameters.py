@@ -128,14 +128,14 @@ def test_personal_parameters_persist_serve_and_never_leave_the_device(
     host.start_run(run_plan, bundle, PUBLISHER)
     for _ in range(NUM_ROUNDS):
         take_part(host)
-    assert [event.number for event in host.published()] == [1, 2]
+    assert [event.number for event in host.published_versions()] == [1, 2]
     with host.operator() as operator:
         assert operator.run("run").state is RunState.FINISHED
         # The datacenter trains all parameters, and publishes the shared ones. One more Round follows.
         publish = train_and_publish(operator, "run", bundle, PUBLISHER, partial(train_in_datacenter, bundle))
         publish(1)
     take_part(host)
-    assert [event.number for event in host.published()] == [1, 2, 3, 4]
+    assert [event.number for event in host.published_versions()] == [1, 2, 3, 4]
     with host.operator() as operator:
         versions = [operator.parameters(operator.version("run", number).version) for number in range(5)]
     assert {version.size for version in versions} == {6 * 8 + 8}
@@ -253,7 +253,7 @@ def test_personal_parameters_on_tflite_runtime(host: Hosted) -> None:
         for process in processes:
             _, errors = process.communicate(timeout=120)
             assert process.returncode == 0, errors
-    assert [event.number for event in host.published()] == [1, 2]
+    assert [event.number for event in host.published_versions()] == [1, 2]
     with host.operator() as operator:
         versions = [operator.parameters(operator.version("run", number).version) for number in (1, 2)]
     assert {version.size for version in versions} == {6 * 8 + 8}

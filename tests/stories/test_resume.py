@@ -254,7 +254,7 @@ def test_a_version_that_changed_meanwhile_is_fetched_from_its_beginning(host: Ho
         peer.take_part()
     assert device.offsets == []
     assert device.num_received == size_bytes
-    assert [event.parent for event in host.published()] == [0, 1]
+    assert [event.parent for event in host.published_versions()] == [0, 1]
 
 
 def change_version(operator: Operator, device: Peer) -> int:
@@ -280,7 +280,7 @@ def test_an_upload_ends_at_once_when_its_round_has_closed(host: Hosted, tmp_path
         if offset == 2 * CHUNK_BYTES:
             for device in timely_devices:
                 assert device.upload(*device.update()).update_state is m.UpdateState.ACCEPTED
-            host.published()
+            host.published_versions()
         if offset >= 2 * CHUNK_BYTES:
             sizes.append(size_bytes)
             # A slow connection: over loopback, all pieces would be sent before the first reply.

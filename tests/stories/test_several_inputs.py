@@ -82,7 +82,7 @@ def test_devices_with_several_inputs_learn_together_and_serve(
     for device in devices:
         _, log = device.communicate(timeout=300)
         assert device.returncode == 0, log
-    versions = host.published()
+    versions = host.published_versions()
     assert [event.number for event in versions] == list(range(1, num_rounds + 1))
     assert len(versions[-1].runtimes) == len(runtimes)
     with host.operator() as operator:
@@ -107,7 +107,7 @@ def test_a_device_with_sequences_of_several_lengths_learns_and_serves(
     device = join(host, 0, "onnx", 2, tags_examples)
     _, log = device.communicate(timeout=300)
     assert device.returncode == 0, log
-    assert [event.number for event in host.published()] == [1, 2]
+    assert [event.number for event in host.published_versions()] == [1, 2]
     with host.operator() as operator:
         parameters = operator.parameters(operator.version("run").version)
     examples = list(batches_in_order(tags_examples(80, seed=5), bundle.manifest.batch_size, bundle.manifest.lengths))

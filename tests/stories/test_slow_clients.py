@@ -212,7 +212,7 @@ def test_the_end_of_a_round_reaches_the_production_client_while_it_sends(host: H
     sender.start()
     assert is_reading.wait(SETTLE_S)
     finish(host, others)
-    host.published()
+    host.published_versions()
     end_s = time.monotonic()
     sender.join(SETTLE_S)
     was_reading = not is_over.is_set()

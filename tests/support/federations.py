@@ -52,6 +52,6 @@ def undisturbed(folder: Path, shapes: Mapping[str, tuple[int, ...]] = SHAPES) ->
         host.start_run(plan(), bundle, PUBLISHER)
         for device in peers(host, bundle, folder):
             device.take_part()
-        return [event.version_sha256 for event in host.published()]
+        return [event.version_sha256 for event in host.published_versions()]
     finally:
         host.stop()

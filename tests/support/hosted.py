@@ -95,7 +95,7 @@ class Hosted:
             operator.publish_bundle(bundle)
             return operator.start_run(run_id, plan, bundle, publisher)
 
-    def published(self, run_id: str = "run") -> list[VersionPublished]:
+    def published_versions(self, run_id: str = "run") -> list[VersionPublished]:
         """Wait until the Run rests. Return its Versions."""
         with self.operator() as operator:
             events = [recorded.event for recorded in operator.watch(run_id)]
