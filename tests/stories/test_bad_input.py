@@ -262,7 +262,7 @@ def test_the_round_ends_bit_identical_and_late_updates_are_discarded(
         for device in timely_devices:
             assert device.upload(*device.update()).update_state is m.UpdateState.ACCEPTED
         (version,) = host.published_versions()
-        assert [version.version_sha256] == f.undisturbed(tmp_path)
+        assert [version.version_sha256] == f.expected_digests(tmp_path)
         before = snapshot(host.state)
         is_closed.set()
         # The upload in progress learns of it with its next reply, and a new upload at once.
