@@ -133,8 +133,8 @@ class Peer:
         """Enroll and check in. The Assignment becomes ``work``."""
         with self.transport() as transport:
             transport.enroll(self.host.device_token)
-            can = m.Capabilities(codecs=tuple(CODECS), runtimes=("synthetic 1",), graph_formats=("onnx",))
-            answer = transport.check_in(m.CheckIn(protocol=m.PROTOCOL, capabilities=can, wait_s=10.0))
+            capabilities = m.Capabilities(codecs=tuple(CODECS), runtimes=("synthetic 1",), graph_formats=("onnx",))
+            answer = transport.check_in(m.CheckIn(protocol=m.PROTOCOL, capabilities=capabilities, wait_s=10.0))
             assert isinstance(answer, m.Assigned), answer
             self.work = answer.assignment
             # The coordinator records the deadline after this answer, and before the next one.

@@ -31,5 +31,5 @@ def test_twenty_steps_end_where_eager_torch_ends(graph_format: str, case: str) -
         if not error <= TOLERANCE
     }
     assert not failures
-    movements = [np.abs(course.expected[name] - value).max() for name, value in course.begun.items()]
+    movements = [np.abs(course.expected[name] - value).max() for name, value in course.initial.items()]
     assert np.median(movements) > 1e-3
