@@ -16,7 +16,7 @@ import pytest
 import torch
 from support.commands import Fanin, fanin_in_process
 from support.hosted import Hosted
-from support.models import PUBLISHER, exported
+from support.models import PUBLISHER, export_bundle
 from support.remote_runtime import PYTHON, ROOT, SOURCES
 from support.values import plan
 from torch import Tensor, nn
@@ -64,7 +64,7 @@ def app() -> App:
 
 @pytest.fixture(scope="module")
 def bundle() -> Bundle:
-    return exported(app())
+    return export_bundle(app())
 
 
 @pytest.fixture
@@ -240,7 +240,7 @@ def _join(host: Hosted, device: int) -> "subprocess.Popen[str]":
 
 @pytest.mark.nightly
 def test_personal_parameters_on_tflite_runtime(host: Hosted) -> None:
-    bundle = exported(app(), ("tflite",))
+    bundle = export_bundle(app(), ("tflite",))
     host.start_run(plan(buffer=NUM_DEVICES, max_rounds=NUM_ROUNDS), bundle, PUBLISHER)
     (host.folder / "ca.pem").write_bytes(host.ca)
     (host.folder / "token").write_text(host.device_token)

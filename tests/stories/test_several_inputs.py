@@ -13,7 +13,7 @@ import pytest
 from house.tree import ROOT
 from support.commands import Fanin, fanin_in_process
 from support.hosted import Hosted
-from support.models import PUBLISHER, app_of, bundle_of, exported
+from support.models import PUBLISHER, app_of, bundle_of, export_bundle
 from support.nightly import nightly_but
 from support.remote_runtime import PYTHON, SOURCES
 from support.several import BATCH_SIZE, several_examples
@@ -76,7 +76,7 @@ def test_devices_with_several_inputs_learn_together_and_serve(
     host: Hosted, runtimes: tuple[str, ...], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     num_rounds = 2 * len(runtimes)
-    bundle = bundle_of("several") if runtimes == ("onnx",) else exported(app_of("several"), tuple(FORMATS))
+    bundle = bundle_of("several") if runtimes == ("onnx",) else export_bundle(app_of("several"), tuple(FORMATS))
     host.start_run(plan(buffer=len(runtimes), max_rounds=num_rounds), bundle, PUBLISHER)
     devices = [join(host, index, runtime, num_rounds) for index, runtime in enumerate(runtimes)]
     for device in devices:

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from support.models import BATCH_SIZE, OTHER_SIZES, app_of, exported, samples
+from support.models import BATCH_SIZE, OTHER_SIZES, app_of, export_bundle, samples
 from support.nightly import nightly_but
 from support.remote_runtime import runtime_of
 from support.tags import tags_app, tags_examples
@@ -65,7 +65,7 @@ def test_each_batch_size_trains_as_eager_torch(
 @pytest.mark.nightly
 def test_a_length_and_a_batch_size_choose_the_graph_together() -> None:
     app, size = replace(tags_app(), other_batch_sizes=(2,)), 2
-    bundle = exported(app).at_batch(size)
+    bundle = export_bundle(app).at_batch(size)
     epoch = list(batches(tags_examples(30, seed=7), size, np.random.default_rng(4), bundle.manifest.lengths))
     assert len({batch.y.shape for batch in epoch}) == 3
     module, step = app.module, runtime_of("onnx").open_train(bundle)

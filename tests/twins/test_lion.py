@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from support.models import app_of, batches, exported
+from support.models import app_of, batches, export_bundle
 from support.mutants import verify_traced
 from support.nightly import nightly_but
 from support.remote_runtime import runtime_of
@@ -33,7 +33,7 @@ Arrays = dict[str, npt.NDArray[np.float64]]
 @cache
 def lion_bundle(runtime: str) -> Bundle:
     recipe = Recipe(optimizer=Lion(weight_decay=1e-3))
-    return exported(replace(app_of("mlp"), recipe=recipe), (runtime_of(runtime).graph_format,))
+    return export_bundle(replace(app_of("mlp"), recipe=recipe), (runtime_of(runtime).graph_format,))
 
 
 def algorithm_2(module: nn.Module, settings: Mapping[str, float]) -> Arrays:
@@ -145,6 +145,6 @@ def test_a_large_layer_passes_although_some_signs_depend_on_rounding() -> None:
     torch.manual_seed(0)
     module = nn.Sequential(nn.Flatten(), nn.Linear(64, 1024), nn.Tanh(), nn.Linear(1024, 1024), nn.Tanh())
     module.append(nn.Linear(1024, 4))
-    bundle = exported(replace(lion_app(Lion()), module=module))
+    bundle = export_bundle(replace(lion_app(Lion()), module=module))
     assert bundle.manifest.table.num_values > 1_000_000
     assert open_runtime("onnx").open_train(bundle)

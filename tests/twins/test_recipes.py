@@ -12,7 +12,7 @@ import onnx
 import pytest
 import torch
 from onnx import TensorProto, numpy_helper
-from support.models import BATCH_SIZE, NUM_CLASSES, Mlp, app_of, batches, exported
+from support.models import BATCH_SIZE, NUM_CLASSES, Mlp, app_of, batches, export_bundle
 from support.nightly import nightly_but
 from torch import Tensor, nn
 from torch.nn import functional
@@ -156,7 +156,7 @@ def app_for(name: str) -> App:
 @cache
 def bundle_for(name: str) -> Bundle:
     """Return the case's Bundle, exported once."""
-    return exported(app_for(name))
+    return export_bundle(app_for(name))
 
 
 def batches_for(name: str) -> list[PaddedBatch]:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.models import app_of, batches, exported
+from support.models import app_of, batches, export_bundle
 from support.nightly import nightly_but
 from support.remote_runtime import runtime_of
 from torch.nn.functional import cross_entropy
@@ -33,7 +33,7 @@ OPTIMIZERS: Mapping[str, tuple[Any, Mapping[str, float]]] = MappingProxyType(
 
 @cache
 def bundle_of(name: str, graph_format: str = "onnx") -> Bundle:
-    return exported(replace(app_of("mlp"), recipe=Recipe(optimizer=OPTIMIZERS[name][0])), (graph_format,))
+    return export_bundle(replace(app_of("mlp"), recipe=Recipe(optimizer=OPTIMIZERS[name][0])), (graph_format,))
 
 
 CASES = [(name, runtime) for name in OPTIMIZERS for runtime in ("onnx", "litert", "tflite")]

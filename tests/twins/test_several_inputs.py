@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from support.models import PUBLISHER, app_of, exported
+from support.models import PUBLISHER, app_of, export_bundle
 from support.nightly import nightly_but
 from support.remote_runtime import runtime_of
 from support.several import BATCH_SIZE, several_examples
@@ -80,7 +80,7 @@ def test_int8_predicts_any_number_of_samples_like_torch(runtime: str, bundle_for
 )
 def test_recipes_are_verified_with_several_inputs(recipe: Recipe) -> None:
     # The export compares its graphs with eager torch.
-    bundle = exported(replace(app_of("several"), recipe=recipe))
+    bundle = export_bundle(replace(app_of("several"), recipe=recipe))
     assert [port.name for port in bundle.manifest.signatures["infer"].inputs] == ["ids", "attention_mask", "numbers"]
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from onnxruntime import InferenceSession
-from support.models import exported
+from support.models import export_bundle
 from support.nightly import nightly_but
 from support.remote_runtime import runtime_of
 from torch import Tensor, nn
@@ -207,7 +207,7 @@ def targets_app(name: str) -> App:
 
 @cache
 def targets_bundle(name: str, formats: tuple[str, ...]) -> Bundle:
-    return exported(targets_app(name), formats)
+    return export_bundle(targets_app(name), formats)
 
 
 IN_CI = ("segmentation", "detection", "two heads")
@@ -318,10 +318,10 @@ def test_a_float_file_of_a_model_of_two_heads_predicts_the_first() -> None:
 )
 def test_wrong_targets_are_refused_with_a_remedy(changes: dict[str, object], message: str) -> None:
     with pytest.raises(UnsupportedModel, match=message):
-        exported(replace(targets_app("quantiles"), **changes))  # type: ignore[arg-type]  # wrong on purpose
+        export_bundle(replace(targets_app("quantiles"), **changes))  # type: ignore[arg-type]  # wrong on purpose
 
 
 @pytest.mark.parametrize("loss", [cross_entropy, lambda output, y: output["others"] - y], ids=["default", "other key"])
 def test_a_loss_that_does_not_know_several_outputs_is_refused_with_its_argument(loss: Loss) -> None:
     with pytest.raises(UnsupportedModel, match=r"a dict of the tensors at \['logits', 'others.1'\]: write loss= as"):
-        exported(replace(targets_app("inner classifier"), loss=loss))
+        export_bundle(replace(targets_app("inner classifier"), loss=loss))

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from support.models import exported
+from support.models import export_bundle
 from support.nightly import nightly_but
 from torch import Tensor, nn
 
@@ -71,4 +71,4 @@ class Chained(nn.Module):
 def test_a_model_with_a_contraction_of_four_tensors_is_exported(graph_format: str) -> None:
     torch.manual_seed(0)
     app = App(name="chained", module=Chained(), calibration=torch.randn(16, 6, 7), batch_size=4, num_classes=4)
-    exported(app, [graph_format])
+    export_bundle(app, [graph_format])

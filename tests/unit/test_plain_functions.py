@@ -4,7 +4,7 @@ from typing import Literal
 
 import pytest
 import torch
-from support.models import exported
+from support.models import export_bundle
 from support.nightly import nightly_but
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
@@ -64,7 +64,7 @@ def test_a_model_of_bags_is_exported(mode: Mode, graph_format: str) -> None:
         num_classes=3,
     )
     # The export compares its graphs with eager torch, which runs its own kernels.
-    assert exported(app, (graph_format,)).manifest.num_tokens == {"x": NUM_WORDS}
+    assert export_bundle(app, (graph_format,)).manifest.num_tokens == {"x": NUM_WORDS}
 
 
 class Gated(nn.Module):
@@ -93,7 +93,7 @@ def test_the_plain_form_of_one_hot_is_torchs() -> None:
 def test_a_model_that_selects_by_one_hot_is_exported(graph_format: str) -> None:
     torch.manual_seed(0)
     app = App(name="gated", module=Gated(), calibration=torch.randn(16, 6), batch_size=4, num_classes=3)
-    assert exported(app, (graph_format,)).manifest.num_classes == 3
+    assert export_bundle(app, (graph_format,)).manifest.num_classes == 3
 
 
 class LastState(nn.Module):
@@ -113,4 +113,4 @@ class LastState(nn.Module):
 def test_an_lstm_is_exported_without_onednn(graph_format: str) -> None:
     torch.manual_seed(0)
     app = App(name="lstm", module=LastState(), calibration=torch.randn(16, 2, 3), batch_size=4, num_classes=3)
-    assert exported(app, (graph_format,)).manifest.num_classes == 3
+    assert export_bundle(app, (graph_format,)).manifest.num_classes == 3

@@ -7,7 +7,7 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from support.models import app_of, exported, with_artifact, with_manifest
+from support.models import app_of, export_bundle, with_artifact, with_manifest
 from support.nightly import nightly_but
 from support.raw import BATCH_SIZE, NUM_CLASSES, PREPROCESS, Characters, Pixels, raw_app, raw_of
 from support.values import assignment
@@ -36,7 +36,7 @@ ROUNDING = 1e-5
 @cache
 def bundle(name: str) -> Bundle:
     """Export the App to a Bundle in ONNX."""
-    return exported(raw_app(name), ["onnx"])
+    return export_bundle(raw_app(name), ["onnx"])
 
 
 def examples(name: str, *, raw: bool) -> Examples:

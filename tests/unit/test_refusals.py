@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
-from support.models import BATCH_SIZE, NUM_CLASSES, PUBLISHER, app_of, exported
+from support.models import BATCH_SIZE, NUM_CLASSES, PUBLISHER, app_of, export_bundle
 from support.nightly import nightly_but
 from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -151,7 +151,7 @@ def test_a_constant_that_a_graph_captured_from_the_traced_batch_is_refused() -> 
     with pytest.raises(
         UnsupportedModel, match=r"train step 2: the next \S+ of module .* for a batch that was not traced of the exp"
     ):
-        exported(replace(app_of("mlp"), name="hidden", module=module))
+        export_bundle(replace(app_of("mlp"), name="hidden", module=module))
 
 
 class HiddenInThrees(Hidden):
@@ -166,7 +166,7 @@ def test_the_graph_of_each_batch_size_is_verified() -> None:
     module = nn.Sequential(nn.Flatten(), HiddenInThrees(), nn.Linear(64, NUM_CLASSES))
     app = replace(app_of("mlp"), name="hidden", module=module, other_batch_sizes=(3,))
     with pytest.raises(UnsupportedModel, match=r"train step 1: .* of the exported graph differs from torch's"):
-        exported(app)
+        export_bundle(app)
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 3, 8])

@@ -11,7 +11,7 @@ import onnxruntime
 import pytest
 import torch
 from onnx import numpy_helper
-from support.models import exported
+from support.models import export_bundle
 from support.nightly import nightly_but
 from torch import Tensor, nn
 
@@ -87,7 +87,7 @@ def app_of(name: str) -> App:
 @cache
 def bundle_of(name: str) -> Bundle:
     """Return the Bundle of a case."""
-    return exported(app_of(name))
+    return export_bundle(app_of(name))
 
 
 def later_parameters(bundle: Bundle) -> Float32s:
@@ -140,7 +140,7 @@ def test_each_product_has_a_weight_of_its_own_and_their_values_share_memory() ->
 
 def test_a_shared_weight_that_stays_float_has_no_copies() -> None:
     app = app_of("siamese")
-    bundle = exported(
+    bundle = export_bundle(
         App(
             name="adapted",
             module=app.module,

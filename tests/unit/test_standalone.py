@@ -14,7 +14,7 @@ import torch
 from ai_edge_litert.interpreter import Interpreter
 from conftest import BundleFor, BundleOf
 from support.errors import raises
-from support.models import app_of, exported
+from support.models import app_of, export_bundle
 from support.nightly import nightly_but
 from torch import Tensor, nn
 
@@ -143,7 +143,7 @@ def normed_app(**fields: object) -> App:
 
 def test_statistics_of_norms_are_the_versions() -> None:
     app = normed_app()
-    bundle = exported(app)
+    bundle = export_bundle(app)
     version = np.abs(later_parameters(bundle))
     data = float_models(app, bundle, version, "onnx")["infer"]
     with torch.no_grad():
@@ -157,7 +157,7 @@ def test_statistics_of_norms_are_the_versions() -> None:
 @cache
 def adapted_bundle() -> Bundle:
     """Return a Bundle of ``Normed`` with adapters."""
-    return exported(normed_app(recipe=Recipe(trains=Adapters(rank=2))))
+    return export_bundle(normed_app(recipe=Recipe(trains=Adapters(rank=2))))
 
 
 def other_weights() -> App:

@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support.models import exported
+from support.models import export_bundle
 from support.nightly import nightly_but
 from torch import nn
 from torch.nn.utils import parametrizations
@@ -39,4 +39,4 @@ def test_a_convolution_with_a_normalized_weight_is_exported(graph_format: str) -
         num_classes=3,
     )
     # The export compares its graphs with eager torch.
-    assert set(exported(app, (graph_format,)).manifest.slots) == {graph_format}
+    assert set(export_bundle(app, (graph_format,)).manifest.slots) == {graph_format}
