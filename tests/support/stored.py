@@ -15,7 +15,7 @@ START = r.StartRun(run_id=RUN, plan=plan(buffer=2), version=FIRST, delegation=DE
 OPEN = RoundRecord(run_id=RUN, round=1, base_version=0, grid=(-30, -28), mark=RoundMark.OPEN, opened_at_s=10.0)
 
 
-def committed(device: str, examples: int = 10) -> CommittedUpdate:
+def committed_update(device: str, examples: int = 10) -> CommittedUpdate:
     header, _ = update(assignment(device=device), examples=examples)
     return CommittedUpdate(device_id=device, round=header.round, header=header)
 
@@ -48,5 +48,5 @@ def close(rounds: Driven, *, quorum: int, round_number: int = 1) -> RoundRecord:
     return rounds.close(round_number, cohort=cohort, now_s=20.0)
 
 
-def published(number: int) -> r.VersionPublished:
+def published_event(number: int) -> r.VersionPublished:
     return r.VersionPublished(number=number, version_sha256=FIRST.sha256, parent=number - 1, round=number)
