@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from parallel.apps import LOST_EVERY
-from support.nightly import nightly_but
+from support.nightly import in_ci
 
 from fanin.clients.data.digits import split_digits
 from fanin.datacenter.config.settings import (
@@ -235,7 +235,7 @@ def wait_until(condition: object, seconds: float) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize("victim", nightly_but(("caller", "agent", "killed caller"), ()))
+@pytest.mark.parametrize("victim", in_ci(("caller", "agent", "killed caller"), ()))
 def test_nothing_outlives_an_interrupted_caller_or_a_killed_agent(
     config: TrainConfig, tmp_path: Path, folder: Path, victim: str
 ) -> None:

@@ -15,7 +15,7 @@ from typing import Final, get_args, get_type_hints
 import numpy as np
 import pytest
 from support.mortal import Mortal
-from support.nightly import nightly_but
+from support.nightly import in_ci
 from support.stage_runs import FEEDBACK, scaffold
 from support.virtual import PUBLISHER, bundle_in, plan, start
 
@@ -286,7 +286,7 @@ def test_killed_before_and_after_every_effect(expected_ending: Ending, tmp_path:
         assert killed_ending.record == expected_ending.record
 
 
-@pytest.mark.parametrize("seed", nightly_but(range(NUM_MOMENTS), range(NUM_MOMENTS // 16)))
+@pytest.mark.parametrize("seed", in_ci(range(NUM_MOMENTS), range(NUM_MOMENTS // 16)))
 def test_killed_at_random_moments(expected_ending: Ending, timely_ending: Ending, tmp_path: Path, seed: int) -> None:
     numbers = draw_moments(f"kill {seed}", expected_ending.moments)
     killed_ending = ending(federate, tmp_path, numbers)
@@ -308,7 +308,7 @@ def test_killed_while_a_command_is_carried_out(command_ending: Ending, tmp_path:
         assert killed_ending.record == command_ending.record
 
 
-@pytest.mark.parametrize("seed", nightly_but(range(NUM_MOMENTS // 3), range(NUM_MOMENTS // 16)))
+@pytest.mark.parametrize("seed", in_ci(range(NUM_MOMENTS // 3), range(NUM_MOMENTS // 16)))
 def test_the_synced_state_is_enough(expected_ending: Ending, timely_ending: Ending, tmp_path: Path, seed: int) -> None:
     numbers = draw_moments(f"power {seed}", expected_ending.moments)
     killed_ending = ending(federate, tmp_path, numbers, loses_power=True)
@@ -316,7 +316,7 @@ def test_the_synced_state_is_enough(expected_ending: Ending, timely_ending: Endi
     assert killed_ending.record in possible_records(expected_ending, timely_ending, numbers[0])
 
 
-@pytest.mark.parametrize("seed", nightly_but(range(NUM_MOMENTS // 5), range(NUM_MOMENTS // 24)))
+@pytest.mark.parametrize("seed", in_ci(range(NUM_MOMENTS // 5), range(NUM_MOMENTS // 24)))
 def test_stale_updates_are_folded_once_after_any_kill(stream_ending: Ending, tmp_path: Path, seed: int) -> None:
     # The closed sets depend on time here. ``end`` checks that each of them gives its Version, and that no Update is
     # lost.

@@ -14,7 +14,7 @@ from house.tree import ROOT
 from support.commands import Fanin, fanin_in_process
 from support.hosted import Hosted
 from support.models import PUBLISHER, app_of, bundle_of, export_bundle
-from support.nightly import nightly_but
+from support.nightly import in_ci
 from support.remote_runtime import PYTHON, SOURCES
 from support.several import BATCH_SIZE, several_examples
 from support.tags import NUM_TAGS, SIZES, tags_examples
@@ -71,7 +71,7 @@ def join(host: Hosted, index: int, runtime: str, num_rounds: int, data: Data = s
     return subprocess.Popen(command, cwd=host.folder, env=env, stderr=subprocess.PIPE, text=True)
 
 
-@pytest.mark.parametrize("runtimes", nightly_but([("onnx",), ("onnx", "litert", "tflite")], [("onnx",)]))
+@pytest.mark.parametrize("runtimes", in_ci([("onnx",), ("onnx", "litert", "tflite")], [("onnx",)]))
 def test_devices_with_several_inputs_learn_together_and_serve(
     host: Hosted, runtimes: tuple[str, ...], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

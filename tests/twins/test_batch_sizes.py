@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from support.models import BATCH_SIZE, OTHER_SIZES, app_of, export_bundle, samples
-from support.nightly import nightly_but
+from support.nightly import in_ci
 from support.remote_runtime import runtime_of
 from support.tags import tags_app, tags_examples
 from torch.nn.functional import cross_entropy
@@ -19,7 +19,7 @@ from fanin.edge.export.modules.draws import given, values_of
 from fanin.edge.runtimes.base import PaddedBatch, StepSettings
 from fanin.edge.runtimes.randomness import random_key, random_ports
 
-RUNTIMES = nightly_but(("onnx", "reference", "litert", "tflite"), ("onnx",))
+RUNTIMES = in_ci(("onnx", "reference", "litert", "tflite"), ("onnx",))
 RATE = 0.05
 KEY = random_key(1, 2, 3)
 

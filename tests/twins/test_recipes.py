@@ -13,7 +13,7 @@ import pytest
 import torch
 from onnx import TensorProto, numpy_helper
 from support.models import BATCH_SIZE, NUM_CLASSES, Mlp, app_of, batches, export_bundle
-from support.nightly import nightly_but
+from support.nightly import in_ci
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -254,7 +254,7 @@ def states_of(name: str, state: TrainState) -> dict[str, Float32s]:
 
 @pytest.mark.parametrize(
     "name",
-    nightly_but((name for name in CASES if name not in DIVIDING), ("adapters",)),
+    in_ci((name for name in CASES if name not in DIVIDING), ("adapters",)),
 )
 def test_twenty_steps_end_where_eager_torch_ends(name: str) -> None:
     (state, losses), expected = run_steps(name), eager(name)
@@ -265,13 +265,13 @@ def test_twenty_steps_end_where_eager_torch_ends(name: str) -> None:
     assert np.abs(state.parameters - bundle_for(name).initial_parameters()).max() > 0.01
 
 
-@pytest.mark.parametrize("name", nightly_but(("outside", "adamw"), ("outside",)))
+@pytest.mark.parametrize("name", in_ci(("outside", "adamw"), ("outside",)))
 def test_some_gradients_are_clipped_and_some_are_not(name: str) -> None:
     norms = eager(name).norms
     assert max(norms) > CASES[name].recipe.clip_norm > min(norms)
 
 
-@pytest.mark.parametrize("name", nightly_but(DIVIDING, ("adam",)))
+@pytest.mark.parametrize("name", in_ci(DIVIDING, ("adam",)))
 def test_an_optimizer_that_divides_has_torchs_losses_and_states(name: str) -> None:
     (state, losses), expected = run_steps(name), eager(name)
     np.testing.assert_allclose(losses, expected.losses, rtol=1e-4, atol=1e-6)
@@ -341,7 +341,7 @@ def initializers(name: str, signature: str) -> Iterator[TensorProto]:
 
 
 @pytest.mark.parametrize("signature", ["train", "evaluate"])
-@pytest.mark.parametrize("name", nightly_but(FROZEN, ("adapters",)))
+@pytest.mark.parametrize("name", in_ci(FROZEN, ("adapters",)))
 def test_frozen_weights_are_int8_in_the_graph_and_nowhere_in_float(name: str, signature: str) -> None:
     frozen = prepare(app_for(name)).frozen
     assert frozen
@@ -391,7 +391,7 @@ def test_positions_without_a_token_change_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", nightly_but(("batchnorm", "adapters", "tokens", "values"), ("batchnorm", "adapters", "tokens"))
+    "name", in_ci(("batchnorm", "adapters", "tokens", "values"), ("batchnorm", "adapters", "tokens"))
 )
 def test_evaluation_is_eager_torch_in_eval_mode(name: str) -> None:
     bundle, module = bundle_for(name), prepare(app_for(name)).eager.eval()

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from support.models import app_of, batches, export_bundle
-from support.nightly import nightly_but
+from support.nightly import in_ci
 from support.remote_runtime import runtime_of
 from torch.nn.functional import cross_entropy
 
@@ -39,7 +39,7 @@ def bundle_of(name: str, graph_format: str = "onnx") -> Bundle:
 CASES = [(name, runtime) for name in OPTIMIZERS for runtime in ("onnx", "litert", "tflite")]
 
 
-@pytest.mark.parametrize("case", nightly_but(CASES, [("adam", "onnx")]))
+@pytest.mark.parametrize("case", in_ci(CASES, [("adam", "onnx")]))
 def test_twenty_steps_with_other_settings_are_torchs(case: tuple[str, str]) -> None:
     name, runtime = case
     optimizer, settings = OPTIMIZERS[name]

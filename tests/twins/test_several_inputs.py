@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from support.models import PUBLISHER, app_of, export_bundle
-from support.nightly import nightly_but
+from support.nightly import in_ci
 from support.remote_runtime import runtime_of
 from support.several import BATCH_SIZE, several_examples
 from torch import Tensor, nn
@@ -27,7 +27,7 @@ from fanin.edge.runtimes.models import run_rows
 from fanin.edge.runtimes.randomness import random_key, random_ports
 from fanin.edge.signatures import DEVICE_SIGNATURES
 
-RUNTIMES = nightly_but(("onnx", "reference", "litert", "tflite"), ("onnx",))
+RUNTIMES = in_ci(("onnx", "reference", "litert", "tflite"), ("onnx",))
 RATE = 0.05
 KEY = random_key(1, 2, 3)
 
@@ -84,7 +84,7 @@ def test_recipes_are_verified_with_several_inputs(recipe: Recipe) -> None:
     assert [port.name for port in bundle.manifest.signatures["infer"].inputs] == ["ids", "attention_mask", "numbers"]
 
 
-@pytest.mark.parametrize("graph_format", nightly_but(("onnx", "tflite"), ("onnx",)))
+@pytest.mark.parametrize("graph_format", in_ci(("onnx", "tflite"), ("onnx",)))
 def test_a_plain_float_file_has_the_inputs_by_name(graph_format: str, bundle_for: Callable[[str, str], Bundle]) -> None:
     app, bundle = app_of("several"), bundle_for("several", FORMATS[graph_format].runtime)
     data = float_models(app, bundle, bundle.initial_parameters(), graph_format)["infer"]

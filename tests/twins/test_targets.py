@@ -10,7 +10,7 @@ import pytest
 import torch
 from onnxruntime import InferenceSession
 from support.models import export_bundle
-from support.nightly import nightly_but
+from support.nightly import in_ci
 from support.remote_runtime import runtime_of
 from torch import Tensor, nn
 from torch.nn import functional
@@ -214,7 +214,7 @@ IN_CI = ("segmentation", "detection", "two heads")
 RUNS = [(name, runtime) for name in CASES for runtime in ("onnx", "litert", "tflite")]
 
 
-@pytest.mark.parametrize("run", nightly_but(RUNS, [(name, "onnx") for name in IN_CI]))
+@pytest.mark.parametrize("run", in_ci(RUNS, [(name, "onnx") for name in IN_CI]))
 def test_ten_steps_are_those_of_eager_torch(run: tuple[str, str]) -> None:
     name, runtime = run
     bundle = targets_bundle(name, ("onnx",) if runtime == "onnx" else ("onnx", "tflite"))
@@ -247,7 +247,7 @@ def test_ten_steps_are_those_of_eager_torch(run: tuple[str, str]) -> None:
         np.testing.assert_allclose(sums.predicted, predictions.numpy(), rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", nightly_but(CASES, IN_CI))
+@pytest.mark.parametrize("name", in_ci(CASES, IN_CI))
 def test_a_vectorized_step_is_that_of_each_client(name: str) -> None:
     step, bundle = VectorStep(targets_app(name)), targets_bundle(name, ("onnx",))
     initial, (first, second, *_) = bundle.initial_parameters(), batches_in_order(examples_of(name), BATCH_SIZE)

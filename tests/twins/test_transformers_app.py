@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from support.models import export_bundle
-from support.nightly import nightly_but
+from support.nightly import in_ci
 
 from fanin.edge.export import App
 from fanin.edge.export.formats import FORMATS
@@ -27,7 +27,7 @@ def library() -> ModuleType:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
-@pytest.mark.parametrize("graph_format", nightly_but(FORMATS, ()))
+@pytest.mark.parametrize("graph_format", in_ci(FORMATS, ()))
 def test_an_encoder_with_an_attention_mask_is_exported(library: ModuleType, attention: str, graph_format: str) -> None:
     config = library.BertConfig(
         **SIZES, vocab_size=NUM_TOKENS, max_position_embeddings=16, num_labels=3, attn_implementation=attention

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import pytest
 from support.errors import raises
-from support.nightly import nightly_but
+from support.nightly import in_ci
 from support.scenes import Scene, play, versions, wait_for_end
 
 from fanin.protos.control import (
@@ -26,7 +26,7 @@ from fanin.protos.errors import InvalidInput
 T = TypeVar("T")
 
 
-@pytest.mark.parametrize("seed", nightly_but(range(6), range(2)))
+@pytest.mark.parametrize("seed", in_ci(range(6), range(2)))
 def test_commands_at_any_moment_leave_the_versions_of_a_run_bit_identical(tmp_path: Path, seed: int) -> None:
     """Pauses, restarts and resumptions at random times, in any phase, give the Versions of an undisturbed Run."""
     reference = [event.version_sha256 for event in versions(play(tmp_path / "a", wait_for_end))]
@@ -85,7 +85,7 @@ def test_a_command_whose_caller_failed_reaches_the_machine_when_it_is_repeated(t
     assert [event.number for event in versions(play(tmp_path, story))] == [1, 2, 3]
 
 
-@pytest.mark.parametrize("after_s", nightly_but((0.0, 0.01, 0.02, 0.03, 0.05, 0.08, 0.1, 1.0), (0.0, 0.03, 0.1)))
+@pytest.mark.parametrize("after_s", in_ci((0.0, 0.01, 0.02, 0.03, 0.05, 0.08, 0.1, 1.0), (0.0, 0.03, 0.1)))
 def test_rounds_that_are_requested_while_the_last_one_ends_are_run(tmp_path: Path, after_s: float) -> None:
     async def slow_store(work: Callable[[], T]) -> T:
         await asyncio.sleep(0.01)

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from support.models import app_of, export_bundle
-from support.nightly import nightly_but
+from support.nightly import in_ci
 from torch import Tensor, nn
 
 from fanin.edge.export import App, check_app, check_decomposition
@@ -150,7 +150,7 @@ def with_constants(x: Tensor, other: Tensor) -> Tensor:
     )
 
 
-@pytest.mark.parametrize("graph_format", nightly_but(("onnx", "tflite"), ("onnx",)))
+@pytest.mark.parametrize("graph_format", in_ci(("onnx", "tflite"), ("onnx",)))
 def test_a_form_may_have_constant_tensors(graph_format: str) -> None:
     torch.manual_seed(0)
     app = App(

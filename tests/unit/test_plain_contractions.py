@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 from support.models import export_bundle
-from support.nightly import nightly_but
+from support.nightly import in_ci
 from torch import Tensor, nn
 
 from fanin.edge.export import App
@@ -67,7 +67,7 @@ class Chained(nn.Module):
         return torch.einsum("bij,ir,jr,rk->bk", x, rows, columns, head)
 
 
-@pytest.mark.parametrize("graph_format", nightly_but(("onnx", "tflite"), ("onnx",)))
+@pytest.mark.parametrize("graph_format", in_ci(("onnx", "tflite"), ("onnx",)))
 def test_a_model_with_a_contraction_of_four_tensors_is_exported(graph_format: str) -> None:
     torch.manual_seed(0)
     app = App(name="chained", module=Chained(), calibration=torch.randn(16, 6, 7), batch_size=4, num_classes=4)

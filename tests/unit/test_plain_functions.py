@@ -5,7 +5,7 @@ from typing import Literal
 import pytest
 import torch
 from support.models import export_bundle
-from support.nightly import nightly_but
+from support.nightly import in_ci
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
@@ -52,8 +52,8 @@ def test_other_bags_are_left_to_torch(arguments: dict[str, object]) -> None:
     assert [node for node in traced.graph.nodes if "bag" in str(node.target)]
 
 
-@pytest.mark.parametrize("mode", nightly_but(("mean", "sum", "max"), ("mean",)))
-@pytest.mark.parametrize("graph_format", nightly_but(("onnx", "tflite"), ("onnx",)))
+@pytest.mark.parametrize("mode", in_ci(("mean", "sum", "max"), ("mean",)))
+@pytest.mark.parametrize("graph_format", in_ci(("onnx", "tflite"), ("onnx",)))
 def test_a_model_of_bags_is_exported(mode: Mode, graph_format: str) -> None:
     torch.manual_seed(0)
     app = App(
@@ -89,7 +89,7 @@ def test_the_plain_form_of_one_hot_is_torchs() -> None:
         torch.testing.assert_close(one_hot(classes), expected, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("graph_format", nightly_but(("onnx", "tflite"), ("onnx",)))
+@pytest.mark.parametrize("graph_format", in_ci(("onnx", "tflite"), ("onnx",)))
 def test_a_model_that_selects_by_one_hot_is_exported(graph_format: str) -> None:
     torch.manual_seed(0)
     app = App(name="gated", module=Gated(), calibration=torch.randn(16, 6), batch_size=4, num_classes=3)
@@ -109,7 +109,7 @@ class LastState(nn.Module):
         return self.head(states[:, -1])
 
 
-@pytest.mark.parametrize("graph_format", nightly_but(("onnx", "tflite"), ("onnx",)))
+@pytest.mark.parametrize("graph_format", in_ci(("onnx", "tflite"), ("onnx",)))
 def test_an_lstm_is_exported_without_onednn(graph_format: str) -> None:
     torch.manual_seed(0)
     app = App(name="lstm", module=LastState(), calibration=torch.randn(16, 2, 3), batch_size=4, num_classes=3)

@@ -14,7 +14,7 @@ import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
 from support.models import BATCH_SIZE, NUM_CLASSES, PUBLISHER, app_of, export_bundle
-from support.nightly import nightly_but
+from support.nightly import in_ci
 from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -93,7 +93,7 @@ SELECTS: dict[str, tuple[Forward, str]] = {
 }
 
 
-@pytest.mark.parametrize("name", nightly_but(SELECTS, ["masked", "nonzero"]))
+@pytest.mark.parametrize("name", in_ci(SELECTS, ["masked", "nonzero"]))
 def test_an_operator_whose_result_has_no_fixed_shape_is_refused(name: str) -> None:
     forward, operator = SELECTS[name]
     error = rf"module 1 \(Odd\) at test_refusals\.py:\d+ selects by {operator}, .* one shape for every batch; keep all"

@@ -12,7 +12,7 @@ import pytest
 import torch
 from onnx import numpy_helper
 from support.models import export_bundle
-from support.nightly import nightly_but
+from support.nightly import in_ci
 from torch import Tensor, nn
 
 from fanin.edge.bundles.bundle import Bundle
@@ -99,7 +99,7 @@ def later_parameters(bundle: Bundle) -> Float32s:
 CASES = ("siamese", "siamese-head", "siamese-bias", "recurrent", "convolved")
 
 
-@pytest.mark.parametrize("name", nightly_but(CASES, ("siamese", "convolved")))
+@pytest.mark.parametrize("name", in_ci(CASES, ("siamese", "convolved")))
 def test_onnxruntime_matches_the_reference_evaluator(name: str, caplog: pytest.LogCaptureFixture) -> None:
     bundle, inputs = bundle_of(name), numpy_inputs(app_of(name).inputs)
     runtime = open_runtime("onnx")
@@ -112,7 +112,7 @@ def test_onnxruntime_matches_the_reference_evaluator(name: str, caplog: pytest.L
     assert [record.getMessage() for record in caplog.records if record.name == LOGGER] == []
 
 
-@pytest.mark.parametrize("name", nightly_but(CASES, ("siamese", "convolved")))
+@pytest.mark.parametrize("name", in_ci(CASES, ("siamese", "convolved")))
 def test_the_standalone_file_opens_with_exact_kernels_and_matches_the_bundle(name: str) -> None:
     bundle, inputs = bundle_of(name), numpy_inputs(app_of(name).inputs)
     options = onnxruntime.SessionOptions()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.nightly import nightly_but
+from support.nightly import in_ci
 from support.stage_runs import (
     DEVICES,
     NUM,
@@ -73,7 +73,7 @@ class History:
         self.lineage, self.last = self.version, {}
 
 
-@pytest.mark.parametrize("seed", nightly_but(range(6), range(2)))
+@pytest.mark.parametrize("seed", in_ci(range(6), range(2)))
 def test_devices_begin_with_the_state_after_their_last_update_that_counts(tmp_path: Path, seed: int) -> None:
     """Random sequences of published Rounds, failed Rounds, rollbacks and restarts of the coordinator."""
     rng = random.Random(seed)

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from support.nightly import nightly_but
+from support.nightly import in_ci
 from support.staleness import assignment, check_in, federate, send, settle
 from support.virtual import Place, bundle_in, open_place, plan, start
 
@@ -13,7 +13,7 @@ from fanin.protos.control import RoundClosed
 from fanin.server.aggregation.verify import verify_run
 
 
-@pytest.mark.parametrize("buffer", nightly_but((1, 2, 3), (2,)))
+@pytest.mark.parametrize("buffer", in_ci((1, 2, 3), (2,)))
 def test_stale_updates_count_and_the_recomputed_versions_are_the_same(tmp_path: Path, buffer: int) -> None:
     run_plan = plan(buffer=buffer, quorum=buffer, max_staleness=50, max_rounds=30)
     versions = federate(tmp_path, run_plan)

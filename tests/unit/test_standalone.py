@@ -15,7 +15,7 @@ from ai_edge_litert.interpreter import Interpreter
 from conftest import BundleFor, BundleOf
 from support.errors import raises
 from support.models import app_of, export_bundle
-from support.nightly import nightly_but
+from support.nightly import in_ci
 from torch import Tensor, nn
 
 from fanin.commands.control.standalone import standalone_models
@@ -89,7 +89,7 @@ def test_a_float_file_matches_the_predictions_of_torch(both_formats: BundleOf, g
     np.testing.assert_allclose(run(data, app.inputs["x"].numpy()), logits_of(app, bundle), rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("runtime", nightly_but(("onnx", "litert"), ("onnx",)))
+@pytest.mark.parametrize("runtime", in_ci(("onnx", "litert"), ("onnx",)))
 def test_each_length_is_a_file(runtime: str, bundle_for: BundleFor) -> None:
     graph_format = "onnx" if runtime == "onnx" else "tflite"
     run, bundle, app = LIBRARIES[graph_format][1], bundle_for("tags", runtime), app_of("tags")

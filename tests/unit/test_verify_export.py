@@ -12,7 +12,7 @@ import pytest
 import torch
 from support.models import Mlp, app_of, bundle_of, export_bundle
 from support.mutants import verify_traced
-from support.nightly import nightly_but
+from support.nightly import in_ci
 from torch import Tensor, nn
 
 from fanin.edge.bundles.bundle import Bundle
@@ -97,12 +97,12 @@ def check(name: str, factor: float) -> None:
     verify(replace(prepared, eager=eager), bundle, open_runtime("onnx"), open_runtime("onnx", plain=True))
 
 
-@pytest.mark.parametrize("name", nightly_but(RECIPES, ("sgd",)))
+@pytest.mark.parametrize("name", in_ci(RECIPES, ("sgd",)))
 def test_a_right_gradient_passes(name: str) -> None:
     check(name, 1.0)
 
 
-@pytest.mark.parametrize("name", nightly_but(RECIPES, ("sgd",)))
+@pytest.mark.parametrize("name", in_ci(RECIPES, ("sgd",)))
 @pytest.mark.parametrize("factor", [1.5, 0.99, 0.0])
 def test_a_wrong_gradient_is_refused_however_small(name: str, factor: float) -> None:
     with pytest.raises(

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support.models import export_bundle
-from support.nightly import nightly_but
+from support.nightly import in_ci
 from torch import nn
 from torch.nn.utils import parametrizations
 
@@ -27,7 +27,7 @@ def test_the_gradient_is_torchs(shape: list[int], is_last: bool) -> None:
         torch.testing.assert_close(gradient, expected, rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("graph_format", nightly_but(("onnx", "tflite"), ("onnx",)))
+@pytest.mark.parametrize("graph_format", in_ci(("onnx", "tflite"), ("onnx",)))
 def test_a_convolution_with_a_normalized_weight_is_exported(graph_format: str) -> None:
     torch.manual_seed(0)
     body = parametrizations.weight_norm(nn.Conv1d(2, 4, 3, padding=2, dilation=2))
