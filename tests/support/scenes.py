@@ -46,13 +46,13 @@ class Scene:
 
     async def events(self) -> list[RunEvent]:
         """Return all events so far."""
-        return [recorded.event for recorded in self.place.state.runs.events("run")]
+        return [entry.event for entry in self.place.state.runs.events("run")]
 
     async def until(self, kind: type[RunEvent], number: int = 1) -> None:
         """Wait for the event with this number among those of its kind."""
         async with aclosing(self.place.runs.watch("run", 0)) as watched:
-            async for recorded in watched:
-                number -= isinstance(recorded.event, kind)
+            async for entry in watched:
+                number -= isinstance(entry.event, kind)
                 if not number:
                     return
 

@@ -78,7 +78,7 @@ async def settle() -> None:
 
 async def watched(place: Place) -> list[VersionPublished]:
     """Wait until the Run rests. Return its Versions."""
-    events = [recorded.event async for recorded in place.runs.watch("run", 0)]
+    events = [entry.event async for entry in place.runs.watch("run", 0)]
     return [event for event in events if isinstance(event, VersionPublished)]
 
 

@@ -39,7 +39,7 @@ def commit(rounds: Driven, candidate: CommittedUpdate, buffer: int) -> Verdict:
 
 
 def events(engine: Engine) -> list[tuple[int, r.RunEvent]]:
-    return [(recorded.sequence, recorded.event) for recorded in SqliteRuns(engine).events(RUN)]
+    return [(entry.sequence, entry.event) for entry in SqliteRuns(engine).events(RUN)]
 
 
 def close(rounds: Driven, *, quorum: int, round_number: int = 1) -> RoundRecord:

@@ -276,7 +276,7 @@ def test_a_run_survives_an_unexpected_error(tmp_path: Path) -> None:
         task = asyncio.create_task(device.run())
         await asyncio.sleep(1.7)
         reason = (await place.runs.info("run")).reason
-        events = [recorded.event async for recorded in place.runs.watch("run", 0)]
+        events = [entry.event async for entry in place.runs.watch("run", 0)]
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         assert reason == (

@@ -190,7 +190,7 @@ def outcome_of(folder: Path, body: str, monkeypatch: pytest.MonkeyPatch) -> tupl
         place = await start_with_policy(folder, body, monkeypatch, concurrency=2)
         await command(place, Pause())
         assignments = await select_devices(place)
-        events = [recorded.event for recorded in await place.state.stores.runs.event_page("run", 0)]
+        events = [entry.event for entry in await place.state.stores.runs.event_page("run", 0)]
         reasons = [event.reason for event in events if isinstance(event, RoundFailed)]
         state = (await place.runs.info("run")).state
         await place.runs.stop()

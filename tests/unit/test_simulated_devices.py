@@ -179,7 +179,7 @@ def simulate_run(folder: Path, habits: Habits, num: int = 4) -> tuple[list[Devic
             for index in range(num):
                 trainer = SyntheticTrainer(partition=index, num_examples=10)
                 federation.join(Member(device=f"device-{index}", trainer=trainer, habits=habits), bundle)
-            last = [recorded async for recorded in federation.watch("run")][-1]
+            last = [entry async for entry in federation.watch("run")][-1]
             return last.time
 
     return events, run_virtual(run())

@@ -32,7 +32,7 @@ def steady(work_s: float) -> Habits:
 
 def closed_sets(outcome: Outcome) -> list[tuple[str, ...]]:
     """Return the closed sets, in the order of acceptance."""
-    return [recorded.event.accepted for recorded in outcome.events if isinstance(recorded.event, RoundClosed)]
+    return [entry.event.accepted for entry in outcome.events if isinstance(entry.event, RoundClosed)]
 
 
 def test_three_rounds_end_in_three_versions_that_verify(tmp_path: Path) -> None:
@@ -60,7 +60,7 @@ def test_a_round_closes_at_its_deadline_with_a_quorum(tmp_path: Path) -> None:
 
 def test_a_run_whose_rounds_never_reach_their_quorum_fails(tmp_path: Path) -> None:
     outcome = outcome_of(tmp_path, plan(deadline_s=60.0), [*[steady(1.0)] * 3, steady(100.0)])
-    failures = [recorded.event for recorded in outcome.events if isinstance(recorded.event, RoundFailed)]
+    failures = [entry.event for entry in outcome.events if isinstance(entry.event, RoundFailed)]
     assert [failure.reason for failure in failures] == [
         "3 updates within 60 s, expected at least 4 (cohort.quorum)"
     ] * 3
@@ -170,7 +170,7 @@ def test_no_coordinator_serves_between_stop_and_start(tmp_path: Path) -> None:
                 assert federation.runs
             await asyncio.sleep(1000.0)
             await federation.start()
-            events = [recorded.event async for recorded in federation.watch("run")]
+            events = [entry.event async for entry in federation.watch("run")]
             assert events[-1] == RunRested(state=RunState.FINISHED, reason="1 of 1 rounds done")
 
     run_virtual(main())

@@ -29,9 +29,9 @@ def test_the_slowest_device_has_its_part_only_where_stale_updates_count(tmp_path
         devices: set[str] = set()
 
         async def story(place: Place) -> None:
-            async for recorded in place.runs.watch("run", 0):
-                if isinstance(recorded.event, RoundClosed):
-                    devices.update(recorded.event.accepted)
+            async for entry in place.runs.watch("run", 0):
+                if isinstance(entry.event, RoundClosed):
+                    devices.update(entry.event.accepted)
 
         folder = tmp_path / str(max_staleness)
         run_plan = plan(buffer=2, quorum=2, max_staleness=max_staleness, max_rounds=20)

@@ -279,8 +279,8 @@ def test_events_are_numbered_from_1_without_gaps_in_each_run(engine: Engine, rou
         (5, r.RoundFailed(round=2, reason="0 updates within 60 s, expected at least 1 (cohort.quorum)")),
         (6, r.RunRested(state=r.RunState.FAILED, reason="nobody came")),
     ]
-    assert [recorded.sequence for recorded in runs.event_page(RUN, 5)] == [5, 6]
-    assert [recorded.sequence for recorded in runs.events("other")] == [1]
+    assert [entry.sequence for entry in runs.event_page(RUN, 5)] == [5, 6]
+    assert [entry.sequence for entry in runs.events("other")] == [1]
 
 
 def test_a_runs_key_is_created_once(engine: Engine) -> None:

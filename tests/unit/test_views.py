@@ -87,7 +87,7 @@ def test_a_run_that_another_coordinator_drives_is_watched_to_its_end(tmp_path: P
 
 async def watch_to_its_end(place: Place) -> list[int]:
     """Watch the Run to its end. Return the numbers of its Versions."""
-    events = [recorded.event async for recorded in place.runs.watch("run", 0)]
+    events = [entry.event async for entry in place.runs.watch("run", 0)]
     return [event.number for event in events if isinstance(event, VersionPublished)]
 
 
