@@ -123,9 +123,9 @@ def test_a_client_that_never_reads_its_download_is_ended(
         stream = download(body, metadata=sign(device.key, "Download", body).metadata)
         assert next(stream)
         await_true(lambda: f"call: its caller read nothing for {STALL_S:g} s" in caplog.text)
-        with pytest.raises(grpc.RpcError) as error:
+        with pytest.raises(grpc.RpcError) as excinfo:
             list(stream)
-        assert error.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert excinfo.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
 def test_a_client_that_hangs_up_during_a_write_leaves_no_error_in_the_log(
