@@ -130,13 +130,13 @@ class UpdatePipeline:
     def _encode(self, vector: Vector) -> Encoded:
         flat, codec = self.layout.join(vector), codec_named(self.codec.name)
         rng = self.rng_of("", flat) if codec.is_stochastic else np.random.default_rng(0)
-        return codec.encode(self.layout.whole, flat, self.grid, self.codec.max_shift, rng)
+        return codec.encode(self.layout.total_table, flat, self.grid, self.codec.max_shift, rng)
 
     def _decoded(self, encoded: Encoded) -> Sent:
         """Return the coordinator's reading by group. Without stages it is not needed, so nothing is decoded."""
         if not self.stages:
             return {}
-        codec, table = codec_named(self.codec.name), self.layout.whole
+        codec, table = codec_named(self.codec.name), self.layout.total_table
         values = codec.decode(memoryview(encoded.payload)).astype(np.float64)
         for spec, start, exponent, shift in zip(table.specs, table.offsets, self.grid, encoded.shifts, strict=True):
             block = values[start : start + spec.num_values]
