@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 from fanin.clients.data.batching import batches
 from fanin.clients.data.examples import Examples
 from fanin.edge.bundles.bundle import Bundle
-from fanin.edge.export.modules.draws import given, values_of
+from fanin.edge.export.modules.draws import fixed_draws, values_of
 from fanin.edge.runtimes.base import PaddedBatch, StepSettings
 from fanin.edge.runtimes.randomness import random_key, random_ports
 
@@ -38,7 +38,7 @@ def eager(bundle: Bundle, epoch: list[PaddedBatch]) -> np.ndarray:
     for step, batch in enumerate(epoch):
         x, y, mask = (torch.from_numpy(part) for part in (batch.inputs["x"], batch.y, batch.mask))
         optimizer.zero_grad()
-        with given(ports, values_of(ports, KEY, step)):
+        with fixed_draws(ports, values_of(ports, KEY, step)):
             losses = cross_entropy(module(x), y.long(), reduction="none")
         ((mask * losses).sum() / mask.sum()).backward()
         optimizer.step()

@@ -19,7 +19,7 @@ from fanin.edge.assembly.assemble import AssembledGraphs, assemble
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.export import Adapters, Recipe
 from fanin.edge.export.formats import FORMATS
-from fanin.edge.export.modules.draws import given, values_of
+from fanin.edge.export.modules.draws import fixed_draws, values_of
 from fanin.edge.export.standalone.floats import float_models
 from fanin.edge.runtimes.available import open_runtime
 from fanin.edge.runtimes.base import PaddedBatch, StepSettings
@@ -50,7 +50,7 @@ def test_twenty_steps_and_an_evaluation_are_those_of_eager_torch(
         state, loss = step(state, batch, StepSettings(learning_rate=RATE, random_key=KEY))
         y, mask = torch.from_numpy(batch.y).long(), torch.from_numpy(batch.mask)
         optimizer.zero_grad()
-        with given(ports, values_of(ports, KEY, number)):
+        with fixed_draws(ports, values_of(ports, KEY, number)):
             expected_loss = (mask * cross_entropy(logits_of(module, batch), y, reduction="none")).sum() / mask.sum()
         expected_loss.backward()
         optimizer.step()
