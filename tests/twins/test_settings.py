@@ -40,7 +40,7 @@ CASES = [(name, runtime) for name in OPTIMIZERS for runtime in ("onnx", "litert"
 
 
 @pytest.mark.parametrize("case", in_ci(CASES, [("adam", "onnx")]))
-def test_twenty_steps_with_other_settings_are_torchs(case: tuple[str, str]) -> None:
+def test_twenty_steps_with_other_settings_equal_torch(case: tuple[str, str]) -> None:
     name, runtime = case
     optimizer, settings = OPTIMIZERS[name]
     bundle, module, epoch = (

@@ -29,7 +29,7 @@ def values_and_gradients(bag: nn.EmbeddingBag, words: Tensor, weights: Tensor | 
         *(("mean", None, False), ("mean", 2, False), ("max", None, False)),
     ],
 )
-def test_the_plain_form_of_a_bag_is_torchs(mode: Mode, padding_idx: int | None, is_weighted: bool) -> None:
+def test_the_plain_form_of_a_bag_equals_torch(mode: Mode, padding_idx: int | None, is_weighted: bool) -> None:
     torch.manual_seed(0)
     bag = nn.EmbeddingBag(NUM_WORDS, 3, mode=mode, padding_idx=padding_idx, dtype=torch.float64)
     # The last bag has only padding, and the others have repeated words.
@@ -81,7 +81,7 @@ class Gated(nn.Module):
         return (selected.unsqueeze(-1) * torch.stack([layer(x) for layer in self.layers], dim=1)).sum(dim=1)
 
 
-def test_the_plain_form_of_one_hot_is_torchs() -> None:
+def test_the_plain_form_of_one_hot_equals_torch() -> None:
     classes = torch.tensor([[0, 3], [1, 4]])
     expected = one_hot(classes, 5)
     with PlainFunctions():

@@ -138,7 +138,7 @@ def test_a_model_is_read_from_files(tmp_path: Path) -> None:
         ("dropout = true", "dropout: got True, expected a share from 0 to below 1"),
     ],
 )
-def test_a_wrong_key_is_one_error(text: str, error: str, tmp_path: Path) -> None:
+def test_a_wrong_key_raises_one_error(text: str, error: str, tmp_path: Path) -> None:
     path = tmp_path / "devices.toml"
     path.write_text(text)
     with pytest.raises(InvalidInput) as excinfo:

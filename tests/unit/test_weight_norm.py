@@ -16,7 +16,7 @@ aten = torch.ops.aten
 
 
 @given(shape=st.lists(st.integers(1, 4), min_size=1, max_size=4), is_last=st.booleans())
-def test_the_gradient_is_torchs(shape: list[int], is_last: bool) -> None:
+def test_the_gradient_equals_torch(shape: list[int], is_last: bool) -> None:
     dim = len(shape) - 1 if is_last else 0
     lengths = [size if index == dim else 1 for index, size in enumerate(shape)]
     v, dw = torch.randn(shape, dtype=torch.float64), torch.randn(shape, dtype=torch.float64)
