@@ -197,9 +197,7 @@ class EagerResult:
 
 
 def eager(
-    name: str,
-    proximal: tuple[float, Mapping[str, Tensor]] | None = None,
-    control: Mapping[str, Tensor] | None = None,
+    name: str, proximal: tuple[float, Mapping[str, Tensor]] | None = None, control: Mapping[str, Tensor] | None = None
 ) -> EagerResult:
     """Run the same twenty steps in torch, without the padding rows."""
     case, prepared = CASES[name], prepare(app_for(name))
@@ -234,14 +232,12 @@ def eager(
     )
 
 
-def assert_alike(
-    actual: Mapping[str, Float32s], expected: Mapping[str, Float32s], tolerance: float = TOLERANCE
-) -> None:
-    """Check that the names are equal, and every value within ``tolerance * max(1, |value|)``."""
+def assert_alike(actual: Mapping[str, Float32s], expected: Mapping[str, Float32s], bound: float = TOLERANCE) -> None:
+    """Check that the names are equal, and every value within ``bound * max(1, |value|)``."""
     assert actual.keys() == expected.keys()
     for name, value in expected.items():
         error = np.max(np.abs(actual[name] - value) / np.maximum(1.0, np.abs(value)), initial=0.0)
-        assert error <= tolerance, f"{name}: {error:.1e}"
+        assert error <= bound, f"{name}: {error:.1e}"
 
 
 def parameters_of(name: str, state: TrainState) -> dict[str, Float32s]:
@@ -252,10 +248,7 @@ def states_of(name: str, state: TrainState) -> dict[str, Float32s]:
     return optimizer_table(bundle_for(name).manifest).views(state.optimizer)
 
 
-@pytest.mark.parametrize(
-    "name",
-    in_ci((name for name in CASES if name not in DIVIDING), ("adapters",)),
-)
+@pytest.mark.parametrize("name", in_ci((name for name in CASES if name not in DIVIDING), ("adapters",)))
 def test_twenty_steps_end_where_eager_torch_ends(name: str) -> None:
     (state, losses), expected = run_steps(name), eager(name)
     assert_alike(parameters_of(name, state), expected.values)
@@ -323,10 +316,8 @@ def test_running_statistics_are_parameters_and_ignore_padding() -> None:
     assert not any("running" in spec.name for spec in optimizer_table(bundle.manifest).specs)
     step = open_runtime("onnx").open_train(bundle)
     *_, short_batch = batches_for("batchnorm")
-    noisy_batch = replace(
-        short_batch,
-        inputs={"x": np.where(short_batch.mask[:, None, None, None] > 0, short_batch.inputs["x"], np.float32(9.0))},
-    )
+    inputs = {"x": np.where(short_batch.mask[:, None, None, None] > 0, short_batch.inputs["x"], np.float32(9.0))}
+    noisy_batch = replace(short_batch, inputs=inputs)
     start, settings = step.begin(bundle.initial_parameters()), StepSettings(learning_rate=0.05)
     clean_state, noisy_state = (step(start, batch, settings)[0] for batch in (short_batch, noisy_batch))
     np.testing.assert_allclose(noisy_state.parameters, clean_state.parameters, rtol=0, atol=1e-6)
