@@ -157,13 +157,13 @@ def federate(
         operator.publish_bundle(bundle)
         operator.start_run("run", plan, bundle, publisher)
         versions, rests = [], None
-        for recorded in operator.watch("run", 0):
-            if isinstance(recorded.event, VersionPublished) and recorded.event.round:
-                versions.append(recorded.event)
-            elif isinstance(recorded.event, RunRested):
-                rests = recorded.event
-            elif isinstance(recorded.event, RoundClosed):
-                say(f"  round {recorded.event.round} closed")
+        for entry in operator.watch("run", 0):
+            if isinstance(entry.event, VersionPublished) and entry.event.round:
+                versions.append(entry.event)
+            elif isinstance(entry.event, RunRested):
+                rests = entry.event
+            elif isinstance(entry.event, RoundClosed):
+                say(f"  round {entry.event.round} closed")
         assert rests is not None and len(versions) == num_rounds, f"the run ended early: {rests}"
         parameters = operator.parameters(operator.version("run").version)
     measured = measure(open_runtime("onnx"), bundle, parameters, batches_in_order(held_out, BATCH_SIZE))

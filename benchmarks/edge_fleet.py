@@ -118,10 +118,10 @@ def plan_of(num_devices: int, num_rounds: int) -> Plan:
 def peaks(federation: Federation, num_rounds: int) -> list[float]:
     """Return each device's peak RSS in MiB after the last Version. The devices are still running and connected."""
     num_versions = 0
-    for recorded in federation.operator.watch("run", 0):
+    for entry in federation.operator.watch("run", 0):
         federation.check()
-        num_versions += isinstance(recorded.event, VersionPublished) and recorded.event.round > 0
-        if isinstance(recorded.event, RunRested):
+        num_versions += isinstance(entry.event, VersionPublished) and entry.event.round > 0
+        if isinstance(entry.event, RunRested):
             break
     if num_versions != num_rounds:
         raise RuntimeError(f"the federation published {num_versions} Versions, expected {num_rounds}")

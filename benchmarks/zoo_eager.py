@@ -27,7 +27,7 @@ from zoo_models import MODELS, app_of
 from fanin.clients.data.batching import batches_in_order
 from fanin.clients.data.npz import read_npz
 from fanin.edge.bundles.bundle import open_folder
-from fanin.edge.export.modules.draws import given, values_of
+from fanin.edge.export.modules.draws import fixed_draws, values_of
 from fanin.edge.export.tracing.kernels import plain_kernels
 from fanin.edge.runtimes.base import PaddedBatch
 from fanin.edge.runtimes.randomness import random_ports
@@ -76,7 +76,7 @@ class EagerModel:
             with ExitStack() as stack:
                 if ports:
                     stack.enter_context(plain_kernels())
-                    stack.enter_context(given(ports, values_of(ports, RANDOM_KEY, step)))
+                    stack.enter_context(fixed_draws(ports, values_of(ports, RANDOM_KEY, step)))
                 loss = self._loss(module, batch, dtype)
             loss.backward()
             optimizer.step()

@@ -115,7 +115,7 @@ def bundle_for(tmp_path_factory: pytest.TempPathFactory, request: pytest.Fixture
     has both formats. A conversion takes seconds, so each App is exported once a session: workers share the result.
     """
     # Imported here, because these modules import torch and the converters, which most tests do not need.
-    from support.models import app_of, exported, in_memory, write_copy
+    from support.models import app_of, export_bundle, in_memory, write_copy
 
     from fanin.edge.export.formats import FORMATS
 
@@ -129,7 +129,7 @@ def bundle_for(tmp_path_factory: pytest.TempPathFactory, request: pytest.Fixture
         with folder.with_suffix(".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not (folder / SIGNATURE_FILE).exists():
-                write_copy(exported(app_of(name), formats), folder)
+                write_copy(export_bundle(app_of(name), formats), folder)
         return in_memory(folder)
 
     return lambda name, runtime: bundle_in(name, ("onnx",) if runtime in ONNX_RUNTIMES else tuple(FORMATS))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from support.errors import raises
-from support.nightly import nightly_but
+from support.nightly import in_ci
 from torch import Tensor, nn
 
 from fanin.datacenter.families import Family, ModelSizes, TokenModel, Work, check_family, seeded
@@ -36,18 +36,18 @@ ROW = {
 }
 
 
-@pytest.mark.parametrize("tied", nightly_but((False, True), (False,)))
+@pytest.mark.parametrize("tied", in_ci((False, True), (False,)))
 def test_decoders_keep_the_contract(tied: bool) -> None:
     check_family(DECODER, replace(SMALL, tied=tied))
 
 
-@pytest.mark.parametrize("tied", nightly_but((False, True), (True,)))
+@pytest.mark.parametrize("tied", in_ci((False, True), (True,)))
 def test_encoders_keep_the_contract(tied: bool) -> None:
     sizes = EncoderConfig(vocabulary=12, context=6, width=16, num_layers=2, num_heads=4, feed_forward=24, tied=tied)
     check_family(ENCODER, sizes)
 
 
-@pytest.mark.parametrize("kind", nightly_but(("llama", "gpt_neox"), ("llama",)))
+@pytest.mark.parametrize("kind", in_ci(("llama", "gpt_neox"), ("llama",)))
 def test_pretrained_models_keep_the_contract(tmp_path: Path, kind: str) -> None:
     (tmp_path / "config.json").write_text(json.dumps(ROW | {"model_type": kind}))
     check_family(PRETRAINED, PretrainedSettings(folder=tmp_path))

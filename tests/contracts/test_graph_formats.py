@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from support.nightly import nightly_but
+from support.nightly import in_ci
 
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.bundles.formats import FILE_FORMATS
@@ -44,7 +44,7 @@ def test_a_format_keeps_the_contract(name: str, mlp: Bundle) -> None:
 
 
 # The converter to TFLite tries its second layout in a child process, which imports torch.
-@pytest.mark.parametrize("name", nightly_but(FILE_FORMATS, ["onnx"]))
+@pytest.mark.parametrize("name", in_ci(FILE_FORMATS, ["onnx"]))
 def test_a_format_refuses_an_operator_without_a_form(name: str, mlp: Bundle) -> None:
     from support.graph_formats import check_refusal
 
@@ -54,7 +54,7 @@ def test_a_format_refuses_an_operator_without_a_form(name: str, mlp: Bundle) -> 
 
 
 # The test builds all graphs three times. In TFLite this takes 11 s.
-@pytest.mark.parametrize("name", nightly_but(FILE_FORMATS, ["onnx"]))
+@pytest.mark.parametrize("name", in_ci(FILE_FORMATS, ["onnx"]))
 def test_a_format_builds_the_same_graphs_again(name: str, mlp: Bundle) -> None:
     from support.graph_formats import check_make
     from support.models import app_of

@@ -22,7 +22,7 @@ from support.models import (
     PUBLISHER,
     app_of,
     batches,
-    exported,
+    export_bundle,
     samples,
     with_artifact,
     with_manifest,
@@ -221,7 +221,7 @@ def test_int8_agrees_with_float_on_a_trained_model(both_formats: Callable[[str],
     parameters = trained(first, open_runtime("onnx"), epochs=40).parameters
     fill_module(app.module, first.manifest.table.views(parameters))
     # Activation scales belong to the exported model. So export the trained model, then train further.
-    bundle = exported(app)
+    bundle = export_bundle(app)
     final = trained(bundle, open_runtime("onnx")).parameters
     x, y = samples(400, seed=11)
     evaluate = open_runtime("onnx").open_evaluate(bundle)

@@ -164,8 +164,8 @@ def _frame(value: object, to_proto: Callable[..., Message], back: Callable[..., 
 
 
 def _event(sequence: int, event: r.RunEvent) -> Frame:
-    recorded = r.LoggedEvent(sequence=sequence, time=1_700_000_000.25, event=event)
-    return _frame(recorded, cr.event_to_proto, cr.event_from_proto)
+    entry = r.LoggedEvent(sequence=sequence, time=1_700_000_000.25, event=event)
+    return _frame(entry, cr.event_to_proto, cr.event_from_proto)
 
 
 def _plain(message: Message) -> Frame:

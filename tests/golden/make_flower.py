@@ -18,7 +18,7 @@ TARGET = Path(__file__).parent / "flower-fedavg.json"
 FLOWER = "flwr==1.41.0"
 
 
-def told_by_flower(folder: Path, data: dict[str, object]) -> str:
+def flower_results(folder: Path, data: dict[str, object]) -> str:
     """Run Flower in the environment of that folder. Return its output."""
     if not folder.exists():
         venv.create(folder, with_pip=True)
@@ -30,12 +30,12 @@ def told_by_flower(folder: Path, data: dict[str, object]) -> str:
 def main() -> None:
     """Write the file."""
     sys.path.insert(0, str(SUPPORT.parent))
-    from support.flower import federated
+    from support.flower import run_federation
 
     with TemporaryDirectory() as folder:
-        data = federated(Path(folder) / "federation", "fixed32").asked
+        data = run_federation(Path(folder) / "federation", "fixed32").request
         place = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(folder) / "venv"
-        TARGET.write_text(told_by_flower(place, data))
+        TARGET.write_text(flower_results(place, data))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ import numpy as np
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from support.laws import tables
-from support.scenarios import CALM, PATIENT_S, told
+from support.scenarios import CALM, PATIENT_S, outcome_of
 from support.virtual import plan
 
 from fanin.clients.testing import Habits, Lie
@@ -63,7 +63,7 @@ def plan_for_all_devices(codec: str) -> Plan:
 def versions_without_faults(codec: str) -> tuple[str, ...]:
     """Return the Versions of a Run without faults."""
     with TemporaryDirectory() as folder:
-        return told(Path(folder), plan_for_all_devices(codec), [CALM] * NUM_DEVICES).digests
+        return outcome_of(Path(folder), plan_for_all_devices(codec), [CALM] * NUM_DEVICES).digests
 
 
 # An example is a complete federation. A failure is not shrunk, because that would take minutes.
@@ -78,7 +78,7 @@ def test_any_course_of_the_coordinator_publishes_the_same_versions(
     seed: int, habits: list[Habits], stops_s: tuple[float, ...], codec: str
 ) -> None:
     with TemporaryDirectory() as folder:
-        outcome = told(Path(folder), plan_for_all_devices(codec), habits, seed, stops_s)
+        outcome = outcome_of(Path(folder), plan_for_all_devices(codec), habits, seed, stops_s)
     assert outcome.digests == versions_without_faults(codec)
     assert [verdict.num_updates for verdict in outcome.verdicts] == [0, NUM_DEVICES, NUM_DEVICES]
 

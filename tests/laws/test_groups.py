@@ -62,7 +62,7 @@ def submission(num_examples: int, shifts: Sequence[int], values: Sequence[int]) 
 
 def fold(rule: Rule | ColumnRule, drawn: Drawn, grid: Sequence[int], rng: random.Random) -> Aggregate:
     submissions = {str(index): submission(*one) for index, one in enumerate(drawn)}
-    return SetFold(rule, LAYOUT.whole, grid, submissions.__getitem__, 100).complete(
+    return SetFold(rule, LAYOUT.total_table, grid, submissions.__getitem__, 100).complete(
         rng.sample(list(submissions), len(submissions))
     )
 
@@ -157,7 +157,9 @@ FLOATS = st.lists(st.floats(-1e6, 1e6, width=32), min_size=NUM, max_size=NUM)
 def auxiliary_step(mean: Sequence[float], stage: Stage, num_updates: int = 3) -> AuxiliaryStep:
     """Return the step for an aggregate whose group ``control`` is ``mean``. NaN parameters would reveal their use."""
     values = np.array([*([np.nan] * NUM), *mean])
-    aggregate = Aggregate(part=lambda first, last: values[first:last], reaches=no_reaches(LAYOUT.whole), counts={})
+    aggregate = Aggregate(
+        part=lambda first, last: values[first:last], reaches=no_reaches(LAYOUT.total_table), counts={}
+    )
     return AuxiliaryStep(aggregate, LAYOUT, {"scaffold": stage}, num_updates)
 
 

@@ -115,7 +115,7 @@ def run_of(seed: int, bundle: Bundle) -> Course:
             stops_s = [rng.uniform(0.0, 300.0) for _ in range(rng.randint(0, 3))]
             federation.interrupt(stops_s, rng.choice([0.1, 5.0, 100.0]))
             async with asyncio.timeout(LONGEST_S):
-                events = [recorded async for recorded in federation.watch(RUN)]
+                events = [entry async for entry in federation.watch(RUN)]
             course = Course(plan=plan, events=events, verdicts=tuple(verify_run(federation.state, RUN)))
             last = await federation.state.stores.rounds.last(RUN)
             for number in range(1, 1 + (last.round if last is not None else 0)):
@@ -128,7 +128,7 @@ def run_of(seed: int, bundle: Bundle) -> Course:
 
 
 def check(course: Course) -> None:
-    events = [recorded.event for recorded in course.events]
+    events = [entry.event for entry in course.events]
     # The Run ends, with a reason.
     rest = events[-1]
     assert isinstance(rest, RunRested)

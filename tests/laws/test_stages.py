@@ -32,7 +32,7 @@ def pipeline(
     layout = layout_of(TABLE, stages)
     return UpdatePipeline(
         codec=CodecSpec(name=codec, max_shift=2),
-        grid=[exponent] * len(layout.whole.specs),
+        grid=[exponent] * len(layout.total_table.specs),
         learning_rate=0.5,
         stages=stages,
         layout=layout,
@@ -361,4 +361,4 @@ def test_groups_have_names_that_a_version_can_have(names: list[str]) -> None:
         "begin with a dot; remove a stage",
     ):
         layout_of(TABLE, {"grouped": Grouped(*names)})
-    assert len(layout_of(TABLE, {"grouped": Grouped(*"abcdefgh")}).whole.specs) == 9 * len(TABLE.specs)
+    assert len(layout_of(TABLE, {"grouped": Grouped(*"abcdefgh")}).total_table.specs) == 9 * len(TABLE.specs)

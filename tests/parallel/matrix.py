@@ -27,7 +27,7 @@ from parallel.families import MASKED, PRETRAINED, UNPLANNED, batches, model_of
 from fanin.datacenter.parallel.batch import Batch
 from fanin.datacenter.parallel.build import RankModel, build
 from fanin.datacenter.parallel.engine import Engine
-from fanin.datacenter.parallel.gather import load_whole
+from fanin.datacenter.parallel.gather import load_full
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
 from fanin.datacenter.parallel.steps.optimizer import build_optimizer
 from fanin.datacenter.parallel.torch_messages import silence_expected_messages
@@ -109,7 +109,7 @@ def rank_model_of(cell: Cell, mesh: DeviceMesh) -> RankModel:
         drop_values(model.module)
     rank_model = build(model, parallel_of(cell), training, mesh, CPU)
     if cell.dtype == "float64":
-        load_whole(rank_model, values)
+        load_full(rank_model, values)
     if cell.fault == "untied" and cell.shape.pp == 1:
         # As torch leaves it: the head is split over tp, and nothing ties it again.
         part = rank_model.parts[0]

@@ -45,7 +45,7 @@ from fanin.datacenter.config.settings import (
 )
 from fanin.datacenter.config.train_config import TrainConfig
 from fanin.datacenter.data.samples import DataSplit, ExampleSamples
-from fanin.datacenter.jobs.job import train, whole_values
+from fanin.datacenter.jobs.job import full_values, train
 from fanin.datacenter.models.cnn import DigitsCnn
 from fanin.datacenter.models.digits_app import smoothed_cross_entropy
 from fanin.datacenter.models.fashion_app import FashionCnn
@@ -140,7 +140,7 @@ def results(trainer: TrainingLoop) -> Mapping[str, np.ndarray]:
     """Return the results of a job."""
     history = trainer.history
     rows = [(each.step, each.train_loss, each.validation_loss, each.validation_accuracy) for each in history.evaluated]
-    values = whole_values(trainer.engine)
+    values = full_values(trainer.engine)
     return {
         "losses": np.array(history.losses),
         "evaluated": np.array(rows),

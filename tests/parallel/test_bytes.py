@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from parallel.programs import Programs
-from parallel.sent import CELLS, FIRST, NUM_RANKS
+from parallel.traffic import CELLS, FIRST, NUM_RANKS
 
 from fanin.datacenter.network.counters import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, SEND, Amount, by_axis
 from fanin.datacenter.planner.traffic import predict_traffic
@@ -23,21 +23,21 @@ NIGHTLY = [name for name in CELLS if name not in FIRST]
 
 
 def run(programs: Programs, folder: Path, suite: str) -> Results:
-    """Return the results of ``sent.py``, by rank."""
-    programs.check("sent", folder, suite, warning_action="default")
+    """Return the results of ``traffic.py``, by rank."""
+    programs.check("traffic", folder, suite, warning_action="default")
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(NUM_RANKS)]
 
 
 @pytest.fixture(scope="module")
 def first_results(tmp_path_factory: pytest.TempPathFactory, programs: Programs) -> Results:
     """Return the results of the cells that run in CI."""
-    return run(programs, tmp_path_factory.mktemp("sent"), "first")
+    return run(programs, tmp_path_factory.mktemp("traffic"), "first")
 
 
 @pytest.fixture(scope="module")
 def all_results(tmp_path_factory: pytest.TempPathFactory, programs: Programs) -> Results:
     """Return the results of all cells."""
-    return run(programs, tmp_path_factory.mktemp("sent"), "all")
+    return run(programs, tmp_path_factory.mktemp("traffic"), "all")
 
 
 def predicted_counts(cell: str, rank: int) -> dict[str, list[int]]:

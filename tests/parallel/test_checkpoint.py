@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from parallel.programs import Programs
 from parallel.saving import engine_of, saved_engine, step
-from support.nightly import nightly_but
+from support.nightly import in_ci
 
 from fanin.datacenter.checkpoints.checkpoint import Checkpoints
 from fanin.datacenter.checkpoints.progress import Progress, latest, write_marker, write_progress
@@ -29,7 +29,7 @@ progress_values = st.builds(
 )
 
 
-@pytest.fixture(scope="module", params=nightly_but((4, 8), (4,)))
+@pytest.fixture(scope="module", params=in_ci((4, 8), (4,)))
 def num_ranks(request: pytest.FixtureRequest) -> int:
     """Number of ranks: four in CI, and also eight in the nightly suite."""
     return int(request.param)

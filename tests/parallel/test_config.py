@@ -130,10 +130,10 @@ def test_override_tables_replace_values_of_the_text() -> None:
     ids=lambda text: re.sub(r"\W+", "-", text)[-40:],
 )
 def test_invalid_configs_are_refused(text: str, message: str) -> None:
-    with pytest.raises(InvalidInput) as error:
+    with pytest.raises(InvalidInput) as excinfo:
         parse_config(text, "m.toml")
-    assert str(error.value).startswith("m.toml: ")
-    assert message in str(error.value)
+    assert str(excinfo.value).startswith("m.toml: ")
+    assert message in str(excinfo.value)
 
 
 @pytest.mark.parametrize(

@@ -237,7 +237,7 @@ def test_values_that_are_not_finite_are_never_saved(tmp_path: Path, name: str) -
 def test_a_save_under_way_is_completed_when_all_ranks_diverge(tmp_path: Path) -> None:
     saved_steps: list[int] = []
     with pytest.raises(Diverged, match="together"), Checkpoints(tmp_path, trainer_of(CONFIG).engine) as checkpoints:
-        checkpoints.when_written = saved_steps.append
+        checkpoints.on_written = saved_steps.append
         checkpoints.save(Progress(step=1))
         raise Diverged("together")
     assert saved_steps == [1]

@@ -166,9 +166,9 @@ def test_a_job_is_fitted_with_its_batch_or_refused(world: int, dp_replicate: int
         result = fit_config(config, world)
         assert result == replace(config, parallel=ParallelSettings(mesh=mesh.fit(world)))
         return
-    with pytest.raises(InvalidInput, match=f"got batch 24, expected a multiple of {world} parts") as error:
+    with pytest.raises(InvalidInput, match=f"got batch 24, expected a multiple of {world} parts") as excinfo:
         fit_config(config, world)
-    assert ("take a batch that can be divided" in str(error.value)) == (mesh.num_ranks != world)
+    assert ("take a batch that can be divided" in str(excinfo.value)) == (mesh.num_ranks != world)
 
 
 def test_a_rank_ends_whose_agent_ended_before_its_first_check(monkeypatch: pytest.MonkeyPatch) -> None:

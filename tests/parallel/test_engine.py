@@ -38,7 +38,6 @@ from fanin.protos.errors import InvalidInput, UnsupportedModel
 
 CONFIG = DecoderConfig(vocabulary=13, width=16, num_layers=2, num_heads=4, num_kv_heads=2, feed_forward=8)
 TRAINING = TrainingSettings(batch_size=8, learning_rate=0.01)
-Measurement = Callable[[TrainableModel, ParallelSettings], tuple[int, ...]]
 
 
 def engine_of(training: TrainingSettings = TRAINING, **parallel: object) -> Engine:
@@ -79,8 +78,9 @@ def test_accumulation_microbatches_and_recomputation_change_nothing(
     accumulate: int, microbatches: int, recompute: str
 ) -> None:
     reference = engine_of()
-    training = dataclasses.replace(TRAINING, accumulate=accumulate)
-    engine = engine_of(training, microbatches=microbatches, recompute=recompute)
+    engine = engine_of(
+        dataclasses.replace(TRAINING, accumulate=accumulate), microbatches=microbatches, recompute=recompute
+    )
     for _ in range(3):
         assert float(engine.step(batch()).loss) == pytest.approx(float(reference.step(batch()).loss), abs=1e-12)
     parameters, expected = engine.full_parameters(), reference.full_parameters()
@@ -161,10 +161,10 @@ def test_the_rate_is_that_of_the_following_steps() -> None:
 def test_another_models_parameters_are_refused_and_change_nothing() -> None:
     engine = engine_of()
     before = engine.full_parameters()
-    wrong_shape = before | {"head.weight": torch.zeros(2, 2)}
-    missing_tensor = {name: value for name, value in before.items() if name != "norm.weight"}
-    for values, expected in ((wrong_shape, "1 of another shape, such"), (missing_tensor, "1 missing, such")):
-        with pytest.raises(ValueError, match=f"parameters: {expected}"):
+    other = before | {"head.weight": torch.zeros(2, 2)}
+    partial = {name: value for name, value in before.items() if name != "norm.weight"}
+    for values, expected in ((other, "parameters: 1 of another shape, such"), (partial, "parameters: 1 missing, such")):
+        with pytest.raises(ValueError, match=expected):
             engine.load_parameters({name: value + 1 for name, value in values.items()})
     assert all(torch.equal(before[name], value) for name, value in engine.full_parameters().items())
 
@@ -300,7 +300,7 @@ def test_a_mesh_needs_its_processes() -> None:
         engine_of(mesh=MeshShape(tp=2))
 
 
-def on_first_rank(function: Measurement, mesh: str) -> tuple[int, ...]:
+def on_first_rank(function: Callable[..., tuple[int, ...]], mesh: str) -> tuple[int, ...]:
     """Return what a function sees on the first rank of a mesh without other ranks, in a process of its own.
 
     DTensor keeps the groups of a mesh that it has seen.
@@ -309,7 +309,7 @@ def on_first_rank(function: Measurement, mesh: str) -> tuple[int, ...]:
         return pool.apply(_call_on_first_rank, (function, mesh))
 
 
-def _call_on_first_rank(function: Measurement, mesh: str) -> tuple[int, ...]:
+def _call_on_first_rank(function: Callable[..., tuple[int, ...]], mesh: str) -> tuple[int, ...]:
     parallel = ParallelSettings(mesh=MeshShape.parse(mesh), microbatches=2)
     dist.init_process_group("fake", rank=0, world_size=parallel.mesh.num_ranks, store=FakeStore())
     return function(TrainableModel(module=Decoder(CONFIG, seed=1), layout=decoder_layout(CONFIG)), parallel)

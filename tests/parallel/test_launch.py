@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from parallel.apps import LOST_EVERY
-from support.nightly import nightly_but
+from support.nightly import in_ci
 
 from fanin.clients.data.digits import split_digits
 from fanin.datacenter.config.settings import (
@@ -214,10 +214,10 @@ def test_an_error_of_the_apps_own_code_names_its_line(config: TrainConfig, folde
 
 @pytest.mark.nightly
 def test_a_killed_rank_is_reported_with_the_end_of_a_log(config: TrainConfig, folder: Path) -> None:
-    with pytest.raises(Conflict, match=r"datacenter job: torchrun ended with status 1; ") as error:
+    with pytest.raises(Conflict, match=r"datacenter job: torchrun ended with status 1; ") as excinfo:
         launch(dataclasses.replace(config, model=ModelSettings(app=f"{APPS}:killed")), 2, folder)
     # The last line is by torchrun, or by the rank that waited for the killed one.
-    assert re.search(r"(torchrun|stderr)\.log ends:\n", str(error.value))
+    assert re.search(r"(torchrun|stderr)\.log ends:\n", str(excinfo.value))
 
 
 def is_alive(pid: int) -> bool:
@@ -235,7 +235,7 @@ def wait_until(condition: object, seconds: float) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize("victim", nightly_but(("caller", "agent", "killed caller"), ()))
+@pytest.mark.parametrize("victim", in_ci(("caller", "agent", "killed caller"), ()))
 def test_nothing_outlives_an_interrupted_caller_or_a_killed_agent(
     config: TrainConfig, tmp_path: Path, folder: Path, victim: str
 ) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from parallel.memory import CELLS
 from parallel.programs import Programs
-from support.nightly import nightly_but
+from support.nightly import in_ci
 
 TOLERANCE = 0.10
 Peaks = dict[str, tuple[int, int]]
@@ -23,7 +23,7 @@ def run(programs: Programs, file: Path, size: str) -> Peaks:
 
 
 @pytest.mark.timeout(1300)
-@pytest.mark.parametrize("size", nightly_but(CELLS, ("first",)))
+@pytest.mark.parametrize("size", in_ci(CELLS, ("first",)))
 def test_the_formula_is_within_a_tenth_of_the_tracker(programs: Programs, tmp_path: Path, size: str) -> None:
     peaks = run(programs, tmp_path / "peaks.json", size)
     assert sorted(peaks) == sorted(CELLS[size])

@@ -250,9 +250,9 @@ def test_an_observer_that_fails_when_all_steps_are_done_costs_no_result(
 ) -> None:
     weights, recorder = tmp_path / "out.safetensors", Recorder()
     config = replace(config, stop=StopSettings(steps=3), checkpoints=CheckpointSettings(weights=weights))
-    with pytest.raises(InvalidInput) as error:
+    with pytest.raises(InvalidInput) as excinfo:
         datacenter.train(config, folder=tmp_path / "job", observers=[Full(event), recorder])
-    assert str(error.value) == (
+    assert str(excinfo.value) == (
         f"observer 0 (Full): raised OSError on {type(event).__name__}: disk full; the job has ended after step 3, and "
         "its files are written; correct this observer"
     )

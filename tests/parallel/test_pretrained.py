@@ -240,9 +240,9 @@ def test_an_invalid_folder_is_refused_before_a_process_starts(
 ) -> None:
     workspace.write()
     damage(workspace)
-    with pytest.raises(InvalidInput) as error:
+    with pytest.raises(InvalidInput) as excinfo:
         launch(workspace.config(), 1, workspace.out / "job")
-    assert message in str(error.value)
+    assert message in str(excinfo.value)
     assert not (workspace.out / "job").exists()
 
 
@@ -321,10 +321,10 @@ def test_weights_in_several_files_are_checked_against_their_index(
 ) -> None:
     workspace.write(max_shard_size="6KB")
     damage(workspace.model)
-    with pytest.raises(InvalidInput) as error:
+    with pytest.raises(InvalidInput) as excinfo:
         train(workspace.config(), 0, 1)
-    assert str(error.value).startswith(f"{workspace.model / pretrained_folder.INDEX}: ")
-    assert message in str(error.value)
+    assert str(excinfo.value).startswith(f"{workspace.model / pretrained_folder.INDEX}: ")
+    assert message in str(excinfo.value)
 
 
 def test_another_models_weights_and_too_many_tokens_are_refused(workspace: Workspace) -> None:
@@ -363,9 +363,9 @@ def test_conflicting_settings_are_refused(workspace: Workspace) -> None:
 def test_a_missing_library_is_named_with_its_extra(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     workspace.row()
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(RuntimeMissing) as error:
+    with pytest.raises(RuntimeMissing) as excinfo:
         launch(workspace.config(), 1, workspace.out / "job")
-    assert str(error.value) == "model: transformers is not installed here; pip install 'fanin[transformers]'"
+    assert str(excinfo.value) == "model: transformers is not installed here; pip install 'fanin[transformers]'"
 
 
 @pytest.mark.nightly

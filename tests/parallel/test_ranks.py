@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.nightly import nightly_but
+from support.nightly import in_ci
 
 from fanin.datacenter.jobs.ranks import FORK_SERVER, SPAWN
 from fanin.datacenter.jobs.torchrun import Elastic, failure_reason, run_ranks
@@ -48,7 +48,7 @@ def long_folder(folder: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("method", nightly_but((FORK_SERVER, SPAWN), (FORK_SERVER,)))
+@pytest.mark.parametrize("method", in_ci((FORK_SERVER, SPAWN), (FORK_SERVER,)))
 def test_ranks_of_all_attempts_are_forked_from_one_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:

@@ -149,10 +149,10 @@ def test_files_without_a_row_of_tokens_are_refused(tmp_path: Path, write: Callab
     path = tmp_path / "tokens.npy"
     write(path)
     path = next(tmp_path.iterdir(), path)
-    with pytest.raises(InvalidInput) as error:
+    with pytest.raises(InvalidInput) as excinfo:
         build_job_model(config(path))
-    assert str(error.value).startswith(f"{path}: ")
-    assert message in str(error.value)
+    assert str(excinfo.value).startswith(f"{path}: ")
+    assert message in str(excinfo.value)
 
 
 def write_sparse(path: Path, dtype: str, num: int) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from support.commands import Fanin, fanin_in_process, one_line
-from support.nightly import nightly_but
+from support.nightly import in_ci
 
 from fanin.datacenter.checkpoints.progress import latest
 from fanin.datacenter.config.train_config import read_train_config
@@ -62,7 +62,7 @@ def config(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize(
     "mesh",
-    nightly_but(("pp=2", "pp=2,dp_shard=2,tp=2", "dp_replicate=2,dp_shard=2,tp=2"), ("pp=2",)),
+    in_ci(("pp=2", "pp=2,dp_shard=2,tp=2", "dp_replicate=2,dp_shard=2,tp=2"), ("pp=2",)),
 )
 def test_a_mesh_has_the_losses_of_one_process(fanin: Fanin, config: Path, tmp_path: Path, mesh: str) -> None:
     reference = train(read_train_config(config), 0, 1).metrics.trained

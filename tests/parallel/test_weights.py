@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from parallel.programs import Programs
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
-from support.nightly import nightly_but
+from support.nightly import in_ci
 from torch import nn
 
 from fanin.datacenter.checkpoints.weights import export_weights, import_weights, load_weights
@@ -33,7 +33,7 @@ TRAINING = TrainingSettings(batch_size=2, learning_rate=0.1)
 Arrays = dict[str, np.ndarray]
 
 
-@pytest.fixture(scope="module", params=nightly_but((4, 8), (4,)))
+@pytest.fixture(scope="module", params=in_ci((4, 8), (4,)))
 def num_ranks(request: pytest.FixtureRequest) -> int:
     """Number of ranks: four in CI, and also eight in the nightly suite."""
     return int(request.param)

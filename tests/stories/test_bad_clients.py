@@ -62,7 +62,7 @@ def test_a_client_that_stops_in_mid_chunk_for_ever(
             yield c.upload_to_proto(piece).SerializeToString()
         is_over.wait(SETTLE_S)
 
-    with nothing_leaks(host, left=spool_files(header)), devices[0].line() as connection:
+    with nothing_leaks(host, remaining=spool_files(header)), devices[0].connection() as connection:
         requests = stalled_requests()
         first = c.upload_to_proto(header).SerializeToString()
         call = sign(devices[0].key, "Upload", first)
@@ -92,7 +92,7 @@ def test_a_client_that_sends_without_end(host: Hosted, devices: list[Peer]) -> N
             data = payload[offset : offset + PIECE_BYTES] if offset + PIECE_BYTES < len(payload) else bytes(PIECE_BYTES)
             yield c.upload_to_proto(m.Piece(offset=offset, data=data)).SerializeToString()
 
-    with nothing_leaks(host), devices[0].line() as connection:
+    with nothing_leaks(host), devices[0].connection() as connection:
         call = sign(devices[0].key, "Upload", c.upload_to_proto(header).SerializeToString())
         with pytest.raises(InvalidUpdate, match=f"expected some, up to {len(payload)}"):
             list(connection.stream_stream(f"{FLEET}Upload", endless_requests(), pb.UploadReply.FromString, call))
@@ -102,7 +102,7 @@ def test_a_client_that_reconnects_without_end_while_it_uploads(host: Hosted, dev
     header, payload = devices[0].update()
     first = c.upload_to_proto(header).SerializeToString()
     piece = c.upload_to_proto(m.Piece(offset=0, data=payload[:1000])).SerializeToString()
-    with nothing_leaks(host, left=spool_files(header)), devices[0].line() as connection:
+    with nothing_leaks(host, remaining=spool_files(header)), devices[0].connection() as connection:
         for number in range(NUM_RECONNECTS):
             call = sign(devices[0].key, "Upload", first)
             requests = iter([first, piece]) if number % 2 else iter([first])
@@ -124,9 +124,9 @@ def test_a_client_that_is_replaced_by_a_copy_of_itself(host: Hosted, devices: li
 
     # Each call has a connection of its own, as two copies of a device's folder have.
     with (
-        nothing_leaks(host, left=spool_files(header)),
-        devices[0].line() as connection,
-        devices[0].line() as other_connection,
+        nothing_leaks(host, remaining=spool_files(header)),
+        devices[0].connection() as connection,
+        devices[0].connection() as other_connection,
     ):
         call = replace(sign(devices[0].key, "Upload", first), timeout_s=SETTLE_S)
         earlier_replies = connection.stream_stream(f"{FLEET}Upload", silent_requests(), pb.UploadReply.FromString, call)
@@ -188,7 +188,7 @@ def test_a_client_that_claims_to_be_another_device(host: Hosted, devices: list[P
     header, payload = devices[0].update()
     first = c.upload_to_proto(header).SerializeToString()
     before = snapshot(host.state)
-    with nothing_leaks(host), devices[0].line() as connection:
+    with nothing_leaks(host), devices[0].connection() as connection:
         for _ in range(20):
             call = sign(STRANGER, "Upload", first, device_id=devices[0].device_id)
             requests = iter([first, *(c.upload_to_proto(piece).SerializeToString() for piece in pieces(payload))])
@@ -225,8 +225,8 @@ def test_a_client_that_uploads_for_a_round_of_the_day_before(host: Hosted, devic
     assert after.files == before.files
     for device in devices:
         assert device.upload(*device.update()).update_state is m.UpdateState.ACCEPTED
-    versions = [event.version_sha256 for event in host.published()]
-    assert versions[:1] == f.undisturbed(tmp_path)
+    versions = [event.version_sha256 for event in host.published_versions()]
+    assert versions[:1] == f.expected_digests(tmp_path)
     assert len(versions) == 2
     # The spool keeps nothing of the uploads that all these tests began.
     assert snapshot(host.state).under("spool") == []

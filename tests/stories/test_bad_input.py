@@ -179,7 +179,7 @@ def test_an_upload_out_of_order_is_refused(host: Hosted, devices: list[Peer]) ->
     with pytest.raises(InvalidInput, match="upload: got a second header, expected pieces"):
         devices[0].send(header, [header, *pieces(payload)])
     first = c.upload_to_proto(m.Piece(offset=0, data=payload[:10])).SerializeToString()
-    with devices[0].line() as connection:
+    with devices[0].connection() as connection:
         call = sign(devices[0].key, "Upload", first)
         replies = connection.stream_stream(f"{FLEET}Upload", iter([first]), pb.UploadReply.FromString, call)
         with closing(replies), pytest.raises(InvalidInput, match="upload: got no header, expected it as the first"):
@@ -192,7 +192,7 @@ def test_an_upload_out_of_order_is_refused(host: Hosted, devices: list[Peer]) ->
 def test_bytes_that_are_no_request_are_refused(host: Hosted, devices: list[Peer]) -> None:
     before = snapshot(host.state)
     garbage = b"\xff\xfe not a message"
-    with devices[0].line() as connection:
+    with devices[0].connection() as connection:
         call = sign(devices[0].key, "Report", garbage)
         with pytest.raises(InvalidInput, match=r"call: /fanin\.v1\.Fleet/Report carries 16 bytes that are no such"):
             connection.unary(f"{FLEET}Report", garbage, pb.ReportReply.FromString, call)
@@ -255,14 +255,14 @@ def test_the_round_ends_bit_identical_and_late_updates_are_discarded(
             yield c.upload_to_proto(piece).SerializeToString()
             assert is_closed.wait(30.0)
 
-    with late_device.line() as connection:
+    with late_device.connection() as connection:
         call = sign(late_device.key, "Upload", first)
         replies = connection.stream_stream(f"{FLEET}Upload", slow_requests(), pb.UploadReply.FromString, call)
         assert c.upload_reply_from_proto(next(replies)).update_state is m.UpdateState.RECEIVING
         for device in timely_devices:
             assert device.upload(*device.update()).update_state is m.UpdateState.ACCEPTED
-        (version,) = host.published()
-        assert [version.version_sha256] == f.undisturbed(tmp_path)
+        (version,) = host.published_versions()
+        assert [version.version_sha256] == f.expected_digests(tmp_path)
         before = snapshot(host.state)
         is_closed.set()
         # The upload in progress learns of it with its next reply, and a new upload at once.
@@ -285,7 +285,7 @@ def test_saturated_values_of_most_devices_are_counted_reported_and_the_next_grid
         devices[0].scale = devices[1].scale = 100.0
         for device in devices + devices:
             device.take_part()
-        first, second = host.published()
+        first, second = host.published_versions()
     finally:
         host.stop()
     rows = snapshot(host.state).rows

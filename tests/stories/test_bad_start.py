@@ -107,7 +107,7 @@ def test_two_coordinators_on_one_port_or_folder(site: Site) -> None:
     assert snapshot(site.state) == before
     for peer in f.peers(site, f.bundle_in(site.folder), site.folder):
         peer.take_part()
-    assert digests(site) == f.undisturbed(site.folder / "undisturbed")
+    assert digests(site) == f.expected_digests(site.folder / "undisturbed")
 
 
 # The connection.
@@ -141,10 +141,10 @@ def test_a_device_keeps_trying_until_there_is_a_coordinator(tmp_path: Path, capl
             host.start()
         for peer in others:
             peer.take_part()
-        (version,) = host.published()
+        (version,) = host.published_versions()
     finally:
         host.stop()
-    assert [version.version_sha256] == f.undisturbed(tmp_path / "undisturbed", f.SMALL_SHAPES)
+    assert [version.version_sha256] == f.expected_digests(tmp_path / "undisturbed", f.SMALL_SHAPES)
 
 
 def test_a_certificate_by_another_authority_is_not_trusted(
@@ -237,7 +237,7 @@ def test_a_full_disk_in_the_spool(site: Site, caplog: pytest.LogCaptureFixture) 
         limit_files(coordinator, 0)
     for peer in others:
         peer.take_part()
-    assert digests(site) == f.undisturbed(site.folder / "undisturbed")
+    assert digests(site) == f.expected_digests(site.folder / "undisturbed")
 
 
 def test_a_full_disk_in_the_blobs(site: Site) -> None:
@@ -269,7 +269,7 @@ def test_a_full_disk_in_the_blobs(site: Site) -> None:
     assert before.files.items() <= after.files.items()
     assert [Path(name).name for name in after.under("blobs")] == [after.files[name] for name in after.under("blobs")]
     limit_files(successor, 0)
-    assert digests(site) == f.undisturbed(site.folder / "undisturbed")
+    assert digests(site) == f.expected_digests(site.folder / "undisturbed")
 
 
 @pytest.mark.nightly
@@ -296,7 +296,7 @@ def test_a_full_disk_in_the_database(site: Site, caplog: pytest.LogCaptureFixtur
         # Nothing blocks the requests that were refused before.
         for peer in others:
             peer.take_part()
-        assert digests(site) == f.undisturbed(site.folder / "undisturbed", f.SMALL_SHAPES)
+        assert digests(site) == f.expected_digests(site.folder / "undisturbed", f.SMALL_SHAPES)
         assert operator.start_run("other", f.plan(), first.bundle, f.PUBLISHER).run_id == "other"
         stranger.begin()
         assert stranger.work.run_id == "other"

@@ -61,7 +61,7 @@ def test_a_run_and_a_simulation_of_one_plan_end_in_the_same_parameters(
     device = ("--server", host.address, "--state", host.folder / "device")
     outcome = fanin_in_process(capsys, monkeypatch)("join", *device, *words, *files, "--runtime", "onnx")
     assert outcome.status == 0, outcome
-    assert [event.number for event in host.published()] == [1, 2]
+    assert [event.number for event in host.published_versions()] == [1, 2]
     with host.operator() as operator:
         parameters = operator.parameters(operator.version("run").version)
     result = simulate(app_of("sizes"), CLIENTS, settings=replace(SETTINGS, plan=SCHEDULED_PLAN, baseline=True))

@@ -108,9 +108,9 @@ def test_a_connection_without_a_call_is_closed_and_the_next_call_opens_another(t
             channel.subscribe(states.append)
             check_in: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(f"{FLEET}CheckIn")
             for num_calls in (1, 2):
-                with pytest.raises(grpc.RpcError) as error:
+                with pytest.raises(grpc.RpcError) as excinfo:
                     check_in(b"", timeout=SOON_S)
-                assert error.value.code() is grpc.StatusCode.UNAUTHENTICATED
+                assert excinfo.value.code() is grpc.StatusCode.UNAUTHENTICATED
                 await_true(lambda num=num_calls: states.count(grpc.ChannelConnectivity.READY) == num)
                 await_true(lambda: states[-1] is grpc.ChannelConnectivity.IDLE)
 
@@ -127,10 +127,10 @@ def test_a_call_that_never_sends_its_request_is_ended(tmp_path: Path, method: st
         credentials = grpc.ssl_channel_credentials(host.ca)
         with grpc.secure_channel(host.address, credentials) as channel:
             call: grpc.StreamUnaryMultiCallable[bytes, bytes] = channel.stream_unary(f"{FLEET}{method}")
-            with pytest.raises(grpc.RpcError) as error:
+            with pytest.raises(grpc.RpcError) as excinfo:
                 call(no_requests(), timeout=SOON_S)
             end_of_test.set()
-            assert error.value.code() is grpc.StatusCode.UNAVAILABLE
+            assert excinfo.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
 def test_each_of_many_calls_that_come_at_once_is_answered(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosted]:
     host.start_run(f.plan(), bundle, f.PUBLISHER)
     for peer in f.peers(host, bundle, host.folder):
         peer.take_part()
-    (digest,) = [event.version_sha256 for event in host.published()]
+    (digest,) = [event.version_sha256 for event in host.published_versions()]
     assert digest
     host.start_run(f.plan(), bundle, f.PUBLISHER, run_id="other")
     (host.state / "tokens").mkdir()

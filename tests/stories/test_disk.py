@@ -65,7 +65,7 @@ def test_a_run_leaves_only_the_files_of_its_versions(host: Hosted) -> None:
     for number in range(2, 2 + NUM_ROUNDS):
         host.await_round("run", number)
         payloads |= {upload_update(device, number) for device in devices}
-    assert len(host.published()) == NUM_ROUNDS
+    assert len(host.published_versions()) == NUM_ROUNDS
     # A file that a process left because it died while it wrote.
     host.stop()
     (blob, *_) = (host.state / "blobs").glob("*/*")

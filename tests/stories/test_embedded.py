@@ -85,7 +85,7 @@ def test_the_documented_app_waits_for_permission_trains_and_predicts_without_a_c
         time.sleep(1.5)
         assert operator.run("run").version == 0 and out.read_text() == ""
         (tmp_path / "on-battery").unlink()
-        assert [event.number for event in host.published()] == [1, 2]
+        assert [event.number for event in host.published_versions()] == [1, 2]
         assert operator.run("run").state is RunState.FINISHED
         # The second Round began from Version 1 and was the last. No Assignment brings Version 2, so the coordinator
         # names it.
@@ -138,6 +138,6 @@ def test_an_app_whose_code_raises_still_takes_part(
         return True
 
     with join(settings, open_npz(tmp_path / "device-0.npz", 0, 0.2), may_work) as client:
-        assert [event.number for event in host.published()] == [1, 2]
+        assert [event.number for event in host.published_versions()] == [1, 2]
         assert client.failure is None
     assert "may_work: RuntimeError: no battery service" in caplog.text

@@ -15,7 +15,7 @@ from typing import Final, get_args, get_type_hints
 import numpy as np
 import pytest
 from support.mortal import Mortal
-from support.nightly import nightly_but
+from support.nightly import in_ci
 from support.stage_runs import FEEDBACK, scaffold
 from support.virtual import PUBLISHER, bundle_in, plan, start
 
@@ -223,7 +223,7 @@ def ending(story: Story, folder: Path, kill_at: Collection[int] = (), *, loses_p
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Ending:
+def expected_ending(tmp_path_factory: pytest.TempPathFactory) -> Ending:
     """The ending of the undisturbed Run."""
     return ending(federate, tmp_path_factory.mktemp("undisturbed"))
 
@@ -234,15 +234,15 @@ def timely_ending(tmp_path_factory: pytest.TempPathFactory) -> Ending:
     return ending(federate_in_time, tmp_path_factory.mktemp("in_time"))
 
 
-def possible_records(undisturbed: Ending, timely_ending: Ending, number: int) -> tuple[object, ...]:
+def possible_records(expected_ending: Ending, timely_ending: Ending, number: int) -> tuple[object, ...]:
     """Return the possible endings after a kill at a moment.
 
     An Assignment has no row. So a coordinator that is killed after it has sent the third one, but before it has written
     the deadline, knows two devices. It waits for a third, and the late device is in time for it.
     """
-    moments = undisturbed.moments
+    moments = expected_ending.moments
     window = range(moments.index("before GoOn"), moments.index("after KeepDeadline"))
-    return (undisturbed.record, timely_ending.record) if number - 1 in window else (undisturbed.record,)
+    return (expected_ending.record, timely_ending.record) if number - 1 in window else (expected_ending.record,)
 
 
 @pytest.fixture(scope="module")
@@ -264,32 +264,34 @@ def draw_moments(seed: str, moments: tuple[str, ...]) -> list[int]:
     return [first, first + rng.randint(1, 40)] if rng.random() < 0.3 else [first]
 
 
-def test_the_undisturbed_run_has_every_effect_and_every_command(undisturbed: Ending, command_ending: Ending) -> None:
-    moments = {moment for moment in undisturbed.moments if moment.split()[1] not in ("work", "change", "sync")}
+def test_the_undisturbed_run_has_every_effect_and_every_command(
+    expected_ending: Ending, command_ending: Ending
+) -> None:
+    moments = {moment for moment in expected_ending.moments if moment.split()[1] not in ("work", "change", "sync")}
     assert moments == {f"{side} {effect}" for side in ("before", "after") for effect in EFFECTS}
-    assert [event[0] for event in undisturbed.record].count("RoundFailed") == 1
-    assert [event[0] for event in undisturbed.record].count("VersionPublished") == 2
+    assert [event[0] for event in expected_ending.record].count("RoundFailed") == 1
+    assert [event[0] for event in expected_ending.record].count("VersionPublished") == 2
     assert set(command_ending.commands) == COMMANDS | {"publish"}
     assert [event[0] for event in command_ending.record].count("VersionPublished") == 5
 
 
 @pytest.mark.parametrize("side", ["before", "after"])
 @pytest.mark.parametrize("effect", EFFECTS)
-def test_killed_before_and_after_every_effect(undisturbed: Ending, tmp_path: Path, effect: str, side: str) -> None:
+def test_killed_before_and_after_every_effect(expected_ending: Ending, tmp_path: Path, effect: str, side: str) -> None:
     moment = f"{side} {effect}"
-    numbers = [number for number, name in enumerate(undisturbed.moments, 1) if name == moment]
+    numbers = [number for number, name in enumerate(expected_ending.moments, 1) if name == moment]
     for number in {numbers[0], numbers[-1]}:
         killed_ending = ending(federate, tmp_path / str(number), [number])
         assert killed_ending.kills == (moment,)
-        assert killed_ending.record == undisturbed.record
+        assert killed_ending.record == expected_ending.record
 
 
-@pytest.mark.parametrize("seed", nightly_but(range(NUM_MOMENTS), range(NUM_MOMENTS // 16)))
-def test_killed_at_random_moments(undisturbed: Ending, timely_ending: Ending, tmp_path: Path, seed: int) -> None:
-    numbers = draw_moments(f"kill {seed}", undisturbed.moments)
+@pytest.mark.parametrize("seed", in_ci(range(NUM_MOMENTS), range(NUM_MOMENTS // 16)))
+def test_killed_at_random_moments(expected_ending: Ending, timely_ending: Ending, tmp_path: Path, seed: int) -> None:
+    numbers = draw_moments(f"kill {seed}", expected_ending.moments)
     killed_ending = ending(federate, tmp_path, numbers)
     assert killed_ending.kills
-    assert killed_ending.record in possible_records(undisturbed, timely_ending, numbers[0])
+    assert killed_ending.record in possible_records(expected_ending, timely_ending, numbers[0])
 
 
 @pytest.mark.parametrize("name", [*sorted(COMMANDS), "publish"])
@@ -306,15 +308,15 @@ def test_killed_while_a_command_is_carried_out(command_ending: Ending, tmp_path:
         assert killed_ending.record == command_ending.record
 
 
-@pytest.mark.parametrize("seed", nightly_but(range(NUM_MOMENTS // 3), range(NUM_MOMENTS // 16)))
-def test_the_synced_state_is_enough(undisturbed: Ending, timely_ending: Ending, tmp_path: Path, seed: int) -> None:
-    numbers = draw_moments(f"power {seed}", undisturbed.moments)
+@pytest.mark.parametrize("seed", in_ci(range(NUM_MOMENTS // 3), range(NUM_MOMENTS // 16)))
+def test_the_synced_state_is_enough(expected_ending: Ending, timely_ending: Ending, tmp_path: Path, seed: int) -> None:
+    numbers = draw_moments(f"power {seed}", expected_ending.moments)
     killed_ending = ending(federate, tmp_path, numbers, loses_power=True)
     assert killed_ending.kills
-    assert killed_ending.record in possible_records(undisturbed, timely_ending, numbers[0])
+    assert killed_ending.record in possible_records(expected_ending, timely_ending, numbers[0])
 
 
-@pytest.mark.parametrize("seed", nightly_but(range(NUM_MOMENTS // 5), range(NUM_MOMENTS // 24)))
+@pytest.mark.parametrize("seed", in_ci(range(NUM_MOMENTS // 5), range(NUM_MOMENTS // 24)))
 def test_stale_updates_are_folded_once_after_any_kill(stream_ending: Ending, tmp_path: Path, seed: int) -> None:
     # The closed sets depend on time here. ``end`` checks that each of them gives its Version, and that no Update is
     # lost.
@@ -332,7 +334,7 @@ def test_stale_updates_are_folded_once_after_any_kill(stream_ending: Ending, tmp
 @pytest.mark.parametrize("loses_power", [False, True], ids=["killed", "without power"])
 @pytest.mark.parametrize("story", [federate, command])
 def test_every_moment(
-    undisturbed: Ending,
+    expected_ending: Ending,
     timely_ending: Ending,
     command_ending: Ending,
     tmp_path: Path,
@@ -340,7 +342,7 @@ def test_every_moment(
     *,
     loses_power: bool,
 ) -> None:
-    expected = undisturbed if story is federate else command_ending
+    expected = expected_ending if story is federate else command_ending
     # A loss of power leaves another state than a kill only after a commit or a sync.
     kinds = ("change", "sync") if loses_power else tuple({moment.split()[1] for moment in expected.moments})
     numbers = [number for number, moment in enumerate(expected.moments, 1) if moment.endswith(kinds)]

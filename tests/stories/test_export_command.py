@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.commands import STEP, Fanin, fanin_in_process, one_line
-from support.nightly import nightly_but
+from support.nightly import in_ci
 
 from fanin.edge.bundles.bundle import open_folder
 
@@ -188,7 +188,7 @@ FINDINGS = {
 }
 
 
-@pytest.mark.parametrize("name", nightly_but(FINDINGS, ("between", "losing")))
+@pytest.mark.parametrize("name", in_ci(FINDINGS, ("between", "losing")))
 def test_check_names_the_module_the_operator_the_runtimes_and_the_remedy(fanin: Fanin, app: Path, name: str) -> None:
     outcome = fanin("export", f"{app}:{name}", "--check", "--format", "onnx", "--json")
     assert outcome.status == 1

@@ -104,7 +104,7 @@ def test_the_quickstart_runs_unchanged(
     for log in logs:
         assert "arrays that are not float32 stay on this device: norm.num_batches_tracked (int64)" in log
         assert "update accepted (1 so far)" in log
-    (event,) = host.published()
+    (event,) = host.published_versions()
     assert event.total_examples == 256 + 128
     assert event.evaluation is not None and event.evaluation.num_examples == 64 + 32
     watch_outcome = fanin("watch", "run", *operator_options(host))
@@ -135,7 +135,7 @@ def test_two_numpy_clients_publish_their_weighted_mean(host: Hosted, fanin: Fani
         devices = [stack.enter_context(join(host, project, partition, *words)) for partition in range(2)]
         logs = [device.communicate(timeout=120)[1] for device in devices]
     assert [device.returncode for device in devices] == [0, 0], logs
-    events = host.published()
+    events = host.published_versions()
     assert [event.total_examples for event in events] == [4, 4]
     assert events[0].train_loss == 0.25
     # One array was doubled twice, and another was increased by 3 twice. The two clients agree, so the mean is exact on

@@ -57,9 +57,9 @@ def test_garbage_without_a_credential_is_refused_like_any_other_call(
     caplog.set_level("INFO")
     with open_channel(host) as channel:
         call: grpc.StreamUnaryMultiCallable[bytes, bytes] = channel.stream_unary(f"/{method}")
-        with pytest.raises(grpc.RpcError) as error:
+        with pytest.raises(grpc.RpcError) as excinfo:
             call(iter((b"\xff\xff",)), timeout=20.0)
-        assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert excinfo.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     # The log of refused calls is limited. gRPC's own log would have a traceback for each call.
     assert [(record.name, record.exc_info) for record in caplog.records] == [("fanin.server.access", None)]
 
@@ -67,16 +67,16 @@ def test_garbage_without_a_credential_is_refused_like_any_other_call(
 def test_calls_without_a_credential_are_small_and_few(host: Hosted) -> None:
     with open_channel(host) as channel:
         watch = health_pb2_grpc.HealthStub(channel).Watch
-        with pytest.raises(grpc.RpcError) as error:
+        with pytest.raises(grpc.RpcError) as excinfo:
             next(watch(health_pb2.HealthCheckRequest(service="x" * MAX_OPEN_BYTES), timeout=20.0))
-        assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert excinfo.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         watches = [
             watch(health_pb2.HealthCheckRequest(service=str(each)), timeout=60.0) for each in range(MAX_OPEN_CALLS)
         ]
         assert {next(each).status for each in watches} == {health_pb2.HealthCheckResponse.SERVICE_UNKNOWN}
-        with pytest.raises(grpc.RpcError) as error:
+        with pytest.raises(grpc.RpcError) as excinfo:
             next(watch(health_pb2.HealthCheckRequest(), timeout=20.0))
-        assert error.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert excinfo.value.code() is grpc.StatusCode.UNAVAILABLE
         for each in watches:
             each.cancel()
         # The places are free again, and devices were served all the time.

@@ -330,7 +330,7 @@ def digests_without_evaluation(folder: Path) -> list[str]:
         bundle = linear_bundle(folder / "plain")
         host.start_run(story_plan(""), bundle, f.PUBLISHER)
         Peer(host, bundle, 0, folder / "plain" / "device").take_part(2)
-        digests = [event.version_sha256 for event in host.published()]
+        digests = [event.version_sha256 for event in host.published_versions()]
     finally:
         host.stop()
     assert len(digests) == 2

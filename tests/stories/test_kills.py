@@ -69,7 +69,7 @@ def digests(site: Site) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+def expected_digests(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """The digests of the undisturbed federation's Versions."""
     site = Site(tmp_path_factory.mktemp("undisturbed"))
     try:
@@ -85,7 +85,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 @pytest.mark.nightly
-def test_a_device_killed_in_mid_upload_resumes_it(new_site: Callable[[str], Site], undisturbed: list[str]) -> None:
+def test_a_device_killed_in_mid_upload_resumes_it(new_site: Callable[[str], Site], expected_digests: list[str]) -> None:
     site = new_site("device")
     site.serve()
     begin(site)
@@ -98,14 +98,14 @@ def test_a_device_killed_in_mid_upload_resumes_it(new_site: Callable[[str], Site
     sizes = [path.stat().st_size for path in (site.state / "spool").glob("*.part")]
     assert 1 << 20 in sizes, sizes
     site.device(NUM_DEVICES - 1)
-    assert digests(site) == undisturbed
+    assert digests(site) == expected_digests
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("side", ["before", "after"])
 @pytest.mark.parametrize("effect", EFFECTS)
 def test_a_coordinator_killed_around_any_effect_resumes_the_same_round(
-    new_site: Callable[[str], Site], undisturbed: list[str], effect: str, side: str
+    new_site: Callable[[str], Site], expected_digests: list[str], effect: str, side: str
 ) -> None:
     site = new_site("coordinator")
     # The first GoOn opens the first Round, while an operator still waits for the reply to its start of the Run.
@@ -115,12 +115,12 @@ def test_a_coordinator_killed_around_any_effect_resumes_the_same_round(
         site.device(index)
     assert coordinator.wait(60.0) == -9, coordinator.text()
     site.serve()
-    assert digests(site) == undisturbed
+    assert digests(site) == expected_digests
 
 
 @pytest.mark.nightly
 def test_a_coordinator_killed_while_devices_upload_keeps_the_accepted_updates(
-    new_site: Callable[[str], Site], undisturbed: list[str]
+    new_site: Callable[[str], Site], expected_digests: list[str]
 ) -> None:
     site = new_site("accumulate")
     coordinator = site.serve(kill_at="before:Accumulate:2")
@@ -130,4 +130,4 @@ def test_a_coordinator_killed_while_devices_upload_keeps_the_accepted_updates(
     assert coordinator.wait(60.0) == -9, coordinator.text()
     time.sleep(0.5)
     site.serve()
-    assert digests(site) == undisturbed
+    assert digests(site) == expected_digests

@@ -41,7 +41,7 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosted]:
     host.start_run(f.plan(), bundle, f.PUBLISHER)
     for peer in f.peers(host, bundle, host.folder):
         peer.take_part()
-    assert len(host.published()) == 1
+    assert len(host.published_versions()) == 1
     (host.state / "tokens").mkdir()
     (host.state / "tokens" / "operator.token").write_text(host.operator_token)
     (host.state / "address").write_text(host.address)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from house.tree import ROOT
-from support.nightly import nightly_but
+from support.nightly import in_ci
 from support.outside import install, python_blocks
 
 RULES, OUTER, SELECTION, STAGES = (
@@ -230,7 +230,7 @@ def test_a_run_with_a_stage_that_is_not_installed_does_not_start(tmp_path: Path)
     ) in completed.stderr
 
 
-@pytest.mark.parametrize("share", nightly_but(("0.0", "1.5", "-1.0"), ("0.0",)))
+@pytest.mark.parametrize("share", in_ci(("0.0", "1.5", "-1.0"), ("0.0",)))
 def test_the_example_of_a_stage_refuses_a_share_out_of_range(site: Path, tmp_path: Path, share: str) -> None:
     completed = run(
         site, RUN.replace("0.1}}", f"{share}}}}}"), tmp_path / "own", "weighted_mean", "fedavg", "random_share"

@@ -16,7 +16,7 @@ import pytest
 import torch
 from support.commands import Fanin, fanin_in_process
 from support.hosted import Hosted
-from support.models import PUBLISHER, exported
+from support.models import PUBLISHER, export_bundle
 from support.remote_runtime import PYTHON, ROOT, SOURCES
 from support.values import plan
 from torch import Tensor, nn
@@ -64,7 +64,7 @@ def app() -> App:
 
 @pytest.fixture(scope="module")
 def bundle() -> Bundle:
-    return exported(app())
+    return export_bundle(app())
 
 
 @pytest.fixture
@@ -128,14 +128,14 @@ def test_personal_parameters_persist_serve_and_never_leave_the_device(
     host.start_run(run_plan, bundle, PUBLISHER)
     for _ in range(NUM_ROUNDS):
         take_part(host)
-    assert [event.number for event in host.published()] == [1, 2]
+    assert [event.number for event in host.published_versions()] == [1, 2]
     with host.operator() as operator:
         assert operator.run("run").state is RunState.FINISHED
         # The datacenter trains all parameters, and publishes the shared ones. One more Round follows.
         publish = train_and_publish(operator, "run", bundle, PUBLISHER, partial(train_in_datacenter, bundle))
         publish(1)
     take_part(host)
-    assert [event.number for event in host.published()] == [1, 2, 3, 4]
+    assert [event.number for event in host.published_versions()] == [1, 2, 3, 4]
     with host.operator() as operator:
         versions = [operator.parameters(operator.version("run", number).version) for number in range(5)]
     assert {version.size for version in versions} == {6 * 8 + 8}
@@ -240,7 +240,7 @@ def _join(host: Hosted, device: int) -> "subprocess.Popen[str]":
 
 @pytest.mark.nightly
 def test_personal_parameters_on_tflite_runtime(host: Hosted) -> None:
-    bundle = exported(app(), ("tflite",))
+    bundle = export_bundle(app(), ("tflite",))
     host.start_run(plan(buffer=NUM_DEVICES, max_rounds=NUM_ROUNDS), bundle, PUBLISHER)
     (host.folder / "ca.pem").write_bytes(host.ca)
     (host.folder / "token").write_text(host.device_token)
@@ -253,7 +253,7 @@ def test_personal_parameters_on_tflite_runtime(host: Hosted) -> None:
         for process in processes:
             _, errors = process.communicate(timeout=120)
             assert process.returncode == 0, errors
-    assert [event.number for event in host.published()] == [1, 2]
+    assert [event.number for event in host.published_versions()] == [1, 2]
     with host.operator() as operator:
         versions = [operator.parameters(operator.version("run", number).version) for number in (1, 2)]
     assert {version.size for version in versions} == {6 * 8 + 8}

@@ -51,7 +51,7 @@ class CapturedCall:
     def send(self, *parts: Message) -> list[Message]:
         """Make the call, and return all replies."""
         requests = iter([self.body, *(part.SerializeToString() for part in parts)])
-        with self.device.line() as connection:
+        with self.device.connection() as connection:
             return list(self._call(connection, requests))
 
     def _call(self, connection: Connection, requests: Iterator[bytes]) -> Iterator[Message]:

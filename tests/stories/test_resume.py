@@ -79,7 +79,7 @@ class CountingPeer(Peer):
     @contextmanager
     def transport(self) -> Iterator[GrpcTransport]:
         """See CountingTransport."""
-        with self.line() as connection:
+        with self.connection() as connection:
             yield CountingTransport(connection, self)
 
     @property
@@ -133,7 +133,7 @@ def test_an_upload_resumes_after_the_coordinator_was_killed(site: Site, tmp_path
         device.take_part()
     version = only_version(site.events())
     assert version.bytes_up_resumed == 2 * CHUNK_BYTES
-    assert [version.version_sha256] == f.undisturbed(tmp_path / "undisturbed", SHAPES)
+    assert [version.version_sha256] == f.expected_digests(tmp_path / "undisturbed", SHAPES)
 
 
 @contextmanager
@@ -183,7 +183,7 @@ def test_an_update_that_was_named_but_not_recorded_before_a_kill_is_not_sent_aga
         device.take_part()
     version = only_version(site.events())
     assert version.bytes_up_resumed == len(payload)
-    assert [version.version_sha256] == f.undisturbed(tmp_path / "undisturbed", SHAPES)
+    assert [version.version_sha256] == f.expected_digests(tmp_path / "undisturbed", SHAPES)
     assert len(payloads(site)) == f.NUM_DEVICES
     assert list((site.state / "spool").iterdir()) == []
 
@@ -254,7 +254,7 @@ def test_a_version_that_changed_meanwhile_is_fetched_from_its_beginning(host: Ho
         peer.take_part()
     assert device.offsets == []
     assert device.num_received == size_bytes
-    assert [event.parent for event in host.published()] == [0, 1]
+    assert [event.parent for event in host.published_versions()] == [0, 1]
 
 
 def change_version(operator: Operator, device: Peer) -> int:
@@ -280,7 +280,7 @@ def test_an_upload_ends_at_once_when_its_round_has_closed(host: Hosted, tmp_path
         if offset == 2 * CHUNK_BYTES:
             for device in timely_devices:
                 assert device.upload(*device.update()).update_state is m.UpdateState.ACCEPTED
-            host.published()
+            host.published_versions()
         if offset >= 2 * CHUNK_BYTES:
             sizes.append(size_bytes)
             # A slow connection: over loopback, all pieces would be sent before the first reply.

@@ -107,7 +107,7 @@ def test_the_same_closed_set_is_the_same_version(
     for number, way in enumerate((first, second), start=1):
         host.await_round("run", number)
         way(host, devices)
-    versions = host.published()
+    versions = host.published_versions()
     assert tuple(event.version_sha256 for event in versions) == memory_outcome.digests
     # The complete Chunk of each half that was stored before the restart.
     expected = f.NUM_DEVICES * CHUNK_BYTES if first is interleaved_uploads_over_a_restart else 0

@@ -13,8 +13,8 @@ import pytest
 from house.tree import ROOT
 from support.commands import Fanin, fanin_in_process
 from support.hosted import Hosted
-from support.models import PUBLISHER, app_of, bundle_of, exported
-from support.nightly import nightly_but
+from support.models import PUBLISHER, app_of, bundle_of, export_bundle
+from support.nightly import in_ci
 from support.remote_runtime import PYTHON, SOURCES
 from support.several import BATCH_SIZE, several_examples
 from support.tags import NUM_TAGS, SIZES, tags_examples
@@ -71,18 +71,18 @@ def join(host: Hosted, index: int, runtime: str, num_rounds: int, data: Data = s
     return subprocess.Popen(command, cwd=host.folder, env=env, stderr=subprocess.PIPE, text=True)
 
 
-@pytest.mark.parametrize("runtimes", nightly_but([("onnx",), ("onnx", "litert", "tflite")], [("onnx",)]))
+@pytest.mark.parametrize("runtimes", in_ci([("onnx",), ("onnx", "litert", "tflite")], [("onnx",)]))
 def test_devices_with_several_inputs_learn_together_and_serve(
     host: Hosted, runtimes: tuple[str, ...], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     num_rounds = 2 * len(runtimes)
-    bundle = bundle_of("several") if runtimes == ("onnx",) else exported(app_of("several"), tuple(FORMATS))
+    bundle = bundle_of("several") if runtimes == ("onnx",) else export_bundle(app_of("several"), tuple(FORMATS))
     host.start_run(plan(buffer=len(runtimes), max_rounds=num_rounds), bundle, PUBLISHER)
     devices = [join(host, index, runtime, num_rounds) for index, runtime in enumerate(runtimes)]
     for device in devices:
         _, log = device.communicate(timeout=300)
         assert device.returncode == 0, log
-    versions = host.published()
+    versions = host.published_versions()
     assert [event.number for event in versions] == list(range(1, num_rounds + 1))
     assert len(versions[-1].runtimes) == len(runtimes)
     with host.operator() as operator:
@@ -107,7 +107,7 @@ def test_a_device_with_sequences_of_several_lengths_learns_and_serves(
     device = join(host, 0, "onnx", 2, tags_examples)
     _, log = device.communicate(timeout=300)
     assert device.returncode == 0, log
-    assert [event.number for event in host.published()] == [1, 2]
+    assert [event.number for event in host.published_versions()] == [1, 2]
     with host.operator() as operator:
         parameters = operator.parameters(operator.version("run").version)
     examples = list(batches_in_order(tags_examples(80, seed=5), bundle.manifest.batch_size, bundle.manifest.lengths))

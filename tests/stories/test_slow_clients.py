@@ -72,7 +72,7 @@ def test_a_client_that_trickles_is_ended_although_bytes_arrive_all_the_time(impa
     header, payload = device.update()
     spool_files = (f"{header.assignment_id}.header", f"{header.assignment_id}.part")
     start_s = time.monotonic()
-    with nothing_leaks(impatient_host, left=spool_files), device.line() as connection:
+    with nothing_leaks(impatient_host, remaining=spool_files), device.connection() as connection:
         call = sign(device.key, "Upload", c.upload_to_proto(header).SerializeToString())
         requests = upload_requests(header, payload, 1, STALL_S / 8, start_s + SETTLE_S)
         with pytest.raises(Unavailable, match="try again later"):
@@ -86,7 +86,7 @@ def test_a_slow_client_that_makes_progress_is_tolerated(impatient_host: Hosted) 
     device, *_ = begin_run(impatient_host)
     header, payload = device.update()
     start_s = time.monotonic()
-    with device.line() as connection:
+    with device.connection() as connection:
         call = sign(device.key, "Upload", c.upload_to_proto(header).SerializeToString())
         requests = upload_requests(header, payload, CHUNK_BYTES, STALL_S / 3, start_s + SETTLE_S)
         replies = list(connection.stream_stream(f"{FLEET}Upload", requests, pb.UploadReply.FromString, call))
@@ -123,9 +123,9 @@ def test_a_client_that_never_reads_its_download_is_ended(
         stream = download(body, metadata=sign(device.key, "Download", body).metadata)
         assert next(stream)
         await_true(lambda: f"call: its caller read nothing for {STALL_S:g} s" in caplog.text)
-        with pytest.raises(grpc.RpcError) as error:
+        with pytest.raises(grpc.RpcError) as excinfo:
             list(stream)
-        assert error.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert excinfo.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
 def test_a_client_that_hangs_up_during_a_write_leaves_no_error_in_the_log(
@@ -172,7 +172,7 @@ def test_the_end_of_a_round_reaches_a_device_in_mid_chunk_at_once(host: Hosted, 
             yield c.upload_to_proto(piece).SerializeToString()
         is_over.wait(SETTLE_S)
 
-    with late_device.line() as connection:
+    with late_device.connection() as connection:
         call = sign(late_device.key, "Upload", c.upload_to_proto(header).SerializeToString())
         with closing(
             connection.stream_stream(f"{FLEET}Upload", stalled_requests(), pb.UploadReply.FromString, call)
@@ -212,7 +212,7 @@ def test_the_end_of_a_round_reaches_the_production_client_while_it_sends(host: H
     sender.start()
     assert is_reading.wait(SETTLE_S)
     finish(host, others)
-    host.published()
+    host.published_versions()
     end_s = time.monotonic()
     sender.join(SETTLE_S)
     was_reading = not is_over.is_set()

@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 import pytest
 from support.mortal import Mortal
-from support.nightly import nightly_but
+from support.nightly import in_ci
 from support.stage_runs import NUM, TABLE, staged_plan
 from support.virtual import bundle_in, start
 
@@ -163,7 +163,7 @@ def control_of(state: CoordinatorState, number: int) -> Float32s:
     return np.concatenate(list(auxiliary_pieces(state.blobs, version, "control", layout)))
 
 
-@pytest.mark.parametrize("seed", nightly_but(range(NUM_SEEDS), range(4)))
+@pytest.mark.parametrize("seed", in_ci(range(NUM_SEEDS), range(4)))
 def test_states_are_those_after_the_last_update_that_a_version_contains(tmp_path: Path, seed: int) -> None:
     async def main() -> Outcome:
         async with asyncio.timeout(10_000.0):

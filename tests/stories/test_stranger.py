@@ -58,7 +58,7 @@ def test_a_device_built_from_the_proto_files_moves_the_next_version(host: Hosted
         assert device.report(work.assignment_id).update_state == pb.UPDATE_STATE_ACCEPTED
         # A second complete upload changes nothing.
         assert device.upload(header, payload).update_state == pb.UPDATE_STATE_ACCEPTED
-    (version,) = host.published()
+    (version,) = host.published_versions()
     assert (version.number, version.total_examples) == (1, 7)
     assert version.bytes_up_resumed == CHUNK_BYTES
     step = 2.0 ** (max(work.grid.exponents) + max(header.shifts))

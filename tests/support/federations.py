@@ -14,10 +14,10 @@ from support.peers import Peer, Place
 PUBLISHER = SigningKey(bytes(range(32)))
 NUM_DEVICES = 3
 SHAPES = {"a": (600, 500), "b": (3,)}
+"""1.2 MB an Update: a full Chunk and a partial one."""
 NUM_VALUES = 300_003
 SMALL_SHAPES = {"a": (3, 5), "b": (7,)}
-"""88 bytes, which are few compared with the database."""
-"""1.2 MB an Update: a full Chunk and a partial one."""
+"""88 bytes an Update, few compared with the database."""
 
 
 def plan(num_rounds: int = 1, num_spare: int = 0) -> Plan:
@@ -44,7 +44,7 @@ def peers(host: Place, bundle: Bundle, folder: Path, num_devices: int = NUM_DEVI
     return [Peer(host, bundle, index, folder / f"device-{index}") for index in range(num_devices)]
 
 
-def undisturbed(folder: Path, shapes: Mapping[str, tuple[int, ...]] = SHAPES) -> list[str]:
+def expected_digests(folder: Path, shapes: Mapping[str, tuple[int, ...]] = SHAPES) -> list[str]:
     """Run one Round without faults. Return the digests of its Versions."""
     host = Hosted(folder).start()
     try:
@@ -52,6 +52,6 @@ def undisturbed(folder: Path, shapes: Mapping[str, tuple[int, ...]] = SHAPES) ->
         host.start_run(plan(), bundle, PUBLISHER)
         for device in peers(host, bundle, folder):
             device.take_part()
-        return [event.version_sha256 for event in host.published()]
+        return [event.version_sha256 for event in host.published_versions()]
     finally:
         host.stop()

@@ -44,19 +44,19 @@ class Recording:
 
 
 @dataclass(frozen=True)
-class Federated:
+class FederationResult:
     """The results of fanin: the parameters after each Round, and the largest possible difference from Flower's.
 
-    ``asked`` is the input for Flower (``flower_fedavg``).
+    ``request`` is the input for Flower (``flower_fedavg``).
     """
 
     codec: str
-    asked: dict[str, object]
+    request: dict[str, object]
     parameters: list[Float32s]
     bounds: list[np.ndarray]
 
 
-def federated(folder: Path, codec: str) -> Federated:
+def run_federation(folder: Path, codec: str) -> FederationResult:
     """Run Rounds of four devices through the complete coordinator."""
     bundle = synthetic_bundle(folder / "bundle", PUBLISHER, SHAPES)
     trainers = [
@@ -77,7 +77,7 @@ def federated(folder: Path, codec: str) -> Federated:
         for number in range(1, NUM_ROUNDS + 1)
     ]
     flower_input = {"start": hexed(bundle.initial_parameters()), "rounds": rounds}
-    return Federated(codec, flower_input, parameters, _bounds(folder / str(NUM_ROUNDS), codec, parameters))
+    return FederationResult(codec, flower_input, parameters, _bounds(folder / str(NUM_ROUNDS), codec, parameters))
 
 
 def _bounds(folder: Path, codec: str, parameters: list[Float32s]) -> list[np.ndarray]:

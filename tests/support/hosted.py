@@ -95,17 +95,17 @@ class Hosted:
             operator.publish_bundle(bundle)
             return operator.start_run(run_id, plan, bundle, publisher)
 
-    def published(self, run_id: str = "run") -> list[VersionPublished]:
+    def published_versions(self, run_id: str = "run") -> list[VersionPublished]:
         """Wait until the Run rests. Return its Versions."""
         with self.operator() as operator:
-            events = [recorded.event for recorded in operator.watch(run_id)]
+            events = [entry.event for entry in operator.watch(run_id)]
         return [event for event in events if isinstance(event, VersionPublished)]
 
     def await_round(self, run_id: str, round_number: int) -> None:
         """Return when this Round has been opened. If that does not happen, wait until the test times out."""
         with self.operator() as operator:
-            for recorded in operator.watch(run_id):
-                if isinstance(recorded.event, RoundOpened) and recorded.event.round == round_number:
+            for entry in operator.watch(run_id):
+                if isinstance(entry.event, RoundOpened) and entry.event.round == round_number:
                     return
         raise AssertionError(f"run {run_id} has ended without a round {round_number}")
 

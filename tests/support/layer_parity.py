@@ -42,7 +42,7 @@ class Course:
             *shape, num_classes = copy.deepcopy(self.module)(self.xs[0]).shape
         num = len(self.xs) * int(np.prod(shape))
         self.ys = torch.arange(num).reshape(len(self.xs), *shape) * 7 % num_classes
-        self.begun: Named = {name: value.detach().numpy() for name, value in self.module.named_parameters()}
+        self.initial: Named = {name: value.detach().numpy() for name, value in self.module.named_parameters()}
         self.expected = _eager(copy.deepcopy(self.module), self.xs, self.ys)
 
     def errors(self, graph_format: str) -> dict[str, dict[str, float]]:

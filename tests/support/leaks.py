@@ -29,20 +29,20 @@ def resources_of(host: Hosted) -> Resources:
 
 
 @contextmanager
-def nothing_leaks(host: Hosted, *, left: tuple[str, ...] = ()) -> Iterator[None]:
+def nothing_leaks(host: Hosted, *, remaining: tuple[str, ...] = ()) -> Iterator[None]:
     """Check that soon after the block, the coordinator holds the same resources as before.
 
-    The files ``left`` may be in its spool until the Round ends.
+    The ``remaining`` files may be in its spool until the Round ends.
     """
     before = resources_of(host)
     yield
     until = time.monotonic() + SETTLE_S
-    while not _is_released(before, after := resources_of(host), left):
+    while not _is_released(before, after := resources_of(host), remaining):
         assert time.monotonic() < until, (before, after)
         time.sleep(0.05)
 
 
-def _is_released(before: Resources, after: Resources, left: tuple[str, ...]) -> bool:
+def _is_released(before: Resources, after: Resources, remaining: tuple[str, ...]) -> bool:
     # Fewer resources are no leak: those of an earlier test may have been released meanwhile.
     are_few = after.num_files <= before.num_files and after.num_tasks <= before.num_tasks
-    return are_few and after.spool - before.spool <= set(left)
+    return are_few and after.spool - before.spool <= set(remaining)

@@ -106,10 +106,10 @@ def app_of(name: str) -> App:
 @cache
 def bundle_of(name: str) -> Bundle:
     """Return the App's Bundle, which is exported once a process and cached in memory."""
-    return exported(app_of(name))
+    return export_bundle(app_of(name))
 
 
-def exported(app: App, formats: Sequence[str] = ("onnx",)) -> Bundle:
+def export_bundle(app: App, formats: Sequence[str] = ("onnx",)) -> Bundle:
     """Export the App. Return its Bundle in memory."""
     with tempfile.TemporaryDirectory() as folder:
         export(app, Path(folder), PUBLISHER, formats)

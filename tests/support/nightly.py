@@ -8,8 +8,8 @@ import pytest
 Case = TypeVar("Case")
 
 
-def nightly_but(cases: Iterable[Case], kept: Collection[Case]) -> list[object]:
-    """Return parameters of a test: the cases in ``kept`` run in CI, and all others are marked nightly."""
+def in_ci(cases: Iterable[Case], ci_cases: Collection[Case]) -> list[object]:
+    """Return parameters of a test: the cases in ``ci_cases`` run in CI, and all others are marked nightly."""
     cases = list(cases)
-    assert set(kept) <= set(cases), f"kept: got {set(kept) - set(cases)}, expected names of cases"
-    return [case if case in kept else pytest.param(case, marks=pytest.mark.nightly) for case in cases]
+    assert set(ci_cases) <= set(cases), f"ci_cases: got {set(ci_cases) - set(cases)}, expected names of cases"
+    return [case if case in ci_cases else pytest.param(case, marks=pytest.mark.nightly) for case in cases]

@@ -54,8 +54,8 @@ class Witness(GrpcTransport):
     ``alter`` changes a received Assignment, as a hostile coordinator could.
     """
 
-    def __init__(self, line: Connection, key: SigningKey) -> None:
-        super().__init__(line, key)
+    def __init__(self, connection: Connection, key: SigningKey) -> None:
+        super().__init__(connection, key)
         self.failures: list[str] = []
         self.alter: Callable[[m.Assignment], m.Assignment] = lambda assignment: assignment
         self.stop: Callable[[], None] = lambda: None
@@ -115,26 +115,26 @@ class Peer:
         return calls.device_id_of(self.key.public)
 
     @contextmanager
-    def line(self) -> Iterator[Connection]:
+    def connection(self) -> Iterator[Connection]:
         """Yield a new connection."""
-        line = Connection(self.host.address, self.host.ca)
+        connection = Connection(self.host.address, self.host.ca)
         try:
-            yield line
+            yield connection
         finally:
-            line.close()
+            connection.close()
 
     @contextmanager
     def transport(self) -> Iterator[GrpcTransport]:
         """Yield the production transport."""
-        with self.line() as line:
-            yield GrpcTransport(line, self.key)
+        with self.connection() as connection:
+            yield GrpcTransport(connection, self.key)
 
     def begin(self) -> None:
         """Enroll and check in. The Assignment becomes ``work``."""
         with self.transport() as transport:
             transport.enroll(self.host.device_token)
-            can = m.Capabilities(codecs=tuple(CODECS), runtimes=("synthetic 1",), graph_formats=("onnx",))
-            answer = transport.check_in(m.CheckIn(protocol=m.PROTOCOL, capabilities=can, wait_s=10.0))
+            capabilities = m.Capabilities(codecs=tuple(CODECS), runtimes=("synthetic 1",), graph_formats=("onnx",))
+            answer = transport.check_in(m.CheckIn(protocol=m.PROTOCOL, capabilities=capabilities, wait_s=10.0))
             assert isinstance(answer, m.Assigned), answer
             self.work = answer.assignment
             # The coordinator records the deadline after this answer, and before the next one.
@@ -157,9 +157,9 @@ class Peer:
         """Send exactly these parts after the header and ignore the replies meanwhile. Return all replies."""
         first = c.upload_to_proto(header).SerializeToString()
         requests = iter([first, *(c.upload_to_proto(part).SerializeToString() for part in parts)])
-        with self.line() as line:
+        with self.connection() as connection:
             call = sign(self.key, "Upload", first)
-            replies = line.stream_stream(f"{FLEET}Upload", requests, pb.UploadReply.FromString, call)
+            replies = connection.stream_stream(f"{FLEET}Upload", requests, pb.UploadReply.FromString, call)
             return [c.upload_reply_from_proto(reply) for reply in replies]
 
     def take_part(self, num_updates: int = 1) -> None:
@@ -169,8 +169,8 @@ class Peer:
 
     def give_up(self, alter: Callable[[m.Assignment], m.Assignment] | None = None) -> str:
         """Run the production client until it gives up an Assignment. Return the reason."""
-        with self.line() as line:
-            witness = Witness(line, self.key)
+        with self.connection() as connection:
+            witness = Witness(connection, self.key)
             client = self.client(witness, 1)
             witness.stop = client.stop
             witness.alter = alter or witness.alter

@@ -21,14 +21,16 @@ class Requests(Script):
         self._call("download")
         files = [self.bundle.signed.data, *(self.bundle.artifact(name) for name in self.bundle.manifest.artifacts)]
         data = {ref.sha256: piece for file in files for ref, piece in cut(file)}[download.sha256]
-        self.served[download.sha256] = self.served.get(download.sha256, 0) + len(data)
+        self.served_bytes[download.sha256] = self.served_bytes.get(download.sha256, 0) + len(data)
         yield data
 
     @property
     def graphs(self) -> set[str]:
         """Return the graphs of which a device has requested bytes."""
         artifacts = self.bundle.manifest.artifacts
-        names = {name for name, each in artifacts.items() if any(ref.sha256 in self.served for ref in each.chunks)}
+        names = {
+            name for name, each in artifacts.items() if any(ref.sha256 in self.served_bytes for ref in each.chunks)
+        }
         return names - {self.bundle.manifest.initial}
 
 

@@ -33,7 +33,9 @@ def members(habits: Sequence[Habits]) -> tuple[Member, ...]:
     )
 
 
-def told(folder: Path, plan: Plan, habits: Sequence[Habits], seed: int = 0, stops_s: tuple[float, ...] = ()) -> Outcome:
+def outcome_of(
+    folder: Path, plan: Plan, habits: Sequence[Habits], seed: int = 0, stops_s: tuple[float, ...] = ()
+) -> Outcome:
     """Play a Run, and recompute each of its Versions from the record. Return the outcome."""
     scenario = Scenario(
         plan=plan,

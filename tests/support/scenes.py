@@ -25,7 +25,7 @@ from fanin.server.storage.lanes import Lane, inline
 from support.virtual import PUBLISHER, Place, bundle_in, open_place, plan, start
 
 T = TypeVar("T")
-What = Pause | Resume | Stop | Adopt
+Action = Pause | Resume | Stop | Adopt
 
 
 @dataclass
@@ -38,7 +38,7 @@ class Scene:
     num_devices: int
     num_commands: int = 0
 
-    async def command(self, what: What, command_id: str = "") -> RunInfo:
+    async def command(self, what: Action, command_id: str = "") -> RunInfo:
         """Send a command, with a new id by default."""
         self.num_commands += 1
         command_id = command_id or f"command-{self.num_commands}"
@@ -46,13 +46,13 @@ class Scene:
 
     async def events(self) -> list[RunEvent]:
         """Return all events so far."""
-        return [recorded.event for recorded in self.place.state.runs.events("run")]
+        return [entry.event for entry in self.place.state.runs.events("run")]
 
     async def until(self, kind: type[RunEvent], number: int = 1) -> None:
         """Wait for the event with this number among those of its kind."""
         async with aclosing(self.place.runs.watch("run", 0)) as watched:
-            async for recorded in watched:
-                number -= isinstance(recorded.event, kind)
+            async for entry in watched:
+                number -= isinstance(entry.event, kind)
                 if not number:
                     return
 
@@ -105,6 +105,7 @@ def versions(events: list[RunEvent]) -> list[VersionPublished]:
     return [event for event in events if isinstance(event, VersionPublished)]
 
 
-async def finished(scene: Scene) -> None:
+async def wait_for_end(scene: Scene) -> None:
+    """Wait until the Run rests."""
     async for _ in scene.place.runs.watch("run", 0):
         pass

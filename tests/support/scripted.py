@@ -46,7 +46,7 @@ class Script:
     calls: Counter[str] = field(default_factory=Counter)
     failures: list[str] = field(default_factory=list)
     headers: list[m.UpdateHeader] = field(default_factory=list)
-    served: dict[str, int] = field(default_factory=dict)
+    served_bytes: dict[str, int] = field(default_factory=dict)
     stop: Callable[[], None] = lambda: None
 
     def enroll(self, token: str) -> str:
@@ -65,10 +65,10 @@ class Script:
         known = (self.bundle.signed.data, *(self.bundle.artifact(name) for name in names))
         data = {ref.sha256: piece for artifact in known for ref, piece in cut(artifact)}[download.sha256]
         for at in range(download.offset, len(data)):
-            if sum(self.served.values()) == self.break_at:
+            if sum(self.served_bytes.values()) == self.break_at:
                 self.break_at = -1
                 raise Unavailable("the line broke")
-            self.served[download.sha256] = self.served.get(download.sha256, 0) + 1
+            self.served_bytes[download.sha256] = self.served_bytes.get(download.sha256, 0) + 1
             yield data[at : at + 1]
 
     def upload(self, header: m.UpdateHeader, read: ReadPayload) -> m.UploadReply:
@@ -91,7 +91,7 @@ class Script:
             raise self.faults.pop(name)
 
 
-def scripted(tmp_path: Path) -> Script:
+def scripted_coordinator(tmp_path: Path) -> Script:
     """Return a coordinator with a Bundle of three parameters, whose files are under ``tmp_path``."""
     bundle = synthetic_bundle(tmp_path / "bundle", PUBLISHER, SHAPES)
     version = sign_version(

@@ -22,7 +22,7 @@ from support.virtual import SHAPES, Place, bundle_in, open_place, plan, start
 TABLE = TensorTable.of(SHAPES)
 NUM = TABLE.num_values
 FEEDBACK = m.StageSpec(name="error_feedback")
-CAN = m.Capabilities(
+CAPABILITIES = m.Capabilities(
     codecs=("fixed32",), runtimes=("scripted 1",), graph_formats=("onnx",), stages=("error_feedback", "scaffold")
 )
 
@@ -65,9 +65,11 @@ class StagedDevice:
         """A different number for each device, so a mean weighted by examples differs from a mean over devices."""
         return 10 * (ord(self.name[0]) - ord("a") + 1)
 
-    async def check_in(self, place: Place, can: m.Capabilities = CAN) -> m.CheckInAnswer:
+    async def check_in(self, place: Place, capabilities: m.Capabilities = CAPABILITIES) -> m.CheckInAnswer:
         """Check in with a short wait."""
-        return await place.coordinator.check_in(self.name, m.CheckIn(protocol=m.PROTOCOL, capabilities=can, wait_s=0.1))
+        return await place.coordinator.check_in(
+            self.name, m.CheckIn(protocol=m.PROTOCOL, capabilities=capabilities, wait_s=0.1)
+        )
 
     async def assignment(self, place: Place) -> m.Assignment:
         """Check in, and return the Assignment that the coordinator must answer with."""
@@ -84,7 +86,9 @@ class StagedDevice:
     async def send(self, place: Place, work: m.Assignment, change: Float32s) -> m.UploadReply:
         """Apply the stages to a change, and upload the Update."""
         header, payload = await self.update(place, work, change)
-        return await self.line(place).upload(header, lambda offset, size_bytes: payload[offset : offset + size_bytes])
+        return await self.transport(place).upload(
+            header, lambda offset, size_bytes: payload[offset : offset + size_bytes]
+        )
 
     async def update(self, place: Place, work: m.Assignment, change: Float32s) -> tuple[m.UpdateHeader, bytes]:
         """Apply the stages to a change. The resulting state is stored before the Update is sent."""
@@ -124,19 +128,19 @@ class StagedDevice:
         if work.version.number == work.state.lineage:
             assert not work.version.auxiliary
             return np.zeros(NUM, np.float32)
-        line, chunks = self.line(place), work.version.auxiliary["control"].chunks
-        data = b"".join([await line.download(work.assignment_id, ref.sha256) for ref in chunks])
+        transport, chunks = self.transport(place), work.version.auxiliary["control"].chunks
+        data = b"".join([await transport.download(work.assignment_id, ref.sha256) for ref in chunks])
         table, values = decode_parameters(data)
         assert table == TensorTable.of({"values": (NUM,)})
         return values
 
-    def line(self, place: Place) -> LoopbackTransport:
-        """Return the device's connection."""
+    def transport(self, place: Place) -> LoopbackTransport:
+        """Return the device's transport."""
         return LoopbackTransport(fleet=place.coordinator, device=self.name, latency_s=0.01)
 
 
 DEVICES = ("a", "b", "c")
-WANTED = staged_plan(len(DEVICES), concurrency=2)
+STAGED_PLAN = staged_plan(len(DEVICES), concurrency=2)
 """In each Round, one of three devices does not take part."""
 
 

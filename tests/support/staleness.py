@@ -19,7 +19,7 @@ from support.virtual import PUBLISHER, Place, bundle_in, open_place, start
 
 T = TypeVar("T")
 Story = Callable[[Place], Awaitable[None]]
-CAN = m.Capabilities(codecs=("fixed32",), runtimes=("synthetic 1",), graph_formats=("onnx",))
+CAPABILITIES = m.Capabilities(codecs=("fixed32",), runtimes=("synthetic 1",), graph_formats=("onnx",))
 TABLE = TensorTable.of({"a": (3, 5), "b": (7,)})
 SLOW_S = (1.0, 2.0, 7.0, 19.0)
 """Seconds of work of each of four devices. While the last one trains once, the first one could fill many Rounds."""
@@ -46,7 +46,9 @@ async def hang_up(place: Place, tasks: list[asyncio.Task[None]]) -> None:
 
 async def check_in(place: Place, device: str) -> m.CheckInAnswer:
     """Check in with a short wait."""
-    return await place.coordinator.check_in(device, m.CheckIn(protocol=m.PROTOCOL, capabilities=CAN, wait_s=0.1))
+    return await place.coordinator.check_in(
+        device, m.CheckIn(protocol=m.PROTOCOL, capabilities=CAPABILITIES, wait_s=0.1)
+    )
 
 
 async def assignment(place: Place, device: str) -> m.Assignment:
@@ -76,7 +78,7 @@ async def settle() -> None:
 
 async def watched(place: Place) -> list[VersionPublished]:
     """Wait until the Run rests. Return its Versions."""
-    events = [recorded.event async for recorded in place.runs.watch("run", 0)]
+    events = [entry.event async for entry in place.runs.watch("run", 0)]
     return [event for event in events if isinstance(event, VersionPublished)]
 
 

@@ -15,7 +15,7 @@ START = r.StartRun(run_id=RUN, plan=plan(buffer=2), version=FIRST, delegation=DE
 OPEN = RoundRecord(run_id=RUN, round=1, base_version=0, grid=(-30, -28), mark=RoundMark.OPEN, opened_at_s=10.0)
 
 
-def committed(device: str, examples: int = 10) -> CommittedUpdate:
+def committed_update(device: str, examples: int = 10) -> CommittedUpdate:
     header, _ = update(assignment(device=device), examples=examples)
     return CommittedUpdate(device_id=device, round=header.round, header=header)
 
@@ -39,7 +39,7 @@ def commit(rounds: Driven, candidate: CommittedUpdate, buffer: int) -> Verdict:
 
 
 def events(engine: Engine) -> list[tuple[int, r.RunEvent]]:
-    return [(recorded.sequence, recorded.event) for recorded in SqliteRuns(engine).events(RUN)]
+    return [(entry.sequence, entry.event) for entry in SqliteRuns(engine).events(RUN)]
 
 
 def close(rounds: Driven, *, quorum: int, round_number: int = 1) -> RoundRecord:
@@ -48,5 +48,5 @@ def close(rounds: Driven, *, quorum: int, round_number: int = 1) -> RoundRecord:
     return rounds.close(round_number, cohort=cohort, now_s=20.0)
 
 
-def published(number: int) -> r.VersionPublished:
+def published_event(number: int) -> r.VersionPublished:
     return r.VersionPublished(number=number, version_sha256=FIRST.sha256, parent=number - 1, round=number)

@@ -7,7 +7,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from support.models import exported
+from support.models import export_bundle
 from torch import Tensor, nn
 
 from fanin.edge.bundles.bundle import Bundle
@@ -147,7 +147,7 @@ def app() -> App:
 @cache
 def bundle() -> Bundle:
     """The App's Bundle in both formats."""
-    return exported(app(), ("onnx", "tflite"))
+    return export_bundle(app(), ("onnx", "tflite"))
 
 
 @pytest.mark.nightly

@@ -6,8 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from support.models import BATCH_SIZE, OTHER_SIZES, app_of, exported, samples
-from support.nightly import nightly_but
+from support.models import BATCH_SIZE, OTHER_SIZES, app_of, export_bundle, samples
+from support.nightly import in_ci
 from support.remote_runtime import runtime_of
 from support.tags import tags_app, tags_examples
 from torch.nn.functional import cross_entropy
@@ -15,11 +15,11 @@ from torch.nn.functional import cross_entropy
 from fanin.clients.data.batching import batches
 from fanin.clients.data.examples import Examples
 from fanin.edge.bundles.bundle import Bundle
-from fanin.edge.export.modules.draws import given, values_of
+from fanin.edge.export.modules.draws import fixed_draws, values_of
 from fanin.edge.runtimes.base import PaddedBatch, StepSettings
 from fanin.edge.runtimes.randomness import random_key, random_ports
 
-RUNTIMES = nightly_but(("onnx", "reference", "litert", "tflite"), ("onnx",))
+RUNTIMES = in_ci(("onnx", "reference", "litert", "tflite"), ("onnx",))
 RATE = 0.05
 KEY = random_key(1, 2, 3)
 
@@ -38,7 +38,7 @@ def eager(bundle: Bundle, epoch: list[PaddedBatch]) -> np.ndarray:
     for step, batch in enumerate(epoch):
         x, y, mask = (torch.from_numpy(part) for part in (batch.inputs["x"], batch.y, batch.mask))
         optimizer.zero_grad()
-        with given(ports, values_of(ports, KEY, step)):
+        with fixed_draws(ports, values_of(ports, KEY, step)):
             losses = cross_entropy(module(x), y.long(), reduction="none")
         ((mask * losses).sum() / mask.sum()).backward()
         optimizer.step()
@@ -65,7 +65,7 @@ def test_each_batch_size_trains_as_eager_torch(
 @pytest.mark.nightly
 def test_a_length_and_a_batch_size_choose_the_graph_together() -> None:
     app, size = replace(tags_app(), other_batch_sizes=(2,)), 2
-    bundle = exported(app).at_batch(size)
+    bundle = export_bundle(app).at_batch(size)
     epoch = list(batches(tags_examples(30, seed=7), size, np.random.default_rng(4), bundle.manifest.lengths))
     assert len({batch.y.shape for batch in epoch}) == 3
     module, step = app.module, runtime_of("onnx").open_train(bundle)

@@ -9,17 +9,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from golden.make_flower import FLOWER, TARGET, told_by_flower
-from support.flower import NUM_EXAMPLES, NUM_ROUNDS, Federated, federated
+from golden.make_flower import FLOWER, TARGET, flower_results
+from support.flower import NUM_EXAMPLES, NUM_ROUNDS, FederationResult, run_federation
 
 ORACLES = ("strategy", "function")
 CLOSE = {"fixed32": 1e-5, "int8": 0.03}
 
 
 @pytest.fixture(scope="module", params=["fixed32", "int8"])
-def federation(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Federated:
+def federation(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> FederationResult:
     """The results of fanin's Rounds with each codec."""
-    return federated(tmp_path_factory.mktemp("federated"), request.param)
+    return run_federation(tmp_path_factory.mktemp("federated"), request.param)
 
 
 def parameters(results: dict[str, list[str]], oracle: str) -> list[np.ndarray]:
@@ -28,7 +28,7 @@ def parameters(results: dict[str, list[str]], oracle: str) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize("oracle", ORACLES)
-def test_versions_are_flowers_up_to_the_grid(federation: Federated, oracle: str) -> None:
+def test_versions_are_flowers_up_to_the_grid(federation: FederationResult, oracle: str) -> None:
     results = json.loads(TARGET.read_text())
     assert results["flwr"] == FLOWER.removeprefix("flwr==")
     versions = parameters(results, oracle)
@@ -39,8 +39,8 @@ def test_versions_are_flowers_up_to_the_grid(federation: Federated, oracle: str)
         assert bound.max() < CLOSE[federation.codec] * np.abs(expected).max()
 
 
-def test_another_weighting_is_detected(federation: Federated) -> None:
-    rounds = federation.asked["rounds"]
+def test_another_weighting_is_detected(federation: FederationResult) -> None:
+    rounds = federation.request["rounds"]
     assert isinstance(rounds, list)
     changes = [np.frombuffer(bytes.fromhex(change), "<f4").astype(np.float64) for _, change in rounds[0]]
     mean = sum(count * change for count, change in zip(NUM_EXAMPLES, changes, strict=True)) / sum(NUM_EXAMPLES)
@@ -49,7 +49,7 @@ def test_another_weighting_is_detected(federation: Federated) -> None:
 
 
 @pytest.mark.nightly
-def test_the_golden_file_has_the_results_of_flower(federation: Federated, tmp_path: Path) -> None:
+def test_the_golden_file_has_the_results_of_flower(federation: FederationResult, tmp_path: Path) -> None:
     # The Updates do not depend on the codec.
-    results = json.loads(told_by_flower(tmp_path / "venv", federation.asked))
+    results = json.loads(flower_results(tmp_path / "venv", federation.request))
     assert results == json.loads(TARGET.read_text())

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from support.layer_parity import Course
 from support.layers import CASES
-from support.nightly import nightly_but
+from support.nightly import in_ci
 
 TOLERANCE = 1e-5
-FORMATS = nightly_but(("onnx", "tflite"), ("onnx",))
+FORMATS = in_ci(("onnx", "tflite"), ("onnx",))
 """TFLite's converter takes seconds a case. The graphs run in both TFLite runtimes."""
 
 
@@ -19,7 +19,7 @@ def course_of(case: str) -> Course:
     return Course(case)
 
 
-@pytest.mark.parametrize("case", nightly_but(CASES, ("attention",)))
+@pytest.mark.parametrize("case", in_ci(CASES, ("attention",)))
 @pytest.mark.parametrize("graph_format", FORMATS)
 def test_twenty_steps_end_where_eager_torch_ends(graph_format: str, case: str) -> None:
     course = course_of(case)
@@ -31,5 +31,5 @@ def test_twenty_steps_end_where_eager_torch_ends(graph_format: str, case: str) -
         if not error <= TOLERANCE
     }
     assert not failures
-    movements = [np.abs(course.expected[name] - value).max() for name, value in course.begun.items()]
+    movements = [np.abs(course.expected[name] - value).max() for name, value in course.initial.items()]
     assert np.median(movements) > 1e-3

@@ -7,7 +7,7 @@ import onnx
 import pytest
 import torch
 from support.models import app_of
-from support.nightly import nightly_but
+from support.nightly import in_ci
 from support.remote_runtime import runtime_of
 from support.tags import BATCH_SIZE, NUM_TAGS, SIZES, tags_examples
 from torch.nn.functional import cross_entropy
@@ -17,7 +17,7 @@ from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.runtimes.base import StepSettings
 from fanin.edge.runtimes.models import model_inputs
 
-RUNTIMES = nightly_but(("onnx", "reference", "litert", "tflite"), ("onnx",))
+RUNTIMES = in_ci(("onnx", "reference", "litert", "tflite"), ("onnx",))
 RATE = 0.05
 
 

@@ -8,9 +8,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from support.models import app_of, batches, exported
+from support.models import app_of, batches, export_bundle
 from support.mutants import verify_traced
-from support.nightly import nightly_but
+from support.nightly import in_ci
 from support.remote_runtime import runtime_of
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -33,7 +33,7 @@ Arrays = dict[str, npt.NDArray[np.float64]]
 @cache
 def lion_bundle(runtime: str) -> Bundle:
     recipe = Recipe(optimizer=Lion(weight_decay=1e-3))
-    return exported(replace(app_of("mlp"), recipe=recipe), (runtime_of(runtime).graph_format,))
+    return export_bundle(replace(app_of("mlp"), recipe=recipe), (runtime_of(runtime).graph_format,))
 
 
 def algorithm_2(module: nn.Module, settings: Mapping[str, float]) -> Arrays:
@@ -55,7 +55,7 @@ def algorithm_2(module: nn.Module, settings: Mapping[str, float]) -> Arrays:
 
 
 @pytest.mark.parametrize("settings", [{}, {"beta1": 0.5, "beta2": 0.9, "weight_decay": 0.5}], ids=["own", "plan"])
-@pytest.mark.parametrize("runtime", nightly_but(("onnx", "litert", "tflite"), ("onnx",)))
+@pytest.mark.parametrize("runtime", in_ci(("onnx", "litert", "tflite"), ("onnx",)))
 def test_twenty_steps_are_those_of_algorithm_2(runtime: str, settings: dict[str, float]) -> None:
     bundle = lion_bundle(runtime)
     step = runtime_of(runtime).open_train(bundle)
@@ -71,7 +71,7 @@ def test_twenty_steps_are_those_of_algorithm_2(runtime: str, settings: dict[str,
     assert np.abs(flat - bundle.initial_parameters()).mean() > RATE
 
 
-@pytest.mark.parametrize("runtime", nightly_but(("onnx", "litert", "tflite"), ("onnx",)))
+@pytest.mark.parametrize("runtime", in_ci(("onnx", "litert", "tflite"), ("onnx",)))
 def test_a_sign_of_zero_moves_nothing(runtime: str) -> None:
     bundle = lion_bundle(runtime)
     step = runtime_of(runtime).open_train(bundle)
@@ -82,7 +82,7 @@ def test_a_sign_of_zero_moves_nothing(runtime: str) -> None:
     np.testing.assert_array_equal(state.parameters, start.parameters)
 
 
-@pytest.mark.parametrize("runtime", nightly_but(("onnx", "litert"), ("onnx",)))
+@pytest.mark.parametrize("runtime", in_ci(("onnx", "litert"), ("onnx",)))
 def test_a_gradient_that_is_no_number_reaches_the_parameter(runtime: str) -> None:
     bundle = lion_bundle(runtime)
     step = runtime_of(runtime).open_train(bundle)
@@ -145,6 +145,6 @@ def test_a_large_layer_passes_although_some_signs_depend_on_rounding() -> None:
     torch.manual_seed(0)
     module = nn.Sequential(nn.Flatten(), nn.Linear(64, 1024), nn.Tanh(), nn.Linear(1024, 1024), nn.Tanh())
     module.append(nn.Linear(1024, 4))
-    bundle = exported(replace(lion_app(Lion()), module=module))
+    bundle = export_bundle(replace(lion_app(Lion()), module=module))
     assert bundle.manifest.table.num_values > 1_000_000
     assert open_runtime("onnx").open_train(bundle)

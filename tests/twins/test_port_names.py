@@ -5,7 +5,7 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from support.models import BATCH_SIZE, NUM_CLASSES, app_of, batches, exported
+from support.models import BATCH_SIZE, NUM_CLASSES, app_of, batches, export_bundle
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, relu
 
@@ -58,7 +58,7 @@ def app() -> App:
 @cache
 def bundle(graph_format: str) -> Bundle:
     """Return the App's Bundle in one format."""
-    return exported(app(), (graph_format,))
+    return export_bundle(app(), (graph_format,))
 
 
 # In CI, test_export_tflite checks the port names of a TFLite file.

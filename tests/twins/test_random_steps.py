@@ -16,7 +16,7 @@ from fanin.clients.device.models import OpenedModel
 from fanin.clients.device.training import RuntimeTrainer, training_batches
 from fanin.clients.testing import example_assignment
 from fanin.edge.bundles.bundle import Bundle
-from fanin.edge.export.modules.draws import given, values_of
+from fanin.edge.export.modules.draws import fixed_draws, values_of
 from fanin.edge.runtimes.base import PaddedBatch, StepSettings
 from fanin.edge.runtimes.randomness import random_key, random_ports
 from fanin.edge.tensors import Float32s
@@ -34,7 +34,7 @@ def eager(bundle: Bundle, epoch: list[PaddedBatch]) -> Float32s:
     for step, batch in enumerate(epoch):
         x, y, mask = (torch.from_numpy(part) for part in (batch.inputs["x"], batch.y, batch.mask))
         optimizer.zero_grad()
-        with given(ports, values_of(ports, KEY, step)):
+        with fixed_draws(ports, values_of(ports, KEY, step)):
             losses = cross_entropy(module(x), y.long(), reduction="none")
         ((mask * losses).sum() / mask.sum()).backward()
         optimizer.step()

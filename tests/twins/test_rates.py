@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from support.models import app_of, batches, exported
+from support.models import app_of, batches, export_bundle
 from torch.nn.functional import cross_entropy
 
 from fanin.edge.export import Adam, Recipe, Sgd
@@ -26,7 +26,7 @@ RATES = {"1.bias": 0.0125, "1.weight": 0.0125, "3.bias": 0.05, "3.weight": 0.2}
 def test_twenty_steps_are_those_of_parameter_groups(optimizer: Optimizer, twin: type[torch.optim.Optimizer]) -> None:
     recipe = Recipe(optimizer=optimizer, rates={"1.*": 0.25, "3.weight": 4.0}, clip_norm=0.8)
     app = replace(app_of("mlp"), recipe=recipe)
-    bundle, module, epoch = exported(app), app_of("mlp").module, list(batches(157, seed=7))
+    bundle, module, epoch = export_bundle(app), app_of("mlp").module, list(batches(157, seed=7))
     step = open_runtime("onnx").open_train(bundle)
     state = step.begin(bundle.initial_parameters())
     parameters = dict(module.named_parameters())

@@ -12,8 +12,8 @@ import onnx
 import pytest
 import torch
 from onnx import TensorProto, numpy_helper
-from support.models import BATCH_SIZE, NUM_CLASSES, Mlp, app_of, batches, exported
-from support.nightly import nightly_but
+from support.models import BATCH_SIZE, NUM_CLASSES, Mlp, app_of, batches, export_bundle
+from support.nightly import in_ci
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -30,7 +30,6 @@ NUM_SAMPLES = 157
 TOLERANCE = 1e-5
 NUM_TOKENS = 12
 LENGTH = 6
-MOMENTUM = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
 RANK = 2
 
 
@@ -97,7 +96,9 @@ class Case:
 
     module: Callable[[], nn.Module] = Mlp
     recipe: Recipe = field(default_factory=Recipe)
-    twin: Callable[[list[Tensor]], torch.optim.Optimizer] = MOMENTUM
+    twin: Callable[[list[Tensor]], torch.optim.Optimizer] = lambda parameters: torch.optim.SGD(
+        parameters, lr=0.05, momentum=0.9
+    )
     rate: float = 0.05
     loss: Callable[[Tensor, Tensor], Tensor] = label_loss
 
@@ -105,16 +106,16 @@ class Case:
 CASES = {
     "nesterov": Case(
         recipe=Recipe(optimizer=Sgd(momentum=0.8, nesterov=True, weight_decay=0.01)),
-        twin=lambda values: torch.optim.SGD(values, lr=0.05, momentum=0.8, nesterov=True, weight_decay=0.01),
+        twin=lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.8, nesterov=True, weight_decay=0.01),
     ),
     "adam": Case(
         recipe=Recipe(optimizer=Adam(weight_decay=0.01)),
-        twin=lambda values: torch.optim.Adam(values, lr=0.01, weight_decay=0.01),
+        twin=lambda parameters: torch.optim.Adam(parameters, lr=0.01, weight_decay=0.01),
         rate=0.01,
     ),
     "adamw": Case(
         recipe=Recipe(optimizer=Adam(beta2=0.99, weight_decay=0.1, decoupled=True), clip_norm=0.5),
-        twin=lambda values: torch.optim.AdamW(values, lr=0.01, betas=(0.9, 0.99), weight_decay=0.1),
+        twin=lambda parameters: torch.optim.AdamW(parameters, lr=0.01, betas=(0.9, 0.99), weight_decay=0.1),
         rate=0.01,
     ),
     "rmsprop": Case(recipe=Recipe(optimizer=RmsProp()), twin=partial(torch.optim.RMSprop, lr=0.001), rate=0.001),
@@ -122,7 +123,7 @@ CASES = {
     "outside": Case(recipe=Recipe(proximal=True, clip_norm=0.8)),
     "scaffold": Case(
         recipe=Recipe(optimizer=Sgd(momentum=0.0), clip_norm=0.8, scaffold=True),
-        twin=lambda values: torch.optim.SGD(values, lr=0.05),
+        twin=lambda parameters: torch.optim.SGD(parameters, lr=0.05),
     ),
     "batchnorm": Case(module=BatchNormed),
     "head": Case(module=BatchNormed, recipe=Recipe(trains="head")),
@@ -132,7 +133,7 @@ CASES = {
     "values": Case(
         module=lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.Tanh(), nn.Linear(16, 3)),
         recipe=Recipe(optimizer=Sgd(momentum=0.0)),
-        twin=lambda values: torch.optim.SGD(values, lr=0.05),
+        twin=lambda parameters: torch.optim.SGD(parameters, lr=0.05),
         loss=value_loss,
     ),
 }
@@ -155,7 +156,7 @@ def app_for(name: str) -> App:
 @cache
 def bundle_for(name: str) -> Bundle:
     """Return the case's Bundle, exported once."""
-    return exported(app_for(name))
+    return export_bundle(app_for(name))
 
 
 def batches_for(name: str) -> list[PaddedBatch]:
@@ -196,19 +197,17 @@ class EagerResult:
 
 
 def eager(
-    name: str,
-    proximal: tuple[float, Mapping[str, Tensor]] | None = None,
-    control: Mapping[str, Tensor] | None = None,
+    name: str, proximal: tuple[float, Mapping[str, Tensor]] | None = None, control: Mapping[str, Tensor] | None = None
 ) -> EagerResult:
     """Run the same twenty steps in torch, without the padding rows."""
     case, prepared = CASES[name], prepare(app_for(name))
-    parameters = {key: value for key, value in prepared.eager.named_parameters() if value.requires_grad}
+    module = prepared.eager
+    parameters = {key: value for key, value in module.named_parameters() if value.requires_grad}
     optimizer, losses, norms = case.twin(list(parameters.values())), [], []
     for batch in batches_for(name):
         num = int(batch.mask.sum())
         optimizer.zero_grad()
-        x, y = (torch.from_numpy(values[:num]) for values in (batch.inputs["x"], batch.y))
-        loss = case.loss(prepared.eager(x), y).mean()
+        loss = case.loss(module(torch.from_numpy(batch.inputs["x"][:num])), torch.from_numpy(batch.y[:num])).mean()
         losses.append(loss.item())
         if proximal is not None:
             weight, anchor = proximal
@@ -219,12 +218,13 @@ def eager(
         for key, tensor in (control or {}).items():
             parameters[key].grad += tensor
         optimizer.step()
-    buffers = dict(prepared.eager.named_buffers())
+    buffers = dict(module.named_buffers())
+    states = case.recipe.optimizer.states
     return EagerResult(
         values={key: (parameters.get(key, buffers.get(key))).detach().numpy() for key in prepared.parameters},
         states={
             state_port(kind, key): optimizer.state[value][torch_name].numpy()
-            for kind, torch_name in case.recipe.optimizer.states.items()
+            for kind, torch_name in states.items()
             for key, value in parameters.items()
         },
         losses=losses,
@@ -232,12 +232,12 @@ def eager(
     )
 
 
-def assert_alike(actual: Mapping[str, Float32s], expected: Mapping[str, Float32s], limit: float = TOLERANCE) -> None:
-    """Check that the names are equal, and every value within ``limit * max(1, |value|)``."""
+def assert_alike(actual: Mapping[str, Float32s], expected: Mapping[str, Float32s], bound: float = TOLERANCE) -> None:
+    """Check that the names are equal, and every value within ``bound * max(1, |value|)``."""
     assert actual.keys() == expected.keys()
     for name, value in expected.items():
         error = np.max(np.abs(actual[name] - value) / np.maximum(1.0, np.abs(value)), initial=0.0)
-        assert error <= limit, f"{name}: {error:.1e}"
+        assert error <= bound, f"{name}: {error:.1e}"
 
 
 def parameters_of(name: str, state: TrainState) -> dict[str, Float32s]:
@@ -248,10 +248,7 @@ def states_of(name: str, state: TrainState) -> dict[str, Float32s]:
     return optimizer_table(bundle_for(name).manifest).views(state.optimizer)
 
 
-@pytest.mark.parametrize(
-    "name",
-    nightly_but((name for name in CASES if name not in DIVIDING), ("adapters",)),
-)
+@pytest.mark.parametrize("name", in_ci((name for name in CASES if name not in DIVIDING), ("adapters",)))
 def test_twenty_steps_end_where_eager_torch_ends(name: str) -> None:
     (state, losses), expected = run_steps(name), eager(name)
     assert_alike(parameters_of(name, state), expected.values)
@@ -261,13 +258,13 @@ def test_twenty_steps_end_where_eager_torch_ends(name: str) -> None:
     assert np.abs(state.parameters - bundle_for(name).initial_parameters()).max() > 0.01
 
 
-@pytest.mark.parametrize("name", nightly_but(("outside", "adamw"), ("outside",)))
+@pytest.mark.parametrize("name", in_ci(("outside", "adamw"), ("outside",)))
 def test_some_gradients_are_clipped_and_some_are_not(name: str) -> None:
     norms = eager(name).norms
     assert max(norms) > CASES[name].recipe.clip_norm > min(norms)
 
 
-@pytest.mark.parametrize("name", nightly_but(DIVIDING, ("adam",)))
+@pytest.mark.parametrize("name", in_ci(DIVIDING, ("adam",)))
 def test_an_optimizer_that_divides_has_torchs_losses_and_states(name: str) -> None:
     (state, losses), expected = run_steps(name), eager(name)
     np.testing.assert_allclose(losses, expected.losses, rtol=1e-4, atol=1e-6)
@@ -292,14 +289,14 @@ def test_fedprox_pulls_towards_its_anchor() -> None:
     expected = eager("outside", proximal=(0.7, anchor))
     assert_alike(parameters_of("outside", state), expected.values)
     np.testing.assert_allclose(losses, expected.losses, rtol=1e-5, atol=1e-6)
-    free, _ = run_steps("outside")
-    assert np.linalg.norm(state.parameters - flat) < 0.9 * np.linalg.norm(free.parameters - flat)
+    free_state, _ = run_steps("outside")
+    assert np.linalg.norm(state.parameters - flat) < 0.9 * np.linalg.norm(free_state.parameters - flat)
 
 
 def test_the_default_anchor_is_the_start_of_the_step() -> None:
-    free, _ = run_steps("outside")
-    anchored, _ = run_steps("outside", StepSettings(learning_rate=0.05, proximal_weight=0.7))
-    np.testing.assert_array_equal(free.parameters, anchored.parameters)
+    free_state, _ = run_steps("outside")
+    anchored_state, _ = run_steps("outside", StepSettings(learning_rate=0.05, proximal_weight=0.7))
+    np.testing.assert_array_equal(free_state.parameters, anchored_state.parameters)
 
 
 def test_scaffolds_control_is_added_to_the_clipped_gradient() -> None:
@@ -318,15 +315,14 @@ def test_running_statistics_are_parameters_and_ignore_padding() -> None:
     assert statistics == {f"{norm}.running_{kind}" for norm in ("body.1", "norm") for kind in ("mean", "var")}
     assert not any("running" in spec.name for spec in optimizer_table(bundle.manifest).specs)
     step = open_runtime("onnx").open_train(bundle)
-    *_, short = batches_for("batchnorm")
-    noisy = replace(
-        short, inputs={"x": np.where(short.mask[:, None, None, None] > 0, short.inputs["x"], np.float32(9.0))}
-    )
+    *_, short_batch = batches_for("batchnorm")
+    inputs = {"x": np.where(short_batch.mask[:, None, None, None] > 0, short_batch.inputs["x"], np.float32(9.0))}
+    noisy_batch = replace(short_batch, inputs=inputs)
     start, settings = step.begin(bundle.initial_parameters()), StepSettings(learning_rate=0.05)
-    clean_state, noisy_state = (step(start, batch, settings)[0] for batch in (short, noisy))
+    clean_state, noisy_state = (step(start, batch, settings)[0] for batch in (short_batch, noisy_batch))
     np.testing.assert_allclose(noisy_state.parameters, clean_state.parameters, rtol=0, atol=1e-6)
     # A batch of padding changes no value.
-    state, loss = step(start, replace(short, mask=np.zeros_like(short.mask)), settings)
+    state, loss = step(start, replace(short_batch, mask=np.zeros_like(short_batch.mask)), settings)
     assert loss == 0.0
     np.testing.assert_array_equal(state.parameters, start.parameters)
 
@@ -336,15 +332,17 @@ def initializers(name: str, signature: str) -> Iterator[TensorProto]:
 
 
 @pytest.mark.parametrize("signature", ["train", "evaluate"])
-@pytest.mark.parametrize("name", nightly_but(FROZEN, ("adapters",)))
+@pytest.mark.parametrize("name", in_ci(FROZEN, ("adapters",)))
 def test_frozen_weights_are_int8_in_the_graph_and_nowhere_in_float(name: str, signature: str) -> None:
     frozen = prepare(app_for(name)).frozen
     assert frozen
     codes = [numpy_helper.to_array(row) for row in initializers(name, signature) if row.data_type == TensorProto.INT8]
-    large = [array for array in codes if array.size >= MIN_FROZEN_VALUES]
-    assert len(large) == len(frozen)
+    large_arrays = [array for array in codes if array.size >= MIN_FROZEN_VALUES]
+    assert len(large_arrays) == len(frozen)
     for weight in frozen.values():
-        assert any(array.shape == weight.codes.shape and (array == weight.codes.numpy()).all() for array in large)
+        assert any(
+            array.shape == weight.codes.shape and (array == weight.codes.numpy()).all() for array in large_arrays
+        )
     floats = [row for row in initializers(name, signature) if row.data_type != TensorProto.INT8]
     assert max(int(np.prod(row.dims)) for row in floats) < MIN_FROZEN_VALUES
 
@@ -368,21 +366,23 @@ def test_positions_without_a_token_change_nothing() -> None:
     step, evaluate = open_runtime("onnx").open_train(bundle), open_runtime("onnx").open_evaluate(bundle)
     start, settings = step.begin(bundle.initial_parameters()), StepSettings(learning_rate=0.05)
     batch = batches_for("tokens")[0]
-    silent = replace(batch, y=np.full_like(batch.y, -1))
-    state, loss = step(start, silent, settings)
+    silent_batch = replace(batch, y=np.full_like(batch.y, -1))
+    state, loss = step(start, silent_batch, settings)
     assert loss == 0.0
     np.testing.assert_array_equal(state.parameters, start.parameters)
-    assert evaluate(start.parameters, silent).loss_sum == 0.0
+    assert evaluate(start.parameters, silent_batch).loss_sum == 0.0
     # With a target at the last position only, the step differs from that with targets at other positions too.
-    last_targets = replace(silent, y=np.where(np.arange(LENGTH) == LENGTH - 1, abs(batch.y), np.int32(-1)))
+    last_targets = replace(silent_batch, y=np.where(np.arange(LENGTH) == LENGTH - 1, abs(batch.y), np.int32(-1)))
     all_targets = replace(batch, y=np.where(np.arange(LENGTH) == LENGTH - 1, abs(batch.y), batch.y))
-    last, all_ = (step(start, targets, settings)[0].parameters for targets in (last_targets, all_targets))
-    assert not np.array_equal(last, all_)
+    last_parameters, all_parameters = (
+        step(start, targets, settings)[0].parameters for targets in (last_targets, all_targets)
+    )
+    assert not np.array_equal(last_parameters, all_parameters)
     assert evaluate(start.parameters, last_targets).predicted.shape == batch.y.shape
 
 
 @pytest.mark.parametrize(
-    "name", nightly_but(("batchnorm", "adapters", "tokens", "values"), ("batchnorm", "adapters", "tokens"))
+    "name", in_ci(("batchnorm", "adapters", "tokens", "values"), ("batchnorm", "adapters", "tokens"))
 )
 def test_evaluation_is_eager_torch_in_eval_mode(name: str) -> None:
     bundle, module = bundle_for(name), prepare(app_for(name)).eager.eval()

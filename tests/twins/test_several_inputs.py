@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from support.models import PUBLISHER, app_of, exported
-from support.nightly import nightly_but
+from support.models import PUBLISHER, app_of, export_bundle
+from support.nightly import in_ci
 from support.remote_runtime import runtime_of
 from support.several import BATCH_SIZE, several_examples
 from torch import Tensor, nn
@@ -19,7 +19,7 @@ from fanin.edge.assembly.assemble import AssembledGraphs, assemble
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.export import Adapters, Recipe
 from fanin.edge.export.formats import FORMATS
-from fanin.edge.export.modules.draws import given, values_of
+from fanin.edge.export.modules.draws import fixed_draws, values_of
 from fanin.edge.export.standalone.floats import float_models
 from fanin.edge.runtimes.available import open_runtime
 from fanin.edge.runtimes.base import PaddedBatch, StepSettings
@@ -27,7 +27,7 @@ from fanin.edge.runtimes.models import run_rows
 from fanin.edge.runtimes.randomness import random_key, random_ports
 from fanin.edge.signatures import DEVICE_SIGNATURES
 
-RUNTIMES = nightly_but(("onnx", "reference", "litert", "tflite"), ("onnx",))
+RUNTIMES = in_ci(("onnx", "reference", "litert", "tflite"), ("onnx",))
 RATE = 0.05
 KEY = random_key(1, 2, 3)
 
@@ -50,7 +50,7 @@ def test_twenty_steps_and_an_evaluation_are_those_of_eager_torch(
         state, loss = step(state, batch, StepSettings(learning_rate=RATE, random_key=KEY))
         y, mask = torch.from_numpy(batch.y).long(), torch.from_numpy(batch.mask)
         optimizer.zero_grad()
-        with given(ports, values_of(ports, KEY, number)):
+        with fixed_draws(ports, values_of(ports, KEY, number)):
             expected_loss = (mask * cross_entropy(logits_of(module, batch), y, reduction="none")).sum() / mask.sum()
         expected_loss.backward()
         optimizer.step()
@@ -80,11 +80,11 @@ def test_int8_predicts_any_number_of_samples_like_torch(runtime: str, bundle_for
 )
 def test_recipes_are_verified_with_several_inputs(recipe: Recipe) -> None:
     # The export compares its graphs with eager torch.
-    bundle = exported(replace(app_of("several"), recipe=recipe))
+    bundle = export_bundle(replace(app_of("several"), recipe=recipe))
     assert [port.name for port in bundle.manifest.signatures["infer"].inputs] == ["ids", "attention_mask", "numbers"]
 
 
-@pytest.mark.parametrize("graph_format", nightly_but(("onnx", "tflite"), ("onnx",)))
+@pytest.mark.parametrize("graph_format", in_ci(("onnx", "tflite"), ("onnx",)))
 def test_a_plain_float_file_has_the_inputs_by_name(graph_format: str, bundle_for: Callable[[str, str], Bundle]) -> None:
     app, bundle = app_of("several"), bundle_for("several", FORMATS[graph_format].runtime)
     data = float_models(app, bundle, bundle.initial_parameters(), graph_format)["infer"]

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 from onnxruntime import InferenceSession
-from support.models import exported
-from support.nightly import nightly_but
+from support.models import export_bundle
+from support.nightly import in_ci
 from support.remote_runtime import runtime_of
 from torch import Tensor, nn
 from torch.nn import functional
@@ -207,14 +207,14 @@ def targets_app(name: str) -> App:
 
 @cache
 def targets_bundle(name: str, formats: tuple[str, ...]) -> Bundle:
-    return exported(targets_app(name), formats)
+    return export_bundle(targets_app(name), formats)
 
 
 IN_CI = ("segmentation", "detection", "two heads")
 RUNS = [(name, runtime) for name in CASES for runtime in ("onnx", "litert", "tflite")]
 
 
-@pytest.mark.parametrize("run", nightly_but(RUNS, [(name, "onnx") for name in IN_CI]))
+@pytest.mark.parametrize("run", in_ci(RUNS, [(name, "onnx") for name in IN_CI]))
 def test_ten_steps_are_those_of_eager_torch(run: tuple[str, str]) -> None:
     name, runtime = run
     bundle = targets_bundle(name, ("onnx",) if runtime == "onnx" else ("onnx", "tflite"))
@@ -247,7 +247,7 @@ def test_ten_steps_are_those_of_eager_torch(run: tuple[str, str]) -> None:
         np.testing.assert_allclose(sums.predicted, predictions.numpy(), rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", nightly_but(CASES, IN_CI))
+@pytest.mark.parametrize("name", in_ci(CASES, IN_CI))
 def test_a_vectorized_step_is_that_of_each_client(name: str) -> None:
     step, bundle = VectorStep(targets_app(name)), targets_bundle(name, ("onnx",))
     initial, (first, second, *_) = bundle.initial_parameters(), batches_in_order(examples_of(name), BATCH_SIZE)
@@ -318,10 +318,10 @@ def test_a_float_file_of_a_model_of_two_heads_predicts_the_first() -> None:
 )
 def test_wrong_targets_are_refused_with_a_remedy(changes: dict[str, object], message: str) -> None:
     with pytest.raises(UnsupportedModel, match=message):
-        exported(replace(targets_app("quantiles"), **changes))  # type: ignore[arg-type]  # wrong on purpose
+        export_bundle(replace(targets_app("quantiles"), **changes))  # type: ignore[arg-type]  # wrong on purpose
 
 
 @pytest.mark.parametrize("loss", [cross_entropy, lambda output, y: output["others"] - y], ids=["default", "other key"])
 def test_a_loss_that_does_not_know_several_outputs_is_refused_with_its_argument(loss: Loss) -> None:
     with pytest.raises(UnsupportedModel, match=r"a dict of the tensors at \['logits', 'others.1'\]: write loss= as"):
-        exported(replace(targets_app("inner classifier"), loss=loss))
+        export_bundle(replace(targets_app("inner classifier"), loss=loss))

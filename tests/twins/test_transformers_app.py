@@ -6,8 +6,8 @@ from types import ModuleType
 import numpy as np
 import pytest
 import torch
-from support.models import exported
-from support.nightly import nightly_but
+from support.models import export_bundle
+from support.nightly import in_ci
 
 from fanin.edge.export import App
 from fanin.edge.export.formats import FORMATS
@@ -27,7 +27,7 @@ def library() -> ModuleType:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
-@pytest.mark.parametrize("graph_format", nightly_but(FORMATS, ()))
+@pytest.mark.parametrize("graph_format", in_ci(FORMATS, ()))
 def test_an_encoder_with_an_attention_mask_is_exported(library: ModuleType, attention: str, graph_format: str) -> None:
     config = library.BertConfig(
         **SIZES, vocab_size=NUM_TOKENS, max_position_embeddings=16, num_labels=3, attn_implementation=attention
@@ -38,7 +38,7 @@ def test_an_encoder_with_an_attention_mask_is_exported(library: ModuleType, atte
     mask = (np.arange(8) < rng.integers(2, 9, (32, 1))).astype(np.int32)
     inputs = {"input_ids": ids, "attention_mask": mask}
     app = App(name="bert", module=module, calibration=inputs, batch_size=4, num_classes=3, output="logits")
-    bundle = exported(app, [graph_format])
+    bundle = export_bundle(app, [graph_format])
     assert bundle.manifest.num_tokens == {"input_ids": NUM_TOKENS}
     predict = open_runtime(FORMATS[graph_format].runtime).open_predict(bundle, bundle.initial_parameters())
     masked_inputs = inputs | {"input_ids": np.where(mask, ids, 0)}

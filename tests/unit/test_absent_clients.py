@@ -46,7 +46,7 @@ def closed_rounds(run_plan: Plan, bundle: Bundle, rotation: Rotation) -> list[Ro
         async with Federation(seed=5) as federation:
             await federation.start_run("run", run_plan, bundle, PUBLISHER)
             federation.join_rotation(rotation, bundle)
-            events = [recorded.event async for recorded in federation.watch("run")]
+            events = [entry.event async for entry in federation.watch("run")]
         return [event for event in events if isinstance(event, RoundClosed)]
 
     return run_virtual(run())

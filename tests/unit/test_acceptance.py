@@ -114,8 +114,8 @@ def test_an_update_beyond_the_buffer_is_decided_later_with_staleness(tmp_path: P
         await later.changed.wait()
         await settle()
         assert await scene.decide(updates["abc".index(device)]) == Accepted()
-        (committed,) = await scene.place.state.stores.rounds.updates("run", 2)
-        assert (committed.device_id, committed.header.round) == (device, 1)
+        (committed_update,) = await scene.place.state.stores.rounds.updates("run", 2)
+        assert (committed_update.device_id, committed_update.header.round) == (device, 1)
 
     play(tmp_path, STALE, story, slow_store)
 

@@ -8,10 +8,10 @@ import pytest
 from sqlalchemy import text
 from support.errors import raises
 from support.stage_runs import (
-    CAN,
+    CAPABILITIES,
     FEEDBACK,
     NUM,
-    WANTED,
+    STAGED_PLAN,
     StagedDevice,
     change_of,
     open_run,
@@ -56,7 +56,7 @@ def falsify(folder: Path, place: Place, auxiliary: dict[str, Artifact], number: 
 
 def test_verify_finds_a_false_auxiliary_tensor(tmp_path: Path) -> None:
     async def main() -> None:
-        place, devices = await open_run(tmp_path, WANTED), [StagedDevice("a"), StagedDevice("b")]
+        place, devices = await open_run(tmp_path, STAGED_PLAN), [StagedDevice("a"), StagedDevice("b")]
         await settle()
         for _ in range(2):
             await take_round(place, devices)
@@ -76,7 +76,7 @@ def test_verify_finds_a_false_auxiliary_tensor(tmp_path: Path) -> None:
 
 def test_verify_finds_an_auxiliary_tensor_of_a_version_from_outside(tmp_path: Path) -> None:
     async def main() -> None:
-        place, devices = await open_run(tmp_path, WANTED), [StagedDevice("a"), StagedDevice("b")]
+        place, devices = await open_run(tmp_path, STAGED_PLAN), [StagedDevice("a"), StagedDevice("b")]
         await settle()
         await take_round(place, devices)
         await roll_back(place, 1, "back")
@@ -91,7 +91,7 @@ def test_verify_finds_an_auxiliary_tensor_of_a_version_from_outside(tmp_path: Pa
 
 def test_a_damaged_auxiliary_tensor_fails_the_round_with_a_reason(tmp_path: Path) -> None:
     async def main() -> None:
-        place, devices = await open_run(tmp_path, WANTED), [StagedDevice("a"), StagedDevice("b")]
+        place, devices = await open_run(tmp_path, STAGED_PLAN), [StagedDevice("a"), StagedDevice("b")]
         await settle()
         await take_round(place, devices)
         works = [await device.assignment(place) for device in devices]
@@ -103,7 +103,7 @@ def test_a_damaged_auxiliary_tensor_fails_the_round_with_a_reason(tmp_path: Path
         path = tmp_path / "state" / "blobs" / ref.sha256[:2] / ref.sha256
         path.write_bytes(bytes(len(path.read_bytes())))
         for device, (header, payload) in zip(devices, updates, strict=True):
-            await device.line(place).upload(header, lambda first, size, data=payload: data[first : first + size])
+            await device.transport(place).upload(header, lambda first, size, data=payload: data[first : first + size])
         await settle()
         failures = [event.event for event in place.state.runs.events("run") if isinstance(event.event, RoundFailed)]
         assert [event.reason for event in failures][:1] == [
@@ -119,7 +119,7 @@ def test_a_damaged_auxiliary_tensor_fails_the_round_with_a_reason(tmp_path: Path
 
 def test_a_publication_does_not_permit_the_download_of_auxiliary_tensors(tmp_path: Path) -> None:
     async def main() -> None:
-        place, devices = await open_run(tmp_path, WANTED), [StagedDevice("a"), StagedDevice("b")]
+        place, devices = await open_run(tmp_path, STAGED_PLAN), [StagedDevice("a"), StagedDevice("b")]
         await settle()
         await take_round(place, devices)
         work = await devices[0].assignment(place)
@@ -127,11 +127,11 @@ def test_a_publication_does_not_permit_the_download_of_auxiliary_tensors(tmp_pat
         publications = place.runs.find_publications("run")
         assert publications is not None
         publication = publications.publish("c")
-        stranger = StagedDevice("c").line(place)
+        stranger = StagedDevice("c").transport(place)
         expected = f"chunk {ref.sha256[:16]!r}: not one that this assignment needs; check in again"
         with raises(NotFound, expected):
             await stranger.download(publication.download_id, ref.sha256)
-        assert await devices[0].line(place).download(work.assignment_id, ref.sha256)
+        assert await devices[0].transport(place).download(work.assignment_id, ref.sha256)
         await place.runs.stop()
 
     run_virtual(main())
@@ -139,9 +139,9 @@ def test_a_publication_does_not_permit_the_download_of_auxiliary_tensors(tmp_pat
 
 def test_a_device_without_the_stages_is_assigned_no_work(tmp_path: Path) -> None:
     async def main() -> None:
-        place = await open_run(tmp_path, WANTED)
+        place = await open_run(tmp_path, STAGED_PLAN)
         await settle()
-        answer = await StagedDevice("a").check_in(place, replace(CAN, stages=("error_feedback",)))
+        answer = await StagedDevice("a").check_in(place, replace(CAPABILITIES, stages=("error_feedback",)))
         assert answer == m.Rejected(
             reason=m.RejectReason.UNSUITABLE,
             text="stages: got ['error_feedback'], expected ['scaffold', 'error_feedback']",
@@ -149,7 +149,7 @@ def test_a_device_without_the_stages_is_assigned_no_work(tmp_path: Path) -> None
         # A device's download limit covers the parameters and the control variate together.
         limit = place.runs.driver("run").setup.download_bytes(("onnx",))
         assert limit >= 2 * 4 * NUM
-        answer = await StagedDevice("a").check_in(place, replace(CAN, max_download_bytes=limit - 1))
+        answer = await StagedDevice("a").check_in(place, replace(CAPABILITIES, max_download_bytes=limit - 1))
         assert isinstance(answer, m.Rejected)
         assert answer.text == f"download: a limit of {limit - 1} bytes, expected at least {limit}"
         await place.runs.stop()
@@ -159,10 +159,10 @@ def test_a_device_without_the_stages_is_assigned_no_work(tmp_path: Path) -> None
 
 def test_an_update_without_the_second_group_is_refused(tmp_path: Path) -> None:
     async def main() -> None:
-        place, device = await open_run(tmp_path, WANTED), StagedDevice("a")
+        place, device = await open_run(tmp_path, STAGED_PLAN), StagedDevice("a")
         await settle()
         header, payload = await device.update(place, await device.assignment(place), change_of("a", 1))
-        half_payload, connection = payload[: len(payload) // 2], device.line(place)
+        half_payload, connection = payload[: len(payload) // 2], device.transport(place)
         with raises(InvalidUpdate, "update: got 2 shifts up to 0, expected 4 up to 0"):
             await connection.upload(replace(header, shifts=(0, 0)), lambda first, size: payload[first : first + size])
         short_header = replace(header, payload=artifact_of(half_payload))
@@ -176,14 +176,16 @@ def test_an_update_without_the_second_group_is_refused(tmp_path: Path) -> None:
 
 def test_as_many_values_may_be_saturated_as_all_groups_have(tmp_path: Path) -> None:
     async def main() -> None:
-        place, device = await open_run(tmp_path, WANTED), StagedDevice("a")
+        place, device = await open_run(tmp_path, STAGED_PLAN), StagedDevice("a")
         await settle()
         header, payload = await device.update(place, await device.assignment(place), change_of("a", 1))
 
         async def send(num_saturated: int) -> m.UploadReply:
             counts = dict(header.statistics.counts) | {m.SATURATED: num_saturated}
             changed_header = replace(header, statistics=m.Statistics(counts=counts))
-            return await device.line(place).upload(changed_header, lambda first, size: payload[first : first + size])
+            return await device.transport(place).upload(
+                changed_header, lambda first, size: payload[first : first + size]
+            )
 
         with raises(InvalidUpdate, f"update: got saturated = {2 * NUM + 1}, expected at most {2 * NUM}"):
             await send(2 * NUM + 1)
@@ -207,7 +209,7 @@ def test_stages_and_bundle_that_do_not_fit_start_no_run(tmp_path: Path) -> None:
     async def main() -> None:
         place = open_place(tmp_path)
         with raises(InvalidPlan, MISSING_INPUTS):
-            await start(place.runs, bundle_in(tmp_path), WANTED)
+            await start(place.runs, bundle_in(tmp_path), STAGED_PLAN)
         with raises(InvalidPlan, UNSET_INPUTS):
             await start(place.runs, bundle_in(tmp_path / "scaffold", scaffold=True), plan(stages=(FEEDBACK,)))
         unknown_plan = plan(stages=(m.StageSpec(name="scafold"), FEEDBACK))
@@ -232,7 +234,7 @@ def test_stages_and_bundle_that_do_not_fit_start_no_run(tmp_path: Path) -> None:
 
 def test_a_version_from_outside_has_no_auxiliary_tensors(tmp_path: Path) -> None:
     async def main() -> None:
-        place, devices = await open_run(tmp_path, WANTED), [StagedDevice("a"), StagedDevice("b")]
+        place, devices = await open_run(tmp_path, STAGED_PLAN), [StagedDevice("a"), StagedDevice("b")]
         await settle()
         await take_round(place, devices)
         await place.runs.command(Command(command_id="pause", run_id="run", what=Pause()))

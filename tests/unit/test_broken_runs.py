@@ -92,7 +92,7 @@ def test_a_run_that_cannot_be_resumed_can_be_stopped(tmp_path: Path) -> None:
         for _ in range(2):
             info = await place.runs.command(Command(command_id="1", run_id="run", what=Stop()))
             assert (info.state, info.reason) == (RunState.STOPPED, f"by an operator; {REASON}")
-        assert [recorded.event for recorded in place.state.runs.events("run")][-2:] == [
+        assert [entry.event for entry in place.state.runs.events("run")][-2:] == [
             RoundFailed(round=1, reason="stopped by an operator"),
             RunRested(state=RunState.STOPPED, reason="by an operator"),
         ]

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.errors import raises
-from support.scripted import FailingTrainer, LosingRuntime, Script, Store, client_of, run, scripted
+from support.scripted import FailingTrainer, LosingRuntime, Script, Store, client_of, run, scripted_coordinator
 
 from fanin.clients.device.conditions import Conditions, ShouldContinue
 from fanin.clients.device.models import OpenedModel
@@ -36,7 +36,7 @@ from fanin.protos.errors import (
 
 @pytest.fixture
 def script(tmp_path: Path) -> Script:
-    return scripted(tmp_path)
+    return scripted_coordinator(tmp_path)
 
 
 def test_an_older_version_is_refused_before_its_parameters_are_downloaded(script: Script, tmp_path: Path) -> None:
@@ -47,7 +47,7 @@ def test_an_older_version_is_refused_before_its_parameters_are_downloaded(script
     (failure,) = script.failures
     assert "version 0 of run run: older than version 1, which this device has verified; rejected" in failure
     assert script.headers == []
-    assert not {ref.sha256 for ref in parameters.chunks} & set(script.served)
+    assert not {ref.sha256 for ref in parameters.chunks} & set(script.served_bytes)
 
 
 def test_an_update_is_accepted_and_forgotten(script: Script, tmp_path: Path) -> None:
@@ -208,7 +208,7 @@ def test_more_parameters_than_the_manifest_names_are_not_fetched(script: Script,
         f"version 0 of run run: got parameters of {oversized.size_bytes} bytes, "
         f"expected {original.size_bytes} by the bundle's manifest"
     )
-    assert set(script.served) == {ref.sha256 for ref in script.work.bundle.manifest.chunks}
+    assert set(script.served_bytes) == {ref.sha256 for ref in script.work.bundle.manifest.chunks}
 
 
 def test_bytes_are_counted_over_all_tries_of_an_assignment(script: Script, tmp_path: Path) -> None:
@@ -217,7 +217,7 @@ def test_bytes_are_counted_over_all_tries_of_an_assignment(script: Script, tmp_p
     script.break_at = total - 10
     assert run(script, tmp_path).num_accepted == 1
     (header,) = script.headers
-    assert header.telemetry.bytes_downloaded == total == sum(script.served.values())
+    assert header.telemetry.bytes_downloaded == total == sum(script.served_bytes.values())
 
 
 def test_chunks_that_were_damaged_since_the_last_start_cost_no_assignment(script: Script, tmp_path: Path) -> None:
@@ -244,7 +244,7 @@ def test_a_failed_fetch_frees_space_but_keeps_the_chunks_of_the_next_try(
     else:
         script.break_at = manifest.size_bytes + 5
         run(script, tmp_path, max_bytes=500)
-        assert set(script.served.values()) == {
+        assert set(script.served_bytes.values()) == {
             manifest.size_bytes,
             *(artifact.size_bytes for artifact in script.bundle.manifest.artifacts.values()),
         }
@@ -297,7 +297,7 @@ def test_a_training_stops_when_the_charger_is_unplugged_and_begins_again(script:
     assert (client.num_accepted, trainer.num_trainings, script.failures) == (1, 2, [])
     # The client checks in once more, only when the charger is back. It downloads nothing twice.
     assert (script.calls["check_in"], charger.num_refused) == (2, 2)
-    assert set(script.served.values()) == {
+    assert set(script.served_bytes.values()) == {
         script.work.bundle.manifest.size_bytes,
         *(artifact.size_bytes for artifact in script.bundle.manifest.artifacts.values()),
     }
@@ -310,9 +310,9 @@ def test_a_download_stops_within_one_piece_and_resumes_from_its_offset(script: S
     class UnpluggedDownload(Script):
         def download(self, download: m.Download) -> Iterator[bytes]:
             for data in super().download(download):
-                if sum(self.served.values()) == unplug_offset and not charger.num_refused:
+                if sum(self.served_bytes.values()) == unplug_offset and not charger.num_refused:
                     charger.is_plugged = False
-                assert charger.is_plugged or sum(self.served.values()) == unplug_offset
+                assert charger.is_plugged or sum(self.served_bytes.values()) == unplug_offset
                 yield data
 
     coordinator = UnpluggedDownload(bundle=script.bundle, work=script.work)
@@ -324,7 +324,7 @@ def test_a_download_stops_within_one_piece_and_resumes_from_its_offset(script: S
     total = script.work.bundle.manifest.size_bytes + sum(
         a.size_bytes for a in script.bundle.manifest.artifacts.values()
     )
-    assert header.telemetry.bytes_downloaded == sum(coordinator.served.values()) == total
+    assert header.telemetry.bytes_downloaded == sum(coordinator.served_bytes.values()) == total
 
 
 def test_an_upload_stops_before_its_next_piece_and_keeps_the_update(script: Script, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.scripted import LosingRuntime, Script, Store, scripted
+from support.scripted import LosingRuntime, Script, Store, scripted_coordinator
 from support.values import PUBLISHER
 
 from fanin.clients.device.client import Client, ClientOptions, ClientParts
@@ -25,7 +25,7 @@ from fanin.protos.errors import (
 
 @pytest.fixture
 def script(tmp_path: Path) -> Script:
-    return scripted(tmp_path)
+    return scripted_coordinator(tmp_path)
 
 
 @dataclass

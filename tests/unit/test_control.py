@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from support.errors import raises
-from support.scenes import Scene, What, finished, play, versions
+from support.scenes import Action, Scene, play, versions, wait_for_end
 from support.staleness import assignment
 from support.virtual import PUBLISHER, bundle_in, plan, start
 
@@ -34,7 +34,7 @@ from fanin.server.runs.stopping import rest_of
 
 @pytest.mark.parametrize("restarts", [False, True])
 def test_a_paused_round_waits_and_then_ends_bit_identically(tmp_path: Path, restarts: bool) -> None:
-    reference = versions(play(tmp_path / "a", finished))
+    reference = versions(play(tmp_path / "a", wait_for_end))
 
     async def story(scene: Scene) -> None:
         await asyncio.sleep(15.0)
@@ -44,7 +44,7 @@ def test_a_paused_round_waits_and_then_ends_bit_identically(tmp_path: Path, rest
         await asyncio.sleep(5000.0)
         assert len(versions(await scene.events())) <= 1
         assert (await scene.command(Resume())).state is RunState.RUNNING
-        await finished(scene)
+        await wait_for_end(scene)
 
     events = play(tmp_path / "b", story)
     assert [event.version_sha256 for event in versions(events)] == [event.version_sha256 for event in reference]
@@ -104,7 +104,7 @@ def test_a_run_paused_between_two_rounds_opens_none(tmp_path: Path) -> None:
         assert [event.number for event in versions(await scene.events())] == [1]
         assert len([event for event in await scene.events() if isinstance(event, RoundOpened)]) <= 2
         await scene.command(Resume())
-        await finished(scene)
+        await wait_for_end(scene)
         assert [event.number for event in versions(await scene.events())] == [1, 2, 3]
 
     play(tmp_path, story)
@@ -138,7 +138,7 @@ def test_a_stopped_run_continues_for_the_requested_rounds(tmp_path: Path) -> Non
         with pytest.raises(Conflict, match="is stopped; pass --rounds N to continue it"):
             await scene.command(Resume())
         await scene.command(Resume(rounds=4))
-        await finished(scene)
+        await wait_for_end(scene)
 
     events = play(tmp_path, story)
     assert [event.number for event in versions(events)] == [1, 2, 3, 4, 5]
@@ -152,12 +152,12 @@ def test_a_failed_run_tries_again_when_it_is_resumed(tmp_path: Path) -> None:
             await scene.until(RoundOpened, number)
             await asyncio.sleep(1.0)
             assert (await assignment(scene.place, f"dead-{number}")).round == number
-        await finished(scene)
+        await wait_for_end(scene)
         assert (await scene.place.runs.info("run")).state is RunState.FAILED
         scene.num_devices = 5
         await scene.restart()
         assert (await scene.command(Resume())).state is RunState.RUNNING
-        await finished(scene)
+        await wait_for_end(scene)
 
     events = play(tmp_path, story, plan(deadline_s=30.0), devices=3)
     assert len([event for event in events if isinstance(event, RoundFailed)]) == 3
@@ -171,7 +171,7 @@ def test_a_rollback_publishes_an_older_version_with_a_new_number(tmp_path: Path)
         info = await scene.command(Adopt(number=1))
         assert (info.state, info.version) == (RunState.PAUSED, 3)
         await scene.command(Resume(rounds=1))
-        await finished(scene)
+        await wait_for_end(scene)
 
     events = play(tmp_path, story)
     first, second, rollback, after = versions(events)
@@ -183,7 +183,7 @@ def test_a_rollback_publishes_an_older_version_with_a_new_number(tmp_path: Path)
 
 def test_a_version_is_promoted_to_another_run_of_its_bundle_only(tmp_path: Path) -> None:
     async def story(scene: Scene) -> None:
-        await finished(scene)
+        await wait_for_end(scene)
         runs = scene.place.runs
         await start(runs, bundle_in(tmp_path), plan(), run_id="other")
         await runs.command(Command(command_id="p", run_id="other", what=Pause()))
@@ -212,7 +212,7 @@ def test_a_repeated_command_is_executed_once_whatever_has_happened_since(tmp_pat
         assert (await scene.command(Pause(), "first")).state is RunState.RUNNING
         with raises(Conflict, "command first: the id is taken by another command; choose another"):
             await scene.command(Stop(), "first")
-        await finished(scene)
+        await wait_for_end(scene)
         await scene.command(Adopt(number=0), "third")
         assert (await scene.command(Adopt(number=0), "third")).version == 4
 
@@ -231,10 +231,10 @@ def test_a_repeated_command_is_executed_once_whatever_has_happened_since(tmp_pat
     ],
 )
 def test_an_impossible_command_changes_nothing(
-    tmp_path: Path, before: What | None, command: What, message: str
+    tmp_path: Path, before: Action | None, command: Action, message: str
 ) -> None:
     async def story(scene: Scene) -> None:
-        await finished(scene)
+        await wait_for_end(scene)
         if before is not None:
             await scene.command(before)
         state = await scene.events()

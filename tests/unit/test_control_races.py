@@ -8,8 +8,8 @@ from typing import TypeVar
 
 import pytest
 from support.errors import raises
-from support.nightly import nightly_but
-from support.scenes import Scene, finished, play, versions
+from support.nightly import in_ci
+from support.scenes import Scene, play, versions, wait_for_end
 
 from fanin.protos.control import (
     Adopt,
@@ -26,10 +26,10 @@ from fanin.protos.errors import InvalidInput
 T = TypeVar("T")
 
 
-@pytest.mark.parametrize("seed", nightly_but(range(6), range(2)))
+@pytest.mark.parametrize("seed", in_ci(range(6), range(2)))
 def test_commands_at_any_moment_leave_the_versions_of_a_run_bit_identical(tmp_path: Path, seed: int) -> None:
     """Pauses, restarts and resumptions at random times, in any phase, give the Versions of an undisturbed Run."""
-    reference = [event.version_sha256 for event in versions(play(tmp_path / "a", finished))]
+    reference = [event.version_sha256 for event in versions(play(tmp_path / "a", wait_for_end))]
 
     async def story(scene: Scene) -> None:
         rng = random.Random(seed)
@@ -40,7 +40,7 @@ def test_commands_at_any_moment_leave_the_versions_of_a_run_bit_identical(tmp_pa
             await rng.choice((lambda: scene.command(Pause()), lambda: scene.command(Resume()), scene.restart))()
         if (await scene.place.runs.info("run")).state is RunState.PAUSED:
             await scene.command(Resume())
-        await finished(scene)
+        await wait_for_end(scene)
 
     events = play(tmp_path / "b", story)
     assert [event.version_sha256 for event in versions(events)] == reference
@@ -65,7 +65,7 @@ def test_a_run_continues_after_a_round_that_was_stopped_with_pending_effects(tmp
         gate.set()
         await asyncio.sleep(1.0)
         await scene.command(Resume(rounds=2))
-        await finished(scene)
+        await wait_for_end(scene)
 
     events = play(tmp_path, story)
     assert [event.number for event in versions(events)] == [1, 2]
@@ -80,12 +80,12 @@ def test_a_command_whose_caller_failed_reaches_the_machine_when_it_is_repeated(t
         now_s = asyncio.get_running_loop().time()
         await control.resume(Command(command_id="again", run_id="run", what=Resume()), 0, now_s)
         assert (await scene.command(Resume(), "again")).state is RunState.RUNNING
-        await finished(scene)
+        await wait_for_end(scene)
 
     assert [event.number for event in versions(play(tmp_path, story))] == [1, 2, 3]
 
 
-@pytest.mark.parametrize("after_s", nightly_but((0.0, 0.01, 0.02, 0.03, 0.05, 0.08, 0.1, 1.0), (0.0, 0.03, 0.1)))
+@pytest.mark.parametrize("after_s", in_ci((0.0, 0.01, 0.02, 0.03, 0.05, 0.08, 0.1, 1.0), (0.0, 0.03, 0.1)))
 def test_rounds_that_are_requested_while_the_last_one_ends_are_run(tmp_path: Path, after_s: float) -> None:
     async def slow_store(work: Callable[[], T]) -> T:
         await asyncio.sleep(0.01)
@@ -98,7 +98,7 @@ def test_rounds_that_are_requested_while_the_last_one_ends_are_run(tmp_path: Pat
         await scene.command(Pause())
         await asyncio.sleep(after_s)
         await scene.command(Resume(rounds=2))
-        await finished(scene)
+        await wait_for_end(scene)
 
     events = play(tmp_path, story, store_lane=slow_store)
     assert [event.number for event in versions(events)] == [1, 2, 3, 4, 5]
@@ -110,7 +110,7 @@ def test_a_rollback_keeps_the_remaining_rounds(tmp_path: Path) -> None:
         await scene.command(Pause())
         await scene.command(Adopt(number=1))
         await scene.command(Resume())
-        await finished(scene)
+        await wait_for_end(scene)
 
     events = play(tmp_path, story)
     assert [event.round for event in versions(events)] == [1, 2, 0, 4]

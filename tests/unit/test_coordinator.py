@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import numpy as np
 import pytest
-from support.scenes import Scene, finished, play, versions
+from support.scenes import Scene, play, versions, wait_for_end
 from support.virtual import PUBLISHER, bundle_in, open_place, plan, start
 
 from fanin.clients.operator import next_version
@@ -232,7 +232,7 @@ def test_foreign_files_in_the_folder_do_not_stop_a_run(tmp_path: Path) -> None:
         await scene.until(VersionPublished)
         add_foreign_files()
         await scene.restart()
-        await finished(scene)
+        await wait_for_end(scene)
 
     assert len(versions(play(tmp_path, story))) == 3
     assert len(list((tmp_path / "state" / "updates").glob("run/*/.DS_Store"))) == 1
@@ -276,7 +276,7 @@ def test_a_run_survives_an_unexpected_error(tmp_path: Path) -> None:
         task = asyncio.create_task(device.run())
         await asyncio.sleep(1.7)
         reason = (await place.runs.info("run")).reason
-        events = [recorded.event async for recorded in place.runs.watch("run", 0)]
+        events = [entry.event async for entry in place.runs.watch("run", 0)]
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         assert reason == (

@@ -9,7 +9,7 @@ from support.errors import raises
 from support.models import NUM_CLASSES, app_of
 from torch import Tensor, nn
 
-from fanin.edge.export.modules.draws import FORMS, RandomDraw, given, recorded, refused
+from fanin.edge.export.modules.draws import FORMS, RandomDraw, fixed_draws, recorded, refused
 from fanin.edge.export.prepare import prepare
 from fanin.edge.export.tracing.examples import check_kept
 from fanin.edge.runtimes.randomness import RandomKind, RandomPort, random_port
@@ -50,7 +50,7 @@ def test_a_random_operator_returns_recorded_values(
     with recorded(ports):
         call()
     assert ports == [random_port(kind, 0, (4,))]
-    with given(ports, [UNIFORM if kind == "uniform" else NORMAL]):
+    with fixed_draws(ports, [UNIFORM if kind == "uniform" else NORMAL]):
         result = call()
     assert result.dtype == expected.dtype
     torch.testing.assert_close(result, expected, rtol=1e-6, atol=0)
@@ -59,10 +59,10 @@ def test_a_random_operator_returns_recorded_values(
 def test_draws_must_equal_those_of_an_earlier_pass() -> None:
     ports = [random_port("uniform", 0, (4,))]
     message = "normal values (4,), expected uniform values (4,) as in an earlier pass"
-    with raises(RandomDraw, message), given(ports, [UNIFORM]):
+    with raises(RandomDraw, message), fixed_draws(ports, [UNIFORM]):
         torch.randn(4)
     message = "uniform values (2,), expected no further draw as in an earlier pass"
-    with raises(RandomDraw, message), given(ports, [UNIFORM]):
+    with raises(RandomDraw, message), fixed_draws(ports, [UNIFORM]):
         torch.cat([torch.rand(4), torch.rand(2)])
 
 
@@ -114,9 +114,9 @@ def test_float64_draws_the_mask_of_float32() -> None:
     # 0.9 in float32 is below 0.9 in float64.
     chance = torch.tensor([0.9], dtype=torch.float64)
     port = random_port("uniform", 0, (1,))
-    with given([port], [chance.float()]):
+    with fixed_draws([port], [chance.float()]):
         assert torch.bernoulli(chance).item() == 0.0
-    with given([port], [torch.zeros(1)]):
+    with fixed_draws([port], [torch.zeros(1)]):
         assert torch.rand_like(chance).dtype == torch.float64
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from support.errors import raises
-from support.models import app_of, bundle_of, exported, samples
+from support.models import app_of, bundle_of, export_bundle, samples
 from torch import nn
 
 from fanin.clients.data.examples import Examples
@@ -275,7 +275,7 @@ def test_an_unknown_engine_and_vmap_with_processes_are_refused() -> None:
 
 def test_an_optimizer_that_counts_steps_receives_their_number() -> None:
     app: App = replace(app_of("mlp"), recipe=Recipe(optimizer=Adam()))
-    bundle, step = exported(app), VectorStep(app)
+    bundle, step = export_bundle(app), VectorStep(app)
     x, y = samples(8, seed=1)
     batch, parameters = PaddedBatch(inputs={"x": x}, y=y, mask=np.ones(8, np.float32)), bundle.initial_parameters()
     train_step = open_runtime("onnx").open_train(bundle)

@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from support.models import BATCH_SIZE, NUM_CLASSES, PUBLISHER, app_of, bundle_of, exported, samples
+from support.models import BATCH_SIZE, NUM_CLASSES, PUBLISHER, app_of, bundle_of, export_bundle, samples
 from torch import Tensor, nn
 
 from fanin.edge.bundles.bundle import open_folder
@@ -59,7 +59,7 @@ def mixed_app() -> App:
 
 @pytest.mark.nightly
 def test_a_model_of_many_layers_becomes_a_verified_bundle(mixed_app: App) -> None:
-    bundle = exported(mixed_app)
+    bundle = export_bundle(mixed_app)
     names = [spec.name for spec in bundle.manifest.table.specs]
     assert "unused" in names
     assert "stem.weight" not in names

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from support.errors import raises
-from support.models import BATCH_SIZE, NUM_CLASSES, app_of, batches, exported
+from support.models import BATCH_SIZE, NUM_CLASSES, app_of, batches, export_bundle
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -22,7 +22,7 @@ from fanin.protos.errors import UnsupportedModel
 
 def test_a_layer_with_a_single_channel_is_quantized_but_for_its_bias() -> None:
     module = nn.Sequential(nn.Conv2d(1, 1, 3, padding=1), nn.Flatten(), nn.Linear(64, NUM_CLASSES))
-    bundle = exported(replace(app_of("mlp"), module=module))
+    bundle = export_bundle(replace(app_of("mlp"), module=module))
     kinds = {(slot.parameter, slot.kind) for slot in bundle.manifest.slots["onnx"]}
     assert ("0.weight", SlotKind.WEIGHT) in kinds
     assert ("0.bias", SlotKind.FLOAT) in kinds
@@ -32,7 +32,7 @@ def test_a_layer_with_a_single_channel_is_quantized_but_for_its_bias() -> None:
 def test_a_frozen_product_is_not_rounded_on_the_way() -> None:
     """By default, onnxruntime rounds activations to 8 bits before a product with an int8 weight."""
     module = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, NUM_CLASSES))
-    bundle = exported(replace(app_of("mlp"), module=module, recipe=Recipe(trains="bias")))
+    bundle = export_bundle(replace(app_of("mlp"), module=module, recipe=Recipe(trains="bias")))
     (batch, *_) = batches(BATCH_SIZE, seed=1)
     plain = open_runtime("onnx", plain=True).open_evaluate(bundle)(bundle.initial_parameters(), batch).loss_sum
     fused = open_runtime("onnx").open_evaluate(bundle)(bundle.initial_parameters(), batch).loss_sum

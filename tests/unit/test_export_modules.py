@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from support.models import NUM_CLASSES, app_of, exported, samples
-from support.nightly import nightly_but
+from support.models import NUM_CLASSES, app_of, export_bundle, samples
+from support.nightly import in_ci
 from torch import Tensor, nn
 
 from fanin.edge.export import Adam, Adapters, Recipe, Sgd
@@ -62,7 +62,7 @@ class Operators(nn.Module):
 )
 def test_odd_modules_are_exported_and_verified(factory: Callable[[], nn.Module], recipe: Recipe) -> None:
     torch.manual_seed(7)
-    bundle = exported(replace(app_of("mlp"), name="odd", module=factory(), recipe=recipe))
+    bundle = export_bundle(replace(app_of("mlp"), name="odd", module=factory(), recipe=recipe))
     names = {spec.name for spec in bundle.manifest.table.specs}
     assert not any("again" in name or name == "tied.weight" for name in names)
     derived = bundle.manifest.derived
@@ -70,10 +70,10 @@ def test_odd_modules_are_exported_and_verified(factory: Callable[[], nn.Module],
     assert origins - set(derived.constants) == {name for name in names if not name.startswith("unused")}
 
 
-@pytest.mark.parametrize("batch_size", nightly_but((1, 2), (1,)))
+@pytest.mark.parametrize("batch_size", in_ci((1, 2), (1,)))
 def test_a_batch_may_be_small(batch_size: int) -> None:
     module = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(144, NUM_CLASSES))
-    bundle = exported(replace(app_of("mlp"), name="small", module=module, batch_size=batch_size))
+    bundle = export_bundle(replace(app_of("mlp"), name="small", module=module, batch_size=batch_size))
     predict = open_runtime("onnx").open_predict(bundle, bundle.initial_parameters())
     assert predict({"x": samples(3, seed=1)[0]}).shape == (3, NUM_CLASSES)
 

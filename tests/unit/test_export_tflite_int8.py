@@ -12,7 +12,7 @@ import pytest
 import torch
 from ai_edge_litert import schema_py_generated as schema
 from support.layers import Normed
-from support.nightly import nightly_but
+from support.nightly import in_ci
 from support.remote_runtime import runtime_of
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -226,7 +226,7 @@ CI_CASES = ("plain", "odd", "tokens", "norm", "adapters")
 """Cases that CI converts. The nightly suite converts all."""
 
 
-@pytest.mark.parametrize("name", nightly_but(CASES, ("plain",)))
+@pytest.mark.parametrize("name", in_ci(CASES, ("plain",)))
 def test_a_filled_file_is_bit_identical_to_a_new_one(name: str) -> None:
     files = files_of(name)
     built_files = [files.build(parameters) for parameters in (files.first, files.second)]
@@ -237,7 +237,7 @@ def test_a_filled_file_is_bit_identical_to_a_new_one(name: str) -> None:
     assert emptied(built_files[1]) == files.empty
 
 
-@pytest.mark.parametrize("name", nightly_but(("plain", "odd", "tokens", "norm", "bias", "shaped"), ("plain",)))
+@pytest.mark.parametrize("name", in_ci(("plain", "odd", "tokens", "norm", "bias", "shaped"), ("plain",)))
 @pytest.mark.parametrize("runtime", ["litert", "tflite"])
 def test_logits_of_every_version_equal_those_of_a_new_file_and_are_close_to_torch(name: str, runtime: str) -> None:
     files = files_of(name)
@@ -292,7 +292,7 @@ def test_frozen_products_are_int8_next_to_float_adapters() -> None:
     assert products == {False: 5, True: 10}
 
 
-@pytest.mark.parametrize("name", nightly_but(CASES, CI_CASES))
+@pytest.mark.parametrize("name", in_ci(CASES, CI_CASES))
 def test_slots_do_not_overlap_within_the_file(name: str) -> None:
     int8_file = files_of(name).empty
     sizes = {SlotKind.WEIGHT: 1}
@@ -307,7 +307,7 @@ def test_slots_do_not_overlap_within_the_file(name: str) -> None:
     assert origins == set(files_of(name).first) | origins & set(derived.constants)
 
 
-@pytest.mark.parametrize("name", nightly_but(("norm", "bias"), ("norm",)))
+@pytest.mark.parametrize("name", in_ci(("norm", "bias"), ("norm",)))
 def test_no_product_next_to_a_norm_is_float(name: str) -> None:
     products = Counter(any(floats) for kind, floats in files_of(name).rows() if "CONV" in kind or "FULLY" in kind)
     assert products == {False: 5}
@@ -345,7 +345,7 @@ def test_a_product_that_is_constant_over_the_calibration_data_stays_float() -> N
     assert kinds == {SlotKind.BIAS, SlotKind.BIAS_SCALE, SlotKind.FLOAT}
 
 
-@pytest.mark.parametrize("name", nightly_but(CASES, CI_CASES))
+@pytest.mark.parametrize("name", in_ci(CASES, CI_CASES))
 def test_every_runtime_has_the_operators(name: str) -> None:
     model = schema.ModelT.InitFromPackedBuf(files_of(name).empty.data)
     names = {code: key for key, code in vars(schema.BuiltinOperator).items() if not key.startswith("_")}

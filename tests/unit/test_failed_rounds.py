@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.scenes import Scene, finished, play, versions
+from support.scenes import Scene, play, versions, wait_for_end
 from support.staleness import send, settle
 from support.virtual import Place, bundle_in, open_place, place_over, plan, start
 
@@ -75,7 +75,7 @@ def test_a_damaged_update_fails_its_round_and_the_next_one_publishes_the_version
         await scene.until(RoundFailed)
         # The failure is recorded, so a restart does not reopen the Round.
         await scene.restart()
-        await finished(scene)
+        await wait_for_end(scene)
 
     run_events = play(tmp_path, story, plan(max_rounds=1), devices=0)
     failure = RoundFailed(round=1, reason=f"the update of device a is damaged on the coordinator's disk; {SEE_LOG}")

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support.layers import Normed
-from support.nightly import nightly_but
+from support.nightly import in_ci
 from torch import nn
 from torch.nn.utils import fusion
 
@@ -129,7 +129,7 @@ def test_the_folded_product_is_the_norm_of_the_product(
     assert np.all(np.abs(result["w"].astype(np.float64) * x + result["b"] - expected) <= 1e-6 * size + 1e-30)
 
 
-@pytest.mark.parametrize("name", nightly_but(RECIPES, ("kept", "bias")))
+@pytest.mark.parametrize("name", in_ci(RECIPES, ("kept", "bias")))
 def test_only_a_norm_with_no_product_before_it_remains(name: str) -> None:
     graph = case_of(name).infer.traced.program.graph
     assert Counter(str(node.target) for node in graph.nodes)["aten.batch_norm.default"] == 1
@@ -137,7 +137,7 @@ def test_only_a_norm_with_no_product_before_it_remains(name: str) -> None:
     assert types["BatchNormalization"] == 1
 
 
-@pytest.mark.parametrize("name", nightly_but(RECIPES, ("kept", "bias")))
+@pytest.mark.parametrize("name", in_ci(RECIPES, ("kept", "bias")))
 def test_the_int8_graph_of_each_version_is_close_to_torch(name: str) -> None:
     case = case_of(name)
     module = Normed()

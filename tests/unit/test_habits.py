@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.scenarios import CALM, PATIENT_S, told
+from support.scenarios import CALM, PATIENT_S, outcome_of
 from support.virtual import plan
 
 from fanin.clients.testing import Habits, Lie
@@ -24,9 +24,9 @@ REFUSED = {
 @pytest.mark.parametrize("lie", list(Lie), ids=lambda lie: lie.name.lower())
 def test_a_liar_is_refused_and_changes_nothing(tmp_path: Path, lie: Lie) -> None:
     run_plan = plan(deadline_s=PATIENT_S, max_rounds=3)
-    honest = told(tmp_path / "honest", run_plan, [CALM] * 4)
+    honest = outcome_of(tmp_path / "honest", run_plan, [CALM] * 4)
     liar = replace(CALM, lie=0.6, lies=(lie,))
-    outcome = told(tmp_path / "liar", run_plan, [CALM, CALM, CALM, liar], seed=3)
+    outcome = outcome_of(tmp_path / "liar", run_plan, [CALM, CALM, CALM, liar], seed=3)
     assert outcome.digests == honest.digests
     messages = [entry.what for entry in outcome.log if entry.who == "device-3"]
     assert f"lies: {lie.value}" in messages
@@ -40,7 +40,7 @@ def test_a_liar_is_refused_and_changes_nothing(tmp_path: Path, lie: Lie) -> None
 
 
 def test_a_connection_breaks_before_within_and_after_a_call(tmp_path: Path) -> None:
-    outcome = told(tmp_path, plan(deadline_s=PATIENT_S), [replace(CALM, cut=0.4, piece_s=1.0)] * 4, seed=2)
+    outcome = outcome_of(tmp_path, plan(deadline_s=PATIENT_S), [replace(CALM, cut=0.4, piece_s=1.0)] * 4, seed=2)
     broken = {entry.what for entry in outcome.log if entry.what.startswith("the line broke")}
     expected = {
         f"the line broke: {call}, {moment}" for call in ("check-in", "upload") for moment in ("before", "after")
@@ -50,11 +50,11 @@ def test_a_connection_breaks_before_within_and_after_a_call(tmp_path: Path) -> N
 
 def test_a_device_that_leaves_comes_back_with_its_cache(tmp_path: Path) -> None:
     leaver = replace(CALM, stay_s=60.0, away_s=(5.0, 6.0), work_s=(20.0, 40.0))
-    outcome = told(tmp_path, plan(deadline_s=PATIENT_S), [CALM, CALM, CALM, leaver], seed=4)
+    outcome = outcome_of(tmp_path, plan(deadline_s=PATIENT_S), [CALM, CALM, CALM, leaver], seed=4)
     messages = [entry.what for entry in outcome.log if entry.who == "device-3"]
     assert "is back" in messages
     # The Bundle's graph and Version 0 once, then one Version a Round. No cached Chunk was downloaded again.
-    calm = told(tmp_path / "calm", plan(deadline_s=PATIENT_S), [CALM] * 4, seed=4)
+    calm = outcome_of(tmp_path / "calm", plan(deadline_s=PATIENT_S), [CALM] * 4, seed=4)
     assert sum(version.bytes_down for version in outcome.versions) <= sum(
         version.bytes_down for version in calm.versions
     )
@@ -63,7 +63,7 @@ def test_a_device_that_leaves_comes_back_with_its_cache(tmp_path: Path) -> None:
 def test_lost_devices_stay_away_and_a_quorum_continues(tmp_path: Path) -> None:
     run_plan = plan(quorum=2, deadline_s=500.0, max_rounds=2)
     lost = replace(CALM, stay_s=1.0, lost=1.0)
-    outcome = told(tmp_path, run_plan, [CALM, CALM, lost, lost])
+    outcome = outcome_of(tmp_path, run_plan, [CALM, CALM, lost, lost])
     assert {entry.who for entry in outcome.log if entry.what == "is gone for good"} == {"device-2", "device-3"}
     closings = [record.event for record in outcome.events if isinstance(record.event, RoundClosed)]
     assert [set(event.accepted) for event in closings] == [{"device-0", "device-1"}] * 2

@@ -92,7 +92,7 @@ def test_a_tensor_is_the_only_input_x(module: nn.Module, calibration: object) ->
         ((IDS, MASK, [[1.0]] * 16), r"numbers: got list, expected one tensor"),
     ],
 )
-def test_wrong_inputs_are_one_error(calibration: object, message: str) -> None:
+def test_wrong_inputs_raise_one_error(calibration: object, message: str) -> None:
     with pytest.raises(UnsupportedModel, match=f"App several: calibration data.*{message}"):
         replace(several_app(), calibration=calibration)
 
@@ -142,7 +142,7 @@ def test_wrong_inputs_are_one_error(calibration: object, message: str) -> None:
         ),
     ],
 )
-def test_a_wrong_part_of_an_app_of_several_inputs_is_one_error(change: dict[str, object], message: str) -> None:
+def test_a_wrong_part_of_an_app_of_several_inputs_raises_one_error(change: dict[str, object], message: str) -> None:
     with pytest.raises(UnsupportedModel, match=f"App several.*{message}"):
         example_batch(prepare(replace(several_app(), **change)))
 

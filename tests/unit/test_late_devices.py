@@ -5,7 +5,7 @@ import random
 from pathlib import Path
 
 import pytest
-from support.scenes import Scene, finished, play, versions
+from support.scenes import Scene, play, versions, wait_for_end
 from support.staleness import assignment, check_in, send, settle
 from support.virtual import PUBLISHER, bundle_in, open_place, plan, start
 
@@ -29,7 +29,7 @@ def test_a_run_continues_as_soon_as_its_second_device_connects(tmp_path: Path, r
             transport, SyntheticTrainer(partition=9), (PUBLISHER.public,), random.Random(9), lambda _: 10.0
         )
         scene.tasks.append(asyncio.create_task(late.run()))
-        await finished(scene)
+        await wait_for_end(scene)
         assert (await scene.place.runs.info("run")).state is RunState.FINISHED
 
     events = play(tmp_path, story, TWO, devices=1)

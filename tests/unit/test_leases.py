@@ -10,7 +10,7 @@ import pytest
 from support.errors import raises
 from support.snapshot import snapshot
 from support.staleness import assignment, send, settle
-from support.stored import FIRST, OPEN, START, Driven, close, commit, committed, published
+from support.stored import FIRST, OPEN, START, Driven, close, commit, committed_update, published_event
 from support.values import RUN, version
 from support.virtual import Place, bundle_in, open_place, plan, start
 
@@ -30,7 +30,7 @@ WRITES: dict[str, Callable[[Driven], object]] = {
     "set_deadline": lambda driver: driver.set_deadline(1, 70.0, 10.0),
     "close": lambda driver: close(driver, quorum=1),
     "publish": lambda driver: driver.publish(
-        version(parent=FIRST), published(1), next_grid=(1, 2), outer_state={}, now_s=30.0
+        version(parent=FIRST), published_event(1), next_grid=(1, 2), outer_state={}, now_s=30.0
     ),
     "fail": lambda driver: driver.fail(1, reason="damaged", now_s=20.0),
     "rest": lambda driver: driver.rest(RunRested(state=RunState.FAILED, reason="no"), 20.0, next_sequence=99),
@@ -44,7 +44,7 @@ def two_drivers(folder: Path) -> Iterator[tuple[Driven, Driven]]:
     SqliteRuns(engines[0]).add_run(START, 5.0)
     older = Driven(engines[0])
     older.open(OPEN)
-    commit(older, committed("a"), 9)
+    commit(older, committed_update("a"), 9)
     yield older, Driven(engines[1])
     for engine in engines:
         engine.dispose()
@@ -67,11 +67,12 @@ def test_a_write_of_the_older_driver_is_refused_and_changes_nothing(tmp_path: Pa
 def test_an_update_of_the_older_driver_is_refused_and_one_of_another_run_is_not(tmp_path: Path) -> None:
     with two_drivers(tmp_path) as (older, newer):
         updates = [
-            Candidate(update=committed(name), buffer=9, lease=one.lease) for name, one in (("b", older), ("c", newer))
+            Candidate(update=committed_update(name), buffer=9, lease=one.lease)
+            for name, one in (("b", older), ("c", newer))
         ]
         refusal, accepted = commit_all(newer._engine, updates)
         assert isinstance(refusal, Superseded)
-        assert accepted == committed("c")
+        assert accepted == committed_update("c")
         assert [update.device_id for update in newer.updates(RUN, 1)] == ["a", "c"]
 
 

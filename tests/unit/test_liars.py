@@ -146,7 +146,7 @@ def aggregates(rule: Rule | ColumnRule, liar_examples: int, lie: dict[str, int])
         )
         return Submission(update=update, read=lambda first, last: encoded[first:last])
 
-    aggregate = SetFold(rule, LAYOUT.whole, [0, 0], submission).complete([str(number) for number in range(10)])
+    aggregate = SetFold(rule, LAYOUT.total_table, [0, 0], submission).complete([str(number) for number in range(10)])
     return {group.name: float(aggregate.part(*LAYOUT.span(group.name))[0]) for group in LAYOUT.groups}
 
 

@@ -13,7 +13,7 @@ SEEDS = st.integers(0, 1000)
 
 
 @given(seed=SEEDS, num=st.integers(1, 6), classes=st.integers(2, 9), spread=st.sampled_from([1.0, 100.0]))
-def test_cross_entropy_is_torchs(seed: int, num: int, classes: int, spread: float) -> None:
+def test_cross_entropy_equals_torch(seed: int, num: int, classes: int, spread: float) -> None:
     torch.manual_seed(seed)
     logits = (spread * torch.randn(num, classes, dtype=torch.float64)).requires_grad_()
     labels = torch.randint(classes, (num,))
@@ -43,7 +43,7 @@ def test_next_token_is_the_mean_over_the_places_that_have_one(seed: int, num: in
 
 
 @given(seed=SEEDS, shape=st.lists(st.integers(1, 4), min_size=2, max_size=4))
-def test_squared_error_is_torchs(seed: int, shape: list[int]) -> None:
+def test_squared_error_equals_torch(seed: int, shape: list[int]) -> None:
     torch.manual_seed(seed)
     values, targets = torch.randn(2, *shape, dtype=torch.float64)
     expected = nn.functional.mse_loss(values, targets, reduction="none").reshape(len(values), -1).mean(dim=1)

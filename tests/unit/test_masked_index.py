@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support.models import exported
+from support.models import export_bundle
 from torch import Tensor, nn
 
 from fanin.edge.export import App
@@ -44,7 +44,7 @@ def app_of(module: nn.Module) -> App:
 @pytest.mark.nightly
 def test_values_are_put_where_a_mask_is_true() -> None:
     # The export compares its graphs with eager torch.
-    assert set(exported(app_of(Silenced()), ("tflite",)).manifest.slots) == {"tflite"}
+    assert set(export_bundle(app_of(Silenced()), ("tflite",)).manifest.slots) == {"tflite"}
 
 
 def test_a_selection_by_a_mask_is_refused_with_its_line() -> None:
@@ -54,4 +54,4 @@ def test_a_selection_by_a_mask_is_refused_with_its_line() -> None:
     assert "an index of true and false at test_masked_index.py:36 has no form" in finding.reason
     assert "use index_select; or export without" in finding.advice
     with pytest.raises(UnsupportedModel, match=r"test_masked_index.py:36 has no form, expected an index of whole numb"):
-        exported(app, ("tflite",))
+        export_bundle(app, ("tflite",))

@@ -146,25 +146,25 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     ),
     *(
         (
-            lambda key=key: replace(CAN, **{key: ("x",) * 17}),
+            lambda key=key: replace(CAPABILITIES, **{key: ("x",) * 17}),
             f"capabilities: got 17 {key}, expected at most 16",
         )
         for key in ("codecs", "runtimes", "graph_formats")
     ),
     *(
         (
-            lambda entry=entry: replace(CAN, runtimes=(entry,)),
+            lambda entry=entry: replace(CAPABILITIES, runtimes=(entry,)),
             f"capabilities: got {entry[:128]!r} among runtimes, expected 1 to 128 printable characters",
         )
         for entry in ("", "x" * 129, "a\nb", "a\0b")
     ),
     (lambda: replace(HEADER, assignment_id="a/b"), f"update: assignment: got 'a/b', {NAME_RULE}"),
     (
-        lambda: m.CheckIn(protocol=1, capabilities=CAN, wait_s=float("nan")),
+        lambda: m.CheckIn(protocol=1, capabilities=CAPABILITIES, wait_s=float("nan")),
         "check-in: got wait_s nan, expected a finite number of at least 0",
     ),
     (
-        lambda: m.CheckIn(protocol=1, capabilities=CAN, wait_s=-1.0),
+        lambda: m.CheckIn(protocol=1, capabilities=CAPABILITIES, wait_s=-1.0),
         "check-in: got wait_s -1.0, expected a finite number of at least 0",
     ),
     (
@@ -195,7 +195,7 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
         f"telemetry: got bytes_downloaded {m.MAX_COUNT + 1}, expected at least 0 and at most {m.MAX_COUNT}",
     ),
 ]
-CAN = m.Capabilities(codecs=("fixed32",), runtimes=(), graph_formats=("onnx",))
+CAPABILITIES = m.Capabilities(codecs=("fixed32",), runtimes=(), graph_formats=("onnx",))
 
 
 @pytest.mark.parametrize(("make", "text"), REFUSED, ids=[text for _, text in REFUSED])
@@ -205,7 +205,7 @@ def test_a_value_that_breaks_a_rule_is_never_created(make: Callable[[], object],
 
 
 def test_a_runtime_is_named_with_its_version() -> None:
-    assert replace(CAN, runtimes=("onnxruntime 1.31.1",) * 16).runtimes[0] == "onnxruntime 1.31.1"
+    assert replace(CAPABILITIES, runtimes=("onnxruntime 1.31.1",) * 16).runtimes[0] == "onnxruntime 1.31.1"
 
 
 def test_a_versions_name_is_the_digest_of_its_parameters() -> None:

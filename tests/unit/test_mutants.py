@@ -10,7 +10,7 @@ import pytest
 from house.tree import ROOT
 from support.mutant_forms import MODELS, form_mutants, verify_forms
 from support.mutants import EQUIVALENT, Mutant, loss_mutants, optimizer_mutants, outcome_of
-from support.nightly import nightly_but
+from support.nightly import in_ci
 
 from fanin.edge.export.formats import FORMATS
 
@@ -31,7 +31,7 @@ CI_MUTANTS = [
 APPS = {mutant.part: mutant for mutant in PLAIN.values()}
 
 
-@pytest.mark.parametrize("name", nightly_but(MUTANTS, CI_MUTANTS))
+@pytest.mark.parametrize("name", in_ci(MUTANTS, CI_MUTANTS))
 def test_a_mutant_is_refused(name: str) -> None:
     error = outcome_of(MUTANTS[name]).error
     assert "torch's" in error if name not in EQUIVALENT else not error
@@ -41,7 +41,7 @@ def test_equivalent_mutants_are_mutants() -> None:
     assert set(EQUIVALENT) <= set(MUTANTS)
 
 
-@pytest.mark.parametrize("part", nightly_but(APPS, ["adam: value", "cross_entropy"]))
+@pytest.mark.parametrize("part", in_ci(APPS, ["adam: value", "cross_entropy"]))
 def test_the_true_part_of_a_mutant_passes(part: str) -> None:
     mutant: Mutant = APPS[part]
     mutant.verify_true()

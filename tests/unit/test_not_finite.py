@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from support.models import exported
+from support.models import export_bundle
 from torch import Tensor, nn
 
 from fanin.edge.export import App
@@ -85,7 +85,7 @@ def test_each_calibration_sample_is_checked() -> None:
 def test_a_gradient_that_is_not_finite_in_torch_names_the_line_and_no_defect_of_the_export() -> None:
     place = r"of module body \(Linear\) is not finite in torch either: module inner \(Steep\) at test_not_finite.py:51"
     with pytest.raises(UnsupportedModel, match=rf"{place} returns infinity, expected finite gradients; keep"):
-        exported(app(Model(Steep())))
+        export_bundle(app(Model(Steep())))
 
 
 def test_values_too_large_for_int8_name_the_module_that_receives_them() -> None:

@@ -84,7 +84,7 @@ def close(
     num_steps=st.integers(1, 20),
     seed=st.integers(0, 1000),
 )
-def test_every_step_is_torchs(optimizer: Optimizer, rate: float, num_steps: int, seed: int) -> None:
+def test_every_step_equals_torch(optimizer: Optimizer, rate: float, num_steps: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     start, *gradients = torch.randn(num_steps + 1, 5, dtype=torch.float64, generator=generator)
     close(ours(optimizer, start, gradients, rate), theirs(optimizer, start, gradients, rate), **CLOSE)
@@ -137,7 +137,7 @@ def test_a_gradient_that_is_always_zero_moves_nothing() -> None:
 @given(
     max_norm=st.floats(1e-3, 1e3), sizes=st.lists(st.integers(1, 4), min_size=1, max_size=4), power=st.integers(-6, 6)
 )
-def test_clipping_is_torchs(max_norm: float, sizes: list[int], power: int) -> None:
+def test_clipping_equals_torch(max_norm: float, sizes: list[int], power: int) -> None:
     generator = torch.Generator().manual_seed(sum(sizes))
     gradients = {
         str(index): 10.0**power * torch.randn(size, dtype=torch.float64, generator=generator)

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from support.models import app_of, exported
-from support.nightly import nightly_but
+from support.models import app_of, export_bundle
+from support.nightly import in_ci
 from torch import Tensor, nn
 
 from fanin.edge.export import App, check_app, check_decomposition
@@ -68,7 +68,7 @@ def test_an_own_form_takes_precedence_and_a_wrong_one_is_not_exported() -> None:
     )
     forms = {aten.threshold_backward.default: doubled}
     with pytest.raises(UnsupportedModel, match=error):
-        exported(with_forms({**forms}))
+        export_bundle(with_forms({**forms}))
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -78,7 +78,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 def test_a_form_of_an_operator_that_torch_composes_of_others_is_exported() -> None:
     # In a graph with a dynamic batch size, torch would call the form to compute the operator's own result.
-    assert exported(with_forms({aten.linear.default: linear})).manifest.slots
+    assert export_bundle(with_forms({aten.linear.default: linear})).manifest.slots
 
 
 def test_the_contract_compares_values_and_gradients() -> None:
@@ -150,7 +150,7 @@ def with_constants(x: Tensor, other: Tensor) -> Tensor:
     )
 
 
-@pytest.mark.parametrize("graph_format", nightly_but(("onnx", "tflite"), ("onnx",)))
+@pytest.mark.parametrize("graph_format", in_ci(("onnx", "tflite"), ("onnx",)))
 def test_a_form_may_have_constant_tensors(graph_format: str) -> None:
     torch.manual_seed(0)
     app = App(
@@ -162,7 +162,7 @@ def test_a_form_may_have_constant_tensors(graph_format: str) -> None:
         decompositions={HYPOT: with_constants},
     )
     # The export compares its graphs with eager torch.
-    assert set(exported(app, (graph_format,)).manifest.slots) == {graph_format}
+    assert set(export_bundle(app, (graph_format,)).manifest.slots) == {graph_format}
     check_decomposition(HYPOT, with_constants, [(torch.ones(3), torch.arange(3.0))])
 
 
@@ -269,13 +269,13 @@ def test_the_contract_and_the_export_refuse_a_form_alike(form: Callable[..., obj
     with pytest.raises(UnsupportedModel, match=expected):
         check_decomposition(LGAMMA, form, [(torch.rand(4, 8) + 1.0,)])
     with pytest.raises(UnsupportedModel, match=expected):
-        exported(gamma_app(form, digamma=digamma))
+        export_bundle(gamma_app(form, digamma=digamma))
 
 
 def test_forms_that_call_each_other_are_refused() -> None:
     app = gamma_app(lambda x: torch.digamma(x), digamma=lambda x: torch.lgamma(x))
     with pytest.raises(UnsupportedModel, match="the function calls its own operator, or another form that does"):
-        exported(app)
+        export_bundle(app)
 
 
 def test_a_small_part_of_a_large_constant_is_a_constant() -> None:
@@ -283,7 +283,7 @@ def test_a_small_part_of_a_large_constant_is_a_constant() -> None:
         return lgamma(x) * LARGE[:1] * float(LARGE.mean())
 
     check_decomposition(LGAMMA, form, [(torch.rand(4, 8) + 1.0,)])
-    exported(gamma_app(form, digamma=digamma))
+    export_bundle(gamma_app(form, digamma=digamma))
 
 
 @pytest.mark.parametrize(

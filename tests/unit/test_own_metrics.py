@@ -219,7 +219,7 @@ def test_a_graph_keeps_the_contract_of_a_metric(tmp_path: Path) -> None:
     assert METRICS["macro_f1"].function(labels, labels) == 1.0
 
 
-def test_a_graph_that_is_no_metric_is_one_error(tmp_path: Path) -> None:
+def test_a_graph_that_is_no_metric_raises_one_error(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=r"none\.onnx cannot be read \(No such file or directory\); name an ONNX"):
         graph_metric(tmp_path / "none.onnx")
     (tmp_path / "bad.onnx").write_bytes(b"no graph")

@@ -211,12 +211,12 @@ WIDE = (
         ),
     ],
 )
-def test_an_impossible_partition_is_one_error(num_clients: int, by: Partitioner, error: str) -> None:
+def test_an_impossible_partition_raises_one_error(num_clients: int, by: Partitioner, error: str) -> None:
     with raises(InvalidInput, error):
         partition(labelled(), num_clients, by)
 
 
-def test_an_option_of_another_type_is_one_error() -> None:
+def test_an_option_of_another_type_raises_one_error() -> None:
     with raises(InvalidInput, "partition: dirichlet: got alpha '0.3', expected a positive number"):
         Dirichlet(alpha="0.3")  # type: ignore[arg-type]  # wrong on purpose
     with raises(InvalidInput, "partition: shards: got per_client 1.5, expected an integer of at least 1"):
@@ -259,7 +259,7 @@ def test_sequences_have_no_labels(by: Partitioner) -> None:
         ),
     ],
 )
-def test_a_name_or_option_that_is_wrong_is_one_error(name: str, options: dict[str, float], error: str) -> None:
+def test_a_name_or_option_that_is_wrong_raises_one_error(name: str, options: dict[str, float], error: str) -> None:
     with raises(InvalidInput, error):
         partitioner_of(name, options)
 

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from support.models import exported
-from support.nightly import nightly_but
+from support.models import export_bundle
+from support.nightly import in_ci
 from torch import Tensor, nn
 
 from fanin.edge.export import App
@@ -25,7 +25,7 @@ from fanin.edge.export.modules.plain.functions import PlainFunctions
         ("b...,b,b->...", [(2, 3, 4), (2,), (1,)]),
     ],
 )
-def test_the_plain_form_of_a_contraction_is_torchs(equation: str, shapes: Sequence[tuple[int, ...]]) -> None:
+def test_the_plain_form_of_a_contraction_equals_torch(equation: str, shapes: Sequence[tuple[int, ...]]) -> None:
     torch.manual_seed(0)
     tensors = [torch.randn(shape, dtype=torch.float64) for shape in shapes]
     expected = torch.einsum(equation, *tensors)
@@ -34,7 +34,7 @@ def test_the_plain_form_of_a_contraction_is_torchs(equation: str, shapes: Sequen
         torch.testing.assert_close(torch.einsum(equation, tensors), expected)
 
 
-def test_a_contraction_with_lists_of_labels_is_torchs() -> None:
+def test_a_contraction_with_lists_of_labels_equals_torch() -> None:
     first, second, third = (torch.randn(shape, dtype=torch.float64) for shape in ((2, 3, 4), (4, 5), (5, 3)))
     calls = [
         (first, [..., 1], second, [1, 2], third, [2, 3], [..., 3]),
@@ -67,8 +67,8 @@ class Chained(nn.Module):
         return torch.einsum("bij,ir,jr,rk->bk", x, rows, columns, head)
 
 
-@pytest.mark.parametrize("graph_format", nightly_but(("onnx", "tflite"), ("onnx",)))
+@pytest.mark.parametrize("graph_format", in_ci(("onnx", "tflite"), ("onnx",)))
 def test_a_model_with_a_contraction_of_four_tensors_is_exported(graph_format: str) -> None:
     torch.manual_seed(0)
     app = App(name="chained", module=Chained(), calibration=torch.randn(16, 6, 7), batch_size=4, num_classes=4)
-    exported(app, [graph_format])
+    export_bundle(app, [graph_format])

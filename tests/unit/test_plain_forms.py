@@ -126,7 +126,7 @@ SMOOTH = [
 
 
 @pytest.mark.parametrize(("mode", "size", "arguments"), SMOOTH)
-def test_the_gradient_of_smooth_upsampling_is_torchs(
+def test_the_gradient_of_smooth_upsampling_equals_torch(
     mode: str, size: tuple[int, ...], arguments: dict[str, object]
 ) -> None:
     torch.manual_seed(0)
@@ -142,7 +142,7 @@ def test_the_gradient_of_smooth_upsampling_is_torchs(
 
 
 @pytest.mark.parametrize(("offset", "dim1", "dim2"), [(0, 0, 1), (1, 2, 0), (-2, 1, 2), (0, -1, 0)])
-def test_the_gradient_of_a_diagonal_is_torchs(offset: int, dim1: int, dim2: int) -> None:
+def test_the_gradient_of_a_diagonal_equals_torch(offset: int, dim1: int, dim2: int) -> None:
     x = torch.randn(3, 4, 5, dtype=torch.float64)
     dy = torch.randn_like(x.diagonal(offset, dim1, dim2))
     expected = aten.diagonal_backward(dy, x.shape, offset, dim1, dim2)
@@ -150,7 +150,7 @@ def test_the_gradient_of_a_diagonal_is_torchs(offset: int, dim1: int, dim2: int)
 
 
 @pytest.mark.parametrize(("dim", "size", "step"), [(0, 2, 1), (1, 3, 2), (-1, 2, 3)])
-def test_the_gradient_of_windows_is_torchs(dim: int, size: int, step: int) -> None:
+def test_the_gradient_of_windows_equals_torch(dim: int, size: int, step: int) -> None:
     x = torch.randn(3, 6, 5, dtype=torch.float64)
     dy = torch.randn_like(x.unfold(dim, size, step))
     expected = aten.unfold_backward(dy, x.shape, dim, size, step)
@@ -180,7 +180,7 @@ def test_values_are_put_at_an_index_as_in_torch() -> None:
 
 @pytest.mark.parametrize("dim", [0, -1])
 @pytest.mark.parametrize("descending", [False, True])
-def test_an_order_is_torchs(dim: int, descending: bool) -> None:
+def test_an_order_equals_torch(dim: int, descending: bool) -> None:
     # torch's stable sort keeps the order of equal values.
     x = torch.randint(0, 4, (6, 3, 5)).double()
     expected = torch.sort(x, stable=True, dim=dim, descending=descending)
@@ -190,7 +190,7 @@ def test_an_order_is_torchs(dim: int, descending: bool) -> None:
 
 
 @pytest.mark.parametrize("dim", [0, -1])
-def test_log_sums_of_beginnings_far_below_the_maximum_are_torchs(dim: int) -> None:
+def test_log_sums_of_beginnings_far_below_the_maximum_equal_torch(dim: int) -> None:
     x = 1000.0 * torch.randn(6, 3, 5, dtype=torch.float64)
     x[:2, 1], x[..., 2:] = -torch.inf, x[..., 2:] + 5000.0
     torch.testing.assert_close(ordering.logcumsumexp(x, dim), x.logcumsumexp(dim), **CLOSE)
@@ -204,7 +204,7 @@ def test_both_formats_and_both_kinds_of_graphs_have_the_form_of_log_sums(forms: 
 
 @pytest.mark.parametrize("shift", [0.0, 0.5])
 @pytest.mark.parametrize("scale", [2.0, 1.7, 0.6, None])
-def test_upsampling_of_one_channel_is_torchs(scale: float | None, shift: float) -> None:
+def test_upsampling_of_one_channel_equals_torch(scale: float | None, shift: float) -> None:
     x, mode = torch.randn(2, 1, 4, 5, dtype=torch.float64), "nearest-exact" if shift else "nearest"
     size = None if scale else (7, 3)
     expected = F.interpolate(x, size=size, scale_factor=scale, mode=mode)

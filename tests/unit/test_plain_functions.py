@@ -4,8 +4,8 @@ from typing import Literal
 
 import pytest
 import torch
-from support.models import exported
-from support.nightly import nightly_but
+from support.models import export_bundle
+from support.nightly import in_ci
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
@@ -29,7 +29,7 @@ def values_and_gradients(bag: nn.EmbeddingBag, words: Tensor, weights: Tensor | 
         *(("mean", None, False), ("mean", 2, False), ("max", None, False)),
     ],
 )
-def test_the_plain_form_of_a_bag_is_torchs(mode: Mode, padding_idx: int | None, is_weighted: bool) -> None:
+def test_the_plain_form_of_a_bag_equals_torch(mode: Mode, padding_idx: int | None, is_weighted: bool) -> None:
     torch.manual_seed(0)
     bag = nn.EmbeddingBag(NUM_WORDS, 3, mode=mode, padding_idx=padding_idx, dtype=torch.float64)
     # The last bag has only padding, and the others have repeated words.
@@ -52,8 +52,8 @@ def test_other_bags_are_left_to_torch(arguments: dict[str, object]) -> None:
     assert [node for node in traced.graph.nodes if "bag" in str(node.target)]
 
 
-@pytest.mark.parametrize("mode", nightly_but(("mean", "sum", "max"), ("mean",)))
-@pytest.mark.parametrize("graph_format", nightly_but(("onnx", "tflite"), ("onnx",)))
+@pytest.mark.parametrize("mode", in_ci(("mean", "sum", "max"), ("mean",)))
+@pytest.mark.parametrize("graph_format", in_ci(("onnx", "tflite"), ("onnx",)))
 def test_a_model_of_bags_is_exported(mode: Mode, graph_format: str) -> None:
     torch.manual_seed(0)
     app = App(
@@ -64,7 +64,7 @@ def test_a_model_of_bags_is_exported(mode: Mode, graph_format: str) -> None:
         num_classes=3,
     )
     # The export compares its graphs with eager torch, which runs its own kernels.
-    assert exported(app, (graph_format,)).manifest.num_tokens == {"x": NUM_WORDS}
+    assert export_bundle(app, (graph_format,)).manifest.num_tokens == {"x": NUM_WORDS}
 
 
 class Gated(nn.Module):
@@ -81,7 +81,7 @@ class Gated(nn.Module):
         return (selected.unsqueeze(-1) * torch.stack([layer(x) for layer in self.layers], dim=1)).sum(dim=1)
 
 
-def test_the_plain_form_of_one_hot_is_torchs() -> None:
+def test_the_plain_form_of_one_hot_equals_torch() -> None:
     classes = torch.tensor([[0, 3], [1, 4]])
     expected = one_hot(classes, 5)
     with PlainFunctions():
@@ -89,11 +89,11 @@ def test_the_plain_form_of_one_hot_is_torchs() -> None:
         torch.testing.assert_close(one_hot(classes), expected, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("graph_format", nightly_but(("onnx", "tflite"), ("onnx",)))
+@pytest.mark.parametrize("graph_format", in_ci(("onnx", "tflite"), ("onnx",)))
 def test_a_model_that_selects_by_one_hot_is_exported(graph_format: str) -> None:
     torch.manual_seed(0)
     app = App(name="gated", module=Gated(), calibration=torch.randn(16, 6), batch_size=4, num_classes=3)
-    assert exported(app, (graph_format,)).manifest.num_classes == 3
+    assert export_bundle(app, (graph_format,)).manifest.num_classes == 3
 
 
 class LastState(nn.Module):
@@ -109,8 +109,8 @@ class LastState(nn.Module):
         return self.head(states[:, -1])
 
 
-@pytest.mark.parametrize("graph_format", nightly_but(("onnx", "tflite"), ("onnx",)))
+@pytest.mark.parametrize("graph_format", in_ci(("onnx", "tflite"), ("onnx",)))
 def test_an_lstm_is_exported_without_onednn(graph_format: str) -> None:
     torch.manual_seed(0)
     app = App(name="lstm", module=LastState(), calibration=torch.randn(16, 2, 3), batch_size=4, num_classes=3)
-    assert exported(app, (graph_format,)).manifest.num_classes == 3
+    assert export_bundle(app, (graph_format,)).manifest.num_classes == 3

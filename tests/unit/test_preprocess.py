@@ -7,8 +7,8 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from support.models import app_of, exported, with_artifact, with_manifest
-from support.nightly import nightly_but
+from support.models import app_of, export_bundle, with_artifact, with_manifest
+from support.nightly import in_ci
 from support.raw import BATCH_SIZE, NUM_CLASSES, PREPROCESS, Characters, Pixels, raw_app, raw_of
 from support.values import assignment
 from torch import Tensor, nn
@@ -36,7 +36,7 @@ ROUNDING = 1e-5
 @cache
 def bundle(name: str) -> Bundle:
     """Export the App to a Bundle in ONNX."""
-    return exported(raw_app(name), ["onnx"])
+    return export_bundle(raw_app(name), ["onnx"])
 
 
 def examples(name: str, *, raw: bool) -> Examples:
@@ -66,7 +66,7 @@ def file_of(name: str, graph_format: str) -> bytes:
     return encode_preprocess(raw_app(name), graph_format, name)
 
 
-@pytest.mark.parametrize("name", nightly_but(PREPROCESS, ("pixels",)))
+@pytest.mark.parametrize("name", in_ci(PREPROCESS, ("pixels",)))
 def test_the_manifest_names_the_graph_and_a_runtime_opens_it(name: str) -> None:
     manifest = bundle(name).manifest
     signature = manifest.signatures["preprocess"]
@@ -93,7 +93,7 @@ def test_a_bundle_without_preprocess_opens_none() -> None:
     assert open_preprocess(open_runtime("onnx"), without(bundle("pixels"))) is None
 
 
-@pytest.mark.parametrize("name", nightly_but(PREPROCESS, ("pixels",)))
+@pytest.mark.parametrize("name", in_ci(PREPROCESS, ("pixels",)))
 def test_raw_examples_train_as_those_that_the_model_accepts(name: str) -> None:
     changes = []
     for raw in (True, False):

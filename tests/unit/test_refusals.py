@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
-from support.models import BATCH_SIZE, NUM_CLASSES, PUBLISHER, app_of, exported
-from support.nightly import nightly_but
+from support.models import BATCH_SIZE, NUM_CLASSES, PUBLISHER, app_of, export_bundle
+from support.nightly import in_ci
 from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -93,7 +93,7 @@ SELECTS: dict[str, tuple[Forward, str]] = {
 }
 
 
-@pytest.mark.parametrize("name", nightly_but(SELECTS, ["masked", "nonzero"]))
+@pytest.mark.parametrize("name", in_ci(SELECTS, ["masked", "nonzero"]))
 def test_an_operator_whose_result_has_no_fixed_shape_is_refused(name: str) -> None:
     forward, operator = SELECTS[name]
     error = rf"module 1 \(Odd\) at test_refusals\.py:\d+ selects by {operator}, .* one shape for every batch; keep all"
@@ -151,7 +151,7 @@ def test_a_constant_that_a_graph_captured_from_the_traced_batch_is_refused() -> 
     with pytest.raises(
         UnsupportedModel, match=r"train step 2: the next \S+ of module .* for a batch that was not traced of the exp"
     ):
-        exported(replace(app_of("mlp"), name="hidden", module=module))
+        export_bundle(replace(app_of("mlp"), name="hidden", module=module))
 
 
 class HiddenInThrees(Hidden):
@@ -166,7 +166,7 @@ def test_the_graph_of_each_batch_size_is_verified() -> None:
     module = nn.Sequential(nn.Flatten(), HiddenInThrees(), nn.Linear(64, NUM_CLASSES))
     app = replace(app_of("mlp"), name="hidden", module=module, other_batch_sizes=(3,))
     with pytest.raises(UnsupportedModel, match=r"train step 1: .* of the exported graph differs from torch's"):
-        exported(app)
+        export_bundle(app)
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 3, 8])

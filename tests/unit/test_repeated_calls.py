@@ -20,7 +20,7 @@ ALONE = plan(concurrency=1, buffer=1, quorum=1, max_rounds=1)
 
 
 def events(place: Place) -> list[RunEvent]:
-    return [recorded.event for recorded in place.state.runs.events("run")]
+    return [entry.event for entry in place.state.runs.events("run")]
 
 
 async def publish(place: Place, bundle: Bundle) -> Version:

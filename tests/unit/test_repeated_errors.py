@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from support.scripted import Script, run, scripted
+from support.scripted import Script, run, scripted_coordinator
 
 from fanin.protos import messages as m
 
@@ -21,7 +21,7 @@ class Stubborn(Script):
 def test_the_traceback_of_an_error_that_comes_back_is_logged_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    script = scripted(tmp_path)
+    script = scripted_coordinator(tmp_path)
     stubborn = Stubborn(bundle=script.bundle, work=script.work)
     assert run(stubborn, tmp_path).num_accepted == 1
     assert caplog.text.count("Traceback") == 1

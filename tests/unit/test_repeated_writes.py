@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import Engine
-from support.stored import FIRST, OPEN, START, Driven, close, commit, committed, events, published
+from support.stored import FIRST, OPEN, START, Driven, close, commit, committed_update, events, published_event
 from support.values import RUN, version
 
 from fanin.protos import control as r
@@ -43,10 +43,12 @@ def test_a_committed_write_can_be_repeated_after_an_error_in_between(engine: Eng
         assert (rounds.rounds(RUN), events(engine), SqliteRuns(engine).version(RUN)) == before
 
     second = replace(OPEN, round=2, base_version=1)
-    write_twice(lambda now_s: commit(rounds, committed("a"), 2))
+    write_twice(lambda now_s: commit(rounds, committed_update("a"), 2))
     write_twice(lambda now_s: close(rounds, quorum=1))
     write_twice(
-        lambda now_s: rounds.publish(version(parent=FIRST), published(1), next_grid=(1, 2), outer_state={}, now_s=now_s)
+        lambda now_s: rounds.publish(
+            version(parent=FIRST), published_event(1), next_grid=(1, 2), outer_state={}, now_s=now_s
+        )
     )
     write_twice(lambda now_s: rounds.open(second))
     write_twice(lambda now_s: rounds.fail(2, reason="damaged", now_s=now_s))
@@ -54,24 +56,24 @@ def test_a_committed_write_can_be_repeated_after_an_error_in_between(engine: Eng
 
 
 def test_a_round_that_has_ended_does_not_change(engine: Engine, rounds: Driven) -> None:
-    commit(rounds, committed("a"), 2)
+    commit(rounds, committed_update("a"), 2)
     close(rounds, quorum=1)
     assert rounds.fail(1, reason="damaged", now_s=20.0).mark is RoundMark.FAILED
     assert (
-        rounds.publish(version(parent=FIRST), published(1), next_grid=(), outer_state={}, now_s=30.0).mark
+        rounds.publish(version(parent=FIRST), published_event(1), next_grid=(), outer_state={}, now_s=30.0).mark
         is RoundMark.FAILED
     )
     assert SqliteRuns(engine).version(RUN) == FIRST
     assert [event for _, event in events(engine)][-1] == r.RoundFailed(round=1, reason="damaged")
     rounds.open(replace(OPEN, round=2))
-    commit(rounds, replace(committed("b"), round=2), 2)
+    commit(rounds, replace(committed_update("b"), round=2), 2)
     close(rounds, quorum=1, round_number=2)
-    rounds.publish(version(parent=FIRST), published(2), next_grid=(), outer_state={}, now_s=30.0)
+    rounds.publish(version(parent=FIRST), published_event(2), next_grid=(), outer_state={}, now_s=30.0)
     assert rounds.fail(2, reason="too late", now_s=40.0).mark is RoundMark.PUBLISHED
 
 
 def test_a_stuck_run_is_stopped_with_its_closed_round(engine: Engine, rounds: Driven) -> None:
-    commit(rounds, committed("a"), 2)
+    commit(rounds, committed_update("a"), 2)
     close(rounds, quorum=1)
     control = SqliteCommands(engine)
     control.stop(r.Command(command_id="1", run_id=RUN, what=r.Stop()), 20.0)

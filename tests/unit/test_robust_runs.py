@@ -92,7 +92,7 @@ def test_a_payload_that_is_damaged_before_it_is_read_again_fails_the_round(tmp_p
         path.write_bytes(path.read_bytes()[:-1])
         await send(place, "liar")
         await settle()
-        events = [recorded.event for recorded in await place.state.stores.runs.event_page("run", 0)]
+        events = [entry.event for entry in await place.state.stores.runs.event_page("run", 0)]
         failures = [event for event in events if isinstance(event, RoundFailed)]
         assert [event.reason for event in failures][:1] == [
             "the update of device b is damaged on the coordinator's disk; the coordinator's log has the details"
@@ -146,7 +146,7 @@ def test_a_sum_rule_that_raises_fails_the_round_by_its_own_name(
         await settle()
         await send(place, "a")
         await settle()
-        events = [recorded.event for recorded in await place.state.stores.runs.event_page("run", 0)]
+        events = [entry.event for entry in await place.state.stores.runs.event_page("run", 0)]
         reasons = [event.reason for event in events if isinstance(event, RoundFailed)]
         assert reasons[:1] == [
             "rule Odd: accept raised IndexError: no column 6; correct the rule; the coordinator's log has the details"

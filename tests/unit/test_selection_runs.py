@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.staleness import CAN, assignment, send, settle
+from support.staleness import CAPABILITIES, assignment, send, settle
 from support.virtual import Place, bundle_in, open_place, plan, start
 
 from fanin.clients.testing import run_virtual
@@ -43,7 +43,7 @@ async def command(place: Place, what: Pause | Resume) -> None:
 
 async def select_devices(place: Place) -> dict[str, m.Assignment]:
     """Resume the paused Run while all devices wait. Return the Assignments of the selected devices."""
-    check_in = m.CheckIn(protocol=m.PROTOCOL, capabilities=CAN, wait_s=30.0)
+    check_in = m.CheckIn(protocol=m.PROTOCOL, capabilities=CAPABILITIES, wait_s=30.0)
     tasks = {device: asyncio.create_task(place.coordinator.check_in(device, check_in)) for device in DEVICES}
     await settle()
     await command(place, Resume())
@@ -190,7 +190,7 @@ def outcome_of(folder: Path, body: str, monkeypatch: pytest.MonkeyPatch) -> tupl
         place = await start_with_policy(folder, body, monkeypatch, concurrency=2)
         await command(place, Pause())
         assignments = await select_devices(place)
-        events = [recorded.event for recorded in await place.state.stores.runs.event_page("run", 0)]
+        events = [entry.event for entry in await place.state.stores.runs.event_page("run", 0)]
         reasons = [event.reason for event in events if isinstance(event, RoundFailed)]
         state = (await place.runs.info("run")).state
         await place.runs.stop()
@@ -240,7 +240,7 @@ def test_a_round_whose_policy_chooses_no_device_reports_it_until_it_chooses_one(
     async def main() -> None:
         body = "return [one for one in waiting if one.device_id == 'f'][:num_places]"
         place = await start_with_policy(tmp_path, body, monkeypatch, concurrency=2)
-        check_in = m.CheckIn(protocol=m.PROTOCOL, capabilities=CAN, wait_s=30.0)
+        check_in = m.CheckIn(protocol=m.PROTOCOL, capabilities=CAPABILITIES, wait_s=30.0)
         tasks = [asyncio.create_task(place.coordinator.check_in(device, check_in)) for device in "abc"]
         await settle()
         expected = "selection policy own chose none of 3 waiting devices"
@@ -265,7 +265,7 @@ def test_places_that_become_free_at_once_are_offered_once(tmp_path: Path, monkey
         body = "own.places += [num_places]\n    return waiting[:num_places]\nown.places = []"
         place = await start_with_policy(tmp_path, body, monkeypatch, concurrency=4)
         assignments = {device: await assignment(place, device) for device in "abcd"}
-        check_in = m.CheckIn(protocol=m.PROTOCOL, capabilities=CAN, wait_s=30.0)
+        check_in = m.CheckIn(protocol=m.PROTOCOL, capabilities=CAPABILITIES, wait_s=30.0)
         tasks = [asyncio.create_task(place.coordinator.check_in(device, check_in)) for device in "efgh"]
         await settle()
         places = sys.modules["own_policy"].own.places

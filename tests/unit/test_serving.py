@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.models import NUM_CLASSES, PUBLISHER, bundle_of, exported, samples
+from support.models import NUM_CLASSES, PUBLISHER, bundle_of, export_bundle, samples
 from support.raw import raw_app, raw_of
 
 from fanin.clients.device.models import OpenedModel
@@ -157,7 +157,7 @@ def test_swaps_under_load_give_one_version_or_the_other(cache: Cache) -> None:
 
 
 def test_raw_inputs_are_served_like_the_models_own(tmp_path: Path) -> None:
-    bundle = exported(raw_app("pixels"), ["onnx"])
+    bundle = export_bundle(raw_app("pixels"), ["onnx"])
     device_cache = Cache(tmp_path / "raw")
     data = encode_parameters(bundle.manifest.table, bundle.initial_parameters())
     put_chunks(device_cache, bundle.signed.data, data, *(bundle.artifact(name) for name in bundle.manifest.artifacts))

@@ -91,7 +91,7 @@ def test_a_device_trains_from_a_file_with_an_array_for_each_input(bundle: Bundle
         (INPUTS | {"ids": INPUTS["ids"] + 5}, r"ids: token \d+ at sample \d+, expected 0 to 19"),
     ],
 )
-def test_wrong_inputs_are_one_error(bundle: Bundle, inputs: NamedInputs, message: str) -> None:
+def test_wrong_inputs_raise_one_error(bundle: Bundle, inputs: NamedInputs, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         model_inputs(bundle, inputs, None)
 

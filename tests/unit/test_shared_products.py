@@ -11,8 +11,8 @@ import onnxruntime
 import pytest
 import torch
 from onnx import numpy_helper
-from support.models import exported
-from support.nightly import nightly_but
+from support.models import export_bundle
+from support.nightly import in_ci
 from torch import Tensor, nn
 
 from fanin.edge.bundles.bundle import Bundle
@@ -87,7 +87,7 @@ def app_of(name: str) -> App:
 @cache
 def bundle_of(name: str) -> Bundle:
     """Return the Bundle of a case."""
-    return exported(app_of(name))
+    return export_bundle(app_of(name))
 
 
 def later_parameters(bundle: Bundle) -> Float32s:
@@ -99,7 +99,7 @@ def later_parameters(bundle: Bundle) -> Float32s:
 CASES = ("siamese", "siamese-head", "siamese-bias", "recurrent", "convolved")
 
 
-@pytest.mark.parametrize("name", nightly_but(CASES, ("siamese", "convolved")))
+@pytest.mark.parametrize("name", in_ci(CASES, ("siamese", "convolved")))
 def test_onnxruntime_matches_the_reference_evaluator(name: str, caplog: pytest.LogCaptureFixture) -> None:
     bundle, inputs = bundle_of(name), numpy_inputs(app_of(name).inputs)
     runtime = open_runtime("onnx")
@@ -112,7 +112,7 @@ def test_onnxruntime_matches_the_reference_evaluator(name: str, caplog: pytest.L
     assert [record.getMessage() for record in caplog.records if record.name == LOGGER] == []
 
 
-@pytest.mark.parametrize("name", nightly_but(CASES, ("siamese", "convolved")))
+@pytest.mark.parametrize("name", in_ci(CASES, ("siamese", "convolved")))
 def test_the_standalone_file_opens_with_exact_kernels_and_matches_the_bundle(name: str) -> None:
     bundle, inputs = bundle_of(name), numpy_inputs(app_of(name).inputs)
     options = onnxruntime.SessionOptions()
@@ -140,7 +140,7 @@ def test_each_product_has_a_weight_of_its_own_and_their_values_share_memory() ->
 
 def test_a_shared_weight_that_stays_float_has_no_copies() -> None:
     app = app_of("siamese")
-    bundle = exported(
+    bundle = export_bundle(
         App(
             name="adapted",
             module=app.module,

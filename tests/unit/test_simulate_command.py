@@ -48,7 +48,7 @@ def test_a_partition_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         ),
     ],
 )
-def test_a_wrong_argument_of_a_partition_is_one_line(
+def test_a_wrong_argument_of_a_partition_is_reported_in_one_line(
     arguments: list[str], error: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["partition", *arguments]) == 1

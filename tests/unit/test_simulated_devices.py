@@ -138,7 +138,7 @@ def test_a_model_is_read_from_files(tmp_path: Path) -> None:
         ("dropout = true", "dropout: got True, expected a share from 0 to below 1"),
     ],
 )
-def test_a_wrong_key_is_one_error(text: str, error: str, tmp_path: Path) -> None:
+def test_a_wrong_key_raises_one_error(text: str, error: str, tmp_path: Path) -> None:
     path = tmp_path / "devices.toml"
     path.write_text(text)
     with pytest.raises(InvalidInput) as excinfo:
@@ -179,7 +179,7 @@ def simulate_run(folder: Path, habits: Habits, num: int = 4) -> tuple[list[Devic
             for index in range(num):
                 trainer = SyntheticTrainer(partition=index, num_examples=10)
                 federation.join(Member(device=f"device-{index}", trainer=trainer, habits=habits), bundle)
-            last = [recorded async for recorded in federation.watch("run")][-1]
+            last = [entry async for entry in federation.watch("run")][-1]
             return last.time
 
     return events, run_virtual(run())

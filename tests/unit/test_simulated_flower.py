@@ -222,7 +222,7 @@ def test_a_custom_policy_selects_the_clients(app: FlowerSettings, policy: type[T
         (lowest, {"cohort.selection": "least_recent"}, "got lowest and the plan's cohort.selection 'least_recent'"),
     ],
 )
-def test_a_wrong_policy_is_one_error(selection: object, plan: dict[str, object], error: str) -> None:
+def test_a_wrong_policy_raises_one_error(selection: object, plan: dict[str, object], error: str) -> None:
     settings = settings_of(plan={"training.learning_rate": 1} | plan, selection=selection)
     with pytest.raises(InvalidInput, match=error):
         simulate(client_fn, 4, cohort=2, rounds=1, settings=settings)
@@ -287,7 +287,7 @@ NO_GRAPHS: Final = (
         (3, {"initial": "x"}, NO_ARRAYS),
     ],
 )
-def test_a_wrong_argument_is_one_error(clients: object, changes: dict[str, object], error: str) -> None:
+def test_a_wrong_argument_raises_one_error(clients: object, changes: dict[str, object], error: str) -> None:
     with raises(InvalidInput, error):
         simulate(client_fn, clients, cohort=3, rounds=1, settings=settings_of(**changes))  # type: ignore[arg-type]
 

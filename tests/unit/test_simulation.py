@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from support.errors import raises
-from support.scenarios import CALM, PATIENT_S, WILD, bundle_in, members, told
+from support.scenarios import CALM, PATIENT_S, WILD, bundle_in, members, outcome_of
 from support.virtual import PUBLISHER, plan
 
 from fanin.clients.testing import Habits, Member, SyntheticTrainer, run_virtual
@@ -32,11 +32,11 @@ def steady(work_s: float) -> Habits:
 
 def closed_sets(outcome: Outcome) -> list[tuple[str, ...]]:
     """Return the closed sets, in the order of acceptance."""
-    return [recorded.event.accepted for recorded in outcome.events if isinstance(recorded.event, RoundClosed)]
+    return [entry.event.accepted for entry in outcome.events if isinstance(entry.event, RoundClosed)]
 
 
 def test_three_rounds_end_in_three_versions_that_verify(tmp_path: Path) -> None:
-    outcome = told(tmp_path, plan(), [CALM] * 4)
+    outcome = outcome_of(tmp_path, plan(), [CALM] * 4)
     assert [version.number for version in outcome.versions] == [1, 2, 3]
     assert outcome.events[-1].event == RunRested(state=RunState.FINISHED, reason="3 of 3 rounds done")
     assert [verdict.num_updates for verdict in outcome.verdicts] == [0, 4, 4, 4]
@@ -46,21 +46,21 @@ def test_three_rounds_end_in_three_versions_that_verify(tmp_path: Path) -> None:
 
 
 def test_another_order_of_arrival_ends_in_the_same_bits(tmp_path: Path) -> None:
-    runs = [told(tmp_path / str(seed), plan(), [CALM] * 4, seed) for seed in range(3)]
+    runs = [outcome_of(tmp_path / str(seed), plan(), [CALM] * 4, seed) for seed in range(3)]
     assert len({tuple(closed_sets(outcome)) for outcome in runs}) == 3
     assert len({outcome.digests for outcome in runs}) == 1
 
 
 def test_a_round_closes_at_its_deadline_with_a_quorum(tmp_path: Path) -> None:
     run_plan = plan(quorum=2, deadline_s=60.0, max_rounds=1)
-    outcome = told(tmp_path, run_plan, [steady(1.0), steady(2.0), steady(1000.0), steady(1000.0)])
+    outcome = outcome_of(tmp_path, run_plan, [steady(1.0), steady(2.0), steady(1000.0), steady(1000.0)])
     assert closed_sets(outcome) == [("device-0", "device-1")]
     assert outcome.versions[0].round_s >= 60.0
 
 
 def test_a_run_whose_rounds_never_reach_their_quorum_fails(tmp_path: Path) -> None:
-    outcome = told(tmp_path, plan(deadline_s=60.0), [*[steady(1.0)] * 3, steady(100.0)])
-    failures = [recorded.event for recorded in outcome.events if isinstance(recorded.event, RoundFailed)]
+    outcome = outcome_of(tmp_path, plan(deadline_s=60.0), [*[steady(1.0)] * 3, steady(100.0)])
+    failures = [entry.event for entry in outcome.events if isinstance(entry.event, RoundFailed)]
     assert [failure.reason for failure in failures] == [
         "3 updates within 60 s, expected at least 4 (cohort.quorum)"
     ] * 3
@@ -71,7 +71,8 @@ def test_a_run_whose_rounds_never_reach_their_quorum_fails(tmp_path: Path) -> No
 def test_the_same_seed_gives_the_same_bits_and_the_same_log(tmp_path: Path) -> None:
     run_plan = plan(deadline_s=PATIENT_S)
     first, second, other = (
-        told(tmp_path / name, run_plan, [WILD] * 4, seed, STOPS_S) for name, seed in (("a", 2), ("b", 2), ("c", 3))
+        outcome_of(tmp_path / name, run_plan, [WILD] * 4, seed, STOPS_S)
+        for name, seed in (("a", 2), ("b", 2), ("c", 3))
     )
     assert [str(entry) for entry in first.log] == [str(entry) for entry in second.log]
     assert first.events == second.events
@@ -88,15 +89,15 @@ import sys
 sys.path.insert(0, sys.argv[1])
 from hashlib import sha256
 from pathlib import Path
-from support.scenarios import PATIENT_S, WILD, told
+from support.scenarios import PATIENT_S, WILD, outcome_of
 from support.virtual import plan
-outcome = told(Path(sys.argv[2]), plan(deadline_s=PATIENT_S), [WILD] * 4, 2, (50.0, 200.0))
+outcome = outcome_of(Path(sys.argv[2]), plan(deadline_s=PATIENT_S), [WILD] * 4, 2, (50.0, 200.0))
 print(sha256("\\n".join(map(str, outcome.log)).encode()).hexdigest(), *outcome.digests)
 """
 
 
 def test_another_process_computes_the_same_bits_and_log(tmp_path: Path) -> None:
-    outcome = told(tmp_path / "here", plan(deadline_s=PATIENT_S), [WILD] * 4, 2, STOPS_S)
+    outcome = outcome_of(tmp_path / "here", plan(deadline_s=PATIENT_S), [WILD] * 4, 2, STOPS_S)
     expected = [sha256("\n".join(map(str, outcome.log)).encode()).hexdigest(), *outcome.digests]
     # Another hash seed changes the iteration order of sets of names.
     environment = {**os.environ, "PYTHONHASHSEED": "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2"}
@@ -107,7 +108,7 @@ def test_another_process_computes_the_same_bits_and_log(tmp_path: Path) -> None:
 
 def test_stale_updates_and_wild_devices_still_end_in_versions_that_verify(tmp_path: Path) -> None:
     run_plan = plan(concurrency=4, buffer=2, quorum=2, deadline_s=PATIENT_S, max_rounds=6, max_staleness=3)
-    outcome = told(tmp_path, run_plan, [steady(5.0), replace(WILD, work_s=(20.0, 60.0)), WILD, WILD], 5, STOPS_S)
+    outcome = outcome_of(tmp_path, run_plan, [steady(5.0), replace(WILD, work_s=(20.0, 60.0)), WILD, WILD], 5, STOPS_S)
     assert len(outcome.versions) == 6
     assert sum(version.num_stale for version in outcome.versions) > 0
 
@@ -169,7 +170,7 @@ def test_no_coordinator_serves_between_stop_and_start(tmp_path: Path) -> None:
                 assert federation.runs
             await asyncio.sleep(1000.0)
             await federation.start()
-            events = [recorded.event async for recorded in federation.watch("run")]
+            events = [entry.event async for entry in federation.watch("run")]
             assert events[-1] == RunRested(state=RunState.FINISHED, reason="1 of 1 rounds done")
 
     run_virtual(main())

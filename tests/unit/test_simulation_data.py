@@ -41,7 +41,7 @@ def test_labels_that_32_bits_cannot_hold_are_refused(label: int) -> None:
         ([(np.zeros(2), "cat")], "data: got y of <U3, expected numbers; convert them first"),
     ],
 )
-def test_other_items_are_one_error(data: list[object], error: str) -> None:
+def test_other_items_raise_one_error(data: list[object], error: str) -> None:
     with raises(InvalidInput, error):
         examples_of(data)
 
@@ -98,7 +98,7 @@ def test_a_partitioner_of_another_library_is_a_partition() -> None:
         ),
     ],
 )
-def test_a_partitioner_that_cannot_be_used_is_one_error(num_rows: int, error: str) -> None:
+def test_a_partitioner_that_cannot_be_used_raises_one_error(num_rows: int, error: str) -> None:
     with raises(InvalidInput, error):
         partition_of(ByParity(num_rows), x="image", y="label")
 

@@ -219,7 +219,7 @@ def test_rounds_are_scalars_of_tensorboard(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "seeds", [{"seeds": (1, 1)}, {"seeds": (-1,)}, {"seeds": (1, 2), "seed": 3}], ids=["twice", "negative", "beside"]
 )
-def test_wrong_seeds_are_one_error(seeds: Mapping[str, int]) -> None:
+def test_wrong_seeds_raise_one_error(seeds: Mapping[str, int]) -> None:
     settings = SimulationSettings(plan=PLAN, **seeds)  # type: ignore[arg-type]
     with pytest.raises(InvalidInput, match=r"^simulate: got seeds \[.*, expected different seeds of 0 or more"):
         simulate(app(), clients(), cohort=2, rounds=1, settings=settings)
@@ -244,7 +244,7 @@ def test_wrong_seeds_are_one_error(seeds: Mapping[str, int]) -> None:
         ),
     ],
 )
-def test_a_setting_of_another_type_or_a_key_that_is_an_argument_is_one_error(
+def test_a_setting_of_another_type_or_a_key_that_is_an_argument_raises_one_error(
     settings: SimulationSettings, kind: type[Exception], error: str
 ) -> None:
     with raises(kind, error):

@@ -377,7 +377,7 @@ def test_on_a_full_disk_an_upload_keeps_complete_chunks_and_resumes_later(
     in_child(work)
 
 
-def test_foreign_files_are_left_alone_and_logged_once(
+def test_foreign_files_are_ignored_and_logged_once(
     spool: FolderSpool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     round_folder = tmp_path / "updates" / "run" / "1"

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.nightly import nightly_but
+from support.nightly import in_ci
 from support.stage_runs import (
     DEVICES,
     NUM,
-    WANTED,
+    STAGED_PLAN,
     StagedDevice,
     change_of,
     control_of,
@@ -33,7 +33,7 @@ from fanin.protos.control import RoundFailed
 
 def test_a_version_has_the_control_variates_of_its_parent_and_round(tmp_path: Path) -> None:
     async def main() -> None:
-        place = await open_run(tmp_path, WANTED)
+        place = await open_run(tmp_path, STAGED_PLAN)
         await settle()
         first, second = StagedDevice("a"), StagedDevice("b")
         assert not (await place.state.stores.runs.newest_version("run")).auxiliary
@@ -73,14 +73,14 @@ class History:
         self.lineage, self.last = self.version, {}
 
 
-@pytest.mark.parametrize("seed", nightly_but(range(6), range(2)))
+@pytest.mark.parametrize("seed", in_ci(range(6), range(2)))
 def test_devices_begin_with_the_state_after_their_last_update_that_counts(tmp_path: Path, seed: int) -> None:
     """Random sequences of published Rounds, failed Rounds, rollbacks and restarts of the coordinator."""
     rng = random.Random(seed)
 
     async def main() -> None:
         devices, history, events = {name: StagedDevice(name) for name in DEVICES}, History(), []
-        place = await open_run(tmp_path, WANTED)
+        place = await open_run(tmp_path, STAGED_PLAN)
         await settle()
         for number in range(14):
             event = rng.choice(("publish", "publish", "publish", "fail", "restart", "rollback"))
@@ -130,7 +130,7 @@ async def fail_round(place: Place, devices: dict[str, StagedDevice], history: Hi
     # A second device holds an Assignment, so the deadline passes.
     other = next(one for one in DEVICES if one != name)
     await devices[other].assignment(place)
-    await asyncio.sleep(WANTED.cohort.deadline_s + 1.0)
+    await asyncio.sleep(STAGED_PLAN.cohort.deadline_s + 1.0)
     failures = [one.event for one in place.state.runs.events("run") if isinstance(one.event, RoundFailed)]
     assert failures[-1].round == work.round
 
@@ -170,7 +170,7 @@ def test_a_restart_in_any_round_changes_no_bit_of_any_version(tmp_path: Path, ru
 
 def test_a_rollback_starts_with_zeros_and_with_the_grid_of_its_version(tmp_path: Path) -> None:
     async def main() -> None:
-        place, devices = await open_run(tmp_path, WANTED), [StagedDevice("a"), StagedDevice("b")]
+        place, devices = await open_run(tmp_path, STAGED_PLAN), [StagedDevice("a"), StagedDevice("b")]
         await settle()
         for _ in range(3):
             await take_round(place, devices)

@@ -235,8 +235,8 @@ def test_a_pause_between_two_rounds_postpones_uploads(tmp_path: Path) -> None:
         fast = await assignment(place, "fast")
         upload = asyncio.create_task(send(place, "fast", fast))
         async with aclosing(place.runs.watch("run", 0)) as events:
-            async for recorded in events:
-                if isinstance(recorded.event, RoundClosed):
+            async for entry in events:
+                if isinstance(entry.event, RoundClosed):
                     break
         await place.runs.command(Command(command_id="1", run_id="run", what=Pause()))
         assert (await upload).update_state is m.UpdateState.ACCEPTED

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from support.nightly import nightly_but
+from support.nightly import in_ci
 from support.staleness import assignment, check_in, federate, send, settle
 from support.virtual import Place, bundle_in, open_place, plan, start
 
@@ -13,7 +13,7 @@ from fanin.protos.control import RoundClosed
 from fanin.server.aggregation.verify import verify_run
 
 
-@pytest.mark.parametrize("buffer", nightly_but((1, 2, 3), (2,)))
+@pytest.mark.parametrize("buffer", in_ci((1, 2, 3), (2,)))
 def test_stale_updates_count_and_the_recomputed_versions_are_the_same(tmp_path: Path, buffer: int) -> None:
     run_plan = plan(buffer=buffer, quorum=buffer, max_staleness=50, max_rounds=30)
     versions = federate(tmp_path, run_plan)
@@ -29,9 +29,9 @@ def test_the_slowest_device_has_its_part_only_where_stale_updates_count(tmp_path
         devices: set[str] = set()
 
         async def story(place: Place) -> None:
-            async for recorded in place.runs.watch("run", 0):
-                if isinstance(recorded.event, RoundClosed):
-                    devices.update(recorded.event.accepted)
+            async for entry in place.runs.watch("run", 0):
+                if isinstance(entry.event, RoundClosed):
+                    devices.update(entry.event.accepted)
 
         folder = tmp_path / str(max_staleness)
         run_plan = plan(buffer=2, quorum=2, max_staleness=max_staleness, max_rounds=20)

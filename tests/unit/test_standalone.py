@@ -14,8 +14,8 @@ import torch
 from ai_edge_litert.interpreter import Interpreter
 from conftest import BundleFor, BundleOf
 from support.errors import raises
-from support.models import app_of, exported
-from support.nightly import nightly_but
+from support.models import app_of, export_bundle
+from support.nightly import in_ci
 from torch import Tensor, nn
 
 from fanin.commands.control.standalone import standalone_models
@@ -89,7 +89,7 @@ def test_a_float_file_matches_the_predictions_of_torch(both_formats: BundleOf, g
     np.testing.assert_allclose(run(data, app.inputs["x"].numpy()), logits_of(app, bundle), rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("runtime", nightly_but(("onnx", "litert"), ("onnx",)))
+@pytest.mark.parametrize("runtime", in_ci(("onnx", "litert"), ("onnx",)))
 def test_each_length_is_a_file(runtime: str, bundle_for: BundleFor) -> None:
     graph_format = "onnx" if runtime == "onnx" else "tflite"
     run, bundle, app = LIBRARIES[graph_format][1], bundle_for("tags", runtime), app_of("tags")
@@ -143,7 +143,7 @@ def normed_app(**fields: object) -> App:
 
 def test_statistics_of_norms_are_the_versions() -> None:
     app = normed_app()
-    bundle = exported(app)
+    bundle = export_bundle(app)
     version = np.abs(later_parameters(bundle))
     data = float_models(app, bundle, version, "onnx")["infer"]
     with torch.no_grad():
@@ -157,7 +157,7 @@ def test_statistics_of_norms_are_the_versions() -> None:
 @cache
 def adapted_bundle() -> Bundle:
     """Return a Bundle of ``Normed`` with adapters."""
-    return exported(normed_app(recipe=Recipe(trains=Adapters(rank=2))))
+    return export_bundle(normed_app(recipe=Recipe(trains=Adapters(rank=2))))
 
 
 def other_weights() -> App:

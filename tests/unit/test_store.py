@@ -14,7 +14,7 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import BigInteger, Engine, Integer, create_engine, text
 from sqlalchemy.dialects import postgresql
 from support.errors import raises
-from support.stored import FIRST, OPEN, START, Driven, close, commit, committed, events, published
+from support.stored import FIRST, OPEN, START, Driven, close, commit, committed_update, events, published_event
 from support.values import BUNDLE, RUN, assignment, update, version
 
 from fanin.protos import control as r
@@ -109,29 +109,29 @@ def test_a_database_that_cannot_grow_raises_an_error_and_continues_later(engine:
         connection.execute(text(f"PRAGMA max_page_count = {pages}"))
     with pytest.raises(StorageFull, match=r"fanin\.db: the database cannot grow \(database or disk is full\)"):
         for index in range(1000):
-            commit(rounds, committed(f"device-{index}"), 1000)
+            commit(rounds, committed_update(f"device-{index}"), 1000)
     num_updates = len(rounds.updates(RUN, 1))
     assert num_updates < 1000
     with engine.connect() as connection:
         connection.execute(text("PRAGMA max_page_count = 1000000"))
-    assert commit(rounds, committed("later"), 1000)
+    assert commit(rounds, committed_update("later"), 1000)
     assert len(rounds.updates(RUN, 1)) == num_updates + 1
 
 
 def test_a_device_has_one_update_in_a_round(rounds: Driven) -> None:
-    first = committed("a", examples=10)
-    assert commit(rounds, committed("a", examples=10), 2) == first
+    first = committed_update("a", examples=10)
+    assert commit(rounds, committed_update("a", examples=10), 2) == first
     # The commit returns the recorded Update, so the caller knows that the new one did not replace it.
-    assert commit(rounds, committed("a", examples=99), 2) == first
-    assert rounds.updates(RUN, 1) == (committed("a", examples=10),)
+    assert commit(rounds, committed_update("a", examples=99), 2) == first
+    assert rounds.updates(RUN, 1) == (committed_update("a", examples=10),)
 
 
 @pytest.mark.parametrize("numbers", ["round, made_for + 1", "round + 1, made_for"])
 def test_the_database_itself_refuses_a_second_update(engine: Engine, rounds: Driven, numbers: str) -> None:
     """The database allows one Update of a device in a Round, and one for an Assignment."""
-    commit(rounds, committed("a"), 2)
+    commit(rounds, committed_update("a"), 2)
     close(rounds, quorum=1)
-    rounds.publish(version(parent=FIRST), published(1), next_grid=(1, 2), outer_state={}, now_s=30.0)
+    rounds.publish(version(parent=FIRST), published_event(1), next_grid=(1, 2), outer_state={}, now_s=30.0)
     assert rounds.open(replace(OPEN, round=2, base_version=1))
     statement = (
         "INSERT INTO updates (run_id, round, made_for, device_id, header_proto) "
@@ -142,23 +142,23 @@ def test_the_database_itself_refuses_a_second_update(engine: Engine, rounds: Dri
 
 
 def test_an_update_for_an_earlier_round_is_returned_by_either_round(rounds: Driven) -> None:
-    commit(rounds, committed("a"), 1)
+    commit(rounds, committed_update("a"), 1)
     close(rounds, quorum=1)
-    rounds.publish(version(parent=FIRST), published(1), next_grid=(1, 2), outer_state={}, now_s=30.0)
+    rounds.publish(version(parent=FIRST), published_event(1), next_grid=(1, 2), outer_state={}, now_s=30.0)
     rounds.open(replace(OPEN, round=2, base_version=1))
-    late = replace(committed("b"), round=2)
+    late = replace(committed_update("b"), round=2)
     assert commit(rounds, late, 2) == late
     assert rounds.updates(RUN, 2) == (late,)
-    assert rounds.headers_made_for(RUN, 1) == {"a": committed("a").header, "b": late.header}
+    assert rounds.headers_made_for(RUN, 1) == {"a": committed_update("a").header, "b": late.header}
     assert rounds.update(RUN, 1, "b") == late
     # An Update that a later Round counts is already recorded for its Assignment.
-    assert commit(rounds, committed("b"), 2) == late
+    assert commit(rounds, committed_update("b"), 2) == late
     assert [record.round for record in rounds.since(RUN, 1)] == [2]
 
 
 def test_an_older_database_is_migrated_to_the_newest_form(tmp_path: Path) -> None:
     older = create_engine(f"sqlite:///{tmp_path / 'fanin.db'}")
-    header = committed("a").header
+    header = committed_update("a").header
     row = {"header": header_to_proto(header).SerializeToString()}
     with older.connect() as connection:
         migrate(connection, "0001")
@@ -176,11 +176,11 @@ def test_an_older_database_is_migrated_to_the_newest_form(tmp_path: Path) -> Non
 
 
 def test_never_more_updates_than_the_buffer(rounds: Driven) -> None:
-    verdicts = [commit(rounds, committed(device), 2) is not None for device in "abc"]
+    verdicts = [commit(rounds, committed_update(device), 2) is not None for device in "abc"]
     assert verdicts == [True, True, False]
     assert [record.device_id for record in rounds.updates(RUN, 1)] == ["a", "b"]
     # A recorded Update stays accepted, although the buffer is full.
-    assert commit(rounds, committed("b"), 2)
+    assert commit(rounds, committed_update("b"), 2)
 
 
 def test_an_update_for_an_unknown_round_is_not_accepted(rounds: Driven) -> None:
@@ -190,10 +190,10 @@ def test_an_update_for_an_unknown_round_is_not_accepted(rounds: Driven) -> None:
 
 def test_a_closed_round_accepts_no_more_and_keeps_its_first_set(engine: Engine, rounds: Driven) -> None:
     for device in "ba":
-        commit(rounds, committed(device), 9)
+        commit(rounds, committed_update(device), 9)
     assert close(rounds, quorum=2).accepted == ("b", "a")
-    assert not commit(rounds, committed("c"), 9)
-    assert commit(rounds, committed("a"), 9)
+    assert not commit(rounds, committed_update("c"), 9)
+    assert commit(rounds, committed_update("a"), 9)
     assert close(rounds, quorum=9).accepted == ("b", "a")
     (record,) = rounds.rounds(RUN)
     assert (record.mark, record.accepted) == (RoundMark.CLOSED, ("b", "a"))
@@ -201,11 +201,11 @@ def test_a_closed_round_accepts_no_more_and_keeps_its_first_set(engine: Engine, 
 
 
 def test_without_a_quorum_the_round_fails_and_accepts_no_more(engine: Engine, rounds: Driven) -> None:
-    commit(rounds, committed("b"), 9)
+    commit(rounds, committed_update("b"), 9)
     for quorum in (2, 1):
         # A repeated call does not change the recorded result.
         assert close(rounds, quorum=quorum).mark is RoundMark.FAILED
-    assert not commit(rounds, committed("a"), 9)
+    assert not commit(rounds, committed_update("a"), 9)
     assert rounds.rounds(RUN)[0].mark is RoundMark.FAILED
     failure = r.RoundFailed(round=1, reason="1 updates within 60 s, expected at least 2 (cohort.quorum)")
     assert [event for _, event in events(engine) if isinstance(event, r.RoundFailed)] == [failure]
@@ -213,11 +213,11 @@ def test_without_a_quorum_the_round_fails_and_accepts_no_more(engine: Engine, ro
 
 def test_counts_and_the_newest_round_are_read_without_the_other_rounds(rounds: Driven) -> None:
     assert (rounds.last(RUN), rounds.last("other")) == (OPEN, None)
-    commit(rounds, committed("a"), 9)
-    assert [rounds.update(RUN, 1, device) for device in "ab"] == [committed("a"), None]
+    commit(rounds, committed_update("a"), 9)
+    assert [rounds.update(RUN, 1, device) for device in "ab"] == [committed_update("a"), None]
     close(rounds, quorum=1)
     assert rounds.num_published(RUN) == 0
-    rounds.publish(version(parent=FIRST), published(1), next_grid=(), outer_state={}, now_s=30.0)
+    rounds.publish(version(parent=FIRST), published_event(1), next_grid=(), outer_state={}, now_s=30.0)
     assert rounds.num_published(RUN) == 1
 
 
@@ -235,10 +235,10 @@ def test_a_deadline_that_is_recorded_while_the_run_is_paused_is_suspended(engine
 
 
 def test_a_round_is_published_with_its_version_or_not_at_all(engine: Engine, rounds: Driven) -> None:
-    commit(rounds, committed("a"), 2)
+    commit(rounds, committed_update("a"), 2)
     close(rounds, quorum=1)
     second = version(parent=FIRST)
-    rounds.publish(second, published(1), next_grid=(-20, -21), outer_state={}, now_s=30.0)
+    rounds.publish(second, published_event(1), next_grid=(-20, -21), outer_state={}, now_s=30.0)
     before = (rounds.rounds(RUN), events(engine))
     assert before[0][0].mark is RoundMark.PUBLISHED
     assert before[0][0].next_grid == (-20, -21)
@@ -251,7 +251,7 @@ def test_a_round_is_published_with_its_version_or_not_at_all(engine: Engine, rou
         "the record has such a row already (UNIQUE constraint failed: versions.run_id, versions.number); read the "
         "state again, then decide",
     ):
-        rounds.publish(second, published(2), next_grid=(0, 0), outer_state={}, now_s=40.0)
+        rounds.publish(second, published_event(2), next_grid=(0, 0), outer_state={}, now_s=40.0)
     assert (rounds.rounds(RUN), events(engine)) == before
 
 
@@ -260,22 +260,22 @@ def test_events_are_numbered_from_1_without_gaps_in_each_run(engine: Engine, rou
     other = replace(START, run_id="other", version=replace(FIRST, run_id="other"))
     runs.add_run(other, 6.0)
     Driven(engine, "other").open(replace(OPEN, run_id="other"))
-    commit(rounds, committed("a"), 2)
+    commit(rounds, committed_update("a"), 2)
     close(rounds, quorum=1)
-    rounds.publish(version(parent=FIRST), published(1), next_grid=(), outer_state={}, now_s=30.0)
+    rounds.publish(version(parent=FIRST), published_event(1), next_grid=(), outer_state={}, now_s=30.0)
     rounds.open(replace(OPEN, round=2, base_version=1))
     close(rounds, quorum=1, round_number=2)
     rounds.rest(r.RunRested(state=r.RunState.FAILED, reason="nobody came"), 50.0, next_sequence=99)
     assert events(engine) == [
         (1, r.RoundOpened(round=1, base_version=0)),
         (2, r.round_closed(1, ("a",))),
-        (3, published(1)),
+        (3, published_event(1)),
         (4, r.RoundOpened(round=2, base_version=1)),
         (5, r.RoundFailed(round=2, reason="0 updates within 60 s, expected at least 1 (cohort.quorum)")),
         (6, r.RunRested(state=r.RunState.FAILED, reason="nobody came")),
     ]
-    assert [recorded.sequence for recorded in runs.event_page(RUN, 5)] == [5, 6]
-    assert [recorded.sequence for recorded in runs.events("other")] == [1]
+    assert [entry.sequence for entry in runs.event_page(RUN, 5)] == [5, 6]
+    assert [entry.sequence for entry in runs.events("other")] == [1]
 
 
 def test_a_runs_key_is_created_once(engine: Engine) -> None:
@@ -301,9 +301,9 @@ def test_an_external_version_restarts_a_run(engine: Engine, rounds: Driven) -> N
     rounds.rest(r.RunRested(state=r.RunState.FINISHED, reason="done"), 20.0, next_sequence=99)
     assert runs.run(RUN) == RunRecord(start=START, state=r.RunState.FINISHED, reason="done", max_rounds=3)
     second = version(parent=FIRST)
-    control.publish(RUN, Newest(version=second, event=replace(published(1), round=0)), 30.0)
+    control.publish(RUN, Newest(version=second, event=replace(published_event(1), round=0)), 30.0)
     assert runs.runs()[0].state is r.RunState.FINISHED
-    third = Newest(version=version(parent=second), event=replace(published(2), round=0, rounds=5))
+    third = Newest(version=version(parent=second), event=replace(published_event(2), round=0, rounds=5))
     control.publish(RUN, third, 40.0)
     assert runs.runs() == (RunRecord(start=START, state=r.RunState.RUNNING, reason="", max_rounds=5),)
     rounds.rest(r.RunRested(state=r.RunState.FINISHED, reason="done"), 50.0, next_sequence=99)
@@ -312,10 +312,10 @@ def test_an_external_version_restarts_a_run(engine: Engine, rounds: Driven) -> N
 
 
 def test_no_version_is_published_while_a_set_is_being_folded(engine: Engine, rounds: Driven) -> None:
-    commit(rounds, committed("a"), 2)
+    commit(rounds, committed_update("a"), 2)
     close(rounds, quorum=1)
     rounds.rest(r.RunRested(state=r.RunState.PAUSED, reason="paused"), 20.0, next_sequence=99)
-    newest = Newest(version=version(parent=FIRST), event=replace(published(1), round=0))
+    newest = Newest(version=version(parent=FIRST), event=replace(published_event(1), round=0))
     with raises(Conflict, "run run: a round is being folded; publish again when its version is there"):
         SqliteCommands(engine).publish(RUN, newest, 30.0)
 
@@ -349,9 +349,9 @@ def test_everything_survives_reopening(tmp_path: Path, engine: Engine, rounds: D
     runs.add_bundle(BUNDLE)
     runs.run_key(RUN, b"first")
     rounds.set_deadline(1, 70.0, 10.0)
-    commit(rounds, committed("a"), 2)
+    commit(rounds, committed_update("a"), 2)
     close(rounds, quorum=1)
-    rounds.publish(version(parent=FIRST), published(1), next_grid=(1, 2), outer_state={}, now_s=30.0)
+    rounds.publish(version(parent=FIRST), published_event(1), next_grid=(1, 2), outer_state={}, now_s=30.0)
     device = EnrolledDevice(public_key="ab" * 32)
     devices.enroll([device], 1.0)
 

@@ -92,7 +92,7 @@ def test_parquet_without_its_library_names_the_extra(tmp_path: Path, monkeypatch
         ),
     ],
 )
-def test_a_wrong_table_is_one_error(text: str, error: str, tmp_path: Path) -> None:
+def test_a_wrong_table_raises_one_error(text: str, error: str, tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
     path.write_text(text)
     with pytest.raises(InvalidInput) as excinfo:
@@ -100,7 +100,7 @@ def test_a_wrong_table_is_one_error(text: str, error: str, tmp_path: Path) -> No
     assert str(excinfo.value).startswith(f"{path}: {error}")
 
 
-def test_a_folder_with_other_files_is_one_error(tmp_path: Path) -> None:
+def test_a_folder_with_other_files_raises_one_error(tmp_path: Path) -> None:
     error = f"{tmp_path}: got a folder without tables, expected files that end in .csv or .parquet"
     with raises(InvalidInput, error):
         load_data(str(tmp_path))

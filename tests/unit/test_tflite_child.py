@@ -65,9 +65,9 @@ def test_a_graph_that_the_first_attempt_cannot_lay_out_is_converted_by_the_child
 )
 def test_a_child_without_a_result_becomes_one_error(code: str, reason: str) -> None:
     signatures = {"infer": trace(nn.ReLU(), torch.ones(2))}
-    with pytest.raises(UnsupportedModel) as error:
+    with pytest.raises(UnsupportedModel) as excinfo:
         convert_in_child(signatures, "App small", [sys.executable, "-c", code])
-    assert str(error.value) == (
+    assert str(excinfo.value) == (
         f"App small: cannot be converted to TFLite ({reason}); replace that part of the model, or freeze it; "
         "fanin export --check names it"
     )

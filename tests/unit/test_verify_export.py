@@ -10,9 +10,9 @@ from typing import Literal
 import numpy as np
 import pytest
 import torch
-from support.models import Mlp, app_of, bundle_of, exported
+from support.models import Mlp, app_of, bundle_of, export_bundle
 from support.mutants import verify_traced
-from support.nightly import nightly_but
+from support.nightly import in_ci
 from torch import Tensor, nn
 
 from fanin.edge.bundles.bundle import Bundle
@@ -84,7 +84,7 @@ def small_loss(outputs: Tensor, targets: Tensor) -> Tensor:
 def case(name: str) -> tuple[App, Bundle]:
     """Return the App with a Recipe, and its Bundle."""
     app = replace(app_of("mlp"), loss=small_loss, recipe=RECIPES[name])
-    return app, exported(app)
+    return app, export_bundle(app)
 
 
 def check(name: str, factor: float) -> None:
@@ -97,12 +97,12 @@ def check(name: str, factor: float) -> None:
     verify(replace(prepared, eager=eager), bundle, open_runtime("onnx"), open_runtime("onnx", plain=True))
 
 
-@pytest.mark.parametrize("name", nightly_but(RECIPES, ("sgd",)))
+@pytest.mark.parametrize("name", in_ci(RECIPES, ("sgd",)))
 def test_a_right_gradient_passes(name: str) -> None:
     check(name, 1.0)
 
 
-@pytest.mark.parametrize("name", nightly_but(RECIPES, ("sgd",)))
+@pytest.mark.parametrize("name", in_ci(RECIPES, ("sgd",)))
 @pytest.mark.parametrize("factor", [1.5, 0.99, 0.0])
 def test_a_wrong_gradient_is_refused_however_small(name: str, factor: float) -> None:
     with pytest.raises(
@@ -116,7 +116,7 @@ def test_a_graph_whose_gradient_is_zero_is_refused_at_a_small_loss() -> None:
     flat = Steeper()
     flat.load_state_dict(app.module.state_dict())
     flat.factor = 0.0
-    bundle = exported(replace(app, module=flat))
+    bundle = export_bundle(replace(app, module=flat))
     with pytest.raises(UnsupportedModel, match=r"train step 1: the next 3\.weight of module 3 \(Linear\)"):
         verify(prepare(app), bundle, open_runtime("onnx"), open_runtime("onnx", plain=True))
 
@@ -124,7 +124,7 @@ def test_a_graph_whose_gradient_is_zero_is_refused_at_a_small_loss() -> None:
 def test_an_adam_that_never_moves_is_refused() -> None:
     error = r"train step 1: the next 1\.bias of module 1 \(Linear\) .* differs from torch's"
     with pytest.raises(UnsupportedModel, match=error):
-        exported(replace(app_of("mlp"), recipe=Recipe(optimizer=Still())))
+        export_bundle(replace(app_of("mlp"), recipe=Recipe(optimizer=Still())))
 
 
 def kinked_case(share: float) -> tuple[App, nn.Module]:
@@ -138,13 +138,13 @@ def kinked_case(share: float) -> tuple[App, nn.Module]:
 
 def test_a_gradient_that_depends_on_rounding_may_differ_as_in_torch_itself() -> None:
     app, other = kinked_case(1e-3)
-    prepared, bundle = prepare(app), exported(app)
+    prepared, bundle = prepare(app), export_bundle(app)
     verify(replace(prepared, eager=other), bundle, open_runtime("onnx"), open_runtime("onnx", plain=True))
 
 
 def test_even_a_gradient_that_depends_on_rounding_is_not_that_of_another_model() -> None:
     app, other = kinked_case(1.0)
-    prepared, bundle = prepare(app), exported(app)
+    prepared, bundle = prepare(app), export_bundle(app)
     with pytest.raises(UnsupportedModel, match=r"train step 1: the next 3\.weight of module 3 .* differs from torch's"):
         verify(replace(prepared, eager=other), bundle, open_runtime("onnx"), open_runtime("onnx", plain=True))
 
@@ -154,7 +154,7 @@ def test_a_gradient_of_rounding_alone_passes() -> None:
     # The gradient of a bias before a batch norm is only rounding error, so there is nothing to compare.
     torch.manual_seed(0)
     module = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 4))
-    assert exported(replace(app_of("mlp"), module=module)).manifest.table.num_values > 0
+    assert export_bundle(replace(app_of("mlp"), module=module)).manifest.table.num_values > 0
 
 
 @pytest.mark.parametrize("loss", [2.0, math.nan])

@@ -7,7 +7,7 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from support.models import app_of, bundle_of, exported, samples
+from support.models import app_of, bundle_of, export_bundle, samples
 
 from fanin.clients.data.batching import batches_in_order
 from fanin.clients.data.examples import Examples
@@ -29,7 +29,7 @@ def values_app() -> App:
 
 @cache
 def values_bundle() -> Bundle:
-    return exported(values_app())
+    return export_bundle(values_app())
 
 
 def metrics_of_module(app: App, bundle: Bundle, *names: str) -> VersionMetrics:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from support.errors import raises
 from support.snapshot import snapshot
-from support.staleness import CAN, assignment, send, settle
+from support.staleness import CAPABILITIES, assignment, send, settle
 from support.virtual import Place, bundle_in, open_place, plan, start
 
 from fanin.clients.testing import run_virtual
@@ -87,7 +87,7 @@ def test_a_run_that_another_coordinator_drives_is_watched_to_its_end(tmp_path: P
 
 async def watch_to_its_end(place: Place) -> list[int]:
     """Watch the Run to its end. Return the numbers of its Versions."""
-    events = [recorded.event async for recorded in place.runs.watch("run", 0)]
+    events = [entry.event async for entry in place.runs.watch("run", 0)]
     return [event.number for event in events if isinstance(event, VersionPublished)]
 
 
@@ -95,7 +95,7 @@ def test_a_device_downloads_a_version_from_a_coordinator_that_does_not_drive_its
     async def main() -> None:
         older, newer = await take_over(tmp_path)
         served_version = m.ServedVersion(run_id="run", number=1)
-        check_in = m.CheckIn(protocol=m.PROTOCOL, capabilities=CAN, wait_s=40.0, served=served_version)
+        check_in = m.CheckIn(protocol=m.PROTOCOL, capabilities=CAPABILITIES, wait_s=40.0, served=served_version)
         task = asyncio.create_task(older.coordinator.check_in("c", check_in))
         for device in "ab":
             await send(newer, device)

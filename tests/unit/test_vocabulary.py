@@ -5,7 +5,7 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from support.models import exported
+from support.models import export_bundle
 from support.values import assignment
 from torch import Tensor, nn
 
@@ -89,7 +89,7 @@ def test_inputs_that_are_no_tokens_are_not_counted() -> None:
 def bundle() -> Bundle:
     """The Bundle of the token model, exported once."""
     torch.manual_seed(0)
-    return exported(app_of(Tokens()))
+    return export_bundle(app_of(Tokens()))
 
 
 def with_token(token: int, num: int = 2) -> np.ndarray:

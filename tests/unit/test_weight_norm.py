@@ -4,8 +4,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support.models import exported
-from support.nightly import nightly_but
+from support.models import export_bundle
+from support.nightly import in_ci
 from torch import nn
 from torch.nn.utils import parametrizations
 
@@ -16,7 +16,7 @@ aten = torch.ops.aten
 
 
 @given(shape=st.lists(st.integers(1, 4), min_size=1, max_size=4), is_last=st.booleans())
-def test_the_gradient_is_torchs(shape: list[int], is_last: bool) -> None:
+def test_the_gradient_equals_torch(shape: list[int], is_last: bool) -> None:
     dim = len(shape) - 1 if is_last else 0
     lengths = [size if index == dim else 1 for index, size in enumerate(shape)]
     v, dw = torch.randn(shape, dtype=torch.float64), torch.randn(shape, dtype=torch.float64)
@@ -27,7 +27,7 @@ def test_the_gradient_is_torchs(shape: list[int], is_last: bool) -> None:
         torch.testing.assert_close(gradient, expected, rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("graph_format", nightly_but(("onnx", "tflite"), ("onnx",)))
+@pytest.mark.parametrize("graph_format", in_ci(("onnx", "tflite"), ("onnx",)))
 def test_a_convolution_with_a_normalized_weight_is_exported(graph_format: str) -> None:
     torch.manual_seed(0)
     body = parametrizations.weight_norm(nn.Conv1d(2, 4, 3, padding=2, dilation=2))
@@ -39,4 +39,4 @@ def test_a_convolution_with_a_normalized_weight_is_exported(graph_format: str) -
         num_classes=3,
     )
     # The export compares its graphs with eager torch.
-    assert set(exported(app, (graph_format,)).manifest.slots) == {graph_format}
+    assert set(export_bundle(app, (graph_format,)).manifest.slots) == {graph_format}

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from support.models import app_of, exported
+from support.models import app_of, export_bundle
 from torch import Tensor, nn
 
 from fanin.edge.export import App
@@ -51,7 +51,7 @@ def several_writes(x: Tensor) -> Tensor:
 @pytest.mark.parametrize("graph_format", ["onnx", pytest.param("tflite", marks=pytest.mark.nightly)])
 def test_writes_at_integers_and_slices_train(graph_format: str) -> None:
     # An export compares the steps of its graph with eager torch.
-    assert exported(app_with(several_writes), (graph_format,)).manifest.table.num_values == 64 * 8 + 8 + 8 * 4 + 4
+    assert export_bundle(app_with(several_writes), (graph_format,)).manifest.table.num_values == 64 * 8 + 8 + 8 * 4 + 4
 
 
 def test_values_are_written_as_in_torch() -> None:
@@ -105,4 +105,4 @@ def test_a_write_to_a_view_is_refused_with_its_line(change: Change, call: str) -
         "of the whole tensor: "
     )
     with pytest.raises(UnsupportedModel, match=re.escape(message)):
-        exported(app_with(change))
+        export_bundle(app_with(change))

@@ -107,9 +107,9 @@ class SimulatedCoordinator:
         while True:
             try:
                 life = self.life
-                async for recorded in life.fleet.stream(life.runs.watch(run_id, sequence)):
-                    sequence = recorded.sequence + 1
-                    yield recorded
+                async for entry in life.fleet.stream(life.runs.watch(run_id, sequence)):
+                    sequence = entry.sequence + 1
+                    yield entry
                 return
             except Unavailable:
                 await asyncio.sleep(PAUSE_S)

@@ -194,8 +194,8 @@ class SimulatedRun:
     async def _follow(self, federation: Federation, rows: RowLists) -> None:
         """Add the rows of each Version until the Run ends. Raises FaninError if the Run does not finish."""
         num_accepted = 0
-        async for recorded in federation.watch(RUN):
-            event = recorded.event
+        async for entry in federation.watch(RUN):
+            event = entry.event
             match event:
                 case RoundClosed():
                     num_accepted = event.num_accepted

@@ -125,8 +125,8 @@ class Federation:
 
     async def watch(self, run_id: str) -> AsyncIterator[LoggedEvent]:
         """Yield the events of a Run, past and future, until it ends; continue after a restart."""
-        async for recorded in self._coordinator.watch(run_id):
-            yield recorded
+        async for entry in self._coordinator.watch(run_id):
+            yield entry
 
     # The participants and their lifetime.
 

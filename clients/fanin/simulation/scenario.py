@@ -68,7 +68,7 @@ class Outcome:
     @property
     def versions(self) -> tuple[VersionPublished, ...]:
         """The Versions, oldest first."""
-        events = (recorded.event for recorded in self.events)
+        events = (entry.event for entry in self.events)
         return tuple(event for event in events if isinstance(event, VersionPublished))
 
     @property
@@ -99,7 +99,7 @@ async def _run(scenario: Scenario, folder: Path | None) -> Outcome:
         federation.interrupt(scenario.stops_s, scenario.down_s)
         try:
             async with asyncio.timeout(scenario.max_s):
-                events = [recorded async for recorded in federation.watch(RUN)]
+                events = [entry async for entry in federation.watch(RUN)]
         except TimeoutError:
             raise TimeoutError(await _unfinished(federation, scenario)) from None
         return _outcome(federation, scenario, events)

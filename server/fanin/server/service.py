@@ -183,8 +183,8 @@ class ControlService(control_pb2_grpc.ControlServicer):
 
     async def Watch(self, request: control_pb2.WatchRequest, context: object) -> AsyncIterator[control_pb2.Event]:
         """See control.proto."""
-        async for recorded in self._runs.watch(request.run_id, cr.from_sequence_from_proto(request)):
-            yield cr.event_to_proto(recorded)
+        async for entry in self._runs.watch(request.run_id, cr.from_sequence_from_proto(request)):
+            yield cr.event_to_proto(entry)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -106,10 +106,10 @@ def time_bare(folder: Path, load: Load) -> list[float]:
 
 
 def _rounds_row(folder: Path, load: Load) -> dict[str, object]:
-    recorded = time_rounds(folder, load)
-    published = [one for one in recorded if isinstance(one.event, VersionPublished) and one.event.round]
+    entries = time_rounds(folder, load)
+    published = [entry for entry in entries if isinstance(entry.event, VersionPublished) and entry.event.round]
     seconds = [after.time - before.time for before, after in pairwise(published)]
-    versions = [one.event for one in published if isinstance(one.event, VersionPublished)]
+    versions = [entry.event for entry in published if isinstance(entry.event, VersionPublished)]
     if len({version.version_sha256 for version in versions}) != load.num_rounds:
         raise Conflict(f"got {versions}, expected another version after each of {load.num_rounds} rounds")
     on_wire = [version.bytes_down + version.bytes_up for version in versions[1:]]

@@ -110,8 +110,8 @@ def follow_run(operator: Operator, run_id: str, from_sequence: int, check: Calla
 
     def watch() -> None:
         try:
-            for recorded in operator.watch(run_id, from_sequence):
-                inbox.put(recorded)
+            for entry in operator.watch(run_id, from_sequence):
+                inbox.put(entry)
             inbox.put(None)
         except FaninError as exc:
             inbox.put(exc)

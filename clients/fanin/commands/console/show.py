@@ -95,11 +95,11 @@ def follow(
         out = stack.enter_context(Path(json_target).open("w")) if json_target not in ("", "-") else sys.stdout
         if before is not None and json_target:
             out.write(_line(before))
-        for recorded in events:
-            out.write(_line(event_row(recorded)) if json_target else f"{event_text(recorded.event)}\n")
+        for entry in events:
+            out.write(_line(event_row(entry)) if json_target else f"{event_text(entry.event)}\n")
             out.flush()
-            if isinstance(recorded.event, RunRested):
-                outcome = recorded.event.state
+            if isinstance(entry.event, RunRested):
+                outcome = entry.event.state
     return outcome
 
 
@@ -107,14 +107,14 @@ def _line(row: Mapping[str, object]) -> str:
     return json.dumps(finite(row), allow_nan=False) + "\n"
 
 
-def event_row(recorded: LoggedEvent) -> dict[str, object]:
+def event_row(entry: LoggedEvent) -> dict[str, object]:
     """Return the JSON row of an event."""
-    names = [field.name for field in fields(recorded.event)]
-    facts = {JSON_KEYS.get(name, name): _plain(getattr(recorded.event, name)) for name in names}
+    names = [field.name for field in fields(entry.event)]
+    facts = {JSON_KEYS.get(name, name): _plain(getattr(entry.event, name)) for name in names}
     return {
-        "sequence": recorded.sequence,
-        "time_s": recorded.time,
-        "event": type(recorded.event).__name__,
+        "sequence": entry.sequence,
+        "time_s": entry.time,
+        "event": type(entry.event).__name__,
         **facts,
     }
 

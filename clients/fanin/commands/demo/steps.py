@@ -257,9 +257,9 @@ def _join_all(processes: Processes, setting: Setting) -> None:
 def _follow(processes: Processes, operator: Operator, from_sequence: int) -> list[RunEvent]:
     """Print and return the events until the Run ends. Raises an error if a process ends or the Run fails."""
     events = []
-    for recorded in follow_run(operator, RUN_ID, from_sequence, processes.check):
-        events.append(recorded.event)
-        _say(f"server: {event_text(recorded.event)}")
+    for entry in follow_run(operator, RUN_ID, from_sequence, processes.check):
+        events.append(entry.event)
+        _say(f"server: {event_text(entry.event)}")
     last = events[-1]
     if isinstance(last, RunRested) and last.state is RunState.FAILED:
         raise InvalidInput(f"the run failed: {last.reason}; the logs of the processes are in {processes.folder}")

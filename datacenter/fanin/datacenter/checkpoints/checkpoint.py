@@ -75,7 +75,7 @@ class Checkpoints:
 
     Attributes:
         while_waiting: Called repeatedly while ``finish`` waits for a save.
-        when_written: Called by ``finish`` with the step of a save that is complete.
+        on_written: Called by ``finish`` with the step of a save that is complete.
         skipped: Faults of the checkpoints that the last ``load`` skipped.
     """
 
@@ -90,7 +90,7 @@ class Checkpoints:
         self._pending: Future[None] | None = None
         self._pending_step = 0
         self.while_waiting: Callable[[], None] = lambda: None
-        self.when_written: Callable[[int], None] = lambda step: None
+        self.on_written: Callable[[int], None] = lambda step: None
         self.skipped: tuple[str, ...] = ()
         self._damaged: set[int] = set()
 
@@ -144,7 +144,7 @@ class Checkpoints:
         while not wait((pending,), WAIT_POLL_S).done:
             self.while_waiting()
         pending.result()
-        self.when_written(self._pending_step)
+        self.on_written(self._pending_step)
 
     def load(self) -> Progress | None:
         """Load the newest intact checkpoint; ``skipped`` lists the faults of newer ones.

@@ -117,7 +117,7 @@ class JobCheckpoints:
         self._loop = loop
         if self._checkpoints is not None:
             self._checkpoints.while_waiting = lambda: publish(CheckpointWaited(num_steps=loop.state.step))
-            self._checkpoints.when_written = lambda step: publish(CheckpointWritten(num_steps=step))
+            self._checkpoints.on_written = lambda step: publish(CheckpointWritten(num_steps=step))
 
     def on(self, event: Event) -> None:
         """Save if the settings require a checkpoint after this event. Raises StorageFull or Diverged."""

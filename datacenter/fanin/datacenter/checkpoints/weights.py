@@ -30,7 +30,7 @@ from torch.distributed.tensor import DTensor
 
 from fanin.datacenter.parallel.build import ParameterEntry
 from fanin.datacenter.parallel.engine import Engine
-from fanin.datacenter.parallel.gather import whole_parameters
+from fanin.datacenter.parallel.gather import full_parameters
 from fanin.datacenter.parallel.transforms.slices import slices
 from fanin.datacenter.parallel.transforms.ties import other_names
 from fanin.edge.tensors import count_differences
@@ -61,7 +61,7 @@ def export_weights(engine: Engine, path: Path, metadata: Mapping[str, str] | Non
     """
     table = in_order(engine.table)
     header = file_header(table, metadata or {})
-    parameters = whole_parameters(replace(engine.rank_model, table=table))
+    parameters = full_parameters(replace(engine.rank_model, table=table))
     is_first = not dist.is_initialized() or dist.get_rank() == 0
     failure = _write(path, header, parameters) if is_first else None
     for _ in parameters:

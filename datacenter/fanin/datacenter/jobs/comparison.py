@@ -33,7 +33,7 @@ from fanin.datacenter.families.known import FAMILIES
 from fanin.datacenter.parallel.batch import Batch
 from fanin.datacenter.parallel.build import apply_freeze
 from fanin.datacenter.parallel.engine import Engine
-from fanin.datacenter.parallel.gather import whole_buffers, whole_parameters
+from fanin.datacenter.parallel.gather import full_buffers, full_parameters
 from fanin.datacenter.parallel.layout import styles_remedy
 from fanin.datacenter.parallel.settings import ParallelSettings
 from fanin.datacenter.parallel.transforms.data import HALF
@@ -116,10 +116,10 @@ class Comparison:
         """Give the copy of the module the values of the engine. A collective."""
         if self._full_model is not None:
             materialize(self._full_model, torch.device("cpu"))
-        for name, value in whole_parameters(engine.rank_model):
+        for name, value in full_parameters(engine.rank_model):
             if self._full_model is not None:
                 self._full_model.get_parameter(name).copy_(value)
-        for name, value in whole_buffers(engine.rank_model).items():
+        for name, value in full_buffers(engine.rank_model).items():
             if self._full_model is not None:
                 self._full_model.get_buffer(name).copy_(value)
 

@@ -50,7 +50,7 @@ from fanin.datacenter.models.pretrained_folder import CONFIG
 from fanin.datacenter.observers.loading import RankPlace, guest_of, load_observers
 from fanin.datacenter.observers.observer import Failure, Guest, Observers
 from fanin.datacenter.parallel.engine import Engine, build_engine
-from fanin.datacenter.parallel.gather import whole_buffers
+from fanin.datacenter.parallel.gather import full_buffers
 from fanin.datacenter.parallel.pipelines.stages import stage_times
 from fanin.datacenter.parallel.settings import ParallelSettings
 from fanin.datacenter.ranks.devices import build_mesh, describe_device, device_type, rank_device
@@ -320,13 +320,13 @@ def _write_weights(config: TrainConfig, job: JobModel, engine: Engine, rank: int
 
 def _parameters(engine: Engine, table: TensorTable) -> Float32s:
     """Return the parameters and running statistics of an App (num_values,), laid out by ``table``. A collective."""
-    values = {name: value.numpy() for name, value in whole_values(engine).items()}
+    values = {name: value.numpy() for name, value in full_values(engine).items()}
     return table.flatten({spec.name: values[spec.name] for spec in table.specs})
 
 
-def whole_values(engine: Engine) -> dict[str, torch.Tensor]:
+def full_values(engine: Engine) -> dict[str, torch.Tensor]:
     """Return all parameters and running statistics, unsharded, on every rank. A collective."""
-    return whole_buffers(engine.rank_model) | engine.full_parameters()
+    return full_buffers(engine.rank_model) | engine.full_parameters()
 
 
 def _stage_times(parallel: ParallelSettings, num_layers: int) -> tuple[float, ...]:

@@ -6,7 +6,7 @@ Example::
     index, count = engine.share                             # the part of each global batch that this rank trains on
     result = engine.step(batch)                             # batch: this rank's part
     loss_sum, loss_count = engine.evaluate(batch)           # over the parts of all ranks
-    parameters = engine.full_parameters()                   # name to whole CPU tensor, on every rank
+    parameters = engine.full_parameters()                   # name to full CPU tensor, on every rank
 
 All ranks must call the same methods in the same order, because most of them are collectives.
 
@@ -27,7 +27,7 @@ from torch.optim import Optimizer
 from fanin.datacenter.parallel.batch import Batch
 from fanin.datacenter.parallel.build import ParameterEntry, RankModel, TrainableModel, build
 from fanin.datacenter.parallel.checks import check_sequence
-from fanin.datacenter.parallel.gather import load_whole, whole_gradients, whole_parameters
+from fanin.datacenter.parallel.gather import full_gradients, full_parameters, load_full
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
 from fanin.datacenter.parallel.steps import gradients
 from fanin.datacenter.parallel.steps.noise import PartNorms, RateOf
@@ -201,7 +201,7 @@ class Engine:
         self._drop_gradients()
         self._passes.train(batch, max(1, total), 1.0 if self._scale is None else self._scale.factor, None)
         self._complete_gradients()
-        yield from whole_gradients(self.rank_model)
+        yield from full_gradients(self.rank_model)
         self._drop_gradients()
 
     @property
@@ -229,7 +229,7 @@ class Engine:
 
     def full_parameters(self) -> dict[str, Tensor]:
         """Gather all parameters on the CPU of every rank, by name and in the order of one process. A collective."""
-        return dict(whole_parameters(self.rank_model))
+        return dict(full_parameters(self.rank_model))
 
     def load_parameters(self, values: Mapping[str, Tensor]) -> None:
         """Load full parameters into this rank's shards.
@@ -237,7 +237,7 @@ class Engine:
         Raises:
             ValueError: names or shapes differ from those of the model. Nothing is changed.
         """
-        load_whole(self.rank_model, values)
+        load_full(self.rank_model, values)
 
     def _on_device(self, batch: Batch) -> Batch:
         """Return a batch on this rank's device. Raises InvalidInput if tp cannot split its sequences evenly."""

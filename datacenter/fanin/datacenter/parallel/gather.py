@@ -15,7 +15,7 @@ from fanin.datacenter.parallel.transforms.slices import slices
 from fanin.edge.tensors import count_differences
 
 
-def whole_parameters(model: RankModel) -> Iterator[tuple[str, Tensor]]:
+def full_parameters(model: RankModel) -> Iterator[tuple[str, Tensor]]:
     """Yield the name and full value of each parameter on the CPU of every rank.
 
     A collective: all ranks must iterate together. Only one full parameter is in memory at a time, unless the caller
@@ -27,10 +27,10 @@ def whole_parameters(model: RankModel) -> Iterator[tuple[str, Tensor]]:
     return _full_tensors(model, lambda value: value.detach())
 
 
-def whole_gradients(model: RankModel) -> Iterator[tuple[str, Tensor]]:
+def full_gradients(model: RankModel) -> Iterator[tuple[str, Tensor]]:
     """Yield the name and full gradient of each parameter; zeros for a parameter that has none.
 
-    A collective, as ``whole_parameters``. The gradients must have the placements of their parameters
+    A collective, as ``full_parameters``. The gradients must have the placements of their parameters
     (``gradients.settle``).
     """
     return _full_tensors(model, lambda value: torch.zeros_like(value) if value.grad is None else value.grad)
@@ -60,7 +60,7 @@ def _full_tensors(model: RankModel, tensor_of: Callable[[nn.Parameter], Tensor])
         yield name, value.cpu().clone()
 
 
-def whole_buffers(model: RankModel) -> dict[str, Tensor]:
+def full_buffers(model: RankModel) -> dict[str, Tensor]:
     """Return the floating-point buffers of all stages by name, on the CPU of every rank. A collective.
 
     Each is that of one rank of its stage: copies of the model may have other running statistics.
@@ -80,7 +80,7 @@ def whole_buffers(model: RankModel) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def load_whole(model: RankModel, values: Mapping[str, Tensor]) -> None:
+def load_full(model: RankModel, values: Mapping[str, Tensor]) -> None:
     """Load full values into the shards of this rank.
 
     Raises:

@@ -22,7 +22,7 @@ from fanin.protos.messages import CodecSpec
 
 States = Mapping[str, State]
 """The state of each stage, by its name."""
-Sent = Mapping[str, Float64s]
+Decoded = Mapping[str, Float64s]
 """The groups as the coordinator reads them (num_values,), by name."""
 
 
@@ -87,15 +87,15 @@ class UpdatePipeline:
         assert passing.encoded is not None, "each stage sends once, so the codec was reached"
         return StagedUpdate(encoded=passing.encoded, states={name: passing.after[name] for name in self.stages})
 
-    def _send(self, passing: "_Pass", names: Sequence[str], vector: Vector) -> Sent:
+    def _send(self, passing: "_Pass", names: Sequence[str], vector: Vector) -> Decoded:
         """Take a vector through these stages and the codec."""
         if not names:
             passing.encoded = self._encode(vector)
             return self._decoded(passing.encoded)
-        name, stage, results = names[0], self.stages[names[0]], list[Sent]()
+        name, stage, results = names[0], self.stages[names[0]], list[Decoded]()
         problems = list[Exception]()
 
-        def send(changed: Vector) -> Sent:
+        def send(changed: Vector) -> Decoded:
             try:
                 if results:
                     raise InvalidInput(f"stage {name}: sent two vectors, expected one; correct the stage")
@@ -130,13 +130,13 @@ class UpdatePipeline:
     def _encode(self, vector: Vector) -> Encoded:
         flat, codec = self.layout.join(vector), codec_named(self.codec.name)
         rng = self.rng_of("", flat) if codec.is_stochastic else np.random.default_rng(0)
-        return codec.encode(self.layout.whole, flat, self.grid, self.codec.max_shift, rng)
+        return codec.encode(self.layout.total_table, flat, self.grid, self.codec.max_shift, rng)
 
-    def _decoded(self, encoded: Encoded) -> Sent:
+    def _decoded(self, encoded: Encoded) -> Decoded:
         """Return the coordinator's reading by group. Without stages it is not needed, so nothing is decoded."""
         if not self.stages:
             return {}
-        codec, table = codec_named(self.codec.name), self.layout.whole
+        codec, table = codec_named(self.codec.name), self.layout.total_table
         values = codec.decode(memoryview(encoded.payload)).astype(np.float64)
         for spec, start, exponent, shift in zip(table.specs, table.offsets, self.grid, encoded.shifts, strict=True):
             block = values[start : start + spec.num_values]

@@ -51,12 +51,12 @@ class VectorLayout:
     Attributes:
         table: The layout of the parameters, and of each group.
         groups: The groups, the parameters first.
-        whole: The layout of the vector: the blocks of the first group, then those of the second one, and so on.
+        total_table: The layout of the vector: the blocks of the first group, then those of the second one, and so on.
     """
 
     table: TensorTable
     groups: tuple[Group, ...] = (MAIN,)
-    whole: TensorTable = field(init=False, compare=False, repr=False)
+    total_table: TensorTable = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         names = [group.name for group in self.groups]
@@ -68,8 +68,8 @@ class VectorLayout:
             for number in range(len(names))
             for spec in self.table.specs
         )
-        whole = self.table if len(names) == 1 else TensorTable(tuple(specs))
-        object.__setattr__(self, "whole", whole)
+        total_table = self.table if len(names) == 1 else TensorTable(tuple(specs))
+        object.__setattr__(self, "total_table", total_table)
 
     @property
     def auxiliary(self) -> TensorTable:
@@ -90,7 +90,7 @@ class VectorLayout:
         return tuple(per_block) * len(self.groups)
 
     def join(self, vector: Vector) -> Float32s:
-        """Return the groups as one flat vector (whole.num_values,).
+        """Return the groups as one flat vector (total_table.num_values,).
 
         Raises:
             InvalidInput: Groups are missing or unknown, or a group has another shape or dtype.

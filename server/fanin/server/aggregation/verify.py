@@ -242,7 +242,7 @@ def _aggregate(history: _History, record: RoundRecord, lineage_start: int) -> tu
         lag = lag_of(_round_of(history, record, header, lineage_start), record)
         return updates.submission(header, device, lag)
 
-    return SetFold(history.rule, layout.whole, record.grid, submission).complete(record.accepted), base
+    return SetFold(history.rule, layout.total_table, record.grid, submission).complete(record.accepted), base
 
 
 def _round_of(history: _History, record: RoundRecord, header: UpdateHeader, lineage_start: int) -> RoundRecord:

@@ -269,7 +269,7 @@ def _expected(driver: RunDriver, round_number: int) -> Expected:
         round=round_number,
         version_sha256=driver.intake.opened(round_number).base.sha256,
         codec=setup.plan.codec,
-        table=setup.layout.whole,
+        table=setup.layout.total_table,
         num_labels=setup.num_labels,
         statistics=setup.statistics,
     )

@@ -62,7 +62,7 @@ class RoundWork:
         self._facts: dict[str, _Facts] = {}
         self._headers: dict[str, m.UpdateHeader] = {}
         self._resumed_bytes = 0
-        self._set_fold = SetFold(setup.rule, setup.layout.whole, opened.record.grid, self._submission)
+        self._set_fold = SetFold(setup.rule, setup.layout.total_table, opened.record.grid, self._submission)
         self._updates = SpooledUpdates(plan=setup.plan, layout=setup.layout, spool=files.spool)
         self._folded: _Folded | None = None
 

@@ -66,7 +66,7 @@ class RunSetup:
             self.plan.statistics,
             max_examples=self.plan.aggregation.max_examples,
             num_labels=self.num_labels,
-            num_values=self.layout.whole.num_values,
+            num_values=self.layout.total_table.num_values,
         )
 
     @cached_property

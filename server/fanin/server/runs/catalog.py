@@ -278,9 +278,9 @@ class Runs:
             # Before the events are read, so that none of the last ones is missed.
             has_ended = driver is None and await self._has_ended(await self.view(run_id))
             while page := await self._stores.runs.event_page(run_id, sequence):
-                for recorded in page:
-                    sequence = recorded.sequence + 1
-                    yield recorded
+                for entry in page:
+                    sequence = entry.sequence + 1
+                    yield entry
             if driver is None or changed is None:
                 if has_ended:
                     return

@@ -100,13 +100,13 @@ class History:
 
     def add(self, events: Iterable[LoggedEvent]) -> None:
         """Add the events that were recorded since the last call."""
-        for recorded in events:
-            self.next_sequence = recorded.sequence + 1
-            match recorded.event:
-                case VersionPublished(round=0) | RunResumed() if recorded.event.rounds:
-                    self._since = [recorded.event]
+        for entry in events:
+            self.next_sequence = entry.sequence + 1
+            match entry.event:
+                case VersionPublished(round=0) | RunResumed() if entry.event.rounds:
+                    self._since = [entry.event]
                 case VersionPublished() | RoundFailed() | RunResumed():
-                    self._since.append(recorded.event)
+                    self._since.append(entry.event)
                 case _:
                     pass
 

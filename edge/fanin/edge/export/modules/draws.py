@@ -78,7 +78,7 @@ def recorded(ports: list[RandomPort], limit_bytes: int | None = None) -> Draws:
     return Draws(source)
 
 
-def given(ports: Sequence[RandomPort], values: Sequence[Tensor]) -> Draws:
+def fixed_draws(ports: Sequence[RandomPort], values: Sequence[Tensor]) -> Draws:
     """Return a mode whose draws are these values, one for each port, in their order."""
     waiting = list(zip(ports, values, strict=True))
 

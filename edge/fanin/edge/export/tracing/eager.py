@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fanin.edge.export.inputs.named import numpy_inputs, rows_of
 from fanin.edge.export.inputs.outputs import predicted
-from fanin.edge.export.modules.draws import given, values_of
+from fanin.edge.export.modules.draws import fixed_draws, values_of
 from fanin.edge.export.optimizers.optimizer import Tensors
 from fanin.edge.export.prepare import Prepared
 from fanin.edge.export.tracing.examples import (
@@ -160,7 +160,7 @@ def eager_pass(
         if draws.ports:
             rows = torch.ones_like(rows)
             stack.enter_context(plain_kernels())
-            stack.enter_context(given(draws.ports, values_of(draws.ports, draws.key, draws.step)))
+            stack.enter_context(fixed_draws(draws.ports, values_of(draws.ports, draws.key, draws.step)))
         trained = check_output(app, app.call(module, rows_of(inputs, rows)))
         losses = app.loss(trained, labels_of(prepared, y[rows]))
     loss = (mask[rows] * losses).sum() / mask.sum()

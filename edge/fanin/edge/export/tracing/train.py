@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fanin.edge.export.decompositions.tables import Forms
-from fanin.edge.export.modules.draws import given, values_of
+from fanin.edge.export.modules.draws import fixed_draws, values_of
 from fanin.edge.export.modules.frozen_norms import FoldedNorms
 from fanin.edge.export.modules.norms import tracked_norms
 from fanin.edge.export.optimizers.optimizer import StepInputs, Tensors, clipped, setting_tensors
@@ -43,7 +43,7 @@ def trace_train(prepared: Prepared, forms: Forms) -> Traced:
 
     def step(*flat: Tensor) -> tuple[Tensor, ...]:
         values, frozen = inputs.named(flat)
-        with given(draws, [values[port.name] for port in draws]):
+        with fixed_draws(draws, [values[port.name] for port in draws]):
             loss, gradients, tracked = _gradients(prepared, values, frozen)
         # A norm that the forward did not call keeps its statistics.
         moved = {name: values[parameter_port(name)] for name in prepared.tracked} | tracked

@@ -19,7 +19,7 @@ class RunRows:
         events: The events; the first one has the number 1.
         rounds: The Rounds by number.
         updates: The Updates of each Round by device, in the order of their commits.
-        made: The Updates that were made for each Round, by device.
+        updates_by_assigned_round: The Updates by the Round of their Assignment, then by device.
         outer_states: The outer state after each Round.
         evaluations: The evaluation and the score of each Version that has one.
         lease: The newest lease.
@@ -31,7 +31,9 @@ class RunRows:
     events: list[LoggedEvent] = field(default_factory=list)
     rounds: dict[int, RoundRecord] = field(default_factory=dict)
     updates: defaultdict[int, dict[str, CommittedUpdate]] = field(default_factory=lambda: defaultdict(dict))
-    made: defaultdict[int, dict[str, CommittedUpdate]] = field(default_factory=lambda: defaultdict(dict))
+    updates_by_assigned_round: defaultdict[int, dict[str, CommittedUpdate]] = field(
+        default_factory=lambda: defaultdict(dict)
+    )
     outer_states: dict[int, OuterState] = field(default_factory=dict)
     evaluations: dict[int, tuple[VersionEvaluation, float | None]] = field(default_factory=dict)
     lease: Lease | None = None

@@ -81,7 +81,7 @@ class MemoryRounds:
 
     async def update(self, run_id: str, made_for: int, device_id: str) -> CommittedUpdate | None:
         """See ``CommittedUpdates.update``."""
-        return self._database.runs[run_id].made[made_for].get(device_id)
+        return self._database.runs[run_id].updates_by_assigned_round[made_for].get(device_id)
 
     async def updates(self, run_id: str, round_number: int) -> tuple[CommittedUpdate, ...]:
         """See ``CommittedUpdates.updates``."""
@@ -108,7 +108,7 @@ class MemoryRounds:
         rows = self._database.runs[run_id]
         return {
             device: update.header
-            for device, update in rows.made[round_number].items()
+            for device, update in rows.updates_by_assigned_round[round_number].items()
             if rows.rounds[update.round].mark is not RoundMark.FAILED
         }
 

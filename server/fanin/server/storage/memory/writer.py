@@ -70,7 +70,7 @@ class MemoryWriter:
     async def commit(self, update: CommittedUpdate, *, buffer: int) -> CommittedUpdate | None:
         """See ``RoundWriter.commit``."""
         rows, device = self._fenced(), update.device_id
-        updates = rows.made[update.header.round]
+        updates = rows.updates_by_assigned_round[update.header.round]
         if device in updates:
             return updates[device]
         record, committed = rows.rounds.get(update.round), rows.updates[update.round]

@@ -1,6 +1,6 @@
 """Counts the traffic of one step of jobs of four ranks, and writes it as JSON.
 
-    python tests/parallel/sent.py FOLDER first|all
+    python tests/parallel/traffic.py FOLDER first|all
 
 A program of its own for the reason in ``parity.py``. ``RANK.json`` maps each cell to ``counts`` and ``debug``.
 ``counts`` maps "axis kind" to [calls, bytes]. ``debug`` maps an operator to its calls in torch's CommDebugMode.
