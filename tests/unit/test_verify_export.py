@@ -20,10 +20,10 @@ from fanin.edge.export import Adam, App, Recipe, Sgd
 from fanin.edge.export.decompositions.tables import ONNX
 from fanin.edge.export.losses import cross_entropy
 from fanin.edge.export.optimizers.optimizer import StepInputs, Tensors
-from fanin.edge.export.prepare import prepare
+from fanin.edge.export.prepare import Prepared, prepare
 from fanin.edge.export.tracing.eager import cases_of, eager_step
 from fanin.edge.export.verification.comparison import Triple, check_loss, check_tensors
-from fanin.edge.export.verification.verify import _check_int8, _check_step, _start, verify, verify_training
+from fanin.edge.export.verification.verify import Forward, _check_int8, _check_step, _start, verify, verify_training
 from fanin.edge.runtimes.available import open_runtime
 from fanin.edge.runtimes.base import BatchEvaluation, Evaluate, NamedInputs, PaddedBatch, Runtime, TrainState
 from fanin.edge.tensors import Float32s
@@ -184,10 +184,14 @@ def test_wrong_int8_logits_are_refused(change: Callable[[Float32s], Float32s], m
         outputs: Float32s = prepared.eager(torch.from_numpy(inputs["x"])).detach().numpy()
         return outputs
 
-    cases = cases_of(prepared)
-    _check_int8(prepared, "runtime", (logits, logits), cases)
+    forwards = forwards_of(prepared)
+    _check_int8(prepared, "runtime", (logits, logits), forwards)
     with pytest.raises(UnsupportedModel, match=message):
-        _check_int8(prepared, "runtime", (lambda inputs: change(logits(inputs)), logits), cases)
+        _check_int8(prepared, "runtime", (lambda inputs: change(logits(inputs)), logits), forwards)
+
+
+def forwards_of(prepared: Prepared) -> list[Forward]:
+    return [(case.batch.inputs, tuple(case.twin.output.shape)) for case in cases_of(prepared)]
 
 
 class Answers:
@@ -224,8 +228,8 @@ def test_a_wrong_evaluation_is_refused(change: Callable[[BatchEvaluation], Batch
 
 def test_an_evaluation_that_is_right_for_the_traced_batch_alone_is_refused() -> None:
     prepared, bundle, runtime = prepare(app_of("mlp")), bundle_of("mlp"), open_runtime("onnx")
-    cases, true_evaluation = cases_of(prepared), runtime.open_evaluate(bundle)
-    traced_x = cases[0].batch.inputs["x"]
+    true_evaluation = runtime.open_evaluate(bundle)
+    traced_x = next(cases_of(prepared)).batch.inputs["x"]
 
     def evaluate(parameters: Float32s, batch: PaddedBatch) -> BatchEvaluation:
         sums = true_evaluation(parameters, batch)
@@ -233,13 +237,13 @@ def test_an_evaluation_that_is_right_for_the_traced_batch_alone_is_refused() -> 
 
     error = "evaluation: loss for a batch that was not traced of the exported graph differs"
     with pytest.raises(UnsupportedModel, match=error):
-        verify_training(prepared, bundle.manifest, runtime.open_train(bundle), evaluate, cases)
+        verify_training(prepared, bundle.manifest, runtime.open_train(bundle), evaluate, cases_of(prepared))
 
 
 def test_int8_logits_that_are_right_for_the_traced_batch_alone_are_refused() -> None:
     prepared = prepare(app_of("mlp"))
-    cases = cases_of(prepared)
-    traced_x = cases[0].batch.inputs["x"]
+    forwards = forwards_of(prepared)
+    traced_x = forwards[0][0]["x"]
 
     def plain(inputs: NamedInputs) -> Float32s:
         logits: Float32s = prepared.eager(torch.from_numpy(inputs["x"])).detach().numpy()
@@ -250,7 +254,7 @@ def test_int8_logits_that_are_right_for_the_traced_batch_alone_are_refused() -> 
         return plain(inputs) if np.array_equal(x, traced_x[: len(x)]) else -plain(inputs)
 
     with pytest.raises(UnsupportedModel, match="returns int8 logits that differ by"):
-        _check_int8(prepared, "runtime", (fused, plain), cases)
+        _check_int8(prepared, "runtime", (fused, plain), forwards)
 
 
 @pytest.mark.parametrize("term", ["proximal", "scaffold"])

@@ -5,7 +5,7 @@ in float32 and in float64: their difference is torch's own rounding error, and n
 """
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -89,8 +89,8 @@ class StepStart:
         num_steps: Steps before this one.
         learning_rate: Of the optimizer.
         pull: Weight of FedProx's proximal term.
-        anchor: Parameters towards which the term pulls, by name.
-        control: Control variates by name, added to the gradients.
+        anchor: Parameters towards which the term pulls, by name; none without the term.
+        control: Control variates by name, added to the gradients; none without them.
     """
 
     states: Tensors
@@ -119,6 +119,7 @@ class Case:
         exact: The result in float64; None for a module that does not run in it.
         neighbors: Computes the results in float32 from parameters that differ by rounding, at the first call.
         which: The words that name the batch in errors.
+        steps: The numbers of the steps, from 0 on, that are checked with this batch.
     """
 
     examples: ExampleBatch
@@ -126,6 +127,7 @@ class Case:
     exact: EagerPass | None
     neighbors: Callable[[], tuple[EagerPass, ...]]
     which: str
+    steps: Sequence[int]
 
     @property
     def batch(self) -> PaddedBatch:
@@ -146,15 +148,12 @@ def eager_pass(
             have the shapes of the complete batch, and the mask excludes the padding from the loss.
         dtype: Dtype of the module and of float inputs.
     """
-    app, module = prepared.app, copy.deepcopy(prepared.eager).to(dtype)
-    learned = {name: value for name, value in module.named_parameters() if value.requires_grad}
     inputs, y, mask = examples
     inputs = {name: _as(part, dtype) for name, part in inputs.items()}
     y = _as(y, dtype)
-    with torch.no_grad():
-        evaluated = copy.deepcopy(module).eval()
-        output = check_output(app, app.call(evaluated, inputs))
-        loss_sum = float((mask * app.loss(output, labels_of(prepared, y))).sum())
+    output, loss_sum = _evaluation(prepared, (inputs, y, mask), dtype)
+    app, module = prepared.app, copy.deepcopy(prepared.eager).to(dtype)
+    learned = {name: value for name, value in module.named_parameters() if value.requires_grad}
     with ExitStack() as stack:
         rows = mask > 0
         if draws.ports:
@@ -172,9 +171,17 @@ def eager_pass(
         values={name: value.detach() for name, value in learned.items()},
         gradients=dict(zip(learned, gradients, strict=True)),
         tracked={name: buffers[name].detach() for name in prepared.tracked},
-        output=predicted(output),
+        output=output,
         loss_sum=loss_sum,
     )
+
+
+@torch.no_grad()
+def _evaluation(prepared: Prepared, examples: ExampleBatch, dtype: torch.dtype) -> tuple[Tensor, float]:
+    """Return the output of the module in evaluation mode, and the summed loss of the unmasked samples."""
+    app, (inputs, y, mask) = prepared.app, examples
+    output = check_output(app, app.call(copy.deepcopy(prepared.eager).to(dtype).eval(), inputs))
+    return predicted(output), float((mask * app.loss(output, labels_of(prepared, y))).sum())
 
 
 def _as(part: Tensor, dtype: torch.dtype) -> Tensor:
@@ -203,26 +210,33 @@ def neighbor_passes(prepared: Prepared, examples: ExampleBatch, draws: StepDraws
     return tuple(neighbor(seed) for seed in range(NUM_NEIGHBORS))
 
 
-def cases_of(prepared: Prepared) -> list[Case]:
-    """Return a case for each step of a verification: the traced batch, another one, and the traced one again.
+def cases_of(prepared: Prepared) -> Iterator[Case]:
+    """Yield the cases of a verification: the traced batch, another one, and the traced one again.
 
-    The last one is only for optimizers that count steps. It differs from the first one by its random numbers.
+    The last one is only for optimizers that count steps. It is a case of its own if its random numbers differ from
+    those of the first one. A case is computed when it is requested. It is several times as large as the model.
     """
     traced, ports = example_batch(prepared), check_kept(prepared)
     batches = [(traced, ""), (other_batch(prepared, traced), OTHER)]
     if ports and prepared.tracked:
         # Running statistics exclude padding, but the draws of eager torch are those of the complete batch.
         batches = [((inputs, y, torch.ones_like(mask)), which) for (inputs, y, mask), which in batches]
-    cases: list[Case] = []
-    for step in range(NUM_STEPS if prepared.app.recipe.optimizer.counts_steps else len(batches)):
-        (examples, which), draws = batches[step % 2], StepDraws(ports=ports, key=RANDOM_KEY, step=step)
-        if step >= len(batches) and not ports:
-            cases.append(cases[step % 2])
-            continue
-        twin, exact = eager_pass(prepared, examples, draws), exact_pass(prepared, examples, draws)
-        neighbors = cache(partial(neighbor_passes, prepared, examples, draws))
-        cases.append(Case(examples=examples, twin=twin, exact=exact, neighbors=neighbors, which=which))
-    return cases
+    num_steps = NUM_STEPS if prepared.app.recipe.optimizer.counts_steps else len(batches)
+    for step in range(num_steps if ports else len(batches)):
+        steps = (step,) if ports else range(step, num_steps, len(batches))
+        yield _case(prepared, batches[step % 2], StepDraws(ports=ports, key=RANDOM_KEY, step=step), steps)
+
+
+def _case(prepared: Prepared, batch: tuple[ExampleBatch, str], draws: StepDraws, steps: Sequence[int]) -> Case:
+    examples, which = batch
+    return Case(
+        examples=examples,
+        twin=eager_pass(prepared, examples, draws),
+        exact=exact_pass(prepared, examples, draws),
+        neighbors=cache(partial(neighbor_passes, prepared, examples, draws)),
+        which=which,
+        steps=steps,
+    )
 
 
 def warm_states(prepared: Prepared, gradients: Iterable[Tensors]) -> Tensors:
@@ -253,12 +267,18 @@ def eager_step(prepared: Prepared, computed: EagerPass, start: StepStart) -> Eag
         if start.num_steps:
             for state, key in recipe.optimizer.states.items():
                 optimizer.state[value][key].copy_(start.states[state_port(state, name)])
-        value.grad = computed.gradients[name] + start.pull * (value - start.anchor[name])
+        value.grad = computed.gradients[name]
+        if start.pull:
+            value.grad = value.grad + start.pull * (value - start.anchor[name])
+        elif recipe.clip_norm:
+            # Clipping changes gradients in place.
+            value.grad = value.grad.clone()
     if recipe.clip_norm:
         torch.nn.utils.clip_grad_norm_(values.values(), recipe.clip_norm)
     for name, value in values.items():
-        assert value.grad is not None, "it was set above"
-        value.grad = value.grad + start.control[name]
+        if name in start.control:
+            assert value.grad is not None, "it was set above"
+            value.grad = value.grad + start.control[name]
     (group,) = optimizer.param_groups
     optimizer.param_groups = [
         {**group, "params": [value], "lr": start.learning_rate * prepared.rates[name]} for name, value in values.items()

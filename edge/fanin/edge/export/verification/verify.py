@@ -18,8 +18,9 @@ rate is large enough that each parameter's change exceeds the parameter, and flo
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
+from itertools import repeat
 from typing import Final
 
 import numpy as np
@@ -44,7 +45,7 @@ from fanin.edge.export.tracing.eager import (
     warm_states,
 )
 from fanin.edge.export.verification.comparison import Triple, advice, check_loss, check_tensors, float64s_of
-from fanin.edge.runtimes.base import Evaluate, Predict, Runtime, StepSettings, TrainState, TrainStep
+from fanin.edge.runtimes.base import Evaluate, NamedInputs, Predict, Runtime, StepSettings, TrainState, TrainStep
 from fanin.edge.runtimes.graphs import optimizer_table, state_port
 from fanin.edge.tensors import Array, Float32s
 from fanin.protos.errors import UnsupportedModel
@@ -60,6 +61,10 @@ WARM_STEPS: Final = 12
 """Steps with one gradient that an optimizer that divides has made before a step. A mean with a decay of 0.99 has a
 tenth of the gradient then, so that both decide the sign of a step of Lion."""
 SEED: Final = 3
+NUM_BATCHES: Final = 2
+"""The traced batch and another one."""
+Forward = tuple[NamedInputs, tuple[int, ...]]
+"""The inputs of a batch, and the shape (B, ...) of the module's output for it."""
 
 
 def verify(prepared: Prepared, bundle: Bundle, runtime: Runtime, plain: Runtime) -> None:
@@ -75,20 +80,20 @@ def verify(prepared: Prepared, bundle: Bundle, runtime: Runtime, plain: Runtime)
         UnsupportedModel: A graph differs from torch by more than the tolerance, or returns values that are not finite.
             The message names the tensor and its module.
     """
-    cases = cases_of(prepared)
     # (1), (2)
-    verify_training(prepared, bundle.manifest, runtime.open_train(bundle), runtime.open_evaluate(bundle), cases)
+    step, evaluate = runtime.open_train(bundle), runtime.open_evaluate(bundle)
+    forwards = verify_training(prepared, bundle.manifest, step, evaluate, cases_of(prepared))
     parameters = bundle.completed(bundle.initial_parameters())
     # (3), (4)
     predict, predict_plainly = (each.open_predict(bundle, parameters) for each in (runtime, plain))
-    _check_int8(prepared, runtime.name, (predict, predict_plainly), cases)
+    _check_int8(prepared, runtime.name, (predict, predict_plainly), forwards)
     # (5)
     verify_preprocess(prepared.app, bundle, runtime)
 
 
 def verify_training(
-    prepared: Prepared, manifest: Manifest, step: TrainStep, evaluate: Evaluate, cases: list[Case]
-) -> None:
+    prepared: Prepared, manifest: Manifest, step: TrainStep, evaluate: Evaluate, cases: Iterator[Case]
+) -> list[Forward]:
     """Check the float graphs against eager torch: the checks 1 and 2 of this module.
 
     Args:
@@ -98,13 +103,22 @@ def verify_training(
         evaluate: The exported evaluation.
         cases: The cases, from ``cases_of``.
 
+    Returns:
+        The inputs of each evaluated batch, and the shape of torch's output for it.
+
     Raises:
         UnsupportedModel: A result differs from torch's by more than the tolerance.
     """
     initial = prepared.table.flatten({name: value.numpy() for name, value in prepared.parameters.items()})
-    _check_steps(prepared, manifest, (step, initial), cases)
-    for case in cases[:2]:
-        _check_evaluation(prepared, evaluate, initial, case)
+    forwards: list[Forward] = []
+    for case in cases:
+        _check_steps(prepared, manifest, (step, initial), case)
+        if len(forwards) < NUM_BATCHES:
+            _check_evaluation(prepared, evaluate, initial, case)
+            forwards.append((case.batch.inputs, tuple(case.twin.output.shape)))
+        # A case is several times as large as the model, so this one is freed before the next one is computed.
+        del case
+    return forwards
 
 
 def verify_train(prepared: Prepared, bundle: Bundle, runtime: Runtime) -> None:
@@ -119,16 +133,20 @@ def verify_train(prepared: Prepared, bundle: Bundle, runtime: Runtime) -> None:
         UnsupportedModel: A result differs from torch's by more than the tolerance.
     """
     initial = prepared.table.flatten({name: value.numpy() for name, value in prepared.parameters.items()})
-    _check_steps(prepared, bundle.manifest, (runtime.open_train(bundle), initial), cases_of(prepared))
+    step = runtime.open_train(bundle)
+    for case in cases_of(prepared):
+        _check_steps(prepared, bundle.manifest, (step, initial), case)
+        del case
 
 
-def _check_int8(prepared: Prepared, runtime: str, predicts: tuple[Predict, Predict], cases: list[Case]) -> None:
+def _check_int8(
+    prepared: Prepared, runtime: str, predicts: tuple[Predict, Predict], forwards: Sequence[Forward]
+) -> None:
     predict, predict_plainly = predicts
     spread = 0.0
-    for case in cases[:2]:
-        inputs, shape = case.batch.inputs, tuple(case.twin.output.shape[1:])
+    for inputs, (num_samples, *shape) in forwards:
         logits, first = predict(inputs), {name: array[:1] for name, array in inputs.items()}
-        for rows, num in ((logits, len(case.batch.y)), (predict(first), 1)):
+        for rows, num in ((logits, num_samples), (predict(first), 1)):
             if rows.shape != (num, *shape) or not np.isfinite(rows).all():
                 raise UnsupportedModel(
                     f"App {prepared.app.name}: the int8 graph returned logits {rows.shape} for {num} samples, "
@@ -168,13 +186,13 @@ def _check_evaluation(prepared: Prepared, evaluate: Evaluate, parameters: Float3
         )
 
 
-def _check_steps(prepared: Prepared, manifest: Manifest, begin: tuple[TrainStep, Float32s], cases: list[Case]) -> None:
+def _check_steps(prepared: Prepared, manifest: Manifest, begin: tuple[TrainStep, Float32s], case: Case) -> None:
     (step, initial), states = begin, optimizer_table(manifest)
     table, tracked = prepared.table, {name: value.numpy() for name, value in prepared.tracked.items()}
-    for num_steps, case in enumerate(cases):
+    for num_steps in case.steps:
         start = _start(prepared, case, num_steps)
         anchor, control = (
-            table.flatten({name: value.numpy() for name, value in part.items()} | tracked)
+            table.flatten({name: value.numpy() for name, value in part.items()} | tracked) if part else None
             for part in (start.anchor, start.control)
         )
         following, loss = step(
@@ -272,7 +290,7 @@ def _sure(prepared: Prepared, case: Case, start: StepStart) -> Mapping[str, npt.
 
 def _start(prepared: Prepared, case: Case, num_steps: int) -> StepStart:
     """Return the state and the settings before a step: those of a new device, then ones of the gradients' size."""
-    computed, values = case.exact or case.twin, prepared.learned
+    computed, values, recipe = case.exact or case.twin, prepared.learned, prepared.app.recipe
     sizes = {name: size_of(value) for name, value in computed.gradients.items()}
     largest = max(sizes.values())
     generator = torch.Generator().manual_seed(SEED + num_steps)
@@ -287,22 +305,23 @@ def _start(prepared: Prepared, case: Case, num_steps: int) -> StepStart:
         }
 
     rate = MIN_RATE
-    if not prepared.app.recipe.optimizer.divides:
+    if not recipe.optimizer.divides:
         rates = (size_of(values[name]) / size for name, size in sizes.items() if size > UNKNOWN_FLOOR * largest)
         rate = max(MIN_RATE, min(MIN_RATE * max(rates, default=1.0), MAX_CHANGE / max(largest, 1e-30)))
-    pull = 0.0
-    anchor, control = dict(values), {name: torch.zeros_like(value) for name, value in values.items()}
-    if num_steps:
+    pull, anchor, control = 0.0, dict(values) if recipe.proximal else {}, {}
+    if recipe.proximal and num_steps:
         pull = max(sizes[name] / max(size_of(value), 1e-3) for name, value in values.items()) or 1.0
-        offsets, control = random(), random()
+        offsets = random()
         anchor = {name: value - offsets[name] / pull for name, value in values.items()}
-    recipe = prepared.app.recipe
+    if recipe.scaffold:
+        control = random() if num_steps else {name: torch.zeros_like(value) for name, value in values.items()}
     repeats = WARM_STEPS if recipe.optimizer.divides and not recipe.optimizer.counts_steps else 1
+    gradients = (each for _ in range(num_steps) for each in repeat(random(), repeats))
     return StepStart(
-        states=warm_states(prepared, [each for each in [random() for _ in range(num_steps)] for _ in range(repeats)]),
+        states=warm_states(prepared, gradients),
         num_steps=num_steps,
         learning_rate=2.0 ** round(math.log2(rate)),
-        pull=float(np.float32(pull)) if recipe.proximal else 0.0,
-        anchor=anchor if recipe.proximal else dict(values),
-        control=control if recipe.scaffold else {name: torch.zeros_like(value) for name, value in values.items()},
+        pull=float(np.float32(pull)),
+        anchor=anchor,
+        control=control,
     )
