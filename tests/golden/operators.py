@@ -87,6 +87,13 @@ class SelfAttention(nn.Module):
         return result
 
 
+class GumbelSoftmax(nn.Module):
+    """A softmax with Gumbel noise in training, and without it in evaluation."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.gumbel_softmax(x, dim=1) if self.training else x.softmax(1)
+
+
 class Pair(nn.Module):
     """A bilinear layer over both halves of the input."""
 
@@ -162,7 +169,6 @@ FUNCTIONS: Final[Mapping[str, Mapping[str, Function]]] = {
         "softmax, log_softmax, softmin": lambda x: x.softmax(1) + x.log_softmax(1) + F.softmin(x, 1),
         "glu": lambda x: F.glu(x, 1),
         "softshrink, hardshrink, tanhshrink": lambda x: F.softshrink(x) + F.hardshrink(x) + F.tanhshrink(x),
-        "gumbel_softmax": lambda x: F.gumbel_softmax(x, dim=1),
     },
     "reductions": {
         "sum, mean": lambda x: x - x.mean(1, keepdim=True) + x.sum(1, keepdim=True),
@@ -274,6 +280,7 @@ LAYERS: Final[Mapping[str, Callable[[], nn.Module]]] = {
     "Bilinear": Pair,
     "Dropout, AlphaDropout": lambda: nn.Sequential(nn.Dropout(0.2), nn.AlphaDropout(0.1)),
     "Dropout2d": lambda: Shaped(nn.Dropout2d(0.2), image),
+    "gumbel_softmax in training": GumbelSoftmax,
     "RNN": lambda: Shaped(nn.RNN(8, 6, batch_first=True), signal, first),
     "GRU": lambda: Shaped(nn.GRU(8, 6, batch_first=True), signal, first),
     "GRU: bidirectional, two layers": lambda: Shaped(
