@@ -100,6 +100,7 @@ def test_two_coordinators_on_one_port_or_folder(site: Site) -> None:
         f"fanin serve: {site.address}: cannot be listened on (Address already in use); is another coordinator "
         "running? choose another --listen\n"
     )
+    assert not (site.folder / "other").exists()
     assert same_folder.text() == (
         f"fanin serve: {site.state}: another coordinator serves from this folder; stop it, or give another --state\n"
     )

@@ -43,7 +43,7 @@ from fanin.server.folder import check_authority, hold_folder, open_state
 from fanin.server.observe.logs import LogObserver
 from fanin.server.rounds.worker import Observer
 from fanin.server.runs.catalog import Runs
-from fanin.server.service import Services, bind_server
+from fanin.server.service import Services, bind_server, check_free
 from fanin.server.settings import Settings
 from fanin.server.storage.disk import Durability, write_file
 from fanin.server.storage.lanes import ThreadLane
@@ -102,6 +102,7 @@ async def run_coordinator(settings: Settings, observer: Observer) -> None:
     """
     # The database holds the keys that sign Versions; an existing folder may be readable by everyone.
     os.umask(0o077)
+    check_free(settings.listen)
     with hold_folder(settings.state):
         lanes = Lanes(store=ThreadLane(1, "store"), disk=ThreadLane(DISK_THREADS, "disk"))
         try:

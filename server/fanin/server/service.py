@@ -226,7 +226,6 @@ class Bound:
 
 def bind_server(services: Services, identity: ServerIdentity, address: str) -> Bound:
     """Create a server and bind its port. Raises Conflict if the address is taken."""
-    _check_free(address)
     refused = LimitedLog(LOG, services.max_refused_lines)
     rim = Rim(services.registry, services.waits, refused)
     server = aio.server(interceptors=(rim,), options=(*SERVER_OPTIONS, *services.connections.options()))
@@ -245,8 +244,11 @@ def bind_server(services: Services, identity: ServerIdentity, address: str) -> B
     return Bound(server=server, port=port, health=servicer)
 
 
-def _check_free(address: str) -> None:
-    """Raise Conflict if the address is taken. gRPC prints the reason only on standard error."""
+def check_free(address: str) -> None:
+    """Raise Conflict if the address is taken. gRPC prints the reason only on standard error.
+
+    A coordinator calls it before it opens or creates its folder.
+    """
     host, _, port = address.rpartition(":")
     try:
         addresses = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
