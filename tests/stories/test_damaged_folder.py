@@ -3,7 +3,6 @@
 import gc
 import os
 import shutil
-import socket
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
@@ -145,25 +144,24 @@ def test_a_damaged_folder_is_refused_in_one_line_and_not_changed(fanin: Fanin, s
     assert contents(state) == before
 
 
+def assert_starts(fanin: Fanin, state: Path) -> None:
+    """Check that a start fails only at its last step, the file with the address, whose draft a folder blocks."""
+    (state / "address.new").mkdir()
+    line = one_line(fanin("serve", "--state", state, "--listen", "127.0.0.1:0"), "serve")
+    assert line == f"{state / 'address.new'}: Is a directory"
+
+
 def test_a_foreign_file_among_the_updates_does_not_prove_an_earlier_coordinator(tmp_path: Path, fanin: Fanin) -> None:
     (tmp_path / "updates").mkdir()
     (tmp_path / "updates" / ".DS_Store").touch()
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        address = f"127.0.0.1:{listener.getsockname()[1]}"
-        outcome = fanin("serve", "--state", tmp_path, "--listen", address)
-    # The start fails only at the port.
-    assert one_line(outcome, "serve").startswith(f"{address}: cannot be listened on (Address already in use); ")
+    assert_starts(fanin, tmp_path)
 
 
 def test_an_empty_folder_in_place_of_the_authority_gets_a_new_one(state: Path, fanin: Fanin) -> None:
     before = (state / "tls" / "ca.pem").read_bytes()
     shutil.rmtree(state / "tls")
     (state / "tls").mkdir()
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        address = f"127.0.0.1:{listener.getsockname()[1]}"
-        outcome = fanin("serve", "--state", state, "--listen", address)
-    # The start fails only at the port.
-    assert one_line(outcome, "serve").startswith(f"{address}: cannot be listened on (Address already in use); ")
+    assert_starts(fanin, state)
     assert (state / "tls" / "ca.pem").read_bytes() != before
 
 
@@ -175,11 +173,7 @@ def test_verify_does_not_create_a_missing_database(fanin: Fanin, state: Path) ->
 
 def test_a_garbage_server_key_is_replaced(state: Path, fanin: Fanin) -> None:
     (state / "tls" / "server.key").write_bytes(b"garbage")
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        address = f"127.0.0.1:{listener.getsockname()[1]}"
-        outcome = fanin("serve", "--state", state, "--listen", address)
-    # The start fails only at the port.
-    assert one_line(outcome, "serve").startswith(f"{address}: cannot be listened on (Address already in use); ")
+    assert_starts(fanin, state)
     assert b"PRIVATE KEY" in (state / "tls" / "server.key").read_bytes()
 
 
@@ -209,8 +203,6 @@ def test_a_path_that_cannot_be_a_folder_is_named(fanin: Fanin, tmp_path: Path, e
 
 
 def test_a_coordinator_that_cannot_write_its_address_stops_in_one_line(fanin: Fanin, state: Path) -> None:
-    # The folder blocks the draft. The coordinator serves by then, so everything that it has started must end too.
-    (state / "address.new").mkdir()
-    line = one_line(fanin("serve", "--state", state, "--listen", "127.0.0.1:0"), "serve")
-    assert line == f"{state / 'address.new'}: Is a directory"
+    # The coordinator serves by then, so everything that it has started must end too.
+    assert_starts(fanin, state)
     assert not (state / "address").exists()
