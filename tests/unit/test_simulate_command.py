@@ -150,6 +150,24 @@ def test_an_interrupted_simulation_names_its_files(
     )
 
 
+@pytest.mark.heavy
+def test_a_run_that_stops_writes_its_rounds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_app(tmp_path / "app", "stopped_app", CLIENTS.replace("STOP", "9"))
+    monkeypatch.chdir(tmp_path / "app")
+    # A training takes 1 s, so one Round ends before the clients leave.
+    (tmp_path / "trace.csv").write_text("client,time,state\n0,0,on\n0,1.5,off\n")
+    (tmp_path / "devices.toml").write_text('availability = { trace = "trace.csv" }\n')
+    command = ["simulate", "--flower", "stopped_app:Client", "--clients", "3", "--cohort", "2", "--quiet"]
+    file = tmp_path / "rounds.csv"
+    assert main([*command, "--devices", str(tmp_path / "devices.toml"), "--csv", str(file)]) == 1
+    assert len(file.read_text().splitlines()) == 3
+    stopped, error = capsys.readouterr().err.splitlines()
+    assert stopped == f"fanin simulate: stopped after round 1; the result so far is in {file}"
+    assert error.startswith("fanin simulate: no client is available from ")
+
+
 @pytest.mark.parametrize(
     ("files", "error"),
     [

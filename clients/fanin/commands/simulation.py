@@ -20,7 +20,16 @@ from fanin.commands.console.terminal import JsonOption, QuietOption, progress, r
 from fanin.edge.tensors import Array
 from fanin.protos.errors import FaninError, InvalidInput
 from fanin.protos.plans import Plan
-from fanin.simulation import ClientFailed, LoadedData, Natural, Partition, Partitioner, load_data, partition
+from fanin.simulation import (
+    ClientFailed,
+    LoadedData,
+    Natural,
+    Partition,
+    Partitioner,
+    RunStopped,
+    load_data,
+    partition,
+)
 from fanin.simulation.setup.progress import line_of, line_of_baseline
 from fanin.simulation.setup.termination import interrupted_by_sigterm
 
@@ -177,6 +186,7 @@ def _simulate(
         interrupted_by_sigterm(),
         files.open_events() as on_event,
         _tracebacks(),
+        _kept(files),
     ):
         settings = replace(settings, on_event=on_event)
         if flower:
@@ -313,6 +323,17 @@ def _seeds(text: str) -> tuple[int, ...]:
     if not all(word.strip().isdigit() for word in words):
         raise InvalidInput(f"--seeds {text}: expected integers of 0 or more, as in 0,1,2")
     return tuple(map(int, words))
+
+
+@contextmanager
+def _kept(files: ResultFiles) -> Iterator[None]:
+    """Write the completed Rounds of a Run that ended early. Raises its error."""
+    try:
+        yield
+    except RunStopped as exc:
+        files.write(exc.result)
+        sys.stderr.write(files.stopped(exc.result))
+        raise
 
 
 @contextmanager

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from fanin.simulation.experiment import simulate
     from fanin.simulation.federation import Federation
     from fanin.simulation.plots import plot_results
-    from fanin.simulation.result import BestVersion, Result
+    from fanin.simulation.result import BestVersion, Result, RunStopped
     from fanin.simulation.rows import ClientFailure, ClientRow, RoundRow
     from fanin.simulation.scenario import Outcome, Scenario, play
     from fanin.simulation.setup.settings import SimulationSettings
@@ -91,6 +91,7 @@ _MODULES = {
     "RayCluster": "backends.ray_cluster",
     "Result": "result",
     "RoundRow": "rows",
+    "RunStopped": "result",
     "Scenario": "scenario",
     "Shards": "data.partitioners",
     "SimulationSettings": "setup.settings",
@@ -128,6 +129,7 @@ __all__ = [
     "RayCluster",
     "Result",
     "RoundRow",
+    "RunStopped",
     "Scenario",
     "Shards",
     "SimulationEvent",

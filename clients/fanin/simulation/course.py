@@ -11,6 +11,7 @@ from typing import Final
 import numpy as np
 
 from fanin.clients.device.storage.personal import local_values
+from fanin.clients.testing.clock import VirtualTimeLoop
 from fanin.clients.testing.member import Member
 from fanin.clients.testing.memory import MemoryStates
 from fanin.clients.testing.observed import DeviceEvent
@@ -18,7 +19,6 @@ from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.bundles.keys import SigningKey
 from fanin.edge.tensors import Float32s
 from fanin.protos.control import RoundClosed, RoundFailed, RunRested, RunState, VersionPublished
-from fanin.protos.errors import FaninError
 from fanin.protos.plans import EvaluationPlan, Plan
 from fanin.server.access.limits import Limits
 from fanin.server.aggregation.parameters import load_parameters
@@ -45,6 +45,7 @@ from fanin.simulation.workers import Trainings
 
 RUN: Final = "run"
 PIECE_BYTES: Final = 1 << 20
+AWAY: Final = "add later times at which devices are on to the availability trace, or run fewer rounds"
 PRESENT: Final = 2
 """Clients of a ``Rotation`` that are present, as a multiple of the Plan's concurrency: a policy has a choice."""
 
@@ -63,6 +64,7 @@ class RowLists:
         local: The newest personal parameters of each client that has trained (num_local_values,), once the Run has
             ended.
         best: The row of the best Version on the test data, and its parameters (num_values,); None without test data.
+        reason: Why the Run ended before its last Round; empty if it finished, or after Ctrl-C.
         is_complete: Whether the Run has finished.
     """
 
@@ -74,19 +76,22 @@ class RowLists:
     parameters: Float32s = field(default_factory=lambda: np.empty(0, np.float32))
     local: dict[int, Float32s] = field(default_factory=dict)
     best: tuple[RoundRow, Float32s] | None = None
+    reason: str = ""
     is_complete: bool = False
+    _best_score: float = -math.inf
 
-    def add(self, row: RoundRow, parameters: Float32s) -> None:
-        """Add the row of a Version. Among equally good Versions, the first one is the best."""
+    def add(self, row: RoundRow, parameters: Float32s, score: float) -> None:
+        """Add the row of a Version.
+
+        Args:
+            row: The row.
+            parameters: The parameters (num_values,).
+            score: Ranks Versions: larger is better. Among equally good Versions, the first one is the best. NaN if the
+                Version was not evaluated.
+        """
         self.rounds.append(row)
-        score = row.test_accuracy if math.isfinite(row.test_accuracy) else -row.test_loss
-        if not math.isfinite(score):
-            return
-        if self.best is not None:
-            best = self.best[0]
-            if score <= (best.test_accuracy if math.isfinite(best.test_accuracy) else -best.test_loss):
-                return
-        self.best = row, parameters
+        if score > self._best_score:
+            self._best_score, self.best = score, (row, parameters)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +107,7 @@ class SimulatedRun:
         trainings: Trains the clients.
         runtime: What trains them: the library and its version, and the format of the Bundle's graphs.
         evaluate: Returns the metrics of a Version from its number and its parameters (num_values,).
+        score: Returns the number that ranks Versions from these metrics; NaN for a Version that was not evaluated.
         policies: Selection policies of the settings by name.
         seed: Seed of the choices that the Plan's own seed does not make.
         stops: Whether an error in the training of a client ends the simulation.
@@ -117,6 +123,7 @@ class SimulatedRun:
     trainings: Trainings
     runtime: ClientRuntime
     evaluate: Callable[[int, Float32s], VersionMetrics]
+    score: Callable[[VersionMetrics], float]
     policies: Mapping[str, SelectionPolicy]
     seed: int
     stops: bool
@@ -128,7 +135,11 @@ class SimulatedRun:
         return tuple(statistic.name for statistic in self.plan.statistics)
 
     async def play(self, publisher: SigningKey) -> RowLists:
-        """Run the Plan to its end, or until Ctrl-C."""
+        """Run the Plan to its end, or until Ctrl-C, a failure of the Run or a stall. The rows have the reason.
+
+        Raises:
+            InvalidPlan: ``score`` finds no metric by the Plan's name.
+        """
         rows = RowLists()
 
         def observe(event: DeviceEvent) -> None:
@@ -143,7 +154,8 @@ class SimulatedRun:
             await federation.start_run(RUN, plan, self.bundle, publisher)
             rows.digests.append(self.bundle.manifest.artifacts[self.bundle.manifest.initial].sha256)
             parameters = await self._parameters(federation, 0)
-            rows.add(initial_row(self.evaluate(0, parameters), self._statistics), parameters)
+            quality = self.evaluate(0, parameters)
+            rows.add(initial_row(quality, self._statistics), parameters, self.score(quality))
             self.on_round(rows.rounds[0])
             crew = Crew(
                 trainings=self.trainings,
@@ -155,14 +167,16 @@ class SimulatedRun:
             stored: defaultdict[int, MemoryStates] = defaultdict(MemoryStates)
             self._join(federation, crew, stored)
             try:
-                await self._follow(federation, rows)
-                rows.is_complete = True
+                rows.reason = await self._follow(federation, rows)
+                rows.is_complete = not rows.reason
             except asyncio.CancelledError:
                 # After Ctrl-C, the Rounds that have ended are the result. If a client has failed instead, the
                 # federation raises its error at the end of this block.
-                task = asyncio.current_task()
+                task, loop = asyncio.current_task(), asyncio.get_running_loop()
                 assert task is not None, "a coroutine runs in a task"
                 task.uncancel()
+                if isinstance(loop, VirtualTimeLoop) and loop.has_stalled:
+                    rows.reason = f"no client is available from {loop.time():.1f} s on; {AWAY}"
             rows.parameters = await self._parameters(federation, rows.rounds[-1].version)
             newest = ((client, local_values(each, self.bundle, RUN)) for client, each in sorted(stored.items()))
             rows.local = {client: values for client, values in newest if values is not None}
@@ -191,8 +205,8 @@ class SimulatedRun:
         for client in random.Random(f"{self.seed}/order").sample(clients, len(clients)):
             federation.join(member(client), self.bundle)
 
-    async def _follow(self, federation: Federation, rows: RowLists) -> None:
-        """Add the rows of each Version until the Run ends. Raises FaninError if the Run does not finish."""
+    async def _follow(self, federation: Federation, rows: RowLists) -> str:
+        """Add the rows of each Version until the Run ends. Return why it did not finish; empty if it did."""
         num_accepted = 0
         async for entry in federation.watch(RUN):
             event = entry.event
@@ -212,13 +226,14 @@ class SimulatedRun:
                     rows.clients += clients
                     rows.digests.append(event.version_sha256)
                     row = with_clients(round_row(event, now, num_accepted, quality, self._statistics), clients)
-                    rows.add(row, parameters)
+                    rows.add(row, parameters, self.score(quality))
                     self._note(rows, "version published", event.round, detail=event.version_sha256)
                     self.on_round(rows.rounds[-1])
                 case RunRested() if event.state is not RunState.FINISHED:
                     failures = rows.failures
                     first = f"; first of {len(failures)} failures: {failures[0]}" if failures else ""
-                    raise FaninError(f"simulate: the run is {event.state.name.lower()}: {event.reason}{first}")
+                    return f"the run is {event.state.name.lower()}: {event.reason}{first}"
+        return ""
 
     def _note(
         self, rows: RowLists, event: str, round_number: int, *, client: int | None = None, detail: str = ""

@@ -8,8 +8,9 @@ open graphs, so a Round opens them once.
 
 import hashlib
 import logging
+import math
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -27,7 +28,7 @@ from fanin.edge.metrics.metric import Metric, metrics_of
 from fanin.edge.runtimes.models import model_inputs
 from fanin.edge.tensors import Float32s
 from fanin.protos.plans import Plan
-from fanin.server.evaluation.metrics import VersionMetrics, evaluate_version, unknown_values
+from fanin.server.evaluation.metrics import VersionMetrics, evaluate_version, score_of, unknown_values
 from fanin.server.runs.setups import check_names
 from fanin.server.selection.policies import POLICIES
 from fanin.simulation.backends.backend import Backend, ThisProcess
@@ -37,7 +38,7 @@ from fanin.simulation.data.partitioning import Partition
 from fanin.simulation.engines.choice import Workload, choose
 from fanin.simulation.engines.vectorized import VectorTrainings
 from fanin.simulation.flower import FlowerSubject, FlowerTrainings, is_flower_app
-from fanin.simulation.result import BestVersion, Result
+from fanin.simulation.result import BestVersion, Result, RunStopped
 from fanin.simulation.rows import RoundRow
 from fanin.simulation.setup.arguments import check_arguments, check_flower_settings, check_plan, check_settings, plan_of
 from fanin.simulation.setup.progress import SimulationProgress
@@ -94,7 +95,8 @@ def simulate(
         InvalidInput: The cohort is larger than the number of clients, the seed is negative, or cohort and rounds are
             set together with a Plan. Or the model cannot use the examples, or the Flower app cannot be imported.
         RuntimeMissing: A library that the settings or the app need is not installed.
-        FaninError: The Run failed or rests. The message has the reason.
+        RunStopped: The Run failed or rests, or no client is available any more. The message has the reason, and
+            ``result`` has the completed Rounds.
         ClientFailed: The training of a client failed, and ``settings.stop_on_failure`` is set. Or the first trainings
             of ten clients, of a larger cohort, or of all clients failed. Otherwise the Round continues without the
             client, and the failure is in ``Result.failures``.
@@ -118,9 +120,17 @@ def simulate(
     ):
         prepared = _prepared(subject, settings, Path(folder))
         for each, plan in studies:
-            results.append(_simulated(prepared, plan, each, backend, is_repeated=len(studies) > 1))
-            if not results[-1].is_complete:
+            result, reason = _simulated(prepared, plan, each, backend, is_repeated=len(studies) > 1)
+            results.append(result)
+            if reason:
+                raise RunStopped(f"simulate: {reason}", _total(results, settings))
+            if not result.is_complete:
                 break
+    return _total(results, settings)
+
+
+def _total(results: Sequence[Result], settings: SimulationSettings) -> Result:
+    """Return the result of all seeds."""
     if not settings.seeds:
         return results[0]
     return replace(results[0], repeats=tuple(results), is_complete=all(each.is_complete for each in results))
@@ -169,6 +179,7 @@ class _Parts:
         runtime: The library that trains them, and its graph format.
         work: Examples of one training of each client, if known.
         evaluate: Returns the metrics of a Version.
+        score: Returns the number that ranks Versions.
         baseline: Adds the centralized baseline to a result.
     """
 
@@ -177,6 +188,7 @@ class _Parts:
     runtime: ClientRuntime
     work: tuple[int, ...]
     evaluate: Callable[[int, Float32s], VersionMetrics]
+    score: Callable[[VersionMetrics], float]
     baseline: Callable[[Result], Result] = lambda result: result
 
 
@@ -217,8 +229,8 @@ def _prepared(subject: _ModuleSubject | FlowerSubject, settings: SimulationSetti
 
 def _simulated(
     prepared: _Prepared, plan: Plan, settings: SimulationSettings, backend: Backend, *, is_repeated: bool
-) -> Result:
-    """Play the Run. Raises the errors of ``simulate``."""
+) -> tuple[Result, str]:
+    """Return the result of the Run, and why it ended before its last Round. Raises the errors of ``simulate``."""
 
     label = f"seed {settings.seed}: " if is_repeated else ""
 
@@ -240,6 +252,7 @@ def _simulated(
         trainings=trainings if prepared.record is None else RecordedTrainings(trainings, prepared.folder),
         runtime=parts.runtime,
         evaluate=parts.evaluate,
+        score=parts.score,
         policies=settings.own_policies,
         seed=settings.seed,
         stops=settings.stop_on_failure,
@@ -252,7 +265,7 @@ def _simulated(
         first = _first(group)
         # The cause is the client's own error, with its traceback.
         raise first from first.__cause__
-    return parts.baseline(_result(prepared, plan, parts.engine, rows))
+    return parts.baseline(_result(prepared, plan, parts.engine, rows)), rows.reason
 
 
 def _flower_parts(prepared: _Prepared, subject: FlowerSubject, backend: Backend) -> _Parts:
@@ -262,6 +275,7 @@ def _flower_parts(prepared: _Prepared, subject: FlowerSubject, backend: Backend)
         runtime=ClientRuntime(name=subject.runtime, graph_format=NO_GRAPHS),
         work=(1,) * subject.num_clients,
         evaluate=lambda number, parameters: unknown_values(()),
+        score=lambda metrics: math.nan,
     )
 
 
@@ -294,6 +308,7 @@ def _graph_parts(prepared: _Prepared, plan: Plan, settings: SimulationSettings, 
         runtime=ClientRuntime(name=graphs.name, graph_format=FORMAT),
         work=tuple(epochs * size for size in sizes),
         evaluate=evaluation.quality,
+        score=evaluation.score,
         baseline=partial(_with_baseline, prepared, clients, evaluation, settings),
     )
 
@@ -310,13 +325,22 @@ class _Evaluation:
 
     def quality(self, number: int, parameters: Float32s) -> VersionMetrics:
         """Return the metrics of a Version; NaN without test data, or if the Version is not due."""
-        evaluation = self.plan.evaluation
-        installed = metrics_of(metric.name for metric in evaluation.metrics if metric.name not in self.own)
-        metrics = installed | dict(self.own)
-        if self.test is None or number % evaluation.every:
-            return unknown_values(metrics)
+        if self.test is None or number % self.plan.evaluation.every:
+            return unknown_values(self._metrics)
         batches = batches_in_order(self.test, self.bundle.manifest.batch_size, self.bundle.manifest.lengths)
-        return evaluate_version(self.graphs, self.bundle, parameters, batches, metrics)
+        return evaluate_version(self.graphs, self.bundle, parameters, batches, self._metrics)
+
+    def score(self, metrics: VersionMetrics) -> float:
+        """Return the number that ranks Versions. Raises InvalidPlan if the Plan names no metric of the model."""
+        if not metrics.num_examples:
+            return math.nan
+        return score_of(self.plan.evaluation.best, metrics.values, self._metrics)
+
+    @property
+    def _metrics(self) -> dict[str, Metric]:
+        """The further metrics of the Plan and of the settings, by name."""
+        installed = metrics_of(each.name for each in self.plan.evaluation.metrics if each.name not in self.own)
+        return installed | dict(self.own)
 
 
 def _with_baseline(

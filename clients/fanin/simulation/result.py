@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from fanin.edge.tensors import Float32s, TensorTable
-from fanin.protos.errors import InvalidInput
+from fanin.protos.errors import FaninError, InvalidInput
 from fanin.simulation.devices.events import SimulationEvent
 from fanin.simulation.rows import ClientFailure, ClientRow, RoundRow, cells
 from fanin.simulation.studies.baseline import BaselineRow
@@ -24,7 +24,7 @@ NO_CLIENTS: Final = tuple(each.name for each in fields(ClientRow) if each.name n
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class BestVersion:
-    """The best Version of a simulation on the test data: of the highest accuracy, or without labels of the lowest loss.
+    """The best Version of a simulation on the test data, by the metric ``evaluation.best`` of the Plan.
 
     Attributes:
         app: The App.
@@ -60,7 +60,7 @@ class Result:
         parameters: The final parameters (num_values,).
         best: The best Version on the test data; None without test data.
         digests: The SHA-256 of each Version, oldest first.
-        is_complete: Whether all Rounds were run, of all seeds. False after Ctrl-C.
+        is_complete: Whether all Rounds were run, of all seeds. False after Ctrl-C, and in ``RunStopped``.
         baseline: The rows of the centralized baseline, if the settings enable it.
         local: The personal parameters of each client that has trained, by its index and by name.
         repeats: The results of all seeds, if the settings have ``seeds``. This one is the first of them.
@@ -166,6 +166,18 @@ class Result:
         """Return the Rounds as columns by name: ``pandas.DataFrame(result.columns())``."""
         rows = [cells(row) for row in self.rounds]
         return {name: [row[name] for row in rows] for name in rows[0]}
+
+
+class RunStopped(FaninError):
+    """A simulated Run ended before its last Round.
+
+    Attributes:
+        result: The result so far: the completed Rounds, of all seeds.
+    """
+
+    def __init__(self, message: str, result: Result) -> None:
+        super().__init__(message)
+        self.result = result
 
 
 def _module(app: "App", table: TensorTable, parameters: Float32s) -> "Module":

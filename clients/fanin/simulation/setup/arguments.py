@@ -17,6 +17,7 @@ from fanin.protos.plans.entries import BASE64
 from fanin.server.runs.admission import TrainFacts, check_training
 from fanin.simulation.backends.opening import check_backend
 from fanin.simulation.data.partitioning import Partition
+from fanin.simulation.devices.models import DeviceModel
 from fanin.simulation.engines.choice import check_engine
 from fanin.simulation.setup.settings import SimulationSettings
 
@@ -186,6 +187,11 @@ def check_settings(settings: SimulationSettings) -> None:
         raise InvalidInput(
             f"simulate: test: got {type(settings.test).__name__}, expected Examples; write "
             "Examples(inputs={'x': x}, y=y), or load_data(name).test"
+        )
+    if not isinstance(settings.devices, DeviceModel):
+        raise InvalidInput(
+            f"simulate: devices: got {type(settings.devices).__name__}, expected DeviceModel; read_devices(path) reads "
+            "one from a file"
         )
     if not isinstance(settings.seeds, Sequence):
         raise InvalidInput(f"simulate: seeds: got {settings.seeds!r}, expected a sequence such as (0, 1, 2)")
