@@ -80,9 +80,21 @@ def test_more_clients_than_examples_are_wrong_usage(capsys: pytest.CaptureFixtur
     assert capsys.readouterr().err == error
 
 
-def test_wrong_seeds_are_refused_before_the_app_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["simulate", "nowhere:app", "--seeds", "1,x"]) == 1
-    assert capsys.readouterr().err == "fanin simulate: --seeds 1,x: expected integers of 0 or more, as in 0,1,2\n"
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        (["--seeds", "1,x"], "--seeds 1,x: expected integers of 0 or more, as in 0,1,2"),
+        (
+            ["--seeds", "0,1", "--seed", "3"],
+            "--seeds, --seed: got the seeds 0,1 and the seed 3, expected one of them; remove --seed",
+        ),
+    ],
+)
+def test_wrong_seeds_are_refused_before_the_app_is_loaded(
+    options: list[str], error: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["simulate", "nowhere:app", *options]) == 1
+    assert capsys.readouterr().err == f"fanin simulate: {error}\n"
 
 
 @pytest.mark.parametrize(
