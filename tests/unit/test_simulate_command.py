@@ -137,6 +137,13 @@ class Client(NumPyClient):
         return [parameters[0] + 1], 1, {}
 
 
+class FailingOnce(Client):
+    def fit(self, parameters, config):
+        if config["server-round"] == 2:
+            raise OSError("no pictures now")
+        return [parameters[0] + 1], 1, {}
+
+
 class Failing(Client):
     def fit(self, parameters, config):
         raise OSError("no pictures here")
@@ -219,6 +226,17 @@ def test_an_app_that_always_fails_is_one_error_and_one_traceback(
     assert text.splitlines()[-1].startswith(
         "fanin simulate: the first trainings of 3 clients failed, and none succeeded; "
     )
+
+
+@pytest.mark.heavy
+def test_a_failed_round_uses_a_number_and_has_no_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_app(tmp_path / "app", "once_app", CLIENTS.replace("STOP", "0"))
+    monkeypatch.chdir(tmp_path / "app")
+    command = ["simulate", "--flower", "once_app:FailingOnce", "--clients", "3", "--cohort", "3", "--rounds", "3"]
+    assert main([*command, "--set", "cohort.deadline_s=60", "--quiet"]) == 0
+    assert [line.split()[1] for line in capsys.readouterr().out.splitlines()] == ["0", "1", "3", "4"]
 
 
 @pytest.mark.nightly
