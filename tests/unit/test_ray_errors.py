@@ -3,7 +3,9 @@
 import socket
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
+import grpc
 import pytest
 from support.errors import raises
 
@@ -34,6 +36,32 @@ def test_an_unreachable_cluster_is_one_error_at_once(form: str) -> None:
     assert message.startswith(f"ray: no cluster at {address} (")
     assert message.endswith("start one with `ray start --head`, or name another one")
     assert time.monotonic() - start_s < 20.0
+
+
+def test_a_process_that_is_no_cluster_is_one_error() -> None:
+    pytest.importorskip("ray")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        # Connections are accepted, and nothing answers. Ray itself waits for minutes.
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        error = (
+            f"ray: got the address {address}, where a process listens that is not the head of a Ray cluster "
+            "(no answer in 10 s); start one with `ray start --head`, or name another one"
+        )
+        with raises(InvalidInput, error):
+            RayTasks(RayCluster(address=address))
+
+
+def test_another_server_is_no_cluster() -> None:
+    pytest.importorskip("ray")
+    with ThreadPoolExecutor(1) as pool:
+        server = grpc.server(pool)
+        address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+        server.start()
+        with pytest.raises(
+            InvalidInput, match=r"^ray: got the address .* that is not the head of a Ray cluster \(Method"
+        ):
+            RayTasks(RayCluster(address=address))
+        server.stop(None)
 
 
 NO_SHARE = (

@@ -379,7 +379,7 @@ FULL_PLAN = parse_plan('bundle = "b"\ncohort = {concurrency = 2}\ntraining = {le
             {"cohort": 2, "rounds": 1},
             SimulationSettings(plan=PLAN, seed=-1),
             InvalidInput,
-            "simulate: got seed -1, expected 0 or more",
+            "simulate: got seed -1, expected an integer of 0 or more",
         ),
         (
             {"cohort": 2, "rounds": 1},

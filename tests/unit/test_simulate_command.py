@@ -80,9 +80,21 @@ def test_more_clients_than_examples_are_wrong_usage(capsys: pytest.CaptureFixtur
     assert capsys.readouterr().err == error
 
 
-def test_wrong_seeds_are_refused_before_the_app_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["simulate", "nowhere:app", "--seeds", "1,x"]) == 1
-    assert capsys.readouterr().err == "fanin simulate: --seeds 1,x: expected integers of 0 or more, as in 0,1,2\n"
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        (["--seeds", "1,x"], "--seeds 1,x: expected integers of 0 or more, as in 0,1,2"),
+        (
+            ["--seeds", "0,1", "--seed", "3"],
+            "--seeds, --seed: got the seeds 0,1 and the seed 3, expected one of them; remove --seed",
+        ),
+    ],
+)
+def test_wrong_seeds_are_refused_before_the_app_is_loaded(
+    options: list[str], error: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["simulate", "nowhere:app", *options]) == 1
+    assert capsys.readouterr().err == f"fanin simulate: {error}\n"
 
 
 @pytest.mark.parametrize(
@@ -122,6 +134,13 @@ class Client(NumPyClient):
             import signal
 
             signal.raise_signal(signal.SIGINT)
+        return [parameters[0] + 1], 1, {}
+
+
+class FailingOnce(Client):
+    def fit(self, parameters, config):
+        if config["server-round"] == 2:
+            raise OSError("no pictures now")
         return [parameters[0] + 1], 1, {}
 
 
@@ -225,6 +244,17 @@ def test_an_app_that_always_fails_is_one_error_and_one_traceback(
     assert text.splitlines()[-1].startswith(
         "fanin simulate: the first trainings of 3 clients failed, and none succeeded; "
     )
+
+
+@pytest.mark.heavy
+def test_a_failed_round_uses_a_number_and_has_no_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_app(tmp_path / "app", "once_app", CLIENTS.replace("STOP", "0"))
+    monkeypatch.chdir(tmp_path / "app")
+    command = ["simulate", "--flower", "once_app:FailingOnce", "--clients", "3", "--cohort", "3", "--rounds", "3"]
+    assert main([*command, "--set", "cohort.deadline_s=60", "--quiet"]) == 0
+    assert [line.split()[1] for line in capsys.readouterr().out.splitlines()] == ["0", "1", "3", "4"]
 
 
 @pytest.mark.nightly

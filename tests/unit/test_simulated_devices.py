@@ -131,11 +131,30 @@ def test_a_model_is_read_from_files(tmp_path: Path) -> None:
     ("text", "error"),
     [
         ("speed = 1", "got the keys ['speed'], expected only examples_per_s, bytes_down_per_s, bytes_up_per_s"),
-        ("examples_per_s = 'fast'", "examples_per_s: got 'fast', expected a number or a table with a name of constant"),
-        ("examples_per_s = { name = 'pareto', least = 1.0 }", "examples_per_s: Pareto.__init__() missing 1 required"),
+        ("examples_per_s = 'fast'", "examples_per_s: got 'fast', expected a number or a table with a name of fixed,"),
+        (
+            "examples_per_s = { name = 'pareto', least = 1.0 }",
+            "examples_per_s: got {'least': 1.0} without alpha, expected numbers for least, alpha",
+        ),
+        ("examples_per_s = { name = ['pareto'] }", "examples_per_s: got {'name': ['pareto']}, expected a number or"),
         ("examples_per_s = { name = 'pareto', beta = 1.0 }", "examples_per_s: got {'beta': 1.0}, expected numbers for"),
-        ("availability = { name = 'weekly' }", "availability: got {'name': 'weekly'}, expected a name of daily_window"),
+        (
+            "availability = { name = 'weekly' }",
+            "availability: got {'name': 'weekly'}, expected a table with a name of daily_window, on_off and its",
+        ),
+        (
+            "availability = 'trace.csv'",
+            (
+                "availability: got 'trace.csv', expected a table with a name of daily_window, on_off and its numbers, "
+                'or { trace = "FILE.csv" }'
+            ),
+        ),
+        ("availability = { name = ['on_off'] }", "availability: got {'name': ['on_off']}, expected a table"),
+        ("availability = { name = 'on_off', on_s = 1, off_s = 0 }", "availability: got on_s 1, off_s 0, expected"),
+        ("battery = 5", "battery: got 5, expected a table such as { work_s = 1800.0, charge_s = 7200.0 }"),
+        ("battery = { work_s = 0, charge_s = 1 }", "battery: got work_s 0, charge_s 1, expected positive numbers"),
         ("dropout = true", "dropout: got True, expected a share from 0 to below 1"),
+        ("dropout = 1.5", "dropout: got 1.5, expected a share from 0 to below 1"),
     ],
 )
 def test_a_wrong_key_raises_one_error(text: str, error: str, tmp_path: Path) -> None:
@@ -157,15 +176,66 @@ def test_a_missing_file_is_no_wrong_file(tmp_path: Path) -> None:
         load_data(str(tmp_path / "none.csv"))
 
 
-def test_a_wrong_line_of_a_trace_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "trace.csv"
-    path.write_text("client,time,state\n1,now,on\n")
-    error = (
-        f"{path}: line 2: got {{'client': '1', 'time': 'now', 'state': 'on'}}, expected a client, a time in seconds "
-        "and the state on or off"
-    )
-    with raises(InvalidInput, error):
+ROW = "expected a client, a time in seconds and the state on or off"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "error"),
+    [
+        ("a.csv", "", ": got the columns [], expected client, time, state"),
+        ("a.csv", "client,time,state\n", ": got no changes, expected a line for at least one client"),
+        ("a.jsonl", "\n", ": got no changes, expected a line for at least one client"),
+        (
+            "a.csv",
+            "client,time,state\n1,now,on\n",
+            f": line 2: got {{'client': '1', 'time': 'now', 'state': 'on'}}, {ROW}",
+        ),
+        (
+            "a.csv",
+            "client,time,state\n,0,on\n",
+            f": line 2: got {{'client': '', 'time': '0', 'state': 'on'}}, {ROW}",
+        ),
+        (
+            "a.jsonl",
+            '{"client": null, "time": 0, "state": "on"}\n',
+            f": line 1: got {{'client': None, 'time': 0, 'state': 'on'}}, {ROW}",
+        ),
+        ("a.jsonl", "[1, 0]\n", ": line 1: got [1, 0], expected an object with client, time, state"),
+        ("a.csv", "client,time,state\n\n1,0,on,9\n", ": line 3: got 4 values, expected 3 as in the first line"),
+        ("a.csv", "time,state,client\n0,on\n", ": line 2: got 2 values, expected 3 as in the first line"),
+        (
+            "a.csv",
+            "client,time,state\n7,-1,on\n",
+            ": line 2: client '7': got the time -1, expected a time of 0 or more",
+        ),
+        (
+            "a.csv",
+            "client,time,state\n7,5,on\n8,1,on\n7,5,off\n",
+            ": line 4: client '7': got the time 5, expected a time above 5, that of its line before",
+        ),
+    ],
+)
+def test_a_wrong_line_of_a_trace_is_named(name: str, text: str, error: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    path.write_text(text)
+    with raises(InvalidInput, f"{path}{error}"):
         read_traces(path)
+
+
+def test_files_of_spreadsheets_are_read(tmp_path: Path) -> None:
+    """They begin with a byte order mark, and may end with an empty line."""
+    (tmp_path / "trace.csv").write_text("\ufeffclient, time, state\r\n1,5,on\r\n\r\n", encoding="utf-8")
+    (tmp_path / "devices.toml").write_text("\ufeffavailability = { trace = 'trace.csv' }\n", encoding="utf-8")
+    model = read_devices(tmp_path / "devices.toml")
+    assert model.habits(0, 10, 0).availability == Trace(changes=((5.0, True),))
+
+
+def test_traces_are_in_the_order_of_the_names_of_their_clients(tmp_path: Path) -> None:
+    path, names = tmp_path / "trace.csv", ["b", "10", "²", "9", "a"]
+    lines = [f"{name},{time_s},on" for time_s, name in enumerate(names)]
+    path.write_text("\n".join(["client,time,state", *lines]), encoding="utf-8")
+    order = [Trace(changes=((float(names.index(name)), True),)) for name in ("9", "10", "a", "b", "²")]
+    assert list(read_traces(path).traces) == order
 
 
 def simulate_run(folder: Path, habits: Habits, num: int = 4) -> tuple[list[DeviceEvent], float]:
@@ -200,6 +270,15 @@ def test_a_slow_connection_takes_longer(tmp_path: Path) -> None:
     _, slow_s = simulate_run(tmp_path / "slow", slow)
     # Each of three Rounds has 20 s of upload and at least 10 s of download.
     assert slow_s - fast_s > 3 * 28.0
+
+
+@pytest.mark.parametrize("pattern", [Trace(changes=((0.0, True),)), DailyWindow(from_hour=0.0, hours=23.0)])
+def test_a_device_that_is_present_from_the_beginning_does_not_leave_first(
+    pattern: Trace | DailyWindow, tmp_path: Path
+) -> None:
+    events, _ = simulate_run(tmp_path, Habits(availability=pattern))
+    assert next(event.event for event in events if event.device == "device-2") == "assigned"
+    assert "offline" not in {event.event for event in events}
 
 
 def test_devices_give_up_leave_and_charge(tmp_path: Path) -> None:

@@ -230,6 +230,16 @@ def test_wrong_seeds_raise_one_error(seeds: Mapping[str, int]) -> None:
     [
         (SimulationSettings(seeds=3), InvalidInput, "simulate: seeds: got 3, expected a sequence such as (0, 1, 2)"),
         (
+            SimulationSettings(seeds="0,1"),
+            InvalidInput,
+            "simulate: seeds: got '0,1', expected a sequence such as (0, 1, 2)",
+        ),
+        (
+            SimulationSettings(seed="3"),
+            InvalidInput,
+            "simulate: got seed '3', expected an integer of 0 or more",
+        ),
+        (
             SimulationSettings(test=(np.zeros((4, 1, 8, 8)), np.zeros(4))),
             InvalidInput,
             (

@@ -168,17 +168,18 @@ def _simulate(
     app, plan = names.words(app, plan)
     limits = {"cohort.concurrency": cohort, "stop.max_rounds": rounds}
     split = _DataSplit(data=data, num_clients=clients, by=by, alpha=alpha, options=options or ())
+    several_seeds = _seeds(seeds, seed)
     settings = SimulationSettings(
         plan=_plan('bundle="flower"' if flower else f'app="{app}"', plan, limits, overrides or ()),
         engine=engine,
-        seed=0 if seeds else seed,
-        seeds=_seeds(seeds),
+        seed=seed,
+        seeds=several_seeds,
         baseline=baseline,
         resume=resume,
         processes=processes,
         cluster=_cluster(backend, RayCluster(address=ray_address, cpus=client_cpus, gpus=client_gpus)),
         devices=DeviceModel() if devices is None else read_devices(devices),
-        on_round=_ignore_round if json else _RoundPrinter(_seeds(seeds)),
+        on_round=_ignore_round if json else _RoundPrinter(several_seeds),
         quiet=True,
     )
     with (
@@ -317,11 +318,15 @@ def _cluster(backend: str, cluster: "RayCluster") -> "RayCluster | None":
     return None
 
 
-def _seeds(text: str) -> tuple[int, ...]:
-    """Return the seeds of the command line. Raises InvalidInput."""
+def _seeds(text: str, seed: int) -> tuple[int, ...]:
+    """Return the seeds of ``--seeds``. Raises InvalidInput, also if ``--seed`` is set."""
     words = text.split(",") if text else []
     if not all(word.strip().isdigit() for word in words):
         raise InvalidInput(f"--seeds {text}: expected integers of 0 or more, as in 0,1,2")
+    if words and seed:
+        raise InvalidInput(
+            f"--seeds, --seed: got the seeds {text} and the seed {seed}, expected one of them; remove --seed"
+        )
     return tuple(map(int, words))
 
 

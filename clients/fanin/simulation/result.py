@@ -53,7 +53,8 @@ class Result:
         engine: The engine that trained the clients, ``graph`` or ``vmap``; ``flower`` for a Flower app.
         selection: The name of the selection policy: the Plan's, or that of the settings.
         table: The layout of the parameters.
-        rounds: The Rounds, the initial model first.
+        rounds: The initial model, then a row for each Round that published a Version. Failed Rounds have no row, but
+            use a number.
         clients: The clients of each Round.
         failures: Errors in the training of clients.
         events: The event log: the actions of each client, with their virtual times.

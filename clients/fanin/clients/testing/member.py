@@ -64,6 +64,9 @@ async def take_part(member: Member, around: Surroundings, seed: str) -> None:
     active = ActiveMember(member, around, seed)
     device = active.device
     for stay_s, away_s in member.habits.stays(random.Random(f"{seed}/{name}/come")):
+        if stay_s == away_s == 0.0:
+            # The device is present from the beginning: it neither leaves nor returns.
+            continue
         await active.stay(stay_s)
         if away_s is None:
             around.note(name, "is gone for good")

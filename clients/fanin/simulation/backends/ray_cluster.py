@@ -19,6 +19,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
+import grpc
+
 from fanin.protos.errors import InvalidInput, RuntimeMissing
 from fanin.simulation.backends.backend import Placed
 
@@ -32,6 +34,10 @@ AUTO: Final = "auto"
 """The cluster of this machine, as Ray names it."""
 CONNECT_S: Final = 5.0
 """Ray itself tries to connect to an absent cluster for minutes."""
+ANSWER_S: Final = 10.0
+"""Time for the answer of a head that is busy. A head without load answers in milliseconds."""
+CHECK_ALIVE: Final = "/ray.rpc.NodeInfoGcsService/CheckAlive"
+"""A call to the head of a cluster whose request may be empty. Ray has no public function with a time limit for it."""
 MAX_RETRIES: Final = 3
 """Times that Ray repeats a training whose worker is lost, its own default. A training that crashes each worker ends."""
 START: Final = "start one with `ray start --head`, or name another one"
@@ -156,14 +162,39 @@ def _connect(cluster: RayCluster) -> None:
 
 
 def _check_address(address: str) -> None:
-    """Raise InvalidInput unless something listens at an address of the form HOST:PORT."""
-    host, colon, port = address.rpartition("://")[2].rpartition(":")
+    """Raise InvalidInput unless the head of a cluster answers at an address of the form HOST:PORT."""
+    scheme, _, target = address.rpartition("://")
+    host, colon, port = target.rpartition(":")
     if address == AUTO or not colon or not port.isdigit():
         return
     try:
         socket.create_connection((host.strip("[]"), int(port)), CONNECT_S).close()
     except (OSError, OverflowError) as exc:
         raise InvalidInput(f"ray: no cluster at {address} ({exc}); {START}") from exc
+    # The server of ray:// is another one, and Ray waits for it 30 s at most. With TLS, the keys of Ray are needed.
+    if not scheme and os.environ.get("RAY_USE_TLS", "0").lower() not in ("1", "true"):
+        _check_answer(target)
+
+
+def _check_answer(address: str) -> None:
+    """Raise InvalidInput unless the head of a cluster answers a call in time: any process can listen at a port."""
+    # Ray, too, connects without a proxy.
+    with grpc.insecure_channel(address, options=(("grpc.enable_http_proxy", 0),)) as channel:
+        call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(CHECK_ALIVE)
+        try:
+            call(b"", timeout=ANSWER_S)
+        except grpc.RpcError as exc:
+            code, details = exc.code(), exc.details()
+            if code in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
+                # It is a cluster with access control. Ray has the token, and its own error without one.
+                return
+            reason = (
+                f"no answer in {ANSWER_S:g} s" if code is grpc.StatusCode.DEADLINE_EXCEEDED else details or code.name
+            )
+            raise InvalidInput(
+                f"ray: got the address {address}, where a process listens that is not the head of a Ray cluster "
+                f"({reason}); {START}"
+            ) from exc
 
 
 def _check_resources(cluster: RayCluster, resources: Mapping[str, float]) -> None:

@@ -6,7 +6,7 @@ The generator is Python's own ``random.Random``, whose streams are the same in a
 import math
 import random
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from types import MappingProxyType
 from typing import Final, Protocol, TypeVar
 
@@ -83,7 +83,7 @@ class Pareto:
 
 
 DISTRIBUTIONS: Final[Mapping[str, Callable[..., Distribution]]] = MappingProxyType(
-    {"constant": Fixed, "uniform": Uniform, "lognormal": Lognormal, "pareto": Pareto}
+    {"fixed": Fixed, "uniform": Uniform, "lognormal": Lognormal, "pareto": Pareto}
 )
 """The distributions by their name in a file."""
 
@@ -95,28 +95,35 @@ def distribution_of(what: str, value: object) -> Distribution:
         InvalidInput: The value describes no distribution. The message begins with ``what``.
     """
     if isinstance(value, int | float) and not isinstance(value, bool):
-        value = {"name": "constant", "value": value}
-    if not isinstance(value, Mapping) or value.get("name") not in DISTRIBUTIONS:
+        value = {"name": "fixed", "value": value}
+    name = value.get("name") if isinstance(value, Mapping) else None
+    if not isinstance(value, Mapping) or not isinstance(name, str) or name not in DISTRIBUTIONS:
         raise InvalidInput(
             f"{what}: got {value!r}, expected a number or a table with a name of {', '.join(DISTRIBUTIONS)}, as in "
             '{ name = "lognormal", median = 50.0, sigma = 1.0 }'
         )
-    return built(what, DISTRIBUTIONS[value["name"]], {key: item for key, item in value.items() if key != "name"})
+    return built(what, DISTRIBUTIONS[name], {key: item for key, item in value.items() if key != "name"})
 
 
 def built(what: str, kind: Callable[..., T], options: Mapping[str, object]) -> T:
     """Return a record of numbers from a table of a file. Raises InvalidInput; the message begins with ``what``."""
     known = fields(kind)  # type: ignore[arg-type]
     names = [each.name for each in known]
+    missing = [each.name for each in known if each.default is MISSING and each.name not in options]
     numbers = {
         key: item for key, item in options.items() if isinstance(item, int | float) and not isinstance(item, bool)
     }
     if not set(options) <= set(names) or numbers != options:
         raise InvalidInput(f"{what}: got {dict(options)}, expected numbers for {', '.join(names)}")
+    if missing:
+        raise InvalidInput(
+            f"{what}: got {dict(options)} without {', '.join(missing)}, expected numbers for {', '.join(names)}"
+        )
     try:
         return kind(**numbers)
-    except (ValueError, TypeError) as exc:
-        raise InvalidInput(f"{what}: {exc}; expected numbers for {', '.join(names)}") from exc
+    except ValueError as exc:
+        # The errors of the records begin with their subject, as in "battery: got ...". ``what`` names it here.
+        raise InvalidInput(f"{what}: {str(exc).partition(': ')[2] or exc}") from exc
 
 
 def _check(distribution: object, what: str, is_valid: bool) -> None:

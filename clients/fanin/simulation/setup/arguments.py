@@ -4,6 +4,7 @@ import base64
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from numbers import Integral
 from typing import TYPE_CHECKING, Final, TypedDict
 
 from fanin.clients.data.examples import Examples, check_examples
@@ -193,8 +194,9 @@ def check_settings(settings: SimulationSettings) -> None:
             f"simulate: devices: got {type(settings.devices).__name__}, expected DeviceModel; read_devices(path) reads "
             "one from a file"
         )
-    if not isinstance(settings.seeds, Sequence):
-        raise InvalidInput(f"simulate: seeds: got {settings.seeds!r}, expected a sequence such as (0, 1, 2)")
+    several: object = settings.seeds
+    if not isinstance(several, Sequence) or not all(map(_is_integer, several)):
+        raise InvalidInput(f"simulate: seeds: got {several!r}, expected a sequence such as (0, 1, 2)")
     if not 0.0 < settings.validation_fraction < 1.0:
         raise InvalidInput(
             f"simulate: got validation_fraction {settings.validation_fraction}, expected between 0 and 1: each client "
@@ -202,14 +204,18 @@ def check_settings(settings: SimulationSettings) -> None:
         )
     check_backend(settings.processes, settings.cluster, settings.engine)
     check_engine(settings)
-    if settings.seed < 0:
-        raise InvalidInput(f"simulate: got seed {settings.seed}, expected 0 or more")
+    if not _is_integer(settings.seed) or settings.seed < 0:
+        raise InvalidInput(f"simulate: got seed {settings.seed!r}, expected an integer of 0 or more")
     seeds = list(settings.seeds)
     if len(set(seeds)) != len(seeds) or any(seed < 0 for seed in seeds) or (seeds and settings.seed):
         raise InvalidInput(
             f"simulate: got seeds {seeds} and seed {settings.seed}, expected different seeds of 0 or more, and no seed "
             "beside them"
         )
+
+
+def _is_integer(value: object) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def check_flower_settings(settings: SimulationSettings) -> None:
