@@ -105,11 +105,11 @@ def test_the_best_version_has_its_accuracy(study: Result) -> None:
 
 def test_the_first_of_equally_good_versions_is_the_best() -> None:
     rows, empty = RowLists(), np.zeros(1, np.float32)
-    for number, loss in enumerate((3.0, 2.0, 2.0, 2.5, math.nan)):
-        rows.add(replace(initial_row(None), round=number, test_loss=loss), empty)
+    for number, score in enumerate((1.0, 2.0, 2.0, 1.5, math.nan)):
+        rows.add(replace(initial_row(None), round=number), empty, score)
     assert rows.best is not None and rows.best[0].round == 1
     untested_rows = RowLists()
-    untested_rows.add(initial_row(None), empty)
+    untested_rows.add(initial_row(None), empty, math.nan)
     assert untested_rows.best is None
 
 
