@@ -5,7 +5,6 @@ repeats an image along a wrong dimension (``_skip_expansions``). It leaves compu
 (``_fold_constants``).
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Final
@@ -22,15 +21,7 @@ from fanin.edge.export.tracing.traced import Traced
 CONSTANT: Final = "folded_constant_"
 aten = torch.ops.aten
 IMAGE_DIMS: Final = 4
-CHECKS: Final = frozenset({aten._linalg_check_errors.default})
-"""Operators without a result that raise an error of torch."""
-LACKING: Final = re.compile(r"Lowering not found: (\S+)")
-"""Message of the converter for an operator that it does not know."""
 BROADCASTING: Final = frozenset({aten.mul.Tensor, aten.add.Tensor, aten.sub.Tensor, aten.div.Tensor})
-
-
-class NoLowering(Exception):
-    """A graph has an operator that the converter knows no TFLite operators for."""
 
 
 def convert(signatures: Mapping[str, Traced], partitioner: str) -> bytes:
@@ -41,7 +32,6 @@ def convert(signatures: Mapping[str, Traced], partitioner: str) -> bytes:
         partitioner: The converter's layout strategy, "GREEDY" or "DEFAULT".
 
     Raises:
-        NoLowering: An operator has no form in TFLite. No layout strategy changes that.
         Exception: Any error of the converter. With "DEFAULT" the converter may also end the process.
     """
     # The import takes seconds and prints messages, so it happens on first use, inside quiet_converter.
@@ -61,13 +51,7 @@ def convert(signatures: Mapping[str, Traced], partitioner: str) -> bytes:
         _permute_before_expansion(program.graph_module)
         programs.append(program)
         rows.append(Signature(name, nn.Module(), examples, {}))
-    try:
-        data: bytes = litert_converter.exported_programs_to_flatbuffer(programs, rows).to_bytes()
-    except RuntimeError as exc:
-        match = LACKING.match(str(exc))
-        if match:
-            raise NoLowering(f"no form of {match[1]}") from exc
-        raise
+    data: bytes = litert_converter.exported_programs_to_flatbuffer(programs, rows).to_bytes()
     return data
 
 
@@ -83,18 +67,11 @@ def _decompositions() -> CustomDecompTable:
 def _prepared(traced: Traced) -> GraphModule:
     graph_module = traced.program.module(check_guards=False)
     assert isinstance(graph_module, GraphModule), "an ExportedProgram has a GraphModule"
-    _drop_checks(graph_module)
     _fold_constants(graph_module)
     _mark_kernels(graph_module)
     _skip_expansions(graph_module)
     graph_module.recompile()
     return graph_module
-
-
-def _drop_checks(graph_module: GraphModule) -> None:
-    for node in list(graph_module.graph.nodes):
-        if node.target in CHECKS:
-            graph_module.graph.erase_node(node)
 
 
 def _fold_constants(graph_module: GraphModule) -> None:

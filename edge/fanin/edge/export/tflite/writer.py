@@ -5,6 +5,7 @@ operators only, each in a version of tflite-runtime 2.14 (``operators``). The co
 position. Their own names are written into the finished file, because names of parameters are no Python identifiers.
 """
 
+import re
 from collections.abc import Mapping
 from functools import partial
 from typing import Final
@@ -21,6 +22,8 @@ from fanin.protos.errors import UnsupportedModel
 IDENTIFIER: Final = b"TFL3"
 LAYOUT_ERRORS: Final = (AssertionError, AttributeError, RuntimeError, TypeError, ValueError)
 """Errors of the converter when its first layout strategy builds an inconsistent graph."""
+LACKING: Final = re.compile(r"Lowering not found: (\S+)|Could not find a token for effect \S+ which came from .* (\S+)")
+"""Messages of the converter for an operator that it does not know. The second one is about checks without a result."""
 
 
 def to_tflite(signatures: Mapping[str, Traced], what: str) -> bytes:
@@ -52,7 +55,12 @@ def _convert(signatures: Mapping[str, Traced], what: str) -> bytes:
     try:
         # Both layout strategies fail on some graphs. The other one may end its process, so this one runs first.
         return convert(signatures, "GREEDY")
-    except LAYOUT_ERRORS:
+    except LAYOUT_ERRORS as exc:
+        lacking = LACKING.match(str(exc))
+        if lacking:
+            # No layout gives an operator a form. The second attempt would take seconds more.
+            operator = lacking[1] or lacking[2]
+            raise UnsupportedModel(f"{what}: cannot be converted to TFLite (no form of {operator}); {REPLACE}") from exc
         return convert_in_child(signatures, what)
 
 
