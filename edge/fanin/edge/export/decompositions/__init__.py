@@ -10,7 +10,7 @@ Modules, in reading order:
 
 - ``tables``: which form replaces which operator in a graph format; the entry point of the room.
 - ``own``: an App's own forms, and ``check_decomposition`` for their tests.
-- ``programs``: a traced graph as a program, and its decomposition by one trace.
+- ``programs/``: a traced graph as a program, and its decomposition by one pass.
 - ``windows``: slices, paddings and zero insertion that the other modules share.
 - ``convolution/``: convolutions and their gradients for ONNX runtimes and for TFLite.
 - ``pooling/``: average, max and adaptive pools and their gradients.

@@ -1,6 +1,6 @@
 """The TFLite format: traced graphs as one TFLite file, and their int8 form.
 
-- ``writer``: all Signatures as one file; ``convert`` calls the converter, ``child`` in a separate process.
+- ``writer``: all Signatures as one file; ``converter/`` calls the converter.
 - ``operators``: the operators that every runtime has.
 - ``file``, ``flatgraph``: the bytes of a file, and a graph that can be edited.
 - ``frozen``: frozen weights as int8 in train graphs.

@@ -13,8 +13,8 @@ from typing import Final
 from fanin.edge.export.cache.converted import converted
 from fanin.edge.export.quiet import quiet_converter
 from fanin.edge.export.refusals import REPLACE, first_line
-from fanin.edge.export.tflite.child import convert_in_child
-from fanin.edge.export.tflite.convert import convert
+from fanin.edge.export.tflite.converter.child import convert_in_child
+from fanin.edge.export.tflite.converter.convert import convert
 from fanin.edge.export.tflite.operators import check_operators, check_runs
 from fanin.edge.export.tracing.traced import Traced
 from fanin.protos.errors import UnsupportedModel

@@ -17,7 +17,7 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from fanin.edge.export.decompositions.programs import program_of
+from fanin.edge.export.decompositions.programs.program import program_of
 from fanin.edge.export.decompositions.tables import Table
 from fanin.edge.export.modules.origins import recorded_origins
 from fanin.edge.export.optimizers.optimizer import Tensors

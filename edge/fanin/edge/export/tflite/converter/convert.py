@@ -15,7 +15,8 @@ from torch._ops import OpOverload
 from torch.export.decomp_utils import CustomDecompTable
 from torch.fx import Graph, GraphModule, Node
 
-from fanin.edge.export.decompositions.programs import program_of
+from fanin.edge.export.decompositions.programs.program import program_of
+from fanin.edge.export.tflite.converter.lowerings import direct_lowerings
 from fanin.edge.export.tracing.traced import Traced
 
 CONSTANT: Final = "folded_constant_"
@@ -51,7 +52,8 @@ def convert(signatures: Mapping[str, Traced], partitioner: str) -> bytes:
         _permute_before_expansion(program.graph_module)
         programs.append(program)
         rows.append(Signature(name, nn.Module(), examples, {}))
-    data: bytes = litert_converter.exported_programs_to_flatbuffer(programs, rows).to_bytes()
+    with direct_lowerings():
+        data: bytes = litert_converter.exported_programs_to_flatbuffer(programs, rows).to_bytes()
     return data
 
 

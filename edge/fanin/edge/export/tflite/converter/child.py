@@ -22,13 +22,13 @@ from typing import Final
 import torch
 
 from fanin.edge.export.refusals import REPLACE, first_line
-from fanin.edge.export.tflite.convert import convert
+from fanin.edge.export.tflite.converter.convert import convert
 from fanin.edge.export.tracing.traced import Traced
 from fanin.protos.errors import UnsupportedModel
 
 PARTITIONER: Final = "DEFAULT"
 # -P: a file in the current folder must not hide a library.
-COMMAND: Final = (sys.executable, "-P", "-m", "fanin.edge.export.tflite.child")
+COMMAND: Final = (sys.executable, "-P", "-m", "fanin.edge.export.tflite.converter.child")
 SIGNATURES: Final = "signatures.json"
 RESULT: Final = "model.tflite"
 ERROR: Final = "error.txt"

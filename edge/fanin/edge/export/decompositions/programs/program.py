@@ -32,10 +32,12 @@ from torch.export.graph_signature import (
 )
 from torch.fx import Graph, GraphModule, Interpreter, Node
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.node import Argument
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 from torch.fx.traceback import preserve_node_meta
 from torch.utils._pytree import tree_structure
 
+from fanin.edge.export.decompositions.programs.recorder import NotRecorded, Recorder
 from fanin.edge.export.tracing.kernels import plain_kernels
 
 Form = Callable[..., object]
@@ -175,14 +177,15 @@ def _retraced(program: PlainProgram, table: Mapping[OperatorBase, Form]) -> Plai
         plain_kernels(),
         preserve_node_meta(),
     ):
-        # Some graphs and some forms change a tensor in place.
-        traced = make_fx(dispatch_functionalize(run, FunctionalTensorMode(export=True)), decomposition_table=forms)(
-            *inputs
-        ).graph
-    traced.eliminate_dead_code()
-    if any(node.op == "get_attr" for node in traced.nodes) or not _is_plain(traced):
+        try:
+            graph = _recorded(run, placeholders, forms)
+        except (NotRecorded, NotImplementedError):
+            # Some graphs and some forms change a view in place. Operators with functions as inputs are not recorded.
+            function = dispatch_functionalize(run, FunctionalTensorMode(export=True))
+            graph = _renamed(make_fx(function, decomposition_table=forms)(*inputs).graph, placeholders)
+    graph.eliminate_dead_code()
+    if any(node.op == "get_attr" for node in graph.nodes) or not _is_plain(graph):
         return None
-    graph = _renamed(traced, [node.name for node in placeholders])
     outputs = [_output_spec(node) for node in _outputs(graph)]
     decomposed = PlainProgram(
         root=GraphModule(torch.nn.Module(), graph),
@@ -205,12 +208,23 @@ def _is_plain(graph: Graph) -> bool:
     return not any(isinstance(node.target, OpOverload) and node.target._schema.is_mutable for node in graph.nodes)
 
 
-def _renamed(traced: Graph, names: Sequence[str]) -> Graph:
-    """Return a copy of a graph whose inputs have these names."""
+def _recorded(run: Callable[..., Argument], placeholders: Sequence[Node], forms: Mapping[OpOverload, Form]) -> Graph:
+    """Return the operators of a call with the values of the placeholders. Raises NotRecorded."""
+    recorder = Recorder(forms)
+    for node in placeholders:
+        recorder.input(node.name, node.meta["val"], node.meta)
+    with recorder:
+        results = run(*(node.meta["val"] for node in placeholders))
+    recorder.output(results)
+    return recorder.graph
+
+
+def _renamed(traced: Graph, placeholders: Sequence[Node]) -> Graph:
+    """Return a copy of a graph whose inputs have the names of other ones."""
     graph = Graph()
     copies: dict[Node, Node] = {}
-    for node, name in zip([node for node in traced.nodes if node.op == "placeholder"], names, strict=True):
-        copies[node] = graph.placeholder(name)
+    for node, named in zip([node for node in traced.nodes if node.op == "placeholder"], placeholders, strict=True):
+        copies[node] = graph.placeholder(named.name)
         copies[node].meta = dict(node.meta)
     graph.output(graph.graph_copy(traced, copies))
     return graph

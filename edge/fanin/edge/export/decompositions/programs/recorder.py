@@ -1,0 +1,156 @@
+"""``Recorder``: the operators that a function calls, as a graph of plain operators.
+
+``make_fx`` follows a function with a proxy for each tensor, and ``FunctionalTensorMode`` removes changes in place. Both
+take several times as long as the operators on fake tensors. The graphs of an export have one size for each tensor, and
+seldom change one in place, so it is enough to note each operator.
+"""
+
+import operator
+from collections import Counter
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Final, TypeVar
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.fx import Graph, Node
+from torch.fx.node import Argument
+from torch.fx.passes.shape_prop import _extract_tensor_metadata
+from torch.fx.traceback import get_current_meta
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
+
+Form = Callable[..., object]
+Keywords = dict[str, Argument]
+aten = torch.ops.aten
+SAME: Final = frozenset({aten.alias.default, aten.detach.default})
+"""Operators whose result is their input."""
+COPIES: Final = MappingProxyType({aten.lift_fresh_copy.default: aten.clone.default})
+"""Copies of constants, which are inputs of a program."""
+V = TypeVar("V")
+
+
+class NotRecorded(Exception):
+    """An operator changes a tensor in place, or has a tensor that is neither an input nor a result."""
+
+
+class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes the operators on fake tensors that are called in its context.
+
+    Args:
+        forms: Functions that replace operators, also within other forms.
+
+    Attributes:
+        graph: The operators so far, with their shapes in ``meta``.
+    """
+
+    def __init__(self, forms: Mapping[OpOverload, Form]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.graph = Graph()
+        self._forms = forms
+        self._nodes: dict[int, Node] = {}
+        # The number of a tensor may be given to another one when the first no longer exists.
+        self._tensors: list[Tensor] = []
+        self._num_sharing: Counter[int] = Counter()
+
+    def input(self, name: str, value: Tensor, meta: Mapping[str, object]) -> None:
+        """Add an input."""
+        node = self.graph.placeholder(name)
+        node.meta = dict(meta)
+        self._note(value, node)
+        # A change of an input is a result of the graph.
+        self._num_sharing[_storage(value)] += 1
+
+    def output(self, values: Argument) -> None:
+        """End the graph with these results. Raises NotRecorded."""
+        self.graph.output(self._as_nodes(values))
+
+    def __torch_dispatch__(
+        self, func: OpOverload, types: object, args: tuple[Argument, ...] = (), kwargs: Keywords | None = None
+    ) -> object:
+        """Note an operator, or call its form. Raises NotRecorded."""
+        kwargs = kwargs or {}
+        func = COPIES.get(func, func)
+        if func.namespace == "prim":
+            # A question about a tensor, such as its device.
+            return func(*args, **kwargs)
+        form = self._forms.get(func)
+        for replacement in (form, func.decompose):
+            if replacement is not None:
+                with self:
+                    value = replacement(*args, **kwargs)
+                if value is not NotImplemented:
+                    return self._alias(value) if any(value is each for each in args) else value
+        if func._schema.is_mutable:
+            return self._changed(func, args, kwargs)
+        if func in SAME:
+            return self._alias(args[0])
+        value = func(*args, **kwargs)
+        results = value if isinstance(value, tuple | list) else (value,)
+        # An operator without a result is a check.
+        if value is None or any(isinstance(each, Tensor) for each in results):
+            node = self.graph.call_function(func, self._as_nodes(args), self._as_nodes(kwargs))
+            node.meta = _meta(value)
+            for number, each in enumerate(results):
+                if isinstance(each, Tensor):
+                    self._note(each, node if each is value else self._item(node, number, each))
+        return value
+
+    def _changed(self, func: OpOverload, args: tuple[Argument, ...], kwargs: Keywords) -> object:
+        """Note the plain form of an operator in place. Its first tensor then has the result. Raises NotRecorded."""
+        namespace, _, name = func._schema.name.partition("::")
+        plain = getattr(getattr(torch.ops, namespace), name.removesuffix("_"), None)
+        if plain is None or not name.endswith("_") or func._overloadname not in plain.overloads():
+            raise NotRecorded
+        target = args[0]
+        if not isinstance(target, Tensor) or self._num_sharing[_storage(target)] != 1:
+            raise NotRecorded
+        with self:
+            value = getattr(plain, func._overloadname)(*args, **kwargs)
+        if value.dtype != target.dtype or value.shape != target.shape:
+            raise NotRecorded
+        self._nodes[id(target)] = self._nodes[id(value)]
+        return target
+
+    def _alias(self, value: object) -> object:
+        """Return another tensor with the same node: torch refuses a view that is its own source."""
+        if not isinstance(value, Tensor):
+            return value
+        alias = aten.alias.default(value)
+        self._note(alias, self._node_of(value))
+        return alias
+
+    def _item(self, node: Node, number: int, value: Tensor) -> Node:
+        item = self.graph.call_function(operator.getitem, (node, number))
+        item.meta = _meta(value)
+        return item
+
+    def _note(self, value: Tensor, node: Node) -> None:
+        self._nodes[id(value)] = node
+        self._tensors.append(value)
+        self._num_sharing[_storage(value)] += 1
+
+    def _as_nodes(self, values: V) -> V:
+        nodes: V = tree_map_only(Tensor, self._node_of, values)
+        return nodes
+
+    def _node_of(self, value: object) -> Node:
+        node = self._nodes.get(id(value))
+        if node is None:
+            raise NotRecorded
+        return node
+
+
+def _storage(value: Tensor) -> int:
+    number: int = value.untyped_storage()._cdata
+    return number
+
+
+def _meta(value: object) -> dict[str, object]:
+    """Return what later passes read from a node: its value, and where it comes from."""
+    meta = {**get_current_meta(), "val": value}
+    meta.pop("tensor_meta", None)
+    if isinstance(value, Tensor):
+        meta["tensor_meta"] = _extract_tensor_metadata(value)
+    return meta
