@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -18,19 +18,18 @@ from fanin.commands.console.terminal import (
     run_command,
     write_json,
 )
-from fanin.datacenter.config.settings import SAFETENSORS
-from fanin.datacenter.training.parameters import load_parameters
-from fanin.datacenter.training.pretraining import Pretraining, fitting_data
-from fanin.datacenter.training.pretraining import pretrain as pretrain_app
-from fanin.edge.export import App, Exported, check_app, load_app
-from fanin.edge.export import export as export_bundle
-from fanin.edge.export.check import Finding
-from fanin.edge.export.formats import FORMATS
-from fanin.edge.export.prepare import running_statistics
 from fanin.edge.files import new_folder
 from fanin.edge.parameter_files import read_parameters
 from fanin.protos.errors import InvalidInput
 from fanin.simulation.data.loading import NAMES, LoadedData, load_data
+
+if TYPE_CHECKING:
+    from fanin.datacenter.training.pretraining import Pretraining
+    from fanin.edge.export import App, Exported
+    from fanin.edge.export.check import Finding
+
+LOADING: Final = "loading torch"
+"""The first step. It takes seconds, so a mistake in the options is reported before it."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -80,28 +79,33 @@ def export(
     json: JsonOption = "",
 ) -> int:
     """Trace, quantize, verify and sign an App for every runtime."""
-    training = _pretraining(pretrain, epochs, learning_rate, is_check=check)
-    formats = list(dict.fromkeys(graph_format or FORMATS))
-    if unknown := sorted(set(formats) - set(FORMATS)):
-        raise InvalidInput(f"--format: got {unknown}, expected some of {sorted(FORMATS)}")
     if max_int8_drop is not None and not 0.0 <= max_int8_drop < math.inf:
         raise InvalidInput(f"--max-int8-drop: got {max_int8_drop:g}, expected a number of at least 0")
+    if not pretrain and (epochs is not None or learning_rate is not None):
+        raise InvalidInput("--epochs and --learning-rate: expected --pretrain DATA with them")
+    if check and pretrain:
+        raise InvalidInput("--pretrain: got --check too, which does not train; expected one of them")
     if check and out is not None:
         raise InvalidInput("--out: got --check too, which writes nothing; expected one of them")
-    if check:
-        with progress("export", quiet=quiet) as step:
-            step(f"checking the App {app}")
-            return _check(load_app(app), formats, json)
-    if out is None:
-        raise InvalidInput("--out: expected a folder for the bundle, or --check to write none")
-    new_folder("--out", out)
+    if not check:
+        if out is None:
+            raise InvalidInput("--out: expected a folder for the bundle, or --check to write none")
+        new_folder("--out", out)
     with progress("export", quiet=quiet) as step:
+        step(LOADING)
+        from fanin.edge.export import export as export_bundle
+        from fanin.edge.export import load_app
+
+        formats = _formats(graph_format)
         step(f"loading the App {app}")
         loaded = load_app(app)
+        if out is None:
+            step("checking the App")
+            return _check(loaded, formats, json)
         if parameters is not None:
             _load_trained(loaded, parameters)
-        if training is not None:
-            loaded = _pretrained(loaded, load_data(pretrain), training, step)
+        if pretrain:
+            loaded = _pretrained(loaded, load_data(pretrain), _pretraining(epochs, learning_rate), step)
         exported = export_bundle(loaded, out, publisher_key(key), formats, max_int8_drop)
     if json:
         write_json(json, exported_row(exported))
@@ -110,13 +114,19 @@ def export(
     return 0
 
 
-def _pretraining(data: str, epochs: int | None, learning_rate: float | None, *, is_check: bool) -> Pretraining | None:
-    if not data:
-        if epochs is not None or learning_rate is not None:
-            raise InvalidInput("--epochs and --learning-rate: expected --pretrain DATA with them")
-        return None
-    if is_check:
-        raise InvalidInput("--pretrain: got --check too, which does not train; expected one of them")
+def _formats(names: Sequence[str] | None) -> list[str]:
+    """Return the formats to write, each once. Raises InvalidInput."""
+    from fanin.edge.export.formats import FORMATS
+
+    formats = list(dict.fromkeys(names or FORMATS))
+    if unknown := sorted(set(formats) - set(FORMATS)):
+        raise InvalidInput(f"--format: got {unknown}, expected some of {sorted(FORMATS)}")
+    return formats
+
+
+def _pretraining(epochs: int | None, learning_rate: float | None) -> "Pretraining":
+    from fanin.datacenter.training.pretraining import Pretraining
+
     default = Pretraining()
     return Pretraining(
         epochs=default.epochs if epochs is None else epochs,
@@ -124,14 +134,21 @@ def _pretraining(data: str, epochs: int | None, learning_rate: float | None, *, 
     )
 
 
-def _pretrained(app: App, data: LoadedData, training: Pretraining, step: Callable[[str], None]) -> App:
+def _pretrained(app: "App", data: LoadedData, training: "Pretraining", step: Callable[[str], None]) -> "App":
     """Return the App after a training. Without validation data, it gets the test part of the data."""
-    trained = pretrain_app(app, data.train, training, step)
+    from fanin.datacenter.training.pretraining import fitting_data, pretrain
+
+    trained = pretrain(app, data.train, training, step)
     return trained if app.validation is not None else replace(trained, validation=fitting_data(app, data.test))
 
 
-def _load_trained(app: App, path: Path) -> None:
+def _load_trained(app: "App", path: Path) -> None:
     """Load parameters into the App's module. Raises InvalidInput if they are not this App's."""
+    from fanin.datacenter.checkpoints.weights import load_weights
+    from fanin.datacenter.config.settings import SAFETENSORS
+    from fanin.datacenter.training.parameters import load_parameters
+    from fanin.edge.export.prepare import running_statistics
+
     if app.recipe.trains != "full":
         raise InvalidInput(
             f"--parameters: got an App that trains {app.recipe.trains!r}, expected 'full': other weights of its "
@@ -145,12 +162,10 @@ def _load_trained(app: App, path: Path) -> None:
             f"--parameters: got {path} for an App with running statistics, which the file does not have; expected the "
             "parameters.bin that fanin train leaves in --state"
         )
-    from fanin.datacenter.checkpoints.weights import load_weights
-
     load_weights(app.module, path)
 
 
-def exported_row(exported: Exported) -> dict[str, object]:
+def exported_row(exported: "Exported") -> dict[str, object]:
     """Return the JSON row of an export."""
     manifest, measured, compared = exported.bundle.manifest, exported.measured.items(), exported.compared.items()
     return {
@@ -166,7 +181,7 @@ def exported_row(exported: Exported) -> dict[str, object]:
     }
 
 
-def _text(exported: Exported, out: Path) -> str:
+def _text(exported: "Exported", out: Path) -> str:
     manifest = exported.bundle.manifest
     sizes = ", ".join(f"{name} {artifact.size_bytes} bytes" for name, artifact in manifest.artifacts.items())
     lines = [
@@ -180,7 +195,9 @@ def _text(exported: Exported, out: Path) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _check(app: App, formats: Sequence[str], json: str) -> int:
+def _check(app: "App", formats: Sequence[str], json: str) -> int:
+    from fanin.edge.export import check_app
+
     findings = check_app(app, formats)
     if json:
         write_json(
@@ -193,7 +210,7 @@ def _check(app: App, formats: Sequence[str], json: str) -> int:
     return int(bool(findings))
 
 
-def _line(finding: Finding) -> str:
+def _line(finding: "Finding") -> str:
     subject = f"module {finding.module or 'itself'} ({finding.kind}){f' at {finding.line}' if finding.line else ''}"
     if finding.call:
         subject = f"{subject} calls {finding.call} between its layers, which"
@@ -204,7 +221,7 @@ def _line(finding: Finding) -> str:
     return f"{subject}{operator} {fault}\n  {finding.reason}\n  what to do: {finding.advice}\n"
 
 
-def _row(finding: Finding) -> dict[str, object]:
+def _row(finding: "Finding") -> dict[str, object]:
     return {
         "module": finding.module,
         "kind": finding.kind,

@@ -14,21 +14,20 @@ from json import loads
 from pathlib import Path
 from time import monotonic
 from types import FrameType
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from fanin import datacenter
 from fanin.commands.console.terminal import JsonOption, run_command, write_json
 from fanin.datacenter.config.records import record_of
-from fanin.datacenter.config.train_config import TrainConfig, read_train_config
-from fanin.datacenter.files.jobfiles import ROWS_FILE, Metrics, is_complete, outcome_files, read_error, read_result
-from fanin.datacenter.jobs.launch import ranks_per_machine
-from fanin.datacenter.jobs.torchrun import Elastic
-from fanin.datacenter.ranks.devices import describe_device, device_type
 from fanin.datacenter.watch.meters import StepRecord
 from fanin.datacenter.watch.sinks import StatusLine
 from fanin.protos.errors import Conflict, InvalidInput
+
+if TYPE_CHECKING:
+    from fanin.datacenter import Elastic, TrainConfig
+    from fanin.datacenter.files.jobfiles import Metrics
 
 SHOWN_EVERY_S: Final = 0.5
 TOGETHER_S: Final = 1.0
@@ -92,6 +91,10 @@ def train(
     json: JsonOption = "",
 ) -> None:
     """Train a model with any mix of data, tensor and pipeline parallelism; the numbers equal those of one process."""
+    # Importing torch takes seconds: it is loaded once the options are known to be good.
+    bounds = _bounds(nodes)
+    from fanin.datacenter.config.train_config import read_train_config
+
     job = read_train_config(
         config,
         {
@@ -106,7 +109,7 @@ def train(
             },
         },
     )
-    elastic = Elastic(max_restarts=restarts, endpoint=endpoint, **_bounds(nodes))
+    elastic = datacenter.Elastic(max_restarts=restarts, endpoint=endpoint, **bounds)
     metrics = _train(job, nproc, state, elastic)
     if json:
         write_json(json, metrics_row(metrics, job))
@@ -141,8 +144,10 @@ def terminator(now: Callable[[], float] = monotonic) -> Callable[[int, FrameType
     return terminated
 
 
-def _train(job: TrainConfig, num_processes: int | None, state: Path | None, elastic: Elastic) -> Metrics:
+def _train(job: "TrainConfig", num_processes: int | None, state: Path | None, elastic: "Elastic") -> "Metrics":
     """Train, and return the metrics; after SIGTERM those of the steps until then. The ranks save a checkpoint first."""
+    from fanin.datacenter.files.jobfiles import is_complete, outcome_files, read_error, read_result
+
     with tempfile.TemporaryDirectory(prefix="fanin-train-") as scratch:
         # Several machines without a folder to share are an error of ``datacenter.train``.
         folder = Path(scratch) if state is None and not elastic.multi_machine else state
@@ -165,8 +170,12 @@ def _train(job: TrainConfig, num_processes: int | None, state: Path | None, elas
 
 
 @contextmanager
-def _shown(folder: Path | None, job: TrainConfig, num_processes: int | None, elastic: Elastic) -> Iterator[None]:
+def _shown(folder: Path | None, job: "TrainConfig", num_processes: int | None, elastic: "Elastic") -> Iterator[None]:
     """Show the device, and the latest row that the first rank has written, on a terminal."""
+    from fanin.datacenter.files.jobfiles import ROWS_FILE
+    from fanin.datacenter.jobs.launch import ranks_per_machine
+    from fanin.datacenter.ranks.devices import describe_device, device_type
+
     if folder is None or not sys.stderr.isatty():
         yield
         return
@@ -197,7 +206,7 @@ def _shown(folder: Path | None, job: TrainConfig, num_processes: int | None, ela
         progress.close()
 
 
-def metrics_row(metrics: Metrics, config: TrainConfig) -> dict[str, object]:
+def metrics_row(metrics: "Metrics", config: "TrainConfig") -> dict[str, object]:
     """Return the JSON row of a job; the keys are part of the command's contract."""
     trained = metrics.trained
     return {
@@ -229,7 +238,7 @@ def metrics_row(metrics: Metrics, config: TrainConfig) -> dict[str, object]:
     }
 
 
-def _traffic(metrics: Metrics) -> dict[str, dict[str, int | None]] | None:
+def _traffic(metrics: "Metrics") -> dict[str, dict[str, int | None]] | None:
     """Return the bytes that the first rank sends in a step, by axis: counted, and predicted by the planner."""
     counted, predicted = metrics.bytes_by_axis, metrics.predicted_bytes_by_axis
     if counted is None:
@@ -244,7 +253,7 @@ def _traffic(metrics: Metrics) -> dict[str, dict[str, int | None]] | None:
     }
 
 
-def _balance(metrics: Metrics) -> str:
+def _balance(metrics: "Metrics") -> str:
     """Return a line about the balance of the pipeline's stages; empty unless it was cut by layer times."""
     times = metrics.stage_times
     if not sum(times):
@@ -255,13 +264,13 @@ def _balance(metrics: Metrics) -> str:
     )
 
 
-def _skipped(metrics: Metrics) -> str:
+def _skipped(metrics: "Metrics") -> str:
     """Return a line about the skipped steps; empty if there are none."""
     num = metrics.trained.skipped
     return f"{num} of them skipped: their loss or gradients were not finite\n" if num else ""
 
 
-def _traffic_text(metrics: Metrics) -> str:
+def _traffic_text(metrics: "Metrics") -> str:
     """Return a line with the counted and the predicted traffic; empty if none was counted."""
     traffic = _traffic(metrics)
     if not traffic:
@@ -273,7 +282,7 @@ def _traffic_text(metrics: Metrics) -> str:
     return f"bytes that a step of the first rank sends: {', '.join(parts)}\n"
 
 
-def _text(metrics: Metrics, config: TrainConfig) -> str:
+def _text(metrics: "Metrics", config: "TrainConfig") -> str:
     trained = metrics.trained
     lines = [
         f"step {each.step}: loss {each.train_loss:.4f}, held out {each.validation_loss:.4f} "
@@ -290,7 +299,7 @@ def _text(metrics: Metrics, config: TrainConfig) -> str:
     )
 
 
-def _unit(config: TrainConfig) -> str:
+def _unit(config: "TrainConfig") -> str:
     return "tokens" if not config.model.app or config.data.windows else "samples"
 
 
