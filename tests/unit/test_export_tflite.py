@@ -179,4 +179,4 @@ def test_an_invalid_graph_of_the_converter_raises_a_fanin_error(two_signatures: 
     with pytest.raises(
         UnsupportedModel, match=r"App small: the converter wrote a \w+ graph for TFLite that does not run"
     ):
-        check_runs(pack(model), "App small")
+        check_runs(model, "App small")

@@ -172,9 +172,10 @@ class CaseFiles:
 
     def build(self, parameters: Mapping[str, Float32s]) -> Int8File:
         """Build a new file from these parameters and the ranges of Version 0."""
-        ranges = infer_ranges(self.data, self.infer, {"x": self.calibration})
+        model = schema.ModelT.InitFromPackedBuf(self.data)
+        ranges = infer_ranges(model, self.infer, {"x": self.calibration})
         values = with_derived(parameters, self.infer.derived)
-        return build_infer(self.data, self.infer, values, ranges, self.prepared.kept_float)
+        return build_infer(model, self.infer, values, ranges, self.prepared.kept_float)
 
     def fill(self, parameters: Mapping[str, Float32s]) -> bytes:
         """Return the exported file, filled with these parameters."""
@@ -355,9 +356,10 @@ def test_every_runtime_has_the_operators(name: str) -> None:
 
 def test_ranges_beyond_float_keep_a_product_float() -> None:
     files = files_of("plain")
-    ranges = infer_ranges(files.data, files.infer, {"x": files.calibration})
+    model = schema.ModelT.InitFromPackedBuf(files.data)
+    ranges = infer_ranges(model, files.infer, {"x": files.calibration})
     infinite_ranges = {tensor: replace(row, high=float("inf")) for tensor, row in ranges.items()}
-    int8_file = build_infer(files.data, files.infer, files.first, infinite_ranges, ())
+    int8_file = build_infer(model, files.infer, files.first, infinite_ranges, ())
     graph = FlatGraph(schema.ModelT.InitFromPackedBuf(int8_file.data), INFER)
     assert not {"QUANTIZE", "DEQUANTIZE"} & {graph.kind(row) for row in graph.operators}
     assert {slot.kind for slot in int8_file.slots} == {SlotKind.FLOAT}

@@ -23,6 +23,26 @@ def only(model: "schema.ModelT", signature: str) -> bytes:
     return pack(alone)
 
 
+def copied(model: "schema.ModelT") -> "schema.ModelT":
+    """Return a copy whose graphs can be edited. Reading a file again would take ten times as long.
+
+    Contents of buffers, shapes and grids are shared: an edit replaces them.
+    """
+    other = copy.copy(model)
+    other.buffers, other.operatorCodes = list(model.buffers), list(model.operatorCodes)
+    other.subgraphs = [copy.copy(graph) for graph in model.subgraphs]
+    for graph in other.subgraphs:
+        graph.tensors = [copy.copy(tensor) for tensor in graph.tensors]
+        graph.operators = [copy.copy(row) for row in graph.operators]
+        for row in graph.operators:
+            row.builtinOptions = copy.copy(row.builtinOptions)
+    other.signatureDefs = [copy.copy(ports) for ports in model.signatureDefs]
+    for ports in other.signatureDefs:
+        ports.inputs = [copy.copy(port) for port in ports.inputs]
+        ports.outputs = [copy.copy(port) for port in ports.outputs]
+    return other
+
+
 def pack(model: "schema.ModelT") -> bytes:
     """Return the bytes of a model."""
     builder = flatbuffers.Builder(1 << 16)

@@ -29,7 +29,7 @@ from fanin.edge.export.int8.folding import Infer
 from fanin.edge.export.int8.grids import Grids, check_grids
 from fanin.edge.export.tflite.bound import ParameterView, bind_parameters, join_biases
 from fanin.edge.export.tflite.constants import SCALE, Constants
-from fanin.edge.export.tflite.file import offsets, only, pack, tidy
+from fanin.edge.export.tflite.file import copied, offsets, only, pack, tidy
 from fanin.edge.export.tflite.flatgraph import FlatGraph
 from fanin.edge.export.tflite.quantizer import Quantizer
 from fanin.edge.export.tflite.ranges import Range, measured_ranges
@@ -70,13 +70,14 @@ def quantize_infer(
     Raises:
         UnsupportedModel: The file depends on the value of a parameter outside a slot.
     """
-    ranges, names = _measured(data, infer, calibration)
+    model = schema.ModelT.InitFromPackedBuf(data)
+    ranges, names = _measured(model, infer, calibration)
     if grids is not None:
         check_grids(dict.fromkeys(names.values(), (0.0, 0.0)), dict.fromkeys(grids, (0.0, 0.0)))
         ranges |= {tensor: Range(*grids[name]) for tensor, name in names.items()}
     changed = {name: np.float32(0.5) + np.float32(2.0) * value for name, value in infer.values.items()}
     later = with_derived(changed, infer.derived)
-    file, other = (emptied(build_infer(data, infer, values, ranges, kept_float)) for values in (infer.values, later))
+    file, other = (emptied(build_infer(model, infer, values, ranges, kept_float)) for values in (infer.values, later))
     if file != other:
         raise UnsupportedModel(
             "infer graph: the quantized file depends on the values of parameters, expected them in slots only; "
@@ -85,17 +86,19 @@ def quantize_infer(
     return replace(file, grids={name: (ranges[tensor].low, ranges[tensor].high) for tensor, name in names.items()})
 
 
-def infer_ranges(data: bytes, infer: Infer, calibration: NamedInputs) -> Mapping[int, Range]:
+def infer_ranges(model: "schema.ModelT", infer: Infer, calibration: NamedInputs) -> Mapping[int, Range]:
     """Return the ranges of the tensors of ``infer`` in Version 0."""
-    return _measured(data, infer, calibration)[0]
+    return _measured(model, infer, calibration)[0]
 
 
-def _measured(data: bytes, infer: Infer, calibration: NamedInputs) -> tuple[dict[int, Range], dict[int, str]]:
+def _measured(
+    model: "schema.ModelT", infer: Infer, calibration: NamedInputs
+) -> tuple[dict[int, Range], dict[int, str]]:
     """Return the ranges of the tensors of ``infer``, and the names of the computed ones in the graphs of all lengths.
 
     A name has the number and the kind of the operator: the converter numbers tensors otherwise in another graph.
     """
-    model, graph, _ = _bound(data, infer.values, infer.scales)
+    model, graph, _ = _bound(model, infer.values, infer.scales)
     tensors = graph.floats()
     names = {port.tensorIndex: f"input {port.name.decode()}" for port in graph.ports.inputs}
     for number, row in enumerate(graph.operators):
@@ -105,7 +108,7 @@ def _measured(data: bytes, infer: Infer, calibration: NamedInputs) -> tuple[dict
 
 
 def build_infer(
-    data: bytes,
+    model: "schema.ModelT",
     infer: Infer,
     values: Mapping[str, Float32s],
     ranges: Mapping[int, Range],
@@ -114,13 +117,13 @@ def build_infer(
     """Return the file quantized with these ranges.
 
     Args:
-        data: The file with a float ``infer``.
+        model: The file with a float ``infer``. It is not changed.
         infer: The graph and the sources of its slots.
         values: Content of the slots: a Version's parameters and the tensors derived from them.
         ranges: Ranges of the activations by tensor index.
         kept_float: Parameters whose products stay float.
     """
-    model, graph, bound = _bound(data, values, infer.scales)
+    model, graph, bound = _bound(model, values, infer.scales)
     constants = Constants(graph, bound, values, infer.scales)
     kept = {tensor for tensor, view in bound.items() if view.parameter in kept_float}
     Quantizer(graph, constants, ranges, kept).run()
@@ -149,10 +152,10 @@ def _placed(slot: Slot, where: Mapping[str, tuple[int, int]]) -> Slot:
 
 
 def _bound(
-    data: bytes, values: Mapping[str, Float32s], scales: Mapping[str, str]
+    model: "schema.ModelT", values: Mapping[str, Float32s], scales: Mapping[str, str]
 ) -> tuple["schema.ModelT", FlatGraph, dict[int, ParameterView]]:
-    """Open the file, convert moving tensors to constants, and join biases with their products."""
-    model = schema.ModelT.InitFromPackedBuf(data)
+    """Copy the file, convert moving tensors to constants, and join biases with their products."""
+    model = copied(model)
     graph = FlatGraph(model, INFER)
     bound = bind_parameters(graph, values)
     join_biases(graph, bound, scales)

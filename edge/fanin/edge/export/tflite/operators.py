@@ -8,10 +8,13 @@ table was measured: for each operator and version, a file that names only this o
 
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from fanin.edge.export.refusals import REPLACE, first_line
 from fanin.protos.errors import UnsupportedModel
+
+if TYPE_CHECKING:
+    from ai_edge_litert import schema_py_generated as schema
 
 _BY_LATEST_VERSION: Final = {
     1: "ADD_N ATAN2 BITCAST BITWISE_XOR BROADCAST_ARGS CEIL COS CUMSUM DYNAMIC_UPDATE_SLICE ELU EXPAND_DIMS FLOOR "
@@ -44,19 +47,17 @@ def check_operators(used: Iterable[tuple[str, int]], what: str) -> None:
         raise UnsupportedModel(f"{what}: needs the operators {lacking}, which not every TFLite runtime has; {REPLACE}")
 
 
-def check_runs(data: bytes, what: str) -> None:
+def check_runs(model: "schema.ModelT", what: str) -> None:
     """Raise UnsupportedModel if a Signature of a file has operators whose inputs do not fit each other.
 
     Args:
-        data: The file.
+        model: The file.
         what: Prefix of the error message.
     """
-    from ai_edge_litert import schema_py_generated as schema
     from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
     from fanin.edge.export.tflite.file import only
 
-    model = schema.ModelT.InitFromPackedBuf(data)
     for row in model.signatureDefs:
         name = row.signatureKey.decode()
         try:

@@ -8,18 +8,21 @@ position. Their own names are written into the finished file, because names of p
 import re
 from collections.abc import Mapping
 from functools import partial
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from fanin.edge.export.cache.converted import converted
 from fanin.edge.export.quiet import quiet_converter
 from fanin.edge.export.refusals import REPLACE, first_line
 from fanin.edge.export.tflite.converter.child import convert_in_child
 from fanin.edge.export.tflite.converter.convert import convert
+from fanin.edge.export.tflite.file import pack
 from fanin.edge.export.tflite.operators import check_operators, check_runs
 from fanin.edge.export.tracing.traced import Traced
 from fanin.protos.errors import UnsupportedModel
 
-IDENTIFIER: Final = b"TFL3"
+if TYPE_CHECKING:
+    from ai_edge_litert import schema_py_generated as schema
+
 LAYOUT_ERRORS: Final = (AssertionError, AttributeError, RuntimeError, TypeError, ValueError)
 """Errors of the converter when its first layout strategy builds an inconsistent graph."""
 LACKING: Final = re.compile(r"Lowering not found: (\S+)|Could not find a token for effect \S+ which came from .* (\S+)")
@@ -46,9 +49,9 @@ def to_tflite(signatures: Mapping[str, Traced], what: str) -> bytes:
 
 def _converted(signatures: Mapping[str, Traced], what: str) -> bytes:
     with quiet_converter():
-        data = _finish(_convert(signatures, what), signatures, what)
-        check_runs(data, what)
-        return data
+        model = _finished(_convert(signatures, what), signatures, what)
+        check_runs(model, what)
+        return pack(model)
 
 
 def _convert(signatures: Mapping[str, Traced], what: str) -> bytes:
@@ -64,9 +67,8 @@ def _convert(signatures: Mapping[str, Traced], what: str) -> bytes:
         return convert_in_child(signatures, what)
 
 
-def _finish(data: bytes, signatures: Mapping[str, Traced], what: str) -> bytes:
+def _finished(data: bytes, signatures: Mapping[str, Traced], what: str) -> "schema.ModelT":
     """Name the ports and remove all other names."""
-    import flatbuffers
     from ai_edge_litert import schema_py_generated as schema
 
     model = schema.ModelT.InitFromPackedBuf(data)
@@ -88,6 +90,4 @@ def _finish(data: bytes, signatures: Mapping[str, Traced], what: str) -> bytes:
         model.buffers[row.buffer].data = None
     model.metadata = None
     model.description = ""
-    builder = flatbuffers.Builder(len(data))
-    builder.Finish(model.Pack(builder), IDENTIFIER)
-    return bytes(builder.Output())
+    return model
