@@ -6,11 +6,13 @@ seldom change one in place, so it is enough to note each operator.
 """
 
 import operator
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Final, TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
@@ -28,11 +30,12 @@ SAME: Final = frozenset({aten.alias.default, aten.detach.default})
 """Operators whose result is their input."""
 COPIES: Final = MappingProxyType({aten.lift_fresh_copy.default: aten.clone.default})
 """Copies of constants, which are inputs of a program."""
+MAX_COMPARED: Final = 1 << 22
 V = TypeVar("V")
 
 
 class NotRecorded(Exception):
-    """An operator changes a tensor in place, or has a tensor that is neither an input nor a result."""
+    """An operator changes a tensor that is read again, or reads one that is neither an input nor a result."""
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -51,16 +54,16 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._forms = forms
         self._nodes: dict[int, Node] = {}
         # The number of a tensor may be given to another one when the first no longer exists.
-        self._tensors: list[Tensor] = []
-        self._num_sharing: Counter[int] = Counter()
+        self._sharing: defaultdict[int, list[Tensor]] = defaultdict(list)
+        self._inputs: set[int] = set()
+        self._stale: set[int] = set()
 
     def input(self, name: str, value: Tensor, meta: Mapping[str, object]) -> None:
         """Add an input."""
         node = self.graph.placeholder(name)
         node.meta = dict(meta)
         self._note(value, node)
-        # A change of an input is a result of the graph.
-        self._num_sharing[_storage(value)] += 1
+        self._inputs.add(_storage(value))
 
     def output(self, values: Argument) -> None:
         """End the graph with these results. Raises NotRecorded."""
@@ -98,19 +101,27 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return value
 
     def _changed(self, func: OpOverload, args: tuple[Argument, ...], kwargs: Keywords) -> object:
-        """Note the plain form of an operator in place. Its first tensor then has the result. Raises NotRecorded."""
+        """Note the plain form of an operator in place. Its first tensor then has the result.
+
+        Other tensors that share changed memory must not be read afterwards.
+
+        Raises:
+            NotRecorded: The operator has no plain form, or changes an input, which is a result of the graph.
+        """
         namespace, _, name = func._schema.name.partition("::")
         plain = getattr(getattr(torch.ops, namespace), name.removesuffix("_"), None)
         if plain is None or not name.endswith("_") or func._overloadname not in plain.overloads():
             raise NotRecorded
         target = args[0]
-        if not isinstance(target, Tensor) or self._num_sharing[_storage(target)] != 1:
+        if not isinstance(target, Tensor) or _storage(target) in self._inputs:
             raise NotRecorded
         with self:
             value = getattr(plain, func._overloadname)(*args, **kwargs)
         if value.dtype != target.dtype or value.shape != target.shape:
             raise NotRecorded
-        self._nodes[id(target)] = self._nodes[id(value)]
+        others = (each for each in self._sharing[_storage(target)] if each is not target)
+        self._stale |= {id(each) for each in others if _overlap(each, target)}
+        self._nodes[id(target)] = self._node_of(value)
         return target
 
     def _alias(self, value: object) -> object:
@@ -128,8 +139,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _note(self, value: Tensor, node: Node) -> None:
         self._nodes[id(value)] = node
-        self._tensors.append(value)
-        self._num_sharing[_storage(value)] += 1
+        self._sharing[_storage(value)].append(value)
 
     def _as_nodes(self, values: V) -> V:
         nodes: V = tree_map_only(Tensor, self._node_of, values)
@@ -137,7 +147,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _node_of(self, value: object) -> Node:
         node = self._nodes.get(id(value))
-        if node is None:
+        if node is None or id(value) in self._stale:
             raise NotRecorded
         return node
 
@@ -145,6 +155,21 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def _storage(value: Tensor) -> int:
     number: int = value.untyped_storage()._cdata
     return number
+
+
+def _overlap(first: Tensor, second: Tensor) -> bool:
+    """Return whether two tensors of one storage share an element; True if they are too large to tell quickly."""
+    if first.numel() + second.numel() > MAX_COMPARED:
+        return True
+    return bool(np.intersect1d(_places(first), _places(second)).size)
+
+
+def _places(value: Tensor) -> npt.NDArray[np.int64]:
+    """Return the places of a tensor's elements in its storage (numel,)."""
+    places = np.array([value.storage_offset()])
+    for size, stride in zip(value.shape, value.stride(), strict=True):
+        places = (places[:, None] + stride * np.arange(size)).reshape(-1)
+    return places
 
 
 def _meta(value: object) -> dict[str, object]:
