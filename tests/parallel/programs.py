@@ -83,8 +83,6 @@ class Programs:
 
     def _start(self) -> subprocess.Popen[str]:
         environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-        # Without this, each compiling rank would start worker processes that import torch.
-        environment["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
         # The server's process group includes all ranks.
         return self._stack.enter_context(
             subprocess.Popen(
