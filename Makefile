@@ -71,7 +71,7 @@ nightly: ## the tests that are too long for every change, and the laws on many m
 
 .PHONY: light
 light: $(VENV)/.installed ## the tests that need neither torch nor a device environment nor a process
-	$(BIN)/pytest -n $(WORKERS) --light -q --ignore tests/stories $(ARGS)
+	$(BIN)/pytest $(SPREAD) --light -q --ignore tests/stories $(ARGS)
 
 .PHONY: kills
 kills: $(VENV)/.installed ## a coordinator killed before and after every effect, and at every other moment of a Run

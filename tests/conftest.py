@@ -73,7 +73,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
     # An export creates millions of objects and few cycles. Collections used a fortieth of the tests' processor time.
-    gc.set_threshold(20_000, 20, 20)
+    gc.set_threshold(100_000, 20, 20)
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
     if not hasattr(config, "workerinput"):
         graphs = tempfile.TemporaryDirectory(prefix="fanin-graphs-")

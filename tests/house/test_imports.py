@@ -147,16 +147,15 @@ def test_a_command_imports_no_more_than_it_may(command: str, absent: tuple[str, 
 
 def uses_of_random(module: Module) -> list[str]:
     """Return the places where a module uses ``random``, except for the type of a generator argument."""
-    tree = module.tree()
     imports = [
         f"{module.path}:{node.lineno}: from random import"
-        for node in ast.walk(tree)
+        for node in module.nodes()
         if isinstance(node, ast.ImportFrom) and node.module == "random"
     ]
-    callees = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+    callees = {id(node.func) for node in module.nodes() if isinstance(node, ast.Call)}
     attributes = (
         node
-        for node in ast.walk(tree)
+        for node in module.nodes()
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "random"
     )
     wrong = (node for node in attributes if node.attr != "Random" or id(node) in callees)

@@ -21,7 +21,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 def functions(module: Module) -> Iterator[tuple[str, Function]]:
     """Yield each function of a module with its place for the error message."""
-    for node in ast.walk(module.tree()):
+    for node in module.nodes():
         if isinstance(node, Function):
             yield f"{module.path}:{node.lineno} {node.name}", node
 

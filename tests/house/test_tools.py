@@ -8,7 +8,7 @@ from house.tree import GENERATED, Module, module_names, package_modules, tool_mo
 def defined_names(module: Module) -> set[str]:
     """Return the names that a module defines: at its top level, and in the blocks that run there."""
     names = set()
-    for node in ast.walk(module.tree()):
+    for node in module.nodes():
         match node:
             case ast.ClassDef(name=name) | ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
                 names.add(name)
@@ -24,7 +24,7 @@ def missing_names(tools: tuple[Module, ...], package: tuple[Module, ...], known:
     names = {module.name: defined_names(module) for module in package}
     faults = []
     for tool in tools:
-        for node in ast.walk(tool.tree()):
+        for node in tool.nodes():
             if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith("fanin."):
                 continue
             where = str(node.module)

@@ -47,7 +47,7 @@ def broad_handlers(module: Module) -> Faults:
     A handler that ends by raising the same exception again needs no comment.
     """
     lines = module.text.splitlines()
-    handlers = (node for node in ast.walk(module.tree()) if isinstance(node, ast.ExceptHandler))
+    handlers = (node for node in module.nodes() if isinstance(node, ast.ExceptHandler))
     for handler in handlers:
         last = handler.body[-1]
         keeps = _is_broad(handler.type) and not (isinstance(last, ast.Raise) and last.exc is None)
@@ -59,14 +59,14 @@ def prints(module: Module) -> Faults:
     """Yield calls of ``print`` in a room that has no terminal."""
     if module.name.startswith(PRINTING):
         return
-    for node in ast.walk(module.tree()):
+    for node in module.nodes():
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print":
             yield f"{module.path}:{node.lineno}: got print, expected a logger or a return value"
 
 
 def any_types(module: Module) -> Faults:
     """Yield public signatures and fields with the type Any."""
-    for node in ast.walk(module.tree()):
+    for node in module.nodes():
         for annotation in _public_annotations(node):
             names = {
                 part.id if isinstance(part, ast.Name) else getattr(part, "attr", "") for part in ast.walk(annotation)
@@ -77,7 +77,7 @@ def any_types(module: Module) -> Faults:
 
 def format_comparisons(module: Module) -> Faults:
     """Yield comparisons with a graph format's name in fanin.edge: the format's record holds the differences."""
-    comparisons = (node for node in ast.walk(module.tree()) if isinstance(node, ast.Compare))
+    comparisons = (node for node in module.nodes() if isinstance(node, ast.Compare))
     for node in comparisons if module.name.startswith("fanin.edge.") else ():
         for constant in (part for each in (node.left, *node.comparators) for part in ast.walk(each)):
             if isinstance(constant, ast.Constant) and constant.value in GRAPH_FORMATS:
@@ -103,7 +103,9 @@ def _is_broad(kind: ast.expr | None) -> bool:
 
 
 def _lines(module: Module, pattern: re.Pattern[str]) -> Faults:
-    for number, line in enumerate(module.text.splitlines(), start=1):
+    # The whole text first: most files have no match, and a search of each line takes several times as long.
+    lines = module.text.splitlines() if pattern.search(module.text) else []
+    for number, line in enumerate(lines, start=1):
         if match := pattern.search(line):
             yield f"{module.path}:{number}: got {match.group()!r}"
 

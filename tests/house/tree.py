@@ -30,6 +30,10 @@ class Module:
         """Return the syntax tree."""
         return _parsed(self.text, self.path)
 
+    def nodes(self) -> tuple[ast.AST, ...]:
+        """Return all nodes of the syntax tree, in the order of ``ast.walk``."""
+        return _nodes(self.text, self.path)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contract:
@@ -44,6 +48,12 @@ class Contract:
 def _parsed(text: str, path: str) -> ast.Module:
     """Parse a file. The result is cached for all rules, and no rule changes the tree."""
     return ast.parse(text, path)
+
+
+@cache
+def _nodes(text: str, path: str) -> tuple[ast.AST, ...]:
+    """Walk a tree. The result is cached like the tree, because a walk over all files takes half a second."""
+    return tuple(ast.walk(_parsed(text, path)))
 
 
 @cache

@@ -108,6 +108,7 @@ def single_process(config: TrainConfig) -> TrainConfig:
 
 
 @pytest.mark.nightly
+@pytest.mark.usefixtures("forked_agents")
 def test_two_ranks_have_the_result_of_one_process(config: TrainConfig, folder: Path) -> None:
     folder.mkdir()
     (folder / METRICS_FILE).write_text("left from an earlier job")
@@ -128,6 +129,7 @@ def test_two_ranks_have_the_result_of_one_process(config: TrainConfig, folder: P
 
 
 @pytest.mark.nightly
+@pytest.mark.usefixtures("forked_agents")
 @pytest.mark.parametrize("mesh", ["pp=2,tp=2", "pp=2,dp_shard=2", "dp_shard=2,tp=2"])
 def test_an_app_with_names_is_cut_and_split(config: TrainConfig, folder: Path, mesh: str) -> None:
     config = dataclasses.replace(config, model=ModelSettings(app=f"{APPS}:stacked", layout=LAYOUT))
@@ -201,12 +203,14 @@ def test_impossible_launches_are_refused_before_a_process_starts(config: TrainCo
 
 # In CI, test_observed_jobs checks an error of fanin's that a rank returns.
 @pytest.mark.nightly
+@pytest.mark.usefixtures("forked_agents")
 def test_an_error_of_fanin_keeps_its_type(config: TrainConfig, folder: Path) -> None:
     with pytest.raises(InvalidInput, match=r"missing.npz: no such file"):
         launch(dataclasses.replace(config, data=DataSettings(examples=Path("missing.npz"))), 2, folder)
 
 
 @pytest.mark.nightly
+@pytest.mark.usefixtures("forked_agents")
 def test_an_error_of_the_apps_own_code_names_its_line(config: TrainConfig, folder: Path) -> None:
     with pytest.raises(UnsupportedModel, match=r"ArithmeticError at \S*apps\.py:\d+: the App broke on rank 1"):
         launch(dataclasses.replace(config, model=ModelSettings(app=f"{APPS}:crashing")), 2, folder)

@@ -140,7 +140,7 @@ def test_a_compiled_mesh_equals_one_process(compiled_cell: Path) -> None:
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("cell", COMPILED[1:], ids=lambda cell: cell.name)
+@pytest.mark.parametrize("cell", COMPILED, ids=lambda cell: cell.name)
 def test_a_nightly_compiled_mesh_equals_one_process(compiled_matrix: Path, cell: Cell) -> None:
     check_compiled(compiled_matrix, cell)
 

@@ -33,7 +33,6 @@ from fanin.datacenter.config.train_config import TrainConfig
 from fanin.datacenter.files.folders import LOCK_FILE, locked_folders
 from fanin.datacenter.files.jobfiles import (
     CONFIG_FILE,
-    LOGS_FOLDER,
     METRICS_FILE,
     Metrics,
     TrainingHistory,
@@ -135,6 +134,14 @@ def test_a_stopped_result_belongs_to_the_stopped_machine(tmp_path: Path) -> None
         outcome(tmp_path, TWO, OTHER_JOB, outcome_files(tmp_path))
 
 
+def agents() -> list[str]:
+    """Return the process ids of the agents that this process has started."""
+    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    return [
+        child for child in children if b"fanin.datacenter.jobs.ranks" in Path(f"/proc/{child}/cmdline").read_bytes()
+    ]
+
+
 def test_a_launcher_stopped_while_it_waits_has_no_earlier_result(
     fanin: Fanin, config: TrainConfig, tmp_path: Path
 ) -> None:
@@ -147,8 +154,10 @@ def test_a_launcher_stopped_while_it_waits_has_no_earlier_result(
     )
 
     def send_signal() -> None:
-        while not list(state.glob(f"{LOGS_FOLDER}/*/torchrun.log")):
+        while not agents():
             time.sleep(0.01)
+        # The start of the agent must have returned: otherwise no one ends it, and it waits until this process ends.
+        time.sleep(0.3)
         os.kill(os.getpid(), signal.SIGTERM)
 
     sender = threading.Thread(target=send_signal)
@@ -157,6 +166,7 @@ def test_a_launcher_stopped_while_it_waits_has_no_earlier_result(
     sender.join()
     assert one_line(completed, "train").startswith("stopped before the first result")
     assert (state / METRICS_FILE).exists()
+    assert agents() == []
 
 
 def test_simultaneous_signals_count_as_one() -> None:

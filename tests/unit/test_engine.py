@@ -7,14 +7,14 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
-from sqlalchemy import Engine, event, text
+from sqlalchemy import Engine, create_engine, event, text
 from support.errors import raises
 
 from fanin.protos.errors import Corrupted, InvalidInput, Unavailable
 from fanin.server.storage.disk import Durability
 from fanin.server.storage.records import Role
 from fanin.server.storage.sqlite.devices import SqliteDevices
-from fanin.server.storage.sqlite.engine import open_engine, writing
+from fanin.server.storage.sqlite.engine import migrate, open_engine, writing
 
 
 def test_a_database_of_a_newer_format_is_refused(tmp_path: Path) -> None:
@@ -32,8 +32,34 @@ def test_a_database_of_a_newer_format_is_refused(tmp_path: Path) -> None:
             open_engine(path, Durability.PROCESS, upgrade=upgrade)
 
 
-def test_a_process_that_ends_in_the_first_migration_leaves_a_folder_that_opens(tmp_path: Path) -> None:
+def test_a_new_database_has_what_the_migrations_leave(tmp_path: Path) -> None:
+    open_engine(tmp_path / "new.db", Durability.PROCESS).dispose()
+    migrated_engine = create_engine(f"sqlite:///{tmp_path / 'migrated.db'}")
+    with migrated_engine.connect() as connection:
+        migrate(connection)
+    migrated_engine.dispose()
+    dumps = []
+    for name in ("new.db", "migrated.db"):
+        with closing(sqlite3.connect(tmp_path / name)) as database:
+            # The order of a table's constraints differs from one migration to the next.
+            dumps.append(sorted(part.strip(" ,;") for line in database.iterdump() for part in line.split("\n")))
+    assert dumps[0] == dumps[1]
+    assert any("one_update_an_assignment" in part for part in dumps[0])
+
+
+@pytest.mark.parametrize(("form", "last_table"), [(None, 4), ("0001", 2)])
+def test_a_process_that_ends_before_the_newest_form_leaves_a_folder_that_opens(
+    tmp_path: Path, form: str | None, last_table: int
+) -> None:
     path = tmp_path / "fanin.db"
+    if form is None:
+        # The statements for a new database are known, so the process ends while it creates the tables in the file.
+        open_engine(tmp_path / "other.db", Durability.HOST).dispose()
+    else:
+        older_engine = create_engine(f"sqlite:///{path}")
+        with older_engine.connect() as connection:
+            migrate(connection, form)
+        older_engine.dispose()
     child = os.fork()
     if child == 0:
         num_tables = 0
@@ -42,7 +68,7 @@ def test_a_process_that_ends_in_the_first_migration_leaves_a_folder_that_opens(t
         def exit_process(_connection: object, _cursor: object, statement: str, *_rest: object) -> None:
             nonlocal num_tables
             num_tables += "CREATE TABLE" in statement
-            if num_tables == 4:
+            if num_tables == last_table:
                 os._exit(9)
 
         open_engine(path, Durability.HOST)

@@ -38,6 +38,8 @@ def test_an_unreachable_cluster_is_one_error_at_once(form: str) -> None:
     assert time.monotonic() - start_s < 20.0
 
 
+# It waits for ten seconds.
+@pytest.mark.heavy
 def test_a_process_that_is_no_cluster_is_one_error() -> None:
     pytest.importorskip("ray")
     with socket.create_server(("127.0.0.1", 0)) as server:
