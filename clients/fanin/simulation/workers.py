@@ -57,8 +57,8 @@ class SharedGraphs(BundleGraphs):
 class Trainings(Protocol):
     """The place where the clients of a simulation train."""
 
-    def begin(self, client: int, model: OpenedModel, assignment: m.Assignment) -> PendingTraining:
-        """Begin the training of a client for an Assignment."""
+    def begin(self, client: int, model: OpenedModel, assignment: m.Assignment, due_s: float = 0.0) -> PendingTraining:
+        """Begin the training of a client for an Assignment. Its result is collected at the virtual time ``due_s``."""
         ...
 
 
@@ -147,7 +147,7 @@ class LocalTrainings:
 
         self._trainer = lru_cache(maxsize=KEPT_CLIENTS)(trainer)
 
-    def begin(self, client: int, model: OpenedModel, assignment: m.Assignment) -> PendingTraining:
+    def begin(self, client: int, model: OpenedModel, assignment: m.Assignment, due_s: float = 0.0) -> PendingTraining:
         """Return a training that runs when it is called. See Trainings."""
         return lambda: self._trainer(client).train(model, assignment, lambda: True)
 
@@ -160,7 +160,7 @@ class GraphTrainings:
         self._subject = backend.place(subject)
         self._versions = PlacedVersions(backend)
 
-    def begin(self, client: int, model: OpenedModel, assignment: m.Assignment) -> PendingTraining:
+    def begin(self, client: int, model: OpenedModel, assignment: m.Assignment, due_s: float = 0.0) -> PendingTraining:
         """Begin a training in a worker. See Trainings."""
         job = GraphJob(
             subject=self._subject,
@@ -170,7 +170,7 @@ class GraphTrainings:
             inputs=dict(model.inputs),
             assignment=assignment_to_proto(assignment).SerializeToString(),
         )
-        return self._backend.submit(train_graph_job, job)
+        return self._backend.submit(train_graph_job, job, due_s)
 
 
 class PlacedVersions:
@@ -193,7 +193,7 @@ def train_graph_job(job: GraphJob) -> Change:
     bundle, trainer = _opened(job.subject)
     model = OpenedModel(
         bundle=bundle,
-        parameters=job.parameters.get(),
+        parameters=_parameters(job.parameters),
         local=job.local,
         inputs=MappingProxyType(dict(job.inputs)),
     )
@@ -206,6 +206,12 @@ def read_assignment(data: bytes) -> m.Assignment:
     message = pb.Assignment()
     message.ParseFromString(data)
     return assignment_from_proto(message)
+
+
+@lru_cache(maxsize=1)
+def _parameters(placed: Placed[Float32s]) -> Float32s:
+    """Return the parameters of a Version, which a worker reads once for all its clients."""
+    return placed.get()
 
 
 @lru_cache(maxsize=1)

@@ -23,8 +23,8 @@ from fanin.protos.chunks import ChunkRef
 class EarlyTrainer(Trainer, Protocol):
     """A Trainer that can begin before its result is needed: other trainings run at the same time."""
 
-    def begin(self, model: OpenedModel, assignment: m.Assignment) -> None:
-        """Begin the training that ``train`` will be called for, at a later virtual time."""
+    def begin(self, model: OpenedModel, assignment: m.Assignment, due_s: float = 0.0) -> None:
+        """Begin the training that ``train`` will be called for, at the virtual time ``due_s``."""
         ...
 
 
@@ -90,9 +90,10 @@ class _VirtualHost:
         return True
 
     async def train(self, model: OpenedModel, assignment: m.Assignment, should_continue: ShouldContinue) -> Change:
+        work_s = self._work_s(self._rng)
         if isinstance(self._trainer, EarlyTrainer):
-            self._trainer.begin(model, assignment)
-        await asyncio.sleep(self._work_s(self._rng))
+            self._trainer.begin(model, assignment, self.now() + work_s)
+        await asyncio.sleep(work_s)
         return self._trainer.train(model, assignment, should_continue)
 
     def observe(self, session: Session, action: e.SessionAction, event: e.SessionEvent) -> None:

@@ -111,12 +111,12 @@ class ObservedTrainer:
         """See Trainer."""
         return self._trainer.graph_format
 
-    def begin(self, model: OpenedModel, assignment: m.Assignment) -> None:
+    def begin(self, model: OpenedModel, assignment: m.Assignment, due_s: float = 0.0) -> None:
         """See EarlyTrainer. A training that the device will give up does not begin."""
         self._is_quitting = self._quits()
         self._note("training", assignment)
         if isinstance(self._trainer, EarlyTrainer) and not self._is_quitting:
-            self._trainer.begin(model, assignment)
+            self._trainer.begin(model, assignment, due_s)
 
     def train(self, model: OpenedModel, assignment: m.Assignment, should_continue: ShouldContinue) -> Change:
         """See Trainer. Raises InvalidInput if the device gives the training up."""

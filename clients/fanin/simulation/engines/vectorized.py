@@ -60,7 +60,7 @@ class VectorTrainings:
         # A client that left the Round does not wait for its training. The entry ends with the client's reference.
         self._trainings: weakref.WeakValueDictionary[int, _Begun] = weakref.WeakValueDictionary()
 
-    def begin(self, client: int, model: OpenedModel, assignment: m.Assignment) -> PendingTraining:
+    def begin(self, client: int, model: OpenedModel, assignment: m.Assignment, due_s: float = 0.0) -> PendingTraining:
         """Note the training. The first one that is collected runs all that have begun on the same Version."""
         training = _Begun(client=client, model=model, assignment=assignment)
         self._trainings[next(self._numbers)] = training
