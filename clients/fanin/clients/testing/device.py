@@ -79,6 +79,8 @@ class _VirtualHost:
 
     def __init__(self, trainer: Trainer, rng: random.Random, work_s: Callable[[random.Random], float]) -> None:
         self._trainer = trainer
+        # The check of a Protocol takes longer than many other steps of a device.
+        self._early = trainer if isinstance(trainer, EarlyTrainer) else None
         self._rng = rng
         self._work_s = work_s
 
@@ -91,8 +93,8 @@ class _VirtualHost:
 
     async def train(self, model: OpenedModel, assignment: m.Assignment, should_continue: ShouldContinue) -> Change:
         work_s = self._work_s(self._rng)
-        if isinstance(self._trainer, EarlyTrainer):
-            self._trainer.begin(model, assignment, self.now() + work_s)
+        if self._early is not None:
+            self._early.begin(model, assignment, self.now() + work_s)
         await asyncio.sleep(work_s)
         return self._trainer.train(model, assignment, should_continue)
 

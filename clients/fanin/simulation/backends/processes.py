@@ -167,9 +167,12 @@ class _Result:
 
     def memory(self, path: Path) -> list[bytearray | memoryview]:
         """Return the buffers, writable. Their file is removed."""
-        is_filed = any(isinstance(each, tuple) for each in self.buffers)
-        memory = memoryview(bytearray(path.read_bytes() if is_filed else b""))
-        path.unlink(missing_ok=True)
+        ends = [each[1] for each in self.buffers if isinstance(each, tuple)]
+        memory = memoryview(bytearray(max(ends, default=0)))
+        if ends:
+            with path.open("rb", buffering=0) as file:
+                file.readinto(memory)
+            path.unlink()
         return [memory[slice(*each)] if isinstance(each, tuple) else each for each in self.buffers]
 
 

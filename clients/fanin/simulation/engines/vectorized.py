@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fanin.clients.data.stores import MemoryStore, memory_store
+from fanin.clients.data.stores import MemoryStore
 from fanin.clients.device.graphs import BundleGraphs
 from fanin.clients.device.models import OpenedModel
 from fanin.clients.device.training import (
@@ -52,7 +52,7 @@ class VectorTrainings:
         metrics: Mapping[str, Metric] = NO_METRICS,
     ) -> None:
         def data(client: int) -> LocalData:
-            return LocalData(graphs, memory_store(clients[client], client, validation_fraction), metrics)
+            return LocalData(graphs, clients.store(client, validation_fraction), metrics)
 
         self._step = step
         self._data = lru_cache(maxsize=KEPT_CLIENTS)(data)
