@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.backends import check_backend, is_writable, process_of
+from support.backends import check_backend, clock_of, is_writable, ones, process_of
 
 from fanin.simulation.backends.backend import ThisProcess
-from fanin.simulation.backends.processes import WorkerProcesses
+from fanin.simulation.backends.processes import STARTED, WorkerProcesses
 
 
 def test_this_process_is_a_backend() -> None:
@@ -38,6 +38,38 @@ def test_the_files_of_a_placed_value_are_removed_with_it(monkeypatch: object, tm
     finally:
         backend.close()
     assert not folder.exists()
+
+
+@pytest.mark.heavy
+def test_a_large_result_is_writable_and_its_file_is_removed() -> None:
+    backend = WorkerProcesses(1)
+    try:
+        folder = backend.place(0).path.parent  # type: ignore[attr-defined]  # a MappedValue
+        for num_values in (3, 100_000):
+            values = backend.submit(ones, num_values)()
+            values += 1.0
+            assert values.sum() == 2 * num_values
+        forgotten = [backend.submit(ones, 100_000) for _ in range(4)]
+        del forgotten
+        # The worker has ended the tasks before this one. Those that had not started never start.
+        assert backend.submit(ones, 3)().sum() == 3.0
+        assert list(folder.iterdir()) == []
+    finally:
+        backend.close()
+
+
+@pytest.mark.heavy
+def test_the_task_that_is_due_first_runs_first() -> None:
+    backend = WorkerProcesses(1)
+    try:
+        # The first tasks start at once, because the worker has no others.
+        first = [backend.submit(clock_of, 0.2, float(number)) for number in range(STARTED)]
+        later, sooner = (backend.submit(clock_of, 0.0, due_s) for due_s in (9.0, 8.0))
+        # The result of a task that is due later can be collected before.
+        started = [each() for each in (*first, sooner, later)]
+        assert started == sorted(started)
+    finally:
+        backend.close()
 
 
 @pytest.mark.heavy

@@ -72,3 +72,15 @@ def process_of(_: object) -> tuple[int, str | None]:
 def is_writable(placed: Placed[np.ndarray]) -> bool:
     """Return whether a task can change a placed array."""
     return placed.get().flags.writeable
+
+
+def ones(num_values: int) -> np.ndarray:
+    """Return an array (num_values,)."""
+    return np.ones(num_values, np.float32)
+
+
+def clock_of(seconds: float) -> float:
+    """Wait. Return the time of the start on a clock that all processes share."""
+    started_s = time.monotonic()
+    time.sleep(seconds)
+    return started_s

@@ -78,6 +78,19 @@ def test_a_stratified_choice_has_the_mix_of_all(labels: np.ndarray, data: st.Dat
         assert abs((labels[choice] == label).sum() - exact) < 1.0
 
 
+@given(labels=label_lists.filter(len), num=st.integers(1, 9), seed=seeds)
+def test_a_stratified_choice_draws_from_each_class_in_turn(labels: np.ndarray, num: int, seed: int) -> None:
+    num = min(num, len(labels))
+    choice = stratified_choice(labels, num, np.random.default_rng(seed))
+    rng = np.random.default_rng(seed)
+    rng.random(len(np.unique(labels)))
+    expected: list[int] = []
+    for label in np.unique(labels):
+        drawn = rng.permutation(np.flatnonzero(labels == label))
+        expected += drawn[: int((labels[choice] == label).sum())].tolist()
+    assert choice.tolist() == sorted(expected)
+
+
 @given(labels=label_lists.filter(lambda y: len(y) > 1), data=st.data(), seed=seeds)
 def test_held_out_and_remaining_examples_cover_all_once(labels: np.ndarray, data: st.DataObject, seed: int) -> None:
     num = data.draw(st.integers(1, len(labels) - 1))
@@ -135,6 +148,15 @@ def test_a_store_keeps_its_contract(labels: np.ndarray, partition: int, fraction
     assert len(store.train) and len(store.validation)
     assert abs(len(store.validation) - fraction * len(labels)) <= 1.0
     assert indices_of(memory_store(examples, partition, fraction).validation) == indices_of(store.validation)
+
+
+def test_a_store_of_some_rows_is_the_store_of_these_examples_alone() -> None:
+    examples, rows = indexed_examples(40, np.arange(40, dtype=np.int32) % 3), np.arange(39, 9, -2)
+    store, alone = memory_store(examples, 5, 0.3, rows), memory_store(examples.take(rows), 5, 0.3)
+    assert indices_of(store.train) == indices_of(alone.train)
+    assert indices_of(store.validation) == indices_of(alone.validation)
+    with pytest.raises(ValueError, match="got 1 example, expected at least 2"):
+        memory_store(examples, 5, 0.3, rows[:1])
 
 
 @pytest.mark.parametrize("fraction", [0.0, 1.0, -0.1, np.nan])

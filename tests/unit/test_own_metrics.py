@@ -174,7 +174,9 @@ def test_a_record_has_a_training_for_each_set_of_declared_metrics(tmp_path: Path
     trainings: list[str] = []
 
     class Named:
-        def begin(self, client: int, model: OpenedModel, assignment: m.Assignment) -> PendingTraining:
+        def begin(
+            self, client: int, model: OpenedModel, assignment: m.Assignment, due_s: float = 0.0
+        ) -> PendingTraining:
             trainings.append(assignment.statistics[-1].name)
             return lambda: Change(values=model.parameters, counts={m.EXAMPLES: 1}, num_steps=1)
 

@@ -299,7 +299,7 @@ def test_devices_give_up_leave_and_charge(tmp_path: Path) -> None:
 class Failing:
     """Trainings that always raise an error."""
 
-    def begin(self, client: int, model: OpenedModel, assignment: m.Assignment) -> PendingTraining:
+    def begin(self, client: int, model: OpenedModel, assignment: m.Assignment, due_s: float = 0.0) -> PendingTraining:
         def train() -> Change:
             raise KeyError("pixels")
 

@@ -166,7 +166,9 @@ def test_a_damaged_file_of_a_record_is_recomputed(tmp_path: Path) -> None:
     class Counting:
         num = 0
 
-        def begin(self, client: int, model: OpenedModel, assignment: m.Assignment) -> PendingTraining:
+        def begin(
+            self, client: int, model: OpenedModel, assignment: m.Assignment, due_s: float = 0.0
+        ) -> PendingTraining:
             self.num += 1
             return lambda: SyntheticTrainer(partition=client).train(model, assignment, lambda: True)
 

@@ -11,6 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from house.tree import ROOT
+from hypothesis import given
+from hypothesis import strategies as st
 from support.errors import raises
 from support.linear import NUM_CLASSES, NUM_INPUTS, linear_graphs, numpy_step
 from support.values import PUBLISHER
@@ -19,7 +21,7 @@ from fanin.clients.data.examples import Examples
 from fanin.clients.data.stores import MemoryStore
 from fanin.clients.device.conditions import Interrupted, ShouldContinue
 from fanin.clients.device.models import OpenedModel
-from fanin.clients.device.training import RuntimeTrainer
+from fanin.clients.device.training import RuntimeTrainer, difference
 from fanin.clients.device.updates import Change
 from fanin.clients.testing import (
     Countdown,
@@ -243,3 +245,12 @@ def test_the_documented_trainer_runs_outside_the_package(tmp_path: Path) -> None
     assert len(code.splitlines()) < 40
     completed = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (completed.stdout, completed.stderr) == (expected, "")
+
+
+@given(seed=st.integers(0, 2**32 - 1), exponents=st.tuples(st.integers(-149, 120), st.integers(-149, 120)))
+def test_a_difference_is_rounded_once(seed: int, exponents: tuple[int, int]) -> None:
+    rng = np.random.default_rng(seed)
+    after, before = (np.ldexp(rng.standard_normal(64), each).astype(np.float32) for each in exponents)
+    with np.errstate(over="ignore", invalid="ignore"):
+        expected = (after.astype(np.float64) - before).astype(np.float32)
+        assert difference(after, before).tobytes() == expected.tobytes()

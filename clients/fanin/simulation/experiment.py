@@ -41,6 +41,7 @@ from fanin.simulation.flower import FlowerSubject, FlowerTrainings, is_flower_ap
 from fanin.simulation.result import BestVersion, Result, RunStopped
 from fanin.simulation.rows import RoundRow
 from fanin.simulation.setup.arguments import check_arguments, check_flower_settings, check_plan, check_settings, plan_of
+from fanin.simulation.setup.garbage import rare_collections
 from fanin.simulation.setup.progress import SimulationProgress
 from fanin.simulation.setup.settings import SimulationSettings
 from fanin.simulation.setup.termination import exits_at_sigterm
@@ -260,7 +261,8 @@ def _simulated(
         on_event=settings.on_event,
     )
     try:
-        rows = run_virtual(run.play(prepared.key))
+        with rare_collections():
+            rows = run_virtual(run.play(prepared.key))
     except* ClientFailed as group:
         first = _first(group)
         # The cause is the client's own error, with its traceback.

@@ -149,7 +149,7 @@ class FlowerTrainings:
         self._versions = PlacedVersions(backend)
         self._states: dict[int, dict[tuple[int, int], FlowerState]] = {}
 
-    def begin(self, client: int, model: OpenedModel, assignment: m.Assignment) -> PendingTraining:
+    def begin(self, client: int, model: OpenedModel, assignment: m.Assignment, due_s: float = 0.0) -> PendingTraining:
         """Begin a training with the state that the Assignment names. See Trainings."""
         lineage, number = assignment.state.lineage, assignment.state.round
         job = FlowerJob(
@@ -159,7 +159,7 @@ class FlowerTrainings:
             assignment=assignment_to_proto(assignment).SerializeToString(),
             state=self._states[client][lineage, number] if number else None,
         )
-        pending = self._backend.submit(train_flower_job, job)
+        pending = self._backend.submit(train_flower_job, job, due_s)
 
         def collect() -> Change:
             outcome = pending()

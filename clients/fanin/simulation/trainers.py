@@ -47,9 +47,9 @@ class ClientTrainer:
         """See Trainer."""
         return self._crew.runtime.graph_format
 
-    def begin(self, model: OpenedModel, assignment: m.Assignment) -> None:
+    def begin(self, model: OpenedModel, assignment: m.Assignment, due_s: float = 0.0) -> None:
         """See EarlyTrainer."""
-        self._pending = assignment.assignment_id, self._crew.trainings.begin(self._client, model, assignment)
+        self._pending = assignment.assignment_id, self._crew.trainings.begin(self._client, model, assignment, due_s)
 
     def train(self, model: OpenedModel, assignment: m.Assignment, should_continue: ShouldContinue) -> Change:
         """See Trainer. Raises ClientFailed if the simulation ends, and the client's error otherwise."""

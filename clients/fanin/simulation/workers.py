@@ -14,7 +14,7 @@ from typing import Final, Protocol
 import numpy as np
 
 from fanin.clients.data.examples import Examples
-from fanin.clients.data.stores import memory_store
+from fanin.clients.data.stores import MemoryStore, memory_store
 from fanin.clients.device.graphs import BundleGraphs
 from fanin.clients.device.models import OpenedModel
 from fanin.clients.device.training import RuntimeTrainer
@@ -47,18 +47,20 @@ class SharedGraphs(BundleGraphs):
     def open_predict(self, bundle: Bundle, parameters: Float32s) -> Predict:
         if self._newest is not None:
             digest, known, predict = self._newest
-            if digest == bundle.sha256 and np.array_equal(known, parameters):
+            if digest == bundle.sha256 and (known is parameters or np.array_equal(known, parameters)):
                 return predict
         predict = super().open_predict(bundle, parameters)
-        self._newest = (bundle.sha256, parameters.copy(), predict)
+        # A Version's parameters are read-only.
+        known = parameters.copy() if parameters.flags.writeable else parameters
+        self._newest = (bundle.sha256, known, predict)
         return predict
 
 
 class Trainings(Protocol):
     """The place where the clients of a simulation train."""
 
-    def begin(self, client: int, model: OpenedModel, assignment: m.Assignment) -> PendingTraining:
-        """Begin the training of a client for an Assignment."""
+    def begin(self, client: int, model: OpenedModel, assignment: m.Assignment, due_s: float = 0.0) -> PendingTraining:
+        """Begin the training of a client for an Assignment. Its result is collected at the virtual time ``due_s``."""
         ...
 
 
@@ -115,9 +117,10 @@ class GraphSubject:
             metrics=metrics,
         )
 
-    def of_client(self, client: int) -> Examples:
-        """Return a client's examples."""
-        return self.examples.take(self.indices[self.bounds[client] : self.bounds[client + 1]])
+    def store(self, client: int) -> MemoryStore:
+        """Return a client's example store."""
+        rows = self.indices[self.bounds[client] : self.bounds[client + 1]]
+        return memory_store(self.examples, client, self.validation_fraction, rows)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -143,11 +146,11 @@ class LocalTrainings:
         metrics: Mapping[str, Metric] = NO_METRICS,
     ) -> None:
         def trainer(client: int) -> RuntimeTrainer:
-            return RuntimeTrainer(graphs, memory_store(clients[client], client, validation_fraction), metrics)
+            return RuntimeTrainer(graphs, clients.store(client, validation_fraction), metrics)
 
         self._trainer = lru_cache(maxsize=KEPT_CLIENTS)(trainer)
 
-    def begin(self, client: int, model: OpenedModel, assignment: m.Assignment) -> PendingTraining:
+    def begin(self, client: int, model: OpenedModel, assignment: m.Assignment, due_s: float = 0.0) -> PendingTraining:
         """Return a training that runs when it is called. See Trainings."""
         return lambda: self._trainer(client).train(model, assignment, lambda: True)
 
@@ -159,8 +162,9 @@ class GraphTrainings:
         self._backend = backend
         self._subject = backend.place(subject)
         self._versions = PlacedVersions(backend)
+        self._last: tuple[m.Assignment, bytes] | None = None
 
-    def begin(self, client: int, model: OpenedModel, assignment: m.Assignment) -> PendingTraining:
+    def begin(self, client: int, model: OpenedModel, assignment: m.Assignment, due_s: float = 0.0) -> PendingTraining:
         """Begin a training in a worker. See Trainings."""
         job = GraphJob(
             subject=self._subject,
@@ -168,9 +172,23 @@ class GraphTrainings:
             parameters=self._versions.place(model, assignment),
             local=model.local,
             inputs=dict(model.inputs),
-            assignment=assignment_to_proto(assignment).SerializeToString(),
+            assignment=self._encoded(assignment),
         )
-        return self._backend.submit(train_graph_job, job)
+        return self._backend.submit(train_graph_job, job, due_s)
+
+    def _encoded(self, assignment: m.Assignment) -> bytes:
+        """Return the bytes of an Assignment with which the client trains the same.
+
+        The clients of a Round receive the same bytes, so that each worker decodes them once: a training does not depend
+        on the Assignment's name and deadline.
+        """
+        if self._last is not None:
+            last, data = self._last
+            if replace(assignment, assignment_id=last.assignment_id, deadline_s=last.deadline_s) == last:
+                return data
+        data = assignment_to_proto(assignment).SerializeToString()
+        self._last = assignment, data
+        return data
 
 
 class PlacedVersions:
@@ -193,7 +211,7 @@ def train_graph_job(job: GraphJob) -> Change:
     bundle, trainer = _opened(job.subject)
     model = OpenedModel(
         bundle=bundle,
-        parameters=job.parameters.get(),
+        parameters=_parameters(job.parameters),
         local=job.local,
         inputs=MappingProxyType(dict(job.inputs)),
     )
@@ -201,11 +219,18 @@ def train_graph_job(job: GraphJob) -> Change:
     return replace(change, counts=dict(change.counts))
 
 
+@lru_cache(maxsize=1)
 def read_assignment(data: bytes) -> m.Assignment:
     """Return the Assignment of a job."""
     message = pb.Assignment()
     message.ParseFromString(data)
     return assignment_from_proto(message)
+
+
+@lru_cache(maxsize=1)
+def _parameters(placed: Placed[Float32s]) -> Float32s:
+    """Return the parameters of a Version, which a worker reads once for all its clients."""
+    return placed.get()
 
 
 @lru_cache(maxsize=1)
@@ -216,7 +241,6 @@ def _opened(placed: Placed[GraphSubject]) -> tuple[Bundle, Callable[[int], Runti
 
     @lru_cache(maxsize=KEPT_CLIENTS)
     def trainer(client: int) -> RuntimeTrainer:
-        store = memory_store(subject.of_client(client), client, subject.validation_fraction)
-        return RuntimeTrainer(graphs, store, subject.metrics)
+        return RuntimeTrainer(graphs, subject.store(client), subject.metrics)
 
     return subject.bundle.open(), trainer

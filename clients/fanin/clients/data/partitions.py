@@ -22,15 +22,27 @@ def hold_out(examples: Examples, num_held: int, rng: np.random.Generator) -> tup
     Returns:
         The rest and the held-out part.
     """
-    if not 0 < num_held < len(examples):
-        raise ValueError(f"hold out: got {num_held} of {len(examples)} examples, expected 1 to {len(examples) - 1}")
-    is_labels = examples.y.ndim == 1 and examples.y.dtype == np.int32
+    rest, held = held_out_rows(examples.y, num_held, rng)
+    return examples.take(rest), examples.take(held)
+
+
+def held_out_rows(targets: Inputs, num_held: int, rng: np.random.Generator) -> tuple[Int64s, Int64s]:
+    """Return the indices of a rest and of a held-out part, each ascending. See ``hold_out``.
+
+    Args:
+        targets: The targets of the examples (n, ...).
+        num_held: Size of the held-out part.
+        rng: Source of the choice.
+    """
+    num = len(targets)
+    if not 0 < num_held < num:
+        raise ValueError(f"hold out: got {num_held} of {num} examples, expected 1 to {num - 1}")
+    is_labels = targets.ndim == 1 and targets.dtype == np.int32
     # Targets without labels all count as one class.
-    kinds = examples.y if is_labels else np.zeros(len(examples), np.int32)
-    held = stratified_choice(kinds, num_held, rng)
-    is_rest = np.ones(len(examples), np.bool_)
+    held = stratified_choice(targets if is_labels else np.zeros(num, np.int32), num_held, rng)
+    is_rest = np.ones(num, np.bool_)
     is_rest[held] = False
-    return examples.take(np.flatnonzero(is_rest)), examples.take(held)
+    return np.flatnonzero(is_rest), held
 
 
 def stratified_choice(labels: Inputs, num_chosen: int, rng: np.random.Generator) -> Int64s:
@@ -47,14 +59,14 @@ def stratified_choice(labels: Inputs, num_chosen: int, rng: np.random.Generator)
     if not 0 <= num_chosen <= len(labels):
         raise ValueError(f"stratified choice: got {num_chosen} of {len(labels)} examples")
     classes, counts = np.unique(labels, return_counts=True)
+    # The sort is stable, so the indices of each class rise.
+    members = np.split(np.argsort(labels, kind="stable"), np.cumsum(counts))[:-1]
     exact = counts * (num_chosen / max(1, len(labels)))
     quota = np.floor(exact).astype(np.int64)
     # Break ties between remainders at random: otherwise the first classes would always get the spare places.
     by_remainder = np.lexsort((rng.random(len(classes)), quota - exact))
     quota[by_remainder[: num_chosen - quota.sum()]] += 1
-    chosen = [
-        rng.permutation(np.flatnonzero(labels == label))[:count] for label, count in zip(classes, quota, strict=True)
-    ]
+    chosen = [rng.permutation(indices)[:count] for indices, count in zip(members, quota, strict=True)]
     return np.sort(np.concatenate([np.empty(0, np.int64), *chosen]))
 
 

@@ -6,7 +6,8 @@ from typing import Final, Protocol
 import numpy as np
 
 from fanin.clients.data.examples import Examples
-from fanin.clients.data.partitions import hold_out
+from fanin.clients.data.partitions import held_out_rows
+from fanin.edge.tensors import Int64s
 from fanin.protos.errors import InvalidInput
 
 HOLD_OUT_STREAM: Final = 0x686F6C64
@@ -68,25 +69,29 @@ def snapshot(store: ExampleStore) -> MemoryStore:
     return MemoryStore(partition=int(partition), train=train, validation=validation)
 
 
-def memory_store(examples: Examples, partition: int, validation_fraction: float) -> MemoryStore:
+def memory_store(
+    examples: Examples, partition: int, validation_fraction: float, rows: Int64s | None = None
+) -> MemoryStore:
     """Create a store that holds out the same validation part each time, at least one example on either side.
 
     Args:
-        examples: All examples of the device.
+        examples: The examples of the device, or of several devices.
         partition: The index of this part of all data; it seeds the choice of the validation part.
         validation_fraction: Share of the examples that is held out, between 0 and 1.
+        rows: The indices of the device's examples; None for all.
 
     Raises:
         ValueError: The fraction is out of range, or there is a single example.
     """
     if not 0.0 < validation_fraction < 1.0:
         raise ValueError(f"example store: got validation fraction {validation_fraction}, expected between 0 and 1")
-    if len(examples) < MIN_EXAMPLES:
-        raise ValueError(f"example store: got {len(examples)} example, expected at least {MIN_EXAMPLES}")
-    num_held = num_held_out(len(examples), validation_fraction)
+    own = np.arange(len(examples)) if rows is None else rows
+    if len(own) < MIN_EXAMPLES:
+        raise ValueError(f"example store: got {len(own)} example, expected at least {MIN_EXAMPLES}")
     rng = np.random.default_rng([HOLD_OUT_STREAM, partition])
-    train, validation = hold_out(examples, num_held, rng)
-    return MemoryStore(partition=partition, train=train, validation=validation)
+    # Only the indices are split first, so that each example is copied once.
+    rest, held = held_out_rows(examples.y[own], num_held_out(len(own), validation_fraction), rng)
+    return MemoryStore(partition=partition, train=examples.take(own[rest]), validation=examples.take(own[held]))
 
 
 def num_held_out(num_examples: int, validation_fraction: float) -> int:

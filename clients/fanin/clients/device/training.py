@@ -18,6 +18,7 @@ Reference:
 """
 
 import logging
+import math
 import weakref
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -110,7 +111,9 @@ class RuntimeTrainer:
         num_batches = num_batches_of(examples, model, assignment)
         for batch in interruptible(training_batches(examples, model, assignment), should_continue):
             rate = rate_of_step(training, num_steps, num_batches)
-            state, loss = step(state, batch, replace(settings, learning_rate=rate))
+            if rate != settings.learning_rate:
+                settings = replace(settings, learning_rate=rate)
+            state, loss = step(state, batch, settings)
             num_steps += 1
             loss_sum += finite(loss, num_steps, training) * float(batch.mask.sum())
         counts |= training_counts(loss_sum, examples, model, assignment)
@@ -154,7 +157,7 @@ def training_counts(
 
 def finite(loss: float, num_steps: int, training: m.Training) -> float:
     """Return the loss of a step. Raises ValueError if it is not finite."""
-    if not np.isfinite(loss):
+    if not math.isfinite(loss):
         raise ValueError(
             f"loss became {loss} after {num_steps} steps, expected a finite one; "
             f"lower the learning rate ({training.learning_rate:g})"
@@ -183,8 +186,8 @@ def control_of(model: OpenedModel) -> Float32s | None:
 
 
 def difference(after: Float32s, before: Float32s) -> Float32s:
-    """Return the change of the parameters: computed in float64, rounded once to float32."""
-    return (after.astype(np.float64) - before).astype(np.float32)
+    """Return the change of the parameters (num_values,): the exact difference, rounded once to float32."""
+    return np.subtract(after, before, dtype=np.float32)
 
 
 def change_of(

@@ -23,8 +23,8 @@ from fanin.protos.chunks import ChunkRef
 class EarlyTrainer(Trainer, Protocol):
     """A Trainer that can begin before its result is needed: other trainings run at the same time."""
 
-    def begin(self, model: OpenedModel, assignment: m.Assignment) -> None:
-        """Begin the training that ``train`` will be called for, at a later virtual time."""
+    def begin(self, model: OpenedModel, assignment: m.Assignment, due_s: float = 0.0) -> None:
+        """Begin the training that ``train`` will be called for, at the virtual time ``due_s``."""
         ...
 
 
@@ -79,6 +79,8 @@ class _VirtualHost:
 
     def __init__(self, trainer: Trainer, rng: random.Random, work_s: Callable[[random.Random], float]) -> None:
         self._trainer = trainer
+        # The check of a Protocol takes longer than many other steps of a device.
+        self._early = trainer if isinstance(trainer, EarlyTrainer) else None
         self._rng = rng
         self._work_s = work_s
 
@@ -90,9 +92,10 @@ class _VirtualHost:
         return True
 
     async def train(self, model: OpenedModel, assignment: m.Assignment, should_continue: ShouldContinue) -> Change:
-        if isinstance(self._trainer, EarlyTrainer):
-            self._trainer.begin(model, assignment)
-        await asyncio.sleep(self._work_s(self._rng))
+        work_s = self._work_s(self._rng)
+        if self._early is not None:
+            self._early.begin(model, assignment, self.now() + work_s)
+        await asyncio.sleep(work_s)
         return self._trainer.train(model, assignment, should_continue)
 
     def observe(self, session: Session, action: e.SessionAction, event: e.SessionEvent) -> None:

@@ -31,17 +31,15 @@ class InterruptibleFleet:
         """See Fleet."""
         return await self.call(self._fleet.check_in(device, check_in))
 
-    async def download(self, device: str, download: m.Download) -> AsyncIterator[bytes]:
+    def download(self, device: str, download: m.Download) -> AsyncIterator[bytes]:
         """See Fleet."""
-        async for data in self.stream(self._fleet.download(device, download)):
-            yield data
+        return self.stream(self._fleet.download(device, download))
 
-    async def upload(
+    def upload(
         self, device: str, header: m.UpdateHeader, pieces: AsyncIterator[m.Piece]
     ) -> AsyncIterator[m.UploadReply]:
         """See Fleet."""
-        async for reply in self.stream(self._fleet.upload(device, header, pieces)):
-            yield reply
+        return self.stream(self._fleet.upload(device, header, pieces))
 
     async def report(self, device: str, report: m.Report) -> m.UploadReply:
         """See Fleet."""

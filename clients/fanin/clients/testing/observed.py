@@ -66,10 +66,9 @@ class ObservedFleet:
             self.observe(DeviceEvent(device=device, event="assigned", round=answer.assignment.round))
         return answer
 
-    async def download(self, device: str, download: m.Download) -> AsyncIterator[bytes]:
+    def download(self, device: str, download: m.Download) -> AsyncIterator[bytes]:
         """See Fleet."""
-        async for data in self.fleet.download(device, download):
-            yield data
+        return self.fleet.download(device, download)
 
     async def upload(
         self, device: str, header: m.UpdateHeader, pieces: AsyncIterator[m.Piece]
@@ -96,6 +95,7 @@ class ObservedTrainer:
 
     def __init__(self, trainer: Trainer, device: str, observe: Observe, quits: Callable[[], bool]) -> None:
         self._trainer = trainer
+        self._early = trainer if isinstance(trainer, EarlyTrainer) else None
         self._device = device
         self._observe = observe
         self._quits = quits
@@ -111,12 +111,12 @@ class ObservedTrainer:
         """See Trainer."""
         return self._trainer.graph_format
 
-    def begin(self, model: OpenedModel, assignment: m.Assignment) -> None:
+    def begin(self, model: OpenedModel, assignment: m.Assignment, due_s: float = 0.0) -> None:
         """See EarlyTrainer. A training that the device will give up does not begin."""
         self._is_quitting = self._quits()
         self._note("training", assignment)
-        if isinstance(self._trainer, EarlyTrainer) and not self._is_quitting:
-            self._trainer.begin(model, assignment)
+        if self._early is not None and not self._is_quitting:
+            self._early.begin(model, assignment, due_s)
 
     def train(self, model: OpenedModel, assignment: m.Assignment, should_continue: ShouldContinue) -> Change:
         """See Trainer. Raises InvalidInput if the device gives the training up."""

@@ -41,12 +41,13 @@ class Backend(Protocol):
         """Place a value for the workers. It stays until no ``Placed`` of it is left, or until ``close``."""
         ...
 
-    def submit(self, task: Callable[[J], R], job: J) -> Callable[[], R]:
+    def submit(self, task: Callable[[J], R], job: J, due_s: float = 0.0) -> Callable[[], R]:
         """Start a task.
 
         Args:
             task: A function of a module.
             job: Its argument.
+            due_s: Among tasks that wait for a worker, those with smaller numbers are needed first.
 
         Returns:
             A function that waits for the result and returns it, or raises the error of the task.
@@ -77,7 +78,7 @@ class ThisProcess:
         """Keep the value. See Backend."""
         return HeldValue(value=value)
 
-    def submit(self, task: Callable[[J], R], job: J) -> Callable[[], R]:
+    def submit(self, task: Callable[[J], R], job: J, due_s: float = 0.0) -> Callable[[], R]:
         """See Backend."""
         return lambda: task(job)
 

@@ -115,7 +115,7 @@ class RayTasks:
 
         return StoredValue(ref=ray.put(value), key=uuid.uuid4().hex)
 
-    def submit(self, task: Callable[[J], R], job: J) -> Callable[[], R]:
+    def submit(self, task: Callable[[J], R], job: J, due_s: float = 0.0) -> Callable[[], R]:
         """Start a task on the cluster. See Backend."""
         import ray
 

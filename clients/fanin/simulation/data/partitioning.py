@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 
 from fanin.clients.data.examples import Examples
-from fanin.clients.data.stores import MIN_EXAMPLES
+from fanin.clients.data.stores import MIN_EXAMPLES, MemoryStore, memory_store
 from fanin.edge.tensors import Int64s
 from fanin.protos.errors import InvalidInput
 from fanin.simulation.data.partitioners import LabelSkew, Partitioner, Quantity
@@ -43,6 +43,10 @@ class Partition:
 
     def __getitem__(self, client: int) -> Examples:
         return self.examples.take(self.indices[client])
+
+    def store(self, client: int, validation_fraction: float) -> MemoryStore:
+        """Return the example store of a client. See ``memory_store``."""
+        return memory_store(self.examples, client, validation_fraction, self.indices[client])
 
     def __iter__(self) -> Iterator[Examples]:
         return (self[client] for client in range(len(self)))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fanin.clients.data.stores import MemoryStore, memory_store
+from fanin.clients.data.stores import MemoryStore
 from fanin.clients.device.graphs import BundleGraphs
 from fanin.clients.device.models import OpenedModel
 from fanin.clients.device.training import (
@@ -52,7 +52,7 @@ class VectorTrainings:
         metrics: Mapping[str, Metric] = NO_METRICS,
     ) -> None:
         def data(client: int) -> LocalData:
-            return LocalData(graphs, memory_store(clients[client], client, validation_fraction), metrics)
+            return LocalData(graphs, clients.store(client, validation_fraction), metrics)
 
         self._step = step
         self._data = lru_cache(maxsize=KEPT_CLIENTS)(data)
@@ -60,7 +60,7 @@ class VectorTrainings:
         # A client that left the Round does not wait for its training. The entry ends with the client's reference.
         self._trainings: weakref.WeakValueDictionary[int, _Begun] = weakref.WeakValueDictionary()
 
-    def begin(self, client: int, model: OpenedModel, assignment: m.Assignment) -> PendingTraining:
+    def begin(self, client: int, model: OpenedModel, assignment: m.Assignment, due_s: float = 0.0) -> PendingTraining:
         """Note the training. The first one that is collected runs all that have begun on the same Version."""
         training = _Begun(client=client, model=model, assignment=assignment)
         self._trainings[next(self._numbers)] = training

@@ -84,13 +84,13 @@ class RecordedTrainings:
         self._trainings = trainings
         self._folder = folder / "trainings"
 
-    def begin(self, client: int, model: OpenedModel, assignment: m.Assignment) -> PendingTraining:
+    def begin(self, client: int, model: OpenedModel, assignment: m.Assignment, due_s: float = 0.0) -> PendingTraining:
         """See Trainings."""
         path = self._folder / f"{_key(client, model, assignment)}.npz"
         change = _read(path)
         if change is not None:
             return lambda: change
-        pending = self._trainings.begin(client, model, assignment)
+        pending = self._trainings.begin(client, model, assignment, due_s)
 
         def finish() -> Change:
             result = pending()

@@ -10,6 +10,7 @@ one tensor of one group.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import chain
 from typing import Final, TypeVar
 
 import numpy as np
@@ -83,7 +84,8 @@ class VectorLayout:
 
     def per_block(self, per_group: Mapping[Weighting, T]) -> tuple[T, ...]:
         """Return for each block of the vector the value of its group's weighting."""
-        return tuple(per_group[group.weighting] for group in self.groups for _ in self.table.specs)
+        num_blocks = len(self.table.specs)
+        return tuple(chain.from_iterable((per_group[group.weighting],) * num_blocks for group in self.groups))
 
     def for_all(self, per_block: Sequence[T]) -> tuple[T, ...]:
         """Return values for the blocks of one group, repeated for all groups."""

@@ -136,8 +136,9 @@ class CheckIns:
             if parked is None or parked.answer.done():
                 continue
             capabilities = parked.check_in.capabilities
-            if capabilities not in refusals:
-                refusals[capabilities] = driver.intake.refusal(capabilities)
-            if not refusals[capabilities]:
+            refusal = refusals.get(capabilities)
+            if refusal is None:
+                refusal = refusals[capabilities] = driver.intake.refusal(capabilities)
+            if not refusal:
                 suitable[device] = capabilities
         return suitable

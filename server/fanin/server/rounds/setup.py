@@ -82,9 +82,16 @@ class RunSetup:
 
     def download_bytes(self, graph_formats: Collection[str]) -> int:
         """Return the size of a device's first download: graphs in its formats, parameters and auxiliary tensors."""
-        names = frozenset[str]().union(*map(self.manifest.files, graph_formats))
-        size_bytes = sum(self.manifest.artifacts[name].size_bytes for name in {*names, self.manifest.initial})
-        return size_bytes + self._auxiliary_bytes
+        files, manifest = self._files, self.manifest
+        names = {manifest.initial}.union(
+            *(files[name] if name in files else manifest.files(name) for name in graph_formats)
+        )
+        return sum(self.manifest.artifacts[name].size_bytes for name in names) + self._auxiliary_bytes
+
+    @cached_property
+    def _files(self) -> Mapping[str, frozenset[str]]:
+        """The artifacts of a device by its graph format."""
+        return {name: self.manifest.files(name) for name in self.graph_formats}
 
     @cached_property
     def _auxiliary_bytes(self) -> int:

@@ -120,7 +120,7 @@ class Runs:
 
     def running(self) -> tuple[RunDriver, ...]:
         """Return the drivers of the Runs that open Rounds, oldest first."""
-        return tuple(driver for driver in self._drivers.values() if driver.run.state is RunState.RUNNING)
+        return tuple([driver for driver in self._drivers.values() if driver.course.run.state is RunState.RUNNING])
 
     def publications(self) -> tuple[Publications, ...]:
         """Return the Versions of all Runs for devices, oldest Run first, also of Runs that are driven elsewhere."""

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 
 from fanin.edge.tensors import sha256_hex
 from fanin.protos.chunks import check_digest, short
-from fanin.protos.convert import header_to_proto
 from fanin.protos.errors import Corrupted, InvalidInput, InvalidUpdate, Unavailable
 from fanin.protos.messages import Piece, UpdateHeader
 from fanin.server.storage.protocols.files import Upload
@@ -19,7 +18,6 @@ _Name = tuple[str, int, str, str]
 class _Part:
     """The Chunks of an upload that are stored and verified."""
 
-    announced: bytes
     header: UpdateHeader
     chunks: list[bytes] = field(default_factory=list)
 
@@ -78,12 +76,11 @@ class MemorySpool:
 
     def open(self, header: UpdateHeader, device: str) -> MemoryUpload:
         """See ``SpoolWriter.open``."""
-        announced = header_to_proto(header).SerializeToString(deterministic=True)
         part = self._parts.get(header.assignment_id)
-        if part is None or part.announced != announced:
+        if part is None or part.header != header:
             # A payload that was never recorded becomes an upload again, so that the device sends no byte twice.
             chunks = list(self._payloads.pop(_name(header, device), ()))
-            part = _Part(announced=announced, header=header, chunks=chunks)
+            part = _Part(header=header, chunks=chunks)
             self._parts[header.assignment_id] = part
         return MemoryUpload(part)
 
@@ -91,7 +88,9 @@ class MemorySpool:
         """See ``SpoolWriter.commit``."""
         assert isinstance(upload, MemoryUpload), "a spool commits uploads that it opened"
         header, chunks = upload.header, tuple(upload.part.chunks)
-        digest = hashlib.sha256(b"".join(chunks)).hexdigest()
+        refs = header.payload.chunks
+        # A single Chunk is the content, and ``store`` has verified it.
+        digest = refs[0].sha256 if len(refs) == 1 else hashlib.sha256(b"".join(chunks)).hexdigest()
         if digest != header.payload.sha256:
             raise InvalidUpdate(
                 f"update: digest mismatch (got {short(digest)}, expected {short(header.payload.sha256)})"
