@@ -110,7 +110,10 @@ def test_a_module_that_fails_is_named() -> None:
     [
         (("--epochs", "3"), "--epochs and --learning-rate: expected --pretrain DATA with them"),
         (("--pretrain", "digits", "--check"), "--pretrain: got --check too, which does not train"),
-        (("--pretrain", "digits", "--epochs", "0"), "pretraining: got 0 epochs and a learning rate of 0.01, expected"),
+        (
+            ("--pretrain", "digits", "--epochs", "0", "--out", "new"),
+            "pretraining: got 0 epochs and a learning rate of 0.01, expected",
+        ),
     ],
 )
 def test_options_that_do_not_fit_are_refused(

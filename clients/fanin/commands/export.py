@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -27,9 +27,6 @@ if TYPE_CHECKING:
     from fanin.datacenter.training.pretraining import Pretraining
     from fanin.edge.export import App, Exported
     from fanin.edge.export.check import Finding
-
-LOADING: Final = "loading torch"
-"""The first step. It takes seconds, so a mistake in the options is reported before it."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -91,21 +88,22 @@ def export(
         if out is None:
             raise InvalidInput("--out: expected a folder for the bundle, or --check to write none")
         new_folder("--out", out)
-    with progress("export", quiet=quiet) as step:
-        step(LOADING)
-        from fanin.edge.export import export as export_bundle
-        from fanin.edge.export import load_app
+    # Importing torch takes seconds, so mistakes in the options are reported before it.
+    from fanin.edge.export import export as export_bundle
+    from fanin.edge.export import load_app
 
-        formats = _formats(graph_format)
+    formats = _formats(graph_format)
+    training = _pretraining(epochs, learning_rate) if pretrain else None
+    with progress("export", quiet=quiet) as step:
+        if out is None:
+            step(f"checking the App {app}")
+            return _check(load_app(app), formats, json)
         step(f"loading the App {app}")
         loaded = load_app(app)
-        if out is None:
-            step("checking the App")
-            return _check(loaded, formats, json)
         if parameters is not None:
             _load_trained(loaded, parameters)
-        if pretrain:
-            loaded = _pretrained(loaded, load_data(pretrain), _pretraining(epochs, learning_rate), step)
+        if training is not None:
+            loaded = _pretrained(loaded, load_data(pretrain), training, step)
         exported = export_bundle(loaded, out, publisher_key(key), formats, max_int8_drop)
     if json:
         write_json(json, exported_row(exported))
