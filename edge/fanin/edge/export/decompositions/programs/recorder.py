@@ -53,7 +53,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.graph = Graph()
         self._forms = forms
         self._nodes: dict[int, Node] = {}
-        # The number of a tensor may be given to another one when the first no longer exists.
+        # The tensors of each storage. While they exist, no other tensor gets the number of one of them.
         self._sharing: defaultdict[int, list[Tensor]] = defaultdict(list)
         self._inputs: set[int] = set()
         self._stale: set[int] = set()
