@@ -145,6 +145,8 @@ $(VENV)/.installed: pyproject.toml $(CONSTRAINTS) | $(VENV)/.tools
 	@echo "$(VENV): installing (the first time takes minutes: torch is large)"
 	$(BIN)/$(PIP_INSTALL) -c $(CONSTRAINTS) -e ".[$(EXTRAS)]"
 	@$(BIN)/python $(COMPILE) $(VENV)/lib > /dev/null || true
+	@# mypy reads all libraries in its first run. Later runs, as in `make quick`, find its cache.
+	@$(BIN)/mypy > /dev/null || true
 	@touch $@
 
 dist/.built: $(SOURCES) README.md LICENSE pyproject.toml | $(VENV)/.tools
