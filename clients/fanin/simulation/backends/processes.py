@@ -170,7 +170,8 @@ class _Result:
         ends = [each[1] for each in self.buffers if isinstance(each, tuple)]
         memory = memoryview(bytearray(max(ends, default=0)))
         if ends:
-            with path.open("rb", buffering=0) as file:
+            # A buffered file: a single call of the operating system reads at most 2 GiB.
+            with path.open("rb") as file:
                 file.readinto(memory)
             path.unlink()
         return [memory[slice(*each)] if isinstance(each, tuple) else each for each in self.buffers]

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 LAYOUT_ERRORS: Final = (AssertionError, AttributeError, RuntimeError, TypeError, ValueError)
 """Errors of the converter when its first layout strategy builds an inconsistent graph."""
-LACKING: Final = re.compile(r"Lowering not found: (\S+)|Could not find a token for effect \S+ which came from .* (\S+)")
-"""Messages of the converter for an operator that it does not know. The second one is about checks without a result."""
+LACKING: Final = re.compile(r"Lowering not found: (\S+)")
+"""The message of the converter for an operator that it does not know."""
 
 
 def to_tflite(signatures: Mapping[str, Traced], what: str) -> bytes:
@@ -62,8 +62,9 @@ def _convert(signatures: Mapping[str, Traced], what: str) -> bytes:
         lacking = LACKING.match(str(exc))
         if lacking:
             # No layout gives an operator a form. The second attempt would take seconds more.
-            operator = lacking[1] or lacking[2]
-            raise UnsupportedModel(f"{what}: cannot be converted to TFLite (no form of {operator}); {REPLACE}") from exc
+            raise UnsupportedModel(
+                f"{what}: cannot be converted to TFLite (no form of {lacking[1]}); {REPLACE}"
+            ) from exc
         return convert_in_child(signatures, what)
 
 
