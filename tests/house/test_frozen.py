@@ -51,6 +51,7 @@ REQUIREMENTS = {
         "types-grpcio-health-checking",
         "types-grpcio-reflection",
         "types-protobuf",
+        "uv",
     ],
 }
 ELSEWHERE = {"tflite-runtime"}

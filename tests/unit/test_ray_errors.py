@@ -40,6 +40,7 @@ def test_an_unreachable_cluster_is_one_error_at_once(form: str) -> None:
 
 # It waits for ten seconds.
 @pytest.mark.heavy
+@pytest.mark.nightly
 def test_a_process_that_is_no_cluster_is_one_error() -> None:
     pytest.importorskip("ray")
     with socket.create_server(("127.0.0.1", 0)) as server:
