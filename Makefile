@@ -56,10 +56,10 @@ quick: $(VENV)/.installed ## form, types, imports and the light tests: in about 
 
 .PHONY: test
 test: ## every gate and every test but the nightly ones
-	@$(MAKE) $(PARALLEL) $(VENV)/.installed $(STAMPS)
-	@$(MAKE) --no-print-directory --jobs 2 --output-sync=none suite types lint imports
+	@$(MAKE) --no-print-directory --jobs 2 --output-sync=none lint types suite imports
 
-# The gates run in parallel with the tests, whose workers wait for other processes an eighth of the time.
+# Lint and types need no device environment. An error of form appears before the tests start, and the other gates run in
+# parallel with them: the workers of the tests wait for other processes an eighth of the time.
 .PHONY: suite
 suite: $(VENV)/.installed $(STAMPS)
 	$(BIN)/pytest $(SPREAD) -m "not nightly" $(ARGS)
