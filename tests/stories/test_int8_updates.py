@@ -69,7 +69,7 @@ async def federate(folder: Path, codec: m.CodecSpec) -> tuple[Float32s, list[Ver
         transport = LoopbackTransport(fleet=place.coordinator, device=f"device-{index}")
         rng = random.Random(index)
         device = VirtualDevice(
-            transport, SoftmaxTrainer(examples), (PUBLISHER.public,), rng, lambda rng: rng.uniform(1, 9)
+            transport, SoftmaxTrainer(examples), (PUBLISHER.public,), rng, lambda rng, _: rng.uniform(1, 9)
         )
         tasks.append(asyncio.create_task(device.run()))
     events = [entry.event async for entry in place.runs.watch("run", 0)]

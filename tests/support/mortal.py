@@ -189,7 +189,8 @@ class Mortal:
             line = LoopbackTransport(fleet=self, device=f"device-{index}", latency_s=0.01)
             trainer = SyntheticTrainer(partition=index, num_examples=10 + index)
             rng = random.Random(f"device {index}")
-            virtual_devices.append(VirtualDevice(line, trainer, (PUBLISHER.public,), rng, work_s))
+            device = VirtualDevice(line, trainer, (PUBLISHER.public,), rng, lambda rng, _: work_s(rng))
+            virtual_devices.append(device)
         return virtual_devices
 
     # Starts and kills.

@@ -75,7 +75,7 @@ class Scene:
         for index in range(self.num_devices):
             line = LoopbackTransport(fleet=self.place.coordinator, device=f"device-{index}", latency_s=0.01)
             trainer = SyntheticTrainer(partition=index, num_examples=10 + index)
-            device = VirtualDevice(line, trainer, (PUBLISHER.public,), random.Random(index), lambda _: 10.0)
+            device = VirtualDevice(line, trainer, (PUBLISHER.public,), random.Random(index), lambda *_: 10.0)
             self.tasks.append(asyncio.create_task(device.run()))
 
 

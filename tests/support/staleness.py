@@ -32,7 +32,7 @@ def devices(folder: Path, place: Place, seed: int = 0) -> list[asyncio.Task[None
         line = LoopbackTransport(fleet=place.coordinator, device=f"device-{index}", latency_s=0.01)
         trainer = SyntheticTrainer(partition=index, num_examples=10 + index)
         rng = random.Random(f"{seed}/{index}")
-        device = VirtualDevice(line, trainer, (PUBLISHER.public,), rng, lambda _, work_s=work_s: work_s)
+        device = VirtualDevice(line, trainer, (PUBLISHER.public,), rng, lambda *_, work_s=work_s: work_s)
         tasks.append(asyncio.create_task(device.run()))
     return tasks
 

@@ -271,7 +271,7 @@ def test_a_run_survives_an_unexpected_error(tmp_path: Path) -> None:
         await start(place.runs, bundle_in(tmp_path), plan(concurrency=1, buffer=1, quorum=1, max_rounds=1))
         transport = LoopbackTransport(fleet=place.coordinator, device="x")
         device = VirtualDevice(
-            transport, SyntheticTrainer(partition=0), (PUBLISHER.public,), random.Random(0), lambda _: 1.0
+            transport, SyntheticTrainer(partition=0), (PUBLISHER.public,), random.Random(0), lambda *_: 1.0
         )
         task = asyncio.create_task(device.run())
         await asyncio.sleep(1.7)

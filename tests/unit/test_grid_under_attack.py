@@ -102,7 +102,7 @@ def join(place: Place, devices: Sequence[tuple[Honest | Liar, Mapping[str, int]]
     for index, (trainer, counts) in enumerate(devices):
         transport = LoopbackTransport(fleet=FalseCounts(place.coordinator, counts), device=f"device-{index}")
         device = VirtualDevice(
-            transport, trainer, (PUBLISHER.public,), random.Random(index), lambda rng: rng.uniform(1, 9)
+            transport, trainer, (PUBLISHER.public,), random.Random(index), lambda rng, _: rng.uniform(1, 9)
         )
         tasks.append(asyncio.create_task(device.run()))
     return tasks

@@ -26,7 +26,7 @@ def test_a_run_continues_as_soon_as_its_second_device_connects(tmp_path: Path, r
             await asyncio.sleep(1000.0)
         transport = LoopbackTransport(fleet=scene.place.coordinator, device="late", latency_s=0.01)
         late = VirtualDevice(
-            transport, SyntheticTrainer(partition=9), (PUBLISHER.public,), random.Random(9), lambda _: 10.0
+            transport, SyntheticTrainer(partition=9), (PUBLISHER.public,), random.Random(9), lambda *_: 10.0
         )
         scene.tasks.append(asyncio.create_task(late.run()))
         await wait_for_end(scene)

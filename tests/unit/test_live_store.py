@@ -119,7 +119,7 @@ def run_device(folder: Path, runtime: Recording, store: Growing, num_rounds: int
     fleet = rounds(folder, num_rounds)
     transport = LoopbackTransport(fleet=fleet, device="device", latency_s=0.01)
     trainer = RuntimeTrainer(runtime, store)
-    device = VirtualDevice(transport, trainer, (PUBLISHER.public,), random.Random(1), lambda rng: 1.0)
+    device = VirtualDevice(transport, trainer, (PUBLISHER.public,), random.Random(1), lambda *_: 1.0)
     take_part(fleet, device)
     return device.session.num_accepted, fleet.failures
 
@@ -201,7 +201,7 @@ def test_a_part_that_was_replaced_is_freed(tmp_path: Path) -> None:
     store = Replaced(MemoryStore(partition=0, train=examples(1.0), validation=examples(2.0)))
     fleet, trainer = rounds(tmp_path, 1), RuntimeTrainer(Recording(), store)
     transport = LoopbackTransport(fleet=fleet, device="device", latency_s=0.01)
-    take_part(fleet, VirtualDevice(transport, trainer, (PUBLISHER.public,), random.Random(1), lambda rng: 1.0))
+    take_part(fleet, VirtualDevice(transport, trainer, (PUBLISHER.public,), random.Random(1), lambda *_: 1.0))
     old = weakref.ref(store.now.train)
     store.now = replace(store.now, train=examples(3.0))
     assert old() is None
@@ -242,7 +242,7 @@ def test_data_that_do_not_fit_are_not_tried_again_until_they_change(tmp_path: Pa
             trained_rounds.append(assignment.round)
             return super().train(model, assignment, should_continue)
 
-    device = VirtualDevice(transport, Counted(runtime, store), (PUBLISHER.public,), random.Random(1), lambda rng: 1.0)
+    device = VirtualDevice(transport, Counted(runtime, store), (PUBLISHER.public,), random.Random(1), lambda *_: 1.0)
     take_part(fleet, device)
     assert fleet.failures == ["training: training examples: x: got float32 (2, 7), expected float32 (n, 1)"] * 3
     assert (trained_rounds, device.session.num_accepted) == ([1, 4, 5], 2)

@@ -101,7 +101,7 @@ def test_the_same_seed_gives_the_same_habits() -> None:
     assert model.habits(3, 100, 7) == model.habits(3, 100, 7)
     assert model.habits(3, 100, 7) != model.habits(3, 100, 8)
     # More examples need more time on the same device, and have no other effect.
-    assert model.habits(3, 200, 7).work_s[0] == 2 * model.habits(3, 100, 7).work_s[0]
+    assert model.habits(3, 200, 7).epoch_s == 2 * model.habits(3, 100, 7).epoch_s
     assert model.habits(3, 200, 7).bytes_up_per_s == model.habits(3, 100, 7).bytes_up_per_s
 
 

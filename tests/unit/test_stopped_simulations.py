@@ -1,5 +1,6 @@
 """A simulation that ends before its last Round keeps its Rounds; and its best Version is that of the Plan's metric."""
 
+import random
 from collections.abc import Mapping
 from itertools import count
 
@@ -78,7 +79,7 @@ def test_a_best_version_by_an_unknown_metric_is_refused() -> None:
 
 def test_a_number_is_the_speed_of_all_devices() -> None:
     for speed in (20, 20.0, Fixed(value=20.0)):
-        assert DeviceModel(examples_per_s=speed).habits(0, 60, seed=1).work_s == (3.0, 3.0)
+        assert DeviceModel(examples_per_s=speed).habits(0, 60, seed=1).work(random.Random(0), 2) == 6.0
 
 
 @pytest.mark.parametrize("name", ["examples_per_s", "bytes_down_per_s", "bytes_up_per_s"])

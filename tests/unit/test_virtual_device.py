@@ -25,7 +25,7 @@ class KilledHere(BaseException):
 
 def device_of(fleet: Rounds, publisher: str = PUBLISHER.public) -> VirtualDevice:
     transport = LoopbackTransport(fleet=fleet, device="device", latency_s=0.01)
-    return VirtualDevice(transport, SyntheticTrainer(partition=0), (publisher,), random.Random(1), lambda rng: 1.0)
+    return VirtualDevice(transport, SyntheticTrainer(partition=0), (publisher,), random.Random(1), lambda *_: 1.0)
 
 
 def test_the_cache_holds_the_newest_assignment_alone(tmp_path: Path) -> None:

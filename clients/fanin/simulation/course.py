@@ -101,7 +101,7 @@ class SimulatedRun:
     Attributes:
         bundle: The Bundle.
         plan: The Plan.
-        work: Examples of one training of each client, over all its epochs.
+        work: Examples of one epoch of each client.
         devices: How the devices of the clients differ.
         engine: The engine of the trainings, for the event log: ``graph``, ``vmap`` or ``flower``.
         trainings: Trains the clients.

@@ -178,7 +178,7 @@ class _Parts:
         engine: The name of the engine.
         trainings: Trains the clients.
         runtime: The library that trains them, and its graph format.
-        work: Examples of one training of each client, if known.
+        work: Examples of one epoch of each client, if known.
         evaluate: Returns the metrics of a Version.
         score: Returns the number that ranks Versions.
         baseline: Adds the centralized baseline to a result.
@@ -303,12 +303,11 @@ def _graph_parts(prepared: _Prepared, plan: Plan, settings: SimulationSettings, 
         trainings = GraphTrainings(backend, GraphSubject.of(prepared.placed, clients, fraction, metrics))
     test = None if settings.test is None else _model_examples(settings.test, bundle, graphs)
     evaluation = _Evaluation(bundle=bundle, graphs=graphs, test=test, plan=plan, own=metrics)
-    epochs = plan.training.epochs
     return _Parts(
         engine=chosen.engine,
         trainings=trainings,
         runtime=ClientRuntime(name=graphs.name, graph_format=FORMAT),
-        work=tuple(epochs * size for size in sizes),
+        work=tuple(sizes),
         evaluate=evaluation.quality,
         score=evaluation.score,
         baseline=partial(_with_baseline, prepared, clients, evaluation, settings),

@@ -18,6 +18,9 @@ from fanin.clients.testing.memory import MemoryFolder
 from fanin.protos import messages as m
 from fanin.protos.chunks import ChunkRef
 
+WorkTime = Callable[[random.Random, m.Assignment], float]
+"""Draws the seconds that the training of an Assignment takes."""
+
 
 @runtime_checkable
 class EarlyTrainer(Trainer, Protocol):
@@ -31,7 +34,7 @@ class EarlyTrainer(Trainer, Protocol):
 class VirtualDevice:
     """A device on the event loop's clock: the production session and driver, a folder in memory and a Trainer.
 
-    ``work_s`` draws the seconds that a training takes. ``trusted`` are the publishers' public keys. ``folder`` has the
+    ``work_s`` draws the seconds of each training. ``trusted`` are the publishers' public keys. ``folder`` has the
     Chunks, the Update and the states of stages.
     """
 
@@ -41,7 +44,7 @@ class VirtualDevice:
         trainer: Trainer,
         trusted: Collection[str],
         rng: random.Random,
-        work_s: Callable[[random.Random], float],
+        work_s: WorkTime,
     ) -> None:
         self.folder = MemoryFolder()
         self._parts = DriverParts(
@@ -77,7 +80,7 @@ class VirtualDevice:
 class _VirtualHost:
     """The ``SessionHost`` on the event loop's clock. An unexpected error ends the device, and so the test."""
 
-    def __init__(self, trainer: Trainer, rng: random.Random, work_s: Callable[[random.Random], float]) -> None:
+    def __init__(self, trainer: Trainer, rng: random.Random, work_s: WorkTime) -> None:
         self._trainer = trainer
         # The check of a Protocol takes longer than many other steps of a device.
         self._early = trainer if isinstance(trainer, EarlyTrainer) else None
@@ -92,7 +95,7 @@ class _VirtualHost:
         return True
 
     async def train(self, model: OpenedModel, assignment: m.Assignment, should_continue: ShouldContinue) -> Change:
-        work_s = self._work_s(self._rng)
+        work_s = self._work_s(self._rng, assignment)
         if self._early is not None:
             self._early.begin(model, assignment, self.now() + work_s)
         await asyncio.sleep(work_s)

@@ -34,7 +34,8 @@ class Habits:
     Pairs are the bounds of a uniform distribution. Shares are probabilities from 0 to 1.
 
     Attributes:
-        work_s: Seconds that one training takes.
+        work_s: Seconds that one training takes, apart from its epochs.
+        epoch_s: Seconds that each epoch of a training takes.
         slow: Share of trainings that take ``slow_times`` as long.
         slow_times: Factor of a slow training.
         piece_s: Most seconds that one piece of an upload takes.
@@ -52,6 +53,7 @@ class Habits:
     """
 
     work_s: tuple[float, float] = (1.0, 100.0)
+    epoch_s: float = 0.0
     slow: float = 0.0
     slow_times: float = 20.0
     piece_s: float = 0.0
@@ -80,6 +82,8 @@ class Habits:
                 f"habits: got stay_s {self.stay_s}, piece_s {self.piece_s}, slow_times {self.slow_times}, "
                 "expected more than 0, at least 0 and at least 1"
             )
+        if not 0.0 <= self.epoch_s < math.inf:
+            raise ValueError(f"habits: got epoch_s {self.epoch_s}, expected 0 or more seconds")
         if not (self.bytes_down_per_s > 0.0 and self.bytes_up_per_s > 0.0):
             raise ValueError(
                 f"habits: got bytes_down_per_s {self.bytes_down_per_s}, bytes_up_per_s {self.bytes_up_per_s}, expected "
@@ -88,10 +92,10 @@ class Habits:
         if self.lie and not self.lies:
             raise ValueError("habits: got a share of lies and no lie to tell")
 
-    def work(self, rng: random.Random) -> float:
+    def work(self, rng: random.Random, epochs: int) -> float:
         """Draw the seconds that one training takes."""
         times = self.slow_times if rng.random() < self.slow else 1.0
-        return rng.uniform(*self.work_s) * times
+        return (rng.uniform(*self.work_s) + epochs * self.epoch_s) * times
 
     def stays(self, rng: random.Random) -> Iterator[Stay]:
         """Yield when the device leaves and returns. See Availability."""

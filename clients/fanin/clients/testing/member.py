@@ -15,6 +15,7 @@ from fanin.clients.testing.loopback import PIECE_BYTES, Fleet, LoopbackTransport
 from fanin.clients.testing.memory import MemoryStates
 from fanin.clients.testing.observed import DeviceEvent, Observe, ObservedFleet, ObservedTrainer
 from fanin.clients.testing.unreliable import Note, UnreliableFleet
+from fanin.protos import messages as m
 
 LATENCY_S: Final = 0.01
 """Delay before each call; it prevents two devices from calling at the same moment for ever."""
@@ -116,9 +117,9 @@ class _Power:
         self._limit: asyncio.Timeout | None = None
         self._is_empty = False
 
-    def work(self, rng: random.Random) -> float:
+    def work(self, rng: random.Random, assignment: m.Assignment) -> float:
         """Draw the seconds of a training. The device stops when its battery is empty."""
-        seconds = self._habits.work(rng)
+        seconds = self._habits.work(rng, assignment.training.epochs)
         if self._charge is not None and self._limit is not None:
             now_s = asyncio.get_running_loop().time()
             empty_s, leaves_s = self._charge.begin(now_s, seconds), self._limit.when()

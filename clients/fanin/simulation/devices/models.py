@@ -55,15 +55,15 @@ class DeviceModel:
 
         Args:
             client: The index of the client.
-            num_examples: Examples of one training, over all its epochs.
+            num_examples: Examples of one epoch of a training.
             seed: Seed of the simulation. The same seed, client and model give the same habits.
         """
         rngs = (random.Random(f"{seed}/devices/{client}/{what}") for what in ("speed", "down", "up"))
         rows = [_distribution(name, getattr(self, name)) for name in NUMBERS]
         speed, down, up = (None if each is None else each.draw(rng) for each, rng in zip(rows, rngs, strict=True))
-        work_s = STEADY.work_s if speed is None else (num_examples / speed,) * 2
         return Habits(
-            work_s=work_s,
+            work_s=STEADY.work_s if speed is None else (0.0, 0.0),
+            epoch_s=0.0 if speed is None else num_examples / speed,
             quit=self.dropout,
             bytes_down_per_s=math.inf if down is None else down,
             bytes_up_per_s=math.inf if up is None else up,
