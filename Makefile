@@ -30,7 +30,7 @@ DEVICES := .venv-device .venv-device-litert .venv-device-tflite
 CONSTRAINTS := .ci/constraints.txt
 # tflite-runtime was built for numpy 1, the last of which knows no newer Python than 3.12.
 TFLITE_CONSTRAINTS := .ci/constraints-tflite.txt
-EXTRAS := onnx,litert,server,export,datacenter,transformers,plots,simulation,ray,flower,dev
+EXTRAS := onnx,litert,server,export,datacenter,transformers,plots,parquet,simulation,ray,flower,dev
 ROOTS := server clients edge datacenter protos
 SOURCES := $(shell find $(ROOTS) -type f -not -path '*/__pycache__/*')
 BIN := $(VENV)/bin

@@ -37,6 +37,8 @@ REQUIREMENTS = {
     "flower": ["flwr"],
     "dev": [
         "build",
+        "datasets",
+        "flwr-datasets",
         "grpcio-tools",
         "hatchling",
         "hypothesis",
@@ -47,6 +49,7 @@ REQUIREMENTS = {
         "pytest-timeout",
         "pytest-xdist",
         "ruff",
+        "tensorboardx",
         "types-grpcio",
         "types-grpcio-health-checking",
         "types-grpcio-reflection",

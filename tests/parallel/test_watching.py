@@ -1,10 +1,13 @@
 """The outputs that ``[watch]`` requests exist at the end of a real job, and their content is correct."""
 
 import json
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.boards import values_in
 from support.commands import Fanin, fanin_in_process, one_line
 
 from fanin.commands.train import metrics_row
@@ -45,7 +48,7 @@ num_samples = 8
 microbatches = 2
 [watch]
 """
-ALL = "timeline = true\ntraffic = true\nmfu = true\n"
+ALL = "timeline = true\ntraffic = true\nmfu = true\ntensorboard = true\n"
 
 
 @pytest.fixture
@@ -86,8 +89,19 @@ def test_a_watched_job_writes_the_requested_outputs(fanin: Fanin, tmp_path: Path
         assert 0.0 <= row["waiting_share"] < 1.0
         assert 0.0 < row["mfu"] < 1.0
     check_report(json.loads(out.read_text()), completed.out, expected)
+    check_board(state / "tensorboard", rows)
     for rank in range(MeshShape.parse(mesh).num_ranks):
         check_timeline(json.loads((state / f"timeline-rank-{rank}.json").read_text()), rank)
+
+
+def check_board(folder: Path, rows: Sequence[Mapping[str, object]]) -> None:
+    """Check that TensorBoard's event files have the numbers of the rows."""
+    expected = {(name, row["step"]): value for row in rows for name, value in row.items() if isinstance(value, float)}
+    values = values_in(folder)
+    assert {key: values[key] for key in expected} == pytest.approx(expected)
+    sizes = rows[-1]["bytes_by_axis"]
+    assert isinstance(sizes, dict) and sizes
+    assert {axis: values[f"bytes_by_axis/{axis}", NUM_STEPS - 1] for axis in sizes} == sizes
 
 
 def check_report(report: dict[str, object], text: str, expected: dict[str, int]) -> None:
@@ -155,8 +169,11 @@ def test_without_a_formula_nothing_is_predicted(tmp_path: Path, tables: dict[str
     assert traffic == {"dp_shard": {"bytes": 8, "predicted_bytes": 0}, "tp": {"bytes": 0, "predicted_bytes": 4}}
 
 
-def test_tensorboard_without_its_library_is_refused_in_one_line(fanin: Fanin, tmp_path: Path) -> None:
+def test_tensorboard_without_its_library_is_refused_in_one_line(
+    fanin: Fanin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     state = tmp_path / "state"
+    monkeypatch.setitem(sys.modules, "tensorboardX", None)
     message = one_line(fanin("train", write_job_config(tmp_path, "tensorboard = true\n"), "--state", state), "train")
     assert message == "TensorBoard: tensorboardX is not installed here; pip install tensorboardX"
     assert not state.exists(), "told before a process starts"

@@ -1,4 +1,4 @@
-"""The benchmarks of the edge run with small settings, and report their measurements."""
+"""Benchmarks run with small settings, and report their measurements."""
 
 import json
 import os
@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.data import real_places
+from support.data import images, labels, real_places, write_fashion_mnist
 
 ROOT = Path(__file__).parents[2]
 MODELS = ("mlp-small", "cnn")
@@ -71,3 +71,35 @@ def test_adapters_are_measured_against_all_of_a_model(tmp_path: Path) -> None:
     # A narrow model has few parameters besides its adapters. The target of 5 % is for the benchmark's own width.
     assert adapters["num_parameters"] < 0.2 * full["num_parameters"] and report["bytes_ratio"] < 0.2
     assert report["points_lost_int8"] < 3.0
+
+
+def report_of(script: str, folder: Path, *words: str, data: str = "") -> dict[str, object]:
+    """Run a benchmark with ``--json``. Return its report."""
+    out = folder / "report.json"
+    command = [sys.executable, str(ROOT / "benchmarks" / script), *words, "--json", str(out)]
+    environment = os.environ | ({"FANIN_DATA": data} if data else {})
+    completed = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert completed.returncode == 0, completed.stderr
+    report: dict[str, object] = json.loads(out.read_text())
+    return report
+
+
+@pytest.mark.nightly
+def test_simulated_rounds_are_measured(tmp_path: Path) -> None:
+    # The benchmark repeats the images until each user has enough.
+    train, test = images(200), images(50, seed=1)
+    write_fashion_mnist(tmp_path, train, labels(*[*range(10)] * 20), test, labels(*[*range(10)] * 5))
+    words = ("--load", "logistic", "--only", "fanin,torch", "--rounds", "3")
+    report = report_of("simulation.py", tmp_path, *words, data=str(tmp_path))
+    seconds = report["seconds_per_round"]
+    assert isinstance(seconds, dict)
+    assert {"fanin", "torch"} <= set(seconds) and all(value > 0.0 for value in seconds.values())
+
+
+@pytest.mark.nightly
+def test_a_population_is_measured(tmp_path: Path) -> None:
+    report = report_of("population.py", tmp_path, "--clients", "500", "--cohort", "10", "--rounds", "3")
+    rows = report["rows"]
+    assert isinstance(rows, list)
+    assert [row["clients"] for row in rows] == [10, 500]
+    assert all(row["seconds_per_round"] > 0.0 and row["peak_memory_bytes"] > 1e7 for row in rows)

@@ -13,11 +13,13 @@ import numpy as np
 import pytest
 from house.tree import ROOT
 from support import federations as f
+from support.boards import values_in
 from support.commands import Fanin, fanin_in_process
 from support.held_out import LOOK_S, NAME, NUM_VALUES, WAIT_S, Bench, evaluated_plan, linear_bundle, write_data
 from support.hosted import Hosted
 from support.linear import NUM_INPUTS
-from support.outside import install, python_blocks, run
+from support.metric_graphs import write_graph
+from support.outside import install, install_module, python_blocks, run
 from support.peers import Peer
 from support.processes import Site
 from support.virtual import plan, start
@@ -154,11 +156,22 @@ def test_a_run_with_data_that_does_not_fit_does_not_start(tmp_path: Path) -> Non
     assert error.startswith("run run: evaluation on 'digits': x: got float32 (4, 7), expected float32 (")
 
 
+GRAPH_METRIC = """
+from pathlib import Path
+
+from fanin.edge.metrics.graphs import graph_metric
+
+right = graph_metric(Path(__file__).with_name("right.onnx"))
+"""
+
+
 @pytest.fixture(scope="module")
 def metric_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the distribution of the page's metric."""
+    """A folder with two distributions: that of the page's metric, and one of a metric that is a graph."""
     folder = tmp_path_factory.mktemp("site")
     install(folder, PAGE, "fanin.metrics")
+    write_graph(folder / "right.onnx")
+    install_module(folder, ("right", "graph_metrics:right"), GRAPH_METRIC, "fanin.metrics")
     return folder
 
 
@@ -169,14 +182,15 @@ def test_the_metric_of_the_page_is_short_and_keeps_the_contract(metric_folder: P
     assert (completed.returncode, completed.stderr) == (0, "")
 
 
-def test_an_installed_metric_chooses_the_best_version(
+def test_an_installed_metric_chooses_the_best_version_and_a_graph_is_one(
     metric_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(metric_folder))
 
     async def main() -> None:
         bench = await Bench(tmp_path, write_data(tmp_path)).open()
-        await bench.begin(evaluated_plan(best="rarest_recall", metrics=(MetricSpec(name="rarest_recall"),)))
+        metrics = (MetricSpec(name="rarest_recall"), MetricSpec(name="right"))
+        await bench.begin(evaluated_plan(best="rarest_recall", metrics=metrics))
         await bench.publish(versions(1)[0])
         bench.evaluator.start()
         page = await bench.page(2)
@@ -184,6 +198,10 @@ def test_an_installed_metric_chooses_the_best_version(
         # The best Version has the larger recall, or is the older of two with equal recall.
         assert info.best_evaluation == max(page, key=lambda evaluation: evaluation.values["rarest_recall"])
         assert 0.0 <= page[0].values["rarest_recall_int8"] <= 1.0
+        # The graph computes the accuracy.
+        for evaluation in page:
+            for suffix in ("", "_int8"):
+                assert evaluation.values[f"right{suffix}"] == pytest.approx(evaluation.values[f"accuracy{suffix}"])
         await bench.close()
 
     asyncio.run(main())
@@ -307,8 +325,8 @@ def check_commands(fanin: Fanin, site: Site, evaluations: list[VersionEvaluation
     assert "            evaluation: data digits\n" in description
     (row,) = json.loads(fanin("runs", "--state", site.state, "--json").out)["runs"]
     assert row["best_evaluation"]["values"] == dict(best.values)
-    file = site.folder / "metrics.csv"
-    outcome = fanin("evaluations", "run", "--state", site.state, "--csv", file)
+    file, board = site.folder / "metrics.csv", site.folder / "board"
+    outcome = fanin("evaluations", "run", "--state", site.state, "--csv", file, "--tensorboard", board)
     assert outcome.status == 0, outcome
     assert len(outcome.out.splitlines()) == 3
     with file.open(newline="") as lines:
@@ -316,6 +334,9 @@ def check_commands(fanin: Fanin, site: Site, evaluations: list[VersionEvaluation
     assert [(int(row["version"]), float(row["accuracy_int8"])) for row in rows] == [
         (evaluation.version, evaluation.values["accuracy_int8"]) for evaluation in evaluations
     ]
+    assert values_in(board) == pytest.approx(
+        {(f"held_out/{name}", each.version): value for each in evaluations for name, value in each.values.items()}
+    )
     out = site.folder / "best.npz"
     outcome = fanin("fetch", "run", "--state", site.state, "--out", out, "--best", "--json")
     assert json.loads(outcome.out)["version"] == best.version

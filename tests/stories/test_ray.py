@@ -1,5 +1,6 @@
 """A simulation on a Ray cluster of two nodes: the bits of one process, a killed worker, and shares of a GPU."""
 
+import contextlib
 import os
 import signal
 import threading
@@ -17,8 +18,9 @@ from torch import nn
 
 from fanin.clients import FlowerSettings
 from fanin.edge.export import App
+from fanin.edge.runtimes.base import Inputs
 from fanin.protos.errors import InvalidInput
-from fanin.simulation import Iid, RayCluster, SimulationSettings, load_data, partition, simulate
+from fanin.simulation import Iid, RayCluster, Result, SimulationSettings, load_data, partition, simulate
 from fanin.simulation.backends.ray_cluster import RayTasks
 
 pytestmark = pytest.mark.nightly
@@ -78,23 +80,60 @@ def test_clients_share_a_gpu(cluster: RayCluster) -> None:
     ray.shutdown()
 
 
-def test_graphs_have_the_bits_of_one_process(cluster: RayCluster) -> None:
+PLAN = {"training.learning_rate": 0.1, "codec.name": "int8", "stages": [{"name": "error_feedback"}]}
+
+
+def graph_result(settings: SimulationSettings) -> Result:
+    """Return the result of a simulation whose clients train by graphs."""
     torch.manual_seed(1)
     data = load_data("digits").train
     net = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
     app = App(
         name="digits", module=net, calibration=torch.from_numpy(data.inputs["x"][:64]), batch_size=8, num_classes=10
     )
-    clients = partition(data, 6, Iid())
-    plan = {"training.learning_rate": 0.1, "codec.name": "int8", "stages": [{"name": "error_feedback"}]}
-    settings = SimulationSettings(plan=plan, quiet=True)
-    local_result, cluster_result = (
-        simulate(app, clients, cohort=4, rounds=3, settings=variant)
-        for variant in (settings, replace(settings, cluster=cluster))
-    )
+    return simulate(app, partition(data, 6, Iid()), cohort=4, rounds=3, settings=settings)
+
+
+def test_graphs_have_the_bits_of_one_process(cluster: RayCluster) -> None:
+    settings = SimulationSettings(plan=PLAN, quiet=True)
+    local_result, cluster_result = graph_result(settings), graph_result(replace(settings, cluster=cluster))
     assert local_result.failures == cluster_result.failures == ()
     assert cluster_result.is_complete
     assert local_result.digests == cluster_result.digests
+    assert local_result.events == cluster_result.events
+
+
+def kill_when_named(pids: Path, killed: Path) -> None:
+    """Kill the process that writes its id to a file. Then create the file ``killed``."""
+    while not pids.exists() or not pids.read_text().endswith("\n"):
+        time.sleep(0.05)
+    os.kill(int(pids.read_text()), signal.SIGKILL)
+    killed.touch()
+
+
+def test_a_worker_that_is_killed_while_it_trains_a_graph_loses_no_round(cluster: RayCluster, tmp_path: Path) -> None:
+    pids, killed = tmp_path / "pids", tmp_path / "killed"
+
+    def slow_accuracy(predictions: Inputs, targets: Inputs) -> float:
+        """Return the accuracy. The first call waits until its process is killed."""
+        with contextlib.suppress(FileExistsError), pids.open("x") as file:
+            print(os.getpid(), file=file, flush=True)
+            while not killed.exists():
+                time.sleep(0.05)
+        return float((predictions == targets).mean())
+
+    plan = PLAN | {"statistics": [{"name": "evaluate.slow", "bound": 4096 << 16}]}
+    settings = SimulationSettings(plan=plan, metrics={"slow": slow_accuracy}, quiet=True)
+    thread = threading.Thread(target=kill_when_named, args=(pids, killed), daemon=True)
+    thread.start()
+    cluster_result = graph_result(replace(settings, cluster=cluster))
+    thread.join()
+    assert cluster_result.is_complete and cluster_result.failures == ()
+    assert [row.num_clients for row in cluster_result.rounds] == [0, 4, 4, 4]
+    local_result = graph_result(settings)
+    assert cluster_result.digests == local_result.digests
+    # The training of the killed worker was repeated, and counts once.
+    assert cluster_result.clients == local_result.clients
 
 
 APP = """
@@ -140,14 +179,7 @@ def test_a_worker_that_is_killed_loses_no_round(cluster: RayCluster, tmp_path: P
     app = FlowerSettings(app="ray_app:app", folder=folder, run_config=f'folder="{tmp_path}"')
     settings = SimulationSettings(plan={"training.learning_rate": 1, "codec.name": "fixed32"}, quiet=True)
     pids = tmp_path / "pids"
-
-    def kill() -> None:
-        while not pids.exists() or not pids.read_text().endswith("\n"):
-            time.sleep(0.05)
-        os.kill(int(pids.read_text()), signal.SIGKILL)
-        (tmp_path / "killed").touch()
-
-    thread = threading.Thread(target=kill, daemon=True)
+    thread = threading.Thread(target=kill_when_named, args=(pids, tmp_path / "killed"), daemon=True)
     thread.start()
     cluster_result = simulate(app, 4, cohort=4, rounds=3, settings=replace(settings, cluster=cluster))
     thread.join()

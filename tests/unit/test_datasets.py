@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.data import real_places, unreachable
+from support.data import images, labels, real_places, unreachable, write_fashion_mnist
 from support.errors import raises
 
 from fanin.clients.data.files import DataFile, DataSet, Places, places_from, read_files
@@ -132,19 +132,8 @@ def test_a_cache_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
         list(read_files(places(tmp_path, mirror), FILES))
 
 
-def images(count: int, seed: int = 0) -> bytes:
-    pixels = np.random.default_rng(seed).integers(0, 256, (count, 28, 28), np.uint8)
-    return struct.pack(">4I", 0x803, count, 28, 28) + pixels.tobytes()
-
-
-def labels(*values: int) -> bytes:
-    return struct.pack(">2I", 0x801, len(values)) + bytes(values)
-
-
 def own_fashion_mnist(folder: Path, *contents: bytes) -> Places:
-    (folder / "fashion-mnist").mkdir(parents=True)
-    for file, content in zip(FASHION_MNIST.files, contents, strict=True):
-        (folder / "fashion-mnist" / file.name).write_bytes(gzip.compress(content, mtime=0))
+    write_fashion_mnist(folder, *contents)
     return places(folder, data=folder)
 
 

@@ -3,6 +3,7 @@
 import gc
 import itertools
 import re
+import runpy
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,11 +12,14 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+from house.tree import ROOT
+from support.data import real_places
 from support.errors import raises
 from support.models import app_of, bundle_of, export_bundle, samples
 from torch import nn
 
 from fanin.clients.data.examples import Examples
+from fanin.clients.data.files import DATA_VARIABLE
 from fanin.clients.device.graphs import BundleGraphs
 from fanin.clients.device.models import OpenedModel
 from fanin.clients.device.updates import Change
@@ -28,6 +32,7 @@ from fanin.edge.runtimes.base import PaddedBatch, StepSettings
 from fanin.protos import messages as m
 from fanin.protos.errors import InvalidInput, UnsupportedModel
 from fanin.protos.plans import MAX_TIMES
+from fanin.simulation import Iid, load_data, partition, simulate
 from fanin.simulation.data.partitioning import Partition
 from fanin.simulation.engines.choice import Workload, choose, seconds_of
 from fanin.simulation.engines.vectorized import VectorTrainings
@@ -45,6 +50,7 @@ stop = { max_rounds = 4 }
 """
 SIZES = (40, 3, 17, 9)
 EPOCHS = 3
+ROUNDS = 20
 
 
 def clients_of(sizes: Sequence[int] = SIZES) -> Partition:
@@ -292,3 +298,21 @@ def test_an_optimizer_that_counts_steps_receives_their_number() -> None:
         joint_state, _ = step(joint_state, [batch, batch], settings)
     for values in step.parameters(joint_state):
         assert np.abs(values - single_state.parameters).max() < 1e-4
+
+
+@pytest.mark.nightly
+def test_vmap_of_a_convolutional_network_is_within_half_a_point_of_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(DATA_VARIABLE, str(real_places("fashion-mnist").data))
+    data = load_data("fashion-mnist")
+    images = torch.from_numpy(data.train.inputs["x"][:64])
+    plan = {"training.learning_rate": 0.1, "training.epochs": 1, "evaluation.every": ROUNDS}
+    clients = partition(data.train.take(np.arange(3000)), 50, Iid())
+    benchmark = runpy.run_path(str(ROOT / "benchmarks" / "simulated" / "load.py"))
+    accuracies = {}
+    for engine in ("graph", "vmap"):
+        app = App(name="cnn", module=benchmark["module"]("cnn"), calibration=images, batch_size=10, num_classes=10)
+        settings = SimulationSettings(test=data.test, plan=plan, engine=engine, quiet=True)
+        result = simulate(app, clients, cohort=20, rounds=ROUNDS, settings=settings)
+        accuracies[result.engine] = result.rounds[-1].test_accuracy
+    assert accuracies["graph"] > 0.7
+    assert abs(accuracies["graph"] - accuracies["vmap"]) <= 0.005

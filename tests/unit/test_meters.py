@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.boards import values_in
 
 from fanin.datacenter.observers.events import (
     DataRead,
@@ -19,14 +20,7 @@ from fanin.datacenter.observers.events import (
 )
 from fanin.datacenter.observers.observer import Observers
 from fanin.datacenter.watch.meters import Meter, Scale, StepRecord, peak_resident_bytes, waiting_share
-from fanin.datacenter.watch.sinks import (
-    JsonLines,
-    StatusLine,
-    TensorBoard,
-    format_number,
-    format_record,
-    open_tensorboard,
-)
+from fanin.datacenter.watch.sinks import JsonLines, StatusLine, format_number, format_record, open_tensorboard
 from fanin.datacenter.watch.timeline import DATA, STEP, Span, Timeline, trace
 from fanin.protos.errors import InvalidInput, RuntimeMissing
 
@@ -220,29 +214,16 @@ def test_progress_on_a_terminal_writes_over_its_line() -> None:
     assert len(second) == len(first)
 
 
-class FakeWriter:
-    """A TensorBoard writer."""
-
-    def __init__(self) -> None:
-        self.scalars: dict[str, tuple[float, int]] = {}
-        self.closed = False
-
-    def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> None:
-        self.scalars[tag] = (scalar_value, global_step)
-
-    def close(self) -> None:
-        self.closed = True
-
-
-def test_tensorboard_receives_each_number_under_its_tag() -> None:
-    writer = FakeWriter()
-    sink = TensorBoard(writer)
+@pytest.mark.heavy
+def test_tensorboard_receives_each_number_under_its_tag(tmp_path: Path) -> None:
+    sink = open_tensorboard(tmp_path)
     sink.write(row(bytes_by_axis={"tp": 5}))
+    sink.write(row(step=5, loss=None))
     sink.close()
-    assert writer.scalars["loss"] == (2.5, 4)
-    assert writer.scalars["bytes_by_axis/tp"] == (5.0, 4)
-    assert "mfu" not in writer.scalars
-    assert writer.closed
+    values = values_in(tmp_path)
+    assert (values["loss", 4], values["seconds", 5], values["bytes_by_axis/tp", 4]) == (2.5, 2.0, 5.0)
+    assert not {"step", "mfu"} & {tag for tag, _ in values}
+    assert ("loss", 5) not in values
 
 
 def test_tensorboard_without_its_library_names_the_package_to_install(tmp_path: Path) -> None:

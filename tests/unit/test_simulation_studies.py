@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from support.boards import values_in
 from support.errors import raises
 from torch import nn
 
@@ -22,8 +23,8 @@ from fanin.protos import messages as m
 from fanin.protos.errors import InvalidInput, InvalidPlan, RuntimeMissing
 from fanin.simulation import Dirichlet, Partition, Result, RoundRow, SimulationSettings, load_data, partition, simulate
 from fanin.simulation.course import RowLists
-from fanin.simulation.rows import initial_row
-from fanin.simulation.studies.boards import open_board, write_scalars
+from fanin.simulation.rows import cells, initial_row
+from fanin.simulation.studies.boards import open_board
 from fanin.simulation.studies.records import RecordedTrainings, RecordFolder, subject_of
 from fanin.simulation.studies.seeds import spread_of
 from fanin.simulation.workers import PendingTraining
@@ -195,25 +196,30 @@ def test_a_warm_start_loads_a_state_dict() -> None:
         simulate(ours, clients(), cohort=2, rounds=1, settings=SimulationSettings(plan=PLAN, initial={}))
 
 
-class Scalars:
-    """A writer of scalars in memory."""
+def test_a_simulation_starts_from_a_state_dict(study: Result) -> None:
+    settings = SimulationSettings(
+        test=load_data("digits").test, plan=PLAN, initial=study.module.state_dict(), quiet=True
+    )
+    ours = app()
+    result = simulate(ours, clients(), cohort=COHORT, rounds=1, settings=settings)
+    # Version 0 is the last Version of the other simulation, and not the App's own parameters.
+    assert result.digests[0] == study.digests[-1] != study.digests[0]
+    first, last = result.rounds[0], study.rounds[-1]
+    assert (first.test_loss, first.test_accuracy) == (last.test_loss, last.test_accuracy)
+    assert result.rounds[1].test_loss < study.rounds[1].test_loss
+    assert all(torch.equal(value, ours.module.state_dict()[name]) for name, value in app().module.state_dict().items())
 
-    def __init__(self) -> None:
-        self.rows: list[tuple[str, float, int]] = []
-        self.is_closed = False
 
-    def add_scalar(self, tag: str, value: float, step: int) -> None:
-        self.rows.append((tag, value, step))
-
-    def close(self) -> None:
-        self.is_closed = True
-
-
-def test_rounds_are_scalars_of_tensorboard(tmp_path: Path) -> None:
-    writer = Scalars()
-    write_scalars([replace(initial_row(None), round=2, test_loss=0.5)], writer)
-    assert ("test_loss", 0.5, 2) in writer.rows and writer.is_closed
-    assert not any(tag in ("round", "train_loss") for tag, _, _ in writer.rows)
+def test_the_rounds_of_each_seed_are_scalars_of_tensorboard(study: Result, tmp_path: Path) -> None:
+    study.tensorboard(tmp_path)
+    for index, result in enumerate(study.repeats):
+        numbers = {(name, row.round): number for row in result.rounds for name, number in cells(row).items()}
+        # Round 0 has no training loss, and a step has no column of its own.
+        expected = {key: number for key, number in numbers.items() if key[0] != "round" and math.isfinite(number)}
+        assert values_in(tmp_path / f"seed-{index}") == pytest.approx(expected)
+        assert ("test_accuracy_int8", ROUNDS) in expected and ("train_loss", 0) not in expected
+    replace(study, repeats=()).tensorboard(tmp_path / "one")
+    assert values_in(tmp_path / "one") == values_in(tmp_path / "seed-0")
     with raises(RuntimeMissing, "TensorBoard: no_such is not installed here; pip install tensorboardX"):
         open_board(tmp_path, "no_such")
 

@@ -1,6 +1,7 @@
 """CSV and Parquet tables as data sets of a simulation. Without torch."""
 
 import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ from support.errors import raises
 
 from fanin.clients.data.examples import Examples
 from fanin.protos.errors import InvalidInput, RuntimeMissing
-from fanin.simulation import LoadedData, Natural, examples_of, load_data, partition
+from fanin.simulation import Natural, load_data, partition
 
 ROWS = "a,label,b\n" + "".join(f"{number},{number % 2},{number / 10}\n" for number in range(10))
 
@@ -27,16 +28,27 @@ def test_a_csv_file_has_inputs_and_labels(tmp_path: Path) -> None:
     assert rows == {(float(n), float(np.float32(n / 10)), float(n % 2)) for n in range(10)}
 
 
-def folder_of(path: Path) -> LoadedData:
-    path.mkdir()
+def write_csv(path: Path, columns: Mapping[str, Sequence[float]]) -> None:
+    rows = [",".join(map(str, row)) for row in zip(*columns.values(), strict=True)]
+    path.with_suffix(".csv").write_text("\n".join([",".join(columns), *rows]))
+
+
+def write_parquet(path: Path, columns: Mapping[str, Sequence[object]]) -> None:
+    # Imported here, because pyarrow takes half a second.
+    from pyarrow import table
+    from pyarrow.parquet import write_table
+
+    write_table(table(columns), path.with_suffix(".parquet"))
+
+
+@pytest.mark.parametrize("write", [write_csv, pytest.param(write_parquet, marks=pytest.mark.heavy)])
+def test_each_file_of_a_folder_is_a_client(
+    write: Callable[[Path, Mapping[str, Sequence[float]]], None], tmp_path: Path
+) -> None:
     for client, first in (("anna", 0), ("bert", 100)):
-        lines = "".join(f"{first + number},{number}.5\n" for number in range(10))
-        (path / f"{client}.csv").write_text("value,target\n" + lines)
-    return load_data(str(path))
-
-
-def test_each_file_of_a_folder_is_a_client(tmp_path: Path) -> None:
-    data = folder_of(tmp_path / "tables")
+        columns = {"value": range(first, first + 10), "target": [number + 0.5 for number in range(10)]}
+        write(tmp_path / client, columns)
+    data = load_data(str(tmp_path))
     assert data.ids is not None and data.train.y.dtype == np.float32
     assert all((name == "anna") == (x[0] < 100) for name, x in zip(data.ids, data.train.inputs["x"], strict=True))
     parts = partition(data.train, 2, Natural(ids=data.ids))
@@ -53,11 +65,21 @@ def test_train_and_test_may_be_folders_and_clients_a_column(tmp_path: Path) -> N
     assert (len(data.train), len(data.test), sorted(set(data.ids))) == (6, 6, ["c0", "c1", "c2"])
 
 
+@pytest.mark.heavy
+def test_train_and_test_may_be_folders_of_parquet_files_with_a_column_of_clients(tmp_path: Path) -> None:
+    for name, num_rows in (("train", 6), ("test", 4)):
+        (tmp_path / name).mkdir()
+        columns = {"client": [f"c{n % 3}" for n in range(num_rows)], "x": range(num_rows), "label": [1] * num_rows}
+        write_parquet(tmp_path / name / "all", columns)
+    data = load_data(str(tmp_path))
+    assert data.ids is not None
+    assert (len(data.train), len(data.test), data.ids.tolist()) == (6, 4, ["c0", "c1", "c2"] * 2)
+    assert data.train.y.dtype == np.int32
+
+
+@pytest.mark.heavy
 def test_a_parquet_file_has_lists_as_columns(tmp_path: Path) -> None:
-    pyarrow = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
-    table = pyarrow.table({"pixels": [[float(n), n + 0.5] for n in range(10)], "y": list(range(10))})
-    parquet.write_table(table, tmp_path / "rows.parquet")
+    write_parquet(tmp_path / "rows", {"pixels": [[float(n), n + 0.5] for n in range(10)], "y": range(10)})
     data = load_data(str(tmp_path / "rows.parquet"))
     assert data.train.inputs["x"].shape == (8, 2) and data.train.y.dtype == np.int32
     assert all(x.tolist() == [y, y + 0.5] for x, y in zip(data.train.inputs["x"], data.train.y, strict=True))
@@ -110,21 +132,3 @@ def test_a_folder_with_other_files_raises_one_error(tmp_path: Path) -> None:
         InvalidInput, f"{tmp_path / 'b.csv'}: got the columns ['b'], expected ['a'] as in {tmp_path / 'a.csv'}"
     ):
         load_data(str(tmp_path))
-
-
-class HuggingFace:
-    """The form of a Hugging Face data set: a length, and rows as mappings."""
-
-    def __len__(self) -> int:
-        return 4
-
-    def __getitem__(self, index: int) -> dict[str, object]:
-        return {"image": np.full((2, 2), index, np.float64), "label": index}
-
-
-def test_a_hugging_face_data_set_is_converted() -> None:
-    examples = examples_of(HuggingFace(), x="image", y="label")
-    assert examples.inputs["x"].shape == (4, 2, 2) and examples.inputs["x"].dtype == np.float32
-    assert examples.y.tolist() == [0, 1, 2, 3]
-    with pytest.raises(InvalidInput, match=r"^data: item 0 has the names \['image', 'label'\], not \['pixels'\]"):
-        examples_of(HuggingFace(), x="pixels", y="label")

@@ -1,0 +1,20 @@
+"""A metric that is an ONNX graph."""
+
+from pathlib import Path
+
+import onnx
+from onnx import TensorProto, helper
+
+
+def write_graph(path: Path, output: str = "Mean", shape: tuple[int, ...] = ()) -> Path:
+    """Write an ONNX graph that computes the accuracy."""
+    nodes = [
+        helper.make_node("Equal", ["predictions", "targets"], ["is_equal"]),
+        helper.make_node("Cast", ["is_equal"], ["hits"], to=TensorProto.FLOAT),
+        helper.make_node(f"Reduce{output}", ["hits"], ["value"], keepdims=len(shape)),
+    ]
+    labels = [helper.make_tensor_value_info(name, TensorProto.INT32, ["n"]) for name in ("predictions", "targets")]
+    value = helper.make_tensor_value_info("value", TensorProto.FLOAT, list(shape))
+    graph = helper.make_graph(nodes, "metric", labels, [value])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9), path)
+    return path
