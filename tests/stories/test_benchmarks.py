@@ -1,7 +1,8 @@
-"""The benchmarks of the edge run with small settings, and report their measurements."""
+"""The benchmarks of the edge and of simulations run with small settings, and report their measurements."""
 
 import json
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,8 @@ ROOT = Path(__file__).parents[2]
 MODELS = ("mlp-small", "cnn")
 RUNTIMES = ("onnx", "litert", "tflite")
 KINDS = ("train", "evaluate", "predict_one", "predict_batch")
+SIMULATION = ROOT / "benchmarks" / "simulation.py"
+COLUMNS = ("seconds_per_round", "total_seconds", "accuracy")
 
 
 @pytest.mark.nightly
@@ -71,3 +74,34 @@ def test_adapters_are_measured_against_all_of_a_model(tmp_path: Path) -> None:
     # A narrow model has few parameters besides its adapters. The target of 5 % is for the benchmark's own width.
     assert adapters["num_parameters"] < 0.2 * full["num_parameters"] and report["bytes_ratio"] < 0.2
     assert report["points_lost_int8"] < 3.0
+
+
+def test_the_report_has_the_numbers_of_the_form_with_the_fastest_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The script adds a folder to the import path, which the end of the test restores.
+    monkeypatch.syspath_prepend(str(SIMULATION.parent))
+    benchmark = runpy.run_path(str(SIMULATION))
+    numbers = {"torch": (0.1, 9.0, 0.7), "fanin graph": (0.3, 5.0, 0.8), "fanin vmap": (0.2, 8.0, 0.75)}
+    rows = {name: benchmark["Row"](**dict(zip(COLUMNS, row, strict=True))) for name, row in numbers.items()}
+    report = benchmark["report_of"](rows, benchmark["LOADS"]["cnn"])
+    assert report["fanin_form"] == "vmap"
+    for index, column in enumerate(COLUMNS):
+        expected = {name: row[index] for name, row in numbers.items()}
+        assert report[column] == expected | {"fanin": expected["fanin vmap"]}
+    without = benchmark["report_of"]({"torch": rows["torch"]}, benchmark["LOADS"]["cnn"])
+    assert (without["fanin_form"], without["accuracy"]) == ("", {"torch": 0.7})
+
+
+@pytest.mark.nightly
+def test_simulations_are_measured(tmp_path: Path) -> None:
+    environment = os.environ | {"FANIN_DATA": str(real_places("fashion-mnist").data)}
+    path = tmp_path / "simulation.json"
+    command = [sys.executable, SIMULATION, "--json", path, "--load", "logistic", "--only", "fanin,torch"]
+    command += ["--rounds", "3"]
+    completed = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert completed.returncode == 0, completed.stderr
+    report = json.loads(path.read_text())
+    labels = {"torch", "fanin", "fanin graph", "fanin graph x2", "fanin vmap"}
+    assert all(set(report[column]) == labels for column in COLUMNS)
+    for label in labels:
+        assert 0.0 < report["seconds_per_round"][label] < report["total_seconds"][label]
+        assert 0.1 < report["accuracy"][label] < 1.0
