@@ -2,17 +2,20 @@
 
 import json
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from support.data import images, labels, real_places, write_fashion_mnist
+from support.data import real_places
 
 ROOT = Path(__file__).parents[2]
 MODELS = ("mlp-small", "cnn")
 RUNTIMES = ("onnx", "litert", "tflite")
 KINDS = ("train", "evaluate", "predict_one", "predict_batch")
+SIMULATION = ROOT / "benchmarks" / "simulation.py"
+COLUMNS = ("seconds_per_round", "total_seconds", "accuracy")
 
 
 @pytest.mark.nightly
@@ -85,21 +88,40 @@ def report_of(script: str, folder: Path, *words: str, data: str = "") -> dict[st
 
 
 @pytest.mark.nightly
-def test_simulated_rounds_are_measured(tmp_path: Path) -> None:
-    # The benchmark repeats the images until each user has enough.
-    train, test = images(200), images(50, seed=1)
-    write_fashion_mnist(tmp_path, train, labels(*[*range(10)] * 20), test, labels(*[*range(10)] * 5))
-    words = ("--load", "logistic", "--only", "fanin,torch", "--rounds", "3")
-    report = report_of("simulation.py", tmp_path, *words, data=str(tmp_path))
-    seconds = report["seconds_per_round"]
-    assert isinstance(seconds, dict)
-    assert {"fanin", "torch"} <= set(seconds) and all(value > 0.0 for value in seconds.values())
-
-
-@pytest.mark.nightly
 def test_a_population_is_measured(tmp_path: Path) -> None:
     report = report_of("population.py", tmp_path, "--clients", "500", "--cohort", "10", "--rounds", "3")
     rows = report["rows"]
     assert isinstance(rows, list)
     assert [row["clients"] for row in rows] == [10, 500]
     assert all(row["seconds_per_round"] > 0.0 and row["peak_memory_bytes"] > 1e7 for row in rows)
+
+
+def test_the_report_has_the_numbers_of_the_form_with_the_fastest_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The script adds a folder to the import path, which the end of the test restores.
+    monkeypatch.syspath_prepend(str(SIMULATION.parent))
+    benchmark = runpy.run_path(str(SIMULATION))
+    numbers = {"torch": (0.1, 9.0, 0.7), "fanin graph": (0.3, 5.0, 0.8), "fanin vmap": (0.2, 8.0, 0.75)}
+    rows = {name: benchmark["Row"](**dict(zip(COLUMNS, row, strict=True))) for name, row in numbers.items()}
+    report = benchmark["report_of"](rows, benchmark["LOADS"]["cnn"])
+    assert report["fanin_form"] == "vmap"
+    for index, column in enumerate(COLUMNS):
+        expected = {name: row[index] for name, row in numbers.items()}
+        assert report[column] == expected | {"fanin": expected["fanin vmap"]}
+    without = benchmark["report_of"]({"torch": rows["torch"]}, benchmark["LOADS"]["cnn"])
+    assert (without["fanin_form"], without["accuracy"]) == ("", {"torch": 0.7})
+
+
+@pytest.mark.nightly
+def test_simulations_are_measured(tmp_path: Path) -> None:
+    environment = os.environ | {"FANIN_DATA": str(real_places("fashion-mnist").data)}
+    path = tmp_path / "simulation.json"
+    command = [sys.executable, SIMULATION, "--json", path, "--load", "logistic", "--only", "fanin,torch"]
+    command += ["--rounds", "3"]
+    completed = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert completed.returncode == 0, completed.stderr
+    report = json.loads(path.read_text())
+    labels = {"torch", "fanin", "fanin graph", "fanin graph x2", "fanin vmap"}
+    assert all(set(report[column]) == labels for column in COLUMNS)
+    for label in labels:
+        assert 0.0 < report["seconds_per_round"][label] < report["total_seconds"][label]
+        assert 0.1 < report["accuracy"][label] < 1.0

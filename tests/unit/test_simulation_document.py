@@ -13,7 +13,7 @@ from fanin.clients.data.digits import load_digits
 from fanin.simulation import SimulationSettings, load_data, partition, read_devices
 
 TEXT = (ROOT / "docs" / "simulation.md").read_text()
-TEN_LINES, OWN_METRIC, PARTITIONER, DEVICES, FAULTS = re.findall(
+TEN_LINES, PARTITIONER, OWN_METRIC, DEVICES, FAULTS = re.findall(
     r"^```python\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL
 )
 

@@ -1,1 +1,1 @@
-"""Flower's quickstart-pytorch: a Flower app."""
+"""A Flower app in PyTorch, of the form of Flower's quickstart-pytorch: ClientApp, ServerApp and task."""
