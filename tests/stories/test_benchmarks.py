@@ -71,3 +71,24 @@ def test_adapters_are_measured_against_all_of_a_model(tmp_path: Path) -> None:
     # A narrow model has few parameters besides its adapters. The target of 5 % is for the benchmark's own width.
     assert adapters["num_parameters"] < 0.2 * full["num_parameters"] and report["bytes_ratio"] < 0.2
     assert report["points_lost_int8"] < 3.0
+
+
+def test_the_memory_of_a_fork_counts_once() -> None:
+    """Both processes have 64 MB of their own at the same time, and share 64 MB."""
+    program = """
+import os, sys
+from tree_memory import peak_memory
+shared = os.urandom(2**26)
+with peak_memory() as peak_bytes:
+    child = os.fork()
+    own = os.urandom(2**26)
+    import time
+    time.sleep(0.5)
+    if not child:
+        os._exit(0)
+    os.wait()
+    print(peak_bytes())
+"""
+    command = [sys.executable, "-c", program]
+    completed = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT / "benchmarks")
+    assert 3 * 2**26 <= int(completed.stdout) < 3 * 2**26 + 2**25
