@@ -5,7 +5,8 @@
 
 Each model is exported, or checked as ``fanin export --check`` does, twice in one process. The first row of the first
 model includes the imports of the formats' libraries, as ``fanin export`` does. The import of torch is not included.
-Processor seconds include child processes. They depend on the load of the machine less than wall seconds.
+Processor seconds include child processes. They depend on the load of the machine less than wall seconds. Peak memory is
+that of the process and its fork together (``tree_memory``).
 """
 
 import argparse
@@ -21,6 +22,7 @@ import torch
 from edge_fleet import PUBLISHER
 from edge_models import MODELS, app_of
 from torch import nn
+from tree_memory import peak_memory
 
 from fanin.edge.export import App, check_app, export
 
@@ -37,15 +39,16 @@ def main(argv: Sequence[str]) -> int:
     arguments = options.parse_args(argv)
     for name in arguments.models:
         for which in ("first", "second"):
-            processor_s, wall_s = _processor_s(), time.monotonic()
             app = _cnn() if name == CNN else app_of(name)
-            if arguments.check:
-                assert not check_app(app, arguments.formats), "every model of the benchmark can be exported"
-            else:
-                with tempfile.TemporaryDirectory(prefix="fanin-export-cost-") as folder:
+            with peak_memory() as peak_bytes, tempfile.TemporaryDirectory(prefix="fanin-export-cost-") as folder:
+                processor_s, wall_s = _processor_s(), time.monotonic()
+                if arguments.check:
+                    assert not check_app(app, arguments.formats), "every model of the benchmark can be exported"
+                else:
                     export(app, Path(folder) / "bundle", PUBLISHER, arguments.formats)
-            processor_s, wall_s = _processor_s() - processor_s, time.monotonic() - wall_s
-            peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+                # Before the sampler of the memory ends, whose time then counts.
+                processor_s, wall_s = _processor_s() - processor_s, time.monotonic() - wall_s
+                peak_mb = peak_bytes() / 1e6
             sys.stdout.write(
                 f"{name} {'+'.join(arguments.formats)} {'check ' if arguments.check else ''}{which}: "
                 f"processor {processor_s:.1f} s, wall {wall_s:.1f} s, peak {peak_mb:.0f} MB\n"

@@ -9,7 +9,7 @@ The file has the key ``models``, a list with an object for each model:
 - ``parameters``: the number of values that learn.
 - ``export_seconds``, ``export_processor_seconds``: of the export in all formats with its verification, in a new process
   whose torch is imported. ``load`` is the machine's load (1 minute) when it ended.
-- ``peak_memory_bytes``: peak resident memory of that process.
+- ``peak_memory_bytes``: peak memory of that process and its forks together (``tree_memory``).
 - ``bundle_bytes``: size of the Bundle's folder.
 - ``parity``: by runtime, the largest difference of a parameter from eager torch's after 20 train steps on the same
   batches with the same random numbers. For each tensor it is the L2 norm of the difference relative to the L2 norm of

@@ -1,4 +1,4 @@
-"""One export of ``zoo.py``, in a process of its own: its peak memory is that of the export.
+"""One export of ``zoo.py``, in a process of its own: its peak memory, with its fork, is that of the export.
 
     python zoo_export.py MODEL FOLDER
     python zoo_export.py MODEL FOLDER FORMAT...
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 import torch
-from edge_device import peak_rss_mb
+from tree_memory import peak_memory
 from zoo_models import BATCH_SIZE, HELD_OUT, MODELS, PRETRAINING, TRAINING, app_of, examples_of
 
 from fanin.clients.data.npz import write_npz
@@ -83,17 +83,17 @@ def exported(app: App, folder: Path, formats: list[str]) -> Row:
 
 def attempt(app: App, folder: Path, formats: list[str], row: Row) -> str | None:
     """Export an App and write the figures into ``row``. Return the error; None for success."""
-    began_s, began_processor_s = time.monotonic(), processor_s()
     error = None
-    try:
-        export(app, folder, PUBLISHER, formats)
-    except Exception as exc:  # Of any kind: an error of a converter is a finding of the benchmark.
-        logging.exception("%s", app.name)
-        error = f"{type(exc).__name__}: {exc}"
-    row["export_seconds"] = time.monotonic() - began_s
-    row["export_processor_seconds"] = processor_s() - began_processor_s
-    children = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
-    row["peak_memory_bytes"] = max(int(peak_rss_mb() * 2**20), 1024 * children)
+    with peak_memory() as peak_bytes:
+        began_s, began_processor_s = time.monotonic(), processor_s()
+        try:
+            export(app, folder, PUBLISHER, formats)
+        except Exception as exc:  # Of any kind: an error of a converter is a finding of the benchmark.
+            logging.exception("%s", app.name)
+            error = f"{type(exc).__name__}: {exc}"
+        row["export_seconds"] = time.monotonic() - began_s
+        row["export_processor_seconds"] = processor_s() - began_processor_s
+        row["peak_memory_bytes"] = peak_bytes()
     row["formats"] = [] if error else formats
     row["bundle_bytes"] = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) if not error else 0
     return error

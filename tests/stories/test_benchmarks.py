@@ -125,3 +125,24 @@ def test_simulations_are_measured(tmp_path: Path) -> None:
     for label in labels:
         assert 0.0 < report["seconds_per_round"][label] < report["total_seconds"][label]
         assert 0.1 < report["accuracy"][label] < 1.0
+
+
+def test_the_memory_of_a_fork_counts_once() -> None:
+    """Both processes have 64 MB of their own at the same time, and share 64 MB."""
+    program = """
+import os, sys
+from tree_memory import peak_memory
+shared = os.urandom(2**26)
+with peak_memory() as peak_bytes:
+    child = os.fork()
+    own = os.urandom(2**26)
+    import time
+    time.sleep(0.5)
+    if not child:
+        os._exit(0)
+    os.wait()
+    print(peak_bytes())
+"""
+    command = [sys.executable, "-c", program]
+    completed = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT / "benchmarks")
+    assert 3 * 2**26 <= int(completed.stdout) < 3 * 2**26 + 2**25

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import BundleFor
 from onnx import helper
 from PIL import Image
 from support import linear
@@ -14,6 +15,7 @@ from support.values import PUBLISHER
 
 from fanin.commands.console.samples import Target, read_samples
 from fanin.edge.assembly.assemble import assemble
+from fanin.edge.runtimes.available import open_runtime
 from fanin.edge.signatures import Port
 from fanin.protos.errors import InvalidInput
 
@@ -89,6 +91,68 @@ def test_labels_of_a_file_of_another_origin_are_counted_if_they_are_classes(fani
     assert "accuracy" not in fanin("infer", "scores.onnx", "--data", "labelled.npz").out
 
 
+@pytest.mark.usefixtures("folder")
+def test_classes_of_pixels_are_counted(fanin: Fanin) -> None:
+    shape = (2, 5, 6, 3)
+    ports = [linear.port("x", "n", *shape[1:])], [linear.port("scores", "n", *shape[1:])]
+    Path("pixels.onnx").write_bytes(linear.file([helper.make_node("Neg", ["x"], ["scores"])], *ports))
+    labels = np.arange(60).reshape(2, 5, 6) % 3
+    x = -10.0 * np.eye(3, dtype=np.float32)[labels]
+    labels[0, 0, 0], labels[1, 0] = 2, -1
+    np.savez("labelled.npz", x=x, y=labels)
+    words = ("infer", "pixels.onnx", "--data", "labelled.npz", "--classes", "names.txt")
+    assert fanin(*words).out.splitlines() == [
+        "sample  positions of each class",
+        *(f"     {index}  shirt: 10, shoe: 10, bag: 10" for index in range(2)),
+        f"accuracy {53 / 54:.4f} of 54 positions",
+    ]
+    row = json.loads(fanin(*words, "--json").out)
+    assert row["accuracy"] == 53 / 54
+    assert row["predictions"][1]["classes"] == (np.arange(30, 60).reshape(5, 6) % 3).tolist()
+
+
+@pytest.mark.heavy
+@pytest.mark.usefixtures("folder")
+def test_the_classes_of_the_words_of_short_sequences_are_printed(fanin: Fanin, bundle_for: BundleFor) -> None:
+    """The model computes over the shortest length that holds the rows, and the labels are cut to it."""
+    from support.models import write_copy
+
+    bundle = bundle_for("tags", "onnx")
+    write_copy(bundle, Path("tags"))
+    x = np.zeros((3, 16), np.int64)
+    x[:, :4] = [[1, 2, 3, 4], [5, 6, 0, 0], [7, 0, 0, 0]]
+    logits = open_runtime("onnx").open_predict(bundle, bundle.initial_parameters())({"x": x[:, :4].astype(np.int32)})
+    classes, labels = logits.argmax(-1), np.full((3, 16), -1)
+    labels[:2, :2] = classes[:2, :2]
+    labels[0, 0] = (labels[0, 0] + 1) % 3
+    np.savez("labelled.npz", x=x, y=labels)
+    assert fanin("infer", "tags", "--data", "labelled.npz").out.splitlines() == [
+        "sample  classes of positions",
+        *(f"     {index}  {' '.join(map(str, row))}" for index, row in enumerate(classes)),
+        "accuracy 0.7500 of 4 positions",
+    ]
+
+
+@pytest.mark.heavy
+@pytest.mark.usefixtures("folder")
+def test_the_squared_error_of_values_is_printed(fanin: Fanin) -> None:
+    import torch
+    from support.models import export_bundle, write_copy
+
+    from fanin.edge.export import App, squared_error
+
+    module = torch.nn.Linear(6, 2)
+    app = App(name="values", module=module, calibration=torch.from_numpy(X), batch_size=2, loss=squared_error)
+    write_copy(export_bundle(app), Path("values"))
+    np.savez("labelled.npz", x=X, y=np.zeros((5, 2), np.float32))
+    outcome = fanin("infer", "values", "--data", "labelled.npz", "--out", "out.npy")
+    error = np.square(np.load("out.npy").astype(float)).mean()
+    assert outcome.out.splitlines()[-1] == f"mean squared error {error:.6g}"
+    np.savez("labelled.npz", x=X, y=np.zeros(5, np.float32))
+    outcome = fanin("infer", "values", "--data", "labelled.npz")
+    assert one_line(outcome, "infer") == "labels: got y (5,), expected (5, 2) like the output; remove y"
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -126,13 +190,18 @@ def test_labels_of_a_file_of_another_origin_are_counted_if_they_are_classes(fani
             ("bundle", "--data", "labelled.npz", "--classes", "text.png"),
             "--classes: got 1 names, expected 3, one for each",
         ),
-        (("bundle", "--data", "others.npz"), "labels: got classes from 0 to 9, expected 0 to 2"),
+        (("bundle", "--data", "pairs.npz"), "labels: got y int64 (5, 2) from 0 to 0, expected integers (5,) from 0 to"),
+        (
+            ("bundle", "--data", "others.npz"),
+            "labels: got y int64 (5,) from 0 to 9, expected integers (5,)",
+        ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
 @pytest.mark.usefixtures("folder")
 def test_data_that_does_not_fit_is_one_clear_line(fanin: Fanin, words: tuple[str, ...], message: str) -> None:
     np.save("bytes.npy", np.zeros((2, 3, 4, 6), np.uint8))
+    np.savez("pairs.npz", x=X, y=np.zeros((5, 2), np.int64))
     np.savez("others.npz", x=X, y=np.array([0, 1, 2, 3, 9]))
     Image.fromarray(np.zeros((4, 7, 3), np.uint8)).save("wide.png")
     Image.fromarray(np.zeros((4, 6), np.uint16)).save("deep.png")

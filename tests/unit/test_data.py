@@ -222,7 +222,7 @@ X, Y = np.ones((4, 2), np.float32), np.arange(4)
         ({"x": X, "y": np.where(X > 0, np.inf, X)}, "got 8 values of y that are not finite float32 numbers"),
         ({"x": X, "y": Y[:, None] - 2}, "got labels from -2 to 1, expected -1 to 2147483647"),
         ({"x": Y[:, None].astype(np.int32) - 1, "y": Y}, "got tokens of x from -1 to 2, expected 0 to 2147483647"),
-        ({"x": Y[:, None], "y": Y}, "got x of int64, expected floats"),
+        ({"x": Y[:, None] + 2**31, "y": Y}, "got tokens of x from 2147483648 to 2147483651, expected 0 to 2147483647"),
         ({"x": X.astype(np.uint16), "y": Y}, "got x of uint16, expected floats, scaled"),
         ({"x": X.astype(complex), "y": Y}, "got x of complex128, expected floats"),
         ({"x": np.array(["a", "b"]), "y": Y[:2]}, "got x of <U1, expected floats"),

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fanin.edge.export.modules.draws import FORMS, RandomDraw, fixed_draws, recorded, refused
 from fanin.edge.export.prepare import prepare
-from fanin.edge.export.tracing.examples import check_kept
+from fanin.edge.export.verification.passes import check_kept
 from fanin.edge.runtimes.randomness import RandomKind, RandomPort, random_port
 from fanin.protos.errors import UnsupportedModel
 
@@ -89,7 +89,7 @@ class DrawingModule(nn.Module):
         ),
         (
             lambda flat: torch.randn(500, 1000, 10).mean() + torch.rand_like(flat),
-            "20002048 bytes of random numbers in a train step (the largest draw: normal values (500, 1000, 10)), exp",
+            "draws normal values (500, 1000, 10), the largest draw of 20002048 bytes of random numbers in a step, exp",
         ),
     ],
     ids=["integers", "order", "size"],
@@ -97,7 +97,8 @@ class DrawingModule(nn.Module):
 def test_other_draws_are_refused(draw: Callable[[Tensor], Tensor], message: str) -> None:
     with pytest.raises(UnsupportedModel) as excinfo:
         check_kept(prepare(replace(app_of("mlp"), module=DrawingModule(draw))))
-    assert message in str(excinfo.value)
+    line = draw.__code__.co_firstlineno
+    assert f"module itself (DrawingModule) at test_draws.py:{line} {message}" in str(excinfo.value)
 
 
 def test_preparing_leaves_torchs_generator_unchanged() -> None:

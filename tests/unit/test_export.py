@@ -215,13 +215,22 @@ def with_head(*layers: nn.Module) -> nn.Module:
             r"module 0 \(RReLU\) draws aten.rrelu_with_noise, expected dropout, or uniform or normal",
         ),
         (Branch(nn.Identity()), r"\(Branch\): the train step for onnx cannot be traced: .* avoid Python branches"),
-        (Counter(nn.Identity()), r"module itself \(Counter\) changes its buffers \['calls'\] in training"),
-        (Renewer(nn.Identity()), r"module itself \(Renewer\) changes its buffers \['mean'\] in training"),
+        (
+            Counter(nn.Identity()),
+            r"itself \(Counter\) at test_export\.py:\d+ changes its buffers \['calls'\] in training",
+        ),
+        (
+            Renewer(nn.Identity()),
+            r"itself \(Renewer\) at test_export\.py:\d+ changes its buffers \['mean'\] in training",
+        ),
         (
             with_head(nn.InstanceNorm2d(1, track_running_stats=True)),
             r"module 0 \(InstanceNorm2d\) changes its buffers \['0.running_mean', '0.running_var'\] in training",
         ),
-        (nn.Sequential(nn.Flatten(), nn.Linear(64, 9)), r"the module returned \(2, 9\), expected logits of shape"),
+        (
+            nn.Sequential(nn.Flatten(), nn.Linear(64, 9)),
+            r"itself \(Sequential\) returned \(2, 9\), expected logits of",
+        ),
         (
             with_head().requires_grad_(False),
             r"no parameter requires a gradient \(trains: 'full'\), expected at least one",
@@ -256,7 +265,8 @@ def test_frozen_dropout_and_batchnorm_are_accepted() -> None:
 
 def test_a_loss_must_be_one_number_a_sample() -> None:
     with pytest.raises(
-        UnsupportedModel, match=r"the loss returned shape \(\), expected \(8,\): one loss for each sample"
+        UnsupportedModel,
+        match=r"the loss at test_export\.py:\d+ returned \(\), expected \(8,\): one loss for",
     ):
         app = replace(app_of("mlp"), loss=lambda logits, labels: cross_entropy(logits, labels).mean())
         trace_train(prepare(app), ONNX)
@@ -318,7 +328,6 @@ def test_a_refused_export_leaves_no_folder(tmp_path: Path) -> None:
             r"App mlp: calibration data: got torch.float32 \(1, 4\), expected float32 values or int32 tokens",
         ),
         ({"calibration": torch.zeros(4, 4).double()}, "calibration data: got torch.float64"),
-        ({"calibration": torch.zeros(4, 4).long()}, "calibration data: got torch.int64"),
         ({"calibration": torch.full((4, 4), torch.nan)}, "expected finite values only"),
         (
             {"validation": (torch.full((4, 1, 8, 8), torch.nan), torch.zeros(4))},

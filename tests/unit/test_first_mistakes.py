@@ -10,7 +10,7 @@ import torch
 from support.values import PUBLISHER
 from torch import Tensor, nn
 
-from fanin.edge.export import Adam, App, Recipe, Sgd, cross_entropy, export, load_app
+from fanin.edge.export import Adam, App, Recipe, Sgd, check_app, cross_entropy, export, load_app
 from fanin.edge.export.decompositions.tables import ONNX
 from fanin.edge.export.prepare import prepare
 from fanin.edge.export.tracing.examples import example_batch
@@ -66,7 +66,6 @@ def app(**fields: Any) -> App:
         ({"calibration": None}, "calibration data: got NoneType, expected one tensor or numpy array"),
         ({"calibration": X.double()}, r"got torch.float64 \(8, 4\), expected float32 .*; convert it by x.float\(\)"),
         ({"calibration": X.numpy().astype(np.float64)}, r"got torch.float64 .* or x.astype\('float32'\) for an array"),
-        ({"calibration": X.long()}, r"got torch.int64 .*; convert tokens by x.int\(\), values by x.float\(\)"),
         ({"calibration": X.to(torch.uint8)}, r"got torch.uint8 .*; convert pixels by x.float\(\) / 255.* preprocess="),
         ({"calibration": np.array([["a"], ["b"]])}, "got a numpy array of <U1, expected one of numbers"),
         ({"calibration": X.to("meta")}, "calibration data: is on meta, expected cpu"),
@@ -138,7 +137,11 @@ def test_data_with_a_gradient_loses_it() -> None:
     [
         (lambda y: [y], 3, r"returned list, expected logits of shape \(batch, 3\); set output= .* one of \['0'\]"),
         (lambda y: y, 5, r"returned \(2, 3\), expected logits of shape \(batch, 5\); set num_classes=3 in the App"),
-        (lambda y: y[:, :, None], 3, r"the classes are dimension 1, .* return output.movedim\(1, -1\) in forward"),
+        (
+            lambda y: y[:, :, None],
+            3,
+            r"returned .*the classes are dimension 1, .* return output.movedim",
+        ),
         (lambda y: y[:, 0], 3, r"returned \(2,\), .*; return one row of logits for each sample"),
         (lambda y: y[:, 0], 0, r"returned \(2,\), .*; return output.unsqueeze\(-1\) in forward"),
     ],
@@ -146,8 +149,34 @@ def test_data_with_a_gradient_loses_it() -> None:
 def test_an_output_of_another_form_is_explained(
     change: Callable[[Tensor], object], num_classes: int, message: str
 ) -> None:
-    with pytest.raises(UnsupportedModel, match=message):
+    line = ChangedOutput.forward.__code__.co_firstlineno + 1
+    place = rf"App first: module itself \(ChangedOutput\) at test_first_mistakes\.py:{line}"
+    with pytest.raises(UnsupportedModel, match=f"{place} {message}"):
         example_batch(prepare(app(module=ChangedOutput(change), num_classes=num_classes)))
+
+
+class Auxiliary(nn.Module):
+    """A module that returns one more output in evaluation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        y = self.inner(x)
+        if self.training:
+            return (y,)
+        return y, y
+
+
+def test_the_check_names_the_line_of_an_output_that_lacks_a_path_in_training() -> None:
+    (finding,) = check_app(app(module=Auxiliary(), output="1"), ["onnx"])
+    line = f"test_first_mistakes.py:{Auxiliary.forward.__code__.co_firstlineno + 3}"
+    assert (finding.module, finding.kind, finding.line) == ("", "Auxiliary", line)
+    assert (
+        f"module itself (Auxiliary) at {line} returned tuple without a part '1', expected one of ['0']"
+        in finding.reason
+    )
 
 
 def test_inputs_that_the_module_does_not_accept_are_shown() -> None:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from fanin.edge.export import App
 from fanin.edge.export.inputs.outputs import paths_of, picked
 from fanin.edge.export.prepare import prepare
+from fanin.edge.export.refusals import NOWHERE
 from fanin.edge.export.tracing.examples import example_batch, other_batch
 from fanin.edge.export.tracing.vocabulary import count_tokens
 from fanin.protos.errors import UnsupportedModel
@@ -33,6 +34,14 @@ class Scaled(nn.Module):
         return gain + numbers * self.gain
 
 
+class Positional(nn.Module):
+    """A module whose forward takes its first two arguments by position only."""
+
+    def forward(self, ids: Tensor, mask_of_ids: Tensor, /, numbers: Tensor) -> Tensor:
+        """Return a sum."""
+        return (ids * mask_of_ids).sum(1, keepdim=True) + numbers
+
+
 class Many(nn.Module):
     """A module whose forward has no named arguments."""
 
@@ -47,8 +56,9 @@ class Many(nn.Module):
         (IDS, MASK, NUMBERS),
         tuple(map(torch.from_numpy, (IDS, MASK, NUMBERS))),
         {"numbers": NUMBERS, "ids": IDS, "attention_mask": MASK},
+        (IDS.astype(np.int64), MASK, NUMBERS),
     ],
-    ids=["arrays", "tensors", "dict"],
+    ids=["arrays", "tensors", "dict", "int64"],
 )
 def test_inputs_have_the_names_of_the_parameters_of_forward(calibration: object) -> None:
     app = replace(several_app(), calibration=calibration)
@@ -85,8 +95,16 @@ def test_a_tensor_is_the_only_input_x(module: nn.Module, calibration: object) ->
         ((IDS, MASK, NUMBERS, NUMBERS), r"got a tuple of 4 tensors, expected at most 3, one for each named parameter"),
         ((), r"got a tuple of 0 tensors, expected at most 3"),
         ((IDS, MASK[:3], NUMBERS), r"got {'ids': 16, 'attention_mask': 3, 'numbers': 16} samples, expected the same"),
-        ((IDS.astype(np.int64), MASK, NUMBERS), r"ids: got torch.int64 .*; convert tokens by x.int"),
-        ((IDS, MASK > 0, NUMBERS), r"attention_mask: got torch.bool .*; convert a mask by x.int\(\)"),
+        ((IDS + np.int64(2**31), MASK, NUMBERS), r"ids: got integers from 2147483\d+ to .*, expected int32 numbers"),
+        (
+            (IDS, MASK > 0, NUMBERS),
+            r"attention_mask: got torch.bool .*; convert a mask by x.int\(\), and back by",
+        ),
+        (
+            {**INPUTS, "file": MASK},
+            r"got an input of the name 'file', expected .* or arguments of numpy.savez have",
+        ),
+        ({**INPUTS, "allow_pickle": MASK}, r"got an input of the name 'allow_pickle'"),
         ((IDS, MASK, NUMBERS[:, 0]), r"numbers: got torch.float32 \(16,\), expected .* one number in each sample"),
         ((IDS, MASK, np.full((16, 3), np.nan, np.float32)), r"numbers: got NaN in sample 0"),
         ((IDS, MASK, [[1.0]] * 16), r"numbers: got list, expected one tensor"),
@@ -147,11 +165,26 @@ def test_a_wrong_part_of_an_app_of_several_inputs_raises_one_error(change: dict[
         example_batch(prepare(replace(several_app(), **change)))
 
 
+@pytest.mark.parametrize(
+    "calibration",
+    [(IDS, MASK, NUMBERS), {"numbers": NUMBERS, "mask_of_ids": MASK, "ids": IDS}],
+    ids=["tuple", "dict"],
+)
+def test_arguments_may_be_positional_only(calibration: object) -> None:
+    app = replace(several_app(), module=Positional(), calibration=calibration, num_classes=0, output="")
+    assert app.inputs.keys() == {"ids", "mask_of_ids", "numbers"}
+    np.testing.assert_allclose(
+        app.call(app.module, app.inputs), (IDS * MASK).sum(1, keepdims=True) + NUMBERS, rtol=1e-6
+    )
+    with pytest.raises(UnsupportedModel, match=r"got the inputs \['mask_of_ids', 'numbers'\], expected those of Posit"):
+        replace(app, calibration={"mask_of_ids": MASK, "numbers": NUMBERS})
+
+
 def test_a_path_picks_a_tensor_of_nested_tuples_and_dicts() -> None:
     output = OrderedDict(logits=torch.zeros(1), states=(torch.ones(1), [torch.ones(2)]), loss=None)
     assert [*paths_of(output)] == ["logits", "states.0", "states.1.0"]
-    assert picked("App", output, "states.1.0") is output["states"][1][0]
-    assert picked("App", output, "") is output
+    assert picked("App", NOWHERE, output, "states.1.0") is output["states"][1][0]
+    assert picked("App", NOWHERE, output, "") is output
 
 
 def test_the_other_batch_has_other_samples_and_keeps_their_inputs_together() -> None:

@@ -7,8 +7,8 @@ The model is one of these:
 - the folder of a device that joined with --serve, whose newest Version runs
 
 The data is a .npy, .npz or .csv file, or images (``console.samples``). A model of classes prints the class of each
-sample with its probability, and the accuracy if the data has labels. It uses argparse, because the core install has no
-typer.
+sample with its probability, or the classes of its positions, and the accuracy if the data has labels. It uses
+argparse, because the core install has no typer.
 """
 
 import argparse
@@ -27,15 +27,24 @@ import numpy as np
 from fanin.clients.device.serving import Serving
 from fanin.clients.device.storage.cache import Cache
 from fanin.clients.textfiles import read_public_key
-from fanin.commands.console.predictions import Predictions, are_classes, is_of_classes, predictions, read_names
-from fanin.commands.console.samples import ModelInputs, Target, read_samples
+from fanin.commands.console.predictions import (
+    Predictions,
+    are_classes,
+    is_of_classes,
+    predictions,
+    read_names,
+    squared_error,
+)
+from fanin.commands.console.samples import Target, read_samples
 from fanin.commands.console.show import finite, note_on_local
 from fanin.edge.bundles.bundle import Bundle, open_folder, read_signed_manifest
 from fanin.edge.bundles.formats import file_format, format_of
+from fanin.edge.lengths import TARGETS
 from fanin.edge.parameter_files import read_parameters
 from fanin.edge.runtimes.available import RUNTIMES, open_format, open_runtime
 from fanin.edge.runtimes.base import LoadedModel, NamedInputs, Runtime
 from fanin.edge.runtimes.engine import Feed
+from fanin.edge.runtimes.graphs import has_output_targets
 from fanin.edge.runtimes.models import (
     PREPROCESS,
     dequantize_output,
@@ -61,14 +70,19 @@ SHOWN_VALUES: Final = 100
 class OpenedInference:
     """An open model: its runtime, its inputs, the function that runs it, and a note for the user.
 
-    ``has_classes`` is False for the output of a file of unknown meaning.
+    ``bundle`` is None for a file: its output has an unknown meaning.
     """
 
     runtime: str
     target: Target
     run: Callable[[Feed], dict[str, Array]]
     note: str = ""
-    has_classes: bool = False
+    bundle: Bundle | None = None
+
+    @property
+    def has_classes(self) -> bool:
+        """Whether the output is known to be one of classes."""
+        return self.bundle is not None and self.bundle.manifest.num_classes > 0
 
 
 def main(argv: Sequence[str]) -> int:
@@ -89,7 +103,9 @@ def main(argv: Sequence[str]) -> int:
     except ValueError as exc:
         raise InvalidInput(f"{options.data[0]}: {exc}") from exc
     seconds = time.monotonic() - started_s
-    predicted = _predictions(outputs, names, samples, is_known=opened.has_classes)
+    labels = _labels(opened.bundle, outputs, samples.labels)
+    predicted = _predictions(outputs, names, labels, is_known=opened.has_classes)
+    error = None if opened.bundle is None or opened.has_classes else squared_error(outputs["logits"], labels)
     if options.out:
         _write(Path(options.out), outputs)
     if options.json:
@@ -97,33 +113,51 @@ def main(argv: Sequence[str]) -> int:
         row = {"model": options.model, "runtime": opened.runtime, "seconds": seconds, "outputs": rows}
         if predicted is not None:
             row |= {"accuracy": predicted.accuracy, "predictions": predicted.rows()}
+        if error is not None:
+            row["squared_error"] = error
         text = json.dumps(finite(row), indent=1, allow_nan=False) + "\n"
         sys.stdout.write(text) if options.json == "-" else Path(options.json).write_text(text)
     else:
         is_table = predicted is not None and (opened.has_classes or names)
         sys.stdout.write(predicted.table() if predicted is not None and is_table else _text(outputs))
         sys.stdout.write("" if predicted is None else predicted.score())
+        sys.stdout.write("" if error is None else f"mean squared error {error:.6g}\n")
     if opened.note:
         sys.stderr.write(f"note: {opened.note}\n")
+    if samples.labels is not None and labels is None:
+        sys.stderr.write("note: y is not compared: the targets of this model have another shape than its output\n")
     return 0
 
 
+def _labels(bundle: Bundle | None, outputs: Feed, labels: Array | None) -> Array | None:
+    """Return the labels in the length of the output; None if the targets of a Bundle cannot be compared with it."""
+    if bundle is None or labels is None:
+        return labels
+    if not bundle.manifest.num_classes and not has_output_targets(bundle.manifest):
+        return None
+    lengths = bundle.manifest.lengths
+    axis = None if lengths is None else lengths.axes.get(TARGETS)
+    if lengths is None or axis is None or labels.ndim <= axis:
+        return labels
+    return lengths.fit(TARGETS, labels, outputs["logits"].shape[axis])
+
+
 def _predictions(
-    outputs: dict[str, Array], names: tuple[str, ...], samples: ModelInputs, *, is_known: bool
+    outputs: dict[str, Array], names: tuple[str, ...], labels: Array | None, *, is_known: bool
 ) -> Predictions | None:
     """Return the predicted classes of a model of classes, or of a file whose output may have them; otherwise None."""
     has_classes = is_of_classes([*outputs.values()])
     if names and not has_classes:
         shapes = {name: array.shape for name, array in outputs.items()}
         raise InvalidInput(
-            f"--classes: got outputs {shapes}, expected floats (n, classes); add --float for an int8 output"
+            f"--classes: got outputs {shapes}, expected floats (n, ..., classes); add --float for an int8 output"
         )
     if not has_classes:
         return None
     (logits,) = outputs.values()
     # An array y next to the inputs of a file of another origin need not be its labels.
-    if is_known or names or are_classes(samples.labels, logits.shape[1]):
-        return predictions(logits, names, samples.labels)
+    if is_known or names or are_classes(labels, logits):
+        return predictions(logits, names, labels)
     return None
 
 
@@ -209,13 +243,23 @@ def _of_bundle(bundle: Bundle, runtime: Runtime, run: Callable[[Feed], dict[str,
     signatures = bundle.manifest.signatures
     raw = preprocess_ports(bundle)[0][0] if PREPROCESS in signatures else None
     target = Target(inputs=signatures["infer"].inputs, raw=raw)
-    return OpenedInference(runtime=runtime.name, target=target, run=run, has_classes=bundle.manifest.num_classes > 0)
+    return OpenedInference(runtime=runtime.name, target=target, run=run, bundle=bundle)
 
 
 def _narrow(feed: Feed) -> NamedInputs:
-    """Convert floats to float32; numpy creates float64 by default. ``model_inputs`` checks the other dtypes."""
-    inputs = {name: x.astype(np.float32, copy=False) if x.dtype.kind == "f" else x for name, x in feed.items()}
-    return cast(NamedInputs, inputs)
+    """Convert floats to float32, and int64 numbers and masks to int32. ``model_inputs`` checks the other dtypes."""
+    return cast("NamedInputs", {name: _narrowed(name, x) for name, x in feed.items()})
+
+
+def _narrowed(name: str, x: Array) -> Array:
+    if x.dtype.kind == "f":
+        return x.astype(np.float32, copy=False)
+    if x.dtype not in (np.int64, np.bool_):
+        return x
+    narrow = x.astype(np.int32)
+    if not np.array_equal(narrow, x):
+        raise ValueError(f"{name}: got integers from {x.min()} to {x.max()}, expected int32 numbers")
+    return narrow
 
 
 def _parameters(bundle: Bundle, path: Path) -> Float32s:

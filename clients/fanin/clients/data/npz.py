@@ -57,7 +57,7 @@ def read_npz(path: Path) -> Examples:
     """Read examples from an .npz file.
 
     The file has the array ``y`` with labels, tokens or floats. For each input of the model it has an array (n, ...) of
-    floats, integers or bytes with the input's name: ``x`` for most models. Pickled objects are rejected.
+    floats, integers, masks or bytes with the input's name: ``x`` for most models. Pickled objects are rejected.
 
     Raises:
         InvalidInput: The file cannot be read. The message names the file, the array and the fix.
@@ -81,7 +81,7 @@ def read_npz(path: Path) -> Examples:
 
 def write_npz(path: Path, examples: Examples) -> None:
     """Write examples to a file that ``read_npz`` reads."""
-    np.savez(path, **examples.inputs, y=examples.y)  # type: ignore[arg-type]  # no input is named allow_pickle
+    np.savez(path, **examples.inputs, y=examples.y)  # type: ignore[arg-type]  # RESERVED: no input is named so
 
 
 def _arrays(path: Path, file: BinaryIO) -> tuple[NamedArrays, npt.NDArray[np.generic]]:
@@ -106,7 +106,7 @@ def _array(path: Path, archive: Mapping[str, object], key: str) -> npt.NDArray[n
 
 def _dtype_fault(inputs: NamedArrays, y: npt.NDArray[np.generic]) -> str | None:
     for name, array in inputs.items():
-        if array.dtype.kind != "f" and array.dtype not in (np.int32, np.uint8):
+        if array.dtype.kind != "f" and array.dtype not in (np.int32, np.int64, np.bool_, np.uint8):
             return (
                 f"got {name} of {array.dtype}, expected floats, scaled as the model wants them "
                 f"({name}.astype('float32') / 255), integers ({name}.astype('int32')), or bytes for a bundle with "
@@ -122,5 +122,5 @@ def _input(array: npt.NDArray[np.generic]) -> Inputs:
 
 
 def _narrow(array: npt.NDArray[np.generic]) -> Inputs:
-    """Convert floats to float32 and integers to int32."""
+    """Convert floats to float32, and integers and masks to int32."""
     return array.astype(np.float32, copy=False) if array.dtype.kind == "f" else array.astype(np.int32, copy=False)

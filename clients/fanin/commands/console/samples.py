@@ -51,7 +51,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelInputs:
-    """Inputs by name, and the labels (n,) of the samples; None without labels."""
+    """Inputs by name, and the array ``y`` of the data: labels or values, of any shape. None without it."""
 
     feed: Mapping[str, Array]
     labels: Array | None = None
@@ -87,8 +87,7 @@ def read_samples(paths: Sequence[Path], target: Target, scale: float) -> ModelIn
         dtypes = ", ".join(f"{name} {array.dtype}" for name, array in feed.items())
         raise InvalidInput(f"--scale: got {scale:g} for {dtypes}, expected it for uint8 pixels of a float input")
     feed |= {port.name: _scaled(what, feed[port.name], port, scale) for port in pixels}
-    is_label = labels is not None and labels.dtype.kind in "iu" and labels.shape == np.shape(feed[names[0]])[:1]
-    return ModelInputs(feed=feed, labels=labels if is_label else None)
+    return ModelInputs(feed=feed, labels=labels)
 
 
 def _is_image(path: Path) -> bool:

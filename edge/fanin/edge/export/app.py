@@ -33,7 +33,7 @@ from fanin.edge.export.losses import Loss, cross_entropy
 from fanin.edge.export.modules.accepted import check_module
 from fanin.edge.export.optimizers.optimizer import Tensors
 from fanin.edge.export.optimizers.recipe import Recipe
-from fanin.edge.export.refusals import guarded
+from fanin.edge.export.refusals import Place, guarded
 from fanin.edge.lengths import Lengths
 from fanin.edge.runtimes.graphs import X
 from fanin.protos.errors import InvalidInput, UnsupportedModel
@@ -153,13 +153,18 @@ class App:
         assert self.raw is None or isinstance(self.raw, Tensor), "the constructor puts them into this form"
         return self.raw
 
+    @property
+    def place(self) -> Place:
+        """The App's own module, for errors about its output."""
+        return Place(kind=type(self.module).__name__)
+
     def call(self, module: torch.nn.Module, inputs: Tensors) -> object:
         """Return the part of a module's output that the loss uses: a tensor, or a dict of them by path.
 
         Raises:
             UnsupportedModel: The output has no part with the path ``output``.
         """
-        return picked(f"App {self.name}", call_module(module, inputs), self.output)
+        return picked(f"App {self.name}", self.place, call_module(module, inputs), self.output)
 
     def for_batches(self, size: int) -> "App":
         """Return the App for training by batches of one size alone; without ``validation``, which only exports use."""

@@ -1,6 +1,6 @@
 """The export: an App becomes a signed Bundle.
 
-1. ``prepare`` the module.
+1. Prepare the module, and run the checks that need no graph (``check.checked``).
 2. In each graph format trace, convert, quantize and find the slots (``formats``). Write the manifest.
 3. Verify the graphs against eager torch (``verify``).
 4. Measure int8 against float on the validation data, or compare them on calibration data.
@@ -28,15 +28,14 @@ from fanin.edge.bundles.manifest_json import dump_manifest
 from fanin.edge.bundles.slots import Slot
 from fanin.edge.export.apart import apart
 from fanin.edge.export.app import App
-from fanin.edge.export.check import with_parts
+from fanin.edge.export.check import checked, with_parts
 from fanin.edge.export.formats import FORMATS, Graphs, graphs_of
-from fanin.edge.export.inputs.checks import check_target_shape
 from fanin.edge.export.inputs.named import num_samples, numpy_inputs, rows_of
 from fanin.edge.export.inputs.sequences import at_length, groups_of
 from fanin.edge.export.optimizers.optimizer import Tensors
-from fanin.edge.export.prepare import Prepared, prepare
+from fanin.edge.export.prepare import Prepared
 from fanin.edge.export.preprocess import with_preprocess
-from fanin.edge.export.tracing.examples import check_kept, check_pure, example_batch
+from fanin.edge.export.tracing.examples import example_batch
 from fanin.edge.export.tracing.vocabulary import count_tokens
 from fanin.edge.export.verification.verify import verify, verify_train
 from fanin.edge.files import new_folder
@@ -58,11 +57,11 @@ LOCAL: Final = "local"
 COMPARED_SAMPLES: Final = 256
 """Calibration samples that are compared: more of them take longer and show the same."""
 MIN_GAIN: Final = 0.02
-"""Share of the labels by which a trained module is better than the most common label."""
+"""Share of the labels, or of the squared error, by which a trained module is better than one constant prediction."""
 TRAIN_FIRST: Final = (
-    "int8's scales are calibrated with the module as it is and may not fit it later: export a trained one"
+    "int8's scales are calibrated with the module as it is, so int8 may cost a trained Version more: train the module "
+    "before the export, such as by fanin export APP --out FOLDER --pretrain DATA"
 )
-UNMEASURED: Final = f"the cost of int8 is not measured: give the App validation=(x, y); {TRAIN_FIRST}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,12 +110,8 @@ def export(
     path = new_folder("export: folder", folder)
     _check_options(formats, max_drop)
     LOG.info("preparing the module")
-    prepared = prepare(app)
-    if app.validation is not None:
-        check_target_shape(f"App {app.name}", app.held_out[1], app.target_shape, app.num_classes)
-    draws = check_kept(prepared)
+    prepared, draws = checked(app, formats)
     graphs = _all_graphs(prepared, formats)
-    check_pure(prepared)
     manifest, artifacts = _assemble(prepared, graphs)
     data = dump_manifest(manifest)
     notes, measured, compared = [*prepared.notes, *_random_notes(draws)], {}, {}
@@ -137,7 +132,7 @@ def export(
                     notes += _warnings(name, compared[name])
             except (InvalidBundle, InvalidVersion, ValueError) as exc:
                 raise UnsupportedModel(f"{prepared.what}: {exc}") from exc
-    notes += _untrained(app, measured)
+    notes += _untrained(app, measured, compared)
     LOG.info("writing the bundle")
     write_bundle(path, data, artifacts, key)
     return Exported(
@@ -235,19 +230,30 @@ def _warnings(name: str, comparison: Agreement) -> list[str]:
     return [] if comparison.is_good else [f"{name}: {comparison}, a large difference for one model: {advice}"]
 
 
-def _untrained(app: App, measured: Mapping[str, Quality]) -> list[str]:
-    """Return a note if the module is not better than the most common label, or if that is unknown."""
+def _untrained(app: App, measured: Mapping[str, Quality], compared: Mapping[str, Agreement]) -> list[str]:
+    """Return a note if the module is not better than a constant prediction, or if that is unknown."""
     if app.validation is None:
-        return [UNMEASURED]
-    if not app.num_classes:
+        name, comparison = next(iter(compared.items()))
+        unmeasured = f"the cost of int8 is not measured; in {name}, {comparison}: give the App validation=(x, y)"
+        return [f"{unmeasured}; {TRAIN_FIRST}"]
+    name, quality = next(iter(measured.items()))
+    if app.num_classes:
+        labels = app.held_out[1]
+        counts = torch.bincount(labels[labels >= 0].flatten())
+        share = float(counts.max() / counts.sum())
+        is_trained = quality.accuracy_float > share + MIN_GAIN
+        accuracy = f"{100 * quality.accuracy_float:.2f} % of the labels"
+        scores = f"predicts {accuracy}, of which {100 * share:.2f} % are of one class"
+        cost = f"{quality.drop_points:.2f} points of accuracy"
+    else:
+        # A squared error of 0 means that the targets have another shape than the output, and cannot be compared.
+        error, spread = quality.squares_float, quality.squares_wanted
+        is_trained = not error or error < (1.0 - MIN_GAIN) * spread
+        scores = f"has a squared error of {error:g} in total, and the mean of the targets one of {spread:g}"
+        cost = f"{quality.rise_percent:.2f} % of the squared error"
+    if is_trained:
         return []
-    labels, accuracy = app.held_out[1], next(iter(measured.values())).accuracy_float
-    counts = torch.bincount(labels[labels >= 0].flatten())
-    share = float(counts.max() / counts.sum())
-    if accuracy > share + MIN_GAIN:
-        return []
-    scores = f"predicts {100 * accuracy:.2f} % of the labels, of which {100 * share:.2f} % are of one class"
-    return [f"the module {scores}: it seems not to be trained; {TRAIN_FIRST}"]
+    return [f"the module {scores}: it seems not to be trained; int8 now costs {cost} in {name}; {TRAIN_FIRST}"]
 
 
 def _assemble(prepared: Prepared, formats: Mapping[str, Graphs]) -> tuple[Manifest, dict[str, bytes]]:

@@ -19,17 +19,22 @@ from torch import Tensor, nn
 from fanin.edge.export.apart import apart
 from fanin.edge.export.app import App
 from fanin.edge.export.formats import FORMATS, graphs_of
+from fanin.edge.export.inputs.checks import check_target_shape
 from fanin.edge.export.inputs.named import call_module
 from fanin.edge.export.prepare import Prepared, prepare
 from fanin.edge.export.preprocess import encode_preprocess
 from fanin.edge.export.quiet import quiet_torch
 from fanin.edge.export.refusals import REPLACE, NoForm, Untraceable, running_line
 from fanin.edge.export.tracing.calls import FunctionCall, calls_between_layers
-from fanin.edge.export.tracing.examples import check_kept, example_batch
+from fanin.edge.export.tracing.examples import example_batch
+from fanin.edge.export.tracing.forward import trace_evaluate, trace_infer
 from fanin.edge.export.tracing.layers import trace_layer
 from fanin.edge.export.tracing.traced import Traced
+from fanin.edge.export.tracing.train import trace_train
+from fanin.edge.export.verification.passes import check_kept, check_pure
 from fanin.edge.runtimes.available import runtimes_of
 from fanin.edge.runtimes.models import PREPROCESS
+from fanin.edge.runtimes.randomness import RandomPort
 from fanin.protos.errors import UnsupportedModel
 
 LACKING: Final = (
@@ -102,18 +107,39 @@ def check_app(app: App, formats: Sequence[str]) -> tuple[Finding, ...]:
         UnsupportedModel: The App has an error that affects every format: dtypes, names, or nothing to train.
     """
     try:
-        prepared = prepare(app)
-        check_kept(prepared)
+        prepared, _ = checked(app, formats)
         first, *others = formats
         with ExitStack() as stack:
             calls = [stack.enter_context(apart(partial(_of_format, prepared, name))) for name in others]
             findings = [*_of_format(prepared, first), *(finding for call in calls for finding in call())]
     except Untraceable as exc:
-        kind = exc.kind or type(app.module).__name__
-        return (_finding(exc.module, kind, "", exc.reason, exc.advice or FIX),)
+        return (_of_error(app, "", exc, FIX),)
     able = [name for name in formats if all(finding.graph_format != name for finding in findings)]
     other = f"; or export without {{}}: --format {able[0]}" if able else ""
     return tuple(replace(row, advice=row.advice + other.format(" and ".join(row.runtimes))) for row in findings)
+
+
+def checked(app: App, formats: Sequence[str]) -> tuple[Prepared, tuple[RandomPort, ...]]:
+    """Return an App ready for tracing, and the draws of its train step, after the checks that need no graph.
+
+    Raises:
+        UnsupportedModel: The App has an error that affects every format. The message names the module and the line, if
+            they are known.
+    """
+    prepared = prepare(app)
+    if app.validation is not None:
+        check_target_shape(f"App {app.name}", app.held_out[1], app.target_shape, app.num_classes)
+    draws = check_kept(prepared)
+    try:
+        check_pure(prepared)
+    except UnsupportedModel:
+        # The tracer may know more: it names the operator that reads a value or draws.
+        row = FORMATS[formats[0]]
+        trace_train(prepared, row.forms)
+        trace_evaluate(prepared, row.forms)
+        trace_infer(prepared, row.num_samples)
+        raise
+    return prepared, draws
 
 
 def with_parts(prepared: Prepared, graph_format: str, exc: UnsupportedModel) -> UnsupportedModel:
@@ -141,7 +167,7 @@ def _of_format(prepared: Prepared, name: str) -> list[Finding]:
     except UnsupportedModel as exc:
         app_finding = _finding("", type(app.module).__name__, name, str(exc), LOOK)
         if isinstance(exc, NoForm):
-            app_finding = _finding(exc.module, exc.kind or app_finding.kind, name, exc.reason, exc.advice)
+            app_finding = _of_error(app, name, exc, LOOK)
         elif isinstance(exc, Untraceable):
             raise
         findings += _failing_parts(prepared, name) or [app_finding]
@@ -152,6 +178,13 @@ def _of_format(prepared: Prepared, name: str) -> list[Finding]:
             reason, advice = (exc.reason, exc.advice) if isinstance(exc, Untraceable) else (str(exc), REWRITE)
             findings.append(_finding(PREPROCESS, type(app.preprocess).__name__, name, reason, advice or REWRITE))
     return findings
+
+
+def _of_error(app: App, graph_format: str, exc: Untraceable, advice: str) -> Finding:
+    """Return the finding of an error, with this advice if it has none."""
+    kind = exc.place.kind or type(app.module).__name__
+    finding = _finding(exc.place.module, kind, graph_format, exc.reason, exc.advice or advice)
+    return replace(finding, line=exc.place.line)
 
 
 def _failing_parts(prepared: Prepared, graph_format: str) -> list[Finding]:

@@ -25,7 +25,7 @@ from fanin.edge.export.int8.grids import Grids
 from fanin.edge.export.onnx.int8 import Calibration, Int8Model, to_int8
 from fanin.edge.export.onnx.writer import inputs_to_initializers, to_onnx
 from fanin.edge.export.prepare import Prepared
-from fanin.edge.export.refusals import NoForm
+from fanin.edge.export.refusals import NoForm, Place
 from fanin.edge.export.tflite.frozen import store_as_int8
 from fanin.edge.export.tflite.int8 import quantize_infer
 from fanin.edge.export.tflite.writer import to_tflite
@@ -110,12 +110,12 @@ def onnx_infer(prepared: Prepared, infer: Infer, grids: Grids | None = None) -> 
     """Return the int8 ``infer`` graph. Raises UnsupportedModel."""
     for name, layer in prepared.module.named_modules():
         if isinstance(layer, torch.nn.RNNBase) and layer.proj_size:
+            place = Place(module=name, kind=type(layer).__name__)
             raise NoForm(
-                f"{prepared.what}: module {name or 'itself'} ({type(layer).__name__}) has proj_size={layer.proj_size}, "
-                "expected 0: ONNX has no recurrent layer with a projection",
+                f"{prepared.what}: {place} has proj_size={layer.proj_size}, expected 0: ONNX has no recurrent layer "
+                "with a projection",
                 "use proj_size=0 and a linear layer after it",
-                name,
-                type(layer).__name__,
+                place,
             )
     float_infer = to_onnx(infer.traced, f"{prepared.what}: the infer graph")
     inputs_to_initializers(float_infer, {parameter_port(name): value for name, value in infer.values.items()})

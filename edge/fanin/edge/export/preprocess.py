@@ -101,7 +101,7 @@ def trace_preprocess(app: App, batch_size: int) -> Traced:
             program = guarded(what, module, export)
     except Untraceable as exc:
         if isinstance(exc.__cause__, RandomDraw):
-            raise Untraceable(exc.reason, NO_DRAWS, exc.module, exc.kind) from exc
+            raise Untraceable(exc.reason, NO_DRAWS, exc.place) from exc
         if FIXED.search(exc.reason):
             raise fixed_batch(what, len(example), exc) from exc
         raise

@@ -8,8 +8,9 @@ import re
 import sys
 import sysconfig
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Final, TypeVar
 
 import torch
@@ -41,10 +42,6 @@ KEEP_WHOLE: Final = (
     "write into a copy of the whole tensor: y = y.clone(), then y[:, 0] = y[:, 0] + 1.0 with integers and slices "
     "without a step; or build a new tensor by torch.where, torch.cat or torch.stack"
 )
-KEEP_DRAWS: Final = (
-    "draw in training only (if self.training, or F.dropout(x, p, self.training)), by dropout, torch.rand, randn or "
-    "bernoulli, in each pass in the same order and of the same shapes"
-)
 TRACEABLE: Final = (
     "avoid Python branches and loops that read tensor values, and operators whose result has no fixed shape"
 )
@@ -66,19 +63,45 @@ MODES: Final = ("__torch_dispatch__", "__torch_function__")
 """Functions that torch calls for each operator of the App's code. They are between that code and the operator."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """The place of an error in the App's code. As text, it is "" if nothing is known.
+
+    Attributes:
+        module: Name of the innermost module involved; "" if unknown, or for the module itself.
+        kind: Class of that module; "" if unknown.
+        line: ``file:line`` of the App's code; "" if unknown.
+    """
+
+    module: str = ""
+    kind: str = ""
+    line: str = ""
+
+    def __str__(self) -> str:
+        module = [f"module {self.module or 'itself'} ({self.kind})"] if self.kind else []
+        return " ".join([*module, *([f"at {self.line}"] if self.line else [])])
+
+
+NOWHERE: Final = Place()
+
+
 class Untraceable(UnsupportedModel):
     """The App's code cannot be traced, for any runtime.
 
     Args:
         reason: The failure, the received value and the expected one.
         advice: The remedy.
-        module: Name of the innermost module involved; "" if unknown, or for the module itself.
-        kind: Class of that module; "" if unknown.
+        place: The module and the line involved.
     """
 
-    def __init__(self, reason: str, advice: str = "", module: str = "", kind: str = "") -> None:
+    def __init__(self, reason: str, advice: str = "", place: Place = NOWHERE) -> None:
         super().__init__(f"{reason}; {advice}" if advice else reason)
-        self.reason, self.advice, self.module, self.kind = reason, advice, module, kind
+        self.reason, self.advice, self.place = reason, advice, place
+
+    def at(self, line: str) -> "Untraceable":
+        """Return the same error with the line of its place, whose text is a part of the reason."""
+        place = replace(self.place, line=line)
+        return Untraceable(self.reason.replace(str(self.place), str(place), 1), self.advice, place)
 
 
 class NoForm(Untraceable):
@@ -119,9 +142,8 @@ def succeeds(root: nn.Module, call: Callable[[], object]) -> bool:
 
 
 def _refusal(what: str, root: nn.Module, exc: Exception) -> Untraceable:
-    module, kind, line = _place(exc, root)
-    where = " ".join([*([f"module {module or 'itself'} ({kind})"] if kind else []), *([f"at {line}"] if line else [])])
-    text = str(exc)
+    place = _place(exc, root)
+    where, text = str(place), str(exc)
     if NO_GRADIENT in text:
         advice = "an operator between them has none, or the loss does not depend on them; use operators with a gradient"
         return Untraceable(f"{what}: no gradient reaches the parameters that learn from the loss", advice)
@@ -131,45 +153,41 @@ def _refusal(what: str, root: nn.Module, exc: Exception) -> Untraceable:
             f"{what} cannot be traced: {where or 'its code'} reads the value of a tensor{how}; "
             "the graph would keep that of the example batch for every batch",
             KEEP_TENSORS,
-            module,
-            kind,
+            place,
         )
     if isinstance(exc, ShapeRead):
         return Untraceable(
             f"{what} cannot be traced: {where or 'its code'} selects by {text}, whose result has a shape that depends "
             "on values, expected one shape for every batch",
             KEEP_SHAPES,
-            module,
-            kind,
+            place,
         )
     if isinstance(exc, ViewWrite):
         return Untraceable(
             f"{what} cannot be traced: {where or 'its code'} calls {text}; its gradient has no form in any format",
             KEEP_WHOLE,
-            module,
-            kind,
+            place,
         )
     if isinstance(exc, MixedPrecision):
         return Untraceable(
             f"{what} cannot be traced: {where or 'its code'} computes in {text} by torch.autocast, expected float32, "
             "in which devices compute",
             "remove torch.autocast from the forward",
-            module,
-            kind,
+            place,
         )
     if isinstance(exc, RandomDraw):
-        return Untraceable(f"{what} cannot be traced: {where or 'its code'} draws {text}", KEEP_DRAWS, module, kind)
+        return Untraceable(f"{what} cannot be traced: {where or 'its code'} draws {text}", exc.advice, place)
     cause = f"{type(exc).__name__}: {text}"
     if type(exc).__module__.startswith("torch"):
         # The further lines are hints for developers of torch.
         cause = f"{type(exc).__name__}: {first_line(exc)}"
-        return Untraceable(f"{what} cannot be traced{f', {where}' if where else ''} ({cause})", TRACEABLE, module, kind)
-    place = f"{' in' if kind else ''} {where}" if where else ""
-    return Untraceable(f"{what} fails{place} ({cause})", "", module, kind)
+        return Untraceable(f"{what} cannot be traced{f', {where}' if where else ''} ({cause})", TRACEABLE, place)
+    preposition = " in" if place.kind else ""
+    return Untraceable(f"{what} fails{preposition}{f' {where}' if where else ''} ({cause})", "", place)
 
 
-def _place(exc: BaseException, root: nn.Module) -> tuple[str, str, str]:
-    """Return (name, class, line of the App) of the innermost module of ``root`` in an exception's traceback."""
+def _place(exc: BaseException, root: nn.Module) -> Place:
+    """Return the innermost module of ``root`` in an exception's traceback, and the App's line."""
     names = {layer: name for name, layer in root.named_modules()}
     module = kind = line = ""
     for frame, number in _frames(exc):
@@ -179,7 +197,7 @@ def _place(exc: BaseException, root: nn.Module) -> tuple[str, str, str]:
             module, kind = names[own], type(own).__name__.removeprefix("QuantAware")
         if not frame.f_code.co_filename.startswith(NOT_THE_APPS):
             line = f"{Path(frame.f_code.co_filename).name}:{number}"
-    return module, kind, line
+    return Place(module=module, kind=kind, line=line)
 
 
 def _frames(exc: BaseException) -> Iterator[tuple[FrameType, int]]:
@@ -211,8 +229,42 @@ def running_line() -> str:
 
 def is_apps(module: nn.Module) -> bool:
     """Return whether the forward of a module is the App's own code, and not a library's."""
-    code = getattr(type(module).forward, "__code__", None)
+    code = _code_of(module)
     return code is not None and not code.co_filename.startswith(NOT_THE_APPS)
+
+
+def return_line(function: Callable[..., object], call: Callable[[], object]) -> str:
+    """Return ``file:line`` of the statement by which a function of the App returns; "" for a library's function.
+
+    Args:
+        function: A function, or an object that can be called, such as a loss or a module.
+        call: A call of it. An exception of the call is ignored.
+    """
+    code, lines = _code_of(function), [""]
+
+    def profile(frame: FrameType, event: str, _: object) -> None:
+        if event == "return" and frame.f_code is code:
+            lines.append(f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}")
+
+    if code is None or code.co_filename.startswith(NOT_THE_APPS):
+        return ""
+    previous = sys.getprofile()
+    sys.setprofile(profile)
+    try:
+        call()
+    except UnsupportedModel:
+        pass
+    finally:
+        sys.setprofile(previous)
+    return lines[-1]
+
+
+def _code_of(function: Callable[..., object]) -> CodeType | None:
+    """Return the code that a call runs: that of ``forward`` for a module, of ``__call__`` for another object."""
+    own = getattr(function, "func", function)  # functools.partial
+    owner = type(own).forward if isinstance(own, nn.Module) else own if hasattr(own, "__code__") else type(own).__call__
+    code = getattr(owner, "__code__", None)
+    return code if isinstance(code, CodeType) else None
 
 
 def own_line(exc: BaseException, *, of_fanin: bool = True) -> str:

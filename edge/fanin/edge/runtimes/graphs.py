@@ -42,8 +42,9 @@ CONTROL: Final = "control"
 SCALAR_PORTS: Final = ("learning_rate", STEP, PROXIMAL_WEIGHT)
 OTHER_PORTS: Final = frozenset({X, *TARGET_PORTS, *SCALAR_PORTS, "loss", "loss_sum", "predicted", "logits"})
 """Ports that are not of a parameter."""
-RESERVED: Final = (OTHER_PORTS | {"raw"}) - {X}
-"""Names that no input of a model can have: they are those of other ports."""
+RESERVED: Final = (OTHER_PORTS | {"raw", "file", "allow_pickle"}) - {X}
+"""Names that no input of a model can have: those of other ports, and of numpy.savez's own arguments. The latter writes
+the data of devices."""
 PARAMETER_PREFIX: Final = "parameter."
 SETTING_PREFIX: Final = "optimizer."
 LOG_OF_ZERO: Final = -200.0

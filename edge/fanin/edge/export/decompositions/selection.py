@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fanin.edge.export.decompositions.windows import resized, stuffed
-from fanin.edge.export.refusals import NoForm, running_line
+from fanin.edge.export.refusals import NoForm, Place, running_line
 from fanin.protos.errors import UnsupportedModel
 
 
@@ -80,11 +80,12 @@ def index(x: Tensor, indices: Sequence[Tensor | None]) -> object:
     tflite-runtime has no GATHER_ND of true and false, and TFLite's converter needs integers as index.
     """
     if any(each is not None and each.dtype == torch.bool for each in indices):
-        line = running_line()
+        place = Place(line=running_line())
         raise NoForm(
-            f"the graphs for TFLite: an index of true and false{f' at {line}' if line else ''} has no form, expected "
-            "an index of whole numbers",
+            f"the graphs for TFLite: an index of true and false{f' {place}' if place.line else ''} has no form, "
+            "expected an index of whole numbers",
             "compute the numbers once in __init__ (keep.nonzero().flatten(), as a buffer) and use index_select",
+            place,
         )
     return torch.ops.aten.index(x.to(torch.int32), indices) != 0 if x.dtype == torch.bool else NotImplemented
 

@@ -16,8 +16,8 @@ CONVERSIONS: Final[Mapping[torch.dtype, str]] = MappingProxyType(
         torch.float64: AS_FLOAT32,
         torch.float16: AS_FLOAT32,
         torch.bfloat16: AS_FLOAT32,
-        torch.bool: "convert a mask by x.int() or x.float()",
-        torch.int64: "convert tokens by x.int(), values by x.float()",
+        torch.bool: "convert a mask by x.int(), and back by mask.bool() in forward",
+        torch.int64: "convert them by x.int() or x.float()",
         torch.uint8: "convert pixels by x.float() / 255, on devices too, or pass them as raw= with preprocess=",
     }
 )
@@ -43,6 +43,19 @@ def as_tensor(what: str, value: object) -> Tensor:
     if value.device.type != "cpu":
         raise UnsupportedModel(f"{what}: is on {value.device}, expected cpu; call .cpu()")
     return value.detach()
+
+
+def as_input(what: str, value: object) -> Tensor:
+    """Return data as ``as_tensor`` does, with int64 as int32. Raises UnsupportedModel if an integer is too large."""
+    tensor = as_tensor(what, value)
+    if tensor.dtype != torch.int64 or not tensor.numel():
+        return tensor
+    lowest, highest, limit = int(tensor.min()), int(tensor.max()), torch.iinfo(torch.int32).max
+    if not -limit <= lowest <= highest <= limit:
+        raise UnsupportedModel(
+            f"{what}: got integers from {lowest} to {highest}, expected int32 numbers, as devices have them"
+        )
+    return tensor.int()
 
 
 def check_input(what: str, values: Tensor, *others: torch.dtype) -> None:

@@ -11,6 +11,7 @@ The names are those of the graphs' inputs and of the arrays on devices.
 
 import inspect
 from collections.abc import Mapping
+from itertools import takewhile
 from typing import Final
 
 import numpy as np
@@ -18,7 +19,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from fanin.edge.export.inputs.checks import as_tensor
+from fanin.edge.export.inputs.checks import as_input
 from fanin.edge.export.optimizers.optimizer import Tensors
 from fanin.edge.runtimes.graphs import RESERVED, X
 from fanin.protos.errors import UnsupportedModel
@@ -26,6 +27,7 @@ from fanin.protos.errors import UnsupportedModel
 AnyArray = Tensor | npt.NDArray[np.generic]
 ExampleInputs = AnyArray | tuple[AnyArray, ...] | Mapping[str, AnyArray]
 """Inputs of a module (n, ...): a tensor or array, one for each argument, or those by the name of the argument."""
+BY_POSITION: Final = inspect.Parameter.POSITIONAL_ONLY
 BY_NAME: Final = inspect.Parameter.POSITIONAL_OR_KEYWORD
 FORMS: Final = "pass a tensor, a tuple in the order of forward's parameters, or a dict with their names"
 
@@ -52,9 +54,10 @@ def named_tensors(what: str, module: nn.Module, value: object) -> Tensors:
         if not isinstance(name, str) or not name.isidentifier() or name in RESERVED:
             raise UnsupportedModel(
                 f"{what}: got an input of the name {name!r}, expected the name of a parameter of forward that is not "
-                f"one of {sorted(RESERVED)}, which other inputs and outputs of the graphs have; rename the parameter"
+                f"one of {sorted(RESERVED)}, which other inputs and outputs of the graphs or arguments of numpy.savez "
+                "have; rename the parameter"
             )
-        tensors[name] = as_tensor(f"{what} {name}" if parts.keys() != {X} else what, part)
+        tensors[name] = as_input(f"{what} {name}" if parts.keys() != {X} else what, part)
     _check_accepted(what, module, tensors)
     lengths = {name: len(tensor) if tensor.dim() else 0 for name, tensor in tensors.items()}
     if len(set(lengths.values())) > 1:
@@ -64,14 +67,20 @@ def named_tensors(what: str, module: nn.Module, value: object) -> Tensors:
 
 def call_module(module: nn.Module, inputs: Tensors) -> object:
     """Return the output of a module for inputs by name."""
-    args, named = arguments_of(inputs)
+    args, named = arguments_of(module, inputs)
     output: object = module(*args, **named)
     return output
 
 
-def arguments_of(inputs: Tensors) -> tuple[tuple[Tensor, ...], Tensors]:
+def arguments_of(module: nn.Module, inputs: Tensors) -> tuple[tuple[Tensor, ...], Tensors]:
     """Return the positional and the keyword arguments of a module for inputs by name."""
-    return ((inputs[X],), {}) if inputs.keys() == {X} else ((), dict(inputs))
+    if inputs.keys() == {X}:
+        return (inputs[X],), {}
+    parameters = inspect.signature(module.forward).parameters
+    names = [name for name, parameter in parameters.items() if parameter.kind is BY_POSITION]
+    positions = [*takewhile(inputs.__contains__, names)]
+    named = {name: value for name, value in inputs.items() if name not in positions}
+    return tuple(inputs[name] for name in positions), named
 
 
 def rows_of(inputs: Tensors, index: Tensor | slice) -> Tensors:
@@ -107,7 +116,7 @@ def are_alike(inputs: Tensors, others: Tensors) -> bool:
 def _positions(what: str, module: nn.Module, num: int) -> list[str]:
     """Return the names of the first ``num`` parameters of a module."""
     signature = inspect.signature(module.forward)
-    names = [name for name, parameter in signature.parameters.items() if parameter.kind is BY_NAME]
+    names = [name for name, parameter in signature.parameters.items() if parameter.kind in (BY_POSITION, BY_NAME)]
     if not 0 < num <= len(names):
         raise UnsupportedModel(
             f"{what}: got a tuple of {num} tensors, expected at most {len(names)}, one for each named parameter of "
@@ -117,7 +126,7 @@ def _positions(what: str, module: nn.Module, num: int) -> list[str]:
 
 
 def _check_accepted(what: str, module: nn.Module, inputs: Tensors) -> None:
-    args, named = arguments_of(inputs)
+    args, named = arguments_of(module, inputs)
     signature = inspect.signature(module.forward)
     try:
         signature.bind(*args, **named)

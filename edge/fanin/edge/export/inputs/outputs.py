@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from torch import Tensor
 
 from fanin.edge.export.optimizers.optimizer import Tensors
-from fanin.edge.export.refusals import Untraceable
+from fanin.edge.export.refusals import Place, Untraceable
 from fanin.protos.errors import UnsupportedModel
 
 Paths = str | tuple[str, ...]
@@ -31,15 +31,21 @@ def checked_paths(what: str, value: object) -> Paths:
     return paths
 
 
-def picked(what: str, output: object, paths: Paths) -> object:
+def picked(what: str, place: Place, output: object, paths: Paths) -> object:
     """Return the part of an output that a path names, a dict of the parts by path, or for "" the output itself.
+
+    Args:
+        what: The App, for the message.
+        place: The module that returned the output.
+        output: The output.
+        paths: The path, or several.
 
     Raises:
         Untraceable: The output has no such part. The message lists the paths of its tensors.
     """
     if isinstance(paths, str):
-        return _part(what, output, paths)
-    return {path: _part(what, output, path) for path in paths}
+        return _part(what, place, output, paths)
+    return {path: _part(what, place, output, path) for path in paths}
 
 
 def predicted(output: Output) -> Tensor:
@@ -52,7 +58,7 @@ def of_rows(output: Output, rows: slice) -> Output:
     return output[rows] if isinstance(output, Tensor) else {path: part[rows] for path, part in output.items()}
 
 
-def _part(what: str, output: object, path: str) -> object:
+def _part(what: str, place: Place, output: object, path: str) -> object:
     part, rest = output, path
     while rest:
         parts = _parts(part)
@@ -60,9 +66,10 @@ def _part(what: str, output: object, path: str) -> object:
         keys = [key for key in parts if rest == key or rest.startswith(f"{key}.")]
         if not keys:
             raise Untraceable(
-                f"{what}: the module returned {type(output).__name__} without a part {path!r}, expected one of "
+                f"{what}: {place} returned {type(output).__name__} without a part {path!r}, expected one of "
                 f"{[*paths_of(output)]}",
                 "set output= to one of them" if _parts(output) else "remove output=",
+                place,
             )
         key = max(keys, key=len)
         part, rest = parts[key], rest[len(key) + 1 :]

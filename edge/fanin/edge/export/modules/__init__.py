@@ -10,6 +10,7 @@
 - ``plain/``: functions that lack a form or a gradient in a graph, as plain functions.
 - ``draws``: the random numbers that a module draws, from inputs of the graph.
 - ``repeated``: a check that a forward and a loss use only their batch and torch's draws.
+- ``watched``: the calls of one pass with their module and line, for errors.
 - ``finite``: the first module that returns NaN or infinity, for errors.
 - ``origins``: the module that each node of a trace comes from, for errors on devices.
 

@@ -15,15 +15,32 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fanin.edge.runtimes.randomness import RandomKind, RandomPort, draw, random_port
-from fanin.protos.errors import UnsupportedModel
 
 Source = Callable[[RandomKind, tuple[int, ...]], Tensor]
 """Returns the float32 values of a draw of this kind and shape."""
 aten = torch.ops.aten
 
 
+KEEP_DRAWS: Final = (
+    "draw in training only (if self.training, or F.dropout(x, p, self.training)), by dropout, torch.rand, randn or "
+    "bernoulli, in each pass in the same order and of the same shapes"
+)
+DRAW_LESS: Final = (
+    "lower the batch size, or draw one value for a channel (nn.Dropout2d) instead of one for each element"
+)
+
+
 class RandomDraw(RuntimeError):
-    """The module's code draws random numbers that a graph cannot have as an input."""
+    """The module's code draws random numbers that a graph cannot have as an input.
+
+    Args:
+        draw: The draw, and the expected one.
+        advice: The remedy.
+    """
+
+    def __init__(self, draw: str, advice: str = KEEP_DRAWS) -> None:
+        super().__init__(draw)
+        self.advice = advice
 
 
 class Draws(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's __init_subclass__ has no types
@@ -65,8 +82,7 @@ def recorded(ports: list[RandomPort], limit_bytes: int | None = None) -> Draws:
 
     Args:
         ports: The draws so far.
-        limit_bytes: Most bytes of all draws; a further draw gives zeros, and ``check_size`` reports them all. None: no
-            limit.
+        limit_bytes: Most bytes of all draws; a further draw gives zeros. None: no limit.
     """
 
     def source(kind: RandomKind, shape: tuple[int, ...]) -> Tensor:
@@ -111,22 +127,31 @@ def values_of(ports: Sequence[RandomPort], key: int, step: int) -> list[Tensor]:
     return [torch.from_numpy(draw(port, key, step)) for port in ports]
 
 
-def check_size(what: str, ports: Sequence[RandomPort], limit: int) -> None:
-    """Raise UnsupportedModel if the draws of a step take more bytes than a device may draw.
+def ended(ports: Sequence[RandomPort], limit: int) -> Draws | None:
+    """Return a mode that raises RandomDraw at the largest draw; None if all draws take at most ``limit`` bytes.
+
+    The traceback of the error then has the module and the line of that draw.
 
     Args:
-        what: The App, for the message.
         ports: All draws of a step.
-        limit: Most bytes.
+        limit: Most bytes that a device may draw.
     """
     size_bytes = sum(port.size_bytes for port in ports)
-    if size_bytes > limit:
-        largest = max(ports, key=lambda port: port.size_bytes)
-        raise UnsupportedModel(
-            f"{what} draws {size_bytes} bytes of random numbers in a train step (the largest draw: {largest.kind} "
-            f"values {largest.shape}), expected at most {limit}; lower the batch size, or draw one value for a channel "
-            "(nn.Dropout2d) instead of one for each element"
-        )
+    if size_bytes <= limit:
+        return None
+    largest = max(ports, key=lambda port: port.size_bytes)
+    waiting = list(ports)
+
+    def source(kind: RandomKind, shape: tuple[int, ...]) -> Tensor:
+        if waiting.pop(0) is largest:
+            raise RandomDraw(
+                f"{kind} values {shape}, the largest draw of {size_bytes} bytes of random numbers in a step, expected "
+                f"at most {limit} bytes",
+                DRAW_LESS,
+            )
+        return torch.zeros(shape)
+
+    return Draws(source)
 
 
 def _below(source: Source, chance: object, shape: Sequence[int]) -> Tensor:

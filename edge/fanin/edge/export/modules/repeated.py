@@ -6,15 +6,16 @@ the last batch of its data, so a sample's output and loss must not depend on the
 """
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Final
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
-from fanin.edge.export.refusals import Untraceable
+from fanin.edge.export.modules.watched import events_of, first_change, first_difference, leaves_of
+from fanin.edge.export.refusals import NOWHERE, Place, Untraceable
 
 TOLERANCE: Final = 1e-3
 """Largest difference of two equal results, relative to their largest value: above other orders of additions."""
@@ -27,52 +28,119 @@ ONE_BY_ONE: Final = (
     "over the whole batch would count samples that do not exist"
 )
 
-Call = tuple[nn.Module, list[object], list[object]]
-"""A module, its inputs and its outputs."""
-
 
 def check_repeats(what: str, module: nn.Module, call: Callable[[], object]) -> None:
     """Check that a pass uses only its inputs, the parameters and torch's draws.
 
     Args:
         what: Prefix of the message.
-        module: The module that the pass calls, to name the layer.
+        module: The module that the pass calls.
         call: A pass of the module and the loss. It repeats torch's draws.
 
     Raises:
         Untraceable: The pass changes the state of Python's or numpy's generator, or a second pass has another result.
-            The message names the innermost module where the two differ.
+            The message has the place of the first draw, or of the first call whose results differ.
     """
     before = _generators()
-    first = _leaves(call())
+    first = leaves_of(call())
     drawn = " and ".join(name for name, state in _generators().items() if state != before[name])
-    if not drawn and _are_close(first, _leaves(call())):
+    if not drawn and _are_close(first, leaves_of(call())):
         return
+    if drawn:
+        place = first_change(events_of(module, call, _generators), is_assigned=False)
+    else:
+        place = first_difference(events_of(module, call), events_of(module, call), _are_close)
     cause = f"draws from {drawn}" if drawn else "returns two results for one batch"
+    where = "its forward or its loss" if place == NOWHERE else str(place) if place.kind else f"its loss {place}"
     raise Untraceable(
-        f"{what} cannot be exported: {_first_difference(module, call)} {cause}, and the graph would keep the first "
-        "values for every step",
+        f"{what} cannot be exported: {where} {cause}, and the graph would keep the first values for every step",
         DRAW_WITH_TORCH,
+        place,
     )
 
 
-def check_samples(what: str, call: Callable[[slice], object], num: int) -> None:
+def check_samples(what: str, module: nn.Module, call: Callable[[slice], object], num: int) -> None:
     """Check that a sample's result does not depend on the other samples.
 
     Args:
         what: The name of the result, as the prefix of the message.
+        module: The module that the call runs.
         call: Returns tensors (n, ...) for some rows of a batch, from these rows alone.
         num: Samples of the batch.
 
     Raises:
-        Untraceable: The first half of the batch alone has other results.
+        Untraceable: The first half of the batch alone has other results. The message has the place of the first call
+            whose results differ.
     """
-    half = slice((num + 1) // 2)
-    expected = [
-        leaf[half] if isinstance(leaf, Tensor) and len(leaf) == num else leaf for leaf in _leaves(call(slice(num)))
-    ]
-    if not _are_close(expected, _leaves(call(half))):
-        raise Untraceable(f"{what} depends on the other samples of its batch", ONE_BY_ONE)
+    half, total = slice((num + 1) // 2), slice(num)
+
+    def are_close(of_all: list[object], of_half: list[object]) -> bool:
+        if len(of_all) != len(of_half):
+            return False
+        return _are_close([_first_rows(*pair, (num, half.stop)) for pair in zip(of_all, of_half, strict=True)], of_half)
+
+    if not are_close(leaves_of(call(total)), leaves_of(call(half))):
+        of_all, of_half = (events_of(module, partial(call, rows)) for rows in (total, half))
+        place = first_difference(of_all, of_half, are_close)
+        where = "" if place == NOWHERE else f", first in {place}" if place.kind else f", first {place}"
+        raise Untraceable(f"{what} depends on the other samples of its batch{where}", ONE_BY_ONE, place)
+
+
+def versions(module: nn.Module) -> dict[str, int]:
+    """Return the number of writes to each parameter of a module."""
+    return {name: value._version for name, value in module.named_parameters()}
+
+
+def check_parameters(what: str, module: nn.Module, before: Mapping[str, int], call: Callable[[], object]) -> None:
+    """Check that a pass has written no parameter.
+
+    Args:
+        what: Prefix of the message.
+        module: The module after the pass.
+        before: Its ``versions`` before the pass.
+        call: Repeats the pass.
+
+    Raises:
+        Untraceable: A parameter has been written.
+    """
+    after = versions(module)
+    changed = sorted(name for name, version in before.items() if after.get(name) != version)
+    if changed:
+        place = place_of_change(module, changed[0], call)
+        raise Untraceable(
+            f"{what}: {place} writes its parameters {changed} in forward, which a functional graph cannot do",
+            "compute another tensor from them (an Embedding: without max_norm)",
+            place,
+        )
+
+
+def place_of_change(module: nn.Module, name: str, call: Callable[[], object]) -> Place:
+    """Return the place in a pass that changes a parameter or a buffer, or else the module that owns it."""
+
+    def version() -> object:
+        tensor = {**dict(module.named_parameters()), **dict(module.named_buffers())}.get(name)
+        return id(tensor), None if tensor is None else tensor._version
+
+    owner = name.rpartition(".")[0]
+    place = first_change(events_of(module, call, version), is_assigned=True)
+    return place if place.kind else Place(module=owner, kind=type(module.get_submodule(owner)).__name__)
+
+
+def _first_rows(of_all: object, of_half: object, nums: tuple[int, int]) -> object:
+    """Return the values of a tensor for the first samples, if one dimension has all samples, or several for each.
+
+    Args:
+        of_all: The tensor of all samples.
+        of_half: That of the first samples alone.
+        nums: The number of all samples, and of the first ones.
+    """
+    if not isinstance(of_all, Tensor) or not isinstance(of_half, Tensor) or of_all.dim() != of_half.dim():
+        return of_all
+    pairs = zip(of_all.shape, of_half.shape, strict=True)
+    dims = [dim for dim, (size, half) in enumerate(pairs) if size != half]
+    if len(dims) != 1 or of_all.shape[dims[0]] * nums[1] != of_half.shape[dims[0]] * nums[0]:
+        return of_all
+    return of_all.narrow(dims[0], 0, of_half.shape[dims[0]])
 
 
 def _generators() -> dict[str, str]:
@@ -82,37 +150,6 @@ def _generators() -> dict[str, str]:
 def _numpy_state() -> tuple[object, ...]:
     name, keys, *rest = np.random.get_state(legacy=True)
     return (name, np.asarray(keys).tobytes(), *rest)
-
-
-def _first_difference(module: nn.Module, call: Callable[[], object]) -> str:
-    """Return the first module that makes two passes differ: its output differs, and its input does not."""
-    names = {layer: name for name, layer in module.named_modules()}
-    passes: list[list[Call]] = []
-    for _ in range(2):
-        calls: list[Call] = []
-        hooks = [layer.register_forward_hook(_recorder(calls), with_kwargs=True) for layer in names]
-        passes.append(calls)
-        try:
-            call()
-        finally:
-            for hook in hooks:
-                hook.remove()
-    for (layer, received, returned), (_, *other) in zip(*passes, strict=False):
-        if not _are_close(received, other[0]):
-            # The caller of the layer differs. Modules end before those that contain them, so it has not ended yet.
-            owner = names[layer].rpartition(".")[0]
-            return f"module {owner or 'itself'} ({type(module.get_submodule(owner)).__name__})"
-        if not _are_close(returned, other[1]):
-            return f"module {names[layer] or 'itself'} ({type(layer).__name__})"
-    return "its forward or its loss"
-
-
-def _recorder(calls: list[Call]) -> Callable[..., None]:
-    return lambda layer, args, kwargs, output: calls.append((layer, _leaves((args, kwargs)), _leaves(output)))
-
-
-def _leaves(output: object) -> list[object]:
-    return [leaf.detach().clone() if isinstance(leaf, Tensor) else leaf for leaf in tree_leaves(output)]
 
 
 def _are_close(one: list[object], two: list[object]) -> bool:

@@ -2,7 +2,7 @@
 
 Modules, in reading order:
 
-- ``examples``: the batches to trace and to verify with, and checks that a pass is a pure function.
+- ``examples``: the batches to trace and to verify with, and the form of the output and the loss.
 - ``traced``: the tracer itself; every graph of an export is a ``Traced``.
 - ``train``, ``forward``: the graphs of ``train``, and of ``evaluate`` and ``infer``.
 - ``backward``: gradients as operators of the graph.

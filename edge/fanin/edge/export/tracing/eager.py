@@ -23,13 +23,13 @@ from fanin.edge.export.optimizers.optimizer import Tensors
 from fanin.edge.export.prepare import Prepared
 from fanin.edge.export.tracing.examples import (
     ExampleBatch,
-    check_kept,
     check_output,
     example_batch,
     labels_of,
     other_batch,
 )
 from fanin.edge.export.tracing.kernels import plain_kernels
+from fanin.edge.export.verification.passes import check_kept
 from fanin.edge.runtimes.base import PaddedBatch
 from fanin.edge.runtimes.graphs import state_port
 from fanin.edge.runtimes.randomness import RandomPort

@@ -1,10 +1,9 @@
-"""Example batches for tracing and verification, and the state that a forward pass must not change.
+"""Example batches for tracing and verification, and the form of the output and the loss.
 
 There are two batches. A graph that captured a constant from the traced batch returns wrong results for the other one.
 """
 
 import copy
-from collections.abc import Mapping
 from functools import partial
 from typing import Final
 
@@ -12,26 +11,18 @@ import torch
 from torch import Tensor
 
 from fanin.edge.export.app import App
-from fanin.edge.export.inputs.named import call_module, forms_of, num_samples, rows_of
-from fanin.edge.export.inputs.outputs import Output, of_rows, paths_of, predicted
-from fanin.edge.export.modules.draws import check_size, recorded
-from fanin.edge.export.modules.finite import first_not_finite
-from fanin.edge.export.modules.repeated import check_repeats, check_samples
+from fanin.edge.export.inputs.named import forms_of, num_samples, rows_of
+from fanin.edge.export.inputs.outputs import Output, paths_of, predicted
+from fanin.edge.export.modules.repeated import check_parameters, versions
 from fanin.edge.export.optimizers.optimizer import Tensors
 from fanin.edge.export.prepare import Prepared
-from fanin.edge.export.refusals import SAMPLES, NoForm, Untraceable, guarded, succeeds
+from fanin.edge.export.refusals import SAMPLES, NoForm, Place, Untraceable, guarded, return_line, succeeds
 from fanin.edge.export.tracing.kernels import plain_kernels
 from fanin.edge.runtimes.graphs import NO_TOKEN
-from fanin.edge.runtimes.randomness import MAX_RANDOM_BYTES, RandomPort
-from fanin.protos.errors import UnsupportedModel
 
 MIN_TRACE_BATCH: Final = 2
 """The tracer would treat a batch of one as the constant 1."""
 OTHER_SEED: Final = 1
-KEEP_FINITE: Final = (
-    "keep the arguments of divisions, logarithms and roots away from 0 (x.clamp(min=1e-6)), and those of exponentials "
-    "below 88"
-)
 ExampleBatch = tuple[Tensors, Tensor, Tensor]
 """(inputs by name, y, mask) of one batch."""
 
@@ -50,7 +41,7 @@ def example_batch(prepared: Prepared) -> ExampleBatch:
     """
     app = prepared.app
     inputs = app.examples(app.batch_size)
-    output = predicted(check_output(app, _output(prepared, inputs)))
+    output = predicted(_output(prepared, inputs))
     shape = output.shape[1:-1] if app.num_classes else output.shape[1:]
     num = app.batch_size * shape.numel()
     y = torch.arange(num) % app.num_classes if app.num_classes else torch.linspace(-1.0, 1.0, num)
@@ -79,9 +70,10 @@ def check_output(app: App, output: object) -> Output:
     for path in others:
         if not isinstance(output[path], Tensor) or not output[path].dim():
             raise Untraceable(
-                f"App {app.name}: the module returned {_form(output[path])} at the path {path!r}, expected a tensor "
+                f"App {app.name}: {app.place} returned {_form(output[path])} at the path {path!r}, expected a tensor "
                 "(batch, ...)",
                 "remove the path from output=, or return a value for each sample",
+                app.place,
             )
     return {first: _check_predicted(app, output[first])} | {path: output[path] for path in others}
 
@@ -91,7 +83,9 @@ def _check_predicted(app: App, output: object) -> Tensor:
         return output
     expected = f"logits of shape (batch, {app.num_classes})" if app.num_classes else "a tensor (batch, ...)"
     raise Untraceable(
-        f"App {app.name}: the module returned {_form(output)}, expected {expected}", _output_advice(app, output)
+        f"App {app.name}: {app.place} returned {_form(output)}, expected {expected}",
+        _output_advice(app, output),
+        app.place,
     )
 
 
@@ -169,22 +163,36 @@ def labels_of(prepared: Prepared, y: Tensor) -> Tensor:
     return y.to(torch.int64) if prepared.app.num_classes else y
 
 
-def _output(prepared: Prepared, inputs: Tensors) -> object:
+def _output(prepared: Prepared, inputs: Tensors) -> Output:
     """Return the module's output for the first samples of the inputs. Raises UnsupportedModel."""
     # A copy: a pass may change running statistics.
     module = copy.deepcopy(prepared.eager).eval()
-    before = {name: value._version for name, value in module.named_parameters()}
+    before = versions(module)
     with torch.no_grad(), plain_kernels():
         first, num = rows_of(inputs, slice(MIN_TRACE_BATCH)), num_samples(inputs)
         what = f"{prepared.what}: the inference of calibration data {forms_of(first)}"
+        run = partial(checked_output, prepared.app, module, first)
         try:
-            output = guarded(what, module, lambda: prepared.app.call(module, first))
+            output = guarded(what, module, run)
         except Untraceable as exc:
-            if num > MIN_TRACE_BATCH and succeeds(module, lambda: prepared.app.call(module, inputs)):
+            is_output = isinstance(exc.__cause__, Untraceable)
+            if not is_output and num > MIN_TRACE_BATCH and succeeds(module, lambda: prepared.app.call(module, inputs)):
                 raise fixed_batch(what, num, exc) from exc
             raise
-    _check_kept(prepared, before, module)
+        check_parameters(f"App {prepared.app.name}", module, before, run)
     return output
+
+
+def checked_output(app: App, module: torch.nn.Module, inputs: Tensors) -> Output:
+    """Return the output for the loss. Raises Untraceable with the line of the forward's return statement."""
+
+    def call() -> Output:
+        return check_output(app, app.call(module, inputs))
+
+    try:
+        return call()
+    except Untraceable as exc:
+        raise exc.at(return_line(module, call)) from exc
 
 
 def fixed_batch(what: str, num: int, exc: Untraceable) -> NoForm:
@@ -195,128 +203,19 @@ def fixed_batch(what: str, num: int, exc: Untraceable) -> NoForm:
         num: The accepted number of samples.
         exc: The error for another number.
     """
-    where = f"module {exc.module or 'itself'} ({exc.kind})" if exc.kind else "the module"
-    return NoForm(
-        f"{what}: {where} accepts only {num} samples at a time, expected any number", SAMPLES, exc.module, exc.kind
-    )
-
-
-def check_kept(prepared: Prepared) -> tuple[RandomPort, ...]:
-    """Run one training pass and check that it changes neither buffers nor parameters.
-
-    Returns:
-        The random numbers that the pass draws, in order.
-
-    Raises:
-        UnsupportedModel: A buffer or a parameter changes, in place or by assignment. Or the loss or an output in
-            evaluation is not finite, or the pass draws more than 16 MB of random numbers.
-    """
-    module = prepared.module
-    before = {name: (buffer, buffer._version) for name, buffer in module.named_buffers()}
-    parameters = {name: value._version for name, value in module.named_parameters()}
-    inputs, y, mask = example_batch(prepared)
-    prepared.with_mask(mask)
-    draws: list[RandomPort] = []
-    with torch.no_grad(), plain_kernels(), recorded(draws, MAX_RANDOM_BYTES):
-        output = guarded(f"{prepared.what}: the train step", module, lambda: prepared.app.call(module, inputs))
-        check_size(prepared.what, draws, MAX_RANDOM_BYTES)
-        _check_loss(prepared, output, inputs, y)
-    _check_calibrated(prepared)
-    _check_kept(prepared, parameters, module)
-    after = dict(module.named_buffers())
-    changed = sorted(name for name, old in before.items() if _differs(*old, after.get(name)))
-    if changed:
-        owner = changed[0].rpartition(".")[0]
-        kind = type(module.get_submodule(owner)).__name__
-        raise UnsupportedModel(
-            f"App {prepared.app.name}: module {owner or 'itself'} ({kind}) changes its buffers {changed} in training, "
-            "but a graph keeps no state between steps; compute them from the inputs of each step, or freeze that "
-            "part with .eval()"
-        )
-    return tuple(draws)
-
-
-def _check_loss(prepared: Prepared, output: object, inputs: Tensors, y: Tensor) -> None:
-    """Raise Untraceable for a loss that is not finite, if the module's output (B, ...) has the right form."""
-    app = prepared.app
-    try:
-        checked = check_output(app, output)
-    except Untraceable:
-        return  # the trace reports it
-    losses = sample_losses_of(prepared, checked, y)
-    if not bool(losses.isfinite().all()):
-        seen = [checked] if isinstance(checked, Tensor) else checked.values()
-        is_finite = all(bool(value.isfinite().all()) for value in seen)
-        cause = "the module's output is finite"
-        if not is_finite:
-            cause = first_not_finite(prepared.module, partial(call_module, prepared.module, inputs))
-        raise Untraceable(
-            f"App {app.name}: the loss is not finite on the calibration data; {cause}",
-            "hide a class by a large negative number (masked_fill with -1e9), not by -inf, and keep outputs finite",
-        )
-
-
-def _check_calibrated(prepared: Prepared) -> None:
-    """Raise Untraceable for an output of the module that is not finite on the calibration data of ``infer``."""
-    app, module = prepared.app, copy.deepcopy(prepared.eager).eval()
-    size = app.batch_size
-    stop = num_samples(app.inputs) - size
-    # A module may accept batches of one size only, so the last one overlaps.
-    starts = [*range(0, stop, size), stop] if stop >= 0 else []
-    for inputs in [rows_of(app.inputs, slice(start, start + size)) for start in starts] or [app.examples(size)]:
-        try:
-            with torch.no_grad(), plain_kernels():
-                output = guarded(prepared.what, module, partial(app.call, module, inputs))
-                logits = predicted(check_output(app, output))
-        except UnsupportedModel:
-            return  # the trace reports it
-        if not bool(logits.isfinite().all()):
-            where = first_not_finite(module, partial(call_module, module, inputs))
-            raise Untraceable(
-                f"App {app.name}: the module's output in evaluation is not finite on the calibration data; {where}",
-                KEEP_FINITE,
-            )
-
-
-def check_pure(prepared: Prepared) -> None:
-    """Check that a pass depends only on its batch, and each sample only on itself. A trace does not show this.
-
-    Raises:
-        Untraceable: A pass uses more than its batch, the parameters and torch's draws, or the output or the loss of a
-            sample depends on other samples.
-    """
-    inputs, y, mask = example_batch(prepared)
-    app, evaluated = prepared.app, copy.deepcopy(prepared.eager).eval()
-    y = labels_of(prepared, y)
-    drawn: list[RandomPort] = []
-
-    def passed() -> object:
-        with recorded([]):
-            output = check_output(app, app.call(prepared.with_mask(mask), inputs))
-            return output, app.loss(output, y)
-
-    def output_of(rows: slice) -> Output:
-        return check_output(app, app.call(evaluated, rows_of(inputs, rows)))
-
-    def losses_of(rows: slice) -> Tensor:
-        with recorded(drawn):
-            return app.loss(of_rows(output_of(slice(None)), rows), y[rows])
-
-    with torch.no_grad(), plain_kernels():
-        check_repeats(f"{prepared.what}: the train step", prepared.module, passed)
-        # Rounded activations may be rounded another way by sums in another order.
-        if not app.recipe.quantization_aware:
-            check_samples(f"{prepared.what}: the output of a sample", output_of, len(y))
-        losses_of(slice(None))
-        if not drawn:
-            check_samples(f"{prepared.what}: the loss of a sample", losses_of, len(y))
+    where = str(exc.place) or "the module"
+    return NoForm(f"{what}: {where} accepts only {num} samples at a time, expected any number", SAMPLES, exc.place)
 
 
 def sample_losses_of(prepared: Prepared, output: Output, y: Tensor) -> Tensor:
     """Return the losses of a batch. Raises Untraceable; the advice names the shape that y has."""
     app, what = prepared.app, f"App {prepared.app.name}: the loss"
+
+    def call() -> object:
+        return app.loss(output, labels_of(prepared, y))
+
     try:
-        return guarded(what, prepared.module, lambda: app.loss(output, labels_of(prepared, y)))
+        losses = guarded(what, prepared.module, call)
     except Untraceable as exc:
         if exc.advice:
             raise
@@ -329,23 +228,16 @@ def sample_losses_of(prepared: Prepared, output: Output, y: Tensor) -> Tensor:
                 f"y has the shape {tuple(y.shape)} of the output; if the output has the logits of classes, set "
                 f"num_classes={y.shape[-1]} in the App; else declare targets of another shape by targets="
             )
-        raise Untraceable(exc.reason, advice, exc.module, exc.kind) from exc
-
-
-def _check_kept(prepared: Prepared, before: Mapping[str, int], module: torch.nn.Module) -> None:
-    after = dict(module.named_parameters())
-    changed = sorted(name for name, version in before.items() if name not in after or after[name]._version != version)
-    if changed:
-        owner = changed[0].rpartition(".")[0]
-        kind = type(module.get_submodule(owner)).__name__
-        raise UnsupportedModel(
-            f"App {prepared.app.name}: module {owner or 'itself'} ({kind}) writes its parameters {changed} in forward, "
-            "which a functional graph cannot do; compute another tensor from them (an Embedding: without max_norm)"
+        raise Untraceable(exc.reason, advice, exc.place) from exc
+    if not isinstance(losses, Tensor) or losses.shape != y.shape[:1]:
+        place = Place(line=return_line(app.loss, call))
+        advice = "use reduction='none'"
+        if not app.num_classes:
+            advice = f"y has the shape {tuple(y.shape)}: {advice}, or declare another shape by targets= in the App"
+        raise Untraceable(
+            f"{what}{f' {place}' if place.line else ''} returned {_form(losses)}, expected {tuple(y.shape[:1])}: one "
+            "loss for each sample",
+            advice,
+            place,
         )
-
-
-def _differs(old: Tensor, version: int, new: Tensor | None) -> bool:
-    """Return whether a buffer has changed. A buffer that is recreated with equal values has not."""
-    if new is old:
-        return old._version != version
-    return new is not None and not torch.equal(old, new)
+    return losses

@@ -127,21 +127,11 @@ def model_output(prepared: Prepared, values: Tensors, inputs: Tensors) -> Output
     """Call the module with these parameters. Raises Untraceable if its output has another form than logits."""
     app = prepared.app
     with NoReading(), FixedShapes():
-        output = call_with(prepared.module, values, *arguments_of(inputs))
-    return check_output(app, picked(f"App {app.name}", output, app.output))
+        output = call_with(prepared.module, values, *arguments_of(prepared.module, inputs))
+    return check_output(app, picked(f"App {app.name}", app.place, output, app.output))
 
 
 def sample_losses(prepared: Prepared, output: Output, y: Tensor) -> Tensor:
     """Return the loss of each sample (B,). Raises Untraceable if the loss has another shape."""
     with NoReading(), FixedShapes():
-        losses = sample_losses_of(prepared, output, y)
-    if losses.shape != y.shape[:1]:
-        raise Untraceable(
-            f"App {prepared.app.name}: the loss returned shape {tuple(losses.shape)}, expected "
-            f"{tuple(y.shape[:1])}: one loss for each sample",
-            "use reduction='none'"
-            if prepared.app.num_classes
-            else f"y has the shape {tuple(y.shape)}: use "
-            "reduction='none', or declare targets of another shape by targets= in the App",
-        )
-    return losses
+        return sample_losses_of(prepared, output, y)

@@ -16,9 +16,10 @@ from fanin.edge.export.optimizers.optimizer import StepInputs, Tensors, clipped,
 from fanin.edge.export.prepare import Prepared
 from fanin.edge.export.tracing.attention import PlainAttention
 from fanin.edge.export.tracing.backward import disable_inplace, gradients_of
-from fanin.edge.export.tracing.examples import check_kept, example_batch
+from fanin.edge.export.tracing.examples import example_batch
 from fanin.edge.export.tracing.forward import inputs_among, model_output, sample_losses
 from fanin.edge.export.tracing.traced import FlatInputs, Traced, trace_flat
+from fanin.edge.export.verification.passes import check_kept
 from fanin.edge.runtimes.graphs import PROXIMAL_WEIGHT, SETTING_PREFIX, STEP, next_port, parameter_port, state_port
 
 

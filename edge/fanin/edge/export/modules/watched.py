@@ -1,0 +1,156 @@
+"""The events of one pass, with the module and the App's line of each, to find the place of an error.
+
+An event is a call of a torch function, or the begin or end of a module's forward. A pass is only watched after a check
+has failed: an event has copies of its tensors.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
+
+from fanin.edge.export.refusals import NOWHERE, Place, running_line
+
+Probe = Callable[[], object]
+"""Returns some state that the pass may change."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """One event of a pass.
+
+    Attributes:
+        place: The module that runs, and the line of a call. ``NOWHERE`` outside the module.
+        function: The torch function; None for the begin or end of a forward.
+        received: Its arguments.
+        returned: Its results.
+        before: The value of the probe before the call.
+        after: The value of the probe after the call.
+    """
+
+    place: Place
+    function: object
+    received: list[object]
+    returned: list[object]
+    before: object
+    after: object
+
+
+class _Watch(TorchFunctionMode):
+    """Keeps the events of a pass."""
+
+    def __init__(self, probe: Probe) -> None:
+        super().__init__()
+        self.events: list[Event] = []
+        self.running: list[Place] = []
+        self._probe = probe
+
+    def mark(self) -> None:
+        """Keep the begin or the end of a forward, or of the pass."""
+        state = self._probe()
+        place = self.running[-1] if self.running else NOWHERE
+        self.events.append(Event(place=place, function=None, received=[], returned=[], before=state, after=state))
+
+    def __torch_function__(
+        self,
+        func: Callable[..., object],
+        types: Sequence[type],
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
+        """Call a torch function, and keep the event."""
+        before, place = self._probe(), self.running[-1] if self.running else NOWHERE
+        # Copied before the call: a function that works in place changes them.
+        received = leaves_of((args, kwargs))
+        output = func(*args, **(kwargs or {}))
+        self.events.append(
+            Event(
+                place=Place(module=place.module, kind=place.kind, line=running_line()),
+                function=func,
+                received=received,
+                returned=leaves_of(output),
+                before=before,
+                after=self._probe(),
+            )
+        )
+        return output
+
+
+def events_of(module: nn.Module, call: Callable[[], object], probe: Probe = lambda: None) -> list[Event]:
+    """Return the events of a call.
+
+    Args:
+        module: The module that the call runs.
+        call: A call that raises nothing.
+        probe: The state to compare before and after each event.
+    """
+    watch = _Watch(probe)
+    with _hooked(module, watch):
+        watch.mark()
+        with watch:
+            call()
+        watch.mark()
+    return watch.events
+
+
+def first_difference(
+    events: Sequence[Event], others: Sequence[Event], are_close: Callable[[list[object], list[object]], bool]
+) -> Place:
+    """Return the place of the first event of a pass that another pass has not; ``NOWHERE`` if there is none."""
+    for event, other in zip(events, others, strict=False):
+        is_same = event.function == other.function and are_close(event.received, other.received)
+        if not is_same or not are_close(event.returned, other.returned):
+            return event.place
+    return NOWHERE
+
+
+def first_change(events: Sequence[Event], *, is_assigned: bool) -> Place:
+    """Return the place where the value of the probe first changes; ``NOWHERE`` if it does not.
+
+    Args:
+        events: The events of a pass.
+        is_assigned: Whether a change between two calls belongs to the line of the former: it has assigned the result.
+            Otherwise it belongs to the latter, whose arguments are computed.
+    """
+    for event, following in pairwise(events):
+        if event.before != event.after:
+            return event.place
+        if event.after != following.before:
+            inside = following.place
+            is_former = is_assigned and (event.place.module, event.place.kind) == (inside.module, inside.kind)
+            return event.place if is_former else inside
+    return NOWHERE
+
+
+def leaves_of(output: object) -> list[object]:
+    """Return the parts of a value. Tensors are copied, except for parameters, which no forward may change."""
+    return [
+        leaf.detach().clone() if isinstance(leaf, Tensor) and not isinstance(leaf, nn.Parameter) else leaf
+        for leaf in tree_leaves(output)
+    ]
+
+
+@contextmanager
+def _hooked(module: nn.Module, watch: _Watch) -> Iterator[None]:
+    """Within the context, the forward of each module begins and ends an event."""
+    hooks = []
+    for name, layer in module.named_modules():
+
+        def enter(layer: nn.Module, inputs: object, name: str = name) -> None:
+            watch.mark()
+            watch.running.append(Place(module=name, kind=type(layer).__name__.removeprefix("QuantAware")))
+
+        def leave(layer: nn.Module, inputs: object, output: object) -> None:
+            watch.mark()
+            watch.running.pop()
+
+        hooks += [layer.register_forward_pre_hook(enter), layer.register_forward_hook(leave)]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()

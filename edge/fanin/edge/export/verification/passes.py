@@ -1,0 +1,161 @@
+"""The checks of a pass of module and loss in eager torch, before a trace.
+
+Their errors name the module and the line. A trace does not find these faults, or only later.
+"""
+
+import copy
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from fanin.edge.export.inputs.named import call_module, num_samples, rows_of
+from fanin.edge.export.inputs.outputs import Output, of_rows, predicted
+from fanin.edge.export.modules.draws import ended, recorded, refused
+from fanin.edge.export.modules.finite import KEEP_FINITE, first_not_finite
+from fanin.edge.export.modules.repeated import (
+    check_parameters,
+    check_repeats,
+    check_samples,
+    place_of_change,
+    versions,
+)
+from fanin.edge.export.optimizers.optimizer import Tensors
+from fanin.edge.export.prepare import Prepared
+from fanin.edge.export.refusals import Untraceable, guarded
+from fanin.edge.export.tracing.examples import (
+    check_output,
+    checked_output,
+    example_batch,
+    labels_of,
+    sample_losses_of,
+)
+from fanin.edge.export.tracing.kernels import plain_kernels
+from fanin.edge.runtimes.randomness import MAX_RANDOM_BYTES, RandomPort
+from fanin.protos.errors import UnsupportedModel
+
+
+def check_kept(prepared: Prepared) -> tuple[RandomPort, ...]:
+    """Run one training pass and check that it changes neither buffers nor parameters.
+
+    Returns:
+        The random numbers that the pass draws, in order.
+
+    Raises:
+        UnsupportedModel: A buffer or a parameter changes, in place or by assignment. Or the loss or an output in
+            evaluation is not finite, or the pass draws more than 16 MB of random numbers.
+    """
+    app, module = prepared.app, prepared.module
+    before = {name: (buffer, buffer._version) for name, buffer in module.named_buffers()}
+    before_parameters = versions(module)
+    inputs, y, mask = example_batch(prepared)
+    prepared.with_mask(mask)
+    draws: list[RandomPort] = []
+
+    def run() -> Output:
+        return guarded(f"{prepared.what}: the train step", module, partial(checked_output, app, module, inputs))
+
+    with torch.no_grad(), plain_kernels():
+        with recorded(draws, MAX_RANDOM_BYTES):
+            output = run()
+        if (end := ended(draws, MAX_RANDOM_BYTES)) is not None:
+            with end:
+                run()
+        with recorded(draws, MAX_RANDOM_BYTES):
+            _check_loss(prepared, output, inputs, y)
+        _check_calibrated(prepared)
+        check_parameters(f"App {app.name}", module, before_parameters, run)
+        after = dict(module.named_buffers())
+        changed = sorted(name for name, old in before.items() if _differs(*old, after.get(name)))
+        if changed:
+            place = place_of_change(module, changed[0], run)
+            raise Untraceable(
+                f"App {app.name}: {place} changes its buffers {changed} in training, but a graph keeps no state "
+                "between steps",
+                "compute them from the inputs of each step, or freeze that part with .eval()",
+                place,
+            )
+    return tuple(draws)
+
+
+def _check_loss(prepared: Prepared, output: Output, inputs: Tensors, y: Tensor) -> None:
+    """Raise Untraceable for a loss that fails, or that is not finite."""
+    app = prepared.app
+    losses = sample_losses_of(prepared, output, y)
+    if not bool(losses.isfinite().all()):
+        seen = [output] if isinstance(output, Tensor) else output.values()
+        is_finite = all(bool(value.isfinite().all()) for value in seen)
+        cause = "the module's output is finite"
+        if not is_finite:
+            cause = first_not_finite(prepared.module, partial(call_module, prepared.module, inputs))
+        raise Untraceable(
+            f"App {app.name}: the loss is not finite on the calibration data; {cause}",
+            "hide a class by a large negative number (masked_fill with -1e9), not by -inf, and keep outputs finite",
+        )
+
+
+def _check_calibrated(prepared: Prepared) -> None:
+    """Raise Untraceable for an output of the module that is not finite on the calibration data of ``infer``."""
+    app, module = prepared.app, copy.deepcopy(prepared.eager).eval()
+    size = app.batch_size
+    stop = num_samples(app.inputs) - size
+    # A module may accept batches of one size only, so the last one overlaps.
+    starts = [*range(0, stop, size), stop] if stop >= 0 else []
+    for inputs in [rows_of(app.inputs, slice(start, start + size)) for start in starts] or [app.examples(size)]:
+        try:
+            with torch.no_grad(), plain_kernels():
+                output = guarded(prepared.what, module, partial(app.call, module, inputs))
+                logits = predicted(check_output(app, output))
+        except UnsupportedModel:
+            return  # the trace reports it
+        if not bool(logits.isfinite().all()):
+            where = first_not_finite(module, partial(call_module, module, inputs))
+            raise Untraceable(
+                f"App {app.name}: the module's output in evaluation is not finite on the calibration data; {where}",
+                KEEP_FINITE,
+            )
+
+
+def check_pure(prepared: Prepared) -> None:
+    """Check that a pass depends only on its batch, and each sample only on itself. A trace does not show this.
+
+    Raises:
+        Untraceable: A pass uses more than its batch, the parameters and torch's draws, or the output or the loss of a
+            sample depends on other samples.
+    """
+    inputs, y, mask = example_batch(prepared)
+    app, evaluated = prepared.app, copy.deepcopy(prepared.eager).eval()
+    y = labels_of(prepared, y)
+    drawn: list[RandomPort] = []
+
+    def passed() -> object:
+        with recorded([]):
+            output = check_output(app, app.call(prepared.with_mask(mask), inputs))
+            return output, app.loss(output, y)
+
+    def output_of(rows: slice) -> Output:
+        with refused():
+            return check_output(app, app.call(evaluated, rows_of(inputs, rows)))
+
+    def losses_of(rows: slice) -> Tensor:
+        with recorded(drawn):
+            return app.loss(of_rows(output_of(slice(None)), rows), y[rows])
+
+    def check() -> None:
+        check_repeats(f"{prepared.what}: the train step", prepared.module, passed)
+        # Rounded activations may be rounded another way by sums in another order.
+        if not app.recipe.quantization_aware:
+            check_samples(f"{prepared.what}: the output of a sample", evaluated, output_of, len(y))
+        losses_of(slice(None))
+        if not drawn:
+            check_samples(f"{prepared.what}: the loss of a sample", evaluated, losses_of, len(y))
+
+    with torch.no_grad(), plain_kernels():
+        guarded(prepared.what, evaluated, check)
+
+
+def _differs(old: Tensor, version: int, new: Tensor | None) -> bool:
+    """Return whether a buffer has changed. A buffer that is recreated with equal values has not."""
+    if new is old:
+        return old._version != version
+    return new is not None and not torch.equal(old, new)
