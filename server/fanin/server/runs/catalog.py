@@ -8,8 +8,8 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
-from typing import Final
 
 from fanin.protos.chunks import short
 from fanin.protos.control import (
@@ -30,7 +30,7 @@ from fanin.protos.errors import Conflict, FaninError, NotFound, Superseded, publ
 from fanin.protos.messages import BundleRef, Version
 from fanin.protos.names import check_run_id
 from fanin.server.rounds.setup import RunSetup
-from fanin.server.rounds.troubles import reason_of
+from fanin.server.rounds.troubles import RepeatedTroubles, reason_of
 from fanin.server.rounds.worker import Observer, Worker
 from fanin.server.runs.admission import (
     DataCheck,
@@ -44,7 +44,7 @@ from fanin.server.runs.commands import RunControl
 from fanin.server.runs.course import Course
 from fanin.server.runs.describe import describe, run_info
 from fanin.server.runs.driver import RunDriver
-from fanin.server.runs.publications import Publications
+from fanin.server.runs.publications import FOLLOW_S, Followers, Publications
 from fanin.server.runs.setups import check_up_to_date, recorded_bundle, run_key_of, setup_of
 from fanin.server.runs.view import LiveRun, RunView, read_view
 from fanin.server.selection.policies import POLICIES, SelectionPolicy
@@ -53,8 +53,6 @@ from fanin.server.storage.records import RunRecord
 from fanin.server.storage.stores import Files, Stores
 
 LOG = logging.getLogger("fanin.server.runs.catalog")
-FOLLOW_S: Final = 1.0
-"""Seconds between two reads of a Run that another coordinator drives."""
 
 
 class Runs:
@@ -66,6 +64,9 @@ class Runs:
         observer: Sees each effect of each Run.
         check_data: Checks the data set of a Plan before its Run starts. The default refuses every data set.
         policies: The selection policies by name, in addition to the installed ones.
+
+    Attributes:
+        troubles: Failures of work for the Runs, which operators read with them.
     """
 
     def __init__(
@@ -86,7 +87,8 @@ class Runs:
         self._broken: dict[str, str] = {}
         # Drivers whose Runs another coordinator drives, and the tasks that follow the records of these Runs.
         self._superseded: list[RunDriver] = []
-        self._followers: dict[str, asyncio.Task[None]] = {}
+        self.troubles = RepeatedTroubles(LOG)
+        self._followers = Followers(self._notify, self.troubles)
         self._starting = asyncio.Lock()
         self._listeners: list[Callable[[], None]] = []
 
@@ -112,9 +114,7 @@ class Runs:
 
     async def stop(self) -> None:
         """Stop all drivers."""
-        for follower in self._followers.values():
-            follower.cancel()
-        await asyncio.gather(*self._followers.values(), return_exceptions=True)
+        await self._followers.stop()
         for driver in (*self._drivers.values(), *self._superseded):
             await driver.stop()
 
@@ -247,7 +247,7 @@ class Runs:
 
     async def info(self, run_id: str) -> RunInfo:
         """Return the summary of a Run. Raises NotFound."""
-        return await run_info(await self.view(run_id), self._live(run_id).trouble, self._stores)
+        return await run_info(await self.view(run_id), self._live(run_id), self._stores)
 
     async def describe(self, run_id: str, num_rounds: int) -> RunDescription:
         """Return a Run with its last Rounds and, if it is driven here, the devices at work. Raises NotFound."""
@@ -305,7 +305,8 @@ class Runs:
 
     def _live(self, run_id: str) -> LiveRun:
         driver = self._drivers.get(run_id)
-        return LiveRun(trouble=self._broken.get(run_id, "")) if driver is None else driver.live
+        live = LiveRun(trouble=self._broken.get(run_id, "")) if driver is None else driver.live
+        return replace(live, trouble="; ".join(filter(None, (live.trouble, *self.troubles.of(run_id)))))
 
     async def _has_ended(self, view: RunView) -> bool:
         last = await self._stores.rounds.last(view.run_id)
@@ -364,8 +365,7 @@ class Runs:
         self._controls[run_id] = RunControl(driver, self._stores)
         self._publications[run_id] = publications
         self._broken.pop(run_id, None)
-        if run_id in self._followers:
-            self._followers.pop(run_id).cancel()
+        self._followers.end(run_id)
 
     def _leave(self, run_id: str, superseded: Superseded) -> None:
         """Serve a Run no longer that another coordinator drives. The next command of an operator takes it back."""
@@ -373,19 +373,7 @@ class Runs:
         self._superseded.append(self._drivers.pop(run_id))
         self._controls.pop(run_id)
         self._broken[run_id] = f"run {run_id}: {public_text(superseded)}"
-        follower = self._follow(run_id, self._publications[run_id])
-        self._followers[run_id] = asyncio.create_task(follower, name=f"follow run {run_id}")
-
-    async def _follow(self, run_id: str, publications: Publications) -> None:
-        """Read a Run that another coordinator drives again and again, so that devices hear of its Versions here too."""
-        while True:
-            await asyncio.sleep(FOLLOW_S)
-            before = publications.view
-            try:
-                if await publications.read() != before:
-                    self._notify()
-            except FaninError as exc:
-                LOG.warning("run %s: its record cannot be read now: %s", run_id, exc)
+        self._followers.begin(run_id, self._publications[run_id])
 
     async def _check_parameters(self, version: Version, setup: RunSetup) -> None:
         await self._files.run(check_parameters, version.parameters, setup.table, self._files.blobs)

@@ -15,12 +15,12 @@ _PHASES = {
 }
 
 
-async def run_info(view: RunView, trouble: str, stores: Stores) -> RunInfo:
+async def run_info(view: RunView, live: LiveRun, stores: Stores) -> RunInfo:
     """Return the summary of a Run.
 
     Args:
         view: The Run.
-        trouble: What keeps the Run from continuing, empty if nothing does.
+        live: What only its driver knows.
         stores: The record.
     """
     record, newest, evaluations = view.record, view.newest, stores.evaluations
@@ -33,7 +33,7 @@ async def run_info(view: RunView, trouble: str, stores: Stores) -> RunInfo:
         version=newest.number,
         version_sha256=newest.sha256,
         num_rounds=await stores.rounds.num_published(view.run_id),
-        reason="; ".join(text for text in (record.reason, trouble) if text),
+        reason="; ".join(text for text in (record.reason, live.trouble) if text),
         started_by=record.started_by,
         newest_evaluation=await evaluations.newest_evaluation(view.run_id) if has_data else None,
         best_evaluation=await evaluations.best_evaluation(view.run_id) if has_data else None,
@@ -47,7 +47,7 @@ async def describe(view: RunView, live: LiveRun, num_rounds: int, stores: Stores
     if live.phase is None and latest:
         remaining_s = _recorded_remaining_s(latest[0], stores.wall())
     return RunDescription(
-        run=await run_info(view, live.trouble, stores),
+        run=await run_info(view, live, stores),
         rounds=tuple(_info(one, live.phase if one is latest[0] else None) for one in latest[:num_rounds]),
         grid=latest[0].record.grid if latest else (),
         num_at_work=len(live.at_work),
