@@ -15,7 +15,9 @@ from fanin.protos import messages as m
 from fanin.protos.control import Command, Pause, Resume, RoundFailed, RunRested, RunState, Stop
 from fanin.protos.errors import Conflict, Corrupted, Unavailable
 
-REASON = "run run: cannot be taken up: unexpected error (IsADirectoryError); the coordinator's log has the details"
+REASON = (
+    "run run: cannot be taken up: the coordinator's own state does not verify; the coordinator's log has the details"
+)
 
 
 def manifest(folder: Path, bundle: Bundle) -> Path:
