@@ -72,7 +72,7 @@ def description_row(description: RunDescription) -> dict[str, object]:
     """Return the JSON row of a described Run. JSON writes an infinite number as null."""
     return {
         **run_row(description.run),
-        "plan": asdict(description.run.plan),
+        "plan": None if description.run.plan is None else asdict(description.run.plan),
         "num_devices": description.num_devices,
         "num_at_work": description.num_at_work,
         "at_work": list(description.at_work),
@@ -91,7 +91,8 @@ def _round_row(info: RoundInfo) -> dict[str, object]:
 
 def description_text(description: RunDescription) -> str:
     """Return a described Run as text."""
-    info = description.run
+    info, plan = description.run, description.run.plan
+    planned = "" if plan is None else f", of {plan.stop.max_rounds} planned"
     reason = f" ({info.reason})" if info.reason else ""
     lines = [
         f"run {info.run_id}",
@@ -99,13 +100,13 @@ def description_text(description: RunDescription) -> str:
         *([] if info.started_by is None else [f"  started   by {info.started_by}"]),
         f"  version   {info.version} {info.version_sha256}",
         f"  bundle    {info.bundle_sha256}",
-        f"  rounds    {info.num_rounds} that ended in a version, of {info.plan.stop.max_rounds} planned",
-        *plan_lines(info.plan),
+        f"  rounds    {info.num_rounds} that ended in a version{planned}",
+        *([] if plan is None else plan_lines(plan)),
     ]
     if info.newest_evaluation is not None:
         lines.append(f"  held out  {evaluation_text(info.newest_evaluation)}")
-    if (best := info.best_evaluation) is not None:
-        metric = info.plan.evaluation.best
+    if plan is not None and (best := info.best_evaluation) is not None:
+        metric = plan.evaluation.best
         lines.append(f"  best      version {best.version}: {metric} {best.values[metric]:.4f}")
     if grid := description.grid:
         lines.append(f"  grid      {len(grid)} blocks, steps 2^{min(grid)} to 2^{max(grid)}")

@@ -14,8 +14,10 @@ from functools import partial
 from fanin.protos.chunks import short
 from fanin.protos.control import (
     MAX_NUMBER,
+    MAX_PAGE_RUNS,
     AcceptedDevices,
     Command,
+    ListedRuns,
     LoggedEvent,
     Principal,
     RunDescription,
@@ -26,7 +28,7 @@ from fanin.protos.control import (
     VersionEvaluation,
     VersionWithBundle,
 )
-from fanin.protos.errors import Conflict, FaninError, NotFound, Superseded, public_text
+from fanin.protos.errors import Conflict, Corrupted, FaninError, NotFound, Superseded, public_text
 from fanin.protos.messages import BundleRef, Version
 from fanin.protos.names import check_run_id
 from fanin.server.rounds.setup import RunSetup
@@ -42,14 +44,13 @@ from fanin.server.runs.admission import (
 )
 from fanin.server.runs.commands import RunControl
 from fanin.server.runs.course import Course
-from fanin.server.runs.describe import describe, run_info
+from fanin.server.runs.describe import damaged_description, damaged_info, describe, run_info
 from fanin.server.runs.driver import RunDriver
 from fanin.server.runs.publications import FOLLOW_S, Followers, Publications
 from fanin.server.runs.setups import check_up_to_date, recorded_bundle, run_key_of, setup_of
 from fanin.server.runs.view import LiveRun, RunView, read_view
 from fanin.server.selection.policies import POLICIES, SelectionPolicy
 from fanin.server.storage.lanes import run_to_end
-from fanin.server.storage.records import RunRecord
 from fanin.server.storage.stores import Files, Stores
 
 LOG = logging.getLogger("fanin.server.runs.catalog")
@@ -101,15 +102,18 @@ class Runs:
         files = self._files
         # Before any driver writes a blob.
         await files.run(files.blobs.sweep)
-        for record in await self._stores.runs.runs():
+        for run_id in await self._stores.runs.run_ids():
             # One damaged Run must not keep the others from being served.
             with suppress(Conflict):
-                await self._drive(record)
+                await self._drive(run_id)
         recent = [one for driver in self._drivers.values() for one in driver.recent_rounds]
-        for run_id in self._broken:
+        try:
             # Devices resume their uploads to a broken Run when it is continued, so its last Round keeps its files.
-            last = await self._stores.rounds.last(run_id)
-            recent += [] if last is None else [(run_id, last.round)]
+            lasts = [await self._stores.rounds.last(run_id) for run_id in self._broken]
+        except Corrupted as exc:
+            LOG.error("spool: not cleaned up at this start: %s", exc)
+            return
+        recent += [(last.run_id, last.round) for last in lasts if last is not None]
         await files.run(files.spool.sweep, recent)
 
     async def stop(self) -> None:
@@ -246,16 +250,24 @@ class Runs:
         return view
 
     async def info(self, run_id: str) -> RunInfo:
-        """Return the summary of a Run. Raises NotFound."""
-        return await run_info(await self.view(run_id), self._live(run_id), self._stores)
+        """Return the summary of a Run, also of one whose record is damaged. Raises NotFound."""
+        try:
+            return await run_info(await self.view(run_id), self._live(run_id), self._stores)
+        except Corrupted as exc:
+            return await damaged_info(run_id, self._live(run_id), exc, self._stores)
 
     async def describe(self, run_id: str, num_rounds: int) -> RunDescription:
         """Return a Run with its last Rounds and, if it is driven here, the devices at work. Raises NotFound."""
-        return await describe(await self.view(run_id), self._live(run_id), num_rounds, self._stores)
+        try:
+            return await describe(await self.view(run_id), self._live(run_id), num_rounds, self._stores)
+        except Corrupted:
+            return damaged_description(await self.info(run_id), self._stores)
 
-    async def infos(self) -> tuple[RunInfo, ...]:
-        """Return the summaries of all Runs of the record, oldest first."""
-        return tuple([await self.info(record.start.run_id) for record in await self._stores.runs.runs()])
+    async def listed(self, from_index: int = 0) -> ListedRuns:
+        """Return a page of the summaries of all Runs of the record, oldest first."""
+        run_ids = await self._stores.runs.run_ids()
+        page = run_ids[from_index : from_index + MAX_PAGE_RUNS]
+        return ListedRuns(num_runs=len(run_ids), runs=tuple([await self.info(run_id) for run_id in page]))
 
     async def version(self, run_id: str, number: int | None) -> VersionWithBundle:
         """Return a Version with its Bundle; the newest one without a number. Raises NotFound."""
@@ -314,14 +326,14 @@ class Runs:
 
     async def _start_run(self, start: StartRun, by: Principal | None) -> None:
         async with self._starting:
-            record = await self._record(start, by)
+            await self._record(start, by)
             # A recorded Run may have no driver, if the disk was full in an earlier attempt.
             if start.run_id not in self._drivers:
-                await self._drive(record)
+                await self._drive(start.run_id)
                 self._notify()
 
-    async def _record(self, start: StartRun, by: Principal | None) -> RunRecord:
-        """Return the record of a Run, added unless there is one. Raises Conflict."""
+    async def _record(self, start: StartRun, by: Principal | None) -> None:
+        """Record a Run, unless it is recorded. Raises Conflict."""
         run_id, runs = start.run_id, self._stores.runs
         known = await runs.run(run_id)
         if known is None:
@@ -329,23 +341,20 @@ class Runs:
             check_start(start, setup)
             await self._check_parameters(start.version, setup)
             await runs.add_run(start, self._stores.wall(), by)
-            known = await runs.run(run_id)
-            assert known is not None, "the run was just added"
         elif known.start != start:
             raise Conflict(f"run {run_id}: the id is taken by another run; choose another")
-        return known
 
     async def _continue_broken(self, run_id: str) -> None:
         async with self._starting:
-            record = await self._stores.runs.run(run_id)
-            if record is not None and run_id in self._broken:
-                await self._drive(record)
+            if run_id in self._broken:
+                await self._drive(run_id)
                 self._notify()
 
-    async def _drive(self, record: RunRecord) -> None:
+    async def _drive(self, run_id: str) -> None:
         """Start the driver of a recorded Run. If that is impossible now, note why and raise Conflict."""
-        run_id = record.start.run_id
         try:
+            record = await self._stores.runs.run(run_id)
+            assert record is not None, "runs are never removed"
             await check_up_to_date(run_id, self._stores, self._files)
             setup = await setup_of(record.start, self._stores, self._files, self._policies)
             worker = Worker(run_id, self._observer)

@@ -1,6 +1,8 @@
 """The description of a Run for operators: its record, and the state of the Round under way if it is driven here."""
 
 from fanin.protos.control import RoundInfo, RoundPhase, RunDescription, RunInfo
+from fanin.protos.errors import Corrupted
+from fanin.server.rounds.troubles import reason_of
 from fanin.server.runs.view import LiveRun, RunView
 from fanin.server.storage.records import RoundMark, RoundSummary
 from fanin.server.storage.stores import Stores
@@ -40,6 +42,12 @@ async def run_info(view: RunView, live: LiveRun, stores: Stores) -> RunInfo:
     )
 
 
+async def damaged_info(run_id: str, live: LiveRun, damage: Corrupted, stores: Stores) -> RunInfo:
+    """Return the summary of a Run whose record is damaged."""
+    reason = live.trouble or f"run {run_id}: {reason_of(damage)}"
+    return RunInfo(run_id=run_id, state=await stores.runs.run_state(run_id), reason=reason)
+
+
 async def describe(view: RunView, live: LiveRun, num_rounds: int, stores: Stores) -> RunDescription:
     """Return a Run with its last ``num_rounds`` Rounds, newest first."""
     latest = await stores.rounds.latest(view.run_id, max(num_rounds, 1))
@@ -54,6 +62,19 @@ async def describe(view: RunView, live: LiveRun, num_rounds: int, stores: Stores
         at_work=live.at_work[:MAX_NAMED_DEVICES],
         num_gave_up=live.num_gave_up,
         deadline_s=remaining_s,
+        num_devices=stores.devices.num_devices,
+    )
+
+
+def damaged_description(info: RunInfo, stores: Stores) -> RunDescription:
+    """Return a Run whose record is damaged."""
+    return RunDescription(
+        run=info,
+        rounds=(),
+        grid=(),
+        num_at_work=0,
+        at_work=(),
+        deadline_s=0.0,
         num_devices=stores.devices.num_devices,
     )
 
