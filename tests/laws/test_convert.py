@@ -37,6 +37,12 @@ PAIRS: Final[dict[str, Pair]] = {
     "plan": (s.plans(), cr.plan_to_proto, cr.plan_from_proto, plan_pb2.Plan),
     "start_run": (s.START_RUNS, cr.start_run_to_proto, cr.start_run_from_proto, control_pb2.StartRunRequest),
     "run_info": (s.RUN_INFOS, cr.run_info_to_proto, cr.run_info_from_proto, control_pb2.RunInfo),
+    "listed_runs": (
+        s.LISTED_RUNS,
+        cr.listed_runs_to_proto,
+        cr.listed_runs_from_proto,
+        control_pb2.ListRunsReply,
+    ),
     "round_info": (s.ROUND_INFOS, cr.round_info_to_proto, cr.round_info_from_proto, control_pb2.RoundInfo),
     "description": (s.DESCRIPTIONS, cr.description_to_proto, cr.description_from_proto, control_pb2.RunDescription),
     "version_with_bundle": (

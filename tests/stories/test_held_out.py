@@ -265,7 +265,7 @@ def refusal(folder: Path, run_plan: Plan, data: Path) -> str:
         bench = await Bench(folder, data).open()
         with pytest.raises(InvalidPlan) as excinfo:
             await bench.begin(run_plan)
-        assert await bench.runs.infos() == ()
+        assert (await bench.runs.listed()).runs == ()
         await bench.close()
         return str(excinfo.value)
 

@@ -254,7 +254,7 @@ RUN_INFOS: Final = st.builds(
     r.RunInfo,
     run_id=TEXTS,
     state=st.sampled_from(r.RunState),
-    plan=plans(),
+    plan=st.none() | plans(),
     bundle_sha256=TEXTS,
     version=UINT64,
     version_sha256=TEXTS,
@@ -264,6 +264,7 @@ RUN_INFOS: Final = st.builds(
     newest_evaluation=st.none() | VERSION_EVALUATIONS,
     best_evaluation=st.none() | VERSION_EVALUATIONS,
 )
+LISTED_RUNS: Final = st.builds(r.ListedRuns, num_runs=UINT32, runs=st.lists(RUN_INFOS, max_size=2).map(tuple))
 ROUND_INFOS: Final = st.builds(
     r.RoundInfo,
     round=UINT32,

@@ -226,7 +226,7 @@ def test_stages_and_bundle_that_do_not_fit_start_no_run(tmp_path: Path) -> None:
         )
         with raises(InvalidPlan, expected):
             await start(place.runs, bundle_in(tmp_path / "few", scaffold=True), small_plan)
-        assert await place.runs.infos() == ()
+        assert (await place.runs.listed()).runs == ()
         await place.runs.stop()
 
     run_virtual(main())

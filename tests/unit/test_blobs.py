@@ -1,8 +1,10 @@
 """FolderBlobs: a file in the folder is always complete."""
 
+import errno
 import stat
 from dataclasses import replace
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 from support.errors import raises
@@ -108,6 +110,49 @@ def test_a_damaged_blob_counts_as_missing_and_is_replaced(
         assert caplog.messages == [f"blobs: chunk {short(DIGEST)}: was damaged on disk and is replaced"]
         assert blobs.missing([DIGEST]) == ()
         assert blobs.read(DIGEST) == blobs.read_artifact("version 3", artifact) == DATA
+
+
+def test_a_folder_in_the_place_of_a_blob_is_damage_that_is_repaired(
+    blobs: FolderBlobs, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    blobs.put(DIGEST, DATA)
+    path = tmp_path / DIGEST[:2] / DIGEST
+    path.unlink()
+    path.mkdir()
+    (path / "notes").write_bytes(b"of a person")
+    for _ in range(2):
+        with raises(Corrupted, f"blobs: chunk {short(DIGEST)}: damaged on disk (Is a directory)"):
+            blobs.read(DIGEST)
+    assert len(caplog.messages) == 1
+    assert blobs.missing([DIGEST]) == (DIGEST,)
+    blobs.put(DIGEST, DATA)
+    assert (blobs.missing([DIGEST]), blobs.read(DIGEST)) == ((), DATA)
+    assert [file.read_bytes() for file in path.parent.glob("*/notes")] == [b"of a person"]
+
+
+class BadSectors(FolderBlobs):
+    """Blobs on a disk that cannot read some of them."""
+
+    bad: frozenset[str] = frozenset()
+
+    def _open(self, digest: str) -> BinaryIO:
+        if digest in self.bad:
+            raise OSError(errno.EIO, "Input/output error", str(self._path(digest)))
+        return super()._open(digest)
+
+
+def test_a_blob_on_a_bad_sector_is_damage_that_is_repaired(tmp_path: Path) -> None:
+    blobs = BadSectors(tmp_path, Durability.PROCESS)
+    blobs.put(DIGEST, DATA)
+    blobs.bad = frozenset({DIGEST})
+    with raises(Corrupted, f"blobs: chunk {short(DIGEST)}: damaged on disk (Input/output error)"):
+        blobs.read(DIGEST)
+    assert blobs.missing([DIGEST]) == (DIGEST,)
+    before = (tmp_path / DIGEST[:2] / DIGEST).stat().st_ino
+    blobs.put(DIGEST, DATA)
+    assert (tmp_path / DIGEST[:2] / DIGEST).stat().st_ino != before
+    blobs.bad = frozenset()
+    assert blobs.read(DIGEST) == DATA
 
 
 def test_intact_chunks_of_another_artifact_are_not_reported_as_damaged(blobs: FolderBlobs) -> None:

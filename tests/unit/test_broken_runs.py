@@ -13,9 +13,11 @@ from fanin.clients.testing import run_virtual
 from fanin.edge.bundles.bundle import Bundle
 from fanin.protos import messages as m
 from fanin.protos.control import Command, Pause, Resume, RoundFailed, RunRested, RunState, Stop
-from fanin.protos.errors import Conflict, Corrupted, Unavailable
+from fanin.protos.errors import Conflict, Unavailable
 
-REASON = "run run: cannot be taken up: unexpected error (IsADirectoryError); the coordinator's log has the details"
+REASON = (
+    "run run: cannot be taken up: the coordinator's own state does not verify; the coordinator's log has the details"
+)
 
 
 def manifest(folder: Path, bundle: Bundle) -> Path:
@@ -49,7 +51,7 @@ def repair(folder: Path, bundle: Bundle) -> None:
 def test_a_run_that_cannot_be_resumed_is_listed_and_shows_devices_no_path(tmp_path: Path) -> None:
     async def main() -> None:
         place, work, bundle = await broken_run(tmp_path)
-        (info,) = await place.runs.infos()
+        (info,) = (await place.runs.listed()).runs
         assert (info.run_id, info.state, info.reason) == ("run", RunState.RUNNING, REASON)
         assert await place.runs.info("run") == info
         # Its devices keep their Updates and wait.
@@ -75,7 +77,7 @@ def test_a_run_that_is_resumed_later_serves_its_devices(tmp_path: Path, action: 
             await place.runs.command(Command(command_id="1", run_id="run", what=Resume()))
         await settle()
         assert (await place.runs.info("run")).reason == ""
-        assert [info.run_id for info in await place.runs.infos()] == ["run"]
+        assert [info.run_id for info in (await place.runs.listed()).runs] == ["run"]
         assert (await send(place, "a", work)).update_state is m.UpdateState.ACCEPTED
         for device in "bcd":
             await send(place, device)
@@ -113,14 +115,56 @@ async def serve_once(folder: Path) -> None:
     await place.runs.stop()
 
 
-@pytest.mark.parametrize("damage", [b"", b"\xff\xff\xff"])
-def test_a_damaged_record_of_a_run_is_one_clear_error(tmp_path: Path, damage: bytes) -> None:
+DAMAGE = [
+    "UPDATE runs SET start_proto = x'' WHERE run_id = 'run'",
+    "UPDATE runs SET start_proto = x'ffffff' WHERE run_id = 'run'",
+    "UPDATE runs SET started_by = 'nobody' WHERE run_id = 'run'",
+    "UPDATE runs SET state = 'ruling' WHERE run_id = 'run'",
+    "UPDATE versions SET version_proto = x'ffffff' WHERE run_id = 'run'",
+    "UPDATE rounds SET grid = 'x' WHERE run_id = 'run'",
+]
+
+
+@pytest.mark.parametrize("statement", DAMAGE)
+def test_a_run_with_a_damaged_record_is_shown_and_stopped_while_the_others_are_served(
+    tmp_path: Path, statement: str
+) -> None:
     async def main() -> None:
-        await serve_once(tmp_path)
-        change_record(tmp_path, "UPDATE runs SET start_proto = ?", damage)
+        before = open_place(tmp_path)
+        await start(before.runs, bundle_in(tmp_path), plan(), "run")
+        await start(before.runs, bundle_in(tmp_path), plan(), "whole")
+        await settle()
+        await before.runs.stop()
+        change_record(tmp_path, statement)
         place = open_place(tmp_path)
-        with pytest.raises(Corrupted, match=r"^fanin\.db: run run: the record is damaged \(.+\); restore a backup"):
-            await place.runs.start()
+        await place.runs.start()
+        page = await place.runs.listed()
+        damaged, whole = page.runs
+        assert (page.num_runs, damaged.run_id, whole.run_id, whole.reason) == (2, "run", "whole", "")
+        assert "cannot be taken up" in damaged.reason and str(tmp_path) not in damaged.reason
+        assert [driver.run.start.run_id for driver in place.runs.running()] == ["whole"]
+        assert (await place.runs.describe("run", 5)).run == damaged
+        with raises(Conflict, damaged.reason):
+            await place.runs.command(Command(command_id="1", run_id="run", what=Pause()))
+        info = await place.runs.command(Command(command_id="2", run_id="run", what=Stop()))
+        if "SET state" not in statement:
+            assert info.state is RunState.STOPPED
+        assert (await place.runs.listed()).runs[0].state is RunState.STOPPED
+        await place.runs.stop()
+
+    run_virtual(main())
+
+
+def test_a_run_that_is_damaged_while_it_is_served_does_not_hide_the_others(tmp_path: Path) -> None:
+    async def main() -> None:
+        place = open_place(tmp_path)
+        await start(place.runs, bundle_in(tmp_path), plan(), "run")
+        await start(place.runs, bundle_in(tmp_path), plan(), "whole")
+        change_record(tmp_path, DAMAGE[4])
+        damaged, whole = (await place.runs.listed()).runs
+        assert damaged.reason.startswith("run run: the coordinator's own state does not verify"), damaged.reason
+        assert (damaged.plan, whole.plan) == (None, plan())
+        await place.runs.stop()
 
     run_virtual(main())
 
@@ -133,12 +177,12 @@ def test_a_run_whose_payloads_are_newer_than_its_record_is_not_continued(tmp_pat
         (folder / ".DS_Store").touch()
         place = open_place(tmp_path)
         await place.runs.start()
-        assert [info.reason for info in await place.runs.infos()] == [""]
+        assert [info.reason for info in (await place.runs.listed()).runs] == [""]
         await place.runs.stop()
         (folder / f"device.{'0' * 16}.payload").touch()
         place = open_place(tmp_path)
         await place.runs.start()
-        (info,) = await place.runs.infos()
+        (info,) = (await place.runs.listed()).runs
         assert info.reason.startswith("run run: cannot be taken up: "), info.reason
 
     run_virtual(main())

@@ -306,7 +306,7 @@ def test_one_damaged_run_does_not_block_the_others(tmp_path: Path) -> None:
 
         third_start = open_place(tmp_path)
         await third_start.runs.start()
-        assert [info.run_id for info in await third_start.runs.infos()] == ["good", "damaged"]
+        assert [info.run_id for info in (await third_start.runs.listed()).runs] == ["good", "damaged"]
         with pytest.raises(Conflict, match=r"run damaged: cannot be taken up: .*not stored here"):
             third_start.runs.driver("damaged")
         await third_start.runs.stop()

@@ -178,7 +178,7 @@ def test_a_fold_that_waits_for_space_reports_it_and_resumes(tmp_path: Path) -> N
         # Half a day is less than the time limit of a fold that waits for space.
         await asyncio.sleep(43_200.0)
         reason = f"Fold is tried again: {NO_SPACE}"
-        (summary,) = await place.runs.infos()
+        (summary,) = (await place.runs.listed()).runs
         assert (summary.state, summary.reason) == (RunState.RUNNING, reason)
         assert (await place.runs.describe("run", 1)).run.reason == reason
         blobs.error = None

@@ -188,10 +188,32 @@ def test_a_disk_error_is_a_temporary_error_that_reveals_no_path(rim: Rim, caplog
         async with rim._rim(UPLOAD, context):
             raise IsADirectoryError(21, "Is a directory", "/var/fanin/blobs/39")
 
-    with pytest.raises(aio.AbortError):
-        asyncio.run(fail())
+    async def fail_often() -> None:
+        for _ in range(100):
+            with pytest.raises(aio.AbortError):
+                await fail()
+
+    asyncio.run(fail_often())
     assert (context.code, context.details) == (grpc.StatusCode.UNAVAILABLE, "try again later")
     assert "/var/fanin/blobs/39" in caplog.text
+    assert len(caplog.records) == 1
+
+
+def test_an_unexpected_error_is_logged_once_for_each_cause(rim: Rim, caplog: pytest.LogCaptureFixture) -> None:
+    context = Context()
+
+    async def fail() -> None:
+        async with rim._rim(UPLOAD, context):
+            raise KeyError("secret")
+
+    async def fail_often() -> None:
+        for _ in range(100):
+            with pytest.raises(aio.AbortError):
+                await fail()
+
+    asyncio.run(fail_often())
+    assert context.code is grpc.StatusCode.INTERNAL and "secret" not in context.details
+    assert len(caplog.records) == 1
 
 
 def test_the_server_accepts_pings_as_often_as_clients_send_them() -> None:

@@ -10,6 +10,8 @@ from types import MappingProxyType
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from support.values import TABLE, assignment, update
 
 from fanin.edge.codecs.statistics import declared
@@ -20,7 +22,7 @@ from fanin.protos.errors import InvalidUpdate
 from fanin.server.aggregation.fold import Contribution
 from fanin.server.aggregation.rules import ColumnRule, Rule, TrimmedMean, WeightedMean
 from fanin.server.aggregation.sets import SetFold, Submission
-from fanin.server.aggregation.statistics import evaluation_of, train_loss_of, with_loss_examples
+from fanin.server.aggregation.statistics import credible_counts, evaluation_of, train_loss_of, with_loss_examples
 from fanin.server.aggregation.weights import weights_of
 from fanin.server.fleet.validation import Expected, check_header
 
@@ -63,10 +65,11 @@ def header_of(counts: Mapping[str, int]) -> m.UpdateHeader:
 def round_statistics(liar: Mapping[str, int]) -> dict[str, float]:
     """Return the statistics of a Round with this Update, as operators and stop conditions see them."""
     check_header(header_of(liar), expected())
-    sums = Counter(with_loss_examples(liar))
-    for _ in range(NUM_HONEST):
-        sums.update(with_loss_examples(HONEST))
-    evaluation = evaluation_of(sums, 3)
+    updates = [liar, *[HONEST] * NUM_HONEST]
+    sums = Counter[str]()
+    for counts in updates:
+        sums.update(with_loss_examples(counts))
+    evaluation = evaluation_of(credible_counts(updates, 3), 3)
     assert evaluation is not None
     return {
         "train_loss": train_loss_of(sums),
@@ -94,7 +97,12 @@ LARGEST_LOSS = min(MAX_EXAMPLES * m.MAX_LOSS * m.LOSS_UNIT, m.MAX_COUNT)
             {m.TRAIN_LOSS: LARGEST_LOSS},
             {"train_loss": (LARGEST_LOSS / m.LOSS_UNIT - MAX_EXAMPLES) / (10 * MAX_EXAMPLES)},
         ),
-        ({m.EVAL_LOSS: -LARGEST_LOSS}, {"loss": (-LARGEST_LOSS / m.LOSS_UNIT - MAX_EXAMPLES) / (10 * MAX_EXAMPLES)}),
+        # Beyond the range of the others, its evaluation does not count.
+        ({m.EVAL_LOSS: -LARGEST_LOSS}, {}),
+        ({m.EVAL_LOSS: LARGEST_LOSS}, {}),
+        ({m.EVAL_LOSS: -1}, {}),
+        ({m.EVAL_LOSS: 16 * MAX_EXAMPLES * m.LOSS_UNIT}, {"loss": 1.5}),
+        ({m.EVAL_LOSS: 0}, {"loss": -0.1}),
         ({m.EVAL_CORRECT_FLOAT: MAX_EXAMPLES, m.EVAL_AGREE: 50}, {"accuracy_float": 0.04, "agreement": -0.02}),
         ({m.EVAL_CORRECT_INT8: 0, m.EVAL_AGREE: 40}, {"accuracy_int8": -0.05, "agreement": -0.03}),
         ({"words": 1000}, {"words": 990}),
@@ -121,9 +129,65 @@ def test_the_weight_of_a_liar_is_the_one_of_the_largest_device() -> None:
     assert weights == {Weighting.EXAMPLES: 256 * MAX_EXAMPLES, Weighting.ONE: 256}
 
 
-def test_a_regression_model_has_no_limit_for_squared_errors_but_the_bound() -> None:
-    bounds = {each.name: each.bound for each in expected(num_labels=0).statistics}
-    assert {bounds[name] for name in bounds if name.startswith("eval_squares")} == {m.MAX_COUNT}
+VALUES = {
+    m.EVAL_EXAMPLES: MAX_EXAMPLES,
+    m.EVAL_LOSS: -3 * MAX_EXAMPLES * m.LOSS_UNIT,
+    "eval_squares_float": 50,
+    "eval_squares_int8": 51,
+    "eval_squares_wanted": 4000,
+}
+"""The evaluation of a model of values."""
+
+
+@pytest.mark.parametrize(
+    "lies",
+    [
+        {m.EVAL_EXAMPLES: 1, m.EVAL_LOSS: 0, "eval_squares_float": 1, "eval_squares_int8": m.MAX_COUNT},
+        {"eval_squares_int8": m.MAX_COUNT},
+        {"eval_squares_float": m.MAX_COUNT},
+        {"eval_squares_wanted": m.MAX_COUNT},
+        {m.EVAL_LOSS: -m.MAX_COUNT},
+        {m.EVAL_LOSS: m.MAX_COUNT},
+    ],
+)
+@pytest.mark.parametrize("num_liars", [1, 3])
+def test_a_lie_about_a_model_of_values_neither_pauses_nor_ends_a_run(lies: dict[str, int], num_liars: int) -> None:
+    updates = [*[VALUES | lies] * num_liars, *[VALUES] * (10 - num_liars)]
+    check_header(header_of({m.EXAMPLES: 1, **updates[0]}), expected(num_labels=0))
+    evaluation = evaluation_of(credible_counts(updates, 0), 0)
+    assert evaluation is not None and evaluation.int8_rise_percent is not None
+    assert (evaluation.int8_rise_percent, evaluation.loss) == (pytest.approx(2.0), -3.0)
+
+
+@given(
+    rows=st.lists(
+        st.tuples(st.integers(1, 99), st.integers(0, 16 * m.LOSS_UNIT), st.integers(1, 16), st.integers(1, 16)),
+        min_size=1,
+        max_size=9,
+    ),
+    num_classes=st.sampled_from([0, 10]),
+)
+def test_honest_evaluations_are_summed_unchanged(rows: list[tuple[int, int, int, int]], num_classes: int) -> None:
+    updates = [
+        {
+            m.EVAL_EXAMPLES: examples,
+            m.EVAL_LOSS: examples * (loss if num_classes else max(loss, m.LOSS_UNIT)),
+            "eval_squares_float": examples * in_float,
+            "eval_squares_int8": examples * in_int8,
+            "eval_squares_wanted": examples,
+        }
+        for examples, loss, in_float, in_int8 in rows
+    ]
+    sums = Counter[str]()
+    for counts in updates:
+        sums.update(with_loss_examples(counts))
+    assert credible_counts(updates, num_classes) == sums
+
+
+def test_an_app_without_a_loss_does_not_exclude_those_with_one() -> None:
+    updates = [*[{m.EVAL_EXAMPLES: 5}] * 9, {m.EVAL_EXAMPLES: 5, m.EVAL_LOSS: 10 * m.LOSS_UNIT}]
+    evaluation = evaluation_of(credible_counts(updates, 0), 0)
+    assert evaluation is not None and (evaluation.num_examples, evaluation.loss) == (5, 2.0)
 
 
 LAYOUT = VectorLayout(table=TensorTable.of({"a": (4,)}), groups=(MAIN, Group(name="control", weighting=Weighting.ONE)))

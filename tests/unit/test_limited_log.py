@@ -45,3 +45,29 @@ def test_each_window_starts_a_new_count_and_is_silent_if_nothing_was_hidden(capl
 
     run_virtual(main())
     assert messages(caplog) == ["call 0", "call 1", "call 2"]
+
+
+def test_a_failure_is_one_traceback_for_each_cause(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+
+    def read() -> None:
+        raise IsADirectoryError(21, "Is a directory", "/srv/blobs/39")
+
+    def divide() -> None:
+        raise ZeroDivisionError
+
+    async def main() -> None:
+        limited_log = LimitedLog(LOG, max_lines=1, what="failed calls")
+        for number in range(1000):
+            for fail in (read, divide):
+                try:
+                    fail()
+                except (OSError, ZeroDivisionError):
+                    limited_log.exception(f"call {number}")
+        await asyncio.sleep(WINDOW_S + 1.0)
+
+    run_virtual(main())
+    traces = [record.exc_info[0] for record in caplog.records if record.exc_info]
+    assert traces == [IsADirectoryError, ZeroDivisionError]
+    assert len(caplog.records) == 4
+    assert all("999 more failed calls within 60 s" in text for text in messages(caplog)[2:])

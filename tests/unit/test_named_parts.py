@@ -11,7 +11,7 @@ from support.errors import raises
 from support.values import plan
 
 from fanin.edge.tensors import Float64s, Int64s
-from fanin.protos.errors import InvalidPlan
+from fanin.protos.errors import InvalidPlan, foreign_text
 from fanin.protos.plans import AggregationPlan
 from fanin.protos.plans.named import created
 from fanin.server.aggregation.contract import check_optimizer, check_rule
@@ -64,8 +64,24 @@ def test_an_error_of_the_system_names_no_file_of_the_coordinator() -> None:
     def opening(_argument: object) -> object:
         return Path("/srv/secret/weights").open()
 
-    with raises(InvalidPlan, "plan: aggregation.rule: 'own' raised FileNotFoundError; correct that package"):
+    text = "plan: aggregation.rule: 'own' raised FileNotFoundError: No such file or directory; correct that package"
+    with raises(InvalidPlan, text):
         created("aggregation.rule", "own", {"own": opening}, "fanin.rules", plan())
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        (
+            "cannot import name 'gone' from 'numpy' (/srv/venv/numpy/__init__.py)",
+            "cannot import name 'gone' from 'numpy' (...)",
+        ),
+        ("bad magic in '/srv/my rules/a.pyc': b'x'", "bad magic in '...': b'x'"),
+        ("got 3 B/s and /srv/a:5, expected 1/2", "got 3 B/s and ...:5, expected 1/2"),
+    ],
+)
+def test_a_text_of_another_package_names_no_path(text: str, shown: str) -> None:
+    assert foreign_text(ImportError(text)) == f"ImportError: {shown}"
 
 
 def install(folder: Path, name: str, group: str, monkeypatch: pytest.MonkeyPatch) -> None:

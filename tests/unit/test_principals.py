@@ -99,7 +99,8 @@ def test_the_record_names_the_sender_of_each_run_and_each_command(engine: Engine
     runs, control = SqliteRuns(engine), SqliteCommands(engine)
     runs.add_run(START, 5.0, ANNA)
     runs.add_run(replace(START, run_id="other", version=replace(START.version, run_id="other")), 6.0)
-    assert [record.started_by for record in runs.runs()] == [ANNA, None]
+    records = [runs.run(run_id) for run_id in runs.run_ids()]
+    assert [record and record.started_by for record in records] == [ANNA, None]
     control.pause(Command(command_id="1", run_id=START.run_id, what=Pause(), by=ANNA), 7.0)
     control.resume(Command(command_id="2", run_id=START.run_id, what=Resume(), by=BEN), 0, 8.0)
     control.pause(Command(command_id="3", run_id=START.run_id, what=Pause()), 9.0)
@@ -127,8 +128,8 @@ def test_a_database_from_before_principals_is_brought_to_the_new_form(tmp_path: 
         connection.execute(text("UPDATE alembic_version SET version_num = '0004'"))
     engine.dispose()
     engine = open_engine(path, Durability.PROCESS)
-    (record,) = SqliteRuns(engine).runs()
-    assert (record.start, record.started_by) == (START, None)
+    record = SqliteRuns(engine).run(START.run_id)
+    assert record is not None and (record.start, record.started_by) == (START, None)
     engine.dispose()
 
 
@@ -142,7 +143,7 @@ def test_a_damaged_principal_is_damage_of_the_database(engine: Engine) -> None:
         "fanin.db: run run: the record is damaged (principal: got 'nobody', expected a kind such as operator, and an "
         "id); restore a backup of the folder",
     ):
-        runs.runs()
+        runs.run(START.run_id)
 
 
 def test_a_run_names_its_first_sender_also_after_a_restart(tmp_path: Path) -> None:
@@ -159,7 +160,10 @@ def test_a_run_names_its_first_sender_also_after_a_restart(tmp_path: Path) -> No
         await place.runs.stop()
         place = open_place(tmp_path)
         await place.runs.start()
-        assert {info.run_id: info.started_by for info in await place.runs.infos()} == {"unnamed": None, "named": ANNA}
+        assert {info.run_id: info.started_by for info in (await place.runs.listed()).runs} == {
+            "unnamed": None,
+            "named": ANNA,
+        }
         await place.runs.stop()
 
     run_virtual(main())

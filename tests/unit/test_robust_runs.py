@@ -108,7 +108,7 @@ def test_a_run_with_an_unknown_rule_does_not_start_and_leaves_no_record(tmp_path
         run_plan = replace(MEAN, aggregation=AggregationPlan(rule="krum"))
         with pytest.raises(InvalidPlan, match=r"aggregation\.rule: got 'krum', expected one of"):
             await start(place.runs, bundle_in(tmp_path), run_plan)
-        assert await place.runs.infos() == ()
+        assert (await place.runs.listed()).runs == ()
 
     run_virtual(main())
 
@@ -170,7 +170,7 @@ def test_a_run_whose_rule_is_gone_waits_for_its_package(tmp_path: Path, monkeypa
         monkeypatch.undo()
         place = open_place(tmp_path)
         await place.runs.start()
-        (info,) = await place.runs.infos()
+        (info,) = (await place.runs.listed()).runs
         assert info.state is RunState.RUNNING
         assert info.reason.startswith("run run: cannot be taken up: plan: aggregation.rule: got 'own', expected one of")
         with pytest.raises(InvalidPlan, match=r"aggregation\.rule: got 'own'"):

@@ -229,7 +229,7 @@ def test_a_run_with_an_unknown_policy_does_not_start(tmp_path: Path) -> None:
         place = open_place(tmp_path)
         with pytest.raises(InvalidPlan, match=r"cohort\.selection: got 'unifrom'.*did you mean uniform\?"):
             await start(place.runs, bundle_in(tmp_path), plan(selection="unifrom"))
-        assert await place.runs.infos() == ()
+        assert (await place.runs.listed()).runs == ()
 
     run_virtual(main())
 

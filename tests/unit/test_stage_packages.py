@@ -54,6 +54,7 @@ class Grouped(Plain):
 right = lambda options: Plain()
 number = 5
 raising = lambda options: options["nope"]
+missing = lambda options: open("/srv/secret/weights")
 nothing = lambda options: None
 cls = lambda options: Plain
 text = lambda options: Text()
@@ -68,6 +69,7 @@ STAGE = "expected an object with the members of Stage"
 WRONG = {
     "number": "got int as its entry point, expected a function of the options",
     "raising": "its package raised KeyError: 'nope'",
+    "missing": "its package raised FileNotFoundError: No such file or directory",
     "nothing": f"got NoneType, {STAGE}",
     "cls": f"got the class Plain, {STAGE}",
     "text": f"tensors: got 'residual', {NAMES}",

@@ -302,10 +302,10 @@ def test_an_external_version_restarts_a_run(engine: Engine, rounds: Driven) -> N
     assert runs.run(RUN) == RunRecord(start=START, state=r.RunState.FINISHED, reason="done", max_rounds=3)
     second = version(parent=FIRST)
     control.publish(RUN, Newest(version=second, event=replace(published_event(1), round=0)), 30.0)
-    assert runs.runs()[0].state is r.RunState.FINISHED
+    assert runs.run_state(RUN) is r.RunState.FINISHED
     third = Newest(version=version(parent=second), event=replace(published_event(2), round=0, rounds=5))
     control.publish(RUN, third, 40.0)
-    assert runs.runs() == (RunRecord(start=START, state=r.RunState.RUNNING, reason="", max_rounds=5),)
+    assert runs.run(RUN) == RunRecord(start=START, state=r.RunState.RUNNING, reason="", max_rounds=5)
     rounds.rest(r.RunRested(state=r.RunState.FINISHED, reason="done"), 50.0, next_sequence=99)
     with raises(Conflict, "run run: got version 2, expected 3; another one came first"):
         control.publish(RUN, third, 60.0)
@@ -326,7 +326,8 @@ def test_no_round_is_opened_in_a_run_that_rests_and_no_rest_overwrites_another(e
     driver = Driven(engine)
     driver.rest(r.RunRested(state=r.RunState.PAUSED, reason="first"), 20.0, next_sequence=99)
     driver.rest(r.RunRested(state=r.RunState.FINISHED, reason="second"), 30.0, next_sequence=99)
-    assert (runs.runs()[0].state, runs.runs()[0].reason) == (r.RunState.PAUSED, "first")
+    record = runs.run(RUN)
+    assert record is not None and (record.state, record.reason) == (r.RunState.PAUSED, "first")
     second = RoundRecord(run_id=RUN, round=2, base_version=0, grid=(1,), mark=RoundMark.OPEN, opened_at_s=30.0)
     assert not driver.open(second)
     assert [record.round for record in driver.rounds(RUN)] == []
@@ -358,7 +359,8 @@ def test_everything_survives_reopening(tmp_path: Path, engine: Engine, rounds: D
     def facts(db_engine: Engine) -> list[object]:
         run_store, round_store = SqliteRuns(db_engine), SqliteRounds(db_engine)
         return [
-            run_store.runs(),
+            run_store.run_ids(),
+            run_store.run(RUN),
             run_store.bundle(BUNDLE.manifest.sha256),
             run_store.run_key(RUN, b"other"),
             run_store.version(RUN, 0),

@@ -1,7 +1,7 @@
 """Runs that a coordinator does not drive: it lists, describes and watches them, and devices download their Versions."""
 
 import asyncio
-from dataclasses import FrozenInstanceError
+from dataclasses import FrozenInstanceError, replace
 from pathlib import Path
 
 import pytest
@@ -12,8 +12,19 @@ from support.virtual import Place, bundle_in, open_place, plan, start
 
 from fanin.clients.testing import run_virtual
 from fanin.protos import messages as m
-from fanin.protos.control import RoundInfo, RoundPhase, RunState, VersionPublished
+from fanin.protos.control import (
+    MAX_PAGE_RUNS,
+    MAX_PAGE_RUNS_BYTES,
+    ListedRuns,
+    RoundInfo,
+    RoundPhase,
+    RunInfo,
+    RunState,
+    VersionPublished,
+)
+from fanin.protos.convert_control import listed_runs_to_proto
 from fanin.protos.errors import NotFound, Unavailable
+from fanin.server.storage.contracts import values
 
 ALONE = plan(concurrency=1, buffer=1, quorum=1, max_rounds=2, deadline_s=600.0)
 
@@ -46,7 +57,7 @@ def test_a_run_that_another_coordinator_drives_is_described_from_its_record(tmp_
         await assignment(newer, "b")
         await settle()
         rows = snapshot(tmp_path / "state").rows
-        (info,) = await older.runs.infos()
+        (info,) = (await older.runs.listed()).runs
         assert (info.state, info.version, info.num_rounds) == (RunState.RUNNING, 1, 1)
         assert info.reason == "run run: another coordinator drives this run now"
         description = await older.runs.describe("run", 9)
@@ -123,7 +134,7 @@ def test_a_run_that_another_coordinator_started_is_listed(tmp_path: Path) -> Non
         await newer.runs.start()
         await start(newer.runs, bundle_in(tmp_path), ALONE)
         await settle()
-        assert await older.runs.infos() == await newer.runs.infos()
+        assert (await older.runs.listed()).runs == (await newer.runs.listed()).runs
         assert (await older.runs.describe("run", 1)).rounds[0].round == 1
         with raises(NotFound, "run 'none': there is none of this id here"):
             await older.runs.describe("none", 1)
@@ -167,3 +178,32 @@ def test_a_view_cannot_be_changed(tmp_path: Path) -> None:
         await stop(place)
 
     run_virtual(main())
+
+
+def test_runs_are_listed_in_pages(tmp_path: Path) -> None:
+    async def main() -> None:
+        place = open_place(tmp_path)
+        run_ids = [f"run-{number:03d}" for number in range(MAX_PAGE_RUNS + 1)]
+        for run_id in run_ids:
+            await place.state.stores.runs.add_run(values.start(run_id), 5.0)
+        first, second = await place.runs.listed(), await place.runs.listed(MAX_PAGE_RUNS)
+        assert [info.run_id for info in (*first.runs, *second.runs)] == run_ids
+        assert (first.num_runs, len(second.runs)) == (len(run_ids), 1)
+        assert (await place.runs.listed(len(run_ids))).runs == ()
+
+    run_virtual(main())
+
+
+def test_a_page_of_runs_with_large_plans_fits_a_message() -> None:
+    reason = "x" * (MAX_PAGE_RUNS_BYTES * 2 // 5)
+    large = [RunInfo(run_id=f"{number}", state=RunState.RUNNING, reason=reason) for number in range(5)]
+    index, sizes = 0, []
+    while index < len(large):
+        reply = listed_runs_to_proto(ListedRuns(num_runs=len(large), runs=tuple(large[index:])))
+        assert [info.run_id for info in reply.runs] == [info.run_id for info in large[index:][: len(reply.runs)]]
+        assert reply.ByteSize() < MAX_PAGE_RUNS_BYTES + 100
+        sizes.append(len(reply.runs))
+        index += len(reply.runs)
+    assert sizes == [2, 2, 1]
+    huge = replace(large[0], reason="x" * (MAX_PAGE_RUNS_BYTES + 1))
+    assert len(listed_runs_to_proto(ListedRuns(num_runs=2, runs=(huge, huge))).runs) == 1

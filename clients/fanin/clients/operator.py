@@ -169,9 +169,14 @@ class Operator:
 
     def runs(self) -> tuple[RunInfo, ...]:
         """Return all Runs."""
-        request = pb.ListRunsRequest().SerializeToString()
-        reply = self._connection.unary(f"{CONTROL}ListRuns", request, pb.ListRunsReply.FromString, self._call)
-        return tuple(cr.run_info_from_proto(run) for run in reply.runs)
+        infos: list[RunInfo] = []
+        while True:
+            request = pb.ListRunsRequest(from_index=len(infos)).SerializeToString()
+            reply = self._connection.unary(f"{CONTROL}ListRuns", request, pb.ListRunsReply.FromString, self._call)
+            page = cr.listed_runs_from_proto(reply)
+            infos += page.runs
+            if len(infos) >= page.num_runs or not page.runs:
+                return tuple(infos)
 
     def run(self, run_id: str) -> RunInfo:
         """Return one Run. Raises NotFound."""

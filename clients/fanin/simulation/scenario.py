@@ -119,8 +119,8 @@ async def _unfinished(federation: Federation, scenario: Scenario) -> str:
     )
     problem = run.reason or state
     return (
-        f"{late}: version {run.version} of {run.plan.stop.max_rounds}, {problem}; give it more members that stay, or a "
-        "longer max_s"
+        f"{late}: version {run.version} of {scenario.plan.stop.max_rounds}, {problem}; give it more members that "
+        "stay, or a longer max_s"
     )
 
 

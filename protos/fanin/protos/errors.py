@@ -21,12 +21,19 @@
     +-- Corrupted               our own durable state does not verify
 
 ``STATUS`` maps each class to a gRPC status name and to the text for peers. A peer receives the full message of an error
-about its own input. For an error inside the coordinator it receives a fixed sentence, and the log has the message.
+about its own input. For an error inside the coordinator it receives a fixed sentence, and the log has the message. For
+an exception of another package it receives ``foreign_text``, which names no file of this machine.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Final
+
+MAX_FOREIGN_CHARS: Final = 200
+"""Longest text of an exception of another package. A device sends it to the coordinator in a report."""
+_PATH: Final = re.compile(r"""(?<=['"])/[^'"]*|(?<![\w.])/[\w.~-][^\s'")\],;:]*""")
 
 
 class FaninError(Exception):
@@ -161,6 +168,14 @@ def public_text(error: FaninError) -> str:
     """Return the message of an error for a peer."""
     text = status_of(error).public_text
     return str(error) if text is None else text
+
+
+def foreign_text(error: Exception) -> str:
+    """Return kind and text of an exception of another package as one short line, without the paths of this machine."""
+    # The text of an OSError names a file, also one without a slash.
+    text = error.strerror or "" if isinstance(error, OSError) else _PATH.sub("...", str(error))
+    line = "".join(char if char.isprintable() else " " for char in f"{type(error).__name__}: {text}")
+    return " ".join(line.split()).removesuffix(":")[:MAX_FOREIGN_CHARS]
 
 
 def error_named(name: str, message: str) -> FaninError | None:

@@ -490,12 +490,17 @@ Global___Principal: _TypeAlias = Principal  # noqa: Y015
 class ListRunsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    FROM_INDEX_FIELD_NUMBER: _builtins.int
+    from_index: _builtins.int
+    """0 for the first page, then the number of Runs received so far."""
     def __init__(
         self,
+        *,
+        from_index: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["from_index", b"from_index"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -506,16 +511,22 @@ class ListRunsReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     RUNS_FIELD_NUMBER: _builtins.int
+    NUM_RUNS_FIELD_NUMBER: _builtins.int
+    num_runs: _builtins.int
+    """The Runs of the coordinator."""
     @_builtins.property
-    def runs(self) -> _containers.RepeatedCompositeFieldContainer[Global___RunInfo]: ...
+    def runs(self) -> _containers.RepeatedCompositeFieldContainer[Global___RunInfo]:
+        """At most 100, and fewer if their Plans are large."""
+
     def __init__(
         self,
         *,
         runs: _abc.Iterable[Global___RunInfo] | None = ...,
+        num_runs: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["runs", b"runs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_runs", b"num_runs", "runs", b"runs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -566,7 +577,9 @@ class RunInfo(_message.Message):
     reason: _builtins.str
     """Why the Run rests, or what it waits for if that is not devices."""
     @_builtins.property
-    def plan(self) -> _plan_pb2.Plan: ...
+    def plan(self) -> _plan_pb2.Plan:
+        """Absent if the record of the Run is damaged. Then the fields up to reason are empty, too."""
+
     @_builtins.property
     def started_by(self) -> Global___Principal:
         """Absent for a Run from before this was recorded."""

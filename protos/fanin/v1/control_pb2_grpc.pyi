@@ -75,6 +75,7 @@ class ControlStub:
     FAILED_PRECONDITION: the Run's state does not allow it.
     """
     ListRuns: _grpc.UnaryUnaryMultiCallable[_control_pb2.ListRunsRequest, _control_pb2.ListRunsReply]
+    """Returns a page of the Runs, oldest first."""
     GetRun: _grpc.UnaryUnaryMultiCallable[_control_pb2.GetRunRequest, _control_pb2.RunInfo]
     DescribeRun: _grpc.UnaryUnaryMultiCallable[_control_pb2.DescribeRunRequest, _control_pb2.RunDescription]
     """Returns a Run with its latest Rounds and the devices at work in it."""
@@ -127,6 +128,7 @@ class ControlAsyncStub(ControlStub):
     FAILED_PRECONDITION: the Run's state does not allow it.
     """
     ListRuns: _aio.UnaryUnaryMultiCallable[_control_pb2.ListRunsRequest, _control_pb2.ListRunsReply]  # type: ignore[assignment]
+    """Returns a page of the Runs, oldest first."""
     GetRun: _aio.UnaryUnaryMultiCallable[_control_pb2.GetRunRequest, _control_pb2.RunInfo]  # type: ignore[assignment]
     DescribeRun: _aio.UnaryUnaryMultiCallable[_control_pb2.DescribeRunRequest, _control_pb2.RunDescription]  # type: ignore[assignment]
     """Returns a Run with its latest Rounds and the devices at work in it."""
@@ -229,7 +231,8 @@ class ControlServicer(metaclass=_abc_1.ABCMeta):
         self,
         request: _control_pb2.ListRunsRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_control_pb2.ListRunsReply, _abc.Awaitable[_control_pb2.ListRunsReply]]: ...
+    ) -> _typing.Union[_control_pb2.ListRunsReply, _abc.Awaitable[_control_pb2.ListRunsReply]]:
+        """Returns a page of the Runs, oldest first."""
 
     @_abc_1.abstractmethod
     def GetRun(

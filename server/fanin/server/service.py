@@ -152,7 +152,7 @@ class ControlService(control_pb2_grpc.ControlServicer):
 
     async def ListRuns(self, request: control_pb2.ListRunsRequest, context: object) -> control_pb2.ListRunsReply:
         """See control.proto."""
-        return control_pb2.ListRunsReply(runs=[cr.run_info_to_proto(info) for info in await self._runs.infos()])
+        return cr.listed_runs_to_proto(await self._runs.listed(request.from_index))
 
     async def GetRun(self, request: control_pb2.GetRunRequest, context: object) -> control_pb2.RunInfo:
         """See control.proto."""

@@ -51,7 +51,7 @@ def run_row(info: RunInfo) -> dict[str, object]:
     """Return the JSON row of a Run."""
     return {
         "run_id": info.run_id,
-        "plan": info.plan.name,
+        "plan": None if info.plan is None else info.plan.name,
         "state": info.state.value,
         "reason": info.reason,
         "bundle_sha256": info.bundle_sha256,

@@ -72,7 +72,7 @@ def description_row(description: RunDescription) -> dict[str, object]:
     """Return the JSON row of a described Run. JSON writes an infinite number as null."""
     return {
         **run_row(description.run),
-        "plan": asdict(description.run.plan),
+        "plan": None if description.run.plan is None else asdict(description.run.plan),
         "num_devices": description.num_devices,
         "num_at_work": description.num_at_work,
         "at_work": list(description.at_work),
@@ -83,16 +83,18 @@ def description_row(description: RunDescription) -> dict[str, object]:
     }
 
 
-def _round_row(info: RoundInfo, plan: Plan) -> dict[str, object]:
+def _round_row(info: RoundInfo, plan: Plan | None) -> dict[str, object]:
     row = {**asdict(info), "phase": info.phase.value}
     row["opened_at_s"] = row.pop("opened_at")
-    row["training"], row["flower"] = asdict(plan.training_in(info.round)), asdict(plan.flower_in(info.round))
+    if plan is not None:
+        row |= {"training": asdict(plan.training_in(info.round)), "flower": asdict(plan.flower_in(info.round))}
     return row
 
 
 def description_text(description: RunDescription) -> str:
     """Return a described Run as text."""
-    info = description.run
+    info, plan = description.run, description.run.plan
+    planned = "" if plan is None else f", of {plan.stop.max_rounds} planned"
     reason = f" ({info.reason})" if info.reason else ""
     lines = [
         f"run {info.run_id}",
@@ -100,14 +102,14 @@ def description_text(description: RunDescription) -> str:
         *([] if info.started_by is None else [f"  started   by {info.started_by}"]),
         f"  version   {info.version} {info.version_sha256}",
         f"  bundle    {info.bundle_sha256}",
-        f"  rounds    {info.num_rounds} that ended in a version, of {info.plan.stop.max_rounds} planned",
-        *plan_lines(info.plan),
-        *(settings_lines(info.plan, description.rounds[0].round) if description.rounds else ()),
+        f"  rounds    {info.num_rounds} that ended in a version{planned}",
+        *([] if plan is None else plan_lines(plan)),
+        *(settings_lines(plan, description.rounds[0].round) if plan is not None and description.rounds else ()),
     ]
     if info.newest_evaluation is not None:
         lines.append(f"  held out  {evaluation_text(info.newest_evaluation)}")
-    if (best := info.best_evaluation) is not None:
-        metric = info.plan.evaluation.best
+    if plan is not None and (best := info.best_evaluation) is not None:
+        metric = plan.evaluation.best
         lines.append(f"  best      version {best.version}: {metric} {best.values[metric]:.4f}")
     if grid := description.grid:
         lines.append(f"  grid      {len(grid)} blocks, steps 2^{min(grid)} to 2^{max(grid)}")

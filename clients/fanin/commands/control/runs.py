@@ -46,12 +46,15 @@ def runs(
         table.add_column(heading)
     for info in infos:
         digest = short(info.version_sha256)
-        row = (info.run_id, info.plan.name, info.state.value, str(info.version), digest, str(info.num_rounds))
+        plan = "" if info.plan is None else info.plan.name
+        row = (info.run_id, plan, info.state.value, str(info.version), digest, str(info.num_rounds))
         table.add_row(*row, _best(info), info.reason)
     print_tables(table if infos else "no runs yet; start one with: fanin run PLAN.toml")
 
 
 def _best(info: RunInfo) -> str:
     """Return the best Version on held-out data with its metric, empty without an evaluation."""
+    if info.plan is None or info.best_evaluation is None:
+        return ""
     metric, evaluation = info.plan.evaluation.best, info.best_evaluation
-    return "" if evaluation is None else f"{evaluation.version}: {metric} {evaluation.values[metric]:.4f}"
+    return f"{evaluation.version}: {metric} {evaluation.values[metric]:.4f}"

@@ -14,10 +14,10 @@ from types import MappingProxyType
 import numpy as np
 
 from fanin.edge.codecs.fixed import DIVERGED, Encoded, codec_named
-from fanin.edge.codecs.stage import GroupStage, Stage, StageContext, State, exception_text
+from fanin.edge.codecs.stage import GroupStage, Stage, StageContext, State
 from fanin.edge.codecs.vector import PARAMETERS, Vector, VectorLayout
 from fanin.edge.tensors import Float32s, Float64s
-from fanin.protos.errors import FaninError, InvalidInput
+from fanin.protos.errors import FaninError, InvalidInput, foreign_text
 from fanin.protos.messages import CodecSpec
 
 States = Mapping[str, State]
@@ -173,7 +173,7 @@ def stage_error(name: str, member: str, exc: Exception) -> FaninError:
     """
     if isinstance(exc, FaninError):
         return exc
-    return InvalidInput(f"stage {name}: {member} raised {exception_text(exc)}; correct the stage")
+    return InvalidInput(f"stage {name}: {member} raised {foreign_text(exc)}; correct the stage")
 
 
 def form_of(values: object) -> str:

@@ -15,7 +15,7 @@ coordinator computes it from the aggregate of the group, and devices download it
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -23,8 +23,6 @@ from fanin.edge.codecs.vector import Group, Vector
 from fanin.edge.tensors import Float32s, Float64s
 from fanin.protos.errors import InvalidPlan
 
-MAX_TEXT_CHARS: Final = 200
-"""The text of a stage's exception is cut to this length: a device sends it to the coordinator in a report."""
 State = Mapping[str, Float32s]
 """The tensors of one stage's state (num_values,), by name."""
 
@@ -105,9 +103,3 @@ def check_options(name: str, options: Mapping[str, float], expected: Sequence[st
         missing, unknown = sorted(set(expected) - set(options)), sorted(set(options) - set(expected))
         advice = [f"{verb} {', '.join(names)}" for verb, names in (("add", missing), ("remove", unknown)) if names]
         raise InvalidPlan(f"{problem}; {' and '.join(advice)}")
-
-
-def exception_text(exc: Exception) -> str:
-    """Return kind and text of a stage's exception as one short line."""
-    text = "".join(char if char.isprintable() else " " for char in f"{type(exc).__name__}: {exc}")
-    return " ".join(text.split()).removesuffix(":")[:MAX_TEXT_CHARS]

@@ -6,10 +6,10 @@ from typing import Final
 
 from fanin.edge.codecs.error_feedback import ErrorFeedback
 from fanin.edge.codecs.scaffold import Scaffold
-from fanin.edge.codecs.stage import GroupStage, Stage, exception_text
+from fanin.edge.codecs.stage import GroupStage, Stage
 from fanin.edge.codecs.vector import MAIN, Group, VectorLayout
 from fanin.edge.tensors import TensorTable
-from fanin.protos.errors import InvalidPlan
+from fanin.protos.errors import InvalidPlan, foreign_text
 from fanin.protos.messages.versions import MAX_AUXILIARY
 from fanin.protos.names import NAME_FORM, is_name
 from fanin.protos.plans import StageSpec
@@ -59,7 +59,7 @@ def _stage_of(spec: StageSpec) -> Stage:
     except InvalidPlan:
         raise
     except Exception as exc:  # Any error: the code may come from another package.
-        raise InvalidPlan(f"{where}: its package raised {exception_text(exc)}; correct that package") from exc
+        raise InvalidPlan(f"{where}: its package raised {foreign_text(exc)}; correct that package") from exc
     return stage
 
 

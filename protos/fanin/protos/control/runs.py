@@ -11,6 +11,10 @@ from fanin.protos.plans import Plan
 
 MAX_DESCRIBED_ROUNDS: Final = 1000
 """Most Rounds in one description. They travel in one message."""
+MAX_PAGE_RUNS: Final = 100
+"""Runs on one page of the list of Runs. Each takes a few queries."""
+MAX_PAGE_RUNS_BYTES: Final = 2 << 20
+"""Size of a page with several Runs. A Plan may have a megabyte, and a message 4."""
 MAX_PAGE_DEVICES: Final = 10_000
 """Devices on one page of a Round's accepted devices."""
 
@@ -41,7 +45,7 @@ class RunInfo:
     Attributes:
         run_id: The Run.
         state: Its state.
-        plan: Its Plan.
+        plan: Its Plan. None if the record of the Run is damaged; ``reason`` says so, and the rest is empty.
         bundle_sha256: Its Bundle.
         version: Number of the newest Version.
         version_sha256: Digest of the newest Version's parameters.
@@ -54,15 +58,23 @@ class RunInfo:
 
     run_id: str
     state: RunState
-    plan: Plan
-    bundle_sha256: str
-    version: int
-    version_sha256: str
-    num_rounds: int
+    plan: Plan | None = None
+    bundle_sha256: str = ""
+    version: int = 0
+    version_sha256: str = ""
+    num_rounds: int = 0
     reason: str = ""
     started_by: Principal | None = None
     newest_evaluation: VersionEvaluation | None = None
     best_evaluation: VersionEvaluation | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListedRuns:
+    """One page of the Runs, oldest first. ``num_runs`` counts all Runs of the coordinator."""
+
+    num_runs: int
+    runs: tuple[RunInfo, ...]
 
 
 class RoundPhase(Enum):

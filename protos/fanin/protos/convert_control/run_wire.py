@@ -5,7 +5,9 @@ from typing import Final
 from fanin.protos.control import (
     MAX_DESCRIBED_ROUNDS,
     MAX_NUMBER,
+    MAX_PAGE_RUNS_BYTES,
     AcceptedDevices,
+    ListedRuns,
     RoundInfo,
     RoundPhase,
     RunDescription,
@@ -79,7 +81,7 @@ def run_info_to_proto(info: RunInfo) -> pb.RunInfo:
     return pb.RunInfo(
         run_id=info.run_id,
         state=RUN_STATES[info.state],
-        plan=plan_to_proto(info.plan),
+        plan=None if info.plan is None else plan_to_proto(info.plan),
         bundle_sha256=info.bundle_sha256,
         version=info.version,
         version_sha256=info.version_sha256,
@@ -95,7 +97,7 @@ def run_info_from_proto(message: pb.RunInfo) -> RunInfo:
     return RunInfo(
         run_id=message.run_id,
         state=run_state_from_proto(message.state),
-        plan=plan_from_proto(message.plan),
+        plan=plan_from_proto(message.plan) if message.HasField("plan") else None,
         bundle_sha256=message.bundle_sha256,
         version=message.version,
         version_sha256=message.version_sha256,
@@ -113,6 +115,23 @@ def _evaluation_to_proto(evaluation: VersionEvaluation | None) -> pb.VersionEval
 
 def _evaluation_from_proto(message: pb.VersionEvaluation, is_present: bool) -> VersionEvaluation | None:
     return evaluation_from_proto(message) if is_present else None
+
+
+def listed_runs_to_proto(page: ListedRuns) -> pb.ListRunsReply:
+    """Return the first Runs of a page that fit ``MAX_PAGE_RUNS_BYTES``, at least one."""
+    reply = pb.ListRunsReply(num_runs=page.num_runs)
+    size_bytes = 0
+    for info in page.runs:
+        message = run_info_to_proto(info)
+        size_bytes += message.ByteSize()
+        if reply.runs and size_bytes > MAX_PAGE_RUNS_BYTES:
+            break
+        reply.runs.append(message)
+    return reply
+
+
+def listed_runs_from_proto(message: pb.ListRunsReply) -> ListedRuns:
+    return ListedRuns(num_runs=message.num_runs, runs=tuple(map(run_info_from_proto, message.runs)))
 
 
 def round_info_to_proto(info: RoundInfo) -> pb.RoundInfo:

@@ -4,15 +4,14 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from difflib import get_close_matches
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from fanin.protos.errors import InvalidPlan
+from fanin.protos.errors import InvalidPlan, foreign_text
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 T = TypeVar("T")
-MAX_ERROR_CHARS: Final = 200
 P = TypeVar("P")
 
 
@@ -37,7 +36,7 @@ def named(key: str, name: str, ours: Mapping[str, T], group: str) -> T:
             theirs: T = entries[name].load()
         except Exception as exc:  # Any error: the code comes from another package.
             raise InvalidPlan(
-                f"plan: {key}: {name!r} cannot be imported from {entries[name].value} ({type(exc).__name__}: {exc}); "
+                f"plan: {key}: {name!r} cannot be imported from {entries[name].value} ({foreign_text(exc)}); "
                 "repair that package"
             ) from exc
         return theirs
@@ -80,9 +79,7 @@ def blamed(what: str, advice: str) -> Iterator[None]:
     except InvalidPlan:
         raise
     except Exception as exc:  # Any error: the code may come from another package.
-        # An OSError names files of this machine, and the text may reach operators elsewhere.
-        text = "" if isinstance(exc, OSError) else f": {' '.join(str(exc).split())[:MAX_ERROR_CHARS]}"
-        raise InvalidPlan(f"{what} raised {type(exc).__name__}{text}; {advice}") from exc
+        raise InvalidPlan(f"{what} raised {foreign_text(exc)}; {advice}") from exc
 
 
 def check_single(what: str, name: str, group: str) -> None:

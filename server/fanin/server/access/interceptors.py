@@ -12,7 +12,8 @@ For each call, in this order:
    InvalidInput. Enroll is the exception: its bytes hold the key that signed them, so its token and signature are
    checked after parsing.
 4. An error of the servicer becomes a status by the table in ``protos.errors``. The peer receives the public text. The
-   log has the inner text, of a limited number of calls per minute (``refused``).
+   log has the inner text, of a limited number of calls per minute (``refused``). A failure of the coordinator itself is
+   logged with its traceback, once a minute for each cause.
 5. A missing request, or a reply that the caller does not read, ends the call and frees its resources.
 """
 
@@ -130,6 +131,7 @@ class Rim(aio.ServerInterceptor):
         self._registry = registry
         self._waits = waits
         self._refused = refused
+        self._failure_logger = LimitedLog(LOG, max_lines=1, what="failed calls")
         self._num_open = 0
 
     async def intercept_service(
@@ -226,7 +228,7 @@ class Rim(aio.ServerInterceptor):
             self._refused.log(type(exc).__name__, f"{method}: {type(exc).__name__}: {str(exc)[:MAX_TEXT_CHARS]}")
             await self._abort(exc, context)
         except OSError:  # Our disk failed. The caller can only retry later, and must not read a path.
-            LOG.exception("%s: the coordinator's disk or network failed", method)
+            self._failure_logger.exception(f"{method}: the coordinator's disk or network failed")
             await self._abort(Unavailable("disk"), context)
         except (aio.AbortError, aio.UsageError):
             raise
@@ -241,7 +243,7 @@ class Rim(aio.ServerInterceptor):
                     await context.abort(grpc.StatusCode.UNAVAILABLE, text, self._trailing("Unavailable"))
             raise
         except Exception:  # The rim: a bug must end one call, never the coordinator, and never leak its text.
-            LOG.exception("%s: unexpected error", method)
+            self._failure_logger.exception(f"{method}: unexpected error")
             text = "internal error; the coordinator's log has the details"
             await context.abort(grpc.StatusCode.INTERNAL, text, self._trailing("Internal"))
 

@@ -1,4 +1,4 @@
-"""The log of events that peers cause: a few lines per minute for each kind, then their number.
+"""The log of events that peers cause: a few records per minute for each kind, then their number.
 
 Any peer can make calls that are refused, and any device can report failures. Without a limit, a flood of them fills the
 disk that holds the Updates.
@@ -6,6 +6,7 @@ disk that holds the Updates.
 
 import asyncio
 import logging
+import sys
 from dataclasses import dataclass
 from typing import Final
 
@@ -36,13 +37,32 @@ class LimitedLog:
 
     def log(self, kind: str, text: str) -> None:
         """Log a line, unless ``max_lines`` lines of its kind were logged within the window."""
+        if self._is_due(kind):
+            self._log.info("%s", text)
+
+    def exception(self, text: str) -> None:
+        """Log the exception that is being handled, with its traceback.
+
+        Its kind is its class and the line that raised it: a device repeats a call that fails, so one cause raises many
+        exceptions.
+        """
+        error = sys.exception()
+        assert error is not None, "an exception is being handled"
+        trace = error.__traceback__
+        while trace is not None and trace.tb_next is not None:
+            trace = trace.tb_next
+        place = "" if trace is None else f" at {trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"
+        if self._is_due(f"{type(error).__name__}{place}"):
+            self._log.exception("%s", text)
+
+    def _is_due(self, kind: str) -> bool:
+        """Count an event. Return whether to log it."""
         window = self._windows.get(kind)
         if window is None:
             window = self._windows[kind] = _Window()
             asyncio.get_running_loop().call_later(WINDOW_S, self._end, kind)
         window.num_calls += 1
-        if window.num_calls <= self._max_lines:
-            self._log.info("%s", text)
+        return window.num_calls <= self._max_lines
 
     def _end(self, kind: str) -> None:
         num_hidden = self._windows.pop(kind).num_calls - self._max_lines

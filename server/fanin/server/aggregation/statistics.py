@@ -3,13 +3,18 @@
 The functions read the sums over the Round's Updates. The results are in the event ``VersionPublished``. A Flower app
 may report no loss, so a mean loss is over the examples of the devices that report one: ``with_loss_examples`` counts
 them.
+
+An evaluation can pause or end a Run. So an Update's evaluation counts only if it is in the range of the others
+(``credible_counts``), as an Update moves the grid only within the reach of the others (``codecs.grid``). The range
+follows a value that more than a third of the Updates attain, so a smaller number of malicious devices cannot widen it.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from fanin.edge.runtimes.evaluations import SQUARES_INT8, quality_of
+from fanin.edge.runtimes.quality import SMALL_ERROR, Quality
 from fanin.protos.control import Evaluation
 from fanin.protos.messages import EVAL_EXAMPLES, EVAL_LOSS, EXAMPLES, LOSS_UNIT, TRAIN_LOSS
 
@@ -21,6 +26,13 @@ OTHER_RUNTIMES: Final = "other"
 MAX_RISE: Final = 1e9
 """Largest reported rise of the squared error, in percent. If the float model has no error, the rise is infinite, and
 JSON has no infinity."""
+
+CREDIBLE_FACTOR: Final = 16.0
+"""A loss or squared error of an example counts up to this many times the value that more than a third of the Updates
+attain. Honest devices differ by less, unless their data have different scales."""
+LEAST_LOSS: Final = 1.0
+"""A loss of a classifier up to ``CREDIBLE_FACTOR`` times this many nats always counts: a device may have examples that
+the others lack. A guess among a million classes costs 14 nats."""
 
 
 def with_loss_examples(counts: Mapping[str, int]) -> dict[str, int]:
@@ -49,6 +61,52 @@ def evaluation_of(counts: Mapping[str, int], num_classes: int) -> Evaluation | N
         int8_agreement=sums.agreement,
         int8_rise_percent=min(sums.rise_percent, MAX_RISE) if of_values else None,
     )
+
+
+def credible_counts(updates: Sequence[Mapping[str, int]], num_classes: int) -> dict[str, int]:
+    """Return the sums of the Updates' statistics, without Updates whose evaluation is beyond the range of the others.
+
+    Args:
+        updates: The statistics of each Update of the Round.
+        num_classes: Number of classes of the Bundle, 0 for a model of values.
+    """
+    evaluated = [counts for counts in updates if counts.get(EVAL_EXAMPLES, 0) > 0]
+    means = [_means(quality_of(counts)) for counts in evaluated]
+    # A Flower app may report no loss.
+    losses = [values[0] for counts, values in zip(evaluated, means, strict=True) if EVAL_LOSS in counts]
+    limits = (_loss_limits(losses, num_classes), *_error_limits(means))
+    sums = Counter[str]()
+    for counts, values in zip(evaluated, means, strict=True):
+        if all(low <= value <= high for value, (low, high) in zip(values, limits, strict=True)):
+            sums.update(with_loss_examples(counts))
+    return dict(sums)
+
+
+def _means(quality: Quality) -> tuple[float, float, float, float]:
+    """Return the loss and the squared errors of an example."""
+    sums = (quality.loss_sum, quality.squares_float, quality.squares_int8, quality.squares_wanted)
+    loss, in_float, in_int8, wanted = (value / quality.num_examples for value in sums)
+    return loss, in_float, in_int8, wanted
+
+
+def _loss_limits(losses: Sequence[float], num_classes: int) -> tuple[float, float]:
+    largest = _attained([abs(loss) for loss in losses])
+    limit = CREDIBLE_FACTOR * (max(largest, LEAST_LOSS) if num_classes else largest)
+    # A cross entropy is not negative. One negative loss would be the best one of the Run for ever.
+    is_positive = num_classes > 0 and _attained([-loss for loss in losses]) <= 0.0
+    return 0.0 if is_positive else -limit, limit
+
+
+def _error_limits(means: Sequence[tuple[float, float, float, float]]) -> tuple[tuple[float, float], ...]:
+    in_float, in_int8, wanted = (_attained([values[place] for values in means]) for place in (1, 2, 3))
+    error = max(in_float, in_int8, SMALL_ERROR * wanted)
+    spread = max(in_float, in_int8, wanted)
+    return tuple((0.0, CREDIBLE_FACTOR * limit) for limit in (error, error, spread))
+
+
+def _attained(values: Sequence[float]) -> float:
+    """Return the largest value that more than a third of the Updates attain, 0.0 without an Update."""
+    return sorted(values, reverse=True)[len(values) // 3] if values else 0.0
 
 
 def train_loss_of(counts: Mapping[str, int]) -> float:

@@ -6,19 +6,21 @@ that were passed over follow while there is nothing newer. After a kill the next
 
 import asyncio
 import logging
-from collections.abc import Collection
+from collections.abc import Awaitable, Callable, Collection
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Final
+from functools import partial
+from itertools import count
+from typing import Final, TypeVar
 
 from fanin.protos.control import VersionEvaluation
-from fanin.protos.errors import FaninError, InvalidInput, Unavailable
-from fanin.protos.messages import Version
+from fanin.protos.errors import InvalidInput, Unavailable
 from fanin.protos.plans import EvaluationPlan
 from fanin.server.evaluation.datasets import DataSets
 from fanin.server.evaluation.jobs import EvaluationJob, EvaluationReply
 from fanin.server.evaluation.process import EvaluatorProcess
+from fanin.server.rounds.troubles import patience_s, pause_s, reason_of
 from fanin.server.runs.catalog import Runs
+from fanin.server.runs.view import RunView
 from fanin.server.storage.stores import Stores
 
 LOG: Final = logging.getLogger("fanin.server.evaluation.evaluator")
@@ -28,8 +30,10 @@ SETTLE_S: Final = 0.2
 """Seconds from a change of a Run until the next look. A Run may change a thousand times a second."""
 IDLE_S: Final = 60.0
 """Seconds until a process without a job ends. It holds the data set in memory. A new one takes a second to start."""
-RETRY_S: Final = 5.0
-"""Seconds until the next try after an error of the database."""
+WORK: Final = "evaluation on held-out data"
+LEFT: Final = "; only a restart of the coordinator tries again"
+
+T = TypeVar("T")
 
 
 def next_due(newest: int, every: int, evaluated: Collection[int]) -> int | None:
@@ -45,13 +49,8 @@ def next_due(newest: int, every: int, evaluated: Collection[int]) -> int | None:
     return next((number for number in range(newest - newest % every, -1, -every) if number not in evaluated), None)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DueVersion:
-    """A Version to evaluate."""
-
-    version: Version
-    plan: EvaluationPlan
-    job: EvaluationJob
+class GivenUp(Exception):
+    """The record could not be read or written. The message is for operators, who see it with the Run."""
 
 
 class HeldOutEvaluator:
@@ -74,7 +73,9 @@ class HeldOutEvaluator:
         # By Run: the due Versions that have an evaluation or no tries left. The Run evaluated longest ago is first.
         self._done: dict[str, set[int]] = {}
         self._num_tries: dict[tuple[str, int], int] = {}
+        # Runs without data, or whose evaluations cannot be read.
         self._without_data: set[str] = set()
+        self._left: set[str] = set()
 
     def start(self) -> None:
         """Start to evaluate. Call it after ``Runs.start``."""
@@ -92,15 +93,29 @@ class HeldOutEvaluator:
     async def _work(self) -> None:
         while True:
             self._changed.clear()
+            turn = await self._next()
+            if turn is None:
+                await self._wait()
+            else:
+                await self._evaluate(*turn)
+
+    async def _persistently(self, run_id: str, access: Callable[[], Awaitable[T]]) -> T:
+        """Return the result of an access to the record. Raises GivenUp once no repetition may help."""
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        for num_tries in count(1):
             try:
-                due = await self._next()
-                if due is None:
-                    await self._wait()
-                else:
-                    await self._evaluate(due)
+                result = await access()
             except Exception as exc:  # Any error: an evaluation must never end the coordinator.
-                LOG.error("evaluation: %s", exc, exc_info=not isinstance(exc, FaninError))
-                await asyncio.sleep(RETRY_S)
+                if loop.time() - began_s >= patience_s(exc):
+                    self._runs.troubles.report(run_id, WORK, exc, LEFT)
+                    raise GivenUp(reason_of(exc)) from exc
+                self._runs.troubles.report(run_id, WORK, exc)
+                await asyncio.sleep(pause_s(num_tries))
+            else:
+                self._runs.troubles.clear(run_id, WORK)
+                return result
+        raise AssertionError("the last try returns or raises")
 
     async def _wait(self) -> None:
         """Wait for a change of a Run. A process without a job ends in the meantime."""
@@ -112,23 +127,32 @@ class HeldOutEvaluator:
             await self._changed.wait()
         await asyncio.sleep(SETTLE_S)
 
-    async def _next(self) -> DueVersion | None:
+    async def _next(self) -> tuple[RunView, int] | None:
+        """Return the Run whose turn it is and the number of the Version to evaluate, or None without one."""
         views = {publications.view.run_id: publications.view for publications in self._runs.publications()}
         turns = {run_id: turn for turn, run_id in enumerate(self._done)}
         for run_id in sorted(views, key=lambda run_id: turns.get(run_id, -1)):
             view = views[run_id]
             plan = view.record.start.plan.evaluation
-            if not plan.data or not self._has_data(run_id, plan.data):
+            if not plan.data or not self._has_data(run_id, plan.data) or not await self._is_known(run_id, plan.every):
                 continue
-            if run_id not in self._done:
-                evaluated = await self._stores.evaluations.evaluated(run_id)
-                self._done[run_id] = {number for number in evaluated if number % plan.every == 0}
             number = next_due(view.newest.number, plan.every, self._done[run_id])
             if number is not None:
                 # This Run is last from now on.
                 self._done[run_id] = self._done.pop(run_id)
-                return await self._due(run_id, number, plan)
+                return view, number
         return None
+
+    async def _is_known(self, run_id: str, every: int) -> bool:
+        """Read which Versions of a Run have an evaluation, once. Return whether that is known."""
+        if run_id not in self._done and run_id not in self._left:
+            try:
+                evaluated = await self._persistently(run_id, partial(self._stores.evaluations.evaluated, run_id))
+            except GivenUp:
+                self._left.add(run_id)
+            else:
+                self._done[run_id] = {number for number in evaluated if number % every == 0}
+        return run_id in self._done
 
     def _has_data(self, run_id: str, name: str) -> bool:
         if name in self._data.paths:
@@ -141,34 +165,50 @@ class HeldOutEvaluator:
             )
         return False
 
-    async def _due(self, run_id: str, number: int, plan: EvaluationPlan) -> DueVersion:
+    async def _evaluate(self, view: RunView, number: int) -> None:
+        run_id, plan = view.run_id, view.record.start.plan.evaluation
+        try:
+            job = await self._persistently(run_id, partial(self._job, run_id, number, plan))
+        except GivenUp as exc:
+            reply = EvaluationReply(problem=str(exc))
+        else:
+            outcome = await self._reply(run_id, number, job)
+            if outcome is None:
+                return
+            reply = outcome
+        evaluation, score = self._recorded(number, plan, reply)
+        if evaluation.problem:
+            LOG.warning("run %s: version %d was not evaluated: %s", run_id, number, evaluation.problem)
+        record = partial(self._stores.evaluations.add_evaluation, run_id, evaluation, score)
+        with suppress(GivenUp):
+            await self._persistently(run_id, record)
+        self._done[run_id].add(number)
+        self._num_tries.pop((run_id, number), None)
+
+    async def _job(self, run_id: str, number: int, plan: EvaluationPlan) -> EvaluationJob:
         version = await self._stores.runs.version(run_id, number)
         assert version is not None, "versions are numbered without gaps"
         bundle = await self._stores.runs.bundle(version.bundle_sha256)
         assert bundle is not None, "a run has its bundle"
-        return DueVersion(version=version, plan=plan, job=self._data.job(plan, bundle, version))
+        return self._data.job(plan, bundle, version)
 
-    async def _evaluate(self, due: DueVersion) -> None:
-        run_id, number = due.version.run_id, due.version.number
+    async def _reply(self, run_id: str, number: int, job: EvaluationJob) -> EvaluationReply | None:
+        """Return the reply of the process, or None to try the Version again."""
         try:
-            reply = await self._process.ask(due.job)
+            return await self._process.ask(job)
         except Unavailable as exc:
             num_tries = self._num_tries.get((run_id, number), 0) + 1
             self._num_tries[run_id, number] = num_tries
             if num_tries < MAX_TRIES:
                 LOG.warning("run %s: version %d: %s; it is tried again", run_id, number, exc)
-                return
-            reply = EvaluationReply(problem=str(exc))
-        evaluation, score = self._recorded(due, reply)
-        if evaluation.problem:
-            LOG.warning("run %s: version %d was not evaluated: %s", run_id, number, evaluation.problem)
-        await self._stores.evaluations.add_evaluation(run_id, evaluation, score)
-        self._done[run_id].add(number)
-        self._num_tries.pop((run_id, number), None)
+                return None
+            return EvaluationReply(problem=str(exc))
 
-    def _recorded(self, due: DueVersion, reply: EvaluationReply) -> tuple[VersionEvaluation, float | None]:
+    def _recorded(
+        self, version: int, plan: EvaluationPlan, reply: EvaluationReply
+    ) -> tuple[VersionEvaluation, float | None]:
         """Return the evaluation to record, and its score."""
-        now_s, version, plan = self._stores.wall(), due.version.number, due.plan
+        now_s = self._stores.wall()
         problem = reply.problem
         if not problem:
             try:

@@ -15,7 +15,7 @@ from fanin.edge.codecs.fixed import Integers
 from fanin.edge.tensors import Float32s
 from fanin.protos import messages as m
 from fanin.protos.chunks import Artifact
-from fanin.protos.control import VersionPublished
+from fanin.protos.control import Evaluation, VersionPublished
 from fanin.protos.convert import header_to_proto
 from fanin.protos.errors import Corrupted, FaninError, InvalidPlan, NotFound
 from fanin.server.aggregation.auxiliary import AuxiliaryStep
@@ -28,7 +28,13 @@ from fanin.server.aggregation.parameters import (
     state_slices,
 )
 from fanin.server.aggregation.sets import Aggregate, SetFold, Submission
-from fanin.server.aggregation.statistics import TRAIN_LOSS_EXAMPLES, evaluation_of, runtimes_of, train_loss_of
+from fanin.server.aggregation.statistics import (
+    TRAIN_LOSS_EXAMPLES,
+    credible_counts,
+    evaluation_of,
+    runtimes_of,
+    train_loss_of,
+)
 from fanin.server.rounds.recent import OpenedRound, RecentRounds
 from fanin.server.rounds.setup import RunSetup
 from fanin.server.rounds.troubles import Damaged
@@ -61,6 +67,7 @@ class RoundWork:
         # its payload, so it is kept no longer.
         self._facts: dict[str, _Facts] = {}
         self._headers: dict[str, m.UpdateHeader] = {}
+        self._statistics: dict[str, Mapping[str, int]] = {}
         self._resumed_bytes = 0
         self._set_fold = SetFold(setup.rule, setup.layout.total_table, opened.record.grid, self._submission)
         self._updates = SpooledUpdates(plan=setup.plan, layout=setup.layout, spool=files.spool)
@@ -145,7 +152,7 @@ class RoundWork:
             train_loss=train_loss_of(result.counts),
             train_loss_examples=result.counts.get(TRAIN_LOSS_EXAMPLES, 0),
             total_examples=result.counts.get(m.EXAMPLES, 0),
-            evaluation=evaluation_of(result.counts, self._setup.manifest.num_classes),
+            evaluation=self._evaluation(),
             runtimes=runtimes_of(each.telemetry.runtime for each in facts),
             statistics={
                 each.name: result.counts[each.name]
@@ -153,6 +160,11 @@ class RoundWork:
                 if each.name in result.counts
             },
         )
+
+    def _evaluation(self) -> Evaluation | None:
+        num_classes = self._setup.manifest.num_classes
+        counts = credible_counts([self._statistics[device] for device in self._set_fold.added], num_classes)
+        return evaluation_of(counts, num_classes)
 
     def _remember(self, device: str, header: m.UpdateHeader) -> None:
         self._facts[device] = _Facts(
@@ -178,6 +190,7 @@ class RoundWork:
                 raise
             except (FaninError, ValueError) as exc:
                 raise _damaged_update(device) from exc
+            self._statistics[device] = header.statistics.counts
             del self._headers[device]
 
     def _submission(self, device: str) -> Submission:

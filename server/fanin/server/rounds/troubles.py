@@ -1,9 +1,10 @@
-"""Failures of effects: how long each is repeated, and the reason that operators read.
+"""Failures of effects and of other work for a Run: how long each is repeated, and the reason that operators read.
 
 A reason is sent over the network and recorded. So it names no path, and of other code it quotes only the errors of
 rules, optimizers and stages that a Plan names (``protos.plans.named.blamed``). The log has everything.
 """
 
+import logging
 import math
 from dataclasses import dataclass
 from typing import Final
@@ -51,19 +52,25 @@ class Trouble:
 
 def trouble_of(effect: e.Effect, error: Exception) -> Trouble:
     """Return the Trouble of an effect that raised an error."""
-    match error:
-        case Damaged():
-            give_up_after_s = 0.0
-        case StorageFull() | Unavailable():
-            give_up_after_s = STORAGE_WAIT_S
-        case FaninError():
-            give_up_after_s = 0.0
-        case _:
-            give_up_after_s = UNFORESEEN_S
-    if isinstance(effect, e.Fail):
-        # A failure has no failure exit, so the Round waits until the failure is recorded.
-        give_up_after_s = math.inf
+    # A failure has no failure exit, so the Round waits until the failure is recorded.
+    give_up_after_s = math.inf if isinstance(effect, e.Fail) else patience_s(error)
     return Trouble(effect=type(effect).__name__, cause=reason_of(error), give_up_after_s=give_up_after_s)
+
+
+def patience_s(error: Exception) -> float:
+    """Return the seconds after the first try for which work that raised an error is repeated."""
+    match error:
+        case StorageFull() | Unavailable():
+            return STORAGE_WAIT_S
+        case Damaged() | FaninError():
+            return 0.0
+        case _:
+            return UNFORESEEN_S
+
+
+def pause_s(num_tries: int) -> float:
+    """Return the seconds until the next try, after ``num_tries`` tries."""
+    return RETRY_S[min(num_tries, len(RETRY_S)) - 1]
 
 
 def reason_of(error: Exception) -> str:
@@ -81,3 +88,33 @@ def reason_of(error: Exception) -> str:
             return f"{public_text(error)}; {SEE_LOG}"
         case _:
             return f"unexpected error ({type(error).__name__}); {SEE_LOG}"
+
+
+class RepeatedTroubles:
+    """Failures of work beside the effects of Runs, such as evaluations. Operators read them with the Run.
+
+    Work that is repeated fails many times for one cause. The log has each cause once, until the work succeeds.
+
+    Args:
+        log: Receives the failures.
+    """
+
+    def __init__(self, log: logging.Logger) -> None:
+        self._log = log
+        self._causes: dict[tuple[str, str], str] = {}
+
+    def report(self, run_id: str, work: str, error: Exception, suffix: str = "") -> None:
+        """Show with a Run that some work for it failed, until ``clear``. ``suffix`` says what follows."""
+        cause = f"{work}: {reason_of(error)}{suffix}"
+        if self._causes.get((run_id, work)) != cause:
+            self._causes[run_id, work] = cause
+            has_text = isinstance(error, FaninError)
+            self._log.error("run %s: %s: %s%s", run_id, work, error, suffix, exc_info=None if has_text else error)
+
+    def clear(self, run_id: str, work: str) -> None:
+        """Forget the failures of some work for a Run, because it succeeded."""
+        self._causes.pop((run_id, work), None)
+
+    def of(self, run_id: str) -> tuple[str, ...]:
+        """Return the failures of a Run."""
+        return tuple(cause for (known, _), cause in self._causes.items() if known == run_id)

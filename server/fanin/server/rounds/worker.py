@@ -16,7 +16,7 @@ from typing import Protocol
 from fanin.protos.errors import FaninError, Superseded
 from fanin.server.rounds import events as e
 from fanin.server.rounds.effects import RoundWork
-from fanin.server.rounds.troubles import RETRY_S, trouble_of
+from fanin.server.rounds.troubles import pause_s, trouble_of
 
 LOG = logging.getLogger("fanin.server.rounds.worker")
 QueuedEffect = tuple[RoundWork | None, e.Effect]
@@ -113,7 +113,7 @@ class Worker:
                 return
             self.trouble = trouble.reason
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(RETRY_S[min(num_tries, len(RETRY_S)) - 1]):
+                async with asyncio.timeout(pause_s(num_tries)):
                     await self._hurried.wait()
 
     async def _is_given_up(self, queued: QueuedEffect, reason: str, give_up: FailureHandler) -> bool:

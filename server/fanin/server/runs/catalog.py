@@ -8,14 +8,16 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
-from typing import Final
 
 from fanin.protos.chunks import short
 from fanin.protos.control import (
     MAX_NUMBER,
+    MAX_PAGE_RUNS,
     AcceptedDevices,
     Command,
+    ListedRuns,
     LoggedEvent,
     Principal,
     RunDescription,
@@ -26,11 +28,11 @@ from fanin.protos.control import (
     VersionEvaluation,
     VersionWithBundle,
 )
-from fanin.protos.errors import Conflict, FaninError, NotFound, Superseded, public_text
+from fanin.protos.errors import Conflict, Corrupted, FaninError, NotFound, Superseded, public_text
 from fanin.protos.messages import BundleRef, Version
 from fanin.protos.names import check_run_id
 from fanin.server.rounds.setup import RunSetup
-from fanin.server.rounds.troubles import reason_of
+from fanin.server.rounds.troubles import RepeatedTroubles, reason_of
 from fanin.server.rounds.worker import Observer, Worker
 from fanin.server.runs.admission import (
     DataCheck,
@@ -42,19 +44,16 @@ from fanin.server.runs.admission import (
 )
 from fanin.server.runs.commands import RunControl
 from fanin.server.runs.course import Course
-from fanin.server.runs.describe import describe, run_info
+from fanin.server.runs.describe import damaged_description, damaged_info, describe, run_info
 from fanin.server.runs.driver import RunDriver
-from fanin.server.runs.publications import Publications
+from fanin.server.runs.publications import FOLLOW_S, Followers, Publications
 from fanin.server.runs.setups import check_up_to_date, recorded_bundle, run_key_of, setup_of
 from fanin.server.runs.view import LiveRun, RunView, read_view
 from fanin.server.selection.policies import POLICIES, SelectionPolicy
 from fanin.server.storage.lanes import run_to_end
-from fanin.server.storage.records import RunRecord
 from fanin.server.storage.stores import Files, Stores
 
 LOG = logging.getLogger("fanin.server.runs.catalog")
-FOLLOW_S: Final = 1.0
-"""Seconds between two reads of a Run that another coordinator drives."""
 
 
 class Runs:
@@ -66,6 +65,9 @@ class Runs:
         observer: Sees each effect of each Run.
         check_data: Checks the data set of a Plan before its Run starts. The default refuses every data set.
         policies: The selection policies by name, in addition to the installed ones.
+
+    Attributes:
+        troubles: Failures of work for the Runs, which operators read with them.
     """
 
     def __init__(
@@ -86,7 +88,8 @@ class Runs:
         self._broken: dict[str, str] = {}
         # Drivers whose Runs another coordinator drives, and the tasks that follow the records of these Runs.
         self._superseded: list[RunDriver] = []
-        self._followers: dict[str, asyncio.Task[None]] = {}
+        self.troubles = RepeatedTroubles(LOG)
+        self._followers = Followers(self._notify, self.troubles)
         self._starting = asyncio.Lock()
         self._listeners: list[Callable[[], None]] = []
 
@@ -99,22 +102,23 @@ class Runs:
         files = self._files
         # Before any driver writes a blob.
         await files.run(files.blobs.sweep)
-        for record in await self._stores.runs.runs():
+        for run_id in await self._stores.runs.run_ids():
             # One damaged Run must not keep the others from being served.
             with suppress(Conflict):
-                await self._drive(record)
+                await self._drive(run_id)
         recent = [one for driver in self._drivers.values() for one in driver.recent_rounds]
-        for run_id in self._broken:
+        try:
             # Devices resume their uploads to a broken Run when it is continued, so its last Round keeps its files.
-            last = await self._stores.rounds.last(run_id)
-            recent += [] if last is None else [(run_id, last.round)]
+            lasts = [await self._stores.rounds.last(run_id) for run_id in self._broken]
+        except Corrupted as exc:
+            LOG.error("spool: not cleaned up at this start: %s", exc)
+            return
+        recent += [(last.run_id, last.round) for last in lasts if last is not None]
         await files.run(files.spool.sweep, recent)
 
     async def stop(self) -> None:
         """Stop all drivers."""
-        for follower in self._followers.values():
-            follower.cancel()
-        await asyncio.gather(*self._followers.values(), return_exceptions=True)
+        await self._followers.stop()
         for driver in (*self._drivers.values(), *self._superseded):
             await driver.stop()
 
@@ -246,16 +250,24 @@ class Runs:
         return view
 
     async def info(self, run_id: str) -> RunInfo:
-        """Return the summary of a Run. Raises NotFound."""
-        return await run_info(await self.view(run_id), self._live(run_id).trouble, self._stores)
+        """Return the summary of a Run, also of one whose record is damaged. Raises NotFound."""
+        try:
+            return await run_info(await self.view(run_id), self._live(run_id), self._stores)
+        except Corrupted as exc:
+            return await damaged_info(run_id, self._live(run_id), exc, self._stores)
 
     async def describe(self, run_id: str, num_rounds: int) -> RunDescription:
         """Return a Run with its last Rounds and, if it is driven here, the devices at work. Raises NotFound."""
-        return await describe(await self.view(run_id), self._live(run_id), num_rounds, self._stores)
+        try:
+            return await describe(await self.view(run_id), self._live(run_id), num_rounds, self._stores)
+        except Corrupted:
+            return damaged_description(await self.info(run_id), self._stores)
 
-    async def infos(self) -> tuple[RunInfo, ...]:
-        """Return the summaries of all Runs of the record, oldest first."""
-        return tuple([await self.info(record.start.run_id) for record in await self._stores.runs.runs()])
+    async def listed(self, from_index: int = 0) -> ListedRuns:
+        """Return a page of the summaries of all Runs of the record, oldest first."""
+        run_ids = await self._stores.runs.run_ids()
+        page = run_ids[from_index : from_index + MAX_PAGE_RUNS]
+        return ListedRuns(num_runs=len(run_ids), runs=tuple([await self.info(run_id) for run_id in page]))
 
     async def version(self, run_id: str, number: int | None) -> VersionWithBundle:
         """Return a Version with its Bundle; the newest one without a number. Raises NotFound."""
@@ -305,7 +317,8 @@ class Runs:
 
     def _live(self, run_id: str) -> LiveRun:
         driver = self._drivers.get(run_id)
-        return LiveRun(trouble=self._broken.get(run_id, "")) if driver is None else driver.live
+        live = LiveRun(trouble=self._broken.get(run_id, "")) if driver is None else driver.live
+        return replace(live, trouble="; ".join(filter(None, (live.trouble, *self.troubles.of(run_id)))))
 
     async def _has_ended(self, view: RunView) -> bool:
         last = await self._stores.rounds.last(view.run_id)
@@ -313,14 +326,14 @@ class Runs:
 
     async def _start_run(self, start: StartRun, by: Principal | None) -> None:
         async with self._starting:
-            record = await self._record(start, by)
+            await self._record(start, by)
             # A recorded Run may have no driver, if the disk was full in an earlier attempt.
             if start.run_id not in self._drivers:
-                await self._drive(record)
+                await self._drive(start.run_id)
                 self._notify()
 
-    async def _record(self, start: StartRun, by: Principal | None) -> RunRecord:
-        """Return the record of a Run, added unless there is one. Raises Conflict."""
+    async def _record(self, start: StartRun, by: Principal | None) -> None:
+        """Record a Run, unless it is recorded. Raises Conflict."""
         run_id, runs = start.run_id, self._stores.runs
         known = await runs.run(run_id)
         if known is None:
@@ -328,23 +341,20 @@ class Runs:
             check_start(start, setup)
             await self._check_parameters(start.version, setup)
             await runs.add_run(start, self._stores.wall(), by)
-            known = await runs.run(run_id)
-            assert known is not None, "the run was just added"
         elif known.start != start:
             raise Conflict(f"run {run_id}: the id is taken by another run; choose another")
-        return known
 
     async def _continue_broken(self, run_id: str) -> None:
         async with self._starting:
-            record = await self._stores.runs.run(run_id)
-            if record is not None and run_id in self._broken:
-                await self._drive(record)
+            if run_id in self._broken:
+                await self._drive(run_id)
                 self._notify()
 
-    async def _drive(self, record: RunRecord) -> None:
+    async def _drive(self, run_id: str) -> None:
         """Start the driver of a recorded Run. If that is impossible now, note why and raise Conflict."""
-        run_id = record.start.run_id
         try:
+            record = await self._stores.runs.run(run_id)
+            assert record is not None, "runs are never removed"
             await check_up_to_date(run_id, self._stores, self._files)
             setup = await setup_of(record.start, self._stores, self._files, self._policies)
             worker = Worker(run_id, self._observer)
@@ -364,8 +374,7 @@ class Runs:
         self._controls[run_id] = RunControl(driver, self._stores)
         self._publications[run_id] = publications
         self._broken.pop(run_id, None)
-        if run_id in self._followers:
-            self._followers.pop(run_id).cancel()
+        self._followers.end(run_id)
 
     def _leave(self, run_id: str, superseded: Superseded) -> None:
         """Serve a Run no longer that another coordinator drives. The next command of an operator takes it back."""
@@ -373,19 +382,7 @@ class Runs:
         self._superseded.append(self._drivers.pop(run_id))
         self._controls.pop(run_id)
         self._broken[run_id] = f"run {run_id}: {public_text(superseded)}"
-        follower = self._follow(run_id, self._publications[run_id])
-        self._followers[run_id] = asyncio.create_task(follower, name=f"follow run {run_id}")
-
-    async def _follow(self, run_id: str, publications: Publications) -> None:
-        """Read a Run that another coordinator drives again and again, so that devices hear of its Versions here too."""
-        while True:
-            await asyncio.sleep(FOLLOW_S)
-            before = publications.view
-            try:
-                if await publications.read() != before:
-                    self._notify()
-            except FaninError as exc:
-                LOG.warning("run %s: its record cannot be read now: %s", run_id, exc)
+        self._followers.begin(run_id, self._publications[run_id])
 
     async def _check_parameters(self, version: Version, setup: RunSetup) -> None:
         await self._files.run(check_parameters, version.parameters, setup.table, self._files.blobs)

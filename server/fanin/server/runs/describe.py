@@ -1,6 +1,8 @@
 """The description of a Run for operators: its record, and the state of the Round under way if it is driven here."""
 
 from fanin.protos.control import RoundInfo, RoundPhase, RunDescription, RunInfo
+from fanin.protos.errors import Corrupted
+from fanin.server.rounds.troubles import reason_of
 from fanin.server.runs.view import LiveRun, RunView
 from fanin.server.storage.records import RoundMark, RoundSummary
 from fanin.server.storage.stores import Stores
@@ -15,12 +17,12 @@ _PHASES = {
 }
 
 
-async def run_info(view: RunView, trouble: str, stores: Stores) -> RunInfo:
+async def run_info(view: RunView, live: LiveRun, stores: Stores) -> RunInfo:
     """Return the summary of a Run.
 
     Args:
         view: The Run.
-        trouble: What keeps the Run from continuing, empty if nothing does.
+        live: What only its driver knows.
         stores: The record.
     """
     record, newest, evaluations = view.record, view.newest, stores.evaluations
@@ -33,11 +35,17 @@ async def run_info(view: RunView, trouble: str, stores: Stores) -> RunInfo:
         version=newest.number,
         version_sha256=newest.sha256,
         num_rounds=await stores.rounds.num_published(view.run_id),
-        reason="; ".join(text for text in (record.reason, trouble) if text),
+        reason="; ".join(text for text in (record.reason, live.trouble) if text),
         started_by=record.started_by,
         newest_evaluation=await evaluations.newest_evaluation(view.run_id) if has_data else None,
         best_evaluation=await evaluations.best_evaluation(view.run_id) if has_data else None,
     )
+
+
+async def damaged_info(run_id: str, live: LiveRun, damage: Corrupted, stores: Stores) -> RunInfo:
+    """Return the summary of a Run whose record is damaged."""
+    reason = live.trouble or f"run {run_id}: {reason_of(damage)}"
+    return RunInfo(run_id=run_id, state=await stores.runs.run_state(run_id), reason=reason)
 
 
 async def describe(view: RunView, live: LiveRun, num_rounds: int, stores: Stores) -> RunDescription:
@@ -47,13 +55,26 @@ async def describe(view: RunView, live: LiveRun, num_rounds: int, stores: Stores
     if live.phase is None and latest:
         remaining_s = _recorded_remaining_s(latest[0], stores.wall())
     return RunDescription(
-        run=await run_info(view, live.trouble, stores),
+        run=await run_info(view, live, stores),
         rounds=tuple(_info(one, live.phase if one is latest[0] else None) for one in latest[:num_rounds]),
         grid=latest[0].record.grid if latest else (),
         num_at_work=len(live.at_work),
         at_work=live.at_work[:MAX_NAMED_DEVICES],
         num_gave_up=live.num_gave_up,
         deadline_s=remaining_s,
+        num_devices=stores.devices.num_devices,
+    )
+
+
+def damaged_description(info: RunInfo, stores: Stores) -> RunDescription:
+    """Return a Run whose record is damaged."""
+    return RunDescription(
+        run=info,
+        rounds=(),
+        grid=(),
+        num_at_work=0,
+        at_work=(),
+        deadline_s=0.0,
         num_devices=stores.devices.num_devices,
     )
 

@@ -1,12 +1,21 @@
 """The Versions of one Run for devices without an Assignment: the newest Version, and its downloads."""
 
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
 from fanin.protos import messages as m
-from fanin.protos.errors import NotFound
+from fanin.protos.errors import FaninError, NotFound
 from fanin.server.rounds.assignments import Assignments
 from fanin.server.rounds.setup import RunSetup
+from fanin.server.rounds.troubles import RepeatedTroubles, pause_s
 from fanin.server.runs.setups import refusal_of
 from fanin.server.runs.view import RunView, read_view
 from fanin.server.storage.protocols.runs import RunRecords
+
+FOLLOW_S: Final = 1.0
+"""Seconds between two reads of a Run that another coordinator drives."""
+FOLLOWING: Final = "its record cannot be read"
 
 
 class Publications:
@@ -73,3 +82,50 @@ class Publications:
                 raise NotFound(f"publication {download_id}: run {run_id} has no such version; check in again")
             version = earlier
         return self._setup.chunks | {ref.sha256 for ref in version.parameters.chunks}
+
+
+class Followers:
+    """Reads Runs that another coordinator drives again and again, so that devices hear of their Versions here too.
+
+    Args:
+        notify: Called after each change of a Run.
+        troubles: Receives the reads that fail. The next read then comes later.
+    """
+
+    def __init__(self, notify: Callable[[], None], troubles: RepeatedTroubles) -> None:
+        self._notify = notify
+        self._troubles = troubles
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    def begin(self, run_id: str, publications: Publications) -> None:
+        """Follow a Run."""
+        self._tasks[run_id] = asyncio.create_task(self._follow(run_id, publications), name=f"follow run {run_id}")
+
+    def end(self, run_id: str) -> None:
+        """Follow a Run no longer, because it is driven here."""
+        if run_id in self._tasks:
+            self._tasks.pop(run_id).cancel()
+            self._troubles.clear(run_id, FOLLOWING)
+
+    async def stop(self) -> None:
+        """Follow no Run any longer."""
+        for task in self._tasks.values():
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+    async def _follow(self, run_id: str, publications: Publications) -> None:
+        num_failures = 0
+        while True:
+            # A read is a look and no work to give up: only a later one shows that the record can be read again.
+            await asyncio.sleep(max(FOLLOW_S, pause_s(num_failures)) if num_failures else FOLLOW_S)
+            before = publications.view
+            try:
+                is_new = await publications.read() != before
+            except FaninError as exc:
+                num_failures += 1
+                self._troubles.report(run_id, FOLLOWING, exc)
+                continue
+            num_failures = 0
+            self._troubles.clear(run_id, FOLLOWING)
+            if is_new:
+                self._notify()

@@ -3,17 +3,20 @@
 A blob is written to a draft, synced and renamed, so a file under its final name is always complete. Writing the same
 blob twice is safe, even from two threads or processes.
 
-A disk or a person can damage a blob later. A reader never receives damaged bytes: ``read`` compares them with their
-digest, logs the damage once and raises Corrupted. ``missing`` reports a damaged blob as missing, and ``put`` replaces
-it. So an operator repairs a Bundle or a Version by publishing the same content again.
+A disk or a person can damage a blob later: its bytes change, cannot be read, or a folder has its name. A reader never
+receives damaged bytes: ``read`` compares them with their digest, logs the damage once and raises Corrupted. ``missing``
+reports a damaged blob as missing, and ``put`` replaces it. So an operator repairs a Bundle or a Version by publishing
+the same content again.
 """
 
+import errno
 import hashlib
 import logging
 import os
 import secrets
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -25,6 +28,8 @@ from fanin.server.storage.disk import Disk, OwnEntries, full_disk_as_our_error, 
 LOG = logging.getLogger("fanin.server.storage.blobs")
 MAX_KNOWN: Final = 100_000
 """Blobs whose state is remembered, in some 20 MB. Further blobs are verified at each read."""
+_UNREADABLE: Final = frozenset({errno.EIO, errno.EISDIR})
+"""Errors of a file that a repetition does not repair: a bad sector, and a folder of this name."""
 _DRAFT: Final = ".new"
 _FOLDER_NAME: Final = "[0-9a-f]{2}"
 _BLOB_NAME: Final = r"[0-9a-f]{64}(\.[0-9a-f]{8}\.new)?"
@@ -100,7 +105,7 @@ class FolderBlobs:
             InvalidInput: The offset is beyond the end of the Chunk.
         """
         check_sha256("chunk", digest)
-        with self._open(digest) as file:
+        with self._readable(digest), self._open(digest) as file:
             state = _state_of(os.fstat(file.fileno()))
             if self._known.get(digest) != state:
                 self._check(digest, file.read())
@@ -149,8 +154,11 @@ class FolderBlobs:
             self._write(path, data)
             return (path.parent,)
         # The file may be damaged, or cut short by a power cut before it was durable. So the bytes are compared.
-        if path.read_bytes() != data:
+        if not self._has(digest, data):
             LOG.warning("blobs: chunk %s: was damaged on disk and is replaced", short(digest))
+            if path.is_dir():
+                # Its content is not ours. A file cannot replace it.
+                path.rename(path.with_name(f"{path.name}.{secrets.token_hex(4)}.moved"))
             self._write(path, data)
             self._damaged.discard(digest)
             return (path.parent,)
@@ -158,6 +166,12 @@ class FolderBlobs:
         with path.open("rb") as file:
             self._disk.sync_file(file.fileno())
         return (path.parent, self._folder)
+
+    def _has(self, digest: str, data: bytes) -> bool:
+        try:
+            return self._load(digest) == data
+        except Corrupted:
+            return False
 
     def _open(self, digest: str) -> BinaryIO:
         try:
@@ -167,19 +181,32 @@ class FolderBlobs:
 
     def _load(self, digest: str) -> bytes:
         """Return the bytes of a blob from the disk, without verification."""
-        with self._open(digest) as file:
+        with self._readable(digest), self._open(digest) as file:
             return file.read()
+
+    @contextmanager
+    def _readable(self, digest: str) -> Iterator[None]:
+        """Raise Corrupted in place of the error of a file that cannot be read."""
+        try:
+            yield
+        except OSError as exc:
+            if exc.errno not in _UNREADABLE:
+                raise
+            raise self._damage(digest, exc.strerror or type(exc).__name__) from exc
 
     def _check(self, digest: str, data: bytes) -> None:
         """Raise Corrupted if a blob's bytes are damaged, and log it the first time."""
         actual = sha256_hex(data)
-        if actual == digest:
-            return
-        text = f"blobs: chunk {short(digest)}: damaged on disk (got {len(data)} bytes with digest {short(actual)})"
+        if actual != digest:
+            raise self._damage(digest, f"got {len(data)} bytes with digest {short(actual)}")
+
+    def _damage(self, digest: str, problem: str) -> Corrupted:
+        """Return the error for a damaged blob, and log it the first time."""
+        text = f"blobs: chunk {short(digest)}: damaged on disk ({problem})"
         if digest not in self._damaged:
             self._damaged.add(digest)
             LOG.error("%s; publish its bundle or version again, or restore %s", text, self._path(digest))
-        raise Corrupted(text)
+        return Corrupted(text)
 
     def _is_intact(self, digest: str) -> bool:
         try:

@@ -75,13 +75,17 @@ class MemoryRuns:
         rows.add_version(start.version, round_number=0)
         self._database.runs[start.run_id] = rows
 
-    async def runs(self) -> tuple[RunRecord, ...]:
-        """See ``RunStore.runs``."""
-        return tuple(rows.record for rows in self._database.runs.values())
+    async def run_ids(self) -> tuple[str, ...]:
+        """See ``RunStore.run_ids``."""
+        return tuple(self._database.runs)
 
     async def run(self, run_id: str) -> RunRecord | None:
         """See ``RunStore.run``."""
         return self._archive.run(run_id)
+
+    async def run_state(self, run_id: str) -> RunState:
+        """See ``RunStore.run_state``."""
+        return self._database.runs[run_id].record.state
 
     async def version(self, run_id: str, number: int | None = None) -> Version | None:
         """See ``VersionStore.version``."""

@@ -2,7 +2,7 @@
 
 from typing import Final, Protocol
 
-from fanin.protos.control import LoggedEvent, Principal, StartRun, VersionPublished
+from fanin.protos.control import LoggedEvent, Principal, RunState, StartRun, VersionPublished
 from fanin.protos.messages import BundleRef, Version
 from fanin.server.storage.records import RunRecord
 
@@ -61,12 +61,16 @@ class RunStore(Protocol):
         """
         ...
 
-    async def runs(self) -> tuple[RunRecord, ...]:
-        """Return all Runs, oldest first."""
+    async def run_ids(self) -> tuple[str, ...]:
+        """Return the ids of all Runs, oldest first, also of those whose record is damaged."""
         ...
 
     async def run(self, run_id: str) -> RunRecord | None:
-        """Return the Run of an id, or None without one."""
+        """Return the Run of an id, or None without one. Raises Corrupted if its record is damaged."""
+        ...
+
+    async def run_state(self, run_id: str) -> RunState:
+        """Return the state of a recorded Run, also if the rest of its record is damaged."""
         ...
 
 

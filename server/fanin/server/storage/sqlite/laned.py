@@ -15,6 +15,7 @@ from fanin.protos.control import (
     LoggedEvent,
     Principal,
     RunRested,
+    RunState,
     StartRun,
     VersionEvaluation,
     VersionPublished,
@@ -94,13 +95,17 @@ class LanedRuns:
         """See ``RunStore.add_run``."""
         await self._lane(partial(self._store.add_run, start, now_s, by))
 
-    async def runs(self) -> tuple[RunRecord, ...]:
-        """See ``RunStore.runs``."""
-        return await self._lane(self._store.runs)
+    async def run_ids(self) -> tuple[str, ...]:
+        """See ``RunStore.run_ids``."""
+        return await self._lane(self._store.run_ids)
 
     async def run(self, run_id: str) -> RunRecord | None:
         """See ``RunStore.run``."""
         return await self._lane(partial(self._store.run, run_id))
+
+    async def run_state(self, run_id: str) -> RunState:
+        """See ``RunStore.run_state``."""
+        return await self._lane(partial(self._store.run_state, run_id))
 
     async def version(self, run_id: str, number: int | None = None) -> Version | None:
         """See ``VersionStore.version``."""

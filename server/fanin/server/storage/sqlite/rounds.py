@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from sqlalchemy import ColumnElement, Connection, Engine, RowMapping, func, select, update
 
 from fanin.protos.control import MAX_PAGE_DEVICES, AcceptedDevices, RoundFailed
+from fanin.protos.errors import Corrupted
 from fanin.protos.messages import UpdateHeader
 from fanin.server.storage.records import CommittedUpdate, OuterState, RoundMark, RoundRecord, RoundSummary
 from fanin.server.storage.sqlite import schema
@@ -152,15 +153,21 @@ def is_round(run_id: str, round_number: int) -> ColumnElement[bool]:
 
 
 def _record(row: RowMapping) -> RoundRecord:
-    return RoundRecord(
-        run_id=row["run_id"],
-        round=row["round"],
-        base_version=row["base_version"],
-        grid=tuple(json.loads(row["grid"])),
-        mark=RoundMark(row["state"]),
-        opened_at_s=row["opened_at"],
-        deadline_at_s=row["deadline_at"],
-        left_s=row["left_s"],
-        accepted=tuple(json.loads(row["accepted"] or "[]")),
-        next_grid=tuple(json.loads(row["next_grid"] or "[]")),
-    )
+    try:
+        return RoundRecord(
+            run_id=row["run_id"],
+            round=row["round"],
+            base_version=row["base_version"],
+            grid=tuple(json.loads(row["grid"])),
+            mark=RoundMark(row["state"]),
+            opened_at_s=row["opened_at"],
+            deadline_at_s=row["deadline_at"],
+            left_s=row["left_s"],
+            accepted=tuple(json.loads(row["accepted"] or "[]")),
+            next_grid=tuple(json.loads(row["next_grid"] or "[]")),
+        )
+    except (ValueError, TypeError) as exc:
+        raise Corrupted(
+            f"fanin.db: run {row['run_id']}, round {row['round']}: the record is damaged ({exc}); restore a backup of "
+            "the folder"
+        ) from exc

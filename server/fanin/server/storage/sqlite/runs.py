@@ -1,6 +1,7 @@
 """Bundles, Runs, their Versions and events, and evaluations of Versions."""
 
 from collections.abc import Iterator
+from typing import Final
 
 from sqlalchemy import Connection, Engine, RowMapping, Select, func, insert, select, update
 from sqlalchemy.dialects.sqlite import insert as upsert
@@ -33,6 +34,8 @@ from fanin.server.storage.sqlite import schema
 from fanin.server.storage.sqlite.columns import decode
 from fanin.server.storage.sqlite.engine import writing
 from fanin.v1 import control_pb2, fleet_pb2
+
+_STATES: Final = frozenset(state.value for state in RunState)
 
 
 class SqliteRuns:
@@ -81,11 +84,16 @@ class SqliteRuns:
             )
             add_version(connection, start.version, round_number=0)
 
-    def runs(self) -> tuple[RunRecord, ...]:
-        """Return all Runs, oldest first."""
-        query = select(schema.runs).order_by(schema.runs.c.started_at, schema.runs.c.run_id)
+    def run_ids(self) -> tuple[str, ...]:
+        """See ``RunStore.run_ids``."""
+        query = select(schema.runs.c.run_id).order_by(schema.runs.c.started_at, schema.runs.c.run_id)
         with self._engine.connect() as connection:
-            return tuple(_record(row) for row in connection.execute(query).mappings())
+            return tuple(connection.execute(query).scalars())
+
+    def run_state(self, run_id: str) -> RunState:
+        """See ``RunStore.run_state``."""
+        with self._engine.connect() as connection:
+            return run_state(connection, run_id)
 
     def run(self, run_id: str) -> RunRecord | None:
         """Return the Run of an id, or None without one."""
@@ -218,9 +226,13 @@ class SqliteEvaluations:
 
 
 def run_state(connection: Connection, run_id: str) -> RunState:
-    """Return the state of a recorded Run, within the caller's transaction."""
+    """Return the state of a recorded Run, within the caller's transaction.
+
+    A damaged state is PAUSED: such a Run opens no Round, and an operator can stop it.
+    """
     table = schema.runs
-    return RunState(connection.execute(select(table.c.state).where(table.c.run_id == run_id)).scalar_one())
+    text = connection.execute(select(table.c.state).where(table.c.run_id == run_id)).scalar_one()
+    return RunState(text) if text in _STATES else RunState.PAUSED
 
 
 def set_run(connection: Connection, run_id: str, *, state: RunState, reason: str = "", max_rounds: int = 0) -> None:
@@ -273,6 +285,8 @@ def _event(run_id: str, data: bytes) -> LoggedEvent:
 
 
 def _record(row: RowMapping) -> RunRecord:
+    if row["state"] not in _STATES:
+        raise _damaged(row["run_id"], f"its state is {row['state']!r}")
     return RunRecord(
         start=decode(f"run {row['run_id']}", control_pb2.StartRunRequest, start_run_from_proto, row["start_proto"]),
         state=RunState(row["state"]),
@@ -286,6 +300,8 @@ def _principal(run_id: str, text: str) -> Principal:
     try:
         return Principal.parse(text)
     except InvalidInput as exc:
-        raise Corrupted(
-            f"fanin.db: run {run_id}: the record is damaged ({exc}); restore a backup of the folder"
-        ) from exc
+        raise _damaged(run_id, str(exc)) from exc
+
+
+def _damaged(run_id: str, problem: str) -> Corrupted:
+    return Corrupted(f"fanin.db: run {run_id}: the record is damaged ({problem}); restore a backup of the folder")

@@ -1,0 +1,166 @@
+"""An evaluator whose record fails: it evaluates once, repeats the access for a bounded time, and tells operators."""
+
+import asyncio
+import logging
+import sqlite3
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support.staleness import settle
+from support.virtual import bundle_in, plan, start
+
+from fanin.clients.testing import run_virtual
+from fanin.protos.control import StartRun, VersionEvaluation
+from fanin.protos.errors import FaninError, StorageFull
+from fanin.protos.messages import BundleRef
+from fanin.protos.plans import EvaluationPlan
+from fanin.server.evaluation.datasets import DataSets
+from fanin.server.evaluation.evaluator import HeldOutEvaluator
+from fanin.server.evaluation.jobs import EvaluationJob, EvaluationReply
+from fanin.server.evaluation.process import EvaluatorProcess
+from fanin.server.folder import open_state
+from fanin.server.observe.logs import LogObserver
+from fanin.server.rounds.troubles import STORAGE_WAIT_S, UNFORESEEN_S
+from fanin.server.runs.catalog import Runs
+from fanin.server.storage.disk import Durability
+from fanin.server.storage.lanes import inline
+from fanin.server.storage.protocols.evaluations import EvaluationStore
+
+DAY_S = 86_400.0
+
+
+class CountedProcess(EvaluatorProcess):
+    """Replies at once, and counts its jobs."""
+
+    def __init__(self) -> None:
+        super().__init__(())
+        self.num_jobs = 0
+
+    async def ask(self, job: EvaluationJob) -> EvaluationReply:
+        self.num_jobs += 1
+        return EvaluationReply(values={"loss": 1.0}, score=-1.0, num_examples=1, data_sha256="0" * 64)
+
+
+class FailingEvaluations:
+    """A store of evaluations whose writes fail at first."""
+
+    def __init__(self, store: EvaluationStore, error: Exception, num_failures: float) -> None:
+        self._store, self._error, self._num_failures = store, error, num_failures
+        self.num_writes = 0
+
+    async def add_evaluation(self, run_id: str, evaluation: VersionEvaluation, score: float | None) -> None:
+        self.num_writes += 1
+        if self.num_writes <= self._num_failures:
+            raise self._error
+        await self._store.add_evaluation(run_id, evaluation, score)
+
+    async def evaluated(self, run_id: str) -> frozenset[int]:
+        return await self._store.evaluated(run_id)
+
+    async def evaluation_page(self, run_id: str, from_version: int) -> tuple[VersionEvaluation, ...]:
+        return await self._store.evaluation_page(run_id, from_version)
+
+    async def newest_evaluation(self, run_id: str) -> VersionEvaluation | None:
+        return await self._store.newest_evaluation(run_id)
+
+    async def best_evaluation(self, run_id: str) -> VersionEvaluation | None:
+        return await self._store.best_evaluation(run_id)
+
+
+async def accept(start: StartRun, bundle: BundleRef) -> None:
+    """Accept every data set."""
+
+
+class Scene:
+    """A coordinator with one Run whose Version 0 is due, and an evaluator that has not started."""
+
+    def __init__(self, folder: Path, error: Exception, num_failures: float) -> None:
+        loop = asyncio.get_running_loop()
+        self.folder = folder
+        state = open_state(folder / "state", Durability.PROCESS, (inline, inline), loop.time)
+        self.evaluations = FailingEvaluations(state.stores.evaluations, error, num_failures)
+        stores = replace(state.stores, evaluations=self.evaluations)
+        self.runs = Runs(stores, state.files, LogObserver(), accept)
+        self.process = CountedProcess()
+        data = DataSets(blobs=folder / "state" / "blobs", paths={"digits": folder / "x.npz"}, command=())
+        self.evaluator = HeldOutEvaluator(self.runs, stores, data, self.process)
+
+    async def begin(self) -> None:
+        await start(self.runs, bundle_in(self.folder), replace(plan(), evaluation=EvaluationPlan(data="digits")))
+        await settle()
+
+    async def reason(self) -> str:
+        return (await self.runs.info("run")).reason
+
+    async def page(self) -> tuple[VersionEvaluation, ...]:
+        return await self.evaluations.evaluation_page("run", 0)
+
+    async def stop(self) -> None:
+        await self.evaluator.stop()
+        await self.runs.stop()
+
+
+def errors_in(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+
+
+def test_an_evaluation_that_cannot_be_recorded_is_kept_and_shown(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        scene = Scene(tmp_path, StorageFull("disk full: /srv/fanin.db"), 30)
+        await scene.begin()
+        scene.evaluator.start()
+        await asyncio.sleep(60.0)
+        assert await scene.reason() == (
+            "evaluation on held-out data: no space left on the coordinator's disk; free some"
+        )
+        assert await scene.page() == ()
+        await asyncio.sleep(3600.0)
+        (evaluation,) = await scene.page()
+        assert (evaluation.values, scene.process.num_jobs, scene.evaluations.num_writes) == ({"loss": 1.0}, 1, 31)
+        assert await scene.reason() == ""
+        await scene.stop()
+
+    run_virtual(main())
+    assert errors_in(caplog) == ["run run: evaluation on held-out data: disk full: /srv/fanin.db"]
+
+
+@pytest.mark.parametrize(
+    ("error", "limit_s"), [(StorageFull("full"), STORAGE_WAIT_S), (OSError(5, "EIO"), UNFORESEEN_S)]
+)
+def test_the_evaluator_gives_up_after_a_while(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, error: Exception, limit_s: float
+) -> None:
+    async def main() -> None:
+        scene = Scene(tmp_path, error, float("inf"))
+        await scene.begin()
+        scene.evaluator.start()
+        await asyncio.sleep(limit_s + 120.0)
+        num_writes = scene.evaluations.num_writes
+        assert (await scene.reason()).endswith("; only a restart of the coordinator tries again")
+        await asyncio.sleep(DAY_S)
+        assert (scene.process.num_jobs, scene.evaluations.num_writes) == (1, num_writes)
+        await scene.stop()
+
+    run_virtual(main())
+    assert len(errors_in(caplog)) == 2
+
+
+def test_a_damaged_version_is_a_problem_of_this_version(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        scene = Scene(tmp_path, FaninError("never"), 0)
+        await scene.begin()
+        with closing(sqlite3.connect(tmp_path / "state" / "fanin.db")) as connection, connection:
+            connection.execute("UPDATE versions SET version_proto = ?", (b"\xff\xff\xff",))
+        scene.evaluator.start()
+        await asyncio.sleep(DAY_S)
+        (evaluation,) = await scene.page()
+        assert evaluation.problem.endswith("the coordinator's log has the details"), evaluation.problem
+        assert scene.process.num_jobs == 0
+        await scene.stop()
+
+    run_virtual(main())
+    assert len(errors_in(caplog)) == 1
