@@ -168,7 +168,8 @@ class TrainingLoop:
         return TrainingHistory(
             losses=tuple(self._losses),
             evaluated=tuple(self._evaluations),
-            best=self.state.best,
+            # The evaluations of a lost trace are missing at the start of the list.
+            best=max(0, self.state.best - (self.state.num_evaluations - len(self._evaluations))),
             flat=self.flat,
             skipped=self.state.skipped,
         )
