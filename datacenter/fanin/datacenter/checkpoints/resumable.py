@@ -36,7 +36,7 @@ from fanin.datacenter.training.state import LoopStart, LoopState
 from fanin.protos.errors import InvalidInput, StorageFull
 
 LOGGER: Final = logging.getLogger(__name__)
-MEASURES: Final = ("looks", "best", "loss_sum", "count", "num_samples", "rate_steps")
+MEASURES: Final = ("looks", "best", "loss_sum", "count", "num_samples", "data_digest", "rate_steps")
 """Measures without which a job cannot resume."""
 
 
@@ -204,6 +204,7 @@ def _state_of(progress: Progress) -> LoopState:
         skipped=int(measures.get("skipped", 0)),
         skips=int(measures.get("skips", 0)),
         num_samples=int(measures["num_samples"]),
+        data_digest=int(measures["data_digest"]),
         rate_steps=int(measures["rate_steps"]),
     )
 
@@ -225,6 +226,7 @@ def _progress_of(state: LoopState, seed: int, scale: Mapping[str, float]) -> Pro
             "skipped": state.skipped,
             "skips": state.skips,
             "num_samples": state.num_samples,
+            "data_digest": state.data_digest,
             "rate_steps": state.rate_steps,
             **best_loss,
             **noise,
