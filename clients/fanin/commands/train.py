@@ -284,6 +284,8 @@ def _traffic_text(metrics: "Metrics") -> str:
 
 
 def _text(metrics: "Metrics", config: "TrainConfig") -> str:
+    from fanin.datacenter.ranks.devices import describe_device
+
     trained = metrics.trained
     lines = [
         f"step {each.step}: loss {each.train_loss:.4f}, held out {each.validation_loss:.4f} "
@@ -294,7 +296,8 @@ def _text(metrics: "Metrics", config: "TrainConfig") -> str:
     if metrics.lost_history:
         lines.append(f"lost the losses and evaluations before the resume: {metrics.lost_history}\n")
     return "".join(lines) + (
-        f"{len(trained.losses)} steps on mesh {metrics.mesh} in {metrics.train_s:.1f} s on {metrics.device}, "
+        f"{len(trained.losses)} steps on mesh {metrics.mesh} in {metrics.train_s:.1f} s on "
+        f"{describe_device(metrics.device)}, "
         f"{metrics.units_per_second:.0f} {_unit(config)} a second, {metrics.peak_memory_bytes / 1e6:.0f} MB at most\n"
         + _skipped(metrics)
         + _balance(metrics)
