@@ -65,10 +65,10 @@ suite: $(VENV)/.installed $(STAMPS)
 	$(BIN)/pytest $(SPREAD) -m "not nightly" $(ARGS)
 
 .PHONY: nightly
-nightly: ## the tests that are too long for every change, and the laws on many more examples
+nightly: ## the tests that are too long for every change, and all property tests on many new examples
 	@$(MAKE) $(PARALLEL) $(VENV)/.installed $(STAMPS)
 	$(BIN)/pytest $(SPREAD) -m nightly $(ARGS)
-	$(BIN)/pytest -n $(WORKERS) -m "not nightly" --hypothesis-profile nightly tests/laws
+	$(BIN)/pytest -n $(WORKERS) -m "hypothesis and not nightly" --hypothesis-profile nightly
 
 .PHONY: light
 light: $(VENV)/.installed ## the tests that need neither torch nor a device environment nor a process

@@ -28,6 +28,7 @@ PRETRAINED: Mapping[str, Mapping[str, object]] = {
     "llama": {},
     "mistral": {"sliding_window": LENGTH // 2},
     "qwen2": {"use_sliding_window": True, "max_window_layers": 1, "sliding_window": LENGTH // 2},
+    "gemma": {"head_dim": 4},
 }
 """Kinds of ``transformers`` models, each with the settings that are its own. Qwen2 also has biases."""
 SIZES: Mapping[str, object] = {"hidden_size": 32, "num_attention_heads": 8}

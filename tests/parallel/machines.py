@@ -122,10 +122,10 @@ class Place:
         self.wait_until(lambda: len(self.steps()) > num_steps + 6 and self.steps()[-1] % EVERY == 1)
         return machines
 
-    def write(self, app: str, every: int = EVERY) -> None:
+    def write(self, app: str, every: int = EVERY, num_steps: int = NUM_STEPS) -> None:
         """Write the config."""
         values = {"app": f"{APPS}:{app}", "data": self.folder / "data.npz", "folder": self.folder}
-        (self.folder / "train.toml").write_text(CONFIG.format(num_steps=NUM_STEPS, every=every, **values))
+        (self.folder / "train.toml").write_text(CONFIG.format(num_steps=num_steps, every=every, **values))
 
     def num_ranks(self) -> int:
         """Return the number of logs that ranks have left, one for each rank and attempt."""

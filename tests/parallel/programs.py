@@ -27,7 +27,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, NoReturn
 
-NAMES: Final = ("parity", "matrix", "checkpoints", "quads", "traffic", "faults", "agents")
+NAMES: Final = ("parity", "matrix", "checkpoints", "quads", "traffic", "faults", "agents", "resizes")
 """The programs that the server imports. ``memory`` imports torch's own tests, which only it needs."""
 OUTPUT_CHARS: Final = 6000
 

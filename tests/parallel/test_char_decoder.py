@@ -14,6 +14,7 @@ from fanin.clients.data.files import DATA_VARIABLE
 from fanin.datacenter.config.settings import SHAKESPEARE
 from fanin.datacenter.config.train_config import read_train_config
 from fanin.datacenter.data.loading import read_characters, split_text
+from fanin.datacenter.jobs.job import train
 
 EXAMPLE = Path(__file__).parents[2] / "examples/char_decoder/train.toml"
 
@@ -44,19 +45,29 @@ def bound(config: Path) -> float:
     return bigram_entropy(split_text(read_characters(data.text), data.held_fraction)[1].tolist())
 
 
-def losses(fanin: Fanin, out: Path, *options: str) -> list[float]:
-    """Train the example for three steps and return the loss of each."""
-    completed = fanin("train", EXAMPLE, *options, "--steps", 3, "--json", out)
+def check_eight_processes(fanin: Fanin, folder: Path, num_steps: int) -> None:
+    """Compare the losses of the document's command on eight processes with those of one."""
+    out = folder / "out.json"
+    completed = fanin(
+        "train", EXAMPLE, "--mesh", "pp=2,dp_shard=2,tp=2", "--nproc", "8", "--steps", num_steps, "--json", out
+    )
     assert (completed.status, completed.err) == (0, "")
-    return list(json.loads(out.read_text())["loss"])
+    tables = {"parallel": {"mesh": "none"}, "stop": {"steps": num_steps}}
+    one = train(read_train_config(EXAMPLE, tables), 0, 1).metrics.trained
+    report = json.loads(out.read_text())
+    assert len(report["loss"]) == num_steps
+    assert report["loss"] == pytest.approx(one.losses, abs=1e-5)
+    assert report["evaluations"][-1]["validation_loss"] == pytest.approx(one.evaluated[-1].validation_loss, abs=1e-5)
+
+
+@pytest.mark.usefixtures("forked_agents")
+def test_eight_ranks_have_the_losses_of_one_process(fanin: Fanin, tmp_path: Path) -> None:
+    check_eight_processes(fanin, tmp_path, 2)
 
 
 @pytest.mark.nightly
-def test_eight_processes_print_the_losses_of_one(fanin: Fanin, tmp_path: Path) -> None:
-    one = losses(fanin, tmp_path / "one.json", "--mesh", "none", "--nproc", "1")
-    eight = losses(fanin, tmp_path / "eight.json", "--mesh", "pp=2,dp_shard=2,tp=2", "--nproc", "8")
-    assert len(one) == 3
-    assert eight == pytest.approx(one, abs=1e-5)
+def test_eight_processes_have_the_losses_of_one(fanin: Fanin, tmp_path: Path) -> None:
+    check_eight_processes(fanin, tmp_path, 3)
 
 
 @pytest.mark.parametrize(

@@ -198,15 +198,21 @@ def test_without_another_checkpoint_the_damage_is_reported(
     assert all(torch.equal(engine.full_parameters()[name], value) for name, value in before.items())
 
 
-def test_a_result_lists_the_skipped_checkpoints(tmp_path: Path) -> None:
-    np.save(tmp_path / "tokens.npy", np.random.default_rng(0).integers(0, 11, 90, np.uint16))
-    text = f"""
+def job_text(folder: Path) -> str:
+    """Return the config of a job of four steps, with a checkpoint and an evaluation after each second one."""
+    np.save(folder / "tokens.npy", np.random.default_rng(0).integers(0, 11, 90, np.uint16))
+    return f"""
         model.decoder = {{ vocabulary = 11, width = 8, num_layers = 1, num_heads = 2, num_kv_heads = 1 }}
-        data = {{ tokens = "{tmp_path / "tokens.npy"}", length = 6 }}
+        data = {{ tokens = "{folder / "tokens.npy"}", length = 6 }}
         training = {{ batch_size = 4, learning_rate = 0.01 }}
         stop = {{ steps = 4 }}
-        checkpoints = {{ folder = "{tmp_path / "kept"}", every = 2 }}
+        checkpoints = {{ folder = "{folder / "kept"}", every = 2 }}
+        evaluation = {{ every = 2 }}
     """
+
+
+def test_a_result_lists_the_skipped_checkpoints(tmp_path: Path) -> None:
+    text = job_text(tmp_path)
     reference = train(parse_config(text, "here"), 0, 1).metrics
     assert reference.skipped_checkpoints == ()
     _flip_in_a_tensor(tmp_path / "kept" / "step-00000004")
@@ -216,6 +222,27 @@ def test_a_result_lists_the_skipped_checkpoints(tmp_path: Path) -> None:
     assert "step-00000004/__0_0.distcp: digest mismatch: received " in fault
     assert latest(tmp_path / "kept").step == 4
     assert train(parse_config(text, "here"), 0, 1).metrics.skipped_checkpoints == ()
+
+
+def test_a_job_resumes_without_its_damaged_trace(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    text = job_text(tmp_path)
+    train(parse_config(text, "here"), 0, 1)
+    trace = tmp_path / "kept" / "steps.jsonl"
+    trace.write_bytes(b"\xff" + trace.read_bytes()[1:])
+    longer = text.replace("steps = 4", "steps = 6")
+    for _ in range(2):
+        metrics = train(parse_config(longer, "here"), 0, 1).metrics
+        losses = metrics.trained.losses
+        assert losses[:4] == (None,) * 4
+        assert all(isinstance(loss, float) for loss in losses[4:])
+        assert len(losses) == 6
+        # The third evaluation is the only one in the list.
+        assert [each.step for each in metrics.trained.evaluated] == [6]
+        assert metrics.trained.best in (0, 1)
+        if metrics.lost_history:
+            assert "steps.jsonl: line 1: got b'" in metrics.lost_history
+            assert metrics.lost_history in caplog.text
+    assert metrics.lost_history == "", "the job has written a new trace"
 
 
 def test_a_folder_with_only_an_interrupted_save_starts_from_the_first_step(tmp_path: Path) -> None:

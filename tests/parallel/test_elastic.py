@@ -1,5 +1,6 @@
 """Machines that join and leave: two launchers on the loopback address run a job that is resized."""
 
+import json
 import os
 import threading
 import time
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from parallel.machines import NUM_STEPS, Place, empty_place
+from parallel.programs import Programs
 
 from fanin.datacenter.config.communication import CommunicationSettings
 from fanin.datacenter.config.settings import CheckpointSettings, DataSettings, ModelSettings, StopSettings
@@ -39,8 +41,21 @@ def reference_losses(place: Place) -> list[float]:
     return list(train(replace(config, checkpoints=CheckpointSettings()), 0, 1).metrics.trained.losses)
 
 
-# In CI, lost ranks start again from a checkpoint (test_launch), and checkpoints resume on other meshes
-# (test_checkpoint). Ranks of two machines meet (test_faults), and a job is fitted to the ranks that exist (below).
+def test_a_job_of_two_machines_continues_on_one(place: Place, programs: Programs) -> None:
+    num_steps = 16
+    place.write("precise", every=num_steps, num_steps=num_steps)
+    place.pace(0.2)
+    programs.check("resizes", place.folder, place.port, warning_action="default")
+    first, second = (json.loads((place.folder / f"machine-{number}.json").read_text()) for number in range(2))
+    assert place.steps() == list(range(num_steps)), "a checkpoint was made when one was stopped"
+    assert (first["mesh"], first["nproc"], second["nproc"]) == ("none", 1, 2)
+    assert first["loss"] == pytest.approx(reference_losses(place), abs=1e-10)
+    assert 3 < len(second["loss"]) < num_steps
+    assert first["loss"][: len(second["loss"])] == second["loss"]
+
+
+# In CI, one resize in forks (above). Lost ranks start again from a checkpoint (test_launch), and checkpoints resume on
+# other meshes (test_checkpoint). A job is fitted to the ranks that exist (below).
 @pytest.mark.nightly
 def test_the_remaining_machine_of_two_ends_with_the_trace_of_one_process(place: Place) -> None:
     first, second = place.start_two("precise")

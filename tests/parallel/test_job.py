@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import raw
 from support.raw import raw_app, raw_of
+from support.synced import durable_files, synced
 
 from fanin.clients.data.digits import split_digits
 from fanin.datacenter.config.rates import RateSettings
@@ -26,6 +27,9 @@ from fanin.datacenter.config.train_config import TrainConfig
 from fanin.datacenter.data.loading import split_text
 from fanin.datacenter.families.known import family_model
 from fanin.datacenter.files.jobfiles import (
+    ERROR_FILE,
+    METRICS_FILE,
+    PARAMETERS_FILE,
     ROWS_FILE,
     HeldOutEvaluation,
     Metrics,
@@ -96,6 +100,23 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
         write_file(tmp_path / "a", [])  # type: ignore[arg-type]
     assert (tmp_path / "a").read_bytes() == b"old"
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def test_a_result_and_an_error_are_synced(tmp_path: Path) -> None:
+    metrics = Metrics(
+        trained=TrainingHistory(losses=(0.5,), evaluated=(), best=0, flat=False),
+        mesh=MeshShape(),
+        num_ranks=1,
+        train_s=0.25,
+        units_per_second=3.0,
+        peak_memory_bytes=7,
+    )
+    table = TensorTable.of({"w": (2,)})
+    with synced(tmp_path) as syncs:
+        write_result(tmp_path, TrainResult(metrics=metrics, table=table, parameters=np.zeros(2, np.float32)))
+        write_error(tmp_path, InvalidInput("an observer has failed"))
+    names = (PARAMETERS_FILE, METRICS_FILE, ERROR_FILE)
+    assert durable_files(syncs) == [tmp_path / name for name in names]
 
 
 def test_an_error_keeps_its_type(tmp_path: Path) -> None:

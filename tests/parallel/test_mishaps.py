@@ -286,7 +286,8 @@ def test_a_job_resumes_only_from_its_own_kind_of_checkpoint(config: TrainConfig,
         checkpoints.save(Progress(step=1, seed=0))
     for settings in (CheckpointSettings(resume=tmp_path / "own"), CheckpointSettings(folder=tmp_path / "own")):
         with pytest.raises(
-            InvalidInput, match="got one after 1 steps without looks, best, loss_sum, count, num_samples, rate_steps"
+            InvalidInput,
+            match="got one after 1 steps without looks, best, loss_sum, count, num_samples, data_digest, rate_steps",
         ):
             train(replace(config, checkpoints=settings), 0, 1)
 

@@ -7,7 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fanin.clients.data.examples import Examples
-from fanin.datacenter.data.samples import Cursor, ExampleSamples, SampleOrder, WindowSamples, batch_share
+from fanin.datacenter.data.masked import MaskedSamples
+from fanin.datacenter.data.samples import (
+    Cursor,
+    ExampleSamples,
+    SampleOrder,
+    WindowSamples,
+    batch_share,
+    samples_digest,
+)
 from fanin.datacenter.parallel.objective import ScoredObjective, padded_objective, token_means, token_objective
 from fanin.edge.export import cross_entropy, next_token, squared_error
 from fanin.edge.runtimes.graphs import NO_TOKEN
@@ -134,3 +142,28 @@ def test_positions_without_a_token_count_for_nothing() -> None:
     assert token_means(logits, targets).tolist() == [0.0]
     scored = ScoredObjective(token_objective(over_samples=False))
     assert scored.score(torch.tensor([1, 0]), torch.tensor([1, NO_TOKEN])).tolist() == [1.0, 1.0]
+
+
+def test_the_digest_is_that_of_the_samples_and_their_order() -> None:
+    x, y = np.arange(400, dtype=np.float32).reshape(100, 4), np.arange(100, dtype=np.int32)
+    others = (
+        (x[::-1], y[::-1]),
+        (np.roll(x, 1, axis=0), np.roll(y, 1)),
+        (x + np.float32(1.0), y),
+        (x, (y + 1) % 100),
+        (x.reshape(100, 2, 2), y),
+        (x[:99], y[:99]),
+        (x.view(np.int32), y),
+    )
+    digests = [
+        samples_digest(ExampleSamples(Examples(inputs={"x": x}, y=y))) for x, y in ((x, y), (x.copy(), y), *others)
+    ]
+    assert digests[0] == digests[1]
+    assert len(set(digests)) == 1 + len(others)
+    tokens = np.arange(50)
+    assert samples_digest(WindowSamples(tokens, 8)) != samples_digest(WindowSamples(tokens[::-1], 8))
+
+
+def test_the_digest_of_hidden_tokens_is_the_same_in_every_epoch() -> None:
+    samples = MaskedSamples(tokens=np.arange(50) % 7, length=8, num_tokens=7, seed=3)
+    assert samples_digest(samples) == samples_digest(samples.of_epoch(2))

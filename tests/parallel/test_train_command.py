@@ -1,6 +1,7 @@
 """``fanin train``: one command for any mesh, the same numbers in its JSON, and one clear line for an error."""
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -89,7 +90,10 @@ def test_a_mesh_has_the_losses_of_one_process(fanin: Fanin, config: Path, tmp_pa
     job = read_train_config(config, {"model": {"initial": str(weights)}, "stop": {"steps": 1}})
     assert train(job, 0, 1).metrics.trained.losses[0] < reference.losses[-1] + 0.5, "it begins with what was written"
     assert completed.out.count("\n") == len(report["evaluations"]) + 1
-    assert f"12 steps on mesh {mesh} in " in completed.out
+    assert re.search(rf"\n12 steps on mesh {mesh} in \d+\.\d s on the CPU \(t\w+ .*\), \d+ tokens", completed.out)
+    (log,) = state.glob("logs/*/attempt_0/0/stdout.log")
+    assert log.read_text().startswith(f"{report['nproc']} ranks of mesh {mesh}, on the CPU (t")
+    assert report["device"] == "cpu"
 
 
 @pytest.mark.nightly

@@ -337,24 +337,24 @@ def test_a_checkpoint_that_cannot_resume_is_refused(tmp_path: Path) -> None:
         JobCheckpoints(CheckpointSettings(resume=tmp_path / "none"), engine, 0, writes=True)
     keeper = JobCheckpoints(CheckpointSettings(resume=tmp_path / "c", folder=tmp_path / "d"), engine, 0, writes=True)
     assert keeper.state.step == 2
-    assert len(keeper.losses) == 2
+    assert len(keeper.history.losses) == 2
     assert JobCheckpoints(CheckpointSettings(), engine, 0, writes=True).state == LoopState()
 
 
-def test_a_job_with_another_number_of_samples_does_not_resume(tmp_path: Path) -> None:
+def test_a_job_with_other_samples_does_not_resume(tmp_path: Path) -> None:
     config = replace(CONFIG, checkpoints=CheckpointSettings(folder=tmp_path / "c", every=2))
     split = split_of(data(60, 1), data(60, 2))
     train_until_kill(config, split, 2)
     engine = trainer_of(config, split).engine
     state = JobCheckpoints(config.checkpoints, engine, 0, writes=True).state
     assert state.num_samples == 60
-    other_split = split_of(data(61, 1), data(60, 2))
-    with pytest.raises(
-        InvalidInput, match="got 61 samples to train on, expected 60 as in the checkpoint after 2 steps"
+    for examples, message in (
+        (data(61, 1), "got 61 samples to train on, expected 60 as in the checkpoint after 2 steps"),
+        (data(60, 3), r"got other samples to train on, or another order of them .* checkpoint after 2 steps \("),
     ):
-        TrainingLoop(
-            engine, ScoredObjective(padded_objective(cross_entropy)), config, other_split, LoopStart(state=state)
-        )
+        other_split, scored = split_of(examples, data(60, 2)), ScoredObjective(padded_objective(cross_entropy))
+        with pytest.raises(InvalidInput, match=message):
+            TrainingLoop(engine, scored, config, other_split, LoopStart(state=state))
 
 
 def test_a_checkpoint_keeps_the_steps_of_a_decay() -> None:

@@ -22,7 +22,6 @@ from fanin.server.access.limits import Limits
 from fanin.v1 import fleet_pb2 as pb
 
 STALL_S = 0.4
-SOON_S = 5.0
 """A small part of the time that a coordinator usually waits for a device."""
 LARGE = {"a": (1000, 1500)}
 """6 MB: six Chunks."""
@@ -77,7 +76,7 @@ def test_a_client_that_trickles_is_ended_although_bytes_arrive_all_the_time(impa
         requests = upload_requests(header, payload, 1, STALL_S / 8, start_s + SETTLE_S)
         with pytest.raises(Unavailable, match="try again later"):
             list(connection.stream_stream(f"{FLEET}Upload", requests, pb.UploadReply.FromString, call))
-    assert time.monotonic() - start_s < SOON_S
+    assert time.monotonic() < start_s + SETTLE_S, "the client still sent"
     # The same device succeeds on a connection that works.
     assert device.upload(header, payload).update_state is m.UpdateState.ACCEPTED
 
@@ -165,12 +164,13 @@ def test_the_end_of_a_round_reaches_a_device_in_mid_chunk_at_once(host: Hosted, 
     late_device, *others = begin_run(host, num_spare=1)
     header, payload = late_device.update()
     is_over = threading.Event()
+    gave_up: list[bool] = []
 
     def stalled_requests() -> Iterator[bytes]:
         yield c.upload_to_proto(header).SerializeToString()
         for piece in pieces(payload, 0, CHUNK_BYTES + PIECE_BYTES + 100):
             yield c.upload_to_proto(piece).SerializeToString()
-        is_over.wait(SETTLE_S)
+        gave_up.append(not is_over.wait(SETTLE_S))
 
     with late_device.connection() as connection:
         call = sign(late_device.key, "Upload", c.upload_to_proto(header).SerializeToString())
@@ -182,9 +182,8 @@ def test_the_end_of_a_round_reaches_a_device_in_mid_chunk_at_once(host: Hosted, 
                 if reply.received_bytes == CHUNK_BYTES:
                     break
             end(host, others)
-            start_s = time.monotonic()
             (last,) = messages
-            assert time.monotonic() - start_s < SOON_S
+            assert not gave_up, "the device still sent"
         is_over.set()
     assert (last.round_state, last.update_state) == (m.RoundState.CLOSED, m.UpdateState.DISCARDED)
     assert list((host.state / "spool").iterdir()) == []
@@ -199,25 +198,23 @@ def test_the_end_of_a_round_reaches_the_production_client_while_it_sends(host: H
         if offset >= CHUNK_BYTES + PIECE_BYTES:
             # A connection or a disk that is slow for this piece.
             is_reading.set()
-            is_over.wait(SETTLE_S)
+            gave_up.append(not is_over.wait(SETTLE_S))
         return payload[offset : offset + size_bytes]
 
-    outcome: list[tuple[m.UploadReply, float]] = []
+    outcome: list[m.UploadReply] = []
+    gave_up: list[bool] = []
 
     def send() -> None:
         with late_device.transport() as transport:
-            outcome.append((transport.upload(header, read), time.monotonic()))
+            outcome.append(transport.upload(header, read))
 
     sender = threading.Thread(target=send)
     sender.start()
     assert is_reading.wait(SETTLE_S)
     finish(host, others)
     host.published_versions()
-    end_s = time.monotonic()
     sender.join(SETTLE_S)
-    was_reading = not is_over.is_set()
+    assert not gave_up, "the device still read"
     is_over.set()
-    ((reply, reply_s),) = outcome
-    assert was_reading
-    assert reply_s - end_s < SOON_S
+    (reply,) = outcome
     assert (reply.round_state, reply.update_state) == (m.RoundState.CLOSED, m.UpdateState.DISCARDED)

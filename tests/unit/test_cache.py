@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.audit import opened_folders
 from support.errors import raises
 from support.full_disk import full_disk, in_child
+from support.synced import durable_files, synced
 from support.values import assignment, update
 
 from fanin.clients.device.storage.cache import Cache, hold_folder
@@ -180,16 +180,12 @@ def test_the_highest_version_only_increases_and_survives_a_restart(cache: Cache,
 
 
 def test_files_that_must_survive_a_power_cut_have_their_names_synced(cache: Cache, tmp_path: Path) -> None:
-    def work() -> None:
-        folders = opened_folders()
+    with synced(tmp_path) as syncs:
         cache.records.raise_version("run", 5)
-        assert folders == [tmp_path]
         cache.key()
-        assert folders == [tmp_path] * 2
         cache.updates.put(HEADER, PAYLOAD)
-        assert folders == [tmp_path] * 2 + [tmp_path / "updates"]
-
-    in_child(work)
+    header = tmp_path / "updates" / f"{NAME}.header"
+    assert durable_files(syncs) == [tmp_path / "seen.json", tmp_path / "device.key", header]
 
 
 def test_a_folder_has_one_process_at_a_time(tmp_path: Path) -> None:

@@ -222,12 +222,11 @@ def test_auto_chooses_an_engine_and_reports_its_measurements() -> None:
 
 def test_auto_traces_no_module_for_a_short_simulation() -> None:
     workload = replace(LONG_WORKLOAD, num_epochs=1, batches=(1,) * 10)
-    start_s = time.perf_counter()
     # Not even a module that vmap cannot run is traced.
     app: App = replace(app_of("mlp"), module=UnvectorizableModule())
     choice = choose(SimulationSettings(engine="auto"), app, bundle_of("mlp"), open_runtime("onnx"), workload)
     assert choice.engine == "graph" and choice.reason.startswith("engine graph: graph trains all rounds in ")
-    assert "vmap begins with a trace" in choice.reason and time.perf_counter() - start_s < 60
+    assert "vmap begins with a trace" in choice.reason
 
 
 def test_the_workload_of_a_plan_has_the_epochs_of_its_schedule_and_the_clients_that_begin_together() -> None:

@@ -5,8 +5,8 @@ import stat
 from pathlib import Path
 
 import pytest
-from support.audit import opened_folders
 from support.full_disk import full_disk, in_child
+from support.synced import durable_files, synced
 
 from fanin.edge.files import new_folder, replace_file
 from fanin.protos.errors import InvalidInput
@@ -26,12 +26,12 @@ def test_a_file_is_created_and_replaced(tmp_path: Path) -> None:
 
 
 def test_the_bytes_and_then_the_name_are_synced(tmp_path: Path) -> None:
-    def work() -> None:
-        folders = opened_folders()
+    with synced(tmp_path) as syncs:
         replace_file(tmp_path / "file", b"data")
-        assert folders == [tmp_path]
-
-    in_child(work)
+        replace_file(tmp_path / "file", b"more", writer="rank-3")
+    assert [sync.path.name for sync in syncs] == ["file.new", tmp_path.name, "file.rank-3.new", tmp_path.name]
+    assert [sync.content for sync in syncs] == [b"data", ("file",), b"more", ("file",)]
+    assert durable_files(syncs[2:]) == [tmp_path / "file"]
 
 
 def test_a_draft_of_a_killed_process_does_not_pass_on_its_permissions(tmp_path: Path) -> None:

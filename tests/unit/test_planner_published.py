@@ -7,6 +7,7 @@ their width gives the same number of values.
 
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 
 import pytest
 
@@ -69,6 +70,11 @@ MODELS = {
     "mpt-30b": _mpt(7168, 48, 56),
     "mpt-70b": _mpt(8192, 80, 64),
 }
+
+
+SOURCES = {TITAN_A100: "T1", TITAN_H100: "T2", FOUNDRY: "M", IBM: "P", KEMPNER: "K"}
+"""Sources, and their short names in the table of docs/datacenter.md."""
+DOCUMENT = Path(__file__).parents[2] / "docs/datacenter.md"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,3 +231,20 @@ def test_each_accelerator_has_three_runs_and_is_neither_fast_nor_slow_on_average
             choice = predicted(run)
             product *= choice.tokens_per_second / choice.job.parallel.mesh.num_ranks / run.speed
         assert 0.92 < product ** (1 / len(runs)) < 1.08
+
+
+def row(run: Run) -> str:
+    """Return the run's row in the table of docs/datacenter.md."""
+    choice = predicted(run)
+    speed = choice.tokens_per_second / choice.job.parallel.mesh.num_ranks
+    memory = f"{choice.memory.total / 2**30:.0f} / {MEMORIES[run.name]:.0f}" if run.name in MEMORIES else ""
+    cells = [run.cluster.device, run.model, f"`{run.mesh}`", run.recompute, f"{run.batch} x {run.sequence}"]
+    cells += [f"{speed:,.0f}", f"{run.speed:,.0f}", f"{speed / run.speed:.2f}", memory, SOURCES[run.source]]
+    return f"| {' | '.join(cells)} |"
+
+
+def test_the_documented_table_has_the_predictions_of_the_planner() -> None:
+    documented = [
+        line for line in DOCUMENT.read_text().splitlines() if line.startswith(("| a100 ", "| h100 ", "| h200 "))
+    ]
+    assert documented == [row(run) for run in RUNS]

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.audit import opened_folders
 from support.errors import raises
 from support.full_disk import full_disk, in_child
+from support.synced import durable_files, synced
 
 from fanin.clients.device.storage.cache import Cache
 from fanin.clients.device.storage.protocols import StoredStates
@@ -189,12 +189,9 @@ def test_the_bytes_are_those_of_the_documented_format(tmp_path: Path) -> None:
 def test_a_state_is_durable_before_put_returns(tmp_path: Path) -> None:
     store = Cache(tmp_path).states
 
-    def work() -> None:
-        folders = opened_folders()
+    with synced(tmp_path) as syncs:
         store.put(label(), states_of(1.0))
-        assert folders == [tmp_path / "states"]
-
-    in_child(work)
+    assert durable_files(syncs) == [tmp_path / "states" / "run.3.state"]
 
 
 def test_a_full_disk_leaves_the_state_before(tmp_path: Path) -> None:

@@ -231,6 +231,7 @@ def metrics_row(metrics: "Metrics", config: "TrainConfig") -> dict[str, object]:
         "skipped": trained.skipped,
         "stopped": metrics.stopped,
         "skipped_checkpoints": list(metrics.skipped_checkpoints),
+        "lost_history": metrics.lost_history,
         "seconds": metrics.train_s,
         "layer_times": list(metrics.layer_times),
         "stage_times": list(metrics.stage_times),
@@ -283,6 +284,8 @@ def _traffic_text(metrics: "Metrics") -> str:
 
 
 def _text(metrics: "Metrics", config: "TrainConfig") -> str:
+    from fanin.datacenter.ranks.devices import describe_device
+
     trained = metrics.trained
     lines = [
         f"step {each.step}: loss {each.train_loss:.4f}, held out {each.validation_loss:.4f} "
@@ -290,8 +293,11 @@ def _text(metrics: "Metrics", config: "TrainConfig") -> str:
         for each in trained.evaluated
     ]
     lines += [f"skipped a damaged checkpoint: {fault}\n" for fault in metrics.skipped_checkpoints]
+    if metrics.lost_history:
+        lines.append(f"lost the losses and evaluations before the resume: {metrics.lost_history}\n")
     return "".join(lines) + (
-        f"{len(trained.losses)} steps on mesh {metrics.mesh} in {metrics.train_s:.1f} s on {metrics.device}, "
+        f"{len(trained.losses)} steps on mesh {metrics.mesh} in {metrics.train_s:.1f} s on "
+        f"{describe_device(metrics.device)}, "
         f"{metrics.units_per_second:.0f} {_unit(config)} a second, {metrics.peak_memory_bytes / 1e6:.0f} MB at most\n"
         + _skipped(metrics)
         + _balance(metrics)

@@ -14,18 +14,19 @@ from fanin.protos.errors import InvalidInput
 DRAFT_SUFFIX: Final = ".new"
 
 
-def replace_file(path: Path, data: bytes, *, mode: int = 0o666) -> None:
+def replace_file(path: Path, data: bytes, *, mode: int = 0o666, writer: str = "") -> None:
     """Replace a file, or create it; its bytes and its name are durable on return.
 
     Args:
         path: The file. Its folder must exist.
         data: The new content.
         mode: Permissions of the new file, reduced by the umask.
+        writer: Name of this process, if others may replace the same file at the same time.
 
     Raises:
         OSError: The disk is full or the folder is not writable. The old file is unchanged and the draft is removed.
     """
-    draft = path.with_name(f"{path.name}{DRAFT_SUFFIX}")
+    draft = path.with_name(f"{path.name}{f'.{writer}' if writer else ''}{DRAFT_SUFFIX}")
     try:
         # A draft that a killed process left may have other permissions.
         draft.unlink(missing_ok=True)
@@ -35,7 +36,7 @@ def replace_file(path: Path, data: bytes, *, mode: int = 0o666) -> None:
             os.fsync(file.fileno())
         draft.replace(path)
         sync_folder(path.parent)
-    except OSError:
+    except BaseException:
         with suppress(OSError):
             draft.unlink(missing_ok=True)
         raise

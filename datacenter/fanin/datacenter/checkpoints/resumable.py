@@ -5,6 +5,7 @@ the next steps (cursor, evaluations, patience, AdaScale's noise) is stored as th
 written to ``trace``. The trace is synced before the checkpoint that relies on it is marked.
 """
 
+import logging
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -15,7 +16,7 @@ import torch.distributed as dist
 
 from fanin.datacenter.checkpoints.checkpoint import Checkpoints
 from fanin.datacenter.checkpoints.progress import Progress
-from fanin.datacenter.checkpoints.trace import TraceWriter, read_trace
+from fanin.datacenter.checkpoints.trace import EarlierHistory, TraceWriter, read_trace
 from fanin.datacenter.config.settings import CheckpointSettings
 from fanin.datacenter.data.samples import Cursor
 from fanin.datacenter.files.folders import check_folder
@@ -34,7 +35,8 @@ from fanin.datacenter.training.rates import Noise
 from fanin.datacenter.training.state import LoopStart, LoopState
 from fanin.protos.errors import InvalidInput, StorageFull
 
-MEASURES: Final = ("looks", "best", "loss_sum", "count", "num_samples", "rate_steps")
+LOGGER: Final = logging.getLogger(__name__)
+MEASURES: Final = ("looks", "best", "loss_sum", "count", "num_samples", "data_digest", "rate_steps")
 """Measures without which a job cannot resume."""
 
 
@@ -52,8 +54,7 @@ class JobCheckpoints:
 
     Attributes:
         state: The state that the training loop starts from.
-        losses: Losses of the earlier steps; empty on ranks that do not write.
-        evaluations: Evaluations of the earlier steps; empty on ranks that do not write.
+        history: Losses and evaluations of the earlier steps; empty on ranks that do not write.
         skipped: Faults of the newer checkpoints that were skipped.
 
     Raises:
@@ -69,7 +70,7 @@ class JobCheckpoints:
         self._saved_step = -1
         self._loop: TrainingLoop | None = None
         self.skipped: tuple[str, ...] = ()
-        progress = None
+        progress, source = None, settings.folder
         if settings.folder is not None:
             _check_on_all(settings.folder)
             self._checkpoints = self._stack.enter_context(Checkpoints(settings.folder, engine, settings.keep))
@@ -78,6 +79,7 @@ class JobCheckpoints:
             # A job that has no step left must not write its last checkpoint again.
             self._saved_step = -1 if progress is None else progress.step
         if progress is None and settings.resume is not None and settings.resume != settings.folder:
+            source = settings.resume
             with Checkpoints(settings.resume, engine) as others:
                 progress = others.load()
                 self.skipped = others.skipped
@@ -94,8 +96,11 @@ class JobCheckpoints:
         if progress is not None:
             engine.load_scale_state(progress.measures)
         self._trace = TraceWriter(settings.folder) if writes and settings.folder is not None else None
-        sources = [] if progress is None else [folder for folder in (settings.folder, settings.resume) if folder]
-        self.losses, self.evaluations = read_trace(sources, self.state.step) if writes else ([], [])
+        self.history = EarlierHistory()
+        if progress is not None and source is not None and writes:
+            self.history = read_trace(source, self.state.step)
+            if self.history.fault:
+                LOGGER.warning("checkpoints: the earlier losses and evaluations are lost: %s", self.history.fault)
 
     def __enter__(self) -> "JobCheckpoints":
         return self
@@ -110,7 +115,12 @@ class JobCheckpoints:
 
     def start(self, observers: Observers) -> LoopStart:
         """Return the start of the loop that resumes from the checkpoint, or of a new job's."""
-        return LoopStart(state=self.state, losses=self.losses, evaluations=self.evaluations, observers=observers)
+        return LoopStart(
+            state=self.state,
+            losses=self.history.losses,
+            evaluations=self.history.evaluations,
+            observers=observers,
+        )
 
     def follow(self, loop: TrainingLoop, publish: Publish) -> None:
         """Save the state of this loop when its events say so, and publish events of the checkpoints."""
@@ -194,6 +204,7 @@ def _state_of(progress: Progress) -> LoopState:
         skipped=int(measures.get("skipped", 0)),
         skips=int(measures.get("skips", 0)),
         num_samples=int(measures["num_samples"]),
+        data_digest=int(measures["data_digest"]),
         rate_steps=int(measures["rate_steps"]),
     )
 
@@ -215,6 +226,7 @@ def _progress_of(state: LoopState, seed: int, scale: Mapping[str, float]) -> Pro
             "skipped": state.skipped,
             "skips": state.skips,
             "num_samples": state.num_samples,
+            "data_digest": state.data_digest,
             "rate_steps": state.rate_steps,
             **best_loss,
             **noise,

@@ -33,6 +33,7 @@ from fanin.datacenter.parallel.engine import Engine
 from fanin.datacenter.parallel.gather import full_parameters
 from fanin.datacenter.parallel.transforms.slices import slices
 from fanin.datacenter.parallel.transforms.ties import other_names
+from fanin.edge.files import sync_folder
 from fanin.edge.tensors import count_differences
 from fanin.protos.errors import InvalidInput, StorageFull
 
@@ -274,6 +275,7 @@ def _write(path: Path, header: bytes, parameters: Iterator[tuple[str, Tensor]]) 
             file.flush()
             os.fsync(file.fileno())
         draft.replace(path)
+        sync_folder(path.parent)
     except OSError as exc:
         draft.unlink(missing_ok=True)
         return exc

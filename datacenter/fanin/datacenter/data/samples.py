@@ -9,6 +9,7 @@ A batch that does not divide evenly is padded with samples that carry no target 
 
 from dataclasses import dataclass
 from functools import lru_cache
+from hashlib import sha256
 from typing import Final, Protocol
 
 import numpy as np
@@ -25,6 +26,8 @@ from fanin.protos.errors import InvalidInput
 
 Tokens = npt.NDArray[np.integer]
 MIN_WINDOWS: Final = 1
+NUM_DIGESTED: Final = 64
+"""Samples that a digest reads: few enough for a file on a network, and enough to notice another order."""
 
 
 class Samples(Protocol):
@@ -163,6 +166,23 @@ class SampleOrder:
         stop = min(cursor.taken + size, self._num)
         after = Cursor(epoch=cursor.epoch, taken=stop) if stop < self._num else Cursor(epoch=cursor.epoch + 1)
         return self._permutation(cursor.epoch)[cursor.taken : stop], after
+
+
+def samples_digest(samples: Samples) -> int:
+    """Return a digest of the number of samples and of some of them, evenly spaced, as ``take`` returns them.
+
+    Other data and another order of the same data have another digest, unless all samples that are read are the same.
+
+    Returns:
+        A number of 48 bits, which JSON stores exactly.
+    """
+    first = samples.of_epoch(0)
+    indices = np.unique(np.linspace(0, len(first) - 1, NUM_DIGESTED).astype(np.int64))
+    digest = sha256(str(len(first)).encode())
+    for values in first.take(indices):
+        digest.update(f"{values.dtype} {tuple(values.shape)}".encode())
+        digest.update(values.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return int.from_bytes(digest.digest()[:6], "big")
 
 
 def batch_share(samples: Samples, indices: Int64s, share: tuple[int, int], multiple: int) -> Batch:

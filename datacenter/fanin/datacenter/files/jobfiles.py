@@ -15,8 +15,8 @@ and one file in the folder of its checkpoints::
 
     layer-times.json    measured layer times, which decide how a pipeline is split into stages
 
-Each file is written aside and renamed into place, and nothing is pickled. Several machines share the folder, and a file
-may belong to any of them. Therefore only the first rank removes files, before it joins the others.
+Each file is written aside, synced and renamed into place, and nothing is pickled. Several machines share the folder,
+and a file may belong to any of them. Therefore only the first rank removes files, before it joins the others.
 """
 
 import contextlib
@@ -32,6 +32,7 @@ from typing import Final
 from fanin.datacenter.config.records import record_of, row_of
 from fanin.datacenter.config.train_config import TrainConfig
 from fanin.datacenter.ranks.mesh import MeshShape
+from fanin.edge.files import replace_file
 from fanin.edge.parameter_files import read_parameters
 from fanin.edge.tensors import Float32s, TensorTable, encode_parameters
 from fanin.protos.errors import FaninError, InvalidInput, error_named
@@ -76,9 +77,9 @@ class TrainingHistory:
     """The history of a training.
 
     Attributes:
-        losses: Loss before each step; None if it is not finite.
-        evaluated: All evaluations.
-        best: Number of the evaluation with the lowest loss, from 1; 0 if there is none.
+        losses: Loss before each step; None if it is not finite, or if the trace of an earlier job is lost.
+        evaluated: All evaluations, except those of a trace that is lost.
+        best: Number of the evaluation with the lowest loss, from 1; 0 if ``evaluated`` does not have it.
         flat: Whether training stopped because the validation loss no longer improved.
         skipped: Steps that were skipped because their loss or gradients were not finite.
     """
@@ -108,6 +109,7 @@ class Metrics:
         bytes_by_axis: Payload that the first rank sends in a step, as counted; None if it was not counted.
         predicted_bytes_by_axis: The planner's prediction of it; None if the planner has no formula for the job.
         skipped_checkpoints: Faults of the damaged checkpoints that were skipped on resume.
+        lost_history: Reason why the losses and evaluations before the resume are unknown; empty if they are known.
     """
 
     trained: TrainingHistory
@@ -123,6 +125,7 @@ class Metrics:
     bytes_by_axis: Mapping[str, int] | None = None
     predicted_bytes_by_axis: Mapping[str, int] | None = None
     skipped_checkpoints: tuple[str, ...] = ()
+    lost_history: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -249,13 +252,8 @@ def read_error(folder: Path) -> FaninError | None:
 
 
 def write_file(path: Path, data: bytes) -> None:
-    """Write a file atomically."""
-    draft = path.with_name(f"{path.name}.{machine_name()}.new")
-    try:
-        draft.write_bytes(data)
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
+    """Write a file atomically and durably. Ranks of several machines may write it at the same time."""
+    replace_file(path, data, writer=machine_name())
 
 
 def _write_json(path: Path, row: Mapping[str, object]) -> None:

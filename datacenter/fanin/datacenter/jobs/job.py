@@ -280,6 +280,7 @@ def _train(config: TrainConfig, place: RankPlace, guests: Sequence[Guest], stop:
         bytes_by_axis=traffic,
         predicted_bytes_by_axis=None if traffic is None else predicted_traffic(config),
         skipped_checkpoints=checkpoints.skipped,
+        lost_history=checkpoints.history.fault,
     )
     if table is None:
         return TrainResult(metrics=metrics, failure=loop.failure)

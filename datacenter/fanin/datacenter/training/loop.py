@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from fanin.datacenter.config.rates import ADASCALE
 from fanin.datacenter.config.train_config import TrainConfig
-from fanin.datacenter.data.samples import DataSplit, SampleOrder, Samples, batch_share
+from fanin.datacenter.data.samples import DataSplit, SampleOrder, Samples, batch_share, samples_digest
 from fanin.datacenter.files.jobfiles import HeldOutEvaluation, TrainingHistory
 from fanin.datacenter.observers.events import (
     DataRead,
@@ -65,7 +65,7 @@ class TrainingLoop:
         failure: The error of an observer that failed when no step was left; empty if none did. The result is complete.
 
     Raises:
-        InvalidInput: The state belongs to a job with other samples or another decay of the learning rate.
+        InvalidInput: The state belongs to a job with other samples, or another decay of the learning rate.
     """
 
     def __init__(
@@ -80,7 +80,8 @@ class TrainingLoop:
         self._rates = _rates(config, len(data.train))
         start = start or LoopStart()
         self.state = start.state
-        check_resumed(self.state, len(data.train), self._rates)
+        self._digest = samples_digest(data.train)
+        check_resumed(self.state, len(data.train), self._digest, self._rates)
         self.throughput = Throughput()
         self.interrupted = False
         self.failure = ""
@@ -168,7 +169,8 @@ class TrainingLoop:
         return TrainingHistory(
             losses=tuple(self._losses),
             evaluated=tuple(self._evaluations),
-            best=self.state.best,
+            # The evaluations of a lost trace are missing at the start of the list.
+            best=max(0, self.state.best - (self.state.num_evaluations - len(self._evaluations))),
             flat=self.flat,
             skipped=self.state.skipped,
         )
@@ -213,6 +215,7 @@ class TrainingLoop:
             skipped=state.skipped + stepped.skipped,
             skips=state.skips + 1 if broken else 0,
             num_samples=len(self._data.train),
+            data_digest=self._digest,
             rate_steps=self._rates.decay_steps,
         )
         period = self._config.communication.local_period

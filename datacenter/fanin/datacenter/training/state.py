@@ -31,6 +31,7 @@ class LoopState:
         skipped: Steps skipped so far.
         skips: Steps skipped in succession until now, because their loss or gradients were not finite.
         num_samples: Samples in the order that the last step followed; 0 before the first step.
+        data_digest: Digest of these samples.
         rate_steps: Steps over which the learning rate decays; 0 if it is constant.
     """
 
@@ -45,6 +46,7 @@ class LoopState:
     skipped: int = 0
     skips: int = 0
     num_samples: int = 0
+    data_digest: int = 0
     rate_steps: int = 0
 
 
@@ -86,8 +88,8 @@ class Throughput:
         return self.units / self.seconds if self.seconds else 0.0
 
 
-def check_resumed(state: LoopState, num_samples: int, rates: Rates) -> None:
-    """Raise InvalidInput unless a job has the sample order and the learning rates of the state it resumes from."""
+def check_resumed(state: LoopState, num_samples: int, digest: int, rates: Rates) -> None:
+    """Raise InvalidInput unless a job has the samples and the learning rates of the state it resumes from."""
     if not state.num_samples:
         return
     if state.num_samples != num_samples:
@@ -95,6 +97,12 @@ def check_resumed(state: LoopState, num_samples: int, rates: Rates) -> None:
             f"checkpoints: got {num_samples} samples to train on, expected {state.num_samples} as in the checkpoint "
             f"after {state.step} steps: another number has another order, so samples would be seen twice or never; "
             "resume with the same data and held_fraction, or start a new job from its weights ([model] initial)"
+        )
+    if state.data_digest != digest:
+        raise InvalidInput(
+            f"checkpoints: got other samples to train on, or another order of them (digest {digest:012x}), expected "
+            f"those of the checkpoint after {state.step} steps ({state.data_digest:012x}): samples would be seen twice "
+            "or never; resume with the same data, or start a new job from its weights ([model] initial)"
         )
     if state.rate_steps != rates.decay_steps:
         raise InvalidInput(
