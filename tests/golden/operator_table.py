@@ -26,7 +26,7 @@ PAGE: Final = Path(__file__).parents[2] / "docs" / "operators.md"
 BEGIN: Final = "<!-- operators: made by tests/golden/operator_table.py -->\n"
 END: Final = "<!-- end of operators -->\n"
 FORMATS: Final = ("onnx", "tflite")
-TRAINS, FORWARD, REFUSED = "trains", "forward", "no"
+TRAINS, INFERS, REFUSED = "trains", "infers", "no"
 
 
 class Around(nn.Module):
@@ -83,7 +83,7 @@ def train_together(names: Sequence[str], formats: Sequence[str]) -> None:
 
 def state(name: str, graph_format: str) -> str:
     """Return how an operator can be used in a format."""
-    for word, trains in ((TRAINS, True), (FORWARD, False)):
+    for word, trains in ((TRAINS, True), (INFERS, False)):
         torch.manual_seed(0)
         try:
             export_module(around(name, trains=trains), (graph_format,))

@@ -66,7 +66,10 @@ def export(
     ] = None,
     pretrain: Annotated[
         str,
-        typer.Option("--pretrain", help=f"Train the App first, on {', '.join(NAMES)} or an .npz file with x and y."),
+        typer.Option(
+            "--pretrain",
+            help=f"Train the App first, on {', '.join(NAMES)} or an .npz file with the App's inputs and y.",
+        ),
     ] = "",
     epochs: Annotated[int | None, typer.Option("--epochs", help="Epochs of --pretrain; default: 5.")] = None,
     learning_rate: Annotated[

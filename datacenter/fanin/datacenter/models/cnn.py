@@ -4,7 +4,7 @@ It avoids layers that do not suit training on devices:
 
 - No max-pool: a stride replaces it, and its gradient is a plain convolution.
 - No BatchNorm: its running statistics would have to be averaged over devices with different labels.
-- No dropout: a graph has no random numbers.
+- No dropout: a device would draw random numbers for each step, and a model of this size hardly overfits.
 
 The three weight tensors with ReLU between them quantize to int8 per output channel with hardly any loss. The forward
 pass is a sequence of modules that each return one tensor, so a pipeline can be cut between them.
