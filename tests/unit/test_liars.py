@@ -97,8 +97,12 @@ LARGEST_LOSS = min(MAX_EXAMPLES * m.MAX_LOSS * m.LOSS_UNIT, m.MAX_COUNT)
             {m.TRAIN_LOSS: LARGEST_LOSS},
             {"train_loss": (LARGEST_LOSS / m.LOSS_UNIT - MAX_EXAMPLES) / (10 * MAX_EXAMPLES)},
         ),
-        # Beyond the range of the others, its evaluation does not count.
+        # Beyond the range of the others, its loss does not count, but its labels do.
         ({m.EVAL_LOSS: -LARGEST_LOSS}, {}),
+        (
+            {m.EVAL_LOSS: LARGEST_LOSS, m.EVAL_CORRECT_INT8: 0, m.EVAL_AGREE: 40},
+            {"accuracy_int8": -0.05, "agreement": -0.03},
+        ),
         ({m.EVAL_LOSS: LARGEST_LOSS}, {}),
         ({m.EVAL_LOSS: -1}, {}),
         ({m.EVAL_LOSS: 16 * MAX_EXAMPLES * m.LOSS_UNIT}, {"loss": 1.5}),

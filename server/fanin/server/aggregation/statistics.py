@@ -4,9 +4,10 @@ The functions read the sums over the Round's Updates. The results are in the eve
 may report no loss, so a mean loss is over the examples of the devices that report one: ``with_loss_examples`` counts
 them.
 
-An evaluation can pause or end a Run. So an Update's evaluation counts only if it is in the range of the others
-(``credible_counts``), as an Update moves the grid only within the reach of the others (``codecs.grid``). The range
-follows a value that more than a third of the Updates attain, so a smaller number of malicious devices cannot widen it.
+An evaluation can pause or end a Run. So an Update's loss and squared errors count only if they are in the range of the
+others (``credible_counts``), as an Update moves the grid only within the reach of the others (``codecs.grid``). The
+range follows a value that more than a third of the Updates attain, so a smaller number of malicious devices cannot
+widen it. Predicted labels always count: they are at most the examples.
 """
 
 from collections import Counter
@@ -64,7 +65,7 @@ def evaluation_of(counts: Mapping[str, int], num_classes: int) -> Evaluation | N
 
 
 def credible_counts(updates: Sequence[Mapping[str, int]], num_classes: int) -> dict[str, int]:
-    """Return the sums of the Updates' statistics, without Updates whose evaluation is beyond the range of the others.
+    """Return the sums of the Updates' statistics, without losses and errors that are beyond the range of the others.
 
     Args:
         updates: The statistics of each Update of the Round.
@@ -79,6 +80,8 @@ def credible_counts(updates: Sequence[Mapping[str, int]], num_classes: int) -> d
     for counts, values in zip(evaluated, means, strict=True):
         if all(low <= value <= high for value, (low, high) in zip(values, limits, strict=True)):
             sums.update(with_loss_examples(counts))
+        elif num_classes:
+            sums.update(with_loss_examples({name: count for name, count in counts.items() if name != EVAL_LOSS}))
     return dict(sums)
 
 
