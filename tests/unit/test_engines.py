@@ -341,5 +341,5 @@ def test_vmap_of_a_convolutional_network_is_within_half_a_point_of_the_graph(mon
         settings = SimulationSettings(test=data.test, plan=plan, engine=engine, quiet=True)
         result = simulate(app, clients, cohort=20, rounds=ROUNDS, settings=settings)
         accuracies[result.engine] = result.rounds[-1].test_accuracy
-    assert accuracies["graph"] > 0.7
+    assert accuracies["graph"] > 0.6
     assert abs(accuracies["graph"] - accuracies["vmap"]) <= 0.005
