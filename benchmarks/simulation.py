@@ -142,6 +142,8 @@ def _row(name: str, form: Sequence[str], load: Load, folder: Path, environments:
     command = [str(python), str(SCRIPTS / f"{name}_rounds.py"), str(folder), json.dumps(asdict(load)), *form]
     # One thread for each process, as the tests and the devices have.
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(SCRIPTS), "RAY_DEDUP_LOGS": "0"}
+    # Flower would use another program's Ray cluster on this machine, and wait for ever when that one ends.
+    environment["RAY_ADDRESS"] = "local"
     began_s = time.perf_counter()
     completed = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     total_s = time.perf_counter() - began_s
