@@ -80,6 +80,8 @@ def _default(field: KeyField) -> str:
         return field.key.derived.text
     if field.default is MISSING:
         return "required"
+    if field.default is None:
+        return "not set"
     return f'`"{field.default}"`' if isinstance(field.default, str) else f"`{field.default}`"
 
 

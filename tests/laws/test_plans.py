@@ -11,7 +11,7 @@ from fanin.clients.planfile import ROOT, parse_plan
 from fanin.edge.codecs.fixed import CODECS
 from fanin.edge.tensors import TensorTable
 from fanin.protos.errors import InvalidPlan
-from fanin.protos.plans import CODEC_BITS, Plan
+from fanin.protos.plans import CODEC_BITS, Plan, ScheduledChange
 from fanin.protos.plans.keys import SectionField, fields_of
 
 
@@ -34,7 +34,7 @@ def toml_of(plan: Plan) -> str:
         options = ", ".join(f'"{name}" = {value!r}' for name, value in stage.options.items())
         lines += ["[[stages]]", f'name = "{stage.name}"', f"options = {{ {options} }}"]
     for change in plan.schedule:
-        lines += ["[[schedule]]", *(f"{name} = {getattr(change, name)!r}" for name in type(change).__slots__)]
+        lines += ["[[schedule]]", *change_toml(change)]
     for each in plan.statistics:
         lines += ["[[statistics]]", f'name = "{each.name}"', f"unit = {json.dumps(each.unit)}", f"bound = {each.bound}"]
     for metric in plan.evaluation.metrics:
@@ -44,8 +44,15 @@ def toml_of(plan: Plan) -> str:
     return "\n".join(lines)
 
 
+def change_toml(change: ScheduledChange) -> list[str]:
+    """Return the keys of a change that are set."""
+    values = {name: getattr(change, name) for name in type(change).__slots__ if name != "flower"}
+    lines = [f"{name} = {setting_toml(value)}" for name, value in values.items() if value is not None]
+    return [*lines, f"flower.config = {setting_toml(change.flower.config)}"]
+
+
 def setting_toml(value: object) -> str:
-    """Return a setting of a Flower app as a TOML value."""
+    """Return a value of a Plan in TOML."""
     match value:
         case bool():
             return str(value).lower()
@@ -53,6 +60,8 @@ def setting_toml(value: object) -> str:
             return f'{{ base64 = "{base64.b64encode(value).decode()}" }}'
         case str():
             return json.dumps(value)
+        case dict():
+            return f"{{ {', '.join(f'{json.dumps(name)} = {setting_toml(item)}' for name, item in value.items())} }}"
         case tuple():
             return f"[{', '.join(map(setting_toml, value))}]"
     return repr(value)

@@ -330,7 +330,7 @@ def test_after_all_that_the_run_ends_bit_identical_and_accepts_only_the_next_ver
 def test_a_plan_that_needs_an_input_which_the_bundle_lacks_is_refused(host: Hosted, devices: list[Peer]) -> None:
     plan = replace(f.plan(), training=replace(f.plan().training, proximal_weight=0.1))
     with host.operator() as operator:
-        with pytest.raises(InvalidPlan, match=r"got proximal_weight 0\.1, but the train graph has no such"):
+        with pytest.raises(InvalidPlan, match=r"got training\.proximal_weight 0\.1, but the train graph has no such"):
             operator.start_run("pulled", plan, devices[0].bundle, f.PUBLISHER)
         with pytest.raises(NotFound):
             operator.run("pulled")
@@ -366,7 +366,7 @@ def test_a_plan_for_another_batch_size_is_refused_and_one_for_the_bundles_own_is
     size = bundle.manifest.batch_size
     plans = [replace(f.plan(), training=replace(f.plan().training, batch_size=value)) for value in (size + 1, size)]
     with host.operator() as operator:
-        expected = rf"\[training\] batch_size: got {size + 1}, but the bundle's train graphs are for {size}; choose one"
+        expected = rf"got training\.batch_size {size + 1}, but the bundle's train graphs are for {size}; choose one"
         with pytest.raises(InvalidPlan, match=expected):
             operator.start_run("batched", plans[0], bundle, f.PUBLISHER)
         with pytest.raises(NotFound):

@@ -46,13 +46,9 @@ def test_a_run_and_a_simulation_of_one_plan_end_in_the_same_parameters(
     host: Hosted, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bundle = bundle_of("sizes")
-    with pytest.raises(
-        InvalidPlan, match=r"\[training\] batch_size: got 5, but the bundle's train graphs are for 3, 8"
-    ):
+    with pytest.raises(InvalidPlan, match=r"got training\.batch_size 5, but the bundle's train graphs are for 3, 8"):
         host.start_run(replace(SIZED_PLAN, training=replace(SIZED_PLAN.training, batch_size=5)), bundle, PUBLISHER)
-    with pytest.raises(
-        InvalidPlan, match=r"\[\[schedule\]\] from Round 4 on: batch_size: got 5, but the bundle's train"
-    ):
+    with pytest.raises(InvalidPlan, match=r"got schedule\.0\.batch_size 5, but the bundle's train"):
         host.start_run(replace(SIZED_PLAN, schedule=(ScheduledChange(from_round=4, batch_size=5),)), bundle, PUBLISHER)
     host.start_run(SCHEDULED_PLAN, bundle, PUBLISHER)
     write_npz(host.folder / "data.npz", EXAMPLES)

@@ -78,6 +78,8 @@ def test_a_run_is_described_as_json_and_as_text(fanin: Fanin, host: Hosted) -> N
     assert len(row["grid"]) == len(f.SMALL_SHAPES)
     second, first = row["last_rounds"]
     assert first.pop("opened_at_s") < second.pop("opened_at_s")
+    for each in (first, second):
+        assert (each.pop("training"), each.pop("flower")) == (row["plan"]["training"], row["plan"]["flower"])
     assert first == {"round": 1, "base_version": 0, "phase": "published", "num_updates": 3, "version": 1}
     assert second == {"round": 2, "base_version": 1, "phase": "selecting", "num_updates": 1, "version": 0}
 

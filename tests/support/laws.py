@@ -58,6 +58,9 @@ def versions(draw: st.DrawFn) -> m.Version:
 
 
 CODEC_SPECS: Final = st.builds(m.CodecSpec, name=NAMES, max_shift=st.integers(0, p.MAX_CODEC_SHIFT))
+OPTIMIZERS: Final = st.dictionaries(NAMES, st.floats(allow_nan=False, allow_infinity=False), max_size=3).map(
+    lambda settings: dict(sorted(settings.items()))
+)
 TRAININGS: Final = st.builds(
     m.Training,
     epochs=st.integers(1, p.MAX_EPOCHS),
@@ -65,9 +68,7 @@ TRAININGS: Final = st.builds(
     seed=UINT64,
     proximal_weight=st.just(0.0) | RATES,
     batch_size=UINT32,
-    optimizer=st.dictionaries(NAMES, st.floats(allow_nan=False, allow_infinity=False), max_size=3).map(
-        lambda settings: dict(sorted(settings.items()))
-    ),
+    optimizer=OPTIMIZERS,
     warmup_steps=UINT32,
     step_decay=st.sampled_from(["", "linear", "cosine"]),
 )
@@ -75,16 +76,6 @@ STAGES: Final = st.builds(
     m.StageSpec,
     name=NAMES,
     options=st.dictionaries(NAMES, st.floats(allow_nan=False, allow_infinity=False), max_size=3),
-)
-CHANGES: Final = st.builds(
-    p.ScheduledChange,
-    from_round=st.integers(1, p.MAX_TIMES),
-    learning_rate=st.just(0.0) | RATES,
-    decay=st.floats(0, 1, exclude_min=True),
-    epochs=st.integers(0, p.MAX_EPOCHS),
-)
-SCHEDULES: Final = st.lists(CHANGES, max_size=3, unique_by=lambda change: change.from_round).map(
-    lambda changes: tuple(sorted(changes, key=lambda change: change.from_round))
 )
 DECLARED: Final = st.builds(m.Statistic, name=NAMES, unit=st.just("") | NAMES, bound=st.integers(1, m.MAX_COUNT))
 SCALARS: Final = (
@@ -97,6 +88,29 @@ SCALARS: Final = (
 SETTINGS: Final = st.one_of(*SCALARS, *(st.lists(each, max_size=3).map(tuple) for each in SCALARS))
 """Entries of Flower's ConfigRecord."""
 FLOWER_PLANS: Final = st.builds(p.FlowerPlan, config=st.dictionaries(NAMES, SETTINGS, max_size=3))
+
+
+def schedules(flower: p.FlowerPlan) -> st.SearchStrategy[tuple[p.ScheduledChange, ...]]:
+    """Return the schedules of a Plan with these settings of Flower apps."""
+    some_names = st.sets(st.sampled_from(sorted(flower.config))) if flower.config else st.just(set())
+    changes = st.builds(
+        p.ScheduledChange,
+        from_round=st.integers(1, p.MAX_TIMES),
+        learning_rate=st.none() | RATES,
+        decay=st.none() | st.floats(0, 1, exclude_min=True),
+        epochs=st.none() | st.integers(1, p.MAX_EPOCHS),
+        proximal_weight=st.none() | st.just(0.0) | RATES,
+        batch_size=st.none() | UINT32,
+        optimizer=OPTIMIZERS,
+        warmup_steps=st.none() | UINT32,
+        step_decay=st.sampled_from([None, "", "linear", "cosine"]),
+        flower=some_names.map(lambda names: p.FlowerPlan(config={name: flower.config[name] for name in names})),
+    )
+    return st.lists(changes, max_size=3, unique_by=lambda change: change.from_round).map(
+        lambda changes: tuple(sorted(changes, key=lambda change: change.from_round))
+    )
+
+
 ASSIGNMENTS: Final = st.builds(
     m.Assignment,
     assignment_id=NAMES,
@@ -202,11 +216,12 @@ def plans(draw: st.DrawFn) -> p.Plan:
     shift = draw(st.integers(0, room - (cohort.buffer * p.WEIGHT_UNIT - 1).bit_length()))
     most = min((1 << (room - shift)) // (cohort.buffer * p.WEIGHT_UNIT), p.MAX_TIMES)
     examples = draw(st.just(most) | st.integers(1, most))
+    flower = draw(FLOWER_PLANS)
     return p.Plan(
         name=draw(NAMES),
         cohort=cohort,
         training=draw(TRAININGS),
-        schedule=draw(SCHEDULES),
+        schedule=draw(schedules(flower)),
         codec=m.CodecSpec(name=name, max_shift=shift),
         stages=tuple(draw(st.lists(STAGES, max_size=3, unique_by=lambda stage: stage.name))),
         statistics=tuple(draw(st.lists(DECLARED, max_size=3, unique_by=lambda each: each.name))),
@@ -218,7 +233,7 @@ def plans(draw: st.DrawFn) -> p.Plan:
             max_int8_drop=draw(st.floats(0.0, 100.0)),
         ),
         evaluation=draw(EVALUATION_PLANS),
-        flower=draw(FLOWER_PLANS),
+        flower=flower,
     )
 
 

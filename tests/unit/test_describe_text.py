@@ -5,8 +5,10 @@ from dataclasses import replace
 from support.stage_runs import FEEDBACK, scaffold
 from support.virtual import plan
 
-from fanin.commands.control.describe import plan_lines
-from fanin.protos.plans import FlowerPlan, Statistic
+from fanin.commands.console.show import finite
+from fanin.commands.control.describe import description_row, description_text, plan_lines
+from fanin.protos.control import RoundInfo, RoundPhase, RunDescription, RunInfo, RunState
+from fanin.protos.plans import FlowerPlan, ScheduledChange, Statistic
 
 
 def test_the_plan_is_described_with_every_part_that_changes_the_result() -> None:
@@ -49,3 +51,45 @@ def test_settings_of_flower_apps_are_described() -> None:
     lines = plan_lines(replace(plan(), flower=FlowerPlan(config={"momentum": 0.9})))
     assert "            flower: config {momentum = 0.9}" in lines
     assert not any("flower" in line for line in plan_lines(plan()))
+
+
+def test_the_settings_of_the_newest_round_are_described() -> None:
+    flower = FlowerPlan(config={"local-epochs": 1, "key": b"\x00"})
+    changes = (
+        ScheduledChange(from_round=2, epochs=4, flower=FlowerPlan(config={"local-epochs": 8})),
+        ScheduledChange(from_round=9, proximal_weight=0.5),
+    )
+    run = RunInfo(
+        run_id="run-1",
+        state=RunState.RUNNING,
+        plan=replace(plan(), flower=flower, schedule=changes),
+        bundle_sha256="b" * 64,
+        version=1,
+        version_sha256="a" * 64,
+        num_rounds=1,
+        reason="",
+    )
+    rounds = tuple(
+        RoundInfo(round=number, base_version=0, phase=RoundPhase.TRAINING, num_updates=0, opened_at=0.0, version=0)
+        for number in (2, 1)
+    )
+    description = RunDescription(
+        run=run, rounds=rounds, grid=(), num_at_work=0, at_work=(), deadline_s=0.0, num_devices=4
+    )
+    lines = description_text(description).splitlines()
+    assert "            schedule: from_round 2, epochs 4, flower.config {local-epochs = 8}" in lines
+    assert "            schedule: from_round 9, proximal_weight 0.5" in lines
+    start = lines.index("  settings  round 2")
+    assert lines[start + 1 : start + 3] == [
+        "            training: epochs 4, learning_rate 0.1, seed 7",
+        "            flower: config {local-epochs = 8, key = b'\\x00'}",
+    ]
+    row = finite(description_row(description))
+    assert isinstance(row, dict)
+    assert [(each["training"]["epochs"], each["flower"]["config"]["local-epochs"]) for each in row["last_rounds"]] == [
+        (4, 8),
+        (1, 1),
+    ]
+    assert row["plan"]["flower"]["config"]["key"] == {"base64": "AA=="}
+    without = replace(description, run=replace(run, plan=plan()))
+    assert "settings" not in description_text(without)

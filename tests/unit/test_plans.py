@@ -145,6 +145,8 @@ WRONG = [
         f"{APP}\nconcurrency = 3",
         f"concurrency: unknown key, expected one of {TOP}; did you mean cohort.concurrency?",
     ),
+    (APP, f"{APP}\nepochs = 3", f"epochs: unknown key, expected one of {TOP}; did you mean training.epochs?"),
+    (APP, f"{APP}\nconfig = 3", f"config: unknown key, expected one of {TOP}; did you mean flower.config?"),
     (APP, f"{APP}\n[cohorts]", f"cohorts: unknown section, expected one of {TOP}; did you mean cohort?"),
     (f"{APP}\n", "", "expected either app or bundle, got neither"),
     (APP, 'app = "a"\nbundle = "b"', "expected either app or bundle, got both"),

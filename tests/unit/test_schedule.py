@@ -1,5 +1,6 @@
 """The schedule of a Plan: the training settings of each Round."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -21,19 +22,33 @@ TOML = """
 app = "digits"
 [cohort]
 concurrency = 2
+[flower.config]
+local-epochs = 1
+name = "sgd"
 [training]
 learning_rate = 0.5
 epochs = 2
+proximal_weight = 0.5
+optimizer = { momentum = 0.9, weight_decay = 0.125 }
+warmup_steps = 3
 [[schedule]]
 from_round = 3
 decay = 0.5
+optimizer = { momentum = 0.5 }
+flower.config = { name = "adam", local-epochs = 2 }
 [[schedule]]
 from_round = 6
 epochs = 4
+proximal_weight = 0.0
+warmup_steps = 0
+step_decay = "cosine"
+flower.config = { local-epochs = 4 }
 [[schedule]]
 from_round = 8
 learning_rate = 0.25
 batch_size = 4
+optimizer = { weight_decay = 0.0 }
+step_decay = ""
 [stop]
 max_rounds = 9
 """
@@ -42,9 +57,17 @@ max_rounds = 9
 def test_each_round_has_the_settings_of_the_changes_before_it() -> None:
     run_plan = parse_plan(TOML, "plan.toml").plan
     settings = [run_plan.training_in(number) for number in range(1, 10)]
-    assert [each.learning_rate for each in settings] == [0.5, 0.5, 0.5, 0.25, 0.125, 0.0625, 0.0625, 0.25, 0.25]
+    assert [each.learning_rate for each in settings] == [0.5, 0.5, 0.5, 0.25, 0.125, 0.0625, 0.03125, 0.25, 0.25]
     assert [each.epochs for each in settings] == [2, 2, 2, 2, 2, 4, 4, 4, 4]
     assert [each.batch_size for each in settings] == [0] * 7 + [4, 4]
+    assert [each.proximal_weight for each in settings] == [0.5] * 5 + [0.0] * 4
+    assert [each.optimizer["momentum"] for each in settings] == [0.9] * 2 + [0.5] * 7
+    assert [each.optimizer["weight_decay"] for each in settings] == [0.125] * 7 + [0.0] * 2
+    assert [each.warmup_steps for each in settings] == [3] * 5 + [0] * 4
+    assert [each.step_decay for each in settings] == [""] * 5 + ["cosine"] * 2 + [""] * 2
+    configs = [run_plan.flower_in(number).config for number in range(1, 10)]
+    assert [config["local-epochs"] for config in configs] == [1, 1, 2, 2, 2, 4, 4, 4, 4]
+    assert [config["name"] for config in configs] == ["sgd"] * 2 + ["adam"] * 7
     assert {each.seed for each in settings} == {run_plan.training.seed}
     assert replace(run_plan, schedule=()).training_in(7) == run_plan.training
 
@@ -60,15 +83,15 @@ def test_a_rate_that_decays_for_long_stays_within_float32() -> None:
 class RecordingTrainer(SyntheticTrainer):
     """A Trainer that records the settings of each Assignment by Round."""
 
-    settings: dict[int, tuple[float, int]] = field(default_factory=dict)
+    settings: dict[int, m.Training] = field(default_factory=dict)
 
     def train(self, model: OpenedModel, assignment: m.Assignment, should_continue: ShouldContinue) -> Change:
-        self.settings[assignment.round] = (assignment.training.learning_rate, assignment.training.epochs)
+        self.settings[assignment.round] = assignment.training
         return super().train(model, assignment, should_continue)
 
 
 def test_devices_receive_the_settings_of_their_round(tmp_path: Path) -> None:
-    changes = (ScheduledChange(from_round=2, learning_rate=0.5, decay=0.25, epochs=3),)
+    changes = (ScheduledChange(from_round=2, learning_rate=0.5, decay=0.25, epochs=3, warmup_steps=2),)
     trainers = [RecordingTrainer(partition=number) for number in range(4)]
     scenario = Scenario(
         plan=replace(plan(), schedule=changes),
@@ -79,36 +102,69 @@ def test_devices_receive_the_settings_of_their_round(tmp_path: Path) -> None:
     )
     assert len(play(scenario).versions) == 3
     for trainer in trainers:
-        assert trainer.settings == {1: (0.1, 1), 2: (0.5, 3), 3: (0.125, 3)}
+        changed = replace(plan().training, epochs=3, warmup_steps=2)
+        rounds = {2: replace(changed, learning_rate=0.5), 3: replace(changed, learning_rate=0.125)}
+        assert trainer.settings == {1: plan().training, **rounds}
 
 
 @pytest.mark.parametrize(
-    ("rounds", "rate", "message"),
+    ("rounds", "shown"),
+    [([3, 2], "[3, 2]"), ([2, 2], "[2, 2]"), (range(1, 66), str([*range(1, 66)]))],
+)
+def test_rounds_that_do_not_increase_or_are_too_many_are_refused(rounds: Sequence[int], shown: str) -> None:
+    changes = tuple(ScheduledChange(from_round=number) for number in rounds)
+    text = f"plan: schedule: got the Rounds {shown}, expected at most 64 in increasing order, each once; sort them or "
+    with raises(InvalidPlan, text + "remove some"):
+        replace(plan(), schedule=changes)
+
+
+SEE = "; docs/plan.md describes the key"
+RATE_RULE = f"expected a number from 1.2e-38 to 1.7e+38{SEE}"
+UNKNOWN = (
+    "unknown key, expected one of from_round, learning_rate, decay, epochs, proximal_weight, batch_size, optimizer, "
+    "warmup_steps, step_decay, [flower]"
+)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
     [
+        ("decay = 1.5", f"schedule.0.decay: got 1.5, expected a number above 0 and at most 1{SEE}"),
+        ("learning_rate = 0.0", f"schedule.0.learning_rate: got 0.0, {RATE_RULE}"),
+        ("learning_rate = 1e-40", f"schedule.0.learning_rate: got 1e-40, {RATE_RULE}"),
+        ("epochs = 0", f"schedule.0.epochs: got 0, expected an integer from 1 to 10000{SEE}"),
+        ("proximal_weight = -1.0", f"schedule.0.proximal_weight: got -1.0, expected a number from 0 to 1.7e+38{SEE}"),
+        ("batch_size = 2.0", f"schedule.0.batch_size: got 2.0, expected an integer from 0 to 4294967295{SEE}"),
+        ("optimizer = { momentum = 'a' }", f"schedule.0.optimizer.momentum: got 'a', expected a finite number{SEE}"),
+        ("step_decay = 'square'", f"schedule.0.step_decay: got 'square', expected one of , linear, cosine{SEE}"),
         (
-            [3, 2],
-            0.0,
-            "plan: schedule: got the Rounds [3, 2], expected at most 64 in increasing order, each once; sort",
+            "momentum = 0.5",
+            f"schedule.0.momentum: {UNKNOWN}; did you mean aggregation.outer_momentum?",
+        ),
+        ("seed = 5", f"schedule.0.seed: {UNKNOWN}; did you mean training.seed?"),
+        (
+            "flower.config = { local_epochs = 2 }",
+            (
+                "schedule.0.flower.config.local_epochs: got 2, but flower.config has no entry 'local_epochs' for the "
+                "Rounds before, expected one of ['local-epochs', 'name']; add it to flower.config"
+            ),
         ),
         (
-            [2, 2],
-            0.0,
-            "plan: schedule: got the Rounds [2, 2], expected at most 64 in increasing order, each once; sort",
+            "flower.config = { local-epochs = 2.0 }",
+            "schedule.0.flower.config.local-epochs: got 2.0, expected an integer as in flower.config; write both alike",
         ),
-        ([2], 1e-40, "plan: schedule: got learning_rate 1e-40 from Round 2 on, expected 0.0 or at least 1.1754943508"),
     ],
 )
-def test_a_wrong_schedule_is_refused(rounds: list[int], rate: float, message: str) -> None:
-    changes = tuple(ScheduledChange(from_round=number, learning_rate=rate) for number in rounds)
-    with pytest.raises(InvalidPlan) as excinfo:
-        replace(plan(), schedule=changes)
-    assert str(excinfo.value).startswith(message)
+def test_a_wrong_key_of_a_change_raises_one_error(keys: str, message: str) -> None:
+    with raises(InvalidPlan, f"plan.toml: {message}"):
+        parse_plan(f"{TOML.partition('[[schedule]]')[0]}[[schedule]]\nfrom_round = 2\n{keys}", "plan.toml")
 
 
-def test_a_key_of_a_change_has_its_range() -> None:
-    text = TOML.replace("decay = 0.5", "decay = 1.5")
-    with raises(
-        InvalidPlan,
-        "plan.toml: schedule.0.decay: got 1.5, expected a number above 0 and at most 1; docs/plan.md describes the key",
-    ):
-        parse_plan(text, "plan.toml")
+def test_an_option_sets_a_schedule() -> None:
+    option = "schedule=[{from_round = 2, flower.config.local-epochs = 8, optimizer.momentum = 0.25}]"
+    run_plan = parse_plan(TOML, "plan.toml", [option]).plan
+    assert [run_plan.flower_in(number).config["local-epochs"] for number in (1, 2, 9)] == [1, 8, 8]
+    assert [run_plan.training_in(number).optimizer["momentum"] for number in (1, 2, 9)] == [0.9, 0.25, 0.25]
+    message = "--set: schedule: got 5, expected a list of tables, as in --set 'schedule=[{from_round=1}]'"
+    with raises(InvalidPlan, message):
+        parse_plan(TOML, "plan.toml", ["schedule=5"])

@@ -89,12 +89,29 @@ def test_an_error_in_the_plan_names_the_argument(plan: dict[str, object], cohort
 @pytest.mark.parametrize(
     ("plan", "error"),
     [
-        ({"training.proximal_weight": 0.1}, "got proximal_weight 0.1, but the train graph has no such input; export"),
         (
-            {"training.batch_size": 5},
-            r"\[training\] batch_size: got 5, but the bundle's train graphs are for 2; choose",
+            {"training.proximal_weight": 0.1},
+            "got training.proximal_weight 0.1, but the train graph has no such input; export",
         ),
+        ({"training.batch_size": 5}, "got training.batch_size 5, but the bundle's train graphs are for 2; choose"),
         ({"training.optimizer": {"beta1": 0.5}}, "got training.optimizer beta1, but the settings in the train graph"),
+        (
+            {"schedule": [{"from_round": 2}, {"from_round": 3, "proximal_weight": 0.1}]},
+            r"got schedule\.1\.proximal_weight 0.1, but the train graph has no such input; export",
+        ),
+        (
+            {"schedule": [{"from_round": 2, "optimizer": {"beta1": 0.5}}]},
+            r"got schedule\.0\.optimizer beta1, but the settings in the train graph are: momentum; export",
+        ),
+        (
+            {"schedule": [{"from_round": 2, "optimizer": {"momentum": 1.5}}]},
+            r"got schedule\.0\.optimizer\.momentum 1.5, expected at least 0 and below 1",
+        ),
+        ({"schedule": [{"from_round": 2, "batch_size": 5}]}, r"got schedule\.0\.batch_size 5, but the bundle's train"),
+        (
+            {"flower.config": {"mu": 1}, "schedule": [{"from_round": 2, "flower": {"config": {"mu": 2}}}]},
+            r"got flower.config, schedule\.0\.flower\.config, but the bundle has graphs, which read no such values; ",
+        ),
         (
             {"stages": [{"name": "scaffold", "options": {"num_devices": 2}}]},
             "got the stage 'scaffold', but the train graph has no",

@@ -177,17 +177,19 @@ class _Reader:
     def _section(self, field: SectionField, value: object, path: str) -> object:
         if field.is_list:
             if not isinstance(value, list):
-                raise InvalidPlan(f"{self.source(path)}: {path}: got {shown(value)}, expected {self._form(path)}")
+                expected = self._form(field, path)
+                raise InvalidPlan(f"{self.source(path)}: {path}: got {shown(value)}, expected {expected}")
             return tuple(self._table(field, table, joined(path, str(index))) for index, table in enumerate(value))
         return self._table(field, value, path)
 
-    def _form(self, path: str) -> str:
+    def _form(self, field: SectionField, path: str) -> str:
         """Return the form of a list of sections in words, as the source of the key writes it."""
-        source = self.source(path)
+        source, first = self.source(path), next(keys_of(field.section))
+        value = '"NAME"' if first.type is str else "1"
         if source == SET:
-            return f"a list of tables, as in --set '{path}=[{{name=\"NAME\"}}]'"
+            return f"a list of tables, as in --set '{path}=[{{{first.name}={value}}}]'"
         if any(override.source == source for override in self.overrides):
-            return f'a list of mappings, as in {{"{path}": [{{"name": "NAME"}}]}}'
+            return f'a list of mappings, as in {{"{path}": [{{"{first.name}": {value}}}]}}'
         return f"a list of sections [[{path}]]; write it with double brackets"
 
     def _table(self, field: SectionField, value: object, path: str) -> object:
@@ -232,9 +234,11 @@ def _notation(name: str, field: KeyField | SectionField) -> str:
 def _nearest(name: str, path: str, fields: Fields) -> str:
     """Return the dotted path of the key or section nearest to an unknown name; "" if none is near.
 
-    The same name elsewhere is the nearest, then a similar one in the same section, then a similar one elsewhere.
+    The same name elsewhere is the nearest, then a similar one in the same section, then a similar one elsewhere. Of
+    several paths of one name it is the shortest, and of those the first: ``training.epochs``, not ``schedule.epochs``.
     """
-    elsewhere = {each: joined(section, each) for section, each in _all_names(ROOT, "")}
+    by_depth = sorted(_all_names(ROOT, ""), key=lambda pair: joined(*pair).count("."))
+    elsewhere = {each: joined(section, each) for section, each in reversed(by_depth)}
     if name in elsewhere:
         return elsewhere[name]
     if near := get_close_matches(name, fields, n=1):

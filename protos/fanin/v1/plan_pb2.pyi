@@ -90,37 +90,106 @@ Global___Plan: _TypeAlias = Plan  # noqa: Y015
 
 @_typing.final
 class ScheduledChange(_message.Message):
+    """Settings that replace those of the Round before. An absent one stays."""
+
     DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class OptimizerEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
 
     FROM_ROUND_FIELD_NUMBER: _builtins.int
     LEARNING_RATE_FIELD_NUMBER: _builtins.int
     DECAY_FIELD_NUMBER: _builtins.int
     EPOCHS_FIELD_NUMBER: _builtins.int
     BATCH_SIZE_FIELD_NUMBER: _builtins.int
+    PROXIMAL_WEIGHT_FIELD_NUMBER: _builtins.int
+    OPTIMIZER_FIELD_NUMBER: _builtins.int
+    WARMUP_STEPS_FIELD_NUMBER: _builtins.int
+    STEP_DECAY_FIELD_NUMBER: _builtins.int
+    FLOWER_FIELD_NUMBER: _builtins.int
     from_round: _builtins.int
     """The first Round with this change."""
     learning_rate: _builtins.float
-    """The learning rate in that Round; 0.0: that of the Round before."""
+    """The learning rate in that Round."""
     decay: _builtins.float
-    """Factor of the learning rate for each Round after that one."""
+    """Factor of the learning rate for each Round after that one; absent beside a learning_rate: 1.0."""
     epochs: _builtins.int
-    """Passes over the examples; 0: those of the Round before."""
+    """The other settings of Training, except for the seed."""
     batch_size: _builtins.int
-    """Examples of a train step; 0: those of the Round before."""
+    proximal_weight: _builtins.float
+    warmup_steps: _builtins.int
+    step_decay: _builtins.str
+    @_builtins.property
+    def optimizer(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """Replaces the settings of these names."""
+
+    @_builtins.property
+    def flower(self) -> _fleet_pb2.Flower:
+        """Replaces the entries of these names."""
+
     def __init__(
         self,
         *,
         from_round: _builtins.int = ...,
-        learning_rate: _builtins.float = ...,
-        decay: _builtins.float = ...,
-        epochs: _builtins.int = ...,
-        batch_size: _builtins.int = ...,
+        learning_rate: _builtins.float | None = ...,
+        decay: _builtins.float | None = ...,
+        epochs: _builtins.int | None = ...,
+        batch_size: _builtins.int | None = ...,
+        proximal_weight: _builtins.float | None = ...,
+        optimizer: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        warmup_steps: _builtins.int | None = ...,
+        step_decay: _builtins.str | None = ...,
+        flower: _fleet_pb2.Flower | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_batch_size", b"_batch_size", "_decay", b"_decay", "_epochs", b"_epochs", "_learning_rate", b"_learning_rate", "_proximal_weight", b"_proximal_weight", "_step_decay", b"_step_decay", "_warmup_steps", b"_warmup_steps", "batch_size", b"batch_size", "decay", b"decay", "epochs", b"epochs", "flower", b"flower", "learning_rate", b"learning_rate", "proximal_weight", b"proximal_weight", "step_decay", b"step_decay", "warmup_steps", b"warmup_steps"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_size", b"batch_size", "decay", b"decay", "epochs", b"epochs", "from_round", b"from_round", "learning_rate", b"learning_rate"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_batch_size", b"_batch_size", "_decay", b"_decay", "_epochs", b"_epochs", "_learning_rate", b"_learning_rate", "_proximal_weight", b"_proximal_weight", "_step_decay", b"_step_decay", "_warmup_steps", b"_warmup_steps", "batch_size", b"batch_size", "decay", b"decay", "epochs", b"epochs", "flower", b"flower", "from_round", b"from_round", "learning_rate", b"learning_rate", "optimizer", b"optimizer", "proximal_weight", b"proximal_weight", "step_decay", b"step_decay", "warmup_steps", b"warmup_steps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__batch_size: _TypeAlias = _typing.Literal["batch_size"]  # noqa: Y015
+    _WhichOneofArgType__batch_size: _TypeAlias = _typing.Literal["_batch_size", b"_batch_size"]  # noqa: Y015
+    _WhichOneofReturnType__decay: _TypeAlias = _typing.Literal["decay"]  # noqa: Y015
+    _WhichOneofArgType__decay: _TypeAlias = _typing.Literal["_decay", b"_decay"]  # noqa: Y015
+    _WhichOneofReturnType__epochs: _TypeAlias = _typing.Literal["epochs"]  # noqa: Y015
+    _WhichOneofArgType__epochs: _TypeAlias = _typing.Literal["_epochs", b"_epochs"]  # noqa: Y015
+    _WhichOneofReturnType__learning_rate: _TypeAlias = _typing.Literal["learning_rate"]  # noqa: Y015
+    _WhichOneofArgType__learning_rate: _TypeAlias = _typing.Literal["_learning_rate", b"_learning_rate"]  # noqa: Y015
+    _WhichOneofReturnType__proximal_weight: _TypeAlias = _typing.Literal["proximal_weight"]  # noqa: Y015
+    _WhichOneofArgType__proximal_weight: _TypeAlias = _typing.Literal["_proximal_weight", b"_proximal_weight"]  # noqa: Y015
+    _WhichOneofReturnType__step_decay: _TypeAlias = _typing.Literal["step_decay"]  # noqa: Y015
+    _WhichOneofArgType__step_decay: _TypeAlias = _typing.Literal["_step_decay", b"_step_decay"]  # noqa: Y015
+    _WhichOneofReturnType__warmup_steps: _TypeAlias = _typing.Literal["warmup_steps"]  # noqa: Y015
+    _WhichOneofArgType__warmup_steps: _TypeAlias = _typing.Literal["_warmup_steps", b"_warmup_steps"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__batch_size) -> _WhichOneofReturnType__batch_size | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__decay) -> _WhichOneofReturnType__decay | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__epochs) -> _WhichOneofReturnType__epochs | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__learning_rate) -> _WhichOneofReturnType__learning_rate | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__proximal_weight) -> _WhichOneofReturnType__proximal_weight | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__step_decay) -> _WhichOneofReturnType__step_decay | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__warmup_steps) -> _WhichOneofReturnType__warmup_steps | None: ...
 
 Global___ScheduledChange: _TypeAlias = ScheduledChange  # noqa: Y015
 

@@ -1,5 +1,6 @@
 """Runs and their events: as text for people, as rows for JSON."""
 
+import base64
 import json
 import math
 import sys
@@ -27,6 +28,7 @@ from fanin.protos.control import (
     VersionEvaluation,
     VersionPublished,
 )
+from fanin.protos.plans.entries import BASE64
 
 WIDE_GAP: Final = 0.05
 """Loss of accuracy in int8 above which the text carries a warning; well-trained models lose less than 0.01."""
@@ -189,9 +191,11 @@ def _evaluation_text(evaluation: Evaluation) -> str:
 
 
 def finite(value: object) -> object:
-    """Replace NaN and infinity by None: JSON has neither, and parsers other than Python's reject them."""
+    """Replace NaN and infinity by None, and bytes by the notation of a Plan: JSON has none of them."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
+    if isinstance(value, bytes):
+        return {BASE64: base64.b64encode(value).decode()}
     if isinstance(value, Mapping):
         return {key: finite(item) for key, item in value.items()}
     return [finite(item) for item in value] if isinstance(value, list | tuple) else value

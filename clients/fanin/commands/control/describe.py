@@ -24,7 +24,7 @@ from fanin.commands.console.terminal import (
 )
 from fanin.protos.control import MAX_DESCRIBED_ROUNDS, RoundInfo, RunDescription
 from fanin.protos.plans import Plan
-from fanin.protos.plans.keys import KeyField, fields_of, keys_of
+from fanin.protos.plans.keys import KeyField, SectionField, fields_of, keys_of
 
 _MAIN: Final = MappingProxyType(
     {
@@ -79,13 +79,14 @@ def description_row(description: RunDescription) -> dict[str, object]:
         "num_gave_up": description.num_gave_up,
         "deadline_s": description.deadline_s,
         "grid": list(description.grid),
-        "last_rounds": [_round_row(info) for info in description.rounds],
+        "last_rounds": [_round_row(info, description.run.plan) for info in description.rounds],
     }
 
 
-def _round_row(info: RoundInfo) -> dict[str, object]:
+def _round_row(info: RoundInfo, plan: Plan) -> dict[str, object]:
     row = {**asdict(info), "phase": info.phase.value}
     row["opened_at_s"] = row.pop("opened_at")
+    row["training"], row["flower"] = asdict(plan.training_in(info.round)), asdict(plan.flower_in(info.round))
     return row
 
 
@@ -101,6 +102,7 @@ def description_text(description: RunDescription) -> str:
         f"  bundle    {info.bundle_sha256}",
         f"  rounds    {info.num_rounds} that ended in a version, of {info.plan.stop.max_rounds} planned",
         *plan_lines(info.plan),
+        *(settings_lines(info.plan, description.rounds[0].round) if description.rounds else ()),
     ]
     if info.newest_evaluation is not None:
         lines.append(f"  held out  {evaluation_text(info.newest_evaluation)}")
@@ -136,14 +138,28 @@ def plan_lines(plan: Plan) -> list[str]:
     return lines
 
 
+def settings_lines(plan: Plan, round_number: int) -> list[str]:
+    """Return the settings of a Round as lines; none without a schedule, because the Plan has them."""
+    if not plan.schedule:
+        return []
+    lines = [f"  settings  round {round_number}"]
+    for name, section in (("training", plan.training_in(round_number)), ("flower", plan.flower_in(round_number))):
+        if text := _section_text(name, section):
+            lines.append(f"            {name}: {text}")
+    return lines
+
+
 def _section_text(name: str, section: object) -> str:
     unused = {_UNUSED.get(getattr(section, key.name)) for key in keys_of(type(section)) if key.type is str}
-    return ", ".join(
+    texts = [
         f"{key.name} {_value_text(value)}"
         for key in keys_of(type(section))
         if (value := getattr(section, key.name)) != key.default
         or (key.name in _MAIN.get(name, ()) and key.name not in unused)
-    )
+    ]
+    inner = [each for each in fields_of(type(section)).values() if isinstance(each, SectionField) and not each.is_list]
+    texts += [f"{each.name}.{text}" for each in inner if (text := _section_text("", getattr(section, each.name)))]
+    return ", ".join(texts)
 
 
 def _value_text(value: object) -> str:

@@ -23,6 +23,8 @@ def write_section(section: object, message: Message) -> None:
     """
     for name, field in fields_of(type(section)).items():
         value = getattr(section, name)
+        if value is None:
+            continue
         if isinstance(field, KeyField):
             is_never = field.is_never_by_default and value == field.default
             if _has_settings(field):
@@ -46,7 +48,7 @@ def section_from_proto(kind: type[T], message: Message) -> T:
         value = getattr(message, name)
         wire_field = message.DESCRIPTOR.fields_by_name[name]
         if isinstance(field, KeyField) and wire_field.has_presence and not message.HasField(name):
-            # A Plan from before this key was declared.
+            # The key is absent, or the Plan is from before it was declared.
             values[name] = field.default
         elif isinstance(field, KeyField) and field.type is dict:
             entries = (

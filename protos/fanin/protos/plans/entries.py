@@ -8,11 +8,15 @@ import base64
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final
 
 Scalar = bool | int | float | str | bytes
 Setting = Scalar | tuple[Scalar, ...]
 """An entry of ``SETTINGS``. All items of a list have one type."""
+SCALAR_NAMES: Final = MappingProxyType(
+    {bool: "true or false", int: "an integer", float: "a number with a decimal point", str: "a string", bytes: "bytes"}
+)
 INTEGER_BITS: Final = 63
 """Bits of an integer without its sign, as on the wire."""
 MAX_FLOAT_BITS: Final = 1000
@@ -42,6 +46,11 @@ def as_float(value: object) -> object:
     if type(value) is not int:
         return value
     return float(value) if value.bit_length() <= MAX_FLOAT_BITS else float("inf")
+
+
+def kind_of(setting: Setting) -> str:
+    """Return the type of an entry of ``SETTINGS`` in words."""
+    return "a list" if isinstance(setting, tuple) else SCALAR_NAMES[type(setting)]
 
 
 def _is_number(value: object) -> bool:

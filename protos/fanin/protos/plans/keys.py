@@ -7,13 +7,14 @@ A section of a Plan is a frozen dataclass. The annotation of a field declares a 
 The field has the key's name, type and default. ``Key`` has the other properties. A field whose type is a dataclass is a
 section within the section. ``tuple[X, ...]`` of a dataclass X is a list of sections: ``[[name]]`` in TOML. A key of the
 type ``dict`` is a table. Its names are not declared here, because others define them; ``Key.entries`` has its values.
+A key of the type ``X | None`` with the default None may be absent.
 """
 
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache
-from types import MappingProxyType
+from types import MappingProxyType, NoneType, UnionType
 from typing import Annotated, Final, get_args, get_origin, get_type_hints
 
 from fanin.protos.names import NAME_FORM, is_name
@@ -76,7 +77,10 @@ class Key:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyField:
-    """A key of a section. ``default`` is ``MISSING`` if the key is required or its default is derived."""
+    """A key of a section.
+
+    ``default`` is ``MISSING`` if the key is required or its default is derived, and None if the key may be absent.
+    """
 
     name: str
     type: type
@@ -124,6 +128,8 @@ class KeyField:
     def accepts(self, value: object) -> bool:
         """Return whether a value of the key's type is within the range. NaN is in no range."""
         key = self.key
+        if value is None:
+            return self.default is None
         if isinstance(value, dict):
             return all(is_name(name) and key.entries.accepts(item) for name, item in value.items())
         if isinstance(value, str):
@@ -183,6 +189,8 @@ def _key_field(name: str, hint: object, default: object) -> KeyField | None:
     if get_origin(hint) is not Annotated:
         return None
     kind, *metadata = get_args(hint)
+    if isinstance(kind, UnionType):
+        (kind,) = (each for each in get_args(kind) if each is not NoneType)
     kind = get_origin(kind) or kind
     (key,) = (item for item in metadata if isinstance(item, Key))
     assert kind in TYPE_NAMES, f"{name}: got type {kind}, expected one of {list(TYPE_NAMES)}"

@@ -17,7 +17,7 @@ from fanin.protos.errors import InvalidPlan
 from fanin.protos.names import NAME_FORM, is_name
 from fanin.protos.plans.evaluation import EvaluationPlan, check_metrics
 from fanin.protos.plans.keys import Key, range_problem, shown
-from fanin.protos.plans.schedule import ScheduledChange, check_changes, training_in
+from fanin.protos.plans.schedule import ScheduledChange, check_changes, flower_in, training_in
 from fanin.protos.plans.sections import (
     CODEC_BITS,
     AggregationPlan,
@@ -70,7 +70,8 @@ class Plan:
         for index, statistic in enumerate(self.statistics):
             problem = problem or range_problem(statistic, f"statistics.{index}")
         for index, change in enumerate(self.schedule):
-            problem = problem or range_problem(change, f"schedule.{index}")
+            path = f"schedule.{index}"
+            problem = problem or range_problem(change, path) or range_problem(change.flower, f"{path}.flower")
         if problem:
             raise InvalidPlan(f"plan: {problem}")
         check_headroom(self)
@@ -81,6 +82,10 @@ class Plan:
     def training_in(self, round_number: int) -> Training:
         """Return the settings of training in a Round: ``training`` with the changes of the schedule."""
         return training_in(self.training, self.schedule, round_number)
+
+    def flower_in(self, round_number: int) -> FlowerPlan:
+        """Return the settings of Flower apps in a Round: ``flower`` with the changes of the schedule."""
+        return flower_in(self.flower, self.schedule, round_number)
 
     @property
     def max_total_weight(self) -> int:
@@ -143,10 +148,10 @@ def check_statistics(plan: Plan) -> None:
 
 
 def check_schedule(plan: Plan) -> None:
-    """A schedule has at most 64 changes, in the order of their Rounds. A learning rate in it is 0.0 or in the range of
-    `training.learning_rate`.
+    """A schedule has at most 64 changes, in the order of their Rounds. An entry of `flower.config` in it is also in
+    `[flower.config]`, with the same type, so each Round has it.
     """
-    check_changes(plan.schedule)
+    check_changes(plan.flower, plan.schedule)
 
 
 CONSTRAINTS: Final = (check_quorum, check_headroom, check_stages, check_statistics, check_schedule, check_metrics)

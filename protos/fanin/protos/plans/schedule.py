@@ -2,50 +2,47 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from typing import Annotated, Final
 
 from fanin.protos.errors import InvalidPlan
-from fanin.protos.plans.keys import Key
-from fanin.protos.plans.sections import MAX_EPOCHS, MAX_RATE, MAX_TIMES, MIN_RATE, Training
+from fanin.protos.plans.entries import kind_of
+from fanin.protos.plans.keys import Key, keys_of, shown
+from fanin.protos.plans.sections import MAX_TIMES, MIN_RATE, FlowerPlan, Training
 
 MAX_CHANGES: Final = 64
+_KEYS: Final = {each.name: each.key for each in keys_of(Training)}
+_REPLACED: Final = ("epochs", "proximal_weight", "batch_size", "warmup_steps", "step_decay")
+"""The keys of a change that replace the keys of the same names of ``training``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduledChange:
-    """A change of the training on devices. It applies from a Round on, until a later change."""
+    """A change of the training on devices. It applies from a Round on, until a later change. A key that it does not set
+    stays as in the Round before. So do the other entries of a table.
+    """
 
     from_round: Annotated[
         int, Key(text="The first Round with this change. Rounds that fail count, too.", at_least=1, at_most=MAX_TIMES)
     ]
-    learning_rate: Annotated[
-        float,
-        Key(text="The learning rate in that Round. 0.0: the one of the Round before.", at_least=0, at_most=MAX_RATE),
-    ] = 0.0
+    learning_rate: Annotated[float | None, _KEYS["learning_rate"]] = None
     decay: Annotated[
-        float,
-        Key(text="Factor of the learning rate for each Round after that one.", above=0, at_most=1),
-    ] = 1.0
-    epochs: Annotated[
-        int,
+        float | None,
         Key(
-            text="Passes over the device's examples. 0: those of the Round before.",
-            unit="epochs",
-            at_least=0,
-            at_most=MAX_EPOCHS,
+            text="Factor of the learning rate for each Round after that one. A change that sets `learning_rate` alone "
+            "ends the decay before it.",
+            above=0,
+            at_most=1,
         ),
-    ] = 0
-    batch_size: Annotated[
-        int,
-        Key(
-            text="Examples of a train step: one of the batch sizes of the Bundle. With another one the Run does not "
-            "start. 0: those of the Round before.",
-            unit="examples",
-            at_least=0,
-            at_most=MAX_TIMES,
-        ),
-    ] = 0
+    ] = None
+    epochs: Annotated[int | None, _KEYS["epochs"]] = None
+    proximal_weight: Annotated[float | None, _KEYS["proximal_weight"]] = None
+    batch_size: Annotated[int | None, _KEYS["batch_size"]] = None
+    optimizer: Annotated[dict[str, float], _KEYS["optimizer"]] = field(default_factory=dict)
+    warmup_steps: Annotated[int | None, _KEYS["warmup_steps"]] = None
+    step_decay: Annotated[str | None, _KEYS["step_decay"]] = None
+    flower: FlowerPlan = field(default_factory=FlowerPlan)
 
 
 def training_in(training: Training, schedule: Sequence[ScheduledChange], round_number: int) -> Training:
@@ -59,16 +56,27 @@ def training_in(training: Training, schedule: Sequence[ScheduledChange], round_n
         schedule: The changes, in the order of their Rounds.
         round_number: The Round.
     """
-    rate, epochs, batch_size = training.learning_rate, training.epochs, training.batch_size
-    decay, since = 1.0, round_number
-    for change in schedule:
-        if change.from_round > round_number:
-            break
+    rate, decay, since = training.learning_rate, 1.0, round_number
+    optimizer = dict(training.optimizer)
+    changes = _changes_until(schedule, round_number)
+    for change in changes:
         rate = change.learning_rate or _decayed(rate, decay, change.from_round - since)
-        epochs, batch_size = change.epochs or epochs, change.batch_size or batch_size
-        decay, since = change.decay, change.from_round
+        decay = change.decay or (decay if change.learning_rate is None else 1.0)
+        since = change.from_round
+        optimizer |= change.optimizer
     rate = _decayed(rate, decay, round_number - since)
-    return replace(training, learning_rate=rate, epochs=epochs, batch_size=batch_size)
+    values = {name: value for each in changes for name in _REPLACED if (value := getattr(each, name)) is not None}
+    return replace(training, learning_rate=rate, optimizer=optimizer, **values)
+
+
+def flower_in(flower: FlowerPlan, schedule: Sequence[ScheduledChange], round_number: int) -> FlowerPlan:
+    """Return the settings of Flower apps in a Round. See ``training_in``."""
+    settings = (flower, *(change.flower for change in _changes_until(schedule, round_number)))
+    return FlowerPlan(config={name: value for each in settings for name, value in each.config.items()})
+
+
+def _changes_until(schedule: Sequence[ScheduledChange], round_number: int) -> tuple[ScheduledChange, ...]:
+    return tuple(takewhile(lambda change: change.from_round <= round_number, schedule))
 
 
 def rate_of_step(training: Training, step: int, num_steps: int) -> float:
@@ -106,20 +114,29 @@ def mean_rate(training: Training, num_steps: int) -> float:
     return math.fsum(rate_of_step(training, step, num_steps) for step in range(num_steps)) / num_steps
 
 
-def check_changes(schedule: Sequence[ScheduledChange]) -> None:
-    """Raise InvalidPlan for too many changes, Rounds that do not increase, or a learning rate below float32's range."""
+def check_changes(flower: FlowerPlan, schedule: Sequence[ScheduledChange]) -> None:
+    """Raise InvalidPlan for too many changes, Rounds that do not increase, or an entry of ``config`` that every Round
+    does not have with one type.
+    """
     rounds = [change.from_round for change in schedule]
     if len(rounds) > MAX_CHANGES or sorted(set(rounds)) != rounds:
         raise InvalidPlan(
             f"plan: schedule: got the Rounds {rounds[: MAX_CHANGES + 1]}, expected at most {MAX_CHANGES} in increasing "
             "order, each once; sort them or remove some"
         )
-    for change in schedule:
-        if 0.0 < change.learning_rate < MIN_RATE:
-            raise InvalidPlan(
-                f"plan: schedule: got learning_rate {change.learning_rate!r} from Round {change.from_round} on, "
-                f"expected 0.0 or at least {MIN_RATE!r}"
-            )
+    for index, change in enumerate(schedule):
+        for name, value in change.flower.config.items():
+            path = f"schedule.{index}.flower.config.{name}"
+            if name not in flower.config:
+                raise InvalidPlan(
+                    f"plan: {path}: got {shown(value)}, but flower.config has no entry {name!r} for the Rounds before, "
+                    f"expected one of {sorted(flower.config)}; add it to flower.config"
+                )
+            if kind_of(value) != kind_of(flower.config[name]):
+                raise InvalidPlan(
+                    f"plan: {path}: got {shown(value)}, expected {kind_of(flower.config[name])} as in flower.config; "
+                    "write both alike"
+                )
 
 
 def _decayed(rate: float, decay: float, num_rounds: int) -> float:

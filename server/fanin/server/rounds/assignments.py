@@ -56,7 +56,7 @@ class Assignments:
             deadline_s=left_s,
             statistics=self._statistics,
             stages=plan.stages,
-            flower=plan.flower,
+            flower=plan.flower_in(opened.record.round),
             state=m.StageState(lineage=lineage if self.has_state else 0),
         )
 

@@ -7,6 +7,8 @@ Chunks damaged after their upload are damage of the coordinator (Corrupted).
 
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
 
 import numpy as np
 
@@ -22,10 +24,15 @@ from fanin.protos.chunks import Artifact, assemble, short
 from fanin.protos.control import StartRun
 from fanin.protos.errors import InvalidBundle, InvalidInput, InvalidPlan, InvalidVersion
 from fanin.protos.messages import BundleRef, Version
-from fanin.protos.plans import Plan
+from fanin.protos.plans import FlowerPlan, Plan, ScheduledChange, Training
+from fanin.protos.plans.keys import keys_of
 from fanin.server.rounds.setup import RunSetup
 from fanin.server.storage.protocols.files import BlobReader
 
+OF_GRAPHS: Final = MappingProxyType(
+    {key.name: key.default for key in keys_of(Training) if key.name not in ("learning_rate", "seed")}
+)
+"""Settings of training that only graphs read, with their defaults."""
 DataCheck = Callable[[StartRun, BundleRef], Awaitable[None]]
 """Checks the data set that a Plan names for evaluations, with the Bundle. Raises InvalidPlan."""
 
@@ -145,11 +152,6 @@ def _check_plan(start: StartRun, setup: RunSetup) -> None:
     if not manifest.signatures:
         _check_no_graphs(start, setup)
         return
-    if start.plan.flower.config:
-        raise InvalidPlan(
-            f"run {start.run_id}: got [flower.config], but the bundle has graphs, which read no such values; remove "
-            "the section, or publish a bundle of fanin bundle"
-        )
     inputs = manifest.signatures["train"].inputs
     facts = TrainFacts(
         has_proximal=PROXIMAL_WEIGHT in {port.name for port in inputs},
@@ -186,24 +188,37 @@ def check_training(what: str, plan: Plan, stages: Mapping[str, Stage], facts: Tr
         stages: The stages of the Plan by name.
         facts: The graphs.
     """
-    training = plan.training
-    if training.proximal_weight > 0.0 and not facts.has_proximal:
+    if config := [path for path, each in _flower_settings(plan) if each.config]:
         raise InvalidPlan(
-            f"{what}: got proximal_weight {training.proximal_weight:g}, but the train graph has no such input; export "
-            "the App with Recipe(proximal=True)"
+            f"{what}: got {', '.join(config)}, but the bundle has graphs, which read no such values; remove this from "
+            "the plan, or publish a bundle of fanin bundle"
         )
-    _check_optimizer(what, training.optimizer, facts.optimizer)
     _check_control(what, stages, has_control=facts.has_control)
     _check_num_devices(what, plan)
-    sizes = [("[training]", training.batch_size)]
-    sizes += [(f"[[schedule]] from Round {each.from_round} on:", each.batch_size) for each in plan.schedule]
-    for place, size in sizes:
-        if size not in (0, *facts.batch_sizes):
+    for path, settings in _training_settings(plan):
+        if settings.proximal_weight and not facts.has_proximal:
             raise InvalidPlan(
-                f"{what}: {place} batch_size: got {size}, but the bundle's train graphs are for "
+                f"{what}: got {path}.proximal_weight {settings.proximal_weight:g}, but the train graph has no such "
+                "input; export the App with Recipe(proximal=True)"
+            )
+        _check_optimizer(f"{what}: got {path}.optimizer", settings.optimizer, facts.optimizer)
+        if (size := settings.batch_size) and size not in facts.batch_sizes:
+            raise InvalidPlan(
+                f"{what}: got {path}.batch_size {size}, but the bundle's train graphs are for "
                 f"{', '.join(map(str, facts.batch_sizes))}; choose one of these, or export the App with "
                 f"App(other_batch_sizes=({size},))"
             )
+
+
+def _training_settings(plan: Plan) -> list[tuple[str, Training | ScheduledChange]]:
+    """Return the settings of training and their changes, each with its path in the Plan."""
+    return [("training", plan.training), *((f"schedule.{index}", each) for index, each in enumerate(plan.schedule))]
+
+
+def _flower_settings(plan: Plan) -> list[tuple[str, FlowerPlan]]:
+    """Return the entries of ``config`` and their changes, each with its path in the Plan."""
+    changes = [(f"schedule.{index}.flower.config", each.flower) for index, each in enumerate(plan.schedule)]
+    return [("flower.config", plan.flower), *changes]
 
 
 def _check_optimizer(what: str, changes: Mapping[str, float], known: Mapping[str, OptimizerSetting]) -> None:
@@ -211,26 +226,23 @@ def _check_optimizer(what: str, changes: Mapping[str, float], known: Mapping[str
     if unknown := sorted(changes.keys() - known.keys()):
         names = ", ".join(known) or "none"
         raise InvalidPlan(
-            f"{what}: got training.optimizer {', '.join(unknown)}, but the settings in the train graph "
+            f"{what} {', '.join(unknown)}, but the settings in the train graph "
             f"are: {names}; export the App with an optimizer that has them (docs/edge.md#optimizers)"
         )
     for name, value in changes.items():
         if not known[name].allows(value):
-            raise InvalidPlan(
-                f"{what}: got training.optimizer.{name} {value:g}, expected at least 0 and below {known[name].below:g}"
-            )
+            raise InvalidPlan(f"{what}.{name} {value:g}, expected at least 0 and below {known[name].below:g}")
 
 
 def _check_no_graphs(start: StartRun, setup: RunSetup) -> None:
     """Raise InvalidPlan if the Plan has settings that only graphs support."""
     plan = start.plan
     is_set = {
-        "training.proximal_weight": plan.training.proximal_weight > 0.0,
-        "training.batch_size": plan.training.batch_size > 0,
-        "schedule.batch_size": any(change.batch_size for change in plan.schedule),
-        "training.optimizer": bool(plan.training.optimizer),
-        "training.warmup_steps": plan.training.warmup_steps > 0,
-        "training.step_decay": bool(plan.training.step_decay),
+        f"{path}.{name}": getattr(settings, name) not in (None, default)
+        for path, settings in _training_settings(plan)
+        for name, default in OF_GRAPHS.items()
+    }
+    is_set |= {
         "evaluation.data": bool(plan.evaluation.data),
         "stop.max_int8_drop": plan.stop.max_int8_drop > 0.0,
         "the stage scaffold": any(group.name == CONTROL for group in setup.layout.groups),
