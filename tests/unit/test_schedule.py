@@ -90,7 +90,7 @@ class RecordingTrainer(SyntheticTrainer):
         return super().train(model, assignment, should_continue)
 
 
-def test_devices_receive_the_settings_of_their_round(tmp_path: Path) -> None:
+def test_devices_receive_the_settings_of_their_round_also_after_a_restart(tmp_path: Path) -> None:
     changes = (ScheduledChange(from_round=2, learning_rate=0.5, decay=0.25, epochs=3, warmup_steps=2),)
     trainers = [RecordingTrainer(partition=number) for number in range(4)]
     scenario = Scenario(
@@ -99,8 +99,10 @@ def test_devices_receive_the_settings_of_their_round(tmp_path: Path) -> None:
         publisher=PUBLISHER,
         members=tuple(Member(device=f"device-{each.partition}", trainer=each) for each in trainers),
         seed=1,
+        stops_s=(150.0,),
     )
-    assert len(play(scenario).versions) == 3
+    outcome = play(scenario, tmp_path / "coordinator")
+    assert [verdict.problem for verdict in outcome.verdicts] == [""] * 4
     for trainer in trainers:
         changed = replace(plan().training, epochs=3, warmup_steps=2)
         rounds = {2: replace(changed, learning_rate=0.5), 3: replace(changed, learning_rate=0.125)}
