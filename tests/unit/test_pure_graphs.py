@@ -14,6 +14,11 @@ from torch.nn import functional as F
 
 from fanin.edge.bundles.keys import SigningKey
 from fanin.edge.export import App, check_app, export, squared_error
+from fanin.edge.export.build import _check_cost
+from fanin.edge.export.modules.repeated import check_samples
+from fanin.edge.export.prepare import prepare
+from fanin.edge.export.refusals import Place, Untraceable
+from fanin.edge.runtimes.quality import Quality
 from fanin.protos.errors import UnsupportedModel
 
 KEY = SigningKey(bytes(32))
@@ -69,6 +74,12 @@ def centered(layer: Own, x: Tensor) -> Tensor:
     return x - mean
 
 
+def centered_in_another_layout(layer: Own, x: Tensor) -> Tensor:
+    halves = x.reshape(x.shape[0], 2, 3).transpose(0, 1).reshape(-1, 3)
+    joined = halves.reshape(2, x.shape[0], 3).transpose(0, 1).reshape(-1, 6)
+    return joined - x.mean()
+
+
 def line_of(function: Callable[..., object], offset: int) -> str:
     return f"test_pure_graphs.py:{function.__code__.co_firstlineno + offset}"
 
@@ -110,6 +121,13 @@ def test_the_check_names_the_line_of_a_wrong_loss(
     (finding,) = check_app(replace(app(), loss=loss), ["onnx"])
     assert (finding.module, finding.line) == ("", line_of(loss, offset))
     assert reason in finding.reason
+
+
+def test_another_layout_of_the_samples_is_not_at_fault() -> None:
+    module, x = Own(centered_in_another_layout), torch.rand(8, 6)
+    with pytest.raises(Untraceable) as excinfo:
+        check_samples("the output", module, lambda rows: module(x[rows]), len(x))
+    assert excinfo.value.place == Place(kind="Own", line=line_of(centered_in_another_layout, 3))
 
 
 def test_an_export_fails_with_the_error_of_the_check_before_a_conversion(tmp_path: Path) -> None:
@@ -170,6 +188,15 @@ def test_the_note_on_a_module_that_learnt_nothing_has_the_cost_of_int8(
     notes = [note for note in exported.notes if "it seems not to be trained; int8 now costs " + cost in note]
     assert len(notes) == (0 if is_trained else 1), exported.notes
     assert all(note.endswith("fanin export APP --out FOLDER --pretrain DATA") for note in notes)
+
+
+def test_an_int8_that_costs_too_much_of_an_untrained_module_names_the_training() -> None:
+    plain = app()
+    values = replace(plain, num_classes=0, loss=squared_error, validation=(plain.inputs["x"], torch.rand(32, 3)))
+    quality = Quality(num_examples=32, loss_sum=1.0, squares_float=10.0, squares_int8=20.0, squares_wanted=10.0)
+    message = r"100\.00 % above float's .*; the module has a squared error of 10 .* to be trained; .* --pretrain DATA"
+    with pytest.raises(UnsupportedModel, match=message):
+        _check_cost(prepare(values), "onnx", quality, None)
 
 
 def test_a_module_in_evaluation_mode_is_noted(tmp_path: Path) -> None:

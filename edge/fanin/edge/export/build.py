@@ -126,7 +126,7 @@ def export(
                 LOG.info("%s: comparing int8 with float", name)
                 if app.validation is not None:
                     measured[name] = measure(runtime, bundle, initial, validation_batches(app))
-                    check_drop(f"{prepared.what}: {name}", measured[name], max_drop)
+                    _check_cost(prepared, name, measured[name], max_drop)
                 else:
                     compared[name] = compare(runtime, bundle, initial, calibration_batches(prepared))
                     notes += _warnings(name, compared[name])
@@ -141,6 +141,14 @@ def export(
         measured=MappingProxyType(measured),
         compared=MappingProxyType(compared),
     )
+
+
+def _check_cost(prepared: Prepared, name: str, quality: Quality, max_drop: float | None) -> None:
+    """Raise UnsupportedModel if int8 costs too much. The message says if the module seems not to be trained."""
+    try:
+        check_drop(f"{prepared.what}: {name}", quality, max_drop)
+    except InvalidVersion as exc:
+        raise UnsupportedModel("; ".join([str(exc), *_untrained(prepared.app, {name: quality}, {})])) from exc
 
 
 def _verify_format(prepared: Prepared, bundle: Bundle, name: str, runtime: Runtime) -> None:

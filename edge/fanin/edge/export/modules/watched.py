@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 
+import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
@@ -100,12 +101,29 @@ def events_of(module: nn.Module, call: Callable[[], object], probe: Probe = lamb
 def first_difference(
     events: Sequence[Event], others: Sequence[Event], are_close: Callable[[list[object], list[object]], bool]
 ) -> Place:
-    """Return the place of the first event of a pass that another pass has not; ``NOWHERE`` if there is none."""
+    """Return the place of the first event of a pass that another pass has not; ``NOWHERE`` if there is none.
+
+    An event that makes a difference, from equal arguments, is preferred to one that moves values: another layout, such
+    as time before samples, may only look like a difference.
+    """
+    differences: list[Place] = []
     for event, other in zip(events, others, strict=False):
         is_same = event.function == other.function and are_close(event.received, other.received)
-        if not is_same or not are_close(event.returned, other.returned):
+        if is_same and are_close(event.returned, other.returned):
+            continue
+        if is_same and not _moves(other):
             return event.place
-    return NOWHERE
+        differences.append(event.place)
+    return differences[0] if differences else NOWHERE
+
+
+def _moves(event: Event) -> bool:
+    """Return whether a call returns the values of an argument in another layout."""
+    received, returned = (
+        [leaf.flatten().sort().values for leaf in leaves if isinstance(leaf, Tensor)]
+        for leaves in (event.received, event.returned)
+    )
+    return any(torch.equal(before, after) for before in received for after in returned)
 
 
 def first_change(events: Sequence[Event], *, is_assigned: bool) -> Place:
