@@ -1,18 +1,25 @@
 """The comments of fleet.proto agree with the code: test vectors, constants and names."""
 
 import hashlib
+import json
 import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 from golden import frames
+from support.manifests import manifest
 from support.values import BUNDLE, DELEGATION, DEVICE_KEY, PUBLISHER, RUN_KEY
 
+from fanin.edge.batch_sizes import with_batch
 from fanin.edge.bundles import keys
 from fanin.edge.bundles.bundle import MAX_MANIFEST_BYTES
+from fanin.edge.bundles.manifest_json import KEYS, OPTIONAL_KEYS, dump_manifest
 from fanin.edge.codecs.fixed import CODECS
+from fanin.edge.lengths import Lengths
 from fanin.edge.runtimes import evaluations
+from fanin.edge.runtimes.graphs import CONTROL, PARAMETER_PREFIX, SETTING_PREFIX
+from fanin.edge.signatures import DEVICE_SIGNATURES, RANDOM_PREFIXES
 from fanin.edge.tensors import TensorTable
 from fanin.protos import calls, chunks
 from fanin.protos import messages as m
@@ -81,6 +88,21 @@ def test_the_prose_has_the_golden_vectors(vector: str) -> None:
 )
 def test_the_prose_has_the_constants(text: str) -> None:
     assert text in PROSE
+
+
+def test_the_prose_lists_every_key_of_the_manifest_and_every_kind_of_input() -> None:
+    form = TEXT.split("The manifest is one JSON object", 1)[1].split("A graph is a file", 1)[0]
+    own = re.findall(r'^//     "(\w+)"(?:, "(\w+)")? ', form, re.MULTILINE)
+    assert sorted(name for pair in own for name in pair if name) == sorted(f"{KEYS} {OPTIONAL_KEYS}".split())
+    row = json.loads(dump_manifest(manifest()))
+    assert set(row) <= set(KEYS.split())
+    for key in (*row["lengths"], *next(iter(row["signatures"].values()))):
+        assert f'"{key}"' in form, key
+    lengths = Lengths(sizes=(16, 32), axes={"x": 1})
+    for name in (*(lengths.signature(kind, 16) for kind in DEVICE_SIGNATURES), with_batch("train@16", 8)):
+        assert f'"{name}"' in form, name
+    for prefix in (*RANDOM_PREFIXES, f"{CONTROL}.", SETTING_PREFIX, PARAMETER_PREFIX):
+        assert f"{prefix}<" in PROSE, prefix
 
 
 def test_the_prose_lists_every_codec_and_every_statistic() -> None:

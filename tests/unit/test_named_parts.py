@@ -119,3 +119,11 @@ def test_the_factory_of_another_distribution_that_fails_is_named(
     factory = {"rule": rule_of, "outer_optimizer": optimizer_of}[key]
     with raises(InvalidPlan, f"plan: aggregation.{key}: 'own' raised KeyError: 'beta'; correct that package"):
         factory(run_plan)
+
+
+def test_a_package_that_cannot_be_imported_names_no_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(tmp_path, "odd", "fanin.rules", monkeypatch)
+    (tmp_path / "odd_parts.py").write_text("from numpy import gone\n")
+    text = "plan: aggregation.rule: 'own' cannot be imported from odd_parts:own (ImportError: cannot import name 'gone'"
+    with raises(InvalidPlan, f"{text} from 'numpy' (...)); repair that package"):
+        rule_of(replace(plan(), aggregation=AggregationPlan(rule="own")))

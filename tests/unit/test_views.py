@@ -1,6 +1,8 @@
 """Runs that a coordinator does not drive: it lists, describes and watches them, and devices download their Versions."""
 
 import asyncio
+import sqlite3
+from contextlib import closing
 from dataclasses import FrozenInstanceError, replace
 from pathlib import Path
 
@@ -207,3 +209,24 @@ def test_a_page_of_runs_with_large_plans_fits_a_message() -> None:
     assert sizes == [2, 2, 1]
     huge = replace(large[0], reason="x" * (MAX_PAGE_RUNS_BYTES + 1))
     assert len(listed_runs_to_proto(ListedRuns(num_runs=2, runs=(huge, huge))).runs) == 1
+
+
+def test_a_followed_run_whose_record_is_damaged_is_logged_once_and_shown_until_it_is_repaired(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        older, newer = await take_over(tmp_path)
+        await newer.runs.stop()
+        caplog.clear()
+        with closing(sqlite3.connect(tmp_path / "state" / "fanin.db")) as connection:
+            (before,) = connection.execute("SELECT version_proto FROM versions").fetchone()
+            for data, seconds in ((b"\xff", 3600.0), (before, 120.0)):
+                with connection:
+                    connection.execute("UPDATE versions SET version_proto = ?", (data,))
+                await asyncio.sleep(seconds)
+                is_shown = "its record cannot be read" in (await older.runs.info("run")).reason
+                assert is_shown == (data != before)
+        assert sum("its record cannot be read" in message for message in caplog.messages) == 1
+        await older.runs.stop()
+
+    run_virtual(main())

@@ -1,10 +1,13 @@
-"""Files that are replaced as a unit: after a crash or a loss of power a name has the old bytes or the new bytes.
+"""Files that are replaced as a unit, and the entries of folders that belong to another program.
+
+After a crash or a loss of power the name of a replaced file has the old bytes or the new bytes.
 
 ``replace_file`` writes a draft in the same folder, syncs the draft, renames it and syncs the folder. Without the first
 sync a loss of power can leave an empty file under the new name. Without the second one the old file can come back.
 """
 
 import os
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -12,6 +15,16 @@ from typing import Final
 from fanin.protos.errors import InvalidInput
 
 DRAFT_SUFFIX: Final = ".new"
+LOST_FOUND: Final = "lost+found"
+"""The folder of an ext file system for files whose names are lost, in the top folder of a disk."""
+
+
+def without_foreign(paths: Iterable[Path]) -> tuple[Path, ...]:
+    """Return the paths without those of systems and tools, such as ``.DS_Store``, ``._a.csv`` and ``.nfs0001``.
+
+    Nobody writes such files on purpose, so they are never data, and a folder with nothing else is empty.
+    """
+    return tuple(path for path in paths if not path.name.startswith(".") and path.name != LOST_FOUND)
 
 
 def replace_file(path: Path, data: bytes, *, mode: int = 0o666, writer: str = "") -> None:
@@ -45,6 +58,8 @@ def replace_file(path: Path, data: bytes, *, mode: int = 0o666, writer: str = ""
 def new_folder(what: str, folder: object) -> Path:
     """Return the path of a folder to write, which must not exist yet or must be empty. Nothing is created.
 
+    Foreign files do not count (``without_foreign``).
+
     Args:
         what: Name of the argument, for the message.
         folder: The folder.
@@ -56,7 +71,7 @@ def new_folder(what: str, folder: object) -> Path:
         raise InvalidInput(f"{what}: got {folder!r}, expected the path of a new folder, a str or a pathlib.Path")
     path = Path(folder)
     try:
-        is_used = any(path.iterdir())
+        is_used = bool(without_foreign(path.iterdir()))
     except FileNotFoundError:
         return path
     except (OSError, ValueError) as exc:

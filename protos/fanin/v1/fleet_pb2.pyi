@@ -522,12 +522,19 @@ class BundleRef(_message.Message):
         "other_batch_sizes"  [size, ..]: batch sizes with a train graph of their own, "train@b<size>"; absent if there are none
         "num_classes"  number of labels; 0: the model gives values
         "num_tokens"   {INPUT: number of tokens}; an input that is not here has none, or any
+        "lengths"      {"sizes": [length, ..], "axes": {INPUT or "y": axis}, "padding": {INPUT or "y": number}}: the lengths
+                       of the sequences, ascending, each with graphs of its own; the three are empty for one length
         "optimizer"    {SETTING: {"default": number, "below": number}}: the settings of the optimizer that are inputs of train
         "parameters"   {NAME: [dim, ..]}: the tensors of a Version, all float32
+        "local"        {"parameters": {NAME: [dim, ..]}, "initial": ARTIFACT NAME}: personal parameters; absent if there are
+                       none. They are inputs of the graphs like the other parameters, start with the values of the artifact
+                       in canonical form, and never leave the device: the change and the Version do not have them
         "signatures"   {"train" | "evaluate" | "infer" | "preprocess": {
                            "inputs": [PORT, ..], "outputs": [PORT, ..], "graphs": {FORMAT: ARTIFACT NAME}}}
                        PORT is {"name": string, "dtype": "float32" | "int32" | "int8" | "uint8", "shape": [dim, ..]};
-                       a first dim of -1 may vary. FORMAT is "onnx" or "tflite".
+                       a first dim of -1 may vary. FORMAT is "onnx" or "tflite". With lengths, "train", "evaluate" and
+                       "infer" are of the longest one, and "train@16", "evaluate@16" and "infer@16" of the length 16. The
+                       train graph of another batch size 8 is "train@b8", and of the length 16 "train@16@b8"
         "slots", "derived"   how a Version fills the int8 graph "infer". This file does not define their arithmetic
                        (edge/fanin/edge/bundles/quantize.py does); a device that only trains skips both
         "artifacts"    {ARTIFACT NAME: {"sha256": string, "size_bytes": number, "chunks": [
@@ -537,13 +544,21 @@ class BundleRef(_message.Message):
     A graph is a file for an inference runtime; each step of training is one call of "train". <p> is each parameter, <s>
     each state of the optimizer (momentum; mean and square; none for plain SGD), which begins with zeros:
 
-        train     <p>.., <s>.<p>.., x, y, mask, learning_rate   ->  next.<p>.., next.<s>.<p>.., loss
-        evaluate  <p>.., x, y, mask                             ->  loss_sum, predicted
+        train     <p>.., <s>.<p>.., <i>.., y, mask, learning_rate   ->  next.<p>.., next.<s>.<p>.., loss
+        evaluate  <p>.., <i>.., y, mask                             ->  loss_sum, predicted
+
+    <i> is each input of the model. The inputs of "infer" have their names; a single input without a name is x. A parameter
+    whose name is that of another input or output, or begins with the prefix of one, is the input parameter.<name>.
+
+    A row belongs to the smallest length that holds all its positions that are not padding, in any array of "axes". A batch has
+    rows of one length. Its arrays are cut, or padded with "padding", to this length along their axis.
 
     mask is 1.0 for an example and 0.0 for a row that fills up the batch. Optional inputs of train: step (float32, from
     1.0); anchor.<p> (the Version's parameters) and proximal_weight; control.<p>, in Runs with the stage scaffold alone; for
     a setting v of "optimizer" any of optimizer.<name> (v), optimizer.<name>.complement (1 - v) and optimizer.<name>.log (the
-    natural logarithm of v; -200.0 for 0.0), computed in float64.
+    natural logarithm of v; -200.0 for 0.0), computed in float64; uniform.<k> and normal.<k>, k = 0, 1, .. over both kinds:
+    random numbers in [0, 1), or of the standard normal distribution, new ones for each step. fanin's devices derive them from
+    the seed (edge/fanin/edge/runtimes/randomness.py); any good generator does.
 
     loss is the mean over the examples with mask 1.0, loss_sum the sum over them. predicted has the class with the largest
     logit of each label (int32), or the values (float32). y has classes or next tokens (int32, -1 for none), or values

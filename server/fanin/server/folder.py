@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from fanin.edge.files import without_foreign
 from fanin.protos.errors import Conflict, Corrupted
 from fanin.server.aggregation.verify import Archive
 from fanin.server.storage.blobs import FolderBlobs
@@ -79,7 +80,7 @@ def check_authority(folder: Path) -> None:
     """
     tls = folder / "tls"
     has_authority = (tls / "ca.key").exists() or (tls / "ca.pem").exists()
-    is_wanted = tls.is_dir() and not any(tls.iterdir())
+    is_wanted = tls.is_dir() and not without_foreign(tls.iterdir())
     if (folder / "fanin.db").exists() and not has_authority and not is_wanted:
         raise Corrupted(
             f"{tls}: has no authority, expected ca.key and ca.pem of the coordinator that wrote fanin.db; restore it "
@@ -154,7 +155,7 @@ def _check_complete(folder: Path) -> None:
     if database.exists() and database.stat().st_size:
         return
     patterns = ("blobs/??/*", "updates/*/*/*.payload", "tokens/*.token")
-    remains = [pattern.partition("/")[0] for pattern in patterns if any(folder.glob(pattern))]
+    remains = [pattern.partition("/")[0] for pattern in patterns if without_foreign(folder.glob(pattern))]
     if remains:
         problem = "empty" if database.exists() else "missing"
         raise Corrupted(

@@ -48,7 +48,7 @@ from fanin.commands.console.terminal import (
 from fanin.commands.control.standalone import check_targets, standalone_models
 from fanin.edge.bundles.bundle import Bundle, SignedManifest, save_bundle
 from fanin.edge.bundles.versions import check_version
-from fanin.edge.files import sync_folder
+from fanin.edge.files import sync_folder, without_foreign
 from fanin.edge.tensors import decode_parameters
 from fanin.protos.chunks import assemble
 from fanin.protos.errors import Conflict, InvalidInput, InvalidVersion, NotFound
@@ -266,7 +266,7 @@ def _put(out: Path, write: Callable[[Path], None], *, force: bool) -> bool:
 
 def _is_fetched(out: Path) -> bool:
     """Return whether ``out`` can be downloaded again: a file, or a folder with a Version and no other files."""
-    return out.is_file() or {path.name for path in out.iterdir()} <= {PARAMETERS, FACTS, BUNDLE}
+    return out.is_file() or {path.name for path in without_foreign(out.iterdir())} <= {PARAMETERS, FACTS, BUNDLE}
 
 
 def _contents(path: Path) -> dict[str, bytes]:

@@ -9,7 +9,7 @@ import typer
 
 from fanin.commands.console.terminal import DEFAULT_STATE, JsonOption, StateOption, run_command, write_json
 from fanin.protos.errors import NotFound
-from fanin.server.aggregation.verify import verify_run
+from fanin.server.aggregation.verify import Verdict, verify_run
 from fanin.server.folder import open_archive
 
 
@@ -26,14 +26,19 @@ def verify(
     """Recompute every version from its parent and its closed set of updates. Exit status 1 if one differs."""
     if not (state / "fanin.db").exists():
         raise NotFound(f"{state}: not a coordinator's folder, fanin.db is missing; give --state")
-    verdicts = list(verify_run(open_archive(state), run_id))
+    verdicts: list[Verdict] = []
+    for verdict in verify_run(open_archive(state), run_id):
+        verdicts.append(verdict)
+        if not json:
+            # At once: a large Version takes minutes.
+            sys.stdout.write(_line(verdict))
+            sys.stdout.flush()
     good = not any(verdict.problem for verdict in verdicts)
     if json:
         write_json(json, {"run_id": run_id, "verified": good, "versions": [asdict(verdict) for verdict in verdicts]})
-    else:
-        for verdict in verdicts:
-            origin = f"round {verdict.round}, {verdict.num_updates} updates" if verdict.round else "made outside"
-            sys.stdout.write(
-                f"version {verdict.version} {verdict.version_sha256} ({origin}): {verdict.problem or 'verified'}\n"
-            )
     return int(not good)
+
+
+def _line(verdict: Verdict) -> str:
+    origin = f"round {verdict.round}, {verdict.num_updates} updates" if verdict.round else "made outside"
+    return f"version {verdict.version} {verdict.version_sha256} ({origin}): {verdict.problem or 'verified'}\n"

@@ -31,6 +31,7 @@ from fanin.datacenter.training.parameters import load_parameters, parameter_tabl
 from fanin.edge.bundles.keys import load_or_create_key
 from fanin.edge.codecs.fixed import CODECS
 from fanin.edge.export import export
+from fanin.edge.files import without_foreign
 from fanin.edge.runtimes.available import open_runtime
 from fanin.edge.runtimes.quality import MAX_DROP_POINTS
 from fanin.edge.tensors import Float32s, encode_parameters
@@ -140,7 +141,7 @@ def demo(
     )
     with tempfile.TemporaryDirectory(prefix="fanin-demo-") as scratch:
         folder = Path(scratch) if state is None else state
-        if state is not None and state.exists() and any(state.iterdir()):
+        if state is not None and state.exists() and without_foreign(state.iterdir()):
             raise InvalidInput(f"--state: {state} is not empty; name a new folder")
         folder.mkdir(parents=True, exist_ok=True)
         findings = _walk(setting, folder, started_s)

@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from fanin.clients.data.examples import Examples
 from fanin.clients.textfiles import reason_of
+from fanin.edge.files import without_foreign
 from fanin.edge.runtimes.base import Inputs
 from fanin.edge.runtimes.graphs import X
 from fanin.protos.errors import InvalidInput, RuntimeMissing
@@ -52,7 +53,8 @@ def read_table(path: Path) -> LoadedTable:
         InvalidInput: A file cannot be read, has no target, or has other columns than the first one.
         RuntimeMissing: A file is Parquet, and pyarrow is not installed.
     """
-    files = sorted(each for each in path.iterdir() if each.suffix.lower() in SUFFIXES) if path.is_dir() else [path]
+    entries = without_foreign(path.iterdir()) if path.is_dir() else ()
+    files = sorted(each for each in entries if each.suffix.lower() in SUFFIXES) if path.is_dir() else [path]
     if not files:
         raise InvalidInput(f"{path}: got a folder without tables, expected files that end in {' or '.join(SUFFIXES)}")
     names: list[str] = []

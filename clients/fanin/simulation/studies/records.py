@@ -24,6 +24,7 @@ import numpy as np
 from fanin.clients.device.models import OpenedModel
 from fanin.clients.device.updates import Change
 from fanin.edge.bundles.bundle import Bundle, open_folder
+from fanin.edge.files import without_foreign
 from fanin.edge.runtimes.evaluations import OF_VALIDATION
 from fanin.protos import messages as m
 from fanin.protos.errors import InvalidBundle, InvalidInput
@@ -52,7 +53,7 @@ class RecordFolder:
         self.folder = Path(folder)
         about = self.folder / "simulation.json"
         if not about.exists():
-            if self.folder.exists() and (not self.folder.is_dir() or any(self.folder.iterdir())):
+            if self.folder.exists() and (not self.folder.is_dir() or without_foreign(self.folder.iterdir())):
                 raise InvalidInput(f"resume: {folder} has other files, expected a new folder or one with a record")
             (self.folder / "trainings").mkdir(parents=True, exist_ok=True)
             _write(about, json.dumps({"format": RECORD_FORMAT, "subject": subject}).encode())
@@ -69,7 +70,7 @@ class RecordFolder:
     def bundle(self, publisher: str) -> Bundle | None:
         """Return the exported App; None if the simulation stopped before it was complete."""
         path = self.folder / BUNDLE
-        if not path.is_dir() or not any(path.iterdir()):
+        if not path.is_dir() or not without_foreign(path.iterdir()):
             return None
         try:
             return open_folder(path, trusted=(publisher,))

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+from fanin.edge.files import without_foreign
 from fanin.protos.errors import InvalidInput, UnsupportedModel
 
 CONFIG: Final = "config.json"
@@ -57,7 +58,7 @@ def weights_in(folder: Path) -> Path | None:
     for name in (ONE_FILE, INDEX):
         if (folder / name).exists():
             return folder / name
-    others = sorted(path.name for pattern in WEIGHT_PATTERNS for path in folder.glob(pattern))
+    others = sorted(path.name for pattern in WEIGHT_PATTERNS for path in without_foreign(folder.glob(pattern)))
     if others:
         raise InvalidInput(
             f"{folder}: got weights in {others[0]}, expected {ONE_FILE} or {INDEX}: a pickle is never opened, because "

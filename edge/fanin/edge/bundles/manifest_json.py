@@ -21,6 +21,12 @@ from fanin.protos.chunks import Artifact, ChunkRef
 from fanin.protos.errors import InvalidBundle, InvalidInput
 
 FORMAT: Final = 1
+KEYS: Final = (
+    "format name batch_size num_classes num_tokens lengths optimizer parameters derived signatures slots artifacts "
+    "initial"
+)
+"""The keys of every manifest. ``fleet.proto`` describes them all."""
+OPTIONAL_KEYS: Final = "local other_batch_sizes"
 KEPT_MANIFESTS: Final = 2
 
 
@@ -99,11 +105,7 @@ def parse_manifest(data: bytes) -> Manifest:
 
 
 def _manifest(reader: Reader) -> Manifest:
-    reader.only(
-        "format name batch_size num_classes num_tokens lengths optimizer parameters derived signatures slots artifacts "
-        "initial",
-        optional="local other_batch_sizes",
-    )
+    reader.only(KEYS, optional=OPTIONAL_KEYS)
     parameters, num_tokens = reader.child("parameters"), reader.child("num_tokens")
     return Manifest(
         name=reader.text("name"),
