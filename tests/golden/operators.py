@@ -73,18 +73,28 @@ class Shaped(nn.Module):
         return result
 
 
-class SelfAttention(nn.Module):
-    """torch's attention with a padding mask."""
+class Attention(nn.Module):
+    """torch's attention over four steps with a mask."""
 
-    def __init__(self) -> None:
+    def __init__(self, masks: Callable[[Tensor], Mapping[str, Tensor]]) -> None:
         super().__init__()
-        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.attention, self.masks = nn.MultiheadAttention(4, 2, batch_first=True), masks
 
     def forward(self, x: Tensor) -> Tensor:
-        steps = signal(x)
-        mask = torch.zeros(x.shape[0], 2, dtype=torch.bool)
-        result: Tensor = self.attention(steps, steps, steps, key_padding_mask=mask, need_weights=False)[0]
+        steps = x.unflatten(1, (4, 4))
+        result: Tensor = self.attention(steps, steps, steps, need_weights=False, **self.masks(x))[0]
         return result
+
+
+def causal(_: Tensor) -> dict[str, Tensor]:
+    """Return the mask that hides later steps."""
+    return {"attn_mask": torch.ones(4, 4, dtype=torch.bool).triu(1)}
+
+
+def padding(x: Tensor) -> dict[str, Tensor]:
+    """Return a mask that depends on the input: each sample has 1 to 4 steps."""
+    lengths = 1 + (x[:, :3] > 0.0).sum(dim=1, keepdim=True)
+    return {"key_padding_mask": torch.arange(4) >= lengths}
 
 
 class GumbelSoftmax(nn.Module):
@@ -115,6 +125,19 @@ class Positions(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         result: Tensor = x + self.table(torch.arange(WIDTH))[:, 0]
+        return result
+
+
+class Bags(nn.Module):
+    """The mean and the sum of rows of trained tables, added to the input. Its signs are the tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean, self.sum = nn.EmbeddingBag(2, WIDTH), nn.EmbeddingBag(2, WIDTH, mode="sum")
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = (x > 0.0).long()
+        result: Tensor = x + self.mean(tokens) + self.sum(tokens)
         return result
 
 
@@ -290,9 +313,11 @@ LAYERS: Final[Mapping[str, Callable[[], nn.Module]]] = {
     "LSTM: bidirectional": lambda: Shaped(nn.LSTM(8, 4, bidirectional=True, batch_first=True), signal, first),
     "GRU of pack_padded_sequence": Packed,
     "GRUCell": lambda: nn.GRUCell(WIDTH, 6),
-    "MultiheadAttention with a mask": SelfAttention,
+    "MultiheadAttention: causal mask": lambda: Attention(causal),
+    "MultiheadAttention: padding mask of the input": lambda: Attention(padding),
     "TransformerEncoderLayer": lambda: Shaped(
         nn.TransformerEncoderLayer(8, 2, dim_feedforward=8, batch_first=True), signal
     ),
     "Embedding of positions": Positions,
+    "EmbeddingBag: mean, sum": Bags,
 }

@@ -1,18 +1,25 @@
-"""``fanin fetch --onnx`` from a real coordinator, and its refusals of options."""
+"""``fanin fetch`` from a real coordinator: model files, the parameters for torch, and the refusals of options."""
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import onnxruntime
 import pytest
+import torch
+from conftest import BundleOf
 from support import federations as f
 from support import linear
 from support.commands import Fanin, fanin_in_process, one_line
 from support.hosted import Hosted
+from support.models import app_of, export_bundle
+from support.plain_files import in_litert, in_onnxruntime
+from torch import Tensor, nn
 
 from fanin.edge.assembly.assemble import assemble
+from fanin.edge.runtimes.available import open_runtime
 
 X = np.random.default_rng(3).standard_normal((5, linear.NUM_INPUTS)).astype(np.float32)
 
@@ -51,6 +58,59 @@ def test_a_version_is_fetched_as_a_model_that_runs_without_fanin(fanin: Fanin, h
     assert one_line(fanin(*words), "fetch").startswith(f"{path}: something else is there")
     assert path.read_bytes() == b"mine"
     assert sorted(file.name for file in tmp_path.iterdir()) == ["model.onnx", "v.npz"]
+
+
+class Tied(nn.Module):
+    """A weight with two names, a norm and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.second = nn.Linear(64, 64), nn.BatchNorm1d(64), nn.Linear(64, 64)
+        self.second.weight = self.first.weight
+        self.head = nn.Linear(64, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits."""
+        return self.head(self.second(torch.relu(self.norm(self.first(x.flatten(1))))))
+
+
+def test_a_fetched_version_loads_into_the_module(fanin: Fanin, host: Hosted, tmp_path: Path) -> None:
+    app = replace(app_of("mlp"), module=Tied())
+    host.start_run(f.plan(), export_bundle(app), f.PUBLISHER, "tied")
+    path = tmp_path / "version.npz"
+    outcome = fanin("fetch", "tied", "--state", host.state, "--out", path)
+    assert outcome.status == 0, outcome
+
+    module = Tied()
+    state = {name: torch.from_numpy(value) for name, value in np.load(path).items()}
+    missing, unexpected = module.load_state_dict(state, strict=False)
+
+    assert (missing, unexpected) == (["second.weight"], [])
+    with torch.no_grad():
+        x = app.inputs["x"]
+        torch.testing.assert_close(module.eval()(x), app.module.eval()(x), rtol=0.0, atol=0.0)
+
+
+def test_int8_and_float_files_of_an_app_are_fetched(
+    fanin: Fanin, host: Hosted, both_formats: BundleOf, tmp_path: Path
+) -> None:
+    bundle, app, x = both_formats("cnn"), app_of("cnn"), app_of("cnn").inputs["x"]
+    host.start_run(f.plan(), bundle, f.PUBLISHER, "cnn")
+    fetch = ("fetch", "cnn", "--state", host.state)
+
+    int8 = tmp_path / "int8.tflite"
+    outcome = fanin(*fetch, "--tflite", int8, "--int8")
+    assert outcome.status == 0, outcome
+    predict = open_runtime("litert").open_predict(bundle, bundle.initial_parameters())
+    np.testing.assert_array_equal(in_litert(int8.read_bytes(), x.numpy()), predict({"x": x.numpy()}))
+
+    source, floats = tmp_path / "own_app.py", tmp_path / "floats.onnx"
+    source.write_text('from support.models import app_of\n\napp = app_of("cnn")\n')
+    outcome = fanin(*fetch, "--onnx", floats, "--app", f"{source}:app")
+    assert outcome.status == 0, outcome
+    with torch.no_grad():
+        expected = app.module.eval()(x).numpy()
+    np.testing.assert_allclose(in_onnxruntime(floats.read_bytes(), x.numpy()), expected, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize(

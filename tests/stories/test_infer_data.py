@@ -11,6 +11,7 @@ from onnx import helper
 from PIL import Image
 from support import linear
 from support.commands import Fanin, fanin_in_process, one_line
+from support.models import write_copy
 from support.values import PUBLISHER
 
 from fanin.commands.console.samples import Target, read_samples
@@ -76,6 +77,19 @@ def test_images_are_divided_by_the_scale_and_put_channels_first(fanin: Fanin) ->
     assert outcome.status == 0, outcome
     expected = np.moveaxis(PIXELS, -1, 0).reshape(-1).astype(np.float32) / np.float32(255)
     np.testing.assert_array_equal(np.load("out.npy"), [expected, expected])
+
+
+def test_images_are_classified_by_a_bundle(fanin: Fanin, bundle_for: BundleFor, tmp_path: Path) -> None:
+    bundle, pixels = bundle_for("mlp", "onnx"), np.arange(2 * 64, dtype=np.uint8).reshape(2, 8, 8)
+    write_copy(bundle, tmp_path / "bundle")
+    for name, image in zip("ab", pixels, strict=True):
+        Image.fromarray(image).save(tmp_path / f"{name}.png")
+    words = ("--data", tmp_path / "a.png", "--data", tmp_path / "b.png", "--scale", "255", "--json")
+    row = json.loads(fanin("infer", tmp_path / "bundle", *words).out)
+    predict = open_runtime("onnx").open_predict(bundle, bundle.initial_parameters())
+    logits = predict({"x": pixels[:, None].astype(np.float32) / np.float32(255)})
+    assert [prediction["class"] for prediction in row["predictions"]] == logits.argmax(1).tolist()
+    np.testing.assert_allclose(row["outputs"]["logits"]["values"], logits, rtol=1e-6)
 
 
 @pytest.mark.usefixtures("folder")

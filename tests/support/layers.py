@@ -308,6 +308,7 @@ CASES: Final[Mapping[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]]]
         "gru": (_recurrent("gru"), _tokens),
         "lstm": (_recurrent("lstm"), _tokens),
         "gru_both_ways": (lambda: Sequence(nn.GRU(8, 4, bidirectional=True, batch_first=True)), _tokens),
+        "lstm_both_ways": (lambda: Sequence(nn.LSTM(8, 4, bidirectional=True, batch_first=True)), _tokens),
     }
 )
 """The module, and five batches of inputs (5, BATCH_SIZE, ...)."""

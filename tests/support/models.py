@@ -1,15 +1,16 @@
-"""Two small Apps on 8x8 images, their Bundles, and data that they can learn."""
+"""Small Apps on 8x8 images, their Bundles, and data that they can learn."""
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import MappingProxyType
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import dropout
 
 from fanin.edge.bundles.bundle import (
     CHUNKS_FOLDER,
@@ -64,24 +65,38 @@ class Cnn(nn.Module):
 
 
 class Noisy(nn.Module):
-    """Dropout, stochastic depth for each sample, and noise: three draws of two kinds."""
+    """Dropout as a function, stochastic depth for each sample, and the noise of a VAE: three draws of two kinds."""
 
     def __init__(self) -> None:
         super().__init__()
         self.first, self.second = nn.Linear(64, 16), nn.Linear(16, 16)
-        self.dropout, self.head = nn.Dropout(0.25), nn.Linear(16, NUM_CLASSES)
+        self.log_variance, self.head = nn.Linear(16, 16), nn.Linear(16, NUM_CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits."""
-        hidden = self.dropout(torch.relu(self.first(x.flatten(1))))
+        hidden = dropout(torch.relu(self.first(x.flatten(1))), 0.25, self.training)
         branch = torch.relu(self.second(hidden))
         if self.training:
             branch = branch * branch.new_empty(len(branch), 1).bernoulli_(0.5) / 0.5
-            hidden = hidden + 0.1 * torch.randn_like(hidden)
+            hidden = hidden + 0.1 * torch.randn_like(hidden) * torch.exp(0.5 * self.log_variance(hidden))
         return self.head(hidden + branch)
 
 
-MODULES = MappingProxyType({"mlp": Mlp, "cnn": Cnn, "noisy": Noisy})
+class Rows(nn.Module):
+    """Two recurrent layers with dropout between them, over the rows of the image."""
+
+    def __init__(self, cell: type[nn.LSTM] | type[nn.GRU]) -> None:
+        super().__init__()
+        self.layers, self.head = cell(8, 6, num_layers=2, dropout=0.4, batch_first=True), nn.Linear(6, NUM_CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits."""
+        return self.head(self.layers(x.squeeze(1))[0][:, -1])
+
+
+MODULES: Mapping[str, Callable[[], nn.Module]] = MappingProxyType(
+    {"mlp": Mlp, "cnn": Cnn, "noisy": Noisy, "lstm": partial(Rows, nn.LSTM), "gru": partial(Rows, nn.GRU)}
+)
 
 
 def app_of(name: str) -> App:

@@ -1,4 +1,4 @@
-"""A model with dropout, stochastic depth and noise on every runtime, against eager torch with the same draws."""
+"""Models with dropout, stochastic depth and noise on every runtime, against eager torch with the same draws."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -26,9 +26,9 @@ RATE = 0.05
 KEY = random_key(1, 2, 3)
 
 
-def eager(bundle: Bundle, epoch: list[PaddedBatch]) -> Float32s:
+def eager(name: str, bundle: Bundle, epoch: list[PaddedBatch]) -> Float32s:
     """Train eager torch on these batches. The draws are those of the padded batch; the mask excludes the padding."""
-    module = app_of("noisy").module
+    module = app_of(name).module
     optimizer = torch.optim.SGD(module.parameters(), lr=RATE, momentum=0.9)
     ports = random_ports(bundle.manifest.signatures["train"].inputs)
     for step, batch in enumerate(epoch):
@@ -50,13 +50,19 @@ def train(runtime: str, bundle: Bundle, epoch: list[PaddedBatch], key: int) -> F
     return state.parameters
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("runtime", RUNTIMES)
+@pytest.mark.parametrize(
+    ("name", "runtime"),
+    [
+        pytest.param(name, runtime, marks=() if (name, runtime) == ("noisy", "onnx") else pytest.mark.nightly)
+        for name in ("noisy", "lstm", "gru")
+        for runtime in RUNTIMES
+    ],
+)
 def test_twenty_steps_with_the_same_draws_end_where_eager_torch_ends(
-    runtime: str, bundle_for: Callable[[str, str], Bundle]
+    name: str, runtime: str, bundle_for: Callable[[str, str], Bundle]
 ) -> None:
-    bundle, epoch = bundle_for("noisy", runtime), list(batches(157, seed=7))
-    expected = eager(bundle, epoch)
+    bundle, epoch = bundle_for(name, runtime), list(batches(157, seed=7))
+    expected = eager(name, bundle, epoch)
     actual = train(runtime, bundle, epoch, KEY)
     assert np.all(np.abs(actual - expected) <= 1e-5 * np.maximum(1.0, np.abs(expected)))
     assert np.abs(train(runtime, bundle, epoch, KEY + 1) - expected).max() > 1e-3

@@ -46,6 +46,19 @@ def test_a_model_of_the_zoo_ends_where_eager_torch_ends(model: str, tmp_path: Pa
 
 
 @pytest.mark.nightly
+def test_a_model_is_compared_and_timed_in_all_runtimes(tmp_path: Path) -> None:
+    file = tmp_path / "zoo.json"
+    subprocess.run([sys.executable, str(ZOO), "--models", "mlp,two_inputs", "--json", str(file)], check=True)
+    rows = json.loads(file.read_text())["models"]
+    assert [row["name"] for row in rows] == ["mlp", "two_inputs"]
+    for row in rows:
+        assert row["parity"].keys() == {"onnx", "litert", "tflite"} and max(row["parity"].values()) <= TOLERANCE
+        assert row["int8_agreement_by_runtime"].keys() == row["parity"].keys()
+        # Eager torch takes several times as long for models of this size, so the limit holds on a busy machine.
+        assert 0.0 < row["train_step_over_eager"] < 2.0
+
+
+@pytest.mark.nightly
 def test_an_export_that_fails_is_an_error_of_its_model_alone(tmp_path: Path) -> None:
     file = tmp_path / "zoo.json"
     command = [sys.executable, str(ZOO), "--models", "mlp,gru", "--runtimes", "onnx", "--json", str(file)]

@@ -7,13 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support.errors import raises
 from support.models import PUBLISHER, bundle_of, with_manifest
 from support.requests import requests_of
 from support.scripted import client_of, run
-from support.tags import BATCH_SIZE, SIZES, tags_app, tags_examples
+from support.tags import BATCH_SIZE, NUM_WORDS, SIZES, tags_app, tags_examples
 
 from fanin.clients.data.batching import batches, batches_in_order, num_batches
 from fanin.clients.data.examples import Examples
@@ -24,11 +25,13 @@ from fanin.clients.device.updates import UnfitExamples
 from fanin.edge.bundles.derived import Derived
 from fanin.edge.bundles.manifest import Manifest
 from fanin.edge.bundles.manifest_json import dump_manifest, parse_manifest
-from fanin.edge.export import Lengths, export
-from fanin.edge.export.formats import FORMATS, Graphs, graphs_of
+from fanin.edge.export import App, Lengths, export
+from fanin.edge.export.formats import FORMATS, Graphs, graphs_of, onnx_infer
 from fanin.edge.export.inputs.sequences import at_length
+from fanin.edge.export.int8.folding import fold_norms
 from fanin.edge.export.int8.grids import Grids, check_grids
 from fanin.edge.export.prepare import Prepared, prepare
+from fanin.edge.export.tracing.forward import trace_infer
 from fanin.edge.export.vectorized.step import VectorStep
 from fanin.edge.runtimes.available import open_runtime
 from fanin.edge.runtimes.measure import measure
@@ -139,6 +142,31 @@ def test_graphs_of_lengths_with_other_constants_are_refused() -> None:
 
     with pytest.raises(UnsupportedModel, match=r"the graphs of the length \d+ have other constants than those of the"):
         graphs_of(prepared, replace(FORMATS["onnx"], make=make))
+
+
+class Pooled(torch.nn.Module):
+    """A class for each row: its output is the quantized product itself, which has no length."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = torch.nn.Embedding(NUM_WORDS, 8), torch.nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Logits (B, 3)."""
+        return self.head(self.table(x).mean(1))
+
+
+def test_a_quantized_output_has_the_grid_of_the_longest_length() -> None:
+    torch.manual_seed(0)
+    lengths, x = Lengths(sizes=(2, 4), axes={"x": 1}), torch.randint(NUM_WORDS, (32, 4), dtype=torch.int32)
+    app = App(name="rows", module=Pooled(), calibration=x, batch_size=4, num_classes=3, lengths=lengths)
+
+    def grids_of(size: int, grids: Grids | None) -> Grids:
+        single = at_length(prepare(app), size)
+        return onnx_infer(single, fold_norms(trace_infer(single), single, FORMATS["onnx"].forms), grids).grids
+
+    grids = grids_of(4, None)
+    assert grids_of(2, grids) == grids
 
 
 def test_graphs_of_lengths_with_other_grids_are_refused() -> None:

@@ -8,55 +8,25 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 import torch
-from ai_edge_litert.interpreter import Interpreter
 from conftest import BundleFor, BundleOf
 from support.errors import raises
 from support.models import app_of, export_bundle
 from support.nightly import in_ci
-from torch import Tensor, nn
+from support.plain_files import LIBRARIES, in_onnxruntime
+from torch import nn
 
 from fanin.commands.control.standalone import standalone_models
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.export import Adapters, App, Lengths, Recipe
-from fanin.edge.export.prepare import prepare, with_parameters
+from fanin.edge.export.prepare import with_parameters
 from fanin.edge.export.standalone.floats import float_models
 from fanin.edge.export.standalone.quantized import int8_models
 from fanin.edge.runtimes.available import open_runtime
 from fanin.edge.runtimes.models import run_rows
 from fanin.edge.tensors import Float32s
 from fanin.protos.errors import InvalidInput
-
-
-def in_onnxruntime(data: bytes, x: Float32s) -> Float32s:
-    """Compute the logits of a file with onnxruntime alone."""
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1
-    session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
-    assert [port.name for port in session.get_inputs()] == ["x"]
-    logits: Float32s = session.run(["logits"], {"x": x})[0]
-    return logits
-
-
-def in_litert(data: bytes, x: Float32s) -> Float32s:
-    """Compute the logits of a file with LiteRT alone, one sample at a time."""
-    interpreter = Interpreter(model_content=data, num_threads=1)
-    assert {name: (row["inputs"], row["outputs"]) for name, row in interpreter.get_signature_list().items()} == {
-        "infer": (["x"], ["logits"])
-    }
-    interpreter.allocate_tensors()
-    (source,), (target,) = interpreter.get_input_details(), interpreter.get_output_details()
-    rows = []
-    for row in x:
-        interpreter.set_tensor(source["index"], row[None])
-        interpreter.invoke()
-        rows.append(interpreter.get_tensor(target["index"]))
-    return np.concatenate(rows)
-
-
-LIBRARIES = {"onnx": ("onnx", in_onnxruntime), "tflite": ("litert", in_litert)}
 
 
 def later_parameters(bundle: Bundle) -> Float32s:
@@ -191,33 +161,3 @@ def test_frozen_weights_come_from_the_app() -> None:
 def test_a_format_that_the_bundle_lacks_is_refused() -> None:
     with pytest.raises(InvalidInput, match=r"--tflite: the run's bundle has graphs in \['onnx'\] only"):
         int8_models(adapted_bundle(), adapted_bundle().initial_parameters(), "tflite")
-
-
-class Tied(nn.Module):
-    """A weight with two names, a norm and a head."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.norm, self.second = nn.Linear(64, 64), nn.BatchNorm1d(64), nn.Linear(64, 64)
-        self.second.weight = self.first.weight
-        self.head = nn.Linear(64, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits."""
-        return self.head(self.second(torch.relu(self.norm(self.first(x.flatten(1))))))
-
-
-def test_a_fetched_version_loads_into_the_module(tmp_path: Path) -> None:
-    app = replace(app_of("mlp"), module=Tied())
-    prepared = prepare(app)
-    version = {name: value.numpy() + np.float32(0.1) for name, value in prepared.parameters.items()}
-    np.savez(tmp_path / "version.npz", **version)
-
-    module = Tied()
-    state = {name: torch.from_numpy(value) for name, value in np.load(tmp_path / "version.npz").items()}
-    missing, unexpected = module.load_state_dict(state, strict=False)
-
-    assert (missing, unexpected) == (["second.weight"], [])
-    with torch.no_grad():
-        expected = with_parameters(app, version)(app.inputs["x"])
-        torch.testing.assert_close(module.eval()(app.inputs["x"]), expected, rtol=0.0, atol=0.0)

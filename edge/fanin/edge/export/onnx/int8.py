@@ -21,6 +21,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, numpy_helper
 from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
+from onnxruntime.quantization.quant_utils import QUANT_INPUT_SUFFIX
 
 from fanin.edge.bundles.slots import Slot
 from fanin.edge.export.int8.folding import Infer
@@ -88,11 +89,12 @@ def to_int8(
 
 
 def _grids_of(model: onnx.ModelProto) -> Grids:
-    """Return the scale and the zero point of each quantized activation."""
+    """Return the scale and the zero point of each quantized activation, by its name in the float model."""
+    # The quantizer renames an output of the graph.
     values = {row.name: row for row in model.graph.initializer}
     quantized = [node for node in model.graph.node if node.op_type == "QuantizeLinear"]
     return {
-        node.input[0]: (
+        node.input[0].removesuffix(QUANT_INPUT_SUFFIX): (
             float(numpy_helper.to_array(values[node.input[1]])),
             float(numpy_helper.to_array(values[node.input[2]])),
         )
