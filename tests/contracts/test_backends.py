@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.backends import check_backend, clock_of, is_writable, ones, process_of
+from support.backends import check_backend, clock_of, interrupted, is_writable, ones, process_of
 
 from fanin.simulation.backends.backend import ThisProcess
 from fanin.simulation.backends.processes import STARTED, WorkerProcesses
@@ -86,5 +86,15 @@ def test_the_number_of_workers_is_the_requested_one_and_placed_values_are_read_o
         # A value stays until the tasks that read it have ended.
         gc.collect()
         assert not any(each() for each in pending)
+    finally:
+        backend.close()
+
+
+@pytest.mark.heavy
+def test_ctrl_c_does_not_reach_a_worker() -> None:
+    # A terminal sends it to all processes of a command. This process ends the simulation.
+    backend = WorkerProcesses(1)
+    try:
+        assert backend.submit(interrupted, 7)() == 7
     finally:
         backend.close()

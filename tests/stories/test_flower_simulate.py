@@ -66,6 +66,6 @@ def test_the_example_of_the_page_prints_its_documented_output(tmp_path: Path) ->
         ),
     ],
 )
-def test_wrong_options_are_reported_in_one_line(fanin: Fanin, words: tuple[str, ...], error: str) -> None:
+def test_wrong_options_are_wrong_usage(fanin: Fanin, words: tuple[str, ...], error: str) -> None:
     outcome = fanin("simulate", *words)
-    assert (outcome.status, outcome.err) == (1, f"fanin simulate: {error}\n")
+    assert (outcome.status, outcome.err) == (2, f"fanin simulate: {error}; see fanin simulate --help\n")

@@ -1,6 +1,7 @@
 """The contract of every simulation backend, and tasks for it."""
 
 import os
+import signal
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -84,3 +85,10 @@ def clock_of(seconds: float) -> float:
     started_s = time.monotonic()
     time.sleep(seconds)
     return started_s
+
+
+def interrupted(number: int) -> int:
+    """Receive Ctrl-C. Return the number."""
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(0.05)
+    return number

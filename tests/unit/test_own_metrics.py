@@ -84,6 +84,15 @@ def test_a_function_and_a_graph_are_metrics_of_each_version(result: Result) -> N
     assert {"metrics.misses", "metrics.right_int8", "means.evaluate.right"} <= set(result.columns())
 
 
+def test_the_clients_of_each_round_are_columns(result: Result) -> None:
+    columns = result.client_columns()
+    assert list(zip(columns["round"], columns["client"], strict=True)) == [
+        (row.round, row.client) for row in result.clients
+    ]
+    assert "means.evaluate.right" in columns
+    assert replace(result, clients=()).client_columns()["client"] == []
+
+
 def test_each_client_has_its_metrics_and_the_round_their_weighted_means(result: Result) -> None:
     sizes = {client: round(size * 0.1) for client, size in enumerate(partition_sizes())}
     for number in range(1, ROUNDS + 1):

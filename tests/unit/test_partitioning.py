@@ -27,6 +27,7 @@ from fanin.simulation import (
     partition,
 )
 from fanin.simulation.data.partitioners import partitioner_of
+from fanin.simulation.data.partitioning import least_alpha
 
 NUM, NUM_LABELS = 600, 10
 
@@ -128,9 +129,36 @@ def test_an_alpha_that_leaves_clients_empty_names_them_and_one_that_works() -> N
         partition(labelled(), 50, LabelSkew(alpha=0.01), seed=7)
     text = str(excinfo.value)
     assert "of 50 clients have fewer than 2 examples with seed 7: 0, " in text
-    alpha = float(text.rpartition(" ")[2])
-    assert text.endswith(f"the smallest alpha that works with this seed is about {alpha:g}")
-    assert min(partition(labelled(), 50, LabelSkew(alpha=alpha), seed=7).sizes) >= 2
+    words = text.split()
+    works, does_not = float(words[-6]), float(words[-3])
+    assert text.endswith(f"; with this seed, alpha {works:g} works and {does_not:g} does not")
+    assert f"{works:.1e}" == f"{does_not * 1.0001 + 10 ** np.floor(np.log10(does_not)) / 10:.1e}", "the next number"
+    assert min(partition(labelled(), 50, LabelSkew(alpha=works), seed=7).sizes) >= 2
+    with pytest.raises(InvalidInput):
+        partition(labelled(), 50, LabelSkew(alpha=does_not), seed=7)
+
+
+@given(st.floats(1e-5, 1e3), st.floats(1.0, 1e3))
+def test_the_least_alpha_is_the_first_number_of_two_digits_that_works(alpha: float, factor: float) -> None:
+    least = alpha * factor
+    bounds = least_alpha(alpha, lambda value: value > least)
+    if least >= 9.9e3:  # The largest number that is tried.
+        assert bounds is None
+        return
+    assert bounds is not None
+    low, high = bounds
+    assert low <= least < high == float(f"{high:.1e}")
+    assert high - max(low, least) <= 0.1001 * high, "neighbours"
+
+
+def test_the_number_before_the_least_alpha_does_not_work_if_some_smaller_ones_do() -> None:
+    def works(alpha: float) -> bool:
+        return alpha > 0.07 and round(alpha * 1000) % 7 > 0
+
+    bounds = least_alpha(0.05, works)
+    assert bounds is not None
+    assert [works(alpha) for alpha in bounds] == [False, True]
+    assert bounds[1] - bounds[0] == pytest.approx(0.001)
 
 
 WIDE = (
@@ -286,6 +314,8 @@ def test_a_partition_is_drawn(tmp_path: Path) -> None:
         heights[round(bar.get_x() + bar.get_width() / 2)] += bar.get_height()
     assert heights.tolist() == [5, 10, 3]
     assert (tmp_path / "parts.svg").read_text().startswith("<?xml")
+    # IPython shows the figure as the value of a cell.
+    assert figure._repr_png_().startswith(b"\x89PNG")  # type: ignore[attr-defined]
     with pytest.raises(
         InvalidInput, match=r"plot: got the file .*parts.xyz, expected a name that ends in one of: .*png"
     ):

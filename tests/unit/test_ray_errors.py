@@ -113,8 +113,8 @@ def test_a_cluster_with_another_backend_is_refused(settings: SimulationSettings,
         (("--ray-address", "head:6379"), "--ray-address, --client-cpus, --client-gpus: got them without --backend ray"),
     ],
 )
-def test_wrong_options_are_reported_in_one_line(
+def test_wrong_options_are_wrong_usage(
     options: tuple[str, ...], error: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["simulate", "app.py:app", *options]) == 1
-    assert capsys.readouterr().err == f"fanin simulate: {error}\n"
+    assert main(["simulate", "app.py:app", *options]) == 2
+    assert capsys.readouterr().err == f"fanin simulate: {error}; see fanin simulate --help\n"

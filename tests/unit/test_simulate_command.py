@@ -1,5 +1,6 @@
 """``fanin simulate`` and ``fanin partition``: their output, their files, and wrong arguments."""
 
+import csv
 import json
 import re
 import sys
@@ -31,6 +32,7 @@ def test_a_partition_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]
             ["--by", "shards"],
             "shards: got the options [], expected ['per_client'], for example per_client=1",
         ),
+        (["--alpha", "0"], "dirichlet: got alpha 0.0, expected a positive number"),
         (["--option", "alpha"], "--option alpha: expected NAME=NUMBER, for example --option per_client=2"),
         (
             ["--by", "natural"],
@@ -39,20 +41,22 @@ def test_a_partition_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]
                 "Python, use Natural(ids=...)"
             ),
         ),
-        (
-            ["--data", "mnist"],
-            (
-                "data: got 'mnist', expected digits, fashion-mnist, tinyshakespeare, or the path of an .npz, .csv or "
-                ".parquet file or of a folder"
-            ),
-        ),
     ],
 )
-def test_a_wrong_argument_of_a_partition_is_reported_in_one_line(
+def test_a_wrong_option_of_a_partition_is_wrong_usage(
     arguments: list[str], error: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["partition", *arguments]) == 1
-    assert capsys.readouterr().err == f"fanin partition: {error}\n"
+    assert main(["partition", *arguments]) == 2
+    assert capsys.readouterr().err == f"fanin partition: {error}; see fanin partition --help\n"
+
+
+def test_data_that_are_not_there_are_an_error_of_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["partition", "--data", "mnist"]) == 1
+    error = (
+        "fanin partition: data: got 'mnist', expected digits, fashion-mnist, tinyshakespeare, or the path of an .npz, "
+        ".csv or .parquet file or of a folder\n"
+    )
+    assert capsys.readouterr().err == error
 
 
 @pytest.mark.heavy
@@ -67,8 +71,10 @@ def test_too_small_an_alpha_names_clients_and_one_that_works(capsys: pytest.Capt
     assert main(["partition", "--clients", "100", "--by", "label_skew", "--alpha", "0.02"]) == 2
     text = capsys.readouterr().err
     assert "of 100 clients have fewer than 2 examples with seed 0: " in text
-    (alpha,) = re.findall(r"the smallest alpha that works with this seed is about ([\d.]+); see", text)
-    assert main(["partition", "--clients", "100", "--by", "label_skew", "--alpha", alpha]) == 0
+    ((works, does_not),) = re.findall(r"with this seed, alpha ([\d.]+) works and ([\d.]+) does not; see", text)
+    assert float(works) == pytest.approx(float(does_not) + 0.01)
+    assert main(["partition", "--clients", "100", "--by", "label_skew", "--alpha", works]) == 0
+    assert main(["partition", "--clients", "100", "--by", "label_skew", "--alpha", does_not]) == 2
 
 
 def test_more_clients_than_examples_are_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
@@ -88,13 +94,20 @@ def test_more_clients_than_examples_are_wrong_usage(capsys: pytest.CaptureFixtur
             ["--seeds", "0,1", "--seed", "3"],
             "--seeds, --seed: got the seeds 0,1 and the seed 3, expected one of them; remove --seed",
         ),
+        (["--engine", "fast"], "engine: got 'fast', expected one of graph, vmap, auto"),
+        (
+            ["--run-config", "a=1"],
+            ("--initial, --node-config, --run-config: got them without --flower, expected them for a Flower app only"),
+        ),
+        (["--csv", "a.csv", "--clients-csv", "a.csv"], "--csv, --clients-csv: got a.csv for both, expected two files"),
+        (["--alpha", "0"], "partition: dirichlet: got alpha 0.0, expected a positive number"),
     ],
 )
-def test_wrong_seeds_are_refused_before_the_app_is_loaded(
+def test_a_wrong_option_is_wrong_usage_before_the_app_is_loaded(
     options: list[str], error: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["simulate", "nowhere:app", *options]) == 1
-    assert capsys.readouterr().err == f"fanin simulate: {error}\n"
+    assert main(["simulate", "nowhere:app", *options]) == 2
+    assert capsys.readouterr().err == f"fanin simulate: {error}; see fanin simulate --help\n"
 
 
 @pytest.mark.parametrize(
@@ -109,7 +122,7 @@ def test_a_file_that_cannot_be_written_is_refused_before_the_training(
     option: str, name: str, error: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("matplotlib")
-    assert main(["simulate", "nowhere:app", option, str(tmp_path / name)]) == 1
+    assert main(["simulate", "nowhere:app", option, str(tmp_path / name)]) == 2
     text = capsys.readouterr().err
     assert text.startswith(f"fanin simulate: {error.format(tmp_path / name, tmp_path)}")
 
@@ -144,6 +157,22 @@ class FailingOnce(Client):
         return [parameters[0] + 1], 1, {}
 
 
+class Uneven(Client):
+    def __init__(self, partition):
+        self._partition = partition
+
+    def fit(self, parameters, config):
+        if self._partition == 1:
+            raise OSError(f"no pictures in round {config['server-round']}")
+        if self._partition == 2:
+            raise ArithmeticError("no number")
+        return [parameters[0] + 1], 1, {}
+
+
+def uneven(context):
+    return Uneven(context.node_config["partition-id"]).to_client()
+
+
 class Failing(Client):
     def fit(self, parameters, config):
         raise OSError("no pictures here")
@@ -164,9 +193,7 @@ def test_an_interrupted_simulation_names_its_files(
     assert [len(file.read_text().splitlines()) for file in files] == [4, 5]
     assert main([*command, "--seeds", "0,1"]) == 130
     text = capsys.readouterr().err
-    assert text.endswith(
-        "stopped after round 2 of seed 1 in the list; no file has the result; name one, as by --csv FILE\n"
-    )
+    assert text.endswith("stopped after round 2 of seed 0; no file has the result; name one, as by --csv FILE\n")
 
 
 @pytest.mark.heavy
@@ -187,18 +214,12 @@ def test_a_run_that_stops_writes_its_rounds(
     assert error.startswith("fanin simulate: no client is available from ")
 
 
-@pytest.mark.parametrize(
-    ("files", "error"),
-    [
-        (["--tensorboard", "board"], "TensorBoard: tensorboardX is not installed here; pip install tensorboardX"),
-        (["--csv", "a.csv", "--clients-csv", "a.csv"], "--csv, --clients-csv: got a.csv for both, expected two files"),
-    ],
-)
-def test_files_that_cannot_be_written_are_reported_before_the_training(
-    files: list[str], error: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_a_missing_library_is_reported_before_the_training(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "tensorboardX", None)
-    assert main(["simulate", APP, "--clients", "5", *files]) == 1
+    assert main(["simulate", APP, "--clients", "5", "--tensorboard", "board"]) == 1
+    error = "TensorBoard: tensorboardX is not installed here; pip install tensorboardX"
     assert capsys.readouterr().err == f"fanin simulate: {error}\n"
 
 
@@ -210,12 +231,14 @@ def test_the_choice_of_an_engine_the_seeds_and_the_baseline_are_printed(capsys: 
     assert re.search(
         r"^fanin simulate: .* s: engine graph: graph trains all rounds in .*, and vmap begins", text.err, re.M
     )
+    assert re.search(r"^fanin simulate: .* s: training the centralized baseline$", text.err, re.M)
     last = text.out.splitlines()[-1]
     assert re.fullmatch(r"baseline: \d+ steps  test loss \d\.\d{4}  accuracy 0\.\d{4}", last)
     assert main([*command, "--seeds", "3,5", "--quiet"]) == 0
     lines = capsys.readouterr().out.splitlines()
     labels = [line.replace("   ", "").partition("  ")[0] for line in lines[:6]]
     assert labels == ["seed 3", "round 0", "round 1", "seed 5", "round 0", "round 1"]
+    assert [line.partition(" baseline: ")[0] for line in lines[6:]] == ["seed 3:", "seed 5:"]
 
 
 @pytest.mark.parametrize("model", ["", 'app = "other:app"\n', 'bundle = "other"\n'])
@@ -244,6 +267,50 @@ def test_an_app_that_always_fails_is_one_error_and_one_traceback(
     assert text.splitlines()[-1].startswith(
         "fanin simulate: the first trainings of 3 clients failed, and none succeeded; "
     )
+
+
+def test_each_cause_of_failed_trainings_is_printed_once_and_the_json_has_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_app(tmp_path / "app", "uneven_app", CLIENTS.replace("STOP", "0"))
+    monkeypatch.chdir(tmp_path / "app")
+    command = ["simulate", "--flower", "uneven_app:uneven", "--clients", "6", "--cohort", "6", "--rounds", "3"]
+    command += ["--initial", "uneven_app:ARRAYS", "--set", "cohort.deadline_s=60", "--quiet"]
+    Path("uneven_app.py").write_text(Path("uneven_app.py").read_text() + "\n\nARRAYS = [np.zeros(2, np.float32)]\n")
+    assert main([*command, "--json", "row.json"]) == 0
+    text = capsys.readouterr().err
+    assert re.findall(r"^fanin simulate: client (\d) in round 1: ", text, re.M) in (["1", "2"], ["2", "1"])
+    assert text.count("raise OSError(") == text.count("raise ArithmeticError(") == 1
+    # A client that fails is assigned the work again until the Round's deadline.
+    failures = json.loads(Path("row.json").read_text())["failures"]
+    assert {(each["client"], each["round"]) for each in failures} == {(c, r) for c in (1, 2) for r in (1, 2, 3)}
+    assert text.splitlines()[-1] == f"fanin simulate: {len(failures)} trainings failed; --json FILE lists them"
+    assert all("Traceback" in each["traceback"] and each["seed"] == 0 for each in failures)
+    assert main([*command, "--stop-on-failure"]) == 1
+    text = capsys.readouterr().err
+    assert text.count("raise OSError(") + text.count("raise ArithmeticError(") == 1
+    assert re.match(r"fanin simulate: client \d in round 1: ", text.splitlines()[-1])
+
+
+@pytest.mark.heavy
+def test_rows_and_events_of_several_seeds_have_their_seed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_app(tmp_path / "app", "seeds_app", CLIENTS.replace("STOP", "0"))
+    monkeypatch.chdir(tmp_path / "app")
+    command = ["simulate", "--flower", "seeds_app:Client", "--clients", "3", "--cohort", "2", "--rounds", "2"]
+    files = ["--events", "events.jsonl", "--clients-csv", "clients.csv", "--csv", "rounds.csv", "--json", "row.json"]
+    assert main([*command, "--seeds", "3,5", "--quiet", *files]) == 0
+    events = [json.loads(line) for line in Path("events.jsonl").read_text().splitlines()]
+    engines = [each["seed"] for each in events if each["event"] == "engine"]
+    assert engines == [3, 5]
+    assert [each["seed"] for each in events] == sorted(each["seed"] for each in events)
+    with Path("clients.csv").open() as file:
+        assert [row["seed"] for row in csv.DictReader(file)] == ["3"] * 4 + ["5"] * 4
+    assert Path("rounds.csv").read_text().splitlines()[0].startswith("round,num_seeds,version.mean,")
+    row = json.loads(Path("row.json").read_text())
+    assert row["seed"] == 3
+    assert [[each["seed"] for each in part["rounds"]] for part in row["repeats"]] == [[3] * 3, [5] * 3]
 
 
 @pytest.mark.heavy

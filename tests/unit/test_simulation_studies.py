@@ -1,8 +1,11 @@
 """Studies with simulations: seeds, baseline, best Version, warm start and resumption. Most tests share one."""
 
 import math
+import os
 import signal
-from collections.abc import Mapping
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from support.boards import values_in
+from support.coded import MODULE, value_of
 from support.errors import raises
 from torch import nn
 
@@ -25,6 +29,7 @@ from fanin.simulation import Dirichlet, Partition, Result, RoundRow, SimulationS
 from fanin.simulation.course import RowLists
 from fanin.simulation.rows import cells, initial_row
 from fanin.simulation.studies.boards import open_board
+from fanin.simulation.studies.digests import digest_of
 from fanin.simulation.studies.records import RecordedTrainings, RecordFolder, subject_of
 from fanin.simulation.studies.seeds import spread_of
 from fanin.simulation.workers import PendingTraining
@@ -158,6 +163,65 @@ def test_the_record_of_another_simulation_is_refused(tmp_path: Path) -> None:
             RecordFolder(tmp_path / "record", other)
     with raises(InvalidInput, f"resume: {tmp_path} has other files, expected a new folder or one with a record"):
         RecordFolder(tmp_path, "")
+
+
+def coded_app(activation: str = "relu", scale: float = 1.0, epsilon: float = 0.0, divisor: float = 16.0) -> App:
+    """Return an App whose classes and functions have the same names, whatever their code is."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 3)
+            self.scale = scale
+
+    class Scaled(nn.Module):
+        def forward(self, raw: torch.Tensor) -> torch.Tensor:
+            return raw.to(torch.float32) / divisor
+
+    names: dict[str, Callable[..., torch.Tensor]] = {}
+    exec(f"def forward(self, x):\n    return self.layer(x).{activation}() * self.scale", names)
+    Net.forward = names["forward"]  # type: ignore[method-assign]
+
+    def loss(output: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(output, y, reduction="none") + epsilon
+
+    torch.manual_seed(0)
+    raw = torch.arange(32, dtype=torch.uint8).reshape(8, 4)
+    preprocess = Scaled()
+    return App(
+        name="coded",
+        module=Net(),
+        calibration=preprocess(raw),
+        raw=raw,
+        preprocess=preprocess,
+        batch_size=2,
+        num_classes=3,
+        loss=loss,
+    )
+
+
+@pytest.mark.parametrize("code", [{"activation": "tanh"}, {"scale": 2.0}, {"epsilon": 1.0}, {"divisor": 8.0}])
+def test_the_code_of_an_app_is_a_part_of_its_record(code: dict[str, object]) -> None:
+    parts = clients()
+    assert subject_of(coded_app(), parts, ()) == subject_of(coded_app(), parts, ())
+    assert subject_of(coded_app(**code), parts, ()) != subject_of(coded_app(), parts, ())  # type: ignore[arg-type]
+
+
+PROGRAM = """
+import sys
+from support.coded import MODULE, value_of
+from fanin.simulation.studies.digests import digest_of
+print(digest_of(value_of(MODULE)))
+"""
+
+
+def test_each_process_has_the_same_digest() -> None:
+    digests = set()
+    for seed in ("1", "2"):
+        environment = os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(sys.path)}
+        command = [sys.executable, "-c", PROGRAM]
+        digests.add(subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.strip())
+    assert digests == {digest_of(value_of(MODULE))}
 
 
 def test_a_damaged_file_of_a_record_is_recomputed(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """``fanin simulate`` and ``fanin partition``: a federation on this machine, and how its data is spread."""
 
-import math
 import sys
 import tomllib
 from collections.abc import Iterator, Sequence
@@ -9,32 +8,27 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import click
 import typer
 
 from fanin.clients.flower.initial import read_initial
 from fanin.clients.flower.task import AppFailed, FlowerSettings
 from fanin.clients.planfile import parse_plan, read_plan
 from fanin.commands.console.result_files import ResultFiles
-from fanin.commands.console.terminal import JsonOption, QuietOption, progress, run_command, write_json
+from fanin.commands.console.simulated import SimulationText
+from fanin.commands.console.splits import SimulationData
+from fanin.commands.console.terminal import JsonOption, QuietOption, progress, run_command, write_json, wrong_usage
 from fanin.edge.tensors import Array
 from fanin.protos.errors import FaninError, InvalidInput
 from fanin.protos.plans import Plan
 from fanin.simulation import (
     ClientFailed,
-    LoadedData,
-    Natural,
     Partition,
-    Partitioner,
     RunStopped,
-    load_data,
-    partition,
 )
-from fanin.simulation.setup.progress import line_of, line_of_baseline
 from fanin.simulation.setup.termination import interrupted_by_sigterm
 
 if TYPE_CHECKING:
-    from fanin.simulation import RayCluster, Result, RoundRow, SimulationSettings
+    from fanin.simulation import RayCluster, Result, SimulationSettings
 
 DataOption = Annotated[
     str,
@@ -58,11 +52,9 @@ OptionOption = Annotated[
 ]
 SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Seed of all random choices.")]
 PlotOption = Annotated[Path | None, typer.Option("--plot", help="Write a figure, for example FILE.png or FILE.svg.")]
-DEFAULT_ALPHA = 0.3
 INTERRUPTED = 130
 """Exit status after Ctrl-C. The Rounds that have ended are still written."""
 BACKENDS = ("processes", "ray")
-WITH_ALPHA = ("dirichlet", "label_skew", "quantity")
 
 
 def simulate(argv: Sequence[str]) -> int:
@@ -86,7 +78,7 @@ def _partition(
     json: JsonOption = "",
 ) -> None:
     """Show how a data set is spread over clients, and draw it."""
-    split = _DataSplit(data=data, num_clients=clients, by=by, alpha=alpha, options=options or ())
+    split = SimulationData(data=data, num_clients=clients, by=by, alpha=alpha, options=options or ())
     parts = split.load(seed)[1]
     if plot is not None:
         parts.plot(plot)
@@ -130,6 +122,9 @@ def _simulate(
     ] = "",
     client_cpus: Annotated[float, typer.Option("--client-cpus", help="CPUs of one training on Ray.")] = 1.0,
     client_gpus: Annotated[float, typer.Option("--client-gpus", help="GPUs of one training on Ray, as in 0.25.")] = 0.0,
+    stop_on_failure: Annotated[
+        bool, typer.Option("--stop-on-failure", help="End at the first error in the training of a client.")
+    ] = False,
     devices: Annotated[
         Path | None, typer.Option("--devices", help="A device model in TOML; docs/simulation.md.")
     ] = None,
@@ -160,15 +155,20 @@ def _simulate(
     json: JsonOption = "",
 ) -> int:
     """Train an App or a Flower app on simulated clients of this machine, and print each round."""
-    from fanin.simulation import DeviceModel, RayCluster, SimulationSettings, read_devices
+    from fanin.simulation import DeviceModel, SimulationSettings, read_devices
+    from fanin.simulation.engines.choice import check_engine_name
 
     files = ResultFiles(csv=csv, clients_csv=clients_csv, events=events, tensorboard=tensorboard, plot=plot, json=json)
-    files.check()
     names = _FlowerNames(app=flower, initial=initial, node_config=node_config, run_config=run_config)
-    app, plan = names.words(app, plan)
+    split = SimulationData(data=data, num_clients=clients, by=by, alpha=alpha, options=options or ())
+    with wrong_usage():
+        files.check()
+        app, plan = names.words(app, plan)
+        several_seeds = _seeds(seeds, seed)
+        cluster = _cluster(backend, ray_address, client_cpus, client_gpus)
+        check_engine_name(engine)
     limits = {"cohort.concurrency": cohort, "stop.max_rounds": rounds}
-    split = _DataSplit(data=data, num_clients=clients, by=by, alpha=alpha, options=options or ())
-    several_seeds = _seeds(seeds, seed)
+    text = SimulationText(is_silent=bool(json), has_seeds=bool(several_seeds))
     settings = SimulationSettings(
         plan=_plan('bundle="flower"' if flower else f'app="{app}"', plan, limits, overrides or ()),
         engine=engine,
@@ -177,9 +177,11 @@ def _simulate(
         baseline=baseline,
         resume=resume,
         processes=processes,
-        cluster=_cluster(backend, RayCluster(address=ray_address, cpus=client_cpus, gpus=client_gpus)),
+        cluster=cluster,
+        stop_on_failure=stop_on_failure,
         devices=DeviceModel() if devices is None else read_devices(devices),
-        on_round=_ignore_round if json else _RoundPrinter(several_seeds),
+        on_round=text.row,
+        on_failure=text.failures,
         quiet=True,
     )
     with (
@@ -197,8 +199,7 @@ def _simulate(
             step(f"loading the App {app}")
             result = _simulate_app(app, parts, replace(settings, test=loaded.test))
     files.write(result)
-    if result.baseline and not json:
-        sys.stdout.write(f"baseline: {line_of_baseline(result.baseline[-1])}\n")
+    text.result(result)
     if not result.is_complete:
         sys.stderr.write(files.stopped(result))
     return 0 if result.is_complete else INTERRUPTED
@@ -215,58 +216,6 @@ def _simulate_flower(names: "_FlowerNames", num_clients: int, settings: "Simulat
     from fanin.simulation import simulate as run_simulation
 
     return run_simulation(names.settings, num_clients, settings=replace(settings, initial=names.arrays()))
-
-
-class _RoundPrinter:
-    """Prints each Round, and of several simulations the seed before the first Round of each."""
-
-    def __init__(self, seeds: Sequence[int]) -> None:
-        self._seeds = iter(seeds)
-
-    def __call__(self, row: "RoundRow") -> None:
-        seed = next(self._seeds, None) if row.round == 0 else None
-        heading = "" if seed is None else f"seed {seed}\n"
-        sys.stdout.write(f"{heading}{line_of(row)}\n")
-        sys.stdout.flush()
-
-
-def _ignore_round(row: "RoundRow") -> None:
-    """Print nothing: standard output is for the JSON object."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _DataSplit:
-    """The options that choose a data set and spread it over clients."""
-
-    data: str
-    num_clients: int
-    by: str
-    alpha: float | None
-    options: Sequence[str]
-
-    def load(self, seed: int) -> tuple[LoadedData, Partition]:
-        """Return the data set, and the examples of each client.
-
-        Raises:
-            InvalidInput: there is no such data set, or an option is wrong.
-            click.UsageError: clients have no examples. The command then exits with status 2.
-        """
-        loaded = load_data(self.data, seed=seed)
-        partitioner = self._partitioner(loaded)
-        try:
-            return loaded, partition(loaded.train, self.num_clients, partitioner, seed=seed)
-        except InvalidInput as exc:
-            raise click.UsageError(str(exc)) from exc
-
-    def _partitioner(self, loaded: LoadedData) -> Partitioner:
-        from fanin.simulation.data.partitioners import partitioner_of
-
-        values = dict(map(_option, self.options))
-        if self.alpha is not None or (self.by in WITH_ALPHA and "alpha" not in values):
-            values["alpha"] = DEFAULT_ALPHA if self.alpha is None else self.alpha
-        if self.by == "natural" and loaded.ids is not None and not values:
-            return Natural(ids=loaded.ids)
-        return partitioner_of(self.by, values)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -307,13 +256,16 @@ class _FlowerNames:
         return read_initial(self.initial, Path.cwd()) if self.initial else None
 
 
-def _cluster(backend: str, cluster: "RayCluster") -> "RayCluster | None":
+def _cluster(backend: str, address: str, cpus: float, gpus: float) -> "RayCluster | None":
     """Return the Ray cluster of the options; None for the processes of this machine. Raises InvalidInput."""
+    from fanin.simulation import RayCluster
+
+    cluster = RayCluster(address=address, cpus=cpus, gpus=gpus)
     if backend not in BACKENDS:
         raise InvalidInput(f"--backend: got {backend!r}, expected one of {', '.join(BACKENDS)}")
     if backend == "ray":
         return cluster
-    if cluster != type(cluster)():
+    if cluster != RayCluster():
         raise InvalidInput("--ray-address, --client-cpus, --client-gpus: got them without --backend ray")
     return None
 
@@ -347,7 +299,7 @@ def _tracebacks() -> Iterator[None]:
     try:
         yield
     except ClientFailed as exc:
-        sys.stderr.write(exc.failure.traceback)
+        # It was printed as it happened.
         raise FaninError(str(exc)) from exc
     except AppFailed as exc:
         sys.stderr.write(exc.trace)
@@ -373,17 +325,6 @@ def _names_model(path: Path) -> bool:
         return not {"app", "bundle"}.isdisjoint(tomllib.loads(path.read_text()))
     except (OSError, ValueError):
         return False  # ``read_plan`` reports it.
-
-
-def _option(text: str) -> tuple[str, float]:
-    name, equals, number = text.partition("=")
-    try:
-        value = float(number)
-    except ValueError:
-        value = math.nan
-    if not equals or not name or not math.isfinite(value):
-        raise InvalidInput(f"--option {text}: expected NAME=NUMBER, for example --option per_client=2")
-    return name, value
 
 
 def _partition_row(parts: Partition) -> dict[str, object]:

@@ -32,6 +32,7 @@ from fanin.simulation.federation import Federation
 from fanin.simulation.rows import (
     ClientFailure,
     ClientRow,
+    OnFailure,
     RoundRow,
     client_name,
     client_of,
@@ -55,12 +56,13 @@ class RowLists:
     """The rows of a simulation so far.
 
     Attributes:
+        seed: The seed of the simulation.
         rounds: The Rounds, the initial model first.
         clients: The clients of each Round.
         failures: Errors in the training of clients.
         events: The event log.
         digests: The SHA-256 of each Version.
-        parameters: The parameters of the newest Version (num_values,), once the Run has ended.
+        parameters: The parameters of the newest Version (num_values,).
         local: The newest personal parameters of each client that has trained (num_local_values,), once the Run has
             ended.
         best: The row of the best Version on the test data, and its parameters (num_values,); None without test data.
@@ -68,6 +70,7 @@ class RowLists:
         is_complete: Whether the Run has finished.
     """
 
+    seed: int = 0
     rounds: list[RoundRow] = field(default_factory=list)
     clients: list[ClientRow] = field(default_factory=list)
     failures: list[ClientFailure] = field(default_factory=list)
@@ -89,7 +92,9 @@ class RowLists:
             score: Ranks Versions: larger is better. Among equally good Versions, the first one is the best. NaN if the
                 Version was not evaluated.
         """
+        row = replace(row, seed=self.seed)
         self.rounds.append(row)
+        self.parameters = parameters
         if score > self._best_score:
             self._best_score, self.best = score, (row, parameters)
 
@@ -113,6 +118,7 @@ class SimulatedRun:
         stops: Whether an error in the training of a client ends the simulation.
         on_round: Called with each row.
         on_event: Called with each event.
+        on_failure: Called with each error in the training of a client.
     """
 
     bundle: Bundle
@@ -129,18 +135,20 @@ class SimulatedRun:
     stops: bool
     on_round: Callable[[RoundRow], None]
     on_event: OnEvent
+    on_failure: OnFailure
 
     @property
     def _statistics(self) -> tuple[str, ...]:
         return tuple(statistic.name for statistic in self.plan.statistics)
 
-    async def play(self, publisher: SigningKey) -> RowLists:
+    async def play(self, publisher: SigningKey, rows: RowLists) -> None:
         """Run the Plan to its end, or until Ctrl-C, a failure of the Run or a stall. The rows have the reason.
+
+        The rows are the caller's. It has them also if a second Ctrl-C ends the event loop.
 
         Raises:
             InvalidPlan: ``score`` finds no metric by the Plan's name.
         """
-        rows = RowLists()
 
         def observe(event: DeviceEvent) -> None:
             self._note(rows, event.event, event.round, client=client_of(event.device), detail=event.detail)
@@ -157,10 +165,16 @@ class SimulatedRun:
             quality = self.evaluate(0, parameters)
             rows.add(initial_row(quality, self._statistics), parameters, self.score(quality))
             self.on_round(rows.rounds[0])
+
+            def fail(failure: ClientFailure) -> None:
+                rows.failures.append(replace(failure, seed=rows.seed))
+                self.on_failure(rows.failures[-1])
+
             crew = Crew(
                 trainings=self.trainings,
                 runtime=self.runtime,
                 failures=rows.failures,
+                fail=fail,
                 stops=self.stops,
                 num_failing=min(len(self.work), max(NUM_FAILING, self.plan.cohort.concurrency)),
             )
@@ -177,10 +191,8 @@ class SimulatedRun:
                 task.uncancel()
                 if isinstance(loop, VirtualTimeLoop) and loop.has_stalled:
                     rows.reason = f"no client is available from {loop.time():.1f} s on; {AWAY}"
-            rows.parameters = await self._parameters(federation, rows.rounds[-1].version)
             newest = ((client, local_values(each, self.bundle, RUN)) for client, each in sorted(stored.items()))
             rows.local = {client: values for client, values in newest if values is not None}
-        return rows
 
     @property
     def _num_present(self) -> int:
@@ -223,7 +235,7 @@ class SimulatedRun:
                     now = asyncio.get_running_loop().time()
                     num_classes = self.bundle.manifest.num_classes
                     clients = client_rows(updates, event.round, self._statistics, num_classes)
-                    rows.clients += clients
+                    rows.clients += [replace(each, seed=rows.seed) for each in clients]
                     rows.digests.append(event.version_sha256)
                     row = with_clients(round_row(event, now, num_accepted, quality, self._statistics), clients)
                     rows.add(row, parameters, self.score(quality))
@@ -240,7 +252,9 @@ class SimulatedRun:
     ) -> None:
         """Add an event to the log."""
         now = asyncio.get_running_loop().time()
-        noted = SimulationEvent(time_s=now, client=client, event=event, round=round_number, detail=detail)
+        noted = SimulationEvent(
+            seed=rows.seed, time_s=now, client=client, event=event, round=round_number, detail=detail
+        )
         rows.events.append(noted)
         self.on_event(noted)
 

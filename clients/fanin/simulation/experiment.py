@@ -7,7 +7,6 @@ open graphs, so a Round opens them once.
 """
 
 import hashlib
-import logging
 import math
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -17,18 +16,15 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, cast
 
-from fanin.clients.data.batching import batches_in_order
-from fanin.clients.data.examples import Examples
 from fanin.clients.data.stores import num_held_out
 from fanin.clients.testing.clock import run_virtual
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.bundles.keys import SigningKey
 from fanin.edge.bundles.manifest import NO_GRAPHS
-from fanin.edge.metrics.metric import Metric, metrics_of
-from fanin.edge.runtimes.models import model_inputs
 from fanin.edge.tensors import Float32s
+from fanin.protos.errors import FaninError
 from fanin.protos.plans import Plan
-from fanin.server.evaluation.metrics import VersionMetrics, evaluate_version, score_of, unknown_values
+from fanin.server.evaluation.metrics import VersionMetrics, unknown_values
 from fanin.server.runs.setups import check_names
 from fanin.server.selection.policies import POLICIES
 from fanin.simulation.backends.backend import Backend, ThisProcess
@@ -39,14 +35,15 @@ from fanin.simulation.engines.choice import Workload, choose
 from fanin.simulation.engines.vectorized import VectorTrainings
 from fanin.simulation.flower import FlowerSubject, FlowerTrainings, is_flower_app
 from fanin.simulation.result import BestVersion, Result, RunStopped
-from fanin.simulation.rows import RoundRow
+from fanin.simulation.rows import ClientFailure, RoundRow
 from fanin.simulation.setup.arguments import check_arguments, check_flower_settings, check_plan, check_settings, plan_of
 from fanin.simulation.setup.garbage import rare_collections
 from fanin.simulation.setup.progress import SimulationProgress
 from fanin.simulation.setup.settings import SimulationSettings
 from fanin.simulation.setup.termination import exits_at_sigterm
-from fanin.simulation.studies.baseline import Baseline, pooled
+from fanin.simulation.studies.baseline import Baseline, BaselineRow, pooled
 from fanin.simulation.studies.records import BUNDLE, RecordedTrainings, RecordFolder, subject_of
+from fanin.simulation.studies.versions import TestedVersions, model_examples
 from fanin.simulation.trainers import ClientFailed, ClientRuntime
 from fanin.simulation.workers import (
     FORMAT,
@@ -62,7 +59,7 @@ if TYPE_CHECKING:
     from fanin.edge.export.app import App
     from fanin.edge.export.prepare import StateDict
 
-LOGGER: Final = logging.getLogger(__name__)
+INTERRUPTED: Final = "Ctrl-C"
 
 
 def simulate(
@@ -114,19 +111,24 @@ def simulate(
         if isinstance(subject, _ModuleSubject):
             check_plan(subject.app, plan, stages, settings)
     results: list[Result] = []
-    with (
-        exits_at_sigterm(),
-        closing(open_backend(settings.processes, settings.cluster)) as backend,
-        tempfile.TemporaryDirectory(prefix="fanin-simulation-") as folder,
-    ):
-        prepared = _prepared(subject, settings, Path(folder))
-        for each, plan in studies:
-            result, reason = _simulated(prepared, plan, each, backend, is_repeated=len(studies) > 1)
-            results.append(result)
-            if reason:
-                raise RunStopped(f"simulate: {reason}", _total(results, settings))
-            if not result.is_complete:
-                break
+    try:
+        with (
+            exits_at_sigterm(),
+            closing(open_backend(settings.processes, settings.cluster)) as backend,
+            tempfile.TemporaryDirectory(prefix="fanin-simulation-") as folder,
+        ):
+            prepared = _prepared(subject, settings, Path(folder))
+            for each, plan in studies:
+                result, reason = _simulated(prepared, plan, each, backend, is_repeated=len(studies) > 1)
+                results.append(result)
+                if reason:
+                    raise RunStopped(f"simulate: {reason}", _total(results, settings))
+                if not result.is_complete:
+                    break
+    except KeyboardInterrupt:
+        # Ctrl-C before the first Round of a later seed, or while the workers end.
+        if not results:
+            raise
     return _total(results, settings)
 
 
@@ -134,7 +136,8 @@ def _total(results: Sequence[Result], settings: SimulationSettings) -> Result:
     """Return the result of all seeds."""
     if not settings.seeds:
         return results[0]
-    return replace(results[0], repeats=tuple(results), is_complete=all(each.is_complete for each in results))
+    is_complete = len(results) == len(settings.seeds) and all(each.is_complete for each in results)
+    return replace(results[0], repeats=tuple(results), is_complete=is_complete)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,6 +242,10 @@ def _simulated(
         prepared.progress.row(row, label)
         settings.on_round(row)
 
+    def note_failure(failure: ClientFailure) -> None:
+        prepared.progress.failure(failure)
+        settings.on_failure(failure)
+
     if isinstance(prepared.subject, FlowerSubject):
         parts = _flower_parts(prepared, prepared.subject, backend)
     else:
@@ -259,15 +266,31 @@ def _simulated(
         stops=settings.stop_on_failure,
         on_round=note,
         on_event=settings.on_event,
+        on_failure=note_failure,
     )
+    rows = RowLists(seed=settings.seed)
+    try:
+        _play(run, prepared.key, rows)
+    except KeyboardInterrupt:
+        # Ctrl-C before the first Round, after the last one, or for the second time.
+        if not rows.rounds:
+            raise
+        rows.is_complete = False
+    result = _result(prepared, plan, parts.engine, rows)
+    # After Ctrl-C, the user wants the result.
+    is_interrupted = not (rows.is_complete or rows.reason)
+    return result if is_interrupted else parts.baseline(result), rows.reason
+
+
+def _play(run: SimulatedRun, key: SigningKey, rows: RowLists) -> None:
+    """Fill the rows of a Run. Raises the errors of ``simulate``."""
     try:
         with rare_collections():
-            rows = run_virtual(run.play(prepared.key))
+            run_virtual(run.play(key, rows))
     except* ClientFailed as group:
         first = _first(group)
         # The cause is the client's own error, with its traceback.
         raise first from first.__cause__
-    return parts.baseline(_result(prepared, plan, parts.engine, rows)), rows.reason
 
 
 def _flower_parts(prepared: _Prepared, subject: FlowerSubject, backend: Backend) -> _Parts:
@@ -291,8 +314,7 @@ def _graph_parts(prepared: _Prepared, plan: Plan, settings: SimulationSettings, 
     workload = Workload.of(plan, sizes, trained.manifest.batch_size)
     chosen = choose(settings, subject.app, trained, graphs, workload)
     if chosen.reason:
-        prepared.progress.show(chosen.reason)
-        LOGGER.info(chosen.reason)
+        prepared.progress.step(chosen.reason)
     trainings: Trainings
     if chosen.step is not None:
         trainings = VectorTrainings(chosen.step, graphs, clients, fraction, metrics)
@@ -301,8 +323,8 @@ def _graph_parts(prepared: _Prepared, plan: Plan, settings: SimulationSettings, 
         trainings = LocalTrainings(graphs, clients, fraction, metrics)
     else:
         trainings = GraphTrainings(backend, GraphSubject.of(prepared.placed, clients, fraction, metrics))
-    test = None if settings.test is None else _model_examples(settings.test, bundle, graphs)
-    evaluation = _Evaluation(bundle=bundle, graphs=graphs, test=test, plan=plan, own=metrics)
+    test = None if settings.test is None else model_examples(settings.test, bundle, graphs)
+    evaluation = TestedVersions(bundle=bundle, graphs=graphs, test=test, plan=plan, own=metrics)
     return _Parts(
         engine=chosen.engine,
         trainings=trainings,
@@ -314,47 +336,30 @@ def _graph_parts(prepared: _Prepared, plan: Plan, settings: SimulationSettings, 
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Evaluation:
-    """The evaluation of Versions on the test data, with the Plan's settings."""
-
-    bundle: Bundle
-    graphs: SharedGraphs
-    test: Examples | None
-    plan: Plan
-    own: Mapping[str, Metric]
-
-    def quality(self, number: int, parameters: Float32s) -> VersionMetrics:
-        """Return the metrics of a Version; NaN without test data, or if the Version is not due."""
-        if self.test is None or number % self.plan.evaluation.every:
-            return unknown_values(self._metrics)
-        batches = batches_in_order(self.test, self.bundle.manifest.batch_size, self.bundle.manifest.lengths)
-        return evaluate_version(self.graphs, self.bundle, parameters, batches, self._metrics)
-
-    def score(self, metrics: VersionMetrics) -> float:
-        """Return the number that ranks Versions. Raises InvalidPlan if the Plan names no metric of the model."""
-        if not metrics.num_examples:
-            return math.nan
-        return score_of(self.plan.evaluation.best, metrics.values, self._metrics)
-
-    @property
-    def _metrics(self) -> dict[str, Metric]:
-        """The further metrics of the Plan and of the settings, by name."""
-        installed = metrics_of(each.name for each in self.plan.evaluation.metrics if each.name not in self.own)
-        return installed | dict(self.own)
-
-
 def _with_baseline(
-    prepared: _Prepared, clients: Partition, evaluation: _Evaluation, settings: SimulationSettings, result: Result
+    prepared: _Prepared, clients: Partition, evaluation: TestedVersions, settings: SimulationSettings, result: Result
 ) -> Result:
-    """Return the result with the centralized baseline, if the settings ask for one."""
+    """Return the result with the centralized baseline, if the settings ask for one.
+
+    An error or Ctrl-C ends the baseline alone: the result of the federation is complete.
+    """
     if not settings.baseline:
         return result
-    prepared.progress.show("training the centralized baseline")
     bundle, graphs = prepared.bundle, evaluation.graphs
-    train = _model_examples(pooled(clients, settings.validation_fraction), bundle, graphs)
-    baseline = Baseline(bundle=bundle, graphs=graphs, train=train, test=evaluation.test, plan=evaluation.plan)
-    return replace(result, baseline=baseline.rows(result.rounds, result.clients))
+    rows: list[BaselineRow] = []
+    try:
+        prepared.progress.step("training the centralized baseline")
+        train = model_examples(pooled(clients, settings.validation_fraction), bundle, graphs)
+        baseline = Baseline(bundle=bundle, graphs=graphs, train=train, test=evaluation.test, plan=evaluation.plan)
+        for row in baseline.rows(result.rounds, result.clients):
+            rows.append(row)
+            prepared.progress.baseline(row, result.rounds[-1].round)
+    except FaninError as exc:
+        prepared.progress.show(f"the baseline ended early: {exc}")
+        return replace(result, baseline=tuple(rows), baseline_end=str(exc))
+    except KeyboardInterrupt:
+        return replace(result, baseline=tuple(rows), baseline_end=INTERRUPTED, is_complete=False)
+    return replace(result, baseline=tuple(rows))
 
 
 def _result(prepared: _Prepared, plan: Plan, engine: str, rows: RowLists) -> Result:
@@ -385,11 +390,6 @@ def _by_name(bundle: Bundle, local: Mapping[int, Float32s]) -> dict[int, dict[st
     if bundle.manifest.local is None:
         return {}
     return {client: bundle.manifest.local.table.views(values) for client, values in local.items()}
-
-
-def _model_examples(examples: Examples, bundle: Bundle, graphs: SharedGraphs) -> Examples:
-    """Return examples as inputs of the model. ``preprocess`` converts raw ones."""
-    return Examples(inputs=model_inputs(bundle, examples.inputs, graphs.preprocess(bundle)), y=examples.y)
 
 
 def _first(group: BaseException) -> BaseException:

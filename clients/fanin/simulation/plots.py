@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from fanin.simulation.studies.baseline import BaselineRow
     from fanin.simulation.studies.seeds import SpreadRow
 
-SIZE_INCHES: Final = (8.0, 4.5)
 MAX_LABELS: Final = 20
 """More labels have no colours that an eye can tell apart."""
 
@@ -49,6 +48,8 @@ def plot_partition(partition: "Partition", path: Path | str | None) -> "Figure":
     """Draw the examples of each client. See ``Partition.plot``."""
     from matplotlib.ticker import MaxNLocator
 
+    from fanin.simulation.setup.figures import new_figure, save_figure
+
     figure, axes = new_figure()
     clients = np.arange(len(partition))
     counts = _counts(partition)
@@ -70,6 +71,8 @@ def plot_partition(partition: "Partition", path: Path | str | None) -> "Figure":
 
 def plot_rounds(result: "HasSpread", path: Path | str | None) -> "Figure":
     """Draw the Rounds of a result, the spread of its seeds and its baseline. See ``Result.plot``."""
+    from fanin.simulation.setup.figures import new_figure, save_figure
+
     figure, axes = new_figure()
     rows, baseline = result.spread, result.baseline
     _line(axes, rows, "train_loss", "C0--", "training loss")
@@ -131,6 +134,8 @@ def plot_results(results: "Mapping[str, HasRounds]", path: Path | str | None = N
     rows = {name: result.rounds for name, result in results.items()}
     columns = ("test_accuracy", "test_loss")
     column = next((each for each in columns if all(_finite(one, each) for one in rows.values())), "train_loss")
+    from fanin.simulation.setup.figures import new_figure, save_figure
+
     figure, axes = new_figure()
     for name, each in rows.items():
         shown = _finite(each, column)
@@ -144,35 +149,6 @@ def plot_results(results: "Mapping[str, HasRounds]", path: Path | str | None = N
 
 def _finite(rounds: "Sequence[RoundRow]", column: str) -> "list[RoundRow]":
     return [row for row in rounds if math.isfinite(getattr(row, column))]
-
-
-def new_figure() -> "tuple[Figure, Axes]":
-    """Return an empty figure with one pair of axes."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=SIZE_INCHES, layout="constrained")
-    return figure, figure.add_subplot()
-
-
-def save_figure(figure: "Figure", path: Path | str | None) -> None:
-    """Write a figure in the format of the file's suffix; None writes nothing.
-
-    Raises:
-        InvalidInput: matplotlib does not know the format.
-    """
-    if path is not None:
-        check_figure_file(path)
-        figure.savefig(path)
-
-
-def check_figure_file(path: Path | str) -> None:
-    """Raise InvalidInput unless matplotlib knows the format of a file's suffix and its folder exists."""
-    figure, _ = new_figure()
-    known = sorted(figure.canvas.get_supported_filetypes())
-    if Path(path).suffix.removeprefix(".").lower() not in known:
-        raise InvalidInput(f"plot: got the file {path}, expected a name that ends in one of: {', '.join(known)}")
-    if not Path(path).parent.is_dir():
-        raise InvalidInput(f"plot: {path} cannot be written, {Path(path).parent} is not a folder; create it")
 
 
 def _counts(partition: "Partition") -> Int64s | None:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 NO_CLIENTS: Final = tuple(each.name for each in fields(ClientRow) if each.name not in ("statistics", "means"))
 """The columns of a table without clients: no Round has ended."""
+Columns = dict[str, list[float]]
+"""The cells of each column, by its name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -46,7 +48,7 @@ class BestVersion:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Result:
-    """The result of ``simulate``.
+    """The result of ``simulate``. With several seeds, its tables and files have the rows of all seeds.
 
     Attributes:
         app: The trained App; None for a Flower app.
@@ -63,6 +65,7 @@ class Result:
         digests: The SHA-256 of each Version, oldest first.
         is_complete: Whether all Rounds were run, of all seeds. False after Ctrl-C, and in ``RunStopped``.
         baseline: The rows of the centralized baseline, if the settings enable it.
+        baseline_end: Why the baseline ended before the last Round; empty if it did not.
         local: The personal parameters of each client that has trained, by its index and by name.
         repeats: The results of all seeds, if the settings have ``seeds``. This one is the first of them.
     """
@@ -80,6 +83,7 @@ class Result:
     digests: tuple[str, ...]
     is_complete: bool
     baseline: tuple[BaselineRow, ...] = ()
+    baseline_end: str = ""
     repeats: "tuple[Result, ...]" = ()
     local: Mapping[int, Mapping[str, Float32s]] = field(default_factory=dict)
 
@@ -117,7 +121,7 @@ class Result:
     @property
     def spread(self) -> tuple[SpreadRow, ...]:
         """The mean and the deviation of each column over the seeds, for each Round that all seeds have."""
-        return spread_of([result.rounds for result in self.repeats or (self,)])
+        return spread_of([result.rounds for result in self._seeds])
 
     def plot(self, path: Path | str | None = None) -> object:
         """Draw loss and accuracy over the Rounds: of several seeds the mean, and a band of one standard deviation.
@@ -138,7 +142,7 @@ class Result:
 
     def write_csv(self, path: Path | str) -> None:
         """Write the Rounds as a CSV file."""
-        _write_csv(path, self.rounds)
+        _write_csv(path, self.columns())
 
     def write_spread_csv(self, path: Path | str) -> None:
         """Write ``spread`` as a CSV file with the columns ``NAME.mean`` and ``NAME.std``."""
@@ -157,16 +161,24 @@ class Result:
 
     def write_clients_csv(self, path: Path | str) -> None:
         """Write the clients of each Round as a CSV file."""
-        _write_csv(path, self.clients)
+        _write_csv(path, self.client_columns())
 
     def write_events(self, path: Path | str) -> None:
         """Write the event log as JSON lines."""
-        Path(path).write_text("".join(f"{event.line}\n" for event in self.events))
+        Path(path).write_text("".join(f"{event.line}\n" for each in self._seeds for event in each.events))
 
-    def columns(self) -> dict[str, list[object]]:
+    def columns(self) -> Columns:
         """Return the Rounds as columns by name: ``pandas.DataFrame(result.columns())``."""
-        rows = [cells(row) for row in self.rounds]
-        return {name: [row[name] for row in rows] for name in rows[0]}
+        return _columns([row for each in self._seeds for row in each.rounds])
+
+    def client_columns(self) -> Columns:
+        """Return the clients of each Round as columns by name: ``pandas.DataFrame(result.client_columns())``."""
+        return _columns([row for each in self._seeds for row in each.clients])
+
+    @property
+    def _seeds(self) -> "tuple[Result, ...]":
+        """The result of each seed."""
+        return self.repeats or (self,)
 
 
 class RunStopped(FaninError):
@@ -187,9 +199,13 @@ def _module(app: "App", table: TensorTable, parameters: Float32s) -> "Module":
     return with_parameters(app, table.views(parameters))
 
 
-def _write_csv(path: Path | str, rows: Sequence[RoundRow | ClientRow]) -> None:
+def _columns(rows: Sequence[RoundRow | ClientRow]) -> Columns:
     table = [cells(row) for row in rows]
+    return {name: [row[name] for row in table] for name in (table[0] if table else NO_CLIENTS)}
+
+
+def _write_csv(path: Path | str, columns: Columns) -> None:
     with Path(path).open("w", newline="") as file:
-        writer = csv.DictWriter(file, table[0] if table else NO_CLIENTS)
-        writer.writeheader()
-        writer.writerows(table)
+        writer = csv.writer(file)
+        writer.writerow(columns)
+        writer.writerows(zip(*columns.values(), strict=True))

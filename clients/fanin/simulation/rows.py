@@ -4,7 +4,7 @@ Accuracies are shares from 0 to 1, losses are in nats, and times are seconds of 
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 
 from fanin.edge.metrics.metric import OUR_VALUES
@@ -21,6 +21,7 @@ class RoundRow:
     """One Round.
 
     Attributes:
+        seed: The seed of the simulation, which adds it to its rows.
         round: The number of the Round, from 1. Round 0 is the model before the first one.
         version: The Version that it published.
         time_s: Virtual time of the publication.
@@ -48,6 +49,7 @@ class RoundRow:
         num_saturated: Values of the Round's Updates that the Round's grid clipped, because they were out of its range.
     """
 
+    seed: int
     round: int
     version: int
     time_s: float
@@ -75,6 +77,7 @@ class ClientRow:
     """One client in one Round.
 
     Attributes:
+        seed: The seed of the simulation.
         round: The Round.
         client: The index of the client in the partition.
         num_examples: Examples on which it trained.
@@ -88,6 +91,7 @@ class ClientRow:
         has_diverged: Whether its training or validation loss is the largest one that is counted, or more.
     """
 
+    seed: int = 0
     round: int
     client: int
     num_examples: int
@@ -106,12 +110,14 @@ class ClientFailure:
     """An error in the training of a client, which took no part in that Round.
 
     Attributes:
+        seed: The seed of the simulation.
         round: The Round.
         client: The index of the client in the partition.
         error: The text of the error.
         traceback: Where it was raised, as Python prints it. With worker processes, it includes that of the worker.
     """
 
+    seed: int = 0
     round: int
     client: int
     error: str
@@ -119,6 +125,15 @@ class ClientFailure:
 
     def __str__(self) -> str:
         return f"client {self.client} in round {self.round}: {self.error}"
+
+    @property
+    def place(self) -> tuple[str, ...]:
+        """The lines of code that raised the error. Errors of one cause have one place, whatever their texts."""
+        lines = (line.strip() for line in self.traceback.splitlines())
+        return tuple(line for line in lines if line.startswith('File "'))
+
+
+OnFailure = Callable[[ClientFailure], None]
 
 
 def round_row(
@@ -139,6 +154,7 @@ def round_row(
     """
     validation = event.evaluation
     return RoundRow(
+        seed=0,
         round=event.round,
         version=event.number,
         time_s=time_s,
@@ -161,6 +177,7 @@ def round_row(
 def initial_row(evaluation: VersionMetrics | None, names: Sequence[str] = ()) -> RoundRow:
     """Return the row of the initial model, with its metrics on the test data."""
     return RoundRow(
+        seed=0,
         round=0,
         version=0,
         time_s=0.0,

@@ -1,5 +1,6 @@
 """The trainers of simulated clients. They begin early and note errors."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from traceback import format_exception
 from typing import Final
@@ -9,7 +10,7 @@ from fanin.clients.device.models import OpenedModel
 from fanin.clients.device.updates import Change
 from fanin.protos import messages as m
 from fanin.protos.errors import FaninError, InvalidInput
-from fanin.simulation.rows import ClientFailure
+from fanin.simulation.rows import ClientFailure, OnFailure
 from fanin.simulation.workers import PendingTraining, Trainings
 
 NUM_FAILING: Final = 10
@@ -63,7 +64,7 @@ class ClientTrainer:
         except Exception as exc:  # Any error: the store and the App's data may use the user's code.
             trace = "".join(format_exception(exc))
             failure = ClientFailure(round=assignment.round, client=self._client, error=str(exc), traceback=trace)
-            self._crew.failures.append(failure)
+            self._crew.fail(failure)
             if problem := self._crew.problem:
                 raise ClientFailed(f"simulate: {problem}", failure) from exc
             if isinstance(exc, FaninError | ValueError):
@@ -90,6 +91,7 @@ class Crew:
         trainings: Trains the clients.
         runtime: The library that trains them, and its graph format.
         failures: The errors so far.
+        fail: Adds an error to them.
         stops: Whether the first error ends the simulation.
         num_failing: Different clients after whose errors the simulation ends, if no training has succeeded.
         has_trained: Whether a training has succeeded.
@@ -97,7 +99,8 @@ class Crew:
 
     trainings: Trainings
     runtime: ClientRuntime
-    failures: list[ClientFailure]
+    failures: Sequence[ClientFailure]
+    fail: OnFailure
     stops: bool
     num_failing: int
     has_trained: bool = False

@@ -6,7 +6,7 @@ Reading order:
 - ``show``: Runs and their events as text and as JSON
 - ``tables``: tables as wide as the terminal
 - ``samples``: data files as inputs of a model; ``predictions``: its outputs as classes
-- ``result_files``: the files of a simulation's results
+- ``splits``: the data of a simulation; ``simulated``: its output; ``result_files``: the files of its results
 - ``logs``: the log of a process on standard error
 - ``processes``: child processes of a command
 """

@@ -41,7 +41,7 @@ class ResultFiles:
 
             check_board()
         if self.plot is not None:
-            from fanin.simulation.plots import check_figure_file
+            from fanin.simulation.setup.figures import check_figure_file
 
             check_figure_file(self.plot)
 
@@ -73,26 +73,32 @@ class ResultFiles:
 
     def stopped(self, result: "Result") -> str:
         """Return the message for an interrupted simulation: its last Round, and the files that have its result."""
-        last = (result.repeats or (result,))[-1].rounds[-1].round
-        seed = f" of seed {len(result.repeats)} in the list" if result.repeats else ""
+        last_row = (result.repeats or (result,))[-1].rounds[-1]
+        last, seed = last_row.round, f" of seed {last_row.seed}" if result.repeats else ""
         names = ", ".join(str(path) for path in self.names if path is not None)
         where = f"the result so far is in {names}" if names else "no file has the result; name one, as by --csv FILE"
         return f"fanin simulate: stopped after round {last}{seed}; {where}\n"
 
 
 def _result_row(result: "Result") -> dict[str, object]:
-    """Return the JSON object of a result."""
+    """Return the JSON object of a result: that of the first seed, and in ``repeats`` those of all."""
     rounds = [asdict(each) for each in result.rounds]
     row: dict[str, object] = {
+        "seed": result.rounds[0].seed,
         "engine": result.engine,
         "selection": result.selection,
+        "is_complete": result.is_complete,
         "rounds": rounds,
         "versions": list(result.digests),
+        "failures": [asdict(each) for each in result.failures],
     }
     if result.best is not None:
         row["best_round"] = result.best.row.round
     if result.baseline:
         row["baseline"] = [asdict(each) for each in result.baseline]
+    if result.baseline_end:
+        row["baseline_end"] = result.baseline_end
     if result.repeats:
         row["spread"] = [asdict(each) for each in result.spread]
+        row["repeats"] = [_result_row(each) for each in result.repeats]
     return row

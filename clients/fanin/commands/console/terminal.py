@@ -27,7 +27,7 @@ OPERATOR_TOKEN: Final = Path("tokens") / "operator.token"
 DEFAULT_KEY: Final = Path("publisher.key")
 DEVICE_TOKEN: Final = Path("tokens") / "device.token"
 CA_FILE: Final = Path("tls") / "ca.pem"
-STEP_LOGGERS: Final = ("fanin.edge.export", "fanin.simulation.experiment")
+STEP_LOGGERS: Final = ("fanin.edge.export", "fanin.simulation.setup.progress")
 """Loggers whose records are steps of a command."""
 
 StateOption = Annotated[
@@ -55,6 +55,15 @@ def _writable(target: str) -> str:
     if not os.access(path if path.exists() else path.parent, os.W_OK):
         raise typer.BadParameter(f"{path} cannot be written, permission is denied")
     return target
+
+
+@contextmanager
+def wrong_usage() -> Iterator[None]:
+    """Report a wrong option in this context as wrong usage. The command then exits with status 2."""
+    try:
+        yield
+    except InvalidInput as exc:
+        raise click.UsageError(str(exc)) from exc
 
 
 JsonOption = Annotated[
@@ -95,7 +104,8 @@ def run_command(function: Callable[..., int | None], argv: Sequence[str], name: 
     try:
         outcome = typer.main.get_command(app).main(words, prog_name=f"fanin {command}", standalone_mode=False)
     except click.ClickException as exc:
-        message = " ".join(exc.format_message().split()).rstrip(".")
+        # The errors of a library function begin with its name, which is often also the command's.
+        message = " ".join(exc.format_message().split()).rstrip(".").removeprefix(f"{command}: ")
         sys.stderr.write(f"fanin {command}: {message}; see fanin {command} --help\n")
         return exc.exit_code
     return int(outcome or 0)

@@ -17,6 +17,7 @@ import heapq
 import itertools
 import os
 import pickle
+import signal
 import tempfile
 import weakref
 from collections.abc import Callable, Sequence
@@ -79,7 +80,9 @@ class WorkerProcesses:
         # Processes that each use all cores would wait for each other.
         threads = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
         # A worker never ends on its own: a worker that is idle for long waits for another Round.
-        self._executor: ProcessPoolExecutor = ProcessPoolExecutor(num_processes, timeout=None, env=threads)
+        self._executor: ProcessPoolExecutor = ProcessPoolExecutor(
+            num_processes, timeout=None, initializer=_ignore_ctrl_c, env=threads
+        )
         self._num_started = STARTED * num_processes
         self._started: list[Future[_Result]] = []
         self._waiting: list[tuple[float, int, _Pending]] = []
@@ -192,6 +195,14 @@ class _Sending(Generic[J, R]):
         if sum(buffer.raw().nbytes for buffer in buffers) > PIPED_BYTES:
             return _Result(content=content, buffers=_write(self.path, buffers))
         return _Result(content=content, buffers=[bytearray(buffer.raw()) for buffer in buffers])
+
+
+def _ignore_ctrl_c() -> None:
+    """Ignore SIGINT in a worker. A terminal sends Ctrl-C to all processes of a command, and the first one handles it.
+
+    A worker would return KeyboardInterrupt as the result of its task, and it would end the event loop at once.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _write(path: Path, buffers: Sequence[pickle.PickleBuffer]) -> list[tuple[int, int]]:

@@ -4,7 +4,8 @@ The same data, partitioner and seed give the same partition in every process. Th
 has indices into it.
 """
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -19,9 +20,8 @@ from fanin.simulation.data.partitioners import LabelSkew, Partitioner, Quantity
 
 STREAM: Final = 0x70617274
 """Separates the generator of a partition from all other generators of a seed."""
-ALPHA_STEP: Final = 1.25
-"""Factor between the values of alpha that are tried, to suggest one."""
-MAX_ALPHA: Final = 1e4
+MAX_EXPONENT: Final = 3
+"""The largest alpha that an error suggests is below 10,000."""
 MAX_NAMED: Final = 8
 """Most clients that an error names."""
 
@@ -173,9 +173,37 @@ def _small(indices: Sequence[Int64s]) -> list[int]:
 def _advice(examples: Examples, num_clients: int, by: Partitioner, seed: int) -> str:
     """Return the advice for clients with too few examples: a larger alpha that works with this seed, if one exists."""
     if isinstance(by, LabelSkew | Quantity):
-        alpha = by.alpha
-        while alpha < MAX_ALPHA:
-            alpha = float(f"{alpha * ALPHA_STEP:.2g}")
-            if not _small(_drawn(examples, num_clients, replace(by, alpha=alpha), seed)):
-                return f"the smallest alpha that works with this seed is about {alpha:g}"
+
+        def works(alpha: float) -> bool:
+            return not _small(_drawn(examples, num_clients, replace(by, alpha=alpha), seed))
+
+        if (bounds := least_alpha(by.alpha, works)) is not None:
+            return f"with this seed, alpha {bounds[1]:g} works and {bounds[0]:g} does not"
     return "use fewer clients, or another partitioner"
+
+
+def least_alpha(alpha: float, works: Callable[[float], bool]) -> tuple[float, float] | None:
+    """Return two neighbours among the numbers of two digits: one that does not work, and the next one, which works.
+
+    A larger alpha draws other random numbers. So a still smaller alpha may work by chance, and the second number is the
+    smallest of all only if no such alpha exists.
+
+    Args:
+        alpha: A number that does not work. It counts as the neighbour of the next larger number.
+        works: Whether a number works.
+    """
+    exponents = range(math.floor(math.log10(alpha)), MAX_EXPONENT + 1)
+    values = [float(f"{digits}e{exponent - 1}") for exponent in exponents for digits in range(10, 100)]
+    numbers = [alpha, *(value for value in values if value > alpha)]
+    last = len(numbers) - 1
+    low = 0
+    for high in (*(1 << power for power in range(last.bit_length())), last):
+        if works(numbers[high]):
+            break
+        low = high
+    else:
+        return None
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if works(numbers[middle]) else (middle, high)
+    return numbers[low], numbers[high]

@@ -13,6 +13,7 @@ class SimulationEvent:
     """One event.
 
     Attributes:
+        seed: The seed of the simulation.
         time_s: Virtual time.
         client: The index of the client; None for the coordinator.
         event: What happened: one of ``DEVICE_EVENTS`` or ``COORDINATOR_EVENTS`` (docs/simulation.md lists them).
@@ -20,6 +21,7 @@ class SimulationEvent:
         detail: More about it, such as the text of an error.
     """
 
+    seed: int
     time_s: float
     client: int | None
     event: str

@@ -110,11 +110,16 @@ class Workload:
         return self.num_epochs * float(num_steps * (times[1] - of_client) + num_active.sum() * of_client)
 
 
+def check_engine_name(engine: str) -> None:
+    """Raise InvalidInput unless the engine is known."""
+    if engine not in ENGINES:
+        raise InvalidInput(f"simulate: engine: got {engine!r}, expected one of {', '.join(ENGINES)}")
+
+
 def check_engine(settings: SimulationSettings) -> None:
     """Raise InvalidInput unless the engine is known and fits the other settings."""
     engine = settings.engine
-    if engine not in ENGINES:
-        raise InvalidInput(f"simulate: engine: got {engine!r}, expected one of {', '.join(ENGINES)}")
+    check_engine_name(engine)
     if engine == "vmap" and settings.processes > 1:
         raise InvalidInput(
             f"simulate: processes: got {settings.processes} with the engine vmap, expected 1: vmap trains the clients "

@@ -1,6 +1,7 @@
-"""The lines that a simulation prints on standard error: the export, and each Round.
+"""The lines that a simulation prints on standard error: the export, each Round, and the baseline.
 
-A notebook shows them below the cell. ``SimulationSettings(quiet=True)`` prints none.
+A notebook shows them below the cell. ``SimulationSettings(quiet=True)`` prints none. Steps are also log records, which
+``fanin simulate`` prints itself.
 """
 
 import logging
@@ -12,13 +13,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
-from fanin.simulation.rows import RoundRow
+from fanin.simulation.rows import ClientFailure, OnFailure, RoundRow
 
 if TYPE_CHECKING:
     from fanin.simulation.studies.baseline import BaselineRow
 
+LOGGER: Final = logging.getLogger(__name__)
 SHOWN_EVERY_S: Final = 15.0
-"""A longer export prints its current step this often. Most take less, and one line is enough."""
+"""A longer export or baseline prints its state this often. Most take less, and one line is enough."""
 
 
 class SimulationProgress:
@@ -28,12 +30,25 @@ class SimulationProgress:
         self._quiet = quiet
         self._every_s = every_s
         self._began_s = time.monotonic()
+        self._step_s = self._began_s
+        self._failed = FirstFailures(lambda failure: self.show(f"{failure}; result.failures has its traceback"))
 
     def show(self, text: str) -> None:
         """Print one line with the seconds since the simulation began."""
         if not self._quiet:
             sys.stderr.write(f"simulate: {time.monotonic() - self._began_s:5.1f} s: {text}\n")
             sys.stderr.flush()
+
+    def step(self, text: str) -> None:
+        """Print the begin or the state of a long step, and log it."""
+        self._step_s = time.monotonic()
+        self.show(text)
+        LOGGER.info(text)
+
+    def baseline(self, row: "BaselineRow", num_rounds: int) -> None:
+        """Print a Round of the baseline, from time to time."""
+        if time.monotonic() - self._step_s >= self._every_s:
+            self.step(f"baseline: round {row.round} of {num_rounds}: {line_of_baseline(row)}")
 
     @contextmanager
     def exporting(self, name: str) -> Iterator[None]:
@@ -58,9 +73,33 @@ class SimulationProgress:
             logger.level, logger.propagate = before
             logger.removeHandler(steps)
 
+    def failure(self, failure: ClientFailure) -> None:
+        """Print an error in the training of a client, if it is the first one of its cause."""
+        self._failed(failure)
+
     def row(self, row: RoundRow, label: str = "") -> None:
         """Print a Round, after a label."""
         self.show(label + line_of(row))
+
+
+class FirstFailures:
+    """Passes the first error of each cause to a function: an error in an App or its data comes back in each Round.
+
+    Attributes:
+        num: The number of all errors so far.
+    """
+
+    def __init__(self, show: OnFailure) -> None:
+        self.num = 0
+        self._show = show
+        self._places: set[tuple[str, ...]] = set()
+
+    def __call__(self, failure: ClientFailure) -> None:
+        """Count an error, and pass it on if it is the first one of its cause."""
+        self.num += 1
+        if failure.place not in self._places:
+            self._places.add(failure.place)
+            self._show(failure)
 
 
 class _NewestStep(logging.Handler):

@@ -16,7 +16,7 @@ from fanin.server.selection.policies import POLICIES, SelectionPolicy
 from fanin.simulation.backends.ray_cluster import RayCluster
 from fanin.simulation.devices.events import OnEvent
 from fanin.simulation.devices.models import DeviceModel
-from fanin.simulation.rows import RoundRow
+from fanin.simulation.rows import OnFailure, RoundRow
 
 if TYPE_CHECKING:
     from fanin.edge.export.prepare import Module, StateDict
@@ -56,6 +56,7 @@ class SimulationSettings:
         devices: The speed, the connection and the availability of the devices.
         on_round: Called with each row as soon as its Round has ended.
         on_event: Called with each event of the event log, in the order of the virtual clock.
+        on_failure: Called with each error in the training of a client, as it happens.
         quiet: Whether the simulation prints no progress on standard error.
     """
 
@@ -76,6 +77,7 @@ class SimulationSettings:
     devices: DeviceModel = field(default_factory=DeviceModel)
     on_round: Callable[[RoundRow], None] = lambda row: None
     on_event: OnEvent = lambda event: None
+    on_failure: OnFailure = lambda failure: None
     quiet: bool = False
 
     @property

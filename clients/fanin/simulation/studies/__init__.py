@@ -2,8 +2,9 @@
 
 Reading order:
 
+- ``versions``: the evaluation of Versions on the test data
 - ``baseline``: the same model on the pooled data
 - ``seeds``: mean and spread over several seeds
-- ``records``: the record of a simulation, from which it resumes
+- ``records``: the record of a simulation, from which it resumes; ``digests``: the digest of its App with the code
 - ``boards``: the Rounds in TensorBoard
 """

@@ -75,8 +75,8 @@ class Baseline:
     test: Examples | None
     plan: Plan
 
-    def rows(self, rounds: Sequence[RoundRow], clients: Sequence[ClientRow]) -> tuple[BaselineRow, ...]:
-        """Train, and return a row for each Round.
+    def rows(self, rounds: Sequence[RoundRow], clients: Sequence[ClientRow]) -> Iterator[BaselineRow]:
+        """Train, and yield a row for each Round.
 
         Raises:
             InvalidInput: The loss is no longer finite.
@@ -85,7 +85,7 @@ class Baseline:
         rng = np.random.default_rng((STREAM, self.plan.training.seed))
         trained = self.bundle.at_batch(self.plan.training_in(1).batch_size)
         state, stream = self.graphs.open_train(trained).begin(parameters), self._batches(trained, rng)
-        rows, num_steps = [], 0
+        num_steps = 0
         for row in rounds:
             losses = []
             training = self.plan.training_in(max(row.round, 1))
@@ -106,23 +106,19 @@ class Baseline:
                 state, loss = step(state, next(stream), replace(settings, learning_rate=rate))
                 if not math.isfinite(loss):
                     raise InvalidInput(
-                        f"baseline: the loss became {loss} in round {row.round}, expected a finite one; lower the "
-                        "learning rate"
+                        f"the loss became {loss} in round {row.round}, expected a finite one; lower the learning rate"
                     )
                 losses.append(loss)
             num_steps += len(losses)
             parameters = state.parameters
             test_loss, test_accuracy = self._tested(parameters)
-            rows.append(
-                BaselineRow(
-                    round=row.round,
-                    num_steps=num_steps,
-                    train_loss=math.fsum(losses) / len(losses) if losses else math.nan,
-                    test_loss=test_loss,
-                    test_accuracy=test_accuracy,
-                )
+            yield BaselineRow(
+                round=row.round,
+                num_steps=num_steps,
+                train_loss=math.fsum(losses) / len(losses) if losses else math.nan,
+                test_loss=test_loss,
+                test_accuracy=test_accuracy,
             )
-        return tuple(rows)
 
     def _batches(self, trained: Bundle, rng: np.random.Generator) -> Iterator[PaddedBatch]:
         """Yield batches for a train graph without end, each epoch in a new random order."""

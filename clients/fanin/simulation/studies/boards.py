@@ -44,6 +44,6 @@ def write_scalars(rounds: Sequence[RoundRow], writer: ScalarWriter) -> None:
     """Write each finite number of each Round under its column's name, and close the writer."""
     for row in rounds:
         for name, value in cells(row).items():
-            if name != "round" and math.isfinite(value):
+            if name not in ("seed", "round") and math.isfinite(value):
                 writer.add_scalar(name, float(value), row.round)
     writer.close()

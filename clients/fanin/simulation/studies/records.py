@@ -29,6 +29,7 @@ from fanin.edge.runtimes.evaluations import OF_VALIDATION
 from fanin.protos import messages as m
 from fanin.protos.errors import InvalidBundle, InvalidInput
 from fanin.simulation.data.partitioning import Partition
+from fanin.simulation.studies.digests import digest_of
 from fanin.simulation.workers import PendingTraining, Trainings
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ class RecordFolder:
 
     Args:
         folder: A new folder, or one with a record.
-        subject: The digest of the App, the examples and the training options (``subject_of``).
+        subject: The digest of the App, its code, the examples and the training options (``subject_of``).
 
     Raises:
         InvalidInput: The folder has other files, or the record of another simulation.
@@ -102,21 +103,9 @@ class RecordedTrainings:
 
 
 def subject_of(app: "App", clients: Partition, options: Sequence[object]) -> str:
-    """Return the digest of an App, the examples of each client, and further options of the training."""
-    digest = hashlib.sha256()
-    recipe = (app.name, str(app.module), app.batch_size, app.num_classes, app.recipe, *options)
-    digest.update(repr((recipe, getattr(app.loss, "__qualname__", ""))).encode())
-    for name, value in app.module.state_dict().items():
-        digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
-        digest.update(value.detach().cpu().float().numpy().tobytes())
-    examples = clients.examples
-    digest.update(repr((app.output, list(app.inputs), list(examples.inputs))).encode())
-    for value in app.inputs.values():
-        digest.update(value.numpy().tobytes())
-    for array in (*examples.inputs.values(), examples.y, *clients.indices):
-        digest.update(f"{array.dtype} {array.shape}".encode())
-        digest.update(np.ascontiguousarray(array).tobytes())
-    return digest.hexdigest()
+    """Return the digest of an App with its code, the examples of each client, and further options of the training."""
+    indices = np.concatenate(clients.indices)
+    return digest_of((app, clients.examples, indices, np.array(clients.sizes), tuple(options)))
 
 
 def _key(client: int, model: OpenedModel, assignment: m.Assignment) -> str:

@@ -6,8 +6,12 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from fanin.simulation.rows import RoundRow, cells
+
+NAMES: Final = ("seed", "round")
+"""The columns that name a row. They have no mean."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +35,7 @@ def spread_of(tables: Sequence[Sequence[RoundRow]]) -> tuple[SpreadRow, ...]:
     """Return a row for each Round that all seeds have, from the Rounds of each seed."""
     rows = []
     for rounds in zip(*tables, strict=False):
-        columns = [{name: value for name, value in cells(row).items() if name != "round"} for row in rounds]
+        columns = [{name: value for name, value in cells(row).items() if name not in NAMES} for row in rounds]
         values = {name: [column[name] for column in columns] for name in columns[0]}
         rows.append(
             SpreadRow(

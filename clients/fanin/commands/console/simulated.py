@@ -1,0 +1,49 @@
+"""The text that ``fanin simulate`` prints: its Rounds, the errors of its clients, and the baseline."""
+
+import sys
+from typing import TYPE_CHECKING
+
+from fanin.simulation.setup.progress import FirstFailures, line_of, line_of_baseline
+
+if TYPE_CHECKING:
+    from fanin.simulation import ClientFailure, Result, RoundRow
+
+
+class SimulationText:
+    """Prints the Rounds and the baseline on standard output, and errors on standard error.
+
+    Args:
+        is_silent: Whether standard output is for the JSON object.
+        has_seeds: Whether several simulations run, each with its seed.
+    """
+
+    def __init__(self, *, is_silent: bool, has_seeds: bool) -> None:
+        self._is_silent = is_silent
+        self._has_seeds = has_seeds
+        self.failures = FirstFailures(self._failure)
+
+    def row(self, row: "RoundRow") -> None:
+        """Print a Round, and the seed before the first Round of each of several simulations."""
+        heading = f"seed {row.seed}\n" if self._has_seeds and row.round == 0 else ""
+        self._print(f"{heading}{line_of(row)}\n")
+
+    def result(self, result: "Result") -> None:
+        """Print the baseline of each seed, and the number of failed trainings."""
+        for each in result.repeats or (result,):
+            seed = f"seed {each.rounds[0].seed}: " if self._has_seeds else ""
+            if each.baseline:
+                self._print(f"{seed}baseline: {line_of_baseline(each.baseline[-1])}\n")
+            if each.baseline_end:
+                sys.stderr.write(f"fanin simulate: {seed}the baseline ended early: {each.baseline_end}\n")
+        if self.failures.num:
+            sys.stderr.write(f"fanin simulate: {self.failures.num} trainings failed; --json FILE lists them\n")
+
+    def _failure(self, failure: "ClientFailure") -> None:
+        seed = f"seed {failure.seed}: " if self._has_seeds else ""
+        sys.stderr.write(f"fanin simulate: {seed}{failure}\n{failure.traceback}")
+        sys.stderr.flush()
+
+    def _print(self, text: str) -> None:
+        if not self._is_silent:
+            sys.stdout.write(text)
+            sys.stdout.flush()

@@ -1,0 +1,56 @@
+"""The options of ``fanin simulate`` and ``fanin partition`` that choose a data set and spread it over clients."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from fanin.commands.console.terminal import wrong_usage
+from fanin.protos.errors import InvalidInput
+from fanin.simulation import LoadedData, Natural, Partition, Partitioner, load_data, partition
+
+DEFAULT_ALPHA: Final = 0.3
+WITH_ALPHA: Final = ("dirichlet", "label_skew", "quantity")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulationData:
+    """The options that choose a data set and spread it over clients."""
+
+    data: str
+    num_clients: int
+    by: str
+    alpha: float | None
+    options: Sequence[str]
+
+    def load(self, seed: int) -> tuple[LoadedData, Partition]:
+        """Return the data set, and the examples of each client.
+
+        Raises:
+            InvalidInput: There is no such data set.
+            click.UsageError: An option is wrong, or clients have no examples.
+        """
+        loaded = load_data(self.data, seed=seed)
+        with wrong_usage():
+            return loaded, partition(loaded.train, self.num_clients, self._partitioner(loaded), seed=seed)
+
+    def _partitioner(self, loaded: LoadedData) -> Partitioner:
+        from fanin.simulation.data.partitioners import partitioner_of
+
+        values = dict(map(_option, self.options))
+        if self.alpha is not None or (self.by in WITH_ALPHA and "alpha" not in values):
+            values["alpha"] = DEFAULT_ALPHA if self.alpha is None else self.alpha
+        if self.by == "natural" and loaded.ids is not None and not values:
+            return Natural(ids=loaded.ids)
+        return partitioner_of(self.by, values)
+
+
+def _option(text: str) -> tuple[str, float]:
+    name, equals, number = text.partition("=")
+    try:
+        value = float(number)
+    except ValueError:
+        value = math.nan
+    if not equals or not name or not math.isfinite(value):
+        raise InvalidInput(f"--option {text}: expected NAME=NUMBER, for example --option per_client=2")
+    return name, value

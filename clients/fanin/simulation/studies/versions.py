@@ -1,0 +1,58 @@
+"""The evaluation of a simulation's Versions on the test data, as a coordinator evaluates them on held-out data."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from fanin.clients.data.batching import batches_in_order
+from fanin.clients.data.examples import Examples
+from fanin.edge.bundles.bundle import Bundle
+from fanin.edge.metrics.metric import Metric, metrics_of
+from fanin.edge.runtimes.models import model_inputs
+from fanin.edge.tensors import Float32s
+from fanin.protos.plans import Plan
+from fanin.server.evaluation.metrics import VersionMetrics, evaluate_version, score_of, unknown_values
+from fanin.simulation.workers import SharedGraphs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TestedVersions:
+    """The evaluation of Versions on the test data, with the Plan's settings.
+
+    Attributes:
+        bundle: The Bundle.
+        graphs: The open graphs.
+        test: The test data as inputs of the model; None for no evaluation.
+        plan: The Plan.
+        own: Metrics of the settings by name.
+    """
+
+    bundle: Bundle
+    graphs: SharedGraphs
+    test: Examples | None
+    plan: Plan
+    own: Mapping[str, Metric]
+
+    def quality(self, number: int, parameters: Float32s) -> VersionMetrics:
+        """Return the metrics of a Version; NaN without test data, or if the Version is not due."""
+        if self.test is None or number % self.plan.evaluation.every:
+            return unknown_values(self._metrics)
+        batches = batches_in_order(self.test, self.bundle.manifest.batch_size, self.bundle.manifest.lengths)
+        return evaluate_version(self.graphs, self.bundle, parameters, batches, self._metrics)
+
+    def score(self, metrics: VersionMetrics) -> float:
+        """Return the number that ranks Versions. Raises InvalidPlan if the Plan names no metric of the model."""
+        if not metrics.num_examples:
+            return math.nan
+        return score_of(self.plan.evaluation.best, metrics.values, self._metrics)
+
+    @property
+    def _metrics(self) -> dict[str, Metric]:
+        """The further metrics of the Plan and of the settings, by name."""
+        installed = metrics_of(each.name for each in self.plan.evaluation.metrics if each.name not in self.own)
+        return installed | dict(self.own)
+
+
+def model_examples(examples: Examples, bundle: Bundle, graphs: SharedGraphs) -> Examples:
+    """Return examples as inputs of the model. ``preprocess`` converts raw ones."""
+    return Examples(inputs=model_inputs(bundle, examples.inputs, graphs.preprocess(bundle)), y=examples.y)
