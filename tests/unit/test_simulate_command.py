@@ -286,7 +286,8 @@ def test_each_cause_of_failed_trainings_is_printed_once_and_the_json_has_all(
     assert {(each["client"], each["round"]) for each in failures} == {(c, r) for c in (1, 2) for r in (1, 2, 3)}
     assert text.splitlines()[-1] == f"fanin simulate: {len(failures)} trainings failed; --json FILE lists them"
     assert all("Traceback" in each["traceback"] and each["seed"] == 0 for each in failures)
-    assert main([*command, "--stop-on-failure"]) == 1
+    assert main([*command, "--stop-on-failure", "--csv", "rounds.csv"]) == 1
+    assert len(Path("rounds.csv").read_text().splitlines()) == 2
     text = capsys.readouterr().err
     assert text.count("raise OSError(") + text.count("raise ArithmeticError(") == 1
     assert re.match(r"fanin simulate: client \d in round 1: ", text.splitlines()[-1])

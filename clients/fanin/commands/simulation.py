@@ -287,7 +287,7 @@ def _kept(files: ResultFiles) -> Iterator[None]:
     """Write the completed Rounds of a Run that ended early. Raises its error."""
     try:
         yield
-    except RunStopped as exc:
+    except (RunStopped, ClientFailed) as exc:
         files.write(exc.result)
         sys.stderr.write(files.stopped(exc.result))
         raise

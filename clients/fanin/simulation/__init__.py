@@ -51,13 +51,12 @@ if TYPE_CHECKING:
     from fanin.simulation.experiment import simulate
     from fanin.simulation.federation import Federation
     from fanin.simulation.plots import plot_results
-    from fanin.simulation.result import BestVersion, Result, RunStopped
+    from fanin.simulation.result import BestVersion, ClientFailed, Result, RunStopped
     from fanin.simulation.rows import ClientFailure, ClientRow, RoundRow
     from fanin.simulation.scenario import Outcome, Scenario, play
     from fanin.simulation.setup.settings import SimulationSettings
     from fanin.simulation.studies.baseline import BaselineRow
     from fanin.simulation.studies.seeds import SpreadRow
-    from fanin.simulation.trainers import ClientFailed
 
 _MODULES = {
     "BestVersion": "result",
@@ -73,7 +72,7 @@ _MODULES = {
     "SimulationEvent": "devices.events",
     "read_devices": "devices.files",
     "read_traces": "devices.files",
-    "ClientFailed": "trainers",
+    "ClientFailed": "result",
     "ClientFailure": "rows",
     "ClientRow": "rows",
     "LoadedData": "data.loading",

@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 
 from fanin.clients.device.storage.personal import local_values
-from fanin.clients.testing.clock import VirtualTimeLoop
+from fanin.clients.testing.clock import VirtualTimeLoop, run_virtual
 from fanin.clients.testing.member import Member
 from fanin.clients.testing.memory import MemoryStates
 from fanin.clients.testing.observed import DeviceEvent
@@ -41,7 +41,8 @@ from fanin.simulation.rows import (
     round_row,
     with_clients,
 )
-from fanin.simulation.trainers import NUM_FAILING, ClientRuntime, ClientTrainer, Crew
+from fanin.simulation.setup.garbage import rare_collections
+from fanin.simulation.trainers import NUM_FAILING, ClientRuntime, ClientTrainer, Crew, SimulationEnded
 from fanin.simulation.workers import Trainings
 
 RUN: Final = "run"
@@ -262,3 +263,21 @@ class SimulatedRun:
         version = await federation.state.stores.runs.version(RUN, number)
         assert version is not None, "the event of a version follows its record"
         return load_parameters(federation.state.blobs, version, self.bundle.manifest.table)
+
+
+def run_to_end(run: SimulatedRun, key: SigningKey, rows: RowLists) -> None:
+    """Fill the rows of a Run. Raises SimulationEnded, and the errors of ``play``."""
+    try:
+        with rare_collections():
+            run_virtual(run.play(key, rows))
+    except* SimulationEnded as group:
+        first = _first(group)
+        # The cause is the client's own error, with its traceback.
+        raise first from first.__cause__
+
+
+def _first(group: BaseException) -> BaseException:
+    """Return the first error of a group of errors, which may contain further groups."""
+    while isinstance(group, BaseExceptionGroup):
+        group = group.exceptions[0]
+    return group

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, cast
 
 from fanin.clients.data.stores import num_held_out
-from fanin.clients.testing.clock import run_virtual
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.bundles.keys import SigningKey
 from fanin.edge.bundles.manifest import NO_GRAPHS
@@ -29,22 +28,21 @@ from fanin.server.runs.setups import check_names
 from fanin.server.selection.policies import POLICIES
 from fanin.simulation.backends.backend import Backend, ThisProcess
 from fanin.simulation.backends.opening import open_backend
-from fanin.simulation.course import RowLists, SimulatedRun
+from fanin.simulation.course import RowLists, SimulatedRun, run_to_end
 from fanin.simulation.data.partitioning import Partition
 from fanin.simulation.engines.choice import Workload, choose
 from fanin.simulation.engines.vectorized import VectorTrainings
 from fanin.simulation.flower import FlowerSubject, FlowerTrainings, is_flower_app
-from fanin.simulation.result import BestVersion, Result, RunStopped
+from fanin.simulation.result import BestVersion, ClientFailed, Result, RunStopped
 from fanin.simulation.rows import ClientFailure, RoundRow
 from fanin.simulation.setup.arguments import check_arguments, check_flower_settings, check_plan, check_settings, plan_of
-from fanin.simulation.setup.garbage import rare_collections
 from fanin.simulation.setup.progress import SimulationProgress
 from fanin.simulation.setup.settings import SimulationSettings
 from fanin.simulation.setup.termination import exits_at_sigterm
 from fanin.simulation.studies.baseline import Baseline, BaselineRow, pooled
 from fanin.simulation.studies.records import BUNDLE, RecordedTrainings, RecordFolder, subject_of
 from fanin.simulation.studies.versions import TestedVersions, model_examples
-from fanin.simulation.trainers import ClientFailed, ClientRuntime
+from fanin.simulation.trainers import ClientRuntime, SimulationEnded
 from fanin.simulation.workers import (
     FORMAT,
     GraphSubject,
@@ -125,6 +123,9 @@ def simulate(
                     raise RunStopped(f"simulate: {reason}", _total(results, settings))
                 if not result.is_complete:
                     break
+    except ClientFailed as exc:
+        exc.result = _total([*results, exc.result], settings)
+        raise
     except KeyboardInterrupt:
         # Ctrl-C before the first Round of a later seed, or while the workers end.
         if not results:
@@ -270,7 +271,11 @@ def _simulated(
     )
     rows = RowLists(seed=settings.seed)
     try:
-        _play(run, prepared.key, rows)
+        run_to_end(run, prepared.key, rows)
+    except SimulationEnded as exc:
+        # The cause is the client's own error, with its traceback.
+        result = _result(prepared, plan, parts.engine, rows)
+        raise ClientFailed(str(exc), exc.failure, result) from exc.__cause__
     except KeyboardInterrupt:
         # Ctrl-C before the first Round, after the last one, or for the second time.
         if not rows.rounds:
@@ -280,17 +285,6 @@ def _simulated(
     # After Ctrl-C, the user wants the result.
     is_interrupted = not (rows.is_complete or rows.reason)
     return result if is_interrupted else parts.baseline(result), rows.reason
-
-
-def _play(run: SimulatedRun, key: SigningKey, rows: RowLists) -> None:
-    """Fill the rows of a Run. Raises the errors of ``simulate``."""
-    try:
-        with rare_collections():
-            run_virtual(run.play(key, rows))
-    except* ClientFailed as group:
-        first = _first(group)
-        # The cause is the client's own error, with its traceback.
-        raise first from first.__cause__
 
 
 def _flower_parts(prepared: _Prepared, subject: FlowerSubject, backend: Backend) -> _Parts:
@@ -390,10 +384,3 @@ def _by_name(bundle: Bundle, local: Mapping[int, Float32s]) -> dict[int, dict[st
     if bundle.manifest.local is None:
         return {}
     return {client: bundle.manifest.local.table.views(values) for client, values in local.items()}
-
-
-def _first(group: BaseException) -> BaseException:
-    """Return the first error of a group of errors, which may contain further groups."""
-    while isinstance(group, BaseExceptionGroup):
-        group = group.exceptions[0]
-    return group

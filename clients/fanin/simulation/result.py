@@ -193,6 +193,20 @@ class RunStopped(FaninError):
         self.result = result
 
 
+class ClientFailed(Exception):
+    """The training of a client raised an error, and the simulation ends: its settings say so, or no client can train.
+
+    Attributes:
+        failure: The error of the client.
+        result: The result so far: the completed Rounds, of all seeds.
+    """
+
+    def __init__(self, message: str, failure: ClientFailure, result: Result) -> None:
+        super().__init__(message)
+        self.failure = failure
+        self.result = result
+
+
 def _module(app: "App", table: TensorTable, parameters: Float32s) -> "Module":
     from fanin.edge.export.prepare import with_parameters
 

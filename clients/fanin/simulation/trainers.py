@@ -18,8 +18,8 @@ NUM_FAILING: Final = 10
 fail and the others do not, it ends by mistake once in a thousand times."""
 
 
-class ClientFailed(Exception):
-    """The training of a client raised an error, and the simulation ends: its settings say so, or no client can train.
+class SimulationEnded(Exception):
+    """The training of a client raised an error that ends the Run. ``simulate`` raises it as ``ClientFailed``.
 
     Attributes:
         failure: The error of the client.
@@ -53,7 +53,7 @@ class ClientTrainer:
         self._pending = assignment.assignment_id, self._crew.trainings.begin(self._client, model, assignment, due_s)
 
     def train(self, model: OpenedModel, assignment: m.Assignment, should_continue: ShouldContinue) -> Change:
-        """See Trainer. Raises ClientFailed if the simulation ends, and the client's error otherwise."""
+        """See Trainer. Raises SimulationEnded if the simulation ends, and the client's error otherwise."""
         assert self._pending is not None, "a device begins each training"
         assignment_id, pending = self._pending
         assert assignment_id == assignment.assignment_id, (
@@ -66,7 +66,7 @@ class ClientTrainer:
             failure = ClientFailure(round=assignment.round, client=self._client, error=str(exc), traceback=trace)
             self._crew.fail(failure)
             if problem := self._crew.problem:
-                raise ClientFailed(f"simulate: {problem}", failure) from exc
+                raise SimulationEnded(f"simulate: {problem}", failure) from exc
             if isinstance(exc, FaninError | ValueError):
                 raise
             # Another error would end the federation. As InvalidInput it ends this client's part in the Round.
