@@ -5,7 +5,7 @@ The memory is that of ``fanin join`` in a real federation with TLS, with one dev
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -81,20 +81,32 @@ def trained(module: torch.nn.Module, split: Split, name: str, num_epochs: int) -
 
 def memory(runtimes: Sequence[str], folder: Path, num_rounds: int) -> Row:
     """Return the peak RSS of a device of each runtime that trains the demo's CNN, and that of the imports alone."""
-    bundle = export(digits_app.app(), folder / "bundle", PUBLISHER).bundle
-    (folder / "publisher.pub").write_text(PUBLISHER.public + "\n")
-    parts = split_digits(len(runtimes), 100.0, 0).devices
-    devices = [device_of(runtime, examples) for runtime, examples in zip(runtimes, parts, strict=True)]
-    with running(folder, devices) as federation:
-        federation.operator.publish_bundle(bundle)
-        federation.operator.start_run("run", plan_of(len(devices), num_rounds), bundle, PUBLISHER)
-        peaks_mb = peaks(federation, num_rounds)
+    parts = dict(zip(runtimes, split_digits(len(runtimes), 100.0, 0).devices, strict=True))
+    peaks_mb = peaks_of(digits_app.app(), parts, folder, num_rounds)
     rows: Row = {"rounds": num_rounds}
-    for runtime, peak_mb in zip(runtimes, peaks_mb, strict=True):
+    for runtime, peak_mb in peaks_mb.items():
         imports = run_in(python_of(runtime), f"import fanin.commands.join, sys; {PEAK}")
         rows[runtime] = {"peak_rss_mb": peak_mb, "importing_join_mb": int(imports) / 1024}
     torch_alone = run_in(Path(sys.executable), f"import torch; {PEAK}")
     return {**rows, "importing_torch_mb": int(torch_alone) / 1024}
+
+
+def peaks_of(app: App, parts: Mapping[str, Examples], folder: Path, num_rounds: int) -> dict[str, float]:
+    """Return the peak RSS in MiB of a device of each runtime that trains an App on its own examples.
+
+    Args:
+        app: The App.
+        parts: The examples of the device, by runtime.
+        folder: An empty folder for the Bundle, the coordinator and the devices.
+        num_rounds: Rounds of the Run.
+    """
+    bundle = export(app, folder / "bundle", PUBLISHER).bundle
+    (folder / "publisher.pub").write_text(PUBLISHER.public + "\n")
+    devices = [device_of(runtime, examples) for runtime, examples in parts.items()]
+    with running(folder, devices) as federation:
+        federation.operator.publish_bundle(bundle)
+        federation.operator.start_run("run", plan_of(len(devices), num_rounds), bundle, PUBLISHER)
+        return dict(zip(parts, peaks(federation, num_rounds), strict=True))
 
 
 def device_of(runtime: str, examples: Examples) -> Device:
