@@ -306,7 +306,7 @@ def test_a_float_file_of_a_model_of_two_heads_predicts_the_first() -> None:
     [
         (
             {"targets": None, "validation": None},
-            r"y has the shape \(8, 3\).*declare targets of another shape by targets=",
+            r"y has the shape \(8, 3\).*declare another shape by targets=",
         ),
         ({"targets": np.zeros((4, 2), np.int64)}, r"targets: got torch.int64 \(4, 2\), expected float32 \(n, ...\)"),
         ({"targets": np.zeros((1, 2), np.float32)}, r"expected float32 \(n, ...\) with n of at least 2"),

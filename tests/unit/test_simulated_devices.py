@@ -30,7 +30,6 @@ from fanin.clients.testing.availability import Charge, Stay
 from fanin.protos import messages as m
 from fanin.protos.errors import InvalidInput
 from fanin.simulation import (
-    ClientFailed,
     ClientFailure,
     DeviceModel,
     Federation,
@@ -42,7 +41,7 @@ from fanin.simulation import (
     read_devices,
     read_traces,
 )
-from fanin.simulation.trainers import ClientRuntime, ClientTrainer, Crew
+from fanin.simulation.trainers import ClientRuntime, ClientTrainer, Crew, SimulationEnded
 from fanin.simulation.workers import PendingTraining
 
 HOUR_S = 3600.0
@@ -308,10 +307,12 @@ class Failing:
 
 def test_the_simulation_ends_if_no_client_can_train(tmp_path: Path) -> None:
     bundle = synthetic_bundle(tmp_path / "bundle", PUBLISHER, SHAPES)
+    failures: list[ClientFailure] = []
     crew = Crew(
         trainings=Failing(),
         runtime=ClientRuntime(name="x", graph_format="onnx"),
-        failures=[],
+        failures=failures,
+        fail=failures.append,
         stops=False,
         num_failing=2,
     )
@@ -325,7 +326,9 @@ def test_the_simulation_ends_if_no_client_can_train(tmp_path: Path) -> None:
     for _ in range(3):
         with pytest.raises(InvalidInput):
             train(7)
-    with pytest.raises(ClientFailed, match=r"^simulate: the first trainings of 2 clients failed, and none succeeded; "):
+    with pytest.raises(
+        SimulationEnded, match=r"^simulate: the first trainings of 2 clients failed, and none succeeded; "
+    ):
         train(8)
     crew.has_trained = True
     with pytest.raises(InvalidInput):
@@ -340,13 +343,14 @@ def test_a_client_that_raises_is_recorded_with_its_traceback(tmp_path: Path, sto
         trainings=Failing(),
         runtime=ClientRuntime(name="none", graph_format="onnx"),
         failures=failures,
+        fail=failures.append,
         stops=stops,
         num_failing=2,
     )
     trainer, model, assignment = ClientTrainer(7, crew), example_model(bundle), example_assignment(bundle)
     trainer.begin(model, assignment)
-    # The Round continues after InvalidInput, and ends after ClientFailed.
-    with pytest.raises(ClientFailed if stops else InvalidInput):
+    # The Round continues after InvalidInput, and ends after SimulationEnded.
+    with pytest.raises(SimulationEnded if stops else InvalidInput):
         trainer.train(model, assignment, lambda: True)
     (failure,) = failures
     assert str(failure) == "client 7 in round 1: 'pixels'"
