@@ -68,6 +68,21 @@ def test_a_seed_replays_a_simulation_that_fails_and_one_that_ends(
 
 
 @pytest.mark.heavy
+def test_the_seed_is_that_of_the_trainings_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_app(tmp_path / "app", "steady_app", FAILING_APP.replace("< 0.1", "< 0"))
+    monkeypatch.chdir(tmp_path / "app")
+
+    def versions(*words: str) -> object:
+        command = ["simulate", "--flower", "steady_app:Client", "--clients", "3", "--cohort", "3", "--rounds", "1"]
+        assert main([*command, "--quiet", "--json", "result.json", *words]) == 0
+        return json.loads(Path("result.json").read_text())["versions"]
+
+    first = versions("--seed", "1")
+    assert versions("--seed", "1", "--set", "training.seed=1") == first
+    assert versions("--seed", "1", "--set", "training.seed=0") != first
+
+
+@pytest.mark.heavy
 def test_a_partition_is_drawn_in_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "parts.png"
     assert main(["partition", "--clients", "5", "--alpha", "0.5", "--plot", str(file)]) == 0

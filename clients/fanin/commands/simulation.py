@@ -109,7 +109,9 @@ def _simulate(
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="A key of the plan, as in training.learning_rate=0.1."),
     ] = None,
-    seed: SeedOption = 0,
+    seed: Annotated[
+        int | None, typer.Option("--seed", min=0, help="Seed of all random choices; default: the plan's, and 0.")
+    ] = None,
     engine: Annotated[
         str, typer.Option("--engine", help="How clients train: graph, vmap, or auto for the faster one.")
     ] = "graph",
@@ -167,12 +169,12 @@ def _simulate(
         several_seeds = _seeds(seeds, seed)
         cluster = _cluster(backend, ray_address, client_cpus, client_gpus)
         check_engine_name(engine)
-    limits = {"cohort.concurrency": cohort, "stop.max_rounds": rounds}
+    limits = {"cohort.concurrency": cohort, "stop.max_rounds": rounds, "training.seed": seed}
     text = SimulationText(is_silent=bool(json), has_seeds=bool(several_seeds))
     settings = SimulationSettings(
         plan=_plan('bundle="flower"' if flower else f'app="{app}"', plan, limits, overrides or ()),
         engine=engine,
-        seed=seed,
+        seed=seed or 0,
         seeds=several_seeds,
         baseline=baseline,
         resume=resume,
@@ -195,7 +197,7 @@ def _simulate(
         if flower:
             result = _simulate_flower(names, clients, settings)
         else:
-            loaded, parts = split.load(seed)
+            loaded, parts = split.load(seed or 0)
             step(f"loading the App {app}")
             result = _simulate_app(app, parts, replace(settings, test=loaded.test))
     files.write(result)
@@ -270,12 +272,12 @@ def _cluster(backend: str, address: str, cpus: float, gpus: float) -> "RayCluste
     return None
 
 
-def _seeds(text: str, seed: int) -> tuple[int, ...]:
+def _seeds(text: str, seed: int | None) -> tuple[int, ...]:
     """Return the seeds of ``--seeds``. Raises InvalidInput, also if ``--seed`` is set."""
     words = text.split(",") if text else []
     if not all(word.strip().isdigit() for word in words):
         raise InvalidInput(f"--seeds {text}: expected integers of 0 or more, as in 0,1,2")
-    if words and seed:
+    if words and seed is not None:
         raise InvalidInput(
             f"--seeds, --seed: got the seeds {text} and the seed {seed}, expected one of them; remove --seed"
         )
