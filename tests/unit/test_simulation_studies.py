@@ -334,6 +334,15 @@ def test_a_setting_of_another_type_or_a_key_that_is_an_argument_raises_one_error
         simulate(app(), clients(), cohort=2, rounds=1, settings=settings)
 
 
+def test_a_round_that_failed_in_one_seed_is_a_row_of_the_others() -> None:
+    def rounds(*numbers: int) -> list[RoundRow]:
+        return [replace(initial_row(None), round=number, test_loss=float(number)) for number in numbers]
+
+    spread = spread_of([rounds(0, 1, 2, 3), rounds(0, 2, 4)])
+    assert [(row.round, row.num_seeds) for row in spread] == [(0, 2), (1, 1), (2, 2), (3, 1), (4, 1)]
+    assert [row.mean["test_loss"] for row in spread] == [0.0, 1.0, 2.0, 3.0, 4.0]
+
+
 def test_the_spread_of_one_seed_is_its_rounds() -> None:
     (row,) = spread_of([[replace(initial_row(None), test_loss=2.0)]])
     assert row.mean["test_loss"] == 2.0 and math.isnan(row.std["test_loss"])

@@ -1,5 +1,6 @@
 """A simulation that ends before its last Round keeps its Rounds; and its best Version is that of the Plan's metric."""
 
+import math
 import random
 from collections.abc import Mapping
 from itertools import count
@@ -17,6 +18,7 @@ from fanin.simulation import (
     Fixed,
     Iid,
     Result,
+    RoundRow,
     RunStopped,
     SimulationSettings,
     Traces,
@@ -52,6 +54,27 @@ def test_a_run_whose_clients_never_come_back_keeps_its_rounds() -> None:
     assert not result.is_complete
     assert [row.round for row in result.rounds] == [0, 1]
     assert len(result.digests) == 2 and result.parameters.any()
+
+
+def test_an_error_in_a_function_of_the_settings_keeps_the_rounds_before_it() -> None:
+    calls = count()
+
+    def metric(predictions: object, targets: object) -> float:
+        # It is computed in float and in int8.
+        return 0.5 if next(calls) < 4 else math.nan
+
+    with pytest.raises(RunStopped, match=r"metric 'own': got nan") as excinfo:
+        run(4, test=load_data("digits").test, metrics={"own": metric})
+    assert [row.round for row in excinfo.value.result.rounds] == [0, 1]
+
+    def track(row: RoundRow) -> None:
+        if row.seed == 1 and row.round == 1:
+            raise KeyError("tracker")
+
+    with pytest.raises(RunStopped, match=r"^simulate: KeyError: 'tracker'$") as excinfo:
+        run(2, on_round=track, seeds=(0, 1))
+    assert isinstance(excinfo.value.__cause__, KeyError)
+    assert [[row.round for row in each.rounds] for each in excinfo.value.result.repeats] == [[0, 1, 2], [0, 1]]
 
 
 def test_the_best_version_is_that_of_the_plans_metric() -> None:

@@ -117,20 +117,26 @@ def simulate(
         ):
             prepared = _prepared(subject, settings, Path(folder))
             for each, plan in studies:
-                result, reason = _simulated(prepared, plan, each, backend, is_repeated=len(studies) > 1)
-                results.append(result)
-                if reason:
-                    raise RunStopped(f"simulate: {reason}", _total(results, settings))
-                if not result.is_complete:
+                results.append(_simulated(prepared, plan, each, backend, is_repeated=len(studies) > 1))
+                if not results[-1].is_complete:
                     break
-    except ClientFailed as exc:
+    except (ClientFailed, RunStopped) as exc:
         exc.result = _total([*results, exc.result], settings)
         raise
+    except Exception as exc:
+        if not results:
+            raise
+        raise RunStopped(_text_of(exc), _total(results, settings)) from exc
     except KeyboardInterrupt:
         # Ctrl-C before the first Round of a later seed, or while the workers end.
         if not results:
             raise
     return _total(results, settings)
+
+
+def _text_of(error: Exception) -> str:
+    """Return the text of an error that ends a simulation: of an evaluation, or of a function of the settings."""
+    return str(error) if isinstance(error, FaninError) else f"simulate: {type(error).__name__}: {error}"
 
 
 def _total(results: Sequence[Result], settings: SimulationSettings) -> Result:
@@ -234,9 +240,8 @@ def _prepared(subject: _ModuleSubject | FlowerSubject, settings: SimulationSetti
 
 def _simulated(
     prepared: _Prepared, plan: Plan, settings: SimulationSettings, backend: Backend, *, is_repeated: bool
-) -> tuple[Result, str]:
-    """Return the result of the Run, and why it ended before its last Round. Raises the errors of ``simulate``."""
-
+) -> Result:
+    """Return the result of the Run. Raises the errors of ``simulate``."""
     label = f"seed {settings.seed}: " if is_repeated else ""
 
     def note(row: RoundRow) -> None:
@@ -281,10 +286,15 @@ def _simulated(
         if not rows.rounds:
             raise
         rows.is_complete = False
+    except Exception as exc:
+        if not rows.rounds:
+            raise
+        raise RunStopped(_text_of(exc), _result(prepared, plan, parts.engine, rows)) from exc
     result = _result(prepared, plan, parts.engine, rows)
+    if rows.reason:
+        raise RunStopped(f"simulate: {rows.reason}", parts.baseline(result))
     # After Ctrl-C, the user wants the result.
-    is_interrupted = not (rows.is_complete or rows.reason)
-    return result if is_interrupted else parts.baseline(result), rows.reason
+    return parts.baseline(result) if rows.is_complete else result
 
 
 def _flower_parts(prepared: _Prepared, subject: FlowerSubject, backend: Backend) -> _Parts:

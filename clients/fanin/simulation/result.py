@@ -120,7 +120,7 @@ class Result:
 
     @property
     def spread(self) -> tuple[SpreadRow, ...]:
-        """The mean and the deviation of each column over the seeds, for each Round that all seeds have."""
+        """The mean and the deviation of each column over the seeds, for each Round that a seed has."""
         return spread_of([result.rounds for result in self._seeds])
 
     def plot(self, path: Path | str | None = None) -> object:

@@ -3,8 +3,10 @@
 import csv
 import math
 import statistics
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Final
 
@@ -32,14 +34,20 @@ class SpreadRow:
 
 
 def spread_of(tables: Sequence[Sequence[RoundRow]]) -> tuple[SpreadRow, ...]:
-    """Return a row for each Round that all seeds have, from the Rounds of each seed."""
+    """Return a row for each Round that a seed has, from the Rounds of each seed.
+
+    A seed lacks the Rounds that failed, and those after its end.
+    """
+    by_round: defaultdict[int, list[RoundRow]] = defaultdict(list)
+    for row in chain(*tables):
+        by_round[row.round].append(row)
     rows = []
-    for rounds in zip(*tables, strict=False):
+    for number, rounds in sorted(by_round.items()):
         columns = [{name: value for name, value in cells(row).items() if name not in NAMES} for row in rounds]
         values = {name: [column[name] for column in columns] for name in columns[0]}
         rows.append(
             SpreadRow(
-                round=rounds[0].round,
+                round=number,
                 num_seeds=len(rounds),
                 mean={name: math.fsum(each) / len(each) for name, each in values.items()},
                 std={name: _deviation(each) for name, each in values.items()},
