@@ -108,6 +108,11 @@ def test_parquet_without_its_library_names_the_extra(tmp_path: Path, monkeypatch
             "a,y\nred,2\n",
             "column 'a': expected numbers, or lists of one length (could not convert string to float: 'red'",
         ),
+        ("a,y\n1,2\n,3\n", "column 'a': got no value in row 2; fill it in or leave the row out"),
+        (
+            ",a,y\n0,1,2\n",
+            "column 1 has no name, expected names for all; if pandas wrote its index, write the file again",
+        ),
         (
             "a,y\nnan,2\n",
             "got 1 values of x that are not finite float32 numbers, the first one in example 0, expected none",

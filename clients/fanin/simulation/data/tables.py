@@ -61,6 +61,11 @@ def read_table(path: Path) -> LoadedTable:
     xs, ys, ids = [], [], []
     for file in files:
         columns = _parquet(file) if file.suffix.lower() == ".parquet" else _csv(file)
+        if "" in columns:
+            raise InvalidInput(
+                f"{file}: column {[*columns].index('') + 1} has no name, expected names for all; if pandas wrote its "
+                "index, write the file again with to_csv(index=False)"
+            )
         target = _target(file, columns)
         inputs = [name for name in columns if name not in (target, CLIENT)]
         if names and inputs != names:
@@ -123,6 +128,11 @@ def _numbers(path: Path, name: str, column: Sequence[object]) -> npt.NDArray[np.
     try:
         return np.array(column, np.float64)
     except (TypeError, ValueError) as exc:
+        if "" in column or None in column:
+            row = next(number for number, value in enumerate(column, 1) if value in ("", None))
+            raise InvalidInput(
+                f"{path}: column {name!r}: got no value in row {row}; fill it in or leave the row out"
+            ) from exc
         raise InvalidInput(
             f"{path}: column {name!r}: expected numbers, or lists of one length ({exc}); convert texts first"
         ) from exc
