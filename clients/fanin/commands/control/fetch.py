@@ -50,7 +50,15 @@ from fanin.commands.console.terminal import (
     write_json,
 )
 from fanin.commands.control.standalone import check_targets, standalone_models
-from fanin.edge.bundles.bundle import CHUNKS_FOLDER, MANIFEST_FILE, SIGNATURE_FILE, Bundle, SignedManifest, save_bundle
+from fanin.edge.bundles.bundle import (
+    CHUNKS_FOLDER,
+    FETCHED_FOLDER,
+    MANIFEST_FILE,
+    SIGNATURE_FILE,
+    Bundle,
+    SignedManifest,
+    save_bundle,
+)
 from fanin.edge.bundles.formats import format_of
 from fanin.edge.bundles.versions import check_version
 from fanin.edge.files import sync_folder
@@ -61,9 +69,8 @@ from fanin.protos.messages import Version
 
 PARAMETERS: Final = "parameters"
 FACTS: Final = "version.json"
-BUNDLE: Final = "bundle"
 WRITTEN: Final = re.compile(
-    rf"{PARAMETERS}|{re.escape(FACTS)}|{BUNDLE}/({re.escape(MANIFEST_FILE)}|{re.escape(SIGNATURE_FILE)}|"
+    rf"{PARAMETERS}|{re.escape(FACTS)}|{FETCHED_FOLDER}/({re.escape(MANIFEST_FILE)}|{re.escape(SIGNATURE_FILE)}|"
     rf"{CHUNKS_FOLDER}/[0-9a-f]{{64}})"
 )
 """Relative names of the files in a fetched folder."""
@@ -155,7 +162,7 @@ def _check_folder(out: Path | None, files: Mapping[str, Path], *, bundle: bool) 
 
 def _has_bundle(out: Path | None, bundle: Bundle) -> bool:
     """Return whether the folder ``out`` has this Bundle."""
-    manifest = None if out is None else out / BUNDLE / MANIFEST_FILE
+    manifest = None if out is None else out / FETCHED_FOLDER / MANIFEST_FILE
     return manifest is not None and manifest.is_file() and manifest.read_bytes() == bundle.signed.data
 
 
@@ -246,7 +253,7 @@ def save(out: Path, fetched: FetchedVersion, artifacts: Mapping[str, bytes] | No
         (draft / PARAMETERS).write_bytes(fetched.data)
         (draft / FACTS).write_text(jsonlib.dumps(version_row(fetched), indent=1) + "\n")
         if artifacts is not None:
-            save_bundle(draft / BUNDLE, fetched.bundle.signed, artifacts)
+            save_bundle(draft / FETCHED_FOLDER, fetched.bundle.signed, artifacts)
 
     return _put(out, write_file if out.suffix == ".npz" else write_folder, option="--out", force=force)
 
@@ -305,7 +312,7 @@ def _check_replaced(out: Path, option: str, *, force: bool) -> None:
 
 def _others(folder: Path) -> tuple[Path, ...]:
     """Return the entries of a folder and its subfolders that fetch does not write."""
-    folders = {folder / BUNDLE, folder / BUNDLE / CHUNKS_FOLDER}
+    folders = {folder / FETCHED_FOLDER, folder / FETCHED_FOLDER / CHUNKS_FOLDER}
     return tuple(
         path
         for path in sorted(folder.rglob("*"))
