@@ -16,7 +16,7 @@ from support.hosted import Hosted
 
 from fanin.clients.operator import Operator
 from fanin.clients.transport import Connection
-from fanin.commands.control.fetch import fetch_version
+from fanin.commands.control.fetch import fetch_version, swap
 from fanin.edge.bundles.bundle import open_folder
 from fanin.edge.bundles.keys import SigningKey
 from fanin.edge.tensors import decode_parameters
@@ -188,14 +188,32 @@ def test_a_version_is_fetched_as_a_folder_with_its_bundle(fanin: Fanin, host: Ho
     assert flat.any()
     # A fetch without the Bundle finds the Version there already. A folder with a file of the user's is never replaced.
     assert fanin(*words).out.endswith(f"is there already: {out}\n")
-    (out / "notes").write_text("mine")
     forced = ("fetch", "run", "--state", host.state, "--out", out, "--version", "0", "--force")
-    assert one_line(fanin(*forced), "fetch").startswith(f"{out}: something else is there")
-    assert (out / "notes").read_text() == "mine"
-    (out / "notes").unlink()
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    for name in ("notes", ".hidden", "bundle/notes", "bundle/chunks/notes"):
+        (out / name).write_text("mine")
+        assert one_line(fanin(*forced), "fetch") == (
+            f"{out}: something else is there, such as {out / name}; name another --out, or move it away"
+        )
+        assert (out / name).read_text() == "mine"
+        (out / name).unlink()
+        assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+    # The Bundle of the other Version is the same one, and stays.
     assert fanin(*forced).status == 0
-    assert sorted(path.name for path in out.iterdir()) == ["parameters", "version.json"]
+    assert json.loads((out / "version.json").read_text())["version"] == 0
+    assert open_folder(out / "bundle", trusted=(f.PUBLISHER.public,)).sha256 == bundle.sha256
+    assert sorted(path.name for path in out.iterdir()) == ["bundle", "parameters", "version.json"]
     assert sorted(path.name for path in tmp_path.iterdir()) == [key.name, out.name]
+
+
+def test_a_folder_whose_replacement_fails_stays(tmp_path: Path) -> None:
+    out = tmp_path / "version"
+    out.mkdir()
+    (out / "parameters").write_text("old")
+    with pytest.raises(FileNotFoundError):
+        swap(out, tmp_path / "missing", tmp_path / "aside")
+    assert (out / "parameters").read_text() == "old"
+    assert [path.name for path in tmp_path.iterdir()] == [out.name]
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,8 @@ def test_a_version_is_fetched_as_a_model_that_runs_without_fanin(fanin: Fanin, h
     row = json.loads(fanin(*words, "--out", tmp_path / "v.npz", "--json").out)
     assert (row["models"], row["out"], row["written"]) == ([str(path)], str(tmp_path / "v.npz"), True)
     path.write_bytes(b"mine")
-    assert one_line(fanin(*words), "fetch").startswith(f"{path}: something else is there")
+    message = f"{path}: something else is there; name another --onnx, or, if it is a version, --force"
+    assert one_line(fanin(*words), "fetch") == message
     assert path.read_bytes() == b"mine"
     assert sorted(file.name for file in tmp_path.iterdir()) == ["model.onnx", "v.npz"]
 

@@ -9,7 +9,7 @@ import pytest
 from conftest import BundleFor
 from onnx import helper
 from PIL import Image
-from support import linear
+from support import linear, scalar
 from support.commands import Fanin, fanin_in_process, one_line
 from support.models import write_copy
 from support.values import PUBLISHER
@@ -147,6 +147,23 @@ def test_the_classes_of_the_words_of_short_sequences_are_printed(fanin: Fanin, b
     ]
 
 
+@pytest.mark.usefixtures("folder")
+def test_a_table_with_targets_has_the_squared_error_of_one_value(fanin: Fanin) -> None:
+    assemble(scalar.scalar_graphs(), Path("values"), PUBLISHER)
+    x, y = scalar.examples(5, 0.1)
+    rows = ["a,b,c,target", *(",".join(map(str, [*values, target])) for values, (target,) in zip(x, y, strict=True))]
+    Path("rows.csv").write_text("\n".join(rows) + "\n")
+    lines = fanin("infer", "values", "--data", "rows.csv", "--out", "out.npy").out.splitlines()
+    error = np.square(np.load("out.npy").astype(float) - y).mean()
+    assert lines[-1] == f"mean squared error {error:.6g}"
+    np.savez("column.npz", x=x, y=y)
+    assert fanin("infer", "values", "--data", "column.npz").out.splitlines()[-1] == lines[-1]
+    outcome = fanin("infer", "values", "--data", "column.npz", "--classes", "names.txt")
+    assert one_line(outcome, "infer") == (
+        "--classes: got it for values, a bundle of values, expected a model of classes; remove it"
+    )
+
+
 @pytest.mark.heavy
 @pytest.mark.usefixtures("folder")
 def test_the_squared_error_of_values_is_printed(fanin: Fanin) -> None:
@@ -162,7 +179,8 @@ def test_the_squared_error_of_values_is_printed(fanin: Fanin) -> None:
     outcome = fanin("infer", "values", "--data", "labelled.npz", "--out", "out.npy")
     error = np.square(np.load("out.npy").astype(float)).mean()
     assert outcome.out.splitlines()[-1] == f"mean squared error {error:.6g}"
-    np.savez("labelled.npz", x=X, y=np.zeros(5, np.float32))
+    # Integers are targets here, not classes.
+    np.savez("labelled.npz", x=X, y=np.zeros(5, np.int64))
     outcome = fanin("infer", "values", "--data", "labelled.npz")
     assert one_line(outcome, "infer") == "labels: got y (5,), expected (5, 2) like the output; remove y"
 
@@ -192,7 +210,7 @@ def test_the_squared_error_of_values_is_printed(fanin: Fanin) -> None:
         (("bundle", "--data", "labelled.npz", "--data", "bytes.npy"), "--data: got 2 files, expected one, or several"),
         (
             ("bundle", "--data", "short.csv"),
-            "short.csv: got 2 values a row, expected 6 for the input 'x' (-1, 6); name",
+            "short.csv: got 2 values a row, expected 6 for the input 'x' float32 (n, 6); name",
         ),
         (("bundle", "--data", "ragged.csv"), "ragged.csv: line 2: got 5 values, expected 6 as in the first row"),
         (
@@ -209,6 +227,11 @@ def test_the_squared_error_of_values_is_printed(fanin: Fanin) -> None:
             ("bundle", "--data", "others.npz"),
             "labels: got y int64 (5,) from 0 to 9, expected integers (5,)",
         ),
+        (
+            ("bundle", "--data", "shifted.npz"),
+            "labels: got y int64 (5,) from 1 to 3, expected integers (5,) from 0 to 2; count classes from 0: y - 1",
+        ),
+        (("bundle", "--data", "texts.npz"), "texts.npz: got no numbers in 'y', expected arrays of numbers; write labe"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
@@ -217,6 +240,8 @@ def test_data_that_does_not_fit_is_one_clear_line(fanin: Fanin, words: tuple[str
     np.save("bytes.npy", np.zeros((2, 3, 4, 6), np.uint8))
     np.savez("pairs.npz", x=X, y=np.zeros((5, 2), np.int64))
     np.savez("others.npz", x=X, y=np.array([0, 1, 2, 3, 9]))
+    np.savez("shifted.npz", x=X, y=np.array([1, 1, 2, 3, 3]))
+    np.savez("texts.npz", x=X, y=np.array(["bag"] * 5))
     Image.fromarray(np.zeros((4, 7, 3), np.uint8)).save("wide.png")
     Image.fromarray(np.zeros((4, 6), np.uint16)).save("deep.png")
     Path("text.png").write_text("no image")

@@ -169,6 +169,16 @@ def test_initial_parameters_fit_the_manifest(tmp_path: Path, initial: bytes, tex
         open_folder(tmp_path, trusted=TRUSTED).initial_parameters()
 
 
+def test_a_fetched_folder_names_the_bundle_in_it(folder: Path) -> None:
+    inner = folder / "bundle"
+    inner.mkdir()
+    (folder / "bundle.json").rename(inner / "bundle.json")
+    with raises(
+        InvalidBundle, f"{folder}: not a Bundle, {folder / 'bundle.json'} is missing; name the Bundle in it, {inner}"
+    ):
+        open_folder(folder, trusted=TRUSTED)
+
+
 @pytest.mark.parametrize("name", ["bundle.json", "bundle.sig"])
 def test_a_folder_that_is_no_bundle_is_refused(folder: Path, name: str) -> None:
     (folder / name).unlink()

@@ -73,6 +73,12 @@ def test_validation_labels_are_checked(y: Tensor) -> None:
         replace(app_of("mlp"), validation=(app_of("mlp").inputs["x"], y))
 
 
+def test_validation_labels_from_1_name_the_remedy() -> None:
+    x = app_of("mlp").inputs["x"]
+    with pytest.raises(UnsupportedModel, match=r"from 1 to 4, expected integers from 0 to 3; count .* from 0: y - 1$"):
+        replace(app_of("mlp"), validation=(x, torch.arange(len(x)) % NUM_CLASSES + 1))
+
+
 class Spectral(nn.Module):
     """Magnitudes of a spectrum between two layers."""
 

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from fanin.edge.bundles.keys import SigningKey
 from fanin.edge.export import App, check_app, export, squared_error
-from fanin.edge.export.build import _check_cost
+from fanin.edge.export.build import _check_cost, _untrained
 from fanin.edge.export.modules.repeated import check_samples
 from fanin.edge.export.prepare import prepare
 from fanin.edge.export.refusals import Place, Untraceable
@@ -188,6 +188,19 @@ def test_the_note_on_a_module_that_learnt_nothing_has_the_cost_of_int8(
     notes = [note for note in exported.notes if "it seems not to be trained; int8 now costs " + cost in note]
     assert len(notes) == (0 if is_trained else 1), exported.notes
     assert all(note.endswith("fanin export APP --out FOLDER --pretrain DATA") for note in notes)
+
+
+def test_values_of_another_loss_have_no_note_on_their_squared_error() -> None:
+    plain = app()
+    quality = Quality(num_examples=32, loss_sum=1.0, squares_float=10.0, squares_int8=10.0, squares_wanted=1.0)
+    for loss, num_notes in ((squared_error, 1), (likelihood, 0)):
+        values = replace(plain, num_classes=0, loss=loss, validation=(plain.inputs["x"], torch.ones(32, 3)))
+        assert len(_untrained(values, {"onnx": quality}, {})) == num_notes
+
+
+def likelihood(logits: Tensor, y: Tensor) -> Tensor:
+    """Return the loss of logits whose targets are 0 and 1."""
+    return F.binary_cross_entropy_with_logits(logits, y, reduction="none").sum(1)
 
 
 def test_an_int8_that_costs_too_much_of_an_untrained_module_names_the_training() -> None:

@@ -84,6 +84,11 @@ class OpenedInference:
         """Whether the output is known to be one of classes."""
         return self.bundle is not None and self.bundle.manifest.num_classes > 0
 
+    @property
+    def has_values(self) -> bool:
+        """Whether the output is known to be one of values."""
+        return self.bundle is not None and not self.bundle.manifest.num_classes
+
 
 def main(argv: Sequence[str]) -> int:
     """Run ``fanin infer``."""
@@ -95,6 +100,8 @@ def main(argv: Sequence[str]) -> int:
         opened = _open_device(path, options)
     else:
         opened = _open_bundle(path, options) if path.is_dir() else _open_file(path, options)
+    if options.classes and opened.has_values:
+        raise InvalidInput(f"--classes: got it for {path}, a bundle of values, expected a model of classes; remove it")
     samples = read_samples([Path(name) for name in options.data], opened.target, options.scale)
     names = read_names(Path(options.classes)) if options.classes else ()
     started_s = time.monotonic()
@@ -104,8 +111,8 @@ def main(argv: Sequence[str]) -> int:
         raise InvalidInput(f"{options.data[0]}: {exc}") from exc
     seconds = time.monotonic() - started_s
     labels = _labels(opened.bundle, outputs, samples.labels)
-    predicted = _predictions(outputs, names, labels, is_known=opened.has_classes)
-    error = None if opened.bundle is None or opened.has_classes else squared_error(outputs["logits"], labels)
+    predicted = None if opened.has_values else _predictions(outputs, names, labels, is_known=opened.has_classes)
+    error = squared_error(outputs["logits"], labels) if opened.has_values else None
     if options.out:
         _write(Path(options.out), outputs)
     if options.json:

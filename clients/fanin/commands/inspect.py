@@ -15,6 +15,7 @@ from fanin.edge.bundles.formats import format_of
 from fanin.edge.bundles.manifest import Manifest
 from fanin.edge.runtimes.available import open_format
 from fanin.edge.runtimes.base import ModelPort
+from fanin.edge.runtimes.models import PREPROCESS
 from fanin.edge.signatures import Port
 from fanin.edge.tensors import TensorTable, sha256_hex
 
@@ -86,6 +87,12 @@ def _model_port_row(port: ModelPort) -> dict[str, object]:
 def _file_text(row: dict[str, object]) -> str:
     lines = [f"{row['format']} file {row['sha256']}", f"  size        {row['size_bytes']} bytes"]
     lines.append(f"  opened by   {row['opened_by']}")
+    return "\n".join([*lines, *_port_lines(row)]) + "\n"
+
+
+def _port_lines(row: dict[str, object]) -> list[str]:
+    """Return the inputs and outputs of a row as lines."""
+    lines = []
     for kind in ("inputs", "outputs"):
         lines.append(f"  {kind}")
         ports = row[kind]
@@ -93,7 +100,7 @@ def _file_text(row: dict[str, object]) -> str:
         for port in ports:
             stored = f"  value = {port['scale']:.6g} * (stored {-port['zero_point']:+d})" if "scale" in port else ""
             lines.append(f"    {port['name']:24} {port['dtype']:8} {port['shape']}{stored}")
-    return "\n".join(lines) + "\n"
+    return lines
 
 
 def bundle_row(bundle: Bundle) -> dict[str, object]:
@@ -112,6 +119,8 @@ def bundle_row(bundle: Bundle) -> dict[str, object]:
         "optimizer": {name: setting.default for name, setting in manifest.optimizer.items()},
         "parameters": {spec.name: list(spec.shape) for spec in manifest.table.specs},
         "local": {} if manifest.local is None else {spec.name: list(spec.shape) for spec in manifest.local.table.specs},
+        "inputs": [_port_row(port) for port in _infer_ports(manifest)[0]],
+        "outputs": [_port_row(port) for port in _infer_ports(manifest)[1]],
         "signatures": {
             name: {
                 "graphs": dict(signature.graphs),
@@ -126,6 +135,14 @@ def bundle_row(bundle: Bundle) -> dict[str, object]:
             for name, artifact in manifest.artifacts.items()
         },
     }
+
+
+def _infer_ports(manifest: Manifest) -> tuple[Sequence[Port], Sequence[Port]]:
+    """Return the inputs of a model for people, raw ones if it preprocesses them, and its outputs."""
+    signatures = manifest.signatures
+    if not signatures:
+        return (), ()
+    return signatures[PREPROCESS if PREPROCESS in signatures else "infer"].inputs, signatures["infer"].outputs
 
 
 def names_of(table: TensorTable) -> str:
@@ -167,6 +184,7 @@ def _text(bundle: Bundle, row: dict[str, object]) -> str:
             f"  int8 slots  {name}: {len(slots)} {dict(Counter(str(slot.kind) for slot in slots))}"
             for name, slots in manifest.slots.items()
         ),
+        *(_port_lines(row) if manifest.signatures else ()),
         "  signatures",
         *(
             f"    {name:10} {len(signature.inputs)} inputs, {len(signature.outputs)} outputs, "

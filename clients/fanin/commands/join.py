@@ -191,7 +191,7 @@ def _parser() -> argparse.ArgumentParser:
 def _check_numbers(options: argparse.Namespace) -> None:
     """Raise InvalidInput for a number out of range."""
     if not 0.0 < options.validation < 1.0:
-        raise InvalidInput(f"--validation: got {options.validation:g}, expected a share between 0 and 1, as in 0.2")
+        raise InvalidInput(f"--validation: got {options.validation:g}, expected a share above 0 and below 1, as in 0.2")
     for option, least in (("partition", 0), ("cache_mb", 1), ("max_updates", 0), ("max_failures", 0)):
         value = getattr(options, option)
         if value is not None and value < least:

@@ -120,10 +120,11 @@ def predictions(logits: Array, names: Sequence[str], labels: Array | None) -> Pr
             f"--classes: got {len(names)} names, expected {num_classes}, one for each class of the model"
         )
     if labels is not None and not are_classes(labels, logits):
+        is_shifted = are_classes(labels - 1, logits) and labels.max() == num_classes
         received = f"{labels.dtype} {labels.shape}" + (f" from {labels.min()} to {labels.max()}" if labels.size else "")
         raise InvalidInput(
             f"labels: got y {received}, expected integers {logits.shape[:-1]} from {_least(logits[..., 0])} to "
-            f"{num_classes - 1}; correct or remove y"
+            f"{num_classes - 1}; {'count classes from 0: y - 1' if is_shifted else 'correct or remove y'}"
         )
     scores = logits.astype(np.float64)
     if not (scores >= 0.0).all() or not np.allclose(scores.sum(axis=-1), 1.0, atol=SUM_TOLERANCE):
@@ -144,11 +145,15 @@ def predictions(logits: Array, names: Sequence[str], labels: Array | None) -> Pr
 def squared_error(values: Array, targets: Array | None) -> float | None:
     """Return the mean squared error of values (n, ...); None without targets.
 
+    A single value needs no dimension of its own in the targets: they may be (n,) for values (n, 1).
+
     Raises:
         InvalidInput: The targets have another shape.
     """
     if targets is None or not targets.size:
         return None
+    if values.shape == (*targets.shape, 1):
+        targets = targets[..., None]
     if targets.shape != values.shape:
         raise InvalidInput(f"labels: got y {targets.shape}, expected {values.shape} like the output; remove y")
     return float(np.square(values.astype(np.float64) - targets.astype(np.float64)).mean())

@@ -104,8 +104,12 @@ def _read_arrays(path: Path) -> dict[str, Array]:
     wrong = [
         name for name, array in arrays.items() if not isinstance(array, np.ndarray) or array.dtype.kind not in "biuf"
     ]
-    if wrong or not arrays:
-        raise InvalidInput(f"{path}: got arrays {sorted(arrays)}, of numbers all but {wrong}; expected numbers")
+    if not arrays:
+        raise InvalidInput(f"{path}: got no arrays, expected arrays of numbers")
+    if wrong:
+        what = ", ".join(f"{name!r}" for name in wrong if name) or "the array"
+        advice = "; write labels as the numbers of the classes" if LABELS in wrong else ""
+        raise InvalidInput(f"{path}: got no numbers in {what}, expected arrays of numbers{advice}")
     return arrays
 
 
@@ -160,13 +164,20 @@ def _read_table(path: Path, form: Port) -> tuple[Array, dict[str, Array]]:
     if -1 in form.shape[1:] or values.shape[1] != num_values:
         raise InvalidInput(
             f"{path}: got {values.shape[1]} values a row, expected {num_values} for the input {form.name!r} "
-            f"{form.shape}; name a column of labels 'y' in the first line"
+            f"{form_of(form.dtype, form.shape)}; name a column of labels 'y' in the first line"
         )
     x = values.astype(form.dtype)
     if not np.array_equal(x, values) and np.dtype(form.dtype).kind in "iu":
         raise InvalidInput(f"{path}: got values that are no {form.dtype}, expected integers in its range")
-    labels: dict[str, Array] = {LABELS: table[:, columns[0]].astype(np.int64)} if columns else {}
+    labels: dict[str, Array] = {LABELS: _whole(table[:, columns[0]])} if columns else {}
     return x.reshape(len(x), *form.shape[1:]), labels
+
+
+def _whole(column: Array) -> Array:
+    """Return a column as integers if all of it are, otherwise as it is: the targets of a model of values."""
+    with np.errstate(invalid="ignore"):
+        whole = column.astype(np.int64)
+    return whole if np.array_equal(whole, column) else column
 
 
 def _is_number(value: str) -> bool:

@@ -12,12 +12,16 @@ Checks before anything is written:
 2. The publisher, or a run key that it delegated to, signed the Version.
 3. The parameters have the Version's digest and the Bundle's tensors.
 
-Different files at OUT are kept unless --force is given. A folder with other files in it is never replaced. OUT is
-renamed into place when it is complete, so a partial Version never has its name.
+Different files at OUT are kept unless --force is given. A folder that holds anything else than what fetch writes, also
+in a subfolder, is never replaced. A folder that has the Version's Bundle keeps it, also without --bundle.
+
+OUT is renamed into place when it is complete, so a partial Version never has its name. An old folder is deleted after
+that.
 """
 
 import json as jsonlib
 import os
+import re
 import secrets
 import shutil
 import sys
@@ -46,9 +50,18 @@ from fanin.commands.console.terminal import (
     write_json,
 )
 from fanin.commands.control.standalone import check_targets, standalone_models
-from fanin.edge.bundles.bundle import Bundle, SignedManifest, save_bundle
+from fanin.edge.bundles.bundle import (
+    CHUNKS_FOLDER,
+    FETCHED_FOLDER,
+    MANIFEST_FILE,
+    SIGNATURE_FILE,
+    Bundle,
+    SignedManifest,
+    save_bundle,
+)
+from fanin.edge.bundles.formats import format_of
 from fanin.edge.bundles.versions import check_version
-from fanin.edge.files import sync_folder, without_foreign
+from fanin.edge.files import sync_folder
 from fanin.edge.tensors import decode_parameters
 from fanin.protos.chunks import assemble
 from fanin.protos.errors import Conflict, InvalidInput, InvalidVersion, NotFound
@@ -56,7 +69,11 @@ from fanin.protos.messages import Version
 
 PARAMETERS: Final = "parameters"
 FACTS: Final = "version.json"
-BUNDLE: Final = "bundle"
+WRITTEN: Final = re.compile(
+    rf"{PARAMETERS}|{re.escape(FACTS)}|{FETCHED_FOLDER}/({re.escape(MANIFEST_FILE)}|{re.escape(SIGNATURE_FILE)}|"
+    rf"{CHUNKS_FOLDER}/[0-9a-f]{{64}})"
+)
+"""Relative names of the files in a fetched folder."""
 FILES_OF_OTHERS: Final = frozenset((".bin", ".npy", ".onnx", ".pt", ".pth", ".safetensors", ".tflite", ".zip"))
 """Suffixes that name a file of another form, where a folder would surprise."""
 
@@ -117,7 +134,8 @@ def fetch(
         number = best_version(operator, run_id) if best else version
         fetched = fetch_version(operator, run_id, number, trusted)
         opened = fetched.bundle
-        artifacts = {name: opened.artifact(name) for name in opened.manifest.artifacts} if bundle else None
+        with_bundle = bundle or (force and _has_bundle(out, opened))
+        artifacts = {name: opened.artifact(name) for name in opened.manifest.artifacts} if with_bundle else None
         models = standalone_models(opened, decode_parameters(fetched.data)[1], files, app)
     written = {} if out is None else {str(out): save(out, fetched, artifacts, force=force)}
     for path, data in models.items():
@@ -140,6 +158,12 @@ def _check_folder(out: Path | None, files: Mapping[str, Path], *, bundle: bool) 
         raise InvalidInput(f"--out: got {out}, expected FILE.npz or a folder; for a model file use --onnx or --tflite")
     if bundle and (out is None or out.suffix == ".npz"):
         raise InvalidInput(f"--bundle: {out} is a file, name a folder" if out else "--bundle: expected --out FOLDER")
+
+
+def _has_bundle(out: Path | None, bundle: Bundle) -> bool:
+    """Return whether the folder ``out`` has this Bundle."""
+    manifest = None if out is None else out / FETCHED_FOLDER / MANIFEST_FILE
+    return manifest is not None and manifest.is_file() and manifest.read_bytes() == bundle.signed.data
 
 
 def best_version(operator: Operator, run_id: str) -> int:
@@ -229,9 +253,9 @@ def save(out: Path, fetched: FetchedVersion, artifacts: Mapping[str, bytes] | No
         (draft / PARAMETERS).write_bytes(fetched.data)
         (draft / FACTS).write_text(jsonlib.dumps(version_row(fetched), indent=1) + "\n")
         if artifacts is not None:
-            save_bundle(draft / BUNDLE, fetched.bundle.signed, artifacts)
+            save_bundle(draft / FETCHED_FOLDER, fetched.bundle.signed, artifacts)
 
-    return _put(out, write_file if out.suffix == ".npz" else write_folder, force=force)
+    return _put(out, write_file if out.suffix == ".npz" else write_folder, option="--out", force=force)
 
 
 def save_model(path: Path, data: bytes, *, force: bool) -> bool:
@@ -240,11 +264,12 @@ def save_model(path: Path, data: bytes, *, force: bool) -> bool:
     def write_file(draft: Path) -> None:
         draft.write_bytes(data)
 
-    return _put(path, write_file, force=force)
+    return _put(path, write_file, option=f"--{format_of(path.name)}", force=force)
 
 
-def _put(out: Path, write: Callable[[Path], None], *, force: bool) -> bool:
-    draft = out.with_name(f".{out.name}.{secrets.token_hex(4)}.new")
+def _put(out: Path, write: Callable[[Path], None], *, option: str, force: bool) -> bool:
+    place = out.resolve()
+    draft, aside = (place.with_name(f".{place.name}.{secrets.token_hex(4)}.{suffix}") for suffix in ("new", "old"))
     try:
         write(draft)
         contents = _contents(draft)
@@ -252,21 +277,48 @@ def _put(out: Path, write: Callable[[Path], None], *, force: bool) -> bool:
             # An earlier download is good enough if it holds at least these files.
             if contents.items() <= _contents(out).items():
                 return False
-            if not force or not _is_fetched(out):
-                raise Conflict(f"{out}: something else is there; name another --out, or, if it is a version, --force")
-            _remove(out)
+            _check_replaced(out, option, force=force)
         for path in (draft, *draft.rglob("*")):
             _sync(path)
-        draft.replace(out)
-        sync_folder(out.parent)
-        return True
+        if place.is_dir():
+            swap(place, draft, aside)
+        else:
+            draft.replace(place)
+        sync_folder(place.parent)
     finally:
         _remove(draft)
+    _remove(aside)
+    return True
 
 
-def _is_fetched(out: Path) -> bool:
-    """Return whether ``out`` can be downloaded again: a file, or a folder with a Version and no other files."""
-    return out.is_file() or {path.name for path in without_foreign(out.iterdir())} <= {PARAMETERS, FACTS, BUNDLE}
+def swap(place: Path, draft: Path, aside: Path) -> None:
+    """Rename the folder ``place`` to ``aside`` and ``draft`` to ``place``; if that fails, ``place`` is as before."""
+    place.rename(aside)
+    try:
+        draft.rename(place)
+    except BaseException:
+        aside.rename(place)
+        raise
+
+
+def _check_replaced(out: Path, option: str, *, force: bool) -> None:
+    """Raise Conflict if ``out`` may not be replaced: without --force, or a folder with entries of others."""
+    others = _others(out) if out.is_dir() else ()
+    if others:
+        raise Conflict(f"{out}: something else is there, such as {others[0]}; name another {option}, or move it away")
+    if not force:
+        raise Conflict(f"{out}: something else is there; name another {option}, or, if it is a version, --force")
+
+
+def _others(folder: Path) -> tuple[Path, ...]:
+    """Return the entries of a folder and its subfolders that fetch does not write."""
+    folders = {folder / FETCHED_FOLDER, folder / FETCHED_FOLDER / CHUNKS_FOLDER}
+    return tuple(
+        path
+        for path in sorted(folder.rglob("*"))
+        if path.is_symlink()
+        or not (path in folders if path.is_dir() else WRITTEN.fullmatch(path.relative_to(folder).as_posix()))
+    )
 
 
 def _contents(path: Path) -> dict[str, bytes]:

@@ -34,6 +34,8 @@ from fanin.protos.errors import InvalidBundle, InvalidInput
 MANIFEST_FILE: Final = "bundle.json"
 SIGNATURE_FILE: Final = "bundle.sig"
 CHUNKS_FOLDER: Final = "chunks"
+FETCHED_FOLDER: Final = "bundle"
+"""The Bundle in a folder that ``fanin fetch`` wrote."""
 MAX_MANIFEST_BYTES: Final = 3 << 20
 """A manifest travels in one message. 3 MiB are enough to list the Chunks of about 25 GB."""
 
@@ -193,7 +195,9 @@ def read_signed_manifest(folder: Path) -> SignedManifest:
         row = json.loads((folder / SIGNATURE_FILE).read_bytes())
         return SignedManifest(data=data, public_key=str(row["public_key"]), signature=bytes.fromhex(row["signature"]))
     except FileNotFoundError as exc:
-        raise InvalidBundle(f"{folder}: not a Bundle, {exc.filename} is missing") from exc
+        inner = folder / FETCHED_FOLDER
+        advice = f"; name the Bundle in it, {inner}" if (inner / MANIFEST_FILE).is_file() else ""
+        raise InvalidBundle(f"{folder}: not a Bundle, {exc.filename} is missing{advice}") from exc
     except (ValueError, TypeError, LookupError) as exc:
         raise InvalidBundle(f"{folder / SIGNATURE_FILE}: not a signature file ({exc})") from exc
 

@@ -32,6 +32,7 @@ from fanin.edge.export.check import checked, with_parts
 from fanin.edge.export.formats import FORMATS, Graphs, graphs_of
 from fanin.edge.export.inputs.named import num_samples, numpy_inputs, rows_of
 from fanin.edge.export.inputs.sequences import at_length, groups_of
+from fanin.edge.export.losses import squared_error
 from fanin.edge.export.optimizers.optimizer import Tensors
 from fanin.edge.export.prepare import Prepared
 from fanin.edge.export.preprocess import with_preprocess
@@ -253,12 +254,15 @@ def _untrained(app: App, measured: Mapping[str, Quality], compared: Mapping[str,
         accuracy = f"{100 * quality.accuracy_float:.2f} % of the labels"
         scores = f"predicts {accuracy}, of which {100 * share:.2f} % are of one class"
         cost = f"{quality.drop_points:.2f} points of accuracy"
-    else:
+    elif app.loss is squared_error:
         # A squared error of 0 means that the targets have another shape than the output, and cannot be compared.
         error, spread = quality.squares_float, quality.squares_wanted
         is_trained = not error or error < (1.0 - MIN_GAIN) * spread
         scores = f"has a squared error of {error:g} in total, and the mean of the targets one of {spread:g}"
         cost = f"{quality.rise_percent:.2f} % of the squared error"
+    else:
+        # Another loss may give the values another scale than the targets, such as logits for 0 and 1.
+        return []
     if is_trained:
         return []
     return [f"the module {scores}: it seems not to be trained; int8 now costs {cost} in {name}; {TRAIN_FIRST}"]

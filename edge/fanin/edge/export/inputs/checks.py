@@ -100,6 +100,8 @@ def check_labels(what: str, y: Tensor, num_classes: int) -> None:
         allowed = f"integers from {least} to {num_classes - 1}" if num_classes else "finite float values"
         if is_values and tuple(y.shape) == (len(y), num_classes):
             allowed += "; convert one-hot rows by y.argmax(-1)"
+        if not is_values and num_classes and int(y.min()) >= least + 1 and int(y.max()) == num_classes:
+            allowed += "; count classes from 0: y - 1"
         raise UnsupportedModel(
             f"{what}: got validation data y {y.dtype} {tuple(y.shape)} from {y.min()} to {y.max()}, expected {allowed}"
         )
