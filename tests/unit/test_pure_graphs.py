@@ -231,6 +231,22 @@ def test_a_forgotten_number_of_classes_is_named(tmp_path: Path) -> None:
         export(forgetful, tmp_path / "bundle", KEY, ["onnx"])
 
 
+def test_a_wrong_number_of_classes_is_named_if_there_are_as_many_outputs_as_traced_samples() -> None:
+    (finding,) = check_app(replace(app(), module=nn.Linear(10, 2)), ["onnx"])
+    assert finding.reason.endswith("returned (2, 2), expected logits of shape (batch, 3)")
+    assert finding.advice.startswith("set num_classes=2 in the App, or give the last layer 3 outputs; if these are")
+
+
+def test_a_loss_that_fails_at_positions_without_a_label_names_ignore_index() -> None:
+    def per_position(logits: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(logits.movedim(-1, 1), y, reduction="none").mean(1)
+
+    sequences = replace(app(), module=nn.Linear(10, 3), calibration=torch.rand(32, 4, 10), loss=per_position)
+    (finding,) = check_app(sequences, ["onnx"])
+    assert "the loss fails at test_pure_graphs.py" in finding.reason
+    assert "write ignore_index=-1 in F.cross_entropy" in finding.advice
+
+
 def test_draws_of_torch_and_checks_of_its_distributions_are_no_hindrance(tmp_path: Path) -> None:
     def likelihood(output: Tensor, y: Tensor) -> Tensor:
         scale = F.softplus(output[:, 1]) + 0.1
