@@ -1,5 +1,6 @@
 """A traced graph freezes values of its forward: random draws and counters that a step would change are refused."""
 
+import itertools
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,6 +16,7 @@ from torch.nn import functional as F
 from fanin.edge.bundles.keys import SigningKey
 from fanin.edge.export import App, check_app, export, squared_error
 from fanin.edge.export.build import _check_cost, _untrained
+from fanin.edge.export.check import checked
 from fanin.edge.export.modules.repeated import check_samples
 from fanin.edge.export.prepare import prepare
 from fanin.edge.export.refusals import Place, Untraceable
@@ -23,6 +25,8 @@ from fanin.protos.errors import UnsupportedModel
 
 KEY = SigningKey(bytes(32))
 GENERATOR = np.random.default_rng(0)
+NUM_CALLS = [0]
+NUMBERS = itertools.count()
 
 
 class Own(nn.Module):
@@ -30,7 +34,8 @@ class Own(nn.Module):
 
     def __init__(self, function: "Callable[[Own, Tensor], Tensor]") -> None:
         super().__init__()
-        self.function, self.num_calls = function, 0
+        self.function, self.num_calls, self.width = function, 0, 0
+        self.generator, self.noise = random.Random(0), np.zeros(2)
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the function."""
@@ -40,6 +45,54 @@ class Own(nn.Module):
 def counting(layer: Own, x: Tensor) -> Tensor:
     layer.num_calls += 1
     return x * layer.num_calls
+
+
+def annealed(layer: Own, x: Tensor) -> Tensor:
+    layer.num_calls += layer.training
+    return x * (0.5 if layer.num_calls < 500 else 1.0)
+
+
+def slightly_drawn(layer: Own, x: Tensor) -> Tensor:
+    scale = 1e-6 * layer.generator.random()
+    y = torch.relu(x)
+    return x + scale * y
+
+
+def shifted(layer: Own, x: Tensor) -> Tensor:
+    layer.noise += 1e-9
+    return x + float(layer.noise[0])
+
+
+def cached(layer: Own, x: Tensor) -> Tensor:
+    layer.width = x.shape[1]
+    return x
+
+
+def jitter() -> float:
+    return random.uniform(0.9, 1.1)
+
+
+def drawn_elsewhere(layer: Own, x: Tensor) -> Tensor:
+    scale = jitter() if layer.training else 1.0
+    num = sum([1, 2, 3])
+    return torch.relu(x) * scale * num
+
+
+def counted_loss(logits: Tensor, y: Tensor) -> Tensor:
+    NUM_CALLS[0] += 1
+    return per_sample(logits, y) * (1.0 - 1e-6 * NUM_CALLS[0])
+
+
+class CountedLoss:
+    """A loss with a counter."""
+
+    def __init__(self) -> None:
+        self.num_calls = 0
+
+    def __call__(self, logits: Tensor, y: Tensor) -> Tensor:
+        """Return the losses of a batch."""
+        self.num_calls += 1
+        return per_sample(logits, y)
 
 
 def noisy(layer: Own, x: Tensor) -> Tensor:
@@ -87,14 +140,18 @@ def line_of(function: Callable[..., object], offset: int) -> str:
 @pytest.mark.parametrize(
     ("function", "offset", "reason"),
     [
-        (scaled, 2, "draws from Python's random, and the graph would keep"),
-        (rarely, None, "draws from Python's random"),
+        (scaled, 1, "draws from Python's random, and the graph would keep"),
+        (rarely, 1, "draws from Python's random"),
         (lambda _, x: x * np.random.rand(), 0, "draws from numpy.random"),
-        (lambda _, x: x * GENERATOR.random(), 0, "returns two results for one batch"),
-        (counting, 2, "returns two results for one batch"),
+        (lambda _, x: x * GENERATOR.random(), 0, "draws from the variable GENERATOR"),
+        (lambda _, x: x * next(NUMBERS), 0, "returns two results for one batch"),
+        (counting, 1, "changes its attribute num_calls, and the graph would keep the first value for every step"),
+        (annealed, 1, "changes its attribute num_calls"),
+        (slightly_drawn, 1, "draws from its attribute generator"),
+        (shifted, 1, "changes its attribute noise"),
         (centered, 1, "the output of a sample depends on the other samples of its batch, first in module 1 (Own)"),
     ],
-    ids=["random", "random branch", "numpy", "generator", "counter", "samples"],
+    ids=["random", "branch", "numpy", "variable", "iterator", "counter", "rare", "generator", "array", "samples"],
 )
 def test_the_check_names_the_line_of_a_value_that_a_graph_would_keep(
     function: Callable[[Own, Tensor], Tensor], offset: int | None, reason: str
@@ -110,10 +167,11 @@ def test_the_check_names_the_line_of_a_value_that_a_graph_would_keep(
     [
         (contrastive, 1, "the loss of a sample depends on the other samples of its batch, first at"),
         (lambda logits, y: per_sample(logits, y) * random.random(), 0, "draws from Python's random"),
+        (counted_loss, 1, "changes the variable NUM_CALLS, and the graph would keep the first value"),
         (lambda logits, y: per_sample(logits, y).mean(), 0, "returned (), expected (8,): one loss for each sample"),
         (lambda logits, y: 1.0, 0, "returned float, expected (8,): one loss for each sample"),
     ],
-    ids=["contrastive", "random", "mean", "number"],
+    ids=["contrastive", "random", "counter", "mean", "number"],
 )
 def test_the_check_names_the_line_of_a_wrong_loss(
     loss: Callable[[Tensor, Tensor], Tensor], offset: int, reason: str
@@ -121,6 +179,23 @@ def test_the_check_names_the_line_of_a_wrong_loss(
     (finding,) = check_app(replace(app(), loss=loss), ["onnx"])
     assert (finding.module, finding.line) == ("", line_of(loss, offset))
     assert reason in finding.reason
+
+
+def test_the_check_names_the_line_of_a_function_that_draws() -> None:
+    (finding,) = check_app(app(drawn_elsewhere), ["onnx"])
+    assert (finding.module, finding.line) == ("1", line_of(jitter, 1))
+
+
+def test_a_loss_with_a_counter_is_refused_with_the_remedy() -> None:
+    (finding,) = check_app(replace(app(), loss=CountedLoss()), ["onnx"])
+    assert finding.line == line_of(CountedLoss.__call__, 2)
+    assert "changes its attribute num_calls" in finding.reason
+    assert "warmup_steps" in finding.advice
+
+
+def test_an_attribute_that_keeps_its_value_in_further_passes_is_no_hindrance() -> None:
+    prepared, _ = checked(app(cached), ["onnx"])
+    assert isinstance(prepared.module[1], Own) and prepared.module[1].width == 6
 
 
 def test_another_layout_of_the_samples_is_not_at_fault() -> None:
@@ -154,6 +229,22 @@ def test_a_forgotten_number_of_classes_is_named(tmp_path: Path) -> None:
     forgetful = replace(app(), num_classes=0, loss=lambda logits, y: F.nll_loss(logits, y, reduction="none"))
     with pytest.raises(UnsupportedModel, match="if the output has the logits of classes, set num_classes=3 in the App"):
         export(forgetful, tmp_path / "bundle", KEY, ["onnx"])
+
+
+def test_a_wrong_number_of_classes_is_named_if_there_are_as_many_outputs_as_traced_samples() -> None:
+    (finding,) = check_app(replace(app(), module=nn.Linear(10, 2)), ["onnx"])
+    assert finding.reason.endswith("returned (2, 2), expected logits of shape (batch, 3)")
+    assert finding.advice.startswith("set num_classes=2 in the App, or give the last layer 3 outputs; if these are")
+
+
+def test_a_loss_that_fails_at_positions_without_a_label_names_ignore_index() -> None:
+    def per_position(logits: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(logits.movedim(-1, 1), y, reduction="none").mean(1)
+
+    sequences = replace(app(), module=nn.Linear(10, 3), calibration=torch.rand(32, 4, 10), loss=per_position)
+    (finding,) = check_app(sequences, ["onnx"])
+    assert "the loss fails at test_pure_graphs.py" in finding.reason
+    assert "write ignore_index=-1 in F.cross_entropy" in finding.advice
 
 
 def test_draws_of_torch_and_checks_of_its_distributions_are_no_hindrance(tmp_path: Path) -> None:

@@ -5,16 +5,15 @@ of numpy, a counter of calls or a clock. Torch's own draws are inputs of the gra
 the last batch of its data, so a sample's output and loss must not depend on the other samples.
 """
 
-import random
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fanin.edge.export.modules.watched import events_of, first_change, first_difference, leaves_of
+from fanin.edge.export.modules.watched import changing_line, events_of, first_change, first_difference, leaves_of
 from fanin.edge.export.refusals import NOWHERE, Place, Untraceable
 
 TOLERANCE: Final = 1e-3
@@ -30,7 +29,7 @@ ONE_BY_ONE: Final = (
 
 
 def check_repeats(what: str, module: nn.Module, call: Callable[[], object]) -> None:
-    """Check that a pass uses only its inputs, the parameters and torch's draws.
+    """Check that a second pass has the same result.
 
     Args:
         what: Prefix of the message.
@@ -38,22 +37,16 @@ def check_repeats(what: str, module: nn.Module, call: Callable[[], object]) -> N
         call: A pass of the module and the loss. It repeats torch's draws.
 
     Raises:
-        Untraceable: The pass changes the state of Python's or numpy's generator, or a second pass has another result.
-            The message has the place of the first draw, or of the first call whose results differ.
+        Untraceable: The second pass has another result. The message has the place of the first call whose results
+            differ.
     """
-    before = _generators()
-    first = leaves_of(call())
-    drawn = " and ".join(name for name, state in _generators().items() if state != before[name])
-    if not drawn and _are_close(first, leaves_of(call())):
+    if _are_close(leaves_of(call()), leaves_of(call())):
         return
-    if drawn:
-        place = first_change(events_of(module, call, _generators), is_assigned=False)
-    else:
-        place = first_difference(events_of(module, call), events_of(module, call), _are_close)
-    cause = f"draws from {drawn}" if drawn else "returns two results for one batch"
+    place = first_difference(events_of(module, call), events_of(module, call), _are_close)
     where = "its forward or its loss" if place == NOWHERE else str(place) if place.kind else f"its loss {place}"
     raise Untraceable(
-        f"{what} cannot be exported: {where} {cause}, and the graph would keep the first values for every step",
+        f"{what} cannot be exported: {where} returns two results for one batch, and the graph would keep the first "
+        "values for every step",
         DRAW_WITH_TORCH,
         place,
     )
@@ -122,8 +115,10 @@ def place_of_change(module: nn.Module, name: str, call: Callable[[], object]) ->
         return id(tensor), None if tensor is None else tensor._version
 
     owner = name.rpartition(".")[0]
-    place = first_change(events_of(module, call, version), is_assigned=True)
-    return place if place.kind else Place(module=owner, kind=type(module.get_submodule(owner)).__name__)
+    place = first_change(events_of(module, call, version))
+    if not place.kind:
+        return Place(module=owner, kind=type(module.get_submodule(owner)).__name__)
+    return replace(place, line=changing_line(call, version))
 
 
 def _first_rows(of_all: object, of_half: object, nums: tuple[int, int]) -> object:
@@ -141,15 +136,6 @@ def _first_rows(of_all: object, of_half: object, nums: tuple[int, int]) -> objec
     if len(dims) != 1 or of_all.shape[dims[0]] * nums[1] != of_half.shape[dims[0]] * nums[0]:
         return of_all
     return of_all.narrow(dims[0], 0, of_half.shape[dims[0]])
-
-
-def _generators() -> dict[str, str]:
-    return {"Python's random": repr(random.getstate()), "numpy.random": repr(_numpy_state())}
-
-
-def _numpy_state() -> tuple[object, ...]:
-    name, keys, *rest = np.random.get_state(legacy=True)
-    return (name, np.asarray(keys).tobytes(), *rest)
 
 
 def _are_close(one: list[object], two: list[object]) -> bool:

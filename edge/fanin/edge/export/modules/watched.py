@@ -4,17 +4,24 @@ An event is a call of a torch function, or the begin or end of a module's forwar
 has failed: an event has copies of its tensors.
 """
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from fanin.edge.export.refusals import NOWHERE, Place, running_line
+from fanin.edge.export.refusals import NOT_THE_APPS, NOWHERE, Place, running_line
+
+if TYPE_CHECKING:
+    from _typeshed import TraceFunction
 
 Probe = Callable[[], object]
 """Returns some state that the pass may change."""
@@ -126,22 +133,52 @@ def _moves(event: Event) -> bool:
     return any(torch.equal(before, after) for before in received for after in returned)
 
 
-def first_change(events: Sequence[Event], *, is_assigned: bool) -> Place:
-    """Return the place where the value of the probe first changes; ``NOWHERE`` if it does not.
-
-    Args:
-        events: The events of a pass.
-        is_assigned: Whether a change between two calls belongs to the line of the former: it has assigned the result.
-            Otherwise it belongs to the latter, whose arguments are computed.
-    """
+def first_change(events: Sequence[Event]) -> Place:
+    """Return the module in which the value of the probe first changes; ``NOWHERE`` if it changes in none."""
     for event, following in pairwise(events):
         if event.before != event.after:
-            return event.place
+            return replace(event.place, line="")
         if event.after != following.before:
-            inside = following.place
-            is_former = is_assigned and (event.place.module, event.place.kind) == (inside.module, inside.kind)
-            return event.place if is_former else inside
+            return replace(following.place, line="")
     return NOWHERE
+
+
+def changing_line(call: Callable[[], object], probe: Probe) -> str:
+    """Return ``file:line`` of the App's code during which the value of the probe first changes; "" if unknown.
+
+    Args:
+        call: A call that raises nothing.
+        probe: The state to compare before each line of the App's functions.
+    """
+    state, running = probe(), [""]
+    changed: list[str] = []
+
+    def compare() -> None:
+        if not changed and probe() != state:
+            changed.append(running[-1])
+
+    def step(frame: FrameType, event: str, _: object) -> "TraceFunction":
+        compare()
+        if event == "return":
+            running.pop()
+        elif event == "line":
+            running[-1] = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+        return step
+
+    def begin(frame: FrameType, event: str, _: object) -> "TraceFunction | None":
+        if frame.f_code.co_filename.startswith(NOT_THE_APPS):
+            return None
+        compare()
+        running.append("")
+        return step
+
+    previous = sys.gettrace()
+    sys.settrace(begin)
+    try:
+        call()
+    finally:
+        sys.settrace(previous)
+    return changed[0] if changed else ""
 
 
 def leaves_of(output: object) -> list[object]:

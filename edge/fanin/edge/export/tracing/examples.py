@@ -23,6 +23,10 @@ from fanin.edge.runtimes.graphs import NO_TOKEN
 MIN_TRACE_BATCH: Final = 2
 """The tracer would treat a batch of one as the constant 1."""
 OTHER_SEED: Final = 1
+UNLABELED: Final = (
+    f"a position without a label, such as that of padding, has the label {NO_TOKEN}: write ignore_index={NO_TOKEN} in "
+    "F.cross_entropy, or exclude such positions by (y >= 0) from a loss of y.clamp(min=0)"
+)
 ExampleBatch = tuple[Tensors, Tensor, Tensor]
 """(inputs by name, y, mask) of one batch."""
 
@@ -106,9 +110,11 @@ def _output_advice(app: App, output: object) -> str:
         return f"the classes are dimension {dim}, and must be the last one: return output.movedim({dim}, -1) in forward"
     if output.dim() < 2:
         return "return one row of logits for each sample"
+    advice = f"set num_classes={output.shape[-1]} in the App, or give the last layer {app.num_classes} outputs"
     if output.dim() == 2 and output.shape[0] == output.shape[1] == MIN_TRACE_BATCH:
-        return "a score for each pair of samples depends on other samples: return an embedding of each by itself"
-    return f"set num_classes={output.shape[-1]} in the App, or give the last layer {app.num_classes} outputs"
+        # Two samples with two outputs, or a score for each pair of them.
+        return f"{advice}; if these are scores of pairs of samples, return an embedding of each sample by itself"
+    return advice
 
 
 def other_batch(prepared: Prepared, examples: ExampleBatch) -> ExampleBatch:
@@ -219,7 +225,14 @@ def sample_losses_of(prepared: Prepared, output: Output, y: Tensor) -> Tensor:
     except Untraceable as exc:
         if exc.advice:
             raise
-        if not isinstance(output, Tensor):
+        excluded = y.clamp(min=0)
+        if (
+            bool((y != excluded).any())
+            and app.num_classes
+            and succeeds(prepared.module, lambda: app.loss(output, labels_of(prepared, excluded)))
+        ):
+            advice = UNLABELED
+        elif not isinstance(output, Tensor):
             advice = f"the loss receives a dict of the tensors at {[*output]}: write loss= as a function of it and y"
         elif app.num_classes or app.declared_targets is not None:
             raise

@@ -15,7 +15,6 @@ from fanin.edge.export.modules.draws import ended, recorded, refused
 from fanin.edge.export.modules.finite import KEEP_FINITE, first_not_finite
 from fanin.edge.export.modules.repeated import (
     check_parameters,
-    check_repeats,
     check_samples,
     place_of_change,
     versions,
@@ -31,6 +30,7 @@ from fanin.edge.export.tracing.examples import (
     sample_losses_of,
 )
 from fanin.edge.export.tracing.kernels import plain_kernels
+from fanin.edge.export.verification.state import check_state
 from fanin.edge.runtimes.randomness import MAX_RANDOM_BYTES, RandomPort
 from fanin.protos.errors import UnsupportedModel
 
@@ -142,7 +142,7 @@ def check_pure(prepared: Prepared) -> None:
             return app.loss(of_rows(output_of(slice(None)), rows), y[rows])
 
     def check() -> None:
-        check_repeats(f"{prepared.what}: the train step", prepared.module, passed)
+        check_state(f"{prepared.what}: the train step", prepared.module, app.loss, passed)
         # Rounded activations may be rounded another way by sums in another order.
         if not app.recipe.quantization_aware:
             check_samples(f"{prepared.what}: the output of a sample", evaluated, output_of, len(y))
