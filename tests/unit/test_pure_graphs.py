@@ -68,6 +68,18 @@ def cached(layer: Own, x: Tensor) -> Tensor:
     return x
 
 
+def scaled_by(scale: float) -> Callable[[Tensor], Tensor]:
+    return lambda x: x * scale
+
+
+DOUBLED, HALVED = scaled_by(2.0), scaled_by(0.5)
+
+
+def scaled_twice(layer: Own, x: Tensor) -> Tensor:
+    """Both functions name a variable ``scale``, with another value each."""
+    return HALVED(DOUBLED(x))
+
+
 def jitter() -> float:
     return random.uniform(0.9, 1.1)
 
@@ -196,6 +208,7 @@ def test_a_loss_with_a_counter_is_refused_with_the_remedy() -> None:
 def test_an_attribute_that_keeps_its_value_in_further_passes_is_no_hindrance() -> None:
     prepared, _ = checked(app(cached), ["onnx"])
     assert isinstance(prepared.module[1], Own) and prepared.module[1].width == 6
+    checked(app(scaled_twice), ["onnx"])
 
 
 def test_another_layout_of_the_samples_is_not_at_fault() -> None:

@@ -123,7 +123,7 @@ def simulate(
     except (ClientFailed, RunStopped) as exc:
         exc.result = _total([*results, exc.result], settings)
         raise
-    except Exception as exc:
+    except Exception as exc:  # Any error: the results of the earlier seeds are kept.
         if not results:
             raise
         raise RunStopped(_text_of(exc), _total(results, settings)) from exc
@@ -286,7 +286,7 @@ def _simulated(
         if not rows.rounds:
             raise
         rows.is_complete = False
-    except Exception as exc:
+    except Exception as exc:  # Any error, also of the user's functions: the Rounds before it are kept.
         if not rows.rounds:
             raise
         raise RunStopped(_text_of(exc), _result(prepared, plan, parts.engine, rows)) from exc

@@ -53,13 +53,13 @@ def check_state(what: str, module: nn.Module, loss: object, call: Callable[[], o
         Untraceable: The pass changes an attribute or a generator, or a second pass has another result. The message has
             the place of the first change or difference.
     """
-    before = dict(_states(module, loss))
+    before = _by_owner(module, loss)
 
     def unchanged() -> object:
         output = call()
-        changed = [owned for owned, state in _states(module, loss) if before.get(owned, state) != state]
+        changed = [owned for owned, states in _by_owner(module, loss).items() if before.get(owned, states) != states]
         if changed:
-            raise _refusal(what, module, changed[0], (call, lambda: dict(_states(module, loss)).get(changed[0])))
+            raise _refusal(what, module, changed[0], (call, lambda: _by_owner(module, loss).get(changed[0])))
         return output
 
     check_repeats(what, module, unchanged)
@@ -83,6 +83,14 @@ def _refusal(what: str, module: nn.Module, owned: Owned, watched: tuple[Callable
     else:
         cause, advice = f"changes {owned.text}, and the graph would keep the first value", NO_STATE
     return Untraceable(f"{what} cannot be exported: {where} {cause} for every step", advice, place)
+
+
+def _by_owner(module: nn.Module, loss: object) -> dict[Owned, list[str]]:
+    """Return the states by their names in messages. Variables of two functions may have one name."""
+    states: dict[Owned, list[str]] = {}
+    for owned, state in _states(module, loss):
+        states.setdefault(owned, []).append(state)
+    return states
 
 
 def _states(module: nn.Module, loss: object) -> Iterator[tuple[Owned, str]]:
@@ -109,11 +117,12 @@ def _of_object(owner: object, place: Place, seen: set[int]) -> Iterator[tuple[Ow
     elif id(owner) not in seen and not _is_library(kind) and kind.__module__ != "builtins":
         seen.add(id(owner))
         bases = [vars(base) for base in reversed(kind.__mro__) if not _is_library(base)]
-        named = [pair for attributes in (*bases, getattr(owner, "__dict__", {})) for pair in attributes.items()]
-        for name, value in named:
-            if isinstance(value, FunctionType):
-                yield from _of_function(value, place, seen)
-            elif name not in OF_MODULES and not name.startswith("__") and (state := _state(value)):
+        attributes = [*bases, getattr(owner, "__dict__", {})]
+        for value in (value for each in attributes for value in each.values() if isinstance(value, FunctionType)):
+            yield from _of_function(value, place, seen)
+        # An attribute of the object hides that of its class.
+        for name, value in {name: value for each in attributes for name, value in each.items()}.items():
+            if name not in OF_MODULES and not name.startswith("__") and (state := _state(value)):
                 yield _owned(f"its attribute {name}", place, value), state
 
 
