@@ -3,11 +3,14 @@
     python benchmarks/simulation.py --json FILE                       # the CNN: 1,000 users x 60 images, cohort 50
     python benchmarks/simulation.py --load logistic --json FILE       # logistic regression, cohort 10
     python benchmarks/simulation.py --only fanin,torch --rounds 20
+    python benchmarks/simulation.py --device cuda --only fanin,torch,pfl
 
 All systems train the same module on the same images with the same settings: FedAvg, one local epoch, batches of 10, SGD
 with a learning rate of 0.1. Each runs by itself, in an environment of its own next to that of this repository, which is
 created on first use. fanin runs in each of its forms: engine and number of processes. The images are those of
 Fashion-MNIST, from ``FANIN_DATA``.
+
+With ``--device cuda``, the train steps of fanin, torch and pfl run on a GPU.
 
 The JSON has for each system and each form of fanin:
 
@@ -47,8 +50,11 @@ PACKAGES: Final = {
     "flower": ("flwr[simulation]==1.41.0", "torch==2.13.0"),
 }
 FANIN: Final = "fanin"
-FORMS: Final = {"graph": ("graph", "1"), "graph x2": ("graph", "2"), "vmap": ("vmap", "1")}
-"""The forms of fanin: engine and number of processes."""
+FORMS: Final = {
+    "cpu": {"graph": ("graph", "1"), "graph x2": ("graph", "2"), "vmap": ("vmap", "1")},
+    "cuda": {"vmap:cuda": ("vmap:cuda", "1")},
+}
+"""The forms of fanin by device: engine and number of processes."""
 GATES: Final = {"cnn": {"pfl": 5.0, "flower": 100.0}}
 """How many times as long as fanin a Round of another system takes at least."""
 
@@ -66,13 +72,13 @@ def main(argv: Sequence[str]) -> int:
     """Run the benchmark. Return 1 if fanin misses a gate."""
     options = _parser().parse_args(argv)
     load = LOADS[options.load]
-    load = replace(load, rounds=options.rounds or load.rounds)
+    load = replace(load, rounds=options.rounds or load.rounds, device=options.device)
     names = options.only.split(",") if options.only else ["torch", FANIN, *PACKAGES]
     rows: dict[str, Row] = {}
     with tempfile.TemporaryDirectory(prefix="fanin-simulation-") as folder:
         _write_data(load, Path(folder))
         for name in names:
-            for form, words in FORMS.items() if name == FANIN else [("", ())]:
+            for form, words in FORMS[load.device].items() if name == FANIN else [("", ())]:
                 label = f"{name} {form}".strip()
                 row = rows[label] = _row(name, words, load, Path(folder), options.environments)
                 sys.stdout.write(
@@ -100,7 +106,7 @@ def report_of(rows: Mapping[str, Row], load: Load) -> dict[str, Any]:
         rows: The measurements by system; those of fanin by ``fanin FORM``.
         load: The load of all systems.
     """
-    forms = {form: rows[f"{FANIN} {form}"] for form in FORMS if f"{FANIN} {form}" in rows}
+    forms = {form: rows[f"{FANIN} {form}"] for form in FORMS[load.device] if f"{FANIN} {form}" in rows}
     fastest = min(forms, key=lambda form: forms[form].seconds_per_round, default="")
     named = {**rows, FANIN: forms[fastest]} if fastest else rows
     columns = {
@@ -113,6 +119,7 @@ def report_of(rows: Mapping[str, Row], load: Load) -> dict[str, Any]:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--load", choices=sorted(LOADS), default="cnn")
+    parser.add_argument("--device", choices=sorted(FORMS), default="cpu", help="of the train steps")
     parser.add_argument("--rounds", type=int, default=0, help="rounds of each system; 0: those of the load")
     parser.add_argument("--only", default="", help="systems, separated by commas: torch, fanin, pfl, flower")
     parser.add_argument("--environments", type=Path, default=ROOT, help="folder of the peers' environments")
@@ -142,6 +149,7 @@ def _row(name: str, form: Sequence[str], load: Load, folder: Path, environments:
     command = [str(python), str(SCRIPTS / f"{name}_rounds.py"), str(folder), json.dumps(asdict(load)), *form]
     # One thread for each process, as the tests and the devices have.
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(SCRIPTS), "RAY_DEDUP_LOGS": "0"}
+    environment["PFL_PYTORCH_DEVICE"] = load.device
     # Flower would use another program's Ray cluster on this machine, and wait for ever when that one ends.
     environment["RAY_ADDRESS"] = "local"
     began_s = time.perf_counter()

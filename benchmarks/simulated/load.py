@@ -25,6 +25,7 @@ class Load:
     batch_size: int
     learning_rate: float
     model: str
+    device: str = "cpu"
 
 
 def module(name: str) -> nn.Sequential:
@@ -62,7 +63,7 @@ def arrays(folder: Path) -> dict[str, np.ndarray]:
 def accuracy(net: nn.Module, data: dict[str, np.ndarray]) -> float:
     """Return the top-1 accuracy on the test images."""
     with torch.no_grad():
-        predicted: Tensor = net(torch.from_numpy(data["test_x"])).argmax(1)
+        predicted: Tensor = net.cpu()(torch.from_numpy(data["test_x"])).argmax(1)
     return float((predicted.numpy() == data["test_y"]).mean())
 
 

@@ -58,7 +58,7 @@ def main() -> None:
     load, folder = arguments()
     np.random.seed(0)
     data, net = arrays(folder), Network(module(load.model))
-    x, y = torch.from_numpy(data["x"]), torch.from_numpy(data["y"])
+    x, y = (torch.from_numpy(data[name]).to(load.device) for name in ("x", "y"))
     users = FederatedDataset(
         lambda user: Dataset(raw_data=[x[user], y[user]], user_id=user),
         get_user_sampler("minimize_reuse", list(range(load.users))),

@@ -12,8 +12,8 @@ from torch import nn
 def main() -> None:
     """Run all rounds."""
     load, folder = arguments()
-    data, net = arrays(folder), module(load.model)
-    x, y = torch.from_numpy(data["x"]), torch.from_numpy(data["y"])
+    data, net = arrays(folder), module(load.model).to(load.device)
+    x, y = (torch.from_numpy(data[name]).to(load.device) for name in ("x", "y"))
     rng, seconds = np.random.default_rng(0), []
     for _ in range(load.rounds):
         began_s = time.perf_counter()
@@ -28,6 +28,8 @@ def main() -> None:
             for name, value in local.state_dict().items():
                 sums[name] += value / load.cohort
         net.load_state_dict(sums)
+        # On a GPU, the Round ends when it has done what it was told.
+        next(net.parameters())[:1].cpu()
         seconds.append(time.perf_counter() - began_s)
     report(seconds[1:], accuracy(net, data))
 

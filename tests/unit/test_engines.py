@@ -211,6 +211,17 @@ def test_auto_reports_why_it_chooses_the_graph_and_vmap_refuses() -> None:
     assert re.search(r"; all rounds train in about [\d.e+]+ s by graph$", choice.reason)
 
 
+def test_a_gpu_that_torch_does_not_find_is_refused_before_the_trace() -> None:
+    with pytest.raises(InvalidInput, match=r"got 'vmap:cuda:99', but torch .* finds \d CUDA GPUs here; use engine='v"):
+        choose(
+            SimulationSettings(engine="vmap:cuda:99"),
+            app_of("mlp"),
+            bundle_of("mlp"),
+            open_runtime("onnx"),
+            LONG_WORKLOAD,
+        )
+
+
 def test_auto_chooses_an_engine_and_reports_its_measurements() -> None:
     choice = choose(
         SimulationSettings(engine="auto"), app_of("mlp"), bundle_of("mlp"), open_runtime("onnx"), LONG_WORKLOAD
@@ -271,8 +282,10 @@ def test_a_step_that_is_slow_now_and_then_costs_its_median() -> None:
 
 
 def test_an_unknown_engine_and_vmap_with_processes_are_refused() -> None:
-    with raises(InvalidInput, "simulate: engine: got 'fast', expected one of graph, vmap, auto"):
-        check_settings(SimulationSettings(engine="fast"))
+    expected = "expected one of graph, vmap, vmap:cuda (or vmap:cuda:N, the GPU N), or auto"
+    for engine in ("fast", "vmap:cpu", "vmap:cuda:", "graph:cuda", ""):
+        with raises(InvalidInput, f"simulate: engine: got {engine!r}, {expected}"):
+            check_settings(SimulationSettings(engine=engine))
     with pytest.raises(InvalidInput, match="got 2 with the engine vmap, expected 1: "):
         check_settings(SimulationSettings(engine="vmap", processes=2))
     with pytest.raises(InvalidInput, match="got 'auto' with resume or seeds, expected 'graph' or 'vmap': "):

@@ -113,7 +113,7 @@ def _simulate(
         int | None, typer.Option("--seed", min=0, help="Seed of all random choices; default: the plan's, and 0.")
     ] = None,
     engine: Annotated[
-        str, typer.Option("--engine", help="How clients train: graph, vmap, or auto for the faster one.")
+        str, typer.Option("--engine", help="How clients train: graph, vmap, vmap:cuda, or auto for the fastest.")
     ] = "graph",
     processes: Annotated[int, typer.Option("--processes", min=1, help="Processes that train clients.")] = 1,
     backend: Annotated[

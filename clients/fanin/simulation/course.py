@@ -109,7 +109,7 @@ class SimulatedRun:
         plan: The Plan.
         work: Examples of one epoch of each client.
         devices: How the devices of the clients differ.
-        engine: The engine of the trainings, for the event log: ``graph``, ``vmap`` or ``flower``.
+        engine: The engine of the trainings, for the event log: ``graph``, ``vmap``, ``vmap:cuda`` or ``flower``.
         trainings: Trains the clients.
         runtime: What trains them: the library and its version, and the format of the Bundle's graphs.
         evaluate: Returns the metrics of a Version from its number and its parameters (num_values,).

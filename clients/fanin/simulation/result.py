@@ -52,7 +52,7 @@ class Result:
 
     Attributes:
         app: The trained App; None for a Flower app.
-        engine: The engine that trained the clients, ``graph`` or ``vmap``; ``flower`` for a Flower app.
+        engine: The engine that trained the clients, such as ``graph`` or ``vmap:cuda``; ``flower`` for a Flower app.
         selection: The name of the selection policy: the Plan's, or that of the settings.
         table: The layout of the parameters.
         rounds: The initial model, then a row for each Round that published a Version. Failed Rounds have no row, but

@@ -4,16 +4,17 @@
 ``vmap`` takes seconds, so a simulation that trains for a shorter time is not measured any further.
 
 ``graph`` trains by the exported graph in onnxruntime, so its Versions are bit-identical with those of a Run on real
-devices with that runtime. ``vmap`` trains the clients of a Round together in torch. Its Versions differ in the rounding
-of train steps.
+devices with that runtime. ``vmap`` trains the clients of a Round together in torch, and ``vmap:cuda`` on a GPU. Their
+Versions differ in the rounding of train steps.
 """
 
+import re
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -25,11 +26,13 @@ from fanin.protos.plans import Plan
 from fanin.simulation.setup.settings import SimulationSettings
 
 if TYPE_CHECKING:
+    import torch
+
     from fanin.edge.export.app import App
     from fanin.edge.export.vectorized.step import VectorStep
 
-Engine = Literal["graph", "vmap"]
-ENGINES: Final = ("graph", "vmap", "auto")
+ENGINES: Final = re.compile(r"graph|auto|vmap(:cuda(:\d{1,3})?)?")
+EXPECTED: Final = "graph, vmap, vmap:cuda (or vmap:cuda:N, the GPU N), or auto"
 MEASURED_S: Final = 0.2
 """Seconds for the measurement of one engine, after a step that warms it up."""
 REPEAT_GRAPH: Final = "engine='graph' repeats this choice"
@@ -42,12 +45,12 @@ class Chosen:
     """The engine of a simulation.
 
     Attributes:
-        engine: ``graph`` or ``vmap``.
+        engine: ``graph`` or ``vmap``, with a GPU ``vmap:cuda``.
         step: The vectorized train step; None for ``graph``.
         reason: Why, as a line for the user; "" if the user chose.
     """
 
-    engine: Engine
+    engine: str
     step: "VectorStep | None" = None
     reason: str = ""
 
@@ -112,18 +115,23 @@ class Workload:
 
 def check_engine_name(engine: str) -> None:
     """Raise InvalidInput unless the engine is known."""
-    if engine not in ENGINES:
-        raise InvalidInput(f"simulate: engine: got {engine!r}, expected one of {', '.join(ENGINES)}")
+    if not ENGINES.fullmatch(engine):
+        raise InvalidInput(f"simulate: engine: got {engine!r}, expected one of {EXPECTED}")
+
+
+def is_vmap(engine: str) -> bool:
+    """Return whether an engine is ``vmap``, on the processor or a GPU."""
+    return engine.startswith("vmap")
 
 
 def check_engine(settings: SimulationSettings) -> None:
     """Raise InvalidInput unless the engine is known and fits the other settings."""
     engine = settings.engine
     check_engine_name(engine)
-    if engine == "vmap" and settings.processes > 1:
+    if is_vmap(engine) and settings.processes > 1:
         raise InvalidInput(
-            f"simulate: processes: got {settings.processes} with the engine vmap, expected 1: vmap trains the clients "
-            "together in one process; set processes=1, or engine='graph'"
+            f"simulate: processes: got {settings.processes} with the engine {engine}, expected 1: vmap trains the "
+            "clients together in one process; set processes=1, or engine='graph'"
         )
     if engine == "auto" and (settings.resume is not None or settings.seeds):
         raise InvalidInput(
@@ -143,6 +151,7 @@ def choose(settings: SimulationSettings, app: "App", bundle: Bundle, runtime: Ru
         workload: The train steps of the simulation.
 
     Raises:
+        InvalidInput: torch does not find the GPU.
         UnsupportedModel: The engine is ``vmap``, and the App's train step cannot be vectorized.
     """
     engine = settings.engine
@@ -154,30 +163,48 @@ def choose(settings: SimulationSettings, app: "App", bundle: Bundle, runtime: Ru
         if graph_s < LEAST_TRACE_S:
             reason = f"graph trains all rounds in {graph_s:.2g} s, and vmap begins with a trace of the module"
             return Chosen(engine="graph", reason=f"engine graph: {reason}; {REPEAT_GRAPH}")
+    device = _torch_device(engine)
     began_s = time.perf_counter()
     try:
-        step = _vector_step(app, bundle, workload)
+        step = _vector_step(app, bundle, workload, device)
     except UnsupportedModel as exc:
-        if engine == "vmap":
+        if is_vmap(engine):
             raise
         cost = f"all rounds train in about {graph_s:.2g} s by graph"
         return Chosen(engine="graph", reason=f"engine graph, because vmap is not possible: {exc}; {cost}")
-    if engine == "vmap":
-        return Chosen(engine="vmap", step=step)
+    if is_vmap(engine):
+        return Chosen(engine=engine, step=step)
     trace_s = time.perf_counter() - began_s
     together = min(workload.together, step.max_clients)
     times = {num: num * _vmap_seconds(step, bundle, num) for num in {1, together}}
     vmap_s = workload.vmap_seconds(times, step.max_clients)
-    both = f"{graph_s:.2g} s by graph and {vmap_s:.2g} s by vmap"
+    vmap = "vmap" if device.type == "cpu" else f"vmap:{device}"
+    both = f"{graph_s:.2g} s by graph and {vmap_s:.2g} s by {vmap}"
     reason = f"all rounds train in about {both}, whose trace took {trace_s:.2g} s"
     if vmap_s >= graph_s:
         return Chosen(engine="graph", reason=f"engine graph: {reason}; {REPEAT_GRAPH}")
     # The trace is done. It would be done again.
     again = "" if vmap_s + trace_s < graph_s else ", and engine='graph' is faster next time"
-    return Chosen(engine="vmap", step=step, reason=f"engine vmap: {reason}; engine='vmap' repeats this choice{again}")
+    return Chosen(engine=vmap, step=step, reason=f"engine {vmap}: {reason}; engine='{vmap}' repeats this choice{again}")
 
 
-def _vector_step(app: "App", bundle: Bundle, workload: Workload) -> "VectorStep":
+def _torch_device(engine: str) -> "torch.device":
+    """Return the device of an engine. For ``auto``, it is the GPU if torch finds one."""
+    import torch
+
+    num_gpus = torch.cuda.device_count()
+    if engine == "auto":
+        return torch.device("cuda" if num_gpus else "cpu")
+    device = torch.device(engine.partition(":")[2] or "cpu")
+    if device.type == "cuda" and (device.index or 0) >= num_gpus:
+        raise InvalidInput(
+            f"simulate: engine: got {engine!r}, but torch {torch.__version__} finds {num_gpus} CUDA GPUs here; use "
+            "engine='vmap' for the processor, or install a torch for this GPU"
+        )
+    return device
+
+
+def _vector_step(app: "App", bundle: Bundle, workload: Workload, device: "torch.device") -> "VectorStep":
     from fanin.edge.export.vectorized.step import VectorStep
 
     if not workload.has_one_size:
@@ -185,7 +212,7 @@ def _vector_step(app: "App", bundle: Bundle, workload: Workload) -> "VectorStep"
             "simulate: the schedule of the Plan changes the batch size, and the engine vmap has a step of one size; "
             "use engine='graph'"
         )
-    return VectorStep(app.for_batches(bundle.manifest.batch_size))
+    return VectorStep(app.for_batches(bundle.manifest.batch_size), device)
 
 
 def _vmap_seconds(step: "VectorStep", bundle: Bundle, num_clients: int) -> float:

@@ -48,8 +48,9 @@ class SimulationSettings:
             folder. Its result is bit-identical with that of a simulation without a stop. A new folder begins a record.
         validation_fraction: Share of each client's examples that it holds out for its own evaluation.
         engine: ``graph`` trains by the exported graph in onnxruntime, bit-identical with a Run on real devices.
-            ``vmap`` trains the clients of a Round together in torch. Its rounding differs. In docs/benchmarks.md it is
-            faster for the logistic regression, and slower for the CNN. ``auto`` takes the faster one, by a measurement.
+            ``vmap`` trains the clients of a Round together in torch, and ``vmap:cuda`` on a GPU. Their rounding
+            differs. In docs/benchmarks.md ``vmap`` is faster for the logistic regression, and slower for the CNN.
+            ``auto`` takes the faster one, by a measurement.
         processes: Processes that train clients in parallel; 1 trains them in this process. The Versions are the same.
         cluster: The Ray cluster that trains the clients, instead of ``processes``. The Versions are the same.
         stop_on_failure: Whether an error in the training of a client ends the simulation.

@@ -1,4 +1,5 @@
 """The train step of many clients at once, for simulations.
 
 - ``step``: ``VectorStep``, the traced train step of an App, vectorized over clients
+- ``gpu``: ``CudaGraphs``, the same on a GPU
 """

@@ -2,19 +2,20 @@
 
 ``vmap`` transforms the traced train step, which is a function without state. So the optimizer, the recipe, norms and
 masks have a single definition in ``tracing.train``. The vectorized step differs from the exported graph only in
-rounding.
+rounding. On a GPU, it runs as CUDA graphs.
 
 Reference:
     torch.func.vmap, https://docs.pytorch.org/docs/stable/generated/torch.func.vmap.html.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.export.passes import move_to_device_pass
 
 from fanin.edge.export.app import App
 from fanin.edge.export.decompositions.elementwise import copied
@@ -24,6 +25,7 @@ from fanin.edge.export.optimizers.optimizer import Tensors
 from fanin.edge.export.prepare import Prepared, prepare
 from fanin.edge.export.quiet import quiet_torch
 from fanin.edge.export.tracing.train import trace_train
+from fanin.edge.export.vectorized.gpu import CudaGraphs, exact_convolutions
 from fanin.edge.runtimes.base import PaddedBatch
 from fanin.edge.runtimes.graphs import (
     PROXIMAL_WEIGHT,
@@ -48,6 +50,7 @@ CHUNK_BYTES: Final = 64 << 20
 """Parameters and optimizer state of the clients that train together. More of them would not fit in the processor's
 cache, and their activations need memory, too."""
 MAX_CHUNK: Final = 64
+CPU: Final = torch.device("cpu")
 TOLERANCE: Final = 1e-3
 """Largest difference between a vectorized step and a single one, relative to the largest value of a tensor."""
 
@@ -94,10 +97,18 @@ class VectorState:
 
 
 class VectorStep:
-    """One train step of many clients at once."""
+    """One train step of many clients at once.
 
-    def __init__(self, app: App) -> None:
+    Attributes:
+        max_clients: Number of clients that should train together.
+    """
+
+    def __init__(self, app: App, device: torch.device = CPU) -> None:
         """Trace and vectorize the train step of an App.
+
+        Args:
+            app: The App.
+            device: The processor, or a CUDA device.
 
         Raises:
             UnsupportedModel: The step cannot be traced or vectorized, or the vectorized one has other results.
@@ -123,24 +134,25 @@ class VectorStep:
         # It also refuses a slice without an end, as in the gradient of x[:, 1:].
         forms: Table = {torch.ops.aten.copy.default: copied, torch.ops.aten.slice_scatter.default: slice_scatter}
         with quiet_torch():
-            self._one = traced.program.run_decompositions(forms).module()
+            self._one = move_to_device_pass(traced.program.run_decompositions(forms), device).module()
         anchors = {state_port("anchor", spec.name) for spec in self._table.specs}
         shared = {*anchors, *SHARED, *(SETTING_PREFIX + name for name in app.recipe.optimizer.setting_inputs)}
         axes = tuple(None if name in shared else 0 for name in self._inputs)
-        self._all = torch.func.vmap(self._one, in_dims=axes)
+        self._all: Callable[..., tuple[Tensor, ...]] = torch.func.vmap(self._one, in_dims=axes)
         self._axes = dict(zip(self._inputs, axes, strict=True))
         names = {parameter_port(spec.name): spec.name for spec in self._table.specs}
         self._parameters = {port: name for port, name in names.items() if port in self._examples}
         ports = (Port(name=name, dtype="float32", shape=tuple(value.shape)) for name, value in self._examples.items())
         self._random = random_ports(ports)
         self._states = [name.removeprefix("next.") for name in self._outputs[:-1]]
-        self._check(prepared)
-
-    @property
-    def max_clients(self) -> int:
-        """Number of clients that should train together."""
-        values = sum(self._examples[name].numel() for name in self._states)
-        return max(1, min(MAX_CHUNK, CHUNK_BYTES // max(4 * values, 1)))
+        if device.type == "cuda":
+            on_gpu = self._all = CudaGraphs(self._all, axes, device)
+            self._check(prepared, device)
+            self.max_clients = on_gpu.max_clients
+        else:
+            self._check(prepared, device)
+            values = sum(self._examples[name].numel() for name in self._states)
+            self.max_clients = max(1, min(MAX_CHUNK, CHUNK_BYTES // max(4 * values, 1)))
 
     def begin(self, parameters: Float32s, num_clients: int) -> VectorState:
         """Return the state of all clients before their first step.
@@ -182,12 +194,12 @@ class VectorStep:
         with torch.no_grad():
             results = dict(zip(self._outputs, self._all(*(feed[name] for name in self._inputs)), strict=True))
         following = {name: results[next_port(name)] for name in self._states}
-        losses: Float32s = results["loss"].numpy()
+        losses: Float32s = results["loss"].cpu().numpy()
         return VectorState(tensors=following, num_steps=state.num_steps + 1), losses
 
     def parameters(self, state: VectorState) -> list[Float32s]:
         """Return the parameters of each client (num_values,)."""
-        arrays = {name: state.tensors[port].numpy() for port, name in self._parameters.items()}
+        arrays = {name: state.tensors[port].cpu().numpy() for port, name in self._parameters.items()}
         num = len(next(iter(arrays.values())))
         return [self._table.flatten({name: values[client] for name, values in arrays.items()}) for client in range(num)]
 
@@ -211,14 +223,15 @@ class VectorStep:
                 extras[port] = torch.from_numpy(np.stack([control[name] for control in controls]))
         return extras
 
-    def _check(self, prepared: Prepared) -> None:
+    def _check(self, prepared: Prepared, device: torch.device) -> None:
         """Compare one vectorized step of two clients with two single steps. Raises UnsupportedModel."""
         what = f"App {prepared.app.name}: the train step cannot be vectorized over clients"
         feed = {name: self._two(name, value) for name, value in self._examples.items()}
         try:
-            with torch.no_grad():
+            with torch.no_grad(), exact_convolutions():
                 together = self._all(*feed.values())
-                singles = [self._one(*(self._of(name, feed[name], client) for name in feed)) for client in range(2)]
+                moved = {name: value.to(device) for name, value in feed.items()}
+                singles = [self._one(*(self._of(name, moved[name], client) for name in feed)) for client in range(2)]
         except Exception as exc:  # Any error: an operator without a batching rule may raise any.
             reason = str(exc).strip().partition("\n")[0]
             raise UnsupportedModel(f"{what}: {reason}; use engine='graph'") from exc
