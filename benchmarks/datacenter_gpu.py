@@ -1,12 +1,13 @@
 """Tokens a second, MFU and peak memory of a decoder on one GPU, compared with a plain torch loop of the same model.
 
-    python benchmarks/datacenter_gpu.py [--size 125m,350m,1.5b] [--sequence 2048] [--steps 50] [--json [FILE]]
+    python benchmarks/datacenter_gpu.py [--size 125m,350m,1.5b] [--sequence 2048] [--steps 50]
+                                        [--recompute selective|none] [--json [FILE]]
     python benchmarks/datacenter_gpu.py --device cpu --size tiny --steps 3      (only shows that it runs)
 
-Both use bf16, torch.compile for each layer, flash attention (scaled_dot_product_attention), selective recomputation and
-AdamW. ``fanin`` is the engine that ``fanin train`` uses, on one process. ``plain`` is a hand-written loop with the same
-module, compilation, recomputation and optimizer. The two alternate step by step in one process; the result is the
-median of the steps after the warm-up.
+Both use bf16, torch.compile for each layer, flash attention (scaled_dot_product_attention) and AdamW, and by default
+selective recomputation. ``fanin`` is the engine that ``fanin train`` uses, on one process. ``plain`` is a hand-written
+loop with the same module, compilation, recomputation and optimizer. The two alternate step by step in one process; the
+result is the median of the steps after the warm-up.
 
 MFU is defined in ``fanin.datacenter.watch.flops``. The gate is 45 % and the goal 55 %, for 1.5 B parameters at a
 sequence of 2048 on an H200. Peak memory excludes the other model; on a CPU it is that of the whole process. Without a
@@ -34,7 +35,7 @@ from fanin.datacenter.models.decoder import Decoder, DecoderConfig
 from fanin.datacenter.parallel.batch import Batch
 from fanin.datacenter.parallel.build import TrainableModel
 from fanin.datacenter.parallel.engine import build_engine
-from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
+from fanin.datacenter.parallel.settings import ParallelSettings, Recompute, TrainingSettings
 from fanin.datacenter.parallel.transforms.recompute import keep_expensive
 from fanin.datacenter.planner.facts import decoder_facts
 from fanin.datacenter.watch.flops import best_gemm, hardware_of, mfu
@@ -56,6 +57,7 @@ class Course:
     sequence: int
     device: torch.device
     compiled: bool
+    recompute: Recompute
 
     @property
     def config(self) -> DecoderConfig:
@@ -74,7 +76,7 @@ def engine_step(course: Course) -> Callable[[], float]:
     """Run one step of fanin's engine. Return its loss."""
     with course.device:
         module = Decoder(course.config)
-    parallel = ParallelSettings(recompute="selective", precision="bf16", compile=course.compiled)
+    parallel = ParallelSettings(recompute=course.recompute, precision="bf16", compile=course.compiled)
     training = TrainingSettings(batch_size=course.samples, learning_rate=RATE, betas=BETAS)
     model = TrainableModel(module=module, layout=decoder_layout(course.config))
     engine = build_engine(model, parallel, training, None, course.device)
@@ -89,7 +91,8 @@ def plain_step(course: Course) -> Callable[[], float]:
         module = Decoder(course.config)
     again = partial(create_selective_checkpoint_contexts, keep_expensive)
     for layer in module.layers:
-        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, context_fn=again)
+        if course.recompute == "selective":
+            layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, context_fn=again)
         if course.compiled:
             layer.compile()
     optimizer = torch.optim.AdamW(module.parameters(), lr=RATE, betas=BETAS, weight_decay=0.0, fused=True)
@@ -186,6 +189,7 @@ def report_of(options: argparse.Namespace) -> dict[str, object]:
         "sequence": options.sequence,
         "steps": options.steps,
         "compiled": options.compile,
+        "recompute": options.recompute,
         "mfu_definition": "6 N_matmul + 6 layers heads (query width + value width) sequence, peak dense bf16",
         "gate_mfu": GATE,
         "goal_mfu": GOAL,
@@ -197,6 +201,7 @@ def report_of(options: argparse.Namespace) -> dict[str, object]:
             sequence=options.sequence,
             device=device,
             compiled=options.compile,
+            recompute=options.recompute,
         )
         rows = measure(course, options.steps, options.warm_up)
         ratio = rows["plain"]["seconds_per_step"] / rows["fanin"]["seconds_per_step"]
@@ -223,6 +228,7 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--steps", type=int, default=50, help="that count")
     options.add_argument("--warm-up", type=int, default=5)
     options.add_argument("--compile", action=argparse.BooleanOptionalAction, default=True)
+    options.add_argument("--recompute", choices=("selective", "none"), default="selective")
     options.add_argument("--json", nargs="?", const="-", metavar="FILE")
     return options
 

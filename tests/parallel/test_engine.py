@@ -265,6 +265,22 @@ def test_positions_are_relative(seed: int, shift: int) -> None:
     assert not torch.allclose(scores[0, 1:], scores[0, :-1])
 
 
+def test_a_compiled_layer_computes_its_rotations_once() -> None:
+    graphs: list[torch.fx.GraphModule] = []
+
+    def backend(graph: torch.fx.GraphModule, _: list[Tensor]) -> torch.fx.GraphModule:
+        graphs.append(graph)
+        return graph
+
+    decoder = Decoder(CONFIG, seed=2)
+    tokens = torch.arange(10)[None] % 13
+    assert torch.equal(torch.compile(decoder, backend=backend, fullgraph=True)(tokens), decoder(tokens))
+    called = [str(node.target) for graph in graphs for node in graph.graph.nodes]
+    assert called.count("fanin.rotations.default") == CONFIG.num_layers
+    # Inlined, they would be recomputed for each element.
+    assert not {"cos", "sin"} & set(called)
+
+
 def test_an_encoder_sees_both_sides_but_no_padding() -> None:
     encoder = Encoder(EncoderConfig(vocabulary=13, context=8, width=16, num_heads=2, feed_forward=8), seed=1)
     tokens, mask = torch.arange(8)[None], torch.tensor([[1, 1, 1, 1, 1, 1, 0, 0]])

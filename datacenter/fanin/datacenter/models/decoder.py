@@ -84,10 +84,26 @@ class Attention(nn.Module):
 def rotations(x: Tensor, base: float) -> tuple[Tensor, Tensor]:
     """Return (cos, sin) of the angles for ``x`` (..., T, head width), each (T, head width / 2), at least float32."""
     dtype = torch.promote_types(x.dtype, torch.float32)
-    length, half = x.shape[-2], x.shape[-1] // 2
-    rates = base ** (torch.arange(half, dtype=dtype, device=x.device) / -half)
-    angles = torch.outer(torch.arange(length, dtype=dtype, device=x.device), rates)
+    cos, sin = _rotations(x.shape[-2], x.shape[-1] // 2, base, dtype, x.device)
+    return cos, sin
+
+
+@torch.library.custom_op("fanin::rotations", mutates_args=())
+def _rotations(length: int, half: int, base: float, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return ``rotations`` as an operator that the compiler does not open.
+
+    Otherwise it would compute the cosine and the sine anew for every element of every query and key. On an H200, that
+    took a fifth of the step of a decoder of 1.5 B parameters.
+    """
+    rates = base ** (torch.arange(half, dtype=dtype, device=device) / -half)
+    angles = torch.outer(torch.arange(length, dtype=dtype, device=device), rates)
     return angles.cos(), angles.sin()
+
+
+@_rotations.register_fake
+def _(length: int, half: int, base: float, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    shape = (length, half)
+    return torch.empty(shape, dtype=dtype, device=device), torch.empty(shape, dtype=dtype, device=device)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
