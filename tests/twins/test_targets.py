@@ -1,4 +1,4 @@
-"""Targets and outputs of seven kinds of models, in exported graphs and in a vectorized step, against eager torch."""
+"""Targets and outputs of several kinds of models, in exported graphs and in a vectorized step, against eager torch."""
 
 import math
 from collections.abc import Callable
@@ -36,16 +36,24 @@ LENGTH = 6
 QUANTILES = (0.1, 0.5, 0.9)
 
 
-class Pixels(nn.Module):
-    """A segmentation model: its class scores (B, C, H, W) are returned with the classes as last dimension."""
+class ClassesFirst(nn.Module):
+    """A segmentation model as torch has them: its class scores are (B, C, H, W)."""
 
     def __init__(self) -> None:
         super().__init__()
         self.first, self.last = nn.Conv2d(1, 8, 3, padding=1), nn.Conv2d(8, NUM_CLASSES, 1)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Logits (B, C, H, W)."""
+        return self.last(torch.relu(self.first(x)))
+
+
+class Pixels(ClassesFirst):
+    """A segmentation model that returns the classes as the last dimension."""
+
+    def forward(self, x: Tensor) -> Tensor:
         """Logits (B, H, W, C)."""
-        return self.last(torch.relu(self.first(x))).movedim(1, -1)
+        return super().forward(x).movedim(1, -1)
 
 
 class Cells(nn.Module):
@@ -118,6 +126,11 @@ def pixel_loss(logits: Tensor, y: Tensor) -> Tensor:
     return losses.sum(dim=(1, 2)) / (y >= 0).sum(dim=(1, 2)).clamp(min=1)
 
 
+def class_axis_loss(output: Tensor, y: Tensor) -> Tensor:
+    """Return torch's cross-entropy of scores (B, C, H, W), averaged over the pixels (B, H, W) of each sample."""
+    return functional.cross_entropy(output, y, ignore_index=-1, reduction="none").mean(dim=(1, 2))
+
+
 def cell_loss(output: Tensor, y: Tensor) -> Tensor:
     """Return the loss of a detector for y (B, 6, 4, 4): the presence of an object, its box, and its class number."""
     has_object, box, kind = y[:, 0], y[:, 1:5], y[:, 5:]
@@ -139,6 +152,7 @@ class Case:
     num_classes: int = 0
     is_declared: bool = False
     output: str | tuple[str, ...] = ""
+    class_axis: int = -1
 
 
 def normal_values(*shape: int) -> Callable[[np.random.Generator], np.ndarray]:
@@ -175,6 +189,9 @@ CASES = {
         NUM_CLASSES,
     ),
     "segmentation": Case(Pixels, pixel_loss, normal_values(1, 8, 8), labels(-1, 8, 8), NUM_CLASSES),
+    "class axis": Case(
+        ClassesFirst, class_axis_loss, normal_values(1, 8, 6), labels(-1, 8, 6), NUM_CLASSES, class_axis=1
+    ),
     "detection": Case(Cells, cell_loss, normal_values(1, 8, 8), cells, is_declared=True),
     "inner classifier": Case(
         TwoClassifiers, two_classifiers_loss, normal_values(5), labels(0), NUM_CLASSES, output=("logits", "others.1")
@@ -198,6 +215,7 @@ def targets_app(name: str) -> App:
         calibration=data.inputs["x"],
         batch_size=BATCH_SIZE,
         num_classes=case.num_classes,
+        class_axis=case.class_axis,
         loss=case.loss,
         output=case.output,
         targets=data.y if case.is_declared else None,
@@ -210,7 +228,12 @@ def targets_bundle(name: str, formats: tuple[str, ...]) -> Bundle:
     return export_bundle(targets_app(name), formats)
 
 
-IN_CI = ("segmentation", "detection", "two heads")
+def targets_of(y: np.ndarray) -> Tensor:
+    """Return targets as a loss receives them: integers are int64."""
+    return torch.from_numpy(y.astype(np.int64) if y.dtype == np.int32 else y)
+
+
+IN_CI = ("class axis", "detection", "two heads")
 RUNS = [(name, runtime) for name in CASES for runtime in ("onnx", "litert", "tflite")]
 
 
@@ -229,7 +252,7 @@ def test_ten_steps_are_those_of_eager_torch(run: tuple[str, str]) -> None:
         num = int(batch.mask.sum())
         optimizer.zero_grad()
         output = app.call(module, {"x": torch.from_numpy(batch.inputs["x"][:num])})
-        expected_loss = loss(output, torch.from_numpy(batch.y[:num])).mean()
+        expected_loss = loss(output, targets_of(batch.y[:num])).mean()
         expected_loss.backward()
         optimizer.step()
         assert value == pytest.approx(expected_loss.item(), rel=1e-4)
@@ -239,10 +262,10 @@ def test_ten_steps_are_those_of_eager_torch(run: tuple[str, str]) -> None:
     sums = runtime_of(runtime).open_evaluate(bundle)(state.parameters, batches[0])
     with torch.no_grad():
         output = app.call(module, {"x": torch.from_numpy(batches[0].inputs["x"])})
-        assert sums.loss_sum == pytest.approx(loss(output, torch.from_numpy(batches[0].y)).sum().item(), rel=1e-4)
+        assert sums.loss_sum == pytest.approx(loss(output, targets_of(batches[0].y)).sum().item(), rel=1e-4)
     predictions = output[app.output[0]] if isinstance(output, dict) else output
     if app.num_classes:
-        assert np.mean(sums.predicted == predictions.argmax(dim=-1).numpy()) > 0.99
+        assert np.mean(sums.predicted == predictions.argmax(dim=app.class_axis).numpy()) > 0.99
     else:
         np.testing.assert_allclose(sums.predicted, predictions.numpy(), rtol=0, atol=1e-5)
 
@@ -259,6 +282,19 @@ def test_a_vectorized_step_is_that_of_each_client(name: str) -> None:
     for batch, actual in zip((first, second), step.parameters(state), strict=True):
         expected, _ = graph_step(graph_step.begin(initial), batch, StepSettings(learning_rate=RATE))
         np.testing.assert_allclose(actual, expected.parameters, rtol=0, atol=1e-6)
+
+
+def test_int8_and_a_float_file_return_the_classes_as_the_last_dimension() -> None:
+    app, bundle, runtime = targets_app("class axis"), targets_bundle("class axis", ("onnx",)), open_runtime("onnx")
+    initial, data = bundle.initial_parameters(), examples_of("class axis")
+    with torch.no_grad():
+        expected = app.module(torch.from_numpy(data.inputs["x"])).movedim(1, -1).numpy()
+    np.testing.assert_allclose(runtime.open_predict(bundle, initial)(data.inputs), expected, rtol=0, atol=0.05)
+    session = InferenceSession(float_models(app, bundle, initial, "onnx")["infer"])
+    np.testing.assert_allclose(session.run(None, data.inputs)[0], expected, rtol=0, atol=1e-5)
+    quality = measure(runtime, bundle, initial, batches_of("class axis"))
+    assert quality.num_predictions == np.count_nonzero(data.y >= 0)
+    assert quality.num_correct_float == np.count_nonzero(expected.argmax(-1) == data.y)
 
 
 def batches_of(name: str) -> list[PaddedBatch]:
@@ -325,3 +361,22 @@ def test_wrong_targets_are_refused_with_a_remedy(changes: dict[str, object], mes
 def test_a_loss_that_does_not_know_several_outputs_is_refused_with_its_argument(loss: Loss) -> None:
     with pytest.raises(UnsupportedModel, match=r"a dict of the tensors at \['logits', 'others.1'\]: write loss= as"):
         export_bundle(replace(targets_app("inner classifier"), loss=loss))
+
+
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        (
+            cross_entropy,
+            r"write loss= as the mean .* of F.cross_entropy\(output, y, ignore_index=-1, reduction='none'\)",
+        ),
+        (
+            lambda output, y: functional.cross_entropy(output, y, ignore_index=-1, reduction="none"),
+            r"returned \(8, 8, 6\), expected \(8,\): .*; take the mean .*: losses.flatten\(1\).mean\(1\)",
+        ),
+    ],
+    ids=["default", "pixels"],
+)
+def test_a_loss_that_does_not_fit_the_class_axis_is_refused_with_its_form(loss: Loss, message: str) -> None:
+    with pytest.raises(UnsupportedModel, match=message):
+        export_bundle(replace(targets_app("class axis"), loss=loss))

@@ -27,7 +27,7 @@ from fanin.edge.export.inputs.named import (
     num_samples,
     rows_of,
 )
-from fanin.edge.export.inputs.outputs import Paths, checked_paths, picked, predicted
+from fanin.edge.export.inputs.outputs import Output, Paths, checked_paths, picked
 from fanin.edge.export.inputs.sequences import check_lengths
 from fanin.edge.export.losses import Loss, cross_entropy
 from fanin.edge.export.modules.accepted import check_module
@@ -50,8 +50,9 @@ class App:
     Args:
         name: Name of the App in manifests and messages: 1 to 128 letters, digits or ``._:+-``, not a dot first.
         module: Maps inputs (B, ...), float32 or int32 tokens, to logits (B, num_classes) or to logits of the next
-            tokens (B, T, num_classes). With ``num_classes`` 0 it returns values (B, ...). Server and devices exchange
-            the trainable parameters. The others are constants of the Bundle.
+            tokens (B, T, num_classes). With ``num_classes`` 0 it returns values (B, ...). ``class_axis`` is for logits
+            with the classes in another axis than the last. Server and devices exchange the trainable parameters. The
+            others are constants of the Bundle.
         calibration: Real inputs (n, ...), n at least 2. A tensor is named ``x``. A tuple of tensors has the order of
             the parameters of ``forward``. A dict has the tensors by name. The App keeps the dict ``inputs``. The
             activation scales of the int8 graph are computed from them. They never leave this machine. All data may be
@@ -60,6 +61,8 @@ class App:
         other_batch_sizes: Further batch sizes that a Plan may choose by ``[training] batch_size``, at most three. Each
             has its own train graph.
         num_classes: Number of classes or tokens, 0 for a module that returns values.
+        class_axis: Axis of the classes in the logits, not 0: 1 for (B, num_classes, H, W), as torch's losses accept
+            them. The loss receives the logits unchanged. All predictions have the classes in the last axis.
         loss: Maps the output of the module and y (B, ...) to one loss for each sample (B,).
         recipe: What learns, and with which optimizer.
         output: Path of the tensor for the loss and the predictions, in an output that is a tuple, a dict or a
@@ -90,6 +93,7 @@ class App:
     calibration: ExampleInputs
     batch_size: int
     num_classes: int = 0
+    class_axis: int = -1
     loss: Loss = cross_entropy
     recipe: Recipe = field(default_factory=Recipe)
     output: Paths = ""
@@ -108,12 +112,17 @@ class App:
             check_name("App: name", self.name)
         except InvalidInput as exc:
             raise UnsupportedModel(str(exc)) from exc
-        for number in ("batch_size", "num_classes"):
+        for number in ("batch_size", "num_classes", "class_axis"):
             object.__setattr__(self, number, _integer(f"App {self.name}: {number}", getattr(self, number)))
         if self.batch_size < 1 or self.num_classes < 0 or self.num_classes == 1:
             raise UnsupportedModel(
                 f"App {self.name}: got batch_size {self.batch_size} and num_classes {self.num_classes}, "
                 "expected a batch_size of at least 1 and num_classes of at least 2, or 0 for values"
+            )
+        if not self.class_axis or (self.class_axis != -1 and not self.num_classes):
+            raise UnsupportedModel(
+                f"App {self.name}: got class_axis {self.class_axis} and num_classes {self.num_classes}, expected the "
+                "axis of the classes in the logits, such as 1 for (batch, classes, H, W), and -1 for a model of values"
             )
         object.__setattr__(self, "other_batch_sizes", _batch_sizes(self))
         _check_parts(self)
@@ -166,6 +175,11 @@ class App:
         """
         return picked(f"App {self.name}", self.place, call_module(module, inputs), self.output)
 
+    def predicted(self, output: Output) -> Tensor:
+        """Return the predictions in an output: its first tensor, with the classes in the last axis."""
+        first = output if isinstance(output, Tensor) else next(iter(output.values()))
+        return first if self.class_axis == -1 else first.movedim(self.class_axis, -1)
+
     def for_batches(self, size: int) -> "App":
         """Return the App for training by batches of one size alone; without ``validation``, which only exports use."""
         if size == self.batch_size:
@@ -185,10 +199,9 @@ class App:
             return tuple(self.declared_targets.shape[1:])
         module = copy.deepcopy(self.module).eval()
         output = None
-        # Any error: the module is the user's code.
+        # Any error: the module is the user's code, and its output may have another form.
         with torch.no_grad(), suppress(Exception):
-            output = self.call(module, self.examples(2))
-        output = predicted(output) if isinstance(output, dict) else output
+            output = self.predicted(cast("Output", self.call(module, self.examples(2))))
         if not isinstance(output, Tensor) or output.dim() < 2:
             return None
         return tuple(output.shape[1:-1] if self.num_classes else output.shape[1:])

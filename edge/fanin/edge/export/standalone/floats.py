@@ -20,7 +20,7 @@ from fanin.edge.bundles.quantize import with_derived
 from fanin.edge.export.app import App
 from fanin.edge.export.formats import FORMATS
 from fanin.edge.export.inputs.named import numpy_inputs
-from fanin.edge.export.inputs.outputs import Output, predicted
+from fanin.edge.export.inputs.outputs import Output
 from fanin.edge.export.inputs.sequences import at_length
 from fanin.edge.export.int8.folding import Infer, fold_norms
 from fanin.edge.export.onnx.writer import inputs_to_initializers, to_onnx
@@ -119,7 +119,7 @@ def _check_app(prepared: Prepared, bundle: Bundle, runtime: Runtime, trained: tu
 def _check_logits(prepared: Prepared, module: Module, runtime: Runtime, data: bytes) -> None:
     inputs = prepared.app.examples(COMPARED_SAMPLES)
     with torch.no_grad():
-        expected = predicted(_output(prepared.app, module, inputs)).numpy()
+        expected = prepared.app.predicted(_output(prepared.app, module, inputs)).numpy()
     model = runtime.open_model(data, f"{prepared.what}: the float model")
     logits = run_rows(model, numpy_inputs(inputs))["logits"]
     error = float(np.linalg.norm(logits - expected))

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from fanin.edge.export.inputs.named import numpy_inputs, rows_of
-from fanin.edge.export.inputs.outputs import predicted
 from fanin.edge.export.modules.draws import fixed_draws, values_of
 from fanin.edge.export.optimizers.optimizer import Tensors
 from fanin.edge.export.prepare import Prepared
@@ -181,7 +180,7 @@ def _evaluation(prepared: Prepared, examples: ExampleBatch, dtype: torch.dtype) 
     """Return the output of the module in evaluation mode, and the summed loss of the unmasked samples."""
     app, (inputs, y, mask) = prepared.app, examples
     output = check_output(app, app.call(copy.deepcopy(prepared.eager).to(dtype).eval(), inputs))
-    return predicted(output), float((mask * app.loss(output, labels_of(prepared, y))).sum())
+    return app.predicted(output), float((mask * app.loss(output, labels_of(prepared, y))).sum())
 
 
 def _as(part: Tensor, dtype: torch.dtype) -> Tensor:
