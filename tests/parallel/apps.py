@@ -231,6 +231,18 @@ def classes_first() -> App:
     )
 
 
+def counted() -> App:
+    """Return an App that predicts the logarithms of rates (B, 3, T), for counts of the same shape."""
+    return App(
+        name="counted",
+        module=torch.nn.Conv1d(2, 3, 1),
+        calibration=torch.rand(8, 2, 4),
+        batch_size=8,
+        targets=torch.ones(8, 3, 4, dtype=torch.int64),
+        loss=lambda output, y: torch.nn.functional.poisson_nll_loss(output, y, reduction="none").mean(dim=(1, 2)),
+    )
+
+
 def sleeping() -> NoReturn:
     """Write the process ids of the rank and its agent, then wait."""
     agent = multiprocessing.parent_process()

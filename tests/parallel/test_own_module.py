@@ -144,6 +144,16 @@ def test_the_accuracy_is_that_of_the_classes_in_the_axis_of_the_app(tmp_path: Pa
     assert scored.score(scored.objective.predict(outputs), targets).tolist() == [2.0, 3.0]
 
 
+def test_counts_have_no_accuracy(tmp_path: Path) -> None:
+    counts = np.ones((20, 3, 4), np.int32)
+    scored = objective_of(tmp_path, "counted", counts)
+    outputs, targets = torch.ones(2, 3, 4), torch.ones(2, 3, 4, dtype=torch.int64)
+    assert scored.score(scored.objective.predict(outputs), targets).tolist() == [0.0, 0.0]
+    assert scored.objective.loss_sum(outputs, targets).item() == pytest.approx(2 * (np.e - 1))
+    with pytest.raises(InvalidInput, match="got y of float32, expected int32 integers"):
+        objective_of(tmp_path, "counted", counts.astype(np.float32))
+
+
 @pytest.mark.parametrize("tied", [("head.weight", "norm.weight"), ("missing", "embed.weight")])
 def test_names_of_two_parameters_are_not_tied(tied: tuple[str, str], tmp_path: Path) -> None:
     config = config_of(tmp_path, "tied")

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fanin.edge.batch_sizes import check_other_sizes
 from fanin.edge.export.decompositions.own import Decompositions, check_own
-from fanin.edge.export.inputs.checks import as_tensor, check_input, check_labels, example_targets
+from fanin.edge.export.inputs.checks import as_tensor, check_input, check_targets, example_targets
 from fanin.edge.export.inputs.named import (
     AnyArray,
     ExampleInputs,
@@ -70,7 +70,9 @@ class App:
             itself. Or the paths of several tensors. The loss then receives a dict of them by path, and the predictions
             are the first.
         targets: Example targets y (n, ...) of a model of values, for a loss whose targets have another shape than the
-            output. None: y has the shape of the output.
+            output, or are integers. Integers are at least 0, or at least -1 in two or more dimensions. They are int32
+            on devices, and the loss receives them as int64. None: y is float32 and has the shape of the output. With
+            ``num_classes``, declared targets are labels of the shape that they have without a declaration.
         validation: Real inputs in the form of ``calibration``, and their targets y (n, ...). With them, an export fails
             if int8 is worse than float by more than a limit.
         preprocess: Maps raw data (n, ...) to the only input (n, ...), each sample independently and without trainable
@@ -188,9 +190,16 @@ class App:
 
     @property
     def declared_targets(self) -> Tensor | None:
-        """The example targets; None if targets have the shape of the output."""
+        """The example targets; None if the output decides the form of the targets."""
         assert self.targets is None or isinstance(self.targets, Tensor), "the constructor puts them into this form"
-        return self.targets
+        return None if self.num_classes else self.targets
+
+    @property
+    def target_dtype(self) -> torch.dtype:
+        """The dtype of targets on devices: int32 for labels and declared integers, float32 for values."""
+        declared = self.declared_targets
+        is_integer = self.num_classes or (declared is not None and not declared.is_floating_point())
+        return torch.int32 if is_integer else torch.float32
 
     @property
     def target_shape(self) -> tuple[int, ...] | None:
@@ -308,7 +317,7 @@ def _check_validation(app: App, inputs: Tensors, y: Tensor) -> None:
             f"App {app.name}: got validation data y {tuple(y.shape)}, expected the shape of targets except for the "
             f"number of samples: {tuple(app.declared_targets.shape)}"
         )
-    check_labels(f"App {app.name}", y, app.num_classes)
+    check_targets(f"App {app.name}: validation data y", y, app.num_classes, app.target_dtype)
 
 
 def _check_preprocess(app: App) -> None:

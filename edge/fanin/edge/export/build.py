@@ -206,7 +206,7 @@ def _check_options(formats: Sequence[str], max_drop: float | None) -> None:
 def validation_batches(app: App) -> Iterator[PaddedBatch]:
     """Yield the validation data in batches of the App's size; the last one is padded and masked."""
     inputs, y = app.held_out
-    y = y.to(torch.int32 if app.num_classes else torch.float32)
+    y = y.to(app.target_dtype)
     yield from _padded(app, inputs, y, groups_of(app, {**inputs, "y": y}))
 
 
@@ -255,7 +255,7 @@ def _untrained(app: App, measured: Mapping[str, Quality], compared: Mapping[str,
         scores = f"predicts {accuracy}, of which {100 * share:.2f} % are of one class"
         cost = f"{quality.drop_points:.2f} points of accuracy"
     elif app.loss is squared_error:
-        # A squared error of 0 means that the targets have another shape than the output, and cannot be compared.
+        # A squared error of 0 means that the targets have another form than the output, and cannot be compared.
         error, spread = quality.squares_float, quality.squares_wanted
         is_trained = not error or error < (1.0 - MIN_GAIN) * spread
         scores = f"has a squared error of {error:g} in total, and the mean of the targets one of {spread:g}"

@@ -20,7 +20,7 @@ from fanin.edge.tensors import Float32s, Float64s
 
 Observe = Callable[[Inputs, Inputs, Inputs], None]
 """Receives the targets of a batch, and the predictions of the float and of the int8 model, without padding. All three
-have the same shape, unless the App declared targets of another shape."""
+have the same shape and dtype, unless the App declared targets of another form."""
 
 
 def measure(
@@ -58,8 +58,9 @@ def measure(
             rows = (has_label, is_correct_float, is_correct_int8, (pair.in_float == pair.in_int8) & has_label)
             counts[1:] += [int(row.sum()) for row in rows]
         else:
-            # Targets of another shape than the output cannot be compared with it. Then int8 is compared with float.
-            wanted = pair.y if pair.y.shape == pair.in_float.shape else pair.in_float
+            # Targets of another form than the output cannot be compared with it. Then int8 is compared with float.
+            is_comparable = (pair.y.shape, pair.y.dtype) == (pair.in_float.shape, pair.in_float.dtype)
+            wanted = pair.y if is_comparable else pair.in_float
             squares += [_squared_error(pair.in_float, wanted), _squared_error(pair.in_int8, wanted)]
             spread.add(wanted)
     if not math.isfinite(loss_sum):

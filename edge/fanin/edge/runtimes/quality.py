@@ -28,7 +28,7 @@ class Quality:
     """Sums over examples with known targets.
 
     A classifier has labels and uses the ``num_`` fields. A regression model has none: ``num_predictions`` is 0, and the
-    ``squares_`` fields hold its errors. If its targets have another shape than its output, the float model's values
+    ``squares_`` fields hold its errors. If its targets have another form than its output, the float model's values
     stand for the targets: ``squares_float`` is 0.0.
 
     Attributes:

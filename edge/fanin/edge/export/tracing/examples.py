@@ -43,7 +43,7 @@ def example_batch(prepared: Prepared) -> ExampleBatch:
     sample masked out. A batch of sequences has one position without a token.
 
     Returns:
-        The inputs by name, each (B, ...), y (B, ...) as int32 classes or float32 targets, and mask (B,).
+        The inputs by name, each (B, ...), y (B, ...) as int32 or float32 targets, and mask (B,).
 
     Raises:
         UnsupportedModel: The module fails on the inputs, or its output has another form than logits.
@@ -54,7 +54,7 @@ def example_batch(prepared: Prepared) -> ExampleBatch:
     shape = output.shape[1:-1] if app.num_classes else output.shape[1:]
     num = app.batch_size * shape.numel()
     y = torch.arange(num) % app.num_classes if app.num_classes else torch.linspace(-1.0, 1.0, num)
-    y = y.to(torch.int32 if app.num_classes else torch.float32).reshape(app.batch_size, *shape)
+    y = y.to(app.target_dtype).reshape(app.batch_size, *shape)
     if app.declared_targets is not None:
         y = _cycled(app.declared_targets, app.batch_size, first=0)
     if len(shape) and app.num_classes:
@@ -176,9 +176,9 @@ def _other(data: Tensor, index: Tensor, generator: torch.Generator, is_one_of_se
     return data.gather(0, torch.randint(len(data), x.shape, generator=generator))
 
 
-def labels_of(prepared: Prepared, y: Tensor) -> Tensor:
-    """Return y in the dtype that a loss accepts: torch's own losses accept int64 labels only."""
-    return y.to(torch.int64) if prepared.app.num_classes else y
+def loss_targets(y: Tensor) -> Tensor:
+    """Return y in the dtype that a loss receives: torch's own losses accept int64 labels only."""
+    return y if y.is_floating_point() else y.to(torch.int64)
 
 
 def _output(prepared: Prepared, inputs: Tensors) -> Output:
@@ -230,7 +230,7 @@ def sample_losses_of(prepared: Prepared, output: Output, y: Tensor) -> Tensor:
     app, what = prepared.app, f"App {prepared.app.name}: the loss"
 
     def call() -> object:
-        return app.loss(output, labels_of(prepared, y))
+        return app.loss(output, loss_targets(y))
 
     try:
         losses = guarded(what, prepared.module, call)
@@ -240,8 +240,8 @@ def sample_losses_of(prepared: Prepared, output: Output, y: Tensor) -> Tensor:
         excluded = y.clamp(min=0)
         if (
             bool((y != excluded).any())
-            and app.num_classes
-            and succeeds(prepared.module, lambda: app.loss(output, labels_of(prepared, excluded)))
+            and not y.is_floating_point()
+            and succeeds(prepared.module, lambda: app.loss(output, loss_targets(excluded)))
         ):
             advice = UNLABELED
         elif not isinstance(output, Tensor):

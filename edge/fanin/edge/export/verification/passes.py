@@ -26,7 +26,7 @@ from fanin.edge.export.tracing.examples import (
     check_output,
     checked_output,
     example_batch,
-    labels_of,
+    loss_targets,
     sample_losses_of,
 )
 from fanin.edge.export.tracing.kernels import plain_kernels
@@ -125,7 +125,7 @@ def check_pure(prepared: Prepared) -> None:
     """
     inputs, y, mask = example_batch(prepared)
     app, evaluated = prepared.app, copy.deepcopy(prepared.eager).eval()
-    y = labels_of(prepared, y)
+    y = loss_targets(y)
     drawn: list[RandomPort] = []
 
     def passed() -> object:
