@@ -19,11 +19,13 @@ from support.targets import (
     targets_bundle,
     targets_of,
 )
+from torch import Tensor
 from torch.nn import functional
 
 from fanin.clients.data.batching import batches_in_order
 from fanin.clients.data.examples import check_examples
 from fanin.edge.export import check_app, cross_entropy
+from fanin.edge.export.build import measure_app
 from fanin.edge.export.losses import Loss
 from fanin.edge.export.standalone.floats import float_models
 from fanin.edge.export.vectorized.step import VectorSettings, VectorStep
@@ -176,6 +178,20 @@ def test_declared_labels_of_a_model_of_classes_are_those_of_its_output() -> None
     message = r"targets: got \(77, 2\), expected \(77, 6\); for a loss that needs others, .* num_classes=0"
     with pytest.raises(UnsupportedModel, match=message):
         check_app(replace(app, targets=y[:, :2]), ["onnx"])
+
+
+def test_the_loss_of_int8_is_measured_for_a_model_of_values_with_one_output() -> None:
+    def failing(output: Tensor, y: Tensor) -> Tensor:
+        raise ValueError("a share of 1.001")
+
+    app, bundle, runtime = targets_app("counts"), targets_bundle("counts", ("onnx",)), open_runtime("onnx")
+    data = examples_of("counts")
+    outputs = runtime.open_predict(bundle, bundle.initial_parameters())(data.inputs)
+    expected = app.loss(torch.from_numpy(outputs), targets_of(data.y)).sum().item()
+    assert measure_app(app, bundle, runtime).loss_sum_int8 == pytest.approx(expected, rel=1e-5)
+    assert measure_app(replace(app, loss=failing), bundle, runtime).loss_sum_int8 is None
+    two_heads = targets_bundle("two heads", ("onnx",))
+    assert measure_app(targets_app("two heads"), two_heads, runtime).loss_sum_int8 is None
 
 
 def test_integers_next_to_values_are_no_values() -> None:

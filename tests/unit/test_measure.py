@@ -30,6 +30,8 @@ def test_the_text_has_points_and_shares() -> None:
     assert WORSE.drop_points == pytest.approx(1.5)
     assert str(WORSE) == "float 95.00 %, int8 93.50 %, agreeing 90.00 % on 200 labels"
     assert str(VALUES) == "mean loss 0.5000 on 4 examples, int8's squared error +15.00 %"
+    text = "mean loss 0.5000 (int8 +0.0250) on 4 examples, int8's squared error +15.00 %"
+    assert str(replace(VALUES, loss_sum_int8=2.1)) == text
 
 
 @pytest.mark.parametrize("limit", [0.0, 1.0, 1.4, float("nan")])
