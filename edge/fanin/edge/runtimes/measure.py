@@ -5,6 +5,7 @@ before it signs (``measure``). Without validation data the two models are compar
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
@@ -45,7 +46,7 @@ def measure(
         InvalidVersion: The parameters are not finite.
     """
     counts = np.zeros(5, np.int64)  # examples, labels, correct in float, correct in int8, agreeing
-    squares, spread = np.zeros(2), _Spread()
+    squares, spread = np.zeros(2), _Spreads()
     loss_sum = 0.0
     for pair in _predictions(runtime, bundle, parameters, batches):
         loss_sum += pair.loss_sum
@@ -87,7 +88,7 @@ def compare(runtime: Runtime, bundle: Bundle, parameters: Float32s, batches: Ite
 
     Arguments and exceptions are those of ``measure``, without the check of the loss.
     """
-    num_examples, num_labels, num_agreeing, squares, spread = 0, 0, 0, 0.0, _Spread()
+    num_examples, num_labels, num_agreeing, squares, spread = 0, 0, 0, 0.0, _Spreads()
     for pair in _predictions(runtime, bundle, parameters, batches):
         num_examples += len(pair.y)
         num_labels += pair.in_float.size
@@ -173,3 +174,18 @@ class _Spread:
     def squares(self) -> float:
         """The sum over all values."""
         return float((self._squares - np.square(self._sums) / max(1, self._num)).clip(min=0.0).sum())
+
+
+class _Spreads:
+    """The sum of a ``_Spread`` for each shape of a sample: sequences of different lengths have no common mean."""
+
+    def __init__(self) -> None:
+        self._parts: defaultdict[tuple[int, ...], _Spread] = defaultdict(_Spread)
+
+    def add(self, values: Inputs) -> None:
+        self._parts[values.shape[1:]].add(values)
+
+    @property
+    def squares(self) -> float:
+        """The sum over all values."""
+        return sum(part.squares for part in self._parts.values())
