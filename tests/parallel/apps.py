@@ -218,6 +218,31 @@ def normed() -> App:
     return App(name="normed", module=module, calibration=torch.rand(4, 3), batch_size=2, num_classes=4)
 
 
+def classes_first() -> App:
+    """Return an App whose logits (B, C, T) have the classes in axis 1, as torch's losses accept them."""
+    return App(
+        name="classes_first",
+        module=torch.nn.Conv1d(2, 3, 1),
+        calibration=torch.rand(8, 2, 4),
+        batch_size=8,
+        num_classes=3,
+        class_axis=1,
+        loss=lambda output, y: torch.nn.functional.cross_entropy(output, y, reduction="none").mean(dim=1),
+    )
+
+
+def counted() -> App:
+    """Return an App that predicts the logarithms of rates (B, 3, T), for counts of the same shape."""
+    return App(
+        name="counted",
+        module=torch.nn.Conv1d(2, 3, 1),
+        calibration=torch.rand(8, 2, 4),
+        batch_size=8,
+        targets=torch.ones(8, 3, 4, dtype=torch.int64),
+        loss=lambda output, y: torch.nn.functional.poisson_nll_loss(output, y, reduction="none").mean(dim=(1, 2)),
+    )
+
+
 def sleeping() -> NoReturn:
     """Write the process ids of the rank and its agent, then wait."""
     agent = multiprocessing.parent_process()

@@ -22,6 +22,7 @@ from fanin.datacenter.config.train_config import TrainConfig
 from fanin.datacenter.files.jobfiles import PARAMETERS_FILE, SEED_FILE, write_result
 from fanin.datacenter.jobs.job import train
 from fanin.datacenter.jobs.launch import launch
+from fanin.datacenter.parallel.objective import ScoredObjective
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
 from fanin.datacenter.ranks.mesh import MeshShape
 from fanin.datacenter.training.model import build_job_model
@@ -121,6 +122,36 @@ def test_weights_of_another_app_are_refused(
 def assert_matches(pattern: str, text: str) -> None:
     """Search the text after joining the lines that the terminal wraps."""
     assert re.search(pattern, " ".join(text.split())), text
+
+
+def objective_of(folder: Path, app: str, y: np.ndarray) -> ScoredObjective:
+    np.savez(folder / "data.npz", x=np.random.default_rng(0).random((20, 2, 4), np.float32), y=y)
+    job = build_job_model(
+        TrainConfig(
+            model=ModelSettings(app=f"{APPS}:{app}"),
+            data=DataSettings(examples=folder / "data.npz"),
+            training=TrainingSettings(batch_size=8, learning_rate=0.05),
+            stop=StopSettings(steps=1),
+        )
+    )
+    return job.scored
+
+
+def test_the_accuracy_is_that_of_the_classes_in_the_axis_of_the_app(tmp_path: Path) -> None:
+    scored = objective_of(tmp_path, "classes_first", np.zeros((20, 4), np.int32))
+    outputs = torch.nn.functional.one_hot(torch.tensor([[0, 1, 2, 1]]), 3).movedim(-1, 1).float()
+    targets = torch.tensor([[0, 1, 0, -1]])
+    assert scored.score(scored.objective.predict(outputs), targets).tolist() == [2.0, 3.0]
+
+
+def test_counts_have_no_accuracy(tmp_path: Path) -> None:
+    counts = np.ones((20, 3, 4), np.int32)
+    scored = objective_of(tmp_path, "counted", counts)
+    outputs, targets = torch.ones(2, 3, 4), torch.ones(2, 3, 4, dtype=torch.int64)
+    assert scored.score(scored.objective.predict(outputs), targets).tolist() == [0.0, 0.0]
+    assert scored.objective.loss_sum(outputs, targets).item() == pytest.approx(2 * (np.e - 1))
+    with pytest.raises(InvalidInput, match="got y of float32, expected int32 integers"):
+        objective_of(tmp_path, "counted", counts.astype(np.float32))
 
 
 @pytest.mark.parametrize("tied", [("head.weight", "norm.weight"), ("missing", "embed.weight")])

@@ -231,6 +231,7 @@ def test_values_of_int8_that_are_far_worse_are_refused_unless_allowed(fanin: Fan
     assert outcome.status == 0, outcome.err
     row = json.loads(outcome.out)
     assert row["int8_drop_points"] == {} and 0.0 < row["int8_rise_percent"]["onnx"] <= 10.0
+    assert row["int8_loss_rise"].keys() == {"onnx"}
     words = ("export", f"{app}:far_values", "--out", tmp_path / "b", *words)
     message = one_line(fanin(*words), "export")
     assert re.search(

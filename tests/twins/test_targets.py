@@ -1,9 +1,7 @@
-"""Targets and outputs of seven kinds of models, in exported graphs and in a vectorized step, against eager torch."""
+"""Targets and outputs of several kinds of models, in exported graphs and in a vectorized step, against eager torch."""
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import cache
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,205 +10,34 @@ from onnxruntime import InferenceSession
 from support.models import export_bundle
 from support.nightly import in_ci
 from support.remote_runtime import runtime_of
-from torch import Tensor, nn
+from support.targets import (
+    BATCH_SIZE,
+    CASES,
+    batches_of,
+    examples_of,
+    targets_app,
+    targets_bundle,
+    targets_of,
+)
+from torch import Tensor
 from torch.nn import functional
 
 from fanin.clients.data.batching import batches_in_order
-from fanin.clients.data.examples import Examples
-from fanin.edge.bundles.bundle import Bundle
-from fanin.edge.export import App, cross_entropy, next_token
+from fanin.clients.data.examples import check_examples
+from fanin.edge.export import check_app, cross_entropy
+from fanin.edge.export.build import measure_app
 from fanin.edge.export.losses import Loss
 from fanin.edge.export.standalone.floats import float_models
 from fanin.edge.export.vectorized.step import VectorSettings, VectorStep
 from fanin.edge.runtimes.available import open_runtime
-from fanin.edge.runtimes.base import PaddedBatch, StepSettings
+from fanin.edge.runtimes.base import StepSettings
 from fanin.edge.runtimes.measure import measure
-from fanin.protos.errors import UnsupportedModel
+from fanin.edge.runtimes.models import check_targets
+from fanin.protos.errors import InvalidInput, UnsupportedModel
 from fanin.server.evaluation.metrics import evaluate_version
 
 RATE = 0.05
-NUM = 77
-BATCH_SIZE = 8
-NUM_CLASSES = 3
-LENGTH = 6
-QUANTILES = (0.1, 0.5, 0.9)
-
-
-class Pixels(nn.Module):
-    """A segmentation model: its class scores (B, C, H, W) are returned with the classes as last dimension."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.last = nn.Conv2d(1, 8, 3, padding=1), nn.Conv2d(8, NUM_CLASSES, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits (B, H, W, C)."""
-        return self.last(torch.relu(self.first(x))).movedim(1, -1)
-
-
-class Cells(nn.Module):
-    """A detector: for each of 4 x 4 cells, the score of an object, its box and its class."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.body = nn.Sequential(nn.Conv2d(1, 8, 3, stride=2, padding=1), nn.Tanh(), nn.Conv2d(8, 5 + NUM_CLASSES, 1))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Values (B, 5 + C, 4, 4)."""
-        return self.body(x)
-
-
-class TwoClassifiers(nn.Module):
-    """A classifier with an auxiliary classifier on its hidden layer, which only the loss uses."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(5, 16), nn.Linear(16, NUM_CLASSES)
-        self.auxiliary = nn.Linear(16, NUM_CLASSES)
-
-    def forward(self, x: Tensor) -> dict[str, object]:
-        """Logits (B, C) of both classifiers; the auxiliary ones are in a tuple."""
-        hidden = torch.tanh(self.first(x))
-        return {"others": (hidden, self.auxiliary(hidden)), "logits": self.last(hidden)}
-
-
-class TwoHeads(nn.Module):
-    """Two heads of different sizes on one body: the class of a sample, and two of its measures."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.body, self.kind, self.measures = nn.Linear(5, 16), nn.Linear(16, NUM_CLASSES), nn.Linear(16, 2)
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits (B, C) and values (B, 2)."""
-        hidden = torch.tanh(self.body(x))
-        return self.kind(hidden), self.measures(hidden)
-
-
-def two_classifiers_loss(output: dict[str, Tensor], y: Tensor) -> Tensor:
-    """Return the sum of both classifiers' losses for y (B,), with a weight of 0.3 for the inner one."""
-    inner = functional.cross_entropy(output["others.1"], y.long(), reduction="none")
-    return functional.cross_entropy(output["logits"], y.long(), reduction="none") + 0.3 * inner
-
-
-def two_heads_loss(output: dict[str, Tensor], y: Tensor) -> Tensor:
-    """Return the sum of both heads' losses for y (B, 3): the number of the class, and two measures."""
-    class_loss = functional.cross_entropy(output["0"], y[:, 0].long(), reduction="none")
-    return class_loss + 0.5 * (output["1"] - y[:, 1:]).square().mean(dim=1)
-
-
-def gaussian_loss(output: Tensor, y: Tensor) -> Tensor:
-    """Return the negative log-likelihood of y (B, 1) for means and logarithms of variances (B, 2)."""
-    mean, log_variance = output[:, :1], output[:, 1:]
-    return (0.5 * (log_variance + (y - mean).square() * torch.exp(-log_variance))).mean(dim=1)
-
-
-def pinball_loss(output: Tensor, y: Tensor) -> Tensor:
-    """Return the mean pinball loss of three quantiles (B, 3) for y (B,)."""
-    error = y.unsqueeze(1) - output
-    quantiles = torch.tensor(QUANTILES)
-    return torch.maximum(quantiles * error, (quantiles - 1.0) * error).mean(dim=1)
-
-
-def pixel_loss(logits: Tensor, y: Tensor) -> Tensor:
-    """Return torch's cross-entropy, averaged over the labelled pixels (B, H, W) of each sample."""
-    losses = functional.cross_entropy(logits.movedim(-1, 1), y.long(), ignore_index=-1, reduction="none")
-    return losses.sum(dim=(1, 2)) / (y >= 0).sum(dim=(1, 2)).clamp(min=1)
-
-
-def cell_loss(output: Tensor, y: Tensor) -> Tensor:
-    """Return the loss of a detector for y (B, 6, 4, 4): the presence of an object, its box, and its class number."""
-    has_object, box, kind = y[:, 0], y[:, 1:5], y[:, 5:]
-    presence_loss = functional.binary_cross_entropy_with_logits(output[:, 0], has_object, reduction="none")
-    box_loss = functional.smooth_l1_loss(output[:, 1:5], box, reduction="none").sum(dim=1)
-    is_kind = (kind == torch.arange(NUM_CLASSES, dtype=y.dtype).reshape(1, -1, 1, 1)).to(y.dtype)
-    class_loss = -(is_kind * torch.log_softmax(output[:, 5:], dim=1)).sum(dim=1)
-    return (presence_loss + has_object * (box_loss + class_loss)).mean(dim=(1, 2))
-
-
-@dataclass(frozen=True)
-class Case:
-    """A model, its loss, and the data of a device."""
-
-    module: Callable[[], nn.Module]
-    loss: Callable[..., Tensor]
-    x: Callable[[np.random.Generator], np.ndarray]
-    y: Callable[[np.random.Generator], np.ndarray]
-    num_classes: int = 0
-    is_declared: bool = False
-    output: str | tuple[str, ...] = ""
-
-
-def normal_values(*shape: int) -> Callable[[np.random.Generator], np.ndarray]:
-    return lambda rng: rng.normal(size=(NUM, *shape)).astype(np.float32)
-
-
-def labels(lowest: int, *shape: int) -> Callable[[np.random.Generator], np.ndarray]:
-    return lambda rng: rng.integers(lowest, NUM_CLASSES, (NUM, *shape)).astype(np.int32)
-
-
-def cells(rng: np.random.Generator) -> np.ndarray:
-    y = rng.uniform(size=(NUM, 6, 4, 4)).astype(np.float32)
-    y[:, 0] = y[:, 0] < 0.3
-    y[:, 5] = rng.integers(0, NUM_CLASSES, (NUM, 4, 4))
-    return y
-
-
-def kinds_of(rng: np.random.Generator) -> np.ndarray:
-    return np.column_stack([rng.integers(0, NUM_CLASSES, NUM), rng.normal(size=(NUM, 2))]).astype(np.float32)
-
-
-def perceptron(num_outputs: int) -> nn.Module:
-    return nn.Sequential(nn.Linear(5, 16), nn.Tanh(), nn.Linear(16, num_outputs))
-
-
-CASES = {
-    "heteroscedastic": Case(lambda: perceptron(2), gaussian_loss, normal_values(5), normal_values(1), is_declared=True),
-    "quantiles": Case(lambda: perceptron(3), pinball_loss, normal_values(5), normal_values(), is_declared=True),
-    "sequence labels": Case(
-        lambda: nn.Sequential(nn.Linear(5, 16), nn.Tanh(), nn.Linear(16, NUM_CLASSES)),
-        next_token,
-        normal_values(LENGTH, 5),
-        labels(-1, LENGTH),
-        NUM_CLASSES,
-    ),
-    "segmentation": Case(Pixels, pixel_loss, normal_values(1, 8, 8), labels(-1, 8, 8), NUM_CLASSES),
-    "detection": Case(Cells, cell_loss, normal_values(1, 8, 8), cells, is_declared=True),
-    "inner classifier": Case(
-        TwoClassifiers, two_classifiers_loss, normal_values(5), labels(0), NUM_CLASSES, output=("logits", "others.1")
-    ),
-    "two heads": Case(TwoHeads, two_heads_loss, normal_values(5), kinds_of, is_declared=True, output=("0", "1")),
-}
-
-
-@cache
-def examples_of(name: str) -> Examples:
-    rng = np.random.default_rng(5)
-    return Examples(inputs={"x": CASES[name].x(rng)}, y=CASES[name].y(rng))
-
-
-def targets_app(name: str) -> App:
-    case, data = CASES[name], examples_of(name)
-    torch.manual_seed(0)
-    return App(
-        name="targets",
-        module=case.module(),
-        calibration=data.inputs["x"],
-        batch_size=BATCH_SIZE,
-        num_classes=case.num_classes,
-        loss=case.loss,
-        output=case.output,
-        targets=data.y if case.is_declared else None,
-        validation=(data.inputs["x"], data.y),
-    )
-
-
-@cache
-def targets_bundle(name: str, formats: tuple[str, ...]) -> Bundle:
-    return export_bundle(targets_app(name), formats)
-
-
-IN_CI = ("segmentation", "detection", "two heads")
+IN_CI = ("class axis", "counts", "detection", "two heads")
 RUNS = [(name, runtime) for name in CASES for runtime in ("onnx", "litert", "tflite")]
 
 
@@ -229,7 +56,7 @@ def test_ten_steps_are_those_of_eager_torch(run: tuple[str, str]) -> None:
         num = int(batch.mask.sum())
         optimizer.zero_grad()
         output = app.call(module, {"x": torch.from_numpy(batch.inputs["x"][:num])})
-        expected_loss = loss(output, torch.from_numpy(batch.y[:num])).mean()
+        expected_loss = loss(output, targets_of(batch.y[:num])).mean()
         expected_loss.backward()
         optimizer.step()
         assert value == pytest.approx(expected_loss.item(), rel=1e-4)
@@ -239,10 +66,10 @@ def test_ten_steps_are_those_of_eager_torch(run: tuple[str, str]) -> None:
     sums = runtime_of(runtime).open_evaluate(bundle)(state.parameters, batches[0])
     with torch.no_grad():
         output = app.call(module, {"x": torch.from_numpy(batches[0].inputs["x"])})
-        assert sums.loss_sum == pytest.approx(loss(output, torch.from_numpy(batches[0].y)).sum().item(), rel=1e-4)
+        assert sums.loss_sum == pytest.approx(loss(output, targets_of(batches[0].y)).sum().item(), rel=1e-4)
     predictions = output[app.output[0]] if isinstance(output, dict) else output
     if app.num_classes:
-        assert np.mean(sums.predicted == predictions.argmax(dim=-1).numpy()) > 0.99
+        assert np.mean(sums.predicted == predictions.argmax(dim=app.class_axis).numpy()) > 0.99
     else:
         np.testing.assert_allclose(sums.predicted, predictions.numpy(), rtol=0, atol=1e-5)
 
@@ -261,8 +88,17 @@ def test_a_vectorized_step_is_that_of_each_client(name: str) -> None:
         np.testing.assert_allclose(actual, expected.parameters, rtol=0, atol=1e-6)
 
 
-def batches_of(name: str) -> list[PaddedBatch]:
-    return list(batches_in_order(examples_of(name), BATCH_SIZE))
+def test_int8_and_a_float_file_return_the_classes_as_the_last_dimension() -> None:
+    app, bundle, runtime = targets_app("class axis"), targets_bundle("class axis", ("onnx",)), open_runtime("onnx")
+    initial, data = bundle.initial_parameters(), examples_of("class axis")
+    with torch.no_grad():
+        expected = app.module(torch.from_numpy(data.inputs["x"])).movedim(1, -1).numpy()
+    np.testing.assert_allclose(runtime.open_predict(bundle, initial)(data.inputs), expected, rtol=0, atol=0.05)
+    session = InferenceSession(float_models(app, bundle, initial, "onnx")["infer"])
+    np.testing.assert_allclose(session.run(None, data.inputs)[0], expected, rtol=0, atol=1e-5)
+    quality = measure(runtime, bundle, initial, batches_of("class axis"))
+    assert quality.num_predictions == np.count_nonzero(data.y >= 0)
+    assert quality.num_correct_float == np.count_nonzero(expected.argmax(-1) == data.y)
 
 
 def test_int8_is_compared_with_float_if_targets_have_another_shape() -> None:
@@ -308,11 +144,19 @@ def test_a_float_file_of_a_model_of_two_heads_predicts_the_first() -> None:
             {"targets": None, "validation": None},
             r"y has the shape \(8, 3\).*declare another shape by targets=",
         ),
-        ({"targets": np.zeros((4, 2), np.int64)}, r"targets: got torch.int64 \(4, 2\), expected float32 \(n, ...\)"),
-        ({"targets": np.zeros((1, 2), np.float32)}, r"expected float32 \(n, ...\) with n of at least 2"),
+        (
+            {"targets": np.full((4, 2), -2)},
+            r"targets: got torch.int32 .*, expected integers from -1 to .* targets=y.float\(\)",
+        ),
+        ({"targets": np.full((4, 2), 1 << 31)}, "targets: got integers from 2147483648 to .*, expected int32 numbers"),
+        ({"targets": np.zeros((1, 2), np.float32)}, r"expected \(n, ...\) with n of at least 2"),
+        (
+            {"targets": np.zeros(4, np.int64)},
+            r"validation data y: got torch.float32 \(77,\) .*, expected integers from 0 to 2147483647 as targets",
+        ),
         ({"targets": np.full((4,), np.nan, np.float32)}, "targets: got NaN in sample 0"),
         ({"targets": [1.0, 2.0]}, "targets: got list, expected one tensor or numpy array"),
-        ({"num_classes": 3, "validation": None}, "got example targets with num_classes 3, expected them with"),
+        ({"num_classes": 3, "validation": None}, "targets: got torch.float32 .*, expected integers from 0 to 2"),
         ({"targets": np.zeros((4, 2), np.float32)}, r"validation data y \(77,\), expected the shape of targets"),
     ],
 )
@@ -325,3 +169,58 @@ def test_wrong_targets_are_refused_with_a_remedy(changes: dict[str, object], mes
 def test_a_loss_that_does_not_know_several_outputs_is_refused_with_its_argument(loss: Loss) -> None:
     with pytest.raises(UnsupportedModel, match=r"a dict of the tensors at \['logits', 'others.1'\]: write loss= as"):
         export_bundle(replace(targets_app("inner classifier"), loss=loss))
+
+
+def test_declared_labels_of_a_model_of_classes_are_those_of_its_output() -> None:
+    app = targets_app("sequence labels")
+    y = examples_of("sequence labels").y.astype(np.int64)
+    assert check_app(replace(app, targets=y), ["onnx"]) == ()
+    message = r"targets: got \(77, 2\), expected \(77, 6\); for a loss that needs others, .* num_classes=0"
+    with pytest.raises(UnsupportedModel, match=message):
+        check_app(replace(app, targets=y[:, :2]), ["onnx"])
+
+
+def test_the_loss_of_int8_is_measured_for_a_model_of_values_with_one_output() -> None:
+    def failing(output: Tensor, y: Tensor) -> Tensor:
+        raise ValueError("a share of 1.001")
+
+    app, bundle, runtime = targets_app("counts"), targets_bundle("counts", ("onnx",)), open_runtime("onnx")
+    data = examples_of("counts")
+    outputs = runtime.open_predict(bundle, bundle.initial_parameters())(data.inputs)
+    expected = app.loss(torch.from_numpy(outputs), targets_of(data.y)).sum().item()
+    assert measure_app(app, bundle, runtime).loss_sum_int8 == pytest.approx(expected, rel=1e-5)
+    assert measure_app(replace(app, loss=failing), bundle, runtime).loss_sum_int8 is None
+    two_heads = targets_bundle("two heads", ("onnx",))
+    assert measure_app(targets_app("two heads"), two_heads, runtime).loss_sum_int8 is None
+
+
+def test_integers_next_to_values_are_no_values() -> None:
+    bundle, runtime, y = targets_bundle("counts", ("onnx",)), open_runtime("onnx"), examples_of("counts").y
+    initial, batches = bundle.initial_parameters(), batches_of("counts")
+    # Targets have the shape of the output, but are counts and numbers of classes. So int8 is compared with float.
+    assert measure(runtime, bundle, initial, batches).squares_float == 0.0
+    assert evaluate_version(runtime, bundle, initial, batches).values.keys() == {"loss"}
+    with pytest.raises(ValueError, match=r"y: got float32 \(77, 4\), expected int32 \(n, 4\); .* y.astype\('int32'\)"):
+        check_targets(bundle.manifest, y.astype(np.float32))
+    examples = replace(examples_of("counts"), y=y.astype(np.float32))
+    with pytest.raises(InvalidInput, match="got y of float32, expected int32 integers; write"):
+        check_examples(examples, targets_app("counts").input_shapes, 0, "int32")
+
+
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        (
+            cross_entropy,
+            r"write loss= as the mean .* of F.cross_entropy\(output, y, ignore_index=-1, reduction='none'\)",
+        ),
+        (
+            lambda output, y: functional.cross_entropy(output, y, ignore_index=-1, reduction="none"),
+            r"returned \(8, 8, 6\), expected \(8,\): .*; take the mean .*: losses.flatten\(1\).mean\(1\)",
+        ),
+    ],
+    ids=["default", "pixels"],
+)
+def test_a_loss_that_does_not_fit_the_class_axis_is_refused_with_its_form(loss: Loss, message: str) -> None:
+    with pytest.raises(UnsupportedModel, match=message):
+        export_bundle(replace(targets_app("class axis"), loss=loss))

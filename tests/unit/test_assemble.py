@@ -229,7 +229,22 @@ def add_control(data: bytes) -> bytes:
     return bytes(model.SerializeToString())
 
 
+def with_float_predictions(data: bytes) -> bytes:
+    """Return the evaluate graph with its predictions as float32 values."""
+    model = onnx.load_from_string(rename_ports(data, predicted="numbers"))
+    model.graph.node.append(onnx.helper.make_node("Cast", ["numbers"], ["predicted"], to=TensorProto.FLOAT))
+    model.graph.output[1].CopyFrom(linear.port("predicted", BATCH_SIZE))
+    return bytes(model.SerializeToString())
+
+
 TRAIN, EVALUATE, INFER = linear.train_graph(), linear.evaluate_graph(), linear.infer_graph()
+
+
+def test_integer_targets_of_a_model_of_values_are_accepted(tmp_path: Path) -> None:
+    spec = replace(with_graphs(evaluate=with_float_predictions(EVALUATE)), num_classes=0)
+    bundle = assemble(spec, tmp_path / "bundle", PUBLISHER)
+    evaluated = open_runtime("onnx").open_evaluate(bundle)(bundle.initial_parameters(), one_batch(1))
+    assert evaluated.predicted.dtype == np.float32
 
 
 @pytest.mark.parametrize(

@@ -352,21 +352,21 @@ def test_bytes_are_not_converted_and_are_only_for_preprocess(tmp_path: Path) -> 
     (batch,) = batches_in_order(examples, 4)
     assert batch.inputs["x"].dtype == np.uint8
     with pytest.raises(InvalidInput, match="got x of uint8, expected floats, scaled as the model wants them"):
-        check_examples(examples, {"x": (2,)}, 4)
+        check_examples(examples, {"x": (2,)}, 4, "int32")
 
 
 def test_examples_must_fit_the_model() -> None:
     examples = Examples(inputs={"x": X}, y=Y.astype(np.int32))
-    check_examples(examples, {"x": (2,)}, 4)
+    check_examples(examples, {"x": (2,)}, 4, "int32")
     with pytest.raises(InvalidInput, match=r"got x of shape \(2,\), expected \(1, 8, 8\)"):
-        check_examples(examples, {"x": (1, 8, 8)}, 4)
+        check_examples(examples, {"x": (1, 8, 8)}, 4, "int32")
     with pytest.raises(InvalidInput, match="got label 3, expected 0 to 2"):
-        check_examples(examples, {"x": (2,)}, 3)
+        check_examples(examples, {"x": (2,)}, 3, "int32")
     with pytest.raises(
         InvalidInput, match=r"got y of int32, expected float32 values; write y = y.astype\(np.float32\)"
     ):
-        check_examples(examples, {"x": (2,)}, 0)
+        check_examples(examples, {"x": (2,)}, 0, "float32")
     values = Examples(inputs={"x": X}, y=X)
-    check_examples(values, {"x": (2,)}, 0)
+    check_examples(values, {"x": (2,)}, 0, "float32")
     with pytest.raises(InvalidInput, match="got y of float32, expected int32 labels below 4"):
-        check_examples(values, {"x": (2,)}, 4)
+        check_examples(values, {"x": (2,)}, 4, "int32")

@@ -69,7 +69,7 @@ def test_a_layer_called_control_is_no_control_variate() -> None:
 
 @pytest.mark.parametrize("y", [torch.full((64,), NUM_CLASSES), torch.full((64,), -1), torch.zeros(64)])
 def test_validation_labels_are_checked(y: Tensor) -> None:
-    with pytest.raises(UnsupportedModel, match=r"got validation data y .*, expected integers from 0 to 3"):
+    with pytest.raises(UnsupportedModel, match=r"validation data y: got .*, expected integers from 0 to 3"):
         replace(app_of("mlp"), validation=(app_of("mlp").inputs["x"], y))
 
 

@@ -76,6 +76,9 @@ def app(**fields: Any) -> App:
         ({"batch_size": "4"}, "batch_size: got '4', expected an int"),
         ({"batch_size": 4.0}, "batch_size: got 4.0, expected an int"),
         ({"num_classes": "3"}, "num_classes: got '3', expected an int"),
+        ({"class_axis": 1.0}, "class_axis: got 1.0, expected an int"),
+        ({"class_axis": 0}, "got class_axis 0 and num_classes 3, expected the axis of the classes in the logits"),
+        ({"class_axis": 1, "num_classes": 0}, "got class_axis 1 and num_classes 0, .* -1 for a model of values"),
         ({"module": nn.Linear}, r"got the class Linear as module, expected an instance; write Linear\(...\)"),
         ({"module": nn.DataParallel(nn.Linear(4, 3))}, "inside torch's DataParallel, .*; pass module.module"),
         (
@@ -140,7 +143,7 @@ def test_data_with_a_gradient_loses_it() -> None:
         (
             lambda y: y[:, :, None],
             3,
-            r"returned .*the classes are dimension 1, .* return output.movedim",
+            r"returned \(2, 3, 1\), expected .*; the classes are in axis 1: set class_axis=1 in the App",
         ),
         (lambda y: y[:, 0], 3, r"returned \(2,\), .*; return one row of logits for each sample"),
         (lambda y: y[:, 0], 0, r"returned \(2,\), .*; return output.unsqueeze\(-1\) in forward"),

@@ -30,6 +30,8 @@ def test_the_text_has_points_and_shares() -> None:
     assert WORSE.drop_points == pytest.approx(1.5)
     assert str(WORSE) == "float 95.00 %, int8 93.50 %, agreeing 90.00 % on 200 labels"
     assert str(VALUES) == "mean loss 0.5000 on 4 examples, int8's squared error +15.00 %"
+    text = "mean loss 0.5000 (int8 +0.0250) on 4 examples, int8's squared error +15.00 %"
+    assert str(replace(VALUES, loss_sum_int8=2.1)) == text
 
 
 @pytest.mark.parametrize("limit", [0.0, 1.0, 1.4, float("nan")])
@@ -117,6 +119,19 @@ def test_values_are_measured_as_all_of_them_at_once_would_be(num: int, shift: fl
         spread = ((exact - exact.mean(axis=0)) ** 2).sum()
         gap = (((x + np.float32(off)).astype(np.float64) - exact) ** 2).sum()
         assert comparison.relative_error == pytest.approx(math.sqrt(gap / spread), rel=1e-6, abs=1e-9)
+
+
+def test_values_of_several_lengths_have_a_spread_for_each_length() -> None:
+    rng = np.random.default_rng(0)
+    parts = [rng.standard_normal((8, length)).astype(np.float32) for length in (2, 5)]
+    batches = [batch for x in parts for batch in batches_of(x, x + np.float32(1.0))]
+    runtime = Twins(np.full(1, 0.5, np.float32))
+    quality = measure(runtime, bundle_with(0), NO_PARAMETERS, batches)
+    spread = sum(np.square(x - x.mean(axis=0, dtype=np.float64)).sum() for x in parts)
+    assert (quality.num_examples, quality.squares_float) == (16, pytest.approx(8 * 7.0, rel=1e-6))
+    assert quality.squares_wanted == pytest.approx(spread, rel=1e-6)
+    comparison = compare(runtime, bundle_with(0), NO_PARAMETERS, batches)
+    assert comparison.relative_error == pytest.approx(math.sqrt(0.25 * 8 * 7.0 / spread), rel=1e-6)
 
 
 @pytest.mark.parametrize(("changed", "agreement", "is_good"), [(0, 1.0, True), (1, 0.99, True), (4, 0.96, False)])

@@ -92,6 +92,14 @@ def test_data_that_does_not_fit_is_refused(change: Any, message: str) -> None:
         pretrain(digits(), data, Pretraining(), lambda line: None)
 
 
+def test_integer_targets_of_a_model_of_values_are_int64_in_its_loss() -> None:
+    module, y = nn.Sequential(nn.Flatten(), nn.Linear(64, 1)), TRAIN.y[:, None]
+    app = replace(digits(), module=module, num_classes=0, loss=squared_error, targets=y)
+    assert fitting_data(app, replace(TRAIN, y=y))[1].dtype == torch.int64
+    with pytest.raises(InvalidInput, match=r"got data y torch.float32 .* expected integers"):
+        fitting_data(app, replace(TRAIN, y=y.astype(np.float32)))
+
+
 def test_a_loss_that_is_not_finite_ends_the_training() -> None:
     app = replace(digits(), module=nn.Sequential(nn.Flatten(), nn.Linear(64, 1)), num_classes=0, loss=squared_error)
     data = Examples(inputs={"x": TRAIN.inputs["x"]}, y=TRAIN.y[:, None].astype(np.float32))

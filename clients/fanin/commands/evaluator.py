@@ -21,7 +21,7 @@ from typing import BinaryIO, Final
 import numpy as np
 
 from fanin.clients.data.batching import batches_in_order
-from fanin.clients.data.examples import Examples, check_examples
+from fanin.clients.data.examples import Examples, Y, check_examples
 from fanin.clients.data.npz import read_npz
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.metrics.metric import metrics_of
@@ -161,7 +161,8 @@ def _model_examples(examples: Examples, bundle: Bundle, runtime: Runtime) -> Exa
     ready = examples if inputs is examples.inputs else Examples(inputs=inputs, y=examples.y)
     # The shapes are those of the model, as just checked; they follow from the length of the rows, if it has several.
     shapes = {name: array.shape[1:] for name, array in inputs.items()}
-    check_examples(ready, shapes, manifest.num_classes)
+    (dtype,) = (port.dtype for port in manifest.signatures["evaluate"].inputs if port.name == Y)
+    check_examples(ready, shapes, manifest.num_classes, dtype)
     return ready
 
 

@@ -177,6 +177,7 @@ def exported_row(exported: "Exported") -> dict[str, object]:
         "notes": list(exported.notes),
         "int8_drop_points": {name: each.drop_points for name, each in measured if each.num_predictions},
         "int8_rise_percent": {name: each.rise_percent for name, each in measured if not each.num_predictions},
+        "int8_loss_rise": {name: each.loss_rise for name, each in measured if each.loss_rise is not None},
         "int8_agreement": {name: each.agreement for name, each in compared if manifest.num_classes},
         "int8_relative_error": {name: each.relative_error for name, each in compared if not manifest.num_classes},
     }

@@ -132,7 +132,7 @@ def main(argv: Sequence[str]) -> int:
     if opened.note:
         sys.stderr.write(f"note: {opened.note}\n")
     if samples.labels is not None and labels is None:
-        sys.stderr.write("note: y is not compared: the targets of this model have another shape than its output\n")
+        sys.stderr.write("note: y is not compared: this model's targets have another shape or dtype than its output\n")
     return 0
 
 

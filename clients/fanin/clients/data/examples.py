@@ -27,7 +27,8 @@ class Examples:
     Attributes:
         inputs: The inputs of the model by name, each (n, ...): float32, int32, or uint8 for a Bundle with
             ``preprocess``. The only input of most models is named ``x``.
-        y: Targets: labels (n,) int32, next tokens (n, T) int32 with -1 for none, or values (n, ...) float32.
+        y: Targets: labels (n,) int32, next tokens (n, T) int32 with -1 for none, values (n, ...) float32, or the
+            integers (n, ...) int32 of a loss of one's own.
 
     Raises:
         ValueError: Names, shapes, types or values differ from this description.
@@ -75,20 +76,21 @@ class Split:
     devices: tuple[Examples, ...]
 
 
-def check_examples(examples: Examples, shapes: Mapping[str, tuple[int, ...]], num_classes: int) -> None:
+def check_examples(examples: Examples, shapes: Mapping[str, tuple[int, ...]], num_classes: int, dtype: str) -> None:
     """Raise InvalidInput unless a model can use the examples.
 
     Args:
         examples: The examples.
         shapes: The shape of one sample by input of the model.
         num_classes: Number of its classes; 0 for values.
+        dtype: Dtype of its targets.
     """
     check_inputs(examples, shapes)
-    if bool(num_classes) == (examples.y.dtype == np.float32):
-        expected, kind = (
-            (f"int32 labels below {num_classes}", "int32") if num_classes else ("float32 values", "float32")
+    if examples.y.dtype != dtype:
+        kind = f"labels below {num_classes}" if num_classes else "values" if dtype == "float32" else "integers"
+        raise InvalidInput(
+            f"examples: got y of {examples.y.dtype}, expected {dtype} {kind}; write y = y.astype(np.{dtype})"
         )
-        raise InvalidInput(f"examples: got y of {examples.y.dtype}, expected {expected}; write y = y.astype(np.{kind})")
     if num_classes and examples.y.max() >= num_classes:
         raise InvalidInput(f"examples: got label {examples.y.max()}, expected 0 to {num_classes - 1}")
 

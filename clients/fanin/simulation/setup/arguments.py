@@ -232,7 +232,7 @@ def check_flower_settings(settings: SimulationSettings) -> None:
 
 def _check_data(app: "App", clients: Partition, test: Examples | None) -> None:
     """Raise InvalidInput unless the model can use the examples. ``preprocess`` checks the shape of raw ones."""
-    target = app.target_shape
+    target, dtype = app.target_shape, str(app.target_dtype).removeprefix("torch.")
     for what, examples in (("clients", clients.examples), ("test", test)):
         if examples is None:
             continue
@@ -246,7 +246,7 @@ def _check_data(app: "App", clients: Partition, test: Examples | None) -> None:
                 )
         if app.preprocess is None:
             try:
-                check_examples(examples, app.input_shapes, app.num_classes)
+                check_examples(examples, app.input_shapes, app.num_classes, dtype)
             except InvalidInput as exc:
                 raise InvalidInput(f"simulate: {what}: {str(exc).removeprefix('examples: ')}") from exc
         if target is not None and examples.y.shape[1:] != target:

@@ -188,7 +188,8 @@ def _load_examples(
         from fanin.edge.export.inputs.named import numpy_inputs, torch_inputs
 
         examples = Examples(inputs=numpy_inputs(inputs_of(app, torch_inputs(examples.inputs))), y=examples.y)
-        check_examples(examples, app.input_shapes, app.num_classes)
+        dtype = str(app.target_dtype).removeprefix("torch.")
+        check_examples(examples, app.input_shapes, app.num_classes, dtype)
     elif X not in examples.inputs:
         raise InvalidInput(
             f"{data.examples}: got the inputs {sorted(examples.inputs)}, expected {X}; name the array of tokens {X}"

@@ -48,7 +48,7 @@ class Objective:
         loss_sum: (outputs, targets) -> the summed loss, a scalar.
         count: (targets) -> the divisor of the sum, a scalar.
         observer: Receives the predictions of evaluations, but not those of training.
-        predict: (outputs) -> the token or class with the largest output.
+        predict: (outputs) -> the token or class with the largest output; the values of a model of values.
         sharded: (this rank's columns of the vocabulary) -> the same objective on these columns of the logits. None: the
             loss needs full outputs, so the ranks of tp gather them. Replace it together with ``loss_sum``.
     """
@@ -166,8 +166,8 @@ class ScoredObjective:
         return score
 
     def score(self, predictions: Tensor, targets: Tensor) -> Tensor:
-        """Return (correct, targets) of a batch, (2,). Floating-point targets count as none."""
-        if targets.is_floating_point():
+        """Return (correct, targets) of a batch, (2,). Floating-point targets and predictions count as none."""
+        if targets.is_floating_point() or predictions.is_floating_point():
             return torch.zeros(2, dtype=torch.float64)
         is_target = targets != NO_TOKEN
         correct = (predictions == targets)[is_target].sum()

@@ -10,12 +10,13 @@ initial values of all ranks (``jobs.initial``).
 import gc
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 import torch
+from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from fanin.datacenter.config.settings import SAFETENSORS, ModelSettings
@@ -25,7 +26,7 @@ from fanin.datacenter.data.samples import DataSplit
 from fanin.datacenter.families.family import FamilyModel, ModelFiles, TokenModel
 from fanin.datacenter.parallel.build import TrainableModel, apply_precision
 from fanin.datacenter.parallel.layout import check_layout
-from fanin.datacenter.parallel.objective import ScoredObjective, padded_objective, token_objective
+from fanin.datacenter.parallel.objective import Objective, ScoredObjective, largest, padded_objective, token_objective
 from fanin.datacenter.parallel.transforms.meta import drop_values, parameters_on_meta
 from fanin.datacenter.training.parameters import load_parameters, trained_module
 from fanin.edge.parameter_files import read_parameters
@@ -94,7 +95,7 @@ def build_job_model(config: TrainConfig, *, rank: int = 0, num_ranks: int = 1) -
     check_tokens(config)
     data = load_data(config, app, tokens)
     over_samples = settings.mean_over == "samples"
-    objective = token_objective(over_samples=over_samples) if app is None else padded_objective(app.loss)
+    objective = token_objective(over_samples=over_samples) if app is None else _objective(app)
     scored = ScoredObjective(objective)
     layout = settings.parallel_layout
     check_layout(layout, module)
@@ -112,6 +113,14 @@ def build_job_model(config: TrainConfig, *, rank: int = 0, num_ranks: int = 1) -
         app=app,
         files=ModelFiles() if app is not None else _family(settings).files(module),
     )
+
+
+def _objective(app: "App") -> Objective:
+    def predict(outputs: Tensor) -> Tensor:
+        values = app.predicted(outputs)
+        return largest(values) if app.num_classes else values
+
+    return replace(padded_objective(app.loss), predict=predict)
 
 
 def _family_module(config: TrainConfig, *, with_values: bool) -> torch.nn.Module:

@@ -109,8 +109,9 @@ def fitting_data(app: "App", data: Examples) -> tuple[dict[str, Tensor], Tensor]
                 f"{form_of(expected.dtype, (-1, *app.input_shapes[name]))} like the calibration data of App {app.name}"
             )
     is_values = y.is_floating_point()
-    if is_values != (app.num_classes == 0) or (not is_values and int(y.max()) >= app.num_classes):
-        wanted = f"classes from 0 to {app.num_classes - 1}" if app.num_classes else "float values"
+    if is_values != app.target_dtype.is_floating_point or (app.num_classes and int(y.max()) >= app.num_classes):
+        integers = f"classes from 0 to {app.num_classes - 1}" if app.num_classes else "integers"
+        wanted = "float values" if app.target_dtype.is_floating_point else integers
         raise InvalidInput(f"pretraining: got data y {y.dtype} from {y.min()} to {y.max()}, expected {wanted}")
     return inputs, y if is_values else y.long()
 

@@ -236,8 +236,9 @@ def _check_contract(spec: AssembledGraphs, ports_of: Mapping[str, Ports]) -> Non
                     f"{form_of(dtype, shape)}"
                 )
         y = ports.get("y")
-        label = "int32" if spec.num_classes else "float32"
-        if y is None or y.dtype != label or y.shape[:1] != batch:
+        dtypes = ("int32",) if spec.num_classes else ("float32", "int32")
+        if y is None or y.dtype not in dtypes or y.shape[:1] != batch:
+            label = " or ".join(dtypes)
             raise InvalidBundle(f"{name} graph: got 'y' as {y}, expected {label} for {spec.batch_size} samples")
     if PREPROCESS in ports_of and ([port.name for port in ports_of[PREPROCESS][0]] != [RAW]):
         raise InvalidBundle(f"{PREPROCESS} graph: got inputs {ports_of[PREPROCESS][0]}, expected {RAW!r} alone")

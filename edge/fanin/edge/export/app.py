@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fanin.edge.batch_sizes import check_other_sizes
 from fanin.edge.export.decompositions.own import Decompositions, check_own
-from fanin.edge.export.inputs.checks import as_tensor, check_input, check_labels, example_targets
+from fanin.edge.export.inputs.checks import as_tensor, check_input, check_targets, example_targets
 from fanin.edge.export.inputs.named import (
     AnyArray,
     ExampleInputs,
@@ -27,7 +27,7 @@ from fanin.edge.export.inputs.named import (
     num_samples,
     rows_of,
 )
-from fanin.edge.export.inputs.outputs import Paths, checked_paths, picked, predicted
+from fanin.edge.export.inputs.outputs import Output, Paths, checked_paths, picked
 from fanin.edge.export.inputs.sequences import check_lengths
 from fanin.edge.export.losses import Loss, cross_entropy
 from fanin.edge.export.modules.accepted import check_module
@@ -50,8 +50,9 @@ class App:
     Args:
         name: Name of the App in manifests and messages: 1 to 128 letters, digits or ``._:+-``, not a dot first.
         module: Maps inputs (B, ...), float32 or int32 tokens, to logits (B, num_classes) or to logits of the next
-            tokens (B, T, num_classes). With ``num_classes`` 0 it returns values (B, ...). Server and devices exchange
-            the trainable parameters. The others are constants of the Bundle.
+            tokens (B, T, num_classes). With ``num_classes`` 0 it returns values (B, ...). ``class_axis`` is for logits
+            with the classes in another axis than the last. Server and devices exchange the trainable parameters. The
+            others are constants of the Bundle.
         calibration: Real inputs (n, ...), n at least 2. A tensor is named ``x``. A tuple of tensors has the order of
             the parameters of ``forward``. A dict has the tensors by name. The App keeps the dict ``inputs``. The
             activation scales of the int8 graph are computed from them. They never leave this machine. All data may be
@@ -60,6 +61,8 @@ class App:
         other_batch_sizes: Further batch sizes that a Plan may choose by ``[training] batch_size``, at most three. Each
             has its own train graph.
         num_classes: Number of classes or tokens, 0 for a module that returns values.
+        class_axis: Axis of the classes in the logits, not 0: 1 for (B, num_classes, H, W), as torch's losses accept
+            them. The loss receives the logits unchanged. All predictions have the classes in the last axis.
         loss: Maps the output of the module and y (B, ...) to one loss for each sample (B,).
         recipe: What learns, and with which optimizer.
         output: Path of the tensor for the loss and the predictions, in an output that is a tuple, a dict or a
@@ -67,7 +70,9 @@ class App:
             itself. Or the paths of several tensors. The loss then receives a dict of them by path, and the predictions
             are the first.
         targets: Example targets y (n, ...) of a model of values, for a loss whose targets have another shape than the
-            output. None: y has the shape of the output.
+            output, or are integers. Integers are at least 0, or at least -1 in two or more dimensions. They are int32
+            on devices, and the loss receives them as int64. None: y is float32 and has the shape of the output. With
+            ``num_classes``, declared targets are labels of the shape that they have without a declaration.
         validation: Real inputs in the form of ``calibration``, and their targets y (n, ...). With them, an export fails
             if int8 is worse than float by more than a limit.
         preprocess: Maps raw data (n, ...) to the only input (n, ...), each sample independently and without trainable
@@ -90,6 +95,7 @@ class App:
     calibration: ExampleInputs
     batch_size: int
     num_classes: int = 0
+    class_axis: int = -1
     loss: Loss = cross_entropy
     recipe: Recipe = field(default_factory=Recipe)
     output: Paths = ""
@@ -108,12 +114,17 @@ class App:
             check_name("App: name", self.name)
         except InvalidInput as exc:
             raise UnsupportedModel(str(exc)) from exc
-        for number in ("batch_size", "num_classes"):
+        for number in ("batch_size", "num_classes", "class_axis"):
             object.__setattr__(self, number, _integer(f"App {self.name}: {number}", getattr(self, number)))
         if self.batch_size < 1 or self.num_classes < 0 or self.num_classes == 1:
             raise UnsupportedModel(
                 f"App {self.name}: got batch_size {self.batch_size} and num_classes {self.num_classes}, "
                 "expected a batch_size of at least 1 and num_classes of at least 2, or 0 for values"
+            )
+        if not self.class_axis or (self.class_axis != -1 and not self.num_classes):
+            raise UnsupportedModel(
+                f"App {self.name}: got class_axis {self.class_axis} and num_classes {self.num_classes}, expected the "
+                "axis of the classes in the logits, such as 1 for (batch, classes, H, W), and -1 for a model of values"
             )
         object.__setattr__(self, "other_batch_sizes", _batch_sizes(self))
         _check_parts(self)
@@ -166,6 +177,11 @@ class App:
         """
         return picked(f"App {self.name}", self.place, call_module(module, inputs), self.output)
 
+    def predicted(self, output: Output) -> Tensor:
+        """Return the predictions in an output: its first tensor, with the classes in the last axis."""
+        first = output if isinstance(output, Tensor) else next(iter(output.values()))
+        return first if self.class_axis == -1 else first.movedim(self.class_axis, -1)
+
     def for_batches(self, size: int) -> "App":
         """Return the App for training by batches of one size alone; without ``validation``, which only exports use."""
         if size == self.batch_size:
@@ -174,9 +190,16 @@ class App:
 
     @property
     def declared_targets(self) -> Tensor | None:
-        """The example targets; None if targets have the shape of the output."""
+        """The example targets; None if the output decides the form of the targets."""
         assert self.targets is None or isinstance(self.targets, Tensor), "the constructor puts them into this form"
-        return self.targets
+        return None if self.num_classes else self.targets
+
+    @property
+    def target_dtype(self) -> torch.dtype:
+        """The dtype of targets on devices: int32 for labels and declared integers, float32 for values."""
+        declared = self.declared_targets
+        is_integer = self.num_classes or (declared is not None and not declared.is_floating_point())
+        return torch.int32 if is_integer else torch.float32
 
     @property
     def target_shape(self) -> tuple[int, ...] | None:
@@ -185,10 +208,9 @@ class App:
             return tuple(self.declared_targets.shape[1:])
         module = copy.deepcopy(self.module).eval()
         output = None
-        # Any error: the module is the user's code.
+        # Any error: the module is the user's code, and its output may have another form.
         with torch.no_grad(), suppress(Exception):
-            output = self.call(module, self.examples(2))
-        output = predicted(output) if isinstance(output, dict) else output
+            output = self.predicted(cast("Output", self.call(module, self.examples(2))))
         if not isinstance(output, Tensor) or output.dim() < 2:
             return None
         return tuple(output.shape[1:-1] if self.num_classes else output.shape[1:])
@@ -295,7 +317,7 @@ def _check_validation(app: App, inputs: Tensors, y: Tensor) -> None:
             f"App {app.name}: got validation data y {tuple(y.shape)}, expected the shape of targets except for the "
             f"number of samples: {tuple(app.declared_targets.shape)}"
         )
-    check_labels(f"App {app.name}", y, app.num_classes)
+    check_targets(f"App {app.name}: validation data y", y, app.num_classes, app.target_dtype)
 
 
 def _check_preprocess(app: App) -> None:

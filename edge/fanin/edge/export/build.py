@@ -11,13 +11,14 @@ import logging
 import math
 import tempfile
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -36,12 +37,12 @@ from fanin.edge.export.losses import squared_error
 from fanin.edge.export.optimizers.optimizer import Tensors
 from fanin.edge.export.prepare import Prepared
 from fanin.edge.export.preprocess import with_preprocess
-from fanin.edge.export.tracing.examples import example_batch
+from fanin.edge.export.tracing.examples import example_batch, loss_targets
 from fanin.edge.export.tracing.vocabulary import count_tokens
 from fanin.edge.export.verification.verify import verify, verify_train
 from fanin.edge.files import new_folder
 from fanin.edge.runtimes.available import open_runtime
-from fanin.edge.runtimes.base import PaddedBatch, Runtime
+from fanin.edge.runtimes.base import Inputs, PaddedBatch, Runtime
 from fanin.edge.runtimes.measure import compare, measure
 from fanin.edge.runtimes.quality import Agreement, Quality, check_drop
 from fanin.edge.runtimes.randomness import RandomPort
@@ -126,7 +127,7 @@ def export(
                 _verify_format(prepared, bundle, name, runtime)
                 LOG.info("%s: comparing int8 with float", name)
                 if app.validation is not None:
-                    measured[name] = measure(runtime, bundle, initial, validation_batches(app))
+                    measured[name] = measure_app(app, bundle, runtime)
                     _check_cost(prepared, name, measured[name], max_drop)
                 else:
                     compared[name] = compare(runtime, bundle, initial, calibration_batches(prepared))
@@ -142,6 +143,24 @@ def export(
         measured=MappingProxyType(measured),
         compared=MappingProxyType(compared),
     )
+
+
+def measure_app(app: App, bundle: Bundle, runtime: Runtime) -> Quality:
+    """Measure float and int8 on the validation data, with the loss of both for a model of values with one output."""
+    parameters, pairs = bundle.completed(bundle.initial_parameters()), list[tuple[Tensor, Tensor]]()
+
+    def observe(targets: Inputs, in_float: Inputs, in_int8: Inputs) -> None:
+        pairs.append((torch.from_numpy(np.array(in_int8)), torch.from_numpy(np.array(targets))))
+
+    batches = validation_batches(app)
+    if app.num_classes or app.lengths is not None or isinstance(app.output, tuple):
+        return measure(runtime, bundle, parameters, batches)
+    quality = measure(runtime, bundle, parameters, batches, observe)
+    total = math.nan
+    # Any error: the loss is the user's code, and values of int8 may be outside its domain, such as a share of 1.001.
+    with torch.no_grad(), suppress(Exception):
+        total = sum(float(app.loss(output, loss_targets(y)).sum()) for output, y in pairs)
+    return replace(quality, loss_sum_int8=total if math.isfinite(total) else None)
 
 
 def _check_cost(prepared: Prepared, name: str, quality: Quality, max_drop: float | None) -> None:
@@ -206,7 +225,7 @@ def _check_options(formats: Sequence[str], max_drop: float | None) -> None:
 def validation_batches(app: App) -> Iterator[PaddedBatch]:
     """Yield the validation data in batches of the App's size; the last one is padded and masked."""
     inputs, y = app.held_out
-    y = y.to(torch.int32 if app.num_classes else torch.float32)
+    y = y.to(app.target_dtype)
     yield from _padded(app, inputs, y, groups_of(app, {**inputs, "y": y}))
 
 
@@ -255,7 +274,7 @@ def _untrained(app: App, measured: Mapping[str, Quality], compared: Mapping[str,
         scores = f"predicts {accuracy}, of which {100 * share:.2f} % are of one class"
         cost = f"{quality.drop_points:.2f} points of accuracy"
     elif app.loss is squared_error:
-        # A squared error of 0 means that the targets have another shape than the output, and cannot be compared.
+        # A squared error of 0 means that the targets have another form than the output, and cannot be compared.
         error, spread = quality.squares_float, quality.squares_wanted
         is_trained = not error or error < (1.0 - MIN_GAIN) * spread
         scores = f"has a squared error of {error:g} in total, and the mean of the targets one of {spread:g}"

@@ -127,8 +127,10 @@ def checked(app: App, formats: Sequence[str]) -> tuple[Prepared, tuple[RandomPor
             they are known.
     """
     prepared = prepare(app)
-    if app.validation is not None:
-        check_target_shape(f"App {app.name}", app.held_out[1], app.target_shape, app.num_classes)
+    targets = {"targets": app.targets, "validation data: y": None if app.validation is None else app.held_out[1]}
+    for name, y in targets.items():
+        if isinstance(y, Tensor):
+            check_target_shape(f"App {app.name}: {name}", y, app.target_shape, app.num_classes)
     draws = check_kept(prepared)
     try:
         check_pure(prepared)

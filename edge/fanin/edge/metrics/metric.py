@@ -37,7 +37,8 @@ class Metric:
     Attributes:
         function: A function ``(predictions, targets) -> value`` of all examples at once. A model with labels has int32
             classes of the shape (n,), for sequences those of all labelled positions. A model of values has float32
-            values of the shape (n, ...), as its output has and as the targets have. The result is a finite number.
+            values of the shape (n, ...), as its output has and as the targets have. Declared targets of an App may have
+            another shape, and may be int32. The result is a finite number.
         higher_is_better: Whether a larger value is better.
     """
 
@@ -146,8 +147,9 @@ METRICS: Final = MappingProxyType(
 
 def _counts(predictions: Inputs, targets: Inputs) -> tuple[Float64s, Float64s, Float64s]:
     """Return for each class the correct predictions, all predictions and all targets."""
-    if targets.dtype.kind != "i":
-        raise ValueError(f"got targets of {targets.dtype}, expected labels; choose a metric of values")
+    for name, array in (("targets", targets), ("predictions", predictions)):
+        if array.dtype.kind != "i":
+            raise ValueError(f"got {name} of {array.dtype}, expected labels; choose a metric of values")
     size = int(max(predictions.max(), targets.max())) + 1
     correct = targets[predictions == targets]
     hits, predicted, wanted = (

@@ -148,10 +148,10 @@ def batch_ports(manifest: Manifest) -> tuple[str, ...]:
 
 
 def has_output_targets(manifest: Manifest) -> bool:
-    """Return whether the targets of a model have the shape of its predictions, so that both can be compared."""
+    """Return whether targets have the shape and dtype of a model's predictions, so that both can be compared."""
     evaluate = manifest.signatures["evaluate"]
-    shapes = {port.name: port.shape for port in (*evaluate.inputs, *evaluate.outputs)}
-    return shapes["y"] == shapes["predicted"]
+    forms = {port.name: (port.dtype, port.shape) for port in (*evaluate.inputs, *evaluate.outputs)}
+    return forms["y"] == forms["predicted"]
 
 
 def probe_inputs(manifest: Manifest, num: int) -> NamedInputs:
@@ -188,14 +188,16 @@ class GraphEvaluate:
         self._parameters.check("parameters", parameters)
         feed = self._batch.feed(batch) | self._parameters.views(parameters)
         loss_sum, predictions = self._run(self._outputs, feed)
-        # Values have the shape of the model's output, which may differ from that of the targets.
-        shape = batch.y.shape if self._has_labels else self._predicted.shape
-        if not fits(shape, predictions.shape) or predictions.dtype != batch.y.dtype:
+        # Values have the form of the model's output, which may differ from that of the targets.
+        shape, dtype = batch.y.shape, batch.y.dtype
+        if not self._has_labels:
+            shape, dtype = self._predicted.shape, np.dtype(np.float32)
+        if not fits(shape, predictions.shape) or predictions.dtype != dtype:
             raise InvalidBundle(
                 f"evaluate graph: returned 'predicted' as {predictions.dtype} {predictions.shape}, "
-                f"expected {batch.y.dtype} {shape}{' as y' if self._has_labels else ''}"
+                f"expected {dtype} {shape}{' as y' if self._has_labels else ''}"
             )
-        predicted: Inputs = predictions  # type: ignore[assignment]  # the dtype is y's, as just checked
+        predicted: Inputs = predictions  # type: ignore[assignment]  # the dtype was just checked
         return BatchEvaluation(loss_sum=float(loss_sum.item()), predicted=predicted)
 
 

@@ -5,6 +5,7 @@ before it signs (``measure``). Without validation data the two models are compar
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
@@ -20,7 +21,7 @@ from fanin.edge.tensors import Float32s, Float64s
 
 Observe = Callable[[Inputs, Inputs, Inputs], None]
 """Receives the targets of a batch, and the predictions of the float and of the int8 model, without padding. All three
-have the same shape, unless the App declared targets of another shape."""
+have the same shape and dtype, unless the App declared targets of another form."""
 
 
 def measure(
@@ -45,7 +46,7 @@ def measure(
         InvalidVersion: The parameters are not finite.
     """
     counts = np.zeros(5, np.int64)  # examples, labels, correct in float, correct in int8, agreeing
-    squares, spread = np.zeros(2), _Spread()
+    squares, spread = np.zeros(2), _Spreads()
     loss_sum = 0.0
     for pair in _predictions(runtime, bundle, parameters, batches):
         loss_sum += pair.loss_sum
@@ -58,8 +59,9 @@ def measure(
             rows = (has_label, is_correct_float, is_correct_int8, (pair.in_float == pair.in_int8) & has_label)
             counts[1:] += [int(row.sum()) for row in rows]
         else:
-            # Targets of another shape than the output cannot be compared with it. Then int8 is compared with float.
-            wanted = pair.y if pair.y.shape == pair.in_float.shape else pair.in_float
+            # Targets of another form than the output cannot be compared with it. Then int8 is compared with float.
+            is_comparable = (pair.y.shape, pair.y.dtype) == (pair.in_float.shape, pair.in_float.dtype)
+            wanted = pair.y if is_comparable else pair.in_float
             squares += [_squared_error(pair.in_float, wanted), _squared_error(pair.in_int8, wanted)]
             spread.add(wanted)
     if not math.isfinite(loss_sum):
@@ -86,7 +88,7 @@ def compare(runtime: Runtime, bundle: Bundle, parameters: Float32s, batches: Ite
 
     Arguments and exceptions are those of ``measure``, without the check of the loss.
     """
-    num_examples, num_labels, num_agreeing, squares, spread = 0, 0, 0, 0.0, _Spread()
+    num_examples, num_labels, num_agreeing, squares, spread = 0, 0, 0, 0.0, _Spreads()
     for pair in _predictions(runtime, bundle, parameters, batches):
         num_examples += len(pair.y)
         num_labels += pair.in_float.size
@@ -172,3 +174,18 @@ class _Spread:
     def squares(self) -> float:
         """The sum over all values."""
         return float((self._squares - np.square(self._sums) / max(1, self._num)).clip(min=0.0).sum())
+
+
+class _Spreads:
+    """The sum of a ``_Spread`` for each shape of a sample: sequences of different lengths have no common mean."""
+
+    def __init__(self) -> None:
+        self._parts: defaultdict[tuple[int, ...], _Spread] = defaultdict(_Spread)
+
+    def add(self, values: Inputs) -> None:
+        self._parts[values.shape[1:]].add(values)
+
+    @property
+    def squares(self) -> float:
+        """The sum over all values."""
+        return sum(part.squares for part in self._parts.values())

@@ -193,7 +193,7 @@ def check_targets(manifest: Manifest, y: Inputs) -> None:
     if y.dtype != port.dtype or not is_shaped:
         raise ValueError(
             f"y: got {form_of(y.dtype, y.shape)}, expected {form_of(port.dtype, expected)}"
-            f"{_target_remedy(manifest.num_classes, y, expected)}"
+            f"{_target_remedy(manifest.num_classes, y, port)}"
         )
     if manifest.num_classes:
         try:
@@ -222,14 +222,15 @@ def _input_remedy(expected: Sequence[int], x: Array) -> str:
     return ""
 
 
-def _target_remedy(num_classes: int, y: Inputs, expected: tuple[int, ...]) -> str:
+def _target_remedy(num_classes: int, y: Inputs, port: Port) -> str:
+    expected = (-1, *port.shape[1:])
     if num_classes and y.shape[1:] == (*expected[1:], num_classes):
         return "; convert one-hot rows by y.argmax(-1).astype('int32')"
     if y.shape[1:] == (*expected[1:], 1):
         return "; remove the last dimension by y[..., 0]"
     if (*y.shape[1:], 1) == expected[1:]:
         return "; add a dimension by y[..., None]"
-    return f"; convert it by y.astype({'int32' if num_classes else 'float32'!r})" if fits(expected, y.shape) else ""
+    return f"; convert it by y.astype({port.dtype!r})" if fits(expected, y.shape) else ""
 
 
 def _hasform_of(port: Port, array: Array) -> bool:

@@ -28,7 +28,7 @@ class Quality:
     """Sums over examples with known targets.
 
     A classifier has labels and uses the ``num_`` fields. A regression model has none: ``num_predictions`` is 0, and the
-    ``squares_`` fields hold its errors. If its targets have another shape than its output, the float model's values
+    ``squares_`` fields hold its errors. If its targets have another form than its output, the float model's values
     stand for the targets: ``squares_float`` is 0.0.
 
     Attributes:
@@ -41,6 +41,7 @@ class Quality:
         squares_float: Sum of the float model's squared errors.
         squares_int8: Sum of the int8 model's squared errors.
         squares_wanted: Sum of the targets' squared distances from their mean.
+        loss_sum_int8: Sum of the loss for the int8 model's values; None if unknown. Only an export has the loss itself.
     """
 
     num_examples: int
@@ -52,6 +53,12 @@ class Quality:
     squares_float: float = 0.0
     squares_int8: float = 0.0
     squares_wanted: float = 0.0
+    loss_sum_int8: float | None = None
+
+    @property
+    def loss_rise(self) -> float | None:
+        """The mean loss that int8 adds; negative if int8 reduces it, and None if it is unknown."""
+        return None if self.loss_sum_int8 is None else (self.loss_sum_int8 - self.loss_sum) / max(1, self.num_examples)
 
     @property
     def accuracy_float(self) -> float:
@@ -83,8 +90,9 @@ class Quality:
 
     def __str__(self) -> str:
         if not self.num_predictions:
+            in_int8 = "" if self.loss_rise is None else f" (int8 {self.loss_rise:+.4f})"
             return (
-                f"mean loss {self.loss_sum / max(1, self.num_examples):.4f} on {self.num_examples} examples, "
+                f"mean loss {self.loss_sum / max(1, self.num_examples):.4f}{in_int8} on {self.num_examples} examples, "
                 f"int8's squared error {self.rise_percent:+.2f} %"
             )
         return (

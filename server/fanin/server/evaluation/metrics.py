@@ -53,7 +53,7 @@ def evaluate_version(
     Returns:
         All models have ``loss``. A model with labels also has ``accuracy``, ``accuracy_int8`` and ``int8_agreement``.
         A model of values also has ``squared_error`` and ``squared_error_int8``, unless its targets have another shape
-        than its output. Each of these is a mean. Each further metric adds ``NAME`` and ``NAME_int8``.
+        than its output, or are integers. Each of these is a mean. Each further metric adds ``NAME`` and ``NAME_int8``.
 
     Raises:
         ValueError: The loss is not finite, or the data does not fit the graphs.

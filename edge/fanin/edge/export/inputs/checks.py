@@ -73,46 +73,50 @@ def check_input(what: str, values: Tensor, *others: torch.dtype) -> None:
 
 
 def example_targets(what: str, value: object, num_classes: int) -> Tensor:
-    """Return the declared targets of an App as float32 (n, ...). Raises UnsupportedModel unless they are finite."""
-    if num_classes:
-        raise UnsupportedModel(
-            f"{what}: got example targets with num_classes {num_classes}, expected them with num_classes 0 only; the "
-            "labels of a model of classes have the shape of its output without the classes: remove targets="
-        )
-    y = as_tensor(what, value)
-    if not y.is_floating_point() or not y.dim() or len(y) < 2:
-        raise UnsupportedModel(
-            f"{what}: got {y.dtype} {tuple(y.shape)}, expected float32 (n, ...) with n of at least 2; convert integers "
-            "by y.float(), and compare classes among them by y == number in the loss"
-        )
-    check_finite(what, y.reshape(len(y), -1))
-    return y.float()
+    """Return the declared targets of an App (n, ...) as float32 or int32. Raises UnsupportedModel."""
+    y = as_input(what, value)
+    if not y.dim() or len(y) < 2:
+        raise UnsupportedModel(f"{what}: got {tuple(y.shape)}, expected (n, ...) with n of at least 2")
+    y = y.float() if y.is_floating_point() else y.int()
+    check_targets(what, y, num_classes, torch.int32 if num_classes else y.dtype)
+    return y
 
 
-def check_labels(what: str, y: Tensor, num_classes: int) -> None:
-    """Raise UnsupportedModel unless ``y`` can be a target. Its exact shape is only known at the export."""
+def check_targets(what: str, y: Tensor, num_classes: int, dtype: torch.dtype) -> None:
+    """Raise UnsupportedModel unless ``y`` can be targets. Their exact shape is only known at the export.
+
+    Args:
+        what: The targets, for the message.
+        y: The targets.
+        num_classes: Number of classes, 0 for values.
+        dtype: Dtype of the targets of the App's graphs: int32 or float32.
+    """
     is_values = y.is_floating_point()
     if is_values and y.dim():
-        check_finite(f"{what}: validation data y", y.reshape(len(y), -1))
-    least = -1 if y.dim() > 1 else 0
-    in_range = is_values or (int(y.min()) >= least and int(y.max()) < num_classes)
-    if is_values != (num_classes == 0) or not in_range:
-        allowed = f"integers from {least} to {num_classes - 1}" if num_classes else "finite float values"
+        check_finite(what, y.reshape(len(y), -1))
+    least, most = -1 if y.dim() > 1 else 0, num_classes - 1 if num_classes else torch.iinfo(torch.int32).max
+    in_range = is_values or least <= int(y.min()) <= int(y.max()) <= most
+    if is_values == dtype.is_floating_point and in_range:
+        return
+    if dtype.is_floating_point:
+        expected = "finite float values; convert integers by y.float(), or declare them by targets="
+    elif num_classes:
+        expected = f"integers from {least} to {most}"
         if is_values and tuple(y.shape) == (len(y), num_classes):
-            allowed += "; convert one-hot rows by y.argmax(-1)"
-        if not is_values and num_classes and int(y.min()) >= least + 1 and int(y.max()) == num_classes:
-            allowed += "; count classes from 0: y - 1"
-        raise UnsupportedModel(
-            f"{what}: got validation data y {y.dtype} {tuple(y.shape)} from {y.min()} to {y.max()}, expected {allowed}"
-        )
+            expected += "; convert one-hot rows by y.argmax(-1)"
+        if not is_values and int(y.min()) >= least + 1 and int(y.max()) == num_classes:
+            expected += "; count classes from 0: y - 1"
+    else:
+        expected = f"integers from {least} to {most} as targets; declare others as values by targets=y.float()"
+    raise UnsupportedModel(f"{what}: got {y.dtype} {tuple(y.shape)} from {y.min()} to {y.max()}, expected {expected}")
 
 
 def check_target_shape(what: str, y: Tensor, expected: tuple[int, ...] | None, num_classes: int) -> None:
-    """Raise UnsupportedModel unless the validation targets y (n, ...) have the shape that the loss compares.
+    """Raise UnsupportedModel unless targets y (n, ...) have the shape that the loss compares.
 
     Args:
-        what: The App, for the message.
-        y: The targets of all validation samples.
+        what: The targets, for the message.
+        y: The targets of all samples.
         expected: The shape of one target; None if it is not known.
         num_classes: Number of classes, 0 for values.
     """
@@ -125,8 +129,10 @@ def check_target_shape(what: str, y: Tensor, expected: tuple[int, ...] | None, n
         advice = "; write y.squeeze(-1)"
     elif (*y.shape[1:], 1) == expected:
         advice = "; write y.unsqueeze(-1)"
+    elif num_classes:
+        advice = "; for a loss that needs others, declare them by targets= with num_classes=0"
     shape = (len(y), *expected)
-    raise UnsupportedModel(f"{what}: validation data: y: got {tuple(y.shape)}, expected {shape}{advice}")
+    raise UnsupportedModel(f"{what}: got {tuple(y.shape)}, expected {shape}{advice}")
 
 
 def check_finite(what: str, values: Tensor) -> None:

@@ -48,11 +48,6 @@ def picked(what: str, place: Place, output: object, paths: Paths) -> object:
     return {path: _part(what, place, output, path) for path in paths}
 
 
-def predicted(output: Output) -> Tensor:
-    """Return the tensor of an output for the predictions: the first one."""
-    return output if isinstance(output, Tensor) else next(iter(output.values()))
-
-
 def of_rows(output: Output, rows: slice) -> Output:
     """Return some samples of an output."""
     return output[rows] if isinstance(output, Tensor) else {path: part[rows] for path, part in output.items()}

@@ -20,7 +20,7 @@ from fanin.edge.bundles.quantize import with_derived
 from fanin.edge.export.app import App
 from fanin.edge.export.formats import FORMATS
 from fanin.edge.export.inputs.named import numpy_inputs
-from fanin.edge.export.inputs.outputs import Output, predicted
+from fanin.edge.export.inputs.outputs import Output
 from fanin.edge.export.inputs.sequences import at_length
 from fanin.edge.export.int8.folding import Infer, fold_norms
 from fanin.edge.export.onnx.writer import inputs_to_initializers, to_onnx
@@ -31,7 +31,7 @@ from fanin.edge.export.tflite.bound import bind_parameters, join_biases
 from fanin.edge.export.tflite.file import pack, tidy
 from fanin.edge.export.tflite.flatgraph import FlatGraph
 from fanin.edge.export.tflite.writer import to_tflite
-from fanin.edge.export.tracing.examples import check_output, example_batch, labels_of
+from fanin.edge.export.tracing.examples import check_output, example_batch, loss_targets
 from fanin.edge.export.tracing.forward import trace_infer
 from fanin.edge.lengths import Lengths
 from fanin.edge.runtimes.available import open_runtime
@@ -107,7 +107,7 @@ def _check_app(prepared: Prepared, bundle: Bundle, runtime: Runtime, trained: tu
     except ValueError as exc:
         raise InvalidInput(f"{prepared.what}: does not fit the Bundle ({exc}); pass the App that was exported") from exc
     with torch.no_grad():
-        expected = float((app.loss(_output(app, module, inputs), labels_of(prepared, y)) * mask).sum())
+        expected = float((app.loss(_output(app, module, inputs), loss_targets(y)) * mask).sum())
     if not abs(loss - expected) <= TOLERANCE * max(1.0, abs(expected)):
         raise InvalidInput(
             f"{prepared.what}: has a loss of {expected:g} on its calibration data with the Version's parameters, "
@@ -119,7 +119,7 @@ def _check_app(prepared: Prepared, bundle: Bundle, runtime: Runtime, trained: tu
 def _check_logits(prepared: Prepared, module: Module, runtime: Runtime, data: bytes) -> None:
     inputs = prepared.app.examples(COMPARED_SAMPLES)
     with torch.no_grad():
-        expected = predicted(_output(prepared.app, module, inputs)).numpy()
+        expected = prepared.app.predicted(_output(prepared.app, module, inputs)).numpy()
     model = runtime.open_model(data, f"{prepared.what}: the float model")
     logits = run_rows(model, numpy_inputs(inputs))["logits"]
     error = float(np.linalg.norm(logits - expected))

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from fanin.edge.export.inputs.named import numpy_inputs, rows_of
-from fanin.edge.export.inputs.outputs import predicted
 from fanin.edge.export.modules.draws import fixed_draws, values_of
 from fanin.edge.export.optimizers.optimizer import Tensors
 from fanin.edge.export.prepare import Prepared
@@ -25,7 +24,7 @@ from fanin.edge.export.tracing.examples import (
     ExampleBatch,
     check_output,
     example_batch,
-    labels_of,
+    loss_targets,
     other_batch,
 )
 from fanin.edge.export.tracing.kernels import plain_kernels
@@ -161,7 +160,7 @@ def eager_pass(
             stack.enter_context(plain_kernels())
             stack.enter_context(fixed_draws(draws.ports, values_of(draws.ports, draws.key, draws.step)))
         trained = check_output(app, app.call(module, rows_of(inputs, rows)))
-        losses = app.loss(trained, labels_of(prepared, y[rows]))
+        losses = app.loss(trained, loss_targets(y[rows]))
     loss = (mask[rows] * losses).sum() / mask.sum()
     # A parameter without a gradient has a gradient of 0 here; no step moves it.
     gradients = torch.autograd.grad(loss, list(learned.values()), allow_unused=True, materialize_grads=True)
@@ -181,7 +180,7 @@ def _evaluation(prepared: Prepared, examples: ExampleBatch, dtype: torch.dtype) 
     """Return the output of the module in evaluation mode, and the summed loss of the unmasked samples."""
     app, (inputs, y, mask) = prepared.app, examples
     output = check_output(app, app.call(copy.deepcopy(prepared.eager).to(dtype).eval(), inputs))
-    return predicted(output), float((mask * app.loss(output, labels_of(prepared, y))).sum())
+    return app.predicted(output), float((mask * app.loss(output, loss_targets(y))).sum())
 
 
 def _as(part: Tensor, dtype: torch.dtype) -> Tensor:

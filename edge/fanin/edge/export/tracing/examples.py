@@ -12,7 +12,8 @@ from torch import Tensor
 
 from fanin.edge.export.app import App
 from fanin.edge.export.inputs.named import forms_of, num_samples, rows_of
-from fanin.edge.export.inputs.outputs import Output, paths_of, predicted
+from fanin.edge.export.inputs.outputs import Output, paths_of
+from fanin.edge.export.losses import cross_entropy, next_token
 from fanin.edge.export.modules.repeated import check_parameters, versions
 from fanin.edge.export.optimizers.optimizer import Tensors
 from fanin.edge.export.prepare import Prepared
@@ -27,6 +28,10 @@ UNLABELED: Final = (
     f"a position without a label, such as that of padding, has the label {NO_TOKEN}: write ignore_index={NO_TOKEN} in "
     "F.cross_entropy, or exclude such positions by (y >= 0) from a loss of y.clamp(min=0)"
 )
+OF_POSITIONS: Final = (
+    "cross_entropy and next_token need the classes in the last axis; write loss= as the mean over the positions of "
+    f"each sample of F.cross_entropy(output, y, ignore_index={NO_TOKEN}, reduction='none')"
+)
 ExampleBatch = tuple[Tensors, Tensor, Tensor]
 """(inputs by name, y, mask) of one batch."""
 
@@ -38,18 +43,18 @@ def example_batch(prepared: Prepared) -> ExampleBatch:
     sample masked out. A batch of sequences has one position without a token.
 
     Returns:
-        The inputs by name, each (B, ...), y (B, ...) as int32 classes or float32 targets, and mask (B,).
+        The inputs by name, each (B, ...), y (B, ...) as int32 or float32 targets, and mask (B,).
 
     Raises:
         UnsupportedModel: The module fails on the inputs, or its output has another form than logits.
     """
     app = prepared.app
     inputs = app.examples(app.batch_size)
-    output = predicted(_output(prepared, inputs))
+    output = app.predicted(_output(prepared, inputs))
     shape = output.shape[1:-1] if app.num_classes else output.shape[1:]
     num = app.batch_size * shape.numel()
     y = torch.arange(num) % app.num_classes if app.num_classes else torch.linspace(-1.0, 1.0, num)
-    y = y.to(torch.int32 if app.num_classes else torch.float32).reshape(app.batch_size, *shape)
+    y = y.to(app.target_dtype).reshape(app.batch_size, *shape)
     if app.declared_targets is not None:
         y = _cycled(app.declared_targets, app.batch_size, first=0)
     if len(shape) and app.num_classes:
@@ -83,9 +88,16 @@ def check_output(app: App, output: object) -> Output:
 
 
 def _check_predicted(app: App, output: object) -> Tensor:
-    if isinstance(output, Tensor) and output.dim() > 1 and app.num_classes in (0, output.shape[-1]):
-        return output
-    expected = f"logits of shape (batch, {app.num_classes})" if app.num_classes else "a tensor (batch, ...)"
+    axis, num_classes = app.class_axis, app.num_classes
+    if isinstance(output, Tensor) and output.dim() > 1:
+        has_axis = -output.dim() < axis < output.dim()
+        if not num_classes or (has_axis and output.shape[axis] == num_classes):
+            return output
+    expected = "a tensor (batch, ...)"
+    if num_classes:
+        expected = (
+            f"logits of {f'shape (batch, {num_classes})' if axis == -1 else f'{num_classes} classes in axis {axis}'}"
+        )
     raise Untraceable(
         f"App {app.name}: {app.place} returned {_form(output)}, expected {expected}",
         _output_advice(app, output),
@@ -105,9 +117,9 @@ def _output_advice(app: App, output: object) -> str:
         return "return that tensor alone in forward, not inside a tuple, list or other object"
     if not app.num_classes:
         return "return output.unsqueeze(-1) in forward"
-    if app.num_classes in output.shape[1:-1]:
-        dim = list(output.shape).index(app.num_classes, 1)
-        return f"the classes are dimension {dim}, and must be the last one: return output.movedim({dim}, -1) in forward"
+    if app.num_classes in output.shape[1:]:
+        axis = list(output.shape).index(app.num_classes, 1)
+        return f"the classes are in axis {axis}: set class_axis={axis} in the App"
     if output.dim() < 2:
         return "return one row of logits for each sample"
     advice = f"set num_classes={output.shape[-1]} in the App, or give the last layer {app.num_classes} outputs"
@@ -164,9 +176,9 @@ def _other(data: Tensor, index: Tensor, generator: torch.Generator, is_one_of_se
     return data.gather(0, torch.randint(len(data), x.shape, generator=generator))
 
 
-def labels_of(prepared: Prepared, y: Tensor) -> Tensor:
-    """Return y in the dtype that a loss accepts: torch's own losses accept int64 labels only."""
-    return y.to(torch.int64) if prepared.app.num_classes else y
+def loss_targets(y: Tensor) -> Tensor:
+    """Return y in the dtype that a loss receives: torch's own losses accept int64 labels only."""
+    return y if y.is_floating_point() else y.to(torch.int64)
 
 
 def _output(prepared: Prepared, inputs: Tensors) -> Output:
@@ -218,7 +230,7 @@ def sample_losses_of(prepared: Prepared, output: Output, y: Tensor) -> Tensor:
     app, what = prepared.app, f"App {prepared.app.name}: the loss"
 
     def call() -> object:
-        return app.loss(output, labels_of(prepared, y))
+        return app.loss(output, loss_targets(y))
 
     try:
         losses = guarded(what, prepared.module, call)
@@ -228,12 +240,14 @@ def sample_losses_of(prepared: Prepared, output: Output, y: Tensor) -> Tensor:
         excluded = y.clamp(min=0)
         if (
             bool((y != excluded).any())
-            and app.num_classes
-            and succeeds(prepared.module, lambda: app.loss(output, labels_of(prepared, excluded)))
+            and not y.is_floating_point()
+            and succeeds(prepared.module, lambda: app.loss(output, loss_targets(excluded)))
         ):
             advice = UNLABELED
         elif not isinstance(output, Tensor):
             advice = f"the loss receives a dict of the tensors at {[*output]}: write loss= as a function of it and y"
+        elif app.class_axis != -1 and app.loss in (cross_entropy, next_token):
+            advice = OF_POSITIONS
         elif app.num_classes or app.declared_targets is not None:
             raise
         else:
@@ -245,6 +259,8 @@ def sample_losses_of(prepared: Prepared, output: Output, y: Tensor) -> Tensor:
     if not isinstance(losses, Tensor) or losses.shape != y.shape[:1]:
         place = Place(line=return_line(app.loss, call))
         advice = "use reduction='none'"
+        if isinstance(losses, Tensor) and losses.dim() > 1 and losses.shape[0] == len(y):
+            advice = "take the mean over the other dimensions: losses.flatten(1).mean(1)"
         if not app.num_classes:
             advice = f"y has the shape {tuple(y.shape)}: {advice}, or declare another shape by targets= in the App"
         raise Untraceable(

@@ -10,7 +10,7 @@ from torch.export import Dim, ExportedProgram
 
 from fanin.edge.export.decompositions.tables import Forms
 from fanin.edge.export.inputs.named import arguments_of
-from fanin.edge.export.inputs.outputs import Output, picked, predicted
+from fanin.edge.export.inputs.outputs import Output, picked
 from fanin.edge.export.modules.draws import refused
 from fanin.edge.export.modules.origins import recorded_origins
 from fanin.edge.export.modules.places import call_with
@@ -45,7 +45,7 @@ def trace_evaluate(prepared: Prepared, forms: Forms) -> Traced:
         parameters = {name: values[parameter_port(name)] for name in prepared.parameters}
         output = model_output(prepared, {**frozen, **parameters}, inputs_among(prepared, values))
         loss_sum = (values["mask"] * sample_losses(prepared, output, values["y"])).sum()
-        logits = predicted(output)
+        logits = prepared.app.predicted(output)
         return loss_sum, logits.argmax(dim=-1).to(torch.int32) if prepared.app.num_classes else logits
 
     with _evaluating(prepared.module):
@@ -115,7 +115,8 @@ class _Infer(torch.nn.Module):
     def forward(self, *flat: Tensor) -> Tensor:
         num = len(self._names)
         inputs = dict(zip(self._prepared.app.inputs, flat[num:], strict=True))
-        return predicted(model_output(self._prepared, dict(zip(self._names, flat[:num], strict=True)), inputs))
+        output = model_output(self._prepared, dict(zip(self._names, flat[:num], strict=True)), inputs)
+        return self._prepared.app.predicted(output)
 
 
 def inputs_among(prepared: Prepared, values: Tensors) -> Tensors:

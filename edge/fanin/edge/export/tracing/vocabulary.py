@@ -11,7 +11,6 @@ from torch import Tensor
 from torch.fx import Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from fanin.edge.export.inputs.outputs import predicted
 from fanin.edge.export.prepare import Prepared
 from fanin.edge.export.tracing.examples import MIN_TRACE_BATCH, check_output
 from fanin.edge.export.tracing.kernels import tracing
@@ -31,7 +30,7 @@ def count_tokens(prepared: Prepared) -> dict[str, int]:
 
     def call(*values: Tensor) -> Tensor:
         output = prepared.app.call(module, dict(zip(inputs, values, strict=True)))
-        return predicted(check_output(prepared.app, output))
+        return prepared.app.predicted(check_output(prepared.app, output))
 
     with torch.no_grad(), tracing():
         graph = make_fx(call)(*inputs.values()).graph

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fanin.edge.export.inputs.named import call_module, num_samples, rows_of
-from fanin.edge.export.inputs.outputs import Output, of_rows, predicted
+from fanin.edge.export.inputs.outputs import Output, of_rows
 from fanin.edge.export.modules.draws import ended, recorded, refused
 from fanin.edge.export.modules.finite import KEEP_FINITE, first_not_finite
 from fanin.edge.export.modules.repeated import (
@@ -26,7 +26,7 @@ from fanin.edge.export.tracing.examples import (
     check_output,
     checked_output,
     example_batch,
-    labels_of,
+    loss_targets,
     sample_losses_of,
 )
 from fanin.edge.export.tracing.kernels import plain_kernels
@@ -105,7 +105,7 @@ def _check_calibrated(prepared: Prepared) -> None:
         try:
             with torch.no_grad(), plain_kernels():
                 output = guarded(prepared.what, module, partial(app.call, module, inputs))
-                logits = predicted(check_output(app, output))
+                logits = app.predicted(check_output(app, output))
         except UnsupportedModel:
             return  # the trace reports it
         if not bool(logits.isfinite().all()):
@@ -125,7 +125,7 @@ def check_pure(prepared: Prepared) -> None:
     """
     inputs, y, mask = example_batch(prepared)
     app, evaluated = prepared.app, copy.deepcopy(prepared.eager).eval()
-    y = labels_of(prepared, y)
+    y = loss_targets(y)
     drawn: list[RandomPort] = []
 
     def passed() -> object:
