@@ -22,6 +22,7 @@ from fanin.edge.assembly.assemble import assemble
 from fanin.edge.runtimes.available import open_runtime
 
 X = np.random.default_rng(3).standard_normal((5, linear.NUM_INPUTS)).astype(np.float32)
+INT8 = "the model is the int8 one of the bundle; --app APP, with the App of the run, writes the float one\n"
 
 
 @pytest.fixture
@@ -45,15 +46,16 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosted]:
 
 def test_a_version_is_fetched_as_a_model_that_runs_without_fanin(fanin: Fanin, host: Hosted, tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
-    words = ("fetch", "run", "--state", host.state, "--onnx", path, "--int8")
+    words = ("fetch", "run", "--state", host.state, "--onnx", path)
     outcome = fanin(*words)
     assert outcome.status == 0, outcome
-    assert outcome.out.endswith(f", verified, written to {path}\n")
+    assert outcome.out.endswith(f", verified, written to {path}\n{INT8}")
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     np.testing.assert_allclose(session.run(None, {"x": X})[0], X @ linear.WEIGHT + linear.BIAS, atol=1e-5)
-    assert fanin(*words).out.endswith(f"is there already: {path}\n")
+    assert fanin(*words).out.endswith(f"is there already: {path}\n{INT8}")
     row = json.loads(fanin(*words, "--out", tmp_path / "v.npz", "--json").out)
     assert (row["models"], row["out"], row["written"]) == ([str(path)], str(tmp_path / "v.npz"), True)
+    assert row["precision"] == "int8"
     path.write_bytes(b"mine")
     message = f"{path}: something else is there; name another --onnx, or, if it is a version, --force"
     assert one_line(fanin(*words), "fetch") == message
@@ -80,7 +82,7 @@ def test_a_fetched_version_loads_into_the_module(fanin: Fanin, host: Hosted, tmp
     host.start_run(f.plan(), export_bundle(app), f.PUBLISHER, "tied")
     path = tmp_path / "version.npz"
     outcome = fanin("fetch", "tied", "--state", host.state, "--out", path)
-    assert outcome.status == 0, outcome
+    assert outcome.status == 0 and outcome.out.endswith(f"written to {path}\n"), outcome
 
     module = Tied()
     state = {name: torch.from_numpy(value) for name, value in np.load(path).items()}
@@ -100,7 +102,7 @@ def test_int8_and_float_files_of_an_app_are_fetched(
     fetch = ("fetch", "cnn", "--state", host.state)
 
     int8 = tmp_path / "int8.tflite"
-    outcome = fanin(*fetch, "--tflite", int8, "--int8")
+    outcome = fanin(*fetch, "--tflite", int8)
     assert outcome.status == 0, outcome
     predict = open_runtime("litert").open_predict(bundle, bundle.initial_parameters())
     np.testing.assert_array_equal(in_litert(int8.read_bytes(), x.numpy()), predict({"x": x.numpy()}))
@@ -109,6 +111,7 @@ def test_int8_and_float_files_of_an_app_are_fetched(
     source.write_text('from support.models import app_of\n\napp = app_of("cnn")\n')
     outcome = fanin(*fetch, "--onnx", floats, "--app", f"{source}:app")
     assert outcome.status == 0, outcome
+    assert outcome.out.endswith(f"written to {floats}\nthe model is the float one, traced from {source}:app\n")
     with torch.no_grad():
         expected = app.module.eval()(x).numpy()
     np.testing.assert_allclose(in_onnxruntime(floats.read_bytes(), x.numpy()), expected, rtol=0, atol=1e-5)
@@ -119,13 +122,11 @@ def test_int8_and_float_files_of_an_app_are_fetched(
     [
         ((), "--out: got none, expected FILE.npz or a folder, or --onnx FILE or --tflite FILE"),
         (("--out", "z.pt"), "--out: got z.pt, expected FILE.npz or a folder; for a model file use --onnx or --tflite"),
-        (("--int8",), "--int8: expected --onnx FILE or --tflite FILE with it"),
-        (("--onnx", "m.onnx"), "--onnx: got neither --int8 nor --app, expected --int8 for the int8 model"),
-        (("--onnx", "m.onnx", "--int8", "--app", "a.py:app"), "--onnx: got both --int8 and --app, expected"),
-        (("--onnx", "m.tflite", "--int8"), "--onnx: got m.tflite, expected a file that ends in .onnx"),
-        (("--tflite", "m.tflite", "--int8"), "--tflite: the run's bundle has graphs in ['onnx'] only"),
+        (("--app", "a.py:app"), "--app: got a.py:app without a file, expected also --onnx FILE or --tflite FILE"),
+        (("--onnx", "m.tflite"), "--onnx: got m.tflite, expected a file that ends in .onnx"),
+        (("--tflite", "m.tflite"), "--tflite: the run's bundle has graphs in ['onnx'] only"),
         (("--onnx", "m.onnx", "--app", "a.py:app"), "App: no file a.py, expected the path of a Python file"),
-        (("--onnx", "m.onnx", "--int8", "--bundle"), "--bundle: expected --out FOLDER"),
+        (("--onnx", "m.onnx", "--bundle"), "--bundle: expected --out FOLDER"),
     ],
     ids=lambda value: "" if isinstance(value, str) else " ".join(value),
 )

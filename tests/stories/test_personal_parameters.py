@@ -178,7 +178,7 @@ def _check_commands(host: Hosted, fanin: Fanin) -> None:
     (host.folder / "token").write_text(host.operator_token)
     (host.folder / "ca.pem").write_bytes(host.ca)
     coordinator = ("--server", host.address, "--ca", host.folder / "ca.pem", "--token-file", host.folder / "token")
-    fetch = fanin("fetch", "run", *coordinator, "--out", folder, "--bundle", "--onnx", model, "--int8", "--json")
+    fetch = fanin("fetch", "run", *coordinator, "--out", folder, "--bundle", "--onnx", model, "--json")
     assert fetch.err == NOTE, fetch
     initial_inference = fanin("infer", folder / "bundle", "--version", folder / "parameters", *words)
     assert initial_inference.err == NOTE, initial_inference

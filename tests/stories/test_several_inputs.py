@@ -11,6 +11,7 @@ from typing import Any, Protocol, TypeAlias
 
 import pytest
 from house.tree import ROOT
+from support import padded
 from support.commands import Fanin, fanin_in_process
 from support.hosted import Hosted
 from support.models import PUBLISHER, app_of, bundle_of, export_bundle
@@ -97,26 +98,33 @@ def test_devices_with_several_inputs_learn_together_and_serve(
     assert len(row["predictions"]) == 60
 
 
+def shorter_rows(num: int, *, seed: int) -> Examples:
+    """Return rows that are shorter than the length of the model."""
+    return padded.padded_examples(num, padded.LONGEST - 2, seed=seed)
+
+
 @pytest.mark.nightly
-def test_a_device_with_sequences_of_several_lengths_learns_and_serves(
-    host: Hosted, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("case", [("tags", tags_examples, SIZES[-1]), ("padded", shorter_rows, padded.LONGEST)])
+def test_a_device_with_sequences_of_any_length_learns_and_serves(
+    host: Hosted, case: tuple[str, Data, int], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bundle = bundle_of("tags")
+    name, rows, longest = case
+    bundle = bundle_of(name)
     gentle_plan = replace(plan(buffer=1, max_rounds=2), training=Training(epochs=2, learning_rate=0.05, seed=7))
     host.start_run(gentle_plan, bundle, PUBLISHER)
-    device = join(host, 0, "onnx", 2, tags_examples)
+    device = join(host, 0, "onnx", 2, rows)
     _, log = device.communicate(timeout=300)
     assert device.returncode == 0, log
     assert [event.number for event in host.published_versions()] == [1, 2]
     with host.operator() as operator:
         parameters = operator.parameters(operator.version("run").version)
-    examples = list(batches_in_order(tags_examples(80, seed=5), bundle.manifest.batch_size, bundle.manifest.lengths))
+    examples = list(batches_in_order(rows(80, seed=5), bundle.manifest.batch_size, bundle.manifest.lengths))
     first, last = (
         measure(open_runtime("onnx"), bundle, values, examples) for values in (bundle.initial_parameters(), parameters)
     )
     assert last.loss_sum < 0.9 * first.loss_sum
     outputs: Any = _predictions(fanin_in_process(capsys, monkeypatch), host, "onnx")["outputs"]
-    assert outputs["logits"]["shape"] == [60, SIZES[-1], NUM_TAGS]
+    assert outputs["logits"]["shape"] == [60, longest, NUM_TAGS]
 
 
 def _predictions(fanin: Fanin, host: Hosted, runtime: str) -> dict[str, list[object]]:

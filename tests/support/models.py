@@ -27,6 +27,7 @@ from fanin.edge.export import App, export
 from fanin.edge.export.formats import Graphs
 from fanin.edge.runtimes.base import PaddedBatch
 from fanin.protos.chunks import artifact_of, cut
+from support.padded import padded_app
 from support.several import several_app
 from support.tags import tags_app
 
@@ -105,6 +106,8 @@ def app_of(name: str) -> App:
         return several_app()
     if name == "tags":
         return tags_app()
+    if name == "padded":
+        return padded_app()
     if name == "sizes":
         return replace(app_of("noisy"), name="sizes", other_batch_sizes=OTHER_SIZES)
     torch.manual_seed(3)

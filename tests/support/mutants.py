@@ -50,6 +50,7 @@ OPTIMIZERS: Final[Mapping[str, Optimizer]] = MappingProxyType(
     {
         "sgd": Sgd(momentum=0.0),
         "sgd-decay": Sgd(momentum=0.0, weight_decay=0.1),
+        "sgd-settable": Sgd(momentum=0.0, settable=("momentum", "weight_decay")),
         "momentum": Sgd(),
         "nesterov": Sgd(nesterov=True),
         "adam": Adam(),

@@ -1,4 +1,4 @@
-"""A model with three lengths: a training on batches of all lengths, against eager torch, and its predictions."""
+"""Models with lengths: trainings on batches of all lengths, against eager torch, and their predictions."""
 
 from collections.abc import Callable
 
@@ -8,6 +8,8 @@ import pytest
 import torch
 from support.models import app_of
 from support.nightly import in_ci
+from support.padded import BATCH_SIZE as PADDED_BATCH_SIZE
+from support.padded import padded_app, padded_examples
 from support.remote_runtime import runtime_of
 from support.tags import BATCH_SIZE, NUM_TAGS, SIZES, tags_examples
 from torch.nn.functional import cross_entropy
@@ -50,6 +52,34 @@ def test_an_epoch_over_all_lengths_is_that_of_eager_torch(
     expected = bundle.manifest.table.flatten({key: value.detach().numpy() for key, value in module.named_parameters()})
     assert np.all(np.abs(state.parameters - expected) <= 1e-5 * np.maximum(1.0, np.abs(expected)))
     assert np.abs(expected - bundle.initial_parameters()).max() > 0.05
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_an_epoch_over_shorter_rows_is_that_of_eager_torch_without_padding(
+    runtime: str, bundle_for: Callable[[str, str], Bundle]
+) -> None:
+    bundle, examples = bundle_for("padded", runtime), padded_examples(10, 4, seed=7)
+    module, graphs = padded_app().module, runtime_of(runtime)
+    optimizer = torch.optim.SGD(module.parameters(), lr=RATE, momentum=0.9)
+    step, evaluate = graphs.open_train(bundle), graphs.open_evaluate(bundle)
+    state = step.begin(bundle.initial_parameters())
+    for batch in batches(examples, PADDED_BATCH_SIZE, np.random.default_rng(4), bundle.manifest.lengths):
+        assert (batch.inputs["ids"][:, 4:] == 11).all() and not batch.inputs["seen"][:, 4:].any()
+        ids, seen = (torch.from_numpy(batch.inputs[name][:, :4]) for name in ("ids", "seen"))
+        y = torch.from_numpy(batch.y[:, :4]).long()
+        optimizer.zero_grad()
+        losses = cross_entropy(module(ids, seen).movedim(-1, 1), y, ignore_index=-1, reduction="none")
+        sample_losses = losses.sum(1) / (y >= 0).sum(1)
+        expected_loss = (torch.from_numpy(batch.mask) * sample_losses).sum() / batch.mask.sum()
+        evaluation = evaluate(state.parameters, batch)
+        assert evaluation.loss_sum == pytest.approx(expected_loss.item() * float(batch.mask.sum()), rel=1e-4)
+        state, loss = step(state, batch, StepSettings(learning_rate=RATE))
+        assert loss == pytest.approx(expected_loss.item(), rel=1e-4)
+        expected_loss.backward()
+        optimizer.step()
+    expected = bundle.manifest.table.flatten({key: value.detach().numpy() for key, value in module.named_parameters()})
+    np.testing.assert_allclose(state.parameters, expected, rtol=0.0, atol=1e-5)
+    assert np.abs(expected - bundle.initial_parameters()).max() > 0.01
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES)

@@ -16,6 +16,7 @@ from torch.nn.functional import cross_entropy
 
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.export import Adagrad, Adam, Recipe, RmsProp, Sgd
+from fanin.edge.export.vectorized.step import VectorSettings, VectorStep
 from fanin.edge.runtimes.available import open_runtime
 from fanin.edge.runtimes.base import StepSettings
 
@@ -26,6 +27,12 @@ OPTIMIZERS: Mapping[str, tuple[Any, Mapping[str, float]]] = MappingProxyType(
         "adamw": (Adam(weight_decay=1e-3, decoupled=True), {"beta1": 0.7, "beta2": 0.99, "weight_decay": 0.1}),
         "rmsprop": (RmsProp(momentum=0.9, weight_decay=1e-3), {"decay": 0.8, "momentum": 0.2, "weight_decay": 0.0}),
         "adagrad": (Adagrad(weight_decay=1e-3), {"weight_decay": 0.05}),
+        "plain sgd": (
+            Sgd(momentum=0.0, settable=("momentum", "weight_decay")),
+            {"momentum": 0.5, "weight_decay": 0.02},
+        ),
+        "plain adamw": (Adam(decoupled=True, settable=("weight_decay",)), {"weight_decay": 0.1}),
+        "plain rmsprop": (RmsProp(settable=("momentum", "weight_decay")), {"momentum": 0.2, "weight_decay": 0.02}),
     }
 )
 """An exported optimizer, and the settings of a Plan for it."""
@@ -39,7 +46,7 @@ def bundle_of(name: str, graph_format: str = "onnx") -> Bundle:
 CASES = [(name, runtime) for name in OPTIMIZERS for runtime in ("onnx", "litert", "tflite")]
 
 
-@pytest.mark.parametrize("case", in_ci(CASES, [("adamw", "onnx")]))
+@pytest.mark.parametrize("case", in_ci(CASES, [("adamw", "onnx"), ("plain sgd", "onnx")]))
 def test_twenty_steps_with_other_settings_equal_torch(case: tuple[str, str]) -> None:
     name, runtime = case
     optimizer, settings = OPTIMIZERS[name]
@@ -68,6 +75,29 @@ def test_twenty_steps_with_other_settings_equal_torch(case: tuple[str, str]) -> 
         step.begin(bundle.initial_parameters()), epoch[0], StepSettings(learning_rate=0.01, optimizer=defaults)
     )
     assert np.array_equal(default_state.parameters, explicit_state.parameters)
+
+
+@pytest.mark.parametrize("name", in_ci(["plain sgd", "plain adamw", "plain rmsprop"], ["plain sgd"]))
+def test_clients_that_train_together_have_the_settings_of_the_graph(name: str) -> None:
+    optimizer, changes = OPTIMIZERS[name]
+    bundle, (batch, *_) = bundle_of(name), batches(16, seed=7)
+    parameters = bundle.initial_parameters()
+    step = open_runtime("onnx").open_train(bundle)
+    together = VectorStep(replace(app_of("mlp"), recipe=Recipe(optimizer=optimizer)))
+    state, joint_state = step.begin(parameters), together.begin(parameters, 2)
+    settings = VectorSettings(
+        learning_rates=[0.01] * 2,
+        proximal_weight=0.0,
+        anchor=parameters,
+        controls=[None] * 2,
+        random_keys=[0, 1],
+        optimizer=changes,
+    )
+    for _ in range(3):
+        state, _ = step(state, batch, StepSettings(learning_rate=0.01, optimizer=changes))
+        joint_state, _ = together(joint_state, [batch, batch], settings)
+    for values in together.parameters(joint_state):
+        assert np.abs(values - state.parameters).max() < 1e-4 * np.abs(state.parameters - parameters).max()
 
 
 @pytest.mark.parametrize(

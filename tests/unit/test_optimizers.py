@@ -2,6 +2,9 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +17,7 @@ from fanin.edge.export.optimizers.lion import EagerLion
 from fanin.edge.export.optimizers.optimizer import StepInputs, clipped, setting_tensors
 from fanin.protos.errors import UnsupportedModel
 
+NO_CHANGES: Mapping[str, float] = MappingProxyType({})
 CLOSE = {"rtol": 1e-12, "atol": 1e-14}
 RATES = st.floats(1e-4, 0.5)
 DECAYS = st.just(0.0) | st.floats(1e-4, 0.1)
@@ -45,13 +49,28 @@ LIONS = st.builds(
 )
 
 
-def ours(optimizer: Optimizer, start: Tensor, gradients: list[Tensor], rate: float) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return (the parameter, its state) after one step for each gradient."""
+SETTABLE = {
+    "sgd": Sgd(momentum=0.0, settable=("momentum", "weight_decay")),
+    "adam": Adam(settable=("weight_decay",)),
+    "adamw": Adam(decoupled=True, settable=("weight_decay",)),
+    "rmsprop": RmsProp(settable=("momentum", "weight_decay")),
+    "adagrad": Adagrad(settable=("weight_decay",)),
+    "lion": Lion(settable=("weight_decay",)),
+}
+"""Optimizers whose settings of 0.0 a Plan may set."""
+
+
+def ours(
+    optimizer: Optimizer, start: Tensor, gradients: list[Tensor], rate: float, changes: Mapping[str, float] = NO_CHANGES
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return (the parameter, its state) after one step for each gradient. ``changes`` are settings of a Plan."""
     value, state = start, {name: torch.zeros_like(start) for name in optimizer.states}
     learning_rate = torch.tensor(rate, dtype=start.dtype)
     for number, gradient in enumerate(gradients, start=1):
         step = torch.tensor(float(number), dtype=start.dtype) if optimizer.counts_steps else None
-        inputs = StepInputs(learning_rate=learning_rate, step=step, settings=setting_tensors(optimizer, start.dtype))
+        settings = setting_tensors(optimizer, start.dtype)
+        settings |= {name: torch.tensor(value, dtype=start.dtype) for name, value in changes.items()}
+        inputs = StepInputs(learning_rate=learning_rate, step=step, settings=settings)
         value, state = optimizer.move(value, gradient, state, inputs)
     return value, state
 
@@ -88,6 +107,27 @@ def test_every_step_equals_torch(optimizer: Optimizer, rate: float, num_steps: i
     generator = torch.Generator().manual_seed(seed)
     start, *gradients = torch.randn(num_steps + 1, 5, dtype=torch.float64, generator=generator)
     close(ours(optimizer, start, gradients, rate), theirs(optimizer, start, gradients, rate), **CLOSE)
+
+
+@pytest.mark.parametrize("name", SETTABLE)
+def test_a_plan_sets_a_setting_that_is_zero(name: str) -> None:
+    optimizer: Any = SETTABLE[name]
+    changes = {each: {"momentum": 0.6, "weight_decay": 0.02}[each] for each in optimizer.settable}
+    start, *gradients = torch.randn(6, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    expected = theirs(replace(optimizer, **changes), start, gradients, 0.1)
+    close(ours(optimizer, start, gradients, 0.1, changes), expected, **CLOSE)
+    plain, _ = theirs(replace(optimizer, settable=()), start, gradients, 0.1)
+    torch.testing.assert_close(ours(optimizer, start, gradients, 0.1)[0], plain, **CLOSE)
+    assert not torch.allclose(plain, expected[0], rtol=1e-3)
+
+
+def test_a_setting_of_zero_is_no_input_unless_it_is_settable() -> None:
+    for name, optimizer in SETTABLE.items():
+        plain: Any = replace(optimizer, settable=())
+        absent = set(optimizer.settable)
+        assert plain.settings.keys() == optimizer.settings.keys() - absent, name
+        assert set(plain.setting_inputs) == set(optimizer.setting_inputs) - absent, name
+        assert set(plain.states) == set(optimizer.states) - absent, name
 
 
 @pytest.mark.parametrize(
@@ -180,6 +220,11 @@ def test_without_a_bound_nothing_is_clipped() -> None:
         (lambda: Lion(beta1=1.0), "optimizer: got beta1 1.0, expected at least 0.0 and below 1.0"),
         (lambda: Lion(beta2=-0.1), "optimizer: got beta2 -0.1"),
         (lambda: Lion(weight_decay=-0.1), "optimizer: got weight_decay -0.1"),
+        (
+            lambda: Adam(settable=("momentum",)),
+            r"Adam: settable: got \('momentum',\), expected a tuple of names of \['beta1', 'beta2', 'weight_decay'\]",
+        ),
+        (lambda: Sgd(settable="momentum"), "Sgd: settable: got 'momentum', expected a tuple of names"),
         (lambda: Recipe(clip_norm=-1.0), "recipe: got clip_norm -1.0"),
         (lambda: Recipe(clip_norm=float("inf")), "recipe: got clip_norm inf"),
         (lambda: Recipe(trains="all"), r"recipe: got trains 'all', expected 'full', 'head', 'bias' or Adapters"),

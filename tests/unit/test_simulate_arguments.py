@@ -103,6 +103,7 @@ def test_an_error_in_the_plan_names_the_argument(plan: dict[str, object], cohort
             {"schedule": [{"from_round": 2, "optimizer": {"beta1": 0.5}}]},
             r"got schedule\.0\.optimizer beta1, but the settings in the train graph are: momentum; export",
         ),
+        ({"training.optimizer": {"weight_decay": 0.1}}, r".* has the field settable=\('weight_decay',\) \(docs/edge"),
         (
             {"schedule": [{"from_round": 2, "optimizer": {"momentum": 1.5}}]},
             r"got schedule\.0\.optimizer\.momentum 1.5, expected at least 0 and below 1",

@@ -264,6 +264,27 @@ def test_a_graph_without_a_term_of_the_recipe_is_refused(term: Literal["proximal
         verify_traced(app, replace(app, recipe=replace(app.recipe, **{term: True})), ONNX)
 
 
+class Halved(Sgd):
+    """An error in a term: half of each setting."""
+
+    def move(
+        self, value: Tensor, gradient: Tensor, state: Mapping[str, Tensor], inputs: StepInputs
+    ) -> tuple[Tensor, Tensors]:
+        """Return a step with half of each setting."""
+        halves = {name: 0.5 * setting for name, setting in inputs.settings.items()}
+        return Sgd.move(self, value, gradient, state, replace(inputs, settings=halves))
+
+
+@pytest.mark.parametrize("name", ["momentum", "weight_decay"])
+def test_a_wrong_term_of_a_setting_that_is_zero_is_refused(name: str) -> None:
+    true, wrong = (
+        replace(app_of("mlp"), recipe=Recipe(optimizer=kind(momentum=0.0, settable=(name,)))) for kind in (Sgd, Halved)
+    )
+    verify_traced(true, true, ONNX)
+    with pytest.raises(UnsupportedModel, match=r"train step [12]: the next \S+ .* differs from torch's"):
+        verify_traced(wrong, true, ONNX)
+
+
 def test_wrong_running_statistics_are_refused() -> None:
     torch.manual_seed(0)
     module = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 4))

@@ -13,6 +13,7 @@ from fanin.commands.console.terminal import JsonOption, run_command, write_json
 from fanin.edge.bundles.bundle import Bundle, open_folder, read_signed_manifest
 from fanin.edge.bundles.formats import format_of
 from fanin.edge.bundles.manifest import Manifest
+from fanin.edge.lengths import Lengths
 from fanin.edge.runtimes.available import open_format
 from fanin.edge.runtimes.base import ModelPort
 from fanin.edge.runtimes.models import PREPROCESS
@@ -116,6 +117,7 @@ def bundle_row(bundle: Bundle) -> dict[str, object]:
         "other_batch_sizes": list(manifest.other_batch_sizes),
         "num_classes": manifest.num_classes,
         "num_tokens": dict(manifest.num_tokens),
+        "lengths": [] if manifest.lengths is None else list(manifest.lengths.sizes),
         "optimizer": {name: setting.default for name, setting in manifest.optimizer.items()},
         "parameters": {spec.name: list(spec.shape) for spec in manifest.table.specs},
         "local": {} if manifest.local is None else {spec.name: list(spec.shape) for spec in manifest.local.table.specs},
@@ -164,6 +166,11 @@ def kind_of(manifest: Manifest) -> str:
     return f"{tokens} to {outputs}" if tokens else outputs
 
 
+def _lengths_line(lengths: Lengths) -> str:
+    sizes = " or ".join(map(str, lengths.sizes))
+    return f"  lengths     {sizes} on {', '.join(lengths.axes)}; shorter rows are padded at their end"
+
+
 def _port_row(port: Port) -> dict[str, object]:
     return {"name": port.name, "dtype": port.dtype, "shape": list(port.shape)}
 
@@ -179,6 +186,7 @@ def _text(bundle: Bundle, row: dict[str, object]) -> str:
         *([] if manifest.local is None else [f"  personal    {names_of(manifest.local.table)}, never sent"]),
         f"  batch size  {manifest.batch_size}{_others(manifest)}",
         f"  model       {kind_of(manifest)}",
+        *([] if manifest.lengths is None else [_lengths_line(manifest.lengths)]),
         *([f"  optimizer   {settings}"] if settings else []),
         *(
             f"  int8 slots  {name}: {len(slots)} {dict(Counter(str(slot.kind) for slot in slots))}"

@@ -1,9 +1,9 @@
-"""Sequences of several lengths: a few lengths, each with its own graphs, and padding up to the next one.
+"""Sequences of any length: one or a few lengths, each with its own graphs, and padding up to the next one.
 
-A graph has fixed shapes. A model with several ``Lengths`` has the graphs ``train``, ``evaluate`` and ``infer`` for each
-of them, with one set of parameters. The length of a row is the position after the last one that is not padding, in any
-of its arrays. So padding at the end of a row never changes its length. The data have the same form as for a model with
-one length. A row belongs to the smallest length that holds it.
+A graph has fixed shapes. A model with ``Lengths`` has the graphs ``train``, ``evaluate`` and ``infer`` for each length.
+All of them have one set of parameters. The length of a row is the position after the last one that is not padding, in
+any of its arrays. So padding at the end of a row never changes its length. The data have the same form as for a model
+without ``Lengths``. A row belongs to the smallest length that holds it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,7 +31,7 @@ class Lengths:
     """The lengths of a model's sequences.
 
     Args:
-        sizes: The lengths, ascending, 2 to ``MAX_LENGTHS`` of them.
+        sizes: The lengths, ascending, 1 to ``MAX_LENGTHS`` of them.
         axes: The axis of the length, at least 1, by the name of an input; ``y`` if each position has a target.
         padding: The value of positions after the end of a row, by the name of an input or ``y``. By default 0, and -1
             for ``y``.
@@ -49,9 +49,9 @@ class Lengths:
 
     def __post_init__(self) -> None:
         sizes = tuple(self.sizes)
-        if not _are_lengths(sizes) or not 2 <= len(sizes) <= MAX_LENGTHS:
+        if not _are_lengths(sizes) or not 1 <= len(sizes) <= MAX_LENGTHS:
             raise InvalidInput(
-                f"lengths: sizes: got {sizes!r}, expected 2 to {MAX_LENGTHS} different integers of at least 1, in "
+                f"lengths: sizes: got {sizes!r}, expected 1 to {MAX_LENGTHS} different integers of at least 1, in "
                 "ascending order"
             )
         if not set(self.axes) - {TARGETS} or not all(type(axis) is int and axis >= 1 for axis in self.axes.values()):
@@ -73,7 +73,7 @@ class Lengths:
 
     @property
     def longest(self) -> int:
-        """The largest length, whose graphs have the names of those of a model with one length."""
+        """The largest length, whose graphs have the names of those of a model without lengths."""
         return self.sizes[-1]
 
     @property
@@ -127,6 +127,13 @@ class Lengths:
                 f"model's lengths {list(self.sizes)}; cut the row, or export the App with a longer one"
             )
         return np.array(self.sizes)[np.searchsorted(self.sizes, lengths)]
+
+    def shape_like(self, name: str, expected: Sequence[int], actual: Sequence[int]) -> tuple[int, ...]:
+        """Return the expected shape (n, ...) of an array, with the length of its actual shape."""
+        axis = self.axes.get(name)
+        if axis is None or len(actual) != len(expected):
+            return tuple(expected)
+        return (*expected[:axis], actual[axis], *expected[axis + 1 :])
 
     def fit(self, name: str, array: Values, size: int) -> Values:
         """Return an array (n, ...) with a length: cut, or padded at the end. An array without a length is returned."""

@@ -1,6 +1,6 @@
 """Batches of examples, all of one size: graphs have a fixed batch size, so a mask marks the padding.
 
-A batch of a model with several lengths has rows of one length only: the smallest that holds them. An epoch draws the
+A batch of a model with lengths has rows of one length only: the smallest that holds them. An epoch draws the
 examples in random order and cuts the rows of each length into batches in that order. Then it shuffles the batches of
 all lengths.
 """
@@ -39,6 +39,20 @@ def batches_in_order(examples: Examples, batch_size: int, lengths: Lengths | Non
 def num_batches(examples: Examples, batch_size: int, lengths: Lengths | None = None) -> int:
     """Return the number of batches of an epoch. Raises ValueError like ``batches``."""
     return len(_groups(examples, np.arange(len(examples)), batch_size, lengths))
+
+
+def at_longest(examples: Examples, lengths: Lengths | None) -> Examples:
+    """Return examples cut or padded at the end to the longest length.
+
+    Raises:
+        ValueError: A row is longer than the longest length, or an array lacks the axis of its length.
+    """
+    if lengths is None:
+        return examples
+    lengths.sizes_of({**examples.inputs, Y: examples.y})
+    return Examples(
+        inputs=fitted(lengths, examples.inputs, lengths.longest), y=lengths.fit(Y, examples.y, lengths.longest)
+    )
 
 
 def _groups(examples: Examples, order: Int64s, batch_size: int, lengths: Lengths | None) -> list[tuple[int, Int64s]]:

@@ -81,7 +81,7 @@ def trained_files(bundle: Bundle, graph_format: str, batch_size: int, sizes: Col
         bundle: The verified Bundle. It may have graphs for other batch sizes and for other lengths.
         graph_format: The format of the device's runtime.
         batch_size: Batch size of the Assignment; 0 for the Bundle's own.
-        sizes: The lengths that the device's rows need. Ignored for a Bundle with one length.
+        sizes: The lengths that the device's rows need. Ignored for a Bundle without lengths.
 
     Raises:
         InvalidInput: The Bundle has no train graph for the batch size.

@@ -229,7 +229,7 @@ class LocalData:
         """
         now, self._next = self._read(), None
         lengths = bundle.manifest.lengths
-        assert lengths is not None, "a Bundle with one length has no choice of graphs"
+        assert lengths is not None, "a Bundle without lengths has no choice of graphs"
         sizes: set[int] = set()
         for name, part in (("training", now.train), ("validation", now.validation)):
             with self._fitting(now, f"{name} examples: "):

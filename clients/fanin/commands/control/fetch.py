@@ -4,7 +4,7 @@
     OUT/parameters         the canonical bytes, for ``fanin infer --version``
     OUT/version.json       number, parent, digests, signer and signature
     OUT/bundle/            with --bundle: the Bundle, for ``fanin infer`` and ``fanin inspect``
-    FILE.onnx, .tflite     with --onnx and --tflite: a standalone model (``standalone``)
+    FILE.onnx, .tflite     with --onnx and --tflite: a standalone model, int8 or with --app float (``standalone``)
 
 Checks before anything is written:
 
@@ -49,7 +49,7 @@ from fanin.commands.console.terminal import (
     run_command,
     write_json,
 )
-from fanin.commands.control.standalone import check_targets, standalone_models
+from fanin.commands.control.standalone import check_targets, precision_of, standalone_models
 from fanin.edge.bundles.bundle import (
     CHUNKS_FOLDER,
     FETCHED_FOLDER,
@@ -96,14 +96,15 @@ def fetch(
     run_id: RunArgument,
     out: Annotated[Path | None, typer.Option("--out", help="Where to write it: FILE.npz, or a folder.")] = None,
     onnx: Annotated[
-        Path | None, typer.Option("--onnx", help="Write a plain ONNX file with the parameters inside.")
+        Path | None, typer.Option("--onnx", help="Write the int8 model as a plain ONNX file; with --app the float one.")
     ] = None,
     tflite: Annotated[
-        Path | None, typer.Option("--tflite", help="Write a plain TFLite file with the parameters inside.")
+        Path | None,
+        typer.Option("--tflite", help="Write the int8 model as a plain TFLite file; with --app the float one."),
     ] = None,
-    int8: Annotated[bool, typer.Option("--int8", help="The int8 model in --onnx and --tflite.")] = False,
     app: Annotated[
-        str, typer.Option("--app", help="The float model in --onnx and --tflite, traced from the App of the run.")
+        str,
+        typer.Option("--app", help="The App of the run, for the float model in --onnx and --tflite."),
     ] = "",
     version: Annotated[
         int | None, typer.Option("--version", min=0, help="The version's number; default: the newest.")
@@ -125,7 +126,7 @@ def fetch(
 ) -> None:
     """Download a version of a run, verify its signatures and digests, and write it."""
     files = {name: path for name, path in (("onnx", onnx), ("tflite", tflite)) if path is not None}
-    check_targets(files, app, int8=int8)
+    check_targets(files, app)
     _check_folder(out, files, bundle=bundle)
     if best and version is not None:
         raise InvalidInput(f"--best: got --version {version} too, expected one of them")
@@ -144,11 +145,14 @@ def fetch(
         sys.stderr.write(f"note: {note}\n")
     if json:
         row = {**version_row(fetched), "out": None if out is None else str(out), "written": any(written.values())}
-        write_json(json, {**row, "models": [str(path) for path in models]})
+        precision = precision_of(app)[0] if models else None
+        write_json(json, {**row, "models": [str(path) for path in models], "precision": precision})
         return
     text = f"version {fetched.version.number} of run {run_id}, {fetched.version.sha256}, verified"
     for target, is_new in written.items():
         sys.stdout.write(f"{text}, {'written to' if is_new else 'is there already:'} {target}\n")
+    if models:
+        sys.stdout.write(f"{precision_of(app)[1]}\n")
 
 
 def _check_folder(out: Path | None, files: Mapping[str, Path], *, bundle: bool) -> None:

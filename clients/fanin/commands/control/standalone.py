@@ -4,8 +4,9 @@
     FILE@16.onnx            the same for a shorter length, if the Bundle has several; FILE.onnx has the longest
     FILE.preprocess.onnx    raw -> x, for a Bundle with ``preprocess``
 
-An int8 model is the Bundle's graph with its slots filled. A float model is traced from the App, because a Bundle has no
-float graph. The export room is imported on first use: ``fanin fetch`` alone needs neither torch nor onnx.
+The model is the int8 graph of the Bundle with its slots filled. With an App it is the float model, traced from the App:
+a Bundle has no float graph that predicts without labels. The export room is imported on first use, so ``fanin fetch``
+alone needs neither torch nor onnx.
 """
 
 from collections.abc import Mapping
@@ -17,23 +18,26 @@ from fanin.edge.tensors import Float32s
 from fanin.protos.errors import InvalidInput
 
 
-def check_targets(files: Mapping[str, Path], app: str, *, int8: bool) -> None:
-    """Raise InvalidInput unless the options name a kind of model and files with the extensions of their formats."""
-    if not files:
-        if app or int8:
-            raise InvalidInput(f"{'--app' if app else '--int8'}: expected --onnx FILE or --tflite FILE with it")
-        return
-    if int8 == bool(app):
-        received = "both --int8 and --app" if app else "neither --int8 nor --app"
-        raise InvalidInput(
-            f"--{min(files)}: got {received}, expected --int8 for the int8 model of the bundle, or --app APP for the "
-            "float model, which is traced from the App of the run"
-        )
+def check_targets(files: Mapping[str, Path], app: str) -> None:
+    """Raise InvalidInput unless an App has files to write, and files have the extensions of their formats."""
+    if app and not files:
+        raise InvalidInput(f"--app: got {app} without a file, expected also --onnx FILE or --tflite FILE")
     for graph_format, path in files.items():
         if path.suffix != file_format(graph_format).suffix:
             raise InvalidInput(
                 f"--{graph_format}: got {path}, expected a file that ends in {file_format(graph_format).suffix}"
             )
+
+
+def precision_of(app: str) -> tuple[str, str]:
+    """Return the name of the model's precision for JSON, and a line about the model.
+
+    Args:
+        app: The App of the float model; "" for the int8 model.
+    """
+    if app:
+        return "float32", f"the model is the float one, traced from {app}"
+    return "int8", "the model is the int8 one of the bundle; --app APP, with the App of the run, writes the float one"
 
 
 def standalone_models(bundle: Bundle, parameters: Float32s, files: Mapping[str, Path], app: str) -> dict[Path, bytes]:

@@ -7,7 +7,10 @@ from dataclasses import replace
 from numbers import Integral
 from typing import TYPE_CHECKING, Final, TypedDict
 
-from fanin.clients.data.examples import Examples, check_examples
+import numpy as np
+import numpy.typing as npt
+
+from fanin.clients.data.examples import Examples, NamedArrays, Y, check_examples
 from fanin.clients.planfile import Override, override_of, parse_plan
 from fanin.edge.codecs.stage import Stage
 from fanin.edge.metrics.metric import INT8, metrics_of
@@ -246,14 +249,31 @@ def _check_data(app: "App", clients: Partition, test: Examples | None) -> None:
                 )
         if app.preprocess is None:
             try:
-                check_examples(examples, app.input_shapes, app.num_classes, dtype)
+                check_examples(examples, _shapes_like(app, examples.inputs), app.num_classes, dtype)
             except InvalidInput as exc:
                 raise InvalidInput(f"simulate: {what}: {str(exc).removeprefix('examples: ')}") from exc
-        if target is not None and examples.y.shape[1:] != target:
+        if target is not None and (expected := _like(app, Y, target, examples.y)) != examples.y.shape[1:]:
             raise InvalidInput(
-                f"simulate: {what}: got y of shape {_batch(examples.y.shape[1:])}, expected {_batch(target)} as the "
-                f"module returns {'logits' if app.num_classes else 'values'} for it; {_advice(examples, target)}"
+                f"simulate: {what}: got y of shape {_batch(examples.y.shape[1:])}, expected {_batch(expected)} as the "
+                f"module returns {'logits' if app.num_classes else 'values'} for it; {_advice(examples, expected)}"
             )
+        if app.lengths is not None:
+            try:
+                app.lengths.sizes_of({**examples.inputs, Y: examples.y})
+            except ValueError as exc:
+                raise InvalidInput(f"simulate: {what}: {exc}") from exc
+
+
+def _shapes_like(app: "App", inputs: NamedArrays) -> dict[str, tuple[int, ...]]:
+    """Return the shape of one sample by input of an App. Where a shape has a length, it is that of the data."""
+    return {
+        name: _like(app, name, shape, inputs[name]) if name in inputs else shape
+        for name, shape in app.input_shapes.items()
+    }
+
+
+def _like(app: "App", name: str, shape: tuple[int, ...], array: npt.NDArray[np.generic]) -> tuple[int, ...]:
+    return shape if app.lengths is None else app.lengths.shape_like(name, (-1, *shape), array.shape)[1:]
 
 
 def _batch(shape: tuple[int, ...]) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import torch
 
+from fanin.clients.data.batching import at_longest
 from fanin.clients.data.examples import Examples, check_examples
 from fanin.clients.data.files import default_places, read_files
 from fanin.clients.data.npz import UNREADABLE, read_npz
@@ -188,6 +189,10 @@ def _load_examples(
         from fanin.edge.export.inputs.named import numpy_inputs, torch_inputs
 
         examples = Examples(inputs=numpy_inputs(inputs_of(app, torch_inputs(examples.inputs))), y=examples.y)
+        try:
+            examples = at_longest(examples, app.lengths)
+        except ValueError as exc:
+            raise InvalidInput(f"{data.examples}: {exc}") from exc
         dtype = str(app.target_dtype).removeprefix("torch.")
         check_examples(examples, app.input_shapes, app.num_classes, dtype)
     elif X not in examples.inputs:

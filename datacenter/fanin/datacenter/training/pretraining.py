@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fanin.clients.data.batching import at_longest
 from fanin.clients.data.examples import Examples
 from fanin.edge.runtimes.graphs import form_of
 from fanin.protos.errors import InvalidInput
@@ -96,6 +97,10 @@ def fitting_data(app: "App", data: Examples) -> tuple[dict[str, Tensor], Tensor]
     from fanin.edge.export.app import inputs_of
     from fanin.edge.export.inputs.named import torch_inputs
 
+    try:
+        data = at_longest(data, app.lengths)
+    except ValueError as exc:
+        raise InvalidInput(f"pretraining: got data {exc}") from exc
     converted, y = inputs_of(app, torch_inputs(data.inputs)), torch.from_numpy(data.y)
     if missing := [name for name in app.inputs if name not in converted]:
         raise InvalidInput(

@@ -84,9 +84,9 @@ class Manifest:
         num_tokens: Number of tokens that the model accepts, by the name of the input. An input without an entry has no
             tokens, or accepts any token number.
         optimizer: The settings of the optimizer that a Plan may change, by name.
-        lengths: The lengths of the model's sequences; None for a single one. ``DEVICE_SIGNATURES`` are the graphs of
-            the longest. The graphs of a shorter one have names such as ``train@16``, and their slots the key
-            ``onnx@16``.
+        lengths: The lengths of the model's sequences; None if all samples have one shape. ``DEVICE_SIGNATURES`` are
+            the graphs of the longest. The graphs of a shorter one have names such as ``train@16``, and their slots the
+            key ``onnx@16``.
         local: The personal parameters, which are inputs of the graphs like those of ``table``; None for none.
         other_batch_sizes: Batch sizes that a Plan may choose instead of ``batch_size``. Their train graphs have names
             such as ``train@b8``, and with lengths also ``train@16@b8``.

@@ -32,7 +32,6 @@ from fanin.edge.export.tflite.writer import to_tflite
 from fanin.edge.export.tracing.forward import trace_evaluate, trace_infer
 from fanin.edge.export.tracing.traced import Traced
 from fanin.edge.export.tracing.train import trace_train
-from fanin.edge.lengths import TARGETS
 from fanin.edge.runtimes.graphs import parameter_port
 from fanin.edge.signatures import Port, Ports
 from fanin.protos.errors import UnsupportedModel
@@ -185,6 +184,7 @@ def _check_scales(prepared: Prepared, graphs: Graphs) -> None:
 
 
 def _of_lengths(prepared: Prepared, graph_format: "GraphFormat") -> Graphs:
+    check_targets(prepared)
     graphs, lengths = graph_format.make(prepared, None), prepared.app.lengths
     if lengths is None:
         return graphs
@@ -195,7 +195,6 @@ def _of_lengths(prepared: Prepared, graph_format: "GraphFormat") -> Graphs:
                 f"{prepared.what}: the graphs of the length {size} have other constants than those of the longest, "
                 "expected the same; please report the module"
             )
-        check_targets(prepared.what, lengths, *(_targets(each) for each in (graphs, short)))
         graphs = replace(
             graphs,
             files={**graphs.files, **{f"{name}@{size}": data for name, data in short.files.items()}},
@@ -207,11 +206,6 @@ def _of_lengths(prepared: Prepared, graph_format: "GraphFormat") -> Graphs:
             shorter={**graphs.shorter, size: short.slots},
         )
     return graphs
-
-
-def _targets(graphs: Graphs) -> tuple[int, ...]:
-    (y,) = (port for port in graphs.ports["train"][0] if port.name == TARGETS)
-    return y.shape
 
 
 def ports_of(prepared: Prepared, traced: Traced) -> Ports:

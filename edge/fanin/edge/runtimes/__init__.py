@@ -9,7 +9,7 @@ Modules in reading order:
     graphs        Signatures over a graph: checks, evaluation, prediction
     stepping      the train step over a graph
     randomness    the random inputs of a train step: dropout masks and noise
-    buckets/      graphs of several lengths as one callable
+    buckets/      graphs of one or several lengths as one callable
     models        graph files from any source, and ``preprocess``
     contract      checks of an engine, for the tests of one's own
     quality       quality of a Version and its limits

@@ -15,6 +15,7 @@ import numpy as np
 
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.bundles.manifest import Manifest
+from fanin.edge.lengths import TARGETS
 from fanin.edge.runtimes.base import Inputs, LoadedModel, ModelPort, NamedInputs, Preprocess, Runtime
 from fanin.edge.runtimes.buckets.dispatch import fitted, shortest
 from fanin.edge.runtimes.engine import Feed, RunGraph
@@ -148,7 +149,7 @@ def model_inputs(bundle: Bundle, inputs: NamedInputs, preprocess: Preprocess | N
     Args:
         bundle: Has the model.
         inputs: Arrays by name, each (n, ...). Model inputs are returned unchanged, without arrays of other names. Raw
-            data with the name of the only input is preprocessed. Inputs of a model with several lengths are cut or
+            data with the name of the only input is preprocessed. Inputs of a model with lengths are cut or
             padded to the smallest one that holds all rows.
         preprocess: The Bundle's ``preprocess``, if there is one.
 
@@ -188,9 +189,10 @@ def check_targets(manifest: Manifest, y: Inputs) -> None:
     if port is None:
         return
     expected = (-1, *port.shape[1:])
-    # Targets of several lengths are cut and padded with their inputs.
-    is_shaped = y.ndim == len(expected) if manifest.lengths is not None else fits(expected, y.shape)
-    if y.dtype != port.dtype or not is_shaped:
+    if manifest.lengths is not None:
+        # Targets with a length are cut and padded with their inputs.
+        expected = manifest.lengths.shape_like(TARGETS, expected, y.shape)
+    if y.dtype != port.dtype or not fits(expected, y.shape):
         raise ValueError(
             f"y: got {form_of(y.dtype, y.shape)}, expected {form_of(port.dtype, expected)}"
             f"{_target_remedy(manifest.num_classes, y, port)}"

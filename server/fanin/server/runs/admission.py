@@ -226,9 +226,9 @@ def _check_optimizer(what: str, changes: Mapping[str, float], known: Mapping[str
     if unknown := sorted(changes.keys() - known.keys()):
         names = ", ".join(known) or "none"
         raise InvalidPlan(
-            f"{what} {', '.join(unknown)}, but the settings in the train graph "
-            f"are: {names}; export the App with an optimizer that has them, with a value that is not 0.0, such as "
-            "weight_decay=1e-6: a momentum or weight decay of 0.0 is not in the graph (docs/edge.md#optimizers)"
+            f"{what} {', '.join(unknown)}, but the settings in the train graph are: {names}; export the App with an "
+            "optimizer that has them. A momentum or weight decay of 0.0 is in the graph only if the optimizer has the "
+            f"field settable={tuple(unknown)!r} (docs/edge.md#optimizers)"
         )
     for name, value in changes.items():
         if not known[name].allows(value):

@@ -1,4 +1,4 @@
-"""An App with several lengths: its data and its graphs for one of them.
+"""An App with lengths: its data and its graphs for one of them.
 
 The export of an App with ``lengths`` is one export for each length. Each traces the same prepared module on the
 calibration data cut to that length. So tracing, conversion and verification do not depend on lengths.
@@ -84,12 +84,18 @@ def each_length(prepared: "Prepared") -> Iterator[tuple[str, "Prepared"]]:
         yield lengths.signature(TRAIN, size), at_length(prepared, size)
 
 
-def check_targets(what: str, lengths: Lengths, longest: tuple[int, ...], shorter: tuple[int, ...]) -> None:
-    """Raise UnsupportedModel if targets of these shapes have the length, and the App does not say so."""
-    if TARGETS not in lengths.axes and longest != shorter:
+def check_targets(prepared: "Prepared") -> None:
+    """Raise UnsupportedModel if the targets of an App with lengths have the length, and the App does not say so."""
+    lengths = prepared.app.lengths
+    if lengths is None or TARGETS in lengths.axes or lengths.longest == 1:
+        return
+    # With a single length there are no graphs of another one to compare with.
+    longest, shorter = (at_length(prepared, size).app.target_shape for size in (lengths.longest, lengths.longest - 1))
+    if longest is not None and shorter is not None and longest != shorter:
         raise UnsupportedModel(
-            f"{what}: lengths: got an output for each position, whose targets y have the shapes {longest} and "
-            f"{shorter}, but axes {dict(lengths.axes)}; add the axis of y, such as {TARGETS!r}: 1"
+            f"{prepared.what}: lengths: got an output for each position, whose targets y have the length of the "
+            f"inputs, but axes {dict(lengths.axes)}; add the axis of y, such as {TARGETS!r}: "
+            f"{1 + next(dim for dim, size in enumerate(longest) if size != shorter[dim])}"
         )
 
 

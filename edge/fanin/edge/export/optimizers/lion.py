@@ -3,7 +3,7 @@
 torch has no Lion, so ``EagerLion`` is the reference of the exported step.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fanin.edge.bundles.manifest import OptimizerSetting
 from fanin.edge.export.optimizers.optimizer import StepInputs, Tensors
-from fanin.edge.export.optimizers.ranges import betas, check_range, decay
+from fanin.edge.export.optimizers.ranges import betas, check_range, checked_settable, decay
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +27,7 @@ class Lion:
         beta1: Share of the running mean in the direction of a step, from 0.0 to below 1.0.
         beta2: Decay of the running mean of the gradient, from 0.0 to below 1.0.
         weight_decay: Factor of the parameter that is subtracted from it, times the learning rate (decoupled).
+        settable: Settings that a Plan may set although they are 0.0 here. The graph then computes with them.
 
     Reference:
         Chen et al. 2023, arXiv 2302.06675, algorithm 2.
@@ -38,11 +39,14 @@ class Lion:
     beta1: float = 0.9
     beta2: float = 0.99
     weight_decay: float = 0.0
+    settable: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         check_range("beta1", self.beta1, 1.0)
         check_range("beta2", self.beta2, 1.0)
         check_range("weight_decay", self.weight_decay, float("inf"))
+        known = ("beta1", "beta2", "weight_decay")
+        object.__setattr__(self, "settable", checked_settable("Lion", self.settable, known))
 
     @property
     def states(self) -> Mapping[str, str]:
@@ -51,13 +55,13 @@ class Lion:
 
     @property
     def settings(self) -> Mapping[str, OptimizerSetting]:
-        """Both betas, and the weight decay unless it is 0.0."""
-        return betas(beta1=self.beta1, beta2=self.beta2) | decay(self.weight_decay)
+        """Both betas, and the weight decay unless it is 0.0 and not settable."""
+        return betas(beta1=self.beta1, beta2=self.beta2) | decay(self.weight_decay, self.settable)
 
     @property
     def setting_inputs(self) -> tuple[str, ...]:
         """The betas and their complements, and the weight decay itself."""
-        return ("beta1", "beta1.complement", "beta2", "beta2.complement", *decay(self.weight_decay))
+        return ("beta1", "beta1.complement", "beta2", "beta2.complement", *decay(self.weight_decay, self.settable))
 
     def move(
         self, value: Tensor, gradient: Tensor, state: Mapping[str, Tensor], inputs: StepInputs
@@ -65,7 +69,7 @@ class Lion:
         """Return the parameter and its running mean after one step."""
         settings, mean = inputs.settings, state["mean"]
         along = settings["beta1"] * mean + settings["beta1.complement"] * gradient
-        if self.weight_decay:
+        if "weight_decay" in settings:
             value = value - inputs.learning_rate * settings["weight_decay"] * value
         # Some runtimes return 0 or 1 as the sign of NaN. The product keeps NaN, so that a broken gradient is noticed;
         # tflite-runtime alone drops it.

@@ -1,6 +1,6 @@
 """The ranges of an optimizer's settings, and the settings that a graph has as inputs."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 from fanin.edge.bundles.manifest import OptimizerSetting
@@ -9,9 +9,9 @@ from fanin.protos.errors import UnsupportedModel
 MIN_EPSILON: Final = 1e-16
 
 
-def present(settings: Mapping[str, float]) -> dict[str, OptimizerSetting]:
-    """Return settings below 1.0, without those that are 0.0."""
-    return {name: OptimizerSetting(default=value, below=1.0) for name, value in settings.items() if value}
+def present(settings: Mapping[str, float], settable: Collection[str]) -> dict[str, OptimizerSetting]:
+    """Return settings below 1.0, without those that are 0.0 and not settable."""
+    return betas(**{name: value for name, value in settings.items() if value or name in settable})
 
 
 def betas(**settings: float) -> dict[str, OptimizerSetting]:
@@ -19,9 +19,20 @@ def betas(**settings: float) -> dict[str, OptimizerSetting]:
     return {name: OptimizerSetting(default=value, below=1.0) for name, value in settings.items()}
 
 
-def decay(weight_decay: float) -> dict[str, OptimizerSetting]:
-    """Return the weight decay as a setting, unless it is 0.0."""
-    return {"weight_decay": OptimizerSetting(default=weight_decay)} if weight_decay else {}
+def decay(weight_decay: float, settable: Collection[str]) -> dict[str, OptimizerSetting]:
+    """Return the weight decay as a setting, unless it is 0.0 and not settable."""
+    is_present = weight_decay or "weight_decay" in settable
+    return {"weight_decay": OptimizerSetting(default=weight_decay)} if is_present else {}
+
+
+def checked_settable(optimizer: str, settable: Sequence[str], known: Collection[str]) -> tuple[str, ...]:
+    """Return the names of settable settings. Raises UnsupportedModel unless they are settings of the optimizer."""
+    if isinstance(settable, str) or not {*settable} <= {*known}:
+        raise UnsupportedModel(
+            f"{optimizer}: settable: got {settable!r}, expected a tuple of names of {sorted(known)}, such as "
+            f"({min(known)!r},)"
+        )
+    return tuple(settable)
 
 
 def check_epsilon(name: str, epsilon: float) -> None:

@@ -3,7 +3,7 @@
 So the exported step and eager torch differ only by the order of additions. ``eager`` returns that torch optimizer.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
@@ -12,7 +12,14 @@ from torch import Tensor
 
 from fanin.edge.bundles.manifest import OptimizerSetting
 from fanin.edge.export.optimizers.optimizer import StepInputs, Tensors
-from fanin.edge.export.optimizers.ranges import betas, check_epsilon, check_range, decay, present
+from fanin.edge.export.optimizers.ranges import (
+    betas,
+    check_epsilon,
+    check_range,
+    checked_settable,
+    decay,
+    present,
+)
 from fanin.protos.errors import UnsupportedModel
 
 SCALE: Final = 2.0**30
@@ -28,6 +35,7 @@ class Sgd:
         momentum: Factor of the velocity, from 0.0 to below 1.0.
         nesterov: Whether the direction of the step is ``g + momentum * m``. Needs a momentum.
         weight_decay: Factor of the parameter that is added to its gradient.
+        settable: Settings that a Plan may set although they are 0.0 here. The graph then computes with them.
 
     Reference:
         Sutskever et al. 2013, ICML, section 2 (Nesterov momentum).
@@ -39,22 +47,24 @@ class Sgd:
     momentum: float = 0.9
     nesterov: bool = False
     weight_decay: float = 0.0
+    settable: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         check_range("momentum", self.momentum, 1.0)
         check_range("weight_decay", self.weight_decay, float("inf"))
         if self.nesterov and self.momentum == 0.0:
             raise UnsupportedModel("Sgd: got nesterov with momentum 0.0, expected a momentum above 0.0")
+        object.__setattr__(self, "settable", checked_settable("Sgd", self.settable, ("momentum", "weight_decay")))
 
     @property
     def states(self) -> Mapping[str, str]:
-        """The velocity, unless the momentum is 0.0."""
-        return {"momentum": "momentum_buffer"} if self.momentum else {}
+        """The velocity, if the momentum is in the graph."""
+        return {"momentum": "momentum_buffer"} if "momentum" in self.settings else {}
 
     @property
     def settings(self) -> Mapping[str, OptimizerSetting]:
-        """Momentum and weight decay, unless 0.0."""
-        return present({"momentum": self.momentum}) | decay(self.weight_decay)
+        """Momentum and weight decay, unless 0.0 and not settable."""
+        return present({"momentum": self.momentum}, self.settable) | decay(self.weight_decay, self.settable)
 
     @property
     def setting_inputs(self) -> tuple[str, ...]:
@@ -65,9 +75,9 @@ class Sgd:
         self, value: Tensor, gradient: Tensor, state: Mapping[str, Tensor], inputs: StepInputs
     ) -> tuple[Tensor, Tensors]:
         """Return the parameter and its velocity after one step."""
-        if self.weight_decay:
+        if "weight_decay" in inputs.settings:
             gradient = gradient + inputs.settings["weight_decay"] * value
-        if not self.momentum:
+        if "momentum" not in inputs.settings:
             return value - inputs.learning_rate * gradient, {}
         momentum = inputs.settings["momentum"]
         velocity = momentum * state["momentum"] + gradient
@@ -96,6 +106,7 @@ class Adam:
         weight_decay: Factor of the parameter that is added to the gradient, or with ``decoupled`` subtracted from the
             parameter itself.
         decoupled: Whether the weight decay is decoupled from the gradient (AdamW).
+        settable: Settings that a Plan may set although they are 0.0 here. The graph then computes with them.
 
     Reference:
         Kingma and Ba 2015, arXiv 1412.6980, algorithm 1. Loshchilov and Hutter 2019, arXiv 1711.05101, algorithm 2.
@@ -109,12 +120,15 @@ class Adam:
     epsilon: float = 1e-8
     weight_decay: float = 0.0
     decoupled: bool = False
+    settable: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         check_range("beta1", self.beta1, 1.0)
         check_range("beta2", self.beta2, 1.0)
         check_range("weight_decay", self.weight_decay, float("inf"))
         check_epsilon("Adam", self.epsilon)
+        known = ("beta1", "beta2", "weight_decay")
+        object.__setattr__(self, "settable", checked_settable("Adam", self.settable, known))
 
     @property
     def states(self) -> Mapping[str, str]:
@@ -123,13 +137,13 @@ class Adam:
 
     @property
     def settings(self) -> Mapping[str, OptimizerSetting]:
-        """Both betas, and the weight decay unless it is 0.0."""
-        return betas(beta1=self.beta1, beta2=self.beta2) | decay(self.weight_decay)
+        """Both betas, and the weight decay unless it is 0.0 and not settable."""
+        return betas(beta1=self.beta1, beta2=self.beta2) | decay(self.weight_decay, self.settable)
 
     @property
     def setting_inputs(self) -> tuple[str, ...]:
         """The betas in all forms, and the weight decay itself."""
-        return (*_forms("beta1"), *_forms("beta2"), *decay(self.weight_decay))
+        return (*_forms("beta1"), *_forms("beta2"), *decay(self.weight_decay, self.settable))
 
     def move(
         self, value: Tensor, gradient: Tensor, state: Mapping[str, Tensor], inputs: StepInputs
@@ -137,9 +151,9 @@ class Adam:
         """Return the parameter and its running means after one step."""
         assert inputs.step is not None, "counts_steps is True"
         learning_rate, settings = inputs.learning_rate, inputs.settings
-        if self.weight_decay and self.decoupled:
+        if "weight_decay" in settings and self.decoupled:
             value = value - learning_rate * settings["weight_decay"] * value
-        elif self.weight_decay:
+        elif "weight_decay" in settings:
             gradient = gradient + settings["weight_decay"] * value
         mean = settings["beta1"] * state["mean"] + settings["beta1.complement"] * gradient
         square = settings["beta2"] * state["square"] + settings["beta2.complement"] * gradient * gradient
@@ -171,6 +185,7 @@ class RmsProp:
         momentum: Factor of the velocity of the quotients, from 0.0 to below 1.0.
         epsilon: Added to the denominator, between 0.0 and 1.0.
         weight_decay: Factor of the parameter that is added to its gradient.
+        settable: Settings that a Plan may set although they are 0.0 here. The graph then computes with them.
 
     Reference:
         Tieleman and Hinton 2012, Coursera, Neural Networks for Machine Learning, lecture 6.5.
@@ -183,22 +198,26 @@ class RmsProp:
     momentum: float = 0.0
     epsilon: float = 1e-8
     weight_decay: float = 0.0
+    settable: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         check_range("decay", self.decay, 1.0)
         check_range("momentum", self.momentum, 1.0)
         check_range("weight_decay", self.weight_decay, float("inf"))
         check_epsilon("RmsProp", self.epsilon)
+        known = ("decay", "momentum", "weight_decay")
+        object.__setattr__(self, "settable", checked_settable("RmsProp", self.settable, known))
 
     @property
     def states(self) -> Mapping[str, str]:
-        """The running mean of the squared gradient, and the velocity unless the momentum is 0.0."""
-        return {"square": "square_avg"} | ({"momentum": "momentum_buffer"} if self.momentum else {})
+        """The running mean of the squared gradient, and the velocity if the momentum is in the graph."""
+        return {"square": "square_avg"} | ({"momentum": "momentum_buffer"} if "momentum" in self.settings else {})
 
     @property
     def settings(self) -> Mapping[str, OptimizerSetting]:
-        """The decay of the mean, and momentum and weight decay unless they are 0.0."""
-        return betas(decay=self.decay) | present({"momentum": self.momentum}) | decay(self.weight_decay)
+        """The decay of the mean, and momentum and weight decay unless they are 0.0 and not settable."""
+        momentum = present({"momentum": self.momentum}, self.settable)
+        return betas(decay=self.decay) | momentum | decay(self.weight_decay, self.settable)
 
     @property
     def setting_inputs(self) -> tuple[str, ...]:
@@ -210,11 +229,11 @@ class RmsProp:
     ) -> tuple[Tensor, Tensors]:
         """Return the parameter and its states after one step."""
         settings = inputs.settings
-        if self.weight_decay:
+        if "weight_decay" in settings:
             gradient = gradient + settings["weight_decay"] * value
         square = settings["decay"] * state["square"] + settings["decay.complement"] * gradient * gradient
         along = _quotient(gradient, square, self.epsilon)
-        if not self.momentum:
+        if "momentum" not in settings:
             return value - inputs.learning_rate * along, {"square": square}
         velocity = settings["momentum"] * state["momentum"] + along
         return value - inputs.learning_rate * velocity, {"square": square, "momentum": velocity}
@@ -238,6 +257,7 @@ class Adagrad:
     Args:
         epsilon: Added to the denominator, between 0.0 and 1.0.
         weight_decay: Factor of the parameter that is added to its gradient.
+        settable: Settings that a Plan may set although they are 0.0 here. The graph then computes with them.
 
     Reference:
         Duchi et al. 2011, JMLR 12, section 1.1 with diagonal matrices.
@@ -248,10 +268,12 @@ class Adagrad:
 
     epsilon: float = 1e-10
     weight_decay: float = 0.0
+    settable: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         check_range("weight_decay", self.weight_decay, float("inf"))
         check_epsilon("Adagrad", self.epsilon)
+        object.__setattr__(self, "settable", checked_settable("Adagrad", self.settable, ("weight_decay",)))
 
     @property
     def states(self) -> Mapping[str, str]:
@@ -260,8 +282,8 @@ class Adagrad:
 
     @property
     def settings(self) -> Mapping[str, OptimizerSetting]:
-        """The weight decay, unless it is 0.0."""
-        return decay(self.weight_decay)
+        """The weight decay, unless it is 0.0 and not settable."""
+        return decay(self.weight_decay, self.settable)
 
     @property
     def setting_inputs(self) -> tuple[str, ...]:
@@ -272,7 +294,7 @@ class Adagrad:
         self, value: Tensor, gradient: Tensor, state: Mapping[str, Tensor], inputs: StepInputs
     ) -> tuple[Tensor, Tensors]:
         """Return the parameter and its sum after one step."""
-        if self.weight_decay:
+        if "weight_decay" in inputs.settings:
             gradient = gradient + inputs.settings["weight_decay"] * value
         square = state["square"] + gradient * gradient
         return value - inputs.learning_rate * _quotient(gradient, square, self.epsilon), {"square": square}

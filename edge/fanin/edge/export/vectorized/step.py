@@ -113,7 +113,7 @@ class VectorStep:
         Raises:
             UnsupportedModel: The step cannot be traced or vectorized, or the vectorized one has other results.
         """
-        if app.lengths is not None:
+        if app.lengths is not None and app.lengths.shorter:
             raise UnsupportedModel(
                 f"App {app.name}: lengths: got {list(app.lengths.sizes)}, expected a single length for the engine "
                 "vmap: clients that train together have batches of one shape; use engine='graph'"

@@ -6,7 +6,7 @@ on the other.
 1. Exported train steps equal steps of eager torch (autograd and ``torch.optim``) from the same state. The check
    compares the loss, the change of each parameter, each optimizer state and each running statistic. An optimizer that
    counts steps is checked at the steps 1, 2 and 3. The states before the steps 2 and 3 are as large as the gradients,
-   so each term matters.
+   so each term matters. A setting that is 0.0 has another value in the check, as a Plan may set it.
 2. The exported evaluation equals the module's own loss and predictions.
 3. The int8 graph accepts Version 0's slots and returns finite logits, for a batch and for one sample.
 4. The int8 logits are similar with and without the runtime's fused operators: an error of its optimizer is detected
@@ -19,9 +19,10 @@ rate is large enough that each parameter's change exceeds the parameter, and flo
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass, replace
 from functools import cache
 from itertools import repeat
-from typing import Final
+from typing import Final, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +30,7 @@ import torch
 
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.bundles.manifest import Manifest
-from fanin.edge.export.optimizers.optimizer import Tensors
+from fanin.edge.export.optimizers.optimizer import Optimizer, Tensors
 from fanin.edge.export.prepare import Prepared
 from fanin.edge.export.preprocess import verify_preprocess
 from fanin.edge.export.tracing.eager import (
@@ -60,6 +61,10 @@ CLEAR_MARGIN: Final = 1e-3
 WARM_STEPS: Final = 12
 """Steps with one gradient that an optimizer that divides has made before a step. A mean with a decay of 0.99 has a
 tenth of the gradient then, so that both decide the sign of a step of Lion."""
+CHECKED_SHARE: Final = 0.5
+"""Value in the check of a setting below 1.0 that is 0.0 in the App."""
+CHECKED_FACTOR: Final = 2.0**-10
+"""Value in the check of any other setting that is 0.0, such as a weight decay. Larger ones would hide the gradient."""
 SEED: Final = 3
 NUM_BATCHES: Final = 2
 """The traced batch and another one."""
@@ -188,6 +193,7 @@ def _check_evaluation(prepared: Prepared, evaluate: Evaluate, parameters: Float3
 
 def _check_steps(prepared: Prepared, manifest: Manifest, begin: tuple[TrainStep, Float32s], case: Case) -> None:
     (step, initial), states = begin, optimizer_table(manifest)
+    prepared, settings = _with_every_term(prepared)
     table, tracked = prepared.table, {name: value.numpy() for name, value in prepared.tracked.items()}
     for num_steps in case.steps:
         start = _start(prepared, case, num_steps)
@@ -208,11 +214,33 @@ def _check_steps(prepared: Prepared, manifest: Manifest, begin: tuple[TrainStep,
                 anchor=anchor,
                 control=control,
                 random_key=RANDOM_KEY,
+                optimizer=settings,
             ),
         )
         _check_step(prepared, states.views(following.optimizer), following, (case, start))
         sure = None if case.exact is None else case.exact.loss
         check_loss(prepared, f"train step {num_steps + 1}: the loss{case.which}", loss, (case.twin.loss, sure))
+
+
+def _with_every_term(prepared: Prepared) -> tuple[Prepared, dict[str, float]]:
+    """Return the App with other values for the settings that are 0.0, and these values by name.
+
+    Their terms would be 0.0 in the graph, and no error in them would be noticed. An optimizer of another package stays
+    as it is if it is no dataclass.
+    """
+    app, optimizer = prepared.app, cast("object", prepared.app.recipe.optimizer)
+    if not is_dataclass(optimizer) or isinstance(optimizer, type):
+        return prepared, {}
+    names = {each.name for each in fields(optimizer)}
+    settings = {
+        name: CHECKED_SHARE if setting.below <= 1.0 else CHECKED_FACTOR
+        for name, setting in app.recipe.optimizer.settings.items()
+        if setting.default == 0.0 and name in names
+    }
+    if not settings:
+        return prepared, {}
+    recipe = replace(app.recipe, optimizer=cast("Optimizer", replace(optimizer, **settings)))
+    return replace(prepared, app=replace(app, recipe=recipe, validation=None)), settings
 
 
 def _check_step(

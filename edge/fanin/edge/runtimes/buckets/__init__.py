@@ -1,1 +1,1 @@
-"""Graphs of several lengths as one callable: ``dispatch`` runs each batch by the graph of its length."""
+"""Graphs of one or several lengths as one callable: ``dispatch`` runs each batch by the graph of its length."""

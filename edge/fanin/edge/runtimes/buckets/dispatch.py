@@ -1,4 +1,4 @@
-"""A train step, an evaluation and a prediction over the graphs of several lengths.
+"""A train step, an evaluation and a prediction over the graphs of one or several lengths.
 
 A batch has one length, which chooses the graph. A graph is opened for the first batch of its length and stays open,
 because batches of all lengths alternate. A device has only the graphs for the lengths of its rows. The state of a
@@ -94,7 +94,7 @@ class PredictByLength:
 
 def lengths_of(manifest: Manifest) -> Lengths:
     """Return the lengths of a Bundle that has some."""
-    assert manifest.lengths is not None, "the runtime opens a Bundle with one length by itself"
+    assert manifest.lengths is not None, "the runtime opens a Bundle without lengths by itself"
     return manifest.lengths
 
 
@@ -132,8 +132,13 @@ def fitted(lengths: Lengths, inputs: NamedInputs, size: int) -> NamedInputs:
 
 
 def output_axis(manifest: Manifest) -> int:
-    """Return the axis of the logits that has the length; 0 if there is none."""
+    """Return the axis of the logits that has the length; 0 if there is none.
+
+    Any number of a shape may equal a single length, so the axis is then that of the targets.
+    """
     lengths = lengths_of(manifest)
     shapes = [(size, manifest.at(size).signatures["infer"].outputs[0].shape) for size in lengths.sizes]
     axes: Iterable[int] = range(1, len(shapes[0][1]))
+    if not lengths.shorter:
+        axes = {lengths.axes.get(TARGETS, 0)} & {*axes}
     return next((axis for axis in axes if all(shape[axis] == size for size, shape in shapes)), 0)
