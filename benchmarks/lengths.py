@@ -66,7 +66,7 @@ def app_of(sizes: Sequence[int]) -> App:
         calibration=examples(0).inputs["x"],
         batch_size=BATCH_SIZE,
         num_classes=NUM_CLASSES,
-        lengths=Lengths(sizes=sizes, axes={"x": 1}) if len(sizes) > 1 else None,
+        lengths=Lengths(sizes=sizes, axes={"x": 1}),
     )
 
 

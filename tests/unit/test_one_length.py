@@ -16,6 +16,7 @@ from support.models import with_manifest, write_copy
 from support.padded import LONGEST, NUM_TAGS, PADDING, padded_app, padded_examples
 from support.requests import requests_of
 from support.scripted import client_of, run
+from support.tags import NUM_WORDS, SIZES, tags_app, tags_examples
 
 from fanin.clients.data.examples import Examples
 from fanin.clients.data.npz import write_npz
@@ -26,6 +27,11 @@ from fanin.clients.device.training import RuntimeTrainer
 from fanin.clients.operator import ref_of
 from fanin.clients.testing import example_assignment
 from fanin.commands.evaluator import JobEvaluator
+from fanin.datacenter.config.settings import DataSettings, ModelSettings, StopSettings
+from fanin.datacenter.config.train_config import TrainConfig
+from fanin.datacenter.data.loading import load_data
+from fanin.datacenter.families.family import TokenModel
+from fanin.datacenter.parallel.settings import TrainingSettings
 from fanin.datacenter.training.pretraining import Pretraining, fitting_data, pretrain
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.export import Lengths
@@ -189,6 +195,24 @@ def test_a_fetched_model_is_one_file(bundle: Bundle) -> None:
         exact = app.module.eval()(ids, seen).numpy()
     logits = run_rows(runtime.open_model(floats["infer"], "file"), inputs)["logits"]
     np.testing.assert_allclose(logits[:, :4], exact, rtol=0.0, atol=1e-5)
+
+
+def test_a_training_job_pads_shorter_rows(tmp_path: Path) -> None:
+    app = tags_app()
+    config = TrainConfig(
+        model=ModelSettings(app="app.py:app"),
+        data=DataSettings(examples=tmp_path / "data.npz"),
+        training=TrainingSettings(batch_size=2, learning_rate=0.1),
+        stop=StopSettings(steps=1),
+    )
+    whole = tags_examples(10, seed=2)
+    write_npz(tmp_path / "data.npz", Examples(inputs={"x": whole.inputs["x"][:, :9]}, y=whole.y[:, :5]))
+    x, y = load_data(config, app, TokenModel(vocabulary=NUM_WORDS)).train.take(np.arange(9))
+    assert x.shape == y.shape == (9, SIZES[-1])
+    assert (x[:, 9:] == 0).all() and (y[:, 5:] == -1).all()
+    write_npz(tmp_path / "data.npz", Examples(inputs={"x": np.ones((10, 17), np.int32)}, y=whole.y))
+    with pytest.raises(InvalidInput, match=r"data\.npz: row 0: got the length 17, expected at most 16"):
+        load_data(config, app, TokenModel(vocabulary=NUM_WORDS))
 
 
 def test_a_pretraining_accepts_shorter_rows() -> None:
