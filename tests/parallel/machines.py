@@ -65,7 +65,7 @@ class Machine:
     def fail(self) -> str:
         """Wait for the command to end with an error, and return its message."""
         _, err = self._process.communicate(timeout=WAIT_S)
-        assert self._process.returncode == 1
+        assert self._process.returncode == 1, err
         return err
 
     def end(self) -> dict[str, object]:

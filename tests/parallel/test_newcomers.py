@@ -48,6 +48,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
 def test_a_mistyped_command_joins_no_job_and_harms_none(place: Place) -> None:
     first, second = place.start_two("paced")
     configs = {path: path.read_bytes() for path in (place.folder / "state").glob("config-*.json")}
+    place.pace(3.0)  # the job does not end before the other command begins
     message = Machine(place.folder, "other", place.port, "--steps", "3").fail()
     place.pace(0.0)
     assert first.end() == second.end()
@@ -65,19 +66,21 @@ def test_the_command_of_a_killed_launcher_waits_for_its_ranks_and_resumes(place:
     command = [sys.executable, "-m", "fanin.commands.main", "train", place.folder / "train.toml", "--json", out]
     command += ["--state", place.folder / "state"]
     first = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    place.wait_until(lambda: len(place.steps()) > EVERY + 2)
+    # Its ranks save when they stop, in the step after this one. They have not saved there by themselves.
+    place.wait_until(lambda: len(place.steps()) > EVERY)
     # The current step of its ranks takes longer than the start of another launcher.
-    place.pace(12.0)
+    place.pace(WAIT_S)
     time.sleep(0.5)
     first.kill()
     first.wait()
     second = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    time.sleep(6.0)
+    assert second.stderr is not None
+    waiting = second.stderr.readline()
     place.pace(0.0)
     _, err = second.communicate(timeout=WAIT_S)
-    assert second.returncode == 0, err
-    assert err.startswith(f"folder {place.folder}/")
-    assert err.endswith(": waiting for another job there to end\n")
+    assert (second.returncode, err) == (0, "")
+    assert waiting.startswith(f"folder {place.folder}/")
+    assert waiting.endswith(": waiting for another job there to end\n")
     report = json.loads(out.read_text())
     assert (len(report["loss"]), report["stopped"]) == (NUM_STEPS, False)
     steps = place.steps()

@@ -78,5 +78,5 @@ def test_a_simulation_trains_its_batch_size_by_both_engines() -> None:
     ):
         simulate(app_of("sizes"), CLIENTS, settings=replace(SETTINGS, plan=SCHEDULED_PLAN, engine="vmap"))
     plan_5 = replace(SIZED_PLAN, training=replace(SIZED_PLAN.training, batch_size=5))
-    with pytest.raises(InvalidInput, match="batch_size: got 5, but the bundle's train graphs are for 3, 8, 20"):
+    with pytest.raises(InvalidInput, match="batch_size 5, but the bundle's train graphs are for 3, 8, 20; choose"):
         simulate(app_of("sizes"), CLIENTS, settings=replace(SETTINGS, plan=plan_5))
