@@ -24,8 +24,9 @@ from torch.nn import functional
 
 from fanin.clients.data.batching import batches_in_order
 from fanin.clients.data.examples import check_examples
-from fanin.edge.export import check_app, cross_entropy
+from fanin.edge.export import cross_entropy
 from fanin.edge.export.build import measure_app
+from fanin.edge.export.check import checked
 from fanin.edge.export.losses import Loss
 from fanin.edge.export.standalone.floats import float_models
 from fanin.edge.export.vectorized.step import VectorSettings, VectorStep
@@ -174,10 +175,10 @@ def test_a_loss_that_does_not_know_several_outputs_is_refused_with_its_argument(
 def test_declared_labels_of_a_model_of_classes_are_those_of_its_output() -> None:
     app = targets_app("sequence labels")
     y = examples_of("sequence labels").y.astype(np.int64)
-    assert check_app(replace(app, targets=y), ["onnx"]) == ()
+    assert checked(replace(app, targets=y), ["onnx"])[0].app.declared_targets is None
     message = r"targets: got \(77, 2\), expected \(77, 6\); for a loss that needs others, .* num_classes=0"
     with pytest.raises(UnsupportedModel, match=message):
-        check_app(replace(app, targets=y[:, :2]), ["onnx"])
+        checked(replace(app, targets=y[:, :2]), ["onnx"])
 
 
 def test_the_loss_of_int8_is_measured_for_a_model_of_values_with_one_output() -> None:

@@ -78,11 +78,11 @@ def example_targets(what: str, value: object, num_classes: int) -> Tensor:
     if not y.dim() or len(y) < 2:
         raise UnsupportedModel(f"{what}: got {tuple(y.shape)}, expected (n, ...) with n of at least 2")
     y = y.float() if y.is_floating_point() else y.int()
-    check_targets(what, y, num_classes, torch.int32 if num_classes else y.dtype)
+    check_target_values(what, y, num_classes, torch.int32 if num_classes else y.dtype)
     return y
 
 
-def check_targets(what: str, y: Tensor, num_classes: int, dtype: torch.dtype) -> None:
+def check_target_values(what: str, y: Tensor, num_classes: int, dtype: torch.dtype) -> None:
     """Raise UnsupportedModel unless ``y`` can be targets. Their exact shape is only known at the export.
 
     Args:
