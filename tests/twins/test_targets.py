@@ -1,6 +1,7 @@
 """Targets and outputs of several kinds of models, in exported graphs and in a vectorized step, against eager torch."""
 
 import math
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -13,6 +14,8 @@ from support.remote_runtime import runtime_of
 from support.targets import (
     BATCH_SIZE,
     CASES,
+    NUM,
+    NUM_CLASSES,
     batches_of,
     examples_of,
     targets_app,
@@ -24,8 +27,9 @@ from torch.nn import functional
 
 from fanin.clients.data.batching import batches_in_order
 from fanin.clients.data.examples import check_examples
-from fanin.edge.export import check_app, cross_entropy
+from fanin.edge.export import cross_entropy
 from fanin.edge.export.build import measure_app
+from fanin.edge.export.check import checked
 from fanin.edge.export.losses import Loss
 from fanin.edge.export.standalone.floats import float_models
 from fanin.edge.export.vectorized.step import VectorSettings, VectorStep
@@ -174,10 +178,10 @@ def test_a_loss_that_does_not_know_several_outputs_is_refused_with_its_argument(
 def test_declared_labels_of_a_model_of_classes_are_those_of_its_output() -> None:
     app = targets_app("sequence labels")
     y = examples_of("sequence labels").y.astype(np.int64)
-    assert check_app(replace(app, targets=y), ["onnx"]) == ()
+    assert checked(replace(app, targets=y), ["onnx"])[0].app.declared_targets is None
     message = r"targets: got \(77, 2\), expected \(77, 6\); for a loss that needs others, .* num_classes=0"
     with pytest.raises(UnsupportedModel, match=message):
-        check_app(replace(app, targets=y[:, :2]), ["onnx"])
+        checked(replace(app, targets=y[:, :2]), ["onnx"])
 
 
 def test_the_loss_of_int8_is_measured_for_a_model_of_values_with_one_output() -> None:
@@ -192,6 +196,23 @@ def test_the_loss_of_int8_is_measured_for_a_model_of_values_with_one_output() ->
     assert measure_app(replace(app, loss=failing), bundle, runtime).loss_sum_int8 is None
     two_heads = targets_bundle("two heads", ("onnx",))
     assert measure_app(targets_app("two heads"), two_heads, runtime).loss_sum_int8 is None
+
+
+@pytest.mark.parametrize(
+    ("y", "remedy"),
+    [
+        (np.zeros((NUM, 1, 8, 6), np.int32), "squeeze(1)"),
+        (np.zeros((NUM, 8, 6, 1), np.int32), "squeeze(-1)"),
+        (np.zeros((NUM, NUM_CLASSES, 8, 6), np.int32), "argmax(1)"),
+        (np.zeros((NUM, NUM_CLASSES, 8, 6), np.float32), "argmax(1)"),
+    ],
+)
+def test_labels_with_one_dimension_too_many_are_refused_with_the_remedy(y: np.ndarray, remedy: str) -> None:
+    app = targets_app("class axis")
+    with pytest.raises(UnsupportedModel, match=re.escape(f"y.{remedy}")):
+        checked(replace(app, validation=(app.inputs["x"], y)), ["onnx"])
+    with pytest.raises(ValueError, match=re.escape(f"y.{remedy}")):
+        check_targets(targets_bundle("class axis", ("onnx",)).manifest, y)
 
 
 def test_integers_next_to_values_are_no_values() -> None:

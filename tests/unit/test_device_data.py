@@ -40,9 +40,9 @@ def test_fitting_data_is_accepted(bundle_for: BundleFor) -> None:
         (
             X,
             np.eye(CLASSES, dtype=np.float32)[Y],
-            f"y: got float32 (6, {CLASSES}), expected int32 (n,); convert one-hot rows by y.argmax(-1).astype('int32')",
+            f"float32 (6, {CLASSES}), expected int32 (n,); convert one-hot values by y.argmax(-1).astype('int32')",
         ),
-        (X, Y[:, None], "y: got int32 (6, 1), expected int32 (n,); remove the last dimension by y[..., 0]"),
+        (X, Y[:, None], "y: got int32 (6, 1), expected int32 (n,); remove a dimension by y.squeeze(-1)"),
         (
             np.moveaxis(np.zeros((6, *SHAPE), np.float32), 1, -1),
             Y,

@@ -71,7 +71,7 @@ def app(**fields: Any) -> App:
         ({"calibration": X.to("meta")}, "calibration data: is on meta, expected cpu"),
         ({"validation": X}, r"validation data: got Tensor, expected a pair \(x, y\)"),
         ({"validation": (X, Y, Y)}, "validation data: got tuple of 3, expected a pair"),
-        ({"validation": (X, torch.eye(3)[Y])}, r"expected integers .*; convert one-hot rows by y.argmax\(-1\)"),
+        ({"validation": (X, torch.eye(3)[Y])}, r"expected integers .*; convert one-hot values by y.argmax\(-1\)"),
         ({"validation": (X, torch.tensor(1))}, "expected one y for each x"),
         ({"batch_size": "4"}, "batch_size: got '4', expected an int"),
         ({"batch_size": 4.0}, "batch_size: got 4.0, expected an int"),
@@ -325,7 +325,7 @@ def test_a_parameter_without_a_gradient_never_changes(tmp_path: Path) -> None:
         (
             3,
             torch.eye(3, dtype=torch.int32)[Y],
-            r"got \(8, 3\), expected \(8,\); convert one-hot rows by y\.argmax\(-1\)",
+            r"got \(8, 3\), expected \(8,\); convert one-hot values by y\.argmax\(-1\)",
         ),
         (3, Y[:, None], r"got \(8, 1\), expected \(8,\); write y\.squeeze\(-1\)"),
         (0, X[:, 0], r"got \(8,\), expected \(8, 1\); write y\.unsqueeze\(-1\)"),

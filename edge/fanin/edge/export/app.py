@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fanin.edge.batch_sizes import check_other_sizes
 from fanin.edge.export.decompositions.own import Decompositions, check_own
-from fanin.edge.export.inputs.checks import as_tensor, check_input, check_targets, example_targets
+from fanin.edge.export.inputs.checks import as_tensor, check_input, check_target_values, example_targets
 from fanin.edge.export.inputs.named import (
     AnyArray,
     ExampleInputs,
@@ -317,7 +317,7 @@ def _check_validation(app: App, inputs: Tensors, y: Tensor) -> None:
             f"App {app.name}: got validation data y {tuple(y.shape)}, expected the shape of targets except for the "
             f"number of samples: {tuple(app.declared_targets.shape)}"
         )
-    check_targets(f"App {app.name}: validation data y", y, app.num_classes, app.target_dtype)
+    check_target_values(f"App {app.name}: validation data y", y, app.num_classes, app.target_dtype)
 
 
 def _check_preprocess(app: App) -> None:

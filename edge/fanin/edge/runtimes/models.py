@@ -225,14 +225,28 @@ def _input_remedy(expected: Sequence[int], x: Array) -> str:
 
 
 def _target_remedy(num_classes: int, y: Inputs, port: Port) -> str:
-    expected = (-1, *port.shape[1:])
-    if num_classes and y.shape[1:] == (*expected[1:], num_classes):
-        return "; convert one-hot rows by y.argmax(-1).astype('int32')"
-    if y.shape[1:] == (*expected[1:], 1):
-        return "; remove the last dimension by y[..., 0]"
-    if (*y.shape[1:], 1) == expected[1:]:
+    expected = port.shape[1:]
+    if num_classes and (axis := extra_axis(y.shape[1:], expected, num_classes)):
+        return f"; convert one-hot values by y.argmax({axis}).astype('int32')"
+    if axis := extra_axis(y.shape[1:], expected, 1):
+        return f"; remove a dimension by y.squeeze({axis})"
+    if (*y.shape[1:], 1) == expected:
         return "; add a dimension by y[..., None]"
-    return f"; convert it by y.astype({port.dtype!r})" if fits(expected, y.shape) else ""
+    return f"; convert it by y.astype({port.dtype!r})" if fits((-1, *expected), y.shape) else ""
+
+
+def extra_axis(sample: Sequence[int], expected: Sequence[int], size: int) -> int:
+    """Return the axis in a batch that the shape of a sample has in excess, -1 for the last one; 0 if there is none.
+
+    Args:
+        sample: The shape of a sample.
+        expected: The shape that it should have.
+        size: Length of the axis in excess.
+    """
+    for index in reversed(range(len(sample))):
+        if sample[index] == size and (*sample[:index], *sample[index + 1 :]) == (*expected,):
+            return -1 if index == len(sample) - 1 else index + 1
+    return 0
 
 
 def _hasform_of(port: Port, array: Array) -> bool:

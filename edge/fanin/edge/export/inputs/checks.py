@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fanin.edge.runtimes.models import extra_axis
 from fanin.protos.errors import UnsupportedModel
 
 AS_FLOAT32: Final = "convert it by x.float(), or x.astype('float32') for an array"
@@ -78,11 +79,11 @@ def example_targets(what: str, value: object, num_classes: int) -> Tensor:
     if not y.dim() or len(y) < 2:
         raise UnsupportedModel(f"{what}: got {tuple(y.shape)}, expected (n, ...) with n of at least 2")
     y = y.float() if y.is_floating_point() else y.int()
-    check_targets(what, y, num_classes, torch.int32 if num_classes else y.dtype)
+    check_target_values(what, y, num_classes, torch.int32 if num_classes else y.dtype)
     return y
 
 
-def check_targets(what: str, y: Tensor, num_classes: int, dtype: torch.dtype) -> None:
+def check_target_values(what: str, y: Tensor, num_classes: int, dtype: torch.dtype) -> None:
     """Raise UnsupportedModel unless ``y`` can be targets. Their exact shape is only known at the export.
 
     Args:
@@ -102,8 +103,9 @@ def check_targets(what: str, y: Tensor, num_classes: int, dtype: torch.dtype) ->
         expected = "finite float values; convert integers by y.float(), or declare them by targets="
     elif num_classes:
         expected = f"integers from {least} to {most}"
-        if is_values and tuple(y.shape) == (len(y), num_classes):
-            expected += "; convert one-hot rows by y.argmax(-1)"
+        if is_values and num_classes in y.shape[1:]:
+            axis = y.shape.index(num_classes, 1)
+            expected += f"; convert one-hot values by y.argmax({-1 if axis == y.dim() - 1 else axis})"
         if not is_values and int(y.min()) >= least + 1 and int(y.max()) == num_classes:
             expected += "; count classes from 0: y - 1"
     else:
@@ -123,10 +125,10 @@ def check_target_shape(what: str, y: Tensor, expected: tuple[int, ...] | None, n
     if expected is None or tuple(y.shape[1:]) == expected:
         return
     advice = ""
-    if tuple(y.shape[1:]) == (*expected, num_classes):
-        advice = "; convert one-hot rows by y.argmax(-1)"
-    elif tuple(y.shape[1:]) == (*expected, 1):
-        advice = "; write y.squeeze(-1)"
+    if num_classes and (axis := extra_axis(y.shape[1:], expected, num_classes)):
+        advice = f"; convert one-hot values by y.argmax({axis})"
+    elif axis := extra_axis(y.shape[1:], expected, 1):
+        advice = f"; write y.squeeze({axis})"
     elif (*y.shape[1:], 1) == expected:
         advice = "; write y.unsqueeze(-1)"
     elif num_classes:
