@@ -1,16 +1,21 @@
 """``fanin simulate`` and ``fanin partition``: their output, their files, and wrong arguments."""
 
+import contextlib
 import csv
+import io
 import json
 import re
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 from house.tree import ROOT
 from support.flower_apps import write_app
 
+from fanin.commands.console.simulated import SimulationText
 from fanin.commands.main import main
+from fanin.simulation import RoundRow
 
 APP = str(ROOT / "examples" / "digits" / "app.py") + ":app"
 
@@ -20,6 +25,7 @@ def test_a_partition_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert main(command) == 0
     assert capsys.readouterr().out == "1438 examples of digits on 5 clients, 287 to 288 each\n"
     assert main([*command, "--json", str(tmp_path / "row.json")]) == 0
+    assert capsys.readouterr().out == "1438 examples of digits on 5 clients, 287 to 288 each\n"
     row = json.loads((tmp_path / "row.json").read_text())
     assert row["num_examples"] == sum(row["sizes"]) == 1438
     assert [sum(counts) for counts in row["label_counts"]] == row["sizes"]
@@ -278,7 +284,8 @@ def test_each_cause_of_failed_trainings_is_printed_once_and_the_json_has_all(
     command += ["--initial", "uneven_app:ARRAYS", "--set", "cohort.deadline_s=60", "--quiet"]
     Path("uneven_app.py").write_text(Path("uneven_app.py").read_text() + "\n\nARRAYS = [np.zeros(2, np.float32)]\n")
     assert main([*command, "--json", "row.json"]) == 0
-    text = capsys.readouterr().err
+    out, text = capsys.readouterr()
+    assert [line.split()[1] for line in out.splitlines()] == ["0", "1", "2", "3"]
     assert re.findall(r"^fanin simulate: client (\d) in round 1: ", text, re.M) in (["1", "2"], ["2", "1"])
     assert text.count("raise OSError(") == text.count("raise ArithmeticError(") == 1
     # A client that fails is assigned the work again until the Round's deadline.
@@ -291,6 +298,52 @@ def test_each_cause_of_failed_trainings_is_printed_once_and_the_json_has_all(
     text = capsys.readouterr().err
     assert text.count("raise OSError(") + text.count("raise ArithmeticError(") == 1
     assert re.match(r"fanin simulate: client \d in round 1: ", text.splitlines()[-1])
+
+
+NONE: Mapping[str, float] = {}
+ROW = RoundRow(
+    seed=0,
+    round=1,
+    version=1,
+    num_clients=3,
+    num_examples=9,
+    train_loss_examples=9,
+    bytes_down=1,
+    bytes_up=1,
+    num_diverged=0,
+    num_saturated=0,
+    **dict.fromkeys(("time_s", "train_loss", "test_loss", "test_accuracy", "test_accuracy_int8"), 1.0),
+    **dict.fromkeys(("validation_loss", "validation_accuracy", "validation_accuracy_int8"), 1.0),
+    **dict.fromkeys(("statistics", "means", "metrics"), NONE),
+)
+
+
+class Terminal(io.StringIO):
+    """A terminal that keeps its text."""
+
+    def isatty(self) -> bool:
+        """See io.IOBase."""
+        return True
+
+
+@pytest.mark.parametrize(
+    ("target", "quiet", "out", "terminal"),
+    [
+        ("", True, "round", ""),
+        ("row.json", True, "round", ""),
+        ("-", False, "", "round"),
+        ("-", True, "", ""),
+    ],
+)
+def test_json_on_standard_output_moves_the_rounds_to_a_terminal(
+    target: str, quiet: bool, out: str, terminal: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with contextlib.redirect_stderr(Terminal()) as stderr:
+        SimulationText(json_target=target, quiet=quiet, has_seeds=False).row(ROW)
+    assert (capsys.readouterr().out[:5], stderr.getvalue()[:5]) == (out, terminal)
+    SimulationText(json_target="-", quiet=False, has_seeds=False).row(ROW)
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("", "")
 
 
 @pytest.mark.heavy

@@ -9,7 +9,7 @@ import typer
 
 from fanin.clients.flower.initial import read_initial
 from fanin.clients.flower.task import FlowerSettings
-from fanin.commands.console.terminal import DEFAULT_KEY, JsonOption, publisher_key, run_command, write_json
+from fanin.commands.console.terminal import DEFAULT_KEY, JsonOption, prints_text, publisher_key, run_command, write_json
 from fanin.edge.bundles.arrays import read_layout, write_arrays
 from fanin.edge.files import new_folder
 from fanin.edge.tensors import Array
@@ -51,6 +51,7 @@ def bundle(
     if json:
         row = {"bundle": new_bundle.sha256, "num_parameters": table.num_values, "local_arrays": sorted(local)}
         write_json(json, row)
+    if not prints_text(json):
         return
     for each, value in local.items():
         sys.stderr.write(f"note: array {each} is {value.dtype}, not float32: each device keeps its own\n")

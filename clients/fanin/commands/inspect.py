@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from fanin.clients.textfiles import read_public_key
-from fanin.commands.console.terminal import JsonOption, run_command, write_json
+from fanin.commands.console.terminal import JsonOption, prints_text, run_command, write_json
 from fanin.edge.bundles.bundle import Bundle, open_folder, read_signed_manifest
 from fanin.edge.bundles.formats import format_of
 from fanin.edge.bundles.manifest import Manifest
@@ -49,7 +49,7 @@ def inspect(
         text = _text(opened, row)
     if json:
         write_json(json, row)
-    else:
+    if prints_text(json):
         sys.stdout.write(text)
 
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from fanin import datacenter
-from fanin.commands.console.terminal import JsonOption, run_command, write_json
+from fanin.commands.console.terminal import JsonOption, prints_text, run_command, write_json
 from fanin.datacenter.config.records import record_of
 from fanin.datacenter.watch.meters import StepRecord
 from fanin.datacenter.watch.sinks import StatusLine
@@ -113,7 +113,7 @@ def train(
     metrics = _train(job, nproc, state, elastic)
     if json:
         write_json(json, metrics_row(metrics, job))
-    if json != "-":
+    if prints_text(json):
         sys.stdout.write(_text(metrics, job))
 
 

@@ -86,7 +86,7 @@ def follow(
 
     Args:
         events: The events.
-        json_target: A file for JSON lines, ``-`` for JSON lines on standard output, empty for text.
+        json_target: A file for JSON lines next to the text, ``-`` for JSON lines instead of it, or empty.
         before: A first JSON line.
 
     Returns:
@@ -94,12 +94,16 @@ def follow(
     """
     outcome = RunState.RUNNING
     with ExitStack() as stack:
-        out = stack.enter_context(Path(json_target).open("w")) if json_target not in ("", "-") else sys.stdout
+        file = stack.enter_context(Path(json_target).open("w")) if json_target not in ("", "-") else sys.stdout
         if before is not None and json_target:
-            out.write(_line(before))
+            file.write(_line(before))
         for entry in events:
-            out.write(_line(event_row(entry)) if json_target else f"{event_text(entry.event)}\n")
-            out.flush()
+            if json_target:
+                file.write(_line(event_row(entry)))
+                file.flush()
+            if json_target != "-":
+                sys.stdout.write(f"{event_text(entry.event)}\n")
+                sys.stdout.flush()
             if isinstance(entry.event, RunRested):
                 outcome = entry.event.state
     return outcome

@@ -69,7 +69,7 @@ def wrong_usage() -> Iterator[None]:
 JsonOption = Annotated[
     str,
     typer.Option(
-        "--json", metavar="FILE", callback=_writable, help="JSON instead of text, to standard output or to FILE."
+        "--json", metavar="FILE", callback=_writable, help="JSON: to standard output instead of the text, or to FILE."
     ),
 ]
 
@@ -186,6 +186,11 @@ def publisher_key(path: Path) -> SigningKey:
     key = load_or_create_key(path)
     path.with_suffix(".pub").write_text(key.public + "\n")
     return key
+
+
+def prints_text(json_target: str) -> bool:
+    """Return whether a command prints its text: only a JSON object on standard output replaces it."""
+    return json_target != "-"
 
 
 def write_json(target: str, value: object) -> None:

@@ -19,6 +19,7 @@ from fanin.commands.console.terminal import (
     StateOption,
     TokenOption,
     connect,
+    prints_text,
     run_command,
     write_json,
 )
@@ -64,7 +65,7 @@ def describe(
         description = operator.describe(run_id, rounds)
     if json:
         write_json(json, description_row(description))
-    else:
+    if prints_text(json):
         sys.stdout.write(description_text(description))
 
 

@@ -46,6 +46,7 @@ from fanin.commands.console.terminal import (
     StateOption,
     TokenOption,
     connect,
+    prints_text,
     run_command,
     write_json,
 )
@@ -145,6 +146,7 @@ def fetch(
     if json:
         row = {**version_row(fetched), "out": None if out is None else str(out), "written": any(written.values())}
         write_json(json, {**row, "models": [str(path) for path in models]})
+    if not prints_text(json):
         return
     text = f"version {fetched.version.number} of run {run_id}, {fetched.version.sha256}, verified"
     for target, is_new in written.items():

@@ -21,6 +21,7 @@ from fanin.commands.console.terminal import (
     StateOption,
     TokenOption,
     connect,
+    prints_text,
     progress,
     publisher_key,
     run_command,
@@ -94,9 +95,9 @@ def run(
             step("starting the run")
             run_id = run_id or f"{source.plan.name[:MAX_PLAN_CHARS]}-{secrets.token_hex(4)}"
             info = operator.start_run(run_id, source.plan, bundle, publisher)
-        if not json:
+        if prints_text(json):
             sys.stdout.write(f"run {info.run_id} started; devices trust {key.with_suffix('.pub')}\n")
-        elif not watch:
+        if json and not watch:
             write_json(json, run_row(info))
         outcome = follow(operator.watch(info.run_id), json, run_row(info)) if watch else RunState.RUNNING
     return int(outcome in (RunState.FAILED, RunState.STOPPED))

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fanin.commands.console.terminal import DEFAULT_STATE, JsonOption, StateOption, run_command, write_json
+from fanin.commands.console.terminal import DEFAULT_STATE, JsonOption, StateOption, prints_text, run_command, write_json
 from fanin.protos.errors import NotFound
 from fanin.server.aggregation.verify import Verdict, verify_run
 from fanin.server.folder import open_archive
@@ -29,7 +29,7 @@ def verify(
     verdicts: list[Verdict] = []
     for verdict in verify_run(open_archive(state), run_id):
         verdicts.append(verdict)
-        if not json:
+        if prints_text(json):
             # At once: a large Version takes minutes.
             sys.stdout.write(_line(verdict))
             sys.stdout.flush()

@@ -16,7 +16,7 @@ from fanin.clients.data.npz import write_npz
 from fanin.clients.operator import Operator
 from fanin.commands.console.processes import follow_run
 from fanin.commands.console.show import event_text
-from fanin.commands.console.terminal import JsonOption, write_json
+from fanin.commands.console.terminal import JsonOption, prints_text, write_json
 from fanin.commands.demo.measure import measure_test
 from fanin.commands.demo.processes import DeviceEnvironment, Processes, probe
 from fanin.commands.demo.report import Findings, json_row, print_table
@@ -145,7 +145,7 @@ def demo(
             raise InvalidInput(f"--state: {state} is not empty; name a new folder")
         folder.mkdir(parents=True, exist_ok=True)
         findings = _walk(setting, folder, started_s)
-    if json != "-":
+    if prints_text(json):
         print_table(findings)
     if json:
         write_json(json, json_row(findings))
