@@ -6,16 +6,15 @@ import io
 import json
 import re
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 from house.tree import ROOT
 from support.flower_apps import write_app
+from support.round_rows import ROW
 
 from fanin.commands.console.simulated import SimulationText
 from fanin.commands.main import main
-from fanin.simulation import RoundRow
 
 APP = str(ROOT / "examples" / "digits" / "app.py") + ":app"
 
@@ -298,24 +297,6 @@ def test_each_cause_of_failed_trainings_is_printed_once_and_the_json_has_all(
     text = capsys.readouterr().err
     assert text.count("raise OSError(") + text.count("raise ArithmeticError(") == 1
     assert re.match(r"fanin simulate: client \d in round 1: ", text.splitlines()[-1])
-
-
-NONE: Mapping[str, float] = {}
-ROW = RoundRow(
-    seed=0,
-    round=1,
-    version=1,
-    num_clients=3,
-    num_examples=9,
-    train_loss_examples=9,
-    bytes_down=1,
-    bytes_up=1,
-    num_diverged=0,
-    num_saturated=0,
-    **dict.fromkeys(("time_s", "train_loss", "test_loss", "test_accuracy", "test_accuracy_int8"), 1.0),
-    **dict.fromkeys(("validation_loss", "validation_accuracy", "validation_accuracy_int8"), 1.0),
-    **dict.fromkeys(("statistics", "means", "metrics"), NONE),
-)
 
 
 class Terminal(io.StringIO):

@@ -65,6 +65,9 @@ class Outcome:
     verdicts: tuple[Verdict, ...]
     parameters: Float32s
 
+    def __repr__(self) -> str:
+        return f"Outcome(versions={len(self.versions)}; see .events, .log, .verdicts and .parameters)"
+
     @property
     def versions(self) -> tuple[VersionPublished, ...]:
         """The Versions, oldest first."""

@@ -11,7 +11,7 @@ from typing import Final
 
 from fanin.datacenter.network.links import Topology, link_of
 from fanin.datacenter.parallel.settings import Precision
-from fanin.datacenter.planner.choices import GIGABYTE, LayoutChoice, LayoutRequest
+from fanin.datacenter.planner.choices import GIGABYTE, LayoutChoice, LayoutRequest, describe
 from fanin.datacenter.planner.facts import planned_facts
 from fanin.datacenter.planner.presets import model_named
 from fanin.datacenter.planner.search import plan as search
@@ -72,6 +72,11 @@ class PlanResult:
 
     request: LayoutRequest
     choices: tuple[LayoutChoice, ...]
+
+    def __repr__(self) -> str:
+        best = self.choices[0]
+        layout, time_s = describe(best.job.parallel), best.timing.seconds
+        return f"PlanResult({len(self.choices)} layouts, best: {layout}, {time_s:.3g} s a step; see .choices)"
 
 
 def plan(options: PlanOptions, progress: Callable[[float, int], None] = lambda share, num_layouts: None) -> PlanResult:
