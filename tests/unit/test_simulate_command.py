@@ -355,8 +355,11 @@ def test_a_failed_round_uses_a_number_and_has_no_row(
     write_app(tmp_path / "app", "once_app", CLIENTS.replace("STOP", "0"))
     monkeypatch.chdir(tmp_path / "app")
     command = ["simulate", "--flower", "once_app:FailingOnce", "--clients", "3", "--cohort", "3", "--rounds", "3"]
-    assert main([*command, "--set", "cohort.deadline_s=60", "--quiet"]) == 0
-    assert [line.split()[1] for line in capsys.readouterr().out.splitlines()] == ["0", "1", "3", "4"]
+    command += ["--set", "cohort.deadline_s=60", "--set", "schedule=[{from_round=9}]", "--quiet"]
+    assert main(command) == 0
+    out, err = capsys.readouterr()
+    assert [line.split()[1] for line in out.splitlines()] == ["0", "1", "3", "4"]
+    assert "note: schedule.0: from_round is 9, and the last Round of the plan is 3 (stop.max_rounds); " in err
 
 
 @pytest.mark.nightly

@@ -19,6 +19,7 @@ from fanin.commands.console.splits import SimulationData
 from fanin.commands.console.terminal import (
     JsonOption,
     QuietOption,
+    print_notes,
     prints_text,
     progress,
     run_command,
@@ -179,8 +180,10 @@ def _simulate(
         check_engine_name(engine)
     limits = {"cohort.concurrency": cohort, "stop.max_rounds": rounds, "training.seed": seed}
     text = SimulationText(json_target=json, quiet=quiet, has_seeds=bool(several_seeds))
+    whole = _plan('bundle="flower"' if flower else f'app="{app}"', plan, limits, overrides or ())
+    print_notes(whole.notes)
     settings = SimulationSettings(
-        plan=_plan('bundle="flower"' if flower else f'app="{app}"', plan, limits, overrides or ()),
+        plan=whole,
         engine=engine,
         seed=seed or 0,
         seeds=several_seeds,

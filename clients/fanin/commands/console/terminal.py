@@ -5,7 +5,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import zip_longest
 from pathlib import Path
@@ -191,6 +191,11 @@ def publisher_key(path: Path) -> SigningKey:
 def prints_text(json_target: str) -> bool:
     """Return whether a command prints its text: only a JSON object on standard output replaces it."""
     return json_target != "-"
+
+
+def print_notes(notes: Iterable[str]) -> None:
+    """Print notes on standard error, one a line."""
+    sys.stderr.write("".join(f"note: {note}\n" for note in notes))
 
 
 def write_json(target: str, value: object) -> None:

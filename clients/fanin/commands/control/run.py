@@ -21,6 +21,7 @@ from fanin.commands.console.terminal import (
     StateOption,
     TokenOption,
     connect,
+    print_notes,
     prints_text,
     progress,
     publisher_key,
@@ -80,6 +81,7 @@ def run(
     if source.bundle and not key.exists():
         # A key that is created here has not signed the Bundle.
         raise InvalidInput(f"--key {key}: no such file, expected the key that signed {folder}; pass it with --key")
+    print_notes(source.plan.notes)
     publisher = publisher_key(key)
     with connect(state, server, ca, token_file) as operator:
         with progress("run", quiet=quiet) as step, tempfile.TemporaryDirectory(prefix="fanin-bundle-") as scratch:
@@ -119,6 +121,5 @@ def _export(app: str, out: Path, publisher: SigningKey, max_int8_drop: float | N
     from fanin.edge.export import export, load_app
 
     exported = export(load_app(app), out, publisher, max_drop=max_int8_drop)
-    for note in exported.notes:
-        sys.stderr.write(f"note: {note}\n")
+    print_notes(exported.notes)
     return exported.bundle
