@@ -34,7 +34,7 @@ from fanin.simulation.flower import FlowerSubject, FlowerTrainings
 from fanin.simulation.result import BestVersion, ClientFailed, Result, RunStopped
 from fanin.simulation.rows import ClientFailure, RoundRow
 from fanin.simulation.setup.arguments import check_plan, plan_of
-from fanin.simulation.setup.preparation import ModuleSubject, Prepared, prepare, subject_for
+from fanin.simulation.setup.preparation import ModuleSubject, Preparation, prepare, subject_for
 from fanin.simulation.setup.settings import SimulationSettings
 from fanin.simulation.setup.termination import exits_at_sigterm
 from fanin.simulation.studies.baseline import Baseline, BaselineRow, pooled
@@ -166,7 +166,7 @@ class _Parts:
 
 
 def _simulated(
-    prepared: Prepared, plan: Plan, settings: SimulationSettings, backend: Backend, *, is_repeated: bool
+    prepared: Preparation, plan: Plan, settings: SimulationSettings, backend: Backend, *, is_repeated: bool
 ) -> Result:
     """Return the result of the Run. Raises the errors of ``simulate``."""
     label = f"seed {settings.seed}: " if is_repeated else ""
@@ -224,7 +224,7 @@ def _simulated(
     return parts.baseline(result) if rows.is_complete else result
 
 
-def _flower_parts(prepared: Prepared, subject: FlowerSubject, backend: Backend) -> _Parts:
+def _flower_parts(prepared: Preparation, subject: FlowerSubject, backend: Backend) -> _Parts:
     return _Parts(
         engine="flower",
         trainings=FlowerTrainings(backend, subject, prepared.placed),
@@ -235,7 +235,7 @@ def _flower_parts(prepared: Prepared, subject: FlowerSubject, backend: Backend) 
     )
 
 
-def _graph_parts(prepared: Prepared, plan: Plan, settings: SimulationSettings, backend: Backend) -> _Parts:
+def _graph_parts(prepared: Preparation, plan: Plan, settings: SimulationSettings, backend: Backend) -> _Parts:
     subject = prepared.subject
     assert isinstance(subject, ModuleSubject), "a Flower app has no graphs"
     bundle, clients, graphs = prepared.bundle, subject.clients, SharedGraphs()
@@ -268,7 +268,11 @@ def _graph_parts(prepared: Prepared, plan: Plan, settings: SimulationSettings, b
 
 
 def _with_baseline(
-    prepared: Prepared, clients: Partition, evaluation: TestedVersions, settings: SimulationSettings, result: Result
+    prepared: Preparation,
+    clients: Partition,
+    evaluation: TestedVersions,
+    settings: SimulationSettings,
+    result: Result,
 ) -> Result:
     """Return the result with the centralized baseline, if the settings ask for one.
 
@@ -293,7 +297,7 @@ def _with_baseline(
     return replace(result, baseline=tuple(rows))
 
 
-def _result(prepared: Prepared, plan: Plan, engine: str, rows: RowLists) -> Result:
+def _result(prepared: Preparation, plan: Plan, engine: str, rows: RowLists) -> Result:
     table, subject = prepared.bundle.manifest.table, prepared.subject
     app = None if isinstance(subject, FlowerSubject) else subject.app
     best = None

@@ -82,6 +82,8 @@ def read_samples(paths: Sequence[Path], target: Target, scale: float) -> ModelIn
     names = [port.name for port in target.inputs]
     labels = arrays.get(LABELS) if LABELS not in names else None
     feed = _feed(what, arrays, names)
+    if empty := [name for name, array in feed.items() if array.ndim and not len(array)]:
+        raise InvalidInput(f"{what}: got 0 samples in {', '.join(empty)}, expected at least one")
     pixels = [port for port in target.inputs if _is_pixels(feed[port.name], port, target.raw)]
     if scale and not pixels:
         dtypes = ", ".join(f"{name} {array.dtype}" for name, array in feed.items())

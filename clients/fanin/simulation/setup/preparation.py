@@ -39,7 +39,7 @@ class ModuleSubject:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prepared:
+class Preparation:
     """The parts that the simulations of all seeds share: the subject with its Bundle, and the folder of the Bundle."""
 
     subject: ModuleSubject | FlowerSubject
@@ -64,12 +64,12 @@ def subject_for(app: object, clients: Partition | int, settings: SimulationSetti
     return ModuleSubject(**check_arguments(app, clients, settings))
 
 
-def prepare(subject: ModuleSubject | FlowerSubject, settings: SimulationSettings, folder: Path) -> Prepared:
+def prepare(subject: ModuleSubject | FlowerSubject, settings: SimulationSettings, folder: Path) -> Preparation:
     """Write the Bundle, or open that of the record. Raises the errors of ``simulate``."""
     progress, key = SimulationProgress(quiet=settings.quiet), SigningKey(hashlib.sha256(b"fanin simulation").digest())
     if isinstance(subject, FlowerSubject):
         bundle = subject.bundle(settings.initial, folder / BUNDLE, key)
-        return Prepared(subject=subject, bundle=bundle, key=key, folder=folder, progress=progress)
+        return Preparation(subject=subject, bundle=bundle, key=key, folder=folder, progress=progress)
     from fanin.edge.export.build import export
     from fanin.edge.export.prepare import with_state
 
@@ -86,4 +86,4 @@ def prepare(subject: ModuleSubject | FlowerSubject, settings: SimulationSettings
         with progress.exporting(app.name):
             exported = export(app, folder / BUNDLE, key, formats=(FORMAT,)).bundle
     subject = replace(subject, app=app)
-    return Prepared(subject=subject, bundle=exported, key=key, folder=folder, progress=progress, record=record)
+    return Preparation(subject=subject, bundle=exported, key=key, folder=folder, progress=progress, record=record)
