@@ -222,7 +222,7 @@ def test_the_squared_error_of_values_is_printed(fanin: Fanin) -> None:
         (("flat.onnx", "--data", "none.npy"), "none.npy: got 0 samples in x, expected at least one"),
         (
             ("bundle", "--data", "labelled.npz", "--classes", "text.png"),
-            "--classes: got 1 names, expected 3, one for each",
+            "--classes: got 1 name, expected 3, one for each",
         ),
         (("bundle", "--data", "pairs.npz"), "labels: got y int64 (5, 2) from 0 to 0, expected integers (5,) from 0 to"),
         (

@@ -290,7 +290,7 @@ def test_each_cause_of_failed_trainings_is_printed_once_and_the_json_has_all(
     # A client that fails is assigned the work again until the Round's deadline.
     failures = json.loads(Path("row.json").read_text())["failures"]
     assert {(each["client"], each["round"]) for each in failures} == {(c, r) for c in (1, 2) for r in (1, 2, 3)}
-    assert text.splitlines()[-1] == f"fanin simulate: {len(failures)} trainings failed; --json FILE lists them"
+    assert text.splitlines()[-1] == f"fanin simulate: {len(failures)} trainings failed; --json FILE lists the errors"
     assert all("Traceback" in each["traceback"] and each["seed"] == 0 for each in failures)
     assert main([*command, "--stop-on-failure", "--csv", "rounds.csv"]) == 1
     assert len(Path("rounds.csv").read_text().splitlines()) == 2

@@ -14,6 +14,7 @@ from fanin.edge.bundles.arrays import read_layout, write_arrays
 from fanin.edge.files import new_folder
 from fanin.edge.tensors import Array
 from fanin.protos.errors import InvalidInput
+from fanin.protos.texts import counted
 
 
 def main(argv: Sequence[str]) -> int:
@@ -57,7 +58,7 @@ def bundle(
         sys.stderr.write(f"note: array {each} is {value.dtype}, not float32: each device keeps its own\n")
     sys.stdout.write(
         f"bundle {new_bundle.sha256} in {out}\n"
-        f"  parameters that travel  {table.num_values} in {len(table.specs)} arrays\n"
+        f"  parameters that travel  {table.num_values} in {counted(len(table.specs), 'array')}\n"
         f"  arrays that stay local  {len(local)}\n"
     )
 

@@ -29,6 +29,7 @@ from fanin.commands.console.terminal import (
 from fanin.edge.tensors import Array
 from fanin.protos.errors import FaninError, InvalidInput
 from fanin.protos.plans import Plan
+from fanin.protos.texts import counted
 from fanin.simulation import (
     ClientFailed,
     Partition,
@@ -97,7 +98,8 @@ def _partition(
     if prints_text(json):
         sizes = parts.sizes
         sys.stdout.write(
-            f"{len(parts.examples)} examples of {data} on {len(parts)} clients, {min(sizes)} to {max(sizes)} each\n"
+            f"{counted(len(parts.examples), 'example')} of {data} on {counted(len(parts), 'client')}, {min(sizes)} to "
+            f"{max(sizes)} each\n"
         )
 
 

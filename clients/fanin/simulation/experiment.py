@@ -22,6 +22,7 @@ from fanin.edge.tensors import Float32s
 from fanin.protos.errors import FaninError
 from fanin.protos.plans import Plan
 from fanin.server.evaluation.metrics import VersionMetrics, unknown_values
+from fanin.server.runs.admission import check_no_graphs
 from fanin.server.runs.setups import check_names
 from fanin.server.selection.policies import POLICIES
 from fanin.simulation.backends.backend import Backend, ThisProcess
@@ -101,6 +102,8 @@ def simulate(
         stages = check_names(plan, {**POLICIES, **settings.own_policies})
         if isinstance(subject, ModuleSubject):
             check_plan(subject.app, plan, stages, settings)
+        else:
+            check_no_graphs("simulate", plan, stages)
     results: list[Result] = []
     try:
         with (

@@ -29,6 +29,7 @@ from fanin.protos.control import (
     VersionPublished,
 )
 from fanin.protos.plans.entries import BASE64
+from fanin.protos.texts import counted
 
 WIDE_GAP: Final = 0.05
 """Loss of accuracy in int8 above which the text carries a warning; well-trained models lose less than 0.01."""
@@ -76,7 +77,9 @@ def evaluation_text(evaluation: VersionEvaluation) -> str:
     if evaluation.problem:
         return f"version {evaluation.version} on {evaluation.data}: not evaluated: {evaluation.problem}"
     values = ", ".join(f"{name} {value:.4f}" for name, value in evaluation.values.items())
-    return f"version {evaluation.version} on {evaluation.data} ({evaluation.num_examples} examples): {values}"
+    return (
+        f"version {evaluation.version} on {evaluation.data} ({counted(evaluation.num_examples, 'example')}): {values}"
+    )
 
 
 def follow(
@@ -145,7 +148,7 @@ def event_text(event: RunEvent) -> str:
         case RoundOpened():
             return f"round {event.round} opened from version {event.base_version}"
         case RoundClosed():
-            return f"round {event.round} closed with {event.num_accepted} updates"
+            return f"round {event.round} closed with {counted(event.num_accepted, 'update')}"
         case RoundFailed():
             return f"round {event.round} failed: {event.reason}"
         case VersionPublished():
@@ -153,7 +156,7 @@ def event_text(event: RunEvent) -> str:
         case RunRested():
             return f"run {event.state.value}: {event.reason}"
         case RunResumed():
-            return f"run resumed{_by(event.by)}" + (f", for {event.rounds} rounds" if event.rounds else "")
+            return f"run resumed{_by(event.by)}" + (f", for {counted(event.rounds, 'round')}" if event.rounds else "")
         case _:
             assert_never(event)
 
@@ -166,11 +169,11 @@ def _version_text(event: VersionPublished) -> str:
         return f"{text} published from outside{_by(event.by)}"
     text += f" in {event.round_s:.2f} s, {event.bytes_down} bytes down, {event.bytes_up} up"
     if event.num_saturated:
-        text += f", {event.num_saturated} values saturated"
+        text += f", {counted(event.num_saturated, 'value')} saturated"
     if event.train_loss_examples:
         text += f", training loss {event.train_loss:.4f}"
         if event.train_loss_examples < event.total_examples:
-            text += f" (of {event.train_loss_examples} of {event.total_examples} examples)"
+            text += f" (of {event.train_loss_examples} of {counted(event.total_examples, 'example')})"
     evaluation = event.evaluation
     if evaluation is not None:
         text += f"; version {event.parent} validated on {evaluation.num_examples}: {_evaluation_text(evaluation)}"

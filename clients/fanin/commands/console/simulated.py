@@ -4,6 +4,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from fanin.commands.console.terminal import prints_text
+from fanin.protos.texts import counted
 from fanin.simulation.setup.progress import FirstFailures, line_of, line_of_baseline
 
 if TYPE_CHECKING:
@@ -41,7 +42,8 @@ class SimulationText:
             if each.baseline_end:
                 sys.stderr.write(f"fanin simulate: {seed}the baseline ended early: {each.baseline_end}\n")
         if self.failures.num:
-            sys.stderr.write(f"fanin simulate: {self.failures.num} trainings failed; --json FILE lists them\n")
+            failed = counted(self.failures.num, "training")
+            sys.stderr.write(f"fanin simulate: {failed} failed; --json FILE lists the errors\n")
 
     def _failure(self, failure: "ClientFailure") -> None:
         seed = f"seed {failure.seed}: " if self._has_seeds else ""

@@ -9,6 +9,7 @@ import typer
 
 from fanin.commands.console.terminal import DEFAULT_STATE, JsonOption, StateOption, prints_text, run_command, write_json
 from fanin.protos.errors import NotFound
+from fanin.protos.texts import counted
 from fanin.server.aggregation.verify import Verdict, verify_run
 from fanin.server.folder import open_archive
 
@@ -40,5 +41,5 @@ def verify(
 
 
 def _line(verdict: Verdict) -> str:
-    origin = f"round {verdict.round}, {verdict.num_updates} updates" if verdict.round else "made outside"
+    origin = f"round {verdict.round}, {counted(verdict.num_updates, 'update')}" if verdict.round else "made outside"
     return f"version {verdict.version} {verdict.version_sha256} ({origin}): {verdict.problem or 'verified'}\n"

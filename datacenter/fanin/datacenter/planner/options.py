@@ -20,6 +20,7 @@ from fanin.datacenter.planner.timing import Machine
 from fanin.datacenter.ranks.mesh import MeshShape
 from fanin.datacenter.watch.flops import HARDWARE, Hardware, cpu_hardware
 from fanin.protos.errors import InvalidInput
+from fanin.protos.texts import counted
 
 PRECISIONS: Final[dict[str, Precision]] = {"bf16": "bf16", "full": "full", "double": "double"}
 """Precisions that the planner supports."""
@@ -76,7 +77,9 @@ class PlanResult:
     def __repr__(self) -> str:
         best = self.choices[0]
         layout, time_s = describe(best.job.parallel), best.timing.seconds
-        return f"PlanResult({len(self.choices)} layouts, best: {layout}, {time_s:.3g} s a step; see .choices)"
+        return (
+            f"PlanResult({counted(len(self.choices), 'layout')}, best: {layout}, {time_s:.3g} s a step; see .choices)"
+        )
 
 
 def plan(options: PlanOptions, progress: Callable[[float, int], None] = lambda share, num_layouts: None) -> PlanResult:

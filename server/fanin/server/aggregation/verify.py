@@ -19,6 +19,7 @@ from fanin.edge.tensors import Float32s, TensorTable
 from fanin.protos.errors import Corrupted, FaninError, NotFound
 from fanin.protos.messages import UpdateHeader, Version
 from fanin.protos.plans import Plan
+from fanin.protos.texts import counted
 from fanin.server.aggregation.auxiliary import AuxiliaryStep
 from fanin.server.aggregation.folding import OuterStep, SpooledUpdates, StateSlices, lag_of
 from fanin.server.aggregation.outer import OuterOptimizer, optimizer_of
@@ -169,7 +170,8 @@ def _check_round(history: _History, version: Version, record: RoundRecord | None
     if record is None or record.mark is not RoundMark.PUBLISHED or record.base_version != version.parent:
         return "the record of the round that made it is missing, or is another's"
     if not cohort.quorum <= len(record.accepted) <= cohort.buffer:
-        return f"round {record.round}: {len(record.accepted)} updates, expected {cohort.quorum} to {cohort.buffer}"
+        updates = counted(len(record.accepted), "update")
+        return f"round {record.round}: {updates}, expected {cohort.quorum} to {cohort.buffer}"
     aggregate, base = _aggregate(history, record, lineage_start)
     step = OuterStep(aggregate, history.layout, record.grid, history.plan.codec, history.optimizer)
     if record.grid != _grid(history, base):
