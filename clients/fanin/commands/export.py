@@ -212,7 +212,8 @@ def _check(app: "App", formats: Sequence[str], json: str) -> int:
 
 
 def _line(finding: "Finding") -> str:
-    subject = f"module {finding.module or 'itself'} ({finding.kind}){f' at {finding.line}' if finding.line else ''}"
+    subject = "the loss" if finding.kind == "loss" else f"module {finding.module or 'itself'} ({finding.kind})"
+    subject += f" at {finding.line}" if finding.line else ""
     if finding.call:
         subject = f"{subject} calls {finding.call} between its layers, which"
     operator = f" uses {finding.operator}, which" if finding.operator else ""

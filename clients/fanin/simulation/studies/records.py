@@ -116,7 +116,7 @@ class RecordedTrainings:
 def subject_of(app: "App", clients: Partition) -> dict[str, Fact]:
     """Return the facts of an App with its code, and of the examples of each client: values, or digests of others."""
     indices = np.concatenate(clients.indices)
-    parts: dict[str, object] = {f"app.{each.name}": getattr(app, each.name) for each in fields(app)}
+    parts: dict[str, object] = {f"app.{each.name}": getattr(app, each.name) for each in fields(app) if each.compare}
     parts |= {"examples": clients.examples, "num_clients": len(clients), "partition": (indices, list(clients.sizes))}
     return {name: value if isinstance(value, Fact) else f"{SHA256}{digest_of(value)}" for name, value in parts.items()}
 
