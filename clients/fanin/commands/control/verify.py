@@ -42,4 +42,5 @@ def verify(
 
 def _line(verdict: Verdict) -> str:
     origin = f"round {verdict.round}, {counted(verdict.num_updates, 'update')}" if verdict.round else "made outside"
-    return f"version {verdict.version} {verdict.version_sha256} ({origin}): {verdict.problem or 'verified'}\n"
+    digest = verdict.version_sha256 or "of an unknown digest"
+    return f"version {verdict.version} {digest} ({origin}): {verdict.problem or 'verified'}\n"

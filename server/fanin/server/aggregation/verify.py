@@ -71,7 +71,7 @@ class Verdict:
     Attributes:
         version: The Version's number.
         round: The Round that published it, 0 for a Version from outside.
-        version_sha256: The signed digest of the parameters.
+        version_sha256: The signed digest of the parameters; empty if the record of the Version is damaged.
         num_updates: Updates in the Round's set.
         problem: Why verification failed, empty if it passed.
     """
@@ -128,11 +128,14 @@ def verify_run(archive: Archive, run_id: str) -> Iterator[Verdict]:
     )
     lineage_start = 0
     for number, round_number in sorted(archive.runs.round_by_version(run_id).items()):
-        version = archive.runs.version(run_id, number)
-        assert version is not None, "it is in the same table"
         record = history.rounds.get(round_number)
         lineage_start = lineage_start if round_number else number
+        version_sha256 = ""
         try:
+            # A damaged record is the problem of its Version alone.
+            version = archive.runs.version(run_id, number)
+            assert version is not None, "it is in the same table"
+            version_sha256 = version.sha256
             check_version(version, run_id=run_id, bundle_sha256=bundle.sha256, publisher=signed.public_key, seen=-1)
             if round_number:
                 problem = _check_round(history, version, record, lineage_start)
@@ -143,7 +146,7 @@ def verify_run(archive: Archive, run_id: str) -> Iterator[Verdict]:
         yield Verdict(
             version=number,
             round=round_number,
-            version_sha256=version.sha256,
+            version_sha256=version_sha256,
             num_updates=0 if record is None else len(record.accepted),
             problem=problem,
         )
