@@ -129,7 +129,7 @@ def test_an_invalid_result_of_a_step_is_refused(fault: str, error: str) -> None:
 def test_a_state_that_is_too_short_is_corrupted() -> None:
     step = outer_step(Nesterov(1.0, 0.9), np.zeros(SIZE))
     short = {"momentum": [np.zeros(SIZE - 1, np.float32)]}
-    with raises(Corrupted, "outer state: 1 values are missing; restore a backup of the folder"):
+    with raises(Corrupted, "outer state: ends 1 value too early; restore a backup of the folder"):
         list(step.parameters([np.zeros(SIZE, np.float32)], short))
 
 

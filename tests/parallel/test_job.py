@@ -86,6 +86,7 @@ def test_a_result_round_trips(
     assert read_result(folder) == TrainResult(metrics=metrics)
     table = TensorTable.of({"w": (2, 2), "b": (1,)})
     result = TrainResult(metrics=metrics, table=table, parameters=np.array(values, np.float32))
+    assert "; see .losses and .evaluated)" in repr(result) and "array" not in repr(result)
     write_result(folder, result)
     stored_result = read_result(folder)
     assert (stored_result.table, stored_result.metrics) == (result.table, result.metrics)

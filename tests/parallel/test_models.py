@@ -106,7 +106,7 @@ def test_frozen_parameters_do_not_travel() -> None:
     ("shapes", "value", "expected"),
     [
         ({"bias": (2,), "weight": (3, 2)}, 0.0, "got 2 tensors: 1 of another shape, such as weight"),
-        ({"weight": (2, 3)}, 0.0, r"got 1 tensors: 1 missing, such as bias \[2\]"),
+        ({"weight": (2, 3)}, 0.0, r"got 1 tensor: 1 missing, such as bias \[2\]"),
         ({"bias": (2,), "weight": (2, 3)}, np.inf, "got 8 values that are not finite"),
     ],
 )

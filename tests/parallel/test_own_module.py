@@ -103,7 +103,7 @@ def test_trained_weights_become_a_bundle(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("app", "tensors", "reason"),
     [
-        ("tied", {"embed.weight": torch.zeros(3)}, "weights.safetensors: got 1 tensors: 1 of another shape or type"),
+        ("tied", {"embed.weight": torch.zeros(3)}, "weights.safetensors: got 1 tensor: 1 of another shape or type"),
         ("adapted", {}, "--parameters: got an App that trains .*, expected 'full'"),
         ("normed", {}, "for an App with running statistics, which the file does not have"),
     ],

@@ -88,7 +88,7 @@ def test_a_run_is_described_as_json_and_as_text(fanin: Fanin, host: Hosted) -> N
     assert "  state     running" in lines
     assert "  rounds    1 that ended in a version, of 3 planned" in lines
     assert f"            {device.device_id}" in lines
-    assert lines[-1].startswith("  round 2: selecting, from version 1, 1 updates, opened ")
+    assert lines[-1].startswith("  round 2: selecting, from version 1, 1 update, opened ")
     assert not any(line.startswith("  round 1:") for line in lines)
 
 
@@ -204,6 +204,28 @@ def test_a_version_is_fetched_as_a_folder_with_its_bundle(fanin: Fanin, host: Ho
     assert open_folder(out / "bundle", trusted=(f.PUBLISHER.public,)).sha256 == bundle.sha256
     assert sorted(path.name for path in out.iterdir()) == ["bundle", "parameters", "version.json"]
     assert sorted(path.name for path in tmp_path.iterdir()) == [key.name, out.name]
+
+
+def test_a_folder_whose_replacement_was_killed_is_repaired(fanin: Fanin, host: Hosted, tmp_path: Path) -> None:
+    out = tmp_path / "version"
+    words = ("fetch", "run", "--state", host.state, "--version", "0", "--out")
+    assert fanin(*words, out).status == 0
+    before = (out / "version.json").read_bytes()
+    # Between the two renames, the old folder and the complete draft have names of their own.
+    out.rename(tmp_path / ".version.0123abcd.old")
+    assert fanin(*words, tmp_path / ".version.0123abcd.new").status == 0
+    assert fanin(*words, out).out.endswith(f"is there already: {out}\n")
+    assert (out / "version.json").read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == [out.name]
+    # After the second rename, the new folder is there, too.
+    assert fanin(*words, tmp_path / ".version.89abcdef.old").status == 0
+    assert fanin(*words, out).status == 0
+    assert [path.name for path in tmp_path.iterdir()] == [out.name]
+    # A folder with a file of the user's is never deleted.
+    (tmp_path / ".version.89abcdef.old").mkdir()
+    (tmp_path / ".version.89abcdef.old" / "notes").write_text("mine")
+    assert fanin(*words, out).status == 0
+    assert (tmp_path / ".version.89abcdef.old" / "notes").exists()
 
 
 def test_a_folder_whose_replacement_fails_stays(tmp_path: Path) -> None:

@@ -58,6 +58,18 @@ def odd_loss(logits, labels):
 def losing():
     return replace(plain(), loss=odd_loss)
 
+def mean_loss(logits, labels):
+    return nn.functional.cross_entropy(logits, labels)
+
+def reducing():
+    return replace(plain(), loss=mean_loss)
+
+def failing_loss(logits, labels):
+    return torch.nn.functional.nll_loss(logits[0], labels)
+
+def failing():
+    return replace(plain(), loss=failing_loss)
+
 class Flip(nn.Module):
     def forward(self, raw):
         return torch.special.bessel_j0(raw.float())
@@ -184,7 +196,7 @@ FINDINGS = {
     "between": Finding(
         "1", "Fold", "aten._upsample_bicubic2d_aa_backward", "train only the layers after it: its forward"
     ),
-    "losing": Finding("", "Sequential", "", "the loss does not depend on them; use operators with a gradient"),
+    "losing": Finding("", "loss", "", "the loss does not depend on them; use operators with a gradient"),
 }
 
 
@@ -213,6 +225,32 @@ def test_check_prints_each_finding_and_its_remedy(fanin: Fanin, app: Path) -> No
         "aten._upsample_bicubic2d_aa_backward, which has no form in onnxruntime"
     )
     assert last.startswith("  what to do: replace it, or train only the layers after it")
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "reason"),
+    [
+        ("losing", "def odd_loss(logits, labels):", "no gradient reaches the parameters that learn from the loss"),
+        (
+            "reducing",
+            "    return nn.functional.cross_entropy(logits, labels)",
+            "returned (), expected (4,): one loss",
+        ),
+        (
+            "failing",
+            "    return torch.nn.functional.nll_loss(logits[0], labels)",
+            "the loss fails at apps.py",
+        ),
+    ],
+)
+def test_the_headline_of_an_error_of_the_loss_names_the_loss(
+    fanin: Fanin, app: Path, name: str, source: str, reason: str
+) -> None:
+    outcome = fanin("export", f"{app}:{name}", "--check", "--format", "onnx")
+    first, second, _ = outcome.out.splitlines()
+    line = 1 + app.read_text().splitlines().index(source)
+    assert first == f"the loss at apps.py:{line} cannot be exported for any runtime"
+    assert reason in second
 
 
 @pytest.mark.nightly

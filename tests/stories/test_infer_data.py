@@ -218,9 +218,11 @@ def test_the_squared_error_of_values_is_printed(fanin: Fanin) -> None:
             "words.csv: line 2: got 'abc', expected a number; separate",
         ),
         (("bundle", "--data", "empty.csv"), "empty.csv: has no rows, expected one row of numbers for each sample"),
+        (("bundle", "--data", "none.npz"), "none.npz: got 0 samples in x, expected at least one"),
+        (("flat.onnx", "--data", "none.npy"), "none.npy: got 0 samples in x, expected at least one"),
         (
             ("bundle", "--data", "labelled.npz", "--classes", "text.png"),
-            "--classes: got 1 names, expected 3, one for each",
+            "--classes: got 1 name, expected 3, one for each",
         ),
         (("bundle", "--data", "pairs.npz"), "labels: got y int64 (5, 2) from 0 to 0, expected integers (5,) from 0 to"),
         (
@@ -249,6 +251,8 @@ def test_data_that_does_not_fit_is_one_clear_line(fanin: Fanin, words: tuple[str
     Path("ragged.csv").write_text("1,2,3,4,5,6\n1,2,3,4,5\n")
     Path("words.csv").write_text("a,b,c,d,e,f\n1,2,3,4,5,abc\n")
     Path("empty.csv").write_text("")
+    np.savez("none.npz", x=X[:0], y=np.zeros(0, np.int64))
+    np.save("none.npy", np.zeros((0, 3, 4, 6), np.float32))
     assert one_line(fanin("infer", *words), "infer").startswith(message)
 
 

@@ -138,7 +138,9 @@ def test_a_run_that_is_watched_is_described_before_its_events(fanin: Fanin, host
     host.await_round("followed", 1)
     assert fanin("stop", "followed", "--state", host.state).status == 0
     out = tmp_path / "lines.json"
-    assert fanin(*words, "--run-id", "followed", "--watch", "--json", out).status == 1
+    outcome = fanin(*words, "--run-id", "followed", "--watch", "--json", out)
+    assert outcome.status == 1
+    assert [line.split()[0] for line in outcome.out.splitlines()] == ["run", "round", "round", "run"]
     description, *events = map(json.loads, out.read_text().splitlines())
     assert (description["run_id"], description["state"]) == ("followed", "stopped")
     assert [row["event"] for row in events] == ["RoundOpened", "RoundFailed", "RunRested"]

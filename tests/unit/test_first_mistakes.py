@@ -335,5 +335,5 @@ def test_targets_of_another_shape_are_refused_before_anything_is_traced(
     tmp_path: Path, num_classes: int, y: Tensor, message: str
 ) -> None:
     module = nn.Linear(4, num_classes or 1)
-    with pytest.raises(UnsupportedModel, match=rf"App first: validation data: y: {message}"):
+    with pytest.raises(UnsupportedModel, match=rf"App first: validation data: y: {message} \(at .*\.py:\d+\)$"):
         export(app(module=module, num_classes=num_classes, validation=(X, y)), tmp_path / "bundle", PUBLISHER)

@@ -138,7 +138,7 @@ UNKNOWN = (
         ("proximal_weight = -1.0", f"schedule.0.proximal_weight: got -1.0, expected a number from 0 to 1.7e+38{SEE}"),
         ("batch_size = 2.0", f"schedule.0.batch_size: got 2.0, expected an integer from 0 to 4294967295{SEE}"),
         ("optimizer = { momentum = 'a' }", f"schedule.0.optimizer.momentum: got 'a', expected a finite number{SEE}"),
-        ("step_decay = 'square'", f"schedule.0.step_decay: got 'square', expected one of , linear, cosine{SEE}"),
+        ("step_decay = 'square'", f"schedule.0.step_decay: got 'square', expected one of \"\", linear, cosine{SEE}"),
         (
             "momentum = 0.5",
             f"schedule.0.momentum: {UNKNOWN}; did you mean aggregation.outer_momentum?",
@@ -160,6 +160,17 @@ UNKNOWN = (
 def test_a_wrong_key_of_a_change_raises_one_error(keys: str, message: str) -> None:
     with raises(InvalidPlan, f"plan.toml: {message}"):
         parse_plan(f"{TOML.partition('[[schedule]]')[0]}[[schedule]]\nfrom_round = 2\n{keys}", "plan.toml")
+
+
+def test_a_change_after_the_last_round_is_noted() -> None:
+    run_plan = parse_plan(TOML, "plan.toml").plan
+    assert run_plan.notes == ()
+    assert parse_plan(TOML, "plan.toml", ["stop.max_rounds=8"]).plan.notes == ()
+    (note,) = parse_plan(TOML, "plan.toml", ["stop.max_rounds=7"]).plan.notes
+    assert note == (
+        "schedule.2: from_round is 8, and the last Round of the plan is 7 (stop.max_rounds); the change applies only "
+        "if Rounds fail, which count too, or if more Rounds are added (fanin resume --rounds)"
+    )
 
 
 def test_an_option_sets_a_schedule() -> None:

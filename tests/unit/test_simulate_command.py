@@ -1,6 +1,8 @@
 """``fanin simulate`` and ``fanin partition``: their output, their files, and wrong arguments."""
 
+import contextlib
 import csv
+import io
 import json
 import re
 import sys
@@ -9,7 +11,9 @@ from pathlib import Path
 import pytest
 from house.tree import ROOT
 from support.flower_apps import write_app
+from support.round_rows import ROW
 
+from fanin.commands.console.simulated import SimulationText
 from fanin.commands.main import main
 
 APP = str(ROOT / "examples" / "digits" / "app.py") + ":app"
@@ -20,6 +24,7 @@ def test_a_partition_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert main(command) == 0
     assert capsys.readouterr().out == "1438 examples of digits on 5 clients, 287 to 288 each\n"
     assert main([*command, "--json", str(tmp_path / "row.json")]) == 0
+    assert capsys.readouterr().out == "1438 examples of digits on 5 clients, 287 to 288 each\n"
     row = json.loads((tmp_path / "row.json").read_text())
     assert row["num_examples"] == sum(row["sizes"]) == 1438
     assert [sum(counts) for counts in row["label_counts"]] == row["sizes"]
@@ -278,19 +283,48 @@ def test_each_cause_of_failed_trainings_is_printed_once_and_the_json_has_all(
     command += ["--initial", "uneven_app:ARRAYS", "--set", "cohort.deadline_s=60", "--quiet"]
     Path("uneven_app.py").write_text(Path("uneven_app.py").read_text() + "\n\nARRAYS = [np.zeros(2, np.float32)]\n")
     assert main([*command, "--json", "row.json"]) == 0
-    text = capsys.readouterr().err
+    out, text = capsys.readouterr()
+    assert [line.split()[1] for line in out.splitlines()] == ["0", "1", "2", "3"]
     assert re.findall(r"^fanin simulate: client (\d) in round 1: ", text, re.M) in (["1", "2"], ["2", "1"])
     assert text.count("raise OSError(") == text.count("raise ArithmeticError(") == 1
     # A client that fails is assigned the work again until the Round's deadline.
     failures = json.loads(Path("row.json").read_text())["failures"]
     assert {(each["client"], each["round"]) for each in failures} == {(c, r) for c in (1, 2) for r in (1, 2, 3)}
-    assert text.splitlines()[-1] == f"fanin simulate: {len(failures)} trainings failed; --json FILE lists them"
+    assert text.splitlines()[-1] == f"fanin simulate: {len(failures)} trainings failed; --json FILE lists the errors"
     assert all("Traceback" in each["traceback"] and each["seed"] == 0 for each in failures)
     assert main([*command, "--stop-on-failure", "--csv", "rounds.csv"]) == 1
     assert len(Path("rounds.csv").read_text().splitlines()) == 2
     text = capsys.readouterr().err
     assert text.count("raise OSError(") + text.count("raise ArithmeticError(") == 1
     assert re.match(r"fanin simulate: client \d in round 1: ", text.splitlines()[-1])
+
+
+class Terminal(io.StringIO):
+    """A terminal that keeps its text."""
+
+    def isatty(self) -> bool:
+        """See io.IOBase."""
+        return True
+
+
+@pytest.mark.parametrize(
+    ("target", "quiet", "out", "terminal"),
+    [
+        ("", True, "round", ""),
+        ("row.json", True, "round", ""),
+        ("-", False, "", "round"),
+        ("-", True, "", ""),
+    ],
+)
+def test_json_on_standard_output_moves_the_rounds_to_a_terminal(
+    target: str, quiet: bool, out: str, terminal: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with contextlib.redirect_stderr(Terminal()) as stderr:
+        SimulationText(json_target=target, quiet=quiet, has_seeds=False).row(ROW)
+    assert (capsys.readouterr().out[:5], stderr.getvalue()[:5]) == (out, terminal)
+    SimulationText(json_target="-", quiet=False, has_seeds=False).row(ROW)
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("", "")
 
 
 @pytest.mark.heavy
@@ -321,8 +355,11 @@ def test_a_failed_round_uses_a_number_and_has_no_row(
     write_app(tmp_path / "app", "once_app", CLIENTS.replace("STOP", "0"))
     monkeypatch.chdir(tmp_path / "app")
     command = ["simulate", "--flower", "once_app:FailingOnce", "--clients", "3", "--cohort", "3", "--rounds", "3"]
-    assert main([*command, "--set", "cohort.deadline_s=60", "--quiet"]) == 0
-    assert [line.split()[1] for line in capsys.readouterr().out.splitlines()] == ["0", "1", "3", "4"]
+    command += ["--set", "cohort.deadline_s=60", "--set", "schedule=[{from_round=9}]", "--quiet"]
+    assert main(command) == 0
+    out, err = capsys.readouterr()
+    assert [line.split()[1] for line in out.splitlines()] == ["0", "1", "3", "4"]
+    assert "note: schedule.0: from_round is 9, and the last Round of the plan is 3 (stop.max_rounds); " in err
 
 
 @pytest.mark.nightly

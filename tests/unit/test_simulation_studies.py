@@ -1,7 +1,9 @@
 """Studies with simulations: seeds, baseline, best Version, warm start and resumption. Most tests share one."""
 
+import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -30,7 +32,7 @@ from fanin.simulation.course import RowLists
 from fanin.simulation.rows import cells, initial_row
 from fanin.simulation.studies.boards import open_board
 from fanin.simulation.studies.digests import digest_of
-from fanin.simulation.studies.records import RecordedTrainings, RecordFolder, subject_of
+from fanin.simulation.studies.records import Fact, RecordedTrainings, RecordFolder, subject_of
 from fanin.simulation.studies.seeds import spread_of
 from fanin.simulation.workers import PendingTraining
 
@@ -151,18 +153,34 @@ def test_a_simulation_that_was_stopped_ends_as_one_without_a_stop(study: Result,
 
 def test_the_record_of_another_simulation_is_refused(tmp_path: Path) -> None:
     ours, parts = app(), clients()
-    RecordFolder(tmp_path / "record", subject_of(ours, parts, ()))
-    RecordFolder(tmp_path / "record", subject_of(app(), parts, ()))
-    error = (
-        f"resume: {tmp_path / 'record'} has the record of another simulation, expected one of the same App, clients, "
-        "validation_fraction and engine; use a new folder"
-    )
+    record, options = tmp_path / "record", {"validation_fraction": 0.1, "engine": "graph"}
+    subject = options | subject_of(ours, parts)
+    RecordFolder(record, subject)
+    RecordFolder(record, options | subject_of(app(), parts))
+
+    def differences(other: Mapping[str, Fact]) -> str:
+        with pytest.raises(InvalidInput) as excinfo:
+            RecordFolder(record, other)
+        before, text, after = str(excinfo.value).partition(f"resume: {record} has the record of another simulation: ")
+        assert (before, bool(text)) == ("", True), excinfo.value
+        text, _, advice = after.partition("; ")
+        assert advice == "use a new folder, or the App, clients and settings of the record"
+        return text
+
     warm_app = with_state(ours, {name: value + 1.0 for name, value in ours.module.state_dict().items()})
-    for other in (subject_of(warm_app, parts, ()), subject_of(ours, parts, (0.2,))):
-        with raises(InvalidInput, error):
-            RecordFolder(tmp_path / "record", other)
+    digest = r"SHA-256 [0-9a-f]{8}\.\."
+    text = differences(options | subject_of(warm_app, parts))
+    assert re.fullmatch(f"app.module is {digest} and was {digest}", text)
+    text = differences(subject | {"validation_fraction": 0.2, "engine": "vmap", "num_clients": 3})
+    changed = "validation_fraction is 0.2 and was 0.1, engine is 'vmap' and was 'graph', num_clients is 3 and was "
+    assert text == f"{changed}{len(parts)}"
+    text = differences(options | subject_of(replace(ours, batch_size=5), parts))
+    assert text == f"app.batch_size is 5 and was {ours.batch_size}"
     with raises(InvalidInput, f"resume: {tmp_path} has other files, expected a new folder or one with a record"):
-        RecordFolder(tmp_path, "")
+        RecordFolder(tmp_path, {})
+    (record / "simulation.json").write_text(json.dumps({"format": 1, "subject": "00"}))
+    with raises(InvalidInput, f"resume: {record} has format 1, expected 2; use a new folder"):
+        RecordFolder(record, subject)
 
 
 def coded_app(activation: str = "relu", scale: float = 1.0, epsilon: float = 0.0, divisor: float = 16.0) -> App:
@@ -203,8 +221,8 @@ def coded_app(activation: str = "relu", scale: float = 1.0, epsilon: float = 0.0
 @pytest.mark.parametrize("code", [{"activation": "tanh"}, {"scale": 2.0}, {"epsilon": 1.0}, {"divisor": 8.0}])
 def test_the_code_of_an_app_is_a_part_of_its_record(code: dict[str, object]) -> None:
     parts = clients()
-    assert subject_of(coded_app(), parts, ()) == subject_of(coded_app(), parts, ())
-    assert subject_of(coded_app(**code), parts, ()) != subject_of(coded_app(), parts, ())  # type: ignore[arg-type]
+    assert subject_of(coded_app(), parts) == subject_of(coded_app(), parts)
+    assert subject_of(coded_app(**code), parts) != subject_of(coded_app(), parts)  # type: ignore[arg-type]
 
 
 PROGRAM = """

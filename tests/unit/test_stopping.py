@@ -36,7 +36,7 @@ PATIENT = StopPlan(max_rounds=100, patience=2, min_delta=0.1)
             [1.0, 0.5, 0.6],
             3,
             StopPlan(max_rounds=100, patience=1),
-            "validation loss flat for 1 rounds (best 0.5000, since 0.6000)",
+            "validation loss flat for 1 round (best 0.5000, since 0.6000)",
         ),
     ],
 )

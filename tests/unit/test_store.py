@@ -207,7 +207,7 @@ def test_without_a_quorum_the_round_fails_and_accepts_no_more(engine: Engine, ro
         assert close(rounds, quorum=quorum).mark is RoundMark.FAILED
     assert not commit(rounds, committed_update("a"), 9)
     assert rounds.rounds(RUN)[0].mark is RoundMark.FAILED
-    failure = r.RoundFailed(round=1, reason="1 updates within 60 s, expected at least 2 (cohort.quorum)")
+    failure = r.RoundFailed(round=1, reason="1 update within 60 s, expected at least 2 (cohort.quorum)")
     assert [event for _, event in events(engine) if isinstance(event, r.RoundFailed)] == [failure]
 
 

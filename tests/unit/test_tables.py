@@ -115,7 +115,13 @@ def test_parquet_without_its_library_names_the_extra(tmp_path: Path, monkeypatch
         ),
         (
             "a,y\nnan,2\n",
-            "got 1 values of x that are not finite float32 numbers, the first one in example 0, expected none",
+            "column 'a': got nan in row 1, expected finite float32 numbers; correct the value or leave the row out",
+        ),
+        ("a,y\n1,2\n1,2\n1e39,2\n", "column 'a': got inf in row 3, expected finite float32 numbers; correct the value"),
+        ("a,y\n1,0.5\n1,-inf\n", "column 'y': got -inf in row 2, expected finite float32 numbers; correct the value"),
+        (
+            "a,y\n1,2\n1,-1\n1,-1\n",
+            "column 'y': got -1 in row 2 and wrong values in 1 other row, expected labels of",
         ),
     ],
 )
@@ -125,6 +131,31 @@ def test_a_wrong_table_raises_one_error(text: str, error: str, tmp_path: Path) -
     with pytest.raises(InvalidInput) as excinfo:
         load_data(str(path))
     assert str(excinfo.value).startswith(f"{path}: {error}")
+
+
+def test_a_wrong_value_in_a_file_of_a_folder_names_the_file_and_the_row(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("a,y\n1,2\n")
+    (tmp_path / "b.csv").write_text("a,y\n1,2\nnan,2\nnan,2\n3,1\ninf,1\n")
+    error = (
+        f"{tmp_path / 'b.csv'}: column 'a': got nan in row 2 and wrong values in 2 other rows, expected finite float32 "
+        "numbers; correct the value or leave the row out"
+    )
+    with raises(InvalidInput, error):
+        load_data(str(tmp_path))
+    (tmp_path / "b.csv").write_text("a,y\n1,2.5\n")
+    error = (
+        f"{tmp_path / 'b.csv'}: got targets float32 (), but {tmp_path / 'a.csv'} has int32 (); write the targets of "
+        "all files alike, with or without a decimal point"
+    )
+    with raises(InvalidInput, error):
+        load_data(str(tmp_path))
+
+
+@pytest.mark.heavy
+def test_a_wrong_value_in_a_list_of_a_parquet_file_names_the_row(tmp_path: Path) -> None:
+    write_parquet(tmp_path / "rows", {"pixels": [[1.0, 2.0], [3.0, float("nan")]], "y": range(2)})
+    with pytest.raises(InvalidInput, match=r"rows.parquet: column 'pixels': got nan in row 2, expected finite"):
+        load_data(str(tmp_path))
 
 
 def test_a_folder_with_other_files_raises_one_error(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fanin.commands.console.terminal import DEFAULT_KEY, JsonOption, publisher_key, run_command, write_json
+from fanin.commands.console.terminal import DEFAULT_KEY, JsonOption, prints_text, publisher_key, run_command, write_json
 from fanin.edge.assembly.assemble import assemble as assemble_bundle
 from fanin.edge.assembly.facts import read_assembly
 from fanin.edge.files import new_folder
@@ -45,6 +45,7 @@ def assemble(
             "size_bytes": {name: artifact.size_bytes for name, artifact in manifest.artifacts.items()},
         }
         write_json(json, row)
+    if not prints_text(json):
         return
     sizes = ", ".join(f"{name} {artifact.size_bytes} bytes" for name, artifact in manifest.artifacts.items())
     sys.stdout.write(

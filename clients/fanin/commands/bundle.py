@@ -9,11 +9,12 @@ import typer
 
 from fanin.clients.flower.initial import read_initial
 from fanin.clients.flower.task import FlowerSettings
-from fanin.commands.console.terminal import DEFAULT_KEY, JsonOption, publisher_key, run_command, write_json
+from fanin.commands.console.terminal import DEFAULT_KEY, JsonOption, prints_text, publisher_key, run_command, write_json
 from fanin.edge.bundles.arrays import read_layout, write_arrays
 from fanin.edge.files import new_folder
 from fanin.edge.tensors import Array
 from fanin.protos.errors import InvalidInput
+from fanin.protos.texts import counted
 
 
 def main(argv: Sequence[str]) -> int:
@@ -51,12 +52,13 @@ def bundle(
     if json:
         row = {"bundle": new_bundle.sha256, "num_parameters": table.num_values, "local_arrays": sorted(local)}
         write_json(json, row)
+    if not prints_text(json):
         return
     for each, value in local.items():
         sys.stderr.write(f"note: array {each} is {value.dtype}, not float32: each device keeps its own\n")
     sys.stdout.write(
         f"bundle {new_bundle.sha256} in {out}\n"
-        f"  parameters that travel  {table.num_values} in {len(table.specs)} arrays\n"
+        f"  parameters that travel  {table.num_values} in {counted(len(table.specs), 'array')}\n"
         f"  arrays that stay local  {len(local)}\n"
     )
 

@@ -13,6 +13,7 @@ from fanin.commands.console.terminal import (
     DEFAULT_KEY,
     JsonOption,
     QuietOption,
+    prints_text,
     progress,
     publisher_key,
     run_command,
@@ -110,7 +111,7 @@ def export(
         exported = export_bundle(loaded, out, publisher_key(key), formats, max_int8_drop)
     if json:
         write_json(json, exported_row(exported))
-    else:
+    if prints_text(json):
         sys.stdout.write(_text(exported, out))
     return 0
 
@@ -205,15 +206,15 @@ def _check(app: "App", formats: Sequence[str], json: str) -> int:
         write_json(
             json, {"app": app.name, "formats": list(formats), "findings": [_row(finding) for finding in findings]}
         )
-    elif findings:
-        sys.stdout.write("".join(_line(finding) for finding in findings))
-    else:
-        sys.stdout.write(f"App {app.name}: every part of it trains and infers in {', '.join(formats)}\n")
+    if prints_text(json):
+        good = f"App {app.name}: every part of it trains and infers in {', '.join(formats)}\n"
+        sys.stdout.write("".join(_line(finding) for finding in findings) or good)
     return int(bool(findings))
 
 
 def _line(finding: "Finding") -> str:
-    subject = f"module {finding.module or 'itself'} ({finding.kind}){f' at {finding.line}' if finding.line else ''}"
+    subject = "the loss" if finding.kind == "loss" else f"module {finding.module or 'itself'} ({finding.kind})"
+    subject += f" at {finding.line}" if finding.line else ""
     if finding.call:
         subject = f"{subject} calls {finding.call} between its layers, which"
     operator = f" uses {finding.operator}, which" if finding.operator else ""

@@ -124,7 +124,7 @@ def main(argv: Sequence[str]) -> int:
             row["squared_error"] = error
         text = json.dumps(finite(row), indent=1, allow_nan=False) + "\n"
         sys.stdout.write(text) if options.json == "-" else Path(options.json).write_text(text)
-    else:
+    if options.json != "-":
         is_table = predicted is not None and (opened.has_classes or names)
         sys.stdout.write(predicted.table() if predicted is not None and is_table else _text(outputs))
         sys.stdout.write("" if predicted is None else predicted.score())
@@ -340,6 +340,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", metavar="FILE", help="parameters of a version (default: version 0)")
     parser.add_argument("--out", metavar="FILE", help="where to write the outputs: .npz, or .npy for a single one")
     parser.add_argument(
-        "--json", nargs="?", const="-", metavar="FILE", help="JSON instead of text, to standard output or to FILE"
+        "--json", nargs="?", const="-", metavar="FILE", help="JSON: to standard output instead of the text, or to FILE"
     )
     return parser

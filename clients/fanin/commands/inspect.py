@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from fanin.clients.textfiles import read_public_key
-from fanin.commands.console.terminal import JsonOption, run_command, write_json
+from fanin.commands.console.terminal import JsonOption, prints_text, run_command, write_json
 from fanin.edge.bundles.bundle import Bundle, open_folder, read_signed_manifest
 from fanin.edge.bundles.formats import format_of
 from fanin.edge.bundles.manifest import Manifest
@@ -19,6 +19,7 @@ from fanin.edge.runtimes.base import ModelPort
 from fanin.edge.runtimes.models import PREPROCESS
 from fanin.edge.signatures import Port
 from fanin.edge.tensors import TensorTable, sha256_hex
+from fanin.protos.texts import counted
 
 
 def main(argv: Sequence[str]) -> int:
@@ -50,7 +51,7 @@ def inspect(
         text = _text(opened, row)
     if json:
         write_json(json, row)
-    else:
+    if prints_text(json):
         sys.stdout.write(text)
 
 
@@ -149,7 +150,7 @@ def _infer_ports(manifest: Manifest) -> tuple[Sequence[Port], Sequence[Port]]:
 
 def names_of(table: TensorTable) -> str:
     """Return the number of values of a table, and its names."""
-    return f"{table.num_values} values in {', '.join(spec.name for spec in table.specs)}"
+    return f"{counted(table.num_values, 'value')} in {', '.join(spec.name for spec in table.specs)}"
 
 
 def _others(manifest: Manifest) -> str:
@@ -161,8 +162,8 @@ def kind_of(manifest: Manifest) -> str:
     """Return a phrase for a model's outputs, and for its inputs if they are tokens."""
     if not manifest.signatures:
         return "arrays without graphs; code on the device trains them"
-    outputs = f"{manifest.num_classes} classes" if manifest.num_classes else "values"
-    tokens = " and ".join(f"{num} tokens" for num in manifest.num_tokens.values())
+    outputs = counted(manifest.num_classes, "class", "classes") if manifest.num_classes else "values"
+    tokens = " and ".join(counted(num, "token") for num in manifest.num_tokens.values())
     return f"{tokens} to {outputs}" if tokens else outputs
 
 
@@ -178,11 +179,12 @@ def _port_row(port: Port) -> dict[str, object]:
 def _text(bundle: Bundle, row: dict[str, object]) -> str:
     manifest = bundle.manifest
     settings = ", ".join(f"{name} {setting.default:g}" for name, setting in manifest.optimizer.items())
+    values = counted(manifest.table.num_values, "value")
     lines = [
         f"bundle {bundle.sha256}",
         f"  name        {manifest.name}",
         f"  publisher   {bundle.signed.public_key} (signature verified)",
-        f"  parameters  {manifest.table.num_values} values in {len(manifest.table.specs)} tensors",
+        f"  parameters  {values} in {counted(len(manifest.table.specs), 'tensor')}",
         *([] if manifest.local is None else [f"  personal    {names_of(manifest.local.table)}, never sent"]),
         f"  batch size  {manifest.batch_size}{_others(manifest)}",
         f"  model       {kind_of(manifest)}",
@@ -195,7 +197,7 @@ def _text(bundle: Bundle, row: dict[str, object]) -> str:
         *(_port_lines(row) if manifest.signatures else ()),
         "  signatures",
         *(
-            f"    {name:10} {len(signature.inputs)} inputs, {len(signature.outputs)} outputs, "
+            f"    {name:10} {counted(len(signature.inputs), 'input')}, {counted(len(signature.outputs), 'output')}, "
             f"{', '.join(f'{kind}: {file}' for kind, file in signature.graphs.items())}"
             for name, signature in manifest.signatures.items()
         ),

@@ -12,7 +12,7 @@ from typing import Annotated, Final, TextIO
 import typer
 
 from fanin import datacenter
-from fanin.commands.console.terminal import JsonOption, run_command, write_json
+from fanin.commands.console.terminal import JsonOption, prints_text, run_command, write_json
 from fanin.datacenter.families.decoders import PRESETS
 from fanin.datacenter.network.counters import by_axis
 from fanin.datacenter.network.links import LINKS
@@ -88,7 +88,7 @@ def plan(
     wanted, choices = result.request, result.choices
     if json:
         write_json(json, _report(wanted, choices, top))
-    else:
+    if prints_text(json):
         sys.stdout.write(_text(wanted, choices, top))
     return 0
 

@@ -16,10 +16,20 @@ from fanin.clients.planfile import parse_plan, read_plan
 from fanin.commands.console.result_files import ResultFiles
 from fanin.commands.console.simulated import SimulationText
 from fanin.commands.console.splits import SimulationData
-from fanin.commands.console.terminal import JsonOption, QuietOption, progress, run_command, write_json, wrong_usage
+from fanin.commands.console.terminal import (
+    JsonOption,
+    QuietOption,
+    print_notes,
+    prints_text,
+    progress,
+    run_command,
+    write_json,
+    wrong_usage,
+)
 from fanin.edge.tensors import Array
 from fanin.protos.errors import FaninError, InvalidInput
 from fanin.protos.plans import Plan
+from fanin.protos.texts import counted
 from fanin.simulation import (
     ClientFailed,
     Partition,
@@ -85,11 +95,12 @@ def _partition(
     row = _partition_row(parts)
     if json:
         write_json(json, row)
-        return
-    sizes = parts.sizes
-    sys.stdout.write(
-        f"{len(parts.examples)} examples of {data} on {len(parts)} clients, {min(sizes)} to {max(sizes)} each\n"
-    )
+    if prints_text(json):
+        sizes = parts.sizes
+        sys.stdout.write(
+            f"{counted(len(parts.examples), 'example')} of {data} on {counted(len(parts), 'client')}, {min(sizes)} to "
+            f"{max(sizes)} each\n"
+        )
 
 
 def _simulate(
@@ -170,9 +181,11 @@ def _simulate(
         cluster = _cluster(backend, ray_address, client_cpus, client_gpus)
         check_engine_name(engine)
     limits = {"cohort.concurrency": cohort, "stop.max_rounds": rounds, "training.seed": seed}
-    text = SimulationText(is_silent=bool(json), has_seeds=bool(several_seeds))
+    text = SimulationText(json_target=json, quiet=quiet, has_seeds=bool(several_seeds))
+    whole = _plan('bundle="flower"' if flower else f'app="{app}"', plan, limits, overrides or ())
+    print_notes(whole.notes)
     settings = SimulationSettings(
-        plan=_plan('bundle="flower"' if flower else f'app="{app}"', plan, limits, overrides or ()),
+        plan=whole,
         engine=engine,
         seed=seed or 0,
         seeds=several_seeds,

@@ -19,11 +19,12 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from fanin import datacenter
-from fanin.commands.console.terminal import JsonOption, run_command, write_json
+from fanin.commands.console.terminal import JsonOption, prints_text, run_command, write_json
 from fanin.datacenter.config.records import record_of
 from fanin.datacenter.watch.meters import StepRecord
 from fanin.datacenter.watch.sinks import StatusLine
 from fanin.protos.errors import Conflict, InvalidInput
+from fanin.protos.texts import counted
 
 if TYPE_CHECKING:
     from fanin.datacenter import Elastic, TrainConfig
@@ -113,7 +114,7 @@ def train(
     metrics = _train(job, nproc, state, elastic)
     if json:
         write_json(json, metrics_row(metrics, job))
-    if json != "-":
+    if prints_text(json):
         sys.stdout.write(_text(metrics, job))
 
 
@@ -296,7 +297,7 @@ def _text(metrics: "Metrics", config: "TrainConfig") -> str:
     if metrics.lost_history:
         lines.append(f"lost the losses and evaluations before the resume: {metrics.lost_history}\n")
     return "".join(lines) + (
-        f"{len(trained.losses)} steps on mesh {metrics.mesh} in {metrics.train_s:.1f} s on "
+        f"{counted(len(trained.losses), 'step')} on mesh {metrics.mesh} in {metrics.train_s:.1f} s on "
         f"{describe_device(metrics.device)}, "
         f"{metrics.units_per_second:.0f} {_unit(config)} a second, {metrics.peak_memory_bytes / 1e6:.0f} MB at most\n"
         + _skipped(metrics)

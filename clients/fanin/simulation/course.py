@@ -20,6 +20,7 @@ from fanin.edge.bundles.keys import SigningKey
 from fanin.edge.tensors import Float32s
 from fanin.protos.control import RoundClosed, RoundFailed, RunRested, RunState, VersionPublished
 from fanin.protos.plans import EvaluationPlan, Plan
+from fanin.protos.texts import counted
 from fanin.server.access.limits import Limits
 from fanin.server.aggregation.parameters import load_parameters
 from fanin.server.evaluation.metrics import VersionMetrics
@@ -226,7 +227,7 @@ class SimulatedRun:
             match event:
                 case RoundClosed():
                     num_accepted = event.num_accepted
-                    self._note(rows, "round closed", event.round, detail=f"{num_accepted} updates")
+                    self._note(rows, "round closed", event.round, detail=counted(num_accepted, "update"))
                 case RoundFailed():
                     self._note(rows, "round failed", event.round, detail=event.reason)
                 case VersionPublished():

@@ -6,7 +6,6 @@ device, on a virtual clock. They train in this process, or as tasks of a backend
 open graphs, so a Round opens them once.
 """
 
-import hashlib
 import math
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -14,16 +13,16 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, cast
+from typing import Final
 
 from fanin.clients.data.stores import num_held_out
 from fanin.edge.bundles.bundle import Bundle
-from fanin.edge.bundles.keys import SigningKey
 from fanin.edge.bundles.manifest import NO_GRAPHS
 from fanin.edge.tensors import Float32s
 from fanin.protos.errors import FaninError
 from fanin.protos.plans import Plan
 from fanin.server.evaluation.metrics import VersionMetrics, unknown_values
+from fanin.server.runs.admission import check_no_graphs
 from fanin.server.runs.setups import check_names
 from fanin.server.selection.policies import POLICIES
 from fanin.simulation.backends.backend import Backend, ThisProcess
@@ -32,15 +31,15 @@ from fanin.simulation.course import RowLists, SimulatedRun, run_to_end
 from fanin.simulation.data.partitioning import Partition
 from fanin.simulation.engines.choice import Workload, choose
 from fanin.simulation.engines.vectorized import VectorTrainings
-from fanin.simulation.flower import FlowerSubject, FlowerTrainings, is_flower_app
+from fanin.simulation.flower import FlowerSubject, FlowerTrainings
 from fanin.simulation.result import BestVersion, ClientFailed, Result, RunStopped
 from fanin.simulation.rows import ClientFailure, RoundRow
-from fanin.simulation.setup.arguments import check_arguments, check_flower_settings, check_plan, check_settings, plan_of
-from fanin.simulation.setup.progress import SimulationProgress
+from fanin.simulation.setup.arguments import check_plan, plan_of
+from fanin.simulation.setup.preparation import ModuleSubject, Preparation, prepare, subject_for
 from fanin.simulation.setup.settings import SimulationSettings
 from fanin.simulation.setup.termination import exits_at_sigterm
 from fanin.simulation.studies.baseline import Baseline, BaselineRow, pooled
-from fanin.simulation.studies.records import BUNDLE, RecordedTrainings, RecordFolder, subject_of
+from fanin.simulation.studies.records import RecordedTrainings
 from fanin.simulation.studies.versions import TestedVersions, model_examples
 from fanin.simulation.trainers import ClientRuntime, SimulationEnded
 from fanin.simulation.workers import (
@@ -48,14 +47,9 @@ from fanin.simulation.workers import (
     GraphSubject,
     GraphTrainings,
     LocalTrainings,
-    PlacedBundle,
     SharedGraphs,
     Trainings,
 )
-
-if TYPE_CHECKING:
-    from fanin.edge.export.app import App
-    from fanin.edge.export.prepare import StateDict
 
 INTERRUPTED: Final = "Ctrl-C"
 
@@ -101,13 +95,15 @@ def simulate(
         ``simulate(app, partition(data, 100, Dirichlet(alpha=0.3)), cohort=10, rounds=20)``
     """
     settings = settings or SimulationSettings()
-    subject = _subject(app, clients, settings)
+    subject = subject_for(app, clients, settings)
     limits = {"cohort": cohort, "rounds": rounds}
     studies = [(each, plan_of(subject.name, subject.num_clients, limits, each)) for each in settings.each_seed]
     for _, plan in studies:
         stages = check_names(plan, {**POLICIES, **settings.own_policies})
-        if isinstance(subject, _ModuleSubject):
+        if isinstance(subject, ModuleSubject):
             check_plan(subject.app, plan, stages, settings)
+        else:
+            check_no_graphs("simulate", plan, stages)
     results: list[Result] = []
     try:
         with (
@@ -115,7 +111,9 @@ def simulate(
             closing(open_backend(settings.processes, settings.cluster)) as backend,
             tempfile.TemporaryDirectory(prefix="fanin-simulation-") as folder,
         ):
-            prepared = _prepared(subject, settings, Path(folder))
+            prepared = prepare(subject, settings, Path(folder))
+            for note in studies[0][1].notes:
+                prepared.progress.show(f"note: {note}")
             for each, plan in studies:
                 results.append(_simulated(prepared, plan, each, backend, is_repeated=len(studies) > 1))
                 if not results[-1].is_complete:
@@ -148,39 +146,6 @@ def _total(results: Sequence[Result], settings: SimulationSettings) -> Result:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _ModuleSubject:
-    """An App and the examples of its clients."""
-
-    app: "App"
-    clients: Partition
-
-    @property
-    def name(self) -> str:
-        return self.app.name
-
-    @property
-    def num_clients(self) -> int:
-        return len(self.clients)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Prepared:
-    """The parts that the simulations of all seeds share: the subject with its Bundle, and the folder of the Bundle."""
-
-    subject: _ModuleSubject | FlowerSubject
-    bundle: Bundle
-    key: SigningKey
-    folder: Path
-    progress: SimulationProgress
-    record: RecordFolder | None = None
-
-    @property
-    def placed(self) -> PlacedBundle:
-        """The Bundle, for workers."""
-        return PlacedBundle.read(self.bundle, self.folder / BUNDLE)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _Parts:
     """The parts that differ between an App and a Flower app. See SimulatedRun.
 
@@ -203,43 +168,8 @@ class _Parts:
     baseline: Callable[[Result], Result] = lambda result: result
 
 
-def _subject(app: object, clients: Partition | int, settings: SimulationSettings) -> _ModuleSubject | FlowerSubject:
-    """Check the arguments. Raises InvalidInput."""
-    if is_flower_app(app):
-        check_settings(settings)
-        check_flower_settings(settings)
-        return FlowerSubject.of(app, clients)
-    return _ModuleSubject(**check_arguments(app, clients, settings))
-
-
-def _prepared(subject: _ModuleSubject | FlowerSubject, settings: SimulationSettings, folder: Path) -> _Prepared:
-    """Write the Bundle, or open that of the record. Raises the errors of ``simulate``."""
-    progress, key = SimulationProgress(quiet=settings.quiet), SigningKey(hashlib.sha256(b"fanin simulation").digest())
-    if isinstance(subject, FlowerSubject):
-        bundle = subject.bundle(settings.initial, folder / BUNDLE, key)
-        return _Prepared(subject=subject, bundle=bundle, key=key, folder=folder, progress=progress)
-    from fanin.edge.export.build import export
-    from fanin.edge.export.prepare import with_state
-
-    app = subject.app
-    if settings.initial is not None:
-        app = with_state(app, cast("StateDict", settings.initial))
-    record = exported = None
-    if settings.resume is not None:
-        record = RecordFolder(
-            settings.resume, subject_of(app, subject.clients, (settings.validation_fraction, settings.engine))
-        )
-        folder = record.folder
-        exported = record.bundle(key.public)
-    if exported is None:
-        with progress.exporting(app.name):
-            exported = export(app, folder / BUNDLE, key, formats=(FORMAT,)).bundle
-    subject = replace(subject, app=app)
-    return _Prepared(subject=subject, bundle=exported, key=key, folder=folder, progress=progress, record=record)
-
-
 def _simulated(
-    prepared: _Prepared, plan: Plan, settings: SimulationSettings, backend: Backend, *, is_repeated: bool
+    prepared: Preparation, plan: Plan, settings: SimulationSettings, backend: Backend, *, is_repeated: bool
 ) -> Result:
     """Return the result of the Run. Raises the errors of ``simulate``."""
     label = f"seed {settings.seed}: " if is_repeated else ""
@@ -297,7 +227,7 @@ def _simulated(
     return parts.baseline(result) if rows.is_complete else result
 
 
-def _flower_parts(prepared: _Prepared, subject: FlowerSubject, backend: Backend) -> _Parts:
+def _flower_parts(prepared: Preparation, subject: FlowerSubject, backend: Backend) -> _Parts:
     return _Parts(
         engine="flower",
         trainings=FlowerTrainings(backend, subject, prepared.placed),
@@ -308,9 +238,9 @@ def _flower_parts(prepared: _Prepared, subject: FlowerSubject, backend: Backend)
     )
 
 
-def _graph_parts(prepared: _Prepared, plan: Plan, settings: SimulationSettings, backend: Backend) -> _Parts:
+def _graph_parts(prepared: Preparation, plan: Plan, settings: SimulationSettings, backend: Backend) -> _Parts:
     subject = prepared.subject
-    assert isinstance(subject, _ModuleSubject), "a Flower app has no graphs"
+    assert isinstance(subject, ModuleSubject), "a Flower app has no graphs"
     bundle, clients, graphs = prepared.bundle, subject.clients, SharedGraphs()
     fraction, metrics = settings.validation_fraction, settings.own_metrics
     sizes = [size - num_held_out(size, fraction) for size in clients.sizes]
@@ -341,7 +271,11 @@ def _graph_parts(prepared: _Prepared, plan: Plan, settings: SimulationSettings, 
 
 
 def _with_baseline(
-    prepared: _Prepared, clients: Partition, evaluation: TestedVersions, settings: SimulationSettings, result: Result
+    prepared: Preparation,
+    clients: Partition,
+    evaluation: TestedVersions,
+    settings: SimulationSettings,
+    result: Result,
 ) -> Result:
     """Return the result with the centralized baseline, if the settings ask for one.
 
@@ -366,7 +300,7 @@ def _with_baseline(
     return replace(result, baseline=tuple(rows))
 
 
-def _result(prepared: _Prepared, plan: Plan, engine: str, rows: RowLists) -> Result:
+def _result(prepared: Preparation, plan: Plan, engine: str, rows: RowLists) -> Result:
     table, subject = prepared.bundle.manifest.table, prepared.subject
     app = None if isinstance(subject, FlowerSubject) else subject.app
     best = None

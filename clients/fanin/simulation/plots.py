@@ -13,6 +13,7 @@ import numpy as np
 
 from fanin.edge.tensors import Int64s
 from fanin.protos.errors import InvalidInput
+from fanin.protos.texts import counted
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -64,7 +65,7 @@ def plot_partition(partition: "Partition", path: Path | str | None) -> "Figure":
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("client")
     axes.set_ylabel("examples")
-    axes.set_title(f"{len(partition.examples)} examples of {len(partition)} clients")
+    axes.set_title(f"{counted(len(partition.examples), 'example')} of {counted(len(partition), 'client')}")
     save_figure(figure, path)
     return figure
 

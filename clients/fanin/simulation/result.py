@@ -1,6 +1,7 @@
 """The result of a simulation: its rows, and the final module."""
 
 import csv
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 NO_CLIENTS: Final = tuple(each.name for each in fields(ClientRow) if each.name not in ("statistics", "means"))
 """The columns of a table without clients: no Round has ended."""
+SUMMARY: Final = ("train_loss", "test_loss", "test_accuracy", "test_accuracy_int8")
+"""The values of a Round in the ``repr`` of a result."""
 Columns = dict[str, list[float]]
 """The cells of each column, by its name."""
 
@@ -39,6 +42,9 @@ class BestVersion:
     table: TensorTable
     row: RoundRow
     parameters: Float32s
+
+    def __repr__(self) -> str:
+        return f"BestVersion({_summary(self.app, self.row)}; see .row, .parameters and .module)"
 
     @property
     def module(self) -> "Module":
@@ -86,6 +92,9 @@ class Result:
     baseline_end: str = ""
     repeats: "tuple[Result, ...]" = ()
     local: Mapping[int, Mapping[str, Float32s]] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return f"Result({_summary(self.app, self.rounds[-1])}; see .rounds, .clients, .failures, .events and .arrays)"
 
     @property
     def module(self) -> "Module":
@@ -211,6 +220,13 @@ def _module(app: "App", table: TensorTable, parameters: Float32s) -> "Module":
     from fanin.edge.export.prepare import with_parameters
 
     return with_parameters(app, table.views(parameters))
+
+
+def _summary(app: "App | None", row: RoundRow) -> str:
+    """Return the name of an App, and the Round and the measured values of a row, for a short ``repr``."""
+    values = {name: getattr(row, name) for name in SUMMARY} | dict(row.metrics)
+    measured = "".join(f", {name}={value:.4g}" for name, value in values.items() if math.isfinite(value))
+    return f"app={None if app is None else app.name!r}, round={row.round}{measured}"
 
 
 def _columns(rows: Sequence[RoundRow | ClientRow]) -> Columns:

@@ -12,6 +12,7 @@ from fanin.edge.tensors import Float32s
 from fanin.protos.control import LoggedEvent, VersionPublished
 from fanin.protos.errors import Unavailable
 from fanin.protos.plans import Plan
+from fanin.protos.texts import counted
 from fanin.server.aggregation.parameters import load_parameters
 from fanin.server.aggregation.verify import Verdict, verify_run
 from fanin.simulation.federation import Federation, LogLine
@@ -65,6 +66,9 @@ class Outcome:
     verdicts: tuple[Verdict, ...]
     parameters: Float32s
 
+    def __repr__(self) -> str:
+        return f"Outcome(versions={len(self.versions)}; see .events, .log, .verdicts and .parameters)"
+
     @property
     def versions(self) -> tuple[VersionPublished, ...]:
         """The Versions, oldest first."""
@@ -114,8 +118,8 @@ async def _unfinished(federation: Federation, scenario: Scenario) -> str:
         return f"{late}: the coordinator is down at that time; end its stops earlier, or give it a longer max_s"
     run, current = description.run, description.rounds[-1]
     state = (
-        f"round {current.round} is {current.phase.name} with {current.num_updates} updates of at least "
-        f"{scenario.plan.cohort.quorum}, and {description.num_at_work} devices at work"
+        f"round {current.round} is {current.phase.name} with {counted(current.num_updates, 'update')} of at least "
+        f"{scenario.plan.cohort.quorum}, and {counted(description.num_at_work, 'device')} at work"
     )
     problem = run.reason or state
     return (

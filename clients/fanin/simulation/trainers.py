@@ -10,6 +10,7 @@ from fanin.clients.device.models import OpenedModel
 from fanin.clients.device.updates import Change
 from fanin.protos import messages as m
 from fanin.protos.errors import FaninError, InvalidInput
+from fanin.protos.texts import counted
 from fanin.simulation.rows import ClientFailure, OnFailure
 from fanin.simulation.workers import PendingTraining, Trainings
 
@@ -117,4 +118,6 @@ class Crew:
         clients = {failure.client for failure in self.failures}
         if self.has_trained or len(clients) < self.num_failing:
             return ""
-        return f"the first trainings of {len(clients)} clients failed, and none succeeded; {self.failures[0]}"
+        return (
+            f"the first trainings of {counted(len(clients), 'client')} failed, and none succeeded; {self.failures[0]}"
+        )

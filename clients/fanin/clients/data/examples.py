@@ -47,6 +47,10 @@ class Examples:
         if fault is not None:
             raise ValueError(f"examples: {fault}")
 
+    def __repr__(self) -> str:
+        arrays = {**self.inputs, Y: self.y}.items()
+        return f"Examples({', '.join(f'{name}={array.dtype} {array.shape}' for name, array in arrays)})"
+
     def __len__(self) -> int:
         return len(self.y)
 

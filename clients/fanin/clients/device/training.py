@@ -47,6 +47,7 @@ from fanin.edge.tensors import Float32s
 from fanin.protos import messages as m
 from fanin.protos.errors import InvalidInput
 from fanin.protos.plans.schedule import rate_of_step
+from fanin.protos.texts import counted
 
 if TYPE_CHECKING:
     from fanin.edge.metrics.metric import Metric
@@ -159,7 +160,7 @@ def finite(loss: float, num_steps: int, training: m.Training) -> float:
     """Return the loss of a step. Raises ValueError if it is not finite."""
     if not math.isfinite(loss):
         raise ValueError(
-            f"loss became {loss} after {num_steps} steps, expected a finite one; "
+            f"loss became {loss} after {counted(num_steps, 'step')}, expected a finite one; "
             f"lower the learning rate ({training.learning_rate:g})"
         )
     return loss

@@ -27,6 +27,7 @@ from fanin.edge.runtimes.evaluations import OF_TRAINING, OF_VALIDATION, metric_c
 from fanin.edge.tensors import Array, Float32s
 from fanin.protos import messages as m
 from fanin.protos.errors import InvalidInput
+from fanin.protos.texts import counted
 
 LOG = logging.getLogger("fanin.clients")
 LOSSES: Final = ("train_loss", "eval_loss", "loss")
@@ -148,8 +149,8 @@ def _check_arrays(sent: Mapping[str, Array], returned: Mapping[str, Array]) -> N
     if set(sent) != set(returned):
         missing, added = sorted(set(sent) - set(returned)), sorted(set(returned) - set(sent))
         raise AppFailed(
-            f"flower app: returned {len(returned)} arrays, {missing[:MAX_SHOWN]} missing and {added[:MAX_SHOWN]} new, "
-            f"expected the {len(sent)} of the message; correct train"
+            f"flower app: returned {counted(len(returned), 'array')}, {missing[:MAX_SHOWN]} missing and "
+            f"{added[:MAX_SHOWN]} new, expected the {len(sent)} of the message; correct train"
         )
     for name, before in sent.items():
         after = returned[name]

@@ -16,7 +16,7 @@ from typing import Annotated, Final
 import typer
 
 from fanin.commands.bench.harness.report import machine
-from fanin.commands.console.terminal import JsonOption, run_command, write_json
+from fanin.commands.console.terminal import JsonOption, prints_text, run_command, write_json
 from fanin.datacenter.config.records import record_of
 from fanin.datacenter.jobs.torchrun import failure_reason, run_ranks
 from fanin.datacenter.network.bandwidths import CollectivesReport, check_backend
@@ -60,7 +60,7 @@ def collectives(
         raise Conflict(f"{len(report.faults)} of {report.num_checked} are wrong: {report.faults[0]}")
     if json:
         write_json(json, {"nproc": nproc, "backend": backend, **_row(report), "machine": machine()})
-    if json != "-":
+    if prints_text(json):
         sys.stdout.write(_text(nproc, backend, report))
 
 

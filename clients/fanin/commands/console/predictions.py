@@ -14,6 +14,7 @@ import numpy as np
 from fanin.edge.runtimes.graphs import NO_TOKEN
 from fanin.edge.tensors import Array
 from fanin.protos.errors import InvalidInput
+from fanin.protos.texts import counted
 
 SHOWN_SAMPLES: Final = 20
 SHOWN_POSITIONS: Final = 20
@@ -117,7 +118,7 @@ def predictions(logits: Array, names: Sequence[str], labels: Array | None) -> Pr
     num_classes = logits.shape[-1]
     if names and len(names) != num_classes:
         raise InvalidInput(
-            f"--classes: got {len(names)} names, expected {num_classes}, one for each class of the model"
+            f"--classes: got {counted(len(names), 'name')}, expected {num_classes}, one for each class of the model"
         )
     if labels is not None and not are_classes(labels, logits):
         is_shifted = are_classes(labels - 1, logits) and labels.max() == num_classes

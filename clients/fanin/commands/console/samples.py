@@ -24,6 +24,7 @@ from fanin.edge.runtimes.graphs import form_of
 from fanin.edge.signatures import Port
 from fanin.edge.tensors import Array
 from fanin.protos.errors import InvalidInput
+from fanin.protos.texts import counted
 
 UNREADABLE: Final = (EOFError, ValueError, RuntimeError, zipfile.BadZipFile)
 """Errors of numpy for files of another format."""
@@ -82,6 +83,8 @@ def read_samples(paths: Sequence[Path], target: Target, scale: float) -> ModelIn
     names = [port.name for port in target.inputs]
     labels = arrays.get(LABELS) if LABELS not in names else None
     feed = _feed(what, arrays, names)
+    if empty := [name for name, array in feed.items() if array.ndim and not len(array)]:
+        raise InvalidInput(f"{what}: got 0 samples in {', '.join(empty)}, expected at least one")
     pixels = [port for port in target.inputs if _is_pixels(feed[port.name], port, target.raw)]
     if scale and not pixels:
         dtypes = ", ".join(f"{name} {array.dtype}" for name, array in feed.items())
@@ -163,7 +166,7 @@ def _read_table(path: Path, form: Port) -> tuple[Array, dict[str, Array]]:
     values = np.delete(table, columns, axis=1)
     if -1 in form.shape[1:] or values.shape[1] != num_values:
         raise InvalidInput(
-            f"{path}: got {values.shape[1]} values a row, expected {num_values} for the input {form.name!r} "
+            f"{path}: got {counted(values.shape[1], 'value')} a row, expected {num_values} for the input {form.name!r} "
             f"{form_of(form.dtype, form.shape)}; name a column of labels 'y' in the first line"
         )
     x = values.astype(form.dtype)
@@ -190,7 +193,7 @@ def _is_number(value: str) -> bool:
 
 def _numbers(what: str, row: Sequence[str], num: int) -> list[float]:
     if len(row) != num:
-        raise InvalidInput(f"{what}: got {len(row)} values, expected {num} as in the first row")
+        raise InvalidInput(f"{what}: got {counted(len(row), 'value')}, expected {num} as in the first row")
     wrong = [value for value in row if not _is_number(value)]
     if wrong:
         raise InvalidInput(f"{what}: got {wrong[0]!r:.60}, expected a number; separate values by commas")

@@ -29,6 +29,7 @@ from fanin.protos.control import (
     VersionPublished,
 )
 from fanin.protos.plans.entries import BASE64
+from fanin.protos.texts import counted
 
 WIDE_GAP: Final = 0.05
 """Loss of accuracy in int8 above which the text carries a warning; well-trained models lose less than 0.01."""
@@ -76,7 +77,9 @@ def evaluation_text(evaluation: VersionEvaluation) -> str:
     if evaluation.problem:
         return f"version {evaluation.version} on {evaluation.data}: not evaluated: {evaluation.problem}"
     values = ", ".join(f"{name} {value:.4f}" for name, value in evaluation.values.items())
-    return f"version {evaluation.version} on {evaluation.data} ({evaluation.num_examples} examples): {values}"
+    return (
+        f"version {evaluation.version} on {evaluation.data} ({counted(evaluation.num_examples, 'example')}): {values}"
+    )
 
 
 def follow(
@@ -86,7 +89,7 @@ def follow(
 
     Args:
         events: The events.
-        json_target: A file for JSON lines, ``-`` for JSON lines on standard output, empty for text.
+        json_target: A file for JSON lines next to the text, ``-`` for JSON lines instead of it, or empty.
         before: A first JSON line.
 
     Returns:
@@ -94,12 +97,16 @@ def follow(
     """
     outcome = RunState.RUNNING
     with ExitStack() as stack:
-        out = stack.enter_context(Path(json_target).open("w")) if json_target not in ("", "-") else sys.stdout
+        file = stack.enter_context(Path(json_target).open("w")) if json_target not in ("", "-") else sys.stdout
         if before is not None and json_target:
-            out.write(_line(before))
+            file.write(_line(before))
         for entry in events:
-            out.write(_line(event_row(entry)) if json_target else f"{event_text(entry.event)}\n")
-            out.flush()
+            if json_target:
+                file.write(_line(event_row(entry)))
+                file.flush()
+            if json_target != "-":
+                sys.stdout.write(f"{event_text(entry.event)}\n")
+                sys.stdout.flush()
             if isinstance(entry.event, RunRested):
                 outcome = entry.event.state
     return outcome
@@ -141,7 +148,7 @@ def event_text(event: RunEvent) -> str:
         case RoundOpened():
             return f"round {event.round} opened from version {event.base_version}"
         case RoundClosed():
-            return f"round {event.round} closed with {event.num_accepted} updates"
+            return f"round {event.round} closed with {counted(event.num_accepted, 'update')}"
         case RoundFailed():
             return f"round {event.round} failed: {event.reason}"
         case VersionPublished():
@@ -149,7 +156,7 @@ def event_text(event: RunEvent) -> str:
         case RunRested():
             return f"run {event.state.value}: {event.reason}"
         case RunResumed():
-            return f"run resumed{_by(event.by)}" + (f", for {event.rounds} rounds" if event.rounds else "")
+            return f"run resumed{_by(event.by)}" + (f", for {counted(event.rounds, 'round')}" if event.rounds else "")
         case _:
             assert_never(event)
 
@@ -162,11 +169,11 @@ def _version_text(event: VersionPublished) -> str:
         return f"{text} published from outside{_by(event.by)}"
     text += f" in {event.round_s:.2f} s, {event.bytes_down} bytes down, {event.bytes_up} up"
     if event.num_saturated:
-        text += f", {event.num_saturated} values saturated"
+        text += f", {counted(event.num_saturated, 'value')} saturated"
     if event.train_loss_examples:
         text += f", training loss {event.train_loss:.4f}"
         if event.train_loss_examples < event.total_examples:
-            text += f" (of {event.train_loss_examples} of {event.total_examples} examples)"
+            text += f" (of {event.train_loss_examples} of {counted(event.total_examples, 'example')})"
     evaluation = event.evaluation
     if evaluation is not None:
         text += f"; version {event.parent} validated on {evaluation.num_examples}: {_evaluation_text(evaluation)}"

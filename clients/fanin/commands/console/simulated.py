@@ -3,6 +3,8 @@
 import sys
 from typing import TYPE_CHECKING
 
+from fanin.commands.console.terminal import prints_text
+from fanin.protos.texts import counted
 from fanin.simulation.setup.progress import FirstFailures, line_of, line_of_baseline
 
 if TYPE_CHECKING:
@@ -12,13 +14,17 @@ if TYPE_CHECKING:
 class SimulationText:
     """Prints the Rounds and the baseline on standard output, and errors on standard error.
 
+    While standard output is for the JSON object, a terminal on standard error shows the Rounds.
+
     Args:
-        is_silent: Whether standard output is for the JSON object.
+        json_target: The value of ``--json``.
+        quiet: Whether standard error has no progress.
         has_seeds: Whether several simulations run, each with its seed.
     """
 
-    def __init__(self, *, is_silent: bool, has_seeds: bool) -> None:
-        self._is_silent = is_silent
+    def __init__(self, *, json_target: str, quiet: bool, has_seeds: bool) -> None:
+        self._is_quiet = not prints_text(json_target) and (quiet or not sys.stderr.isatty())
+        self._out = sys.stdout if prints_text(json_target) else sys.stderr
         self._has_seeds = has_seeds
         self.failures = FirstFailures(self._failure)
 
@@ -36,7 +42,8 @@ class SimulationText:
             if each.baseline_end:
                 sys.stderr.write(f"fanin simulate: {seed}the baseline ended early: {each.baseline_end}\n")
         if self.failures.num:
-            sys.stderr.write(f"fanin simulate: {self.failures.num} trainings failed; --json FILE lists them\n")
+            failed = counted(self.failures.num, "training")
+            sys.stderr.write(f"fanin simulate: {failed} failed; --json FILE lists the errors\n")
 
     def _failure(self, failure: "ClientFailure") -> None:
         seed = f"seed {failure.seed}: " if self._has_seeds else ""
@@ -44,6 +51,6 @@ class SimulationText:
         sys.stderr.flush()
 
     def _print(self, text: str) -> None:
-        if not self._is_silent:
-            sys.stdout.write(text)
-            sys.stdout.flush()
+        if not self._is_quiet:
+            self._out.write(text)
+            self._out.flush()

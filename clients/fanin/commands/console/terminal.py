@@ -5,7 +5,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import zip_longest
 from pathlib import Path
@@ -69,7 +69,7 @@ def wrong_usage() -> Iterator[None]:
 JsonOption = Annotated[
     str,
     typer.Option(
-        "--json", metavar="FILE", callback=_writable, help="JSON instead of text, to standard output or to FILE."
+        "--json", metavar="FILE", callback=_writable, help="JSON: to standard output instead of the text, or to FILE."
     ),
 ]
 
@@ -186,6 +186,16 @@ def publisher_key(path: Path) -> SigningKey:
     key = load_or_create_key(path)
     path.with_suffix(".pub").write_text(key.public + "\n")
     return key
+
+
+def prints_text(json_target: str) -> bool:
+    """Return whether a command prints its text: only a JSON object on standard output replaces it."""
+    return json_target != "-"
+
+
+def print_notes(notes: Iterable[str]) -> None:
+    """Print notes on standard error, one a line."""
+    sys.stderr.write("".join(f"note: {note}\n" for note in notes))
 
 
 def write_json(target: str, value: object) -> None:

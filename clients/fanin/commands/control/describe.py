@@ -19,12 +19,14 @@ from fanin.commands.console.terminal import (
     StateOption,
     TokenOption,
     connect,
+    prints_text,
     run_command,
     write_json,
 )
 from fanin.protos.control import MAX_DESCRIBED_ROUNDS, RoundInfo, RunDescription
 from fanin.protos.plans import Plan
 from fanin.protos.plans.keys import KeyField, SectionField, fields_of, keys_of
+from fanin.protos.texts import counted
 
 _MAIN: Final = MappingProxyType(
     {
@@ -64,7 +66,7 @@ def describe(
         description = operator.describe(run_id, rounds)
     if json:
         write_json(json, description_row(description))
-    else:
+    if prints_text(json):
         sys.stdout.write(description_text(description))
 
 
@@ -112,7 +114,7 @@ def description_text(description: RunDescription) -> str:
         metric = plan.evaluation.best
         lines.append(f"  best      version {best.version}: {metric} {best.values[metric]:.4f}")
     if grid := description.grid:
-        lines.append(f"  grid      {len(grid)} blocks, steps 2^{min(grid)} to 2^{max(grid)}")
+        lines.append(f"  grid      {counted(len(grid), 'block')}, steps 2^{min(grid)} to 2^{max(grid)}")
     deadline = f", {description.deadline_s:.0f} s left" if description.deadline_s else ""
     num_at_work, at_work = description.num_at_work, description.at_work
     lines.append(f"  devices   {num_at_work} at work of {description.num_devices} enrolled{deadline}")
@@ -171,6 +173,6 @@ def _value_text(value: object) -> str:
 
 
 def _round_line(info: RoundInfo) -> str:
-    result = f"{info.num_updates} updates" + (f", version {info.version}" if info.version else "")
+    result = counted(info.num_updates, "update") + (f", version {info.version}" if info.version else "")
     opened = datetime.fromtimestamp(info.opened_at, UTC).isoformat(sep=" ", timespec="seconds")
     return f"  round {info.round}: {info.phase.value}, from version {info.base_version}, {result}, opened {opened}"

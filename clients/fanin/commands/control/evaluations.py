@@ -20,6 +20,7 @@ from fanin.commands.console.terminal import (
     StateOption,
     TokenOption,
     connect,
+    prints_text,
     run_command,
     write_json,
 )
@@ -61,9 +62,9 @@ def evaluations(
         write_tensorboard(tensorboard, rows)
     if json:
         write_json(json, {"run_id": run_id, "evaluations": [evaluation_row(row) for row in rows]})
-        return
-    lines = [evaluation_text(row) for row in rows] or [f"run {run_id} has no evaluated version"]
-    sys.stdout.write("\n".join(lines) + "\n")
+    if prints_text(json):
+        lines = [evaluation_text(row) for row in rows] or [f"run {run_id} has no evaluated version"]
+        sys.stdout.write("\n".join(lines) + "\n")
 
 
 def write_csv(path: Path, rows: Sequence[VersionEvaluation]) -> None:

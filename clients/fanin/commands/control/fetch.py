@@ -15,8 +15,9 @@ Checks before anything is written:
 Different files at OUT are kept unless --force is given. A folder that holds anything else than what fetch writes, also
 in a subfolder, is never replaced. A folder that has the Version's Bundle keeps it, also without --bundle.
 
-OUT is renamed into place when it is complete, so a partial Version never has its name. An old folder is deleted after
-that.
+OUT is renamed into place when it is complete, so a partial Version never has its name. A folder is replaced by two
+renames: OUT becomes .OUT.TOKEN.old, and .OUT.TOKEN.new becomes OUT. Then the old folder is deleted. After a kill
+between the renames, the next fetch to OUT puts the old folder back (``restore``).
 """
 
 import json as jsonlib
@@ -46,6 +47,7 @@ from fanin.commands.console.terminal import (
     StateOption,
     TokenOption,
     connect,
+    prints_text,
     run_command,
     write_json,
 )
@@ -74,6 +76,9 @@ WRITTEN: Final = re.compile(
     rf"{CHUNKS_FOLDER}/[0-9a-f]{{64}})"
 )
 """Relative names of the files in a fetched folder."""
+NEW: Final = ".new"
+OLD: Final = ".old"
+"""Suffixes of a draft, and of the folder that it replaces."""
 FILES_OF_OTHERS: Final = frozenset((".bin", ".npy", ".onnx", ".pt", ".pth", ".safetensors", ".tflite", ".zip"))
 """Suffixes that name a file of another form, where a folder would surprise."""
 
@@ -128,6 +133,8 @@ def fetch(
     files = {name: path for name, path in (("onnx", onnx), ("tflite", tflite)) if path is not None}
     check_targets(files, app)
     _check_folder(out, files, bundle=bundle)
+    if out is not None:
+        restore(out.resolve())
     if best and version is not None:
         raise InvalidInput(f"--best: got --version {version} too, expected one of them")
     trusted = "" if publisher is None else read_public_key(publisher)
@@ -147,6 +154,7 @@ def fetch(
         row = {**version_row(fetched), "out": None if out is None else str(out), "written": any(written.values())}
         precision = precision_of(app)[0] if models else None
         write_json(json, {**row, "models": [str(path) for path in models], "precision": precision})
+    if not prints_text(json):
         return
     text = f"version {fetched.version.number} of run {run_id}, {fetched.version.sha256}, verified"
     for target, is_new in written.items():
@@ -273,7 +281,8 @@ def save_model(path: Path, data: bytes, *, force: bool) -> bool:
 
 def _put(out: Path, write: Callable[[Path], None], *, option: str, force: bool) -> bool:
     place = out.resolve()
-    draft, aside = (place.with_name(f".{place.name}.{secrets.token_hex(4)}.{suffix}") for suffix in ("new", "old"))
+    draft = place.with_name(f".{place.name}.{secrets.token_hex(4)}{NEW}")
+    aside = draft.with_suffix(OLD)
     try:
         write(draft)
         contents = _contents(draft)
@@ -303,6 +312,21 @@ def swap(place: Path, draft: Path, aside: Path) -> None:
     except BaseException:
         aside.rename(place)
         raise
+
+
+def restore(place: Path) -> None:
+    """Repair a folder whose replacement was killed: put the old folder back if there is no new one, or delete it."""
+    token = re.compile(rf"\.{re.escape(place.name)}\.[0-9a-f]{{8}}{re.escape(OLD)}")
+    folders = [each for each in place.parent.glob(f".*{OLD}") if token.fullmatch(each.name) and each.is_dir()]
+    for aside in folders:
+        if _others(aside):
+            continue  # no fetch wrote it
+        if place.exists():
+            shutil.rmtree(aside)
+        else:
+            aside.rename(place)
+        _remove(aside.with_suffix(NEW))
+        sync_folder(place.parent)
 
 
 def _check_replaced(out: Path, option: str, *, force: bool) -> None:

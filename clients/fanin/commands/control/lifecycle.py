@@ -23,6 +23,7 @@ from fanin.commands.console.terminal import (
     StateOption,
     TokenOption,
     connect,
+    prints_text,
     run_command,
     write_json,
 )
@@ -130,6 +131,6 @@ def _send(operator: Operator, run_id: str, command: Pause | Resume | Stop | Adop
     info = operator.command(Command(command_id=secrets.token_hex(16), run_id=run_id, what=command))
     if json:
         write_json(json, run_row(info))
-    else:
+    if prints_text(json):
         reason = f" ({info.reason})" if info.reason else ""
         sys.stdout.write(f"run {info.run_id} is {info.state.value}{reason}, its newest version is {info.version}\n")

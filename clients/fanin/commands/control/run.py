@@ -21,6 +21,8 @@ from fanin.commands.console.terminal import (
     StateOption,
     TokenOption,
     connect,
+    print_notes,
+    prints_text,
     progress,
     publisher_key,
     run_command,
@@ -79,6 +81,7 @@ def run(
     if source.bundle and not key.exists():
         # A key that is created here has not signed the Bundle.
         raise InvalidInput(f"--key {key}: no such file, expected the key that signed {folder}; pass it with --key")
+    print_notes(source.plan.notes)
     publisher = publisher_key(key)
     with connect(state, server, ca, token_file) as operator:
         with progress("run", quiet=quiet) as step, tempfile.TemporaryDirectory(prefix="fanin-bundle-") as scratch:
@@ -94,9 +97,9 @@ def run(
             step("starting the run")
             run_id = run_id or f"{source.plan.name[:MAX_PLAN_CHARS]}-{secrets.token_hex(4)}"
             info = operator.start_run(run_id, source.plan, bundle, publisher)
-        if not json:
+        if prints_text(json):
             sys.stdout.write(f"run {info.run_id} started; devices trust {key.with_suffix('.pub')}\n")
-        elif not watch:
+        if json and not watch:
             write_json(json, run_row(info))
         outcome = follow(operator.watch(info.run_id), json, run_row(info)) if watch else RunState.RUNNING
     return int(outcome in (RunState.FAILED, RunState.STOPPED))
@@ -118,6 +121,5 @@ def _export(app: str, out: Path, publisher: SigningKey, max_int8_drop: float | N
     from fanin.edge.export import export, load_app
 
     exported = export(load_app(app), out, publisher, max_drop=max_int8_drop)
-    for note in exported.notes:
-        sys.stderr.write(f"note: {note}\n")
+    print_notes(exported.notes)
     return exported.bundle

@@ -14,6 +14,7 @@ from fanin.commands.console.terminal import (
     StateOption,
     TokenOption,
     connect,
+    prints_text,
     run_command,
     write_json,
 )
@@ -38,7 +39,11 @@ def runs(
         infos = operator.runs()
     if json:
         write_json(json, {"runs": [run_row(info) for info in infos]})
-        return
+    if prints_text(json):
+        print_tables(_table(infos) if infos else "no runs yet; start one with: fanin run PLAN.toml")
+
+
+def _table(infos: Sequence[RunInfo]) -> Table:
     table = Table()
     # Users copy the name into the next command, so it must not wrap.
     table.add_column("run", no_wrap=True)
@@ -49,7 +54,7 @@ def runs(
         plan = "" if info.plan is None else info.plan.name
         row = (info.run_id, plan, info.state.value, str(info.version), digest, str(info.num_rounds))
         table.add_row(*row, _best(info), info.reason)
-    print_tables(table if infos else "no runs yet; start one with: fanin run PLAN.toml")
+    return table
 
 
 def _best(info: RunInfo) -> str:

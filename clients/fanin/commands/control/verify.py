@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
-from fanin.commands.console.terminal import DEFAULT_STATE, JsonOption, StateOption, run_command, write_json
+from fanin.commands.console.terminal import DEFAULT_STATE, JsonOption, StateOption, prints_text, run_command, write_json
 from fanin.protos.errors import NotFound
+from fanin.protos.texts import counted
 from fanin.server.aggregation.verify import Verdict, verify_run
 from fanin.server.folder import open_archive
 
@@ -29,7 +30,7 @@ def verify(
     verdicts: list[Verdict] = []
     for verdict in verify_run(open_archive(state), run_id):
         verdicts.append(verdict)
-        if not json:
+        if prints_text(json):
             # At once: a large Version takes minutes.
             sys.stdout.write(_line(verdict))
             sys.stdout.flush()
@@ -40,5 +41,6 @@ def verify(
 
 
 def _line(verdict: Verdict) -> str:
-    origin = f"round {verdict.round}, {verdict.num_updates} updates" if verdict.round else "made outside"
-    return f"version {verdict.version} {verdict.version_sha256} ({origin}): {verdict.problem or 'verified'}\n"
+    origin = f"round {verdict.round}, {counted(verdict.num_updates, 'update')}" if verdict.round else "made outside"
+    digest = verdict.version_sha256 or "of an unknown digest"
+    return f"version {verdict.version} {digest} ({origin}): {verdict.problem or 'verified'}\n"

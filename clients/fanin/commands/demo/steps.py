@@ -16,7 +16,7 @@ from fanin.clients.data.npz import write_npz
 from fanin.clients.operator import Operator
 from fanin.commands.console.processes import follow_run
 from fanin.commands.console.show import event_text
-from fanin.commands.console.terminal import JsonOption, write_json
+from fanin.commands.console.terminal import JsonOption, prints_text, write_json
 from fanin.commands.demo.measure import measure_test
 from fanin.commands.demo.processes import DeviceEnvironment, Processes, probe
 from fanin.commands.demo.report import Findings, json_row, print_table
@@ -39,6 +39,7 @@ from fanin.protos.control import RunEvent, RunRested, RunState
 from fanin.protos.errors import InvalidInput
 from fanin.protos.messages import CodecSpec, Training
 from fanin.protos.plans import DEFAULT_MAX_SHIFTS, AggregationPlan, CohortPlan, Plan, StopPlan
+from fanin.protos.texts import counted
 
 Chosen = TypeVar("Chosen")
 MIN_MAX_SHIFT: Final = 4
@@ -145,7 +146,7 @@ def demo(
             raise InvalidInput(f"--state: {state} is not empty; name a new folder")
         folder.mkdir(parents=True, exist_ok=True)
         findings = _walk(setting, folder, started_s)
-    if json != "-":
+    if prints_text(json):
         print_table(findings)
     if json:
         write_json(json, json_row(findings))
@@ -176,7 +177,7 @@ def _walk(setting: Setting, folder: Path, started_s: float) -> Findings:
     noun, task = setting.task.noun, setting.task
     _say(
         f"split: {len(split.public)} public {noun}, {len(split.test)} for the test, "
-        f"{setting.num_devices} devices with the rest"
+        f"{counted(setting.num_devices, 'device')} with the rest"
     )
     app = task.app(setting.seed)
     untrained = parameter_vector(app.module)
@@ -252,7 +253,7 @@ def _join_all(processes: Processes, setting: Setting) -> None:
             options += ["--delay-seed", str(setting.delay_seed)]
         processes.join(index, setting.environments[index % len(setting.environments)], path, options)
     runtimes = ", ".join(part.runtime for part in setting.environments)
-    _say(f"clients: {setting.num_devices} devices join with {runtimes}")
+    _say(f"clients: {counted(setting.num_devices, 'device')} join with {runtimes}")
 
 
 def _follow(processes: Processes, operator: Operator, from_sequence: int) -> list[RunEvent]:

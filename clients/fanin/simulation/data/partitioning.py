@@ -38,6 +38,10 @@ class Partition:
     examples: Examples
     indices: tuple[Int64s, ...]
 
+    def __repr__(self) -> str:
+        few, many = min(self.sizes, default=0), max(self.sizes, default=0)
+        return f"Partition({self.examples!r}, clients={len(self)}, {few} to {many} each; see .sizes and .indices)"
+
     def __len__(self) -> int:
         return len(self.indices)
 

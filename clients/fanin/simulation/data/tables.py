@@ -25,7 +25,9 @@ from fanin.clients.textfiles import reason_of
 from fanin.edge.files import without_foreign
 from fanin.edge.runtimes.base import Inputs
 from fanin.edge.runtimes.graphs import X
+from fanin.edge.tensors import Array
 from fanin.protos.errors import InvalidInput, RuntimeMissing
+from fanin.protos.texts import counted
 
 SUFFIXES: Final = (".csv", ".parquet")
 TARGETS: Final = ("y", "label", "labels", "class", "target")
@@ -74,8 +76,12 @@ def read_table(path: Path) -> LoadedTable:
         xs.append(np.concatenate([_values(file, name, columns[name]) for name in inputs], axis=1))
         ys.append(_targets(file, target, columns[target]))
         ids += list(map(str, columns[CLIENT])) if CLIENT in columns else [file.stem] * len(ys[-1])
-    if len({(y.dtype, y.shape[1:]) for y in ys}) > 1:
-        raise InvalidInput(f"{path}: got integers as targets in one file and other numbers in another; use one kind")
+    other = next((index for index, y in enumerate(ys) if (y.dtype, y.shape[1:]) != (ys[0].dtype, ys[0].shape[1:])), 0)
+    if other:
+        raise InvalidInput(
+            f"{files[other]}: got targets {ys[other].dtype} {ys[other].shape[1:]}, but {files[0]} has {ys[0].dtype} "
+            f"{ys[0].shape[1:]}; write the targets of all files alike, with or without a decimal point"
+        )
     x: Inputs = np.concatenate(xs)
     targets = np.concatenate(ys)
     y: Inputs = targets.astype(np.int32) if ys[0].dtype == np.int32 else targets.astype(np.float32)
@@ -140,8 +146,28 @@ def _numbers(path: Path, name: str, column: Sequence[object]) -> npt.NDArray[np.
 
 def _values(path: Path, name: str, column: Sequence[object]) -> Inputs:
     """Return the inputs of a column (n, k) as float32."""
-    values = _numbers(path, name, column)
-    return values.reshape(len(values), -1).astype(np.float32)
+    return _finite(path, name, _numbers(path, name, column).reshape(len(column), -1))
+
+
+def _finite(path: Path, name: str, values: npt.NDArray[np.float64]) -> Inputs:
+    """Return the numbers of a column (n, ...) as float32. Raises InvalidInput if one is not finite."""
+    with np.errstate(over="ignore"):
+        numbers = values.astype(np.float32)
+    _check_rows(path, name, numbers, np.isfinite(numbers), "finite float32 numbers")
+    return numbers
+
+
+def _check_rows(path: Path, name: str, values: Array, good: npt.NDArray[np.bool_], expected: str) -> None:
+    """Raise InvalidInput with the first row of a column (n, ...) that has a value that is not ``good``."""
+    rows, *places = np.nonzero(~good)
+    if len(rows):
+        first = values[(rows[0], *(each[0] for each in places))]
+        num = len(set(rows.tolist()))
+        others = f" and wrong values in {counted(num - 1, 'other row')}" if num > 1 else ""
+        raise InvalidInput(
+            f"{path}: column {name!r}: got {first} in row {rows[0] + 1}{others}, expected {expected}; correct the "
+            "value or leave the row out"
+        )
 
 
 def _targets(path: Path, name: str, column: Sequence[object]) -> Inputs:
@@ -153,6 +179,10 @@ def _targets(path: Path, name: str, column: Sequence[object]) -> Inputs:
         if is_text
         else (np.array(column).dtype.kind in "iub")
     )
-    if are_integers and np.array_equal(values, values.astype(np.int32)):
-        return values.astype(np.int32)
-    return values.astype(np.float32)
+    with np.errstate(invalid="ignore"):
+        labels = values.astype(np.int32)
+    if are_integers and np.array_equal(values, labels):
+        if labels.ndim == 1:
+            _check_rows(path, name, labels, labels >= 0, "labels of at least 0")
+        return labels
+    return _finite(path, name, values)

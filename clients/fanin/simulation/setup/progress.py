@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
+from fanin.protos.texts import counted
 from fanin.simulation.rows import ClientFailure, OnFailure, RoundRow
 
 if TYPE_CHECKING:
@@ -116,7 +117,7 @@ def line_of_baseline(row: "BaselineRow") -> str:
     """Return the centralized baseline after a Round as one line of text."""
     tested = f"  test loss {row.test_loss:.4f}" if math.isfinite(row.test_loss) else ""
     tested += f"  accuracy {row.test_accuracy:.4f}" if math.isfinite(row.test_accuracy) else ""
-    return f"{row.num_steps} steps{tested}"
+    return f"{counted(row.num_steps, 'step')}{tested}"
 
 
 def line_of(row: RoundRow) -> str:
@@ -127,13 +128,13 @@ def line_of(row: RoundRow) -> str:
     if math.isfinite(row.test_accuracy):
         tested += f"  accuracy {row.test_accuracy:.4f}  int8 {row.test_accuracy_int8:.4f}"
     tested += "".join(f"  {name} {value:.4f}" for name, value in row.metrics.items() if math.isfinite(value))
-    trained = f"  {row.num_clients} clients" if row.round else "  initial model"
+    trained = f"  {counted(row.num_clients, 'client')}" if row.round else "  initial model"
     if math.isfinite(row.train_loss):
         trained += f"  train loss {row.train_loss:.4f}"
         if row.train_loss_examples < row.num_examples:
-            trained += f" (of {row.train_loss_examples} of {row.num_examples} examples)"
+            trained += f" (of {row.train_loss_examples} of {counted(row.num_examples, 'example')})"
     if row.num_diverged:
         trained += f" (cut: num_diverged {row.num_diverged}, lower the learning rate)"
     if row.num_saturated:
-        trained += f" (cut: {row.num_saturated} values out of the grid's range)"
+        trained += f" (cut: {counted(row.num_saturated, 'value')} out of the grid's range)"
     return f"round {row.round:4d}{trained}{tested}"

@@ -1,6 +1,6 @@
 """The record of a simulation, from which it resumes after a stop with bit-identical results.
 
-    FOLDER/simulation.json     the format, and the digest of what must not change
+    FOLDER/simulation.json     the format, and the values or digests of what must not change
     FOLDER/bundle/             the exported App
     FOLDER/trainings/KEY.npz   the result of each training that has ended
 
@@ -15,7 +15,8 @@ its stages. ``KEY`` is their digest. A Run with more Rounds or other devices can
 import hashlib
 import json
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -27,6 +28,7 @@ from fanin.edge.bundles.bundle import Bundle, open_folder
 from fanin.edge.files import without_foreign
 from fanin.edge.runtimes.evaluations import OF_VALIDATION
 from fanin.protos import messages as m
+from fanin.protos.chunks import short
 from fanin.protos.errors import InvalidBundle, InvalidInput
 from fanin.simulation.data.partitioning import Partition
 from fanin.simulation.studies.digests import digest_of
@@ -35,8 +37,13 @@ from fanin.simulation.workers import PendingTraining, Trainings
 if TYPE_CHECKING:
     from fanin.edge.export.app import App
 
-RECORD_FORMAT: Final = 1
+RECORD_FORMAT: Final = 2
 BUNDLE: Final = "bundle"
+SHA256: Final = "SHA-256 "
+"""Begin of a fact that is the digest of a value."""
+Fact = str | int | float | None
+Subject = Mapping[str, Fact]
+"""What must not change: values, and digests of larger ones, by name."""
 
 
 class RecordFolder:
@@ -44,13 +51,14 @@ class RecordFolder:
 
     Args:
         folder: A new folder, or one with a record.
-        subject: The digest of the App, its code, the examples and the training options (``subject_of``).
+        subject: The training options, and the App with its code and the examples (``subject_of``).
 
     Raises:
-        InvalidInput: The folder has other files, or the record of another simulation.
+        InvalidInput: The folder has other files, or the record of another simulation. The message names each
+            difference.
     """
 
-    def __init__(self, folder: Path | str, subject: str) -> None:
+    def __init__(self, folder: Path | str, subject: Subject) -> None:
         self.folder = Path(folder)
         about = self.folder / "simulation.json"
         if not about.exists():
@@ -60,12 +68,15 @@ class RecordFolder:
             _write(about, json.dumps({"format": RECORD_FORMAT, "subject": subject}).encode())
         try:
             record = json.loads(about.read_text())
-        except ValueError as exc:
+            number, before = record["format"], record["subject"]
+        except (ValueError, TypeError, KeyError) as exc:
             raise InvalidInput(f"resume: {about} is damaged ({exc}); use a new folder") from exc
-        if record != {"format": RECORD_FORMAT, "subject": subject}:
+        if number != RECORD_FORMAT:
+            raise InvalidInput(f"resume: {folder} has format {number}, expected {RECORD_FORMAT}; use a new folder")
+        if before != subject:
             raise InvalidInput(
-                f"resume: {folder} has the record of another simulation, expected one of the same App, clients, "
-                "validation_fraction and engine; use a new folder"
+                f"resume: {folder} has the record of another simulation: {_differences(before, subject)}; use a new "
+                "folder, or the App, clients and settings of the record"
             )
 
     def bundle(self, publisher: str) -> Bundle | None:
@@ -102,10 +113,23 @@ class RecordedTrainings:
         return finish
 
 
-def subject_of(app: "App", clients: Partition, options: Sequence[object]) -> str:
-    """Return the digest of an App with its code, the examples of each client, and further options of the training."""
+def subject_of(app: "App", clients: Partition) -> dict[str, Fact]:
+    """Return the facts of an App with its code, and of the examples of each client: values, or digests of others."""
     indices = np.concatenate(clients.indices)
-    return digest_of((app, clients.examples, indices, np.array(clients.sizes), tuple(options)))
+    parts: dict[str, object] = {f"app.{each.name}": getattr(app, each.name) for each in fields(app) if each.compare}
+    parts |= {"examples": clients.examples, "num_clients": len(clients), "partition": (indices, list(clients.sizes))}
+    return {name: value if isinstance(value, Fact) else f"{SHA256}{digest_of(value)}" for name, value in parts.items()}
+
+
+def _differences(before: Subject, now: Subject) -> str:
+    """Return the facts that differ between the subject of a record and another one, in words."""
+    names = [name for name in now if before.get(name) != now[name]]
+    return ", ".join(f"{name} is {_shown(now[name])} and was {_shown(before.get(name))}" for name in names)
+
+
+def _shown(fact: Fact) -> str:
+    is_digest = isinstance(fact, str) and fact.startswith(SHA256)
+    return f"{SHA256}{short(str(fact).removeprefix(SHA256))}" if is_digest else repr(fact)
 
 
 def _key(client: int, model: OpenedModel, assignment: m.Assignment) -> str:

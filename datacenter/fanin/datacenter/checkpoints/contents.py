@@ -18,6 +18,7 @@ from fanin.datacenter.checkpoints.named_state import entries
 from fanin.datacenter.parallel.engine import Engine
 from fanin.edge.tensors import count_differences
 from fanin.protos.errors import Corrupted, Diverged, InvalidInput, StorageFull
+from fanin.protos.texts import counted
 
 INDEX_FILE: Final = ".metadata"
 """DCP's index, which the first rank writes."""
@@ -87,7 +88,7 @@ def check_shapes(path: Path, stored: TensorShapes, expected: TensorShapes) -> No
     wrong = {name for name in set(stored) & set(expected) if stored[name] != expected[name]}
     if missing or unknown or wrong:
         raise InvalidInput(
-            f"{path}: got {len(stored)} tensors: {count_differences(unknown, wrong, missing)}, such as "
+            f"{path}: got {counted(len(stored), 'tensor')}: {count_differences(unknown, wrong, missing)}, such as "
             f"{min([*missing, *unknown, *wrong])}; expected a checkpoint of the same model and optimizer; name another "
             "folder in [checkpoints], or correct the model"
         )

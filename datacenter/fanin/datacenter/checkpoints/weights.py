@@ -36,6 +36,7 @@ from fanin.datacenter.parallel.transforms.ties import other_names
 from fanin.edge.files import sync_folder
 from fanin.edge.tensors import count_differences
 from fanin.protos.errors import InvalidInput, StorageFull
+from fanin.protos.texts import counted
 
 ALIGNMENT: Final = 8
 METADATA: Final = "__metadata__"
@@ -196,7 +197,7 @@ def _sources(table: Mapping[str, ParameterEntry], path: Path, aside: Sequence[st
         name = min([*missing, *unknown, *wrong])
         differences = count_differences(unknown, wrong, missing, of="another shape or type")
         raise InvalidInput(
-            f"{path}: got {len(kinds) + len(unknown)} tensors: {differences}, such as {name}: got "
+            f"{path}: got {counted(len(kinds) + len(unknown), 'tensor')}: {differences}, such as {name}: got "
             f"{_describe(kinds.get(name, stored.get(name)))}, expected {_describe(expected.get(name))}; name a file of "
             "this model in its precision, rename the tensors, or correct the model"
         )

@@ -24,7 +24,7 @@ import json
 import os
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 from typing import Final
@@ -90,6 +90,10 @@ class TrainingHistory:
     flat: bool
     skipped: int = 0
 
+    def __repr__(self) -> str:
+        loss, num = self.losses[-1] if self.losses else None, len(self.evaluated)
+        return f"TrainingHistory(steps={len(self.losses)}, loss={loss}, evaluations={num}; see .losses and .evaluated)"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metrics:
@@ -120,7 +124,7 @@ class Metrics:
     peak_memory_bytes: int
     device: str = "cpu"
     stopped: bool = False
-    layer_times: tuple[float, ...] = ()
+    layer_times: tuple[float, ...] = field(default=(), repr=False)
     stage_times: tuple[float, ...] = ()
     bytes_by_axis: Mapping[str, int] | None = None
     predicted_bytes_by_axis: Mapping[str, int] | None = None
@@ -150,8 +154,8 @@ class TrainResult:
     """
 
     metrics: Metrics
-    table: TensorTable | None = None
-    parameters: Float32s | None = None
+    table: TensorTable | None = field(default=None, repr=False)
+    parameters: Float32s | None = field(default=None, repr=False)
     failure: str = ""
 
 

@@ -68,6 +68,7 @@ from fanin.datacenter.training.parameters import parameter_table
 from fanin.datacenter.watch import hangs
 from fanin.edge.tensors import Float32s, TensorTable
 from fanin.protos.errors import Diverged, FaninError, InvalidInput, UnsupportedModel
+from fanin.protos.texts import counted
 
 LOGGER: Final = logging.getLogger(__name__)
 KIB: Final = 1024
@@ -299,7 +300,7 @@ def _build_engine(config: TrainConfig, job: JobModel, place: RankPlace) -> tuple
     device = rank_device(kind)
     if rank == 0 and place.folder is not None:
         # Not to stderr: the launcher reports the text there as the reason of a failure.
-        sys.stdout.write(f"{num_ranks} ranks of mesh {config.parallel.mesh}, on {describe_device(kind)}\n")
+        sys.stdout.write(f"{counted(num_ranks, 'rank')} of mesh {config.parallel.mesh}, on {describe_device(kind)}\n")
         sys.stdout.flush()
     config = balance_pipeline(config, job, device)
     initial = initial_values(config, job, num_ranks, place.folder)

@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 from fanin.datacenter.parallel.build import RankModel
 from fanin.datacenter.parallel.transforms.slices import slices
 from fanin.edge.tensors import count_differences
+from fanin.protos.texts import counted
 
 
 def full_parameters(model: RankModel) -> Iterator[tuple[str, Tensor]]:
@@ -90,7 +91,7 @@ def load_full(model: RankModel, values: Mapping[str, Tensor]) -> None:
     wrong = [name for name in set(model.table) & set(values) if model.table[name].shape != values[name].shape]
     if missing or unknown or wrong:
         raise ValueError(
-            f"got {len(values)} parameters: {count_differences(unknown, wrong, missing)}, such as "
+            f"got {counted(len(values), 'parameter')}: {count_differences(unknown, wrong, missing)}, such as "
             f"{min([*missing, *unknown, *wrong])}"
         )
     copied, original = (None, "") if model.tie is None else (model.tie.copied, model.tie.original_name)

@@ -11,7 +11,7 @@ from typing import Final
 
 from fanin.datacenter.network.links import Topology, link_of
 from fanin.datacenter.parallel.settings import Precision
-from fanin.datacenter.planner.choices import GIGABYTE, LayoutChoice, LayoutRequest
+from fanin.datacenter.planner.choices import GIGABYTE, LayoutChoice, LayoutRequest, describe
 from fanin.datacenter.planner.facts import planned_facts
 from fanin.datacenter.planner.presets import model_named
 from fanin.datacenter.planner.search import plan as search
@@ -20,6 +20,7 @@ from fanin.datacenter.planner.timing import Machine
 from fanin.datacenter.ranks.mesh import MeshShape
 from fanin.datacenter.watch.flops import HARDWARE, Hardware, cpu_hardware
 from fanin.protos.errors import InvalidInput
+from fanin.protos.texts import counted
 
 PRECISIONS: Final[dict[str, Precision]] = {"bf16": "bf16", "full": "full", "double": "double"}
 """Precisions that the planner supports."""
@@ -72,6 +73,13 @@ class PlanResult:
 
     request: LayoutRequest
     choices: tuple[LayoutChoice, ...]
+
+    def __repr__(self) -> str:
+        best = self.choices[0]
+        layout, time_s = describe(best.job.parallel), best.timing.seconds
+        return (
+            f"PlanResult({counted(len(self.choices), 'layout')}, best: {layout}, {time_s:.3g} s a step; see .choices)"
+        )
 
 
 def plan(options: PlanOptions, progress: Callable[[float, int], None] = lambda share, num_layouts: None) -> PlanResult:

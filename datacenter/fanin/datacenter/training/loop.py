@@ -46,6 +46,7 @@ from fanin.datacenter.training.snapshot import restore, snapshot
 from fanin.datacenter.training.state import LoopStart, LoopState, Throughput, check_resumed
 from fanin.edge.tensors import Int64s
 from fanin.protos.errors import Diverged, InvalidInput
+from fanin.protos.texts import counted
 
 
 class TrainingLoop:
@@ -238,7 +239,7 @@ class TrainingLoop:
     def _diverged(self, state: LoopState, loss: float, norm: float) -> Diverged:
         """Return the error of a step with numbers that are not finite; ``state`` is the one before it."""
         most = self._config.training.max_skips
-        skipped = f" after {state.skips} steps in succession were skipped (max_skips {most})" if most else ""
+        skipped = f" after {counted(state.skips, 'step')} in succession were skipped (max_skips {most})" if most else ""
         return Diverged(
             f"training: step {state.step + 1}: got loss {loss:g} and gradient norm {norm:g} (learning rate "
             f"{self._rate:g}){skipped}, expected finite numbers; the step changed nothing; lower the learning rate, "

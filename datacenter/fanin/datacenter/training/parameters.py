@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fanin.edge.tensors import Float32s, TensorSpec, TensorTable, count_differences
 from fanin.protos.errors import InvalidInput
+from fanin.protos.texts import counted
 
 if TYPE_CHECKING:
     # The exporter imports onnx and the TFLite converter. A rank without an App does not need them.
@@ -54,7 +55,7 @@ def load_parameters(module: torch.nn.Module, table: TensorTable, flat: Float32s)
         wrong = {name for name in received.keys() & known.keys() if received[name] != known[name]}
         differences = count_differences(received.keys() - known.keys(), wrong, known.keys() - received.keys())
         raise InvalidInput(
-            f"parameters: got {len(received)} tensors: {differences or 'in another order'}, such as "
+            f"parameters: got {counted(len(received), 'tensor')}: {differences or 'in another order'}, such as "
             f"{_examples(set(table.specs) ^ set(expected.specs))}; expected the parameters of this model; name another "
             "file, or correct the model"
         )

@@ -33,7 +33,7 @@ from fanin.edge.export.losses import Loss, cross_entropy
 from fanin.edge.export.modules.accepted import check_module
 from fanin.edge.export.optimizers.optimizer import Tensors
 from fanin.edge.export.optimizers.recipe import Recipe
-from fanin.edge.export.refusals import Place, guarded
+from fanin.edge.export.refusals import Place, guarded, running_line
 from fanin.edge.lengths import Lengths
 from fanin.edge.runtimes.graphs import X
 from fanin.protos.errors import InvalidInput, UnsupportedModel
@@ -106,8 +106,11 @@ class App:
     lengths: Lengths | None = None
     other_batch_sizes: Sequence[int] = ()
     decompositions: Decompositions = field(default_factory=dict)
+    # ``file:line`` of the user's code that creates the App, for errors of a later check; "" if it is unknown.
+    created_at: str = field(default="", init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "created_at", running_line())
         if not isinstance(self.name, str):
             raise UnsupportedModel(f"App: name: got {self.name!r}, expected a str")
         try:

@@ -6,7 +6,7 @@ calls between its layers. Each failure becomes a finding with a name and a remed
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,10 +21,20 @@ from fanin.edge.export.app import App
 from fanin.edge.export.formats import FORMATS, graphs_of
 from fanin.edge.export.inputs.checks import check_target_shape
 from fanin.edge.export.inputs.named import call_module
+from fanin.edge.export.modules.gradients import output_learns
 from fanin.edge.export.prepare import Prepared, prepare
 from fanin.edge.export.preprocess import encode_preprocess
 from fanin.edge.export.quiet import quiet_torch
-from fanin.edge.export.refusals import REPLACE, NoForm, Untraceable, running_line
+from fanin.edge.export.refusals import (
+    LOSS,
+    REPLACE,
+    NoForm,
+    NoGradient,
+    Untraceable,
+    first_line_of,
+    is_of,
+    running_line,
+)
 from fanin.edge.export.tracing.calls import FunctionCall, calls_between_layers
 from fanin.edge.export.tracing.examples import example_batch
 from fanin.edge.export.tracing.forward import trace_evaluate, trace_infer
@@ -69,7 +79,7 @@ class Finding:
 
     Args:
         module: Name of the part in the App's module; "" is the module itself.
-        kind: Class of that part.
+        kind: Class of that part; ``LOSS`` if the part is the loss of the App.
         graph_format: The format that lacks a form of it; "" if no graph can be traced at all.
         operator: The operator that has no form; "" if unknown.
         reason: The full error message.
@@ -130,7 +140,10 @@ def checked(app: App, formats: Sequence[str]) -> tuple[Prepared, tuple[RandomPor
     targets = {"targets": app.targets, "validation data: y": None if app.validation is None else app.held_out[1]}
     for name, y in targets.items():
         if isinstance(y, Tensor):
-            check_target_shape(f"App {app.name}: {name}", y, app.target_shape, app.num_classes)
+            try:
+                check_target_shape(f"App {app.name}: {name}", y, app.target_shape, app.num_classes)
+            except UnsupportedModel as exc:
+                raise UnsupportedModel(f"{exc} (at {app.created_at})" if app.created_at else str(exc)) from exc
     draws = check_kept(prepared)
     try:
         check_pure(prepared)
@@ -184,9 +197,17 @@ def _of_format(prepared: Prepared, name: str) -> list[Finding]:
 
 def _of_error(app: App, graph_format: str, exc: Untraceable, advice: str) -> Finding:
     """Return the finding of an error, with this advice if it has none."""
+    if is_of(exc, app.loss) or (isinstance(exc, NoGradient) and output_learns(app.module, _output_of(app))):
+        finding = _finding("", LOSS, graph_format, exc.reason, exc.advice or advice)
+        return replace(finding, line=exc.place.line or first_line_of(app.loss))
     kind = exc.place.kind or type(app.module).__name__
     finding = _finding(exc.place.module, kind, graph_format, exc.reason, exc.advice or advice)
     return replace(finding, line=exc.place.line)
+
+
+def _output_of(app: App) -> Callable[[nn.Module], object]:
+    """Return a function of a module that returns the output of the App for the loss."""
+    return lambda module: app.call(module, app.examples(app.batch_size))
 
 
 def _failing_parts(prepared: Prepared, graph_format: str) -> list[Finding]:

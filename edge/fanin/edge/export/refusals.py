@@ -63,13 +63,17 @@ MODES: Final = ("__torch_dispatch__", "__torch_function__")
 """Functions that torch calls for each operator of the App's code. They are between that code and the operator."""
 
 
+LOSS: Final = "loss"
+"""The kind of a place in the loss of an App, which belongs to no module."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
     """The place of an error in the App's code. As text, it is "" if nothing is known.
 
     Attributes:
         module: Name of the innermost module involved; "" if unknown, or for the module itself.
-        kind: Class of that module; "" if unknown.
+        kind: Class of that module, or ``LOSS``; "" if unknown.
         line: ``file:line`` of the App's code; "" if unknown.
     """
 
@@ -78,7 +82,8 @@ class Place:
     line: str = ""
 
     def __str__(self) -> str:
-        module = [f"module {self.module or 'itself'} ({self.kind})"] if self.kind else []
+        is_module = self.kind not in ("", LOSS)
+        module = [f"module {self.module or 'itself'} ({self.kind})"] if is_module else []
         return " ".join([*module, *([f"at {self.line}"] if self.line else [])])
 
 
@@ -102,6 +107,10 @@ class Untraceable(UnsupportedModel):
         """Return the same error with the line of its place, whose text is a part of the reason."""
         place = replace(self.place, line=line)
         return Untraceable(self.reason.replace(str(self.place), str(place), 1), self.advice, place)
+
+
+class NoGradient(Untraceable):
+    """The loss has no gradient in the parameters: the code of the module or that of the loss has none."""
 
 
 class NoForm(Untraceable):
@@ -146,7 +155,7 @@ def _refusal(what: str, root: nn.Module, exc: Exception) -> Untraceable:
     where, text = str(place), str(exc)
     if NO_GRADIENT in text:
         advice = "an operator between them has none, or the loss does not depend on them; use operators with a gradient"
-        return Untraceable(f"{what}: no gradient reaches the parameters that learn from the loss", advice)
+        return NoGradient(f"{what}: no gradient reaches the parameters that learn from the loss", advice)
     if isinstance(exc, ValueRead) or READS_A_VALUE.search(text):
         how = f", by {text}" if isinstance(exc, ValueRead) else ""
         return Untraceable(
@@ -198,6 +207,20 @@ def _place(exc: BaseException, root: nn.Module) -> Place:
         if not frame.f_code.co_filename.startswith(NOT_THE_APPS):
             line = f"{Path(frame.f_code.co_filename).name}:{number}"
     return Place(module=module, kind=kind, line=line)
+
+
+def is_of(exc: Untraceable, loss: Callable[..., object]) -> bool:
+    """Return whether an error is one of a loss: of its code, or of its result."""
+    code = _code_of(loss)
+    return exc.place.kind == LOSS or any(frame.f_code is code for frame, _ in _frames(exc))
+
+
+def first_line_of(function: Callable[..., object]) -> str:
+    """Return ``file:line`` of the begin of a function of the App; "" for a library's function."""
+    code = _code_of(function)
+    if code is None or code.co_filename.startswith(NOT_THE_APPS):
+        return ""
+    return f"{Path(code.co_filename).name}:{code.co_firstlineno}"
 
 
 def _frames(exc: BaseException) -> Iterator[tuple[FrameType, int]]:

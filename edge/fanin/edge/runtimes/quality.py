@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from fanin.protos.errors import InvalidVersion
+from fanin.protos.texts import counted
 
 MAX_DROP_POINTS: Final = 1.0
 """Points of accuracy that int8 may cost. Published per-channel quantization costs less than one point."""
@@ -92,12 +93,12 @@ class Quality:
         if not self.num_predictions:
             in_int8 = "" if self.loss_rise is None else f" (int8 {self.loss_rise:+.4f})"
             return (
-                f"mean loss {self.loss_sum / max(1, self.num_examples):.4f}{in_int8} on {self.num_examples} examples, "
-                f"int8's squared error {self.rise_percent:+.2f} %"
+                f"mean loss {self.loss_sum / max(1, self.num_examples):.4f}{in_int8} on "
+                f"{counted(self.num_examples, 'example')}, int8's squared error {self.rise_percent:+.2f} %"
             )
         return (
             f"float {100 * self.accuracy_float:.2f} %, int8 {100 * self.accuracy_int8:.2f} %, "
-            f"agreeing {100 * self.agreement:.2f} % on {self.num_predictions} labels"
+            f"agreeing {100 * self.agreement:.2f} % on {counted(self.num_predictions, 'label')}"
         )
 
 

@@ -25,6 +25,8 @@ TYPE_NAMES: Final = MappingProxyType(
 )
 """The types that a key may have."""
 PAGE: Final = "docs/plan.md"
+EMPTY: Final = '""'
+"""The empty string among the choices of a key, as a Plan writes it."""
 MAX_SHOWN_BITS: Final = 256
 MAX_SHOWN_CHARS: Final = 128
 
@@ -102,7 +104,7 @@ class KeyField:
         """The range in words, such as "from 1 to 10"; "" for any value of the type."""
         key = self.key
         if key.choices:
-            return f"one of {', '.join(key.choices)}"
+            return f"one of {', '.join(each or EMPTY for each in key.choices)}"
         if key.form:
             return key.form
         if key.at_least is not None and key.at_most is not None:

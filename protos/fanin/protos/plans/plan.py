@@ -17,7 +17,7 @@ from fanin.protos.errors import InvalidPlan
 from fanin.protos.names import NAME_FORM, is_name
 from fanin.protos.plans.evaluation import EvaluationPlan, check_metrics
 from fanin.protos.plans.keys import Key, range_problem, shown
-from fanin.protos.plans.schedule import ScheduledChange, check_changes, flower_in, training_in
+from fanin.protos.plans.schedule import ScheduledChange, check_changes, flower_in, late_changes, training_in
 from fanin.protos.plans.sections import (
     CODEC_BITS,
     AggregationPlan,
@@ -86,6 +86,11 @@ class Plan:
     def flower_in(self, round_number: int) -> FlowerPlan:
         """Return the settings of Flower apps in a Round: ``flower`` with the changes of the schedule."""
         return flower_in(self.flower, self.schedule, round_number)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Notes for the person who starts the Run: valid settings that probably are mistakes."""
+        return late_changes(self.schedule, self.stop.max_rounds)
 
     @property
     def max_total_weight(self) -> int:

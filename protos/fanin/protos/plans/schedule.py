@@ -139,6 +139,17 @@ def check_changes(flower: FlowerPlan, schedule: Sequence[ScheduledChange]) -> No
                 )
 
 
+def late_changes(schedule: Sequence[ScheduledChange], max_rounds: int) -> tuple[str, ...]:
+    """Return a note on each change after the last Round of a Run whose Rounds all succeed."""
+    return tuple(
+        f"schedule.{index}: from_round is {change.from_round}, and the last Round of the plan is {max_rounds} "
+        "(stop.max_rounds); the change applies only if Rounds fail, which count too, or if more Rounds are added "
+        "(fanin resume --rounds)"
+        for index, change in enumerate(schedule)
+        if change.from_round > max_rounds
+    )
+
+
 def _decayed(rate: float, decay: float, num_rounds: int) -> float:
     factor, power = 1.0, decay
     while num_rounds > 0:

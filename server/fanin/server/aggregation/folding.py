@@ -17,6 +17,7 @@ from fanin.protos.errors import Corrupted, InvalidPlan
 from fanin.protos.messages import CodecSpec, UpdateHeader
 from fanin.protos.plans import Plan
 from fanin.protos.plans.named import blamed
+from fanin.protos.texts import counted
 from fanin.server.aggregation.fold import Contribution, blocks_within
 from fanin.server.aggregation.outer import OuterOptimizer, State
 from fanin.server.aggregation.sets import Aggregate, Submission
@@ -190,7 +191,9 @@ class _Reader:
         while missing > 0:
             piece = next(self._slices, None)
             if piece is None:
-                raise Corrupted(f"outer state: {missing} values are missing; restore a backup of the folder")
+                raise Corrupted(
+                    f"outer state: ends {counted(missing, 'value')} too early; restore a backup of the folder"
+                )
             parts.append(piece[:missing])
             self._rest = piece[missing:]
             missing -= piece.size

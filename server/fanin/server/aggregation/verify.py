@@ -19,6 +19,7 @@ from fanin.edge.tensors import Float32s, TensorTable
 from fanin.protos.errors import Corrupted, FaninError, NotFound
 from fanin.protos.messages import UpdateHeader, Version
 from fanin.protos.plans import Plan
+from fanin.protos.texts import counted
 from fanin.server.aggregation.auxiliary import AuxiliaryStep
 from fanin.server.aggregation.folding import OuterStep, SpooledUpdates, StateSlices, lag_of
 from fanin.server.aggregation.outer import OuterOptimizer, optimizer_of
@@ -70,7 +71,7 @@ class Verdict:
     Attributes:
         version: The Version's number.
         round: The Round that published it, 0 for a Version from outside.
-        version_sha256: The signed digest of the parameters.
+        version_sha256: The signed digest of the parameters; empty if the record of the Version is damaged.
         num_updates: Updates in the Round's set.
         problem: Why verification failed, empty if it passed.
     """
@@ -127,11 +128,14 @@ def verify_run(archive: Archive, run_id: str) -> Iterator[Verdict]:
     )
     lineage_start = 0
     for number, round_number in sorted(archive.runs.round_by_version(run_id).items()):
-        version = archive.runs.version(run_id, number)
-        assert version is not None, "it is in the same table"
         record = history.rounds.get(round_number)
         lineage_start = lineage_start if round_number else number
+        version_sha256 = ""
         try:
+            # A damaged record is the problem of its Version alone.
+            version = archive.runs.version(run_id, number)
+            assert version is not None, "it is in the same table"
+            version_sha256 = version.sha256
             check_version(version, run_id=run_id, bundle_sha256=bundle.sha256, publisher=signed.public_key, seen=-1)
             if round_number:
                 problem = _check_round(history, version, record, lineage_start)
@@ -142,7 +146,7 @@ def verify_run(archive: Archive, run_id: str) -> Iterator[Verdict]:
         yield Verdict(
             version=number,
             round=round_number,
-            version_sha256=version.sha256,
+            version_sha256=version_sha256,
             num_updates=0 if record is None else len(record.accepted),
             problem=problem,
         )
@@ -169,7 +173,8 @@ def _check_round(history: _History, version: Version, record: RoundRecord | None
     if record is None or record.mark is not RoundMark.PUBLISHED or record.base_version != version.parent:
         return "the record of the round that made it is missing, or is another's"
     if not cohort.quorum <= len(record.accepted) <= cohort.buffer:
-        return f"round {record.round}: {len(record.accepted)} updates, expected {cohort.quorum} to {cohort.buffer}"
+        updates = counted(len(record.accepted), "update")
+        return f"round {record.round}: {updates}, expected {cohort.quorum} to {cohort.buffer}"
     aggregate, base = _aggregate(history, record, lineage_start)
     step = OuterStep(aggregate, history.layout, record.grid, history.plan.codec, history.optimizer)
     if record.grid != _grid(history, base):

@@ -150,7 +150,7 @@ def _check_plan(start: StartRun, setup: RunSetup) -> None:
     """Raise InvalidPlan if the Plan and the Bundle's graphs do not fit together."""
     manifest = setup.manifest
     if not manifest.signatures:
-        _check_no_graphs(start, setup)
+        check_no_graphs(f"run {start.run_id}", start.plan, setup.stages)
         return
     inputs = manifest.signatures["train"].inputs
     facts = TrainFacts(
@@ -235,9 +235,14 @@ def _check_optimizer(what: str, changes: Mapping[str, float], known: Mapping[str
             raise InvalidPlan(f"{what}.{name} {value:g}, expected at least 0 and below {known[name].below:g}")
 
 
-def _check_no_graphs(start: StartRun, setup: RunSetup) -> None:
-    """Raise InvalidPlan if the Plan has settings that only graphs support."""
-    plan = start.plan
+def check_no_graphs(what: str, plan: Plan, stages: Mapping[str, Stage]) -> None:
+    """Raise InvalidPlan if a Plan for a Bundle without graphs has settings that only graphs support.
+
+    Args:
+        what: The Run or the command, for errors.
+        plan: The Plan.
+        stages: The stages of the Plan by name.
+    """
     is_set = {
         f"{path}.{name}": getattr(settings, name) not in (None, default)
         for path, settings in _training_settings(plan)
@@ -246,12 +251,12 @@ def _check_no_graphs(start: StartRun, setup: RunSetup) -> None:
     is_set |= {
         "evaluation.data": bool(plan.evaluation.data),
         "stop.max_int8_drop": plan.stop.max_int8_drop > 0.0,
-        "the stage scaffold": any(group.name == CONTROL for group in setup.layout.groups),
+        "the stage scaffold": any(group.name == CONTROL for group in added_groups(stages)),
     }
     if keys := [key for key, value in is_set.items() if value]:
         raise InvalidPlan(
-            f"run {start.run_id}: got {', '.join(keys)}, but the bundle has no graphs: the code on the devices trains; "
-            "remove this from the plan, and set it in the app (docs/flower.md)"
+            f"{what}: got {', '.join(keys)}, but the bundle has no graphs: the code on the devices trains; remove this "
+            "from the plan, and set it in the app (docs/flower.md)"
         )
 
 

@@ -13,6 +13,7 @@ from fanin.protos.control import (
     VersionPublished,
 )
 from fanin.protos.plans import StopPlan
+from fanin.protos.texts import counted
 
 MAX_FAILED_ROUNDS: Final = 3
 """Consecutive failed Rounds, for any reasons, after which the Run fails."""
@@ -33,7 +34,8 @@ def reason_to_rest(losses: Sequence[float], num_rounds: int, max_rounds: int, st
         best_before = min(losses[: -stop.patience])
         best_since = min(losses[-stop.patience :])
         if best_since > best_before - stop.min_delta:
-            return f"validation loss flat for {stop.patience} rounds (best {best_before:.4f}, since {best_since:.4f})"
+            rounds = counted(stop.patience, "round")
+            return f"validation loss flat for {rounds} (best {best_before:.4f}, since {best_since:.4f})"
     return ""
 
 
@@ -54,8 +56,8 @@ def int8_reason_to_pause(last: RunEvent | None, stop: StopPlan) -> str:
     if cost <= stop.max_int8_drop:
         return ""
     return (
-        f"{loss} on {evaluation.num_examples} examples of the devices (version {last.parent}), the plan allows "
-        f"{stop.max_int8_drop:g}; export again with calibration on the current model, or resume"
+        f"{loss} on {counted(evaluation.num_examples, 'example')} of the devices (version {last.parent}), the plan "
+        f"allows {stop.max_int8_drop:g}; export again with calibration on the current model, or resume"
     )
 
 

@@ -10,6 +10,7 @@ from fanin.protos.control import Command, RoundFailed, RunState
 from fanin.protos.errors import Conflict, Superseded
 from fanin.protos.messages import Version
 from fanin.protos.plans import CohortPlan
+from fanin.protos.texts import counted
 from fanin.server.storage.records import Lease, RoundMark
 
 
@@ -37,7 +38,8 @@ def check_lease(lease: Lease, newest: Lease) -> None:
 
 def failure_of(round_number: int, num_updates: int, cohort: CohortPlan, cause: str) -> RoundFailed:
     """Return the failure of a Round without a quorum. ``cause`` is a known one, or empty."""
-    reason = f"{num_updates} updates within {cohort.deadline_s:g} s, expected at least {cohort.quorum} (cohort.quorum)"
+    updates = counted(num_updates, "update")
+    reason = f"{updates} within {cohort.deadline_s:g} s, expected at least {cohort.quorum} (cohort.quorum)"
     return RoundFailed(round=round_number, reason=f"{reason}; {cause}" if cause else reason)
 
 

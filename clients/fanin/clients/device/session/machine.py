@@ -63,6 +63,7 @@ from fanin.protos.messages import (
     UpdateState,
     Wait,
 )
+from fanin.protos.texts import counted
 
 FIRST_PAUSE_S: Final = 0.25
 LONGEST_PAUSE_S: Final = 60.0
@@ -227,8 +228,8 @@ def _reported(state: Session, event: SessionEvent, rng: random.Random) -> tuple[
     if not state.max_failures or state.num_failures < state.max_failures:
         return _moot(state, event, rng) if isinstance(event, Moot) else _drop(state, state.rest_s)
     reason = (
-        f"{state.num_failures} trainings failed in a row, the last with: {state.failure}; correct the cause, then "
-        "start this device again"
+        f"{counted(state.num_failures, 'training')} failed in a row, the last with: {state.failure}; correct the "
+        "cause, then start this device again"
     )
     return _stop(state, reason)
 

@@ -12,7 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Final
 
-from fanin.commands.console.terminal import write_json
+from fanin.commands.console.terminal import prints_text, write_json
 
 LIBRARIES: Final = ("grpcio", "numpy", "cryptography")
 CPU_INFO: Final = Path("/proc/cpuinfo")
@@ -45,7 +45,7 @@ def write_report(row: Mapping[str, object], json: str) -> None:
     """Write the results as JSON, and also as text unless the JSON is written to standard output."""
     if json:
         write_json(json, {**row, "machine": machine()})
-    if json != "-":
+    if prints_text(json):
         width = max(map(len, row)) + 2
         for key, value in row.items():
             if not key.endswith("_samples"):

@@ -37,18 +37,32 @@ def unused_parameters(module: nn.Module, call: Callable[[nn.Module], object]) ->
     Returns:
         The names; none if the call fails, or if no gradient reaches any parameter. The trace reports both.
     """
+    gradients = _gradients(module, call)
+    unused = frozenset(name for name, gradient in gradients.items() if gradient is None)
+    return unused if len(unused) < len(gradients) else frozenset()
+
+
+def output_learns(module: nn.Module, call: Callable[[nn.Module], object]) -> bool:
+    """Return whether a gradient of the output reaches a parameter. See ``unused_parameters`` for the arguments."""
+    return any(gradient is not None for gradient in _gradients(module, call).values())
+
+
+def _gradients(module: nn.Module, call: Callable[[nn.Module], object]) -> dict[str, Tensor | None]:
+    """Return the gradient of the output's sum in each parameter that requires one; None if it does not depend on it.
+
+    Nothing if the call fails, or if the output has no gradient.
+    """
     learned = [name for name, value in module.named_parameters() if value.requires_grad]
     trial = copy.deepcopy(module)
     values = [value for value in trial.parameters() if value.requires_grad]
-    gradients: Sequence[Tensor | None] = values
+    gradients: Sequence[Tensor | None] = ()
     # Any error: the module is the user's code.
     with suppress(Exception), torch.enable_grad(), torch.random.fork_rng(devices=[]):
         output = call(trial)
         parts = [*output.values()] if isinstance(output, dict) else [output]
         total = torch.stack([part.sum() for part in parts if isinstance(part, Tensor)]).sum()
         gradients = torch.autograd.grad(total, values, allow_unused=True)
-    unused = frozenset(name for name, gradient in zip(learned, gradients, strict=True) if gradient is None)
-    return unused if len(unused) < len(learned) else frozenset()
+    return dict(zip(learned, gradients, strict=False))
 
 
 def notes_on_unused(unused: frozenset[str]) -> list[str]:

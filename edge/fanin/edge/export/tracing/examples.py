@@ -17,9 +17,10 @@ from fanin.edge.export.losses import cross_entropy, next_token
 from fanin.edge.export.modules.repeated import check_parameters, versions
 from fanin.edge.export.optimizers.optimizer import Tensors
 from fanin.edge.export.prepare import Prepared
-from fanin.edge.export.refusals import SAMPLES, NoForm, Place, Untraceable, guarded, return_line, succeeds
+from fanin.edge.export.refusals import LOSS, SAMPLES, NoForm, Place, Untraceable, guarded, return_line, succeeds
 from fanin.edge.export.tracing.kernels import plain_kernels
 from fanin.edge.runtimes.graphs import NO_TOKEN
+from fanin.protos.texts import counted
 
 MIN_TRACE_BATCH: Final = 2
 """The tracer would treat a batch of one as the constant 1."""
@@ -122,7 +123,9 @@ def _output_advice(app: App, output: object) -> str:
         return f"the classes are in axis {axis}: set class_axis={axis} in the App"
     if output.dim() < 2:
         return "return one row of logits for each sample"
-    advice = f"set num_classes={output.shape[-1]} in the App, or give the last layer {app.num_classes} outputs"
+    advice = (
+        f"set num_classes={output.shape[-1]} in the App, or give the last layer {counted(app.num_classes, 'output')}"
+    )
     if output.dim() == 2 and output.shape[0] == output.shape[1] == MIN_TRACE_BATCH:
         # Two samples with two outputs, or a score for each pair of them.
         return f"{advice}; if these are scores of pairs of samples, return an embedding of each sample by itself"
@@ -222,7 +225,9 @@ def fixed_batch(what: str, num: int, exc: Untraceable) -> NoForm:
         exc: The error for another number.
     """
     where = str(exc.place) or "the module"
-    return NoForm(f"{what}: {where} accepts only {num} samples at a time, expected any number", SAMPLES, exc.place)
+    return NoForm(
+        f"{what}: {where} accepts only {counted(num, 'sample')} at a time, expected any number", SAMPLES, exc.place
+    )
 
 
 def sample_losses_of(prepared: Prepared, output: Output, y: Tensor) -> Tensor:
@@ -257,7 +262,7 @@ def sample_losses_of(prepared: Prepared, output: Output, y: Tensor) -> Tensor:
             )
         raise Untraceable(exc.reason, advice, exc.place) from exc
     if not isinstance(losses, Tensor) or losses.shape != y.shape[:1]:
-        place = Place(line=return_line(app.loss, call))
+        place = Place(kind=LOSS, line=return_line(app.loss, call))
         advice = "use reduction='none'"
         if isinstance(losses, Tensor) and losses.dim() > 1 and losses.shape[0] == len(y):
             advice = "take the mean over the other dimensions: losses.flatten(1).mean(1)"

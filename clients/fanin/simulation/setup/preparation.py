@@ -1,0 +1,89 @@
+"""The parts that the simulations of all seeds share: the subject, and its Bundle."""
+
+import hashlib
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from fanin.edge.bundles.bundle import Bundle
+from fanin.edge.bundles.keys import SigningKey
+from fanin.simulation.data.partitioning import Partition
+from fanin.simulation.flower import FlowerSubject, is_flower_app
+from fanin.simulation.setup.arguments import check_arguments, check_flower_settings, check_settings
+from fanin.simulation.setup.progress import SimulationProgress
+from fanin.simulation.setup.settings import SimulationSettings
+from fanin.simulation.studies.records import BUNDLE, RecordFolder, Subject, subject_of
+from fanin.simulation.workers import FORMAT, PlacedBundle
+
+if TYPE_CHECKING:
+    from fanin.edge.export.app import App
+    from fanin.edge.export.prepare import StateDict
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleSubject:
+    """An App and the examples of its clients."""
+
+    app: "App"
+    clients: Partition
+
+    @property
+    def name(self) -> str:
+        """The name of the App."""
+        return self.app.name
+
+    @property
+    def num_clients(self) -> int:
+        """The number of clients."""
+        return len(self.clients)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preparation:
+    """The parts that the simulations of all seeds share: the subject with its Bundle, and the folder of the Bundle."""
+
+    subject: ModuleSubject | FlowerSubject
+    bundle: Bundle
+    key: SigningKey
+    folder: Path
+    progress: SimulationProgress
+    record: RecordFolder | None = None
+
+    @property
+    def placed(self) -> PlacedBundle:
+        """The Bundle, for workers."""
+        return PlacedBundle.read(self.bundle, self.folder / BUNDLE)
+
+
+def subject_for(app: object, clients: Partition | int, settings: SimulationSettings) -> ModuleSubject | FlowerSubject:
+    """Return the subject of these arguments. Raises InvalidInput."""
+    if is_flower_app(app):
+        check_settings(settings)
+        check_flower_settings(settings)
+        return FlowerSubject.of(app, clients)
+    return ModuleSubject(**check_arguments(app, clients, settings))
+
+
+def prepare(subject: ModuleSubject | FlowerSubject, settings: SimulationSettings, folder: Path) -> Preparation:
+    """Write the Bundle, or open that of the record. Raises the errors of ``simulate``."""
+    progress, key = SimulationProgress(quiet=settings.quiet), SigningKey(hashlib.sha256(b"fanin simulation").digest())
+    if isinstance(subject, FlowerSubject):
+        bundle = subject.bundle(settings.initial, folder / BUNDLE, key)
+        return Preparation(subject=subject, bundle=bundle, key=key, folder=folder, progress=progress)
+    from fanin.edge.export.build import export
+    from fanin.edge.export.prepare import with_state
+
+    app = subject.app
+    if settings.initial is not None:
+        app = with_state(app, cast("StateDict", settings.initial))
+    record = exported = None
+    if settings.resume is not None:
+        options: Subject = {"validation_fraction": settings.validation_fraction, "engine": settings.engine}
+        record = RecordFolder(settings.resume, {**options, **subject_of(app, subject.clients)})
+        folder = record.folder
+        exported = record.bundle(key.public)
+    if exported is None:
+        with progress.exporting(app.name):
+            exported = export(app, folder / BUNDLE, key, formats=(FORMAT,)).bundle
+    subject = replace(subject, app=app)
+    return Preparation(subject=subject, bundle=exported, key=key, folder=folder, progress=progress, record=record)
