@@ -47,7 +47,7 @@ from fanin.simulation.workers import Trainings
 
 RUN: Final = "run"
 PIECE_BYTES: Final = 1 << 20
-AWAY: Final = "add later times at which devices are on to the availability trace, or run fewer rounds"
+AWAY: Final = "add later times at which devices are on to the traces, or run fewer rounds"
 PRESENT: Final = 2
 """Clients of a ``Rotation`` that are present, as a multiple of the Plan's concurrency: a policy has a choice."""
 
@@ -158,6 +158,8 @@ class SimulatedRun:
         options = CoordinatorOptions(limits=limits, policies=self.policies)
         async with Federation(seed=self.seed, options=options, piece_bytes=PIECE_BYTES, observe=observe) as federation:
             self._note(rows, "engine", 0, detail=self.engine)
+            for traces in self.devices.sources:
+                self._note(rows, "traces", 0, detail=f"sha256 {traces.sha256}")
             # The coordinator of a simulation has no data sets: the evaluation is here.
             plan = replace(self.plan, evaluation=EvaluationPlan())
             await federation.start_run(RUN, plan, self.bundle, publisher)
