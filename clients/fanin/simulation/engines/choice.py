@@ -156,7 +156,7 @@ def choose(settings: SimulationSettings, app: "App", bundle: Bundle, runtime: Ru
             return Chosen(engine="graph", reason=f"engine graph: {reason}; {REPEAT_GRAPH}")
     began_s = time.perf_counter()
     try:
-        step = _vector_step(app, bundle, workload)
+        step = vector_step(app, bundle, workload)
     except UnsupportedModel as exc:
         if engine == "vmap":
             raise
@@ -177,7 +177,8 @@ def choose(settings: SimulationSettings, app: "App", bundle: Bundle, runtime: Ru
     return Chosen(engine="vmap", step=step, reason=f"engine vmap: {reason}; engine='vmap' repeats this choice{again}")
 
 
-def _vector_step(app: "App", bundle: Bundle, workload: Workload) -> "VectorStep":
+def vector_step(app: "App", bundle: Bundle, workload: Workload) -> "VectorStep":
+    """Return the vectorized train step of an App, for the batch size of a Bundle. Raises UnsupportedModel."""
     from fanin.edge.export.vectorized.step import VectorStep
 
     if not workload.has_one_size:
