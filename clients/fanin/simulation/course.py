@@ -17,6 +17,7 @@ from fanin.clients.testing.memory import MemoryStates
 from fanin.clients.testing.observed import DeviceEvent
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.bundles.keys import SigningKey
+from fanin.edge.bundles.manifest import NO_GRAPHS
 from fanin.edge.tensors import Float32s
 from fanin.protos.control import RoundClosed, RoundFailed, RunRested, RunState, VersionPublished
 from fanin.protos.plans import EvaluationPlan, Plan
@@ -40,6 +41,7 @@ from fanin.simulation.rows import (
     initial_row,
     round_row,
     with_clients,
+    without_int8,
 )
 from fanin.simulation.setup.garbage import rare_collections
 from fanin.simulation.trainers import NUM_FAILING, ClientRuntime, ClientTrainer, Crew, SimulationEnded
@@ -166,7 +168,7 @@ class SimulatedRun:
             rows.digests.append(self.bundle.manifest.artifacts[self.bundle.manifest.initial].sha256)
             parameters = await self._parameters(federation, 0)
             quality = self.evaluate(0, parameters)
-            rows.add(initial_row(quality, self._statistics), parameters, self.score(quality))
+            rows.add(self._shown(initial_row(quality, self._statistics)), parameters, self.score(quality))
             self.on_round(rows.rounds[0])
 
             def fail(failure: ClientFailure) -> None:
@@ -241,7 +243,7 @@ class SimulatedRun:
                     rows.clients += [replace(each, seed=rows.seed) for each in clients]
                     rows.digests.append(event.version_sha256)
                     row = with_clients(round_row(event, now, num_accepted, quality, self._statistics), clients)
-                    rows.add(row, parameters, self.score(quality))
+                    rows.add(self._shown(row), parameters, self.score(quality))
                     self._note(rows, "version published", event.round, detail=event.version_sha256)
                     self.on_round(rows.rounds[-1])
                 case RunRested() if event.state is not RunState.FINISHED:
@@ -249,6 +251,10 @@ class SimulatedRun:
                     first = f"; first of {len(failures)} failures: {failures[0]}" if failures else ""
                     return f"the run is {event.state.name.lower()}: {event.reason}{first}"
         return ""
+
+    def _shown(self, row: RoundRow) -> RoundRow:
+        """Return a row without the numbers of int8 if the Bundle has no int8 model."""
+        return without_int8(row) if self.bundle.manifest.graph_formats == (NO_GRAPHS,) else row
 
     def _note(
         self, rows: RowLists, event: str, round_number: int, *, client: int | None = None, detail: str = ""
@@ -283,3 +289,10 @@ def _first(group: BaseException) -> BaseException:
     while isinstance(group, BaseExceptionGroup):
         group = group.exceptions[0]
     return group
+
+
+def local_by_name(bundle: Bundle, local: Mapping[int, Float32s]) -> dict[int, dict[str, Float32s]]:
+    """Return the personal parameters of each client by name."""
+    if bundle.manifest.local is None:
+        return {}
+    return {client: bundle.manifest.local.table.views(values) for client, values in local.items()}

@@ -9,8 +9,8 @@ open graphs, so a Round opens them once.
 import hashlib
 import math
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Sequence
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -28,9 +28,10 @@ from fanin.server.runs.setups import check_names
 from fanin.server.selection.policies import POLICIES
 from fanin.simulation.backends.backend import Backend, ThisProcess
 from fanin.simulation.backends.opening import open_backend
-from fanin.simulation.course import RowLists, SimulatedRun, run_to_end
+from fanin.simulation.course import RowLists, SimulatedRun, local_by_name, run_to_end
 from fanin.simulation.data.partitioning import Partition
 from fanin.simulation.engines.choice import Workload, choose
+from fanin.simulation.engines.exporting import AppBundle, app_bundle, choose_vmap
 from fanin.simulation.engines.vectorized import VectorTrainings
 from fanin.simulation.flower import FlowerSubject, FlowerTrainings, is_flower_app
 from fanin.simulation.result import BestVersion, ClientFailed, Result, RunStopped
@@ -44,7 +45,6 @@ from fanin.simulation.studies.records import BUNDLE, RecordedTrainings, RecordFo
 from fanin.simulation.studies.versions import TestedVersions, model_examples
 from fanin.simulation.trainers import ClientRuntime, SimulationEnded
 from fanin.simulation.workers import (
-    FORMAT,
     GraphSubject,
     GraphTrainings,
     LocalTrainings,
@@ -86,7 +86,7 @@ def simulate(
         has the completed Rounds.
 
     Raises:
-        UnsupportedModel: The module cannot be exported, or the engine is ``vmap`` and cannot train it.
+        UnsupportedModel: The module cannot be exported, and the engine is ``graph`` or torch cannot train it either.
         InvalidPlan: A key of the Plan is unknown, or a value is wrong.
         InvalidInput: The cohort is larger than the number of clients, the seed is negative, or cohort and rounds are
             set together with a Plan. Or the model cannot use the examples, or the Flower app cannot be imported.
@@ -169,6 +169,7 @@ class _Prepared:
 
     subject: _ModuleSubject | FlowerSubject
     bundle: Bundle
+    graphs: AppBundle | None = None
     key: SigningKey
     folder: Path
     progress: SimulationProgress
@@ -218,24 +219,24 @@ def _prepared(subject: _ModuleSubject | FlowerSubject, settings: SimulationSetti
     if isinstance(subject, FlowerSubject):
         bundle = subject.bundle(settings.initial, folder / BUNDLE, key)
         return _Prepared(subject=subject, bundle=bundle, key=key, folder=folder, progress=progress)
-    from fanin.edge.export.build import export
     from fanin.edge.export.prepare import with_state
 
     app = subject.app
     if settings.initial is not None:
         app = with_state(app, cast("StateDict", settings.initial))
-    record = exported = None
+    record = recorded = None
     if settings.resume is not None:
         record = RecordFolder(
             settings.resume, subject_of(app, subject.clients, (settings.validation_fraction, settings.engine))
         )
         folder = record.folder
-        exported = record.bundle(key.public)
-    if exported is None:
-        with progress.exporting(app.name):
-            exported = export(app, folder / BUNDLE, key, formats=(FORMAT,)).bundle
+        recorded = record.bundle(key.public)
+    with progress.exporting(app.name) if recorded is None else nullcontext():
+        graphs = app_bundle(app, folder / BUNDLE, key, settings.engine, recorded)
     subject = replace(subject, app=app)
-    return _Prepared(subject=subject, bundle=exported, key=key, folder=folder, progress=progress, record=record)
+    return _Prepared(
+        subject=subject, bundle=graphs.bundle, graphs=graphs, key=key, folder=folder, progress=progress, record=record
+    )
 
 
 def _simulated(
@@ -311,12 +312,17 @@ def _flower_parts(prepared: _Prepared, subject: FlowerSubject, backend: Backend)
 def _graph_parts(prepared: _Prepared, plan: Plan, settings: SimulationSettings, backend: Backend) -> _Parts:
     subject = prepared.subject
     assert isinstance(subject, _ModuleSubject), "a Flower app has no graphs"
-    bundle, clients, graphs = prepared.bundle, subject.clients, SharedGraphs()
+    assert prepared.graphs is not None, "an App has a runtime"
+    refusal = prepared.graphs.refusal
+    bundle, clients, graphs = prepared.bundle, subject.clients, SharedGraphs(prepared.graphs.runtime)
     fraction, metrics = settings.validation_fraction, settings.own_metrics
     sizes = [size - num_held_out(size, fraction) for size in clients.sizes]
     trained = bundle.at_batch(plan.training_in(1).batch_size)
     workload = Workload.of(plan, sizes, trained.manifest.batch_size)
-    chosen = choose(settings, subject.app, trained, graphs, workload)
+    if refusal:
+        chosen = choose_vmap(refusal, subject.app, trained, workload, plan)
+    else:
+        chosen = choose(settings, subject.app, trained, graphs, workload)
     if chosen.reason:
         prepared.progress.step(chosen.reason)
     trainings: Trainings
@@ -332,7 +338,7 @@ def _graph_parts(prepared: _Prepared, plan: Plan, settings: SimulationSettings, 
     return _Parts(
         engine=chosen.engine,
         trainings=trainings,
-        runtime=ClientRuntime(name=graphs.name, graph_format=FORMAT),
+        runtime=ClientRuntime(name=graphs.name, graph_format=graphs.graph_format),
         work=tuple(sizes),
         evaluate=evaluation.quality,
         score=evaluation.score,
@@ -382,15 +388,8 @@ def _result(prepared: _Prepared, plan: Plan, engine: str, rows: RowLists) -> Res
         failures=tuple(rows.failures),
         events=tuple(rows.events),
         parameters=rows.parameters,
-        local=_by_name(prepared.bundle, rows.local),
+        local=local_by_name(prepared.bundle, rows.local),
         best=best,
         digests=tuple(rows.digests),
         is_complete=rows.is_complete,
     )
-
-
-def _by_name(bundle: Bundle, local: Mapping[int, Float32s]) -> dict[int, dict[str, Float32s]]:
-    """Return the personal parameters of each client by name."""
-    if bundle.manifest.local is None:
-        return {}
-    return {client: bundle.manifest.local.table.views(values) for client, values in local.items()}
