@@ -31,6 +31,7 @@ from fanin.server.aggregation.sets import Aggregate, SetFold, Submission
 from fanin.server.aggregation.statistics import (
     TRAIN_LOSS_EXAMPLES,
     credible_counts,
+    device_spreads_of,
     evaluation_of,
     runtimes_of,
     train_loss_of,
@@ -159,6 +160,7 @@ class RoundWork:
                 for each in self._setup.plan.statistics
                 if each.name in result.counts
             },
+            device_spreads=device_spreads_of(self._statistics[device] for device in self._set_fold.added),
         )
 
     def _evaluation(self) -> Evaluation | None:
