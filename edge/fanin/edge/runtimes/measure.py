@@ -116,7 +116,7 @@ def _predictions(
     runtime: Runtime, bundle: Bundle, parameters: Float32s, batches: Iterable[PaddedBatch]
 ) -> Iterator[_Predictions]:
     evaluate = runtime.open_evaluate(bundle)
-    # Without graphs there is no int8 model. Its numbers are then those of the float one, and nobody shows them.
+    # Without graphs there is no int8 model. Its numbers are then those of the float model, and a simulation shows none.
     predict = runtime.open_predict(bundle, parameters) if bundle.manifest.signatures["infer"].graphs else None
     for batch in batches:
         is_sample = batch.mask > 0
