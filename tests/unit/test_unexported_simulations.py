@@ -107,6 +107,17 @@ def test_a_module_without_an_export_equals_its_exported_twin() -> None:
 
 
 @pytest.mark.nightly
+def test_a_plan_chooses_a_batch_size_without_an_export() -> None:
+    clients = clients_of(12, 3, 9)
+    plan = {"training.learning_rate": 0.1, "training.batch_size": 4}
+    settings = SimulationSettings(engine="vmap", plan=plan, baseline=True, quiet=True)
+    app = unexported_app(Modulus(), clients, other_batch_sizes=(4,))
+    result = simulate(app, clients, cohort=3, rounds=1, settings=settings)
+    # The clients train on 11, 2 and 8 examples.
+    assert result.baseline[-1].num_steps == 3 + 1 + 2
+
+
+@pytest.mark.nightly
 def test_a_simulation_without_an_export_resumes_from_its_record(tmp_path: Path) -> None:
     clients = clients_of(4, 4)
     settings = SimulationSettings(
@@ -124,6 +135,11 @@ def test_what_needs_an_export_is_refused_with_the_reason_of_the_export() -> None
     settings = SimulationSettings(engine="vmap", plan={"training.learning_rate": 0.1}, quiet=True)
     with pytest.raises(UnsupportedModel, match=rf"^{REFUSAL}.*; torch alone cannot train the clients either: App mod"):
         simulate(app, clients, cohort=2, rounds=1, settings=settings)
+    # An error that affects every format is reported once.
+    broken_app = unexported_app(Modulus(), clients, recipe=Recipe(local=("nothing",)))
+    with pytest.raises(UnsupportedModel, match=r"^App moduli: local: the pattern.* 'nothing'") as excinfo:
+        simulate(broken_app, clients, cohort=2, rounds=1, settings=settings)
+    assert "torch alone" not in str(excinfo.value)
     plan = {"training.learning_rate": 0.1, "evaluation.best": "accuracy_int8"}
     settings = SimulationSettings(engine="vmap", plan=plan, test=clients.examples, quiet=True)
     with raises(InvalidPlan, "simulate: plan: got accuracy_int8, but without an export there is no int8 model"):

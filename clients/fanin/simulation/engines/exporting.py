@@ -93,4 +93,5 @@ def choose_vmap(refusal: str, app: "App", bundle: Bundle, workload: Workload, pl
 
 
 def _neither(refusal: str, exc: UnsupportedModel) -> str:
-    return f"{refusal}; torch alone cannot train the clients either: {exc}"
+    """Return the text of both errors. An error that affects every format is in both."""
+    return refusal if str(exc) == refusal else f"{refusal}; torch alone cannot train the clients either: {exc}"

@@ -13,6 +13,7 @@ from typing import Final
 import numpy as np
 import torch
 
+from fanin.edge.batch_sizes import with_batch
 from fanin.edge.bundles.bundle import Bundle, open_folder, write_bundle
 from fanin.edge.bundles.keys import SigningKey
 from fanin.edge.bundles.manifest import NO_GRAPHS, Manifest
@@ -52,11 +53,12 @@ class TorchRuntime:
     """
 
     def __init__(self, app: App) -> None:
+        self._prepared, _ = checked(app, ("onnx",))
         for name, value in (("lengths", app.lengths), ("preprocess", app.preprocess), ("local", app.recipe.local)):
             if value:
                 raise UnsupportedModel(f"App {app.name}: {name}: got a value, expected none without an export")
-        self._prepared, _ = checked(app, ("onnx",))
-        self._train = trace_train(self._prepared, EAGER)
+        sizes = (app.batch_size, *app.other_batch_sizes)
+        self._trains = {size: trace_train(self._prepared.for_batches(size), EAGER) for size in sizes}
         self._evaluate = trace_evaluate(self._prepared, EAGER)
 
     @property
@@ -71,7 +73,8 @@ class TorchRuntime:
 
     def open_train(self, bundle: Bundle) -> TrainStep:
         """See Runtime."""
-        return GraphTrainStep(bundle.manifest, bind_by_copy(_run_of(self._train)))
+        traced = self._trains[bundle.manifest.batch_size]
+        return GraphTrainStep(bundle.manifest, bind_by_copy(_run_of(traced)))
 
     def open_evaluate(self, bundle: Bundle) -> Evaluate:
         """See Runtime."""
@@ -91,7 +94,9 @@ class TorchRuntime:
         arrays = {name: value.numpy() for name, value in prepared.parameters.items()}
         table = TensorTable.of({name: value.shape for name, value in arrays.items()})
         artifacts = {PARAMETERS: encode_parameters(table, table.flatten(arrays))}
-        ports = {"train": ports_of(prepared, self._train), "evaluate": ports_of(prepared, self._evaluate)}
+        own, *others = ((size, ports_of(prepared, traced)) for size, traced in self._trains.items())
+        ports = {"train": own[1], "evaluate": ports_of(prepared, self._evaluate)}
+        ports |= {with_batch("train", size): each for size, each in others}
         ports["infer"] = _infer_ports(prepared, ports["evaluate"])
         manifest = Manifest(
             name=prepared.app.name,
@@ -109,6 +114,7 @@ class TorchRuntime:
             artifacts=MappingProxyType({name: artifact_of(data) for name, data in artifacts.items()}),
             initial=PARAMETERS,
             optimizer=MappingProxyType(dict(prepared.app.recipe.optimizer.settings)),
+            other_batch_sizes=tuple(prepared.app.other_batch_sizes),
         )
         write_bundle(path, dump_manifest(manifest), artifacts, key)
         return open_folder(path, trusted=[key.public])
