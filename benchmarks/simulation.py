@@ -4,6 +4,7 @@
     python benchmarks/simulation.py --load logistic --json FILE       # logistic regression, cohort 10
     python benchmarks/simulation.py --only fanin,torch --rounds 20
     python benchmarks/simulation.py --device cuda --only fanin,torch,pfl
+    python benchmarks/simulation.py --repeats 5 --json FILE           # medians of 5 runs, and their spread
 
 All systems train the same module on the same images with the same settings: FedAvg, one local epoch, batches of 10, SGD
 with a learning rate of 0.1. Each runs by itself, in an environment of its own next to that of this repository, which is
@@ -18,11 +19,15 @@ The JSON has for each system and each form of fanin:
 - ``total_seconds``: the process from its start to its end, with imports, the start-up of the federation and all Rounds.
 - ``accuracy``: on the test images, after the last Round.
 
+With ``--repeats`` each number is the median over the runs of a system, and ``spreads`` has the smallest and the largest
+one. The runs are interleaved: each system runs once before any system runs again, so a slower machine slows all.
+
 The key ``fanin`` in each of them is the form with the fastest Round, which ``fanin_form`` names.
 """
 
 import argparse
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -59,9 +64,13 @@ GATES: Final = {"cnn": {"pfl": 5.0, "flower": 100.0}}
 """How many times as long as fanin a Round of another system takes at least."""
 
 
+COLUMNS: Final = ("seconds_per_round", "total_seconds", "accuracy")
+"""The numbers of a row, and of the report."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """The measurement of one system. The module's docstring describes the numbers."""
+    """The measurement of one run of a system. The module's docstring describes the numbers."""
 
     seconds_per_round: float
     total_seconds: float
@@ -74,19 +83,21 @@ def main(argv: Sequence[str]) -> int:
     load = LOADS[options.load]
     load = replace(load, rounds=options.rounds or load.rounds, device=options.device)
     names = options.only.split(",") if options.only else ["torch", FANIN, *PACKAGES]
-    rows: dict[str, Row] = {}
+    labels = [label for name in names for label in labels_of(name, load.device)]
+    rows: dict[str, list[Row]] = {label: [] for label in labels}
     with tempfile.TemporaryDirectory(prefix="fanin-simulation-") as folder:
         _write_data(load, Path(folder))
-        for name in names:
-            for form, words in FORMS[load.device].items() if name == FANIN else [("", ())]:
-                label = f"{name} {form}".strip()
-                row = rows[label] = _row(name, words, load, Path(folder), options.environments)
-                sys.stdout.write(
-                    f"{label:16} {row.seconds_per_round:8.3f} s a round, {row.total_seconds:7.1f} s in total, "
-                    f"accuracy {row.accuracy:.4f}\n"
-                )
-                sys.stdout.flush()
+        for label in labels * options.repeats:
+            row = _row(label, load, Path(folder), options.environments)
+            rows[label].append(row)
+            sys.stdout.write(
+                f"{label:16} {row.seconds_per_round:8.3f} s a round, {row.total_seconds:7.1f} s in total, "
+                f"accuracy {row.accuracy:.4f}\n"
+            )
+            sys.stdout.flush()
     report = report_of(rows, load)
+    if options.repeats > 1:
+        sys.stdout.write(f"medians of {options.repeats} runs:\n{spread_text(report, labels)}")
     seconds, passes = report["seconds_per_round"], True
     for name, gate in GATES.get(options.load, {}).items():
         if FANIN in seconds and name in seconds:
@@ -99,21 +110,53 @@ def main(argv: Sequence[str]) -> int:
     return int(not passes)
 
 
-def report_of(rows: Mapping[str, Row], load: Load) -> dict[str, Any]:
+def labels_of(name: str, device: str) -> list[str]:
+    """Return the rows of a system: fanin has one for each of its forms on a device."""
+    return [f"{FANIN} {form}" for form in FORMS[device]] if name == FANIN else [name]
+
+
+def report_of(rows: Mapping[str, Sequence[Row]], load: Load) -> dict[str, Any]:
     """Return the object of ``--json``.
 
     Args:
-        rows: The measurements by system; those of fanin by ``fanin FORM``.
+        rows: The measurements of each run by system; those of fanin by ``fanin FORM``.
         load: The load of all systems.
     """
-    forms = {form: rows[f"{FANIN} {form}"] for form in FORMS[load.device] if f"{FANIN} {form}" in rows}
-    fastest = min(forms, key=lambda form: forms[form].seconds_per_round, default="")
-    named = {**rows, FANIN: forms[fastest]} if fastest else rows
-    columns = {
-        column: {name: getattr(row, column) for name, row in named.items()}
-        for column in ("seconds_per_round", "total_seconds", "accuracy")
+    medians = {
+        column: {label: statistics.median(getattr(row, column) for row in runs) for label, runs in rows.items()}
+        for column in COLUMNS
     }
-    return {"load": asdict(load), "fanin_form": fastest, **columns}
+    spreads = {
+        column: {label: _range([getattr(row, column) for row in runs]) for label, runs in rows.items()}
+        for column in COLUMNS
+    }
+    seconds = {form: medians[COLUMNS[0]].get(f"{FANIN} {form}", math.inf) for form in FORMS[load.device]}
+    fastest = min(seconds, key=seconds.__getitem__)
+    is_measured = f"{FANIN} {fastest}" in rows
+    if is_measured:
+        for numbers in (*medians.values(), *spreads.values()):
+            numbers[FANIN] = numbers[f"{FANIN} {fastest}"]
+    num_repeats = max(map(len, rows.values()))
+    return {
+        "load": asdict(load),
+        "num_repeats": num_repeats,
+        "fanin_form": fastest if is_measured else "",
+        **medians,
+        "spreads": spreads,
+    }
+
+
+def spread_text(report: Mapping[str, Any], labels: Sequence[str]) -> str:
+    """Return a line for each system with its median seconds of a Round, and the smallest and the largest ones."""
+    seconds, spreads = report[COLUMNS[0]], report["spreads"][COLUMNS[0]]
+    rows = [(label, seconds[label], *spreads[label].values()) for label in labels]
+    return "".join(
+        f"{label:16} {median:8.3f} s a round ({low:.3f} to {high:.3f})\n" for label, median, low, high in rows
+    )
+
+
+def _range(values: Sequence[float]) -> dict[str, float]:
+    return {"min": min(values), "max": max(values)}
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -121,10 +164,18 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--load", choices=sorted(LOADS), default="cnn")
     parser.add_argument("--device", choices=sorted(FORMS), default="cpu", help="of the train steps")
     parser.add_argument("--rounds", type=int, default=0, help="rounds of each system; 0: those of the load")
+    parser.add_argument("--repeats", type=_count, default=1, help="runs of each system, interleaved")
     parser.add_argument("--only", default="", help="systems, separated by commas: torch, fanin, pfl, flower")
     parser.add_argument("--environments", type=Path, default=ROOT, help="folder of the peers' environments")
     parser.add_argument("--json", default="")
     return parser
+
+
+def _count(text: str) -> int:
+    """Return a number of at least 1. Raises ValueError, which argparse reports."""
+    if (number := int(text)) < 1:
+        raise ValueError(text)
+    return number
 
 
 def _write_data(load: Load, folder: Path) -> None:
@@ -144,7 +195,9 @@ def _write_data(load: Load, folder: Path) -> None:
     np.save(folder / "y.npy", y)
 
 
-def _row(name: str, form: Sequence[str], load: Load, folder: Path, environments: Path) -> Row:
+def _row(label: str, load: Load, folder: Path, environments: Path) -> Row:
+    name, _, form_name = label.partition(" ")
+    form = FORMS[load.device].get(form_name, ())
     python = _python(name, environments) if name in PACKAGES else Path(sys.executable)
     command = [str(python), str(SCRIPTS / f"{name}_rounds.py"), str(folder), json.dumps(asdict(load)), *form]
     # One thread for each process, as the tests and the devices have.

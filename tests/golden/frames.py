@@ -93,6 +93,9 @@ PUBLISHED: Final = r.VersionPublished(
     evaluation=r.Evaluation(num_examples=8, loss=0.5, accuracy_float=0.75, accuracy_int8=0.625, int8_agreement=0.875),
     runtimes=MappingProxyType({"synthetic 1": 4}),
     statistics=MappingProxyType({"words": -7}),
+    device_spreads=MappingProxyType(
+        {"train_loss": r.DeviceSpread(num_devices=4, mean=1.25, min=0.5, p10=0.75, median=1.0, p90=1.75, max=2.5)}
+    ),
 )
 BY: Final = r.Principal(kind=r.PrincipalKind.OPERATOR, id="3fa9c01b2d4e")
 INFO: Final = r.RunInfo(

@@ -101,7 +101,7 @@ def test_the_report_has_the_numbers_of_the_form_with_the_fastest_round(monkeypat
     monkeypatch.syspath_prepend(str(SIMULATION.parent))
     benchmark = runpy.run_path(str(SIMULATION))
     numbers = {"torch": (0.1, 9.0, 0.7), "fanin graph": (0.3, 5.0, 0.8), "fanin vmap": (0.2, 8.0, 0.75)}
-    rows = {name: benchmark["Row"](**dict(zip(COLUMNS, row, strict=True))) for name, row in numbers.items()}
+    rows = {name: [benchmark["Row"](**dict(zip(COLUMNS, row, strict=True)))] for name, row in numbers.items()}
     report = benchmark["report_of"](rows, benchmark["LOADS"]["cnn"])
     assert report["fanin_form"] == "vmap"
     for index, column in enumerate(COLUMNS):
@@ -109,6 +109,23 @@ def test_the_report_has_the_numbers_of_the_form_with_the_fastest_round(monkeypat
         assert report[column] == expected | {"fanin": expected["fanin vmap"]}
     without = benchmark["report_of"]({"torch": rows["torch"]}, benchmark["LOADS"]["cnn"])
     assert (without["fanin_form"], without["accuracy"]) == ("", {"torch": 0.7})
+
+
+def test_repeats_are_reported_by_their_medians_and_spread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(SIMULATION.parent))
+    benchmark = runpy.run_path(str(SIMULATION))
+    # In each system one run is slow. By its fastest run, the form vmap would be the fastest one.
+    seconds = {"torch": (0.2, 0.1, 0.9), "fanin graph": (0.3, 0.3, 0.5), "fanin vmap": (0.4, 0.2, 0.6)}
+    rows = {
+        name: [benchmark["Row"](seconds_per_round=each, total_seconds=9.0, accuracy=0.5) for each in runs]
+        for name, runs in seconds.items()
+    }
+    report = benchmark["report_of"](rows, benchmark["LOADS"]["cnn"])
+    assert (report["num_repeats"], report["fanin_form"]) == (3, "graph")
+    assert report["seconds_per_round"] == {"torch": 0.2, "fanin graph": 0.3, "fanin vmap": 0.4, "fanin": 0.3}
+    assert report["spreads"]["seconds_per_round"]["fanin"] == {"min": 0.3, "max": 0.5}
+    text = benchmark["spread_text"](report, list(seconds))
+    assert text.splitlines()[0] == "torch               0.200 s a round (0.100 to 0.900)"
 
 
 @pytest.mark.nightly

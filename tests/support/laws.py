@@ -295,6 +295,11 @@ EVALUATIONS: Final = st.builds(
     int8_agreement=FLOATS,
     int8_rise_percent=st.none() | FLOATS,
 )
+SPREADS: Final = st.builds(
+    r.DeviceSpread,
+    num_devices=UINT32,
+    **dict.fromkeys(("mean", "min", "p10", "median", "p90", "max"), FLOATS),
+)
 PUBLISHED: Final = st.builds(
     r.VersionPublished,
     number=UINT64,
@@ -313,6 +318,7 @@ PUBLISHED: Final = st.builds(
     total_examples=UINT64,
     evaluation=st.none() | EVALUATIONS,
     runtimes=st.dictionaries(TEXTS, UINT32, max_size=3).map(MappingProxyType),
+    device_spreads=st.dictionaries(TEXTS, SPREADS, max_size=3).map(MappingProxyType),
     adopted_run_id=TEXTS,
     adopted_number=UINT64,
     by=st.none() | PRINCIPALS,

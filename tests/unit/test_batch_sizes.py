@@ -188,7 +188,7 @@ def test_clients_train_together_with_the_batch_size_of_the_plan() -> None:
 
 
 def test_all_clients_of_a_round_share_the_open_graphs() -> None:
-    graphs, bundle = SharedGraphs(), bundle_of("sizes")
+    graphs, bundle = SharedGraphs(open_runtime("onnx")), bundle_of("sizes")
     parameters = bundle.initial_parameters()
     predict = graphs.open_predict(bundle, parameters)
     assert graphs.open_predict(bundle, parameters.copy()) is predict

@@ -16,8 +16,7 @@ from house.tree import ROOT
 from support.data import real_places
 from support.errors import raises
 from support.models import app_of, bundle_of, export_bundle, samples
-from support.nightly import in_ci
-from torch import Tensor, nn
+from torch import nn
 
 from fanin.clients.data.examples import Examples
 from fanin.clients.data.files import DATA_VARIABLE
@@ -290,33 +289,6 @@ def test_an_unknown_engine_and_vmap_with_processes_are_refused() -> None:
         check_settings(SimulationSettings(engine="vmap", processes=2))
     with pytest.raises(InvalidInput, match="got 'auto' with resume or seeds, expected 'graph' or 'vmap': "):
         check_settings(SimulationSettings(engine="auto", seeds=(1, 2)))
-
-
-class Modulus(nn.Module):
-    """A layer with an operator that ONNX lacks."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return moduli of the shape of x."""
-        return torch.hypot(x, x + 1.0)
-
-
-@pytest.mark.parametrize("engine", in_ci(("graph", "vmap", "auto"), ("vmap",)))
-def test_each_engine_refuses_a_module_that_cannot_be_exported_by_its_part_and_line(engine: str) -> None:
-    clients = clients_of((4, 4))
-    app = App(
-        name="moduli",
-        module=nn.Sequential(nn.Flatten(), nn.Linear(64, 4), Modulus()),
-        calibration=clients.examples.inputs["x"],
-        batch_size=2,
-        num_classes=4,
-    )
-    settings = SimulationSettings(engine=engine, plan={"training.learning_rate": 0.1}, quiet=True)
-    message = (
-        r"^App moduli \(Sequential\): the train graph: cannot be converted to ONNX \(ONNX has no form of "
-        r"aten\.hypot\.default\); module 2 \(Modulus\) at test_engines\.py:\d+: replace it, or give the App a form"
-    )
-    with pytest.raises(UnsupportedModel, match=message):
-        simulate(app, clients, cohort=2, rounds=1, settings=settings)
 
 
 def test_an_optimizer_that_counts_steps_receives_their_number() -> None:

@@ -73,7 +73,9 @@ def test_slow_work_is_longer_by_its_factor() -> None:
     rng = random.Random(0)
     assert {Habits(work_s=(2.0, 2.0), slow=1.0, slow_times=5.0).work(rng, 1) for _ in range(3)} == {10.0}
     assert {Habits(work_s=(2.0, 2.0)).work(rng, 1) for _ in range(3)} == {2.0}
-    assert Habits(work_s=(2.0, 2.0), epoch_s=3.0, slow=1.0, slow_times=5.0).work(rng, 4) == 70.0
+    assert (
+        Habits(work_s=(2.0, 2.0), epoch_examples=6, examples_per_s=2.0, slow=1.0, slow_times=5.0).work(rng, 4) == 70.0
+    )
     assert next(Habits().stays(rng))[0] is None
     assert next(Habits(stay_s=1.0, lost=1.0).stays(rng))[1] is None
 
@@ -85,7 +87,8 @@ def test_slow_work_is_longer_by_its_factor() -> None:
         ({"cut": -0.1}, "got cut -0.1, expected a share"),
         ({"lie": float("nan")}, "got lie nan, expected a share"),
         ({"work_s": (3.0, 2.0)}, "got work_s 3.0 to 2.0"),
-        ({"epoch_s": -1.0}, "got epoch_s -1.0"),
+        ({"epoch_examples": -1}, "got epoch_examples -1"),
+        ({"bytes_up_per_s": 0.0}, "got bytes_up_per_s 0.0"),
         ({"away_s": (1.0, float("inf"))}, "got away_s 1.0 to inf"),
         ({"stay_s": 0.0}, "got stay_s 0.0"),
         ({"slow_times": 0.5}, "slow_times 0.5"),

@@ -209,7 +209,7 @@ def test_a_run_that_stops_writes_its_rounds(
     monkeypatch.chdir(tmp_path / "app")
     # A training takes 1 s, so one Round ends before the clients leave.
     (tmp_path / "trace.csv").write_text("client,time,state\n0,0,on\n0,1.5,off\n")
-    (tmp_path / "devices.toml").write_text('availability = { trace = "trace.csv" }\n')
+    (tmp_path / "devices.toml").write_text('traces = "trace.csv"\n')
     command = ["simulate", "--flower", "stopped_app:Client", "--clients", "3", "--cohort", "2", "--quiet"]
     file = tmp_path / "rounds.csv"
     assert main([*command, "--devices", str(tmp_path / "devices.toml"), "--csv", str(file)]) == 1

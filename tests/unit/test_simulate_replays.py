@@ -1,5 +1,6 @@
 """``fanin simulate`` repeats a simulation by its seed, resumes one from its record, and draws it."""
 
+import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +29,7 @@ class Client(NumPyClient):
 DEVICES = """
 bytes_up_per_s = { name = "pareto", least = 0.4, alpha = 1.0 }
 dropout = 0.2
-availability = { trace = "trace.csv" }
+traces = "trace.csv"
 """
 
 
@@ -48,8 +49,8 @@ def test_a_seed_replays_a_simulation_that_fails_and_one_that_ends(
     write_app(tmp_path / "app", "unsteady_app", FAILING_APP)
     monkeypatch.chdir(tmp_path / "app")
     # All devices leave after a minute. With some seeds their uploads are too slow, and the simulation fails.
-    rows = "".join(f"{client},0,on\n{client},60,off\n" for client in range(5))
-    Path("trace.csv").write_text(f"client,time,state\n{rows}")
+    rows = "".join(f"{client},0,on,{speed}\n{client},60,off,\n" for client, speed in enumerate([5e6, 3e6, 1e6]))
+    Path("trace.csv").write_text(f"client,time,state,bytes_down_per_s\n{rows}")
     Path("devices.toml").write_text(DEVICES)
     command = ["simulate", "--flower", "unsteady_app:Client", "--clients", "5", "--cohort", "3", "--rounds", "3"]
     command += ["--devices", "devices.toml", "--events", "events.jsonl", "--quiet"]
@@ -62,6 +63,9 @@ def test_a_seed_replays_a_simulation_that_fails_and_one_that_ends(
     first = {seed: played(seed) for seed in range(4)}
     assert {each.status for each in first.values()} == {0, 1}
     assert len({each.events for each in first.values()}) == 4
+    digest = hashlib.sha256(Path("trace.csv").read_bytes()).hexdigest()
+    second = json.loads(first[0].events.splitlines()[1])
+    assert (second["event"], second["detail"]) == ("traces", f"sha256 {digest}")
     events = {json.loads(line)["event"] for each in first.values() for line in each.events.splitlines()}
     assert {"accepted", "gave up", "gone", "round failed", "version published"} <= events
     assert {seed: played(seed) for seed in first} == first

@@ -1,7 +1,7 @@
 """Models of simulated devices: their random draws, their files, and Runs of such devices. Without torch."""
 
-import json
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,6 +19,7 @@ from fanin.clients.testing import (
     Habits,
     Member,
     OnOff,
+    Rate,
     SyntheticTrainer,
     Trace,
     example_assignment,
@@ -100,15 +101,14 @@ def test_the_same_seed_gives_the_same_habits() -> None:
     assert model.habits(3, 100, 7) == model.habits(3, 100, 7)
     assert model.habits(3, 100, 7) != model.habits(3, 100, 8)
     # More examples need more time on the same device, and have no other effect.
-    assert model.habits(3, 200, 7).epoch_s == 2 * model.habits(3, 100, 7).epoch_s
-    assert model.habits(3, 200, 7).bytes_up_per_s == model.habits(3, 100, 7).bytes_up_per_s
+    assert model.habits(3, 200, 7) == replace(model.habits(3, 100, 7), epoch_examples=200)
 
 
 FILE = """
 examples_per_s = { name = "lognormal", median = 50.0, sigma = 1.0 }
 bytes_up_per_s = 1e6
 dropout = 0.05
-availability = { trace = "trace.csv" }
+traces = "trace.csv"
 battery = { work_s = 1800.0, charge_s = 7200.0 }
 """
 
@@ -121,9 +121,6 @@ def test_a_model_is_read_from_files(tmp_path: Path) -> None:
     assert model.bytes_up_per_s == Fixed(value=1e6)
     assert model.battery == Battery(work_s=1800.0, charge_s=7200.0)
     assert model.habits(0, 10, 0).availability == Trace(changes=((5.5, True), (9.0, False)))
-    lines = [{"client": 2, "time": 5.5, "state": "on"}, {"client": 2, "time": 9, "state": "off"}]
-    (tmp_path / "trace.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    assert read_traces(tmp_path / "trace.jsonl").traces == (Trace(changes=((5.5, True), (9.0, False))),)
 
 
 @pytest.mark.parametrize(
@@ -144,8 +141,8 @@ def test_a_model_is_read_from_files(tmp_path: Path) -> None:
         (
             "availability = 'trace.csv'",
             (
-                "availability: got 'trace.csv', expected a table with a name of daily_window, on_off and its numbers, "
-                'or { trace = "FILE.csv" }'
+                "availability: got 'trace.csv', expected a table with a name of daily_window, on_off and its numbers; "
+                'the key of recorded devices is traces = "FILE.csv"'
             ),
         ),
         ("availability = { name = ['on_off'] }", "availability: got {'name': ['on_off']}, expected a table"),
@@ -173,68 +170,6 @@ def test_a_missing_file_is_no_wrong_file(tmp_path: Path) -> None:
         read_initial(str(tmp_path / "none.npz"), tmp_path)
     with raises(InvalidInput, f"{tmp_path}/none.csv: cannot be read (No such file or directory)"):
         load_data(str(tmp_path / "none.csv"))
-
-
-ROW = "expected a client, a time in seconds and the state on or off"
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "error"),
-    [
-        ("a.csv", "", ": got the columns [], expected client, time, state"),
-        ("a.csv", "client,time,state\n", ": got no changes, expected a line for at least one client"),
-        ("a.jsonl", "\n", ": got no changes, expected a line for at least one client"),
-        (
-            "a.csv",
-            "client,time,state\n1,now,on\n",
-            f": line 2: got {{'client': '1', 'time': 'now', 'state': 'on'}}, {ROW}",
-        ),
-        (
-            "a.csv",
-            "client,time,state\n,0,on\n",
-            f": line 2: got {{'client': '', 'time': '0', 'state': 'on'}}, {ROW}",
-        ),
-        (
-            "a.jsonl",
-            '{"client": null, "time": 0, "state": "on"}\n',
-            f": line 1: got {{'client': None, 'time': 0, 'state': 'on'}}, {ROW}",
-        ),
-        ("a.jsonl", "[1, 0]\n", ": line 1: got [1, 0], expected an object with client, time, state"),
-        ("a.csv", "client,time,state\n\n1,0,on,9\n", ": line 3: got 4 values, expected 3 as in the first line"),
-        ("a.csv", "time,state,client\n0,on\n", ": line 2: got 2 values, expected 3 as in the first line"),
-        (
-            "a.csv",
-            "client,time,state\n7,-1,on\n",
-            ": line 2: client '7': got the time -1, expected a time of 0 or more",
-        ),
-        (
-            "a.csv",
-            "client,time,state\n7,5,on\n8,1,on\n7,5,off\n",
-            ": line 4: client '7': got the time 5, expected a time above 5, that of its line before",
-        ),
-    ],
-)
-def test_a_wrong_line_of_a_trace_is_named(name: str, text: str, error: str, tmp_path: Path) -> None:
-    path = tmp_path / name
-    path.write_text(text)
-    with raises(InvalidInput, f"{path}{error}"):
-        read_traces(path)
-
-
-def test_files_of_spreadsheets_are_read(tmp_path: Path) -> None:
-    """They begin with a byte order mark, and may end with an empty line."""
-    (tmp_path / "trace.csv").write_text("\ufeffclient, time, state\r\n1,5,on\r\n\r\n", encoding="utf-8")
-    (tmp_path / "devices.toml").write_text("\ufeffavailability = { trace = 'trace.csv' }\n", encoding="utf-8")
-    model = read_devices(tmp_path / "devices.toml")
-    assert model.habits(0, 10, 0).availability == Trace(changes=((5.0, True),))
-
-
-def test_traces_are_in_the_order_of_the_names_of_their_clients(tmp_path: Path) -> None:
-    path, names = tmp_path / "trace.csv", ["b", "10", "²", "9", "a"]
-    lines = [f"{name},{time_s},on" for time_s, name in enumerate(names)]
-    path.write_text("\n".join(["client,time,state", *lines]), encoding="utf-8")
-    order = [Trace(changes=((float(names.index(name)), True),)) for name in ("9", "10", "a", "b", "²")]
-    assert list(read_traces(path).traces) == order
 
 
 def simulate_run(folder: Path, habits: Habits, num: int = 4) -> tuple[list[DeviceEvent], float]:
@@ -269,6 +204,21 @@ def test_a_slow_connection_takes_longer(tmp_path: Path) -> None:
     _, slow_s = simulate_run(tmp_path / "slow", slow)
     # Each of three Rounds has 20 s of upload and at least 10 s of download.
     assert slow_s - fast_s > 3 * 28.0
+
+
+def test_a_device_whose_speed_changes_takes_the_time_of_each_speed(tmp_path: Path) -> None:
+    size_bytes = 4 * (40 * 100 + 7)
+    slow = Habits(work_s=(0.0, 0.0), epoch_examples=100, examples_per_s=1.0, bytes_up_per_s=size_bytes / 40)
+    faster = replace(
+        slow,
+        examples_per_s=Rate(changes=((0.0, 1.0), (50.0, 10.0))),
+        bytes_up_per_s=Rate(changes=((0.0, size_bytes / 40), (75.0, size_bytes / 4))),
+    )
+    _, slow_s = simulate_run(tmp_path / "slow", slow)
+    _, faster_s = simulate_run(tmp_path / "faster", faster)
+    assert 420.0 < slow_s < 423.0
+    # Round 1 trains for 50 + 5 s, and sends for 20 + 2 s. Rounds 2 and 3 train for 10 s, and send for 4 s.
+    assert 105.0 < faster_s < 108.0
 
 
 @pytest.mark.parametrize("pattern", [Trace(changes=((0.0, True),)), DailyWindow(from_hour=0.0, hours=23.0)])

@@ -1,5 +1,6 @@
 """docs/simulation.md: its examples run unchanged, and print the output on the page."""
 
+import pickle
 import re
 import subprocess
 import sys
@@ -10,10 +11,10 @@ import pytest
 from house.tree import ROOT
 
 from fanin.clients.data.digits import load_digits
-from fanin.simulation import SimulationSettings, load_data, partition, read_devices
+from fanin.simulation import DeviceTrace, SimulationSettings, load_data, partition, read_devices, read_traces
 
 TEXT = (ROOT / "docs" / "simulation.md").read_text()
-TEN_LINES, PARTITIONER, OWN_METRIC, DEVICES, FAULTS = re.findall(
+TEN_LINES, PARTITIONER, OWN_METRIC, DEVICES, CAPACITY, FAULTS = re.findall(
     r"^```python\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL
 )
 
@@ -81,6 +82,17 @@ def test_the_file_of_devices_is_the_model_of_the_page(tmp_path: Path) -> None:
     (text,) = re.findall(r"^```toml\n(examples_per_s.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
     (tmp_path / "devices.toml").write_text(text)
     assert read_devices(tmp_path / "devices.toml") == names["devices"]
+
+
+def test_the_traces_of_the_page_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (table,) = re.findall(r"^```csv\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
+    (tmp_path / "devices.csv").write_text(table)
+    assert read_traces(tmp_path / "devices.csv").devices[1].bytes_up_per_s == 1e5
+    monkeypatch.chdir(tmp_path)
+    Path("client_device_capacity").write_bytes(pickle.dumps({1: {"computation": 20.0, "communication": 8000.0}}))
+    exec(CAPACITY, {})
+    (device,) = read_traces("devices.csv").devices
+    assert device == DeviceTrace(examples_per_s=1000 / 60, bytes_down_per_s=1e6, bytes_up_per_s=1e6)
 
 
 def test_the_partitioner_of_the_page_keeps_one_label_from_each_client() -> None:

@@ -21,7 +21,6 @@ from fanin.simulation import (
     RoundRow,
     RunStopped,
     SimulationSettings,
-    Traces,
     load_data,
     partition,
     simulate,
@@ -45,7 +44,7 @@ def run(rounds: int, plan: Mapping[str, object] | None = None, **settings: objec
 
 def test_a_run_whose_clients_never_come_back_keeps_its_rounds() -> None:
     # A training takes 1 s, so one Round ends before the clients leave.
-    gone = Traces(traces=(Trace(changes=((0.0, True), (1.5, False))),))
+    gone = Trace(changes=((0.0, True), (1.5, False)))
     with pytest.raises(
         RunStopped, match=r"^simulate: no client is available from \d+\.\d s on; add later times"
     ) as excinfo:
@@ -123,9 +122,7 @@ def test_a_speed_that_is_not_above_zero_is_refused(value: float) -> None:
 
 
 def test_other_parts_of_a_device_model_are_checked() -> None:
-    with pytest.raises(
-        InvalidInput, match=r"^devices: availability: got 'x', expected DailyWindow, OnOff, Traces, or an"
-    ):
+    with pytest.raises(InvalidInput, match=r"^devices: availability: got 'x', expected DailyWindow, OnOff, or an"):
         DeviceModel(availability="x")
     with raises(InvalidInput, "devices: battery: got 5, expected Battery(work_s=..., charge_s=...)"):
         DeviceModel(battery=5)

@@ -46,8 +46,9 @@ if TYPE_CHECKING:
     from fanin.simulation.data.partitioning import Partition, partition
     from fanin.simulation.devices.distributions import Distribution, Fixed, Lognormal, Pareto, Uniform
     from fanin.simulation.devices.events import SimulationEvent
-    from fanin.simulation.devices.files import read_devices, read_traces
-    from fanin.simulation.devices.models import DeviceModel, Traces
+    from fanin.simulation.devices.files import read_devices
+    from fanin.simulation.devices.models import DeviceModel
+    from fanin.simulation.devices.traces import DeviceTrace, Traces, read_traces
     from fanin.simulation.experiment import simulate
     from fanin.simulation.federation import Federation
     from fanin.simulation.plots import plot_results
@@ -63,7 +64,8 @@ _MODULES = {
     "BaselineRow": "studies.baseline",
     "SpreadRow": "studies.seeds",
     "DeviceModel": "devices.models",
-    "Traces": "devices.models",
+    "DeviceTrace": "devices.traces",
+    "Traces": "devices.traces",
     "Distribution": "devices.distributions",
     "Fixed": "devices.distributions",
     "Lognormal": "devices.distributions",
@@ -71,7 +73,7 @@ _MODULES = {
     "Uniform": "devices.distributions",
     "SimulationEvent": "devices.events",
     "read_devices": "devices.files",
-    "read_traces": "devices.files",
+    "read_traces": "devices.traces",
     "ClientFailed": "result",
     "ClientFailure": "rows",
     "ClientRow": "rows",
@@ -109,6 +111,7 @@ __all__ = [
     "ClientFailure",
     "ClientRow",
     "DeviceModel",
+    "DeviceTrace",
     "Dirichlet",
     "Distribution",
     "FeatureSkew",

@@ -17,6 +17,7 @@ from fanin.clients.testing.memory import MemoryStates
 from fanin.clients.testing.observed import DeviceEvent
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.bundles.keys import SigningKey
+from fanin.edge.bundles.manifest import NO_GRAPHS
 from fanin.edge.tensors import Float32s
 from fanin.protos.control import RoundClosed, RoundFailed, RunRested, RunState, VersionPublished
 from fanin.protos.plans import EvaluationPlan, Plan
@@ -41,6 +42,7 @@ from fanin.simulation.rows import (
     initial_row,
     round_row,
     with_clients,
+    without_int8,
 )
 from fanin.simulation.setup.garbage import rare_collections
 from fanin.simulation.trainers import NUM_FAILING, ClientRuntime, ClientTrainer, Crew, SimulationEnded
@@ -48,7 +50,7 @@ from fanin.simulation.workers import Trainings
 
 RUN: Final = "run"
 PIECE_BYTES: Final = 1 << 20
-AWAY: Final = "add later times at which devices are on to the availability trace, or run fewer rounds"
+AWAY: Final = "add later times at which devices are on to the traces, or run fewer rounds"
 PRESENT: Final = 2
 """Clients of a ``Rotation`` that are present, as a multiple of the Plan's concurrency: a policy has a choice."""
 
@@ -159,13 +161,15 @@ class SimulatedRun:
         options = CoordinatorOptions(limits=limits, policies=self.policies)
         async with Federation(seed=self.seed, options=options, piece_bytes=PIECE_BYTES, observe=observe) as federation:
             self._note(rows, "engine", 0, detail=self.engine)
+            for traces in self.devices.sources:
+                self._note(rows, "traces", 0, detail=f"sha256 {traces.sha256}")
             # The coordinator of a simulation has no data sets: the evaluation is here.
             plan = replace(self.plan, evaluation=EvaluationPlan())
             await federation.start_run(RUN, plan, self.bundle, publisher)
             rows.digests.append(self.bundle.manifest.artifacts[self.bundle.manifest.initial].sha256)
             parameters = await self._parameters(federation, 0)
             quality = self.evaluate(0, parameters)
-            rows.add(initial_row(quality, self._statistics), parameters, self.score(quality))
+            rows.add(self._shown(initial_row(quality, self._statistics)), parameters, self.score(quality))
             self.on_round(rows.rounds[0])
 
             def fail(failure: ClientFailure) -> None:
@@ -240,7 +244,7 @@ class SimulatedRun:
                     rows.clients += [replace(each, seed=rows.seed) for each in clients]
                     rows.digests.append(event.version_sha256)
                     row = with_clients(round_row(event, now, num_accepted, quality, self._statistics), clients)
-                    rows.add(row, parameters, self.score(quality))
+                    rows.add(self._shown(row), parameters, self.score(quality))
                     self._note(rows, "version published", event.round, detail=event.version_sha256)
                     self.on_round(rows.rounds[-1])
                 case RunRested() if event.state is not RunState.FINISHED:
@@ -248,6 +252,10 @@ class SimulatedRun:
                     first = f"; first of {len(failures)} failures: {failures[0]}" if failures else ""
                     return f"the run is {event.state.name.lower()}: {event.reason}{first}"
         return ""
+
+    def _shown(self, row: RoundRow) -> RoundRow:
+        """Return a row without the numbers of int8 if the Bundle has no int8 model."""
+        return without_int8(row) if self.bundle.manifest.graph_formats == (NO_GRAPHS,) else row
 
     def _note(
         self, rows: RowLists, event: str, round_number: int, *, client: int | None = None, detail: str = ""
@@ -282,3 +290,10 @@ def _first(group: BaseException) -> BaseException:
     while isinstance(group, BaseExceptionGroup):
         group = group.exceptions[0]
     return group
+
+
+def local_by_name(bundle: Bundle, local: Mapping[int, Float32s]) -> dict[int, dict[str, Float32s]]:
+    """Return the personal parameters of each client by name."""
+    if bundle.manifest.local is None:
+        return {}
+    return {client: bundle.manifest.local.table.views(values) for client, values in local.items()}

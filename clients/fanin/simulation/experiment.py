@@ -8,7 +8,7 @@ open graphs, so a Round opens them once.
 
 import math
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Final
 
 from fanin.clients.data.stores import num_held_out
-from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.bundles.manifest import NO_GRAPHS
 from fanin.edge.tensors import Float32s
 from fanin.protos.errors import FaninError
@@ -27,9 +26,10 @@ from fanin.server.runs.setups import check_names
 from fanin.server.selection.policies import POLICIES
 from fanin.simulation.backends.backend import Backend, ThisProcess
 from fanin.simulation.backends.opening import open_backend
-from fanin.simulation.course import RowLists, SimulatedRun, run_to_end
+from fanin.simulation.course import RowLists, SimulatedRun, local_by_name, run_to_end
 from fanin.simulation.data.partitioning import Partition
 from fanin.simulation.engines.choice import Workload, choose
+from fanin.simulation.engines.exporting import check_no_int8, choose_vmap
 from fanin.simulation.engines.vectorized import VectorTrainings
 from fanin.simulation.flower import FlowerSubject, FlowerTrainings
 from fanin.simulation.result import BestVersion, ClientFailed, Result, RunStopped
@@ -43,7 +43,6 @@ from fanin.simulation.studies.records import RecordedTrainings
 from fanin.simulation.studies.versions import TestedVersions, model_examples
 from fanin.simulation.trainers import ClientRuntime, SimulationEnded
 from fanin.simulation.workers import (
-    FORMAT,
     GraphSubject,
     GraphTrainings,
     LocalTrainings,
@@ -80,7 +79,7 @@ def simulate(
         has the completed Rounds.
 
     Raises:
-        UnsupportedModel: The module cannot be exported, or the engine is ``vmap`` and cannot train it.
+        UnsupportedModel: The module cannot be exported, and the engine is ``graph`` or torch cannot train it either.
         InvalidPlan: A key of the Plan is unknown, or a value is wrong.
         InvalidInput: The cohort is larger than the number of clients, the seed is negative, or cohort and rounds are
             set together with a Plan. Or the model cannot use the examples, or the Flower app cannot be imported.
@@ -241,12 +240,18 @@ def _flower_parts(prepared: Preparation, subject: FlowerSubject, backend: Backen
 def _graph_parts(prepared: Preparation, plan: Plan, settings: SimulationSettings, backend: Backend) -> _Parts:
     subject = prepared.subject
     assert isinstance(subject, ModuleSubject), "a Flower app has no graphs"
-    bundle, clients, graphs = prepared.bundle, subject.clients, SharedGraphs()
+    assert prepared.graphs is not None, "an App has a runtime"
+    refusal = prepared.graphs.refusal
+    bundle, clients, graphs = prepared.bundle, subject.clients, SharedGraphs(prepared.graphs.runtime)
     fraction, metrics = settings.validation_fraction, settings.own_metrics
     sizes = [size - num_held_out(size, fraction) for size in clients.sizes]
     trained = bundle.at_batch(plan.training_in(1).batch_size)
     workload = Workload.of(plan, sizes, trained.manifest.batch_size)
-    chosen = choose(settings, subject.app, trained, graphs, workload)
+    if refusal:
+        check_no_int8(plan)
+        chosen = choose_vmap(refusal, subject.app, trained, workload, settings.engine)
+    else:
+        chosen = choose(settings, subject.app, trained, graphs, workload)
     if chosen.reason:
         prepared.progress.step(chosen.reason)
     trainings: Trainings
@@ -262,7 +267,7 @@ def _graph_parts(prepared: Preparation, plan: Plan, settings: SimulationSettings
     return _Parts(
         engine=chosen.engine,
         trainings=trainings,
-        runtime=ClientRuntime(name=graphs.name, graph_format=FORMAT),
+        runtime=ClientRuntime(name=graphs.name, graph_format=graphs.graph_format),
         work=tuple(sizes),
         evaluate=evaluation.quality,
         score=evaluation.score,
@@ -316,15 +321,8 @@ def _result(prepared: Preparation, plan: Plan, engine: str, rows: RowLists) -> R
         failures=tuple(rows.failures),
         events=tuple(rows.events),
         parameters=rows.parameters,
-        local=_by_name(prepared.bundle, rows.local),
+        local=local_by_name(prepared.bundle, rows.local),
         best=best,
         digests=tuple(rows.digests),
         is_complete=rows.is_complete,
     )
-
-
-def _by_name(bundle: Bundle, local: Mapping[int, Float32s]) -> dict[int, dict[str, Float32s]]:
-    """Return the personal parameters of each client by name."""
-    if bundle.manifest.local is None:
-        return {}
-    return {client: bundle.manifest.local.table.views(values) for client, values in local.items()}

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 
-from fanin.edge.metrics.metric import OUR_VALUES
+from fanin.edge.metrics.metric import INT8, OUR_VALUES
 from fanin.edge.runtimes.evaluations import METRIC_UNIT, OF_TRAINING, OF_VALIDATION, largest_loss_count, quality_of
 from fanin.edge.runtimes.quality import Quality
 from fanin.protos import messages as m
@@ -247,6 +247,16 @@ def with_clients(row: RoundRow, clients: Sequence[ClientRow]) -> RoundRow:
         row,
         means={name: _mean(name, clients) for name in row.statistics if name.startswith((OF_TRAINING, OF_VALIDATION))},
         num_diverged=sum(client.has_diverged for client in clients),
+    )
+
+
+def without_int8(row: RoundRow) -> RoundRow:
+    """Return the row of a Round whose Bundle has no int8 model: its int8 numbers are NaN."""
+    return replace(
+        row,
+        test_accuracy_int8=math.nan,
+        validation_accuracy_int8=math.nan,
+        metrics={name: math.nan if name.endswith(INT8) else value for name, value in row.metrics.items()},
     )
 
 

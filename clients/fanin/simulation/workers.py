@@ -22,7 +22,7 @@ from fanin.clients.device.updates import Change
 from fanin.edge.bundles.bundle import Bundle, SignedManifest, folder_reader
 from fanin.edge.metrics.metric import NO_METRICS, Metric
 from fanin.edge.runtimes.available import open_runtime
-from fanin.edge.runtimes.base import Predict
+from fanin.edge.runtimes.base import Predict, Runtime
 from fanin.edge.tensors import Float32s, Int64s
 from fanin.protos import messages as m
 from fanin.protos.convert.assignment_wire import assignment_from_proto, assignment_to_proto
@@ -40,8 +40,8 @@ PendingTraining = Callable[[], Change]
 class SharedGraphs(BundleGraphs):
     """The open graphs of all clients. It keeps ``infer`` of the newest Version, too: all clients of a Round use it."""
 
-    def __init__(self) -> None:
-        super().__init__(open_runtime(FORMAT))
+    def __init__(self, runtime: Runtime) -> None:
+        super().__init__(runtime)
         self._newest: tuple[str, Float32s, Predict] | None = None
 
     def open_predict(self, bundle: Bundle, parameters: Float32s) -> Predict:
@@ -237,7 +237,7 @@ def _parameters(placed: Placed[Float32s]) -> Float32s:
 def _opened(placed: Placed[GraphSubject]) -> tuple[Bundle, Callable[[int], RuntimeTrainer]]:
     """Open a subject once a worker: its Bundle, and the trainer of each client."""
     subject = placed.get()
-    graphs = SharedGraphs()
+    graphs = SharedGraphs(open_runtime(FORMAT))
 
     @lru_cache(maxsize=KEPT_CLIENTS)
     def trainer(client: int) -> RuntimeTrainer:

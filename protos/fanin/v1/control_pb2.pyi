@@ -1128,6 +1128,46 @@ class Evaluation(_message.Message):
 Global___Evaluation: _TypeAlias = Evaluation  # noqa: Y015
 
 @_typing.final
+class DeviceSpread(_message.Message):
+    """Distribution of a metric over the devices of a Round. Each device counts once, whatever the number of its examples."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUM_DEVICES_FIELD_NUMBER: _builtins.int
+    MEAN_FIELD_NUMBER: _builtins.int
+    MIN_FIELD_NUMBER: _builtins.int
+    P10_FIELD_NUMBER: _builtins.int
+    MEDIAN_FIELD_NUMBER: _builtins.int
+    P90_FIELD_NUMBER: _builtins.int
+    MAX_FIELD_NUMBER: _builtins.int
+    num_devices: _builtins.int
+    mean: _builtins.float
+    min: _builtins.float
+    p10: _builtins.float
+    """The value below which 10 % of the devices are; interpolated, as are the median and p90."""
+    median: _builtins.float
+    p90: _builtins.float
+    max: _builtins.float
+    def __init__(
+        self,
+        *,
+        num_devices: _builtins.int = ...,
+        mean: _builtins.float = ...,
+        min: _builtins.float = ...,
+        p10: _builtins.float = ...,
+        median: _builtins.float = ...,
+        p90: _builtins.float = ...,
+        max: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max", b"max", "mean", b"mean", "median", b"median", "min", b"min", "num_devices", b"num_devices", "p10", b"p10", "p90", b"p90"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeviceSpread: _TypeAlias = DeviceSpread  # noqa: Y015
+
+@_typing.final
 class VersionPublished(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1171,6 +1211,27 @@ class VersionPublished(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class DeviceSpreadsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        @_builtins.property
+        def value(self) -> Global___DeviceSpread: ...
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: Global___DeviceSpread | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     NUMBER_FIELD_NUMBER: _builtins.int
     VERSION_SHA256_FIELD_NUMBER: _builtins.int
     PARENT_FIELD_NUMBER: _builtins.int
@@ -1192,6 +1253,7 @@ class VersionPublished(_message.Message):
     BYTES_DOWN_RESUMED_FIELD_NUMBER: _builtins.int
     BYTES_UP_RESUMED_FIELD_NUMBER: _builtins.int
     STATISTICS_FIELD_NUMBER: _builtins.int
+    DEVICE_SPREADS_FIELD_NUMBER: _builtins.int
     BY_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     version_sha256: _builtins.str
@@ -1230,6 +1292,10 @@ class VersionPublished(_message.Message):
         """Sums of the statistics that the Plan declares."""
 
     @_builtins.property
+    def device_spreads(self) -> _containers.MessageMap[_builtins.str, Global___DeviceSpread]:
+        """train_loss, and validation_loss and validation_accuracy of the parent, over the devices that report them."""
+
+    @_builtins.property
     def by(self) -> Global___Principal:
         """Who published it; absent for a Round."""
 
@@ -1257,11 +1323,12 @@ class VersionPublished(_message.Message):
         bytes_down_resumed: _builtins.int = ...,
         bytes_up_resumed: _builtins.int = ...,
         statistics: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        device_spreads: _abc.Mapping[_builtins.str, Global___DeviceSpread] | None = ...,
         by: Global___Principal | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["by", b"by", "evaluation", b"evaluation"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adopted_number", b"adopted_number", "adopted_run_id", b"adopted_run_id", "by", b"by", "bytes_down", b"bytes_down", "bytes_down_resumed", b"bytes_down_resumed", "bytes_up", b"bytes_up", "bytes_up_resumed", b"bytes_up_resumed", "evaluation", b"evaluation", "num_rounded", b"num_rounded", "num_saturated", b"num_saturated", "num_stale", b"num_stale", "number", b"number", "parent", b"parent", "round", b"round", "round_s", b"round_s", "rounds", b"rounds", "runtimes", b"runtimes", "statistics", b"statistics", "total_examples", b"total_examples", "train_loss", b"train_loss", "train_loss_examples", b"train_loss_examples", "version_sha256", b"version_sha256"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adopted_number", b"adopted_number", "adopted_run_id", b"adopted_run_id", "by", b"by", "bytes_down", b"bytes_down", "bytes_down_resumed", b"bytes_down_resumed", "bytes_up", b"bytes_up", "bytes_up_resumed", b"bytes_up_resumed", "device_spreads", b"device_spreads", "evaluation", b"evaluation", "num_rounded", b"num_rounded", "num_saturated", b"num_saturated", "num_stale", b"num_stale", "number", b"number", "parent", b"parent", "round", b"round", "round_s", b"round_s", "rounds", b"rounds", "runtimes", b"runtimes", "statistics", b"statistics", "total_examples", b"total_examples", "train_loss", b"train_loss", "train_loss_examples", b"train_loss_examples", "version_sha256", b"version_sha256"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -6,7 +6,7 @@ Reading order:
 - ``loopback``: ``Fleet``, the methods of a coordinator, and ``LoopbackTransport``, a device's calls without a network
 - ``device``: ``VirtualDevice``, the production session over that transport
 - ``habits``: ``Habits``, the fault model of a device, drawn from a seed
-- ``availability``: the patterns of a device's presence, and its battery
+- ``availability``: the patterns of a device's presence, its battery, and rates that change over time
 - ``observed``: the events of a device's part in a Round
 - ``unreliable``, ``interruptible``: coordinators whose calls break
 - ``member``: ``Member``, a device with habits that leaves and returns, and ``ActiveMember``, which has a connection
@@ -17,7 +17,7 @@ Reading order:
 ``fanin.simulation`` combines them with the production coordinator.
 """
 
-from fanin.clients.testing.availability import Availability, Battery, DailyWindow, OnOff, Trace
+from fanin.clients.testing.availability import Availability, Battery, DailyWindow, OnOff, Rate, Trace
 from fanin.clients.testing.clock import VirtualTimeLoop, run_virtual
 from fanin.clients.testing.device import VirtualDevice
 from fanin.clients.testing.habits import Habits, Lie
@@ -43,6 +43,7 @@ __all__ = [
     "LoopbackTransport",
     "Member",
     "OnOff",
+    "Rate",
     "Surroundings",
     "SyntheticTrainer",
     "Trace",

@@ -1,12 +1,13 @@
-"""The availability of a simulated device: patterns of presence, and its battery. All of it is drawn from a seed.
+"""The availability of a simulated device: patterns of presence, its battery, and speeds that change over time.
 
-A pattern yields stays: ``(stay_s, away_s)``, the seconds until the device leaves and the seconds until it returns. The
-first ``stay_s`` may be 0.0: the device begins away. With None as ``stay_s`` the device never leaves, with None as
-``away_s`` it never returns.
+All of it is drawn from a seed or recorded. A pattern yields stays: ``(stay_s, away_s)``, the seconds until the device
+leaves and the seconds until it returns. The first ``stay_s`` may be 0.0: the device begins away. With None as
+``stay_s`` the device never leaves, with None as ``away_s`` it never returns.
 """
 
 import math
 import random
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
@@ -118,6 +119,40 @@ class Trace:
             now_s = time_s
         is_last_there = bool(flips) and flips[-1][1]
         yield (None, None) if is_last_there else (stay_s, None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rate:
+    """A speed or a bandwidth that changes over time.
+
+    Attributes:
+        changes: Times in seconds, ascending, and the rate from then on. The first rate also holds before its time.
+    """
+
+    changes: tuple[tuple[float, float], ...]
+
+    def __post_init__(self) -> None:
+        times = [time_s for time_s, _ in self.changes]
+        if not times or any(first >= second for first, second in pairwise(times)):
+            raise ValueError(f"rate: got the times {times[:8]}, expected at least one, each above the last")
+        if not all(0.0 < rate < math.inf for _, rate in self.changes):
+            raise ValueError(f"rate: got {self.changes[:8]}, expected finite positive rates")
+
+    def seconds(self, amount: float, now_s: float) -> float:
+        """Return the seconds that an amount of work takes if it begins at ``now_s``."""
+        index = max(0, bisect_right(self.changes, now_s, key=lambda change: change[0]) - 1)
+        begin_s, remaining = now_s, amount
+        for (_, rate), (until_s, _) in pairwise(self.changes[index:]):
+            if (until_s - begin_s) * rate >= remaining:
+                return begin_s - now_s + remaining / rate
+            remaining -= (until_s - begin_s) * rate
+            begin_s = until_s
+        return begin_s - now_s + remaining / self.changes[-1][1]
+
+
+def seconds_of(amount: float, rate: float | Rate, now_s: float) -> float:
+    """Return the seconds that an amount of work takes if it begins at ``now_s``. An infinite rate takes none."""
+    return rate.seconds(amount, now_s) if isinstance(rate, Rate) else amount / rate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from types import MappingProxyType
 
-from fanin.clients.testing.availability import Availability, Battery, Stay
+from fanin.clients.testing.availability import Availability, Battery, Rate, Stay, seconds_of
 from fanin.protos.messages import EXAMPLES, Piece, Statistics, UpdateHeader
 from fanin.protos.plans import MAX_CODEC_SHIFT
 
@@ -35,7 +35,8 @@ class Habits:
 
     Attributes:
         work_s: Seconds that one training takes, apart from its epochs.
-        epoch_s: Seconds that each epoch of a training takes.
+        epoch_examples: Examples of each epoch of a training.
+        examples_per_s: Examples on which the device trains in a second.
         slow: Share of trainings that take ``slow_times`` as long.
         slow_times: Factor of a slow training.
         piece_s: Most seconds that one piece of an upload takes.
@@ -53,7 +54,8 @@ class Habits:
     """
 
     work_s: tuple[float, float] = (1.0, 100.0)
-    epoch_s: float = 0.0
+    epoch_examples: int = 0
+    examples_per_s: float | Rate = math.inf
     slow: float = 0.0
     slow_times: float = 20.0
     piece_s: float = 0.0
@@ -64,8 +66,8 @@ class Habits:
     away_s: tuple[float, float] = (10.0, 300.0)
     lost: float = 0.0
     quit: float = 0.0
-    bytes_down_per_s: float = math.inf
-    bytes_up_per_s: float = math.inf
+    bytes_down_per_s: float | Rate = math.inf
+    bytes_up_per_s: float | Rate = math.inf
     availability: Availability | None = None
     battery: Battery | None = None
 
@@ -82,20 +84,20 @@ class Habits:
                 f"habits: got stay_s {self.stay_s}, piece_s {self.piece_s}, slow_times {self.slow_times}, "
                 "expected more than 0, at least 0 and at least 1"
             )
-        if not 0.0 <= self.epoch_s < math.inf:
-            raise ValueError(f"habits: got epoch_s {self.epoch_s}, expected 0 or more seconds")
-        if not (self.bytes_down_per_s > 0.0 and self.bytes_up_per_s > 0.0):
-            raise ValueError(
-                f"habits: got bytes_down_per_s {self.bytes_down_per_s}, bytes_up_per_s {self.bytes_up_per_s}, expected "
-                "positive numbers"
-            )
+        if self.epoch_examples < 0:
+            raise ValueError(f"habits: got epoch_examples {self.epoch_examples}, expected 0 or more")
+        for name in ("examples_per_s", "bytes_down_per_s", "bytes_up_per_s"):
+            rate = getattr(self, name)
+            if not (isinstance(rate, Rate) or rate > 0.0):
+                raise ValueError(f"habits: got {name} {rate}, expected a positive number")
         if self.lie and not self.lies:
             raise ValueError("habits: got a share of lies and no lie to tell")
 
-    def work(self, rng: random.Random, epochs: int) -> float:
-        """Draw the seconds that one training takes."""
+    def work(self, rng: random.Random, epochs: int, now_s: float = 0.0) -> float:
+        """Draw the seconds that a training takes if it begins at ``now_s``."""
         times = self.slow_times if rng.random() < self.slow else 1.0
-        return (rng.uniform(*self.work_s) + epochs * self.epoch_s) * times
+        fixed_s = rng.uniform(*self.work_s) * times
+        return fixed_s + seconds_of(epochs * self.epoch_examples * times, self.examples_per_s, now_s + fixed_s)
 
     def stays(self, rng: random.Random) -> Iterator[Stay]:
         """Yield when the device leaves and returns. See Availability."""

@@ -119,9 +119,9 @@ class _Power:
 
     def work(self, rng: random.Random, assignment: m.Assignment) -> float:
         """Draw the seconds of a training. The device stops when its battery is empty."""
-        seconds = self._habits.work(rng, assignment.training.epochs)
+        now_s = asyncio.get_running_loop().time()
+        seconds = self._habits.work(rng, assignment.training.epochs, now_s)
         if self._charge is not None and self._limit is not None:
-            now_s = asyncio.get_running_loop().time()
             empty_s, leaves_s = self._charge.begin(now_s, seconds), self._limit.when()
             if empty_s is not None and (leaves_s is None or now_s + empty_s < leaves_s):
                 self._is_empty = True

@@ -12,7 +12,7 @@ from fanin.clients.testing.loopback import Fleet
 from fanin.protos import messages as m
 from fanin.protos.errors import FaninError, InvalidInput, Unavailable
 
-COORDINATOR_EVENTS: Final = ("engine", "round closed", "version published", "round failed")
+COORDINATOR_EVENTS: Final = ("engine", "traces", "round closed", "version published", "round failed")
 DEVICE_EVENTS: Final = (
     "assigned",
     "training",

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from fanin.clients.testing.availability import Rate, seconds_of
 from fanin.clients.testing.habits import FalseUpdate, Habits, falsify
 from fanin.clients.testing.loopback import Fleet
 from fanin.protos import messages as m
@@ -49,8 +50,8 @@ class UnreliableFleet:
         async with _closed_after(self.fleet.download(device, download)) as stream:
             async for data in stream:
                 self._break(device, "download", cut, "within")
-                if math.isfinite(self.habits.bytes_down_per_s):
-                    await asyncio.sleep(len(data) / self.habits.bytes_down_per_s)
+                if isinstance(rate := self.habits.bytes_down_per_s, Rate) or math.isfinite(rate):
+                    await asyncio.sleep(seconds_of(len(data), rate, asyncio.get_running_loop().time()))
                 yield data
         self._break(device, "download", cut, "after")
 
@@ -86,9 +87,9 @@ class UnreliableFleet:
         self, device: str, update: FalseUpdate, pieces: AsyncIterator[m.Piece], end: int
     ) -> AsyncIterator[m.Piece]:
         async for piece in pieces:
-            await asyncio.sleep(
-                self.rng.uniform(0.0, self.habits.piece_s) + len(piece.data) / self.habits.bytes_up_per_s
-            )
+            now_s = asyncio.get_running_loop().time()
+            sent_s = seconds_of(len(piece.data), self.habits.bytes_up_per_s, now_s)
+            await asyncio.sleep(self.rng.uniform(0.0, self.habits.piece_s) + sent_s)
             if piece.offset + len(piece.data) > end:
                 self._break(device, "upload", "within", "within")
             yield update.piece(piece)

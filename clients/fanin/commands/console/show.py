@@ -14,6 +14,7 @@ from typing import Final, assert_never
 from fanin.edge.bundles.bundle import Bundle
 from fanin.protos.chunks import short
 from fanin.protos.control import (
+    DeviceSpread,
     Evaluation,
     LoggedEvent,
     Principal,
@@ -134,10 +135,10 @@ def _plain(value: object) -> object:
             return value.value
         case Principal():
             return str(value)
-        case Evaluation():
+        case Evaluation() | DeviceSpread():
             return asdict(value)
         case Mapping():
-            return dict(value)
+            return {name: _plain(item) for name, item in value.items()}
         case _:
             return value
 
@@ -177,7 +178,13 @@ def _version_text(event: VersionPublished) -> str:
     evaluation = event.evaluation
     if evaluation is not None:
         text += f"; version {event.parent} validated on {evaluation.num_examples}: {_evaluation_text(evaluation)}"
-    return text
+    spreads = {name: each for name, each in event.device_spreads.items() if each.num_devices > 1}
+    return text + (f"; devices (min/10 %/median/90 %/max): {_spreads_text(spreads)}" if spreads else "")
+
+
+def _spreads_text(spreads: Mapping[str, DeviceSpread]) -> str:
+    rows = {name: (each.min, each.p10, each.median, each.p90, each.max) for name, each in spreads.items()}
+    return ", ".join(f"{name} {'/'.join(f'{value:.4g}' for value in row)}" for name, row in rows.items())
 
 
 def _by(principal: Principal | None) -> str:

@@ -62,7 +62,7 @@ def read_table(path: Path) -> LoadedTable:
     names: list[str] = []
     xs, ys, ids = [], [], []
     for file in files:
-        columns = _parquet(file) if file.suffix.lower() == ".parquet" else _csv(file)
+        columns = parquet_columns(file) if file.suffix.lower() == ".parquet" else _csv(file)
         if "" in columns:
             raise InvalidInput(
                 f"{file}: column {[*columns].index('') + 1} has no name, expected names for all; if pandas wrote its "
@@ -105,7 +105,8 @@ def _csv(path: Path) -> Columns:
     return {name.strip(): column for name, *column in zip(*lines, strict=True)}
 
 
-def _parquet(path: Path) -> Columns:
+def parquet_columns(path: Path) -> Columns:
+    """Return the columns of a Parquet file. Raises InvalidInput if it cannot be read, and RuntimeMissing."""
     try:
         from pyarrow import ArrowException
         from pyarrow.parquet import read_table as read

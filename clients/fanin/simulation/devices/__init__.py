@@ -8,8 +8,9 @@ A model becomes the ``Habits`` of each client, so ``simulate`` and ``play`` use 
 Reading order:
 
 - ``distributions``: numbers that differ between devices
+- ``traces``: recorded devices in CSV, Parquet or JSON lines
 - ``models``: ``DeviceModel``, and the habits of each client
-- ``files``: models in TOML, and traces of presence
+- ``files``: models in TOML
 - ``rotation``: ``Rotation``, more clients than are present at a time
 - ``events``: the event log of a simulation
 """

@@ -2,6 +2,7 @@
 
 import math
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -9,8 +10,9 @@ from fanin.clients.testing.availability import Availability, Battery
 from fanin.clients.testing.habits import Habits
 from fanin.protos.errors import InvalidInput
 from fanin.simulation.devices.distributions import Distribution, Fixed
+from fanin.simulation.devices.traces import RATES, DeviceTrace, Traces
 
-NUMBERS: Final = ("examples_per_s", "bytes_down_per_s", "bytes_up_per_s")
+NUMBERS: Final = RATES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,32 +25,56 @@ class DeviceModel:
         examples_per_s: Examples on which a device trains in a second. None: a training takes about a second.
         bytes_down_per_s: Bandwidth of downloads. None: unlimited.
         bytes_up_per_s: Bandwidth of uploads. None: unlimited.
-        availability: The pattern of presence: ``DailyWindow``, ``OnOff``, ``Traces``, or an Availability of your own.
-            None: always.
+        availability: The pattern of presence: ``DailyWindow``, ``OnOff``, or an Availability of your own. None: always.
         dropout: Share of trainings that a device gives up. It reports that to the coordinator.
         battery: The battery of each device. None: mains.
+        traces: Recorded devices, instead of the attributes that the traces have. Each attribute is in one of them.
     """
 
     examples_per_s: Distribution | float | None = None
     bytes_down_per_s: Distribution | float | None = None
     bytes_up_per_s: Distribution | float | None = None
-    availability: "Availability | Traces | None" = None
+    availability: Availability | None = None
     dropout: float = 0.0
     battery: Battery | None = None
+    traces: Traces | Sequence[Traces] = ()
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.dropout < 1.0:
             raise InvalidInput(f"devices: got dropout {self.dropout}, expected a share from 0 to below 1")
         for name in NUMBERS:
             _distribution(name, getattr(self, name))
-        has_stays = callable(getattr(self.availability, "stays", None))
-        if not (has_stays or isinstance(self.availability, Traces | None)):
+        if self.availability is not None and not callable(getattr(self.availability, "stays", None)):
             raise InvalidInput(
-                f"devices: availability: got {self.availability!r}, expected DailyWindow, OnOff, Traces, or an object "
-                "with the method stays; read_traces(path) returns the Traces of a file"
+                f"devices: availability: got {self.availability!r}, expected DailyWindow, OnOff, or an object with the "
+                "method stays; the attribute of recorded devices is traces"
             )
         if not isinstance(self.battery, Battery | None):
             raise InvalidInput(f"devices: battery: got {self.battery!r}, expected Battery(work_s=..., charge_s=...)")
+        self._check_traces()
+
+    def _check_traces(self) -> None:
+        several: object = self.traces
+        if not isinstance(several, Traces | list | tuple) or not all(isinstance(each, Traces) for each in self.sources):
+            raise InvalidInput(
+                f"devices: traces: got {several!r}, expected the result of read_traces(path), or several"
+            )
+        recorded = [name for each in self.sources for name in each.keys]
+        for name in recorded:
+            if recorded.count(name) > 1 or getattr(self, name) is not None:
+                raise InvalidInput(
+                    f"devices: {name}: got it twice, expected it once: in one of the traces, or as an attribute of the "
+                    "model; remove the other one"
+                )
+
+    @property
+    def sources(self) -> tuple[Traces, ...]:
+        """The traces, also of a model with a single one."""
+        return (self.traces,) if isinstance(self.traces, Traces) else tuple(self.traces)
+
+    def has(self, name: str) -> bool:
+        """Return whether the model or a trace has an attribute."""
+        return getattr(self, name) is not None or any(name in each.keys for each in self.sources)
 
     def habits(self, client: int, num_examples: int, seed: int) -> Habits:
         """Return the habits of a client.
@@ -58,18 +84,33 @@ class DeviceModel:
             num_examples: Examples of one epoch of a training.
             seed: Seed of the simulation. The same seed, client and model give the same habits.
         """
+        device = self._device(client, seed)
+        return Habits(
+            work_s=STEADY.work_s if device.examples_per_s is None else (0.0, 0.0),
+            epoch_examples=num_examples,
+            examples_per_s=device.examples_per_s or math.inf,
+            quit=self.dropout,
+            bytes_down_per_s=device.bytes_down_per_s or math.inf,
+            bytes_up_per_s=device.bytes_up_per_s or math.inf,
+            availability=device.availability,
+            battery=device.battery,
+        )
+
+    def _device(self, client: int, seed: int) -> DeviceTrace:
+        """Return the device of a client: recorded in the traces, or drawn."""
         rngs = (random.Random(f"{seed}/devices/{client}/{what}") for what in ("speed", "down", "up"))
         rows = [_distribution(name, getattr(self, name)) for name in NUMBERS]
         speed, down, up = (None if each is None else each.draw(rng) for each, rng in zip(rows, rngs, strict=True))
-        return Habits(
-            work_s=STEADY.work_s if speed is None else (0.0, 0.0),
-            epoch_s=0.0 if speed is None else num_examples / speed,
-            quit=self.dropout,
-            bytes_down_per_s=math.inf if down is None else down,
-            bytes_up_per_s=math.inf if up is None else up,
-            availability=self.availability.of(client) if isinstance(self.availability, Traces) else self.availability,
+        device = DeviceTrace(
+            availability=self.availability,
+            examples_per_s=speed,
+            bytes_down_per_s=down,
+            bytes_up_per_s=up,
             battery=self.battery,
         )
+        for index, traces in enumerate(self.sources):
+            device = traces.of(client, random.Random(f"{seed}/devices/{client}/trace {index}")).over(device)
+        return device
 
 
 def _distribution(name: str, value: Distribution | float | None) -> Distribution | None:
@@ -87,21 +128,6 @@ def _distribution(name: str, value: Distribution | float | None) -> Distribution
         f"devices: {name}: got {value!r}, expected a number above 0, or a distribution such as "
         "Lognormal(median=50.0, sigma=1.0)"
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Traces:
-    """The recorded presence of several devices. Client ``i`` has trace ``i`` modulo their number."""
-
-    traces: tuple[Availability, ...]
-
-    def __post_init__(self) -> None:
-        if not self.traces:
-            raise InvalidInput("traces: got none, expected the trace of at least one device")
-
-    def of(self, client: int) -> Availability:
-        """Return the trace of a client."""
-        return self.traces[client % len(self.traces)]
 
 
 STEADY = Habits(work_s=(1.0, 1.1))

@@ -26,8 +26,6 @@ from fanin.protos.plans import Plan
 from fanin.simulation.setup.settings import SimulationSettings
 
 if TYPE_CHECKING:
-    import torch
-
     from fanin.edge.export.app import App
     from fanin.edge.export.vectorized.step import VectorStep
 
@@ -163,10 +161,10 @@ def choose(settings: SimulationSettings, app: "App", bundle: Bundle, runtime: Ru
         if graph_s < LEAST_TRACE_S:
             reason = f"graph trains all rounds in {graph_s:.2g} s, and vmap begins with a trace of the module"
             return Chosen(engine="graph", reason=f"engine graph: {reason}; {REPEAT_GRAPH}")
-    device = _torch_device(engine)
+    device = device_of(engine)
     began_s = time.perf_counter()
     try:
-        step = _vector_step(app, bundle, workload, device)
+        step = vector_step(app, bundle, workload, device)
     except UnsupportedModel as exc:
         if is_vmap(engine):
             raise
@@ -178,7 +176,7 @@ def choose(settings: SimulationSettings, app: "App", bundle: Bundle, runtime: Ru
     together = min(workload.together, step.max_clients)
     times = {num: num * _vmap_seconds(step, bundle, num) for num in {1, together}}
     vmap_s = workload.vmap_seconds(times, step.max_clients)
-    vmap = "vmap" if device.type == "cpu" else f"vmap:{device}"
+    vmap = vmap_on(device)
     both = f"{graph_s:.2g} s by graph and {vmap_s:.2g} s by {vmap}"
     reason = f"all rounds train in about {both}, whose trace took {trace_s:.2g} s"
     if vmap_s >= graph_s:
@@ -188,23 +186,29 @@ def choose(settings: SimulationSettings, app: "App", bundle: Bundle, runtime: Ru
     return Chosen(engine=vmap, step=step, reason=f"engine {vmap}: {reason}; engine='{vmap}' repeats this choice{again}")
 
 
-def _torch_device(engine: str) -> "torch.device":
-    """Return the device of an engine. For ``auto``, it is the GPU if torch finds one."""
-    import torch
+def vmap_on(device: str) -> str:
+    """Return the name of the engine ``vmap`` on a device."""
+    return "vmap" if device == "cpu" else f"vmap:{device}"
 
-    num_gpus = torch.cuda.device_count()
+
+def device_of(engine: str) -> str:
+    """Return the device of an engine. For ``auto``, it is the GPU if torch finds one. Raises InvalidInput."""
+    from fanin.edge.export.vectorized.gpu import gpus
+
+    num_gpus, torch = gpus()
     if engine == "auto":
-        return torch.device("cuda" if num_gpus else "cpu")
-    device = torch.device(engine.partition(":")[2] or "cpu")
-    if device.type == "cuda" and (device.index or 0) >= num_gpus:
+        return "cuda" if num_gpus else "cpu"
+    device = engine.partition(":")[2] or "cpu"
+    if device != "cpu" and int(device.partition(":")[2] or 0) >= num_gpus:
         raise InvalidInput(
-            f"simulate: engine: got {engine!r}, but torch {torch.__version__} finds {num_gpus} CUDA GPUs here; use "
-            "engine='vmap' for the processor, or install a torch for this GPU"
+            f"simulate: engine: got {engine!r}, but {torch} finds {num_gpus} CUDA GPUs here; use engine='vmap' for the "
+            "processor, or install a torch for this GPU"
         )
     return device
 
 
-def _vector_step(app: "App", bundle: Bundle, workload: Workload, device: "torch.device") -> "VectorStep":
+def vector_step(app: "App", bundle: Bundle, workload: Workload, device: str) -> "VectorStep":
+    """Return the vectorized train step of an App, for the batch size of a Bundle. Raises UnsupportedModel."""
     from fanin.edge.export.vectorized.step import VectorStep
 
     if not workload.has_one_size:

@@ -225,7 +225,7 @@ def check_flower_settings(settings: SimulationSettings) -> None:
     """Raise InvalidInput if a setting is set that only an App has."""
     unused = [name for name in OF_GRAPHS if getattr(settings, name) not in (None, False, {})]
     unused += ["engine"] if settings.engine != "graph" else []
-    unused += ["devices.examples_per_s"] if settings.devices.examples_per_s is not None else []
+    unused += ["devices.examples_per_s"] if settings.devices.has("examples_per_s") else []
     if unused:
         raise InvalidInput(
             f"simulate: got {', '.join(unused)} with a Flower app, expected none of them: the app trains and evaluates "

@@ -1,6 +1,7 @@
 """The parts that the simulations of all seeds share: the subject, and its Bundle."""
 
 import hashlib
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -8,12 +9,13 @@ from typing import TYPE_CHECKING, cast
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.bundles.keys import SigningKey
 from fanin.simulation.data.partitioning import Partition
+from fanin.simulation.engines.exporting import AppBundle, app_bundle
 from fanin.simulation.flower import FlowerSubject, is_flower_app
 from fanin.simulation.setup.arguments import check_arguments, check_flower_settings, check_settings
 from fanin.simulation.setup.progress import SimulationProgress
 from fanin.simulation.setup.settings import SimulationSettings
 from fanin.simulation.studies.records import BUNDLE, RecordFolder, Subject, subject_of
-from fanin.simulation.workers import FORMAT, PlacedBundle
+from fanin.simulation.workers import PlacedBundle
 
 if TYPE_CHECKING:
     from fanin.edge.export.app import App
@@ -44,6 +46,7 @@ class Preparation:
 
     subject: ModuleSubject | FlowerSubject
     bundle: Bundle
+    graphs: AppBundle | None = None
     key: SigningKey
     folder: Path
     progress: SimulationProgress
@@ -70,20 +73,20 @@ def prepare(subject: ModuleSubject | FlowerSubject, settings: SimulationSettings
     if isinstance(subject, FlowerSubject):
         bundle = subject.bundle(settings.initial, folder / BUNDLE, key)
         return Preparation(subject=subject, bundle=bundle, key=key, folder=folder, progress=progress)
-    from fanin.edge.export.build import export
     from fanin.edge.export.prepare import with_state
 
     app = subject.app
     if settings.initial is not None:
         app = with_state(app, cast("StateDict", settings.initial))
-    record = exported = None
+    record = recorded = None
     if settings.resume is not None:
         options: Subject = {"validation_fraction": settings.validation_fraction, "engine": settings.engine}
         record = RecordFolder(settings.resume, {**options, **subject_of(app, subject.clients)})
         folder = record.folder
-        exported = record.bundle(key.public)
-    if exported is None:
-        with progress.exporting(app.name):
-            exported = export(app, folder / BUNDLE, key, formats=(FORMAT,)).bundle
+        recorded = record.bundle(key.public)
+    with progress.exporting(app.name) if recorded is None else nullcontext():
+        graphs = app_bundle(app, folder / BUNDLE, key, settings.engine, recorded)
     subject = replace(subject, app=app)
-    return Preparation(subject=subject, bundle=exported, key=key, folder=folder, progress=progress, record=record)
+    return Preparation(
+        subject=subject, bundle=graphs.bundle, graphs=graphs, key=key, folder=folder, progress=progress, record=record
+    )

@@ -76,7 +76,7 @@ class Manifest:
         num_classes: Number of labels or tokens that the model predicts; 0 for a regression model.
         table: Names and shapes of the parameters that devices and the coordinator exchange.
         signatures: The graphs by Signature: at least ``DEVICE_SIGNATURES``. Empty in a Bundle without graphs
-            (``fanin.edge.bundles.arrays``).
+            (``fanin.edge.bundles.arrays``). Signatures without files are those of an App that only torch can run.
         slots: The slots of the ``infer`` graph by graph format.
         artifacts: All files of the Bundle by name.
         initial: Name of the artifact with the parameters of Version 0.
@@ -287,7 +287,7 @@ class Manifest:
     def graph_formats(self) -> tuple[str, ...]:
         """The formats in which every graph exists; ``NO_GRAPHS`` alone for a Bundle without graphs."""
         formats = [set(signature.graphs) for signature in self.signatures.values()]
-        return tuple(sorted(set.intersection(*formats))) if formats else (NO_GRAPHS,)
+        return tuple(sorted(set.intersection(*formats))) if any(formats) else (NO_GRAPHS,)
 
     def files(self, graph_format: str, signatures: Collection[str] | None = None) -> frozenset[str]:
         """Return the artifacts that a device of this format needs in addition to the parameters of a Version.

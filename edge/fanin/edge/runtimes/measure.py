@@ -117,16 +117,22 @@ class _Predictions:
 def _predictions(
     runtime: Runtime, bundle: Bundle, parameters: Float32s, batches: Iterable[PaddedBatch]
 ) -> Iterator[_Predictions]:
-    evaluate, predict = runtime.open_evaluate(bundle), runtime.open_predict(bundle, parameters)
+    evaluate = runtime.open_evaluate(bundle)
+    # Without graphs there is no int8 model. Its numbers are then those of the float model, and a simulation shows none.
+    predict = runtime.open_predict(bundle, parameters) if bundle.manifest.signatures["infer"].graphs else None
     for batch in batches:
         is_sample = batch.mask > 0
         samples = {name: array[is_sample] for name, array in batch.inputs.items()}
-        evaluation, logits = evaluate(parameters, batch), predict(samples)
-        in_int8: Inputs = logits.argmax(axis=-1).astype(np.int32) if bundle.manifest.num_classes else logits
+        evaluation = evaluate(parameters, batch)
+        in_float: Inputs = evaluation.predicted[is_sample]
+        in_int8 = in_float
+        if predict is not None:
+            logits = predict(samples)
+            in_int8 = logits.argmax(axis=-1).astype(np.int32) if bundle.manifest.num_classes else logits
         yield _Predictions(
             loss_sum=evaluation.loss_sum,
             y=batch.y[is_sample],
-            in_float=evaluation.predicted[is_sample],
+            in_float=in_float,
             in_int8=in_int8,
         )
 

@@ -15,6 +15,7 @@ from fanin.protos.control.commands import Adopt, Command, Pause, Resume, Stop
 from fanin.protos.control.evaluations import MAX_PAGE_EVALUATIONS, VersionEvaluation
 from fanin.protos.control.events import (
     MAX_LISTED_DEVICES,
+    DeviceSpread,
     Evaluation,
     LoggedEvent,
     RoundClosed,
@@ -55,6 +56,7 @@ __all__ = [
     "AcceptedDevices",
     "Adopt",
     "Command",
+    "DeviceSpread",
     "Evaluation",
     "ListedRuns",
     "LoggedEvent",

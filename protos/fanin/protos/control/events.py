@@ -84,6 +84,29 @@ class Evaluation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceSpread:
+    """Distribution of a metric over the devices of a Round. Each device counts once.
+
+    Attributes:
+        num_devices: Devices that report the metric.
+        mean: The mean over these devices, whatever their numbers of examples.
+        min: The smallest value.
+        p10: The value below which 10 % of the devices are, interpolated.
+        median: The same of half of the devices.
+        p90: The same of 90 %.
+        max: The largest value.
+    """
+
+    num_devices: int
+    mean: float
+    min: float
+    p10: float
+    median: float
+    p90: float
+    max: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class VersionPublished:
     """A new Version.
 
@@ -112,6 +135,7 @@ class VersionPublished:
         num_stale: Updates that were trained from an older Version than the parent.
         rounds: Rounds to run from a Version that no Round published; 0 for none.
         statistics: Sums of the statistics that the Plan declares, by name.
+        device_spreads: Those of ``train_loss``, and of the parent's ``validation_loss`` and ``validation_accuracy``.
         by: The principal that published it; None for a Round.
     """
 
@@ -136,6 +160,7 @@ class VersionPublished:
     num_stale: int = 0
     rounds: int = 0
     statistics: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    device_spreads: Mapping[str, DeviceSpread] = field(default_factory=lambda: MappingProxyType({}))
     by: Principal | None = None
 
 

@@ -1,10 +1,12 @@
 """Wire form of events. The coordinator's database holds events in this form."""
 
+from dataclasses import asdict
 from types import MappingProxyType
 from typing import assert_never
 
 from fanin.protos.control import (
     MAX_NUMBER,
+    DeviceSpread,
     Evaluation,
     LoggedEvent,
     RoundClosed,
@@ -108,6 +110,7 @@ def _published_to_proto(event: VersionPublished) -> pb.VersionPublished:
         total_examples=event.total_examples,
         runtimes=dict(event.runtimes),
         statistics=dict(event.statistics),
+        device_spreads={name: pb.DeviceSpread(**asdict(each)) for name, each in event.device_spreads.items()},
         adopted_run_id=event.adopted_run_id,
         adopted_number=event.adopted_number,
         num_stale=event.num_stale,
@@ -145,6 +148,9 @@ def _published_from_proto(message: pb.VersionPublished) -> VersionPublished:
         total_examples=message.total_examples,
         runtimes=MappingProxyType(dict(sorted(message.runtimes.items()))),
         statistics=MappingProxyType(dict(sorted(message.statistics.items()))),
+        device_spreads=MappingProxyType(
+            {name: _spread_from_proto(each) for name, each in sorted(message.device_spreads.items())}
+        ),
         adopted_run_id=message.adopted_run_id,
         adopted_number=message.adopted_number,
         num_stale=message.num_stale,
@@ -160,6 +166,18 @@ def _published_from_proto(message: pb.VersionPublished) -> VersionPublished:
         )
         if message.HasField("evaluation")
         else None,
+    )
+
+
+def _spread_from_proto(message: pb.DeviceSpread) -> DeviceSpread:
+    return DeviceSpread(
+        num_devices=message.num_devices,
+        mean=message.mean,
+        min=message.min,
+        p10=message.p10,
+        median=message.median,
+        p90=message.p90,
+        max=message.max,
     )
 
 

@@ -10,17 +10,37 @@ range follows a value that more than a third of the Updates attain, so a smaller
 widen it. Predicted labels always count: they are at most the examples.
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Final
+
+import numpy as np
 
 from fanin.edge.runtimes.evaluations import SQUARES_INT8, quality_of
 from fanin.edge.runtimes.quality import SMALL_ERROR, Quality
-from fanin.protos.control import Evaluation
-from fanin.protos.messages import EVAL_EXAMPLES, EVAL_LOSS, EXAMPLES, LOSS_UNIT, TRAIN_LOSS
+from fanin.protos.control import DeviceSpread, Evaluation
+from fanin.protos.messages import (
+    EVAL_CORRECT_FLOAT,
+    EVAL_EXAMPLES,
+    EVAL_LOSS,
+    EVAL_PREDICTIONS,
+    EXAMPLES,
+    LOSS_UNIT,
+    TRAIN_LOSS,
+)
 
 TRAIN_LOSS_EXAMPLES: Final = "train_loss_examples"
 EVAL_LOSS_EXAMPLES: Final = "eval_loss_examples"
+SPREADS: Final = MappingProxyType(
+    {
+        "train_loss": (TRAIN_LOSS, EXAMPLES, LOSS_UNIT),
+        "validation_loss": (EVAL_LOSS, EVAL_EXAMPLES, LOSS_UNIT),
+        "validation_accuracy": (EVAL_CORRECT_FLOAT, EVAL_PREDICTIONS, 1),
+    }
+)
+"""The metrics whose distribution over devices is recorded: the count of its sum, that of its number, and the unit."""
 MAX_RUNTIMES: Final = 50
 """Runtimes that are named in one event. Devices choose these names, and one message holds them all."""
 OTHER_RUNTIMES: Final = "other"
@@ -62,6 +82,28 @@ def evaluation_of(counts: Mapping[str, int], num_classes: int) -> Evaluation | N
         int8_agreement=sums.agreement,
         int8_rise_percent=min(sums.rise_percent, MAX_RISE) if of_values else None,
     )
+
+
+def device_spreads_of(updates: Iterable[Mapping[str, int]]) -> dict[str, DeviceSpread]:
+    """Return the distributions over the devices of the training loss, and of the base Version's loss and accuracy.
+
+    An operator looks for devices that differ. So the values of all devices count, also of those that are not credible.
+
+    Args:
+        updates: The statistics of each Update of the Round, in the clear.
+    """
+    values: dict[str, list[float]] = {name: [] for name in SPREADS}
+    for counts in updates:
+        for name, (sum_of, num_of, unit) in SPREADS.items():
+            if sum_of in counts and (num := counts.get(num_of, 0)) > 0:
+                values[name].append(counts[sum_of] / unit / num)
+    return {name: _spread(each) for name, each in values.items() if each}
+
+
+def _spread(values: Sequence[float]) -> DeviceSpread:
+    smallest, p10, median, p90, largest = np.quantile(values, (0.0, 0.1, 0.5, 0.9, 1.0)).tolist()
+    mean = math.fsum(values) / len(values)
+    return DeviceSpread(num_devices=len(values), mean=mean, min=smallest, p10=p10, median=median, p90=p90, max=largest)
 
 
 def credible_counts(updates: Sequence[Mapping[str, int]], num_classes: int) -> dict[str, int]:

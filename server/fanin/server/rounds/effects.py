@@ -15,7 +15,7 @@ from fanin.edge.codecs.fixed import Integers
 from fanin.edge.tensors import Float32s
 from fanin.protos import messages as m
 from fanin.protos.chunks import Artifact
-from fanin.protos.control import Evaluation, VersionPublished
+from fanin.protos.control import DeviceSpread, Evaluation, VersionPublished
 from fanin.protos.convert import header_to_proto
 from fanin.protos.errors import Corrupted, FaninError, InvalidPlan, NotFound
 from fanin.server.aggregation.auxiliary import AuxiliaryStep
@@ -31,6 +31,7 @@ from fanin.server.aggregation.sets import Aggregate, SetFold, Submission
 from fanin.server.aggregation.statistics import (
     TRAIN_LOSS_EXAMPLES,
     credible_counts,
+    device_spreads_of,
     evaluation_of,
     runtimes_of,
     train_loss_of,
@@ -124,7 +125,7 @@ class RoundWork:
             signed = add_auxiliary(self._setup.run_key, signed, folded.auxiliary)
         version = replace(signed, delegation=self._setup.start.delegation)
         now_s = self._stores.wall()
-        event = self._publication(version, folded.result, now_s)
+        event = self._publication(version, folded, now_s)
         return await self._stores.writer.publish(
             version, event, next_grid=folded.result.next_grid, outer_state=folded.outer_state, now_s=now_s
         )
@@ -134,8 +135,8 @@ class RoundWork:
         record, stores = self.record, self._stores
         return await stores.writer.fail(record.round, reason=reason, now_s=stores.wall())
 
-    def _publication(self, version: m.Version, result: FoldResult, now_s: float) -> VersionPublished:
-        facts = tuple(self._facts.values())
+    def _publication(self, version: m.Version, folded: "_Folded", now_s: float) -> VersionPublished:
+        result, facts = folded.result, tuple(self._facts.values())
         return VersionPublished(
             number=version.number,
             version_sha256=version.sha256,
@@ -152,19 +153,15 @@ class RoundWork:
             train_loss=train_loss_of(result.counts),
             train_loss_examples=result.counts.get(TRAIN_LOSS_EXAMPLES, 0),
             total_examples=result.counts.get(m.EXAMPLES, 0),
-            evaluation=self._evaluation(),
+            evaluation=folded.evaluation,
             runtimes=runtimes_of(each.telemetry.runtime for each in facts),
             statistics={
                 each.name: result.counts[each.name]
                 for each in self._setup.plan.statistics
                 if each.name in result.counts
             },
+            device_spreads=folded.device_spreads,
         )
-
-    def _evaluation(self) -> Evaluation | None:
-        num_classes = self._setup.manifest.num_classes
-        counts = credible_counts([self._statistics[device] for device in self._set_fold.added], num_classes)
-        return evaluation_of(counts, num_classes)
 
     def _remember(self, device: str, header: m.UpdateHeader) -> None:
         self._facts[device] = _Facts(
@@ -227,7 +224,16 @@ class RoundWork:
             auxiliary = self._fold_auxiliary(aggregate, len(accepted))
         except (Corrupted, NotFound) as exc:
             raise Damaged(f"version {self.base.number} is damaged on the coordinator's disk") from exc
-        return _Folded(result=step.result(), parameters=parameters, outer_state=after, auxiliary=auxiliary)
+        # Here, because the time of both grows with the cohort.
+        statistics, num_classes = [self._statistics[device] for device in accepted], setup.manifest.num_classes
+        return _Folded(
+            result=step.result(),
+            parameters=parameters,
+            outer_state=after,
+            auxiliary=auxiliary,
+            evaluation=evaluation_of(credible_counts(statistics, num_classes), num_classes),
+            device_spreads=device_spreads_of(statistics),
+        )
 
     def _fold_auxiliary(self, aggregate: Aggregate, num_updates: int) -> Mapping[str, Artifact]:
         """Store the next auxiliary tensors as blobs. Return them by name, in the order of a Version."""
@@ -258,6 +264,8 @@ class _Folded:
     parameters: Artifact
     outer_state: OuterState
     auxiliary: Mapping[str, Artifact]
+    evaluation: Evaluation | None
+    device_spreads: Mapping[str, DeviceSpread]
 
 
 def _damaged_update(device: str) -> Damaged:

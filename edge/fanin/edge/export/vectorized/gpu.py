@@ -23,6 +23,11 @@ WARM_UPS: Final = 2
 """Calls before the recording, in which libraries choose their algorithms."""
 
 
+def gpus() -> tuple[int, str]:
+    """Return the number of GPUs that torch finds, and the name of this torch."""
+    return torch.cuda.device_count(), f"torch {torch.__version__}"
+
+
 def exact_convolutions() -> AbstractContextManager[None]:
     """Convolutions in float32, by algorithms that give the same bits each time. The default is TF32."""
     context: AbstractContextManager[None] = torch.backends.cudnn.flags(

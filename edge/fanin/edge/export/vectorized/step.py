@@ -50,7 +50,6 @@ CHUNK_BYTES: Final = 64 << 20
 """Parameters and optimizer state of the clients that train together. More of them would not fit in the processor's
 cache, and their activations need memory, too."""
 MAX_CHUNK: Final = 64
-CPU: Final = torch.device("cpu")
 TOLERANCE: Final = 1e-3
 """Largest difference between a vectorized step and a single one, relative to the largest value of a tensor."""
 
@@ -103,12 +102,12 @@ class VectorStep:
         max_clients: Number of clients that should train together.
     """
 
-    def __init__(self, app: App, device: torch.device = CPU) -> None:
+    def __init__(self, app: App, device: str = "cpu") -> None:
         """Trace and vectorize the train step of an App.
 
         Args:
             app: The App.
-            device: The processor, or a CUDA device.
+            device: ``cpu``, or a GPU: ``cuda``, ``cuda:1``.
 
         Raises:
             UnsupportedModel: The step cannot be traced or vectorized, or the vectorized one has other results.
@@ -123,6 +122,7 @@ class VectorStep:
                 f"App {app.name}: local: got {list(app.recipe.local)}, expected no personal parameters for the engine "
                 "vmap: clients that train together start from one Version; use engine='graph'"
             )
+        place = torch.device(device)
         prepared = prepare(app)
         traced = trace_train(prepared, EAGER)
         self._table: TensorTable = prepared.table
@@ -134,7 +134,7 @@ class VectorStep:
         # It also refuses a slice without an end, as in the gradient of x[:, 1:].
         forms: Table = {torch.ops.aten.copy.default: copied, torch.ops.aten.slice_scatter.default: slice_scatter}
         with quiet_torch():
-            self._one = move_to_device_pass(traced.program.run_decompositions(forms), device).module()
+            self._one = move_to_device_pass(traced.program.run_decompositions(forms), place).module()
         anchors = {state_port("anchor", spec.name) for spec in self._table.specs}
         shared = {*anchors, *SHARED, *(SETTING_PREFIX + name for name in app.recipe.optimizer.setting_inputs)}
         axes = tuple(None if name in shared else 0 for name in self._inputs)
@@ -145,12 +145,12 @@ class VectorStep:
         ports = (Port(name=name, dtype="float32", shape=tuple(value.shape)) for name, value in self._examples.items())
         self._random = random_ports(ports)
         self._states = [name.removeprefix("next.") for name in self._outputs[:-1]]
-        if device.type == "cuda":
-            on_gpu = self._all = CudaGraphs(self._all, axes, device)
-            self._check(prepared, device)
+        if place.type == "cuda":
+            on_gpu = self._all = CudaGraphs(self._all, axes, place)
+            self._check(prepared, place)
             self.max_clients = on_gpu.max_clients
         else:
-            self._check(prepared, device)
+            self._check(prepared, place)
             values = sum(self._examples[name].numel() for name in self._states)
             self.max_clients = max(1, min(MAX_CHUNK, CHUNK_BYTES // max(4 * values, 1)))
 
