@@ -172,10 +172,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _count(text: str) -> int:
-    """Return a number of at least 1. Raises ValueError, which argparse reports."""
-    if (number := int(text)) < 1:
-        raise ValueError(text)
-    return number
+    """Return a number of at least 1."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"got {text}, expected a number of at least 1")
+    return int(text)
 
 
 def _write_data(load: Load, folder: Path) -> None:
