@@ -99,7 +99,10 @@ def test_more_clients_than_examples_are_wrong_usage(capsys: pytest.CaptureFixtur
             ["--seeds", "0,1", "--seed", "3"],
             "--seeds, --seed: got the seeds 0,1 and the seed 3, expected one of them; remove --seed",
         ),
-        (["--engine", "fast"], "engine: got 'fast', expected one of graph, vmap, vmap:cuda"),
+        (
+            ["--engine", "fast"],
+            "engine: got 'fast', expected one of graph, vmap, vmap:cuda (or vmap:cuda:N, the GPU N), or auto",
+        ),
         (
             ["--run-config", "a=1"],
             ("--initial, --node-config, --run-config: got them without --flower, expected them for a Flower app only"),
