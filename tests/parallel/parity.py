@@ -31,7 +31,8 @@ from parallel.hooks import EVALUATE_EVERY, FACTOR_RANKS, RECORD, collective_chec
 
 from fanin.clients.data.digits import split_digits
 from fanin.clients.data.examples import Examples
-from fanin.commands.demo.steps import DEFAULT_MESH, job_config
+from fanin.commands.demo.options import DEFAULT_MESH
+from fanin.commands.demo.steps import job_config
 from fanin.commands.demo.tasks import TASKS
 from fanin.datacenter.checkpoints.resumable import JobCheckpoints
 from fanin.datacenter.config.communication import CommunicationSettings

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.commands import Fanin, fanin_in_process, one_line
+from support.commands import Fanin, fanin_in_process, usage_line
 
 from fanin.datacenter.network.bandwidths import CollectiveTiming, fit_link, predicted_seconds
 from fanin.datacenter.network.collectives import COLLECTIVES, RING
@@ -75,7 +75,7 @@ def test_with_one_size_all_time_counts_for_the_bytes() -> None:
 def test_impossible_measurements_are_refused_before_a_process_starts(
     fanin: Fanin, options: tuple[str, ...], message: str
 ) -> None:
-    assert one_line(fanin("bench", "collectives", *options), "bench").startswith(message)
+    assert usage_line(fanin("bench", "collectives", *options), "bench collectives").startswith(message)
 
 
 @pytest.mark.nightly

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from support.commands import Fanin, fanin_in_process, one_line
+from support.commands import Fanin, fanin_in_process, one_line, usage_line
 from support.nightly import in_ci
 
 from fanin.datacenter.checkpoints.progress import latest
@@ -122,7 +122,6 @@ def test_a_job_that_is_compiled_has_the_losses_of_one_that_is_not(
             ("--mesh", "tp=2", "--nproc", "4"),
             "mesh: pp 1 x dp_replicate 1 x dp_shard 1 x tp 2 = 2 ranks, got a world of 4;",
         ),
-        (("--mesh", "tpp=2"), "mesh: got 'tpp=2' in 'tpp=2', expected each of pp, dp_replicate, dp_shard, tp"),
         (("--mesh", "tp=8"), "got heads 4 and tp 8, expected a multiple"),
         (
             ("--mesh", "dp_shard=3"),
@@ -151,10 +150,6 @@ def test_a_job_that_is_compiled_has_the_losses_of_one_that_is_not(
         ),
         (("--restarts", "3", "--checkpoints", "kept"), "a job that lost a rank would start from its first step"),
         (OFTEN, "checkpoints: got every 6 and no folder, expected a folder for them"),
-        (("--nodes", "2-3"), "--nodes: got '2-3', expected the fewest and the most machines, such as 1:4"),
-        (("--nodes", "2"), "got 2 nodes and endpoint '', expected host:port of one of the machines"),
-        (("--endpoint", "a:1"), "got 1 nodes and endpoint 'a:1', expected host:port of one of the machines"),
-        (("--nodes", "1:2", "--endpoint", "a:1"), "got 1 to 2 nodes and max_restarts 0, expected at least 1"),
         (
             (*ELASTIC, "--nodes", "1:2"),
             "mesh: got none of 1 ranks for 2 machines, expected a number of ranks that 2 divides; give",
@@ -183,6 +178,23 @@ def test_impossible_options_are_refused_in_one_line(
     state = tmp_path / "state"
     assert message in one_line(fanin("train", config, "--steps", "1", "--state", state, *arguments), "train")
     assert not state.exists(), "told before a process starts"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--mesh", "tpp=2"), "mesh: got 'tpp=2' in 'tpp=2', expected each of pp, dp_replicate, dp_shard, tp"),
+        (("--nodes", "2-3"), "--nodes: got '2-3', expected the fewest and the most machines, such as 1:4"),
+        (("--nodes", "2"), "got 2 nodes and endpoint '', expected host:port of one of the machines"),
+        (("--endpoint", "a:1"), "got 1 nodes and endpoint 'a:1', expected host:port of one of the machines"),
+        (("--nodes", "1:2", "--endpoint", "a:1"), "got 1 to 2 nodes and max_restarts 0, expected at least 1"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_impossible_values_of_options_are_wrong_usage(
+    fanin: Fanin, config: Path, options: tuple[str, ...], message: str
+) -> None:
+    assert message in usage_line(fanin("train", config, *options), "train")
 
 
 def test_machines_without_a_shared_folder_are_refused_in_one_line(fanin: Fanin, config: Path) -> None:

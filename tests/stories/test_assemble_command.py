@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.commands import Fanin, fanin_in_process, one_line
+from support.commands import Fanin, fanin_in_process, one_line, usage_line
 from support.linear import BATCH_SIZE, BIAS, NUM_CLASSES, NUM_INPUTS, WEIGHT, linear_graphs, numpy_step
 
 from fanin.edge.bundles.bundle import open_folder
@@ -90,7 +90,7 @@ def test_a_summary_is_printed_and_a_bundle_is_never_overwritten(fanin: Fanin, sp
     assert outcome.status == 0, outcome.err
     assert "each graph ran once in onnx" in outcome.out
     assert (
-        one_line(fanin(*words), "assemble")
+        usage_line(fanin(*words), "assemble")
         == f"--out: {tmp_path / 'b'} is not empty, expected a new folder; name another one, or remove it"
     )
 

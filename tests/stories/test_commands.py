@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support import federations as f
-from support.commands import Fanin, fanin_in_process, one_line
+from support.commands import Fanin, fanin_in_process, one_line, usage_line
 from support.hosted import Hosted
 from support.snapshot import snapshot
 
@@ -77,7 +77,7 @@ def test_wrong_usage_ends_with_status_2(fanin: Fanin, words: tuple[str, ...]) ->
 
 @pytest.mark.parametrize("listen", ["nonsense", ":7443", "127.0.0.1:", "127.0.0.1:x", "127.0.0.1:65536"])
 def test_serve_on_a_bad_address(fanin: Fanin, tmp_path: Path, listen: str) -> None:
-    message = one_line(fanin("serve", "--state", tmp_path / "state", "--listen", listen), "serve")
+    message = usage_line(fanin("serve", "--state", tmp_path / "state", "--listen", listen), "serve")
     assert message == f"listen: got {listen!r}, expected HOST:PORT, for example 127.0.0.1:7443"
     assert not (tmp_path / "state").exists()
 
@@ -170,7 +170,6 @@ def test_join_with_an_invalid_file(
         ("cache-mb", "0", "--cache-mb: got 0, expected at least 1"),
         ("max-updates", "-3", "--max-updates: got -3, expected at least 0"),
         ("server", "localhost", "server: got 'localhost', expected HOST:PORT, for example 127.0.0.1:7443"),
-        ("runtime", "abacus", "runtime: got 'abacus', expected one of ['litert', 'onnx', 'reference', 'tflite']"),
     ],
 )
 def test_join_with_an_invalid_value(
@@ -178,9 +177,16 @@ def test_join_with_an_invalid_value(
 ) -> None:
     before = snapshot(host.state)
     words = [word for name, argument in (device | {option: value}).items() for word in (f"--{name}", argument)]
-    assert one_line(fanin("join", *words), "join") == message
+    assert usage_line(fanin("join", *words), "join") == message
     assert not (tmp_path / "device").exists()
     assert snapshot(host.state) == before
+
+
+def test_join_with_a_runtime_that_is_not_installed(fanin: Fanin, device: dict[str, object], tmp_path: Path) -> None:
+    words = [word for name, argument in device.items() for word in (f"--{name}", argument)]
+    message = "runtime: got 'abacus', expected one of ['litert', 'onnx', 'reference', 'tflite']"
+    assert one_line(fanin("join", *words, "--runtime", "abacus"), "join") == message
+    assert not (tmp_path / "device").exists()
 
 
 def test_join_with_a_broken_key_or_a_wrong_token(

@@ -12,7 +12,8 @@ import pytest
 from support.data import real_places
 
 from fanin.clients.data.digits import split_digits
-from fanin.commands.demo.steps import DEFAULT_MESH, job_config
+from fanin.commands.demo.options import DEFAULT_MESH
+from fanin.commands.demo.steps import job_config
 from fanin.commands.demo.tasks import TASKS
 from fanin.datacenter.jobs.job import train
 from fanin.datacenter.jobs.launch import launch

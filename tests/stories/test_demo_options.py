@@ -5,9 +5,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.commands import Fanin, fanin_in_process, one_line
+from support.commands import Fanin, fanin_in_process, one_line, usage_line
 
+from fanin.commands.demo.options import DATA_SETS
 from fanin.commands.demo.steps import allowed_drop
+from fanin.commands.demo.tasks import TASKS
 from fanin.datacenter.jobs.publish import with_drop_check
 from fanin.edge.runtimes.quality import Quality
 from fanin.protos.errors import InvalidVersion
@@ -42,20 +44,27 @@ def fanin(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -
             ("--runtimes", "onnx,litert", "--device-python", sys.executable),
             "--device-python: got 1, expected one for each of the runtimes ['onnx', 'litert']",
         ),
-        (
-            ("--device-python", "/nowhere/python"),
-            "--device-python: /nowhere/python cannot be run (No such file or directory); make devices builds them",
-        ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) and value[-1] != sys.executable else "",
 )
 def test_an_invalid_option_is_reported(fanin: Fanin, words: tuple[str, ...], message: str) -> None:
-    assert one_line(fanin("demo", *words), "demo").replace("the devices' environments", "them") == message
+    assert usage_line(fanin("demo", *words), "demo") == message
+
+
+def test_a_python_that_is_missing_is_reported(fanin: Fanin) -> None:
+    assert one_line(fanin("demo", "--device-python", "/nowhere/python"), "demo") == (
+        "--device-python: /nowhere/python cannot be run (No such file or directory); make devices builds the devices' "
+        "environments"
+    )
+
+
+def test_the_help_has_the_names_of_all_tasks() -> None:
+    assert tuple(TASKS) == DATA_SETS
 
 
 def test_a_folder_that_is_not_empty_is_refused(fanin: Fanin, tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("something")
-    message = one_line(fanin("demo", "--device-python", sys.executable, "--state", tmp_path), "demo")
+    message = usage_line(fanin("demo", "--device-python", sys.executable, "--state", tmp_path), "demo")
     assert message == f"--state: {tmp_path} is not empty; name a new folder"
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support import federations as f
-from support.commands import Fanin, fanin_in_process, one_line
+from support.commands import Fanin, fanin_in_process, one_line, usage_line
 from support.errors import raises
 from support.hosted import Hosted
 
@@ -243,7 +243,6 @@ def test_a_folder_whose_replacement_fails_stays(tmp_path: Path) -> None:
     [
         (("fetch", "none", "--out", "x"), "run 'none': there is none of this id here"),
         (("fetch", "run", "--out", "x", "--version", "7"), "run run: has no version 7"),
-        (("fetch", "run", "--out", "x.npz", "--bundle"), "--bundle: x.npz is a file, name a folder"),
         (("describe", "none"), "run 'none': there is none of this id here"),
     ],
     ids=lambda value: "" if isinstance(value, str) else " ".join(value),
@@ -254,6 +253,11 @@ def test_an_unknown_run_or_version_is_reported(
     monkeypatch.chdir(tmp_path)
     assert one_line(fanin(*words, "--state", host.state), words[0]) == message
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_bundle_into_a_file_is_wrong_usage(fanin: Fanin) -> None:
+    message = usage_line(fanin("fetch", "run", "--out", "x.npz", "--bundle"), "fetch")
+    assert message == "--bundle: x.npz is a file, name a folder"
 
 
 class Forger(Operator):

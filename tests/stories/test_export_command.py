@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.commands import STEP, Fanin, fanin_in_process, one_line
+from support.commands import STEP, Fanin, fanin_in_process, one_line, usage_line
 from support.nightly import in_ci
 
 from fanin.edge.bundles.bundle import open_folder
@@ -141,7 +141,8 @@ def test_a_bundle_in_both_formats_and_the_notes_for_its_publisher(fanin: Fanin, 
     )
     retry = fanin("export", f"{app}:plain", "--out", out, "--key", key)
     assert (
-        one_line(retry, "export") == f"--out: {out} is not empty, expected a new folder; name another one, or remove it"
+        usage_line(retry, "export")
+        == f"--out: {out} is not empty, expected a new folder; name another one, or remove it"
     )
 
 
@@ -322,4 +323,4 @@ def test_calibration_data_that_makes_int8_useless_is_reported(fanin: Fanin, app:
     ],
 )
 def test_wrong_options_are_reported(fanin: Fanin, app: Path, words: tuple[str, ...], message: str) -> None:
-    assert one_line(fanin("export", f"{app}:plain", *words), "export") == message
+    assert usage_line(fanin("export", f"{app}:plain", *words), "export") == message

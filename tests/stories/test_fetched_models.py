@@ -12,7 +12,7 @@ import torch
 from conftest import BundleOf
 from support import federations as f
 from support import linear
-from support.commands import Fanin, fanin_in_process, one_line
+from support.commands import Fanin, fanin_in_process, one_line, usage_line
 from support.hosted import Hosted
 from support.models import app_of, export_bundle
 from support.plain_files import in_litert, in_onnxruntime
@@ -124,13 +124,27 @@ def test_int8_and_float_files_of_an_app_are_fetched(
         (("--out", "z.pt"), "--out: got z.pt, expected FILE.npz or a folder; for a model file use --onnx or --tflite"),
         (("--app", "a.py:app"), "--app: got a.py:app without a file, expected also --onnx FILE or --tflite FILE"),
         (("--onnx", "m.tflite"), "--onnx: got m.tflite, expected a file that ends in .onnx"),
-        (("--tflite", "m.tflite"), "--tflite: the run's bundle has graphs in ['onnx'] only"),
-        (("--onnx", "m.onnx", "--app", "a.py:app"), "App: no file a.py, expected the path of a Python file"),
         (("--onnx", "m.onnx", "--bundle"), "--bundle: expected --out FOLDER"),
     ],
     ids=lambda value: "" if isinstance(value, str) else " ".join(value),
 )
 def test_options_that_do_not_fit_are_refused(
+    fanin: Fanin, host: Hosted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert usage_line(fanin("fetch", "run", "--state", host.state, *words), "fetch").startswith(message)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--tflite", "m.tflite"), "--tflite: the run's bundle has graphs in ['onnx'] only"),
+        (("--onnx", "m.onnx", "--app", "a.py:app"), "App: no file a.py, expected the path of a Python file"),
+    ],
+    ids=lambda value: "" if isinstance(value, str) else " ".join(value),
+)
+def test_a_model_that_cannot_be_written_is_refused(
     fanin: Fanin, host: Hosted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 import pytest
-from support.commands import Fanin, fanin_in_process, one_line
+from support.commands import Fanin, fanin_in_process, one_line, usage_line
 from support.flower_apps import NUMPY_APP, write_app
 from support.hosted import Hosted
 from support.linear import linear_graphs
@@ -167,7 +167,6 @@ def test_a_plan_that_needs_graphs_and_a_bundle_without_them_are_refused_together
     [
         (("--data", "d.npz"), "--flower: got it with --data, --serve or --runtime, expected it alone"),
         (("--serve",), "--flower: got it with --data, --serve or --runtime, expected it alone"),
-        (("--node-config", "nonsense"), "flower app client:app: node_config: ValueError: got 'nonsense', expected key"),
     ],
 )
 def test_options_of_join_that_do_not_fit_an_app(
@@ -175,7 +174,17 @@ def test_options_of_join_that_do_not_fit_an_app(
 ) -> None:
     monkeypatch.chdir(write_app(tmp_path / "app", "client", NUMPY_APP))
     files = ("--server", "localhost:1", "--ca", "ca.pem", "--publisher", "publisher.pub")
-    assert message in one_line(fanin("join", *files, "--flower", "client:app", *words), "join")
+    assert message in usage_line(fanin("join", *files, "--flower", "client:app", *words), "join")
+
+
+def test_a_node_config_that_cannot_be_read_is_an_error_of_the_app(
+    fanin: Fanin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(write_app(tmp_path / "app", "client", NUMPY_APP))
+    files = ("--server", "localhost:1", "--ca", "ca.pem", "--publisher", "publisher.pub")
+    outcome = fanin("join", *files, "--flower", "client:app", "--node-config", "nonsense")
+    error = "flower app client:app: node_config: ValueError: got 'nonsense', expected key"
+    assert error in one_line(outcome, "join")
 
 
 def test_a_bundle_of_an_app_or_of_a_file(fanin: Fanin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,7 +199,7 @@ def test_a_bundle_of_an_app_or_of_a_file(fanin: Fanin, tmp_path: Path, monkeypat
     Path("no.npz").write_bytes(b"x")
     text = one_line(fanin("bundle", "--initial", "no.npz", "--out", "three", "--key", "p.key"), "bundle")
     assert text.startswith("--initial: no.npz: not a readable .npz file of plain arrays")
-    text = one_line(fanin("bundle", "--out", "three", "--key", "p.key"), "bundle")
+    text = usage_line(fanin("bundle", "--out", "three", "--key", "p.key"), "bundle")
     assert text.startswith("--initial and --flower: got neither, expected one")
 
 

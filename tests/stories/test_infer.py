@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper
 from support import linear, scalar
-from support.commands import Fanin, fanin_in_process, one_line
+from support.commands import Fanin, fanin_in_process, one_line, usage_line
 from support.data import real_places
 from support.values import PUBLISHER
 
@@ -101,19 +101,15 @@ def test_several_inputs_are_distinguished_by_their_names(fanin: Fanin, folder: P
         (["nothing.onnx", "--data", "x.npy"], "nothing.onnx: No such file or directory"),
         (["nofolder", "--data", "x.npy"], "nofolder: No such file or directory"),
         (["zeros.onnx", "--data", "nothing.npy"], "nothing.npy: No such file or directory"),
-        (["x.npy", "--data", "x.npy"], "x.npy: got a file of unknown format"),
         (["torn.onnx", "--data", "x.npy"], "torn.onnx: onnxruntime cannot open it"),
         (["torn.tflite", "--data", "x.npy"], "torn.tflite: got 8 bytes that begin"),
         (["zeros.onnx", "--data", "torn.onnx"], "torn.onnx: not a readable .npy or .npz file of plain arrays"),
         (["zeros.onnx", "--data", "wide.npy"], "wide.npy: x: got float32 (5, 7), expected float32 (n, 6)"),
         (["zeros.onnx", "--data", "text.npy"], "text.npy: got no numbers in the array, expected arrays"),
         (["zeros.onnx", "--data", "x.npy", "--runtime", "litert"], "runtime 'litert': runs graphs in 'tflite'"),
-        (["zeros.onnx", "--data", "x.npy", "--version", "x.npy"], "--publisher and --version are for a bundle's"),
-        (["zeros.onnx", "--data", "x.npy", "--signature", "s"], "got --signature 's', but an .onnx file has a single"),
         (["bundle", "--data", "x.npy", "--version", "x.npy"], "x.npy: parameters: got magic"),
         (["bundle", "--data", "x.npy", "--publisher", "other.pub"], "bundle: signed by key"),
         (["bundle", "--data", "wide.npy"], "wide.npy: x: got float32 (5, 7), expected float32 (n, 6)"),
-        (["bundle", "--data", "x.npy", "--signature", "train"], "--signature is for a file, got a bundle"),
     ],
 )
 @pytest.mark.usefixtures("bundle")
@@ -129,6 +125,25 @@ def test_a_prediction_that_is_impossible_is_one_clear_line(
     assert message in one_line(fanin("infer", *words), "infer")
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["x.npy", "--data", "x.npy"], "x.npy: got a file of unknown format"),
+        (["zeros.onnx", "--data", "x.npy", "--version", "x.npy"], "--publisher and --version are for a bundle's"),
+        (["zeros.onnx", "--data", "x.npy", "--signature", "s"], "got --signature 's', but an .onnx file has a single"),
+        (["zeros.onnx", "--data", "x.npy", "--out", "none/x.npy"], "--out: none/x.npy cannot be written, none is not"),
+        (["zeros.onnx", "--data", "x.npy", "--json", "none/x"], "--json: none/x cannot be written, none is not a"),
+        (["bundle", "--data", "x.npy", "--signature", "train"], "--signature is for a file, got a bundle"),
+    ],
+)
+@pytest.mark.usefixtures("bundle")
+def test_options_that_do_not_go_with_the_model_are_wrong_usage(
+    fanin: Fanin, folder: Path, words: list[str], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    assert message in usage_line(fanin("infer", *words), "infer")
+
+
 def test_a_file_is_inspected(fanin: Fanin, folder: Path) -> None:
     path = folder / "zeros.onnx"
     row = json.loads(fanin("inspect", path, "--json").out)
@@ -136,7 +151,7 @@ def test_a_file_is_inspected(fanin: Fanin, folder: Path) -> None:
     assert row["inputs"] == [{"name": "x", "dtype": "float32", "shape": [-1, 6]}]
     assert row["outputs"] == [{"name": "logits", "dtype": "float32", "shape": [-1, 3]}]
     assert "    logits                   float32  [-1, 3]\n" in fanin("inspect", path).out
-    assert "unknown format" in one_line(fanin("inspect", folder / "x.npy"), "inspect")
+    assert "unknown format" in usage_line(fanin("inspect", folder / "x.npy"), "inspect")
 
 
 def test_int8_in_and_out_is_quantized_with_the_files_own_scale(fanin: Fanin, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from conftest import BundleFor
 from onnx import helper
 from PIL import Image
 from support import linear, scalar
-from support.commands import Fanin, fanin_in_process, one_line
+from support.commands import Fanin, fanin_in_process, one_line, usage_line
 from support.models import write_copy
 from support.values import PUBLISHER
 
@@ -207,7 +207,6 @@ def test_the_squared_error_of_values_is_printed(fanin: Fanin) -> None:
             ("bundle", "--data", "labelled.npz", "--scale", "255"),
             "--scale: got 255 for x float32, expected it for",
         ),
-        (("bundle", "--data", "labelled.npz", "--data", "bytes.npy"), "--data: got 2 files, expected one, or several"),
         (
             ("bundle", "--data", "short.csv"),
             "short.csv: got 2 values a row, expected 6 for the input 'x' float32 (n, 6); name",
@@ -254,6 +253,12 @@ def test_data_that_does_not_fit_is_one_clear_line(fanin: Fanin, words: tuple[str
     np.savez("none.npz", x=X[:0], y=np.zeros(0, np.int64))
     np.save("none.npy", np.zeros((0, 3, 4, 6), np.float32))
     assert one_line(fanin("infer", *words), "infer").startswith(message)
+
+
+@pytest.mark.usefixtures("folder")
+def test_several_files_that_are_no_images_are_wrong_usage(fanin: Fanin) -> None:
+    message = usage_line(fanin("infer", "bundle", "--data", "labelled.npz", "--data", "bytes.npy"), "infer")
+    assert message == "--data: got 2 files, expected one, or several images"
 
 
 @pytest.mark.usefixtures("folder")

@@ -19,7 +19,7 @@ CASES = [
     ("rich", ("demo",), "server,export,datacenter,onnx"),
     ("torch", ("export", "nothing:app", "--check"), "server,export"),
     ("onnx", ("export", "nothing:app", "--check"), "server,export"),
-    ("torch", ("plan", "nothing.toml"), "server,datacenter"),
+    ("torch", ("plan", "--model", "nothing.toml"), "server,datacenter"),
     ("typer", ("run", "nothing.toml"), "server"),
     *(
         pytest.param(*case, marks=pytest.mark.nightly)

@@ -41,6 +41,14 @@ def fanin_in_process(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mon
     return run
 
 
+def usage_line(outcome: Outcome, command: str) -> str:
+    """Return the error of a command that was called in a wrong way: one line that names the help."""
+    assert (outcome.status, outcome.out) == (2, ""), outcome
+    before, after = f"fanin {command}: ", f"; see fanin {command} --help\n"
+    assert outcome.err.count("\n") == 1 and outcome.err.startswith(before) and outcome.err.endswith(after), outcome.err
+    return outcome.err.removeprefix(before).removesuffix(after)
+
+
 def one_line(outcome: Outcome, command: str) -> str:
     """Return the error of a failed command: it is one line after the progress, and standard output is empty."""
     assert outcome.status == 1, outcome

@@ -29,7 +29,7 @@ from fanin.protos.control import (
 )
 from fanin.protos.errors import Conflict, NotFound
 from fanin.protos.plans import StopPlan
-from fanin.server.runs.stopping import rest_of
+from fanin.server.runs.driving.stopping import rest_of
 
 
 @pytest.mark.parametrize("restarts", [False, True])

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.commands import fanin_in_process, one_line
+from support.commands import fanin_in_process, usage_line
 from support.raw import raw_app, raw_of
 from support.several import several_app, several_examples
 from torch import nn
@@ -128,7 +128,7 @@ def test_options_that_do_not_fit_are_refused(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], message: str
 ) -> None:
     fanin = fanin_in_process(capsys, monkeypatch)
-    assert one_line(fanin("export", "nothing.py:app", *words), "export").startswith(message)
+    assert usage_line(fanin("export", "nothing.py:app", *words), "export").startswith(message)
 
 
 APP = """

@@ -55,11 +55,11 @@ def test_a_wrong_option_of_a_partition_is_wrong_usage(
     assert capsys.readouterr().err == f"fanin partition: {error}; see fanin partition --help\n"
 
 
-def test_data_that_are_not_there_are_an_error_of_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["partition", "--data", "mnist"]) == 1
+def test_an_unknown_name_of_data_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["partition", "--data", "mnist"]) == 2
     error = (
         "fanin partition: data: got 'mnist', expected digits, fashion-mnist, tinyshakespeare, or the path of an .npz, "
-        ".csv or .parquet file or of a folder\n"
+        ".csv or .parquet file or of a folder; see fanin partition --help\n"
     )
     assert capsys.readouterr().err == error
 

@@ -14,7 +14,7 @@ from fanin.server.aggregation.statistics import (
     train_loss_of,
     with_loss_examples,
 )
-from fanin.server.runs.stopping import reason_to_rest
+from fanin.server.runs.driving.stopping import reason_to_rest
 
 PATIENT = StopPlan(max_rounds=100, patience=2, min_delta=0.1)
 

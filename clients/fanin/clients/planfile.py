@@ -5,7 +5,7 @@ type or a value out of range is an error. It names the key and its source: the f
 """
 
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -112,6 +112,12 @@ def override_of(text: str, source: str = SET) -> Override:
     # A line break in the text could begin another key.
     parsed = tables["value"] if set(tables) == {"value"} else value
     return Override(path=path.strip(), value=parsed, source=source)
+
+
+def check_overrides(texts: Iterable[str] | None) -> None:
+    """Raise InvalidPlan for a text of ``--set`` without a key or a value."""
+    for text in texts or ():
+        override_of(text)
 
 
 @dataclass(frozen=True, slots=True)

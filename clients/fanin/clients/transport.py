@@ -275,10 +275,15 @@ class _ClockOff(Untimely):
         self.offset_s = offset_s
 
 
-def _open_channel(address: str, ca_certificate: bytes) -> grpc.Channel:
+def check_address(address: str) -> None:
+    """Raise InvalidInput unless an address is HOST:PORT."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or int(port) > MAX_PORT:
         raise InvalidInput(f"server: got {address!r}, expected HOST:PORT, for example 127.0.0.1:7443")
+
+
+def _open_channel(address: str, ca_certificate: bytes) -> grpc.Channel:
+    check_address(address)
     try:
         # gRPC accepts any bytes and fails later without a reason. asyncio, which grpc imports, has already loaded ssl.
         # The parser in cryptography.x509 would cost a device 1.4 MB. Text outside the base64 blocks is a comment.

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from fanin.commands.console.terminal import DEFAULT_KEY, JsonOption, prints_text, publisher_key, run_command, write_json
+from fanin.commands.console.usage import wrong_usage
 from fanin.edge.assembly.assemble import assemble as assemble_bundle
 from fanin.edge.assembly.facts import read_assembly
 from fanin.edge.files import new_folder
@@ -33,7 +34,8 @@ def assemble(
     json: JsonOption = "",
 ) -> None:
     """Open, check and run the graphs of another exporter as a device would, then sign them as a bundle."""
-    new_folder("--out", out)
+    with wrong_usage():
+        new_folder("--out", out)
     bundle = assemble_bundle(read_assembly(file), out, publisher_key(key))
     manifest = bundle.manifest
     formats = sorted(manifest.signatures["infer"].graphs)

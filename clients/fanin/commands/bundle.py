@@ -10,6 +10,7 @@ import typer
 from fanin.clients.flower.initial import read_initial
 from fanin.clients.flower.task import FlowerSettings
 from fanin.commands.console.terminal import DEFAULT_KEY, JsonOption, prints_text, publisher_key, run_command, write_json
+from fanin.commands.console.usage import wrong_usage
 from fanin.edge.bundles.arrays import read_layout, write_arrays
 from fanin.edge.files import new_folder
 from fanin.edge.tensors import Array
@@ -46,7 +47,9 @@ def bundle(
     json: JsonOption = "",
 ) -> None:
     """Write a signed bundle of arrays without graphs, which Flower apps train (docs/flower.md)."""
-    new_folder("--out", out)
+    with wrong_usage():
+        new_folder("--out", out)
+        _check_source(initial, flower)
     new_bundle = write_arrays(_arrays(initial, flower), out, publisher_key(key), name)
     table, local = new_bundle.manifest.table, read_layout(new_bundle).local
     if json:
@@ -63,13 +66,17 @@ def bundle(
     )
 
 
-def _arrays(initial: str, flower: str) -> dict[str, Array]:
-    """Return the initial arrays. Raises InvalidInput."""
+def _check_source(initial: str, flower: str) -> None:
+    """Raise InvalidInput unless one of the options has the initial arrays."""
     if bool(initial) == bool(flower):
         raise InvalidInput(
             f"--initial and --flower: got {'both' if initial else 'neither'}, expected one: --initial FILE.npz or "
             "MODULE:NAME, or --flower MODULE:APP for an app of a NumPyClient"
         )
+
+
+def _arrays(initial: str, flower: str) -> dict[str, Array]:
+    """Return the initial arrays. Raises InvalidInput."""
     if initial:
         return read_initial(initial, Path.cwd())
     from fanin.clients.flower.app import FlowerApp

@@ -1,6 +1,5 @@
 """``fanin export``: export an App as a signed Bundle, or only check it (``--check``)."""
 
-import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -13,16 +12,18 @@ from fanin.commands.console.terminal import (
     DEFAULT_KEY,
     JsonOption,
     QuietOption,
+    check_max_drop,
     prints_text,
     progress,
     publisher_key,
     run_command,
     write_json,
 )
+from fanin.commands.console.usage import wrong_usage
 from fanin.edge.files import new_folder
 from fanin.edge.parameter_files import read_parameters
 from fanin.protos.errors import InvalidInput
-from fanin.simulation.data.loading import NAMES, LoadedData, load_data
+from fanin.simulation.data.loading import NAMES, LoadedData, check_name, load_data
 
 if TYPE_CHECKING:
     from fanin.datacenter.training.pretraining import Pretraining
@@ -80,24 +81,17 @@ def export(
     json: JsonOption = "",
 ) -> int:
     """Trace, quantize, verify and sign an App for every runtime."""
-    if max_int8_drop is not None and not 0.0 <= max_int8_drop < math.inf:
-        raise InvalidInput(f"--max-int8-drop: got {max_int8_drop:g}, expected a number of at least 0")
-    if not pretrain and (epochs is not None or learning_rate is not None):
-        raise InvalidInput("--epochs and --learning-rate: expected --pretrain DATA with them")
-    if check and pretrain:
-        raise InvalidInput("--pretrain: got --check too, which does not train; expected one of them")
-    if check and out is not None:
-        raise InvalidInput("--out: got --check too, which writes nothing; expected one of them")
-    if not check:
-        if out is None:
-            raise InvalidInput("--out: expected a folder for the bundle, or --check to write none")
-        new_folder("--out", out)
-    # Importing torch takes seconds, so mistakes in the options are reported before it.
+    # Importing torch takes seconds, so most mistakes in the options are reported before it.
+    with wrong_usage():
+        check_max_drop(max_int8_drop)
+        _check_pretraining(pretrain, check=check, is_set=epochs is not None or learning_rate is not None)
+        _check_target(out, check=check)
     from fanin.edge.export import export as export_bundle
     from fanin.edge.export import load_app
 
-    formats = _formats(graph_format)
-    training = _pretraining(epochs, learning_rate) if pretrain else None
+    with wrong_usage():
+        formats = _formats(graph_format)
+        training = _pretraining(epochs, learning_rate) if pretrain else None
     with progress("export", quiet=quiet) as step:
         if out is None:
             step(f"checking the App {app}")
@@ -114,6 +108,26 @@ def export(
     if prints_text(json):
         sys.stdout.write(_text(exported, out))
     return 0
+
+
+def _check_target(out: Path | None, *, check: bool) -> None:
+    """Raise InvalidInput unless there is either a new folder or ``--check``."""
+    if check and out is not None:
+        raise InvalidInput("--out: got --check too, which writes nothing; expected one of them")
+    if not check:
+        if out is None:
+            raise InvalidInput("--out: expected a folder for the bundle, or --check to write none")
+        new_folder("--out", out)
+
+
+def _check_pretraining(data: str, *, check: bool, is_set: bool) -> None:
+    """Raise InvalidInput for wrong data of ``--pretrain``, or options that do not go with it."""
+    if not data and is_set:
+        raise InvalidInput("--epochs and --learning-rate: expected --pretrain DATA with them")
+    if check and data:
+        raise InvalidInput("--pretrain: got --check too, which does not train; expected one of them")
+    if data:
+        check_name(data)
 
 
 def _formats(names: Sequence[str] | None) -> list[str]:

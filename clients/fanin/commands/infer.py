@@ -35,8 +35,9 @@ from fanin.commands.console.predictions import (
     read_names,
     squared_error,
 )
-from fanin.commands.console.samples import Target, read_samples
+from fanin.commands.console.samples import Target, check_paths, read_samples
 from fanin.commands.console.show import finite, note_on_local
+from fanin.commands.console.usage import check_target, wrong_usage
 from fanin.edge.bundles.bundle import Bundle, open_folder, read_signed_manifest
 from fanin.edge.bundles.formats import file_format, format_of
 from fanin.edge.lengths import TARGETS
@@ -96,6 +97,8 @@ def main(argv: Sequence[str]) -> int:
     path = Path(options.model)
     # A missing path raises FileNotFoundError here, instead of an error about its format.
     path.stat()
+    with wrong_usage():
+        _check_options(path, options)
     if Cache.is_device(path):
         opened = _open_device(path, options)
     else:
@@ -136,6 +139,29 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
+def _check_options(path: Path, options: argparse.Namespace) -> None:
+    """Raise InvalidInput for options that do not go with the kind of model, and targets that cannot be written."""
+    check_target("--json", options.json or "")
+    check_target("--out", options.out or "")
+    check_paths([Path(name) for name in options.data])
+    if Cache.is_device(path):
+        if options.signature or options.version:
+            raise InvalidInput(f"{path}: --signature and --version are for others, a device has one version to ask")
+        if not options.publisher:
+            raise InvalidInput(f"{path}: expected --publisher, the key that the device trusts")
+    elif path.is_dir():
+        if options.signature:
+            raise InvalidInput(f"{path}: --signature is for a file, got a bundle; it is opened by its infer graph")
+    else:
+        if options.publisher or options.version:
+            raise InvalidInput(f"{path}: --publisher and --version are for a bundle's folder, got a file")
+        if options.signature and not file_format(format_of(path.name)).has_signatures:
+            raise InvalidInput(
+                f"{path}: got --signature {options.signature!r}, but an {path.suffix.lower()} file has a single graph"
+            )
+        format_of(path.name)
+
+
 def _labels(bundle: Bundle | None, outputs: Feed, labels: Array | None) -> Array | None:
     """Return the labels in the length of the output; None if the targets of a Bundle cannot be compared with it."""
     if bundle is None or labels is None:
@@ -169,14 +195,7 @@ def _predictions(
 
 
 def _open_file(path: Path, options: argparse.Namespace) -> OpenedInference:
-    if options.publisher or options.version:
-        raise InvalidInput(f"{path}: --publisher and --version are for a bundle's folder, got a file")
-    graph_format = format_of(path.name)
-    if options.signature and not file_format(graph_format).has_signatures:
-        raise InvalidInput(
-            f"{path}: got --signature {options.signature!r}, but an {path.suffix.lower()} file has a single graph"
-        )
-    runtime = open_format([graph_format], options.runtime)
+    runtime = open_format([format_of(path.name)], options.runtime)
     data = path.read_bytes()
     model = runtime.open_model(data, str(path), options.signature)
     return OpenedInference(
@@ -206,10 +225,6 @@ def _run(model: LoadedModel, feed: Feed, in_float: bool) -> dict[str, Array]:
 
 def _open_device(folder: Path, options: argparse.Namespace) -> OpenedInference:
     """Open the newest Version of a device that joined with --serve. The device may run at the same time."""
-    if options.signature or options.version:
-        raise InvalidInput(f"{folder}: --signature and --version are for others, a device has one version to ask")
-    if not options.publisher:
-        raise InvalidInput(f"{folder}: expected --publisher, the key that the device trusts")
     publisher = read_public_key(Path(options.publisher))
     runtime = open_runtime(options.runtime)
     serving = Serving(runtime, Cache(folder), (publisher,))
@@ -226,8 +241,6 @@ def _open_device(folder: Path, options: argparse.Namespace) -> OpenedInference:
 
 
 def _open_bundle(folder: Path, options: argparse.Namespace) -> OpenedInference:
-    if options.signature:
-        raise InvalidInput(f"{folder}: --signature is for a file, got a bundle; it is opened by its infer graph")
     publisher = options.publisher
     trusted = read_public_key(Path(publisher)) if publisher else read_signed_manifest(folder).public_key
     bundle = open_folder(folder, trusted=(trusted,))

@@ -10,6 +10,7 @@ import typer
 
 from fanin.clients.textfiles import read_public_key
 from fanin.commands.console.terminal import JsonOption, prints_text, run_command, write_json
+from fanin.commands.console.usage import wrong_usage
 from fanin.edge.bundles.bundle import Bundle, open_folder, read_signed_manifest
 from fanin.edge.bundles.formats import format_of
 from fanin.edge.bundles.manifest import Manifest
@@ -43,6 +44,8 @@ def inspect(
 ) -> None:
     """Verify a bundle's signature and the digest of every artifact, then show its contents; or show a model file."""
     if what.is_file():
+        with wrong_usage():
+            format_of(what.name)
         row = file_row(what, runtime or None, signature)
         text = _file_text(row)
     else:

@@ -21,8 +21,9 @@ from fanin.clients.device.storage.cache import DEFAULT_MAX_BYTES, Cache, hold_fo
 from fanin.clients.device.training import RuntimeTrainer
 from fanin.clients.device.updates import Trainer
 from fanin.clients.textfiles import read_public_key, read_text, read_token
-from fanin.clients.transport import Connection, GrpcTransport
+from fanin.clients.transport import Connection, GrpcTransport, check_address
 from fanin.commands.console.logs import configure_logging
+from fanin.commands.console.usage import wrong_usage
 from fanin.edge.runtimes.available import open_runtime
 from fanin.edge.runtimes.base import Runtime
 from fanin.protos.errors import InvalidInput
@@ -40,7 +41,8 @@ def main(argv: Sequence[str]) -> int:
     # Free the memory of the imports before the runtime starts, and below that of both before the connection opens.
     give_back()
     # Check runtime and data before the first call: a device without them cannot take part.
-    _check_numbers(options)
+    with wrong_usage():
+        _check_options(options)
     with contextlib.ExitStack() as stack:
         trainer, runtime = _flower(options, stack) if options.flower else _graphs(options)
         return _join(options, trainer, runtime)
@@ -68,12 +70,6 @@ def _join(options: argparse.Namespace, trainer: Trainer, runtime: Runtime | None
 
 def _graphs(options: argparse.Namespace) -> tuple[Trainer, Runtime]:
     """Return the trainer of a device that runs graphs, and its runtime."""
-    if options.node_config or options.run_config:
-        raise InvalidInput(
-            "--node-config, --run-config: got them without --flower, expected them for a Flower app only"
-        )
-    if not options.data:
-        raise InvalidInput("--data: got none, expected an .npz file of examples; name one, or an app with --flower")
     runtime = open_runtime(options.runtime)
     store = open_npz(Path(options.data), options.partition, options.validation)
     return SparingTrainer(RuntimeTrainer(runtime, store)), runtime
@@ -81,11 +77,6 @@ def _graphs(options: argparse.Namespace) -> tuple[Trainer, Runtime]:
 
 def _flower(options: argparse.Namespace, stack: contextlib.ExitStack) -> tuple[Trainer, None]:
     """Return the trainer of a device that runs a Flower app. The app ends with ``stack``."""
-    if options.data or options.serve or options.runtime:
-        raise InvalidInput(
-            "--flower: got it with --data, --serve or --runtime, expected it alone: the app loads its own data, and "
-            "its bundle has no graphs to serve"
-        )
     # Imported late: a device that runs graphs would pay for the memory.
     from fanin.clients.flower.process import FlowerProcess
     from fanin.clients.flower.states import FlowerStates
@@ -188,8 +179,20 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _check_numbers(options: argparse.Namespace) -> None:
-    """Raise InvalidInput for a number out of range."""
+def _check_options(options: argparse.Namespace) -> None:
+    """Raise InvalidInput for a value out of range, and for options that exclude each other."""
+    check_address(options.server)
+    if options.flower and (options.data or options.serve or options.runtime):
+        raise InvalidInput(
+            "--flower: got it with --data, --serve or --runtime, expected it alone: the app loads its own data, and "
+            "its bundle has no graphs to serve"
+        )
+    if not options.flower and (options.node_config or options.run_config):
+        raise InvalidInput(
+            "--node-config, --run-config: got them without --flower, expected them for a Flower app only"
+        )
+    if not options.flower and not options.data:
+        raise InvalidInput("--data: got none, expected an .npz file of examples; name one, or an app with --flower")
     if not 0.0 < options.validation < 1.0:
         raise InvalidInput(f"--validation: got {options.validation:g}, expected a share above 0 and below 1, as in 0.2")
     for option, least in (("partition", 0), ("cache_mb", 1), ("max_updates", 0), ("max_failures", 0)):

@@ -12,6 +12,7 @@ from importlib import import_module
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
+from fanin.commands.console.usage import WrongUsage, report_usage
 from fanin.protos.errors import FaninError
 from fanin.protos.release import __version__
 
@@ -146,6 +147,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         run: Main = _load(SUBCOMMANDS[name]) if name in SUBCOMMANDS else others[name].load()
         return run(words[1:])
+    except WrongUsage as exc:
+        return report_usage(name, str(exc))
     except FaninError as exc:
         # The errors of a library function begin with its name, which is often also the command's.
         sys.stderr.write(f"fanin {name}: {str(exc).removeprefix(f'{name}: ')}\n")

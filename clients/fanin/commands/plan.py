@@ -7,20 +7,24 @@ numbers come from the formulas of ``fanin.datacenter.planner``.
 import sys
 from collections.abc import Callable, Sequence
 from time import monotonic
-from typing import Annotated, Final, TextIO
+from typing import TYPE_CHECKING, Annotated, Final, TextIO
 
 import typer
 
 from fanin import datacenter
 from fanin.commands.console.terminal import JsonOption, prints_text, run_command, write_json
-from fanin.datacenter.families.decoders import PRESETS
-from fanin.datacenter.network.counters import by_axis
-from fanin.datacenter.network.links import LINKS
-from fanin.datacenter.planner import LayoutChoice, LayoutRequest
-from fanin.datacenter.planner.choices import GIGABYTE, describe
-from fanin.datacenter.planner.options import PlanOptions
-from fanin.datacenter.watch.flops import HARDWARE
+from fanin.commands.console.usage import wrong_usage
 
+if TYPE_CHECKING:
+    from fanin.datacenter.planner import LayoutChoice, LayoutRequest
+
+# The names of the help text. The modules that define them import torch, which takes seconds.
+PRESET_NAMES: Final = ("tiny", "8m", "125m", "350m", "1.5b", "8b", "70b")
+LINK_NAMES: Final = (
+    *("nvlink3", "nvlink4", "nvlink5", "pcie4", "pcie5", "ib-hdr", "ib-ndr"),
+    *("ethernet-100", "ethernet-10", "loopback"),
+)
+DEVICE_NAMES: Final = ("a100", "h100", "h200", "b200")
 SHOWN_AFTER_S: Final = 1.0
 """A search that takes longer reports its progress."""
 SHOWN_EVERY_S: Final = 5.0
@@ -34,7 +38,8 @@ def main(argv: Sequence[str]) -> int:
 
 def plan(
     model: Annotated[
-        str, typer.Option("--model", help=f"One of {', '.join(PRESETS)}, or a .toml file with a table [model.NAME].")
+        str,
+        typer.Option("--model", help=f"One of {', '.join(PRESET_NAMES)}, or a .toml file with a table [model.NAME]."),
     ],
     world: Annotated[
         int | None, typer.Option("--world", min=1, help="Number of ranks; default: those of --mesh.")
@@ -47,12 +52,12 @@ def plan(
     ] = None,
     link: Annotated[
         str,
-        typer.Option("--link", help=f"Within a node: gigabytes a second, or one of {', '.join(LINKS)}."),
+        typer.Option("--link", help=f"Within a node: gigabytes a second, or one of {', '.join(LINK_NAMES)}."),
     ] = "nvlink4",
     between: Annotated[str, typer.Option("--between", help="Between nodes; default: same as --link.")] = "",
     ranks_per_node: Annotated[int, typer.Option("--ranks-per-node", min=1, help="Ranks on one node.")] = 8,
     device: Annotated[
-        str, typer.Option("--device", help=f"One of {', '.join(HARDWARE)}, or cpu: this machine, as measured.")
+        str, typer.Option("--device", help=f"One of {', '.join(DEVICE_NAMES)}, or cpu: this machine, as measured.")
     ] = "h100",
     batch: Annotated[int, typer.Option("--batch", min=1, help="Samples a step, over all ranks.")] = 256,
     sequence: Annotated[int, typer.Option("--sequence", min=1, help="Tokens a sample.")] = 2048,
@@ -70,20 +75,21 @@ def plan(
     json: JsonOption = "",
 ) -> int:
     """Rank every way to spread a model over ranks by predicted step time, and refuse what cannot fit."""
-    options = PlanOptions(
-        model=model,
-        world=world,
-        mesh=mesh,
-        memory_gb=memory,
-        link=link,
-        between=between,
-        ranks_per_node=ranks_per_node,
-        device=device,
-        batch_size=batch,
-        sequence=sequence,
-        precision=precision,
-        efficiency=efficiency,
-    )
+    with wrong_usage():
+        options = datacenter.PlanOptions(
+            model=model,
+            world=world,
+            mesh=mesh,
+            memory_gb=memory,
+            link=link,
+            between=between,
+            ranks_per_node=ranks_per_node,
+            device=device,
+            batch_size=batch,
+            sequence=sequence,
+            precision=precision,
+            efficiency=efficiency,
+        )
     result = datacenter.plan(options, progress_of(sys.stderr))
     wanted, choices = result.request, result.choices
     if json:
@@ -112,7 +118,7 @@ def progress_of(stream: TextIO, now: Callable[[], float] = monotonic) -> Callabl
     return show
 
 
-def _report(wanted: LayoutRequest, choices: Sequence[LayoutChoice], top: int) -> dict[str, object]:
+def _report(wanted: "LayoutRequest", choices: "Sequence[LayoutChoice]", top: int) -> dict[str, object]:
     facts = wanted.facts
     return {
         "model": facts.name,
@@ -130,7 +136,9 @@ def _report(wanted: LayoutRequest, choices: Sequence[LayoutChoice], top: int) ->
     }
 
 
-def _row(choice: LayoutChoice) -> dict[str, object]:
+def _row(choice: "LayoutChoice") -> dict[str, object]:
+    from fanin.datacenter.network.counters import by_axis
+
     parallel, memory = choice.job.parallel, choice.memory
     return {
         "mesh": parallel.mesh.sizes,
@@ -157,7 +165,9 @@ def _row(choice: LayoutChoice) -> dict[str, object]:
     }
 
 
-def _text(wanted: LayoutRequest, choices: Sequence[LayoutChoice], top: int) -> str:
+def _text(wanted: "LayoutRequest", choices: "Sequence[LayoutChoice]", top: int) -> str:
+    from fanin.datacenter.planner.choices import describe
+
     facts = wanted.facts
     work = facts.work.flops_per_token(wanted.sequence)
     head = f"{facts.name}: {facts.num_values / 1e6:,.1f} M parameters, {work / 1e9:,.2f} GFLOP a token"
@@ -173,7 +183,9 @@ def _text(wanted: LayoutRequest, choices: Sequence[LayoutChoice], top: int) -> s
     return "\n".join(lines) + "\n"
 
 
-def _numbers(choice: LayoutChoice) -> str:
+def _numbers(choice: "LayoutChoice") -> str:
+    from fanin.datacenter.planner.choices import GIGABYTE
+
     return (
         f"{choice.timing.seconds:.3f} s a step, {choice.tokens_per_second:,.0f} tokens/s, MFU {choice.mfu:.1%}, "
         f"{choice.memory.total / GIGABYTE:.1f} GB" + ("" if choice.fits else ": does not fit")

@@ -12,7 +12,7 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
@@ -29,6 +29,7 @@ from fanin.commands.console.terminal import (
     OPERATOR_TOKEN,
     run_command,
 )
+from fanin.commands.console.usage import wrong_usage
 from fanin.protos.errors import InvalidInput
 from fanin.server.access.authority import local_identity
 from fanin.server.access.connections import Connections, enough_descriptors, raise_descriptor_limit, share_descriptors
@@ -86,9 +87,10 @@ def serve(
     if not verbose:
         # alembic logs at INFO that the tables are up to date.
         logging.getLogger("alembic").setLevel(logging.WARNING)
-    settings = Settings(
-        state=state, listen=listen, names=tuple(name or ()), durability=durability, data=data_sets(data or ())
-    )
+    with wrong_usage():
+        sets = data_sets(data or ())
+        settings = Settings(state=state, listen=listen, names=tuple(name or ()), durability=durability)
+    settings = replace(settings, data=sets)
     # Otherwise each thread that handles a Chunk keeps its own arena: several times the size of a large model.
     share_one_heap()
     asyncio.run(run_coordinator(settings, LogObserver()))

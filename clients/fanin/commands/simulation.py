@@ -12,7 +12,7 @@ import typer
 
 from fanin.clients.flower.initial import read_initial
 from fanin.clients.flower.task import AppFailed, FlowerSettings
-from fanin.clients.planfile import parse_plan, read_plan
+from fanin.clients.planfile import check_overrides, parse_plan, read_plan
 from fanin.commands.console.result_files import ResultFiles
 from fanin.commands.console.simulated import SimulationText
 from fanin.commands.console.splits import SimulationData
@@ -24,8 +24,8 @@ from fanin.commands.console.terminal import (
     progress,
     run_command,
     write_json,
-    wrong_usage,
 )
+from fanin.commands.console.usage import wrong_usage
 from fanin.edge.tensors import Array
 from fanin.protos.errors import FaninError, InvalidInput
 from fanin.protos.plans import Plan
@@ -180,6 +180,7 @@ def _simulate(
         several_seeds = _seeds(seeds, seed)
         cluster = _cluster(backend, ray_address, client_cpus, client_gpus)
         check_engine_name(engine)
+        check_overrides(overrides)
     limits = {"cohort.concurrency": cohort, "stop.max_rounds": rounds, "training.seed": seed}
     text = SimulationText(json_target=json, quiet=quiet, has_seeds=bool(several_seeds))
     whole = _plan('bundle="flower"' if flower else f'app="{app}"', plan, limits, overrides or ())

@@ -20,7 +20,9 @@ import typer
 
 from fanin import datacenter
 from fanin.commands.console.terminal import JsonOption, prints_text, run_command, write_json
+from fanin.commands.console.usage import wrong_usage
 from fanin.datacenter.config.records import record_of
+from fanin.datacenter.ranks.mesh import MeshShape
 from fanin.datacenter.watch.meters import StepRecord
 from fanin.datacenter.watch.sinks import StatusLine
 from fanin.protos.errors import Conflict, InvalidInput
@@ -93,9 +95,14 @@ def train(
 ) -> None:
     """Train a model with any mix of data, tensor and pipeline parallelism; the numbers equal those of one process."""
     # Importing torch takes seconds: it is loaded once the options are known to be good.
-    bounds = _bounds(nodes)
+    with wrong_usage():
+        bounds = _bounds(nodes)
+        if mesh:
+            MeshShape.parse(mesh)
     from fanin.datacenter.config.train_config import read_train_config
 
+    with wrong_usage():
+        elastic = datacenter.Elastic(max_restarts=restarts, endpoint=endpoint, **bounds)
     job = read_train_config(
         config,
         {
@@ -110,7 +117,6 @@ def train(
             },
         },
     )
-    elastic = datacenter.Elastic(max_restarts=restarts, endpoint=endpoint, **bounds)
     metrics = _train(job, nproc, state, elastic)
     if json:
         write_json(json, metrics_row(metrics, job))

@@ -11,18 +11,19 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from math import inf
 from pathlib import Path
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from fanin.commands.bench.harness.report import machine
 from fanin.commands.console.terminal import JsonOption, prints_text, run_command, write_json
-from fanin.datacenter.config.records import record_of
-from fanin.datacenter.jobs.torchrun import failure_reason, run_ranks
-from fanin.datacenter.network.bandwidths import CollectivesReport, check_backend
-from fanin.datacenter.planner.choices import GIGABYTE
+from fanin.commands.console.usage import wrong_usage
 from fanin.protos.errors import Conflict, InvalidInput
 
+if TYPE_CHECKING:
+    from fanin.datacenter.network.bandwidths import CollectivesReport
+
+GIGABYTE: Final = 10**9
 MEGABYTE: Final = 2**20
 DEFAULT_MEGABYTES: Final = (0.001, 1.0, 16.0)
 PROGRAM: Final = "fanin.datacenter.network.bandwidths"
@@ -44,11 +45,17 @@ def collectives(
     json: JsonOption = "",
 ) -> None:
     """Check and time all collectives between ranks, and report the link that results."""
-    check_backend(backend, nproc)
+    # Importing torch takes seconds.
+    from fanin.datacenter.config.records import record_of
+    from fanin.datacenter.jobs.torchrun import failure_reason, run_ranks
+    from fanin.datacenter.network.bandwidths import CollectivesReport, check_backend
+
     wanted = megabytes or DEFAULT_MEGABYTES
-    for size in wanted:
-        if not 1.0 <= size * MEGABYTE < inf:
-            raise InvalidInput(f"--megabytes: got {size}, expected positive numbers")
+    with wrong_usage():
+        check_backend(backend, nproc)
+        for size in wanted:
+            if not 1.0 <= size * MEGABYTE < inf:
+                raise InvalidInput(f"--megabytes: got {size}, expected positive numbers")
     sizes = [round(size * MEGABYTE) for size in wanted]
     with tempfile.TemporaryDirectory(prefix="fanin-bench-") as scratch:
         folder, out = Path(scratch), Path(scratch) / "found.json"
@@ -64,12 +71,12 @@ def collectives(
         sys.stdout.write(_text(nproc, backend, report))
 
 
-def _row(report: CollectivesReport) -> dict[str, object]:
+def _row(report: "CollectivesReport") -> dict[str, object]:
     link = {"gb_per_second": report.link.bytes_per_second / GIGABYTE, "latency_seconds": report.link.latency_s}
     return {"checked": report.num_checked, "link": link, "collectives": [asdict(each) for each in report.timings]}
 
 
-def _text(nproc: int, backend: str, report: CollectivesReport) -> str:
+def _text(nproc: int, backend: str, report: "CollectivesReport") -> str:
     rows: list[tuple[str, ...]] = [COLUMNS]
     for each in report.timings:
         numbers = (

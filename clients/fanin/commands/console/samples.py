@@ -69,9 +69,8 @@ def read_samples(paths: Sequence[Path], target: Target, scale: float) -> ModelIn
     Raises:
         InvalidInput: A file cannot be read, or does not fit the model.
     """
+    check_paths(paths)
     path, what = paths[0], str(paths[0])
-    if len(paths) > 1 and not all(_is_image(each) for each in paths):
-        raise InvalidInput(f"--data: got {len(paths)} files, expected one, or several images")
     if _is_image(path):
         form = target.form_of(what)
         arrays = {target.inputs[0].name: np.stack([_read_image(each, form) for each in paths])}
@@ -91,6 +90,12 @@ def read_samples(paths: Sequence[Path], target: Target, scale: float) -> ModelIn
         raise InvalidInput(f"--scale: got {scale:g} for {dtypes}, expected it for uint8 pixels of a float input")
     feed |= {port.name: _scaled(what, feed[port.name], port, scale) for port in pixels}
     return ModelInputs(feed=feed, labels=labels)
+
+
+def check_paths(paths: Sequence[Path]) -> None:
+    """Raise InvalidInput for several files that are not images."""
+    if len(paths) > 1 and not all(_is_image(each) for each in paths):
+        raise InvalidInput(f"--data: got {len(paths)} files, expected one, or several images")
 
 
 def _is_image(path: Path) -> bool:

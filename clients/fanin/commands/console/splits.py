@@ -5,9 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from fanin.commands.console.terminal import wrong_usage
+from fanin.commands.console.usage import wrong_usage
 from fanin.protos.errors import InvalidInput
 from fanin.simulation import LoadedData, Natural, Partition, Partitioner, load_data, partition
+from fanin.simulation.data.loading import check_name
 
 DEFAULT_ALPHA: Final = 0.3
 WITH_ALPHA: Final = ("dirichlet", "label_skew", "quantity")
@@ -27,9 +28,11 @@ class SimulationData:
         """Return the data set, and the examples of each client.
 
         Raises:
-            InvalidInput: There is no such data set.
-            click.UsageError: An option is wrong, or clients have no examples.
+            InvalidInput: The data set cannot be read.
+            WrongUsage: An option is wrong, or clients have no examples.
         """
+        with wrong_usage():
+            check_name(self.data)
         loaded = load_data(self.data, seed=seed)
         with wrong_usage():
             return loaded, partition(loaded.train, self.num_clients, self._partitioner(loaded), seed=seed)

@@ -2,24 +2,27 @@
 
 import json
 import logging
-import os
+import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import zip_longest
 from pathlib import Path
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import click
 import typer
 from typer.core import TyperCommand
 
-from fanin.clients.operator import Operator
 from fanin.clients.textfiles import read_text, read_token
 from fanin.commands.console.show import finite
+from fanin.commands.console.usage import WrongUsage, check_target, report_usage, wrong_usage
 from fanin.edge.bundles.keys import SigningKey, load_or_create_key
 from fanin.protos.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from fanin.clients.operator import Operator
 
 DEFAULT_STATE: Final = Path("fanin-state")
 ADDRESS_FILE: Final = "address"
@@ -45,25 +48,9 @@ RoundsOption = Annotated[int, typer.Option("--rounds", min=0, help="Number of ro
 
 def _writable(target: str) -> str:
     """Check before the work starts that its result can be written to a file."""
-    if target in ("", "-"):
-        return target
-    path = Path(target)
-    if path.is_dir():
-        raise typer.BadParameter(f"{path} is a folder, name a file")
-    if not path.parent.is_dir():
-        raise typer.BadParameter(f"{path} cannot be written, {path.parent} is not a folder")
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise typer.BadParameter(f"{path} cannot be written, permission is denied")
+    with wrong_usage():
+        check_target("--json", target)
     return target
-
-
-@contextmanager
-def wrong_usage() -> Iterator[None]:
-    """Report a wrong option in this context as wrong usage. The command then exits with status 2."""
-    try:
-        yield
-    except InvalidInput as exc:
-        raise click.UsageError(str(exc)) from exc
 
 
 JsonOption = Annotated[
@@ -104,10 +91,9 @@ def run_command(function: Callable[..., int | None], argv: Sequence[str], name: 
     try:
         outcome = typer.main.get_command(app).main(words, prog_name=f"fanin {command}", standalone_mode=False)
     except click.ClickException as exc:
-        # The errors of a library function begin with its name, which is often also the command's.
-        message = " ".join(exc.format_message().split()).rstrip(".").removeprefix(f"{command}: ")
-        sys.stderr.write(f"fanin {command}: {message}; see fanin {command} --help\n")
-        return exc.exit_code
+        return report_usage(command, exc.format_message())
+    except WrongUsage as exc:
+        return report_usage(command, str(exc))
     return int(outcome or 0)
 
 
@@ -160,7 +146,7 @@ class _Steps(logging.Handler):
 @contextmanager
 def connect(
     state: Path, server: str = "", ca: Path | None = None, token_file: Path | None = None
-) -> Iterator[Operator]:
+) -> "Iterator[Operator]":
     """Connect to a coordinator as an operator; the connection closes when the context ends.
 
     Args:
@@ -171,7 +157,15 @@ def connect(
 
     Raises:
         InvalidInput: An address, a certificate or a token is missing.
+        WrongUsage: ``server`` is not HOST:PORT.
     """
+    # Imported here: the commands that need no coordinator would pay for grpc.
+    from fanin.clients.operator import Operator
+    from fanin.clients.transport import check_address
+
+    if server:
+        with wrong_usage():
+            check_address(server)
     address = server or _read(state / ADDRESS_FILE, "--server").strip()
     ca_certificate = _read(ca or state / CA_FILE, "--ca").encode()
     token_path = token_file or state / OPERATOR_TOKEN
@@ -179,6 +173,12 @@ def connect(
     token = read_token(token_path if token_file or token_path.exists() else None, "FANIN_OPERATOR_TOKEN")
     with Operator.connect(address, ca_certificate, token) as operator:
         yield operator
+
+
+def check_max_drop(points: float | None) -> None:
+    """Raise InvalidInput unless ``--max-int8-drop`` is a number of at least 0."""
+    if points is not None and not 0.0 <= points < math.inf:
+        raise InvalidInput(f"--max-int8-drop: got {points:g}, expected a number of at least 0")
 
 
 def publisher_key(path: Path) -> SigningKey:

@@ -30,12 +30,11 @@ import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import numpy as np
 import typer
 
-from fanin.clients.operator import Operator
 from fanin.clients.textfiles import read_public_key
 from fanin.commands.console.show import note_on_local
 from fanin.commands.console.terminal import (
@@ -51,6 +50,7 @@ from fanin.commands.console.terminal import (
     run_command,
     write_json,
 )
+from fanin.commands.console.usage import wrong_usage
 from fanin.commands.control.standalone import check_targets, precision_of, standalone_models
 from fanin.edge.bundles.bundle import (
     CHUNKS_FOLDER,
@@ -68,6 +68,9 @@ from fanin.edge.tensors import decode_parameters
 from fanin.protos.chunks import assemble
 from fanin.protos.errors import Conflict, InvalidInput, InvalidVersion, NotFound
 from fanin.protos.messages import Version
+
+if TYPE_CHECKING:
+    from fanin.clients.operator import Operator
 
 PARAMETERS: Final = "parameters"
 FACTS: Final = "version.json"
@@ -131,12 +134,13 @@ def fetch(
 ) -> None:
     """Download a version of a run, verify its signatures and digests, and write it."""
     files = {name: path for name, path in (("onnx", onnx), ("tflite", tflite)) if path is not None}
-    check_targets(files, app)
-    _check_folder(out, files, bundle=bundle)
+    with wrong_usage():
+        check_targets(files, app)
+        _check_folder(out, files, bundle=bundle)
+        if best and version is not None:
+            raise InvalidInput(f"--best: got --version {version} too, expected one of them")
     if out is not None:
         restore(out.resolve())
-    if best and version is not None:
-        raise InvalidInput(f"--best: got --version {version} too, expected one of them")
     trusted = "" if publisher is None else read_public_key(publisher)
     with connect(state, server, ca, token_file) as operator:
         number = best_version(operator, run_id) if best else version
@@ -178,7 +182,7 @@ def _has_bundle(out: Path | None, bundle: Bundle) -> bool:
     return manifest is not None and manifest.is_file() and manifest.read_bytes() == bundle.signed.data
 
 
-def best_version(operator: Operator, run_id: str) -> int:
+def best_version(operator: "Operator", run_id: str) -> int:
     """Return the number of a Run's best Version on held-out data. Raises NotFound without an evaluation."""
     evaluation = operator.run(run_id).best_evaluation
     if evaluation is None:
@@ -189,7 +193,7 @@ def best_version(operator: Operator, run_id: str) -> int:
     return evaluation.version
 
 
-def fetch_version(operator: Operator, run_id: str, number: int | None, publisher: str) -> FetchedVersion:
+def fetch_version(operator: "Operator", run_id: str, number: int | None, publisher: str) -> FetchedVersion:
     """Download a Version with its Bundle and verify both.
 
     Args:

@@ -7,11 +7,10 @@ repeated transmission has no further effect.
 import secrets
 import sys
 from collections.abc import Sequence
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fanin.clients.operator import Operator
 from fanin.commands.console.show import run_row
 from fanin.commands.console.terminal import (
     DEFAULT_STATE,
@@ -28,6 +27,9 @@ from fanin.commands.console.terminal import (
     write_json,
 )
 from fanin.protos.control import Adopt, Command, Pause, Resume, Stop
+
+if TYPE_CHECKING:
+    from fanin.clients.operator import Operator
 
 
 def pause(argv: Sequence[str]) -> int:
@@ -126,7 +128,7 @@ def promote_version(
         _send(operator, run_id, Adopt(from_run_id=from_run, number=number, rounds=rounds), json)
 
 
-def _send(operator: Operator, run_id: str, command: Pause | Resume | Stop | Adopt, json: str) -> None:
+def _send(operator: "Operator", run_id: str, command: Pause | Resume | Stop | Adopt, json: str) -> None:
     """Send a command about a Run, then print the Run's new state."""
     info = operator.command(Command(command_id=secrets.token_hex(16), run_id=run_id, what=command))
     if json:

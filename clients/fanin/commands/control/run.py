@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from fanin.clients.planfile import read_plan
+from fanin.clients.planfile import check_overrides, read_plan
 from fanin.commands.console.show import follow, run_row
 from fanin.commands.console.terminal import (
     DEFAULT_KEY,
@@ -20,6 +20,7 @@ from fanin.commands.console.terminal import (
     ServerOption,
     StateOption,
     TokenOption,
+    check_max_drop,
     connect,
     print_notes,
     prints_text,
@@ -28,6 +29,7 @@ from fanin.commands.console.terminal import (
     run_command,
     write_json,
 )
+from fanin.commands.console.usage import wrong_usage
 from fanin.edge.bundles.bundle import Bundle, open_folder, read_signed_manifest
 from fanin.edge.bundles.keys import SigningKey
 from fanin.protos.chunks import short
@@ -76,6 +78,9 @@ def run(
     json: JsonOption = "",
 ) -> int:
     """Start a run from a plan: publish its bundle, sign version 0 and delegate to the run's key."""
+    with wrong_usage():
+        check_overrides(overrides)
+        check_max_drop(max_int8_drop)
     source = read_plan(plan, overrides or ())
     folder = plan.parent / source.bundle
     if source.bundle and not key.exists():

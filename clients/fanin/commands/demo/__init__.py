@@ -4,6 +4,7 @@ Validation parts decide when to stop. The test digits are used only at the end.
 
 Reading order:
 
+- ``options``: the options of the command
 - ``steps``: the steps of the demo, in order
 - ``tasks``: the data sets with their settings
 - ``processes``: the coordinator and the devices, each in its own process
@@ -14,7 +15,7 @@ Reading order:
 from collections.abc import Sequence
 
 from fanin.commands.console.terminal import run_command
-from fanin.commands.demo.steps import demo
+from fanin.commands.demo.options import demo
 
 
 def main(argv: Sequence[str]) -> int:

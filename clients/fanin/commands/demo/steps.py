@@ -7,19 +7,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Final, TypeVar
-
-import typer
+from typing import Final, TypeVar
 
 from fanin.clients.data.examples import Examples, Split, joined
 from fanin.clients.data.npz import write_npz
 from fanin.clients.operator import Operator
 from fanin.commands.console.processes import follow_run
 from fanin.commands.console.show import event_text
-from fanin.commands.console.terminal import JsonOption, prints_text, write_json
+from fanin.commands.console.usage import wrong_usage
 from fanin.commands.demo.measure import measure_test
+from fanin.commands.demo.options import DemoOptions
 from fanin.commands.demo.processes import DeviceEnvironment, Processes, probe
-from fanin.commands.demo.report import Findings, json_row, print_table
+from fanin.commands.demo.report import Findings
 from fanin.commands.demo.tasks import TASKS, Task, TrainingPhase
 from fanin.datacenter.config.settings import DataSettings, EvaluationSettings, ModelSettings, StopSettings
 from fanin.datacenter.config.train_config import TrainConfig, check_config
@@ -45,7 +44,6 @@ Chosen = TypeVar("Chosen")
 MIN_MAX_SHIFT: Final = 4
 MAX_FLIPS: Final = 3
 RUN_ID: Final = "demo"
-DEFAULT_MESH: Final = "pp=2,tp=2"
 MOMENTUM: Final = 0.9
 EVALUATED_AT_ONCE: Final = 256
 """Samples a rank: a few MB of activations."""
@@ -84,72 +82,47 @@ class Setting:
         return ("onnx", "tflite") if others else ("onnx",)
 
 
-def demo(
-    devices: Annotated[int, typer.Option("--devices", help="Number of devices.")] = 8,
-    rounds: Annotated[
-        int,
-        typer.Option("--rounds", help="Maximum rounds before the datacenter trains again; 0: the data set's default."),
-    ] = 0,
-    dataset: Annotated[str, typer.Option("--dataset", help=f"Data set: {', '.join(TASKS)}.")] = "digits",
-    runtimes: Annotated[
-        str, typer.Option("--runtimes", help="The devices' runtimes, in turn: onnx, litert, tflite.")
-    ] = "onnx",
-    codec: Annotated[str, typer.Option("--codec", help=f"Codec of the updates: {', '.join(CODECS)}.")] = "fixed32",
-    alpha: Annotated[
-        float, typer.Option("--alpha", help="Dirichlet alpha of the split: 0.1 very uneven, 100 even.")
-    ] = 0.5,
-    seed: Annotated[int, typer.Option("--seed", help="Seed; the final version of a seed is bit-identical.")] = 0,
-    mesh: Annotated[
-        str, typer.Option("--mesh", help="The datacenter's processes by axis: pp, dp_replicate, dp_shard, tp; or none.")
-    ] = DEFAULT_MESH,
-    device_python: Annotated[
-        list[Path] | None,
-        typer.Option("--device-python", help="Python of the devices' environment; once for each of --runtimes."),
-    ] = None,
-    delay_seed: Annotated[
-        int, typer.Option("--delay-seed", help="Seed of random delays before uploads; -1: no delays.")
-    ] = -1,
-    state: Annotated[
-        Path | None, typer.Option("--state", help="Keep everything in this new folder; default: a temporary one.")
-    ] = None,
-    json: JsonOption = "",
-) -> None:
-    """Train one model across a datacenter and devices, all on this machine: 1,797 handwritten digits, no network.
-
-    The datacenter pre-trains on a few of them with torchrun. A coordinator and the devices, each in its own process,
-    federate over the others with TLS. The datacenter continues from the last version, and one more round runs.
-    """
+def run_demo(options: DemoOptions) -> Findings:
+    """Run the demo. Raises WrongUsage for a wrong option, before any work."""
     started_s = time.monotonic()
-    if rounds < 0 or delay_seed < -1:
-        raise InvalidInput(f"--rounds, --delay-seed: got {rounds} and {delay_seed}, expected at least 0 and -1")
-    if devices < len(runtimes.split(",")):
-        raise InvalidInput(f"--devices: got {devices}, expected at least one for each of the runtimes {runtimes}")
-    task = _chosen("--dataset", dataset, TASKS)
-    shape = MeshShape.parse(mesh)
-    for turn in (task.pretrain, task.second_turn):
-        check_config(job_config(task, turn, Path(), shape, seed), shape.num_ranks)
-    _chosen("--codec", codec, CODECS)
+    with wrong_usage():
+        _check(options)
+        task = _chosen("--dataset", options.dataset, TASKS)
+        shape = MeshShape.parse(options.mesh)
+        for turn in (task.pretrain, task.second_turn):
+            check_config(job_config(task, turn, Path(), shape, options.seed), shape.num_ranks)
+        _chosen("--codec", options.codec, CODECS)
+    max_shift = max(MIN_MAX_SHIFT, DEFAULT_MAX_SHIFTS[options.codec])
     setting = Setting(
         task=task,
-        num_devices=devices,
-        max_rounds=rounds or task.max_rounds,
-        seed=seed,
-        delay_seed=delay_seed,
-        codec=CodecSpec(name=codec, max_shift=max(MIN_MAX_SHIFT, DEFAULT_MAX_SHIFTS[codec])),
-        environments=_environments(runtimes, device_python or []),
-        split=task.split(devices, alpha, seed),
+        num_devices=options.devices,
+        max_rounds=options.rounds or task.max_rounds,
+        seed=options.seed,
+        delay_seed=options.delay_seed,
+        codec=CodecSpec(name=options.codec, max_shift=max_shift),
+        environments=_environments(options.runtimes, options.device_python),
+        split=task.split(options.devices, options.alpha, options.seed),
         mesh=shape,
     )
     with tempfile.TemporaryDirectory(prefix="fanin-demo-") as scratch:
-        folder = Path(scratch) if state is None else state
-        if state is not None and state.exists() and without_foreign(state.iterdir()):
-            raise InvalidInput(f"--state: {state} is not empty; name a new folder")
+        folder = Path(scratch) if options.state is None else options.state
         folder.mkdir(parents=True, exist_ok=True)
-        findings = _walk(setting, folder, started_s)
-    if prints_text(json):
-        print_table(findings)
-    if json:
-        write_json(json, json_row(findings))
+        return _walk(setting, folder, started_s)
+
+
+def _check(options: DemoOptions) -> None:
+    """Raise InvalidInput for a number out of range, or a folder that is not empty."""
+    if options.rounds < 0 or options.delay_seed < -1:
+        raise InvalidInput(
+            f"--rounds, --delay-seed: got {options.rounds} and {options.delay_seed}, expected at least 0 and -1"
+        )
+    if options.devices < len(options.runtimes.split(",")):
+        raise InvalidInput(
+            f"--devices: got {options.devices}, expected at least one for each of the runtimes {options.runtimes}"
+        )
+    state = options.state
+    if state is not None and state.exists() and without_foreign(state.iterdir()):
+        raise InvalidInput(f"--state: {state} is not empty; name a new folder")
 
 
 def allowed_drop(num_public: int) -> float:
@@ -166,9 +139,10 @@ def _chosen(option: str, name: str, known: Mapping[str, Chosen]) -> Chosen:
 def _environments(runtimes: str, pythons: Sequence[Path]) -> tuple[DeviceEnvironment, ...]:
     """Return the environment of the devices for each requested runtime."""
     names = [name.strip() for name in runtimes.split(",")]
-    defaults = [_chosen("--runtimes", name, DEVICE_PYTHONS) for name in names]
-    if pythons and len(pythons) != len(names):
-        raise InvalidInput(f"--device-python: got {len(pythons)}, expected one for each of the runtimes {names}")
+    with wrong_usage():
+        defaults = [_chosen("--runtimes", name, DEVICE_PYTHONS) for name in names]
+        if pythons and len(pythons) != len(names):
+            raise InvalidInput(f"--device-python: got {len(pythons)}, expected one for each of the runtimes {names}")
     return tuple(probe(python, name) for python, name in zip(pythons or defaults, names, strict=True))
 
 

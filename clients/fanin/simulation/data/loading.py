@@ -26,6 +26,8 @@ from fanin.protos.errors import InvalidInput
 from fanin.simulation.data.partitioning import MAX_NAMED, Partition
 from fanin.simulation.data.tables import is_table, read_table
 
+NAMES: Final = ("digits", "fashion-mnist", "tinyshakespeare")
+"""The data sets that have a name."""
 TEST_FRACTION: Final = 0.2
 """Share of the examples that is held out as test part, for data without one."""
 STREAM: Final = 0x74657374
@@ -85,14 +87,17 @@ def load_data(name: str, *, seed: int = 0) -> LoadedData:
         return _by_speaker()
     if name.endswith(".npz"):
         return _held_out(read_npz(Path(name)), seed)
-    if is_table(Path(name)):
-        return _tables(Path(name), seed)
-    raise InvalidInput(
-        f"data: got {name!r}, expected {', '.join(NAMES)}, or the path of an .npz, .csv or .parquet file or of a folder"
-    )
+    check_name(name)
+    return _tables(Path(name), seed)
 
 
-NAMES: Final = ("digits", "fashion-mnist", "tinyshakespeare")
+def check_name(name: str) -> None:
+    """Raise InvalidInput unless ``name`` is a data set, or has the form of a file of data."""
+    if name not in NAMES and not name.endswith(".npz") and not is_table(Path(name)):
+        raise InvalidInput(
+            f"data: got {name!r}, expected {', '.join(NAMES)}, or the path of an .npz, .csv or .parquet file or of a "
+            "folder"
+        )
 
 
 def examples_of(data: IndexedData, *, x: str | tuple[str, ...] = "", y: str = "") -> Examples:

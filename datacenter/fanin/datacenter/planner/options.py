@@ -65,6 +65,22 @@ class PlanOptions:
             raise InvalidInput(f"--precision: got {self.precision!r}, expected one of {', '.join(PRECISIONS)}")
         if self.memory_gb is not None and not 0.0 < self.memory_gb * GIGABYTE < inf:
             raise InvalidInput(f"--memory: got {self.memory_gb}, expected a positive number of gigabytes")
+        if self.world is None and not self.mesh:
+            raise InvalidInput(
+                "ranks: got neither --world nor --mesh, expected the number of ranks, or a mesh to price"
+            )
+        if self.mesh:
+            MeshShape.parse(self.mesh)
+        link_of(self.link)
+        link_of(self.between or self.link)
+        if self.device not in HARDWARE:
+            if self.device != "cpu":
+                raise InvalidInput(f"--device: got {self.device!r}, expected cpu or one of {', '.join(HARDWARE)}")
+            if self.memory_gb is None:
+                raise InvalidInput(
+                    "--memory: missing, expected gigabytes for each rank; --device cpu needs it, because ranks share "
+                    "the machine's memory"
+                )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,11 +106,9 @@ def plan(options: PlanOptions, progress: Callable[[float, int], None] = lambda s
         progress: Called during the search with the share of the meshes done, and the number of layouts so far.
 
     Raises:
-        InvalidInput: An option is invalid, or no layout fits.
+        InvalidInput: The model is unknown, an option does not fit it, or no layout fits.
     """
     hardware, shape = _hardware(options), MeshShape.parse(options.mesh) if options.mesh else None
-    if options.world is None and shape is None:
-        raise InvalidInput("ranks: got neither --world nor --mesh, expected the number of ranks, or a mesh to price")
     memory = USABLE_MEMORY * hardware.memory_bytes if options.memory_gb is None else options.memory_gb * GIGABYTE
     topology = Topology(
         inside=link_of(options.link),
@@ -117,11 +131,5 @@ def plan(options: PlanOptions, progress: Callable[[float, int], None] = lambda s
 def _hardware(options: PlanOptions) -> Hardware:
     if options.device in HARDWARE:
         return HARDWARE[options.device]
-    if options.device != "cpu":
-        raise InvalidInput(f"--device: got {options.device!r}, expected cpu or one of {', '.join(HARDWARE)}")
-    if options.memory_gb is None:
-        raise InvalidInput(
-            "--memory: missing, expected gigabytes for each rank; --device cpu needs it, because ranks share the "
-            "machine's memory"
-        )
+    assert options.memory_gb is not None, "the options are checked"
     return cpu_hardware(round(options.memory_gb * GIGABYTE))

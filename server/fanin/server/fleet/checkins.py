@@ -16,7 +16,7 @@ from fanin.server.access.limits import Limits
 from fanin.server.fleet.bulletin import Bulletin
 from fanin.server.fleet.retries import retry_window
 from fanin.server.runs.catalog import Runs
-from fanin.server.runs.driver import RunDriver
+from fanin.server.runs.driving.driver import RunDriver
 from fanin.server.storage.protocols.devices import DeviceDirectory
 
 

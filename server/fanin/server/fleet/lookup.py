@@ -4,7 +4,7 @@ from fanin.protos.chunks import short
 from fanin.protos.errors import Conflict, NotFound, Unavailable
 from fanin.protos.names import check_name
 from fanin.server.runs.catalog import Runs
-from fanin.server.runs.driver import RunDriver
+from fanin.server.runs.driving.driver import RunDriver
 
 
 def run_of(assignment_id: str) -> str:

@@ -25,7 +25,7 @@ from fanin.server.fleet.acceptance import Accepted, CompleteUpload, Discarded, L
 from fanin.server.fleet.lookup import driver_of
 from fanin.server.fleet.validation import Expected, check_header
 from fanin.server.runs.catalog import Runs
-from fanin.server.runs.driver import RunDriver
+from fanin.server.runs.driving.driver import RunDriver
 from fanin.server.runs.intake import Prospect
 from fanin.server.storage.lanes import run_to_end
 from fanin.server.storage.protocols.files import Upload

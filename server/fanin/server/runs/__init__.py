@@ -7,11 +7,9 @@ Modules, in reading order:
     setups.py        the setup of a Run from its record
     admission.py     the checks of what operators publish
     commands.py      commands to one Run: pause, resume, stop, adopt, publish
-    driver.py        ``RunDriver``: carries out effects and opens one Round after another
-    course.py        the state of one Run in memory
+    driving/         the drivers of Runs, which carry out effects and open Rounds
     intake.py        the devices' side of one Run
     publications.py  Versions for devices without an Assignment
     suitability.py   whether a device can take part
-    stopping.py      when a Run rests
     describe.py      the description of a Run for operators
 """

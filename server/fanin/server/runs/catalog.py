@@ -1,15 +1,12 @@
 """All Runs of a coordinator, for its operators: Bundles, Runs, Versions, commands and events.
 
-``service`` maps each call of the Control service to one method of ``Runs``. The class holds a driver for each Run; the
-coordinator's device side (``fleet``) reaches the Runs through those drivers.
+``service`` maps each call of the Control service to one method of ``Runs``. The coordinator's device side (``fleet``)
+reaches the Runs through their drivers (``driving``).
 """
 
 import asyncio
-import logging
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import replace
-from functools import partial
 
 from fanin.protos.chunks import short
 from fanin.protos.control import (
@@ -22,18 +19,17 @@ from fanin.protos.control import (
     Principal,
     RunDescription,
     RunInfo,
-    RunState,
     StartRun,
     Stop,
     VersionEvaluation,
     VersionWithBundle,
 )
-from fanin.protos.errors import Conflict, Corrupted, FaninError, NotFound, Superseded, public_text
+from fanin.protos.errors import Conflict, Corrupted, NotFound
 from fanin.protos.messages import BundleRef, Version
 from fanin.protos.names import check_run_id
 from fanin.server.rounds.setup import RunSetup
-from fanin.server.rounds.troubles import RepeatedTroubles, reason_of
-from fanin.server.rounds.worker import Observer, Worker
+from fanin.server.rounds.troubles import RepeatedTroubles
+from fanin.server.rounds.worker import Observer
 from fanin.server.runs.admission import (
     DataCheck,
     check_bundle,
@@ -42,18 +38,15 @@ from fanin.server.runs.admission import (
     check_start,
     refuse_data,
 )
-from fanin.server.runs.commands import RunControl
-from fanin.server.runs.course import Course
 from fanin.server.runs.describe import damaged_description, damaged_info, describe, run_info
-from fanin.server.runs.driver import RunDriver
-from fanin.server.runs.publications import FOLLOW_S, Followers, Publications
-from fanin.server.runs.setups import check_up_to_date, recorded_bundle, run_key_of, setup_of
-from fanin.server.runs.view import LiveRun, RunView, read_view
+from fanin.server.runs.driving.driver import RunDriver
+from fanin.server.runs.driving.drivers import Drivers, unknown_run
+from fanin.server.runs.publications import FOLLOW_S, Publications
+from fanin.server.runs.setups import recorded_bundle, run_key_of, setup_of
+from fanin.server.runs.view import RunView, read_view
 from fanin.server.selection.policies import POLICIES, SelectionPolicy
 from fanin.server.storage.lanes import run_to_end
 from fanin.server.storage.stores import Files, Stores
-
-LOG = logging.getLogger("fanin.server.runs.catalog")
 
 
 class Runs:
@@ -65,9 +58,6 @@ class Runs:
         observer: Sees each effect of each Run.
         check_data: Checks the data set of a Plan before its Run starts. The default refuses every data set.
         policies: The selection policies by name, in addition to the installed ones.
-
-    Attributes:
-        troubles: Failures of work for the Runs, which operators read with them.
     """
 
     def __init__(
@@ -79,74 +69,41 @@ class Runs:
         policies: Mapping[str, SelectionPolicy] = POLICIES,
     ) -> None:
         self._stores, self._files, self._policies = stores, files, policies
-        self._observer = observer
         self._check_data = check_data
-        self._drivers: dict[str, RunDriver] = {}
-        self._controls: dict[str, RunControl] = {}
-        self._publications: dict[str, Publications] = {}
-        # By id: the reason why a Run could not be continued, or a note that another coordinator drives it.
-        self._broken: dict[str, str] = {}
-        # Drivers whose Runs another coordinator drives, and the tasks that follow the records of these Runs.
-        self._superseded: list[RunDriver] = []
-        self.troubles = RepeatedTroubles(LOG)
-        self._followers = Followers(self._notify, self.troubles)
-        self._starting = asyncio.Lock()
-        self._listeners: list[Callable[[], None]] = []
+        self._drivers = Drivers(stores, files, observer, policies)
+
+    @property
+    def troubles(self) -> RepeatedTroubles:
+        """Failures of work for the Runs, which operators read with them."""
+        return self._drivers.troubles
 
     def subscribe(self, listener: Callable[[], None]) -> None:
         """Call ``listener`` after each change of a Run that devices may wait for."""
-        self._listeners.append(listener)
+        self._drivers.subscribe(listener)
 
     async def start(self) -> None:
         """Continue all Runs of the record."""
-        files = self._files
-        # Before any driver writes a blob.
-        await files.run(files.blobs.sweep)
-        for run_id in await self._stores.runs.run_ids():
-            # One damaged Run must not keep the others from being served.
-            with suppress(Conflict):
-                await self._drive(run_id)
-        recent = [one for driver in self._drivers.values() for one in driver.recent_rounds]
-        try:
-            # Devices resume their uploads to a broken Run when it is continued, so its last Round keeps its files.
-            lasts = [await self._stores.rounds.last(run_id) for run_id in self._broken]
-        except Corrupted as exc:
-            LOG.error("spool: not cleaned up at this start: %s", exc)
-            return
-        recent += [(last.run_id, last.round) for last in lasts if last is not None]
-        await files.run(files.spool.sweep, recent)
+        await self._drivers.start()
 
     async def stop(self) -> None:
         """Stop all drivers."""
-        await self._followers.stop()
-        for driver in (*self._drivers.values(), *self._superseded):
-            await driver.stop()
+        await self._drivers.stop()
 
     def running(self) -> tuple[RunDriver, ...]:
         """Return the drivers of the Runs that open Rounds, oldest first."""
-        return tuple([driver for driver in self._drivers.values() if driver.course.run.state is RunState.RUNNING])
+        return self._drivers.running()
 
     def publications(self) -> tuple[Publications, ...]:
-        """Return the Versions of all Runs for devices, oldest Run first, also of Runs that are driven elsewhere."""
-        return tuple(self._publications.values())
+        """Return the Versions of all Runs for devices. See ``Drivers``."""
+        return self._drivers.publications()
 
     def find_publications(self, run_id: str) -> Publications | None:
-        """Return the Versions of a Run for devices, or None if the Run is unknown or could not be continued here."""
-        return self._publications.get(run_id)
+        """Return the Versions of a Run for devices. See ``Drivers``."""
+        return self._drivers.find_publications(run_id)
 
     def driver(self, run_id: str) -> RunDriver:
-        """Return the driver of a Run.
-
-        Raises:
-            NotFound: There is no such Run.
-            Conflict: The Run could not be continued after a start of the coordinator, or another one drives it.
-        """
-        driver = self._drivers.get(run_id)
-        if run_id in self._broken:
-            raise Conflict(self._broken[run_id])
-        if driver is None:
-            raise _unknown(run_id)
-        return driver
+        """Return the driver of a Run. Raises NotFound or Conflict if it has none here. See ``Drivers``."""
+        return self._drivers.driver(run_id)
 
     async def missing_chunks(self, digests: Iterable[str]) -> tuple[str, ...]:
         """Return the digests of the Chunks that are not stored here, or are damaged."""
@@ -219,7 +176,7 @@ class Runs:
         driver = self.driver(version.run_id)
         check_outside(version, driver.setup)
         await self._check_parameters(version, driver.setup)
-        await self._controls[version.run_id].publish(version, num_rounds, by)
+        await self._drivers.control(version.run_id).publish(version, num_rounds, by)
         return await self.info(version.run_id)
 
     async def command(self, command: Command) -> RunInfo:
@@ -231,35 +188,34 @@ class Runs:
             NotFound: There is no such Run or Version.
             Conflict: The Run's state does not allow the command.
         """
-        run_id, stores = command.run_id, self._stores
-        if run_id in self._broken:
+        run_id, stores, drivers = command.run_id, self._stores, self._drivers
+        if drivers.is_broken(run_id):
             with suppress(Conflict):
-                await run_to_end(self._continue_broken(run_id))
-        if run_id in self._broken and isinstance(command.what, Stop):
+                await run_to_end(drivers.take_back(run_id))
+        if drivers.is_broken(run_id) and isinstance(command.what, Stop):
             await stores.control.stop(command, stores.wall(), is_stuck=True)
         else:
-            self.driver(run_id)
-            await self._controls[run_id].command(command)
+            await drivers.control(run_id).command(command)
         return await self.info(run_id)
 
     async def view(self, run_id: str) -> RunView:
         """Return a Run as its record has it now, whether or not it is driven here. Raises NotFound."""
         view = await read_view(run_id, self._stores.runs)
         if view is None:
-            raise _unknown(run_id)
+            raise unknown_run(run_id)
         return view
 
     async def info(self, run_id: str) -> RunInfo:
         """Return the summary of a Run, also of one whose record is damaged. Raises NotFound."""
         try:
-            return await run_info(await self.view(run_id), self._live(run_id), self._stores)
+            return await run_info(await self.view(run_id), self._drivers.live(run_id), self._stores)
         except Corrupted as exc:
-            return await damaged_info(run_id, self._live(run_id), exc, self._stores)
+            return await damaged_info(run_id, self._drivers.live(run_id), exc, self._stores)
 
     async def describe(self, run_id: str, num_rounds: int) -> RunDescription:
         """Return a Run with its last Rounds and, if it is driven here, the devices at work. Raises NotFound."""
         try:
-            return await describe(await self.view(run_id), self._live(run_id), num_rounds, self._stores)
+            return await describe(await self.view(run_id), self._drivers.live(run_id), num_rounds, self._stores)
         except Corrupted:
             return damaged_description(await self.info(run_id), self._stores)
 
@@ -285,7 +241,7 @@ class Runs:
         """
         sequence = from_sequence
         while True:
-            driver = self._drivers.get(run_id)
+            driver = self._drivers.find(run_id)
             changed = None if driver is None else driver.course.changed
             # Before the events are read, so that none of the last ones is missed.
             has_ended = driver is None and await self._has_ended(await self.view(run_id))
@@ -315,22 +271,15 @@ class Runs:
             raise NotFound(f"run {run_id}: has no round {round_number}")
         return page
 
-    def _live(self, run_id: str) -> LiveRun:
-        driver = self._drivers.get(run_id)
-        live = LiveRun(trouble=self._broken.get(run_id, "")) if driver is None else driver.live
-        return replace(live, trouble="; ".join(filter(None, (live.trouble, *self.troubles.of(run_id)))))
-
     async def _has_ended(self, view: RunView) -> bool:
         last = await self._stores.rounds.last(view.run_id)
         return not view.state.is_live and (last is None or last.mark.is_final)
 
     async def _start_run(self, start: StartRun, by: Principal | None) -> None:
-        async with self._starting:
+        async with self._drivers.starting:
             await self._record(start, by)
             # A recorded Run may have no driver, if the disk was full in an earlier attempt.
-            if start.run_id not in self._drivers:
-                await self._drive(start.run_id)
-                self._notify()
+            await self._drivers.take_up(start.run_id)
 
     async def _record(self, start: StartRun, by: Principal | None) -> None:
         """Record a Run, unless it is recorded. Raises Conflict."""
@@ -344,53 +293,5 @@ class Runs:
         elif known.start != start:
             raise Conflict(f"run {run_id}: the id is taken by another run; choose another")
 
-    async def _continue_broken(self, run_id: str) -> None:
-        async with self._starting:
-            if run_id in self._broken:
-                await self._drive(run_id)
-                self._notify()
-
-    async def _drive(self, run_id: str) -> None:
-        """Start the driver of a recorded Run. If that is impossible now, note why and raise Conflict."""
-        try:
-            record = await self._stores.runs.run(run_id)
-            assert record is not None, "runs are never removed"
-            await check_up_to_date(run_id, self._stores, self._files)
-            setup = await setup_of(record.start, self._stores, self._files, self._policies)
-            worker = Worker(run_id, self._observer)
-            course = Course(record, setup, worker, self._notify, partial(self._leave, run_id))
-            publications = Publications(setup, self._stores.runs)
-            driver = RunDriver(course, publications, await self._stores.take(run_id), self._files)
-            try:
-                await driver.start()
-            except BaseException:
-                await driver.stop()
-                raise
-        except Exception as exc:  # Any error: devices and operators receive a public reason, and the log has the error.
-            self._broken[run_id] = f"run {run_id}: cannot be taken up: {reason_of(exc)}"
-            LOG.error("run %s: cannot be taken up: %s", run_id, exc, exc_info=not isinstance(exc, FaninError))
-            raise Conflict(self._broken[run_id]) from exc
-        self._drivers[run_id] = driver
-        self._controls[run_id] = RunControl(driver, self._stores)
-        self._publications[run_id] = publications
-        self._broken.pop(run_id, None)
-        self._followers.end(run_id)
-
-    def _leave(self, run_id: str, superseded: Superseded) -> None:
-        """Serve a Run no longer that another coordinator drives. The next command of an operator takes it back."""
-        LOG.warning("run %s: left to another coordinator: %s", run_id, superseded)
-        self._superseded.append(self._drivers.pop(run_id))
-        self._controls.pop(run_id)
-        self._broken[run_id] = f"run {run_id}: {public_text(superseded)}"
-        self._followers.begin(run_id, self._publications[run_id])
-
     async def _check_parameters(self, version: Version, setup: RunSetup) -> None:
         await self._files.run(check_parameters, version.parameters, setup.table, self._files.blobs)
-
-    def _notify(self) -> None:
-        for listener in self._listeners:
-            listener()
-
-
-def _unknown(run_id: str) -> NotFound:
-    return NotFound(f"run {run_id[:64]!r}: there is none of this id here")

@@ -13,7 +13,7 @@ from fanin.edge.bundles.versions import sign_version
 from fanin.protos.control import Adopt, Command, Pause, Principal, Resume, Stop, VersionPublished
 from fanin.protos.errors import Conflict, NotFound
 from fanin.protos.messages import Version
-from fanin.server.runs.driver import RunDriver
+from fanin.server.runs.driving.driver import RunDriver
 from fanin.server.storage.lanes import run_to_end
 from fanin.server.storage.records import Newest
 from fanin.server.storage.stores import Stores

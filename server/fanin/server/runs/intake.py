@@ -17,7 +17,7 @@ from fanin.server.rounds import events as e
 from fanin.server.rounds.assignments import Assignments
 from fanin.server.rounds.recent import OpenedRound
 from fanin.server.rounds.troubles import SEE_LOG
-from fanin.server.runs.course import Course
+from fanin.server.runs.driving.course import Course
 from fanin.server.runs.setups import refusal_of
 from fanin.server.selection.policies import BrokenPolicy, WaitingDevice, select
 from fanin.server.storage.records import CommittedUpdate

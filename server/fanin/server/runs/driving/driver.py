@@ -15,10 +15,10 @@ from fanin.server.rounds.opening import clear_spool, open_next_round, recall, re
 from fanin.server.rounds.recent import OpenedRound
 from fanin.server.rounds.setup import RunSetup
 from fanin.server.rounds.worker import QueuedEffect
-from fanin.server.runs.course import Course
+from fanin.server.runs.driving.course import Course
+from fanin.server.runs.driving.stopping import History
 from fanin.server.runs.intake import Intake
 from fanin.server.runs.publications import Publications
-from fanin.server.runs.stopping import History
 from fanin.server.runs.view import LiveRun
 from fanin.server.storage.records import CommittedUpdate, RoundMark, RoundRecord, RunRecord
 from fanin.server.storage.stores import DriverStores, Files

@@ -1,0 +1,52 @@
+"""Wrong usage of a command: a mistake on the command line itself, reported with exit status 2 before any work.
+
+Wrong usage is what the words of the command line alone decide: an unknown option, a value out of range, options that
+exclude each other. So is the target of a result that cannot be written, which would cost the work. A file that is
+missing or has wrong content is an error of the command, with exit status 1.
+"""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from fanin.protos.errors import InvalidInput
+
+WRONG_USAGE: Final = 2
+"""Exit status of a command that was called in a wrong way."""
+
+
+class WrongUsage(Exception):
+    """The command line is wrong. The message names the option."""
+
+
+@contextmanager
+def wrong_usage() -> Iterator[None]:
+    """Report the mistakes in this context as wrong usage. Raises WrongUsage."""
+    try:
+        yield
+    except InvalidInput as exc:
+        raise WrongUsage(str(exc)) from exc
+
+
+def report_usage(command: str, message: str) -> int:
+    """Print wrong usage as one line, and return the exit status."""
+    # The errors of a library function begin with its name, which is often also the command's.
+    line = " ".join(message.split()).rstrip(".").removeprefix(f"{command}: ")
+    sys.stderr.write(f"fanin {command}: {line}; see fanin {command} --help\n")
+    return WRONG_USAGE
+
+
+def check_target(option: str, target: str) -> None:
+    """Raise InvalidInput unless a result can be written to a file; "" and "-" name none."""
+    if target in ("", "-"):
+        return
+    path = Path(target)
+    if path.is_dir():
+        raise InvalidInput(f"{option}: {path} is a folder, name a file")
+    if not path.parent.is_dir():
+        raise InvalidInput(f"{option}: {path} cannot be written, {path.parent} is not a folder")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise InvalidInput(f"{option}: {path} cannot be written, permission is denied")

@@ -1,0 +1,9 @@
+"""The drivers of Runs: a Run with a driver opens one Round after another.
+
+Modules, in reading order:
+
+    drivers.py       the drivers of a coordinator, and why it does not drive the other Runs
+    driver.py        ``RunDriver``: carries out effects and opens one Round after another
+    course.py        the state of one Run in memory
+    stopping.py      when a Run rests
+"""

@@ -1,0 +1,89 @@
+"""Exit statuses: a mistake on the command line is status 2 in every command, and it is reported before any work."""
+
+from pathlib import Path
+
+import pytest
+from support.commands import Fanin, fanin_in_process, one_line, usage_line
+
+from fanin.commands.main import SUBCOMMANDS
+
+SERVER = ("--server", "nonsense")
+ADDRESS = "server: got 'nonsense', expected HOST:PORT, for example 127.0.0.1:7443"
+DEVICE = ("--ca", "ca.pem", "--publisher", "p.pub", "--data", "x.npz")
+WRONG = {
+    "demo": (("--rounds", "-1"), "--rounds, --delay-seed: got -1 and -1, expected at least 0 and -1"),
+    "serve": (("--listen", "nonsense"), "listen: got 'nonsense', expected HOST:PORT, for example 127.0.0.1:7443"),
+    "join": ((*SERVER, *DEVICE), ADDRESS),
+    "export": (("a.py:app", "--check", "--out", "b"), "--out: got --check too, which writes nothing; expected one of "),
+    "assemble": (("spec.toml", "--out", "full"), "--out: full is not empty, expected a new folder; name another one, "),
+    "bundle": (("--out", "new"), "--initial and --flower: got neither, expected one: --initial FILE.npz or MODULE:NA"),
+    "plan": (("--model", "125m", "--world", "2", "--device", "abacus"), "--device: got 'abacus', expected cpu or one "),
+    "run": (("plan.toml", "--set", "rounds"), "--set rounds: expected KEY=VALUE, for example --set cohort.concurrency"),
+    "runs": (SERVER, ADDRESS),
+    "describe": (("run", *SERVER), ADDRESS),
+    "watch": (("run", *SERVER), ADDRESS),
+    "evaluations": (("run", *SERVER), ADDRESS),
+    "fetch": (
+        ("run", "--out", "x.onnx"),
+        "--out: got x.onnx, expected FILE.npz or a folder; for a model file use ",
+    ),
+    "pause": (("run", *SERVER), ADDRESS),
+    "resume": (("run", *SERVER), ADDRESS),
+    "stop": (("run", *SERVER), ADDRESS),
+    "rollback": (("run", "1", *SERVER), ADDRESS),
+    "promote": (("run", "1", "other", *SERVER), ADDRESS),
+    "verify": (("run", "--json", "none/x.json"), "--json: none/x.json cannot be written, none is not a folder"),
+    "infer": (("rows.csv", "--data", "x.npy"), "rows.csv: got a file of unknown format, expected one that ends in ['."),
+    "inspect": (
+        ("rows.csv",),
+        "rows.csv: got a file of unknown format, expected one that ends in ",
+    ),
+    "train": (
+        ("config.toml", "--nodes", "many"),
+        "--nodes: got 'many', expected the fewest and the most machines, ",
+    ),
+    "simulate": (("a.py:app", "--seeds", "x"), "--seeds x: expected integers of 0 or more, as in 0,1,2"),
+    "partition": (("--data", "mnist"), "data: got 'mnist', expected digits, fashion-mnist, tinyshakespeare, or the pa"),
+    "bench": (("fold", "--megabytes", "0"), "--megabytes: got 0, expected 4 bytes or more, up to "),
+}
+OF_FILES = {
+    "export": ("none.py:app", "--check"),
+    "infer": ("none.onnx", "--data", "x.npy"),
+    "join": ("--server", "127.0.0.1:1", *DEVICE),
+    "partition": ("--data", "none.npz"),
+    "run": ("none.toml",),
+    "simulate": ("none.py:app",),
+    "train": ("none.toml",),
+}
+
+
+@pytest.fixture
+def fanin(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Fanin:
+    """The command line, in a folder with a table and a folder that is not empty."""
+    monkeypatch.chdir(tmp_path)
+    Path("rows.csv").write_text("1,2\n")
+    Path("full").mkdir()
+    Path("full", "mine").write_text("")
+    return fanin_in_process(capsys, monkeypatch)
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("command", SUBCOMMANDS)
+def test_a_wrong_value_of_an_option_is_status_2(fanin: Fanin, command: str) -> None:
+    words, message = WRONG[command]
+    name = f"bench {words[0]}" if command == "bench" else command
+    assert usage_line(fanin(command, *words), name).startswith(message)
+    assert sorted(path.name for path in Path().iterdir()) == ["full", "rows.csv"]
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("command", SUBCOMMANDS)
+def test_an_unknown_option_is_status_2(fanin: Fanin, command: str) -> None:
+    outcome = fanin(command, *(("fold",) if command == "bench" else ()), "--unknown", "x")
+    assert (outcome.status, outcome.out) == (2, "")
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("command", OF_FILES)
+def test_a_file_that_is_missing_is_status_1(fanin: Fanin, command: str) -> None:
+    assert one_line(fanin(command, *OF_FILES[command]), command)
