@@ -199,7 +199,7 @@ def test_a_scheduled_setting_of_graphs_is_refused(key: str) -> None:
     plan = {"training.learning_rate": 1, "schedule": [{"from_round": 2, key: OF_GRAPHS[key]}]}
     with raises(
         InvalidPlan,
-        f"run run: got schedule.0.{key}, but the bundle has no graphs: the code on the devices trains; remove this "
+        f"simulate: got schedule.0.{key}, but the bundle has no graphs: the code on the devices trains; remove this "
         "from the plan, and set it in the app (docs/flower.md)",
     ):
         settings = SimulationSettings(initial=ARRAYS, plan=plan, quiet=True)
