@@ -255,9 +255,24 @@ def test_an_unknown_run_or_version_is_reported(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_bundle_into_a_file_is_wrong_usage(fanin: Fanin) -> None:
-    message = usage_line(fanin("fetch", "run", "--out", "x.npz", "--bundle"), "fetch")
-    assert message == "--bundle: x.npz is a file, name a folder"
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("fetch", "run", "--out", "x.npz", "--bundle"), "--bundle: x.npz is a file, name a folder"),
+        (("fetch", "run", "--out", "no/x"), "--out: no/x cannot be written, no is not a folder; create it"),
+        (
+            ("fetch", "run", "--onnx", "no/x.onnx", "--int8"),
+            "--onnx: no/x.onnx cannot be written, no is not a folder; create it",
+        ),
+        (("evaluations", "run", "--csv", "no/x.csv"), "--csv: no/x.csv cannot be written, no is not a folder"),
+    ],
+    ids=lambda value: "" if isinstance(value, str) else " ".join(value),
+)
+def test_a_target_that_cannot_be_written_is_wrong_usage(
+    fanin: Fanin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert usage_line(fanin(*words), words[0]) == message
 
 
 class Forger(Operator):

@@ -221,7 +221,7 @@ def raise_key_error(x: Tensor) -> Tensor:
         ),
         (
             odd(lambda x: x, loss=squared_error),
-            *(("", "Sequential"), r"the loss fails \(ValueError: squared error: got", "fix the code"),
+            *(("", "loss"), r"the loss fails \(ValueError: squared error: got", "fix the code"),
         ),
         (odd(SELECTS["mask"][0]), ("1", "Odd"), r"selects by an index of true and false", "torch.where(mask, x, 0.0)"),
         (odd(lambda x: x.view(BATCH_SIZE, 64)), ("1", "Odd"), "accepts only 8 samples at a time", "write x.shape"),

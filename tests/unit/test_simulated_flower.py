@@ -20,7 +20,7 @@ from support.flower_apps import MESSAGE_APP, NUMPY_APP, write_app
 
 from fanin.clients import Examples, FlowerSettings
 from fanin.clients.flower.app import arrays_of
-from fanin.protos.errors import InvalidInput, InvalidPlan, RuntimeMissing
+from fanin.protos.errors import InvalidInput, RuntimeMissing
 from fanin.server.selection.policies import WaitingDevice, uniform
 from fanin.simulation import (
     ClientFailed,
@@ -292,14 +292,11 @@ def test_a_wrong_argument_raises_one_error(clients: object, changes: dict[str, o
         simulate(client_fn, clients, cohort=3, rounds=1, settings=settings_of(**changes))  # type: ignore[arg-type]
 
 
-def test_a_schedule_of_settings_for_graphs_is_refused() -> None:
-    plan = {"training.learning_rate": 1, "schedule": [{"from_round": 2, "step_decay": "linear"}]}
-    error = (
-        "simulate: got schedule.0.step_decay, but the bundle has no graphs: the code on the devices trains; remove "
-        "this from the plan, and set it in the app (docs/flower.md)"
-    )
-    with raises(InvalidPlan, error):
-        simulate(client_fn, 3, cohort=3, rounds=1, settings=settings_of(plan=plan))
+def test_a_change_after_the_last_round_is_noted(app: FlowerSettings, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = {**PLAN, "schedule": [{"from_round": 9}]}
+    simulate(app, 2, cohort=2, rounds=1, settings=settings_of(plan=plan, quiet=False))
+    note = "note: schedule.0: from_round is 9, and the last Round of the plan is 1 (stop.max_rounds); "
+    assert note in capsys.readouterr().err
 
 
 def test_a_message_app_needs_initial_arrays(app: FlowerSettings) -> None:

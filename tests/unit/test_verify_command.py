@@ -56,6 +56,18 @@ def test_a_version_is_printed_before_the_next_one_is_verified(tmp_path: Path) ->
     assert PROBLEM in second
 
 
+def test_a_damaged_round_is_reported_and_the_others_are_verified(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    state = run_rounds(tmp_path, 2)
+    with closing(sqlite3.connect(state / "fanin.db")) as connection, connection:
+        connection.execute("UPDATE rounds SET grid = 'x' WHERE round = 1")
+    assert verify(["run", "--state", str(state)]) == 1
+    first, damaged, last = capsys.readouterr().out.splitlines()
+    assert first.endswith(": verified") and last.endswith(": verified"), last
+    assert ": fanin.db: run run, round 1: the record is damaged (" in damaged
+
+
 def test_a_damaged_version_is_reported_and_the_others_are_verified(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

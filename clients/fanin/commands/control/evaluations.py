@@ -24,6 +24,7 @@ from fanin.commands.console.terminal import (
     run_command,
     write_json,
 )
+from fanin.commands.console.usage import check_target, wrong_usage
 from fanin.protos.control import VersionEvaluation
 from fanin.protos.errors import RuntimeMissing
 
@@ -54,6 +55,8 @@ def evaluations(
     json: JsonOption = "",
 ) -> None:
     """Show the metrics of a run's versions on held-out data, oldest version first."""
+    with wrong_usage():
+        check_target("--csv", "" if csv_file is None else str(csv_file))
     with connect(state, server, ca, token_file) as operator:
         rows = list(operator.evaluations(run_id))
     if csv_file is not None:

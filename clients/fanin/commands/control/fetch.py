@@ -172,6 +172,9 @@ def _check_folder(out: Path | None, files: Mapping[str, Path], *, bundle: bool) 
         raise InvalidInput("--out: got none, expected FILE.npz or a folder, or --onnx FILE or --tflite FILE")
     if out is not None and out.suffix in FILES_OF_OTHERS:
         raise InvalidInput(f"--out: got {out}, expected FILE.npz or a folder; for a model file use --onnx or --tflite")
+    for option, path in (("out", out), *files.items()):
+        if path is not None and not path.parent.is_dir():
+            raise InvalidInput(f"--{option}: {path} cannot be written, {path.parent} is not a folder; create it")
     if bundle and (out is None or out.suffix == ".npz"):
         raise InvalidInput(f"--bundle: {out} is a file, name a folder" if out else "--bundle: expected --out FOLDER")
 

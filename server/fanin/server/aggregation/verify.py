@@ -83,6 +83,20 @@ class Verdict:
     problem: str
 
 
+class _Rounds:
+    """The Rounds of a Run, each read once and on demand, so that a damaged one does not hide the others."""
+
+    def __init__(self, archive: RoundArchive, run_id: str) -> None:
+        self._archive, self._run_id = archive, run_id
+        self._known: dict[int, RoundRecord | None] = {}
+
+    def get(self, number: int) -> RoundRecord | None:
+        """Return a Round, or None without one. Raises Corrupted."""
+        if number not in self._known:
+            self._known[number] = self._archive.round(self._run_id, number)
+        return self._known[number]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _History:
     archive: Archive
@@ -91,7 +105,7 @@ class _History:
     optimizer: OuterOptimizer
     stages: Mapping[str, Stage]
     layout: VectorLayout
-    rounds: Mapping[int, RoundRecord]
+    rounds: "_Rounds"
 
     @property
     def table(self) -> TensorTable:
@@ -124,15 +138,15 @@ def verify_run(archive: Archive, run_id: str) -> Iterator[Verdict]:
         optimizer=optimizer_of(run.start.plan),
         stages=stages,
         layout=layout_of(bundle.manifest.table, stages),
-        rounds={record.round: record for record in archive.rounds.rounds(run_id)},
+        rounds=_Rounds(archive.rounds, run_id),
     )
     lineage_start = 0
     for number, round_number in sorted(archive.runs.round_by_version(run_id).items()):
-        record = history.rounds.get(round_number)
         lineage_start = lineage_start if round_number else number
-        version_sha256 = ""
+        version_sha256, record = "", None
         try:
             # A damaged record is the problem of its Version alone.
+            record = history.rounds.get(round_number)
             version = archive.runs.version(run_id, number)
             assert version is not None, "it is in the same table"
             version_sha256 = version.sha256

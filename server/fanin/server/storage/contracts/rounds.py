@@ -158,7 +158,7 @@ async def _check_events(stores: DriverStores) -> None:
         round_closed(1, ("b", "a")),
         published(version(version()), 1),
         RoundOpened(round=2, base_version=1),
-        RoundFailed(round=2, reason="1 updates within 60 s, expected at least 9 (cohort.quorum); no data"),
+        RoundFailed(round=2, reason="1 update within 60 s, expected at least 9 (cohort.quorum); no data"),
     ]
     assert [one.event for one in page] == expected, f"event_page: got {[one.event for one in page]}"
     assert [one.sequence for one in page] == [1, 2, 3, 4, 5], "event_page: expected numbers from 1 without gaps"

@@ -21,6 +21,10 @@ class MemoryRoundArchive:
         rows = self._database.runs.get(run_id)
         return () if rows is None else tuple(rows.rounds.values())
 
+    def round(self, run_id: str, number: int) -> RoundRecord | None:
+        """See ``RoundArchive.round``."""
+        return self._database.runs[run_id].rounds.get(number)
+
     def updates(self, run_id: str, round_number: int) -> tuple[CommittedUpdate, ...]:
         """See ``RoundArchive.updates``."""
         return tuple(self._database.runs[run_id].updates[round_number].values())

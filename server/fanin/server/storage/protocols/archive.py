@@ -47,7 +47,11 @@ class RoundArchive(Protocol):
     """Rounds, their Updates and results."""
 
     def rounds(self, run_id: str) -> tuple[RoundRecord, ...]:
-        """Return all Rounds of a Run, oldest first."""
+        """Return all Rounds of a Run, oldest first. Raises Corrupted if one record is damaged."""
+        ...
+
+    def round(self, run_id: str, number: int) -> RoundRecord | None:
+        """Return a Round, or None without one. Raises Corrupted if its record is damaged."""
         ...
 
     def updates(self, run_id: str, round_number: int) -> tuple[CommittedUpdate, ...]:

@@ -33,6 +33,12 @@ class SqliteRounds:
         with self._engine.connect() as connection:
             return tuple(_record(row) for row in connection.execute(query).mappings())
 
+    def round(self, run_id: str, number: int) -> RoundRecord | None:
+        """See ``RoundArchive.round``."""
+        with self._engine.connect() as connection:
+            row = connection.execute(select(schema.rounds).where(is_round(run_id, number))).mappings().first()
+        return None if row is None else _record(row)
+
     def since(self, run_id: str, base_version: int) -> tuple[RoundRecord, ...]:
         """Return the Rounds of a Run on this Version or a later one, oldest first."""
         table = schema.rounds
