@@ -261,7 +261,7 @@ def test_an_unknown_run_or_version_is_reported(
         (("fetch", "run", "--out", "x.npz", "--bundle"), "--bundle: x.npz is a file, name a folder"),
         (("fetch", "run", "--out", "no/x"), "--out: no/x cannot be written, no is not a folder; create it"),
         (
-            ("fetch", "run", "--onnx", "no/x.onnx", "--int8"),
+            ("fetch", "run", "--onnx", "no/x.onnx"),
             "--onnx: no/x.onnx cannot be written, no is not a folder; create it",
         ),
         (("evaluations", "run", "--csv", "no/x.csv"), "--csv: no/x.csv cannot be written, no is not a folder"),

@@ -61,6 +61,7 @@ def test_devices_report_the_error_of_int8_and_the_run_pauses(tmp_path: Path, lim
     )
     row = event_row(versions[0])["evaluation"]
     assert isinstance(row, dict) and row["int8_rise_percent"] == first.evaluation.int8_rise_percent
+    assert row["accuracy_float"] is row["accuracy_int8"] is row["int8_agreement"] is None
     if limit:
         assert len(versions) == 1 and rest_event.state is RunState.PAUSED
         assert rest_event.reason.startswith(f"int8 adds {expected:.2f} % to the squared error on 100 examples")

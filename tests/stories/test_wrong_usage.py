@@ -67,6 +67,20 @@ def fanin(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, t
     return fanin_in_process(capsys, monkeypatch)
 
 
+def test_the_result_overwrites_no_file_without_json(fanin: Fanin) -> None:
+    # A PLAN.toml after --json is its value.
+    Path("plan.toml").write_text("[cohort]\nquorum = 1\n")
+    message = (
+        "--json: plan.toml exists and has no JSON, and would be overwritten; if it is an argument of the command, "
+    )
+    assert usage_line(fanin("simulate", "none.py:app", "--json", "plan.toml"), "simulate").startswith(message)
+    assert Path("plan.toml").read_text().startswith("[cohort]")
+    for content in ("", '{\n "rows": []\n}\n', '{"event": 1}\n{"event": 2}\n'):
+        Path("result.json").write_text(content)
+        message = one_line(fanin("simulate", "none.py:app", "--json", "result.json"), "simulate")
+        assert message.startswith("App: no file none.py")
+
+
 @pytest.mark.heavy
 @pytest.mark.parametrize("command", SUBCOMMANDS)
 def test_a_wrong_value_of_an_option_is_status_2(fanin: Fanin, command: str) -> None:

@@ -265,6 +265,8 @@ def test_draws_of_torch_and_checks_of_its_distributions_are_no_hindrance(tmp_pat
         scale = F.softplus(output[:, 1]) + 0.1
         return -Normal(output[:, 0], scale).log_prob(output[:, 2]) + per_sample(output, y)
 
+    # torch.compile turns the checks off for the rest of its process.
+    torch.distributions.Distribution.set_default_validate_args(True)
     exported = export(replace(app(noisy), loss=likelihood), tmp_path / "bundle", KEY, ["onnx"])
     draws, unmeasured = exported.notes
     assert draws == "a device draws 192 bytes of random numbers for each train step"

@@ -38,6 +38,8 @@ WIDE_RISE_PERCENT: Final = 50.0
 """Rise of the squared error in int8 above which the text carries a warning; an export allows at most 10."""
 JSON_KEYS: Final = MappingProxyType({"adopted_run_id": "adopted_run", "rounds": "num_rounds"})
 """Keys in the output of --json that differ from the field of an event."""
+OF_LABELS: Final = ("accuracy_float", "accuracy_int8", "int8_agreement")
+"""Values of an evaluation that are null if the devices predicted no labels."""
 
 
 def note_on_local(bundle: Bundle) -> str:
@@ -135,7 +137,10 @@ def _plain(value: object) -> object:
             return value.value
         case Principal():
             return str(value)
-        case Evaluation() | DeviceSpread():
+        case Evaluation():
+            row = asdict(value)
+            return row if value.has_labels else row | dict.fromkeys(OF_LABELS)
+        case DeviceSpread():
             return asdict(value)
         case Mapping():
             return {name: _plain(item) for name, item in value.items()}

@@ -17,7 +17,7 @@ from typer.core import TyperCommand
 
 from fanin.clients.textfiles import read_text, read_token
 from fanin.commands.console.show import finite
-from fanin.commands.console.usage import WrongUsage, check_target, report_usage, wrong_usage
+from fanin.commands.console.usage import WrongUsage, check_target, has_json, report_usage, wrong_usage
 from fanin.edge.bundles.keys import SigningKey, load_or_create_key
 from fanin.protos.errors import InvalidInput
 
@@ -50,6 +50,11 @@ def _writable(target: str) -> str:
     """Check before the work starts that its result can be written to a file."""
     with wrong_usage():
         check_target("--json", target)
+        if target not in ("", "-") and Path(target).is_file() and not has_json(Path(target)):
+            raise InvalidInput(
+                f"--json: {target} exists and has no JSON, and would be overwritten; if it is an argument of the "
+                "command, write it before --json, or write --json -"
+            )
     return target
 
 

@@ -5,10 +5,11 @@ exclude each other. So is the target of a result that cannot be written, which w
 missing or has wrong content is an error of the command, with exit status 1.
 """
 
+import json
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -37,6 +38,17 @@ def report_usage(command: str, message: str) -> int:
     line = " ".join(message.split()).rstrip(".").removeprefix(f"{command}: ")
     sys.stderr.write(f"fanin {command}: {line}; see fanin {command} --help\n")
     return WRONG_USAGE
+
+
+def has_json(path: Path) -> bool:
+    """Return whether a file is empty, or has a JSON value or JSON lines."""
+    with suppress(OSError, ValueError):
+        text = path.read_text()
+        for part in (text, text.partition("\n")[0]):
+            with suppress(ValueError):
+                json.loads(part or "null")
+                return True
+    return False
 
 
 def check_target(option: str, target: str) -> None:

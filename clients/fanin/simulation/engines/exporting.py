@@ -64,7 +64,8 @@ def app_bundle(app: "App", folder: Path, key: SigningKey, engine: str, recorded:
         return AppBundle(bundle=export(app, folder, key, formats=(FORMAT,)).bundle, runtime=open_runtime(FORMAT))
     except UnsupportedModel as exc:
         if engine == "graph":
-            raise
+            remedy = "engine='vmap' simulates it without an export, if torch can trace it"
+            raise UnsupportedModel(f"{exc}; or {remedy} (docs/simulation.md)") from exc
         from fanin.edge.export.vectorized.runtime import TorchRuntime
 
         try:
@@ -78,6 +79,7 @@ def check_no_int8(plan: Plan) -> None:
     """Raise InvalidPlan if a Plan declares a value of the int8 model."""
     names = [each.name for each in plan.statistics if each.name.endswith(INT8)]
     names += [plan.evaluation.best] if plan.evaluation.best.endswith(INT8) else []
+    names += ["stop.max_int8_drop"] if plan.stop.max_int8_drop > 0.0 else []
     if names:
         raise InvalidPlan(f"simulate: plan: got {', '.join(names)}, but without an export there is no int8 model")
 
