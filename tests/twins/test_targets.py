@@ -215,6 +215,34 @@ def test_labels_with_one_dimension_too_many_are_refused_with_the_remedy(y: np.nd
         check_targets(targets_bundle("class axis", ("onnx",)).manifest, y)
 
 
+@pytest.mark.parametrize(
+    ("changes", "remedy"),
+    [
+        ({"class_axis": -1}, "the classes are in axis 1: set class_axis=1 in the App"),
+        ({"class_axis": 2}, "the classes are in axis 1: set class_axis=1 in the App"),
+        ({"num_classes": NUM_CLASSES + 1}, f"set num_classes={NUM_CLASSES} in the App, or give the last layer"),
+        (
+            {"num_classes": NUM_CLASSES + 1, "class_axis": 4},
+            "set class_axis in the App to the axis of the classes, from 1 to 3",
+        ),
+    ],
+)
+def test_an_axis_without_the_classes_is_refused_before_the_shape_of_targets(
+    changes: dict[str, int], remedy: str
+) -> None:
+    with pytest.raises(UnsupportedModel, match=re.escape(remedy)):
+        checked(replace(targets_app("class axis"), **changes), ["onnx"])  # type: ignore[arg-type]  # numbers
+
+
+def test_targets_of_another_axis_with_as_many_classes_name_the_class_axis() -> None:
+    app = targets_app("class axis")
+    x, y = (value[..., :NUM_CLASSES] for value in (app.inputs["x"], examples_of("class axis").y))
+    square = replace(app, calibration=x, class_axis=-1, validation=(x, y))
+    message = rf"expected \(77, {NUM_CLASSES}, 8\); set class_axis in the App to the axis of the classes"
+    with pytest.raises(UnsupportedModel, match=message):
+        checked(square, ["onnx"])
+
+
 def test_integers_next_to_values_are_no_values() -> None:
     bundle, runtime, y = targets_bundle("counts", ("onnx",)), open_runtime("onnx"), examples_of("counts").y
     initial, batches = bundle.initial_parameters(), batches_of("counts")
