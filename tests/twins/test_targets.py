@@ -16,6 +16,7 @@ from support.targets import (
     CASES,
     NUM,
     NUM_CLASSES,
+    ClassesFirst,
     batches_of,
     examples_of,
     targets_app,
@@ -139,6 +140,28 @@ def test_a_float_file_of_a_model_of_two_heads_predicts_the_first() -> None:
     (outputs,) = session.run(None, {"x": x})
     with torch.no_grad():
         np.testing.assert_allclose(outputs, app.module(torch.from_numpy(x))[0].numpy(), rtol=0, atol=1e-5)
+
+
+def test_a_float_file_of_another_head_is_refused() -> None:
+    bundle, app = targets_bundle("two heads", ("onnx",)), targets_app("two heads")
+    initial = bundle.initial_parameters()
+    message = r"predicts the shape \(8, 2\), expected \(8, 3\) as in the Bundle; .* the same output="
+    with pytest.raises(InvalidInput, match=message):
+        float_models(replace(app, output=("1", "0")), bundle, initial, "onnx")
+
+
+class Negated(ClassesFirst):
+    """A module with other predictions than ``ClassesFirst``. A loss of the negated output is the same."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return -super().forward(x)
+
+
+def test_a_float_file_of_other_predictions_with_the_same_loss_is_refused() -> None:
+    bundle, app = targets_bundle("class axis", ("onnx",)), targets_app("class axis")
+    other = replace(app, module=Negated(), loss=lambda output, y: app.loss(-output, y))
+    with pytest.raises(InvalidInput, match="has other predictions on its calibration data than the Bundle"):
+        float_models(other, bundle, bundle.initial_parameters(), "onnx")
 
 
 @pytest.mark.parametrize(
