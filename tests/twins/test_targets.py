@@ -114,7 +114,7 @@ def test_int8_is_compared_with_float_if_targets_have_another_shape() -> None:
     int8_outputs = runtime.open_predict(bundle, initial)(rows)
     with torch.no_grad():
         float_outputs = targets_app("quantiles").module(torch.from_numpy(rows["x"])).numpy()
-    assert quality.squares_float == 0.0
+    assert quality.squares_float == 0.0 and quality.has_other_targets
     assert quality.squares_int8 == pytest.approx(np.square(int8_outputs - float_outputs).sum(), rel=1e-3)
     assert quality.squares_wanted == pytest.approx(np.square(float_outputs - float_outputs.mean(0)).sum(), rel=1e-3)
     values = evaluate_version(runtime, bundle, initial, batches_of("quantiles")).values
