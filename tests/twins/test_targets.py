@@ -16,6 +16,7 @@ from support.targets import (
     CASES,
     NUM,
     NUM_CLASSES,
+    ClassesFirst,
     batches_of,
     examples_of,
     targets_app,
@@ -113,7 +114,7 @@ def test_int8_is_compared_with_float_if_targets_have_another_shape() -> None:
     int8_outputs = runtime.open_predict(bundle, initial)(rows)
     with torch.no_grad():
         float_outputs = targets_app("quantiles").module(torch.from_numpy(rows["x"])).numpy()
-    assert quality.squares_float == 0.0
+    assert quality.squares_float == 0.0 and quality.has_other_targets
     assert quality.squares_int8 == pytest.approx(np.square(int8_outputs - float_outputs).sum(), rel=1e-3)
     assert quality.squares_wanted == pytest.approx(np.square(float_outputs - float_outputs.mean(0)).sum(), rel=1e-3)
     values = evaluate_version(runtime, bundle, initial, batches_of("quantiles")).values
@@ -139,6 +140,28 @@ def test_a_float_file_of_a_model_of_two_heads_predicts_the_first() -> None:
     (outputs,) = session.run(None, {"x": x})
     with torch.no_grad():
         np.testing.assert_allclose(outputs, app.module(torch.from_numpy(x))[0].numpy(), rtol=0, atol=1e-5)
+
+
+def test_a_float_file_of_another_head_is_refused() -> None:
+    bundle, app = targets_bundle("two heads", ("onnx",)), targets_app("two heads")
+    initial = bundle.initial_parameters()
+    message = r"predicts the shape \(8, 2\), expected \(8, 3\) as in the Bundle; .* the same output="
+    with pytest.raises(InvalidInput, match=message):
+        float_models(replace(app, output=("1", "0")), bundle, initial, "onnx")
+
+
+class Negated(ClassesFirst):
+    """A module with other predictions than ``ClassesFirst``. A loss of the negated output is the same."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return -super().forward(x)
+
+
+def test_a_float_file_of_other_predictions_with_the_same_loss_is_refused() -> None:
+    bundle, app = targets_bundle("class axis", ("onnx",)), targets_app("class axis")
+    other = replace(app, module=Negated(), loss=lambda output, y: app.loss(-output, y))
+    with pytest.raises(InvalidInput, match="has other predictions on its calibration data than the Bundle"):
+        float_models(other, bundle, bundle.initial_parameters(), "onnx")
 
 
 @pytest.mark.parametrize(
@@ -213,6 +236,34 @@ def test_labels_with_one_dimension_too_many_are_refused_with_the_remedy(y: np.nd
         checked(replace(app, validation=(app.inputs["x"], y)), ["onnx"])
     with pytest.raises(ValueError, match=re.escape(f"y.{remedy}")):
         check_targets(targets_bundle("class axis", ("onnx",)).manifest, y)
+
+
+@pytest.mark.parametrize(
+    ("changes", "remedy"),
+    [
+        ({"class_axis": -1}, "the classes are in axis 1: set class_axis=1 in the App"),
+        ({"class_axis": 2}, "the classes are in axis 1: set class_axis=1 in the App"),
+        ({"num_classes": NUM_CLASSES + 1}, f"set num_classes={NUM_CLASSES} in the App, or give the last layer"),
+        (
+            {"num_classes": NUM_CLASSES + 1, "class_axis": 4},
+            "set class_axis in the App to the axis of the classes, from 1 to 3",
+        ),
+    ],
+)
+def test_an_axis_without_the_classes_is_refused_before_the_shape_of_targets(
+    changes: dict[str, int], remedy: str
+) -> None:
+    with pytest.raises(UnsupportedModel, match=re.escape(remedy)):
+        checked(replace(targets_app("class axis"), **changes), ["onnx"])  # type: ignore[arg-type]  # numbers
+
+
+def test_targets_of_another_axis_with_as_many_classes_name_the_class_axis() -> None:
+    app = targets_app("class axis")
+    x, y = (value[..., :NUM_CLASSES] for value in (app.inputs["x"], examples_of("class axis").y))
+    square = replace(app, calibration=x, class_axis=-1, validation=(x, y))
+    message = rf"expected \(77, {NUM_CLASSES}, 8\); set class_axis in the App to the axis of the classes"
+    with pytest.raises(UnsupportedModel, match=message):
+        checked(square, ["onnx"])
 
 
 def test_integers_next_to_values_are_no_values() -> None:

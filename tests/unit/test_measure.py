@@ -1,6 +1,7 @@
 """``edge.measure``: the loss of quality by int8, and the limit above which an export is refused."""
 
 import math
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -52,6 +53,17 @@ def test_values_have_a_limit_in_percent_of_their_squared_error(limit: float | No
     ):
         check_drop("here", VALUES, limit)
     check_drop("here", replace(VALUES, squares_int8=2.19), None)
+
+
+def test_targets_of_another_form_have_a_limit_on_the_difference_of_the_outputs() -> None:
+    other = replace(VALUES, squares_float=0.0, squares_int8=0.2, has_other_targets=True, loss_sum_int8=2.1)
+    message = (
+        "here: the mean square of the difference between int8's and float's outputs is 20.00 % of a hundredth of the "
+        "variance of float's (mean loss 0.5000 (int8 +0.0250) on 4 examples, int8's outputs differ from float's by "
+        "20.00 %), expected at most 10; "
+    )
+    with pytest.raises(InvalidVersion, match=re.escape(message)):
+        check_drop("here", other)
 
 
 def test_an_error_that_is_next_to_nothing_counts_as_a_hundredth_of_the_spread() -> None:

@@ -1,5 +1,6 @@
 """Simulations of modules that no graph format can express: the engines vmap and auto train in torch alone."""
 
+import re
 from itertools import pairwise
 from pathlib import Path
 
@@ -12,7 +13,8 @@ from support.nightly import in_ci
 from torch import Tensor, nn
 
 from fanin.clients.data.examples import Examples
-from fanin.edge.export import App, Recipe
+from fanin.edge.export import App, Recipe, cross_entropy
+from fanin.edge.runtimes.quality import MAX_RISE_PERCENT
 from fanin.protos.errors import InvalidPlan, UnsupportedModel
 from fanin.simulation import SimulationSettings, simulate
 from fanin.simulation.data.partitioning import Partition
@@ -88,6 +90,23 @@ def test_a_module_that_cannot_be_exported_trains_in_torch_alone(
     assert last.test_accuracy == pytest.approx((logits.argmax(1) == targets).double().mean().item())
     assert np.isfinite(last.validation_loss) and last.test_loss < result.rounds[0].test_loss
     assert np.isnan([last.test_accuracy_int8, last.validation_accuracy_int8]).all()
+
+
+def test_int8_that_costs_too_much_for_an_export_is_a_note(capsys: pytest.CaptureFixture[str]) -> None:
+    clients = clients_of(4, 4)
+    x, y = clients.examples.inputs["x"], clients.examples.y
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Flatten(), nn.Linear(64, 4))
+    # The calibration data has much smaller values than the validation data.
+    app = App(
+        name="wide", module=module, calibration=x / 100, batch_size=2, loss=cross_entropy, targets=y, validation=(x, y)
+    )
+    settings = SimulationSettings(engine="auto", plan={"training.learning_rate": 0.1})
+    result = simulate(app, clients, cohort=2, rounds=1, settings=settings)
+    assert result.engine == "graph" and not result.failures
+    note = r"note: the initial model on the App's validation data: .* int8's outputs differ from float's by (\d+)"
+    shown = re.search(note, capsys.readouterr().err)
+    assert shown is not None and int(shown[1]) > MAX_RISE_PERCENT
 
 
 @pytest.mark.nightly

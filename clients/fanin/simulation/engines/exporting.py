@@ -3,6 +3,7 @@
 The engines ``vmap`` and ``auto`` then train and validate in torch alone. The engine ``graph`` needs the export.
 """
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -32,15 +33,19 @@ class AppBundle:
         bundle: The Bundle.
         runtime: Runs its Signatures.
         refusal: Why the App has no export; "" if it has one.
+        note: The cost of int8 on the App's validation data; "" if it is not measured.
     """
 
     bundle: Bundle
     runtime: Runtime
     refusal: str = ""
+    note: str = ""
 
 
 def app_bundle(app: "App", folder: Path, key: SigningKey, engine: str, recorded: Bundle | None) -> AppBundle:
     """Export an App, or return its Bundle without graphs.
+
+    A simulation may start from a module that is not trained. So the cost of int8 is a note, and has no limit.
 
     Args:
         app: The App.
@@ -61,7 +66,7 @@ def app_bundle(app: "App", folder: Path, key: SigningKey, engine: str, recorded:
     if recorded is not None:
         return AppBundle(bundle=recorded, runtime=open_runtime(FORMAT))
     try:
-        return AppBundle(bundle=export(app, folder, key, formats=(FORMAT,)).bundle, runtime=open_runtime(FORMAT))
+        exported = export(app, folder, key, formats=(FORMAT,), max_drop=math.inf)
     except UnsupportedModel as exc:
         if engine == "graph":
             remedy = "engine='vmap' simulates it without an export, if torch can trace it"
@@ -73,6 +78,12 @@ def app_bundle(app: "App", folder: Path, key: SigningKey, engine: str, recorded:
         except UnsupportedModel as second:
             raise UnsupportedModel(_neither(str(exc), second)) from exc
         return AppBundle(bundle=runtime.write(folder, key), runtime=runtime, refusal=str(exc))
+    note = "".join(
+        f"the initial model on the App's validation data: {quality}; fanin export has a limit on the cost of int8, "
+        "a simulation has none"
+        for quality in exported.measured.values()
+    )
+    return AppBundle(bundle=exported.bundle, runtime=open_runtime(FORMAT), note=note)
 
 
 def check_no_int8(plan: Plan) -> None:

@@ -86,6 +86,8 @@ def prepare(subject: ModuleSubject | FlowerSubject, settings: SimulationSettings
         recorded = record.bundle(key.public)
     with progress.exporting(app.name) if recorded is None else nullcontext():
         graphs = app_bundle(app, folder / BUNDLE, key, settings.engine, recorded)
+    if graphs.note:
+        progress.show(f"note: {graphs.note}")
     subject = replace(subject, app=app)
     return Preparation(
         subject=subject, bundle=graphs.bundle, graphs=graphs, key=key, folder=folder, progress=progress, record=record

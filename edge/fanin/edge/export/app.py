@@ -206,7 +206,10 @@ class App:
 
     @property
     def target_shape(self) -> tuple[int, ...] | None:
-        """The shape of one target, as declared or from the module's output; None if the module fails."""
+        """The shape of one target, as declared or from the module's output.
+
+        None if the module fails, or if the axis of the classes has another number of them.
+        """
         if self.declared_targets is not None:
             return tuple(self.declared_targets.shape[1:])
         module = copy.deepcopy(self.module).eval()
@@ -216,7 +219,9 @@ class App:
             output = self.predicted(cast("Output", self.call(module, self.examples(2))))
         if not isinstance(output, Tensor) or output.dim() < 2:
             return None
-        return tuple(output.shape[1:-1] if self.num_classes else output.shape[1:])
+        if not self.num_classes:
+            return tuple(output.shape[1:])
+        return tuple(output.shape[1:-1]) if output.shape[-1] == self.num_classes else None
 
     def examples(self, num: int) -> Tensors:
         """Return ``num`` samples of each input: the calibration data, repeated as often as needed."""

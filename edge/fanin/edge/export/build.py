@@ -98,7 +98,7 @@ def export(
         key: The publisher's key, which signs the manifest.
         formats: Graph formats to write: ``"onnx"``, ``"tflite"``, or both.
         max_drop: Limit on the cost of int8 on the validation data: points of accuracy, or percent of squared error for
-            a module that returns values. None: the defaults of ``check_drop``.
+            a module that returns values. None: the defaults of ``check_drop``. ``math.inf``: no limit.
 
     Returns:
         The Bundle with notes and measurements.
@@ -218,7 +218,7 @@ def _graphs(prepared: Prepared, name: str) -> Graphs:
 def _check_options(formats: Sequence[str], max_drop: float | None) -> None:
     if not formats or set(formats) - set(FORMATS):
         raise InvalidInput(f"export: got formats {list(formats)}, expected one or more of {sorted(FORMATS)}")
-    if max_drop is not None and not 0.0 <= max_drop < math.inf:
+    if max_drop is not None and not max_drop >= 0.0:
         raise InvalidInput(f"export: got max_drop {max_drop:g} for the cost of int8, expected a number of at least 0")
 
 

@@ -47,7 +47,7 @@ def measure(
     """
     counts = np.zeros(5, np.int64)  # examples, labels, correct in float, correct in int8, agreeing
     squares, spread = np.zeros(2), _Spreads()
-    loss_sum = 0.0
+    loss_sum, has_other_targets = 0.0, False
     for pair in _predictions(runtime, bundle, parameters, batches):
         loss_sum += pair.loss_sum
         counts[0] += len(pair.y)
@@ -61,6 +61,7 @@ def measure(
         else:
             # Targets of another form than the output cannot be compared with it. Then int8 is compared with float.
             is_comparable = (pair.y.shape, pair.y.dtype) == (pair.in_float.shape, pair.in_float.dtype)
+            has_other_targets |= not is_comparable
             wanted = pair.y if is_comparable else pair.in_float
             squares += [_squared_error(pair.in_float, wanted), _squared_error(pair.in_int8, wanted)]
             spread.add(wanted)
@@ -80,6 +81,7 @@ def measure(
         squares_float=float(squares[0]),
         squares_int8=float(squares[1]),
         squares_wanted=spread.squares,
+        has_other_targets=has_other_targets,
     )
 
 

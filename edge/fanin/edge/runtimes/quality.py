@@ -29,8 +29,8 @@ class Quality:
     """Sums over examples with known targets.
 
     A classifier has labels and uses the ``num_`` fields. A regression model has none: ``num_predictions`` is 0, and the
-    ``squares_`` fields hold its errors. If its targets have another form than its output, the float model's values
-    stand for the targets: ``squares_float`` is 0.0.
+    ``squares_`` fields hold its errors. If its targets have another form than its output (``has_other_targets``), the
+    float model's values stand for the targets: ``squares_float`` is 0.0.
 
     Attributes:
         num_examples: Examples that were evaluated.
@@ -43,6 +43,8 @@ class Quality:
         squares_int8: Sum of the int8 model's squared errors.
         squares_wanted: Sum of the targets' squared distances from their mean.
         loss_sum_int8: Sum of the loss for the int8 model's values; None if unknown. Only an export has the loss itself.
+        has_other_targets: Whether the targets have another form than the output. A measurement knows it; devices do not
+            report it.
     """
 
     num_examples: int
@@ -55,6 +57,7 @@ class Quality:
     squares_int8: float = 0.0
     squares_wanted: float = 0.0
     loss_sum_int8: float | None = None
+    has_other_targets: bool = False
 
     @property
     def loss_rise(self) -> float | None:
@@ -92,10 +95,11 @@ class Quality:
     def __str__(self) -> str:
         if not self.num_predictions:
             in_int8 = "" if self.loss_rise is None else f" (int8 {self.loss_rise:+.4f})"
-            return (
-                f"mean loss {self.loss_sum / max(1, self.num_examples):.4f}{in_int8} on "
-                f"{counted(self.num_examples, 'example')}, int8's squared error {self.rise_percent:+.2f} %"
-            )
+            loss = f"mean loss {self.loss_sum / max(1, self.num_examples):.4f}{in_int8}"
+            cost = f"int8's squared error {self.rise_percent:+.2f} %"
+            if self.has_other_targets:
+                cost = f"int8's outputs differ from float's by {self.rise_percent:.2f} %"
+            return f"{loss} on {counted(self.num_examples, 'example')}, {cost}"
         return (
             f"float {100 * self.accuracy_float:.2f} %, int8 {100 * self.accuracy_int8:.2f} %, "
             f"agreeing {100 * self.agreement:.2f} % on {counted(self.num_predictions, 'label')}"
@@ -147,6 +151,11 @@ def check_drop(what: str, quality: Quality, max_drop: float | None = None) -> No
     else:
         cost, limit = quality.rise_percent, MAX_RISE_PERCENT if max_drop is None else max_drop
         text = f"int8's squared error is {cost:.2f} % above float's ({quality})"
+        if quality.has_other_targets:
+            text = (
+                f"the mean square of the difference between int8's and float's outputs is {cost:.2f} % of a hundredth "
+                f"of the variance of float's ({quality})"
+            )
     if not cost <= limit:
         raise InvalidVersion(
             f"{what}: {text}, expected at most {limit:g}; export again with calibration data like the devices' data, "

@@ -23,6 +23,7 @@ CONVERSIONS: Final[Mapping[torch.dtype, str]] = MappingProxyType(
     }
 )
 """The advice for data of a common dtype that no graph accepts."""
+OTHER_LABELS: Final = "; for a loss that needs others, declare them by targets= with num_classes=0"
 
 
 def as_tensor(what: str, value: object) -> Tensor:
@@ -132,7 +133,8 @@ def check_target_shape(what: str, y: Tensor, expected: tuple[int, ...] | None, n
     elif (*y.shape[1:], 1) == expected:
         advice = "; write y.unsqueeze(-1)"
     elif num_classes:
-        advice = "; for a loss that needs others, declare them by targets= with num_classes=0"
+        other_axis = extra_axis((*expected, num_classes), y.shape[1:], num_classes)
+        advice = "; set class_axis in the App to the axis of the classes" if other_axis else OTHER_LABELS
     shape = (len(y), *expected)
     raise UnsupportedModel(f"{what}: got {tuple(y.shape)}, expected {shape}{advice}")
 

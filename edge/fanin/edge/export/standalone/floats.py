@@ -2,8 +2,8 @@
 
 Two checks come before a file is returned:
 
-1. The App is the Bundle's. Its loss on one batch equals that of the Bundle's ``evaluate`` graph, so frozen weights are
-   equal, too. A Version does not contain them.
+1. The App is the Bundle's. Its loss and its predictions on one batch equal those of the Bundle's ``evaluate`` graph, so
+   frozen weights are equal, too. A Version does not contain them.
 2. The file equals eager torch on calibration data.
 """
 
@@ -35,7 +35,7 @@ from fanin.edge.export.tracing.examples import check_output, example_batch, loss
 from fanin.edge.export.tracing.forward import trace_infer
 from fanin.edge.lengths import Lengths
 from fanin.edge.runtimes.available import open_runtime
-from fanin.edge.runtimes.base import PaddedBatch, Runtime
+from fanin.edge.runtimes.base import Inputs, PaddedBatch, Runtime
 from fanin.edge.runtimes.graphs import parameter_port
 from fanin.edge.runtimes.models import run_rows
 from fanin.edge.tensors import Float32s
@@ -44,6 +44,7 @@ from fanin.protos.errors import InvalidInput, UnsupportedModel
 TOLERANCE: Final = 1e-4
 """Relative to the norm of the logits, or to the loss: the effect of other orders of additions."""
 COMPARED_SAMPLES: Final = 16
+EXPORTED: Final = "pass the App that was exported, with the same output="
 Values = Mapping[str, Float32s]
 
 
@@ -103,16 +104,39 @@ def _check_app(prepared: Prepared, bundle: Bundle, runtime: Runtime, trained: tu
     inputs, y, mask = example_batch(prepared)
     batch = PaddedBatch(inputs=numpy_inputs(inputs), y=y.numpy(), mask=mask.numpy())
     try:
-        loss = runtime.open_evaluate(bundle)(parameters, batch).loss_sum
+        evaluation = runtime.open_evaluate(bundle)(parameters, batch)
     except ValueError as exc:
         raise InvalidInput(f"{prepared.what}: does not fit the Bundle ({exc}); pass the App that was exported") from exc
     with torch.no_grad():
-        expected = float((app.loss(_output(app, module, inputs), loss_targets(y)) * mask).sum())
+        output = _output(app, module, inputs)
+        expected = float((app.loss(output, loss_targets(y)) * mask).sum())
+    loss = evaluation.loss_sum
     if not abs(loss - expected) <= TOLERANCE * max(1.0, abs(expected)):
         raise InvalidInput(
             f"{prepared.what}: has a loss of {expected:g} on its calibration data with the Version's parameters, "
             f"expected that of the Bundle, {loss:g}: its frozen weights or its data are others; pass the App that was "
             "exported, with a seed for random weights"
+        )
+    _check_predictions(prepared, app.predicted(output).numpy(), evaluation.predicted)
+
+
+def _check_predictions(prepared: Prepared, logits: Float32s, predictions: Inputs) -> None:
+    """Raise InvalidInput unless the Bundle predicts the values of the App, or the classes of its largest logits."""
+    shape = logits.shape[:-1] if prepared.app.num_classes else logits.shape
+    if shape != predictions.shape:
+        raise InvalidInput(
+            f"{prepared.what}: predicts the shape {shape}, expected {predictions.shape} as in the Bundle; {EXPORTED}"
+        )
+    actual, expected = predictions, logits
+    if prepared.app.num_classes:
+        # The order of additions decides between classes of almost equal logits.
+        actual = np.take_along_axis(logits, predictions[..., None].astype(np.intp), axis=-1)
+        expected = logits.max(axis=-1, keepdims=True)
+    error = float(np.linalg.norm(actual - expected))
+    if not error <= TOLERANCE * max(1.0, float(np.linalg.norm(logits))):
+        raise InvalidInput(
+            f"{prepared.what}: has other predictions on its calibration data than the Bundle, with the Version's "
+            f"parameters; {EXPORTED}"
         )
 
 

@@ -123,8 +123,11 @@ def _output_advice(app: App, output: object) -> str:
         return f"the classes are in axis {axis}: set class_axis={axis} in the App"
     if output.dim() < 2:
         return "return one row of logits for each sample"
+    if not -output.dim() < app.class_axis < output.dim():
+        return f"set class_axis in the App to the axis of the classes, from 1 to {output.dim() - 1}"
     advice = (
-        f"set num_classes={output.shape[-1]} in the App, or give the last layer {counted(app.num_classes, 'output')}"
+        f"set num_classes={output.shape[app.class_axis]} in the App, or give the last layer "
+        f"{counted(app.num_classes, 'output')}"
     )
     if output.dim() == 2 and output.shape[0] == output.shape[1] == MIN_TRACE_BATCH:
         # Two samples with two outputs, or a score for each pair of them.
