@@ -34,10 +34,12 @@ learning_rate = 0.05
 `fanin run PLAN.toml` starts the Run. `--set` overrides a key, and may be repeated:
 
     fanin run PLAN.toml --set cohort.concurrency=8 --set aggregation.max_staleness=2
+    fanin run PLAN.toml --set training.optimizer.momentum=0.5
     fanin run PLAN.toml --set 'stages=[{name="scaffold", options={num_devices=3}}]'
 
 The value is a TOML value. Any other text is a string, so `--set codec.name=int8` needs no quotes. A string that reads
 like another TOML value needs them: `--set 'name="8"'`. If an option sets a key twice, the last value counts.
+A dotted key below a table, such as `training.optimizer`, sets one entry and keeps the others.
 `fanin describe RUN` shows the Plan that the Run has.
 
 An unknown key, a wrong type or a value out of range is an error, and no Run starts.

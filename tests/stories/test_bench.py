@@ -149,7 +149,7 @@ def test_invalid_options_are_reported(fanin: Fanin, words: tuple[str, ...], mess
 def test_an_unwritable_file_is_reported_before_any_measurement(fanin: Fanin, tmp_path: Path, name: str) -> None:
     missing = tmp_path / "missing" / "out.json"
     message = wrong_usage(fanin, name, "--json", missing)
-    assert message == f"--json: {missing} cannot be written, {missing.parent} is not a folder"
+    assert message == f"--json: {missing} cannot be written, {missing.parent} is not a folder; create it"
     message = wrong_usage(fanin, name, "--json", tmp_path)
     assert message == f"--json: {tmp_path} is a folder, name a file"
 

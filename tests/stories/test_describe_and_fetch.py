@@ -1,6 +1,7 @@
 """``fanin describe`` and ``fanin fetch``: the coordinator's record of a Run, and its Versions, over real gRPC."""
 
 import json
+import os
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -264,7 +265,16 @@ def test_an_unknown_run_or_version_is_reported(
             ("fetch", "run", "--onnx", "no/x.onnx"),
             "--onnx: no/x.onnx cannot be written, no is not a folder; create it",
         ),
-        (("evaluations", "run", "--csv", "no/x.csv"), "--csv: no/x.csv cannot be written, no is not a folder"),
+        (
+            ("fetch", "run", "--onnx", "new.onnx", "--tflite", "folder.tflite"),
+            "--tflite: folder.tflite is a folder, name a file",
+        ),
+        (("fetch", "run", "--out", "folder.npz"), "--out: folder.npz is a folder, name a file"),
+        (("fetch", "run", "--out", "file"), "--out: file is a file, name FILE.npz or a folder"),
+        (
+            ("evaluations", "run", "--csv", "no/x.csv"),
+            "--csv: no/x.csv cannot be written, no is not a folder; create it",
+        ),
     ],
     ids=lambda value: "" if isinstance(value, str) else " ".join(value),
 )
@@ -272,7 +282,24 @@ def test_a_target_that_cannot_be_written_is_wrong_usage(
     fanin: Fanin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    for name in ("folder.tflite", "folder.npz"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "file").touch()
     assert usage_line(fanin(*words), words[0]) == message
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_target_in_a_folder_without_rights_is_wrong_usage(fanin: Fanin, tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    target = tmp_path / "x.npz"
+    message = f"--out: {target} cannot be written, permission is denied in {tmp_path}"
+    assert usage_line(fanin("fetch", "run", "--out", target), "fetch") == message
+
+
+def test_a_write_that_fails_names_the_target(fanin: Fanin, host: Hosted, tmp_path: Path) -> None:
+    target = tmp_path / f"{'x' * 250}.npz"
+    message = one_line(fanin("fetch", "run", "--out", target, "--state", host.state), "fetch")
+    assert message == f"{target}: File name too long"
 
 
 class Forger(Operator):

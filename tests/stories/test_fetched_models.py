@@ -58,7 +58,7 @@ def test_a_version_is_fetched_as_a_model_that_runs_without_fanin(fanin: Fanin, h
     assert row["precision"] == "int8"
     path.write_bytes(b"mine")
     message = f"{path}: something else is there; name another --onnx, or, if it is a version, --force"
-    assert one_line(fanin(*words), "fetch") == message
+    assert one_line(fanin(*words, "--out", tmp_path / "new.npz"), "fetch") == message
     assert path.read_bytes() == b"mine"
     assert sorted(file.name for file in tmp_path.iterdir()) == ["model.onnx", "v.npz"]
 

@@ -189,7 +189,7 @@ def test_json_to_a_file_that_cannot_be_written(fanin: Fanin, host: Hosted, tmp_p
     target = tmp_path / "no" / "such.json"
     outcome = fanin("runs", "--state", host.state, "--json", target)
     assert (outcome.status, outcome.out) == (2, "")
-    message = f"--json: {target} cannot be written, {target.parent} is not a folder"
+    message = f"--json: {target} cannot be written, {target.parent} is not a folder; create it"
     assert outcome.err == f"fanin runs: {message}; see fanin runs --help\n"
 
 

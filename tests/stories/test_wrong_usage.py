@@ -32,7 +32,10 @@ WRONG = {
     "stop": (("run", *SERVER), ADDRESS),
     "rollback": (("run", "1", *SERVER), ADDRESS),
     "promote": (("run", "1", "other", *SERVER), ADDRESS),
-    "verify": (("run", "--json", "none/x.json"), "--json: none/x.json cannot be written, none is not a folder"),
+    "verify": (
+        ("run", "--json", "none/x.json"),
+        "--json: none/x.json cannot be written, none is not a folder; create it",
+    ),
     "infer": (("rows.csv", "--data", "x.npy"), "rows.csv: got a file of unknown format, expected one that ends in ['."),
     "inspect": (
         ("rows.csv",),

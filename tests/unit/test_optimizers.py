@@ -16,6 +16,7 @@ from fanin.edge.export import Adagrad, Adam, Adapters, Lion, Optimizer, Recipe, 
 from fanin.edge.export.optimizers.lion import EagerLion
 from fanin.edge.export.optimizers.optimizer import StepInputs, clipped, setting_tensors
 from fanin.protos.errors import UnsupportedModel
+from fanin.protos.plans import OPTIMIZER_SETTINGS
 
 NO_CHANGES: Mapping[str, float] = MappingProxyType({})
 CLOSE = {"rtol": 1e-12, "atol": 1e-14}
@@ -58,6 +59,10 @@ SETTABLE = {
     "lion": Lion(settable=("weight_decay",)),
 }
 """Optimizers whose settings of 0.0 a Plan may set."""
+
+
+def test_the_protocol_names_every_setting_of_an_optimizer() -> None:
+    assert set(OPTIMIZER_SETTINGS) == {name for optimizer in SETTABLE.values() for name in optimizer.settings}
 
 
 def ours(

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from support.errors import raises
 
-from fanin.clients.planfile import PlanFile, parse_plan, read_plan
+from fanin.clients.planfile import Override, PlanFile, parse_plan, read_plan
 from fanin.protos.errors import InvalidPlan
 from fanin.protos.messages import CodecSpec, Training
 from fanin.protos.plans import MAX_COHORT, MAX_EPOCHS, AggregationPlan, CohortPlan, Plan, StopPlan
@@ -338,6 +338,17 @@ BAD_OPTIONS = [
         "stages=error_feedback",
         ("--set: stages: got 'error_feedback', expected a list of tables, as in --set 'stages=[{name=\"NAME\"}]'"),
     ),
+    (
+        "stages.0.name=scaffold",
+        (
+            "--set: stages.0.name: stages is not a section; set stages as a whole: a list of tables, as in "
+            "--set 'stages=[{name=\"NAME\"}]'"
+        ),
+    ),
+    (
+        "training.optimizer.momentum=x",
+        "--set: training.optimizer.momentum: got 'x', expected a finite number; docs/plan.md describes the key",
+    ),
     ("name.x=8", "--set: name.x: name is not a section; set name as a whole"),
     ("cohort.quorum=9", f"plan.toml with --set: cohort: got quorum 9, buffer 8, concurrency 8, {COHORT_RULE}"),
     ("codec.max_shift=9", f"plan.toml with --set: {OVERFLOW}"),
@@ -352,6 +363,31 @@ BAD_OPTIONS = [
 def test_a_wrong_option_has_the_error_of_the_file_and_names_the_option(option: str, text: str) -> None:
     with raises(InvalidPlan, text):
         parse_plan(SHORTEST, "plan.toml", [option])
+
+
+@pytest.mark.parametrize(
+    ("option", "nearest"),
+    [
+        ("training.momentum=0.9", "training.optimizer.momentum"),
+        ("training.momentun=0.9", "training.optimizer.momentum"),
+        ("training.weight_decay=0.9", "training.optimizer.weight_decay"),
+        ("momentum=0.9", "training.optimizer.momentum"),
+        ("aggregation.momentum=0.9", "aggregation.outer_momentum"),
+    ],
+)
+def test_a_setting_of_an_optimizer_in_the_wrong_section_is_found(option: str, nearest: str) -> None:
+    with pytest.raises(InvalidPlan) as excinfo:
+        parse_plan(SHORTEST, "plan.toml", [option])
+    assert str(excinfo.value).endswith(f"; did you mean {nearest}?")
+
+
+def test_a_dotted_option_sets_one_entry_of_a_table() -> None:
+    whole = Override(path="training.optimizer", value={"momentum": 0.9, "weight_decay": 0.1})
+    options = [whole, "training.optimizer.momentum=0.5", "flower.config.a.b=[1, 2]"]
+    plan = parse_plan(SHORTEST, "plan.toml", options).plan
+    assert plan.training.optimizer == {"momentum": 0.5, "weight_decay": 0.1}
+    assert plan.flower.config == {"a.b": (1, 2)}
+    assert whole.value == {"momentum": 0.9, "weight_decay": 0.1}
 
 
 def test_an_option_does_not_hide_a_mistake_of_the_file() -> None:

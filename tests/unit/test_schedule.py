@@ -141,7 +141,7 @@ UNKNOWN = (
         ("step_decay = 'square'", f"schedule.0.step_decay: got 'square', expected one of \"\", linear, cosine{SEE}"),
         (
             "momentum = 0.5",
-            f"schedule.0.momentum: {UNKNOWN}; did you mean aggregation.outer_momentum?",
+            f"schedule.0.momentum: {UNKNOWN}; did you mean schedule.0.optimizer.momentum?",
         ),
         ("seed = 5", f"schedule.0.seed: {UNKNOWN}; did you mean training.seed?"),
         (

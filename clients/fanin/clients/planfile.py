@@ -13,12 +13,13 @@ from typing import Annotated, Final, TypeVar
 
 from fanin.clients.textfiles import reason_of
 from fanin.protos.errors import InvalidPlan
-from fanin.protos.plans import Plan
+from fanin.protos.plans import OPTIMIZER_SETTINGS, Plan
 from fanin.protos.plans.entries import as_float
 from fanin.protos.plans.keys import PAGE, Fields, Key, KeyField, SectionField, fields_of, joined, keys_of, shown
 
 T = TypeVar("T")
 SET: Final = "--set"
+OPTIMIZER: Final = "optimizer"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +47,7 @@ class Override:
     """A value that replaces a key of a document.
 
     Attributes:
-        path: The dotted key.
+        path: The dotted key. Below a key that is a table, the rest is the name of an entry.
         value: Its value, as TOML reads it.
         source: The name of the option or argument in error messages.
     """
@@ -147,12 +148,17 @@ class _Reader:
             for section in sections:
                 field = _declaration(section, fields, path, f"{override.source}: {{}}: unknown section")
                 path = joined(path, section)
+                table = _entered(table, section)
+                if isinstance(field, KeyField) and field.type is dict:
+                    # The names in this table are free. They may have dots.
+                    name = override.path.removeprefix(f"{path}.")
+                    break
                 if isinstance(field, KeyField) or field.is_list:
+                    form = f": {self._form(field, path, override.source)}" if isinstance(field, SectionField) else ""
                     raise InvalidPlan(
-                        f"{override.source}: {override.path}: {path} is not a section; set {path} as a whole"
+                        f"{override.source}: {override.path}: {path} is not a section; set {path} as a whole{form}"
                     )
                 fields = fields_of(field.section)
-                table = table.setdefault(section, {}) if isinstance(table, dict) else None
             # A value in place of a table is an error of the document: ``row`` reports it.
             if isinstance(table, dict):
                 table[name] = override.value
@@ -183,14 +189,14 @@ class _Reader:
     def _section(self, field: SectionField, value: object, path: str) -> object:
         if field.is_list:
             if not isinstance(value, list):
-                expected = self._form(field, path)
+                expected = self._form(field, path, self.source(path))
                 raise InvalidPlan(f"{self.source(path)}: {path}: got {shown(value)}, expected {expected}")
             return tuple(self._table(field, table, joined(path, str(index))) for index, table in enumerate(value))
         return self._table(field, value, path)
 
-    def _form(self, field: SectionField, path: str) -> str:
-        """Return the form of a list of sections in words, as the source of the key writes it."""
-        source, first = self.source(path), next(keys_of(field.section))
+    def _form(self, field: SectionField, path: str, source: str) -> str:
+        """Return the form of a list of sections in words, as a source writes it."""
+        first = next(keys_of(field.section))
         value = '"NAME"' if first.type is str else "1"
         if source == SET:
             return f"a list of tables, as in --set '{path}=[{{{first.name}={value}}}]'"
@@ -208,6 +214,9 @@ class _Reader:
             value = as_float(value)
         if field.type is dict and isinstance(value, dict):
             value = {name: field.key.entries.read(item) for name, item in value.items()}
+            for name, item in value.items():
+                if not field.accepts({name: item}):
+                    raise InvalidPlan(f"{self.source(joined(path, name))}: {field.problem(path, {name: item})}")
         if type(value) is not field.type or not field.accepts(value):
             raise InvalidPlan(f"{self.source(path)}: {field.problem(path, value)}")
         return value
@@ -218,6 +227,15 @@ class _Reader:
         if field.default is MISSING:
             raise InvalidPlan(f"{self.source(path)}: {path}: missing, expected {field.expected}; add the key")
         return field.default
+
+
+def _entered(table: object, section: str) -> object:
+    """Return the table of a section within a table, as a copy, because it may be a value of the caller."""
+    if not isinstance(table, dict):
+        return None
+    inner = table.get(section, {})
+    table[section] = dict(inner) if isinstance(inner, dict) else inner
+    return table[section]
 
 
 def _declaration(name: str, fields: Fields, path: str, problem: str) -> KeyField | SectionField:
@@ -242,13 +260,19 @@ def _nearest(name: str, path: str, fields: Fields) -> str:
 
     The same name elsewhere is the nearest, then a similar one in the same section, then a similar one elsewhere. Of
     several paths of one name it is the shortest, and of those the first: ``training.epochs``, not ``schedule.epochs``.
+    The settings of an optimizer are names below each key ``optimizer``.
     """
     by_depth = sorted(_all_names(ROOT, ""), key=lambda pair: joined(*pair).count("."))
     elsewhere = {each: joined(section, each) for section, each in reversed(by_depth)}
     if name in elsewhere:
         return elsewhere[name]
-    if near := get_close_matches(name, fields, n=1):
-        return joined(path, near[0])
+    here = {each: joined(path, each) for each in fields}
+    if OPTIMIZER in here:
+        here = {each: joined(here[OPTIMIZER], each) for each in OPTIMIZER_SETTINGS} | here
+    if near := get_close_matches(name, here, n=1):
+        return here[near[0]]
+    if name in OPTIMIZER_SETTINGS:
+        return joined(f"training.{OPTIMIZER}", name)
     near = get_close_matches(name, elsewhere, n=1)
     return elsewhere[near[0]] if near else ""
 

@@ -58,7 +58,15 @@ def check_target(option: str, target: str) -> None:
     path = Path(target)
     if path.is_dir():
         raise InvalidInput(f"{option}: {path} is a folder, name a file")
-    if not path.parent.is_dir():
-        raise InvalidInput(f"{option}: {path} cannot be written, {path.parent} is not a folder")
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
+    if not path.exists():
+        check_place(option, path)
+    elif not os.access(path, os.W_OK):
         raise InvalidInput(f"{option}: {path} cannot be written, permission is denied")
+
+
+def check_place(option: str, path: Path) -> None:
+    """Raise InvalidInput unless the folder of a result exists, and entries can be added to it."""
+    if not path.parent.is_dir():
+        raise InvalidInput(f"{option}: {path} cannot be written, {path.parent} is not a folder; create it")
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise InvalidInput(f"{option}: {path} cannot be written, permission is denied in {path.parent}")

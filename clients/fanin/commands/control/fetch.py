@@ -50,7 +50,7 @@ from fanin.commands.console.terminal import (
     run_command,
     write_json,
 )
-from fanin.commands.console.usage import wrong_usage
+from fanin.commands.console.usage import check_place, wrong_usage
 from fanin.commands.control.standalone import check_targets, precision_of, standalone_models
 from fanin.edge.bundles.bundle import (
     CHUNKS_FOLDER,
@@ -149,6 +149,10 @@ def fetch(
         with_bundle = bundle or (force and _has_bundle(out, opened))
         artifacts = {name: opened.artifact(name) for name in opened.manifest.artifacts} if with_bundle else None
         models = standalone_models(opened, decode_parameters(fetched.data)[1], files, app)
+    for path, data in models.items():
+        # Before the first file is written: a refusal of the last one would leave half of the result.
+        if path.exists() and (path.is_dir() or path.read_bytes() != data):
+            _check_replaced(path, _option_of(path), force=force)
     written = {} if out is None else {str(out): save(out, fetched, artifacts, force=force)}
     for path, data in models.items():
         written[str(path)] = save_model(path, data, force=force)
@@ -173,8 +177,13 @@ def _check_folder(out: Path | None, files: Mapping[str, Path], *, bundle: bool) 
     if out is not None and out.suffix in FILES_OF_OTHERS:
         raise InvalidInput(f"--out: got {out}, expected FILE.npz or a folder; for a model file use --onnx or --tflite")
     for option, path in (("out", out), *files.items()):
-        if path is not None and not path.parent.is_dir():
-            raise InvalidInput(f"--{option}: {path} cannot be written, {path.parent} is not a folder; create it")
+        if path is None:
+            continue
+        is_file = option != "out" or path.suffix == ".npz"
+        if path.exists() and path.is_dir() == is_file:
+            is_there, name = ("a folder", "a file") if is_file else ("a file", "FILE.npz or a folder")
+            raise InvalidInput(f"--{option}: {path} is {is_there}, name {name}")
+        check_place(f"--{option}", path)
     if bundle and (out is None or out.suffix == ".npz"):
         raise InvalidInput(f"--bundle: {out} is a file, name a folder" if out else "--bundle: expected --out FOLDER")
 
@@ -283,7 +292,11 @@ def save_model(path: Path, data: bytes, *, force: bool) -> bool:
     def write_file(draft: Path) -> None:
         draft.write_bytes(data)
 
-    return _put(path, write_file, option=f"--{format_of(path.name)}", force=force)
+    return _put(path, write_file, option=_option_of(path), force=force)
+
+
+def _option_of(path: Path) -> str:
+    return f"--{format_of(path.name)}"
 
 
 def _put(out: Path, write: Callable[[Path], None], *, option: str, force: bool) -> bool:
@@ -291,23 +304,27 @@ def _put(out: Path, write: Callable[[Path], None], *, option: str, force: bool) 
     draft = place.with_name(f".{place.name}.{secrets.token_hex(4)}{NEW}")
     aside = draft.with_suffix(OLD)
     try:
-        write(draft)
-        contents = _contents(draft)
-        if out.exists():
-            # An earlier download is good enough if it holds at least these files.
-            if contents.items() <= _contents(out).items():
-                return False
-            _check_replaced(out, option, force=force)
-        for path in (draft, *draft.rglob("*")):
-            _sync(path)
-        if place.is_dir():
-            swap(place, draft, aside)
-        else:
-            draft.replace(place)
-        sync_folder(place.parent)
-    finally:
-        _remove(draft)
-    _remove(aside)
+        try:
+            write(draft)
+            contents = _contents(draft)
+            if out.exists():
+                # An earlier download is good enough if it holds at least these files.
+                if contents.items() <= _contents(out).items():
+                    return False
+                _check_replaced(out, option, force=force)
+            for path in (draft, *draft.rglob("*")):
+                _sync(path)
+            if place.is_dir():
+                swap(place, draft, aside)
+            else:
+                draft.replace(place)
+            sync_folder(place.parent)
+        finally:
+            _remove(draft)
+        _remove(aside)
+    except OSError as exc:
+        # The error names the draft, which the user does not know.
+        raise OSError(exc.errno, exc.strerror, str(out)) from exc
     return True
 
 

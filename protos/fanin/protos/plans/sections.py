@@ -38,6 +38,8 @@ MAX_TIMES: Final = (1 << 32) - 1
 """Most Rounds of a Run, and most examples of one Update: the largest uint32, which the wire uses."""
 MAX_SEED: Final = (1 << 64) - 1
 COHORT_SECTION: Final = "operating.md#cohort-and-when-a-round-closes"
+OPTIMIZER_SETTINGS: Final = ("momentum", "weight_decay", "beta1", "beta2", "decay")
+"""The settings that the optimizers of fanin have. An optimizer of an App may have others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,8 +5,9 @@ Chunks come from an operator. Those that do not fit together are the operator's 
 Chunks damaged after their upload are damage of the coordinator (Corrupted).
 """
 
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from types import MappingProxyType
 from typing import Final
 
@@ -24,7 +25,7 @@ from fanin.protos.chunks import Artifact, assemble, short
 from fanin.protos.control import StartRun
 from fanin.protos.errors import InvalidBundle, InvalidInput, InvalidPlan, InvalidVersion
 from fanin.protos.messages import BundleRef, Version
-from fanin.protos.plans import FlowerPlan, Plan, ScheduledChange, Training
+from fanin.protos.plans import OPTIMIZER_SETTINGS, FlowerPlan, Plan, ScheduledChange, Training
 from fanin.protos.plans.keys import keys_of
 from fanin.server.rounds.setup import RunSetup
 from fanin.server.storage.protocols.files import BlobReader
@@ -224,15 +225,32 @@ def _flower_settings(plan: Plan) -> list[tuple[str, FlowerPlan]]:
 def _check_optimizer(what: str, changes: Mapping[str, float], known: Mapping[str, OptimizerSetting]) -> None:
     """Raise InvalidPlan if the Plan changes a setting that the optimizer lacks, or to a value that it excludes."""
     if unknown := sorted(changes.keys() - known.keys()):
-        names = ", ".join(known) or "none"
         raise InvalidPlan(
-            f"{what} {', '.join(unknown)}, but the settings in the train graph are: {names}; export the App with an "
-            "optimizer that has them. A momentum or weight decay of 0.0 is in the graph only if the optimizer has the "
-            f"field settable={tuple(unknown)!r} (docs/edge.md#optimizers)"
+            f"{what} {', '.join(unknown)}, but the settings in the train graph are: {', '.join(known) or 'none'}; "
+            f"{_optimizer_remedy(unknown, known)} (docs/edge.md#optimizers)"
         )
     for name, value in changes.items():
         if not known[name].allows(value):
             raise InvalidPlan(f"{what}.{name} {value:g}, expected at least 0 and below {known[name].below:g}")
+
+
+def _optimizer_remedy(unknown: Sequence[str], known: Collection[str]) -> str:
+    strange = [name for name in unknown if name not in OPTIMIZER_SETTINGS]
+    if strange and (near := get_close_matches(strange[0], {*known, *OPTIMIZER_SETTINGS}, n=1)):
+        return f"for {strange[0]}, did you mean {near[0]}?"
+    if strange:
+        return f"the optimizers of fanin have {', '.join(OPTIMIZER_SETTINGS)}; remove {strange[0]}"
+    remedy = "export the App with an optimizer that has them"
+    # An optimizer with betas has no momentum.
+    settable = tuple(
+        name for name in unknown if name == "weight_decay" or (name == "momentum" and "beta1" not in known)
+    )
+    if not settable:
+        return remedy
+    return (
+        f"{remedy}. A momentum or weight decay of 0.0 is in the graph only if the optimizer has the field "
+        f"settable={settable!r}"
+    )
 
 
 def check_no_graphs(what: str, plan: Plan, stages: Mapping[str, Stage]) -> None:
