@@ -169,7 +169,7 @@ def test_clients_beyond_the_last_device_draw_one_with_the_seed() -> None:
 
 def test_a_model_has_each_attribute_once() -> None:
     speeds, present = DeviceTrace(examples_per_s=1.0), DeviceTrace(availability=Trace(changes=((0.0, True),)))
-    model = DeviceModel(traces=(Traces(devices=(speeds,)), Traces(devices=(present, present))))
+    model = DeviceModel(traces=(Traces(devices=(speeds,)), Traces(devices=(present,))))
     assert model.habits(0, 10, 0).availability == present.availability and model.has("examples_per_s")
     twice = "devices: examples_per_s: got it twice, expected it once: in one of the traces, or as an attribute of "
     with pytest.raises(InvalidInput, match=twice):
@@ -180,6 +180,41 @@ def test_a_model_has_each_attribute_once() -> None:
         Traces(devices=(speeds, present))
     with pytest.raises(InvalidInput, match=r"^devices: traces: got 'devices.csv', expected the result of read_traces"):
         DeviceModel(traces="devices.csv")
+
+
+def test_a_client_is_one_device_of_all_files(tmp_path: Path) -> None:
+    names = ["10", "2", "b", "a", "7"]
+    up = "".join(f"{name},{1000 + at}\n" for at, name in enumerate(names))
+    speed = "".join(f"{name},{1 + names.index(name)}\n" for name in reversed(names))
+    written(tmp_path / "up.csv", f"client,bytes_up_per_s\n{up}")
+    written(tmp_path / "speed.csv", f"client,examples_per_s\n{speed}")
+    model = read_devices(written(tmp_path / "devices.toml", 'traces = ["up.csv", "speed.csv"]\n'))
+    devices = [model.habits(client, 10, 0) for client in range(50)]
+    assert [each.bytes_up_per_s for each in devices] == [999.0 + each.examples_per_s for each in devices]
+    assert len({each.examples_per_s for each in devices[5:]}) == 5
+
+
+def test_files_with_other_devices_are_refused(tmp_path: Path) -> None:
+    def traces(name: str, *clients: str) -> Traces:
+        return read_traces(written(tmp_path / "t.csv", f"client,{name}\n" + "".join(f"{each},5\n" for each in clients)))
+
+    error = (
+        "devices: traces: got 2 devices that some of the traces do not have: a, c; expected the same names in the "
+        "column client of each file"
+    )
+    with raises(InvalidInput, error):
+        DeviceModel(traces=[traces("bytes_up_per_s", "a", "b"), traces("examples_per_s", "b", "c")])
+    many = traces("bytes_up_per_s", *(f"x{at}" for at in range(9)), "b")
+    with pytest.raises(InvalidInput, match=r"got 9 devices that some .*: x0, x1, x2, x3, x4 and 4 more; expected"):
+        DeviceModel(traces=[many, traces("examples_per_s", "b")])
+    speed, up = DeviceTrace(examples_per_s=1.0), DeviceTrace(bytes_up_per_s=1.0)
+    with raises(InvalidInput, "devices: traces: got 2 and 1 device, expected the same devices in the same order"):
+        DeviceModel(traces=[Traces(devices=(up, up)), Traces(devices=(speed,))])
+    orders = [Traces(devices=(up, up), names=("a", "b")), Traces(devices=(speed, speed), names=("b", "a"))]
+    with raises(InvalidInput, "devices: traces: got 2 and 2 devices, expected the same devices in the same order"):
+        DeviceModel(traces=orders)
+    with raises(InvalidInput, "traces: got 1 name for 2 devices, expected another name for each device, or none"):
+        Traces(devices=(up, up), names=("a", "a"))
 
 
 @pytest.mark.parametrize("value", ["5", '{ sha256 = "00" }', "[{ file = 1 }]", '{ file = "a", digest = "b" }'])

@@ -1,5 +1,6 @@
 """Models of simulated devices: their random draws, their files, and Runs of such devices. Without torch."""
 
+import asyncio
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -172,13 +173,20 @@ def test_a_missing_file_is_no_wrong_file(tmp_path: Path) -> None:
         load_data(str(tmp_path / "none.csv"))
 
 
-def simulate_run(folder: Path, habits: Habits, num: int = 4) -> tuple[list[DeviceEvent], float]:
-    """Return the events of a Run with these devices, and its virtual time."""
+def simulate_run(
+    folder: Path, habits: Habits, num: int = 4, times_s: list[float] | None = None
+) -> tuple[list[DeviceEvent], float]:
+    """Return the events of a Run with these devices, and its virtual time. ``times_s`` receives those of the events."""
     events: list[DeviceEvent] = []
     bundle = synthetic_bundle(folder / "bundle", PUBLISHER, SHAPES)
 
+    def observe(event: DeviceEvent) -> None:
+        events.append(event)
+        if times_s is not None:
+            times_s.append(asyncio.get_running_loop().time())
+
     async def run() -> float:
-        async with Federation(seed=1, observe=events.append) as federation:
+        async with Federation(seed=1, observe=observe) as federation:
             await federation.start_run("run", plan(deadline_s=PATIENT_S), bundle, PUBLISHER)
             for index in range(num):
                 trainer = SyntheticTrainer(partition=index, num_examples=10)
@@ -243,6 +251,18 @@ def test_devices_give_up_leave_and_charge(tmp_path: Path) -> None:
     assert {event.detail for event in events if event.event == "gave up"} == {"dropout"}
     repeated_events, _ = simulate_run(tmp_path / "again", habits)
     assert events == repeated_events
+
+
+def test_a_device_whose_battery_is_empty_stays_away_until_it_is_full_also_over_an_absence(tmp_path: Path) -> None:
+    battery = Battery(work_s=10.0, charge_s=1000.0)
+    present = Trace(changes=((0.0, True), (100.0, False), (200.0, True), (300.0, False), (400.0, True)))
+    times_s: list[float] = []
+    events, _ = simulate_run(tmp_path, Habits(work_s=(8.0, 8.0), availability=present, battery=battery), 4, times_s)
+    of_device = [(at_s, event.event) for at_s, event in zip(times_s, events, strict=True) if event.device == "device-2"]
+    empty_s = next(at_s for at_s, event in of_device if event == "battery empty")
+    next_s = next(at_s for at_s, event in of_device if event == "assigned" and at_s > empty_s)
+    assert empty_s < 100.0 and {"offline", "online"} <= {event for _, event in of_device}
+    assert empty_s + 1000.0 <= next_s < empty_s + 1010.0
 
 
 class Failing:

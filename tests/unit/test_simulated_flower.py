@@ -65,6 +65,15 @@ def mean_of(result: Result, number: int, name: str) -> float:
     return row.statistics[f"train.{name}"] / 65536 / row.num_examples
 
 
+def test_an_upload_arrives_at_each_bandwidth_that_a_coordinator_allows(app: FlowerSettings) -> None:
+    """A piece has the size of a real device's: at 4,500 bytes a second it arrives within the coordinator's 60 s."""
+    initial = {**INITIAL, "table.weight": np.zeros(150_000, np.float32)}
+    devices = DeviceModel(bytes_up_per_s=4500.0)
+    result = simulate(app, 2, cohort=2, rounds=1, settings=settings_of(initial=initial, devices=devices))
+    assert "connection lost" not in {event.event for event in result.events}
+    assert result.rounds[-1].time_s > 600_000 / 4500
+
+
 def test_a_client_keeps_its_state_and_its_local_arrays(app: FlowerSettings) -> None:
     result = simulate(app, 3, cohort=3, rounds=3, settings=settings_of())
     assert result.failures == ()

@@ -15,6 +15,7 @@ from fanin.clients.testing.clock import VirtualTimeLoop, run_virtual
 from fanin.clients.testing.member import Member
 from fanin.clients.testing.memory import MemoryStates
 from fanin.clients.testing.observed import DeviceEvent
+from fanin.clients.transport import PIECE_BYTES
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.bundles.keys import SigningKey
 from fanin.edge.bundles.manifest import NO_GRAPHS
@@ -49,7 +50,6 @@ from fanin.simulation.trainers import NUM_FAILING, ClientRuntime, ClientTrainer,
 from fanin.simulation.workers import Trainings
 
 RUN: Final = "run"
-PIECE_BYTES: Final = 1 << 20
 AWAY: Final = "add later times at which devices are on to the traces, or run fewer rounds"
 PRESENT: Final = 2
 """Clients of a ``Rotation`` that are present, as a multiple of the Plan's concurrency: a policy has a choice."""

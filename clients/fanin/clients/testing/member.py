@@ -116,6 +116,7 @@ class _Power:
         self._charge = None if habits.battery is None else Charge(habits.battery)
         self._limit: asyncio.Timeout | None = None
         self._is_empty = False
+        self._full_s = 0.0
 
     def work(self, rng: random.Random, assignment: m.Assignment) -> float:
         """Draw the seconds of a training. The device stops when its battery is empty."""
@@ -129,10 +130,14 @@ class _Power:
         return seconds
 
     async def run(self, device: VirtualDevice, stay_s: float | None, note_empty: Callable[[], None]) -> None:
-        """Run a device until it leaves. It pauses to charge when its battery is empty."""
+        """Run a device until it leaves. When its battery is empty, it pauses until it is full, also in a later stay."""
         loop = asyncio.get_running_loop()
         until_s = None if stay_s is None else loop.time() + stay_s
         while True:
+            if self._full_s > loop.time():
+                await asyncio.sleep((self._full_s if until_s is None else min(self._full_s, until_s)) - loop.time())
+                if until_s is not None and self._full_s >= until_s:
+                    return
             self._is_empty = False
             with suppress(TimeoutError):
                 async with asyncio.timeout_at(until_s) as self._limit:
@@ -141,8 +146,5 @@ class _Power:
                 return
             assert self._habits.battery is not None, "a battery that is empty exists"
             note_empty()
-            full_s = loop.time() + self._habits.battery.charge_s
-            await asyncio.sleep((full_s if until_s is None else min(full_s, until_s)) - loop.time())
             device.restart()
-            if until_s is not None and full_s >= until_s:
-                return
+            self._full_s = loop.time() + self._habits.battery.charge_s

@@ -9,10 +9,13 @@ from typing import Final
 from fanin.clients.testing.availability import Availability, Battery
 from fanin.clients.testing.habits import Habits
 from fanin.protos.errors import InvalidInput
+from fanin.protos.texts import counted
 from fanin.simulation.devices.distributions import Distribution, Fixed
 from fanin.simulation.devices.traces import RATES, DeviceTrace, Traces
 
 NUMBERS: Final = RATES
+MAX_NAMES: Final = 5
+"""Names of devices in an error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +31,8 @@ class DeviceModel:
         availability: The pattern of presence: ``DailyWindow``, ``OnOff``, or an Availability of your own. None: always.
         dropout: Share of trainings that a device gives up. It reports that to the coordinator.
         battery: The battery of each device. None: mains.
-        traces: Recorded devices, instead of the attributes that the traces have. Each attribute is in one of them.
+        traces: Recorded devices, instead of the attributes that the traces have. Each attribute is in one of them, and
+            all of them have the same devices.
     """
 
     examples_per_s: Distribution | float | None = None
@@ -66,6 +70,8 @@ class DeviceModel:
                     f"devices: {name}: got it twice, expected it once: in one of the traces, or as an attribute of the "
                     "model; remove the other one"
                 )
+        for other in self.sources[1:]:
+            _check_same_devices(self.sources[0], other)
 
     @property
     def sources(self) -> tuple[Traces, ...]:
@@ -108,9 +114,29 @@ class DeviceModel:
             bytes_up_per_s=up,
             battery=self.battery,
         )
-        for index, traces in enumerate(self.sources):
-            device = traces.of(client, random.Random(f"{seed}/devices/{client}/trace {index}")).over(device)
+        if self.sources:
+            num = len(self.sources[0].devices)
+            # One draw for all files: a client is one recorded device, and no mixture of several.
+            index = client if client < num else random.Random(f"{seed}/devices/{client}/trace").randrange(num)
+            for traces in self.sources:
+                device = traces.devices[index].over(device)
         return device
+
+
+def _check_same_devices(first: Traces, other: Traces) -> None:
+    """Raise InvalidInput unless two traces have the same devices in the same order."""
+    have_names = bool(first.names and other.names)
+    if have_names and (partial := sorted(set(first.names) ^ set(other.names))):
+        more = f" and {len(partial) - MAX_NAMES} more" if len(partial) > MAX_NAMES else ""
+        raise InvalidInput(
+            f"devices: traces: got {counted(len(partial), 'device')} that some of the traces do not have: "
+            f"{', '.join(partial[:MAX_NAMES])}{more}; expected the same names in the column client of each file"
+        )
+    if len(first.devices) != len(other.devices) or (have_names and first.names != other.names):
+        raise InvalidInput(
+            f"devices: traces: got {len(first.devices)} and {counted(len(other.devices), 'device')}, expected the same "
+            "devices in the same order"
+        )
 
 
 def _distribution(name: str, value: Distribution | float | None) -> Distribution | None:

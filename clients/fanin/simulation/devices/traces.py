@@ -11,7 +11,6 @@ import csv
 import hashlib
 import json
 import math
-import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
@@ -22,6 +21,7 @@ from typing import Final
 from fanin.clients.testing.availability import Availability, Battery, Rate, Trace
 from fanin.clients.textfiles import reason_of
 from fanin.protos.errors import InvalidInput
+from fanin.protos.texts import counted
 from fanin.simulation.data.tables import parquet_columns
 
 CLIENT: Final = "client"
@@ -62,10 +62,12 @@ class Traces:
 
     Attributes:
         devices: The devices, in the order of the clients.
+        names: The names of the devices; empty for traces that are not from a file.
         sha256: Digest of the file, for the event log; empty for traces that are not from a file.
     """
 
     devices: tuple[DeviceTrace, ...]
+    names: tuple[str, ...] = ()
     sha256: str = ""
 
     def __post_init__(self) -> None:
@@ -77,15 +79,16 @@ class Traces:
                     f"traces: device {index}: got {', '.join(device.recorded) or 'none'}, expected "
                     f"{', '.join(self.keys)} as for device 0"
                 )
+        if self.names and len(set(self.names)) != len(self.devices):
+            raise InvalidInput(
+                f"traces: got {counted(len(set(self.names)), 'name')} for {counted(len(self.devices), 'device')}, "
+                "expected another name for each device, or none"
+            )
 
     @property
     def keys(self) -> tuple[str, ...]:
         """The recorded attributes, by the names of ``DeviceModel``."""
         return self.devices[0].recorded
-
-    def of(self, client: int, rng: random.Random) -> DeviceTrace:
-        """Return the device of a client. Clients beyond the last device have one that ``rng`` draws."""
-        return self.devices[client if client < len(self.devices) else rng.randrange(len(self.devices))]
 
 
 def read_traces(path: Path | str, sha256: str = "") -> Traces:
@@ -122,7 +125,8 @@ def read_traces(path: Path | str, sha256: str = "") -> Traces:
         recordings[client].add(f"{where}, client {client!r}", row)
     if not recordings:
         raise InvalidInput(f"{path}: got no rows, expected a row for at least one device")
-    return Traces(devices=tuple(each.device for _, each in sorted(recordings.items(), key=_by_client)), sha256=digest)
+    names = tuple(sorted(recordings, key=_by_number))
+    return Traces(devices=tuple(recordings[name].device for name in names), names=names, sha256=digest)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -267,7 +271,6 @@ def _number(where: str, name: str, row: Mapping[str, object]) -> float:
     raise InvalidInput(f"{where}, column {name}: got {row.get(name)!r}, expected a number")
 
 
-def _by_client(item: tuple[str, object]) -> tuple[bool, float, str]:
+def _by_number(name: str) -> tuple[bool, float, str]:
     """Sort clients by their number, and other names after them."""
-    name = item[0]
     return (False, float(name), name) if name.isdecimal() else (True, 0.0, name)
