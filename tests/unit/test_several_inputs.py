@@ -83,7 +83,22 @@ def test_a_device_trains_from_a_file_with_an_array_for_each_input(bundle: Bundle
             INPUTS | {"numbers": INPUTS["numbers"][:, :2]},
             r"numbers: got float32 \(120, 2\), expected float32 \(n, 3\)",
         ),
-        (INPUTS | {"ids": INPUTS["ids"].astype(np.float32)}, r"ids: got float32 \(120, 6\), expected int32 \(n, 6\)"),
+        (
+            INPUTS | {"ids": INPUTS["ids"].astype(np.float32)},
+            r"ids: got float32 \(120, 6\), expected int32 \(n, 6\); convert it by ids\.astype\('int32'\)",
+        ),
+        (
+            INPUTS | {"ids": INPUTS["ids"].astype(np.uint8)},
+            r"ids: got uint8 \(120, 6\), expected int32 \(n, 6\); convert it by ids\.astype\('int32'\)",
+        ),
+        (
+            INPUTS | {"numbers": INPUTS["numbers"].astype(np.int32)},
+            r"numbers: got int32 \(120, 3\), expected float32 \(n, 3\); convert it by numbers\.astype\('float32'\)",
+        ),
+        (
+            INPUTS | {"numbers": INPUTS["numbers"].astype(np.uint8)},
+            r"numbers: got uint8 \(120, 3\), expected float32 \(n, 3\); convert it by numbers\.astype\('float32'\)",
+        ),
         (
             INPUTS | {"ids": INPUTS["ids"][:7]},
             r"got {'ids': 7, 'attention_mask': 120, 'numbers': 120} samples, expected",

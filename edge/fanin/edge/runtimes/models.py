@@ -173,7 +173,8 @@ def model_inputs(bundle: Bundle, inputs: NamedInputs, preprocess: Preprocess | N
         _refuse(ports[0], chosen[names[0]], f", or raw as {form_of(raw.dtype, raw.shape)}")
     for port in ports:
         if not _hasform_of(port, chosen[port.name]):
-            _refuse(port, chosen[port.name])
+            can_preprocess = len(names) == 1 and bundle.manifest.lengths is None
+            _refuse(port, chosen[port.name], _input_remedy(port, chosen[port.name], can_preprocess=can_preprocess))
         check_tokens(port.name, chosen[port.name], bundle.manifest.num_tokens.get(port.name, 0))
     return chosen
 
@@ -205,21 +206,28 @@ def check_targets(manifest: Manifest, y: Inputs) -> None:
             raise ValueError(f"{exc}{'; count classes from 0: y - 1' if is_shifted else ''}") from exc
 
 
-def _refuse(port: Port, array: Array, alternative: str = "") -> NoReturn:
+def _refuse(port: Port, array: Array, alternative: str) -> NoReturn:
     raise ValueError(
-        f"{port.name}: got {form_of(array.dtype, array.shape)}, expected {form_of(port.dtype, port.shape)}"
-        f"{alternative or _input_remedy(port.shape, array)}"
+        f"{port.name}: got {form_of(array.dtype, array.shape)}, expected {form_of(port.dtype, port.shape)}{alternative}"
     )
 
 
-def _input_remedy(expected: Sequence[int], x: Array) -> str:
-    """Return how to convert an input (n, ...) to the shape that a model expects; "" if that is unknown."""
-    rows, wanted = x.shape[1:], tuple(expected[1:])
-    if x.dtype == np.uint8:
+def _input_remedy(port: Port, x: Array, *, can_preprocess: bool) -> str:
+    """Return how to convert an input (n, ...) to the form that a model expects; "" if that is unknown.
+
+    Args:
+        port: The form.
+        x: The input.
+        can_preprocess: Whether an App with this input may have ``preprocess``.
+    """
+    rows, wanted = x.shape[1:], port.shape[1:]
+    if x.dtype == np.uint8 and can_preprocess and port.dtype == "float32":
         return "; scale the values as the App's calibration data, or give the App a preprocess= for raw ones"
+    if rows == wanted:
+        return f"; convert it by {port.name}.astype({port.dtype!r})"
     if len(rows) == len(wanted) > 1 and (*rows[-1:], *rows[:-1]) == wanted:
         return "; channels are the first dimension of a sample: np.moveaxis(x, -1, 1)"
-    if rows != wanted and -1 not in wanted and np.prod(rows, dtype=int) == np.prod(wanted, dtype=int):
+    if -1 not in wanted and np.prod(rows, dtype=int) == np.prod(wanted, dtype=int):
         return f"; x.reshape(-1, {', '.join(map(str, wanted))}) has this shape"
     return ""
 
