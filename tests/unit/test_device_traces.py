@@ -44,6 +44,17 @@ def test_a_file_has_the_presence_speed_bandwidth_and_battery_of_each_device(tmp_
     assert traces.sha256 == hashlib.sha256(DEVICES.encode()).hexdigest()
 
 
+def test_a_first_value_also_holds_before_its_time(tmp_path: Path) -> None:
+    text = "client,time,state,examples_per_s,bytes_up_per_s\na,5,,,7\na,9,on,3,\na,12,,,\na,20,off,4,\n"
+    assert read_traces(written(tmp_path / "devices.csv", text)).devices == (
+        DeviceTrace(
+            availability=Trace(changes=((9.0, True), (20.0, False))),
+            examples_per_s=Rate(changes=((9.0, 3.0), (20.0, 4.0))),
+            bytes_up_per_s=7.0,
+        ),
+    )
+
+
 def test_a_row_a_device_needs_no_time(tmp_path: Path) -> None:
     traces = read_traces(written(tmp_path / "devices.csv", "client,examples_per_s\na,5\nb,7\n"))
     assert traces.devices == (DeviceTrace(examples_per_s=5.0), DeviceTrace(examples_per_s=7.0))
@@ -124,7 +135,17 @@ ALL = "client, time, state, examples_per_s, bytes_down_per_s, bytes_up_per_s, ba
         ),
         ("a.csv", "client,examples_per_s\n1,0\n", "line 2, client '1', column examples_per_s: got '0', expected a "),
         ("a.csv", "client,examples_per_s\n1,inf\n", "line 2, client '1', column examples_per_s: got 'inf', expected "),
-        ("a.csv", "client,time,examples_per_s\n1,0,\n", "line 2, client '1', column examples_per_s: got '', expected"),
+        (
+            "a.csv",
+            "client,time,examples_per_s\n1,0,3\n2,0,\n2,5, \n",
+            "client '2', column examples_per_s: got no value, expected one in a row of this device",
+        ),
+        ("a.csv", "client,time,state\n1,0,\n", "client '1', column state: got no value, expected one in a row of this"),
+        (
+            "a.jsonl",
+            '{"client": 1, "time": 0, "state": "on"}\n{"client": 1, "time": 5, "state": true}',
+            "line 2, client '1', column state: got True, expected on or off",
+        ),
         (
             "a.csv",
             "client,examples_per_s\n1,3\n1,4\n",
