@@ -1,8 +1,11 @@
 """Recorded devices: their files, their speed over time, and simulations of them. Without torch."""
 
+import bz2
+import gzip
 import hashlib
 import json
-from collections.abc import Mapping
+import lzma
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -79,6 +82,26 @@ def test_json_lines_and_parquet_have_the_same_devices(tmp_path: Path) -> None:
     error = f"{tmp_path}/b.parquet: row 2, client 'b', column examples_per_s: got -1.0, expected a number above 0"
     with raises(InvalidInput, error):
         read_traces(tmp_path / "b.parquet")
+
+
+@pytest.mark.parametrize(
+    ("name", "compress"), [("gzip", gzip.compress), ("bzip2", bz2.compress), ("xz", lzma.compress)]
+)
+def test_a_compressed_file_is_named_as_one(name: str, compress: Callable[[bytes], bytes], tmp_path: Path) -> None:
+    path = tmp_path / "devices.csv"
+    path.write_bytes(compress(DEVICES.encode()))
+    formats = "CSV, Parquet (.parquet) or JSON lines (.jsonl)"
+    with raises(InvalidInput, f"{path}: got a file compressed by {name}, expected {formats}; decompress it"):
+        read_traces(path)
+
+
+def test_several_paths_are_refused() -> None:
+    error = (
+        "traces: got ['a.csv', 'b.csv'], expected the path of one file; pass several files as [read_traces(first), "
+        "read_traces(second)]"
+    )
+    with raises(InvalidInput, error):
+        read_traces(["a.csv", "b.csv"])  # type: ignore[arg-type]
 
 
 def test_files_of_spreadsheets_are_read(tmp_path: Path) -> None:

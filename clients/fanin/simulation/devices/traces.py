@@ -33,6 +33,11 @@ BATTERY: Final = ("battery_work_s", "battery_charge_s")
 NUMBERS: Final = (*RATES, *BATTERY)
 COLUMNS: Final = (CLIENT, TIME, STATE, *NUMBERS)
 STATES: Final = MappingProxyType({"on": True, "off": False})
+FORMATS: Final = "CSV, Parquet (.parquet) or JSON lines (.jsonl)"
+COMPRESSED: Final = MappingProxyType(
+    {b"\x1f\x8b": "gzip", b"PK\x03\x04": "zip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
+)
+"""The first bytes of compressed files."""
 ENCODING: Final = "utf-8-sig"
 """UTF-8, with or without the byte order mark that spreadsheets write."""
 
@@ -107,11 +112,19 @@ def read_traces(path: Path | str, sha256: str = "") -> Traces:
             the row, the column and the value.
         RuntimeMissing: The file is Parquet, and pyarrow is not installed.
     """
+    several: object = path
+    if not isinstance(several, Path | str):
+        raise InvalidInput(
+            f"traces: got {several!r}, expected the path of one file; pass several files as [read_traces(first), "
+            "read_traces(second)]"
+        )
     try:
         data = Path(path).read_bytes()
         digest = hashlib.sha256(data).hexdigest()
         if sha256 and sha256 != digest:
             raise InvalidInput(f"{path}: got the sha256 {digest}, expected {sha256}; use the file of that simulation")
+        if packed := next((name for magic, name in COMPRESSED.items() if data.startswith(magic)), ""):
+            raise InvalidInput(f"{path}: got a file compressed by {packed}, expected {FORMATS}; decompress it")
         table = _table(Path(path), data)
     except (OSError, UnicodeDecodeError) as exc:
         raise InvalidInput(f"{path}: cannot be read ({reason_of(exc)})") from exc
