@@ -1,8 +1,11 @@
 """Recorded devices: their files, their speed over time, and simulations of them. Without torch."""
 
+import bz2
+import gzip
 import hashlib
 import json
-from collections.abc import Mapping
+import lzma
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -44,6 +47,17 @@ def test_a_file_has_the_presence_speed_bandwidth_and_battery_of_each_device(tmp_
     assert traces.sha256 == hashlib.sha256(DEVICES.encode()).hexdigest()
 
 
+def test_a_first_value_also_holds_before_its_time(tmp_path: Path) -> None:
+    text = "client,time,state,examples_per_s,bytes_up_per_s\na,5,,,7\na,9,on,3,\na,12,,,\na,20,off,4,\n"
+    assert read_traces(written(tmp_path / "devices.csv", text)).devices == (
+        DeviceTrace(
+            availability=Trace(changes=((9.0, True), (20.0, False))),
+            examples_per_s=Rate(changes=((9.0, 3.0), (20.0, 4.0))),
+            bytes_up_per_s=7.0,
+        ),
+    )
+
+
 def test_a_row_a_device_needs_no_time(tmp_path: Path) -> None:
     traces = read_traces(written(tmp_path / "devices.csv", "client,examples_per_s\na,5\nb,7\n"))
     assert traces.devices == (DeviceTrace(examples_per_s=5.0), DeviceTrace(examples_per_s=7.0))
@@ -68,6 +82,26 @@ def test_json_lines_and_parquet_have_the_same_devices(tmp_path: Path) -> None:
     error = f"{tmp_path}/b.parquet: row 2, client 'b', column examples_per_s: got -1.0, expected a number above 0"
     with raises(InvalidInput, error):
         read_traces(tmp_path / "b.parquet")
+
+
+@pytest.mark.parametrize(
+    ("name", "compress"), [("gzip", gzip.compress), ("bzip2", bz2.compress), ("xz", lzma.compress)]
+)
+def test_a_compressed_file_is_named_as_one(name: str, compress: Callable[[bytes], bytes], tmp_path: Path) -> None:
+    path = tmp_path / "devices.csv"
+    path.write_bytes(compress(DEVICES.encode()))
+    formats = "CSV, Parquet (.parquet) or JSON lines (.jsonl)"
+    with raises(InvalidInput, f"{path}: got a file compressed by {name}, expected {formats}; decompress it"):
+        read_traces(path)
+
+
+def test_several_paths_are_refused() -> None:
+    error = (
+        "traces: got ['a.csv', 'b.csv'], expected the path of one file; pass several files as [read_traces(first), "
+        "read_traces(second)]"
+    )
+    with raises(InvalidInput, error):
+        read_traces(["a.csv", "b.csv"])  # type: ignore[arg-type]
 
 
 def test_files_of_spreadsheets_are_read(tmp_path: Path) -> None:
@@ -124,7 +158,17 @@ ALL = "client, time, state, examples_per_s, bytes_down_per_s, bytes_up_per_s, ba
         ),
         ("a.csv", "client,examples_per_s\n1,0\n", "line 2, client '1', column examples_per_s: got '0', expected a "),
         ("a.csv", "client,examples_per_s\n1,inf\n", "line 2, client '1', column examples_per_s: got 'inf', expected "),
-        ("a.csv", "client,time,examples_per_s\n1,0,\n", "line 2, client '1', column examples_per_s: got '', expected"),
+        (
+            "a.csv",
+            "client,time,examples_per_s\n1,0,3\n2,0,\n2,5, \n",
+            "client '2', column examples_per_s: got no value, expected one in a row of this device",
+        ),
+        ("a.csv", "client,time,state\n1,0,\n", "client '1', column state: got no value, expected one in a row of this"),
+        (
+            "a.jsonl",
+            '{"client": 1, "time": 0, "state": "on"}\n{"client": 1, "time": 5, "state": true}',
+            "line 2, client '1', column state: got True, expected on or off",
+        ),
         (
             "a.csv",
             "client,examples_per_s\n1,3\n1,4\n",

@@ -282,7 +282,7 @@ def test_a_step_that_is_slow_now_and_then_costs_its_median() -> None:
 
 def test_an_unknown_engine_and_vmap_with_processes_are_refused() -> None:
     expected = "expected one of graph, vmap, vmap:cuda (or vmap:cuda:N, the GPU N), or auto"
-    for engine in ("fast", "vmap:cpu", "vmap:cuda:", "graph:cuda", ""):
+    for engine in ("fast", "vmap:cpu", "vmap:cuda:", "graph:cuda", "", None):
         with raises(InvalidInput, f"simulate: engine: got {engine!r}, {expected}"):
             check_settings(SimulationSettings(engine=engine))
     with pytest.raises(InvalidInput, match="got 2 with the engine vmap, expected 1: "):

@@ -253,9 +253,11 @@ def test_a_graph_that_is_no_metric_raises_one_error(tmp_path: Path) -> None:
         ),
         ({"own_int8": misses}, "simulate: metrics: 'own_int8': expected a name that is not in "),
         ({"own": 3}, "simulate: metrics: 'own': got int, expected a function "),
+        ([misses], r"simulate: metrics: got \[<function .*>\], expected metrics by name, such as "),
+        ({1: misses}, r"simulate: metrics: got {1: <function .*>}, expected metrics by name, such as "),
     ],
 )
-def test_a_wrong_metric_is_one_error_before_the_export(metrics: dict[str, object], error: str) -> None:
+def test_a_wrong_metric_is_one_error_before_the_export(metrics: object, error: str) -> None:
     x, y = samples(8, seed=1)
     clients = partition(Examples(inputs={"x": x}, y=y), 2, Iid())
     settings = SimulationSettings(metrics=metrics, plan={"training.learning_rate": 0.1}, quiet=True)  # type: ignore[arg-type]

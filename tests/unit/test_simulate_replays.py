@@ -65,7 +65,7 @@ def test_a_seed_replays_a_simulation_that_fails_and_one_that_ends(
     assert len({each.events for each in first.values()}) == 4
     digest = hashlib.sha256(Path("trace.csv").read_bytes()).hexdigest()
     second = json.loads(first[0].events.splitlines()[1])
-    assert (second["event"], second["detail"]) == ("traces", f"sha256 {digest}")
+    assert (second["event"], second["detail"]) == ("traces", digest)
     events = {json.loads(line)["event"] for each in first.values() for line in each.events.splitlines()}
     assert {"accepted", "gave up", "gone", "round failed", "version published"} <= events
     assert {seed: played(seed) for seed in first} == first

@@ -162,7 +162,7 @@ class SimulatedRun:
         async with Federation(seed=self.seed, options=options, piece_bytes=PIECE_BYTES, observe=observe) as federation:
             self._note(rows, "engine", 0, detail=self.engine)
             for traces in self.devices.sources:
-                self._note(rows, "traces", 0, detail=f"sha256 {traces.sha256}")
+                self._note(rows, "traces", 0, detail=traces.sha256)
             # The coordinator of a simulation has no data sets: the evaluation is here.
             plan = replace(self.plan, evaluation=EvaluationPlan())
             await federation.start_run(RUN, plan, self.bundle, publisher)

@@ -5,6 +5,7 @@
     7,600,off,,,
 
 A row is a device, or with the column ``time`` a change of a device. An empty cell keeps the value of the row before.
+The first value of a device also holds before its time; before its first state, the device is away.
 """
 
 import csv
@@ -32,6 +33,11 @@ BATTERY: Final = ("battery_work_s", "battery_charge_s")
 NUMBERS: Final = (*RATES, *BATTERY)
 COLUMNS: Final = (CLIENT, TIME, STATE, *NUMBERS)
 STATES: Final = MappingProxyType({"on": True, "off": False})
+FORMATS: Final = "CSV, Parquet (.parquet) or JSON lines (.jsonl)"
+COMPRESSED: Final = MappingProxyType(
+    {b"\x1f\x8b": "gzip", b"PK\x03\x04": "zip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
+)
+"""The first bytes of compressed files."""
 ENCODING: Final = "utf-8-sig"
 """UTF-8, with or without the byte order mark that spreadsheets write."""
 
@@ -106,11 +112,19 @@ def read_traces(path: Path | str, sha256: str = "") -> Traces:
             the row, the column and the value.
         RuntimeMissing: The file is Parquet, and pyarrow is not installed.
     """
+    several: object = path
+    if not isinstance(several, Path | str):
+        raise InvalidInput(
+            f"traces: got {several!r}, expected the path of one file; pass several files as [read_traces(first), "
+            "read_traces(second)]"
+        )
     try:
         data = Path(path).read_bytes()
         digest = hashlib.sha256(data).hexdigest()
         if sha256 and sha256 != digest:
             raise InvalidInput(f"{path}: got the sha256 {digest}, expected {sha256}; use the file of that simulation")
+        if packed := next((name for magic, name in COMPRESSED.items() if data.startswith(magic)), ""):
+            raise InvalidInput(f"{path}: got a file compressed by {packed}, expected {FORMATS}; decompress it")
         table = _table(Path(path), data)
     except (OSError, UnicodeDecodeError) as exc:
         raise InvalidInput(f"{path}: cannot be read ({reason_of(exc)})") from exc
@@ -126,7 +140,9 @@ def read_traces(path: Path | str, sha256: str = "") -> Traces:
     if not recordings:
         raise InvalidInput(f"{path}: got no rows, expected a row for at least one device")
     names = tuple(sorted(recordings, key=_by_number))
-    return Traces(devices=tuple(recordings[name].device for name in names), names=names, sha256=digest)
+    return Traces(
+        devices=tuple(recordings[name].device(f"{path}: client {name!r}") for name in names), names=names, sha256=digest
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,14 +165,14 @@ class _Recording:
     def add(self, where: str, row: Mapping[str, object]) -> None:
         """Add a row. Raises InvalidInput."""
         time_s = self._time(where, row)
-        if STATE in self.columns and ((state := _word(row.get(STATE))) or not self.presence):
-            if state not in STATES:
+        if not _is_empty(row.get(STATE)):
+            if (state := _word(row.get(STATE))) not in STATES:
                 raise InvalidInput(f"{where}, column {STATE}: got {row.get(STATE)!r}, expected on or off")
             self.presence.append((time_s, STATES[state]))
         for name in NUMBERS:
-            changes = self.numbers.setdefault(name, []) if name in self.columns else []
-            if name not in self.columns or (changes and not _word(row.get(name))):
+            if _is_empty(row.get(name)):
                 continue
+            changes = self.numbers.setdefault(name, [])
             number = _number(where, name, row)
             if not number > 0.0:
                 raise InvalidInput(f"{where}, column {name}: got {row.get(name)!r}, expected a number above 0")
@@ -180,9 +196,11 @@ class _Recording:
             raise InvalidInput(f"{where}, column {TIME}: got {row.get(TIME)!r}, expected {expected}")
         return time_s
 
-    @property
-    def device(self) -> DeviceTrace:
-        """The record of the device."""
+    def device(self, where: str) -> DeviceTrace:
+        """Return the record of the device. Raises InvalidInput if a column has no value of it."""
+        for name in self.columns:
+            if name not in (CLIENT, TIME) and not (self.presence if name == STATE else self.numbers.get(name)):
+                raise InvalidInput(f"{where}, column {name}: got no value, expected one in a row of this device")
         rates = {name: self.numbers[name] for name in RATES if name in self.numbers}
         # A number that never changes takes less memory: a trace may have a million devices.
         steady = {
@@ -255,6 +273,10 @@ def _json_row(where: str, line: str) -> tuple[str, Mapping[str, object]]:
     if not isinstance(row, dict):
         raise InvalidInput(f"{where}: got {line.strip():.60}, expected an object with {CLIENT} and other columns")
     return where, row
+
+
+def _is_empty(value: object) -> bool:
+    return value is None or (isinstance(value, str) and not value.strip())
 
 
 def _word(value: object) -> str:

@@ -111,9 +111,9 @@ class Workload:
         return self.num_epochs * float(num_steps * (times[1] - of_client) + num_active.sum() * of_client)
 
 
-def check_engine_name(engine: str) -> None:
+def check_engine_name(engine: object) -> None:
     """Raise InvalidInput unless the engine is known."""
-    if not ENGINES.fullmatch(engine):
+    if not (isinstance(engine, str) and ENGINES.fullmatch(engine)):
         raise InvalidInput(f"simulate: engine: got {engine!r}, expected one of {EXPECTED}")
 
 

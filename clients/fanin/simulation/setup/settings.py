@@ -86,9 +86,14 @@ class SimulationSettings:
         """``metrics`` by name.
 
         Raises:
-            InvalidInput: A metric is none of the possible forms, or its name is that of another value.
+            InvalidInput: A metric has no name or none of the possible forms, or its name is that of another value.
             InvalidBundle: A file is no ONNX graph.
         """
+        several: object = self.metrics
+        if not isinstance(several, Mapping) or not all(isinstance(name, str) for name in several):
+            raise InvalidInput(
+                f"simulate: metrics: got {several!r}, expected metrics by name, such as {{'errors': count_errors}}"
+            )
         return {name: metric_of(f"simulate: metrics: {name!r}", name, value) for name, value in self.metrics.items()}
 
     @property
