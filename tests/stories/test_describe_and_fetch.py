@@ -27,6 +27,7 @@ from fanin.server.runs.describe import MAX_NAMED_DEVICES
 from fanin.v1 import control_pb2
 
 STRANGER = SigningKey(bytes(range(1, 33)))
+NOBODY = 65534
 
 
 @pytest.fixture
@@ -288,11 +289,21 @@ def test_a_target_that_cannot_be_written_is_wrong_usage(
     assert usage_line(fanin(*words), words[0]) == message
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_target_in_a_folder_without_rights_is_wrong_usage(fanin: Fanin, tmp_path: Path) -> None:
+@pytest.fixture
+def without_rights(tmp_path: Path) -> Iterator[Path]:
+    """Yield a folder in which the user may not write. As root, the real user is nobody meanwhile."""
     tmp_path.chmod(0o500)
-    target = tmp_path / "x.npz"
-    message = f"--out: {target} cannot be written, permission is denied in {tmp_path}"
+    real, effective = os.getuid(), os.geteuid()
+    if effective == 0:
+        os.setreuid(NOBODY, effective)
+    yield tmp_path
+    os.setreuid(real, effective)
+    tmp_path.chmod(0o700)
+
+
+def test_a_target_in_a_folder_without_rights_is_wrong_usage(fanin: Fanin, without_rights: Path) -> None:
+    target = without_rights / "x.npz"
+    message = f"--out: {target} cannot be written, permission is denied in {without_rights}"
     assert usage_line(fanin("fetch", "run", "--out", target), "fetch") == message
 
 

@@ -23,6 +23,13 @@ RUNTIMES = in_ci(("onnx", "reference", "litert", "tflite"), ("onnx",))
 RATE = 0.05
 
 
+def loss_of(logits: torch.Tensor, y: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Return the mean loss of the samples; that of a sample is the mean over its labels."""
+    losses = cross_entropy(logits.movedim(-1, 1), y, ignore_index=-1, reduction="none")
+    sample_losses = losses.sum(1) / (y >= 0).sum(1)
+    return (mask * sample_losses).sum() / mask.sum()
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("runtime", RUNTIMES)
 def test_an_epoch_over_all_lengths_is_that_of_eager_torch(
@@ -40,9 +47,7 @@ def test_an_epoch_over_all_lengths_is_that_of_eager_torch(
     for batch in epoch:
         x, y = torch.from_numpy(batch.inputs["x"]), torch.from_numpy(batch.y).long()
         optimizer.zero_grad()
-        losses = cross_entropy(module(x).movedim(-1, 1), y, ignore_index=-1, reduction="none")
-        sample_losses = losses.sum(1) / (y >= 0).sum(1)
-        expected_loss = (torch.from_numpy(batch.mask) * sample_losses).sum() / batch.mask.sum()
+        expected_loss = loss_of(module(x), y, torch.from_numpy(batch.mask))
         evaluation = evaluate(state.parameters, batch)
         assert evaluation.loss_sum == pytest.approx(expected_loss.item() * float(batch.mask.sum()), rel=1e-4)
         state, loss = step(state, batch, StepSettings(learning_rate=RATE))
@@ -68,9 +73,7 @@ def test_an_epoch_over_shorter_rows_is_that_of_eager_torch_without_padding(
         ids, seen = (torch.from_numpy(batch.inputs[name][:, :4]) for name in ("ids", "seen"))
         y = torch.from_numpy(batch.y[:, :4]).long()
         optimizer.zero_grad()
-        losses = cross_entropy(module(ids, seen).movedim(-1, 1), y, ignore_index=-1, reduction="none")
-        sample_losses = losses.sum(1) / (y >= 0).sum(1)
-        expected_loss = (torch.from_numpy(batch.mask) * sample_losses).sum() / batch.mask.sum()
+        expected_loss = loss_of(module(ids, seen), y, torch.from_numpy(batch.mask))
         evaluation = evaluate(state.parameters, batch)
         assert evaluation.loss_sum == pytest.approx(expected_loss.item() * float(batch.mask.sum()), rel=1e-4)
         state, loss = step(state, batch, StepSettings(learning_rate=RATE))

@@ -1,11 +1,12 @@
 """Device models in TOML files.
 
-examples_per_s = { name = "lognormal", median = 50.0, sigma = 1.0 }
-bytes_up_per_s = 1e6
-dropout = 0.05
-availability = { name = "on_off", on_s = 600.0, off_s = 1800.0 }
-battery = { work_s = 1800.0, charge_s = 7200.0 }
-traces = "devices.csv"
+An example, in which a trace has the speed::
+
+    bytes_up_per_s = 1e6
+    dropout = 0.05
+    availability = { name = "on_off", on_s = 600.0, off_s = 1800.0 }
+    battery = { work_s = 1800.0, charge_s = 7200.0 }
+    traces = "devices.csv"
 """
 
 import tomllib
