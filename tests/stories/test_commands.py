@@ -163,9 +163,9 @@ def test_join_with_an_invalid_file(
 @pytest.mark.parametrize(
     ("option", "value", "message"),
     [
-        ("validation", "1.5", "--validation: got 1.5, expected a share above 0 and below 1, as in 0.2"),
-        ("validation", "0", "--validation: got 0, expected a share above 0 and below 1, as in 0.2"),
-        ("validation", "nan", "--validation: got nan, expected a share above 0 and below 1, as in 0.2"),
+        ("validation", "1", "--validation: got 1, expected a share of at least 0 and less than 1, as in 0.2"),
+        ("validation", "-0.1", "--validation: got -0.1, expected a share of at least 0 and less than 1, as in 0.2"),
+        ("validation", "nan", "--validation: got nan, expected a share of at least 0 and less than 1, as in 0.2"),
         ("partition", "-1", "--partition: got -1, expected at least 0"),
         ("cache-mb", "0", "--cache-mb: got 0, expected at least 1"),
         ("max-updates", "-3", "--max-updates: got -3, expected at least 0"),

@@ -14,7 +14,7 @@ from fanin.clients.data.batching import batches, batches_in_order
 from fanin.clients.data.examples import SLICE_VALUES, Examples, check_examples
 from fanin.clients.data.npz import open_npz, read_npz
 from fanin.clients.data.partitions import dirichlet_partition, hold_out, stratified_choice
-from fanin.clients.data.stores import ExampleStore, MemoryStore, memory_store
+from fanin.clients.data.stores import ExampleStore, MemoryStore, memory_store, num_held_out
 from fanin.protos.errors import InvalidInput
 
 seeds = st.integers(0, 2**32 - 1)
@@ -159,10 +159,20 @@ def test_a_store_of_some_rows_is_the_store_of_these_examples_alone() -> None:
         memory_store(examples, 5, 0.3, rows[:1])
 
 
-@pytest.mark.parametrize("fraction", [0.0, 1.0, -0.1, np.nan])
-def test_a_validation_fraction_is_between_0_and_1(fraction: float) -> None:
-    with pytest.raises(ValueError, match=r"got validation fraction .*, expected between 0 and 1"):
+@pytest.mark.parametrize("fraction", [1.0, -0.1, np.nan])
+def test_a_validation_fraction_is_less_than_1(fraction: float) -> None:
+    with pytest.raises(ValueError, match=r"got validation fraction .*, expected at least 0 and less than 1"):
         memory_store(indexed_examples(4), 0, fraction)
+
+
+def test_a_store_without_a_validation_part_trains_on_all_examples() -> None:
+    examples = indexed_examples(4)
+    store, one = memory_store(examples, 0, 0.0), memory_store(examples, 0, 0.0, np.array([2]))
+    assert (indices_of(store.train), store.validation) == (indices_of(examples), None)
+    assert (indices_of(one.train), one.validation) == (indices_of(examples.take(np.array([2]))), None)
+    assert num_held_out(4, 0.0) == 0
+    with pytest.raises(ValueError, match="got 0 examples, expected at least 1"):
+        memory_store(examples, 0, 0.0, np.array([], np.int64))
 
 
 def test_a_store_has_a_partition_number_and_two_examples() -> None:

@@ -1,6 +1,5 @@
 """``simulate``: an App on simulated clients, compared with FedAvg in eager torch, and wrong arguments."""
 
-import copy
 import csv
 import json
 import math
@@ -12,16 +11,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from support.digits_fedavg import NUM_CLIENTS, PLAN, app_of, clients_of, federated_average, network
 from support.errors import raises
 from torch import nn
 
-from fanin.clients.data.batching import batches
-from fanin.clients.data.digits import load_digits
 from fanin.clients.data.examples import Examples
-from fanin.clients.data.stores import memory_store
 from fanin.clients.planfile import parse_plan
 from fanin.clients.testing import OnOff
-from fanin.edge.export import App, Recipe, Sgd, squared_error
+from fanin.edge.export import App, squared_error
 from fanin.protos.errors import InvalidInput, InvalidPlan
 from fanin.simulation import (
     ClientFailed,
@@ -29,7 +26,6 @@ from fanin.simulation import (
     Dirichlet,
     Iid,
     Pareto,
-    Partition,
     Result,
     RoundRow,
     SimulationSettings,
@@ -39,26 +35,6 @@ from fanin.simulation import (
     simulate,
 )
 
-RATE, NUM_CLIENTS, BATCH = 0.1, 6, 8
-
-
-def network() -> nn.Sequential:
-    torch.manual_seed(3)
-    return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))
-
-
-def app_of(module: nn.Module) -> App:
-    images = torch.from_numpy(load_digits().inputs["x"][:64])
-    recipe = Recipe(optimizer=Sgd(momentum=0.0))
-    return App(name="digits", module=module, calibration=images, batch_size=BATCH, num_classes=10, recipe=recipe)
-
-
-def clients_of(num_clients: int = NUM_CLIENTS) -> Partition:
-    return partition(load_data("digits").train, num_clients, Dirichlet(alpha=0.5), seed=2)
-
-
-PLAN = {"training.learning_rate": RATE, "training.epochs": 2, "codec.name": "fixed32"}
-
 
 @pytest.fixture(scope="module")
 def simulation() -> tuple[Result, list[RoundRow]]:
@@ -66,30 +42,6 @@ def simulation() -> tuple[Result, list[RoundRow]]:
     plan = PLAN | {"evaluation.metrics": [{"name": "balanced_accuracy"}]}
     settings = SimulationSettings(test=load_data("digits").test, plan=plan, seed=4, on_round=rows.append)
     return simulate(app_of(network()), clients_of(), cohort=NUM_CLIENTS, rounds=2, settings=settings), rows
-
-
-def federated_average(module: nn.Module, seed: int, round_number: int) -> nn.Module:
-    """Compute one Round of FedAvg in eager torch, with all clients."""
-    clients, sums, total = clients_of(), {}, 0
-    for index in range(len(clients)):
-        store = memory_store(clients[index], index, 0.1)
-        local = copy.deepcopy(module)
-        optimizer = torch.optim.SGD(local.parameters(), lr=RATE)
-        rng = np.random.default_rng(np.random.SeedSequence((seed, index, round_number)))
-        for _ in range(2):
-            for batch in batches(store.train, BATCH, rng):
-                real = batch.mask > 0
-                optimizer.zero_grad()
-                outputs = local(torch.from_numpy(batch.inputs["x"][real]))
-                torch.autograd.backward(nn.functional.cross_entropy(outputs, torch.from_numpy(batch.y[real]).long()))
-                optimizer.step()
-        weight = len(store.train)
-        total += weight
-        for name, value in local.state_dict().items():
-            sums[name] = sums.get(name, 0.0) + weight * value.double()
-    average = copy.deepcopy(module)
-    average.load_state_dict({name: (value / total).float() for name, value in sums.items()})
-    return average
 
 
 def test_a_simulation_is_the_fedavg_of_eager_torch(simulation: tuple[Result, list[RoundRow]]) -> None:
@@ -362,11 +314,11 @@ FULL_PLAN = parse_plan('bundle = "b"\ncohort = {concurrency = 2}\ntraining = {le
         ),
         (
             {"cohort": 2, "rounds": 1},
-            SimulationSettings(plan=PLAN, validation_fraction=0.0),
+            SimulationSettings(plan=PLAN, validation_fraction=1.0),
             InvalidInput,
             (
-                "simulate: got validation_fraction 0.0, expected between 0 and 1: each client evaluates the Versions "
-                "on a part of its examples"
+                "simulate: got a validation fraction of 1, expected at least 0 and less than 1: the share of its "
+                "examples on which each client evaluates the Versions"
             ),
         ),
         (

@@ -139,7 +139,9 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FILE.npz",
         help="examples: an array for each input of the model, such as x, and y; required without --flower",
     )
-    parser.add_argument("--validation", type=float, default=0.2, metavar="SHARE", help="held out for validation (0.2)")
+    parser.add_argument(
+        "--validation", type=float, default=0.2, metavar="SHARE", help="held out for validation (0.2); 0: none"
+    )
     parser.add_argument(
         "--partition", type=int, default=0, metavar="N", help="index of this data in the population (0)"
     )
@@ -193,8 +195,10 @@ def _check_options(options: argparse.Namespace) -> None:
         )
     if not options.flower and not options.data:
         raise InvalidInput("--data: got none, expected an .npz file of examples; name one, or an app with --flower")
-    if not 0.0 < options.validation < 1.0:
-        raise InvalidInput(f"--validation: got {options.validation:g}, expected a share above 0 and below 1, as in 0.2")
+    if not 0.0 <= options.validation < 1.0:
+        raise InvalidInput(
+            f"--validation: got {options.validation:g}, expected a share of at least 0 and less than 1, as in 0.2"
+        )
     for option, least in (("partition", 0), ("cache_mb", 1), ("max_updates", 0), ("max_failures", 0)):
         value = getattr(options, option)
         if value is not None and value < least:

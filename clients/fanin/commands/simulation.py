@@ -111,6 +111,9 @@ def _simulate(
     plan: Annotated[Path | None, typer.Argument(metavar="[PLAN.toml]", help="A plan; default: plain FedAvg.")] = None,
     data: DataOption = "digits",
     clients: ClientsOption = 100,
+    validation: Annotated[
+        float, typer.Option("--validation", metavar="SHARE", help="Share that each client holds out; 0: none.")
+    ] = 0.1,
     cohort: Annotated[int | None, typer.Option("--cohort", min=1, help="Clients of a round; default: 10.")] = None,
     rounds: Annotated[int | None, typer.Option("--rounds", min=1, help="Rounds to run; default: 20.")] = None,
     by: ByOption = "dirichlet",
@@ -170,6 +173,7 @@ def _simulate(
     """Train an App or a Flower app on simulated clients of this machine, and print each round."""
     from fanin.simulation import DeviceModel, SimulationSettings, read_devices
     from fanin.simulation.engines.choice import check_engine_name
+    from fanin.simulation.setup.arguments import check_validation_fraction
 
     files = ResultFiles(csv=csv, clients_csv=clients_csv, events=events, tensorboard=tensorboard, plot=plot, json=json)
     names = _FlowerNames(app=flower, initial=initial, node_config=node_config, run_config=run_config)
@@ -180,6 +184,7 @@ def _simulate(
         several_seeds = _seeds(seeds, seed)
         cluster = _cluster(backend, ray_address, client_cpus, client_gpus)
         check_engine_name(engine)
+        check_validation_fraction(validation)
         check_overrides(overrides)
     limits = {"cohort.concurrency": cohort, "stop.max_rounds": rounds, "training.seed": seed}
     text = SimulationText(json_target=json, quiet=quiet, has_seeds=bool(several_seeds))
@@ -192,6 +197,7 @@ def _simulate(
         seeds=several_seeds,
         baseline=baseline,
         resume=resume,
+        validation_fraction=validation,
         processes=processes,
         cluster=cluster,
         stop_on_failure=stop_on_failure,

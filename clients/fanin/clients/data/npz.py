@@ -13,11 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 from fanin.clients.data.examples import Examples, NamedArrays, Y, shape_fault, value_fault
-from fanin.clients.data.stores import MIN_EXAMPLES, MemoryStore, memory_store
+from fanin.clients.data.stores import MemoryStore, least_examples, memory_store
 from fanin.clients.textfiles import reason_of
 from fanin.edge.runtimes.base import Inputs
 from fanin.edge.runtimes.graphs import X
 from fanin.protos.errors import InvalidInput
+from fanin.protos.texts import counted
 
 EXPECTED: Final = "y and an array for each input, such as x"
 UNREADABLE: Final = (
@@ -45,11 +46,15 @@ def open_npz(path: Path, partition: int, validation_fraction: float) -> MemorySt
     """Create the store of an .npz file with inputs and ``y`` (see ``read_npz`` and ``memory_store``).
 
     Raises:
-        InvalidInput: The file is no such file, or has a single example.
+        InvalidInput: The file is no such file, or has too few examples.
     """
     examples = read_npz(path)
-    if len(examples) < MIN_EXAMPLES:
-        raise InvalidInput(f"{path}: got 1 example, expected at least {MIN_EXAMPLES}: one is held out for validation")
+    least = least_examples(validation_fraction)
+    if len(examples) < least:
+        raise InvalidInput(
+            f"{path}: got {counted(len(examples), 'example')}, expected at least {least}"
+            + (": one is held out for validation" if validation_fraction else "")
+        )
     return memory_store(examples, partition, validation_fraction)
 
 

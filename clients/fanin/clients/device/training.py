@@ -11,7 +11,7 @@ The graphs of the newest Bundle stay open between Rounds. An interruption waits 
 ``preprocess``, which converts all new examples at once.
 
 Before it trains, a device evaluates the Version on its validation part, in float and in int8. It reports sums over
-examples, never examples.
+examples, never examples. A device without a validation part does not evaluate.
 
 Reference:
     McMahan et al. 2017, arXiv 1602.05629, algorithm 1.
@@ -232,7 +232,7 @@ class LocalData:
         lengths = bundle.manifest.lengths
         assert lengths is not None, "a Bundle without lengths has no choice of graphs"
         sizes: set[int] = set()
-        for name, part in (("training", now.train), ("validation", now.validation)):
+        for name, part in now.parts.items():
             with self._fitting(now, f"{name} examples: "):
                 sizes |= {*lengths.sizes_of({**part.inputs, Y: part.y}).tolist()}
         self._next = now
@@ -267,11 +267,11 @@ class LocalData:
         try:
             yield
         except ValueError as exc:
-            seen = weakref.ref(now.train), weakref.ref(now.validation)
-            raise UnfitExamples(f"{what}{exc}", partial(self._has_changed, *seen)) from exc
+            seen = {name: weakref.ref(part) for name, part in now.parts.items()}
+            raise UnfitExamples(f"{what}{exc}", partial(self._has_changed, seen)) from exc
 
     def _fitted(self, bundle: Bundle, now: MemoryStore) -> MemoryStore:
-        parts = {"training": now.train, "validation": now.validation}
+        parts = now.parts
         # Free the outdated parts before new ones are allocated.
         self._mapped = {name: self._mapped[name] for name in parts if self._is_mapped(bundle, name, parts[name])}
         if len(self._mapped) < len(parts):
@@ -282,16 +282,18 @@ class LocalData:
         return MemoryStore(
             partition=now.partition,
             train=self._mapped["training"].of(now.train),
-            validation=self._mapped["validation"].of(now.validation),
+            validation=None if now.validation is None else self._mapped["validation"].of(now.validation),
         )
 
     def evaluate(
-        self, model: OpenedModel, validation: Examples, assignment: m.Assignment, should_continue: ShouldContinue
+        self, model: OpenedModel, validation: Examples | None, assignment: m.Assignment, should_continue: ShouldContinue
     ) -> dict[str, int]:
         """Return the counts of a Version on the validation part, with the metrics that the Assignment declares.
 
-        Raises the errors of ``should_continue``.
+        Without a validation part there are no counts. Raises the errors of ``should_continue``.
         """
+        if validation is None:
+            return {}
         manifest, values = model.bundle.manifest, model.values()
         num_classes = manifest.num_classes
         in_order = interruptible(batches_in_order(validation, manifest.batch_size, manifest.lengths), should_continue)
@@ -305,13 +307,13 @@ class LocalData:
         measured = measure(self._graphs, model.bundle, values, in_order, metrics.add)
         return counts_of(measured, num_classes) | metrics.counts(len(validation), num_classes)
 
-    def _has_changed(self, *seen: weakref.ref[Examples]) -> bool:
+    def _has_changed(self, seen: Mapping[str, weakref.ref[Examples]]) -> bool:
         """Return whether the store has other parts than these."""
         try:
-            now = snapshot(self._store)
+            parts = snapshot(self._store).parts
         except InvalidInput:
             return True  # the next training reports it
-        return any(ref() is not part for ref, part in zip(seen, (now.train, now.validation), strict=True))
+        return parts.keys() != seen.keys() or any(seen[name]() is not part for name, part in parts.items())
 
     def _is_mapped(self, bundle: Bundle, name: str, source: Examples) -> bool:
         mapped = self._mapped.get(name)

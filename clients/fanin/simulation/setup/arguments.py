@@ -77,6 +77,7 @@ def plan_of(name: str, num_clients: int, limits: Mapping[str, int | None], setti
     """
     plan = _with_selection(_plan(name, limits, settings), settings)
     _check_evaluation(plan.evaluation, settings)
+    _check_validation(plan, settings)
     if plan.cohort.concurrency > num_clients:
         raise InvalidInput(
             f"simulate: got a cohort of {plan.cohort.concurrency}, expected at most the {num_clients} clients"
@@ -128,6 +129,30 @@ def _with_selection(plan: Plan, settings: SimulationSettings) -> Plan:
             )
         plan = replace(plan, cohort=replace(plan.cohort, selection=name))
     return plan
+
+
+def check_validation_fraction(fraction: float) -> None:
+    """Raise InvalidInput for a share that clients cannot hold out."""
+    if not 0.0 <= fraction < 1.0:
+        raise InvalidInput(
+            f"simulate: got a validation fraction of {fraction:g}, expected at least 0 and less than 1: the share of "
+            "its examples on which each client evaluates the Versions"
+        )
+
+
+def _check_validation(plan: Plan, settings: SimulationSettings) -> None:
+    """Raise InvalidInput for keys that read the clients' evaluations, if the clients hold nothing out."""
+    if settings.validation_fraction:
+        return
+    used = [key for key in ("patience", "max_int8_drop") if getattr(plan.stop, key)]
+    keys = [f"stop.{key}" for key in used] + [
+        f"the statistic {each.name}" for each in plan.statistics if each.name.startswith(OF_VALIDATION)
+    ]
+    if keys:
+        raise InvalidInput(
+            f"simulate: got {keys[0]} in the plan and validation_fraction 0, expected a share above 0: the key needs "
+            "the evaluations of the clients"
+        )
 
 
 def _check_evaluation(evaluation: EvaluationPlan, settings: SimulationSettings) -> None:
@@ -200,11 +225,7 @@ def check_settings(settings: SimulationSettings) -> None:
     several: object = settings.seeds
     if not isinstance(several, Sequence) or not all(map(_is_integer, several)):
         raise InvalidInput(f"simulate: seeds: got {several!r}, expected a sequence such as (0, 1, 2)")
-    if not 0.0 < settings.validation_fraction < 1.0:
-        raise InvalidInput(
-            f"simulate: got validation_fraction {settings.validation_fraction}, expected between 0 and 1: each client "
-            "evaluates the Versions on a part of its examples"
-        )
+    check_validation_fraction(settings.validation_fraction)
     check_backend(settings.processes, settings.cluster, settings.engine)
     check_engine(settings)
     if not _is_integer(settings.seed) or settings.seed < 0:

@@ -46,7 +46,8 @@ class SimulationSettings:
             Round as the clients of that Round together.
         resume: Folder for the record of the trainings. A stopped simulation resumes if it is called again with this
             folder. Its result is bit-identical with that of a simulation without a stop. A new folder begins a record.
-        validation_fraction: Share of each client's examples that it holds out for its own evaluation.
+        validation_fraction: Share of each client's examples that it holds out for its own evaluation. 0 holds nothing
+            out: the clients do not evaluate.
         engine: ``graph`` trains by the exported graph in onnxruntime, bit-identical with a Run on real devices.
             ``vmap`` trains the clients of a Round together in torch, and ``vmap:cuda`` on a GPU. Their rounding
             differs. In docs/benchmarks.md ``vmap`` is faster for the logistic regression, and slower for the CNN.
