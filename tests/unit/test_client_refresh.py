@@ -1,12 +1,11 @@
 """A client without work downloads the Version that a check-in names, and serves it."""
 
-import random
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from support.scripted import LosingRuntime, Script, Store, scripted_coordinator
+from support.scripted import LosingRuntime, NoPauses, Script, Store, scripted_coordinator
 from support.values import PUBLISHER
 
 from fanin.clients.device.client import Client, ClientOptions, ClientParts
@@ -53,7 +52,7 @@ def refresh(script: Script, folder: Path, infer: Float32s | None = None) -> tupl
         cache=cache,
         trainer=RuntimeTrainer(runtime, Store()),
         trusted=(PUBLISHER.public,),
-        rng=random.Random(1),
+        rng=NoPauses(),
         serving=Serving(runtime, cache, (PUBLISHER.public,)),
     )
     client = Client(parts, ClientOptions(token="token"))
