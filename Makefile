@@ -19,6 +19,10 @@ PARALLEL := --no-print-directory --jobs $(WORKERS) --output-sync=line
 # tests, and end with a few long ones on one worker.
 SPREAD := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
+# Tests sync thousands of small files, which costs nothing in memory. The nightly suite writes to the disk.
+MEMORY := $(shell df -Pm /dev/shm 2>/dev/null | awk 'NR == 2 && $$4 >= 8192 { print "/dev/shm" }')
+IN_MEMORY := $(if $(MEMORY),PYTEST_DEBUG_TEMPROOT=$(MEMORY))
+
 # One thread a process: training on the device is bit-exact only so, and the tests run side by side.
 export OMP_NUM_THREADS ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -62,7 +66,7 @@ test: ## every gate and every test but the nightly ones
 # parallel with them: the workers of the tests wait for other processes an eighth of the time.
 .PHONY: suite
 suite: $(VENV)/.installed $(STAMPS)
-	$(BIN)/pytest $(SPREAD) -m "not nightly" $(ARGS)
+	$(IN_MEMORY) $(BIN)/pytest $(SPREAD) -m "not nightly" $(ARGS)
 
 .PHONY: nightly
 nightly: ## the tests that are too long for every change, and all property tests on many new examples
@@ -72,7 +76,7 @@ nightly: ## the tests that are too long for every change, and all property tests
 
 .PHONY: light
 light: $(VENV)/.installed ## the tests that need neither torch nor a device environment nor a process
-	$(BIN)/pytest $(SPREAD) --light -q --ignore tests/stories $(ARGS)
+	$(IN_MEMORY) $(BIN)/pytest $(SPREAD) --light -q --ignore tests/stories $(ARGS)
 
 .PHONY: kills
 kills: $(VENV)/.installed ## a coordinator killed before and after every effect, and at every other moment of a Run
