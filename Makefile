@@ -19,7 +19,7 @@ PARALLEL := --no-print-directory --jobs $(WORKERS) --output-sync=line
 # tests, and end with a few long ones on one worker.
 SPREAD := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-# Tests sync thousands of small files, which costs nothing in memory. The nightly suite writes to the disk.
+# Tests sync thousands of small files, which costs nothing in memory. The largest test needs 4 GiB.
 MEMORY := $(shell df -Pm /dev/shm 2>/dev/null | awk 'NR == 2 && $$4 >= 8192 { print "/dev/shm" }')
 IN_MEMORY := $(if $(MEMORY),PYTEST_DEBUG_TEMPROOT=$(MEMORY))
 
@@ -71,8 +71,8 @@ suite: $(VENV)/.installed $(STAMPS)
 .PHONY: nightly
 nightly: ## the tests that are too long for every change, and all property tests on many new examples
 	@$(MAKE) $(PARALLEL) $(VENV)/.installed $(STAMPS)
-	$(BIN)/pytest $(SPREAD) -m nightly $(ARGS)
-	$(BIN)/pytest -n $(WORKERS) -m "hypothesis and not nightly" --hypothesis-profile nightly
+	$(IN_MEMORY) $(BIN)/pytest $(SPREAD) -m nightly $(ARGS)
+	$(IN_MEMORY) $(BIN)/pytest -n $(WORKERS) -m "hypothesis and not nightly" --hypothesis-profile nightly
 
 .PHONY: light
 light: $(VENV)/.installed ## the tests that need neither torch nor a device environment nor a process
