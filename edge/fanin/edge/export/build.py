@@ -29,11 +29,12 @@ from fanin.edge.bundles.manifest_json import dump_manifest
 from fanin.edge.bundles.slots import Slot
 from fanin.edge.export.apart import apart
 from fanin.edge.export.app import App
-from fanin.edge.export.check import checked, with_parts
+from fanin.edge.export.check import check_arguments, checked, with_parts
 from fanin.edge.export.formats import FORMATS, Graphs, graphs_of
 from fanin.edge.export.inputs.named import num_samples, numpy_inputs, rows_of
 from fanin.edge.export.inputs.sequences import at_length, groups_of
 from fanin.edge.export.losses import squared_error
+from fanin.edge.export.optimizers.fields import is_float
 from fanin.edge.export.optimizers.optimizer import Tensors
 from fanin.edge.export.prepare import Prepared
 from fanin.edge.export.preprocess import with_preprocess
@@ -106,11 +107,13 @@ def export(
     Raises:
         UnsupportedModel: The module cannot be trained by a graph, or int8 costs more than ``max_drop``. The message
             names the part of the module and a remedy.
-        InvalidInput: ``folder`` holds files or is no path, a format is unknown, or ``max_drop`` is not a number of at
-            least 0. All of them are checked first.
+        InvalidInput: ``folder`` holds files or is no path, ``app`` is no App, a format is unknown, or ``max_drop`` is
+            not a number of at least 0. All of them are checked first.
     """
     path = new_folder("export: folder", folder)
-    _check_options(formats, max_drop)
+    check_arguments("export", app, formats)
+    if max_drop is not None and not (is_float(max_drop) and max_drop >= 0.0):
+        raise InvalidInput(f"export: got max_drop {max_drop!r} for the cost of int8, expected a number of at least 0")
     LOG.info("preparing the module")
     prepared, draws = checked(app, formats)
     graphs = _all_graphs(prepared, formats)
@@ -213,13 +216,6 @@ def _graphs(prepared: Prepared, name: str) -> Graphs:
     except UnsupportedModel as exc:
         raise with_parts(prepared, name, exc) from exc
     return with_preprocess(prepared, name, graphs)
-
-
-def _check_options(formats: Sequence[str], max_drop: float | None) -> None:
-    if not formats or set(formats) - set(FORMATS):
-        raise InvalidInput(f"export: got formats {list(formats)}, expected one or more of {sorted(FORMATS)}")
-    if max_drop is not None and not max_drop >= 0.0:
-        raise InvalidInput(f"export: got max_drop {max_drop:g} for the cost of int8, expected a number of at least 0")
 
 
 def validation_batches(app: App) -> Iterator[PaddedBatch]:
