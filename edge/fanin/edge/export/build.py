@@ -73,7 +73,7 @@ class Exported:
 
     Attributes:
         bundle: The Bundle.
-        notes: Changes to the module, and formats in which int8 is far from float.
+        notes: Changes to the module, rows that depend on padding, and formats in which int8 is far from float.
         measured: Float against int8 in each graph format, for an App with validation data.
         compared: Float against int8 in each graph format on calibration data, for an App without validation data.
     """

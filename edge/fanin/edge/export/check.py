@@ -42,6 +42,7 @@ from fanin.edge.export.tracing.forward import trace_evaluate, trace_infer
 from fanin.edge.export.tracing.layers import trace_layer
 from fanin.edge.export.tracing.traced import Traced
 from fanin.edge.export.tracing.train import trace_train
+from fanin.edge.export.verification.padding import notes_on_padding
 from fanin.edge.export.verification.passes import check_kept, check_pure
 from fanin.edge.runtimes.available import runtimes_of
 from fanin.edge.runtimes.models import PREPROCESS
@@ -165,7 +166,7 @@ def checked(app: App, formats: Sequence[str]) -> tuple[Prepared, tuple[RandomPor
         trace_evaluate(prepared, row.forms)
         trace_infer(prepared, row.num_samples)
         raise
-    return prepared, draws
+    return replace(prepared, notes=(*prepared.notes, *notes_on_padding(prepared))), draws
 
 
 def with_parts(prepared: Prepared, graph_format: str, exc: UnsupportedModel) -> UnsupportedModel:
