@@ -40,6 +40,7 @@ from fanin.edge.export.prepare import Prepared
 from fanin.edge.export.preprocess import with_preprocess
 from fanin.edge.export.tracing.examples import example_batch, loss_targets
 from fanin.edge.export.tracing.vocabulary import count_tokens
+from fanin.edge.export.verification.constant import constant_loss
 from fanin.edge.export.verification.verify import verify, verify_train
 from fanin.edge.files import new_folder
 from fanin.edge.runtimes.available import open_runtime
@@ -61,6 +62,8 @@ COMPARED_SAMPLES: Final = 256
 """Calibration samples that are compared: more of them take longer and show the same."""
 MIN_GAIN: Final = 0.02
 """Share of the labels, or of the squared error, by which a trained module is better than one constant prediction."""
+MIN_LOSS_GAIN: Final = 1e-4
+"""The same of another loss. It has no zero, so a share of it may be all that can be learnt: only rounding counts."""
 TRAIN_FIRST: Final = (
     "int8's scales are calibrated with the module as it is, so int8 may cost a trained Version more: train the module "
     "before the export, such as by fanin export APP --out FOLDER --pretrain DATA"
@@ -150,10 +153,11 @@ def export(
 
 def measure_app(app: App, bundle: Bundle, runtime: Runtime) -> Quality:
     """Measure float and int8 on the validation data, with the loss of both for a model of values with one output."""
-    parameters, pairs = bundle.completed(bundle.initial_parameters()), list[tuple[Tensor, Tensor]]()
+    parameters = bundle.completed(bundle.initial_parameters())
+    rows: list[list[Tensor]] = []  # targets, outputs in float and in int8
 
     def observe(targets: Inputs, in_float: Inputs, in_int8: Inputs) -> None:
-        pairs.append((torch.from_numpy(np.array(in_int8)), torch.from_numpy(np.array(targets))))
+        rows.append([torch.from_numpy(np.array(each)) for each in (targets, in_float, in_int8)])
 
     batches = validation_batches(app)
     if app.num_classes or app.lengths is not None or isinstance(app.output, tuple):
@@ -162,8 +166,9 @@ def measure_app(app: App, bundle: Bundle, runtime: Runtime) -> Quality:
     total = math.nan
     # Any error: the loss is the user's code, and values of int8 may be outside its domain, such as a share of 1.001.
     with torch.no_grad(), suppress(Exception):
-        total = sum(float(app.loss(output, loss_targets(y)).sum()) for output, y in pairs)
-    return replace(quality, loss_sum_int8=total if math.isfinite(total) else None)
+        total = sum(float(app.loss(output, loss_targets(y)).sum()) for y, _, output in rows)
+    constant = constant_loss(app.loss, [each for _, each, _ in rows], [y for y, _, _ in rows])
+    return replace(quality, loss_sum_int8=total if math.isfinite(total) else None, loss_sum_constant=constant)
 
 
 def _check_cost(prepared: Prepared, name: str, quality: Quality, max_drop: float | None) -> None:
@@ -275,8 +280,14 @@ def _untrained(app: App, measured: Mapping[str, Quality], compared: Mapping[str,
         is_trained = not error or error < (1.0 - MIN_GAIN) * spread
         scores = f"has a squared error of {error:g} in total, and the mean of the targets one of {spread:g}"
         cost = f"{quality.rise_percent:.2f} % of the squared error"
-    else:
+    elif quality.loss_sum_constant is not None:
         # Another loss may give the values another scale than the targets, such as logits for 0 and 1.
+        loss, constant = (total / quality.num_examples for total in (quality.loss_sum, quality.loss_sum_constant))
+        is_trained = loss < constant - MIN_LOSS_GAIN * abs(constant)
+        scores = f"has a mean loss of {loss:.4f}, and one output for all examples has {constant:.4f}"
+        rise = quality.loss_rise
+        cost = "an unknown part of the loss" if rise is None else f"{rise:.4f} of the mean loss"
+    else:
         return []
     if is_trained:
         return []
