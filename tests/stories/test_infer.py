@@ -104,12 +104,13 @@ def test_several_inputs_are_distinguished_by_their_names(fanin: Fanin, folder: P
         (["torn.onnx", "--data", "x.npy"], "torn.onnx: onnxruntime cannot open it"),
         (["torn.tflite", "--data", "x.npy"], "torn.tflite: got 8 bytes that begin"),
         (["zeros.onnx", "--data", "torn.onnx"], "torn.onnx: not a readable .npy or .npz file of plain arrays"),
-        (["zeros.onnx", "--data", "wide.npy"], "wide.npy: x: got float32 (5, 7), expected float32 (n, 6)"),
+        (["zeros.onnx", "--data", "wide.npy"], "wide.npy: x: got float64 (5, 7), expected float32 (n, 6)"),
         (["zeros.onnx", "--data", "text.npy"], "text.npy: got no numbers in the array, expected arrays"),
         (["zeros.onnx", "--data", "x.npy", "--runtime", "litert"], "runtime 'litert': runs graphs in 'tflite'"),
         (["bundle", "--data", "x.npy", "--version", "x.npy"], "x.npy: parameters: got magic"),
         (["bundle", "--data", "x.npy", "--publisher", "other.pub"], "bundle: signed by key"),
-        (["bundle", "--data", "wide.npy"], "wide.npy: x: got float32 (5, 7), expected float32 (n, 6)"),
+        (["bundle", "--data", "mask.npy"], "mask.npy: x: got bool (5, 6), expected float32 (n, 6); convert it by x.as"),
+        (["bundle", "--data", "wide.npy"], "wide.npy: x: got float64 (5, 7), expected float32 (n, 6)"),
     ],
 )
 @pytest.mark.usefixtures("bundle")
@@ -121,6 +122,7 @@ def test_a_prediction_that_is_impossible_is_one_clear_line(
         (folder / name).write_bytes(b"no model")
     (folder / "other.pub").write_text("ab" * 32)
     np.save(folder / "wide.npy", np.zeros((5, 7)))
+    np.save(folder / "mask.npy", np.zeros((5, 6), bool))
     np.save(folder / "text.npy", np.array(["a"]))
     assert message in one_line(fanin("infer", *words), "infer")
 

@@ -125,6 +125,23 @@ def test_classes_of_pixels_are_counted(fanin: Fanin) -> None:
     assert row["predictions"][1]["classes"] == (np.arange(30, 60).reshape(5, 6) % 3).tolist()
 
 
+@pytest.mark.usefixtures("folder")
+def test_a_large_output_is_summarized(fanin: Fanin) -> None:
+    shape = (2, 3, 40, 50)
+    ports = [linear.port("x", "n", *shape[1:])], [linear.port("scores", "n", *shape[1:])]
+    Path("pixels.onnx").write_bytes(linear.file([helper.make_node("Neg", ["x"], ["scores"])], *ports))
+    np.save("x.npy", np.linspace(-1.0, 3.0, 12000, dtype=np.float32).reshape(shape))
+    words = ("infer", "pixels.onnx", "--data", "x.npy")
+    lines = [
+        "scores  float32 (2, 3, 40, 50)",
+        "from -3 to 1, mean -1",
+        "(--out FILE.npz or --json FILE writes all values)",
+    ]
+    assert fanin(*words).out.splitlines() == lines
+    assert fanin(*words, "--out", "out.npz").out.splitlines() == lines[:2]
+    assert np.load("out.npz")["scores"].shape == shape
+
+
 @pytest.mark.heavy
 @pytest.mark.usefixtures("folder")
 def test_the_classes_of_the_words_of_short_sequences_are_printed(fanin: Fanin, bundle_for: BundleFor) -> None:

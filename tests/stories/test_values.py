@@ -56,14 +56,12 @@ def test_devices_report_the_error_of_int8_and_the_run_pauses(tmp_path: Path, lim
     assert isinstance(first, VersionPublished) and first.evaluation is not None
     assert first.evaluation.num_examples == len(store.validation)
     assert first.evaluation.int8_rise_percent == pytest.approx(expected, rel=1e-4)
-    assert f"int8's squared error +{first.evaluation.int8_rise_percent:.2f} % (int8 lags far behind" in event_text(
-        first
-    )
+    assert f"cost of int8 +{first.evaluation.int8_rise_percent:.2f} % (int8 lags far behind" in event_text(first)
     row = event_row(versions[0])["evaluation"]
     assert isinstance(row, dict) and row["int8_rise_percent"] == first.evaluation.int8_rise_percent
     assert row["accuracy_float"] is row["accuracy_int8"] is row["int8_agreement"] is None
     if limit:
         assert len(versions) == 1 and rest_event.state is RunState.PAUSED
-        assert rest_event.reason.startswith(f"int8 adds {expected:.2f} % to the squared error on 100 examples")
+        assert rest_event.reason.startswith(f"the cost of int8 is {expected:.2f} % on 100 examples")
     else:
         assert len(versions) == 2 and rest_event.state is RunState.FINISHED

@@ -279,5 +279,5 @@ def test_a_run_of_values_pauses_when_int8_adds_more_percent_to_the_squared_error
     if rest is not None:
         assert rest.state is RunState.PAUSED
         assert rest.reason.startswith(
-            f"int8 adds {rise:.2f} % to the squared error on 1000 examples of the devices (version 1), the plan allows "
+            f"the cost of int8 is {rise:.2f} % on 1000 examples of the devices (version 1), the plan allows "
         )

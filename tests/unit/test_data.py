@@ -1,6 +1,7 @@
 """Examples, their files, and the laws of batches, held-out parts and partitions."""
 
 import io
+import re
 import tracemalloc
 import zipfile
 from pathlib import Path
@@ -370,8 +371,12 @@ def test_examples_must_fit_the_model() -> None:
     check_examples(examples, {"x": (2,)}, 4, "int32")
     with pytest.raises(InvalidInput, match=r"got x of shape \(2,\), expected \(1, 8, 8\)"):
         check_examples(examples, {"x": (1, 8, 8)}, 4, "int32")
-    with pytest.raises(InvalidInput, match="got label 3, expected 0 to 2"):
+    with pytest.raises(InvalidInput, match=r"got label 3, expected 0 to 2$"):
         check_examples(examples, {"x": (2,)}, 3, "int32")
+    from_1 = Examples(inputs={"x": X}, y=Y.astype(np.int32) + 1)
+    error = "examples: got label 4, expected 0 to 3; count classes from 0: y - 1, or set num_classes=5 in the App"
+    with pytest.raises(InvalidInput, match=re.escape(error)):
+        check_examples(from_1, {"x": (2,)}, 4, "int32")
     with pytest.raises(
         InvalidInput, match=r"got y of int32, expected float32 values; write y = y.astype\(np.float32\)"
     ):

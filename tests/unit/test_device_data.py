@@ -34,7 +34,11 @@ def test_fitting_data_is_accepted(bundle_for: BundleFor) -> None:
 @pytest.mark.parametrize(
     ("x", "y", "message"),
     [
-        (X, Y + 1, f"y: got labels from 1 to {CLASSES}, expected 0 to {CLASSES - 1}; count classes from 0: y - 1"),
+        (
+            X,
+            Y + 1,
+            f"; count classes from 0: y - 1, or set num_classes={CLASSES + 1} in the App",
+        ),
         (X, Y + 2, f"y: got labels from 2 to {CLASSES + 1}, expected 0 to {CLASSES - 1}"),
         (X, Y.astype(np.float32), "y: got float32 (6,), expected int32 (n,); convert it by y.astype('int32')"),
         (

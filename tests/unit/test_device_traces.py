@@ -95,6 +95,14 @@ def test_a_compressed_file_is_named_as_one(name: str, compress: Callable[[bytes]
         read_traces(path)
 
 
+def test_a_repeated_key_of_json_is_named(tmp_path: Path) -> None:
+    text = '{"client": 1, "examples_per_s": 5}\n{"client": 2, "examples_per_s": 5, "examples_per_s": 7}'
+    path = written(tmp_path / "devices.jsonl", text)
+    error = f"{path}: line 2: got 2 values of the key 'examples_per_s', expected one; remove the others"
+    with raises(InvalidInput, error):
+        read_traces(path)
+
+
 def test_several_paths_are_refused() -> None:
     error = (
         "traces: got ['a.csv', 'b.csv'], expected the path of one file; pass several files as [read_traces(first), "

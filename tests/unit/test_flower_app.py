@@ -313,7 +313,7 @@ def test_forms_of_an_app(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize(
     ("app", "message"),
     [
-        ("tiny_broken", "flower app tiny_broken: import: ValueError: got 'tiny_broken', expected package.module:name"),
+        ("tiny_broken", "flower app tiny_broken: import: ValueError: got 'tiny_broken', expected package.mod"),
         ("no_such:app", "flower app no_such:app: import: ModuleNotFoundError: No module named 'no_such'"),
         ("tiny_broken:app", "flower app tiny_broken:app: import: RuntimeError: no data"),
         ("math:pi", "flower app math:pi: import: TypeError: got float, expected a ClientApp, a NumPyClient or a "),
@@ -343,6 +343,21 @@ def test_initial_arrays_of_a_function(tmp_path: Path) -> None:
     assert {name: value.tolist() for name, value in arrays.items()} == {"w": [1.0, 1.0], "n": 1}
     with pytest.raises(AppFailed, match="tiny_initial:np: import: TypeError: got module, expected a torch module"):
         load_arrays("tiny_initial:np", folder)
+
+
+def test_a_file_is_named_by_its_path(tmp_path: Path) -> None:
+    text = "import numpy as np\n\ndef initial():\n    return {'w': np.ones(2, 'float32')}\n"
+    folder = write_app(tmp_path / "app", "tiny_file", text)
+    for where, start in (
+        (f"{folder.name}/tiny_file.py:initial", tmp_path),
+        (f"{folder}/tiny_file.py:initial", tmp_path),
+    ):
+        assert load_arrays(where, start)["w"].tolist() == [1.0, 1.0]
+    error = (
+        f"no_such.py:initial: import: FileNotFoundError: got the file {folder}/no_such.py, which does not exist; name"
+    )
+    with pytest.raises(AppFailed, match=re.escape(error)):
+        load_arrays("no_such.py:initial", folder)
 
 
 def test_the_seed_depends_on_the_round_and_the_partition(bundle: Bundle, runner: FlowerApp, tmp_path: Path) -> None:

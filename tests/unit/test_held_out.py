@@ -1,6 +1,7 @@
 """Evaluation on held-out data: the choice of the next Version, jobs and replies, and metrics."""
 
 import math
+import re
 import sys
 from collections.abc import Collection
 from pathlib import Path
@@ -12,7 +13,7 @@ from support.boards import scalars_in
 from fanin.commands.control.evaluations import write_tensorboard
 from fanin.commands.serve import data_sets
 from fanin.edge.metrics.contract import check_metric
-from fanin.edge.metrics.metric import METRICS, Metric, absolute_error, balanced_accuracy, macro_f1, metrics_of
+from fanin.edge.metrics.metric import METRICS, Metric, absolute_error, balanced_accuracy, macro_f1, metrics_of, value_of
 from fanin.edge.runtimes.base import Inputs
 from fanin.protos.control import VersionEvaluation
 from fanin.protos.errors import InvalidInput, InvalidPlan, RuntimeMissing
@@ -81,6 +82,23 @@ def test_our_metrics_keep_the_contract(name: str) -> None:
     check_metric(METRICS[name], num_classes=0 if name == "absolute_error" else 5)
 
 
+@pytest.mark.parametrize(
+    ("predictions", "targets", "message"),
+    [
+        (np.ones((4, 1), np.float32), np.ones(4, np.float32), "predictions (4, 1) and targets (4,), expected equal"),
+        (np.ones((4, 2), np.float32), np.ones((4, 1), np.int32), "predictions (4, 2) and targets (4, 1), expected"),
+        (np.ones(4, np.int32), np.ones(4, np.int32), "predictions of int32, expected values; choose"),
+    ],
+)
+def test_the_absolute_error_of_other_forms_is_refused(predictions: Inputs, targets: Inputs, message: str) -> None:
+    with pytest.raises(InvalidPlan, match=re.escape(f"metric 'a' raised ValueError: got {message}")):
+        value_of("a", METRICS["absolute_error"], predictions, targets)
+
+
+def distance(predictions: Inputs, targets: Inputs) -> float:
+    return float(np.abs(predictions - targets).mean())
+
+
 def from_first(predictions: Inputs, targets: Inputs) -> float:
     return float(predictions.ravel()[0])
 
@@ -97,7 +115,7 @@ def always_nan(predictions: Inputs, targets: Inputs) -> float:
 @pytest.mark.parametrize(
     ("metric", "kind", "problem"),
     [
-        (Metric(function=absolute_error), AssertionError, "correct higher_is_better"),
+        (Metric(function=distance), AssertionError, "correct higher_is_better"),
         (Metric(function=from_first), AssertionError, "the order of the examples changed the value"),
         (Metric(function=in_place), AssertionError, "changed its arguments"),
         (Metric(function=always_nan), InvalidPlan, "got nan, expected a finite number"),

@@ -14,12 +14,13 @@ from torch.distributions import Normal
 from torch.nn import functional as F
 
 from fanin.edge.bundles.keys import SigningKey
-from fanin.edge.export import App, check_app, export, squared_error
+from fanin.edge.export import App, Loss, check_app, export, squared_error
 from fanin.edge.export.build import _check_cost, _untrained
 from fanin.edge.export.check import checked
 from fanin.edge.export.modules.repeated import check_samples
 from fanin.edge.export.prepare import prepare
 from fanin.edge.export.refusals import Place, Untraceable
+from fanin.edge.export.verification.constant import constant_loss
 from fanin.edge.runtimes.quality import Quality
 from fanin.protos.errors import UnsupportedModel
 
@@ -296,17 +297,53 @@ def test_the_note_on_a_module_that_learnt_nothing_has_the_cost_of_int8(
     assert all(note.endswith("fanin export APP --out FOLDER --pretrain DATA") for note in notes)
 
 
-def test_values_of_another_loss_have_no_note_on_their_squared_error() -> None:
+def test_values_of_another_loss_are_compared_with_the_loss_of_a_constant() -> None:
     plain = app()
-    quality = Quality(num_examples=32, loss_sum=1.0, squares_float=10.0, squares_int8=10.0, squares_wanted=1.0)
-    for loss, num_notes in ((squared_error, 1), (likelihood, 0)):
-        values = replace(plain, num_classes=0, loss=loss, validation=(plain.inputs["x"], torch.ones(32, 3)))
-        assert len(_untrained(values, {"onnx": quality}, {})) == num_notes
+    values = replace(plain, num_classes=0, loss=likelihood, validation=(plain.inputs["x"], torch.ones(32, 3)))
+    quality = Quality(num_examples=32, loss_sum=32.0, squares_float=10.0, squares_int8=10.0, squares_wanted=1.0)
+    assert _untrained(values, {"onnx": quality}, {}) == []
+    assert _untrained(values, {"onnx": replace(quality, loss_sum_constant=32.1)}, {}) == []
+    measured = replace(quality, loss_sum_constant=31.0, loss_sum_int8=32.32)
+    (note,) = _untrained(values, {"onnx": measured}, {})
+    assert note.startswith(
+        "the module has a mean loss of 1.0000, and one output for all examples has 0.9688: it seems not to be trained; "
+        "int8 now costs 0.0100 of the mean loss in onnx; "
+    )
 
 
 def likelihood(logits: Tensor, y: Tensor) -> Tensor:
     """Return the loss of logits whose targets are 0 and 1."""
     return F.binary_cross_entropy_with_logits(logits, y, reduction="none").sum(1)
+
+
+def shares(output: Tensor, y: Tensor) -> Tensor:
+    """Return the loss of shares: a step of a minimization may leave their range."""
+    return F.binary_cross_entropy(output, y, reduction="none").sum(1)
+
+
+def counts(output: Tensor, y: Tensor) -> Tensor:
+    """Return the loss of logarithms of rates for counts."""
+    return F.poisson_nll_loss(output, y.float(), reduction="none").sum(1)
+
+
+@pytest.mark.parametrize("loss", [likelihood, shares, counts, squared_error])
+def test_an_output_without_knowledge_is_not_better_than_a_constant(loss: Loss) -> None:
+    generator = torch.Generator().manual_seed(0)
+    y = (torch.rand(256, 3, generator=generator) < 0.3).float()
+    untrained = torch.rand(256, 3, generator=generator) / 2 + 0.25
+    trained = {likelihood: 8.0 * y - 4.0, counts: 4.0 * y - 3.5}.get(loss, 0.9 * y + 0.05)
+    for output, is_better in ((untrained, False), (trained, True)):
+        constant = constant_loss(loss, output.split(100), y.split(100))
+        assert constant is not None
+        assert (float(loss(output, y).sum()) < constant) is is_better
+
+
+def test_a_loss_that_fails_for_a_constant_has_no_comparison() -> None:
+    def failing(output: Tensor, y: Tensor) -> Tensor:
+        raise ValueError("no constant")
+
+    for loss in (failing, lambda output, y: output.sum(1) * torch.nan, lambda output, y: torch.rand(len(y))):
+        assert constant_loss(loss, [torch.ones(4, 2)], [torch.ones(4, 2)]) is None
 
 
 def test_an_int8_that_costs_too_much_of_an_untrained_module_names_the_training() -> None:

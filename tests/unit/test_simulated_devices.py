@@ -86,6 +86,13 @@ def test_a_battery_is_drained_by_training_and_charges_between() -> None:
     assert charge.begin(65.0, 1.0) == 0.0
 
 
+def test_a_training_that_the_end_of_a_stay_cuts_off_drains_a_battery_until_then() -> None:
+    charge = Charge(Battery(work_s=10.0, charge_s=1e6))
+    assert charge.begin(0.0, 8.0, leaves_s=3.0) is None
+    assert charge.begin(3.0, 20.0, leaves_s=9.0) is None
+    assert charge.begin(9.0, 8.0, leaves_s=17.0) == pytest.approx(1.0)
+
+
 @pytest.mark.parametrize(
     "distribution",
     [Fixed(value=2.0), Uniform(low=1.0, high=3.0), Lognormal(median=2.0, sigma=0.5), Pareto(least=1.0, alpha=1.0)],
@@ -263,6 +270,16 @@ def test_a_device_whose_battery_is_empty_stays_away_until_it_is_full_also_over_a
     next_s = next(at_s for at_s, event in of_device if event == "assigned" and at_s > empty_s)
     assert empty_s < 100.0 and {"offline", "online"} <= {event for _, event in of_device}
     assert empty_s + 1000.0 <= next_s < empty_s + 1010.0
+
+
+def test_a_device_that_leaves_while_it_trains_keeps_the_rest_of_its_battery(tmp_path: Path) -> None:
+    present = Trace(changes=((0.0, True), (5.0, False), (6.0, True)))
+    habits = Habits(work_s=(8.0, 8.0), availability=present, battery=Battery(work_s=10.0, charge_s=1000.0))
+    times_s: list[float] = []
+    events, _ = simulate_run(tmp_path, habits, 4, times_s)
+    names = [(event.device, event.event) for event in events]
+    # It trains for 5 s until it leaves, and for the other 5 s when it is back.
+    assert 10.0 < times_s[names.index(("device-2", "battery empty"))] < 12.0
 
 
 class Failing:

@@ -308,11 +308,23 @@ def test_the_rounds_of_each_seed_are_scalars_of_tensorboard(study: Result, tmp_p
 
 
 @pytest.mark.parametrize(
-    "seeds", [{"seeds": (1, 1)}, {"seeds": (-1,)}, {"seeds": (1, 2), "seed": 3}], ids=["twice", "negative", "beside"]
+    ("seeds", "error"),
+    [
+        (
+            {"seeds": (1, 2, 1)},
+            r"simulate: seeds: got \[1, 2, 1\], expected each seed once, .*; remove the repetitions of 1$",
+        ),
+        ({"seeds": (-1,)}, r"simulate: seeds: got \[-1\], expected integers of 0 or more$"),
+        (
+            {"seeds": (1, 2), "seed": 3},
+            r"simulate: got seeds \[1, 2\] and seed 3, expected one of them; remove seed$",
+        ),
+    ],
+    ids=["twice", "negative", "beside"],
 )
-def test_wrong_seeds_raise_one_error(seeds: Mapping[str, int]) -> None:
+def test_wrong_seeds_raise_one_error(seeds: Mapping[str, int], error: str) -> None:
     settings = SimulationSettings(plan=PLAN, **seeds)  # type: ignore[arg-type]
-    with pytest.raises(InvalidInput, match=r"^simulate: got seeds \[.*, expected different seeds of 0 or more"):
+    with pytest.raises(InvalidInput, match=f"^{error}"):
         simulate(app(), clients(), cohort=2, rounds=1, settings=settings)
 
 

@@ -20,6 +20,7 @@ import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final, cast
 
 import numpy as np
@@ -45,7 +46,7 @@ from fanin.edge.parameter_files import read_parameters
 from fanin.edge.runtimes.available import RUNTIMES, open_format, open_runtime
 from fanin.edge.runtimes.base import LoadedModel, NamedInputs, Runtime
 from fanin.edge.runtimes.engine import Feed
-from fanin.edge.runtimes.graphs import has_output_targets
+from fanin.edge.runtimes.graphs import fits, has_output_targets
 from fanin.edge.runtimes.models import (
     PREPROCESS,
     dequantize_output,
@@ -64,7 +65,10 @@ _UNFILLED: Final = (
     "run the bundle's folder instead, with --version for a later version"
 )
 SHOWN_VALUES: Final = 100
-"""Values above which an output is abbreviated; --out writes all of them."""
+"""Values above which an output is abbreviated, or summarized if it has more than two dimensions."""
+ALL_VALUES: Final = "(--out FILE.npz or --json FILE writes all values)"
+NARROW: Final = MappingProxyType({"float32": "f", "int32": "ib"})
+"""The kinds of arrays that become those of an input's dtype, of the dtypes that inputs have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,8 +132,9 @@ def main(argv: Sequence[str]) -> int:
         text = json.dumps(finite(row), indent=1, allow_nan=False) + "\n"
         sys.stdout.write(text) if options.json == "-" else Path(options.json).write_text(text)
     if options.json != "-":
+        hint = "" if options.out or options.json else ALL_VALUES
         is_table = predicted is not None and (opened.has_classes or names)
-        sys.stdout.write(predicted.table() if predicted is not None and is_table else _text(outputs))
+        sys.stdout.write(predicted.table() if predicted is not None and is_table else _text(outputs, hint))
         sys.stdout.write("" if predicted is None else predicted.score())
         sys.stdout.write("" if error is None else f"mean squared error {error:.6g}\n")
     if opened.note:
@@ -216,7 +221,11 @@ def _has(runtime: Runtime, data: bytes, path: Path, signature: str) -> bool:
 
 def _run(model: LoadedModel, feed: Feed, in_float: bool) -> dict[str, Array]:
     ports = {port.name: port for port in model.inputs}
-    inputs = {name: feed_of(ports[name], array) if name in ports else array for name, array in feed.items()}
+    # An array of another shape keeps its dtype, for the error.
+    inputs = {
+        name: feed_of(ports[name], array) if name in ports and fits(ports[name].shape, array.shape) else array
+        for name, array in feed.items()
+    }
     outputs = run_rows(model, inputs)
     if not in_float:
         return outputs
@@ -233,11 +242,13 @@ def _open_device(folder: Path, options: argparse.Namespace) -> OpenedInference:
             f"{folder}: this device has no served model; run fanin join with --serve until it has taken part in a round"
         )
 
-    def run(feed: Feed) -> dict[str, Array]:
-        return {"logits": serving.predict(_narrow(feed))}
+    bundle = serving.bundle
+    assert bundle is not None, "a served version has a bundle"
 
-    assert serving.bundle is not None, "a served version has a bundle"
-    return _of_bundle(serving.bundle, runtime, run)
+    def run(feed: Feed) -> dict[str, Array]:
+        return {"logits": serving.predict(_narrow(bundle, feed))}
+
+    return _of_bundle(bundle, runtime, run)
 
 
 def _open_bundle(folder: Path, options: argparse.Namespace) -> OpenedInference:
@@ -254,7 +265,7 @@ def _open_bundle(folder: Path, options: argparse.Namespace) -> OpenedInference:
     predict, preprocess = runtime.open_predict(bundle, bundle.completed(parameters)), open_preprocess(runtime, bundle)
 
     def run(feed: Feed) -> dict[str, Array]:
-        return {"logits": predict(model_inputs(bundle, _narrow(feed), preprocess))}
+        return {"logits": predict(model_inputs(bundle, _narrow(bundle, feed), preprocess))}
 
     return replace(_of_bundle(bundle, runtime, run), note=note_on_local(bundle))
 
@@ -266,20 +277,29 @@ def _of_bundle(bundle: Bundle, runtime: Runtime, run: Callable[[Feed], dict[str,
     return OpenedInference(runtime=runtime.name, target=target, run=run, bundle=bundle)
 
 
-def _narrow(feed: Feed) -> NamedInputs:
-    """Convert floats to float32, and int64 numbers and masks to int32. ``model_inputs`` checks the other dtypes."""
-    return cast("NamedInputs", {name: _narrowed(name, x) for name, x in feed.items()})
+def _narrow(bundle: Bundle, feed: Feed) -> NamedInputs:
+    """Convert floats to float32, and int64 numbers and masks to int32, of arrays that then are inputs of the Bundle.
 
+    ``model_inputs`` refuses the others, so its errors have the dtypes of the file.
+    """
+    ports = {port.name: [port] for port in bundle.manifest.signatures["infer"].inputs}
+    if PREPROCESS in bundle.manifest.signatures:
+        (name,) = ports
+        ports[name] += preprocess_ports(bundle)[0]
+    lengths = bundle.manifest.lengths
 
-def _narrowed(name: str, x: Array) -> Array:
-    if x.dtype.kind == "f":
-        return x.astype(np.float32, copy=False)
-    if x.dtype not in (np.int64, np.bool_):
+    def narrowed(name: str, x: Array) -> Array:
+        for port in ports.get(name, []):
+            shape = port.shape if lengths is None else lengths.shape_like(name, port.shape, x.shape)
+            if x.dtype.kind not in NARROW.get(port.dtype, "") or not fits(shape, x.shape):
+                continue
+            narrow = x.astype(port.dtype, copy=False)
+            if x.dtype.kind == "i" and not np.array_equal(narrow, x):
+                raise ValueError(f"{name}: got integers from {x.min()} to {x.max()}, expected int32 numbers")
+            return narrow
         return x
-    narrow = x.astype(np.int32)
-    if not np.array_equal(narrow, x):
-        raise ValueError(f"{name}: got integers from {x.min()} to {x.max()}, expected int32 numbers")
-    return narrow
+
+    return cast("NamedInputs", {name: narrowed(name, x) for name, x in feed.items()})
 
 
 def _parameters(bundle: Bundle, path: Path) -> Float32s:
@@ -309,11 +329,15 @@ def _row(array: Array, *, with_values: bool) -> dict[str, object]:
     return row | {"values": array.tolist()} if with_values else row
 
 
-def _text(outputs: Feed) -> str:
+def _text(outputs: Feed, hint: str) -> str:
     lines = []
     for name, array in outputs.items():
         shown = np.array2string(array, threshold=SHOWN_VALUES, precision=6, separator=" ")
+        if array.size > SHOWN_VALUES and array.ndim > 2:
+            shown = f"from {array.min():.6g} to {array.max():.6g}, mean {array.mean(dtype=np.float64):.6g}"
         lines += [f"{name}  {array.dtype.name} {tuple(array.shape)}", shown]
+    if hint and any(array.size > SHOWN_VALUES for array in outputs.values()):
+        lines.append(hint)
     return "\n".join(lines) + "\n"
 
 

@@ -48,26 +48,25 @@ class Lengths:
     padding: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        sizes = tuple(self.sizes)
-        if not _are_lengths(sizes) or not 1 <= len(sizes) <= MAX_LENGTHS:
+        if not _are_lengths(self.sizes):
             raise InvalidInput(
-                f"lengths: sizes: got {sizes!r}, expected 1 to {MAX_LENGTHS} different integers of at least 1, in "
-                "ascending order"
+                f"lengths: sizes: got {self.sizes!r}, expected 1 to {MAX_LENGTHS} different integers of at least 1, in "
+                "ascending order, such as (16, 32)"
             )
-        if not set(self.axes) - {TARGETS} or not all(type(axis) is int and axis >= 1 for axis in self.axes.values()):
+        if not _are_axes(self.axes):
             raise InvalidInput(
-                f"lengths: axes: got {dict(self.axes)}, expected the axis of the length, an integer of at least 1, by "
-                "the name of an input; axis 0 is that of the samples"
+                f"lengths: axes: got {self.axes!r}, expected the axis of the length, an integer of at least 1, by "
+                "the name of an input, such as {'x': 1}; axis 0 is that of the samples"
+            )
+        if not _are_paddings(self.padding, self.axes):
+            raise InvalidInput(
+                f"lengths: padding: got {self.padding!r}, expected finite numbers by the names of axes: "
+                f"{sorted(self.axes)}"
             )
         padding = {name: -1.0 if name == TARGETS else 0.0 for name in self.axes} | {
             name: float(value) for name, value in self.padding.items()
         }
-        if padding.keys() != self.axes.keys() or not np.isfinite(list(padding.values())).all():
-            raise InvalidInput(
-                f"lengths: padding: got {dict(self.padding)}, expected finite numbers by the names of axes: "
-                f"{sorted(self.axes)}"
-            )
-        object.__setattr__(self, "sizes", sizes)
+        object.__setattr__(self, "sizes", tuple(self.sizes))
         object.__setattr__(self, "axes", MappingProxyType(dict(self.axes)))
         object.__setattr__(self, "padding", MappingProxyType(padding))
 
@@ -148,5 +147,22 @@ class Lengths:
         return padded
 
 
-def _are_lengths(sizes: Sequence[int]) -> bool:
-    return all(type(size) is int and size >= 1 for size in sizes) and all(a < b for a, b in pairwise(sizes))
+def _are_lengths(sizes: object) -> bool:
+    if not isinstance(sizes, Sequence) or isinstance(sizes, bytes):
+        return False
+    if not all(type(size) is int and size >= 1 for size in sizes):
+        return False
+    return 1 <= len(sizes) <= MAX_LENGTHS and all(a < b for a, b in pairwise(sizes))
+
+
+def _are_axes(axes: object) -> bool:
+    if not isinstance(axes, Mapping) or not all(isinstance(name, str) for name in axes):
+        return False
+    return bool(axes.keys() - {TARGETS}) and all(type(axis) is int and axis >= 1 for axis in axes.values())
+
+
+def _are_paddings(padding: object, axes: Mapping[str, int]) -> bool:
+    """Return whether these are finite numbers by names of axes."""
+    if not isinstance(padding, Mapping) or not padding.keys() <= axes.keys():
+        return False
+    return all(isinstance(value, int | float | np.number) and np.isfinite(value) for value in padding.values())

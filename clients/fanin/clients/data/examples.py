@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from fanin.edge.runtimes.base import Inputs, NamedInputs
 from fanin.edge.runtimes.graphs import NO_TOKEN, RESERVED
+from fanin.edge.runtimes.models import label_remedy
 from fanin.edge.tensors import Int64s
 from fanin.protos.errors import InvalidInput
 
@@ -96,7 +97,10 @@ def check_examples(examples: Examples, shapes: Mapping[str, tuple[int, ...]], nu
             f"examples: got y of {examples.y.dtype}, expected {dtype} {kind}; write y = y.astype(np.{dtype})"
         )
     if num_classes and examples.y.max() >= num_classes:
-        raise InvalidInput(f"examples: got label {examples.y.max()}, expected 0 to {num_classes - 1}")
+        raise InvalidInput(
+            f"examples: got label {examples.y.max()}, expected 0 to {num_classes - 1}"
+            f"{label_remedy(examples.y, num_classes)}"
+        )
 
 
 def check_inputs(examples: Examples, shapes: Mapping[str, tuple[int, ...]]) -> None:

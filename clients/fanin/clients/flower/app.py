@@ -201,7 +201,7 @@ class FlowerApp:
 
 
 def load_arrays(where: str, folder: Path) -> dict[str, tensors.Array]:
-    """Return the arrays that ``package.module:name`` names, in their order.
+    """Return the arrays that ``package.module:name`` or ``path/to/file.py:name`` names, in their order.
 
     The object is a torch module, a state dict, an ArrayRecord or a list of numpy arrays. It may also be a class or a
     function without arguments that returns one, as in ``pytorchexample.task:Net``.
@@ -263,10 +263,16 @@ def _client_app(candidate: object) -> ClientApp:
 def _object(where: str, folder: Path) -> object:
     module, colon, name = where.partition(":")
     if not colon or not module or not name:
-        raise ValueError(f"got {where!r}, expected package.module:name")
+        raise ValueError(f"got {where!r}, expected package.module:name or path/to/file.py:name")
     if not folder.is_dir():
         # Python would import the module from elsewhere, or say only that there is none.
         raise NotADirectoryError(f"got the folder {folder}, which does not exist; name the one with {module}")
+    if module.endswith(".py"):
+        # As for a Python script: its own folder is the one to import from.
+        path = folder / module
+        if not path.is_file():
+            raise FileNotFoundError(f"got the file {path}, which does not exist; name one, or package.module:name")
+        folder, module = path.parent, path.stem
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
     result: object = importlib.import_module(module)

@@ -14,7 +14,7 @@ def read_initial(text: str, folder: Path) -> dict[str, Array]:
     """Return the arrays of the option ``--initial`` by name, in their order.
 
     Args:
-        text: The path of an .npz file, or ``package.module:name`` (see ``load_arrays``).
+        text: The path of an .npz file, or ``package.module:name`` or ``path/to/file.py:name`` (see ``load_arrays``).
         folder: The folder that the module is imported from.
 
     Raises:

@@ -20,7 +20,8 @@ class FlowerSettings:
     """The app of a device, and the configuration that stays on the device.
 
     Attributes:
-        app: ``package.module:name`` of a ClientApp, a NumPyClient, or a function ``client_fn(context)``.
+        app: ``package.module:name`` or ``path/to/file.py:name`` of a ClientApp, a NumPyClient, or a function
+            ``client_fn(context)``.
         folder: The folder that the module is imported from, as Flower's ``flwr run FOLDER``.
         partition: The default of ``partition-id`` in ``context.node_config``.
         node_config: Further entries of ``context.node_config``, as in Flower: ``partition-id=0 num-partitions=2``.

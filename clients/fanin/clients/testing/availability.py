@@ -182,8 +182,15 @@ class Charge:
         self._remaining_s = battery.work_s
         self._at_s = 0.0
 
-    def begin(self, now_s: float, work_s: float) -> float | None:
-        """Begin a training. Returns the seconds until the battery is empty; None if it lasts."""
+    def begin(self, now_s: float, work_s: float, leaves_s: float | None = None) -> float | None:
+        """Begin a training. Returns the seconds until the battery is empty; None if it lasts.
+
+        Args:
+            now_s: The time.
+            work_s: The seconds of the training.
+            leaves_s: The time at which the device leaves, which cuts off the training; None if it stays.
+        """
+        work_s = work_s if leaves_s is None else min(work_s, leaves_s - now_s)
         gain = max(0.0, now_s - self._at_s) * self._battery.work_s / self._battery.charge_s
         remaining_s = min(self._battery.work_s, self._remaining_s + gain)
         self._remaining_s, self._at_s = max(0.0, remaining_s - work_s), now_s + min(work_s, remaining_s)

@@ -123,8 +123,8 @@ class _Power:
         now_s = asyncio.get_running_loop().time()
         seconds = self._habits.work(rng, assignment.training.epochs, now_s)
         if self._charge is not None and self._limit is not None:
-            empty_s, leaves_s = self._charge.begin(now_s, seconds), self._limit.when()
-            if empty_s is not None and (leaves_s is None or now_s + empty_s < leaves_s):
+            empty_s = self._charge.begin(now_s, seconds, self._limit.when())
+            if empty_s is not None:
                 self._is_empty = True
                 self._limit.reschedule(now_s + empty_s)
         return seconds

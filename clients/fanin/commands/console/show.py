@@ -204,7 +204,7 @@ def _evaluation_text(evaluation: Evaluation) -> str:
         return f"loss {evaluation.loss:.4f}"
     else:
         is_wide = evaluation.int8_rise_percent > WIDE_RISE_PERCENT
-        quality = f"int8's squared error {evaluation.int8_rise_percent:+.2f} %"
+        quality = f"cost of int8 {evaluation.int8_rise_percent:+.2f} %"
     lags = " (int8 lags far behind: export the bundle again from a version trained further)" if is_wide else ""
     return f"loss {evaluation.loss:.4f}, {quality}{lags}"
 

@@ -15,6 +15,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
@@ -267,12 +268,24 @@ def _with_names(where: str, columns: Sequence[str], row: Sequence[str]) -> tuple
 
 def _json_row(where: str, line: str) -> tuple[str, Mapping[str, object]]:
     try:
-        row = json.loads(line)
+        row = json.loads(line, object_pairs_hook=partial(_json_object, where))
     except ValueError as exc:
         raise InvalidInput(f"{where}: no JSON ({exc})") from exc
     if not isinstance(row, dict):
         raise InvalidInput(f"{where}: got {line.strip():.60}, expected an object with {CLIENT} and other columns")
     return where, row
+
+
+def _json_object(where: str, pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
+    """Return an object, of which JSON would keep the last value of a repeated key. Raises InvalidInput."""
+    row = dict(pairs)
+    if len(row) < len(pairs):
+        names = [name for name, _ in pairs]
+        repeated = next(name for name in names if names.count(name) > 1)
+        raise InvalidInput(
+            f"{where}: got {names.count(repeated)} values of the key {repeated!r}, expected one; remove the others"
+        )
+    return row
 
 
 def _is_empty(value: object) -> bool:

@@ -231,11 +231,15 @@ def check_settings(settings: SimulationSettings) -> None:
     if not _is_integer(settings.seed) or settings.seed < 0:
         raise InvalidInput(f"simulate: got seed {settings.seed!r}, expected an integer of 0 or more")
     seeds = list(settings.seeds)
-    if len(set(seeds)) != len(seeds) or any(seed < 0 for seed in seeds) or (seeds and settings.seed):
+    if any(seed < 0 for seed in seeds):
+        raise InvalidInput(f"simulate: seeds: got {seeds}, expected integers of 0 or more")
+    if repeated := sorted({seed for seed in seeds if seeds.count(seed) > 1}):
         raise InvalidInput(
-            f"simulate: got seeds {seeds} and seed {settings.seed}, expected different seeds of 0 or more, and no seed "
-            "beside them"
+            f"simulate: seeds: got {seeds}, expected each seed once, because one seed always has the same result; "
+            f"remove the repetitions of {', '.join(map(str, repeated))}"
         )
+    if seeds and settings.seed:
+        raise InvalidInput(f"simulate: got seeds {seeds} and seed {settings.seed}, expected one of them; remove seed")
 
 
 def _is_integer(value: object) -> bool:

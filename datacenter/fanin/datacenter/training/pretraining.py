@@ -18,6 +18,7 @@ from torch import Tensor
 from fanin.clients.data.batching import at_longest
 from fanin.clients.data.examples import Examples
 from fanin.edge.runtimes.graphs import form_of
+from fanin.edge.runtimes.models import label_remedy
 from fanin.protos.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -117,7 +118,8 @@ def fitting_data(app: "App", data: Examples) -> tuple[dict[str, Tensor], Tensor]
     if is_values != app.target_dtype.is_floating_point or (app.num_classes and int(y.max()) >= app.num_classes):
         integers = f"classes from 0 to {app.num_classes - 1}" if app.num_classes else "integers"
         wanted = "float values" if app.target_dtype.is_floating_point else integers
-        raise InvalidInput(f"pretraining: got data y {y.dtype} from {y.min()} to {y.max()}, expected {wanted}")
+        remedy = "" if is_values or not app.num_classes else label_remedy(data.y, app.num_classes)
+        raise InvalidInput(f"pretraining: got data y {y.dtype} from {y.min()} to {y.max()}, expected {wanted}{remedy}")
     return inputs, y if is_values else y.long()
 
 

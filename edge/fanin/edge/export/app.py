@@ -5,11 +5,10 @@ every fault that needs no trace of the module raises UnsupportedModel here. ``pr
 """
 
 import copy
-import operator
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Final, SupportsIndex, cast
+from typing import Final, cast
 
 import torch
 from torch import Tensor
@@ -31,6 +30,7 @@ from fanin.edge.export.inputs.outputs import Output, Paths, checked_paths, picke
 from fanin.edge.export.inputs.sequences import check_lengths
 from fanin.edge.export.losses import Loss, cross_entropy
 from fanin.edge.export.modules.accepted import check_module
+from fanin.edge.export.optimizers.fields import integer
 from fanin.edge.export.optimizers.optimizer import Tensors
 from fanin.edge.export.optimizers.recipe import Recipe
 from fanin.edge.export.refusals import Place, guarded, running_line
@@ -118,7 +118,7 @@ class App:
         except InvalidInput as exc:
             raise UnsupportedModel(str(exc)) from exc
         for number in ("batch_size", "num_classes", "class_axis"):
-            object.__setattr__(self, number, _integer(f"App {self.name}: {number}", getattr(self, number)))
+            object.__setattr__(self, number, integer(f"App {self.name}: {number}", getattr(self, number)))
         if self.batch_size < 1 or self.num_classes < 0 or self.num_classes == 1:
             raise UnsupportedModel(
                 f"App {self.name}: got batch_size {self.batch_size} and num_classes {self.num_classes}, "
@@ -232,19 +232,12 @@ def _is_function(value: object) -> bool:
     return callable(value) and not isinstance(value, type)
 
 
-def _integer(what: str, value: object) -> int:
-    """Return a number of the App as an int: those of numpy and torch are accepted. Raises UnsupportedModel."""
-    if not isinstance(value, SupportsIndex):
-        raise UnsupportedModel(f"{what}: got {value!r}, expected an int")
-    return operator.index(value)
-
-
 def _batch_sizes(app: App) -> tuple[int, ...]:
     """Return the further batch sizes of an App. Raises UnsupportedModel."""
     what, sizes = f"App {app.name}: other_batch_sizes", cast("object", app.other_batch_sizes)
     if not isinstance(sizes, Sequence) or isinstance(sizes, str | bytes):
         raise UnsupportedModel(f"{what}: got {sizes!r}, expected a tuple of integers such as (8,)")
-    others = tuple(_integer(what, size) for size in sizes)
+    others = tuple(integer(what, size) for size in sizes)
     try:
         check_other_sizes(app.batch_size, others)
     except InvalidInput as exc:

@@ -29,16 +29,18 @@ from fanin.edge.bundles.manifest_json import dump_manifest
 from fanin.edge.bundles.slots import Slot
 from fanin.edge.export.apart import apart
 from fanin.edge.export.app import App
-from fanin.edge.export.check import checked, with_parts
+from fanin.edge.export.check import check_arguments, checked, with_parts
 from fanin.edge.export.formats import FORMATS, Graphs, graphs_of
 from fanin.edge.export.inputs.named import num_samples, numpy_inputs, rows_of
 from fanin.edge.export.inputs.sequences import at_length, groups_of
 from fanin.edge.export.losses import squared_error
+from fanin.edge.export.optimizers.fields import is_float
 from fanin.edge.export.optimizers.optimizer import Tensors
 from fanin.edge.export.prepare import Prepared
 from fanin.edge.export.preprocess import with_preprocess
 from fanin.edge.export.tracing.examples import example_batch, loss_targets
 from fanin.edge.export.tracing.vocabulary import count_tokens
+from fanin.edge.export.verification.constant import constant_loss
 from fanin.edge.export.verification.verify import verify, verify_train
 from fanin.edge.files import new_folder
 from fanin.edge.runtimes.available import open_runtime
@@ -60,6 +62,8 @@ COMPARED_SAMPLES: Final = 256
 """Calibration samples that are compared: more of them take longer and show the same."""
 MIN_GAIN: Final = 0.02
 """Share of the labels, or of the squared error, by which a trained module is better than one constant prediction."""
+MIN_LOSS_GAIN: Final = 1e-4
+"""The same of another loss. It has no zero, so a share of it may be all that can be learnt: only rounding counts."""
 TRAIN_FIRST: Final = (
     "int8's scales are calibrated with the module as it is, so int8 may cost a trained Version more: train the module "
     "before the export, such as by fanin export APP --out FOLDER --pretrain DATA"
@@ -72,7 +76,7 @@ class Exported:
 
     Attributes:
         bundle: The Bundle.
-        notes: Changes to the module, and formats in which int8 is far from float.
+        notes: Changes to the module, rows that depend on padding, and formats in which int8 is far from float.
         measured: Float against int8 in each graph format, for an App with validation data.
         compared: Float against int8 in each graph format on calibration data, for an App without validation data.
     """
@@ -106,11 +110,13 @@ def export(
     Raises:
         UnsupportedModel: The module cannot be trained by a graph, or int8 costs more than ``max_drop``. The message
             names the part of the module and a remedy.
-        InvalidInput: ``folder`` holds files or is no path, a format is unknown, or ``max_drop`` is not a number of at
-            least 0. All of them are checked first.
+        InvalidInput: ``folder`` holds files or is no path, ``app`` is no App, a format is unknown, or ``max_drop`` is
+            not a number of at least 0. All of them are checked first.
     """
     path = new_folder("export: folder", folder)
-    _check_options(formats, max_drop)
+    check_arguments("export", app, formats)
+    if max_drop is not None and not (is_float(max_drop) and max_drop >= 0.0):
+        raise InvalidInput(f"export: got max_drop {max_drop!r} for the cost of int8, expected a number of at least 0")
     LOG.info("preparing the module")
     prepared, draws = checked(app, formats)
     graphs = _all_graphs(prepared, formats)
@@ -147,10 +153,11 @@ def export(
 
 def measure_app(app: App, bundle: Bundle, runtime: Runtime) -> Quality:
     """Measure float and int8 on the validation data, with the loss of both for a model of values with one output."""
-    parameters, pairs = bundle.completed(bundle.initial_parameters()), list[tuple[Tensor, Tensor]]()
+    parameters = bundle.completed(bundle.initial_parameters())
+    rows: list[list[Tensor]] = []  # targets, outputs in float and in int8
 
     def observe(targets: Inputs, in_float: Inputs, in_int8: Inputs) -> None:
-        pairs.append((torch.from_numpy(np.array(in_int8)), torch.from_numpy(np.array(targets))))
+        rows.append([torch.from_numpy(np.array(each)) for each in (targets, in_float, in_int8)])
 
     batches = validation_batches(app)
     if app.num_classes or app.lengths is not None or isinstance(app.output, tuple):
@@ -159,8 +166,9 @@ def measure_app(app: App, bundle: Bundle, runtime: Runtime) -> Quality:
     total = math.nan
     # Any error: the loss is the user's code, and values of int8 may be outside its domain, such as a share of 1.001.
     with torch.no_grad(), suppress(Exception):
-        total = sum(float(app.loss(output, loss_targets(y)).sum()) for output, y in pairs)
-    return replace(quality, loss_sum_int8=total if math.isfinite(total) else None)
+        total = sum(float(app.loss(output, loss_targets(y)).sum()) for y, _, output in rows)
+    constant = constant_loss(app.loss, [each for _, each, _ in rows], [y for y, _, _ in rows])
+    return replace(quality, loss_sum_int8=total if math.isfinite(total) else None, loss_sum_constant=constant)
 
 
 def _check_cost(prepared: Prepared, name: str, quality: Quality, max_drop: float | None) -> None:
@@ -213,13 +221,6 @@ def _graphs(prepared: Prepared, name: str) -> Graphs:
     except UnsupportedModel as exc:
         raise with_parts(prepared, name, exc) from exc
     return with_preprocess(prepared, name, graphs)
-
-
-def _check_options(formats: Sequence[str], max_drop: float | None) -> None:
-    if not formats or set(formats) - set(FORMATS):
-        raise InvalidInput(f"export: got formats {list(formats)}, expected one or more of {sorted(FORMATS)}")
-    if max_drop is not None and not max_drop >= 0.0:
-        raise InvalidInput(f"export: got max_drop {max_drop:g} for the cost of int8, expected a number of at least 0")
 
 
 def validation_batches(app: App) -> Iterator[PaddedBatch]:
@@ -279,8 +280,14 @@ def _untrained(app: App, measured: Mapping[str, Quality], compared: Mapping[str,
         is_trained = not error or error < (1.0 - MIN_GAIN) * spread
         scores = f"has a squared error of {error:g} in total, and the mean of the targets one of {spread:g}"
         cost = f"{quality.rise_percent:.2f} % of the squared error"
-    else:
+    elif quality.loss_sum_constant is not None:
         # Another loss may give the values another scale than the targets, such as logits for 0 and 1.
+        loss, constant = (total / quality.num_examples for total in (quality.loss_sum, quality.loss_sum_constant))
+        is_trained = loss < constant - MIN_LOSS_GAIN * abs(constant)
+        scores = f"has a mean loss of {loss:.4f}, and one output for all examples has {constant:.4f}"
+        rise = quality.loss_rise
+        cost = "an unknown part of the loss" if rise is None else f"{rise:.4f} of the mean loss"
+    else:
         return []
     if is_trained:
         return []

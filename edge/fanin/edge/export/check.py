@@ -22,6 +22,7 @@ from fanin.edge.export.formats import FORMATS, graphs_of
 from fanin.edge.export.inputs.checks import check_target_shape
 from fanin.edge.export.inputs.named import call_module
 from fanin.edge.export.modules.gradients import output_learns
+from fanin.edge.export.optimizers.fields import are_names
 from fanin.edge.export.prepare import Prepared, prepare
 from fanin.edge.export.preprocess import encode_preprocess
 from fanin.edge.export.quiet import quiet_torch
@@ -41,11 +42,12 @@ from fanin.edge.export.tracing.forward import trace_evaluate, trace_infer
 from fanin.edge.export.tracing.layers import trace_layer
 from fanin.edge.export.tracing.traced import Traced
 from fanin.edge.export.tracing.train import trace_train
+from fanin.edge.export.verification.padding import notes_on_padding
 from fanin.edge.export.verification.passes import check_kept, check_pure
 from fanin.edge.runtimes.available import runtimes_of
 from fanin.edge.runtimes.models import PREPROCESS
 from fanin.edge.runtimes.randomness import RandomPort
-from fanin.protos.errors import UnsupportedModel
+from fanin.protos.errors import InvalidInput, UnsupportedModel
 
 LACKING: Final = (
     "replace it, or give the App a form of it (decompositions, docs/operators.md): not even its forward has one in "
@@ -115,7 +117,9 @@ def check_app(app: App, formats: Sequence[str]) -> tuple[Finding, ...]:
 
     Raises:
         UnsupportedModel: The App has an error that affects every format: dtypes, names, or nothing to train.
+        InvalidInput: ``app`` is no App, or a format is unknown.
     """
+    check_arguments("check_app", app, formats)
     try:
         prepared, _ = checked(app, formats)
         first, *others = formats
@@ -127,6 +131,14 @@ def check_app(app: App, formats: Sequence[str]) -> tuple[Finding, ...]:
     able = [name for name in formats if all(finding.graph_format != name for finding in findings)]
     other = f"; or export without {{}}: --format {able[0]}" if able else ""
     return tuple(replace(row, advice=row.advice + other.format(" and ".join(row.runtimes))) for row in findings)
+
+
+def check_arguments(what: str, app: object, formats: object) -> None:
+    """Raise InvalidInput unless these are an App and one or more formats."""
+    if not isinstance(app, App):
+        raise InvalidInput(f"{what}: got {type(app).__name__}, expected an App; load one from a file by load_app(path)")
+    if not are_names(formats) or not formats or {*formats} - {*FORMATS}:
+        raise InvalidInput(f"{what}: got formats {formats!r}, expected a list of one or more of {sorted(FORMATS)}")
 
 
 def checked(app: App, formats: Sequence[str]) -> tuple[Prepared, tuple[RandomPort, ...]]:
@@ -154,7 +166,7 @@ def checked(app: App, formats: Sequence[str]) -> tuple[Prepared, tuple[RandomPor
         trace_evaluate(prepared, row.forms)
         trace_infer(prepared, row.num_samples)
         raise
-    return prepared, draws
+    return replace(prepared, notes=(*prepared.notes, *notes_on_padding(prepared))), draws
 
 
 def with_parts(prepared: Prepared, graph_format: str, exc: UnsupportedModel) -> UnsupportedModel:

@@ -67,7 +67,7 @@ class Prepared:
         learned: The trainable parameters.
         tracked: Running statistics of norms that train.
         frozen: Weights that are int8 constants of the train graph.
-        notes: Changes to the module, one sentence each.
+        notes: Changes to the module, and its dependence on padding, one sentence each.
         rates: Factor of the learning rate of each trainable parameter.
         local: Names of the personal parameters and statistics. All others are exchanged.
         unused: Names of trainable parameters that do not affect the output. Like torch's optimizers, a step does not

@@ -131,7 +131,18 @@ def balanced_accuracy(predictions: Inputs, targets: Inputs) -> float:
 
 
 def absolute_error(predictions: Inputs, targets: Inputs) -> float:
-    """Return the mean absolute error of values."""
+    """Return the mean absolute error of values.
+
+    Raises:
+        ValueError: The arrays have labels, or other shapes. Broadcasting them would return a meaningless number.
+    """
+    if predictions.dtype.kind != "f":
+        raise ValueError(f"got predictions of {predictions.dtype}, expected values; choose a metric of labels")
+    if predictions.shape != targets.shape:
+        raise ValueError(
+            f"got predictions {predictions.shape} and targets {targets.shape}, expected equal shapes; write a metric "
+            "for targets of another form"
+        )
     return float(np.abs(predictions.astype(np.float64) - targets).mean())
 
 

@@ -20,6 +20,7 @@ from fanin.edge.runtimes.base import Inputs, LoadedModel, ModelPort, NamedInputs
 from fanin.edge.runtimes.buckets.dispatch import fitted, shortest
 from fanin.edge.runtimes.engine import Feed, RunGraph
 from fanin.edge.runtimes.graphs import (
+    NO_TOKEN,
     check_labels,
     check_port,
     check_tokens,
@@ -202,8 +203,15 @@ def check_targets(manifest: Manifest, y: Inputs) -> None:
         try:
             check_labels(y, manifest.num_classes)
         except ValueError as exc:
-            is_shifted = y.ndim == 1 and y.min() >= 1 and y.max() == manifest.num_classes
-            raise ValueError(f"{exc}{'; count classes from 0: y - 1' if is_shifted else ''}") from exc
+            raise ValueError(f"{exc}{label_remedy(y, manifest.num_classes)}") from exc
+
+
+def label_remedy(y: Inputs, num_classes: int) -> str:
+    """Return the remedy for labels that are no classes: "" unless they are counted from 1."""
+    labels = y[y != NO_TOKEN]
+    if not labels.size or labels.min() < 1 or labels.max() != num_classes:
+        return ""
+    return f"; count classes from 0: y - 1, or set num_classes={num_classes + 1} in the App"
 
 
 def _refuse(port: Port, array: Array, alternative: str) -> NoReturn:

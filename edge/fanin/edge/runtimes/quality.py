@@ -43,6 +43,8 @@ class Quality:
         squares_int8: Sum of the int8 model's squared errors.
         squares_wanted: Sum of the targets' squared distances from their mean.
         loss_sum_int8: Sum of the loss for the int8 model's values; None if unknown. Only an export has the loss itself.
+        loss_sum_constant: Sum of the loss for the best output that is the same for all examples; None if unknown. Only
+            an export has it.
         has_other_targets: Whether the targets have another form than the output. A measurement knows it; devices do not
             report it.
     """
@@ -57,6 +59,7 @@ class Quality:
     squares_int8: float = 0.0
     squares_wanted: float = 0.0
     loss_sum_int8: float | None = None
+    loss_sum_constant: float | None = None
     has_other_targets: bool = False
 
     @property

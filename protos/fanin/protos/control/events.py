@@ -63,7 +63,8 @@ class Evaluation:
         accuracy_float: Share of the labels that the float model predicts correctly; 0.0 for regression.
         accuracy_int8: The same for the int8 model.
         int8_agreement: Share of the labels for which both predict the same class; 0.0 for regression.
-        int8_rise_percent: Increase of the squared error by int8, in percent. None for classification.
+        int8_rise_percent: The cost of int8 in percent: of the squared error, or the difference from the float model if
+            the targets have another form than the output. None for classification.
     """
 
     num_examples: int

@@ -59,6 +59,12 @@ def check_own(what: str, own: Decompositions) -> None:
         what: Prefix of error messages.
         own: The decompositions.
     """
+    decompositions: object = own
+    if not isinstance(decompositions, Mapping):
+        raise UnsupportedModel(
+            f"{what}: got {decompositions!r}, expected a function by operator overload, such as "
+            "{torch.ops.aten.hypot.default: form}"
+        )
     for operator, form in own.items():
         _check_operator(what, operator)
         _check_signature(f"{what}: {operator}", operator, form)

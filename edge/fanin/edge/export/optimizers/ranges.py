@@ -1,9 +1,10 @@
 """The ranges of an optimizer's settings, and the settings that a graph has as inputs."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Final
 
 from fanin.edge.bundles.manifest import OptimizerSetting
+from fanin.edge.export.optimizers.fields import are_names, is_float
 from fanin.protos.errors import UnsupportedModel
 
 MIN_EPSILON: Final = 1e-16
@@ -25,9 +26,9 @@ def decay(weight_decay: float, settable: Collection[str]) -> dict[str, Optimizer
     return {"weight_decay": OptimizerSetting(default=weight_decay)} if is_present else {}
 
 
-def checked_settable(optimizer: str, settable: Sequence[str], known: Collection[str]) -> tuple[str, ...]:
+def checked_settable(optimizer: str, settable: object, known: Collection[str]) -> tuple[str, ...]:
     """Return the names of settable settings. Raises UnsupportedModel unless they are settings of the optimizer."""
-    if isinstance(settable, str) or not {*settable} <= {*known}:
+    if not are_names(settable) or not {*settable} <= {*known}:
         raise UnsupportedModel(
             f"{optimizer}: settable: got {settable!r}, expected a tuple of names of {sorted(known)}, such as "
             f"({min(known)!r},)"
@@ -35,14 +36,16 @@ def checked_settable(optimizer: str, settable: Sequence[str], known: Collection[
     return tuple(settable)
 
 
-def check_epsilon(name: str, epsilon: float) -> None:
+def check_epsilon(name: str, epsilon: object) -> None:
     """Raise UnsupportedModel unless ``epsilon`` is at least ``MIN_EPSILON`` and below 1.0."""
     # ``rules.SCALE`` times a smaller one would be an added constant that is replaced by 0.
-    if not MIN_EPSILON <= epsilon < 1.0:
-        raise UnsupportedModel(f"{name}: got epsilon {epsilon}, expected at least {MIN_EPSILON:g} and below 1.0")
+    if not (is_float(epsilon) and MIN_EPSILON <= epsilon < 1.0):
+        raise UnsupportedModel(
+            f"{name}: got epsilon {epsilon!r}, expected a float of at least {MIN_EPSILON:g} and below 1.0"
+        )
 
 
-def check_range(name: str, value: float, end: float) -> None:
+def check_range(name: str, value: object, end: float) -> None:
     """Raise UnsupportedModel unless a setting is at least 0.0 and below ``end``."""
-    if not 0.0 <= value < end:
-        raise UnsupportedModel(f"optimizer: got {name} {value}, expected at least 0.0 and below {end}")
+    if not (is_float(value) and 0.0 <= value < end):
+        raise UnsupportedModel(f"optimizer: got {name} {value!r}, expected a float of at least 0.0 and below {end}")

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from fanin.edge.export.optimizers.fields import are_names, check_switch, integer, is_float
 from fanin.edge.export.optimizers.optimizer import Optimizer, check_optimizer
 from fanin.edge.export.optimizers.rules import Sgd
 from fanin.protos.errors import UnsupportedModel
@@ -29,9 +30,11 @@ class Adapters:
     alpha: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.rank < 1 or not 0.0 <= self.alpha < float("inf"):
+        object.__setattr__(self, "rank", integer("adapters: rank", self.rank))
+        if self.rank < 1 or not _is_bound(self.alpha):
             raise UnsupportedModel(
-                f"adapters: got rank {self.rank} and alpha {self.alpha}, expected a rank of at least 1 and alpha >= 0.0"
+                f"adapters: got rank {self.rank} and alpha {self.alpha!r}, expected a rank of at least 1 and a float "
+                "alpha of at least 0.0"
             )
 
     @property
@@ -74,9 +77,16 @@ class Recipe:
 
     def __post_init__(self) -> None:
         check_optimizer(self.optimizer)
-        if isinstance(self.local, str) or not all(isinstance(pattern, str) for pattern in self.local):
+        for name in ("proximal", "scaffold", "quantization_aware"):
+            check_switch(f"recipe: {name}", getattr(self, name))
+        if not are_names(self.local):
             raise UnsupportedModel(f"recipe: local: got {self.local!r}, expected a list of patterns such as ['head.*']")
         object.__setattr__(self, "local", tuple(self.local))
+        rates: object = self.rates
+        if not isinstance(rates, Mapping) or not are_names([*rates]):
+            raise UnsupportedModel(
+                f"recipe: rates: got {rates!r}, expected factors by pattern such as {{'head.*': 10.0}}"
+            )
         for pattern, factor in self.rates.items():
             if not _is_bound(factor) or not factor:
                 raise UnsupportedModel(
@@ -105,4 +115,4 @@ class Recipe:
 
 
 def _is_bound(value: object) -> bool:
-    return isinstance(value, int | float) and 0.0 <= value < math.inf
+    return is_float(value) and 0.0 <= value < math.inf

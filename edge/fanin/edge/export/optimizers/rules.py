@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fanin.edge.bundles.manifest import OptimizerSetting
+from fanin.edge.export.optimizers.fields import check_switch
 from fanin.edge.export.optimizers.optimizer import StepInputs, Tensors
 from fanin.edge.export.optimizers.ranges import (
     betas,
@@ -52,6 +53,7 @@ class Sgd:
     def __post_init__(self) -> None:
         check_range("momentum", self.momentum, 1.0)
         check_range("weight_decay", self.weight_decay, float("inf"))
+        check_switch("Sgd: nesterov", self.nesterov)
         if self.nesterov and self.momentum == 0.0:
             raise UnsupportedModel("Sgd: got nesterov with momentum 0.0, expected a momentum above 0.0")
         object.__setattr__(self, "settable", checked_settable("Sgd", self.settable, ("momentum", "weight_decay")))
@@ -127,6 +129,7 @@ class Adam:
         check_range("beta2", self.beta2, 1.0)
         check_range("weight_decay", self.weight_decay, float("inf"))
         check_epsilon("Adam", self.epsilon)
+        check_switch("Adam: decoupled", self.decoupled)
         known = ("beta1", "beta2", "weight_decay")
         object.__setattr__(self, "settable", checked_settable("Adam", self.settable, known))
 

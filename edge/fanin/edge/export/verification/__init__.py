@@ -1,7 +1,9 @@
 """The check of the module before the trace, and that the exported graphs compute the same as it.
 
 - ``passes``: one pass in eager torch changes nothing, draws little, and depends only on its batch.
+- ``padding``: whether a row depends on the padding after its end.
 - ``state``: a pass changes no counter, clock or generator of random numbers.
 - ``verify``: steps, evaluation, int8 and preprocessing of a Bundle in one runtime.
+- ``constant``: the loss of one output for all samples, which an untrained module does not beat.
 - ``comparison``: a tensor of a graph against eager torch's, with a bound on rounding errors.
 """

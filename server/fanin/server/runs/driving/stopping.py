@@ -52,7 +52,8 @@ def int8_reason_to_pause(last: RunEvent | None, stop: StopPlan) -> str:
         loss = f"int8 loses {cost:.2f} points of accuracy"
     else:
         cost = evaluation.int8_rise_percent
-        loss = f"int8 adds {cost:.2f} % to the squared error"
+        # Of the squared error, unless the targets have another form than the output: devices do not report which.
+        loss = f"the cost of int8 is {cost:.2f} %"
     if cost <= stop.max_int8_drop:
         return ""
     return (
