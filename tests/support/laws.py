@@ -10,7 +10,7 @@ from fanin.edge.tensors import TensorTable
 from fanin.protos import control as r
 from fanin.protos import messages as m
 from fanin.protos import plans as p
-from fanin.protos.chunks import MAX_CHUNK_BYTES, Artifact, ChunkRef
+from fanin.protos.chunks import MAX_CHUNK_BYTES, Artifact, ChunkRef, artifact_of
 from fanin.protos.control import MAX_NUMBER
 
 UINT32: Final = st.integers(0, (1 << 32) - 1)
@@ -155,12 +155,12 @@ ANSWERS: Final = (
 DOWNLOADS: Final = st.builds(m.Download, assignment_id=TEXTS, sha256=TEXTS, offset=UINT64)
 TELEMETRY: Final = st.builds(
     m.Telemetry,
-    runtime=TEXTS,
+    runtime=st.just("") | PRINTABLES,
     train_s=SECONDS,
     num_steps=UINT32,
     bytes_downloaded=st.integers(0, m.MAX_COUNT),
     bytes_resumed=st.integers(0, m.MAX_COUNT),
-    fanin_version=TEXTS,
+    fanin_version=st.just("") | PRINTABLES,
 )
 STATISTICS: Final = st.dictionaries(NAMES, st.integers(-m.MAX_COUNT, m.MAX_COUNT), max_size=4).map(
     lambda counts: m.Statistics(counts=MappingProxyType(counts))
@@ -174,7 +174,7 @@ HEADERS: Final = st.builds(
     version_sha256=TEXTS,
     codec=TEXTS,
     shifts=st.lists(UINT32, max_size=4).map(tuple),
-    payload=ARTIFACTS,
+    payload=st.binary(max_size=20).map(artifact_of),
     statistics=STATISTICS,
     telemetry=TELEMETRY,
 )

@@ -22,6 +22,20 @@ def test_an_empty_upload_request_is_refused() -> None:
         c.upload_from_proto(fleet_pb2.UploadRequest())
 
 
+def test_too_many_entries_of_a_header_are_refused_before_a_loop_over_them() -> None:
+    """One device could block the calls of all others: a header of 2.6 MB held 300,000 statistics."""
+    header = fleet_pb2.UpdateHeader(payload=fleet_pb2.Artifact(size_bytes=(1 << 20) + 1))
+    # Not valid either, but read later.
+    header.payload.chunks.extend([fleet_pb2.ChunkRef()] * 2)
+    header.statistics.counts.update({f"not a name {index}": 1 for index in range(65)})
+    with raises(InvalidInput, "statistics: got 65 counts, expected at most 64"):
+        c.header_from_proto(header)
+    header.statistics.counts.clear()
+    header.payload.chunks.add()
+    with raises(InvalidInput, "update: got 3 chunks, expected at most 2 for 1048577 bytes"):
+        c.header_from_proto(header)
+
+
 def test_unknown_states_are_refused() -> None:
     with raises(InvalidInput, "upload reply: got unknown states 0 and 9"):
         c.upload_reply_from_proto(fleet_pb2.UploadReply.FromString(b"\x10\x09"))

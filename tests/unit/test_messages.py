@@ -187,6 +187,14 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: m.Telemetry(runtime="x" * 129), "telemetry: got a name of 129 characters, expected at most 128"),
     (lambda: m.Telemetry(fanin_version="x" * 200), "telemetry: got a name of 200 characters, expected at most 128"),
     (
+        lambda: m.Telemetry(runtime="onnx\n1"),
+        "telemetry: got the name 'onnx\\n1', expected printable characters",
+    ),
+    (
+        lambda: m.Report(assignment_id="run.1.a", failure="x" * 4097),
+        "report: got a failure of 4097 characters, expected at most 4096",
+    ),
+    (
         lambda: m.Telemetry(train_s=float("nan")),
         "telemetry: got train_s nan, expected a finite number of at least 0",
     ),

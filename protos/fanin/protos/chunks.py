@@ -57,9 +57,20 @@ def check_sha256(what: str, digest: str) -> None:
         raise InvalidInput(f"{what}: got digest {digest[:80]!r}, expected {SHA256_HEX_CHARS} hexadecimal characters")
 
 
+def check_num_chunks(number: int, size_bytes: int) -> None:
+    """Raise InvalidInput for more Chunks than an Update of this size has.
+
+    Check it before a loop over all that a device has sent.
+    """
+    most = -(-size_bytes // CHUNK_BYTES)
+    if number > most:
+        raise InvalidInput(f"update: got {number} chunks, expected at most {most} for {size_bytes} bytes")
+
+
 def short(digest: str) -> str:
-    """Return the first characters of a digest, for messages."""
-    return f"{digest[:8]}.."
+    """Return the first characters of a digest, for messages. A peer may have sent any text in its place."""
+    first = digest[:8]
+    return f"{first if first.isprintable() else ascii(first)}.."
 
 
 def cut(data: bytes, *, chunk_bytes: int = CHUNK_BYTES) -> Iterator[tuple[ChunkRef, bytes]]:

@@ -91,6 +91,8 @@ CONSTANTS
     Chunk                 1 MiB = 1048576 bytes for each but the last of an Update; a device accepts up to 3 MiB
     piece                 at most 256 KiB is usual; any length works that keeps the message under 4 MiB
     manifest              at most 3 MiB
+    request               at most 4 KiB (Enroll), 64 KiB (CheckIn), 16 KiB (Download), 32 KiB (Report), 1 MiB (the
+                          header of Upload)
 """
 
 from collections import abc as _abc
@@ -1496,7 +1498,7 @@ class ReportRequest(_message.Message):
     TELEMETRY_FIELD_NUMBER: _builtins.int
     assignment_id: _builtins.str
     failure: _builtins.str
-    """Why the device gives the Assignment up; empty: only ask."""
+    """Why the device gives the Assignment up, in at most 4096 characters; empty: only ask."""
     @_builtins.property
     def telemetry(self) -> Global___Telemetry: ...
     def __init__(

@@ -200,7 +200,9 @@ class SessionDriver:
             case e.Send():
                 return e.Replied(reply=await self._send(action.assignment))
             case e.Abandon():
-                report = m.Report(assignment_id=action.assignment.assignment_id, failure=action.reason)
+                report = m.Report(
+                    assignment_id=action.assignment.assignment_id, failure=action.reason[: m.MAX_FAILURE_CHARS]
+                )
                 return e.Replied(reply=await calls.report(report))
             case e.EndSession():
                 raise AssertionError("run ends at EndSession")

@@ -3,7 +3,7 @@
 from types import MappingProxyType
 from typing import Final, assert_never
 
-from fanin.protos.chunks import MAX_MORE_CHUNKS
+from fanin.protos.chunks import MAX_MORE_CHUNKS, check_num_chunks
 from fanin.protos.convert.version_wire import artifact_from_proto, artifact_to_proto
 from fanin.protos.errors import InvalidInput
 from fanin.protos.messages import (
@@ -16,6 +16,7 @@ from fanin.protos.messages import (
     UpdateHeader,
     UpdateState,
     UploadReply,
+    check_num_counts,
 )
 from fanin.v1 import fleet_pb2 as pb
 
@@ -64,6 +65,8 @@ def header_to_proto(header: UpdateHeader) -> pb.UpdateHeader:
 
 
 def header_from_proto(message: pb.UpdateHeader) -> UpdateHeader:
+    check_num_counts(len(message.statistics.counts))
+    check_num_chunks(len(message.payload.chunks), message.payload.size_bytes)
     # A protobuf map has no order. Sorting makes the value equal in every process.
     counts = MappingProxyType(dict(sorted(message.statistics.counts.items())))
     return UpdateHeader(

@@ -44,6 +44,7 @@ from fanin.protos.messages.reports import (
     EXAMPLES,
     LOSS_UNIT,
     MAX_COUNTS,
+    MAX_FAILURE_CHARS,
     MAX_LOSS,
     ROUNDED,
     SATURATED,
@@ -51,6 +52,7 @@ from fanin.protos.messages.reports import (
     Report,
     Statistics,
     Telemetry,
+    check_num_counts,
 )
 from fanin.protos.messages.transfers import (
     UPDATE_FORMAT,
@@ -76,6 +78,7 @@ __all__ = [
     "MAX_CAPABILITIES",
     "MAX_COUNT",
     "MAX_COUNTS",
+    "MAX_FAILURE_CHARS",
     "MAX_GRID_EXPONENT",
     "MAX_KNOWN_STAGES",
     "MAX_LOSS",
@@ -114,4 +117,5 @@ __all__ = [
     "UploadReply",
     "Version",
     "Wait",
+    "check_num_counts",
 ]

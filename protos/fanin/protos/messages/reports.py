@@ -14,6 +14,8 @@ from fanin.protos.names import MAX_NAME_CHARS, check_name
 from fanin.protos.plans import MAX_COUNT
 
 MAX_COUNTS: Final = 64
+MAX_FAILURE_CHARS: Final = 4096
+"""Longest text of a failure. A device cuts a longer one."""
 
 EXAMPLES: Final = "examples"
 TRAIN_LOSS: Final = "train_loss_q16"
@@ -48,6 +50,9 @@ class Telemetry:
         longest = max(len(self.runtime), len(self.fanin_version))
         if longest > MAX_NAME_CHARS:
             raise InvalidInput(f"telemetry: got a name of {longest} characters, expected at most {MAX_NAME_CHARS}")
+        for name in (self.runtime, self.fanin_version):
+            if not name.isprintable():
+                raise InvalidInput(f"telemetry: got the name {name!r}, expected printable characters")
         if not 0 <= self.train_s < float("inf"):
             raise InvalidInput(f"telemetry: got train_s {self.train_s}, expected a finite number of at least 0")
         for name in ("bytes_downloaded", "bytes_resumed"):
@@ -63,12 +68,17 @@ class Statistics:
     counts: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
 
     def __post_init__(self) -> None:
-        if len(self.counts) > MAX_COUNTS:
-            raise InvalidInput(f"statistics: got {len(self.counts)} counts, expected at most {MAX_COUNTS}")
+        check_num_counts(len(self.counts))
         for name, count in self.counts.items():
             check_name("statistics", name)
             if abs(count) > MAX_COUNT:
                 raise InvalidInput(f"statistics: got {name} = {count}, expected at most {MAX_COUNT} in magnitude")
+
+
+def check_num_counts(number: int) -> None:
+    """Raise InvalidInput for too many statistics. Check it before a loop over all that a device has sent."""
+    if number > MAX_COUNTS:
+        raise InvalidInput(f"statistics: got {number} counts, expected at most {MAX_COUNTS}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,3 +91,9 @@ class Report:
     assignment_id: str
     failure: str = ""
     telemetry: Telemetry = field(default_factory=Telemetry)
+
+    def __post_init__(self) -> None:
+        if len(self.failure) > MAX_FAILURE_CHARS:
+            raise InvalidInput(
+                f"report: got a failure of {len(self.failure)} characters, expected at most {MAX_FAILURE_CHARS}"
+            )

@@ -15,15 +15,18 @@ For each call, in this order:
    log has the inner text, of a limited number of calls per minute (``refused``). A failure of the coordinator itself is
    logged with its traceback, once a minute for each cause.
 5. A missing request, or a reply that the caller does not read, ends the call and frees its resources.
+6. A call that fails frees its request at once (``_Refusal``), so peers cannot fill the memory with refused requests.
 """
 
 import asyncio
 import logging
+import traceback
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
+from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from inspect import isawaitable
+from types import MappingProxyType
 from typing import Final, Protocol, TypeVar, cast
 
 import grpc
@@ -44,6 +47,17 @@ CONTROL: Final = "/fanin.v1.Control/"
 ENROLL: Final = f"{FLEET}Enroll"
 MAX_OPEN_BYTES: Final = 4096
 """Longest request without a credential. The health service keeps it as long as the caller watches."""
+MAX_BYTES: Final = MappingProxyType(
+    {
+        ENROLL: 4 << 10,  # a token, a key and a signature
+        f"{FLEET}CheckIn": 64 << 10,  # at most 96 names of 128 characters, which may have 4 bytes
+        f"{FLEET}Download": 16 << 10,  # at most 65 digests
+        f"{FLEET}Report": 32 << 10,  # at most 4,096 characters of a failure
+        f"{FLEET}Upload": 1 << 20,  # the header; 80 bytes for each MiB of the payload
+    }
+)
+"""Longest requests of devices; of an upload, its first message. A message of 4 MiB, which is gRPC's limit, could hold
+millions of entries, and parsing these would block all other calls."""
 MAX_OPEN_CALLS: Final = 256
 """Calls without a credential at a time: a few for each load balancer, supervisor and engineer."""
 MAX_TEXT_CHARS: Final = 500
@@ -124,6 +138,20 @@ class _Guarded:
     request_deserializer: Callable[[bytes], bytes] = field(default=lambda data: data)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Refusal:
+    """The status of a call that failed.
+
+    A call keeps the exception of its abort. If the frames of that exception's traceback, or of its cause, refer to the
+    call, only the garbage collector frees the call and its request. So a call is aborted after its error is gone, and
+    the frame that raises the abort does not refer to the call.
+    """
+
+    status: grpc.StatusCode
+    text: str
+    trailing: tuple[tuple[str, str], ...]
+
+
 class Rim(aio.ServerInterceptor):
     """Wraps every handler."""
 
@@ -157,8 +185,24 @@ class Rim(aio.ServerInterceptor):
     async def _one_reply(
         self, method: str, handler: _Handler, requests: AsyncIterator[bytes], context: Context
     ) -> Message:
-        async with self._rim(method, context):
-            stream = aiter(requests)
+        reply = await self._outcome(method, context, partial(self._reply, method, handler, requests, context))
+        if not isinstance(reply, _Refusal):
+            return reply
+        error = await self._abort(reply, context)
+        del requests, context
+        raise error
+
+    async def _many_replies(
+        self, method: str, handler: _Handler, requests: AsyncIterator[bytes], context: Context
+    ) -> None:
+        outcome = await self._outcome(method, context, partial(self._replies, method, handler, requests, context))
+        if isinstance(outcome, _Refusal):
+            error = await self._abort(outcome, context)
+            del requests, context
+            raise error
+
+    async def _reply(self, method: str, handler: _Handler, requests: AsyncIterator[bytes], context: Context) -> Message:
+        async with _closing(requests) as stream:
             first = await self._first(method, stream)
             caller = self._admit(method, first, context)
             if not handler.request_streaming:
@@ -167,11 +211,8 @@ class Rim(aio.ServerInterceptor):
             del first
             return await handler.stream_unary(messages, caller)
 
-    async def _many_replies(
-        self, method: str, handler: _Handler, requests: AsyncIterator[bytes], context: Context
-    ) -> None:
-        async with self._rim(method, context):
-            stream = aiter(requests)
+    async def _replies(self, method: str, handler: _Handler, requests: AsyncIterator[bytes], context: Context) -> None:
+        async with _closing(requests) as stream:
             first = await self._first(method, stream)
             caller = self._admit(method, first, context)
             if handler.request_streaming:
@@ -203,9 +244,10 @@ class Rim(aio.ServerInterceptor):
             raise Unavailable(f"call: {method} sent no request for {self._waits.first_request_s:g} s") from exc
 
     def _admit(self, method: str, body: bytes, context: Context) -> Caller:
+        largest = MAX_OPEN_BYTES if _is_open(method) else MAX_BYTES.get(method, len(body))
+        if len(body) > largest:
+            raise InvalidInput(f"call: {method} carries {len(body)} bytes, expected at most {largest}")
         if _is_open(method):
-            if len(body) > MAX_OPEN_BYTES:
-                raise InvalidInput(f"call: {method} carries {len(body)} bytes, expected at most {MAX_OPEN_BYTES}")
             return context
         metadata = dict(context.invocation_metadata() or ())
         if method.startswith(CONTROL):
@@ -219,33 +261,44 @@ class Rim(aio.ServerInterceptor):
         self._registry.authenticate(device, call, signature)
         return Principal(kind=PrincipalKind.DEVICE, id=device.device_id)
 
-    @asynccontextmanager
-    async def _rim(self, method: str, context: Context) -> AsyncIterator[None]:
+    async def _outcome(self, method: str, context: Context, work: Callable[[], Awaitable[R]]) -> "R | _Refusal":
+        """Return the result of a call, or the status of its error."""
         try:
             with self._place(method):
-                yield
+                return await work()
         except FaninError as exc:
             self._refused.log(type(exc).__name__, f"{method}: {type(exc).__name__}: {str(exc)[:MAX_TEXT_CHARS]}")
-            await self._abort(exc, context)
-        except OSError:  # Our disk failed. The caller can only retry later, and must not read a path.
+            return self._refusal(exc, exc)
+        except OSError as exc:  # Our disk failed. The caller can only retry later, and must not read a path.
             self._failure_logger.exception(f"{method}: the coordinator's disk or network failed")
-            await self._abort(Unavailable("disk"), context)
+            return self._refusal(exc, Unavailable("disk"))
         except (aio.AbortError, aio.UsageError):
             raise
         except aio.InternalError as exc:
             # gRPC cannot send or receive: the peer has disconnected, and the cancellation has not arrived yet.
             raise asyncio.CancelledError from exc
-        except asyncio.CancelledError:
+        except asyncio.CancelledError as exc:
+            traceback.clear_frames(exc.__traceback__)
             # A newer upload of the device replaced this one, or its connection broke. gRPC does not send a status here.
             with suppress(Exception):
                 async with asyncio.timeout(REPLACED_S):
                     text = "call: ended for a newer one; try again later"
                     await context.abort(grpc.StatusCode.UNAVAILABLE, text, self._trailing("Unavailable"))
             raise
-        except Exception:  # The rim: a bug must end one call, never the coordinator, and never leak its text.
+        except Exception as exc:  # The rim: a bug must end one call, never the coordinator, and never leak its text.
             self._failure_logger.exception(f"{method}: unexpected error")
+            traceback.clear_frames(exc.__traceback__)
             text = "internal error; the coordinator's log has the details"
-            await context.abort(grpc.StatusCode.INTERNAL, text, self._trailing("Internal"))
+            return _Refusal(status=grpc.StatusCode.INTERNAL, text=text, trailing=self._trailing("Internal"))
+
+    def _refusal(self, error: Exception, shown: FaninError) -> "_Refusal":
+        """Return the status of an error, and free the request that its frames hold."""
+        traceback.clear_frames(error.__traceback__)
+        return _Refusal(
+            status=grpc.StatusCode[status_of(shown).code],
+            text=public_text(shown)[:MAX_TEXT_CHARS],
+            trailing=self._trailing(type(shown).__name__),
+        )
 
     @contextmanager
     def _place(self, method: str) -> Iterator[None]:
@@ -261,17 +314,30 @@ class Rim(aio.ServerInterceptor):
         finally:
             self._num_open -= 1
 
-    async def _abort(self, error: FaninError, context: Context) -> None:
-        status, trailing = status_of(error), self._trailing(type(error).__name__)
-        # A caller that does not read its replies does not read this status. gRPC keeps it for the life of the
-        # connection.
-        with suppress(TimeoutError, aio.InternalError):
+    async def _abort(self, refusal: "_Refusal", context: Context) -> BaseException:
+        """Send the status of a call. Return the exception that ends its handler."""
+        try:
             async with asyncio.timeout(self._waits.read_s):
-                await context.abort(grpc.StatusCode[status.code], public_text(error)[:MAX_TEXT_CHARS], trailing)
+                await context.abort(refusal.status, refusal.text, refusal.trailing)
+        except aio.AbortError as exc:
+            return exc.with_traceback(None)
+        except (TimeoutError, aio.InternalError):
+            # A caller that does not read its replies does not read this status. gRPC keeps it for the life of the
+            # connection.
+            pass
+        return asyncio.CancelledError()
 
     def _trailing(self, kind: str) -> tuple[tuple[str, str], ...]:
         """Return the metadata of every refusal: the kind of the error, and this clock in microseconds."""
         return (calls.ERROR, kind), (calls.SERVER_TIME, str(self._registry.now_us))
+
+
+def _closing(requests: AsyncIterator[bytes]) -> aclosing[AsyncGenerator[bytes, None]]:
+    """Close the generator of a call's requests at the end of the context.
+
+    Otherwise the generator would keep the call and the last request, and the call keeps the generator.
+    """
+    return aclosing(cast("AsyncGenerator[bytes, None]", aiter(requests)))
 
 
 def _is_open(method: str) -> bool:
