@@ -15,19 +15,13 @@ Checks before anything is written:
 Different files at OUT are kept unless --force is given. A folder that holds anything else than what fetch writes, also
 in a subfolder, is never replaced. A folder that has the Version's Bundle keeps it, also without --bundle.
 
-OUT is renamed into place when it is complete, so a partial Version never has its name. A folder is replaced by two
-renames: OUT becomes .OUT.TOKEN.old, and .OUT.TOKEN.new becomes OUT. Then the old folder is deleted. After a kill
-between the renames, the next fetch to OUT puts the old folder back (``restore``).
+OUT is renamed into place when it is complete, so a partial Version never has its name (``places``).
 """
 
 import json as jsonlib
-import os
-import re
-import secrets
-import shutil
 import sys
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
@@ -51,37 +45,19 @@ from fanin.commands.console.terminal import (
     write_json,
 )
 from fanin.commands.console.usage import check_place, wrong_usage
+from fanin.commands.control.places import FACTS, PARAMETERS, check_replaced, put, restore
 from fanin.commands.control.standalone import check_targets, precision_of, standalone_models
-from fanin.edge.bundles.bundle import (
-    CHUNKS_FOLDER,
-    FETCHED_FOLDER,
-    MANIFEST_FILE,
-    SIGNATURE_FILE,
-    Bundle,
-    SignedManifest,
-    save_bundle,
-)
+from fanin.edge.bundles.bundle import FETCHED_FOLDER, MANIFEST_FILE, Bundle, SignedManifest, save_bundle
 from fanin.edge.bundles.formats import format_of
 from fanin.edge.bundles.versions import check_version
-from fanin.edge.files import sync_folder
 from fanin.edge.tensors import decode_parameters
 from fanin.protos.chunks import assemble
-from fanin.protos.errors import Conflict, InvalidInput, InvalidVersion, NotFound
+from fanin.protos.errors import InvalidInput, InvalidVersion, NotFound
 from fanin.protos.messages import Version
 
 if TYPE_CHECKING:
     from fanin.clients.operator import Operator
 
-PARAMETERS: Final = "parameters"
-FACTS: Final = "version.json"
-WRITTEN: Final = re.compile(
-    rf"{PARAMETERS}|{re.escape(FACTS)}|{FETCHED_FOLDER}/({re.escape(MANIFEST_FILE)}|{re.escape(SIGNATURE_FILE)}|"
-    rf"{CHUNKS_FOLDER}/[0-9a-f]{{64}})"
-)
-"""Relative names of the files in a fetched folder."""
-NEW: Final = ".new"
-OLD: Final = ".old"
-"""Suffixes of a draft, and of the folder that it replaces."""
 FILES_OF_OTHERS: Final = frozenset((".bin", ".npy", ".onnx", ".pt", ".pth", ".safetensors", ".tflite", ".zip"))
 """Suffixes that name a file of another form, where a folder would surprise."""
 
@@ -152,7 +128,7 @@ def fetch(
     for path, data in models.items():
         # Before the first file is written: a refusal of the last one would leave half of the result.
         if path.exists() and (path.is_dir() or path.read_bytes() != data):
-            _check_replaced(path, _option_of(path), force=force)
+            check_replaced(path, _option_of(path), force=force)
     written = {} if out is None else {str(out): save(out, fetched, artifacts, force=force)}
     for path, data in models.items():
         written[str(path)] = save_model(path, data, force=force)
@@ -277,13 +253,13 @@ def save(out: Path, fetched: FetchedVersion, artifacts: Mapping[str, bytes] | No
                     np.lib.format.write_array(member, array, allow_pickle=False)
 
     def write_folder(draft: Path) -> None:
-        draft.mkdir()
         (draft / PARAMETERS).write_bytes(fetched.data)
         (draft / FACTS).write_text(jsonlib.dumps(version_row(fetched), indent=1) + "\n")
         if artifacts is not None:
             save_bundle(draft / FETCHED_FOLDER, fetched.bundle.signed, artifacts)
 
-    return _put(out, write_file if out.suffix == ".npz" else write_folder, option="--out", force=force)
+    is_file = out.suffix == ".npz"
+    return put(out, write_file if is_file else write_folder, is_file=is_file, option="--out", force=force)
 
 
 def save_model(path: Path, data: bytes, *, force: bool) -> bool:
@@ -292,103 +268,8 @@ def save_model(path: Path, data: bytes, *, force: bool) -> bool:
     def write_file(draft: Path) -> None:
         draft.write_bytes(data)
 
-    return _put(path, write_file, option=_option_of(path), force=force)
+    return put(path, write_file, is_file=True, option=_option_of(path), force=force)
 
 
 def _option_of(path: Path) -> str:
     return f"--{format_of(path.name)}"
-
-
-def _put(out: Path, write: Callable[[Path], None], *, option: str, force: bool) -> bool:
-    place = out.resolve()
-    draft = place.with_name(f".{place.name}.{secrets.token_hex(4)}{NEW}")
-    aside = draft.with_suffix(OLD)
-    try:
-        try:
-            write(draft)
-            contents = _contents(draft)
-            if out.exists():
-                # An earlier download is good enough if it holds at least these files.
-                if contents.items() <= _contents(out).items():
-                    return False
-                _check_replaced(out, option, force=force)
-            for path in (draft, *draft.rglob("*")):
-                _sync(path)
-            if place.is_dir():
-                swap(place, draft, aside)
-            else:
-                draft.replace(place)
-            sync_folder(place.parent)
-        finally:
-            _remove(draft)
-        _remove(aside)
-    except OSError as exc:
-        # The error names the draft, which the user does not know.
-        raise OSError(exc.errno, exc.strerror, str(out)) from exc
-    return True
-
-
-def swap(place: Path, draft: Path, aside: Path) -> None:
-    """Rename the folder ``place`` to ``aside`` and ``draft`` to ``place``; if that fails, ``place`` is as before."""
-    place.rename(aside)
-    try:
-        draft.rename(place)
-    except BaseException:
-        aside.rename(place)
-        raise
-
-
-def restore(place: Path) -> None:
-    """Repair a folder whose replacement was killed: put the old folder back if there is no new one, or delete it."""
-    token = re.compile(rf"\.{re.escape(place.name)}\.[0-9a-f]{{8}}{re.escape(OLD)}")
-    folders = [each for each in place.parent.glob(f".*{OLD}") if token.fullmatch(each.name) and each.is_dir()]
-    for aside in folders:
-        if _others(aside):
-            continue  # no fetch wrote it
-        if place.exists():
-            shutil.rmtree(aside)
-        else:
-            aside.rename(place)
-        _remove(aside.with_suffix(NEW))
-        sync_folder(place.parent)
-
-
-def _check_replaced(out: Path, option: str, *, force: bool) -> None:
-    """Raise Conflict if ``out`` may not be replaced: without --force, or a folder with entries of others."""
-    others = _others(out) if out.is_dir() else ()
-    if others:
-        raise Conflict(f"{out}: something else is there, such as {others[0]}; name another {option}, or move it away")
-    if not force:
-        raise Conflict(f"{out}: something else is there; name another {option}, or, if it is a version, --force")
-
-
-def _others(folder: Path) -> tuple[Path, ...]:
-    """Return the entries of a folder and its subfolders that fetch does not write."""
-    folders = {folder / FETCHED_FOLDER, folder / FETCHED_FOLDER / CHUNKS_FOLDER}
-    return tuple(
-        path
-        for path in sorted(folder.rglob("*"))
-        if path.is_symlink()
-        or not (path in folders if path.is_dir() else WRITTEN.fullmatch(path.relative_to(folder).as_posix()))
-    )
-
-
-def _contents(path: Path) -> dict[str, bytes]:
-    """Return the bytes of a file, or of each file in a folder, by relative name."""
-    files = [file for file in path.rglob("*") if file.is_file()] if path.is_dir() else [path]
-    return {str(file.relative_to(path)): file.read_bytes() for file in files}
-
-
-def _sync(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)

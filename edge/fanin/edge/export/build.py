@@ -167,7 +167,9 @@ def measure_app(app: App, bundle: Bundle, runtime: Runtime) -> Quality:
     # Any error: the loss is the user's code, and values of int8 may be outside its domain, such as a share of 1.001.
     with torch.no_grad(), suppress(Exception):
         total = sum(float(app.loss(output, loss_targets(y)).sum()) for y, _, output in rows)
-    constant = constant_loss(app.loss, [each for _, each, _ in rows], [y for y, _, _ in rows])
+    constant = None
+    if app.loss is not squared_error:  # of this one the spread of the targets is known
+        constant = constant_loss(app.loss, [each for _, each, _ in rows], [y for y, _, _ in rows])
     return replace(quality, loss_sum_int8=total if math.isfinite(total) else None, loss_sum_constant=constant)
 
 

@@ -34,7 +34,7 @@ def constant_loss(loss: Loss, outputs: Sequence[Tensor], targets: Sequence[Tenso
         optimizer.zero_grad()
         parts = [loss(constant.expand(len(y), *constant.shape[1:]), loss_targets(y)).sum() for y in targets]
         total = torch.stack(parts).sum()
-        values.append(float(total))
+        values.append(float(total.detach()))
         mean = total / num
         mean.backward()  # type: ignore[no-untyped-call]  # torch's
         return mean
