@@ -12,6 +12,7 @@ from typing import Final
 
 import pytest
 from hypothesis import HealthCheck, settings
+from parallel.programs import Programs
 from support.light import is_light
 
 from fanin.edge.bundles.bundle import SIGNATURE_FILE, Bundle
@@ -133,6 +134,13 @@ def bundle_for(tmp_path_factory: pytest.TempPathFactory, request: pytest.Fixture
         return in_memory(folder)
 
     return lambda name, runtime: bundle_in(name, ("onnx",) if runtime in ONNX_RUNTIMES else tuple(FORMATS))
+
+
+@pytest.fixture(scope="session")
+def programs() -> Iterator[Programs]:
+    """Yield a server that runs programs in forks. Its process imports torch once for all of them."""
+    with Programs() as server:
+        yield server
 
 
 @pytest.fixture(scope="session")

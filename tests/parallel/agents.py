@@ -21,6 +21,8 @@ def main(arguments: Sequence[str]) -> int:
     os.chdir(folder)
     # The server is the parent, not the launcher.
     os.environ |= json.loads(environment) | {PARENT: str(os.getppid())}
+    # A new interpreter would have read it. A test may install a distribution in a folder.
+    sys.path[:0] = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
     sys.argv = ["ranks", *words]
     agent.main(["--start-method", start_server((ENGINE,)), *words], run_program)
     return 0

@@ -100,9 +100,9 @@ def num_axes(shape: MeshShape) -> int:
     return sum(size > 1 for size in shape.sizes.values())
 
 
-# In CI each pair of axes meets on four ranks and three axes meet on eight, where groups and gradients could be mixed
-# up. The nightly suite has every mesh of four and of eight ranks. Some meshes recompute activations, and some
-# accumulate gradients. So each of pp, dp_replicate, dp_shard and tp meets both, with tied embeddings and without.
+# In CI each pair of axes meets on four ranks, where groups and gradients could be mixed up. Three axes meet in
+# test_char_decoder. The nightly suite has every mesh of four and of eight ranks. Some meshes recompute activations, and
+# some accumulate gradients. So each of pp, dp_replicate, dp_shard and tp meets both, with tied embeddings and without.
 # Copies send nothing before the last piece, so accumulation costs them little.
 RECOMPUTATIONS: Final[Mapping[str, str]] = {
     "dp_shard=2,tp=4": "full",
@@ -116,7 +116,7 @@ RECOMPUTATIONS: Final[Mapping[str, str]] = {
     "dp_replicate=2,dp_shard=2": "selective",
     "pp=2,dp_shard=2": "full",
 }
-IN_CI: Final = frozenset(str(shape) for shape in factorisations(4) if num_axes(shape) == 2) | {"pp=2,dp_shard=2,tp=2"}
+IN_CI: Final = frozenset(str(shape) for shape in factorisations(4) if num_axes(shape) == 2)
 """Meshes whose parity CI checks in float64."""
 ACCUMULATING_MESHES: Final = (
     "dp_replicate=8",

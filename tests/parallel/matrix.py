@@ -2,8 +2,8 @@
 
     python tests/parallel/matrix.py FOLDER all|nightly|compiled|NAME...
 
-One pool: eight ranks are forked once, after torch is imported and before autograd has run, and share one process
-group. A cell of fewer ranks uses the first ones while the others wait. The one process is a ninth.
+One pool: as many ranks as the largest cell has are forked once, after torch is imported and before autograd has run.
+They share one process group. A cell of fewer ranks uses the first ones while the others wait. One more trains alone.
 """
 
 import dataclasses
@@ -121,14 +121,19 @@ def rank_model_of(cell: Cell, mesh: DeviceMesh) -> RankModel:
     return dataclasses.replace(rank_model, tie=None) if cell.fault == "untied" else rank_model
 
 
-def canary() -> dict[str, np.ndarray]:
+def num_ranks_of(cells: Sequence[Cell]) -> int:
+    """Return the number of ranks of a pool."""
+    return max(cell.shape.num_ranks for cell in cells)
+
+
+def canary(world: int) -> dict[str, np.ndarray]:
     """Return gloo's mean over all ranks, the mean of a shard, and the sum.
 
     Builds of 2025 returned the sum for both means.
     """
-    results = {}
+    results = {"world": np.array(world)}
     for dtype in (torch.float32, torch.float64, torch.bfloat16):
-        values = (torch.arange(2 * WORLD) + dist.get_rank()).to(dtype)
+        values = (torch.arange(2 * world) + dist.get_rank()).to(dtype)
         means, total, piece = values.clone(), values.clone(), torch.empty(2, dtype=dtype)
         dist.all_reduce(means, dist.ReduceOp.AVG)
         dist.all_reduce(total)
@@ -143,8 +148,8 @@ def work(folder: Path, rank: int, cells: list[Cell]) -> None:
     torch.set_num_threads(1)
     silence_expected_messages()
     meet = f"file://{folder}/{cells[0].name}.meet"
-    dist.init_process_group("gloo", init_method=meet, rank=rank, world_size=WORLD)
-    averages = canary()
+    dist.init_process_group("gloo", init_method=meet, rank=rank, world_size=num_ranks_of(cells))
+    averages = canary(num_ranks_of(cells))
     if rank == 0:
         np.savez(folder / "canary.npz", **averages)
     meshes: dict[str, DeviceMesh] = {}
@@ -185,14 +190,14 @@ def main(arguments: Sequence[str]) -> int:
     # Each compiled cell has its own processes, as a job has. torch 2.13 keeps state between compilations, which makes
     # the compilation of another model fail. It also stops compiling code that it has compiled often.
     if "compiled" not in names:
-        # A single compiled cell: the C++ compiler takes half the time without vector instructions.
-        compiler.cpp.vec_isa_ok = False
+        # A single compiled cell: its graphs call torch's operators. The C++ compiler would take half a minute for them.
+        compiler.fallback_by_default = True
     pools = [[cell for cell in selection if not cell.compile], *([cell] for cell in selection if cell.compile)]
     fork = multiprocessing.get_context("fork")
     processes = [fork.Process(target=run_references, args=(folder, selection))]
     processes[0].start()
     for cells in filter(None, pools):
-        ranks = [fork.Process(target=work, args=(folder, rank, cells)) for rank in range(WORLD)]
+        ranks = [fork.Process(target=work, args=(folder, rank, cells)) for rank in range(num_ranks_of(cells))]
         for process in ranks:
             process.start()
         for process in ranks:

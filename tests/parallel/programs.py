@@ -7,7 +7,8 @@ Importing torch and the engine takes five seconds of CPU time. The server import
 worker. It computes nothing and has one thread, so it can be forked safely. It exempts the imported objects from garbage
 collection. Otherwise each full collection of a rank would visit 300,000 objects and copy their pages.
 
-A program is a module of this folder with a function ``main(arguments) -> status``.
+A program is a module of this folder with a function ``main(arguments) -> status``. The program ``script`` runs any
+Python code, and ``Programs.script`` calls it.
 """
 
 import gc
@@ -20,15 +21,23 @@ import sys
 import tempfile
 import traceback
 import warnings
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from pathlib import Path
 from types import TracebackType
 from typing import Final, NoReturn
 
-NAMES: Final = ("parity", "matrix", "checkpoints", "quads", "traffic", "faults", "agents", "resizes")
+NAMES: Final = ("parity", "matrix", "checkpoints", "quads", "traffic", "faults", "agents", "resizes", "script")
 """The programs that the server imports. ``memory`` imports torch's own tests, which only it needs."""
+LIBRARIES: Final = (
+    "fanin.clients.testing",
+    "fanin.edge.export.build",
+    "fanin.server.aggregation.verify",
+    "fanin.server.folder",
+    "fanin.simulation.scenario",
+)
+"""Modules that the code of scripts imports."""
 OUTPUT_CHARS: Final = 6000
 
 
@@ -81,6 +90,27 @@ class Programs:
         outcome = self.run(name, *arguments, warning_action=warning_action, timeout_s=timeout_s)
         assert outcome.startswith("0\n"), f"{name}: status {outcome}"
 
+    def script(
+        self, code: str, *words: object, site: Path | None = None, cwd: Path | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        """Run code as ``python -c CODE WORDS`` does, but in a fork of the server.
+
+        Args:
+            code: The code.
+            words: Its arguments.
+            site: A folder of installed distributions; None for none.
+            cwd: The folder to run in; None for this process's.
+
+        Returns:
+            The status, standard output and standard error.
+        """
+        with tempfile.TemporaryDirectory() as folder:
+            request = {"code": code, "words": [str(word) for word in words], "site": str(site or ""), "out": folder}
+            outcome = self.run("script", cwd or Path.cwd(), json.dumps(request), warning_action="default")
+            out, err = Path(folder, "out"), Path(folder, "err")
+            assert out.exists() and err.exists(), outcome
+            return subprocess.CompletedProcess(code, int(outcome.split("\n")[0]), out.read_text(), err.read_text())
+
     def _start(self) -> subprocess.Popen[str]:
         environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
         # The server's process group includes all ranks.
@@ -96,10 +126,30 @@ class Programs:
         )
 
 
+@contextmanager
+def forked_agents(programs: Programs) -> Iterator[None]:
+    """Run the jobs that are launched in this context in forks of a server, without folder locks and its signals."""
+    # Imported here: it imports torch, which light tests and the server's start do not need.
+    from fanin.datacenter.jobs import torchrun
+
+    def run(command: Sequence[str], logs: Path, environment: Mapping[str, str], locks: Sequence[int]) -> int:
+        words = command[command.index("fanin.datacenter.jobs.ranks") + 1 :]
+        outcome = programs.run("agents", Path.cwd(), json.dumps(environment), *words, warning_action="default")
+        status, _, output = outcome.partition("\n")
+        (logs / torchrun.TORCHRUN_LOG).write_text(output)
+        return int(status)
+
+    before = torchrun.AGENT_RUNNER.set(run)
+    try:
+        yield
+    finally:
+        torchrun.AGENT_RUNNER.reset(before)
+
+
 def serve(names: Sequence[str]) -> None:
-    """Fork a process for each line of standard input, and write its status, until the end of the input."""
+    """Import modules. Then fork a process for each line of standard input, and write its status, until its end."""
     for name in names:
-        import_module(f"parallel.{name}")
+        import_module(name)
     gc.collect()
     gc.freeze()
     while line := sys.stdin.readline():
@@ -131,4 +181,4 @@ def run_program(name: str, arguments: list[str], log: str, **options: str) -> No
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
-    serve(NAMES)
+    serve([*(f"parallel.{name}" for name in NAMES), *LIBRARIES])

@@ -167,6 +167,7 @@ def test_a_job_whose_rank_is_killed_ends_with_the_trace_of_one_that_was_not(
     assert (result.parameters == reference.parameters).all()
 
 
+@pytest.mark.usefixtures("forked_agents")
 def test_a_job_lost_before_and_after_its_first_checkpoint_ends_with_the_trace_of_one_process(
     config: TrainConfig, tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,11 +1,18 @@
-"""The full demo at small size, with a device on each of the three runtimes, in environments without torch."""
+"""The full demo at small size, with a device on each of the three runtimes, in environments without torch.
 
+The command runs in this process and its ranks in forks, which saves importing torch four times. The coordinator and the
+devices are processes of their own.
+"""
+
+import io
 import json
-import subprocess
-import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
+from parallel.programs import Programs, forked_agents
+
+from fanin.commands.main import main
 
 ROOT = Path(__file__).parents[2]
 RUNTIMES = {"onnx": ".venv-device", "litert": ".venv-device-litert", "tflite": ".venv-device-tflite"}
@@ -16,31 +23,22 @@ NUM_ROUNDS = 3
 def run_demo(folder: Path) -> dict[str, object]:
     """Run ``fanin demo --json FILE``, and return the JSON."""
     out = folder / "demo.json"
-    command = [sys.executable, "-m", "fanin.commands.main", "demo", "--seed", "3"]
-    command += [
-        "--mesh",
-        "pp=2",
-        "--devices",
-        str(NUM_DEVICES),
-        "--rounds",
-        str(NUM_ROUNDS),
-        "--delay-seed",
-        "1",
-    ]
-    command += ["--runtimes", ",".join(RUNTIMES), "--codec", "int8", "--json", str(out)]
+    words = ["demo", "--seed", "3", "--mesh", "pp=2", "--devices", str(NUM_DEVICES), "--rounds", str(NUM_ROUNDS)]
+    words += ["--delay-seed", "1", "--runtimes", ",".join(RUNTIMES), "--codec", "int8", "--json", str(out)]
     for name in RUNTIMES.values():
-        command += ["--device-python", str(ROOT / name / "bin" / "python")]
-    completed = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
-    assert completed.returncode == 0, completed.stderr
-    assert "Top-1 accuracy" in completed.stdout
+        words += ["--device-python", str(ROOT / name / "bin" / "python")]
+    with redirect_stdout(io.StringIO()) as text:
+        assert main(words) == 0
+    assert "Top-1 accuracy" in text.getvalue()
     return dict(json.loads(out.read_text()))
 
 
 @pytest.fixture(scope="module")
-def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
+def report(tmp_path_factory: pytest.TempPathFactory, programs: Programs) -> dict[str, object]:
     """The results of one demo."""
     assert all((ROOT / name).exists() for name in RUNTIMES.values()), "make devices makes the devices' environments"
-    return run_demo(tmp_path_factory.mktemp("demo"))
+    with forked_agents(programs):
+        return run_demo(tmp_path_factory.mktemp("demo"))
 
 
 def test_devices_have_neither_torch_nor_onnx(report: dict[str, object]) -> None:

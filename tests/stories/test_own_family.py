@@ -1,14 +1,13 @@
 """The model family of docs/families.md, from outside the package: its contract, and its training on a mesh."""
 
 import json
-import os
 import re
-import subprocess
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from house.tree import ROOT
+from parallel.programs import Programs, forked_agents
 from support.commands import Fanin, fanin_in_process, one_line
 from support.outside import install, python_blocks
 
@@ -45,11 +44,14 @@ def site(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def fanin(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, site: Path) -> Fanin:
+def fanin(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, site: Path, programs: Programs
+) -> Iterator[Fanin]:
     """The command line with the distribution installed, which the ranks of a job find too."""
     monkeypatch.syspath_prepend(site)
     monkeypatch.setenv("PYTHONPATH", str(site))
-    return fanin_in_process(capsys, monkeypatch)
+    with forked_agents(programs):
+        yield fanin_in_process(capsys, monkeypatch)
 
 
 @pytest.fixture
@@ -61,11 +63,10 @@ def config(tmp_path: Path) -> Path:
     return path
 
 
-def test_the_example_is_shorter_than_40_lines_and_keeps_the_contract(site: Path) -> None:
+def test_the_example_is_shorter_than_40_lines_and_keeps_the_contract(site: Path, programs: Programs) -> None:
     example, check = python_blocks(PAGE)
     assert len(example.splitlines()) < 40
-    env = os.environ | {"PYTHONPATH": str(site)}
-    completed = subprocess.run([sys.executable, "-c", check], env=env, capture_output=True, text=True, check=False)
+    completed = programs.script(check, site=site)
     assert (completed.returncode, completed.stderr) == (0, "")
 
 

@@ -1,13 +1,11 @@
 """An operator that the graph formats lack, with its form in docs/operators.md, from outside the package."""
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from house.tree import ROOT
+from parallel.programs import Programs
 
 PAGE = (ROOT / "docs" / "operators.md").read_text()
 PROGRAM = """
@@ -36,12 +34,6 @@ print(losses[-1] < 0.5 * losses[0])
 """
 
 
-def run(site: Path, code: str, *words: object) -> subprocess.CompletedProcess[str]:
-    env = os.environ | {"PYTHONPATH": str(site)}
-    command = [sys.executable, "-c", code, *map(str, words)]
-    return subprocess.run(command, env=env, capture_output=True, text=True, check=False)
-
-
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the App of the page."""
@@ -52,16 +44,18 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_form_of_the_page_keeps_the_contract(site: Path) -> None:
+def test_the_form_of_the_page_keeps_the_contract(site: Path, programs: Programs) -> None:
     check = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)[1]
-    completed = run(site, check)
+    completed = programs.script(check, site=site)
     assert (completed.returncode, completed.stderr) == (0, "")
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("graph_format", ["onnx", "tflite"])
-def test_an_app_with_its_own_form_is_exported_and_trains(site: Path, tmp_path: Path, graph_format: str) -> None:
-    completed = run(site, PROGRAM, graph_format, tmp_path / "bundle")
+def test_an_app_with_its_own_form_is_exported_and_trains(
+    site: Path, tmp_path: Path, programs: Programs, graph_format: str
+) -> None:
+    completed = programs.script(PROGRAM, graph_format, tmp_path / "bundle", site=site)
     assert completed.returncode == 0, completed.stderr
     missing_operators, result = completed.stdout.splitlines()[-2:]
     assert result == "True"

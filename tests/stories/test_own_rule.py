@@ -4,10 +4,12 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from house.tree import ROOT
+from parallel.programs import Programs
 from support.nightly import in_ci
 from support.outside import install, python_blocks
 
@@ -130,14 +132,24 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run(site: Path, code: str, *words: object) -> subprocess.CompletedProcess[str]:
-    env = os.environ | {"PYTHONPATH": str(site)}
-    command = [sys.executable, "-c", code, *map(str, words)]
-    return subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def run(programs: Programs) -> Run:
+    """A function that runs code with its arguments in a process that has the distributions of a folder."""
+    return lambda site, code, *words: programs.script(code, *words, site=site)
+
+
+@pytest.fixture(scope="module")
+def plain_digests(tmp_path_factory: pytest.TempPathFactory, programs: Programs) -> set[str]:
+    """The digests of the Versions of the Run that uses none of the distributions."""
+    completed = programs.script(RUN, tmp_path_factory.mktemp("plain"), "weighted_mean", "fedavg")
+    return set(json.loads(completed.stdout)["digests"])
 
 
 @pytest.mark.parametrize("page", [RULES, OUTER, SELECTION, STAGES], ids=["rule", "optimizer", "policy", "stage"])
-def test_the_example_is_shorter_than_40_lines_and_keeps_the_contract(site: Path, page: str) -> None:
+def test_the_example_is_shorter_than_40_lines_and_keeps_the_contract(run: Run, site: Path, page: str) -> None:
     # A page may use the example between these two blocks.
     example, *_, check = python_blocks(page)
     assert len(example.splitlines()) < 40
@@ -154,16 +166,17 @@ def test_the_example_is_shorter_than_40_lines_and_keeps_the_contract(site: Path,
         pytest.param("weighted_mean", "lion", marks=pytest.mark.nightly),
     ],
 )
-def test_a_run_with_installed_distributions_is_verified(site: Path, tmp_path: Path, rule: str, optimizer: str) -> None:
+def test_a_run_with_installed_distributions_is_verified(
+    run: Run, site: Path, tmp_path: Path, plain_digests: set[str], rule: str, optimizer: str
+) -> None:
     completed = run(site, RUN, tmp_path / "own", rule, optimizer)
     assert completed.returncode == 0, completed.stderr
     outcome = json.loads(completed.stdout)
     assert outcome["verdicts"] == [[0, 0, ""], [1, 5, ""], [2, 5, ""], [3, 5, ""]]
-    plain_outcome = json.loads(run(site, RUN, tmp_path / "plain", "weighted_mean", "fedavg").stdout)
-    assert not set(outcome["digests"][1:]) & set(plain_outcome["digests"])
+    assert not set(outcome["digests"][1:]) & plain_digests
 
 
-def test_an_installed_policy_selects_the_devices_of_each_round(site: Path, tmp_path: Path) -> None:
+def test_an_installed_policy_selects_the_devices_of_each_round(run: Run, site: Path, tmp_path: Path) -> None:
     completed = run(site, RUN_SELECTION, tmp_path / "own", "rested")
     assert completed.returncode == 0, completed.stderr
     devices = json.loads(completed.stdout)
@@ -172,7 +185,7 @@ def test_an_installed_policy_selects_the_devices_of_each_round(site: Path, tmp_p
     assert len(set(uniform_devices)) < 8
 
 
-def test_without_the_package_of_a_policy_the_run_does_not_start(tmp_path: Path) -> None:
+def test_without_the_package_of_a_policy_the_run_does_not_start(run: Run, tmp_path: Path) -> None:
     completed = run(tmp_path / "empty", RUN_SELECTION, tmp_path, "rested")
     assert completed.returncode != 0
     error = "InvalidPlan: plan: cohort.selection: got 'rested', expected one of ['least_recent', 'uniform']"
@@ -190,18 +203,27 @@ def test_without_the_package_of_a_policy_the_run_does_not_start(tmp_path: Path) 
         ),
     ],
 )
-def test_without_the_package_the_run_does_not_start(tmp_path: Path, rule: str, optimizer: str, error: str) -> None:
+def test_without_the_package_the_run_does_not_start(
+    run: Run, tmp_path: Path, rule: str, optimizer: str, error: str
+) -> None:
     completed = run(tmp_path / "empty", RUN, tmp_path, rule, optimizer)
     assert completed.returncode != 0
     assert f"InvalidPlan: plan: {error}, which are installed here" in completed.stderr
 
 
 def test_a_device_names_an_installed_stage_and_loads_no_parser_without_one(site: Path, tmp_path: Path) -> None:
-    assert run(site, KNOWN_STAGES).stdout == "error_feedback scaffold random_share True\n"
-    assert run(tmp_path, KNOWN_STAGES).stdout == "error_feedback scaffold False\n"
+    # New interpreters: a fork has loaded the parser.
+    for path, stages in (
+        (site, "error_feedback scaffold random_share True"),
+        (tmp_path, "error_feedback scaffold False"),
+    ):
+        environment = os.environ | {"PYTHONPATH": str(path)}
+        command = [sys.executable, "-c", KNOWN_STAGES]
+        completed = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        assert completed.stdout == f"{stages}\n"
 
 
-def test_an_installed_stage_sends_its_share_and_keeps_the_rest(site: Path, tmp_path: Path) -> None:
+def test_an_installed_stage_sends_its_share_and_keeps_the_rest(run: Run, site: Path, tmp_path: Path) -> None:
     completed = run(site, UPDATES, tmp_path / "bundle")
     assert (completed.returncode, completed.stderr) == (0, "")
     outcome = json.loads(completed.stdout)
@@ -212,16 +234,17 @@ def test_an_installed_stage_sends_its_share_and_keeps_the_rest(site: Path, tmp_p
     assert outcome["error"] < 1e-5
 
 
-def test_a_run_with_an_installed_stage_is_verified(site: Path, tmp_path: Path) -> None:
+def test_a_run_with_an_installed_stage_is_verified(
+    run: Run, site: Path, tmp_path: Path, plain_digests: set[str]
+) -> None:
     completed = run(site, RUN, tmp_path / "own", "weighted_mean", "fedavg", "random_share")
     assert (completed.returncode, completed.stderr) == (0, "")
     outcome = json.loads(completed.stdout)
     assert outcome["verdicts"] == [[0, 0, ""], [1, 5, ""], [2, 5, ""], [3, 5, ""]]
-    plain_outcome = json.loads(run(site, RUN, tmp_path / "plain", "weighted_mean", "fedavg").stdout)
-    assert not set(outcome["digests"][1:]) & set(plain_outcome["digests"])
+    assert not set(outcome["digests"][1:]) & plain_digests
 
 
-def test_a_run_with_a_stage_that_is_not_installed_does_not_start(tmp_path: Path) -> None:
+def test_a_run_with_a_stage_that_is_not_installed_does_not_start(run: Run, tmp_path: Path) -> None:
     completed = run(tmp_path / "empty", RUN, tmp_path, "weighted_mean", "fedavg", "random_share")
     assert completed.returncode != 0
     assert (
@@ -231,7 +254,7 @@ def test_a_run_with_a_stage_that_is_not_installed_does_not_start(tmp_path: Path)
 
 
 @pytest.mark.parametrize("share", in_ci(("0.0", "1.5", "-1.0"), ("0.0",)))
-def test_the_example_of_a_stage_refuses_a_share_out_of_range(site: Path, tmp_path: Path, share: str) -> None:
+def test_the_example_of_a_stage_refuses_a_share_out_of_range(run: Run, site: Path, tmp_path: Path, share: str) -> None:
     completed = run(
         site, RUN.replace("0.1}}", f"{share}}}}}"), tmp_path / "own", "weighted_mean", "fedavg", "random_share"
     )

@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from house.tree import ROOT
+from parallel.programs import Programs
 from support.models import app_of, batches, bundle_of, samples, write_copy
-from support.outside import install, python_blocks, run
+from support.outside import install, python_blocks
 from torch import from_numpy
 from torch.nn.functional import cross_entropy
 from torch.optim import SGD
@@ -56,24 +57,26 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_example_is_shorter_than_40_lines_and_keeps_the_contract(site: Path, work: Path) -> None:
+def test_the_example_is_shorter_than_40_lines_and_keeps_the_contract(
+    site: Path, work: Path, programs: Programs
+) -> None:
     example, check, _ = python_blocks(PAGE)
     completed = subprocess.run(
         [RUFF, "format", "-"], input=example, capture_output=True, text=True, check=True, cwd=ROOT
     )
     assert len(completed.stdout.splitlines()) < 40
-    outcome = run(site, check, cwd=work)
+    outcome = programs.script(check, site=site, cwd=work)
     assert (outcome.returncode, outcome.stderr) == (0, "")
 
 
-def test_the_example_trains_like_torch(site: Path, work: Path) -> None:
+def test_the_example_trains_like_torch(site: Path, work: Path, programs: Programs) -> None:
     rows = list(batches(60, seed=7))
     np.savez(
         work / "data.npz",
         x=[row.inputs["x"] for row in rows],
         **{name: [getattr(row, name) for row in rows] for name in ("y", "mask")},
     )
-    outcome = run(site, TRAIN, LEARNING_RATE, cwd=work)
+    outcome = programs.script(TRAIN, LEARNING_RATE, site=site, cwd=work)
     assert (outcome.returncode, outcome.stderr) == (0, "")
     module = app_of("mlp").module
     optimizer = SGD(module.parameters(), lr=LEARNING_RATE, momentum=0.9)
@@ -87,10 +90,11 @@ def test_the_example_trains_like_torch(site: Path, work: Path) -> None:
     np.testing.assert_allclose(np.load(work / "parameters.npy"), expected, rtol=0, atol=1e-5)
 
 
-def test_infer_and_join_find_the_example_by_name(site: Path, work: Path) -> None:
+def test_infer_and_join_find_the_example_by_name(site: Path, work: Path, programs: Programs) -> None:
     x, _ = samples(5, seed=4)
     np.save(work / "x.npy", x)
-    outcome = run(site, MAIN, "infer", "bundle", "--data", "x.npy", "--runtime", "numpy", "--json", cwd=work)
+    command = ("infer", "bundle", "--data", "x.npy", "--runtime", "numpy", "--json")
+    outcome = programs.script(MAIN, *command, site=site, cwd=work)
     assert outcome.returncode == 0, outcome.stderr
     row = json.loads(outcome.stdout)
     bundle = bundle_of("mlp")
@@ -101,13 +105,15 @@ def test_infer_and_join_find_the_example_by_name(site: Path, work: Path) -> None
     files = ("--ca", "ca.pem", "--publisher", "key.pub", "--state", "state", "--data", "none.npz")
     words = ("join", "--server", "localhost:1", *files, "--runtime")
     # The runtime is opened before the data is read.
-    assert "none.npz" in run(site, MAIN, *words, "numpy", cwd=work).stderr
-    assert "runtime: got 'nump'" in run(site, MAIN, *words, "nump", cwd=work).stderr
+    assert "none.npz" in programs.script(MAIN, *words, "numpy", site=site, cwd=work).stderr
+    assert "runtime: got 'nump'" in programs.script(MAIN, *words, "nump", site=site, cwd=work).stderr
 
 
-def test_a_graph_with_an_operator_that_the_example_lacks_is_refused_by_name(site: Path, work: Path) -> None:
+def test_a_graph_with_an_operator_that_the_example_lacks_is_refused_by_name(
+    site: Path, work: Path, programs: Programs
+) -> None:
     write_copy(bundle_of("cnn"), work / "cnn" / "bundle")
-    outcome = run(site, TRAIN, LEARNING_RATE, cwd=work / "cnn")
+    outcome = programs.script(TRAIN, LEARNING_RATE, site=site, cwd=work / "cnn")
     assert (
         "InvalidBundle: train graph: numpy has no operator Conv, which module 'body.0' uses (nor "
         "['BatchNormalization', 'Expand', 'LayerNormalization', 'Pad', 'ReduceMean']); use another runtime"

@@ -1,6 +1,8 @@
 """The jobs of a simulation's workers, and the garbage collector while it runs."""
 
 import gc
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeVar
@@ -65,12 +67,24 @@ def test_the_clients_of_a_round_receive_the_same_bytes_of_an_assignment() -> Non
     assert read_assignment(jobs[2].assignment) == other
 
 
+FROZEN = """
+import gc
+from fanin.simulation.setup.garbage import rare_collections
+with rare_collections():
+    print(gc.get_freeze_count() > 0)
+print(gc.get_freeze_count())
+"""
+
+
+def test_objects_are_frozen_for_the_time_of_a_simulation() -> None:
+    completed = subprocess.run([sys.executable, "-c", FROZEN], capture_output=True, text=True, check=True)
+    assert completed.stdout.split() == ["True", "0"]
+
+
 def test_the_garbage_collector_has_its_settings_again_after_a_simulation() -> None:
     before = gc.get_threshold()
-    num_frozen = gc.get_freeze_count()
     with pytest.raises(KeyError), rare_collections():
         assert gc.get_threshold() == (max(before[0], NUM_NEW), *before[1:])
-        assert gc.get_freeze_count() > num_frozen
         raise KeyError
     assert gc.get_threshold() == before
     gc.set_threshold(0)
@@ -79,3 +93,12 @@ def test_the_garbage_collector_has_its_settings_again_after_a_simulation() -> No
             assert gc.get_threshold()[0] == 0
     finally:
         gc.set_threshold(*before)
+
+
+def test_the_objects_that_a_caller_has_frozen_stay_frozen() -> None:
+    # Frozen objects may end, but no others are added.
+    gc.freeze()
+    num_frozen = gc.get_freeze_count()
+    with rare_collections():
+        assert 0 < gc.get_freeze_count() <= num_frozen
+    assert 0 < gc.get_freeze_count() <= num_frozen

@@ -15,9 +15,14 @@ NUM_NEW: Final = 50_000
 
 @contextmanager
 def rare_collections() -> Iterator[None]:
-    """Let the collector run rarely in this context, and not on the objects that exist before it."""
+    """Let the collector run rarely in this context, and not on the objects that exist before it.
+
+    Objects that the caller has frozen stay frozen. Otherwise its next collection would visit them all.
+    """
     youngest, *older = gc.get_threshold()
-    gc.freeze()
+    freezes = not gc.get_freeze_count()
+    if freezes:
+        gc.freeze()
     if youngest:
         # 0 means that the caller has switched it off.
         gc.set_threshold(max(youngest, NUM_NEW), *older)
@@ -25,4 +30,5 @@ def rare_collections() -> Iterator[None]:
         yield
     finally:
         gc.set_threshold(youngest, *older)
-        gc.unfreeze()
+        if freezes:
+            gc.unfreeze()
