@@ -37,10 +37,10 @@ def wait_until(condition: Callable[[], bool]) -> None:
 def fork_agent(command: Sequence[str], logs: Path, environment: Mapping[str, str], locks: Sequence[int]) -> int:
     """Run an agent in a fork until it ends, and return its exit status. Stop it if this process is stopped."""
     words = command[command.index("fanin.datacenter.jobs.ranks") + 1 :]
-    # No third machine joins, so the others wait only shortly for one. The end of a machine is detected in 7 s, not 15.
+    # No third machine joins, so the others wait only shortly for one. The end of a machine is detected in 10 s, not 15.
     default = f"last_call_timeout={torchrun.LAST_CALL_S}"
     words = [
-        word.replace(default, "last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=7") for word in words
+        word.replace(default, "last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=10") for word in words
     ]
 
     def run() -> NoReturn:
