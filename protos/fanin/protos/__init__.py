@@ -5,6 +5,7 @@ Rooms and modules in reading order:
     errors             all errors, and what a peer may see of each
     names              forms of ids, keys and signatures
     texts              parts of sentences for people
+    numbers            numbers among values of any type
     records            the check of records that other packages create
     chunks             Artifacts as content-addressed Chunks
     plans/             the Plan (``plan.proto``): its keys, and the proof that its sums cannot overflow

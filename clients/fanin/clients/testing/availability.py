@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final, Protocol
 
+from fanin.protos.numbers import are_numbers
+
 Stay = tuple[float | None, float | None]
 DAY_S: Final = 86400.0
 HOUR_S: Final = 3600.0
@@ -41,10 +43,16 @@ class DailyWindow:
     spread_hours: float = 0.0
 
     def __post_init__(self) -> None:
-        if not (0.0 <= self.from_hour < 24.0 and 0.0 < self.hours <= 24.0 and 0.0 <= self.spread_hours <= 12.0):
+        hours = (self.from_hour, self.hours, self.spread_hours)
+        if not (
+            are_numbers(*hours)
+            and 0.0 <= self.from_hour < 24.0
+            and 0.0 < self.hours <= 24.0
+            and 0.0 <= self.spread_hours <= 12.0
+        ):
             raise ValueError(
-                f"daily window: got from_hour {self.from_hour}, hours {self.hours}, spread_hours {self.spread_hours}, "
-                "expected 0 to below 24, above 0 to 24, and 0 to 12"
+                "daily window: got from_hour {!r}, hours {!r}, spread_hours {!r}, "
+                "expected 0 to below 24, above 0 to 24, and 0 to 12".format(*hours)
             )
 
     def stays(self, rng: random.Random) -> Iterator[Stay]:
@@ -77,8 +85,8 @@ class OnOff:
     off_s: float
 
     def __post_init__(self) -> None:
-        if not (0.0 < self.on_s < math.inf and 0.0 < self.off_s < math.inf):
-            raise ValueError(f"on and off: got on_s {self.on_s}, off_s {self.off_s}, expected positive seconds")
+        if not (are_numbers(self.on_s, self.off_s) and 0.0 < self.on_s < math.inf and 0.0 < self.off_s < math.inf):
+            raise ValueError(f"on and off: got on_s {self.on_s!r}, off_s {self.off_s!r}, expected positive seconds")
 
     def stays(self, rng: random.Random) -> Iterator[Stay]:
         """See Availability. The first state is drawn from the stationary distribution."""
@@ -168,9 +176,10 @@ class Battery:
     charge_s: float
 
     def __post_init__(self) -> None:
-        if not (0.0 < self.work_s < math.inf and 0.0 < self.charge_s < math.inf):
+        seconds = (self.work_s, self.charge_s)
+        if not (are_numbers(*seconds) and all(0.0 < each < math.inf for each in seconds)):
             raise ValueError(
-                f"battery: got work_s {self.work_s}, charge_s {self.charge_s}, expected positive numbers of seconds"
+                f"battery: got work_s {self.work_s!r}, charge_s {self.charge_s!r}, expected positive numbers of seconds"
             )
 
 

@@ -13,6 +13,7 @@ from types import MappingProxyType
 
 from fanin.clients.testing.availability import Availability, Battery, Rate, Stay, seconds_of
 from fanin.protos.messages import EXAMPLES, Piece, Statistics, UpdateHeader
+from fanin.protos.numbers import is_number
 from fanin.protos.plans import MAX_CODEC_SHIFT
 
 
@@ -73,8 +74,9 @@ class Habits:
 
     def __post_init__(self) -> None:
         for name in ("slow", "cut", "lie", "lost", "quit"):
-            if not 0.0 <= getattr(self, name) <= 1.0:
-                raise ValueError(f"habits: got {name} {getattr(self, name)}, expected a share from 0 to 1")
+            share = getattr(self, name)
+            if not (is_number(share) and 0.0 <= share <= 1.0):
+                raise ValueError(f"habits: got {name} {share!r}, expected a share from 0 to 1")
         for name in ("work_s", "away_s"):
             first, last = getattr(self, name)
             if not 0.0 <= first <= last < math.inf:

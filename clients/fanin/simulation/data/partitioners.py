@@ -29,6 +29,7 @@ from fanin.clients.data.examples import Examples
 from fanin.clients.data.partitions import dirichlet_partition
 from fanin.edge.tensors import Int64s
 from fanin.protos.errors import InvalidInput, InvalidPlan
+from fanin.protos.numbers import is_number
 from fanin.protos.plans.named import created
 
 GROUP: Final = "fanin.partitioners"
@@ -194,8 +195,8 @@ class FeatureSkew:
     feature: Callable[[Examples], npt.NDArray[np.generic]] = mean_input
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.mixed <= 1.0:
-            raise InvalidInput(f"partition: feature_skew: got mixed {self.mixed}, expected 0.0 to 1.0")
+        if not (is_number(self.mixed) and 0.0 <= self.mixed <= 1.0):
+            raise InvalidInput(f"partition: feature_skew: got mixed {self.mixed!r}, expected 0.0 to 1.0")
 
     def __call__(self, examples: Examples, num_clients: int, rng: np.random.Generator) -> Sequence[Int64s]:
         values = np.asarray(self.feature(examples))
@@ -334,10 +335,10 @@ def _labels(name: str, examples: Examples) -> npt.NDArray[np.int32]:
 
 
 def _check_positive(name: str, option: str, value: object) -> None:
-    if not isinstance(value, int | float) or not 0.0 < value < np.inf:
+    if not (is_number(value) and 0.0 < value < np.inf):
         raise InvalidInput(f"partition: {name}: got {option} {value!r}, expected a positive number")
 
 
 def _check_count(name: str, option: str, value: object) -> None:
-    if not isinstance(value, int) or value < 1:
+    if not (is_number(value) and isinstance(value, int) and value >= 1):
         raise InvalidInput(f"partition: {name}: got {option} {value!r}, expected an integer of at least 1")

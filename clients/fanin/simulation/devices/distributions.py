@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Final, Protocol, TypeVar
 
 from fanin.protos.errors import InvalidInput
+from fanin.protos.numbers import are_numbers, is_number
 
 T = TypeVar("T")
 
@@ -30,7 +31,7 @@ class Fixed:
     value: float
 
     def __post_init__(self) -> None:
-        _check(self, "value", self.value > 0.0)
+        _check(self, "value", lambda: self.value > 0.0)
 
     def draw(self, rng: random.Random) -> float:
         """See Distribution."""
@@ -45,7 +46,7 @@ class Uniform:
     high: float
 
     def __post_init__(self) -> None:
-        _check(self, "low <= high", 0.0 < self.low <= self.high)
+        _check(self, "low <= high", lambda: 0.0 < self.low <= self.high)
 
     def draw(self, rng: random.Random) -> float:
         """See Distribution."""
@@ -60,7 +61,7 @@ class Lognormal:
     sigma: float
 
     def __post_init__(self) -> None:
-        _check(self, "median", self.median > 0.0 and self.sigma > 0.0)
+        _check(self, "median", lambda: self.median > 0.0 and self.sigma > 0.0)
 
     def draw(self, rng: random.Random) -> float:
         """See Distribution."""
@@ -75,7 +76,7 @@ class Pareto:
     alpha: float
 
     def __post_init__(self) -> None:
-        _check(self, "least", self.least > 0.0 and self.alpha > 0.0)
+        _check(self, "least", lambda: self.least > 0.0 and self.alpha > 0.0)
 
     def draw(self, rng: random.Random) -> float:
         """See Distribution."""
@@ -94,7 +95,7 @@ def distribution_of(what: str, value: object) -> Distribution:
     Raises:
         InvalidInput: The value describes no distribution. The message begins with ``what``.
     """
-    if isinstance(value, int | float) and not isinstance(value, bool):
+    if is_number(value):
         value = {"name": "fixed", "value": value}
     name = value.get("name") if isinstance(value, Mapping) else None
     if not isinstance(value, Mapping) or not isinstance(name, str) or name not in DISTRIBUTIONS:
@@ -110,9 +111,7 @@ def built(what: str, kind: Callable[..., T], options: Mapping[str, object]) -> T
     known = fields(kind)  # type: ignore[arg-type]
     names = [each.name for each in known]
     missing = [each.name for each in known if each.default is MISSING and each.name not in options]
-    numbers = {
-        key: item for key, item in options.items() if isinstance(item, int | float) and not isinstance(item, bool)
-    }
+    numbers = {key: item for key, item in options.items() if is_number(item)}
     if not set(options) <= set(names) or numbers != options:
         raise InvalidInput(f"{what}: got {dict(options)}, expected numbers for {', '.join(names)}")
     if missing:
@@ -126,7 +125,7 @@ def built(what: str, kind: Callable[..., T], options: Mapping[str, object]) -> T
         raise InvalidInput(f"{what}: {str(exc).partition(': ')[2] or exc}") from exc
 
 
-def _check(distribution: object, what: str, is_valid: bool) -> None:
+def _check(distribution: object, what: str, is_valid: Callable[[], bool]) -> None:
     values = [getattr(distribution, each.name) for each in fields(distribution)]  # type: ignore[arg-type]
-    if not is_valid or not all(map(math.isfinite, values)):
+    if not (are_numbers(*values) and all(map(math.isfinite, values)) and is_valid()):
         raise InvalidInput(f"distribution: got {distribution}, expected finite positive numbers, {what}")

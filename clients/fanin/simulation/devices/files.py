@@ -18,6 +18,7 @@ from typing import Final
 from fanin.clients.testing.availability import Availability, Battery, DailyWindow, OnOff
 from fanin.clients.textfiles import reason_of
 from fanin.protos.errors import InvalidInput
+from fanin.protos.numbers import is_number
 from fanin.simulation.devices.distributions import Distribution, built, distribution_of
 from fanin.simulation.devices.models import NUMBERS, DeviceModel
 from fanin.simulation.devices.traces import ENCODING, Traces, read_traces
@@ -50,7 +51,7 @@ def read_devices(path: Path | str) -> DeviceModel:
         key: distribution_of(f"{where}: {key}", table[key]) for key in NUMBERS if key in table
     }
     dropout = table.get("dropout", 0.0)
-    if not isinstance(dropout, int | float) or isinstance(dropout, bool) or not 0.0 <= dropout < 1.0:
+    if not (is_number(dropout) and 0.0 <= dropout < 1.0):
         raise InvalidInput(f"{where}: dropout: got {dropout!r}, expected a share from 0 to below 1")
     return DeviceModel(
         **numbers,

@@ -9,6 +9,7 @@ from typing import Final
 from fanin.clients.testing.availability import Availability, Battery
 from fanin.clients.testing.habits import Habits
 from fanin.protos.errors import InvalidInput
+from fanin.protos.numbers import is_number
 from fanin.protos.texts import counted
 from fanin.simulation.devices.distributions import Distribution, Fixed
 from fanin.simulation.devices.traces import RATES, DeviceTrace, Traces
@@ -44,8 +45,8 @@ class DeviceModel:
     traces: Traces | Sequence[Traces] = ()
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.dropout < 1.0:
-            raise InvalidInput(f"devices: got dropout {self.dropout}, expected a share from 0 to below 1")
+        if not (is_number(self.dropout) and 0.0 <= self.dropout < 1.0):
+            raise InvalidInput(f"devices: got dropout {self.dropout!r}, expected a share from 0 to below 1")
         for name in NUMBERS:
             _distribution(name, getattr(self, name))
         if self.availability is not None and not callable(getattr(self.availability, "stays", None)):

@@ -34,7 +34,6 @@ from fanin.edge.export.formats import FORMATS, Graphs, graphs_of
 from fanin.edge.export.inputs.named import num_samples, numpy_inputs, rows_of
 from fanin.edge.export.inputs.sequences import at_length, groups_of
 from fanin.edge.export.losses import squared_error
-from fanin.edge.export.optimizers.fields import is_float
 from fanin.edge.export.optimizers.optimizer import Tensors
 from fanin.edge.export.prepare import Prepared
 from fanin.edge.export.preprocess import with_preprocess
@@ -52,6 +51,7 @@ from fanin.edge.signatures import Signature
 from fanin.edge.tensors import Array, TensorTable, encode_parameters
 from fanin.protos.chunks import artifact_of
 from fanin.protos.errors import InvalidBundle, InvalidInput, InvalidVersion, UnsupportedModel
+from fanin.protos.numbers import is_number
 
 LOG = logging.getLogger("fanin.edge.export")
 """Logs each step of an export at INFO: an export may take minutes."""
@@ -115,7 +115,7 @@ def export(
     """
     path = new_folder("export: folder", folder)
     check_arguments("export", app, formats)
-    if max_drop is not None and not (is_float(max_drop) and max_drop >= 0.0):
+    if max_drop is not None and not (is_number(max_drop) and max_drop >= 0.0):
         raise InvalidInput(f"export: got max_drop {max_drop!r} for the cost of int8, expected a number of at least 0")
     LOG.info("preparing the module")
     prepared, draws = checked(app, formats)

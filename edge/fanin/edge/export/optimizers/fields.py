@@ -11,11 +11,6 @@ from typing import TypeGuard
 from fanin.protos.errors import UnsupportedModel
 
 
-def is_float(value: object) -> TypeGuard[float]:
-    """Return whether a value is a float or an int, and no bool."""
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
 def integer(what: str, value: object) -> int:
     """Return a number as an int: those of numpy and torch are accepted. Raises UnsupportedModel."""
     try:

@@ -4,8 +4,9 @@ from collections.abc import Collection, Mapping
 from typing import Final
 
 from fanin.edge.bundles.manifest import OptimizerSetting
-from fanin.edge.export.optimizers.fields import are_names, is_float
+from fanin.edge.export.optimizers.fields import are_names
 from fanin.protos.errors import UnsupportedModel
+from fanin.protos.numbers import is_number
 
 MIN_EPSILON: Final = 1e-16
 
@@ -39,7 +40,7 @@ def checked_settable(optimizer: str, settable: object, known: Collection[str]) -
 def check_epsilon(name: str, epsilon: object) -> None:
     """Raise UnsupportedModel unless ``epsilon`` is at least ``MIN_EPSILON`` and below 1.0."""
     # ``rules.SCALE`` times a smaller one would be an added constant that is replaced by 0.
-    if not (is_float(epsilon) and MIN_EPSILON <= epsilon < 1.0):
+    if not (is_number(epsilon) and MIN_EPSILON <= epsilon < 1.0):
         raise UnsupportedModel(
             f"{name}: got epsilon {epsilon!r}, expected a float of at least {MIN_EPSILON:g} and below 1.0"
         )
@@ -47,5 +48,5 @@ def check_epsilon(name: str, epsilon: object) -> None:
 
 def check_range(name: str, value: object, end: float) -> None:
     """Raise UnsupportedModel unless a setting is at least 0.0 and below ``end``."""
-    if not (is_float(value) and 0.0 <= value < end):
+    if not (is_number(value) and 0.0 <= value < end):
         raise UnsupportedModel(f"optimizer: got {name} {value!r}, expected a float of at least 0.0 and below {end}")

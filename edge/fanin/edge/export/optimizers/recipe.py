@@ -5,10 +5,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from fanin.edge.export.optimizers.fields import are_names, check_switch, integer, is_float
+from fanin.edge.export.optimizers.fields import are_names, check_switch, integer
 from fanin.edge.export.optimizers.optimizer import Optimizer, check_optimizer
 from fanin.edge.export.optimizers.rules import Sgd
 from fanin.protos.errors import UnsupportedModel
+from fanin.protos.numbers import is_number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,4 +116,4 @@ class Recipe:
 
 
 def _is_bound(value: object) -> bool:
-    return is_float(value) and 0.0 <= value < math.inf
+    return is_number(value) and 0.0 <= value < math.inf
