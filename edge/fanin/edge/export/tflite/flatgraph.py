@@ -68,9 +68,9 @@ class FlatGraph:
         """Return the float tensors that are inputs or computed."""
         tensors = {port.tensorIndex for port in self.ports.inputs}
         tensors |= {int(index) for row in self._graph.operators for index in row.outputs}
-        return sorted(index for index in tensors if self.is_number(index))
+        return sorted(index for index in tensors if self.is_float(index))
 
-    def is_number(self, tensor: int) -> bool:
+    def is_float(self, tensor: int) -> bool:
         """Return whether a tensor is float32."""
         return bool(self._graph.tensors[tensor].type == TYPES[np.dtype(np.float32)])
 

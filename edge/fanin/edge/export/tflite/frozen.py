@@ -76,4 +76,4 @@ def _on_grid_along(weight: Float32s, dim: int) -> tuple[Codes, Scales] | None:
 def _constants(graph: FlatGraph) -> list[int]:
     """Return the float constants that operators read, each once."""
     read = {int(index) for row in graph.operators for index in row.inputs if int(index) >= 0}
-    return sorted(index for index in read if graph.is_number(index) and graph.constant(index) is not None)
+    return sorted(index for index in read if graph.is_float(index) and graph.constant(index) is not None)

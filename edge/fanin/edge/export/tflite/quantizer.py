@@ -110,7 +110,7 @@ class Quantizer:
         kind, output = self._graph.kind(row), int(row.outputs[0])
         if kind not in COMPUTES or output not in self._grids_of:
             return False
-        sources = [int(index) for index in row.inputs if self._graph.is_number(int(index))]
+        sources = [int(index) for index in row.inputs if self._graph.is_float(int(index))]
         if not self._native.issuperset(sources):
             return False
         grid = self._grids_of[output]
