@@ -14,7 +14,7 @@ from fanin.protos.messages.versions import MAX_AUXILIARY
 from fanin.protos.names import NAME_FORM, is_name
 from fanin.protos.plans import StageSpec
 from fanin.protos.plans.keys import shown
-from fanin.protos.plans.named import named
+from fanin.protos.plans.named import named, wrong_object
 
 GROUP: Final = "fanin.stages"
 """The entry point group of stages in other distributions. An entry is a function ``(options) -> Stage``."""
@@ -74,8 +74,7 @@ def check_members(stage: object, where: str) -> None:
         InvalidPlan: This is no instance of a stage, or ``tensors`` or ``groups`` have another form.
     """
     if isinstance(stage, type) or not isinstance(stage, Stage):
-        kind = f"the class {stage.__name__}" if isinstance(stage, type) else type(stage).__name__
-        raise InvalidPlan(f"{where}: got {kind}, expected an object with the members of Stage; correct that package")
+        raise wrong_object(where, stage, "an object with the members of Stage")
     _check_names("tensors", stage.tensors, where)
     if isinstance(stage, GroupStage):
         groups: object = stage.groups

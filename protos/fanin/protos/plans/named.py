@@ -82,6 +82,18 @@ def blamed(what: str, advice: str) -> Iterator[None]:
         raise InvalidPlan(f"{what} raised {foreign_text(exc)}; {advice}") from exc
 
 
+def wrong_object(where: str, part: object, expected: str) -> InvalidPlan:
+    """Return the error for a class, or for an object of another type.
+
+    Args:
+        where: Begins the error.
+        part: The wrong object.
+        expected: The expected object.
+    """
+    kind = f"the class {part.__name__}" if isinstance(part, type) else type(part).__name__
+    return InvalidPlan(f"{where}: got {kind}, expected {expected}; correct that package")
+
+
 def check_single(what: str, name: str, group: str) -> None:
     """Raise InvalidPlan if two packages have the same entry point in a group: the choice would be arbitrary."""
     from importlib.metadata import entry_points
