@@ -14,7 +14,7 @@ from fanin.edge.tensors import TensorTable
 from fanin.protos.errors import InvalidPlan
 from fanin.protos.messages import CodecSpec
 from fanin.server.aggregation import fold
-from fanin.server.aggregation.contract import check_rule
+from fanin.server.aggregation.contract import check_optimizer, check_rule
 from fanin.server.aggregation.rules import WeightedMean
 from fanin.server.aggregation.sets import Aggregate, SetFold, Submission
 
@@ -107,3 +107,104 @@ def test_an_object_of_neither_kind_of_rule_is_refused(rule: Any, kind: str) -> N
     expected = "expected an object with the members of Rule or ColumnRule; correct that package"
     with raises(AssertionError, f"rule: got {kind}, {expected}"):
         check_rule(rule)
+
+
+class Momentum:
+    """The parameters plus the sum of all aggregates."""
+
+    tensors = ("m",)
+
+    def begin(self, parameters: np.ndarray) -> dict[str, np.ndarray]:
+        return {"m": np.zeros_like(parameters)}
+
+    def step(
+        self, state: dict[str, np.ndarray], parameters: np.ndarray, aggregate: np.ndarray
+    ) -> tuple[object, object]:
+        momentum = state["m"] + aggregate
+        return {"m": momentum}, parameters + momentum
+
+
+def step(change: Callable[[Any, np.ndarray], object]) -> Any:
+    return mine(Momentum, step=lambda self, *arguments: change(*Momentum().step(*arguments)))
+
+
+def test_an_optimizer_with_a_state_keeps_the_contract() -> None:
+    check_optimizer(mine(Momentum))
+
+
+EXPECTED = "expected float64 (72,); correct it"
+FINITE = "expected finite values; correct it"
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "text"),
+    [
+        (
+            step(lambda state, values: (values, state)),
+            "step returned float64 (72,) as the state, expected a mapping of ['m']; correct it",
+        ),
+        (
+            step(lambda state, values: (None, values)),
+            "step returned NoneType as the state, expected a mapping of ['m']; correct it",
+        ),
+        (
+            step(lambda state, values: values),
+            "step returned float64 (72,), expected a state and parameters; correct it",
+        ),
+        (
+            step(lambda state, values: (state, values, 1)),
+            "step returned 3 values, expected a state and parameters; correct it",
+        ),
+        (step(lambda state, values: ({}, values)), "step returned the state [], expected ['m']; correct it"),
+        (
+            step(lambda state, values: ({"m": values, "v": values}, values)),
+            "step returned the state ['m', 'v'], expected ['m']; correct it",
+        ),
+        (step(lambda state, values: ({"m": 0.0}, values)), f"step returned float for the tensor 'm', {EXPECTED}"),
+        (
+            step(lambda state, values: (state, values.astype(np.float32))),
+            f"step returned float32 (72,) for the parameters, {EXPECTED}",
+        ),
+        (step(lambda state, values: (state, None)), f"step returned NoneType for the parameters, {EXPECTED}"),
+        (step(lambda state, values: (state, values * np.nan)), f"step returned NaN for the parameters, {FINITE}"),
+        (
+            step(lambda state, values: ({"m": values * np.nan}, values)),
+            f"step returned NaN for the tensor 'm', {FINITE}",
+        ),
+        (
+            step(lambda state, values: (state, values * 1e300)),
+            "step returned values beyond float32 for the parameters; lower aggregation.outer_learning_rate",
+        ),
+        (
+            mine(Momentum, begin=lambda self, parameters: None),
+            "begin returned NoneType as the state, expected a mapping of ['m']; correct it",
+        ),
+        (
+            mine(Momentum, begin=lambda self, parameters: {"m": 0.0}),
+            f"begin returned float for the tensor 'm', {EXPECTED}",
+        ),
+        (
+            mine(Momentum, begin=lambda self: None),
+            "begin raised TypeError: <lambda>() takes 1 positional argument but 2 were given; correct it",
+        ),
+    ],
+)
+def test_a_wrong_result_of_an_optimizer_names_its_method(optimizer: Any, text: str) -> None:
+    with raises(AssertionError, f"outer optimizer Mine: {text}"):
+        check_optimizer(optimizer)
+
+
+@pytest.mark.parametrize("names", ["m", None, ("m", "m"), (1,), ("a b",)])
+def test_the_tensors_of_an_optimizer_are_different_names(names: object) -> None:
+    text = f"outer optimizer: tensors: got {names!r}, expected a tuple of different names; correct that package"
+    with raises(AssertionError, text):
+        check_optimizer(mine(Momentum, tensors=names))
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "kind"), [(Momentum, "the class Momentum"), (None, "NoneType"), (mine(object, begin=None), "Mine")]
+)
+def test_an_object_that_is_no_optimizer_is_refused(optimizer: Any, kind: str) -> None:
+    expected = "expected an object with the members of OuterOptimizer; correct that package"
+    with raises(AssertionError, f"outer optimizer: got {kind}, {expected}"):
+        check_optimizer(optimizer)

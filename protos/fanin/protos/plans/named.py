@@ -7,6 +7,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeVar
 
 from fanin.protos.errors import InvalidPlan, foreign_text
+from fanin.protos.names import is_name
+from fanin.protos.plans.keys import shown
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -92,6 +94,13 @@ def wrong_object(where: str, part: object, expected: str) -> InvalidPlan:
     """
     kind = f"the class {part.__name__}" if isinstance(part, type) else type(part).__name__
     return InvalidPlan(f"{where}: got {kind}, expected {expected}; correct that package")
+
+
+def check_names(where: str, names: object) -> None:
+    """Raise InvalidPlan unless these are different names. ``where`` begins the error."""
+    are_names = isinstance(names, tuple | list) and all(isinstance(name, str) and is_name(name) for name in names)
+    if not isinstance(names, tuple | list) or not are_names or len(set(names)) < len(names):
+        raise InvalidPlan(f"{where}: got {shown(names)}, expected a tuple of different names; correct that package")
 
 
 def check_single(what: str, name: str, group: str) -> None:

@@ -15,10 +15,11 @@ import numpy as np
 from fanin.edge.codecs.fixed import Integers
 from fanin.edge.codecs.grid import NUM_REACHES
 from fanin.edge.codecs.pipeline import form_of
-from fanin.edge.tensors import Float64s, Int64s, TensorTable
+from fanin.edge.tensors import Float32s, Float64s, Int64s, TensorTable
 from fanin.protos.errors import InvalidPlan
 from fanin.protos.plans.named import blamed
 from fanin.server.aggregation.fold import Contribution, PartialSum
+from fanin.server.aggregation.outer import OuterOptimizer, State
 from fanin.server.aggregation.rules import MAX_STATE_BYTES, ColumnRule, Rule, check_passes
 
 
@@ -29,10 +30,12 @@ class Part:
     Attributes:
         name: Kind and name, such as "rule Median".
         advice: The end of each error: the remedy.
+        beyond: The remedy for values beyond float32.
     """
 
     name: str
     advice: str
+    beyond: str = ""
 
     def blamed(self, method: str) -> AbstractContextManager[None]:
         """Convert any exception of a method within the block into InvalidPlan."""
@@ -42,15 +45,37 @@ class Part:
         """Return an error of this part."""
         return InvalidPlan(f"{self.name}: {text}; {self.advice}")
 
-    def check_form(self, what: str, values: Float64s, num_values: int) -> None:
-        """Raise InvalidPlan unless ``values`` is a float64 array (num_values,). ``what`` names it with its method."""
+    def check_form(self, method: str, target: str, values: Float64s, num_values: int) -> None:
+        """Raise InvalidPlan unless the result of a method is a float64 array (num_values,)."""
         expected = f"float64 ({num_values},)"
         if form_of(values) != expected:
-            raise self.error(f"{what} {form_of(values)}, expected {expected}")
+            raise self.error(f"{method} returned {form_of(values)}{target}, expected {expected}")
+
+    def rounded(self, method: str, target: str, values: Float64s, num_values: int) -> Float32s:
+        """Return the result of a method as float32.
+
+        Args:
+            method: The method.
+            target: The tensor, as errors name it after the result.
+            values: The result.
+            num_values: Its expected length.
+
+        Raises:
+            InvalidPlan: It is no float64 array (num_values,), or has NaN or values beyond float32.
+        """
+        self.check_form(method, target, values, num_values)
+        if np.isnan(values).any():
+            raise self.error(f"{method} returned NaN{target}, expected finite values")
+        # A value beyond float32 becomes infinite here, and is refused below.
+        with np.errstate(over="ignore"):
+            rounded = values.astype(np.float32)
+        if not np.isfinite(rounded).all():
+            raise InvalidPlan(f"{self.name}: {method} returned values beyond float32{target}; {self.beyond}")
+        return rounded
 
     def check_change(self, method: str, change: Float64s, num_values: int) -> None:
         """Raise InvalidPlan unless a rule's change is a finite float64 array (num_values,)."""
-        self.check_form(f"{method} returned", change, num_values)
+        self.check_form(method, "", change, num_values)
         if not np.isfinite(change).all():
             raise self.error(f"{method} returned NaN or infinity, expected finite values")
 
@@ -163,6 +188,53 @@ class CheckedColumnRule:
                 "between its passes"
             )
         return state
+
+
+class CheckedOptimizer:
+    """An ``OuterOptimizer`` whose errors name it.
+
+    Args:
+        optimizer: The optimizer.
+    """
+
+    def __init__(self, optimizer: OuterOptimizer) -> None:
+        self._optimizer = optimizer
+        self._part = Part(
+            name=f"outer optimizer {type(optimizer).__name__}",
+            advice="correct it",
+            beyond="lower aggregation.outer_learning_rate",
+        )
+
+    def begin(self, parameters: Float64s) -> State:
+        """See ``OuterOptimizer.begin``."""
+        with self._part.blamed("begin"):
+            state = self._optimizer.begin(parameters)
+        self._check_names("begin", state)
+        for name in self._optimizer.tensors:
+            self._part.check_form("begin", f" for the tensor {name!r}", state[name], parameters.size)
+        return state
+
+    def step(self, state: State, parameters: Float64s, aggregate: Float64s) -> tuple[Mapping[str, Float32s], Float32s]:
+        """Return the next state and the next parameters, rounded to float32. See ``OuterOptimizer.step``."""
+        with self._part.blamed("step"):
+            result: object = self._optimizer.step(state, parameters, aggregate)
+        if not isinstance(result, tuple) or len(result) != 2:
+            form = f"{len(result)} values" if isinstance(result, tuple) else form_of(result)
+            raise self._part.error(f"step returned {form}, expected a state and parameters")
+        after, values = result
+        self._check_names("step", after)
+        rounded = {
+            name: self._part.rounded("step", f" for the tensor {name!r}", after[name], parameters.size)
+            for name in self._optimizer.tensors
+        }
+        return rounded, self._part.rounded("step", " for the parameters", values, parameters.size)
+
+    def _check_names(self, method: str, state: object) -> None:
+        expected = sorted(self._optimizer.tensors)
+        if not isinstance(state, Mapping):
+            raise self._part.error(f"{method} returned {form_of(state)} as the state, expected a mapping of {expected}")
+        if set(state) != set(expected):
+            raise self._part.error(f"{method} returned the state {sorted(map(str, state))}, expected {expected}")
 
 
 class _WatchedPieces:
