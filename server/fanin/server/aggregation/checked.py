@@ -1,8 +1,8 @@
 """Rules, outer optimizers and stages whose exceptions, states and results are checked before they are used.
 
 The code may come from another package. Each of its exceptions becomes an InvalidPlan that names the part and its
-method, and so does each state or result of another type or form. Without the check, a wrong shape could be broadcast
-over all parameters, and an error in the use of a wrong type would be repeated like an error of the disk.
+method, and so does each state or result of another type or form. Without the checks, a wrong shape could be
+broadcast over all parameters. An error in the use of a wrong type would be repeated like an error of the disk.
 """
 
 from collections import Counter

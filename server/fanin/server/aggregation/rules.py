@@ -52,12 +52,12 @@ class Rule(Protocol):
 
         Args:
             state: The sum.
-            table: The layout of the values.
+            table: The layout of the vector: the blocks of all groups.
             grid: An exponent for each block.
             part: The first and the last position (exclusive).
 
         Returns:
-            The change of the parameters (part[1] - part[0],).
+            The change of the vector's values, finite (part[1] - part[0],).
         """
         ...
 

@@ -41,7 +41,7 @@ class Aggregate:
     """The result of a rule for a closed set of Updates.
 
     Attributes:
-        part: Returns the change of the parameters from a first to a last position (exclusive).
+        part: Returns the change of the vector's values from a first to a last position (exclusive).
         reaches: The reaches of the Updates (``edge.codecs.grid``).
         counts: Sums of the statistics, by name.
     """
@@ -56,7 +56,7 @@ class SetFold:
 
     Args:
         rule: The rule of the Plan.
-        table: The layout of the parameters.
+        table: The layout of the vector: the blocks of all groups.
         grid: The Round's grid: an exponent for each block.
         source: Returns the Update of a device.
         column_bytes: Bytes of the values that a column rule sees at a time. They change nothing in the result.
