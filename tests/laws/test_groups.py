@@ -194,11 +194,9 @@ class Broken(Scaffold):
         return faults[self._fault]  # type: ignore[return-value]
 
 
-RETURNED = (
-    "stage scaffold: advance returned {} for the tensor 'control', expected float64 of shape (10,); correct the stage"
-)
+RETURNED = "stage scaffold: advance returned {} for the tensor 'control', expected {}; correct the stage"
 BEYOND = (
-    "stage scaffold: advance gives values of the tensor 'control' beyond float32; lower training.learning_rate, or "
+    "stage scaffold: advance returned values beyond float32 for the tensor 'control'; lower training.learning_rate, or "
     "correct the stage"
 )
 
@@ -206,11 +204,11 @@ BEYOND = (
 @pytest.mark.parametrize(
     ("fault", "text"),
     [
-        ("shape", RETURNED.format("float64 of shape (9,)")),
-        ("float32", RETURNED.format("float32 of shape (10,)")),
-        ("none", RETURNED.format("NoneType of shape ()")),
+        ("shape", RETURNED.format("float64 (9,)", "float64 (10,)")),
+        ("float32", RETURNED.format("float32 (10,)", "float64 (10,)")),
+        ("none", RETURNED.format("NoneType", "float64 (10,)")),
+        ("nan", RETURNED.format("NaN", "finite values")),
         ("infinite", BEYOND),
-        ("nan", BEYOND),
     ],
 )
 def test_an_invalid_auxiliary_tensor_is_refused(fault: str, text: str) -> None:

@@ -163,6 +163,16 @@ def test_a_lie_about_a_model_of_values_neither_pauses_nor_ends_a_run(lies: dict[
     assert (evaluation.int8_rise_percent, evaluation.loss) == (pytest.approx(2.0), -3.0)
 
 
+@pytest.mark.parametrize(("num_large", "num_credible"), [(3, 6), (4, 9)])
+@pytest.mark.parametrize("num_classes", [0, 10])
+def test_losses_follow_a_value_that_more_than_a_third_of_the_updates_attain(
+    num_large: int, num_credible: int, num_classes: int
+) -> None:
+    small, large = ({m.EVAL_EXAMPLES: 1, m.EVAL_LOSS: loss * m.LOSS_UNIT} for loss in (1, 100))
+    sums = credible_counts([*[large] * num_large, *[small] * (9 - num_large)], num_classes)
+    assert sums["eval_loss_examples"] == num_credible
+
+
 @given(
     rows=st.lists(
         st.tuples(st.integers(1, 99), st.integers(0, 16 * m.LOSS_UNIT), st.integers(1, 16), st.integers(1, 16)),

@@ -8,8 +8,11 @@ import pytest
 from support.forgetful import ForgetfulDisk
 
 from fanin.protos.chunks import CHUNK_BYTES, artifact_of
+from fanin.protos.messages import Piece
 from fanin.server.storage.blobs import FolderBlobs
+from fanin.server.storage.contracts.values import header_of
 from fanin.server.storage.disk import Durability, make_folder
+from fanin.server.storage.spool import FolderSpool
 
 DATA = bytes(range(256)) * 20
 DIGEST = artifact_of(DATA).sha256
@@ -99,3 +102,15 @@ def test_with_process_durability_nothing_is_synced(root: Path) -> None:
     finally:
         os.close(readable)
         os.close(writable)
+
+
+def test_a_committed_payload_survives_in_the_folders_of_its_run_and_round(
+    root: Path, disk: ForgetfulDisk, tmp_path: Path
+) -> None:
+    spool, header = FolderSpool(root / "spool", root / "updates", disk), header_of(DATA, "device")
+    upload = spool.open(header, "device")
+    upload.add(Piece(offset=0, data=DATA))
+    upload.store()
+    spool.commit(upload, "device")
+    upload.close()
+    assert files_after_power_loss(disk, tmp_path)[f"updates/run/1/device.{DIGEST[:16]}.payload"] == DATA

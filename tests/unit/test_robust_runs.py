@@ -124,33 +124,47 @@ def install_rule(site: Path, source: str, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.delitem(sys.modules, "own_rule", raising=False)
 
 
-RAISING = """
+WRONG = """
 from fanin.server.aggregation.rules import WeightedMean
 
 class Odd(WeightedMean):
-    def accept(self, state, table, update):
-        raise IndexError("no column 6")
+    def {method}:
+        {body}
 
 def own(plan):
     return Odd()
 """
 
 
-def test_a_sum_rule_that_raises_fails_the_round_by_its_own_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("method", "body", "reason"),
+    [
+        ("accept(self, state, table, update)", "raise IndexError('column 6')", "accept raised IndexError: column 6"),
+        ("accept(self, state, table, update)", "return None", "accept returned NoneType, expected a PartialSum"),
+        (
+            "finish(self, *arguments)",
+            "return super().finish(*arguments).mean()",
+            "finish returned float64 (), expected float64 (22,)",
+        ),
+    ],
+)  # fmt: skip
+def test_a_sum_rule_that_raises_or_returns_a_wrong_result_fails_the_round_at_once_by_its_own_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, body: str, reason: str
 ) -> None:
     async def main() -> None:
-        install_rule(tmp_path / "site", RAISING, monkeypatch)
+        install_rule(tmp_path / "site", WRONG.format(method=method, body=body), monkeypatch)
         place = open_place(tmp_path)
-        await start(place.runs, bundle_in(tmp_path), replace(MEAN, aggregation=AggregationPlan(rule="own")))
+        await start(
+            place.runs,
+            bundle_in(tmp_path),
+            replace(plan(concurrency=1, buffer=1, quorum=1), aggregation=AggregationPlan(rule="own")),
+        )
         await settle()
         await send(place, "a")
         await settle()
         events = [entry.event for entry in await place.state.stores.runs.event_page("run", 0)]
         reasons = [event.reason for event in events if isinstance(event, RoundFailed)]
-        assert reasons[:1] == [
-            "rule Odd: accept raised IndexError: no column 6; correct the rule; the coordinator's log has the details"
-        ]
+        assert reasons[:1] == [f"rule Odd: {reason}; correct the rule; the coordinator's log has the details"]
         await place.runs.stop()
 
     run_virtual(main())

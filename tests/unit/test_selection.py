@@ -112,6 +112,11 @@ def raise_error(waiting: Sequence[WaitingDevice], num_places: int, number: int, 
     raise KeyError("/home/author/secret")
 
 
+def raise_later(waiting: Sequence[WaitingDevice], num_places: int, number: int, rng: random.Random) -> object:
+    yield waiting[0]
+    raise KeyError("beta")
+
+
 def select_unseeded(waiting: Sequence[WaitingDevice], num_places: int, number: int, rng: random.Random) -> object:
     return random.sample(waiting, 1)
 
@@ -123,8 +128,16 @@ def select_unseeded(waiting: Sequence[WaitingDevice], num_places: int, number: i
         (select_ids, "got something at index 0 that is not one of the 6 waiting devices"),
         (select_twice, "got a device twice among 2, expected each device once"),
         (select_all, "got more than 2 devices, expected at most one for each of 2 places"),
-        (select_none, "got TypeError, expected a sequence of waiting devices"),
-        (raise_error, "got KeyError, expected a sequence of waiting devices"),
+        (select_none, "got NoneType, expected a sequence of waiting devices"),
+        (raise_error, "raised KeyError: '...', expected a sequence of waiting devices"),
+        (raise_later, "raised KeyError: 'beta', expected a sequence of waiting devices"),
+        (
+            lambda waiting: waiting,
+            (
+                "raised TypeError: <lambda>() takes 1 positional argument but 4 were given, expected a sequence of "
+                "waiting devices"
+            ),
+        ),
     ],
 )
 def test_a_result_that_breaks_the_contract_is_refused(policy: SelectionPolicy, text: str) -> None:
@@ -161,6 +174,13 @@ def test_an_unknown_policy_is_refused_with_the_nearest_name() -> None:
     )
     with raises(InvalidPlan, text):
         policy_of(with_policy("least_recnt"))
+
+
+@pytest.mark.parametrize(("policy", "kind"), [(Participation, "the class Participation"), ("uniform", "str")])
+def test_a_policy_that_is_no_function_is_refused(policy: object, kind: str) -> None:
+    text = f"plan: cohort.selection: 'own': got {kind}, expected a function; correct that package"
+    with raises(InvalidPlan, text):
+        policy_of(with_policy("own"), {"own": policy})  # type: ignore[dict-item]
 
 
 def test_a_plan_without_a_policy_selects_uniformly() -> None:

@@ -209,7 +209,7 @@ def test_a_policy_of_another_distribution_selects(tmp_path: Path, monkeypatch: p
     [
         ("return waiting", "got more than 2 devices, expected at most one for each of 2 places"),
         ("return ['ghost']", "got something at index 0 that is not one of the 6 waiting devices"),
-        ("return 1 / 0", "got ZeroDivisionError, expected a sequence of waiting devices"),
+        ("return 1 / 0", "raised ZeroDivisionError: division by zero, expected a sequence of waiting devices"),
     ],
 )
 def test_a_broken_policy_fails_the_round_with_one_error_and_assigns_no_device(

@@ -177,8 +177,8 @@ def stage_error(name: str, member: str, exc: Exception) -> FaninError:
 
 
 def form_of(values: object) -> str:
-    """Return dtype and shape of an array for an error message, or the type of another value."""
-    return f"{values.dtype} {values.shape}" if isinstance(values, np.ndarray) else type(values).__name__
+    """Return dtype and shape of an array or of a scalar of numpy for an error message, or the type of another value."""
+    return f"{values.dtype} {values.shape}" if isinstance(values, np.ndarray | np.generic) else type(values).__name__
 
 
 def check_mapping(name: str, verb: str, value: object, expected: str) -> None:

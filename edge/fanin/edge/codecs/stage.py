@@ -69,7 +69,7 @@ class Stage(Protocol):
 
 @runtime_checkable
 class GroupStage(Stage, Protocol):
-    """A stage that adds a group to the vector. The first stages of a Plan are of this kind."""
+    """A stage that adds a group to the vector. A Plan names stages of this kind before all other stages."""
 
     @property
     def groups(self) -> tuple[Group, ...]:

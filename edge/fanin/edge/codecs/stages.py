@@ -14,7 +14,7 @@ from fanin.protos.messages.versions import MAX_AUXILIARY
 from fanin.protos.names import NAME_FORM, is_name
 from fanin.protos.plans import StageSpec
 from fanin.protos.plans.keys import shown
-from fanin.protos.plans.named import named
+from fanin.protos.plans.named import check_names, named, wrong_object
 
 GROUP: Final = "fanin.stages"
 """The entry point group of stages in other distributions. An entry is a function ``(options) -> Stage``."""
@@ -74,22 +74,12 @@ def check_members(stage: object, where: str) -> None:
         InvalidPlan: This is no instance of a stage, or ``tensors`` or ``groups`` have another form.
     """
     if isinstance(stage, type) or not isinstance(stage, Stage):
-        kind = f"the class {stage.__name__}" if isinstance(stage, type) else type(stage).__name__
-        raise InvalidPlan(f"{where}: got {kind}, expected an object with the members of Stage; correct that package")
-    _check_names("tensors", stage.tensors, where)
+        raise wrong_object(where, stage, "an object with the members of Stage")
+    check_names(f"{where}: tensors", stage.tensors)
     if isinstance(stage, GroupStage):
         groups: object = stage.groups
         if not isinstance(groups, tuple | list) or not all(isinstance(each, Group) for each in groups):
             raise InvalidPlan(f"{where}: groups: got {shown(groups)}, expected a tuple of Group; correct that package")
-
-
-def _check_names(member: str, names: object, where: str) -> None:
-    """Raise InvalidPlan unless these are different names."""
-    are_names = isinstance(names, tuple | list) and all(isinstance(name, str) and is_name(name) for name in names)
-    if not isinstance(names, tuple | list) or not are_names or len(set(names)) < len(names):
-        raise InvalidPlan(
-            f"{where}: {member}: got {shown(names)}, expected a tuple of different names; correct that package"
-        )
 
 
 def added_groups(stages: Mapping[str, Stage]) -> tuple[Group, ...]:

@@ -7,6 +7,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeVar
 
 from fanin.protos.errors import InvalidPlan, foreign_text
+from fanin.protos.names import is_name
+from fanin.protos.plans.keys import shown
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -80,6 +82,25 @@ def blamed(what: str, advice: str) -> Iterator[None]:
         raise
     except Exception as exc:  # Any error: the code may come from another package.
         raise InvalidPlan(f"{what} raised {foreign_text(exc)}; {advice}") from exc
+
+
+def wrong_object(where: str, part: object, expected: str) -> InvalidPlan:
+    """Return the error for a class, or for an object of another type.
+
+    Args:
+        where: Begins the error.
+        part: The wrong object.
+        expected: The expected object.
+    """
+    kind = f"the class {part.__name__}" if isinstance(part, type) else type(part).__name__
+    return InvalidPlan(f"{where}: got {kind}, expected {expected}; correct that package")
+
+
+def check_names(where: str, names: object) -> None:
+    """Raise InvalidPlan unless these are different names. ``where`` begins the error."""
+    are_names = isinstance(names, tuple | list) and all(isinstance(name, str) and is_name(name) for name in names)
+    if not isinstance(names, tuple | list) or not are_names or len(set(names)) < len(names):
+        raise InvalidPlan(f"{where}: got {shown(names)}, expected a tuple of different names; correct that package")
 
 
 def check_single(what: str, name: str, group: str) -> None:

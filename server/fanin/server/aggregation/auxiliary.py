@@ -12,9 +12,8 @@ import numpy as np
 
 from fanin.edge.codecs.stage import GroupStage, Stage
 from fanin.edge.codecs.vector import VectorLayout
-from fanin.edge.tensors import Float32s, Float64s
-from fanin.protos.errors import InvalidPlan
-from fanin.protos.plans.named import blamed
+from fanin.edge.tensors import Float32s
+from fanin.server.aggregation.checked import Part
 from fanin.server.aggregation.sets import Aggregate
 
 
@@ -53,30 +52,16 @@ class AuxiliaryStep:
             InvalidPlan: The stage raised an error, or its result is not the expected number of finite values.
         """
         owner, stage = self._owners[name]
+        part = Part(
+            name=f"stage {owner}",
+            advice="correct the stage",
+            beyond="lower training.learning_rate, or correct the stage",
+        )
         first, _ = self._layout.span(name)
         for piece in before:
             last = first + piece.size
             aggregate = self._aggregate.part(first, last)
-            with blamed(f"stage {owner}: advance", "correct the stage"):
+            with part.blamed("advance"):
                 after = stage.advance(piece.astype(np.float64), aggregate, self._num_updates)
-            yield _rounded(f"stage {owner}", name, after, piece.size)
+            yield part.rounded("advance", f" for the tensor {name!r}", after, piece.size)
             first = last
-
-
-def _rounded(what: str, name: str, values: Float64s | None, num_values: int) -> Float32s:
-    """Return a slice of a tensor as float32. Raises InvalidPlan if these are no such values."""
-    if not isinstance(values, np.ndarray) or values.shape != (num_values,) or values.dtype != np.float64:
-        result = f"{getattr(values, 'dtype', type(values).__name__)} of shape {getattr(values, 'shape', ())}"
-        raise InvalidPlan(
-            f"{what}: advance returned {result} for the tensor {name!r}, expected float64 of shape ({num_values},); "
-            "correct the stage"
-        )
-    # A value beyond float32 becomes infinite here, and is refused below.
-    with np.errstate(over="ignore"):
-        rounded = values.astype(np.float32)
-    if not np.isfinite(rounded).all():
-        raise InvalidPlan(
-            f"{what}: advance gives values of the tensor {name!r} beyond float32; lower training.learning_rate, or "
-            "correct the stage"
-        )
-    return rounded

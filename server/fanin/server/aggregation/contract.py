@@ -6,7 +6,8 @@ order and in other slices.
 """
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import Final
 
@@ -16,7 +17,10 @@ from fanin.edge.codecs.fixed import Integers
 from fanin.edge.codecs.grid import no_reaches
 from fanin.edge.codecs.vector import VectorLayout
 from fanin.edge.tensors import Float32s, Float64s, Int32s, TensorTable
+from fanin.protos.errors import InvalidPlan
 from fanin.protos.messages import CodecSpec
+from fanin.server.aggregation import outer, rules
+from fanin.server.aggregation.checked import CheckedRule
 from fanin.server.aggregation.fold import Contribution, PartialSum
 from fanin.server.aggregation.folding import OuterStep
 from fanin.server.aggregation.outer import OuterOptimizer
@@ -38,15 +42,17 @@ def check_rule(rule: Rule | ColumnRule, *, num_updates: int = 7, seed: int = 1) 
         seed: Seed of their values.
 
     Raises:
-        AssertionError: The rule breaks the contract. The text says how.
-        FaninError: A state or a result of the rule is refused.
+        AssertionError: The rule breaks the contract. The text is that of the coordinator.
     """
+    with _refusals_as_assertions():
+        rules.check_members(rule, "rule")
+        _check_folds(rule, num_updates, seed)
+
+
+def _check_folds(rule: Rule | ColumnRule, num_updates: int, seed: int) -> None:
     updates, rng = _updates(num_updates, seed), random.Random(seed)
     devices = list(updates)
     expected = _complete_aggregate(rule, updates, devices)
-    assert expected.shape == (_TABLE.num_values,), f"aggregate: got shape {expected.shape}, expected one value each"
-    assert expected.dtype == np.float64, f"aggregate: got {expected.dtype}, expected float64"
-    assert np.isfinite(expected).all(), "aggregate: got NaN or infinity of finite updates"
     assert np.array_equal(_complete_aggregate(rule, updates, devices), expected), (
         "aggregate: a repetition gave other bits"
     )
@@ -57,7 +63,15 @@ def check_rule(rule: Rule | ColumnRule, *, num_updates: int = 7, seed: int = 1) 
     parts = [aggregate.part(first, last) for first, last in pairwise([0, *cuts, _TABLE.num_values])]
     assert np.array_equal(np.concatenate(parts), expected), "aggregate: the lengths of the parts changed bits"
     if not isinstance(rule, ColumnRule):
-        _check_merge(rule, updates, devices, expected)
+        _check_merge(CheckedRule(rule), updates, devices, expected)
+
+
+@contextmanager
+def _refusals_as_assertions() -> Iterator[None]:
+    try:
+        yield
+    except InvalidPlan as exc:
+        raise AssertionError(str(exc)) from exc
 
 
 def check_optimizer(optimizer: OuterOptimizer, *, num_steps: int = 4, seed: int = 1) -> None:
@@ -69,15 +83,14 @@ def check_optimizer(optimizer: OuterOptimizer, *, num_steps: int = 4, seed: int 
         seed: Seed of parameters and aggregates.
 
     Raises:
-        AssertionError: The optimizer breaks the contract. The text says how.
-        FaninError: A result of the optimizer is refused.
+        AssertionError: The optimizer breaks the contract. The text is that of the coordinator.
     """
-    names = optimizer.tensors
-    assert len(names) == len(set(names)), "tensors: got a name twice, expected different names"
-    expected = _steps(optimizer, num_steps, seed, cuts=())
-    assert _steps(optimizer, num_steps, seed, cuts=()) == expected, "step: a repetition gave other bits"
-    for cuts in ((1,), (5, 6, 40), tuple(range(1, _TABLE.num_values))):
-        assert _steps(optimizer, num_steps, seed, cuts=cuts) == expected, "step: the lengths of slices changed bits"
+    with _refusals_as_assertions():
+        outer.check_members(optimizer, "outer optimizer")
+        expected = _steps(optimizer, num_steps, seed, cuts=())
+        assert _steps(optimizer, num_steps, seed, cuts=()) == expected, "step: a repetition gave other bits"
+        for cuts in ((1,), (5, 6, 40), tuple(range(1, _TABLE.num_values))):
+            assert _steps(optimizer, num_steps, seed, cuts=cuts) == expected, "step: the lengths of slices changed bits"
 
 
 def _steps(optimizer: OuterOptimizer, num_steps: int, seed: int, cuts: Sequence[int]) -> list[bytes]:
@@ -98,7 +111,7 @@ def _aggregate(mean: Float64s) -> Aggregate:
     return Aggregate(part=lambda first, last: mean[first:last], reaches=no_reaches(_TABLE), counts={})
 
 
-def _check_merge(rule: Rule, updates: Mapping[str, Int32s], devices: Sequence[str], expected: Float64s) -> None:
+def _check_merge(rule: CheckedRule, updates: Mapping[str, Int32s], devices: Sequence[str], expected: Float64s) -> None:
     """Check sums of sums, as relays send them."""
 
     def partial(some: Sequence[str]) -> PartialSum:
@@ -109,7 +122,7 @@ def _check_merge(rule: Rule, updates: Mapping[str, Int32s], devices: Sequence[st
 
     half = len(devices) // 2
     for left, right in ((devices[:half], devices[half:]), (devices[half:], devices[:half]), (devices, [])):
-        total = rule.merge(partial(left), partial(right))
+        total = rule.merge(partial(left), partial(right), _TABLE)
         merged = rule.finish(total, _TABLE, _GRID, (0, _TABLE.num_values))
         assert np.array_equal(merged, expected), "merge: a sum of two partial sums gave other bits"
 

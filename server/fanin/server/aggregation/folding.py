@@ -13,11 +13,11 @@ from fanin.edge.codecs.fixed import Integers, codec_named
 from fanin.edge.codecs.grid import first_grid, next_grid
 from fanin.edge.codecs.vector import VectorLayout
 from fanin.edge.tensors import Float32s, Float64s, TensorTable
-from fanin.protos.errors import Corrupted, InvalidPlan
+from fanin.protos.errors import Corrupted
 from fanin.protos.messages import CodecSpec, UpdateHeader
 from fanin.protos.plans import Plan
-from fanin.protos.plans.named import blamed
 from fanin.protos.texts import counted
+from fanin.server.aggregation.checked import CheckedOptimizer
 from fanin.server.aggregation.fold import Contribution, blocks_within
 from fanin.server.aggregation.outer import OuterOptimizer, State
 from fanin.server.aggregation.sets import Aggregate, Submission
@@ -136,7 +136,7 @@ class OuterStep:
         self._layout = layout
         self._grid = grid
         self._codec = codec
-        self._optimizer = optimizer
+        self._optimizer = CheckedOptimizer(optimizer)
         self._maxima = BlockMaxima(layout.table)
 
     def parameters(self, parent: Iterable[Float32s], state: StateSlices) -> Iterator[Float32s]:
@@ -164,10 +164,7 @@ class OuterStep:
             values = before.astype(np.float64)
             aggregate = self._aggregate.part(first, last)
             earlier: State = {name: reader.take(before.size) for name, reader in readers.items()}
-            with blamed(f"outer optimizer {type(optimizer).__name__}: step", "correct it"):
-                after_state, after = optimizer.step(earlier or optimizer.begin(values), values, aggregate)
-            checked = {name: _rounded(optimizer, after_state.get(name), before.size) for name in optimizer.tensors}
-            yield before, checked, _rounded(optimizer, after, before.size)
+            yield before, *optimizer.step(earlier or optimizer.begin(values), values, aggregate)
             first = last
 
     def result(self) -> FoldResult:
@@ -198,22 +195,6 @@ class _Reader:
             self._rest = piece[missing:]
             missing -= piece.size
         return np.concatenate(parts).astype(np.float64)
-
-
-def _rounded(optimizer: OuterOptimizer, values: Float64s | None, num_values: int) -> Float32s:
-    """Return an optimizer's float64 result (num_values,) as finite float32. Raises InvalidPlan for any other result."""
-    name = type(optimizer).__name__
-    if not isinstance(values, np.ndarray) or values.shape != (num_values,) or values.dtype != np.float64:
-        form = "none" if values is None else f"{getattr(values, 'dtype', '')} of shape {getattr(values, 'shape', '')}"
-        raise InvalidPlan(f"outer optimizer {name}: got {form}, expected float64 of shape ({num_values},); correct it")
-    # A value beyond float32 becomes infinite here, and is refused below.
-    with np.errstate(over="ignore"):
-        rounded = values.astype(np.float32)
-    if not np.isfinite(rounded).all():
-        raise InvalidPlan(
-            f"outer optimizer {name}: the step gives values beyond float32; lower aggregation.outer_learning_rate"
-        )
-    return rounded
 
 
 def first_grid_of(layout: VectorLayout, parameters: Iterable[Float32s], codec: CodecSpec) -> tuple[int, ...]:

@@ -15,9 +15,8 @@ from types import MappingProxyType
 from typing import Final, Protocol, runtime_checkable
 
 from fanin.edge.tensors import Float64s
-from fanin.protos.errors import InvalidPlan
 from fanin.protos.plans import Plan
-from fanin.protos.plans.named import created
+from fanin.protos.plans.named import blamed, check_names, created, wrong_object
 
 GROUP: Final = "fanin.outer_optimizers"
 """The entry point group of optimizers in other distributions. An entry is a function ``(plan) -> OuterOptimizer``."""
@@ -129,6 +128,21 @@ def optimizer_of(plan: Plan) -> OuterOptimizer:
     """
     name = plan.aggregation.outer_optimizer
     optimizer = created("aggregation.outer_optimizer", name, OPTIMIZERS, GROUP, plan)
-    if not isinstance(optimizer, OuterOptimizer):
-        raise InvalidPlan(f"plan: aggregation.outer_optimizer: {name!r} is no OuterOptimizer; correct that package")
+    check_members(optimizer, f"plan: aggregation.outer_optimizer: {name!r}")
     return optimizer
+
+
+def check_members(optimizer: object, where: str) -> None:
+    """Check that an object is an outer optimizer.
+
+    Args:
+        optimizer: The object.
+        where: Begins the error.
+
+    Raises:
+        InvalidPlan: This is no object with the members of an optimizer, or ``tensors`` is no tuple of different names.
+    """
+    with blamed(where, "correct that package"):
+        if isinstance(optimizer, type) or not isinstance(optimizer, OuterOptimizer):
+            raise wrong_object(where, optimizer, "an object with the members of OuterOptimizer")
+        check_names(f"{where}: tensors", optimizer.tensors)

@@ -18,7 +18,8 @@ import numpy as np
 from fanin.edge.tensors import Float64s, Int64s, TensorTable
 from fanin.protos.errors import InvalidPlan
 from fanin.protos.plans import Plan
-from fanin.protos.plans.named import created
+from fanin.protos.plans.keys import shown
+from fanin.protos.plans.named import blamed, created, wrong_object
 from fanin.server.aggregation import fold
 from fanin.server.aggregation.fold import Contribution, PartialSum
 
@@ -51,12 +52,12 @@ class Rule(Protocol):
 
         Args:
             state: The sum.
-            table: The layout of the values.
+            table: The layout of the vector: the blocks of all groups.
             grid: An exponent for each block.
             part: The first and the last position (exclusive).
 
         Returns:
-            The change of the parameters (part[1] - part[0],).
+            The change of the vector's values, finite (part[1] - part[0],).
         """
         ...
 
@@ -188,11 +189,36 @@ def rule_of(plan: Plan) -> Rule | ColumnRule:
     """
     name = plan.aggregation.rule
     rule = created("aggregation.rule", name, RULES, GROUP, plan)
+    check_members(rule, f"plan: aggregation.rule: {name!r}")
     if isinstance(rule, ColumnRule):
         _check_column_plan(plan)
-    elif not isinstance(rule, Rule):
-        raise InvalidPlan(f"plan: aggregation.rule: {name!r} is neither a Rule nor a ColumnRule; correct that package")
     return rule
+
+
+def check_members(rule: object, where: str) -> None:
+    """Check that an object is a rule.
+
+    Args:
+        rule: The object.
+        where: Begins the error.
+
+    Raises:
+        InvalidPlan: This is no object with the members of a rule, or its ``num_passes`` is wrong.
+    """
+    with blamed(where, "correct that package"):
+        if isinstance(rule, type) or not isinstance(rule, ColumnRule | Rule):
+            raise wrong_object(where, rule, "an object with the members of Rule or ColumnRule")
+        if isinstance(rule, ColumnRule):
+            check_passes(rule, where)
+
+
+def check_passes(rule: ColumnRule, where: str) -> None:
+    """Raise InvalidPlan unless the number of passes is an integer of at least 1. ``where`` begins the error."""
+    num_passes: object = rule.num_passes
+    if not isinstance(num_passes, int) or isinstance(num_passes, bool) or num_passes < 1:
+        raise InvalidPlan(
+            f"{where}: num_passes: got {shown(num_passes)}, expected an integer of at least 1; correct that package"
+        )
 
 
 def _check_column_plan(plan: Plan) -> None:

@@ -6,9 +6,8 @@ side by side. It reads them again in slices, so that its memory does not grow wi
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -16,10 +15,9 @@ import numpy as np
 from fanin.edge.codecs.fixed import Integers
 from fanin.edge.codecs.grid import Reaches, largest_magnitude, no_reaches, reach_column
 from fanin.edge.tensors import Float64s, Int64s, TensorTable
-from fanin.protos.errors import InvalidPlan
-from fanin.protos.plans.named import blamed
+from fanin.server.aggregation.checked import CheckedColumnRule, CheckedRule
 from fanin.server.aggregation.fold import Contribution, blocks_within
-from fanin.server.aggregation.rules import MAX_STATE_BYTES, ColumnRule, Rule
+from fanin.server.aggregation.rules import ColumnRule, Rule
 
 COLUMN_BYTES: Final = 4 << 20
 """Bytes of the values that a column rule sees at a time."""
@@ -43,7 +41,7 @@ class Aggregate:
     """The result of a rule for a closed set of Updates.
 
     Attributes:
-        part: Returns the change of the parameters from a first to a last position (exclusive).
+        part: Returns the change of the vector's values from a first to a last position (exclusive).
         reaches: The reaches of the Updates (``edge.codecs.grid``).
         counts: Sums of the statistics, by name.
     """
@@ -58,7 +56,7 @@ class SetFold:
 
     Args:
         rule: The rule of the Plan.
-        table: The layout of the parameters.
+        table: The layout of the vector: the blocks of all groups.
         grid: The Round's grid: an exponent for each block.
         source: Returns the Update of a device.
         column_bytes: Bytes of the values that a column rule sees at a time. They change nothing in the result.
@@ -116,26 +114,17 @@ class SetFold:
 
 class _SumFold:
     def __init__(self, rule: Rule, table: TensorTable, grid: Sequence[int]) -> None:
-        self._rule = rule
+        self._rule = CheckedRule(rule)
         self._table = table
         self._grid = grid
-        with self._blamed("begin"):
-            self._sum = rule.begin(table)
+        self._sum = self._rule.begin(table)
 
     def add(self, _device: str, submission: Submission) -> None:
-        pieces = _WatchedPieces(submission.update.pieces)
-        try:
-            with self._blamed("accept"):
-                self._sum = self._rule.accept(self._sum, self._table, replace(submission.update, pieces=pieces))
-        except InvalidPlan:
-            if pieces.error is not None:
-                raise pieces.error from None
-            raise
+        self._sum = self._rule.accept(self._sum, self._table, submission.update)
 
     def aggregate(self, _accepted: Sequence[str]) -> Aggregate:
         def part(first: int, last: int) -> Float64s:
-            with self._blamed("finish"):
-                return self._rule.finish(self._sum, self._table, self._grid, (first, last))
+            return self._rule.finish(self._sum, self._table, self._grid, (first, last))
 
         return Aggregate(
             part=part,
@@ -143,28 +132,10 @@ class _SumFold:
             counts=dict(self._sum.counts),
         )
 
-    def _blamed(self, method: str) -> AbstractContextManager[None]:
-        return blamed(f"rule {type(self._rule).__name__}: {method}", "correct the rule")
-
-
-class _WatchedPieces:
-    """The pieces of an Update that remember the error of their source. So it is not taken for an error of the rule."""
-
-    def __init__(self, pieces: Iterable[Integers]) -> None:
-        self._pieces = pieces
-        self.error: Exception | None = None
-
-    def __iter__(self) -> Iterator[Integers]:
-        try:
-            yield from self._pieces
-        except Exception as exc:
-            self.error = exc
-            raise
-
 
 class _ColumnFold:
     def __init__(self, rule: ColumnRule, table: TensorTable, grid: Sequence[int], column_bytes: int) -> None:
-        self._rule = rule
+        self._rule = CheckedColumnRule(rule)
         self._column_bytes = column_bytes
         self._table = table
         self._grid = grid
@@ -191,20 +162,15 @@ class _ColumnFold:
 
     def aggregate(self, accepted: Sequence[str]) -> Aggregate:
         submissions, rule = [self._submissions[device] for device in accepted], self._rule
-        with self._blamed("begin"):
-            state = rule.begin(len(submissions))
-        state = self._checked(state)
+        state = rule.begin(len(submissions))
         for number in range(rule.num_passes - 1):
             for first, last in self._parts(0, self._table.num_values, len(submissions)):
-                columns = self._columns(submissions, first, last)
-                with self._blamed("look"):
-                    state = rule.look(state, columns, number)
-                state = self._checked(state)
+                state = rule.look(state, self._columns(submissions, first, last), number)
 
         def part(first: int, last: int) -> Float64s:
             mean = np.empty(last - first, np.float64)
             for start, stop in self._parts(first, last, len(submissions)):
-                mean[start - first : stop - first] = self._reduced(state, self._columns(submissions, start, stop))
+                mean[start - first : stop - first] = rule.reduce(state, self._columns(submissions, start, stop))
             for start, stop, exponent in blocks_within(self._table, self._grid, first, last):
                 block = mean[start - first : stop - first]
                 np.ldexp(block, exponent, out=block)
@@ -225,25 +191,3 @@ class _ColumnFold:
                 rows = slice(start - first, stop - first)
                 np.left_shift(values[rows], shift, out=columns[rows, index], dtype=np.int64)
         return columns
-
-    def _reduced(self, state: Mapping[str, np.ndarray], columns: Int64s) -> Float64s:
-        with self._blamed("reduce"):
-            reduced = np.asarray(self._rule.reduce(state, columns))
-        if reduced.shape != columns.shape[:1] or reduced.dtype != np.float64 or not np.isfinite(reduced).all():
-            raise InvalidPlan(
-                f"rule {type(self._rule).__name__}: reduce returned {reduced.dtype} values of shape {reduced.shape}, "
-                f"expected finite float64 values of shape {columns.shape[:1]}; correct the rule"
-            )
-        return reduced
-
-    def _blamed(self, method: str) -> AbstractContextManager[None]:
-        return blamed(f"rule {type(self._rule).__name__}: {method}", "correct the rule")
-
-    def _checked(self, state: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
-        size_bytes = sum(array.nbytes for array in state.values())
-        if size_bytes > MAX_STATE_BYTES:
-            raise InvalidPlan(
-                f"rule {type(self._rule).__name__}: its state has {size_bytes} bytes, expected at most "
-                f"{MAX_STATE_BYTES}; keep less between its passes"
-            )
-        return state

@@ -4,7 +4,7 @@ Each method may be repeated after any failure and after a restart, and the resul
 that is rebuilt from the set of Updates. Blobs are named by content. The database changes in one transaction. Stored
 data that fails verification raises Damaged, because no repetition can succeed.
 
-The driver (``runs.driver``) calls these methods in the order that the round machine decides.
+The driver (``runs.driving.driver``) calls these methods in the order that the round machine decides.
 """
 
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence

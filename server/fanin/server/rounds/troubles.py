@@ -1,7 +1,7 @@
 """Failures of effects and of other work for a Run: how long each is repeated, and the reason that operators read.
 
 A reason is sent over the network and recorded. So it names no path, and of other code it quotes only the errors of
-rules, optimizers and stages that a Plan names (``protos.plans.named.blamed``). The log has everything.
+rules, optimizers, stages and policies that a Plan names (``protos.errors.foreign_text``). The log has everything.
 """
 
 import logging

@@ -9,24 +9,24 @@ many devices.
 """
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from operator import attrgetter
 from types import MappingProxyType
 from typing import Final, Protocol
 
-from fanin.protos.errors import InvalidPlan
+from fanin.protos.errors import foreign_text
 from fanin.protos.messages import Capabilities
 from fanin.protos.plans import Plan
-from fanin.protos.plans.named import named
+from fanin.protos.plans.named import named, wrong_object
 
 GROUP: Final = "fanin.selection_policies"
 """The entry point group of policies in other distributions. An entry is a ``SelectionPolicy``."""
 
 
 class BrokenPolicy(Exception):
-    """A selection policy broke its contract. The message is for operators. It quotes no text of the policy."""
+    """A selection policy broke its contract. The message is for operators."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,8 +88,8 @@ def policy_of(plan: Plan, policies: Mapping[str, SelectionPolicy] = POLICIES) ->
     """Return the policy that a Plan names: one of ``policies``, or an installed one. Raises InvalidPlan."""
     name = plan.cohort.selection
     policy = named("cohort.selection", name, policies, GROUP)
-    if not callable(policy):
-        raise InvalidPlan(f"plan: cohort.selection: {name!r} is no function; correct that package")
+    if isinstance(policy, type) or not callable(policy):
+        raise wrong_object(f"plan: cohort.selection: {name!r}", policy, "a function")
     return policy
 
 
@@ -103,9 +103,12 @@ def select(
             devices of ``waiting``.
     """
     try:
-        chosen = tuple(islice(policy(tuple(waiting), num_places, round_number, rng), num_places + 1))
+        result: object = policy(tuple(waiting), num_places, round_number, rng)
+        chosen = tuple(islice(result, num_places + 1)) if isinstance(result, Iterable) else None
     except Exception as exc:  # Any error: the policy may come from another package.
-        raise BrokenPolicy(f"got {type(exc).__name__}, expected a sequence of waiting devices") from exc
+        raise BrokenPolicy(f"raised {foreign_text(exc)}, expected a sequence of waiting devices") from exc
+    if chosen is None:
+        raise BrokenPolicy(f"got {type(result).__name__}, expected a sequence of waiting devices")
     if len(chosen) > num_places:
         raise BrokenPolicy(f"got more than {num_places} devices, expected at most one for each of {num_places} places")
     # By identity: an invented object need not even have an id that can be compared.

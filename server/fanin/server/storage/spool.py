@@ -5,8 +5,8 @@
     updates/<run>/<round>/<device>.<digest>.payload
 
 An upload resumes after any interruption: ``open`` verifies the stored bytes and reports the offset to resume from. An
-upload with another header starts from zero. ``commit`` syncs and renames the file. Until then an incomplete or invalid
-Update has no effect, and its only trace is its file here, which ``discard`` removes.
+upload with another header starts from zero. ``commit`` syncs and renames the file. An Update that is not committed has
+no effect. It leaves no trace but the two files in ``spool/``, which ``discard`` removes.
 
 Files with other names are foreign: a file manager, NFS or mkfs creates some. They are logged once and left alone.
 """

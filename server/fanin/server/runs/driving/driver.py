@@ -23,7 +23,7 @@ from fanin.server.runs.view import LiveRun
 from fanin.server.storage.records import CommittedUpdate, RoundMark, RoundRecord, RunRecord
 from fanin.server.storage.stores import DriverStores, Files
 
-LOG: Final = logging.getLogger("fanin.server.runs.driver")
+LOG: Final = logging.getLogger("fanin.server.runs.driving.driver")
 NO_SPACE: Final = "uploads wait: no space left on the coordinator's disk; free some"
 
 

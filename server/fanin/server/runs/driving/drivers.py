@@ -24,7 +24,7 @@ from fanin.server.runs.view import LiveRun
 from fanin.server.selection.policies import SelectionPolicy
 from fanin.server.storage.stores import Files, Stores
 
-LOG = logging.getLogger("fanin.server.runs.drivers")
+LOG = logging.getLogger("fanin.server.runs.driving.drivers")
 
 
 class Drivers:

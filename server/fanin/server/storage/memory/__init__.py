@@ -1,7 +1,7 @@
 """The stores in memory: a second implementation of every Protocol, for simulations and tests.
 
 They accept and refuse the same calls as the stores over SQLite (``decisions``) and pass the same contract
-(``storage.contract``). Their state outlives a coordinator that is stopped and started again in one process, and ends
+(``storage.contracts``). Their state outlives a coordinator that is stopped and started again in one process, and ends
 with the process.
 
 All methods run on the event loop, and none of them awaits. So each is a transaction: it raises before its first change,

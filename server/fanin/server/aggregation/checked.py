@@ -1,0 +1,256 @@
+"""Rules, outer optimizers and stages whose exceptions, states and results are checked before they are used.
+
+The code may come from another package. Each of its exceptions becomes an InvalidPlan that names the part and its
+method, and so does each state or result of another type or form. Without the checks, a wrong shape could be
+broadcast over all parameters. An error in the use of a wrong type would be repeated like an error of the disk.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from fanin.edge.codecs.fixed import Integers
+from fanin.edge.codecs.grid import NUM_REACHES
+from fanin.edge.codecs.pipeline import form_of
+from fanin.edge.tensors import Float32s, Float64s, Int64s, TensorTable
+from fanin.protos.errors import InvalidPlan
+from fanin.protos.plans.named import blamed
+from fanin.server.aggregation.fold import Contribution, PartialSum
+from fanin.server.aggregation.outer import OuterOptimizer, State
+from fanin.server.aggregation.rules import MAX_STATE_BYTES, ColumnRule, Rule, check_passes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A rule, an outer optimizer or a stage, as errors name it.
+
+    Attributes:
+        name: Kind and name, such as "rule Median".
+        advice: The end of each error: the remedy.
+        beyond: The remedy for values beyond float32.
+    """
+
+    name: str
+    advice: str
+    beyond: str = ""
+
+    def blamed(self, method: str) -> AbstractContextManager[None]:
+        """Convert any exception of a method within the block into InvalidPlan."""
+        return blamed(f"{self.name}: {method}", self.advice)
+
+    def error(self, text: str) -> InvalidPlan:
+        """Return an error of this part."""
+        return InvalidPlan(f"{self.name}: {text}; {self.advice}")
+
+    def check_form(self, method: str, target: str, values: Float64s, num_values: int) -> None:
+        """Raise InvalidPlan unless the result of a method is a float64 array (num_values,)."""
+        expected = f"float64 ({num_values},)"
+        if form_of(values) != expected:
+            raise self.error(f"{method} returned {form_of(values)}{target}, expected {expected}")
+
+    def rounded(self, method: str, target: str, values: Float64s, num_values: int) -> Float32s:
+        """Return the result of a method as float32.
+
+        Args:
+            method: The method.
+            target: The tensor, as errors name it after the result.
+            values: The result.
+            num_values: Its expected length.
+
+        Raises:
+            InvalidPlan: It is no float64 array (num_values,), or has NaN or values beyond float32.
+        """
+        self.check_form(method, target, values, num_values)
+        if np.isnan(values).any():
+            raise self.error(f"{method} returned NaN{target}, expected finite values")
+        # A value beyond float32 becomes infinite here, and is refused below.
+        with np.errstate(over="ignore"):
+            rounded = values.astype(np.float32)
+        if not np.isfinite(rounded).all():
+            raise InvalidPlan(f"{self.name}: {method} returned values beyond float32{target}; {self.beyond}")
+        return rounded
+
+    def check_change(self, method: str, change: Float64s, num_values: int) -> None:
+        """Raise InvalidPlan unless a rule's change is a finite float64 array (num_values,)."""
+        self.check_form(method, "", change, num_values)
+        if not np.isfinite(change).all():
+            raise self.error(f"{method} returned NaN or infinity, expected finite values")
+
+
+class CheckedRule:
+    """A ``Rule`` whose errors name it.
+
+    Args:
+        rule: The rule.
+    """
+
+    def __init__(self, rule: Rule) -> None:
+        self._rule = rule
+        self._part = _part_of(rule)
+
+    def begin(self, table: TensorTable) -> PartialSum:
+        """See ``Rule.begin``."""
+        with self._part.blamed("begin"):
+            state = self._rule.begin(table)
+        return self._checked("begin", state, table)
+
+    def accept(self, state: PartialSum, table: TensorTable, update: Contribution) -> PartialSum:
+        """See ``Rule.accept``. An error of the Update's source is raised unchanged, also if the rule handles it."""
+        pieces = _WatchedPieces(update.pieces)
+        try:
+            with self._part.blamed("accept"):
+                after = self._rule.accept(state, table, replace(update, pieces=pieces))
+        except InvalidPlan:
+            if pieces.error is not None:
+                raise pieces.error from None
+            raise
+        if pieces.error is not None:
+            raise pieces.error
+        return self._checked("accept", after, table)
+
+    def merge(self, left: PartialSum, right: PartialSum, table: TensorTable) -> PartialSum:
+        """See ``Rule.merge``."""
+        with self._part.blamed("merge"):
+            state = self._rule.merge(left, right)
+        return self._checked("merge", state, table)
+
+    def finish(self, state: PartialSum, table: TensorTable, grid: Sequence[int], part: tuple[int, int]) -> Float64s:
+        """See ``Rule.finish``."""
+        with self._part.blamed("finish"):
+            change = self._rule.finish(state, table, grid, part)
+        self._part.check_change("finish", change, part[1] - part[0])
+        return change
+
+    def _checked(self, method: str, state: object, table: TensorTable) -> PartialSum:
+        if not isinstance(state, PartialSum):
+            raise self._part.error(f"{method} returned {form_of(state)}, expected a PartialSum")
+        reaches, counts, expected = form_of(state.reaches), form_of(state.counts), (len(table.specs), NUM_REACHES)
+        if reaches != f"int64 {expected}":
+            raise self._part.error(
+                f"{method} returned a PartialSum with {reaches} as its reaches, expected int64 {expected}"
+            )
+        if not isinstance(state.counts, Counter):
+            raise self._part.error(f"{method} returned a PartialSum with {counts} as its counts, expected a Counter")
+        return state
+
+
+class CheckedColumnRule:
+    """A ``ColumnRule`` whose errors name it.
+
+    Args:
+        rule: The rule.
+    """
+
+    def __init__(self, rule: ColumnRule) -> None:
+        self._rule = rule
+        self._part = _part_of(rule)
+
+    @property
+    def num_passes(self) -> int:
+        """See ``ColumnRule.num_passes``."""
+        with self._part.blamed("num_passes"):
+            check_passes(self._rule, self._part.name)
+            return self._rule.num_passes
+
+    def begin(self, num_updates: int) -> Mapping[str, np.ndarray]:
+        """See ``ColumnRule.begin``."""
+        with self._part.blamed("begin"):
+            state = self._rule.begin(num_updates)
+        return self._checked("begin", state)
+
+    def look(self, state: Mapping[str, np.ndarray], columns: Int64s, number: int) -> Mapping[str, np.ndarray]:
+        """See ``ColumnRule.look``."""
+        with self._part.blamed("look"):
+            after = self._rule.look(state, columns, number)
+        return self._checked("look", after)
+
+    def reduce(self, state: Mapping[str, np.ndarray], columns: Int64s) -> Float64s:
+        """See ``ColumnRule.reduce``."""
+        with self._part.blamed("reduce"):
+            change = self._rule.reduce(state, columns)
+        self._part.check_change("reduce", change, len(columns))
+        return change
+
+    def _checked(self, method: str, state: object) -> Mapping[str, np.ndarray]:
+        if not isinstance(state, Mapping):
+            raise self._part.error(f"{method} returned {form_of(state)}, expected a mapping of arrays")
+        for name, array in state.items():
+            # An operation on arrays without a dimension returns a scalar of numpy.
+            if not isinstance(array, np.ndarray | np.generic):
+                raise self._part.error(f"{method} returned {form_of(array)} as its state {name!r}, expected an array")
+        size_bytes = sum(array.nbytes for array in state.values())
+        if size_bytes > MAX_STATE_BYTES:
+            raise InvalidPlan(
+                f"{self._part.name}: its state has {size_bytes} bytes, expected at most {MAX_STATE_BYTES}; keep less "
+                "between its passes"
+            )
+        return state
+
+
+class CheckedOptimizer:
+    """An ``OuterOptimizer`` whose errors name it.
+
+    Args:
+        optimizer: The optimizer.
+    """
+
+    def __init__(self, optimizer: OuterOptimizer) -> None:
+        self._optimizer = optimizer
+        self._part = Part(
+            name=f"outer optimizer {type(optimizer).__name__}",
+            advice="correct it",
+            beyond="lower aggregation.outer_learning_rate",
+        )
+
+    def begin(self, parameters: Float64s) -> State:
+        """See ``OuterOptimizer.begin``."""
+        with self._part.blamed("begin"):
+            state = self._optimizer.begin(parameters)
+        self._check_names("begin", state)
+        for name in self._optimizer.tensors:
+            self._part.check_form("begin", f" for the tensor {name!r}", state[name], parameters.size)
+        return state
+
+    def step(self, state: State, parameters: Float64s, aggregate: Float64s) -> tuple[Mapping[str, Float32s], Float32s]:
+        """Return the next state and the next parameters, rounded to float32. See ``OuterOptimizer.step``."""
+        with self._part.blamed("step"):
+            result: object = self._optimizer.step(state, parameters, aggregate)
+        if not isinstance(result, tuple) or len(result) != 2:
+            form = f"{len(result)} values" if isinstance(result, tuple) else form_of(result)
+            raise self._part.error(f"step returned {form}, expected a state and parameters")
+        after, values = result
+        self._check_names("step", after)
+        rounded = {
+            name: self._part.rounded("step", f" for the tensor {name!r}", after[name], parameters.size)
+            for name in self._optimizer.tensors
+        }
+        return rounded, self._part.rounded("step", " for the parameters", values, parameters.size)
+
+    def _check_names(self, method: str, state: object) -> None:
+        expected = sorted(self._optimizer.tensors)
+        if not isinstance(state, Mapping):
+            raise self._part.error(f"{method} returned {form_of(state)} as the state, expected a mapping of {expected}")
+        if set(state) != set(expected):
+            raise self._part.error(f"{method} returned the state {sorted(map(str, state))}, expected {expected}")
+
+
+class _WatchedPieces:
+    """The pieces of an Update that remember the error of their source. So it is not taken for an error of the rule."""
+
+    def __init__(self, pieces: Iterable[Integers]) -> None:
+        self._pieces = pieces
+        self.error: Exception | None = None
+
+    def __iter__(self) -> Iterator[Integers]:
+        try:
+            yield from self._pieces
+        except Exception as exc:
+            self.error = exc
+            raise
+
+
+def _part_of(rule: Rule | ColumnRule) -> Part:
+    return Part(name=f"rule {type(rule).__name__}", advice="correct the rule")
