@@ -69,7 +69,7 @@ class Stage(Protocol):
 
 @runtime_checkable
 class GroupStage(Stage, Protocol):
-    """A stage that adds a group to the vector. The first stages of a Plan are of this kind."""
+    """A stage that adds a group to the vector. In a Plan it comes before all stages of the other kind."""
 
     @property
     def groups(self) -> tuple[Group, ...]:
