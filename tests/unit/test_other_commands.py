@@ -3,8 +3,9 @@
 from pathlib import Path
 
 import pytest
+from house.tree import ROOT
 from support.commands import Fanin, fanin_in_process
-from support.outside import install_code
+from support.outside import install, install_code
 
 SOURCE = """
 import absent_if_named
@@ -43,6 +44,12 @@ def fanin(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, t
     """The command line, in a process that can import packages in ``tmp_path``."""
     monkeypatch.syspath_prepend(tmp_path)
     return fanin_in_process(capsys, monkeypatch)
+
+
+def test_the_documented_subcommand_runs(fanin: Fanin, tmp_path: Path) -> None:
+    install(tmp_path, (ROOT / "docs" / "commands.md").read_text(), "fanin.commands")
+    outcome = fanin("hello", "world")
+    assert (outcome.status, outcome.out, outcome.err) == (0, "hello world\n", "")
 
 
 @pytest.mark.parametrize("status", [0, 3])
