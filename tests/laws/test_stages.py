@@ -227,6 +227,24 @@ def test_the_contract_detects_a_stage_that_writes_to_its_inputs() -> None:
         check_stage(Writer(3))
 
 
+class Dropping(Odd):
+    """A stage that sends the change of the parameters alone."""
+
+    tensors = ()
+
+    def apply(self, vector: Vector, state: State, context: StageContext) -> State:
+        context.send({PARAMETERS: vector[PARAMETERS]})
+        return {}
+
+
+def test_the_contract_detects_a_stage_that_drops_the_groups_of_others() -> None:
+    with raises(
+        InvalidInput,
+        "stage stage: sent the groups ['parameters'], expected ['first-group', 'parameters']; correct the stage",
+    ):
+        check_stage(Dropping(0))
+
+
 def test_an_error_of_a_diverged_training_names_no_stage() -> None:
     stages = stages_of([FEEDBACK])
     with raises(ValueError, "update: got NaN or infinity, expected finite values; the training diverged"):

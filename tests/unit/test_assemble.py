@@ -1,4 +1,4 @@
-"""``edge.assemble``: graphs written by hand become a Bundle that trains, or the error names the fault."""
+"""``edge.assembly.assemble``: graphs written by hand become a Bundle that trains, or the error names the fault."""
 
 import copy
 from collections.abc import Mapping

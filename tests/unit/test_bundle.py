@@ -169,6 +169,19 @@ def test_initial_parameters_fit_the_manifest(tmp_path: Path, initial: bytes, tex
         open_folder(tmp_path, trusted=TRUSTED).initial_parameters()
 
 
+def test_a_bundle_whose_writing_is_cut_has_no_signature(tmp_path: Path) -> None:
+    """Each file is written after those that it vouches for. A folder in its place ends the writing there."""
+    chunk = tmp_path / "chunks" / artifact_of(ARTIFACTS["initial"]).chunks[0].sha256
+    for obstacle, missing in ((chunk, ["bundle.json", "bundle.sig"]), (tmp_path / "bundle.json", ["bundle.sig"])):
+        obstacle.mkdir(parents=True)
+        with pytest.raises(OSError, match="directory"):
+            write_bundle(tmp_path, DATA, ARTIFACTS, PUBLISHER)
+        assert [name for name in ("bundle.json", "bundle.sig") if not (tmp_path / name).exists()] == missing
+        obstacle.rmdir()
+    write_bundle(tmp_path, DATA, ARTIFACTS, PUBLISHER)
+    assert open_folder(tmp_path, trusted=TRUSTED).manifest == manifest()
+
+
 def test_a_fetched_folder_names_the_bundle_in_it(folder: Path) -> None:
     inner = folder / "bundle"
     inner.mkdir()

@@ -108,6 +108,21 @@ def test_each_client_has_the_change_of_the_graph(name: str) -> None:
         assert other.counts[m.TRAIN_LOSS] == pytest.approx(one.counts[m.TRAIN_LOSS], rel=1e-4)
 
 
+def test_only_clients_of_one_version_train_together(step: CountingStep) -> None:
+    """A client of another Version starts from its own parameters, also if both Versions have one Bundle."""
+    trainings = VectorTrainings(step, BundleGraphs(open_runtime("onnx")), clients_of((5, 5, 5)), 0.2)
+    newer = replace(model(), parameters=model().parameters * np.float32(1.5))
+    pending = [
+        trainings.begin(client, each, assignment(client)) for client, each in enumerate((model(), newer, model()))
+    ]
+    step.numbers.clear()
+    pending[1]()
+    assert set(step.numbers) == {1}
+    step.numbers.clear()
+    pending[0]()
+    assert set(step.numbers) == {2}
+
+
 @pytest.mark.nightly
 def test_more_clients_than_fit_train_in_groups(step: CountingStep) -> None:
     step.numbers.clear()

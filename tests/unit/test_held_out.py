@@ -112,6 +112,16 @@ def always_nan(predictions: Inputs, targets: Inputs) -> float:
     return math.nan
 
 
+def result_of(value: object) -> Metric:
+    """Return a metric with this result."""
+    return Metric(function=lambda predictions, targets: value)  # type: ignore[arg-type, return-value]  # mistakes
+
+
+@pytest.mark.parametrize("value", [1, 0.5, np.float32(0.5), np.int64(2), np.array(0.5)])
+def test_the_numbers_of_numpy_are_values(value: float) -> None:
+    check_metric(result_of(value))
+
+
 @pytest.mark.parametrize(
     ("metric", "kind", "problem"),
     [
@@ -119,6 +129,11 @@ def always_nan(predictions: Inputs, targets: Inputs) -> float:
         (Metric(function=from_first), AssertionError, "the order of the examples changed the value"),
         (Metric(function=in_place), AssertionError, "changed its arguments"),
         (Metric(function=always_nan), InvalidPlan, "got nan, expected a finite number"),
+        (result_of("0.5"), InvalidPlan, "got '0.5', expected a finite number"),
+        (result_of(None), InvalidPlan, "got None, expected a finite number"),
+        (result_of(True), InvalidPlan, "got True, expected a finite number"),
+        (result_of(np.bool_(False)), InvalidPlan, r"got (np\.)?False_?, expected a finite number"),
+        (always_nan, AssertionError, r"got function, expected a Metric\(function=\.\.\.\)"),
         (
             Metric(function=METRICS["macro_f1"].function),
             InvalidPlan,

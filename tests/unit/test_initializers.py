@@ -1,4 +1,4 @@
-"""``edge.initializers``, compared with the onnx package: lists, fills and empties constants, and damaged files."""
+"""``edge.bundles.initializers``, compared with the onnx package: constants and damaged files."""
 
 import numpy as np
 import onnx

@@ -21,7 +21,9 @@ from fanin.clients.data.examples import Examples
 from fanin.clients.data.stores import MemoryStore
 from fanin.clients.device.footprint import SparingTrainer
 from fanin.clients.device.training import RuntimeTrainer
-from fanin.clients.device.updates import UnfitExamples
+from fanin.clients.device.updates import UnfitExamples, row_sizes
+from fanin.clients.testing import SyntheticTrainer
+from fanin.clients.testing.observed import ObservedTrainer
 from fanin.edge.bundles.derived import Derived
 from fanin.edge.bundles.manifest import Manifest
 from fanin.edge.bundles.manifest_json import dump_manifest, parse_manifest
@@ -259,6 +261,16 @@ def test_a_device_reports_a_row_that_no_length_holds_before_it_downloads_graphs(
     with pytest.raises(UnfitExamples) as excinfo:
         RuntimeTrainer(open_runtime("onnx"), store).row_sizes(bundle_of("tags"))
     assert not excinfo.value.has_changed()
+
+
+def test_a_simulated_device_knows_the_lengths_of_its_trainer() -> None:
+    store = MemoryStore(train=short_examples(6, 4), validation=short_examples(3, 4), partition=0)
+    trainers = RuntimeTrainer(open_runtime("onnx"), store), SyntheticTrainer(partition=0)
+    sizes = [
+        row_sizes(ObservedTrainer(each, "device", lambda event: None, lambda: False), bundle_of("tags"))
+        for each in trainers
+    ]
+    assert [sorted(each) for each in sizes] == [[4], [4, 8, 16]]
 
 
 def test_the_manifest_names_the_graphs_of_each_length() -> None:

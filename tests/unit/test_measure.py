@@ -1,4 +1,4 @@
-"""``edge.measure``: the loss of quality by int8, and the limit above which an export is refused."""
+"""``edge.runtimes.measure``: the loss of quality by int8, and the limit above which an export is refused."""
 
 import math
 import re

@@ -26,6 +26,7 @@ from fanin.simulation import (
     Shards,
     partition,
 )
+from fanin.simulation.data.contract import check_partitioner
 from fanin.simulation.data.partitioners import partitioner_of
 from fanin.simulation.data.partitioning import least_alpha
 
@@ -320,3 +321,42 @@ def test_a_partition_is_drawn(tmp_path: Path) -> None:
         InvalidInput, match=r"plot: got the file .*parts.xyz, expected a name that ends in one of: .*png"
     ):
         parts.plot(tmp_path / "parts.xyz")
+
+
+@pytest.mark.parametrize(
+    "by", [Iid(), Dirichlet(alpha=1.0), Shards(), Pathological(), Quantity(alpha=5.0), FeatureSkew()]
+)
+def test_our_partitioners_keep_the_contract(by: Partitioner) -> None:
+    assert len(check_partitioner(by)) == 5
+
+
+def by_global_draw(examples: Examples, num_clients: int, rng: np.random.Generator) -> Sequence[Int64s]:
+    return np.array_split(np.random.default_rng().permutation(len(examples)), num_clients)
+
+
+def in_place(examples: Examples, num_clients: int, rng: np.random.Generator) -> Sequence[Int64s]:
+    examples.y[0] += 1
+    return np.array_split(np.arange(len(examples)), num_clients)
+
+
+def twice(examples: Examples, num_clients: int, rng: np.random.Generator) -> Sequence[Int64s]:
+    return [np.arange(len(examples))] * num_clients
+
+
+@pytest.mark.parametrize(
+    ("by", "kind", "problem"),
+    [
+        (
+            by_global_draw,
+            AssertionError,
+            "a repetition with seed 0 gave other indices; draw all random numbers from rng",
+        ),
+        (in_place, AssertionError, "changed y of the examples"),
+        (twice, InvalidInput, "returned an example for two clients"),
+    ],
+)
+def test_a_partitioner_that_breaks_the_contract_is_refused(
+    by: Partitioner, kind: type[Exception], problem: str
+) -> None:
+    with pytest.raises(kind, match=problem):
+        check_partitioner(by, labelled())

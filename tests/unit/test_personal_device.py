@@ -182,6 +182,22 @@ def test_a_trainer_without_usable_personal_parameters_sends_nothing(
     assert files(tmp_path) == []
 
 
+class Forgetful:
+    """A Trainer that returns nothing."""
+
+    runtime, graph_format = "forgetful 1", "onnx"
+
+    def train(self, model: OpenedModel, assignment: m.Assignment, should_continue: ShouldContinue) -> Change:
+        return None  # type: ignore[return-value]  # the mistake of this trainer
+
+
+def test_a_trainer_that_returns_no_change_gives_the_round_up(tmp_path: Path) -> None:
+    fleet = personal_course(tmp_path)
+    fleet.works = fleet.works[:1]
+    assert take_part(fleet, tmp_path, Forgetful()) == {}
+    assert fleet.failures == ["training: the trainer returned NoneType, expected a Change"]
+
+
 def test_the_contract_of_a_trainer_covers_personal_parameters(tmp_path: Path) -> None:
     bundle = personal_course(tmp_path).bundle
     check_trainer(SyntheticTrainer(partition=0), example_model(bundle), example_assignment(bundle))

@@ -1,4 +1,4 @@
-"""``edge.quantize``: the laws of the int8 codes, and the slots that a manifest may list."""
+"""``edge.bundles.quantize``: the laws of the int8 codes, and the slots that a manifest may list."""
 
 from dataclasses import replace
 
@@ -8,9 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fanin.edge.bundles.derived import Derived, FoldedTensor
 from fanin.edge.bundles.manifest import Manifest
 from fanin.edge.bundles.manifest_json import dump_manifest, parse_manifest
-from fanin.edge.bundles.quantize import bias_codes, bias_scales, fill_slots, weight_codes, weight_scales
+from fanin.edge.bundles.quantize import (
+    bias_codes,
+    bias_scales,
+    fill_slots,
+    weight_codes,
+    weight_scales,
+    with_derived,
+)
 from fanin.edge.bundles.slots import MIN_INPUT_SCALE, Slot, SlotKind
 from fanin.edge.signatures import DEVICE_SIGNATURES, Signature
 from fanin.edge.tensors import TensorTable
@@ -62,6 +70,15 @@ def test_the_largest_weight_of_a_channel_has_the_largest_code(weight: np.ndarray
     largest = np.abs(weight).max(axis=1)
     codes = np.abs(weight_codes(weight, 0, weight_scales(weight, 0))).max(axis=1)
     np.testing.assert_array_equal(codes[largest > 1e-12], 127)
+
+
+def test_a_variance_below_zero_folds_as_zero() -> None:
+    """The mean of Updates is rounded to a grid, so the variance of a channel can become negative."""
+    derived = Derived(folded={"folded": FoldedTensor(value="norm", variance="variance", epsilon=1e-3)})
+    norm, variances = np.float32([1.0, -2.0]), (np.float32([-0.5, 4.0]), np.float32([0.0, 4.0]))
+    below, zero = (with_derived({"norm": norm, "variance": each}, derived)["folded"] for each in variances)
+    np.testing.assert_array_equal(below, zero)
+    np.testing.assert_allclose(below, norm / np.sqrt(np.float32([1e-3, 4.001])), rtol=1e-6)
 
 
 @given(flat=flats, weightless=st.integers(0, 2))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from support.errors import raises
-from support.scenarios import CALM, PATIENT_S, SHAPES
+from support.scenarios import CALM, PATIENT_S, SHAPES, bundle_in
 from support.virtual import PUBLISHER, plan
 
 from fanin.clients.device.models import OpenedModel
@@ -38,8 +38,10 @@ from fanin.simulation import (
     Fixed,
     Lognormal,
     Pareto,
+    Scenario,
     Uniform,
     load_data,
+    play,
     read_devices,
     read_traces,
 )
@@ -209,6 +211,19 @@ def test_a_device_reports_its_part_in_each_round(tmp_path: Path) -> None:
     device_events = [(event.event, event.round) for event in events if event.device == "device-2"]
     assert device_events[:5] == [("assigned", 1), ("training", 1), ("trained", 1), ("uploading", 1), ("accepted", 1)]
     assert [event for event, number in device_events if number == 3][-1] == "accepted"
+
+
+class Beginner(SyntheticTrainer):
+    """A Trainer with a method of its own, whose name is that of an EarlyTrainer's."""
+
+    def begin(self) -> None:
+        raise AssertionError("called by this class only")
+
+
+def test_a_trainer_may_have_a_method_begin_of_its_own(tmp_path: Path) -> None:
+    members = tuple(Member(device=f"device-{index}", trainer=Beginner(partition=index)) for index in range(4))
+    outcome = play(Scenario(plan=plan(), bundle=bundle_in(tmp_path), publisher=PUBLISHER, members=members), tmp_path)
+    assert outcome.verdicts and not any(verdict.problem for verdict in outcome.verdicts)
 
 
 def test_a_slow_connection_takes_longer(tmp_path: Path) -> None:

@@ -214,6 +214,20 @@ class Deaf:
                 return replace(change, values=change.values + np.float32(self.num_trainings))
             case "base":
                 np.add(model.parameters, change.values, out=model.parameters)
+            case "parameters":
+                return replace(change, values=change.values + model.parameters)
+            case "nothing":
+                return None  # type: ignore[return-value]  # the mistake of this case
+            case "array":
+                return change.values  # type: ignore[return-value]  # the mistake of this case
+            case "list":
+                return replace(change, values=change.values.tolist())  # type: ignore[arg-type]  # likewise
+            case "fractions":
+                return replace(change, counts={m.EXAMPLES: 20.0})  # type: ignore[dict-item]  # likewise
+            case "backwards":
+                return replace(change, num_steps=-1)
+            case "raises":
+                raise KeyError("pixels")
         return change
 
 
@@ -229,13 +243,67 @@ class Deaf:
         ("random", "a repeated training: returned another change"),
         ("swallows", "did not leave train"),
         ("continues", "continued, expected the end"),
+        ("parameters", "values: follow the parameters of the version, .* minus model.parameters"),
+        ("nothing", "train: returned NoneType, expected a Change"),
+        ("array", "train: returned ndarray, expected a Change"),
+        ("list", "change: got list for values, expected an array"),
+        ("fractions", "change: got 20.0 for the count 'examples', expected a whole number"),
+        ("backwards", "change: got -1 for num_steps, expected a whole number of at least 0"),
+        ("raises", "train: raised KeyError: 'pixels'; expected a Change"),
     ],
 )
 def test_a_trainer_that_breaks_a_rule_is_refused(tmp_path: Path, rule: str, message: str) -> None:
     bundle = synthetic_bundle(tmp_path, PUBLISHER, {"a": (2, 3)})
-    model = OpenedModel(bundle=bundle, parameters=np.zeros(6, np.float32))
     with pytest.raises(AssertionError, match=message):
-        check_trainer(Deaf(rule), model, example_assignment(bundle))
+        check_trainer(Deaf(rule), example_model(bundle), example_assignment(bundle))
+
+
+class Anonymous:
+    """A Trainer without a runtime and a format."""
+
+    train = SyntheticTrainer(partition=0).train
+
+
+@pytest.mark.parametrize(
+    ("members", "message"),
+    [
+        ({"graph_format": "onnx"}, "runtime: got None, expected a text: the library and its version"),
+        ({"runtime": "", "graph_format": "onnx"}, "runtime: got '', expected a text: the library and its version"),
+        ({"runtime": "numpy"}, "graph_format: got None, expected one of the bundle's formats: onnx"),
+        (
+            {"runtime": "numpy", "graph_format": "numpy"},
+            "graph_format: got 'numpy', expected one of the bundle's formats: onnx",
+        ),
+    ],
+)
+def test_a_trainer_without_a_runtime_or_a_format_is_refused(
+    tmp_path: Path, members: dict[str, str], message: str
+) -> None:
+    bundle = synthetic_bundle(tmp_path, PUBLISHER, {"a": (2, 3)})
+    trainer = type("Own", (Anonymous,), members)()
+    with raises(AssertionError, message):
+        check_trainer(trainer, example_model(bundle), example_assignment(bundle))
+
+
+def test_a_step_that_contracts_is_a_change_and_its_end_is_none(tmp_path: Path) -> None:
+    """Of a training that converges, the change depends on the parameters as much as their end does not."""
+    bundle = synthetic_bundle(tmp_path, PUBLISHER, {"a": (2, 3)})
+
+    @dataclass
+    class Decay:
+        is_change: bool
+        runtime: str = "numpy"
+        graph_format: str = "onnx"
+
+        def train(self, model: OpenedModel, assignment: m.Assignment, should_continue: ShouldContinue) -> Change:
+            should_continue()
+            after = np.float32(1.0 - 9.0 * assignment.training.learning_rate) * (model.parameters - 1) + 1
+            values = after - model.parameters if self.is_change else after
+            return Change(values=values, counts={m.EXAMPLES: 1})
+
+    check_trainer(Decay(is_change=True), example_model(bundle), example_assignment(bundle))
+    with pytest.raises(AssertionError, match="values: follow the parameters"):
+        check_trainer(Decay(is_change=False), example_model(bundle), example_assignment(bundle))
 
 
 def test_the_documented_trainer_runs_outside_the_package(tmp_path: Path) -> None:

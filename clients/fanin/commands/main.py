@@ -10,14 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from fanin.commands.console.others import load_other, other_commands
 from fanin.commands.console.usage import WrongUsage, report_usage
 from fanin.protos.errors import FaninError
 from fanin.protos.release import __version__
-
-if TYPE_CHECKING:
-    from importlib.metadata import EntryPoint
 
 Main = Callable[[Sequence[str]], int]
 
@@ -99,7 +97,6 @@ SUBCOMMANDS: Final[Mapping[str, Subcommand]] = MappingProxyType(
         "bench": Subcommand(summary="measure a coordinator, or ranks, on this machine", module="bench"),
     }
 )
-GROUP: Final = "fanin.commands"
 EXTRAS_OF: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
         "typer": ("server",),
@@ -134,18 +131,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or words[0] in ("-h", "--help"):
-        sys.stdout.write(_help(sorted(_entry_points())))
+        sys.stdout.write(_help(sorted(other_commands())))
         return 0
     if words[0] == "--version":
         sys.stdout.write(f"fanin {__version__}\n")
         return 0
     name = words[0]
-    others = {} if name in SUBCOMMANDS else _entry_points()
+    others = {} if name in SUBCOMMANDS else other_commands()
     if name not in SUBCOMMANDS and name not in others:
-        sys.stderr.write(f"fanin: got subcommand {name!r}, expected one of {', '.join([*SUBCOMMANDS, *others])}\n")
+        sys.stderr.write(f"fanin: {_unknown(name, [*SUBCOMMANDS, *others])}\n")
         return 2
     try:
-        run: Main = _load(SUBCOMMANDS[name]) if name in SUBCOMMANDS else others[name].load()
+        run: Main = _load(SUBCOMMANDS[name]) if name in SUBCOMMANDS else load_other(others[name])
         return run(words[1:])
     except WrongUsage as exc:
         return report_usage(name, str(exc))
@@ -184,11 +181,12 @@ def _load(subcommand: Subcommand) -> Main:
     return function
 
 
-def _entry_points() -> "dict[str, EntryPoint]":
-    """Return the subcommands of other packages. The search costs a device 3 MB, so it runs only when it is needed."""
-    from importlib.metadata import entry_points
+def _unknown(name: str, known: Sequence[str]) -> str:
+    from difflib import get_close_matches
 
-    return {point.name: point for point in entry_points(group=GROUP)}
+    near = get_close_matches(name, known, n=1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    return f"got subcommand {name!r}, expected one of {', '.join(known)}{hint}"
 
 
 def _help(others: Sequence[str]) -> str:

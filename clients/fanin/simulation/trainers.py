@@ -8,6 +8,7 @@ from typing import Final
 from fanin.clients.device.conditions import ShouldContinue
 from fanin.clients.device.models import OpenedModel
 from fanin.clients.device.updates import Change
+from fanin.clients.testing.device import EarlyTrainer
 from fanin.protos import messages as m
 from fanin.protos.errors import FaninError, InvalidInput
 from fanin.protos.texts import counted
@@ -31,7 +32,7 @@ class SimulationEnded(Exception):
         self.failure = failure
 
 
-class ClientTrainer:
+class ClientTrainer(EarlyTrainer):
     """The Trainer of one client. It notes each error of its training with the client and the Round."""
 
     def __init__(self, client: int, crew: "Crew") -> None:

@@ -16,4 +16,16 @@ Modules, in reading order:
     serving.py     predictions with the newest Version
     storage/       the device's folder: key, Chunks, Updates, records
     footprint.py   return unused memory to the system
+
+An Update passes these files on its way from the trainer to the wire:
+
+    1. driver.py           begins the training of an Assignment whose Update is not stored yet
+    2. updates.py          ``begin_stages`` reads the states of the stages
+    3. client.py           calls the trainer, on the thread of the client
+    4. training.py         trains, and returns a ``Change``
+    5. updates.py          ``apply_stages`` takes the Change through the stages, then through the codec
+                           (``fanin.edge.codecs.pipeline``); ``header_of`` adds statistics and telemetry
+    6. storage/            stores the personal parameters, the states, the payload and, last, the header
+    7. driver.py           reads the stored payload slice by slice, and asks ``conditions.py`` before each
+    8. ../transport.py     sends the header and the slices, from the offset that the coordinator names
 """

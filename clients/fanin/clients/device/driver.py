@@ -290,6 +290,8 @@ class SessionDriver:
             prepared = replace(model, local=local, inputs=staging.inputs(table.num_values))
             with self._reporting_unfit(model.bundle):
                 change = await host.train(prepared, assignment, self._parts.conditions.should_continue)
+            if not isinstance(change, Change):
+                raise InvalidInput(f"training: the trainer returned {type(change).__name__}, expected a Change")
             telemetry = self._telemetry(change, host.now() - started_s)
             staged = apply_stages(assignment, table, change, staging)
             header = header_of(assignment, staged.encoded, change.counts, telemetry)

@@ -54,12 +54,32 @@ class Change:
             are dropped, and those beyond their bound are cut.
         num_steps: Optimizer steps, for the telemetry.
         local: New personal parameters (num_local_values,), float32, finite. None if the Bundle has none.
+
+    Raises:
+        ValueError: A field has another type, or ``num_steps`` is negative.
     """
 
     values: Float32s
     counts: Mapping[str, int]
     num_steps: int = 0
     local: Float32s | None = None
+
+    def __post_init__(self) -> None:
+        # The fields may come from the code of an app, without types.
+        for name, values in (("values", self.values), ("local", self.local)):
+            if not isinstance(values, np.ndarray) and (name, values) != ("local", None):
+                raise ValueError(f"change: got {type(values).__name__} for {name}, expected an array of float32")
+        if not isinstance(self.counts, Mapping):
+            raise ValueError(f"change: got {type(self.counts).__name__} for counts, expected a mapping of statistics")
+        for name, count in self.counts.items():
+            if not _is_whole(count):
+                raise ValueError(f"change: got {count!r} for the count {name!r}, expected a whole number")
+        if not _is_whole(self.num_steps) or self.num_steps < 0:
+            raise ValueError(f"change: got {self.num_steps!r} for num_steps, expected a whole number of at least 0")
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int | np.integer)
 
 
 class UnfitExamples(ValueError):
@@ -92,7 +112,7 @@ class Trainer(Protocol):
         ...
 
     def train(self, model: OpenedModel, assignment: m.Assignment, should_continue: ShouldContinue) -> Change:
-        """Train for one Round.
+        """Train for one Round and return the change of the parameters.
 
         A training may be repeated, after an interruption or a crash. It must then return bit-identical values, so
         derive random numbers from ``assignment.training.seed``, the data's partition and ``assignment.round``.
@@ -312,8 +332,8 @@ def make_update(
 def generator(assignment: m.Assignment, purpose: str, values: Float32s) -> np.random.Generator:
     """Return the generator of a stage, or of the codec (""), for these values; the same for a repeated training.
 
-    Its seed contains the values instead of the partition. Devices with equal seeds would add up their rounding errors,
-    and many devices use the default partition.
+    The seed includes a digest of the values. A seed of the partition would be equal on many devices, because many use
+    the default partition. With equal seeds, their rounding errors would add up.
     """
     digest = int(sha256_hex(values.astype("<f4", copy=False).tobytes()), 16)
     stream = (int(sha256_hex(purpose.encode()), 16),) if purpose else ()

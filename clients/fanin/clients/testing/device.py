@@ -2,9 +2,9 @@
 
 import asyncio
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Collection, Iterator
 from functools import partial
-from typing import Protocol, runtime_checkable
 
 from fanin.clients.device.conditions import Conditions, ShouldContinue
 from fanin.clients.device.downloads import StoreChunk
@@ -22,13 +22,15 @@ WorkTime = Callable[[random.Random, m.Assignment], float]
 """Draws the seconds that the training of an Assignment takes."""
 
 
-@runtime_checkable
-class EarlyTrainer(Trainer, Protocol):
-    """A Trainer that can begin before its result is needed: other trainings run at the same time."""
+class EarlyTrainer(ABC):
+    """Base class of a Trainer that can begin before its result is needed: other trainings run at the same time.
 
+    It is a class and not a Protocol: a Trainer of an app may have a method ``begin`` for another purpose.
+    """
+
+    @abstractmethod
     def begin(self, model: OpenedModel, assignment: m.Assignment, due_s: float = 0.0) -> None:
         """Begin the training that ``train`` will be called for, at the virtual time ``due_s``."""
-        ...
 
 
 class VirtualDevice:
@@ -82,7 +84,6 @@ class _VirtualHost:
 
     def __init__(self, trainer: Trainer, rng: random.Random, work_s: WorkTime) -> None:
         self._trainer = trainer
-        # The check of a Protocol takes longer than many other steps of a device.
         self._early = trainer if isinstance(trainer, EarlyTrainer) else None
         self._rng = rng
         self._work_s = work_s

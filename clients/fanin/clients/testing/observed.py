@@ -1,14 +1,15 @@
 """A device's part in a Round as a list of events: assignments, trainings, uploads and give-ups."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from dataclasses import dataclass
 from typing import Final
 
 from fanin.clients.device.conditions import ShouldContinue
 from fanin.clients.device.models import OpenedModel
-from fanin.clients.device.updates import Change, Trainer
+from fanin.clients.device.updates import Change, Trainer, row_sizes
 from fanin.clients.testing.device import EarlyTrainer
 from fanin.clients.testing.loopback import Fleet
+from fanin.edge.bundles.bundle import Bundle
 from fanin.protos import messages as m
 from fanin.protos.errors import FaninError, InvalidInput, Unavailable
 
@@ -90,7 +91,7 @@ class ObservedFleet:
         return await self.fleet.report(device, report)
 
 
-class ObservedTrainer:
+class ObservedTrainer(EarlyTrainer):
     """A Trainer whose trainings are events. A device may give a training up: ``quit`` is the share of those."""
 
     def __init__(self, trainer: Trainer, device: str, observe: Observe, quits: Callable[[], bool]) -> None:
@@ -110,6 +111,10 @@ class ObservedTrainer:
     def graph_format(self) -> str:
         """See Trainer."""
         return self._trainer.graph_format
+
+    def row_sizes(self, bundle: Bundle) -> Collection[int]:
+        """See SizingTrainer."""
+        return row_sizes(self._trainer, bundle)
 
     def begin(self, model: OpenedModel, assignment: m.Assignment, due_s: float = 0.0) -> None:
         """See EarlyTrainer. A training that the device will give up does not begin."""

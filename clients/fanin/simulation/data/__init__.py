@@ -4,4 +4,5 @@ Reading order:
 
 - ``loading``: data sets by name, and those of other libraries; ``tables``: CSV and Parquet
 - ``partitioning``: ``partition``, the examples of each client; ``partitioners``: the ways to spread them
+- ``contract``: ``check_partitioner``, the contract of a partitioner
 """

@@ -99,7 +99,6 @@ def pretrained_module(settings: PretrainedSettings, seed: int) -> nn.Module:
     Args:
         settings: the folder and the dtype.
         seed: initializes the parameters if the folder has no weights.
-        translate: whether to load weights whose names the library must translate.
 
     Raises:
         InvalidInput, UnsupportedModel, RuntimeMissing: as in ``pretrained_skeleton``.

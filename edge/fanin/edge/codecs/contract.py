@@ -6,9 +6,10 @@ from typing import Final
 
 import numpy as np
 
-from fanin.edge.codecs.pipeline import States, UpdatePipeline, first_states, form_of, read_only, stage_error
-from fanin.edge.codecs.stage import GroupStage, Stage, State
+from fanin.edge.codecs.pipeline import UpdatePipeline, first_states, form_of, read_only, stage_error
+from fanin.edge.codecs.stage import GroupStage, Stage, StageContext, State
 from fanin.edge.codecs.stages import check_members, layout_of
+from fanin.edge.codecs.vector import PARAMETERS, Group, Vector, Weighting
 from fanin.edge.tensors import Float32s, Float64s, TensorTable
 from fanin.protos.messages import CodecSpec
 
@@ -19,6 +20,8 @@ _NUM_STEPS: Final = 3
 
 def check_stage(stage: Stage, *, num_rounds: int = 4, seed: int = 1) -> None:
     """Check that a stage keeps the contract that devices and the coordinator rely on.
+
+    The stage runs alone, and behind a stage that adds a group to the vector, as ``scaffold`` does.
 
     Args:
         stage: The stage.
@@ -34,23 +37,42 @@ def check_stage(stage: Stage, *, num_rounds: int = 4, seed: int = 1) -> None:
     check_members(stage, "stage")
     if isinstance(stage, GroupStage):
         _check_groups(stage)
-    for codec in ("fixed32", "int8"):
-        expected = _rounds(stage, codec, num_rounds, seed)
-        assert _rounds(stage, codec, num_rounds, seed) == expected, "apply: a repetition gave other bits"
+    alone: Mapping[str, Stage] = {"stage": stage}
+    for stages in (alone, {"first": _First(), **alone}):
+        for codec in ("fixed32", "int8"):
+            expected = _rounds(stages, codec, num_rounds, seed)
+            assert _rounds(stages, codec, num_rounds, seed) == expected, "apply: a repetition gave other bits"
 
 
-def _rounds(stage: Stage, codec: str, num_rounds: int, seed: int) -> list[bytes]:
-    """Return the bits of the payloads and the states of some Rounds."""
-    layout, rng, bits = layout_of(_TABLE, {"stage": stage}), np.random.default_rng(seed), list[bytes]()
-    names = [group.name for group in layout.groups[1:]]
-    states: States = first_states({"stage": stage}, _TABLE.num_values)
+class _First:
+    """A stage without state that adds a group."""
+
+    tensors = ()
+    groups = (Group(name="first-group", weighting=Weighting.ONE),)
+
+    def prepare(self, state: State, downlink: Mapping[str, Float32s]) -> Mapping[str, Float32s]:
+        return {}
+
+    def apply(self, vector: Vector, state: State, context: StageContext) -> State:
+        context.send({**vector, "first-group": vector[PARAMETERS] * np.float32(0.5)})
+        return {}
+
+    def advance(self, auxiliary: Float64s, aggregate: Float64s, num_updates: int) -> Float64s:
+        return auxiliary
+
+
+def _rounds(stages: Mapping[str, Stage], codec: str, num_rounds: int, seed: int) -> list[bytes]:
+    """Return the bits of the payloads and of the states of ``stage`` after each of some Rounds."""
+    layout, rng, bits = layout_of(_TABLE, stages), np.random.default_rng(seed), list[bytes]()
+    names, stage = [group.name for group in layout.groups[1:]], stages["stage"]
+    states = first_states(stages, _TABLE.num_values)
     for number in range(num_rounds):
         downlink = {name: _some(rng) for name in names}
         pipeline = UpdatePipeline(
             codec=CodecSpec(name=codec, max_shift=4),
             grid=layout.for_all([_STEP] * len(_TABLE.specs)),
             learning_rate=0.5,
-            stages={"stage": stage},
+            stages=stages,
             layout=layout,
             downlink=downlink,
             rng_of=partial(_rng, (seed, number)),

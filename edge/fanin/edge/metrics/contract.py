@@ -21,8 +21,9 @@ def check_metric(metric: Metric, *, num_classes: int = 5, seed: int = 1) -> None
 
     Raises:
         AssertionError: The metric breaks the contract. The text says how.
-        InvalidPlan: The metric raised an error, or its value is not finite.
+        InvalidPlan: The metric raised an error, or its value is no finite number.
     """
+    assert isinstance(metric, Metric), f"metric: got {type(metric).__name__}, expected a Metric(function=...)"
     rng = np.random.default_rng(seed)
     targets, predictions = _draw(rng, num_classes), _draw(rng, num_classes)
     copies = targets.copy(), predictions.copy()

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Final
+from typing import Final, SupportsFloat
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from fanin.edge.runtimes.base import Inputs
 from fanin.edge.runtimes.graphs import NO_TOKEN
 from fanin.edge.tensors import Float64s
 from fanin.protos.errors import InvalidPlan
+from fanin.protos.plans.keys import shown
 from fanin.protos.plans.named import blamed, named
 
 GROUP: Final = "fanin.metrics"
@@ -106,13 +107,16 @@ def metrics_of(names: Iterable[str]) -> dict[str, Metric]:
 
 
 def value_of(name: str, metric: Metric, predictions: Inputs, targets: Inputs) -> float:
-    """Return the value of a metric. Raises InvalidPlan if it raised an error or is not finite."""
-    with blamed(f"metric {name!r}", "correct its function, or remove the metric"):
-        value = float(metric.function(predictions, targets))
+    """Return the value of a metric. Raises InvalidPlan if it raised an error or is no finite number."""
+    advice = "correct its function, or remove the metric"
+    with blamed(f"metric {name!r}", advice):
+        result: object = metric.function(predictions, targets)
+        value = math.nan
+        # ``float`` also accepts a text, and a comparison of all examples.
+        if isinstance(result, SupportsFloat) and not isinstance(result, str | bool | np.bool_):
+            value = float(result)
     if not math.isfinite(value):
-        raise InvalidPlan(
-            f"metric {name!r}: got {value}, expected a finite number; correct its function, or remove the metric"
-        )
+        raise InvalidPlan(f"metric {name!r}: got {shown(result)}, expected a finite number; {advice}")
     return value
 
 
