@@ -149,7 +149,7 @@ COMMANDS: Final = {
     "pause": r.Pause(),
     "resume": r.Resume(rounds=3),
     "stop": r.Stop(),
-    "adopt": r.Adopt(from_run_id="other", number=7, rounds=2),
+    "adopt": r.Adopt(from_run_id="other", number=7, rounds=2, min_number=199),
 }
 
 

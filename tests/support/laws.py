@@ -344,7 +344,13 @@ COMMANDS: Final = st.builds(
     what=st.builds(r.Pause)
     | st.builds(r.Resume, rounds=UINT32)
     | st.builds(r.Stop)
-    | st.builds(r.Adopt, from_run_id=st.just("") | NAMES, number=st.integers(0, MAX_NUMBER), rounds=UINT32),
+    | st.builds(
+        r.Adopt,
+        from_run_id=st.just("") | NAMES,
+        number=st.integers(0, MAX_NUMBER),
+        rounds=UINT32,
+        min_number=st.integers(0, 1 << 53),
+    ),
 )
 
 

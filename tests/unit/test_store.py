@@ -307,7 +307,7 @@ def test_an_external_version_restarts_a_run(engine: Engine, rounds: Driven) -> N
     control.publish(RUN, third, 40.0)
     assert runs.run(RUN) == RunRecord(start=START, state=r.RunState.RUNNING, reason="", max_rounds=5)
     rounds.rest(r.RunRested(state=r.RunState.FINISHED, reason="done"), 50.0, next_sequence=99)
-    with raises(Conflict, "run run: got version 2, expected 3; another one came first"):
+    with raises(Conflict, "run run: got version 2 made from 1, expected one made from 2; another one came first"):
         control.publish(RUN, third, 60.0)
 
 

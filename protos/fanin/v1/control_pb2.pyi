@@ -400,21 +400,25 @@ class AdoptVersion(_message.Message):
     FROM_RUN_ID_FIELD_NUMBER: _builtins.int
     NUMBER_FIELD_NUMBER: _builtins.int
     ROUNDS_FIELD_NUMBER: _builtins.int
+    MIN_NUMBER_FIELD_NUMBER: _builtins.int
     from_run_id: _builtins.str
     """Empty: the same Run."""
     number: _builtins.int
     rounds: _builtins.int
     """How many Rounds to run from it; 0: none."""
+    min_number: _builtins.int
+    """The lowest number of the new Version, at most 2^53; 0: the next number."""
     def __init__(
         self,
         *,
         from_run_id: _builtins.str = ...,
         number: _builtins.int = ...,
         rounds: _builtins.int = ...,
+        min_number: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["from_run_id", b"from_run_id", "number", b"number", "rounds", b"rounds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["from_run_id", b"from_run_id", "min_number", b"min_number", "number", b"number", "rounds", b"rounds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

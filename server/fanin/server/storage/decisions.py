@@ -99,15 +99,19 @@ def check_publication(version: Version, newest: int, state: RunState, marks: Col
         marks: The marks of the Run's Rounds.
 
     Raises:
-        Conflict: The Run is running, a Round is being folded, or the Version is not the next one.
+        Conflict: The Run is running, a Round is being folded, or the Version does not follow the newest one.
     """
     run_id = version.run_id
     if state is RunState.RUNNING:
         raise Conflict(f"run {run_id}: a round is open; publish when the run rests, or pause it")
     if RoundMark.CLOSED in marks:
         raise Conflict(f"run {run_id}: a round is being folded; publish again when its version is there")
-    if version.number != newest + 1:
-        raise Conflict(f"run {run_id}: got version {version.number}, expected {newest + 1}; another one came first")
+    # The number may be higher than the next one: see ``Adopt.min_number``.
+    if version.parent != newest or version.number <= newest:
+        raise Conflict(
+            f"run {run_id}: got version {version.number} made from {version.parent}, expected one made from {newest}; "
+            "another one came first"
+        )
 
 
 def check_same_command(command_id: str, sha256: str, known: str | None) -> bool:

@@ -187,10 +187,15 @@ class SqliteEvaluations:
                 row.on_conflict_do_update(index_elements=keys, set_=values, where=table.c.score.is_(None))
             )
 
-    def evaluated(self, run_id: str) -> frozenset[int]:
-        """See ``EvaluationStore.evaluated``."""
-        table = schema.version_evaluations
-        query = select(table.c.number).where(table.c.run_id == run_id, table.c.score.is_not(None))
+    def unevaluated(self, run_id: str, above: int) -> frozenset[int]:
+        """See ``EvaluationStore.unevaluated``."""
+        table, versions = schema.version_evaluations, schema.versions
+        evaluated = select(table.c.number).where(
+            table.c.run_id == run_id, table.c.number > above, table.c.score.is_not(None)
+        )
+        query = select(versions.c.number).where(
+            versions.c.run_id == run_id, versions.c.number > above, versions.c.number.not_in(evaluated)
+        )
         with self._engine.connect() as connection:
             return frozenset(connection.execute(query).scalars())
 
