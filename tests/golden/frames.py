@@ -106,6 +106,7 @@ INFO: Final = r.RunInfo(
     version=3,
     version_sha256=VERSION.sha256,
     num_rounds=3,
+    max_rounds=3,
     reason="3 of 3 rounds done",
 )
 EVALUATION: Final = r.VersionEvaluation(

@@ -259,6 +259,7 @@ RUN_INFOS: Final = st.builds(
     version=UINT64,
     version_sha256=TEXTS,
     num_rounds=UINT32,
+    max_rounds=UINT32,
     reason=TEXTS,
     started_by=st.none() | PRINCIPALS,
     newest_evaluation=st.none() | VERSION_EVALUATIONS,
