@@ -36,6 +36,20 @@ def check_lease(lease: Lease, newest: Lease) -> None:
         )
 
 
+def lost_key(run_id: str) -> Conflict:
+    """Return the error for a Run whose key is not the one to which its publisher delegated."""
+    return Conflict(
+        f"the key that signs the versions of run {run_id} is lost, and devices accept no other; restore fanin.db from "
+        f"a backup, or continue in another run of its bundle: fanin promote {run_id} NUMBER OTHER"
+    )
+
+
+def check_new_key(run_id: str, *, is_recorded: bool) -> None:
+    """Check that a Run without a key may get one. Raises Conflict if the Run is recorded: it had a key."""
+    if is_recorded:
+        raise lost_key(run_id)
+
+
 def failure_of(round_number: int, num_updates: int, cohort: CohortPlan, cause: str) -> RoundFailed:
     """Return the failure of a Round without a quorum. ``cause`` is a known one, or empty."""
     updates = counted(num_updates, "update")
