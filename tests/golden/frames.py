@@ -106,6 +106,7 @@ INFO: Final = r.RunInfo(
     version=3,
     version_sha256=VERSION.sha256,
     num_rounds=3,
+    max_rounds=3,
     reason="3 of 3 rounds done",
 )
 EVALUATION: Final = r.VersionEvaluation(
@@ -149,7 +150,7 @@ COMMANDS: Final = {
     "pause": r.Pause(),
     "resume": r.Resume(rounds=3),
     "stop": r.Stop(),
-    "adopt": r.Adopt(from_run_id="other", number=7, rounds=2),
+    "adopt": r.Adopt(from_run_id="other", number=7, rounds=2, min_number=199),
 }
 
 

@@ -177,12 +177,31 @@ def test_a_garbage_server_key_is_replaced(state: Path, fanin: Fanin) -> None:
     assert b"PRIVATE KEY" in (state / "tls" / "server.key").read_bytes()
 
 
+@pytest.mark.parametrize("folder_mode", [0o700, 0o755])
+def test_keys_and_tokens_that_others_can_read_are_named(
+    state: Path, fanin: Fanin, caplog: pytest.LogCaptureFixture, folder_mode: int
+) -> None:
+    state.chmod(folder_mode)
+    for database in state.glob("fanin.db*"):
+        database.chmod(0o600)
+    files = [state / "tls" / "ca.key", state / "tokens" / "operator.token"]
+    for file in files:
+        file.chmod(0o644)
+    assert_starts(fanin, state)
+    warnings = [line.partition("; run: ")[2] for line in caplog.messages if "can read or change" in line]
+    assert warnings == ([] if folder_mode == 0o700 else [f"chmod go= {files[0]} {files[1]}"])
+
+
 @pytest.mark.parametrize(
     ("options", "text"),
     [
         (("--name", "b\u00fccher"), "name: got 'b\u00fccher', expected a host name of ASCII letters"),
         (("--name", ""), "name: got '', expected a host name of ASCII letters"),
         (("--listen", "nobody.invalid:1"), "nobody.invalid:1: cannot be listened on ("),
+        (
+            ("--listen", "192.0.2.1:7443"),
+            "192.0.2.1:7443: cannot be listened on (Cannot assign requested address); this machine does not have the ",
+        ),
     ],
 )
 def test_an_invalid_name_is_refused_in_one_line(

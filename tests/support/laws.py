@@ -259,6 +259,7 @@ RUN_INFOS: Final = st.builds(
     version=UINT64,
     version_sha256=TEXTS,
     num_rounds=UINT32,
+    max_rounds=UINT32,
     reason=TEXTS,
     started_by=st.none() | PRINCIPALS,
     newest_evaluation=st.none() | VERSION_EVALUATIONS,
@@ -344,7 +345,13 @@ COMMANDS: Final = st.builds(
     what=st.builds(r.Pause)
     | st.builds(r.Resume, rounds=UINT32)
     | st.builds(r.Stop)
-    | st.builds(r.Adopt, from_run_id=st.just("") | NAMES, number=st.integers(0, MAX_NUMBER), rounds=UINT32),
+    | st.builds(
+        r.Adopt,
+        from_run_id=st.just("") | NAMES,
+        number=st.integers(0, MAX_NUMBER),
+        rounds=UINT32,
+        min_number=st.integers(0, 1 << 53),
+    ),
 )
 
 

@@ -12,7 +12,7 @@ from support.virtual import Place, bundle_in, open_place, plan, start
 from fanin.clients.testing import run_virtual
 from fanin.edge.bundles.bundle import Bundle
 from fanin.protos import messages as m
-from fanin.protos.control import Command, Pause, Resume, RoundFailed, RunRested, RunState, Stop
+from fanin.protos.control import Adopt, Command, Pause, Resume, RoundFailed, RunRested, RunState, Stop
 from fanin.protos.errors import Conflict, Unavailable
 
 REASON = (
@@ -62,6 +62,31 @@ def test_a_run_that_cannot_be_resumed_is_listed_and_shows_devices_no_path(tmp_pa
         # The uploads of its devices are kept.
         assert list((tmp_path / "state" / "spool").glob("*.header")) != []
         repair(tmp_path, bundle)
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize(
+    "statement", ["DELETE FROM run_keys", "UPDATE run_keys SET private_key = zeroblob(32) WHERE run_id = 'run'"]
+)
+def test_a_run_that_lost_its_key_publishes_no_version_and_names_the_remedy(tmp_path: Path, statement: str) -> None:
+    async def main() -> None:
+        await serve_once(tmp_path)
+        change_record(tmp_path, statement)
+        place = open_place(tmp_path)
+        await place.runs.start()
+        assert (await place.runs.info("run")).reason == (
+            "run run: cannot be taken up: the key that signs the versions of run run is lost, and devices accept no "
+            "other; restore fanin.db from a backup, or continue in another run of its bundle: "
+            "fanin promote run NUMBER OTHER; the coordinator's log has the details"
+        )
+        assert place.runs.running() == ()
+        # The remedy works.
+        await start(place.runs, bundle_in(tmp_path), plan(), "other")
+        await place.runs.command(Command(command_id="1", run_id="other", what=Pause()))
+        adopt = Adopt(from_run_id="run", number=0)
+        assert (await place.runs.command(Command(command_id="2", run_id="other", what=adopt))).version == 1
+        await place.runs.stop()
 
     run_virtual(main())
 

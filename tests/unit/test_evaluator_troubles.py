@@ -12,7 +12,7 @@ from support.staleness import settle
 from support.virtual import bundle_in, plan, start
 
 from fanin.clients.testing import run_virtual
-from fanin.protos.control import StartRun, VersionEvaluation
+from fanin.protos.control import Adopt, Command, Pause, StartRun, VersionEvaluation
 from fanin.protos.errors import FaninError, StorageFull
 from fanin.protos.messages import BundleRef
 from fanin.protos.plans import EvaluationPlan
@@ -56,8 +56,8 @@ class FailingEvaluations:
             raise self._error
         await self._store.add_evaluation(run_id, evaluation, score)
 
-    async def evaluated(self, run_id: str) -> frozenset[int]:
-        return await self._store.evaluated(run_id)
+    async def unevaluated(self, run_id: str, above: int) -> frozenset[int]:
+        return await self._store.unevaluated(run_id, above)
 
     async def evaluation_page(self, run_id: str, from_version: int) -> tuple[VersionEvaluation, ...]:
         return await self._store.evaluation_page(run_id, from_version)
@@ -126,6 +126,25 @@ def test_an_evaluation_that_cannot_be_recorded_is_kept_and_shown(
 
     run_virtual(main())
     assert errors_in(caplog) == ["run run: evaluation on held-out data: disk full: /srv/fanin.db"]
+
+
+def test_versions_on_both_sides_of_a_gap_in_the_numbers_are_evaluated(tmp_path: Path) -> None:
+    async def main() -> None:
+        scene = Scene(tmp_path, StorageFull("full"), 0)
+        await scene.begin()
+        await scene.runs.command(Command(command_id="1", run_id="run", what=Pause()))
+        await scene.runs.command(Command(command_id="2", run_id="run", what=Adopt(number=0)))
+        await scene.runs.command(Command(command_id="3", run_id="run", what=Adopt(number=1, min_number=10**15)))
+        scene.evaluator.start()
+        await asyncio.sleep(10.0)
+        assert [evaluation.version for evaluation in await scene.page()] == [0, 1, 10**15]
+        await scene.runs.command(Command(command_id="4", run_id="run", what=Adopt(number=1, min_number=10**15 + 9)))
+        await asyncio.sleep(10.0)
+        assert [evaluation.version for evaluation in await scene.page()][3:] == [10**15 + 9]
+        assert scene.process.num_jobs == 4
+        await scene.stop()
+
+    run_virtual(main())
 
 
 @pytest.mark.parametrize(

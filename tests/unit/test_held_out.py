@@ -3,7 +3,6 @@
 import math
 import re
 import sys
-from collections.abc import Collection
 from pathlib import Path
 
 import numpy as np
@@ -17,31 +16,10 @@ from fanin.edge.metrics.metric import METRICS, Metric, absolute_error, balanced_
 from fanin.edge.runtimes.base import Inputs
 from fanin.protos.control import VersionEvaluation
 from fanin.protos.errors import InvalidInput, InvalidPlan, RuntimeMissing
-from fanin.server.evaluation.evaluator import next_due
 from fanin.server.evaluation.jobs import EvaluationJob, EvaluationReply
 from fanin.server.evaluation.metrics import score_of
 from fanin.server.settings import Settings
 from fanin.server.storage.contracts.values import BUNDLE, version
-
-
-@pytest.mark.parametrize(
-    ("newest", "every", "evaluated", "expected"),
-    [
-        (0, 1, (), 0),
-        (0, 1, (0,), None),
-        (7, 1, (0, 1), 7),
-        (7, 1, (7, 6, 0), 5),
-        (7, 3, (), 6),
-        (7, 3, (6,), 3),
-        (7, 3, (6, 3), 0),
-        (8, 3, (6, 3, 0), None),
-        (9, 3, (6, 3, 0), 9),
-    ],
-)
-def test_the_newest_due_version_without_an_evaluation_is_next(
-    newest: int, every: int, evaluated: Collection[int], expected: int | None
-) -> None:
-    assert next_due(newest, every, evaluated) == expected
 
 
 @pytest.mark.parametrize("number", [None, 1])

@@ -307,7 +307,7 @@ def test_an_external_version_restarts_a_run(engine: Engine, rounds: Driven) -> N
     control.publish(RUN, third, 40.0)
     assert runs.run(RUN) == RunRecord(start=START, state=r.RunState.RUNNING, reason="", max_rounds=5)
     rounds.rest(r.RunRested(state=r.RunState.FINISHED, reason="done"), 50.0, next_sequence=99)
-    with raises(Conflict, "run run: got version 2, expected 3; another one came first"):
+    with raises(Conflict, "run run: got version 2 made from 1, expected one made from 2; another one came first"):
         control.publish(RUN, third, 60.0)
 
 
@@ -348,7 +348,7 @@ def test_devices_and_tokens(engine: Engine) -> None:
 def test_everything_survives_reopening(tmp_path: Path, engine: Engine, rounds: Driven) -> None:
     runs, devices = SqliteRuns(engine), SqliteDevices(engine)
     runs.add_bundle(BUNDLE)
-    runs.run_key(RUN, b"first")
+    runs.run_key("other", b"first")
     rounds.set_deadline(1, 70.0, 10.0)
     commit(rounds, committed_update("a"), 2)
     close(rounds, quorum=1)
@@ -362,7 +362,7 @@ def test_everything_survives_reopening(tmp_path: Path, engine: Engine, rounds: D
             run_store.run_ids(),
             run_store.run(RUN),
             run_store.bundle(BUNDLE.manifest.sha256),
-            run_store.run_key(RUN, b"other"),
+            run_store.run_key("other", b"second"),
             run_store.version(RUN, 0),
             run_store.version(RUN),
             tuple(run_store.events(RUN)),

@@ -5,6 +5,7 @@ runs on the core install. Other packages add subcommands by an entry point in th
 the subcommand, its object is such a function.
 """
 
+import errno
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -122,6 +123,18 @@ EXTRAS_OF: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
 )
 """The extras that install a library; any one of them is enough."""
 
+_PERMISSIONS: Final = "; expected a path that this user may read and write: change its owner or mode, or pass another"
+REMEDIES: Final = MappingProxyType(
+    {
+        errno.EACCES: _PERMISSIONS,
+        errno.EPERM: _PERMISSIONS,
+        errno.EEXIST: "; expected a folder or no file there: move the file away, or pass another path",
+        errno.ENOTDIR: "; expected a folder in the path, got a file: move the file away, or pass another path",
+        errno.EROFS: "; expected a file system that can be written: mount it so, or pass another path",
+    }
+)
+"""The next step after an error of the operating system, by number."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the subcommand that the arguments name.
@@ -153,7 +166,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as exc:
         # A path on the command line that does not exist or cannot be opened, or a full disk.
         prefix = f"{exc.filename}: " if exc.filename else ""
-        sys.stderr.write(f"fanin {name}: {prefix}{exc.strerror or exc}\n")
+        sys.stderr.write(f"fanin {name}: {prefix}{exc.strerror or exc}{REMEDIES.get(exc.errno or 0, '')}\n")
         return 1
     except ModuleNotFoundError as exc:
         library = (exc.name or "").partition(".")[0]

@@ -8,6 +8,7 @@ import asyncio
 import logging
 import os
 import random
+import shlex
 import signal
 import sys
 import time
@@ -40,7 +41,7 @@ from fanin.server.evaluation.datasets import DataSets
 from fanin.server.evaluation.evaluator import HeldOutEvaluator
 from fanin.server.evaluation.process import EvaluatorProcess
 from fanin.server.fleet.coordinator import Coordinator
-from fanin.server.folder import check_authority, hold_folder, open_state
+from fanin.server.folder import check_authority, exposed_secrets, hold_folder, open_state
 from fanin.server.observe.logs import LogObserver
 from fanin.server.rounds.worker import Observer
 from fanin.server.runs.catalog import Runs
@@ -125,6 +126,7 @@ async def _serve(settings: Settings, observer: Observer, lanes: "Lanes") -> None
     registry = Registry(state.devices, time.time)
     ensure_token(settings.state / DEVICE_TOKEN, Role.DEVICE, registry)
     ensure_token(settings.state / OPERATOR_TOKEN, Role.OPERATOR, registry)
+    _warn_of_exposure(settings.state)
     data = DataSets(blobs=settings.state / "blobs", paths=settings.data, command=EVALUATOR)
     runs = Runs(state.stores, state.files, observer, data.check)
     evaluator = HeldOutEvaluator(runs, state.stores, data, EvaluatorProcess(EVALUATOR))
@@ -147,6 +149,14 @@ async def _serve(settings: Settings, observer: Observer, lanes: "Lanes") -> None
         await coordinator.stop()
         await bound.drain(DRAIN_S)
         await runs.stop()
+
+
+def _warn_of_exposure(folder: Path) -> None:
+    if exposed := exposed_secrets(folder):
+        LOG.warning(
+            "%s: other users of this machine can read or change keys and tokens; run: chmod go= %s",
+            *(folder, shlex.join(map(str, exposed))),
+        )
 
 
 def data_sets(texts: Sequence[str]) -> dict[str, Path]:

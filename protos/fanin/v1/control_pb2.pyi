@@ -400,21 +400,25 @@ class AdoptVersion(_message.Message):
     FROM_RUN_ID_FIELD_NUMBER: _builtins.int
     NUMBER_FIELD_NUMBER: _builtins.int
     ROUNDS_FIELD_NUMBER: _builtins.int
+    MIN_NUMBER_FIELD_NUMBER: _builtins.int
     from_run_id: _builtins.str
     """Empty: the same Run."""
     number: _builtins.int
     rounds: _builtins.int
     """How many Rounds to run from it; 0: none."""
+    min_number: _builtins.int
+    """The lowest number of the new Version, at most 2^53; 0: the next number."""
     def __init__(
         self,
         *,
         from_run_id: _builtins.str = ...,
         number: _builtins.int = ...,
         rounds: _builtins.int = ...,
+        min_number: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["from_run_id", b"from_run_id", "number", b"number", "rounds", b"rounds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["from_run_id", b"from_run_id", "min_number", b"min_number", "number", b"number", "rounds", b"rounds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -566,6 +570,7 @@ class RunInfo(_message.Message):
     STARTED_BY_FIELD_NUMBER: _builtins.int
     NEWEST_EVALUATION_FIELD_NUMBER: _builtins.int
     BEST_EVALUATION_FIELD_NUMBER: _builtins.int
+    MAX_ROUNDS_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     state: Global___RunState.ValueType
     bundle_sha256: _builtins.str
@@ -576,6 +581,8 @@ class RunInfo(_message.Message):
     """Rounds that ended in a Version."""
     reason: _builtins.str
     """Why the Run rests, or what it waits for if that is not devices."""
+    max_rounds: _builtins.int
+    """Rounds to publish since the Run started, or since the last command that set their number."""
     @_builtins.property
     def plan(self) -> _plan_pb2.Plan:
         """Absent if the record of the Run is damaged. Then the fields up to reason are empty, too."""
@@ -604,10 +611,11 @@ class RunInfo(_message.Message):
         started_by: Global___Principal | None = ...,
         newest_evaluation: Global___VersionEvaluation | None = ...,
         best_evaluation: Global___VersionEvaluation | None = ...,
+        max_rounds: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["best_evaluation", b"best_evaluation", "newest_evaluation", b"newest_evaluation", "plan", b"plan", "started_by", b"started_by"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["best_evaluation", b"best_evaluation", "bundle_sha256", b"bundle_sha256", "newest_evaluation", b"newest_evaluation", "num_rounds", b"num_rounds", "plan", b"plan", "reason", b"reason", "run_id", b"run_id", "started_by", b"started_by", "state", b"state", "version", b"version", "version_sha256", b"version_sha256"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["best_evaluation", b"best_evaluation", "bundle_sha256", b"bundle_sha256", "max_rounds", b"max_rounds", "newest_evaluation", b"newest_evaluation", "num_rounds", b"num_rounds", "plan", b"plan", "reason", b"reason", "run_id", b"run_id", "started_by", b"started_by", "state", b"state", "version", b"version", "version_sha256", b"version_sha256"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -12,10 +12,12 @@ lock            held by the coordinator that serves from this folder
 import fcntl
 import os
 import socket
+import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from fanin.edge.files import without_foreign
 from fanin.protos.errors import Conflict, Corrupted
@@ -40,6 +42,8 @@ from fanin.server.storage.sqlite.laned import (
 from fanin.server.storage.sqlite.rounds import SqliteRounds
 from fanin.server.storage.sqlite.runs import SqliteEvaluations, SqliteRuns
 from fanin.server.storage.stores import CoordinatorState, Files, Stores
+
+_OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +91,17 @@ def check_authority(folder: Path) -> None:
             "from a backup, or create an empty folder there: a new authority is created, whose ca.pem every device "
             "and operator needs"
         )
+
+
+def exposed_secrets(folder: Path) -> tuple[Path, ...]:
+    """Return the files with keys and tokens that other users of this machine can read or change.
+
+    A folder that is the user's alone protects all files in it.
+    """
+    if not folder.stat().st_mode & _OTHERS:
+        return ()
+    secrets = (folder / "fanin.db", folder / "fanin.db-wal", *folder.glob("tls/*.key"), *folder.glob("tokens/*.token"))
+    return tuple(sorted(path for path in secrets if path.exists() and path.stat().st_mode & _OTHERS))
 
 
 def open_state(

@@ -3,6 +3,7 @@
 No rule of a Round or a Run is here.
 """
 
+import errno
 import socket
 from collections.abc import AsyncIterator
 from contextlib import suppress
@@ -258,13 +259,19 @@ def check_free(address: str) -> None:
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 probe.bind(where)
     except OSError as exc:
-        raise _not_ours(address, exc.strerror or str(exc)) from exc
+        raise _not_ours(address, exc.strerror or str(exc), exc.errno) from exc
 
 
-def _not_ours(address: str, reason: str) -> Conflict:
-    return Conflict(
-        f"{address}: cannot be listened on ({reason}); is another coordinator running? choose another --listen"
-    )
+def _not_ours(address: str, reason: str, number: int | None = None) -> Conflict:
+    remedy = "is another coordinator running? choose another --listen"
+    if number == errno.EADDRNOTAVAIL:
+        port = address.rpartition(":")[2]
+        remedy = (
+            f"this machine does not have the address: choose another --listen, such as 0.0.0.0:{port} for all addresses"
+        )
+    elif number == errno.EACCES:
+        remedy = "this user may not listen on the port: choose another --listen, with a port from 1024 on"
+    return Conflict(f"{address}: cannot be listened on ({reason}); {remedy}")
 
 
 async def _pieces(requests: AsyncIterator[fleet_pb2.UploadRequest]) -> AsyncIterator[Piece]:

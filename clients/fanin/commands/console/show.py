@@ -62,6 +62,7 @@ def run_row(info: RunInfo) -> dict[str, object]:
         "version": info.version,
         "version_sha256": info.version_sha256,
         "rounds": info.num_rounds,
+        "max_rounds": info.max_rounds,
         "started_by": None if info.started_by is None else str(info.started_by),
         "newest_evaluation": None if info.newest_evaluation is None else evaluation_row(info.newest_evaluation),
         "best_evaluation": None if info.best_evaluation is None else evaluation_row(info.best_evaluation),

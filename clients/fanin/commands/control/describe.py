@@ -96,7 +96,7 @@ def _round_row(info: RoundInfo, plan: Plan | None) -> dict[str, object]:
 def description_text(description: RunDescription) -> str:
     """Return a described Run as text."""
     info, plan = description.run, description.run.plan
-    planned = "" if plan is None else f", of {plan.stop.max_rounds} planned"
+    planned = "" if plan is None else f"; planned at the last start: {info.max_rounds}"
     reason = f" ({info.reason})" if info.reason else ""
     lines = [
         f"run {info.run_id}",

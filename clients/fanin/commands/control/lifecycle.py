@@ -100,6 +100,9 @@ def stop_run(
 def rollback_run(
     run_id: RunArgument,
     number: Annotated[int, typer.Argument(min=0, help="The version to return to.")],
+    min_number: Annotated[
+        int, typer.Option("--min-number", min=0, metavar="N", help="Lowest number of the new version.")
+    ] = 0,
     rounds: RoundsOption = 0,
     state: StateOption = DEFAULT_STATE,
     server: ServerOption = "",
@@ -109,7 +112,7 @@ def rollback_run(
 ) -> None:
     """Make an older version of a run its newest. The run must be paused or have ended."""
     with connect(state, server, ca, token_file) as operator:
-        _send(operator, run_id, Adopt(number=number, rounds=rounds), json)
+        _send(operator, run_id, Adopt(number=number, rounds=rounds, min_number=min_number), json)
 
 
 def promote_version(

@@ -67,6 +67,12 @@ def add_auxiliary(key: SigningKey, version: Version, auxiliary: Mapping[str, Art
     return replace(unsigned, signature=key.sign(VERSION_CONTEXT, _version_bytes(unsigned)))
 
 
+def renumber(key: SigningKey, version: Version, number: int) -> Version:
+    """Return a Version with another number, signed again by the key that signed it."""
+    unsigned = replace(version, number=number)
+    return replace(unsigned, signature=key.sign(VERSION_CONTEXT, _version_bytes(unsigned)))
+
+
 def check_delegation(delegation: Delegation, publisher: str) -> None:
     """Raise InvalidVersion unless ``publisher`` (public key, hex) signed the delegation."""
     if not is_signed(publisher, delegation.signature, DELEGATION_CONTEXT, _delegation_bytes(delegation)):

@@ -50,6 +50,7 @@ class RunInfo:
         version: Number of the newest Version.
         version_sha256: Digest of the newest Version's parameters.
         num_rounds: Rounds that ended in a Version.
+        max_rounds: Rounds to publish since the Run started, or since the last command that set their number.
         reason: Reason why the Run rests, or the condition that it waits for other than devices.
         started_by: The principal that started the Run. None for a Run from before this was recorded.
         newest_evaluation: The evaluation of the newest Version that was evaluated on held-out data, None without one.
@@ -63,6 +64,7 @@ class RunInfo:
     version: int = 0
     version_sha256: str = ""
     num_rounds: int = 0
+    max_rounds: int = 0
     reason: str = ""
     started_by: Principal | None = None
     newest_evaluation: VersionEvaluation | None = None

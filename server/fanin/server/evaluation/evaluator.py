@@ -6,7 +6,7 @@ that were passed over follow while there is nothing newer. After a kill the next
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 from itertools import count
@@ -36,19 +36,6 @@ LEFT: Final = "; only a restart of the coordinator tries again"
 T = TypeVar("T")
 
 
-def next_due(newest: int, every: int, evaluated: Collection[int]) -> int | None:
-    """Return the newest Version that is due and has no evaluation, or None without one.
-
-    Args:
-        newest: The number of the newest Version.
-        every: Versions whose number is a multiple of this are due.
-        evaluated: The numbers of Versions with an evaluation, all of them due.
-    """
-    if len(evaluated) > newest // every:
-        return None
-    return next((number for number in range(newest - newest % every, -1, -every) if number not in evaluated), None)
-
-
 class GivenUp(Exception):
     """The record could not be read or written. The message is for operators, who see it with the Run."""
 
@@ -70,8 +57,9 @@ class HeldOutEvaluator:
         self._process = process
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        # By Run: the due Versions that have an evaluation or no tries left. The Run evaluated longest ago is first.
-        self._done: dict[str, set[int]] = {}
+        # By Run: the due Versions, and the newest Version at the last look. The Run evaluated longest ago is first.
+        self._due: dict[str, set[int]] = {}
+        self._newest: dict[str, int] = {}
         self._num_tries: dict[tuple[str, int], int] = {}
         # Runs without data, or whose evaluations cannot be read.
         self._without_data: set[str] = set()
@@ -130,29 +118,33 @@ class HeldOutEvaluator:
     async def _next(self) -> tuple[RunView, int] | None:
         """Return the Run whose turn it is and the number of the Version to evaluate, or None without one."""
         views = {publications.view.run_id: publications.view for publications in self._runs.publications()}
-        turns = {run_id: turn for turn, run_id in enumerate(self._done)}
+        turns = {run_id: turn for turn, run_id in enumerate(self._due)}
         for run_id in sorted(views, key=lambda run_id: turns.get(run_id, -1)):
             view = views[run_id]
             plan = view.record.start.plan.evaluation
-            if not plan.data or not self._has_data(run_id, plan.data) or not await self._is_known(run_id, plan.every):
+            if not plan.data or not self._has_data(run_id, plan.data):
                 continue
-            number = next_due(view.newest.number, plan.every, self._done[run_id])
-            if number is not None:
+            await self._look(run_id, view.newest.number, plan.every)
+            if due := self._due.get(run_id):
                 # This Run is last from now on.
-                self._done[run_id] = self._done.pop(run_id)
-                return view, number
+                self._due[run_id] = self._due.pop(run_id)
+                return view, max(due)
         return None
 
-    async def _is_known(self, run_id: str, every: int) -> bool:
-        """Read which Versions of a Run have an evaluation, once. Return whether that is known."""
-        if run_id not in self._done and run_id not in self._left:
-            try:
-                evaluated = await self._persistently(run_id, partial(self._stores.evaluations.evaluated, run_id))
-            except GivenUp:
-                self._left.add(run_id)
-            else:
-                self._done[run_id] = {number for number in evaluated if number % every == 0}
-        return run_id in self._done
+    async def _look(self, run_id: str, newest: int, every: int) -> None:
+        """Add the due Versions of a Run since the last look. A rollback may leave a gap in their numbers."""
+        above = self._newest.get(run_id, -1)
+        if newest <= above or run_id in self._left:
+            return
+        try:
+            read = partial(self._stores.evaluations.unevaluated, run_id, above)
+            numbers = await self._persistently(run_id, read)
+        except GivenUp:
+            self._left.add(run_id)
+            return
+        due = self._due.setdefault(run_id, set())
+        due.update(number for number in numbers if number % every == 0)
+        self._newest[run_id] = max(newest, *numbers)
 
     def _has_data(self, run_id: str, name: str) -> bool:
         if name in self._data.paths:
@@ -182,12 +174,12 @@ class HeldOutEvaluator:
         record = partial(self._stores.evaluations.add_evaluation, run_id, evaluation, score)
         with suppress(GivenUp):
             await self._persistently(run_id, record)
-        self._done[run_id].add(number)
+        self._due[run_id].discard(number)
         self._num_tries.pop((run_id, number), None)
 
     async def _job(self, run_id: str, number: int, plan: EvaluationPlan) -> EvaluationJob:
         version = await self._stores.runs.version(run_id, number)
-        assert version is not None, "versions are numbered without gaps"
+        assert version is not None, "it was recorded when it became due"
         bundle = await self._stores.runs.bundle(version.bundle_sha256)
         assert bundle is not None, "a run has its bundle"
         return self._data.job(plan, bundle, version)

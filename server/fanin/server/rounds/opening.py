@@ -105,8 +105,9 @@ async def recall(run_id: str, recent: RecentRounds, stores: Stores) -> None:
     """
     newest = await stores.runs.newest_version(run_id)
     recent.start_lineage(await stores.runs.lineage_start(run_id))
-    oldest = recent.oldest_base(newest.number) - 1
-    for earlier in await stores.rounds.since(run_id, oldest):
+    oldest = await stores.runs.version(run_id, recent.oldest_base(newest.number))
+    assert oldest is not None, "within a lineage, the numbers of versions have no gaps"
+    for earlier in await stores.rounds.since(run_id, oldest.parent):
         base = await stores.runs.version(run_id, earlier.base_version)
         assert base is not None, "a round has its base version"
         recent.add(OpenedRound(record=earlier, base=base))

@@ -9,7 +9,7 @@ from collections.abc import Awaitable
 from dataclasses import replace
 from typing import assert_never
 
-from fanin.edge.bundles.versions import sign_version
+from fanin.edge.bundles.versions import renumber, sign_version
 from fanin.protos.control import Adopt, Command, Pause, Principal, Resume, Stop, VersionPublished
 from fanin.protos.errors import Conflict, NotFound
 from fanin.protos.messages import Version
@@ -117,6 +117,8 @@ class RunControl:
             bundle_sha256=ours,
             parameters=source.parameters,
         )
+        if adopt.min_number > signed.number:
+            signed = renumber(driver.setup.run_key, signed, adopt.min_number)
         version = replace(signed, delegation=driver.run.start.delegation)
         event = VersionPublished(
             number=version.number,

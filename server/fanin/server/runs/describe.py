@@ -35,6 +35,7 @@ async def run_info(view: RunView, live: LiveRun, stores: Stores) -> RunInfo:
         version=newest.number,
         version_sha256=newest.sha256,
         num_rounds=await stores.rounds.num_published(view.run_id),
+        max_rounds=record.max_rounds,
         reason="; ".join(text for text in (record.reason, live.trouble) if text),
         started_by=record.started_by,
         newest_evaluation=await evaluations.newest_evaluation(view.run_id) if has_data else None,

@@ -16,6 +16,7 @@ from fanin.server.rounds.setup import RunSetup
 from fanin.server.runs.admission import open_bundle
 from fanin.server.runs.suitability import unsuitable
 from fanin.server.selection.policies import SelectionPolicy, policy_of
+from fanin.server.storage.decisions import lost_key
 from fanin.server.storage.stores import Files, Stores
 
 
@@ -71,8 +72,18 @@ async def recorded_bundle(sha256: str, stores: Stores) -> BundleRef:
 
 
 async def run_key_of(run_id: str, stores: Stores) -> SigningKey:
-    """Return the key that signs the Versions of a Run. It is created if there is none."""
+    """Return the key that signs the Versions of a Run. It is created for a Run that is not recorded.
+
+    Raises:
+        Conflict: The key of a recorded Run is lost.
+    """
     return SigningKey(await stores.runs.run_key(run_id, SigningKey.generate().private_bytes()))
+
+
+def check_key(setup: RunSetup) -> None:
+    """Raise Conflict unless the key of a recorded Run is the one to which its publisher delegated."""
+    if setup.run_key.public != setup.start.delegation.run_public_key:
+        raise lost_key(setup.start.run_id)
 
 
 async def check_up_to_date(run_id: str, stores: Stores, files: Files) -> None:

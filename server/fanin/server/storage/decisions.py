@@ -36,6 +36,20 @@ def check_lease(lease: Lease, newest: Lease) -> None:
         )
 
 
+def lost_key(run_id: str) -> Conflict:
+    """Return the error for a Run whose key is not the one to which its publisher delegated."""
+    return Conflict(
+        f"the key that signs the versions of run {run_id} is lost, and devices accept no other; restore fanin.db from "
+        f"a backup, or continue in another run of its bundle: fanin promote {run_id} NUMBER OTHER"
+    )
+
+
+def check_new_key(run_id: str, *, is_recorded: bool) -> None:
+    """Check that a Run without a key may get one. Raises Conflict if the Run is recorded: it had a key."""
+    if is_recorded:
+        raise lost_key(run_id)
+
+
 def failure_of(round_number: int, num_updates: int, cohort: CohortPlan, cause: str) -> RoundFailed:
     """Return the failure of a Round without a quorum. ``cause`` is a known one, or empty."""
     updates = counted(num_updates, "update")
@@ -99,15 +113,19 @@ def check_publication(version: Version, newest: int, state: RunState, marks: Col
         marks: The marks of the Run's Rounds.
 
     Raises:
-        Conflict: The Run is running, a Round is being folded, or the Version is not the next one.
+        Conflict: The Run is running, a Round is being folded, or the Version does not follow the newest one.
     """
     run_id = version.run_id
     if state is RunState.RUNNING:
         raise Conflict(f"run {run_id}: a round is open; publish when the run rests, or pause it")
     if RoundMark.CLOSED in marks:
         raise Conflict(f"run {run_id}: a round is being folded; publish again when its version is there")
-    if version.number != newest + 1:
-        raise Conflict(f"run {run_id}: got version {version.number}, expected {newest + 1}; another one came first")
+    # The number may be higher than the next one: see ``Adopt.min_number``.
+    if version.parent != newest or version.number <= newest:
+        raise Conflict(
+            f"run {run_id}: got version {version.number} made from {version.parent}, expected one made from {newest}; "
+            "another one came first"
+        )
 
 
 def check_same_command(command_id: str, sha256: str, known: str | None) -> bool:

@@ -19,7 +19,7 @@ from fanin.server.runs.commands import RunControl
 from fanin.server.runs.driving.course import Course
 from fanin.server.runs.driving.driver import RunDriver
 from fanin.server.runs.publications import Followers, Publications
-from fanin.server.runs.setups import check_up_to_date, setup_of
+from fanin.server.runs.setups import check_key, check_up_to_date, setup_of
 from fanin.server.runs.view import LiveRun
 from fanin.server.selection.policies import SelectionPolicy
 from fanin.server.storage.stores import Files, Stores
@@ -152,6 +152,7 @@ class Drivers:
             assert record is not None, "runs are never removed"
             await check_up_to_date(run_id, self._stores, self._files)
             setup = await setup_of(record.start, self._stores, self._files, self._policies)
+            check_key(setup)
             worker = Worker(run_id, self._observer)
             course = Course(record, setup, worker, self._notify, partial(self._leave, run_id))
             publications = Publications(setup, self._stores.runs)

@@ -14,6 +14,7 @@ RUN = "commanded"
 async def check_commands(stores: Stores) -> None:
     """Check the commands to a new Run. Raises AssertionError."""
     await stores.runs.add_run(start(RUN), 200.0)
+    await refusal(Conflict, stores.runs.run_key(RUN, b"new"), "run_key: created a key for a run that had one")
     driver = await stores.take(RUN)
     await driver.writer.open(opened(run_id=RUN))
     await driver.writer.set_deadline(1, 70.0, 10.0)

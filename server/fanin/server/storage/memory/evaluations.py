@@ -12,12 +12,14 @@ class MemoryEvaluations:
 
     async def add_evaluation(self, run_id: str, evaluation: VersionEvaluation, score: float | None) -> None:
         """See ``EvaluationStore.add_evaluation``."""
-        if evaluation.version not in await self.evaluated(run_id):
+        if evaluation.version in await self.unevaluated(run_id, evaluation.version - 1):
             self._database.runs[run_id].evaluations[evaluation.version] = (evaluation, score)
 
-    async def evaluated(self, run_id: str) -> frozenset[int]:
-        """See ``EvaluationStore.evaluated``."""
-        return frozenset(number for number, _, score in self._rows(run_id) if score is not None)
+    async def unevaluated(self, run_id: str, above: int) -> frozenset[int]:
+        """See ``EvaluationStore.unevaluated``."""
+        rows = self._database.runs[run_id]
+        evaluated = {number for number, (_, score) in rows.evaluations.items() if score is not None}
+        return frozenset(number for number in rows.versions if number > above and number not in evaluated)
 
     async def evaluation_page(self, run_id: str, from_version: int) -> tuple[VersionEvaluation, ...]:
         """See ``EvaluationStore.evaluation_page``."""

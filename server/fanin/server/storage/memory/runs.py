@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from fanin.protos.control import LoggedEvent, Principal, RunState, StartRun, VersionPublished
 from fanin.protos.errors import Conflict
 from fanin.protos.messages import BundleRef, Version
+from fanin.server.storage.decisions import check_new_key
 from fanin.server.storage.memory.database import MemoryDatabase, RunRows
 from fanin.server.storage.protocols.runs import PAGE_EVENTS
 from fanin.server.storage.records import RunRecord
@@ -63,6 +64,8 @@ class MemoryRuns:
 
     async def run_key(self, run_id: str, new_key: bytes) -> bytes:
         """See ``RunStore.run_key``."""
+        if run_id not in self._database.run_keys:
+            check_new_key(run_id, is_recorded=run_id in self._database.runs)
         return self._database.run_keys.setdefault(run_id, new_key)
 
     async def add_run(self, start: StartRun, now_s: float, by: Principal | None = None) -> None:

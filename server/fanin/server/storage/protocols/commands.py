@@ -70,6 +70,6 @@ class CommandStore(Protocol):
             command: The command to adopt the Version, if there is one.
 
         Raises:
-            Conflict: The Run is running, a Round is being folded, or the Version is not the next one.
+            Conflict: The Run is running, a Round is being folded, or the Version does not follow the newest one.
         """
         ...

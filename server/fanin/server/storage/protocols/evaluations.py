@@ -18,8 +18,8 @@ class EvaluationStore(Protocol):
         """
         ...
 
-    async def evaluated(self, run_id: str) -> frozenset[int]:
-        """Return the numbers of the Versions that have an evaluation without a problem."""
+    async def unevaluated(self, run_id: str, above: int) -> frozenset[int]:
+        """Return the numbers larger than ``above`` of the Versions that have no evaluation, or one with a problem."""
         ...
 
     async def evaluation_page(self, run_id: str, from_version: int) -> tuple[VersionEvaluation, ...]:

@@ -45,6 +45,9 @@ class RunStore(Protocol):
 
         Returns:
             The key of the Run: the same bytes for every caller and for ever.
+
+        Raises:
+            Conflict: The Run is recorded and its key is lost.
         """
         ...
 

@@ -203,9 +203,9 @@ class LanedEvaluations:
         """See ``EvaluationStore.add_evaluation``."""
         await self._lane(partial(self._store.add_evaluation, run_id, evaluation, score))
 
-    async def evaluated(self, run_id: str) -> frozenset[int]:
-        """See ``EvaluationStore.evaluated``."""
-        return await self._lane(partial(self._store.evaluated, run_id))
+    async def unevaluated(self, run_id: str, above: int) -> frozenset[int]:
+        """See ``EvaluationStore.unevaluated``."""
+        return await self._lane(partial(self._store.unevaluated, run_id, above))
 
     async def evaluation_page(self, run_id: str, from_version: int) -> tuple[VersionEvaluation, ...]:
         """See ``EvaluationStore.evaluation_page``."""

@@ -28,6 +28,7 @@ from fanin.protos.convert_control import (
 )
 from fanin.protos.errors import Corrupted, InvalidInput
 from fanin.protos.messages import BundleRef, Version
+from fanin.server.storage.decisions import check_new_key
 from fanin.server.storage.protocols.runs import PAGE_EVENTS
 from fanin.server.storage.records import RunRecord
 from fanin.server.storage.sqlite import schema
@@ -62,11 +63,15 @@ class SqliteRuns:
 
     def run_key(self, run_id: str, new_key: bytes) -> bytes:
         """Return the private key of a Run. Without one, ``new_key`` becomes it."""
-        row = {"run_id": run_id, "private_key": new_key}
-        query = select(schema.run_keys.c.private_key).where(schema.run_keys.c.run_id == run_id)
+        keys, runs = schema.run_keys, schema.runs
         with writing(self._engine) as connection:
-            connection.execute(upsert(schema.run_keys).values(row).on_conflict_do_nothing())
-            return bytes(connection.execute(query).scalar_one())
+            key = connection.execute(select(keys.c.private_key).where(keys.c.run_id == run_id)).scalar()
+            if key is not None:
+                return bytes(key)
+            known = connection.execute(select(runs.c.run_id).where(runs.c.run_id == run_id)).scalar()
+            check_new_key(run_id, is_recorded=known is not None)
+            connection.execute(insert(keys).values(run_id=run_id, private_key=new_key))
+            return new_key
 
     def add_run(self, start: StartRun, now_s: float, by: Principal | None = None) -> None:
         """See ``RunStore.add_run``."""
@@ -187,10 +192,15 @@ class SqliteEvaluations:
                 row.on_conflict_do_update(index_elements=keys, set_=values, where=table.c.score.is_(None))
             )
 
-    def evaluated(self, run_id: str) -> frozenset[int]:
-        """See ``EvaluationStore.evaluated``."""
-        table = schema.version_evaluations
-        query = select(table.c.number).where(table.c.run_id == run_id, table.c.score.is_not(None))
+    def unevaluated(self, run_id: str, above: int) -> frozenset[int]:
+        """See ``EvaluationStore.unevaluated``."""
+        table, versions = schema.version_evaluations, schema.versions
+        evaluated = select(table.c.number).where(
+            table.c.run_id == run_id, table.c.number > above, table.c.score.is_not(None)
+        )
+        query = select(versions.c.number).where(
+            versions.c.run_id == run_id, versions.c.number > above, versions.c.number.not_in(evaluated)
+        )
         with self._engine.connect() as connection:
             return frozenset(connection.execute(query).scalars())
 
