@@ -14,7 +14,7 @@ from fanin.clients.data.digits import load_digits
 from fanin.simulation import DeviceTrace, SimulationSettings, load_data, partition, read_devices, read_traces
 
 TEXT = (ROOT / "docs" / "simulation.md").read_text()
-TEN_LINES, PARTITIONER, OWN_METRIC, DEVICES, CAPACITY, FAULTS = re.findall(
+TEN_LINES, PARTITIONER, CHECK, OWN_METRIC, DEVICES, CAPACITY, FAULTS = re.findall(
     r"^```python\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL
 )
 
@@ -101,3 +101,9 @@ def test_the_partitioner_of_the_page_keeps_one_label_from_each_client() -> None:
     by = names["one_label_missing"]({})  # type: ignore[operator]
     counts = partition(load_digits(), 10, by).label_counts()
     assert ((counts > 0).sum(axis=1) == 9).all()
+
+
+def test_the_partitioner_of_the_page_keeps_its_contract(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_package.py").write_text(PARTITIONER)
+    monkeypatch.syspath_prepend(tmp_path)
+    exec(CHECK, {})

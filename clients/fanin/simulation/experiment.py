@@ -63,8 +63,8 @@ def simulate(
 ) -> Result:
     """Train an App or a Flower app on simulated clients by federated averaging, or as a Plan specifies.
 
-    The same arguments give bit-identical Versions in every process on one machine. The exception is the engine
-    ``auto``, which may choose another engine next time. ``Result.engine`` names the chosen one.
+    The same arguments give bit-identical Versions in every process on one machine. The engine
+    ``auto`` measures in each call, and may choose another engine. ``Result.engine`` names the engine that ran.
 
     Args:
         app: An App, whose module keeps its parameters. Or a Flower app: a ClientApp, a NumPyClient, a function
