@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import event
 
-from fanin.protos.errors import Corrupted, Unavailable
+from fanin.protos.errors import Unavailable
 from fanin.server.storage.disk import Durability
 from fanin.server.storage.records import EnrolledDevice, Role
 from fanin.server.storage.sqlite.devices import SqliteDevices
@@ -76,12 +76,20 @@ def test_a_lookup_never_queries_the_database(tmp_path: Path) -> None:
     engine.dispose()
 
 
-def test_a_table_that_no_fanin_wrote_is_corrupted(tmp_path: Path) -> None:
-    engine = open_engine(tmp_path / "fanin.db", Durability.PROCESS)
+@pytest.mark.parametrize("key", ["'zz'", "x'00'", "'abcd'"])
+def test_a_damaged_row_refuses_its_device_until_it_enrolls_again_and_no_other(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, key: str
+) -> None:
+    engine, (damaged, *others) = open_engine(tmp_path / "fanin.db", Durability.PROCESS), DEVICES
+    SqliteDevices(engine).enroll(DEVICES, 1.0)
     with engine.begin() as connection:
-        connection.exec_driver_sql("INSERT INTO devices VALUES ('me', 'my key', 1.0)")
-    with pytest.raises(
-        Corrupted, match=r"fanin\.db: its table of devices cannot be read \(non-hexadecimal number found"
-    ):
-        SqliteDevices(engine)
+        connection.exec_driver_sql(f"UPDATE devices SET public_key = {key} WHERE device_id = '{damaged.device_id}'")
+    store = SqliteDevices(engine)
+    (text,) = caplog.messages
+    assert f"damaged rows in the table of devices: 1, such as '{damaged.device_id}'; these devices are refused" in text
+    assert [store.find(device.device_id) for device in others] == others
+    assert (store.find(damaged.device_id), store.num_devices) == (None, len(others))
+    store.enroll([damaged], 2.0)
+    assert SqliteDevices(engine).num_devices == len(DEVICES)
+    assert len(caplog.messages) == 1
     engine.dispose()

@@ -39,6 +39,8 @@ def test_any_text_may_be_looked_for(device_id: str) -> None:
     assert Population([ROWS]).find(device_id) is None
 
 
-def test_rows_of_another_size_are_refused() -> None:
-    with pytest.raises(ValueError, match="devices: got ids of 16 and keys of 31 bytes in 1 rows, expected ids of at"):
-        Population([[("0" * 32, "0" * 62)]])
+def test_damaged_rows_are_left_out() -> None:
+    damaged = [("0" * 32, "0" * 62), ("1" * 32, "z" * 64), ("x", "0" * 64)]
+    population = Population([ROWS, [*damaged, *ROWS[:1]]])
+    assert population.damaged == ["0" * 32, "1" * 32, "x"]
+    assert len(population) == len(ROWS) + 1

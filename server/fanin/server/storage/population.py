@@ -18,6 +18,9 @@ _PREFIX_CHARS: Final = 16
 MAX_RECENT: Final = 1 << 16
 """Devices in a dict, at some 300 bytes each, before they are sorted into the arrays."""
 
+_DAMAGE: Final = (ValueError, TypeError)
+"""Errors of a row that is not hexadecimal, or not text: SQLite stores a value of any type in any column."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Sorted:
@@ -28,17 +31,31 @@ class _Sorted:
 
 
 class Population:
-    """The enrolled devices."""
+    """The enrolled devices.
+
+    Args:
+        batches: Batches of (device id, public key) from the database.
+        max_recent: Devices in a dict before they are sorted into the arrays.
+
+    Attributes:
+        damaged: The device ids of the rows that are damaged, as the database has them. These devices are left out.
+    """
 
     def __init__(self, batches: Iterable[Sequence[tuple[str, str]]] = (), max_recent: int = MAX_RECENT) -> None:
-        """Load batches of (device id, public key) from the database. Raises ValueError if one is not hexadecimal."""
         self._max_recent = max_recent
-        parts = [_sorted(batch) for batch in batches]
-        self._sorted = _merged(*parts, _sorted(()))
+        self.damaged: list[object] = []
+        self._sorted = _merged(*(self._loaded(batch) for batch in batches), _sorted(()))
         self._recent: dict[str, EnrolledDevice] = {}
 
     def __len__(self) -> int:
         return len(self._sorted.prefixes) + len(self._recent)
+
+    def _loaded(self, batch: Sequence[tuple[str, str]]) -> _Sorted:
+        try:
+            return _sorted(batch)
+        except _DAMAGE:
+            self.damaged += [row[0] for row in batch if not _is_intact(row)]
+            return _sorted([row for row in batch if _is_intact(row)])
 
     def add(self, device: EnrolledDevice) -> None:
         """Add a device that is not in the population yet."""
@@ -67,6 +84,14 @@ class Population:
                 return device
             place += 1
         return None
+
+
+def _is_intact(row: tuple[str, str]) -> bool:
+    try:
+        _sorted([row])
+    except _DAMAGE:
+        return False
+    return True
 
 
 def _sorted(rows: Sequence[tuple[str, str]]) -> _Sorted:

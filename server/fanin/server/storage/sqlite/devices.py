@@ -1,17 +1,18 @@
 """Enrolled devices by their keys, and tokens by their digests."""
 
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from sqlalchemy import Engine, insert, select
 from sqlalchemy.dialects.sqlite import insert as upsert
 
-from fanin.protos.errors import Corrupted
 from fanin.server.storage.population import Population
 from fanin.server.storage.records import EnrolledDevice, Role
 from fanin.server.storage.sqlite import schema
 from fanin.server.storage.sqlite.engine import writing
 
+LOG: Final = logging.getLogger("fanin.server.storage.devices")
 BATCH_ROWS: Final = 10_000
 
 
@@ -24,12 +25,15 @@ class SqliteDevices:
     """
 
     def __init__(self, engine: Engine) -> None:
-        """Read all devices and tokens, about 2 s for a million devices. Raises Corrupted."""
+        """Read all devices and tokens, about 2 s for a million devices."""
         self._engine = engine
-        try:
-            self._population = Population(_device_rows(engine))
-        except ValueError as exc:
-            raise Corrupted(f"{engine.url.database}: its table of devices cannot be read ({exc})") from exc
+        self._population = Population(_device_rows(engine))
+        if damaged := self._population.damaged:
+            LOG.error(
+                "%s: damaged rows in the table of devices: %d, such as %r; these devices are refused until they are "
+                "started again and enroll, all others are served",
+                *(engine.url.database, len(damaged), damaged[0]),
+            )
         with engine.connect() as connection:
             rows = connection.execute(select(schema.tokens.c.sha256, schema.tokens.c.role)).all()
         self._tokens = {(sha256, Role(role)) for sha256, role in rows}
@@ -42,8 +46,11 @@ class SqliteDevices:
         ]
         if rows:
             with writing(self._engine) as connection:
-                # Another process may have recorded some of them since this one read the table.
-                connection.execute(upsert(schema.devices).on_conflict_do_nothing(), rows)
+                # Another process may have recorded some of them since this one read the table, or a row is damaged.
+                # The id is the digest of the key, so an intact row does not change.
+                row = upsert(schema.devices)
+                key = {"public_key": row.excluded.public_key}
+                connection.execute(row.on_conflict_do_update(index_elements=["device_id"], set_=key), rows)
             for device in unknown.values():
                 self._population.add(device)
 
