@@ -93,3 +93,12 @@ def test_the_settings_of_the_newest_round_are_described() -> None:
     assert row["plan"]["flower"]["config"]["key"] == {"base64": "AA=="}
     without = replace(description, run=replace(run, plan=plan()))
     assert "settings" not in description_text(without)
+
+
+def test_the_numbers_of_a_run_with_a_damaged_record_are_unknown() -> None:
+    run = RunInfo(run_id="run-1", state=RunState.PAUSED, reason="the record is damaged")
+    description = RunDescription(run=run, rounds=(), grid=(), num_at_work=0, at_work=(), deadline_s=0.0, num_devices=4)
+    lines = description_text(description).splitlines()
+    assert {"  version   unknown", "  rounds    unknown that ended in a version"} <= set(lines)
+    row = description_row(description)
+    assert [row[key] for key in ("version", "rounds", "max_rounds")] == [None, None, None]

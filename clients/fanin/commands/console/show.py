@@ -51,18 +51,24 @@ def note_on_local(bundle: Bundle) -> str:
     return f"{names} have the initial values of the bundle; they are personal, and each device has trained its own"
 
 
+def count_text(info: RunInfo, count: int) -> str:
+    """Return a number of a Run as text. The numbers of a Run whose record is damaged are not known."""
+    return "unknown" if info.plan is None else str(count)
+
+
 def run_row(info: RunInfo) -> dict[str, object]:
-    """Return the JSON row of a Run."""
+    """Return the JSON row of a Run. Its numbers are null if its record is damaged."""
+    is_known = info.plan is not None
     return {
         "run_id": info.run_id,
         "plan": None if info.plan is None else info.plan.name,
         "state": info.state.value,
         "reason": info.reason,
         "bundle_sha256": info.bundle_sha256,
-        "version": info.version,
+        "version": info.version if is_known else None,
         "version_sha256": info.version_sha256,
-        "rounds": info.num_rounds,
-        "max_rounds": info.max_rounds,
+        "rounds": info.num_rounds if is_known else None,
+        "max_rounds": info.max_rounds if is_known else None,
         "started_by": None if info.started_by is None else str(info.started_by),
         "newest_evaluation": None if info.newest_evaluation is None else evaluation_row(info.newest_evaluation),
         "best_evaluation": None if info.best_evaluation is None else evaluation_row(info.best_evaluation),

@@ -9,7 +9,7 @@ from typing import Annotated, Final
 
 import typer
 
-from fanin.commands.console.show import evaluation_text, run_row
+from fanin.commands.console.show import count_text, evaluation_text, run_row
 from fanin.commands.console.terminal import (
     DEFAULT_STATE,
     CaOption,
@@ -102,9 +102,9 @@ def description_text(description: RunDescription) -> str:
         f"run {info.run_id}",
         f"  state     {info.state.value}{reason}",
         *([] if info.started_by is None else [f"  started   by {info.started_by}"]),
-        f"  version   {info.version} {info.version_sha256}",
+        f"  version   {count_text(info, info.version)} {info.version_sha256}".rstrip(),
         f"  bundle    {info.bundle_sha256}",
-        f"  rounds    {info.num_rounds} that ended in a version{planned}",
+        f"  rounds    {count_text(info, info.num_rounds)} that ended in a version{planned}",
         *([] if plan is None else plan_lines(plan)),
         *(settings_lines(plan, description.rounds[0].round) if plan is not None and description.rounds else ()),
     ]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fanin.commands.console.show import run_row
+from fanin.commands.console.show import count_text, run_row
 from fanin.commands.console.terminal import (
     DEFAULT_STATE,
     CaOption,
@@ -138,4 +138,5 @@ def _send(operator: "Operator", run_id: str, command: Pause | Resume | Stop | Ad
         write_json(json, run_row(info))
     if prints_text(json):
         reason = f" ({info.reason})" if info.reason else ""
-        sys.stdout.write(f"run {info.run_id} is {info.state.value}{reason}, its newest version is {info.version}\n")
+        version = count_text(info, info.version)
+        sys.stdout.write(f"run {info.run_id} is {info.state.value}{reason}, its newest version is {version}\n")

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
-from fanin.commands.console.show import run_row
+from fanin.commands.console.show import count_text, run_row
 from fanin.commands.console.tables import print_tables
 from fanin.commands.console.terminal import (
     DEFAULT_STATE,
@@ -52,8 +52,8 @@ def _table(infos: Sequence[RunInfo]) -> Table:
     for info in infos:
         digest = short(info.version_sha256)
         plan = "" if info.plan is None else info.plan.name
-        row = (info.run_id, plan, info.state.value, str(info.version), digest, str(info.num_rounds))
-        table.add_row(*row, _best(info), info.reason)
+        version, num_rounds = count_text(info, info.version), count_text(info, info.num_rounds)
+        table.add_row(info.run_id, plan, info.state.value, version, digest, num_rounds, _best(info), info.reason)
     return table
 
 
