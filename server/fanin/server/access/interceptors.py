@@ -50,7 +50,7 @@ MAX_OPEN_BYTES: Final = 4096
 MAX_BYTES: Final = MappingProxyType(
     {
         ENROLL: 4 << 10,  # a token, a key and a signature
-        f"{FLEET}CheckIn": 64 << 10,  # at most 96 names of 128 characters, which may have 4 bytes
+        f"{FLEET}CheckIn": 64 << 10,  # at most 112 names of 128 characters, which may have 4 bytes
         f"{FLEET}Download": 16 << 10,  # at most 65 digests
         f"{FLEET}Report": 32 << 10,  # at most 4,096 characters of a failure
         f"{FLEET}Upload": 1 << 20,  # the header; 80 bytes for each MiB of the payload
