@@ -94,6 +94,10 @@ flower: $(VENV)/.installed ## FedAvg against Flower's on the same Updates, Flowe
 parity: $(VENV)/.installed ## meshes of four and eight ranks, and every schedule, against one process
 	$(BIN)/pytest tests/parallel/test_matrix.py -m "not nightly" $(ARGS)
 
+.PHONY: gpu
+gpu: $(VENV)/.installed ## the tests that need a GPU: train steps of simulations and of jobs, against the CPU
+	CUDA_VISIBLE_DEVICES=$${CUDA_VISIBLE_DEVICES:-0} $(BIN)/pytest -n $(WORKERS) tests/gpu $(ARGS)
+
 .PHONY: lint
 lint: $(VENV)/.installed ## ruff: form and rules
 	$(BIN)/ruff format --check .

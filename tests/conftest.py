@@ -24,6 +24,8 @@ HEAVY_FIXTURES: Final = ("both_formats", "bundle_for", "programs")
 """Fixtures that import torch or a converter when a test requests them."""
 ONNX_RUNTIMES: Final = ("onnx", "reference")
 """Runtimes of ``bundle_for`` that run ONNX graphs."""
+GPU_TESTS: Final = Path(__file__).with_name("gpu")
+"""Tests that run if ``CUDA_VISIBLE_DEVICES`` names a GPU."""
 
 # A busy machine must not fail a law, so no profile has a deadline. In CI a law always draws the same examples, so it
 # fails on every machine or on none. The nightly suite draws new examples.
@@ -47,7 +49,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Keep heavy files out of a light run before they are imported."""
+    """Keep heavy files out of a light run before they are imported, and ``tests/gpu`` out of a run without a GPU."""
+    if collection_path == GPU_TESTS:
+        return True if not os.environ["CUDA_VISIBLE_DEVICES"] else None
     is_test = collection_path.name.startswith("test_") and collection_path.suffix == ".py"
     return True if config.getoption("--light") and is_test and not is_light(collection_path) else None
 
