@@ -1,6 +1,6 @@
 """States and results of another type or form: the error names the rule or the outer optimizer, and its method."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +11,7 @@ from support.folds import fresh
 
 from fanin.edge.codecs.grid import NUM_REACHES
 from fanin.edge.tensors import TensorTable
-from fanin.protos.errors import InvalidPlan
+from fanin.protos.errors import Corrupted, InvalidPlan
 from fanin.protos.messages import CodecSpec
 from fanin.server.aggregation import fold
 from fanin.server.aggregation.contract import check_optimizer, check_rule
@@ -49,6 +49,32 @@ def folded(rule: Any) -> Aggregate:
     update = fresh(256, (0,), CodecSpec(name="fixed32", max_shift=4), [values])
     submission = Submission(update=update, read=lambda first, last: values[first:last])
     return SetFold(rule, TensorTable.of({"w": (2,)}), (0,), {"a": submission}.__getitem__).complete(["a"])
+
+
+def cut_after(num_pieces: int) -> Any:
+    """Return the mean of FedAvg, of the first pieces of each Update."""
+
+    def accept(self: Any, state: fold.PartialSum, table: TensorTable, update: fold.Contribution) -> fold.PartialSum:
+        pieces = [piece for _, piece in zip(range(num_pieces), update.pieces, strict=False)]
+        values = np.concatenate([*pieces, np.zeros(2, np.int32)])[:2]
+        return fold.accept(state, table, replace(update, pieces=[values]))
+
+    return mine(WeightedMean, accept=accept)
+
+
+@pytest.mark.parametrize("num_pieces", [0, 1, 2])
+def test_a_damaged_update_is_found_also_by_a_rule_that_does_not_read_it_to_its_end(num_pieces: int) -> None:
+    def damaged() -> Iterator[np.ndarray]:
+        yield np.ones(1, np.int32)
+        yield np.ones(1, np.int32)
+        raise Corrupted("the digest of the payload, which is known at its end")
+
+    update = fresh(256, (0,), CodecSpec(name="fixed32", max_shift=4), damaged())
+    submission = Submission(update=update, read=lambda first, last: np.ones(last - first, np.int32))
+    fold_of_one = SetFold(cut_after(num_pieces), TensorTable.of({"w": (2,)}), (0,), {"a": submission}.__getitem__)
+    with pytest.raises(Corrupted, match="the digest of the payload"):
+        fold_of_one.add("a")
+    assert not fold_of_one.added
 
 
 def test_a_rule_with_a_state_keeps_the_contract() -> None:

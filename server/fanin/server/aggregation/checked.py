@@ -98,7 +98,10 @@ class CheckedRule:
         return self._checked("begin", state, table)
 
     def accept(self, state: PartialSum, table: TensorTable, update: Contribution) -> PartialSum:
-        """See ``Rule.accept``. An error of the Update's source is raised unchanged, also if the rule handles it."""
+        """See ``Rule.accept``.
+
+        An error of the Update's source is raised unchanged, also if the rule handles it or does not read all pieces.
+        """
         pieces = _WatchedPieces(update.pieces)
         try:
             with self._part.blamed("accept"):
@@ -109,6 +112,7 @@ class CheckedRule:
             raise
         if pieces.error is not None:
             raise pieces.error
+        pieces.read_rest()
         return self._checked("accept", after, table)
 
     def merge(self, left: PartialSum, right: PartialSum, table: TensorTable) -> PartialSum:
@@ -237,19 +241,26 @@ class CheckedOptimizer:
             raise self._part.error(f"{method} returned the state {sorted(map(str, state))}, expected {expected}")
 
 
-class _WatchedPieces:
+class _WatchedPieces(Iterator[Integers]):
     """The pieces of an Update that remember the error of their source. So it is not taken for an error of the rule."""
 
     def __init__(self, pieces: Iterable[Integers]) -> None:
-        self._pieces = pieces
+        self._pieces = iter(pieces)
         self.error: Exception | None = None
 
-    def __iter__(self) -> Iterator[Integers]:
+    def __next__(self) -> Integers:
         try:
-            yield from self._pieces
+            return next(self._pieces)
+        except StopIteration:
+            raise
         except Exception as exc:
             self.error = exc
             raise
+
+    def read_rest(self) -> None:
+        """Read the pieces that the rule left. A damaged payload is found at its end. Raises the source's error."""
+        for _ in self:
+            pass
 
 
 def _part_of(rule: Rule | ColumnRule) -> Part:
