@@ -17,7 +17,7 @@ WORKERS ?= 2
 PARALLEL := --no-print-directory --jobs $(WORKERS) --output-sync=line
 # Files in the order of their folders, so that the run ends with many short ones. xdist would begin with the files of most
 # tests, and end with a few long ones on one worker.
-SPREAD := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+SPREAD = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 # Tests sync thousands of small files, which costs nothing in memory. The largest test needs 4 GiB.
 MEMORY := $(shell df -Pm /dev/shm 2>/dev/null | awk 'NR == 2 && $$4 >= 8192 { print "/dev/shm" }')
@@ -68,7 +68,9 @@ test: ## every gate and every test but the nightly ones
 suite: $(VENV)/.installed $(STAMPS)
 	$(IN_MEMORY) $(BIN)/pytest $(SPREAD) -m "not nightly" $(ARGS)
 
+# The long tests wait for other processes more than the others do. Three workers keep two cores busy.
 .PHONY: nightly
+nightly: WORKERS := 3
 nightly: ## the tests that are too long for every change, and all property tests on many new examples
 	@$(MAKE) $(PARALLEL) $(VENV)/.installed $(STAMPS)
 	$(IN_MEMORY) $(BIN)/pytest $(SPREAD) -m nightly $(ARGS)

@@ -111,17 +111,20 @@ def parser() -> argparse.ArgumentParser:
 def measured(name: str, folder: Path, runtimes: Sequence[str], limit_s: float) -> ModelRow:
     """Export one model and train it in each runtime. Errors are a part of the row."""
     formats = sorted({FORMAT_OF[runtime] for runtime in runtimes})
-    row: ModelRow = {"name": name, **exported(name, folder, formats, limit_s), "load": os.getloadavg()[0]}
-    usable = [runtime for runtime in runtimes if FORMAT_OF[runtime] in row.get("formats", ())]
-    return row | (trained(name, folder, usable) if usable else {})
+    row: ModelRow = {"name": name}
+    with ExitStack() as stack:
+        try:
+            eager = stack.enter_context(child([sys.executable, str(BENCHMARKS / "zoo_eager.py"), name, str(folder)]))
+        except (RuntimeError, OSError) as exc:
+            return row | {"error": f"the training before the export: {exc}"}
+        row |= {**exported(name, folder, formats, limit_s), "load": os.getloadavg()[0]}
+        usable = [runtime for runtime in runtimes if FORMAT_OF[runtime] in row.get("formats", ())]
+        return row | (trained(name, folder, eager, usable) if usable else {})
 
 
 def exported(name: str, folder: Path, formats: Sequence[str], limit_s: float) -> ModelRow:
     """Export a model in a child process. Return its row."""
-    command = [sys.executable, str(BENCHMARKS / "zoo_export.py"), name, str(folder)]
-    if status := subprocess.run(command, env=os.environ | WORKING_TREE).returncode:
-        return {"error": f"the training before the export ended with status {status}"}
-    command += formats
+    command = [sys.executable, str(BENCHMARKS / "zoo_export.py"), name, str(folder), *formats]
     try:
         completed = subprocess.run(
             command, env=os.environ | WORKING_TREE, capture_output=True, text=True, timeout=limit_s
@@ -135,35 +138,35 @@ def exported(name: str, folder: Path, formats: Sequence[str], limit_s: float) ->
     return row
 
 
-def trained(name: str, folder: Path, runtimes: Sequence[str]) -> ModelRow:
+def trained(name: str, folder: Path, eager: Child, runtimes: Sequence[str]) -> ModelRow:
     """Train an exported model in eager torch and in each runtime. Return parity, int8's agreement and times."""
     bundle = open_folder(folder / BUNDLE, trusted=[PUBLISHER.public])
     table, initial = bundle.manifest.table, bundle.initial_parameters()
-    commands = {EAGER: [sys.executable, str(BENCHMARKS / "zoo_eager.py"), name, str(folder)]}
-    for runtime in runtimes:
-        script, rate = str(BENCHMARKS / "zoo_device.py"), str(MODELS[name].learning_rate)
-        commands[runtime] = [str(python_of(runtime)), script, runtime, PUBLISHER.public, rate, str(folder)]
     answers: dict[str, Mapping[str, Any]] = {}
     errors: dict[str, str] = {}
+    script, rate = str(BENCHMARKS / "zoo_device.py"), str(MODELS[name].learning_rate)
     with ExitStack() as stack:
-        children: dict[str, Child] = {}
-        for key, command in commands.items():
+        try:
+            eager.ask("steps")
+        except (RuntimeError, OSError) as exc:
+            return {"errors": {EAGER: str(exc)}}
+        children = {EAGER: eager}
+        for runtime in runtimes:
+            command = [str(python_of(runtime)), script, runtime, PUBLISHER.public, rate, str(folder)]
             try:
-                children[key] = stack.enter_context(child(command))
-                answers[key] = children[key].ask("steps")
+                children[runtime] = stack.enter_context(child(command))
+                answers[runtime] = children[runtime].ask("steps")
             except (RuntimeError, OSError) as exc:
-                children.pop(key, None)
-                errors[key] = str(exc)
+                children.pop(runtime, None)
+                errors[runtime] = str(exc)
         train_ms = timed(children)
-    if EAGER in errors:
-        return {"errors": errors}
-    eager, exact, shaken = (np.load(folder / f"{kind}.npy") for kind in ("eager", "exact", "shaken"))
+    steps, exact, shaken = (np.load(folder / f"{kind}.npy") for kind in ("eager", "exact", "shaken"))
     devices = [runtime for runtime in runtimes if runtime in answers]
     row: ModelRow = {
-        "parity": {runtime: difference(table, np.load(folder / f"{runtime}.npy"), eager) for runtime in devices},
-        "parity_of_float64": difference(table, exact, eager),
-        "parity_of_shaken": difference(table, shaken, eager),
-        "moved": difference(table, initial, eager),
+        "parity": {runtime: difference(table, np.load(folder / f"{runtime}.npy"), steps) for runtime in devices},
+        "parity_of_float64": difference(table, exact, steps),
+        "parity_of_shaken": difference(table, shaken, steps),
+        "moved": difference(table, initial, steps),
         "int8_agreement_by_runtime": {runtime: answers[runtime]["int8_agreement"] for runtime in devices},
         "int8_agreement": min((answers[runtime]["int8_agreement"] for runtime in devices), default=None),
         "accuracy": max((answers[runtime]["accuracy"] for runtime in devices), default=None),

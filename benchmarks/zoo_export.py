@@ -1,10 +1,8 @@
 """One export of ``zoo.py``, in a process of its own: its peak memory, with its fork, is that of the export.
 
-    python zoo_export.py MODEL FOLDER
     python zoo_export.py MODEL FOLDER FORMAT...
 
-The first command trains the module a little, because the scales of int8 are calibrated at the export. FOLDER receives
-the state of that training, and the data. The second command writes the Bundle, and ``export.json`` with the figures or
+FOLDER has the state of the module (``zoo_eager.py``). It receives the Bundle, and ``export.json`` with the figures or
 with the error. If a format fails, the Bundle has the others.
 """
 
@@ -18,50 +16,24 @@ from typing import Final
 
 import torch
 from tree_memory import peak_memory
-from zoo_models import BATCH_SIZE, HELD_OUT, MODELS, PRETRAINING, TRAINING, app_of, examples_of
+from zoo_models import app_of
 
-from fanin.clients.data.npz import write_npz
 from fanin.edge.bundles.keys import SigningKey
 from fanin.edge.export import App, export
 
 PUBLISHER: Final = SigningKey(bytes(range(32)))
 NUM_STEPS: Final = 20
-NUM_HELD_OUT: Final = 256
-PRETRAINING_BATCH: Final = 32
-PRETRAINING_RATE: Final = 2e-3
 STATE, TRAIN_DATA, HELD_OUT_DATA, BUNDLE, ROW = "state.pt", "train.npz", "held-out.npz", "bundle", "export.json"
 Row = dict[str, object]
 
 
 def main() -> None:
-    """Train one model, or export it."""
+    """Export one model."""
     name, place, *formats = sys.argv[1:]
     folder = Path(place)
     torch.set_num_threads(1)
-    if formats:
-        row = exported(app_of(name, folder / STATE), folder / BUNDLE, formats)
-        (folder / ROW).write_text(json.dumps(row))
-        return
-    write_npz(folder / TRAIN_DATA, examples_of(name, TRAINING, NUM_STEPS * BATCH_SIZE))
-    write_npz(folder / HELD_OUT_DATA, examples_of(name, HELD_OUT, NUM_HELD_OUT))
-    torch.save(pretrained(name).state_dict(), folder / STATE)
-
-
-def pretrained(name: str) -> torch.nn.Module:
-    """Return the module after some steps of Adam in eager torch."""
-    app = app_of(name)
-    module = app.module
-    examples = examples_of(name, PRETRAINING, MODELS[name].num_pretraining_steps * PRETRAINING_BATCH)
-    inputs = {key: torch.from_numpy(array).split(PRETRAINING_BATCH) for key, array in examples.inputs.items()}
-    optimizer = torch.optim.Adam(module.parameters(), lr=PRETRAINING_RATE)
-    torch.manual_seed(0)
-    for step, y in enumerate(torch.from_numpy(examples.y).split(PRETRAINING_BATCH)):
-        output = app.call(module, {key: parts[step] for key, parts in inputs.items()})
-        assert isinstance(output, torch.Tensor), "the App has checked its output"
-        optimizer.zero_grad()
-        app.loss(output, y).mean().backward()
-        optimizer.step()
-    return module
+    row = exported(app_of(name, folder / STATE), folder / BUNDLE, formats)
+    (folder / ROW).write_text(json.dumps(row))
 
 
 def exported(app: App, folder: Path, formats: list[str]) -> Row:

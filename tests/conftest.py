@@ -24,6 +24,11 @@ HEAVY_FIXTURES: Final = ("both_formats", "bundle_for", "programs")
 """Fixtures that import torch or a converter when a test requests them."""
 ONNX_RUNTIMES: Final = ("onnx", "reference")
 """Runtimes of ``bundle_for`` that run ONNX graphs."""
+LONG: Final = (
+    *("test_matrix.py", "test_zoo.py", "test_every_kill.py", "test_demo_gates.py", "test_parity.py", "test_memory.py"),
+    *("test_operator_table.py", "test_train_command.py", "test_seeded_runs.py", "test_char_decoder.py"),
+)
+"""The nightly files that take minutes, longest first."""
 GPU_TESTS: Final = Path(__file__).with_name("gpu")
 """Tests that run if ``CUDA_VISIBLE_DEVICES`` names a GPU."""
 
@@ -57,7 +62,12 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep tests that are marked heavy, or have a heavy fixture, out of a light run."""
+    """Keep tests that are marked heavy, or have a heavy fixture, out of a light run.
+
+    The nightly suite begins with its longest files, so that its workers end together.
+    """
+    if config.getoption("markexpr") == "nightly":
+        items.sort(key=lambda item: LONG.index(item.path.name) if item.path.name in LONG else len(LONG))
     if not config.getoption("--light"):
         return
     heavy = [

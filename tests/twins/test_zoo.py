@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,6 +19,8 @@ TOLERANCE = 1e-5
 AMPLIFICATION = 20
 """Limit for models that amplify rounding, as a multiple of eager torch's own rounding error."""
 MIN_AGREEMENT = 0.9
+LIMIT_S = 3600
+"""Seconds for all models. The first test waits for them."""
 INSTABILITY = 0.05
 """Eager torch's own rounding error after the steps from which on a model counts as unstable."""
 
@@ -28,13 +31,19 @@ def test_the_zoo_has_these_models() -> None:
     assert completed.stdout.split() == list(MODELS)
 
 
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """Return the rows of all models in onnxruntime, by name. One command: each start of it imports torch."""
+    file = tmp_path_factory.mktemp("zoo") / "zoo.json"
+    subprocess.run([sys.executable, str(ZOO), "--runtimes", "onnx", "--json", str(file)], check=False)
+    return {row["name"]: row for row in json.loads(file.read_text())["models"]}
+
+
 @pytest.mark.nightly
+@pytest.mark.timeout(LIMIT_S)
 @pytest.mark.parametrize("model", MODELS)
-def test_a_model_of_the_zoo_ends_where_eager_torch_ends(model: str, tmp_path: Path) -> None:
-    file = tmp_path / "zoo.json"
-    command = [sys.executable, str(ZOO), "--models", model, "--runtimes", "onnx", "--json", str(file)]
-    subprocess.run(command, check=True)
-    (row,) = json.loads(file.read_text())["models"]
+def test_a_model_of_the_zoo_ends_where_eager_torch_ends(model: str, rows: dict[str, dict[str, Any]]) -> None:
+    row = rows[model]
     assert "error" not in row and "errors" not in row
     assert row["moved"] > 100 * TOLERANCE
     rounding = max(row["parity_of_float64"], row["parity_of_shaken"])
