@@ -5,6 +5,7 @@ import logging
 import sqlite3
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -37,9 +38,12 @@ class CountedProcess(EvaluatorProcess):
     def __init__(self) -> None:
         super().__init__(())
         self.num_jobs = 0
+        self.errors: list[Exception] = []
 
     async def ask(self, job: EvaluationJob) -> EvaluationReply:
         self.num_jobs += 1
+        if self.errors:
+            raise self.errors.pop()
         return EvaluationReply(values={"loss": 1.0}, score=-1.0, num_examples=1, data_sha256="0" * 64)
 
 
@@ -85,7 +89,8 @@ class Scene:
         self.runs = Runs(stores, state.files, LogObserver(), accept)
         self.process = CountedProcess()
         data = DataSets(blobs=folder / "state" / "blobs", paths={"digits": folder / "x.npz"}, command=())
-        self.evaluator = HeldOutEvaluator(self.runs, stores, data, self.process)
+        self.new_evaluator = partial(HeldOutEvaluator, self.runs, stores, data, self.process)
+        self.evaluator = self.new_evaluator()
 
     async def begin(self) -> None:
         await start(self.runs, bundle_in(self.folder), replace(plan(), evaluation=EvaluationPlan(data="digits")))
@@ -96,6 +101,11 @@ class Scene:
 
     async def page(self) -> tuple[VersionEvaluation, ...]:
         return await self.evaluations.evaluation_page("run", 0)
+
+    async def restart_evaluator(self) -> None:
+        await self.evaluator.stop()
+        self.evaluator = self.new_evaluator()
+        self.evaluator.start()
 
     async def stop(self) -> None:
         await self.evaluator.stop()
@@ -145,6 +155,43 @@ def test_versions_on_both_sides_of_a_gap_in_the_numbers_are_evaluated(tmp_path: 
         await scene.stop()
 
     run_virtual(main())
+
+
+def test_a_restart_after_all_evaluations_evaluates_the_next_version(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        scene = Scene(tmp_path, StorageFull("full"), 0)
+        await scene.begin()
+        await scene.runs.command(Command(command_id="1", run_id="run", what=Pause()))
+        scene.evaluator.start()
+        await asyncio.sleep(10.0)
+        assert [evaluation.version for evaluation in await scene.page()] == [0]
+        await scene.restart_evaluator()
+        await asyncio.sleep(10.0)
+        await scene.runs.command(Command(command_id="2", run_id="run", what=Adopt(number=0)))
+        await asyncio.sleep(10.0)
+        assert [evaluation.version for evaluation in await scene.page()] == [0, 1]
+        await scene.stop()
+
+    run_virtual(main())
+    assert errors_in(caplog) == []
+
+
+def test_an_unforeseen_error_does_not_end_the_evaluator(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        scene = Scene(tmp_path, StorageFull("full"), 0)
+        scene.process.errors = [ZeroDivisionError("a mistake of ours")]
+        await scene.begin()
+        scene.evaluator.start()
+        await asyncio.sleep(120.0)
+        assert [evaluation.version for evaluation in await scene.page()] == [0]
+        await scene.stop()
+
+    run_virtual(main())
+    (record,) = [record for record in caplog.records if record.levelno == logging.ERROR]
+    assert record.getMessage() == "the evaluation of Versions failed; it is tried again"
+    assert record.exc_info is not None and str(record.exc_info[1]) == "a mistake of ours"
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -137,18 +138,18 @@ async def _serve(settings: Settings, observer: Observer, lanes: "Lanes") -> None
     )
     # Bind the port first: a coordinator that cannot serve must not drive Runs.
     bound = bind_server(services, identity, settings.listen)
-    try:
+    async with AsyncExitStack() as stack:
+        # Each part stops, in the reverse order, also after an error of another one such as a full disk. Otherwise a
+        # running driver would end with a traceback.
+        stack.push_async_callback(runs.stop)
+        stack.push_async_callback(bound.drain, DRAIN_S)
+        stack.push_async_callback(coordinator.stop)
+        stack.push_async_callback(evaluator.stop)
         await runs.start()
         evaluator.start()
         await bound.start()
         _announce(settings, bound.port)
         await stop.wait()
-    finally:
-        # Also after an error such as a full disk: otherwise a running driver would end with a traceback.
-        await evaluator.stop()
-        await coordinator.stop()
-        await bound.drain(DRAIN_S)
-        await runs.stop()
 
 
 def _warn_of_exposure(folder: Path) -> None:

@@ -79,13 +79,21 @@ class HeldOutEvaluator:
         await self._process.stop()
 
     async def _work(self) -> None:
+        num_failures = 0
         while True:
             self._changed.clear()
-            turn = await self._next()
-            if turn is None:
-                await self._wait()
+            try:
+                turn = await self._next()
+                if turn is not None:
+                    await self._evaluate(*turn)
+            except Exception:  # Any error: without this task no Version would be evaluated, and nobody would know why.
+                num_failures += 1
+                LOG.exception("the evaluation of Versions failed; it is tried again")
+                await asyncio.sleep(pause_s(num_failures))
             else:
-                await self._evaluate(*turn)
+                num_failures = 0
+                if turn is None:
+                    await self._wait()
 
     async def _persistently(self, run_id: str, access: Callable[[], Awaitable[T]]) -> T:
         """Return the result of an access to the record. Raises GivenUp once no repetition may help."""
@@ -144,7 +152,7 @@ class HeldOutEvaluator:
             return
         due = self._due.setdefault(run_id, set())
         due.update(number for number in numbers if number % every == 0)
-        self._newest[run_id] = max(newest, *numbers)
+        self._newest[run_id] = max((newest, *numbers))
 
     def _has_data(self, run_id: str, name: str) -> bool:
         if name in self._data.paths:
