@@ -27,6 +27,7 @@ from fanin.simulation import (
     DeviceModel,
     Fixed,
     Iid,
+    Lognormal,
     Result,
     SimulationSettings,
     partition,
@@ -137,6 +138,20 @@ def test_a_client_that_misses_a_round_keeps_its_state(app: FlowerSettings) -> No
             num_trainings[row.client] = num_trainings.get(row.client, 0) + 1
             assert row.statistics["train.rounds"] == 65536 * row.num_examples * num_trainings[row.client]
     assert len(num_trainings) > 2
+
+
+def test_a_client_whose_update_is_stale_keeps_its_state(app: FlowerSettings) -> None:
+    """Its state is that of the Round it trained for, also if a later Round folds its Update."""
+    plan = {**PLAN, "cohort.buffer": 2, "cohort.quorum": 1, "aggregation.max_staleness": 4}
+    settings = settings_of(plan=plan, devices=DeviceModel(bytes_up_per_s=Lognormal(median=20.0, sigma=1.5)))
+    result = simulate(app, 6, cohort=4, rounds=12, settings=settings)
+    assert result.failures == ()
+    begun = {(event.client, event.round) for event in result.events if event.event == "training"}
+    assert any((row.client, row.round) not in begun for row in result.clients), "an Update was stale"
+    num_trainings: dict[int, int] = {}
+    for row in result.clients:
+        num_trainings[row.client] = num_trainings.get(row.client, 0) + 1
+        assert row.statistics["train.rounds"] == 65536 * row.num_examples * num_trainings[row.client]
 
 
 def test_worker_processes_are_bit_identical_to_one_process(app: FlowerSettings) -> None:

@@ -879,9 +879,9 @@ Global___Stage: _TypeAlias = Stage  # noqa: Y015
 @_typing.final
 class StageState(_message.Message):
     """The state that a device begins an Assignment with: the one that it stored with its Update of this Round of this
-    lineage. The Round is the last one of the lineage that published a Version with an Update of this device; 0: none
-    did, and the device begins with the first state. A device removes all other states of the Run. So the Updates of
-    Rounds that failed, or that a rollback undid, leave no state.
+    lineage. The Round is the one that the last Update of this device in a Version of the lineage was made for; 0: no
+    Version has one, and the device begins with the first state. A device removes all other states of the Run. So the
+    Updates of Rounds that failed, or that a rollback undid, leave no state.
     """
 
     DESCRIPTOR: _descriptor.Descriptor

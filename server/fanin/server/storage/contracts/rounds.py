@@ -138,14 +138,20 @@ async def check_last_folded(stores: Stores) -> None:
         await _publish_rounds(await stores.take(run_id), run_id, num_rounds)
     last = {run_id: await stores.rounds.last_folded(run_id, "a", lineage=0) for run_id in expected}
     assert last == expected, f"last_folded: got {last}, expected the newest round of each run: {expected}"
+    await stores.runs.add_run(start("stale"), 150.0)
+    await _publish_rounds(await stores.take("stale"), "stale", 2, made_for=1)
+    stale = await stores.rounds.last_folded("stale", "a", lineage=0)
+    assert stale == 1, f"last_folded: got {stale}, expected 1, the round that the stale update was made for"
 
 
-async def _publish_rounds(stores: DriverStores, run_id: str, num_rounds: int) -> None:
+async def _publish_rounds(stores: DriverStores, run_id: str, num_rounds: int, made_for: int = 0) -> None:
+    """Publish Rounds. The last one has an Update of the device a for the Round ``made_for``, and so has each without."""
     writer, base = stores.writer, version(run_id=run_id)
     for number in range(1, num_rounds + 1):
         await writer.open(opened(number, number - 1, run_id))
-        update = committed("a", made_for=number, round_number=number)
-        await writer.commit(replace(update, header=replace(update.header, run_id=run_id)), buffer=1)
+        if not made_for or number == num_rounds:
+            update = committed("a", made_for=made_for or number, round_number=number)
+            await writer.commit(replace(update, header=replace(update.header, run_id=run_id)), buffer=1)
         await writer.close(number, cohort=COHORT, now_s=160.0)
         base = version(base, run_id)
         await writer.publish(base, published(base, number), next_grid=(1, -2), outer_state={}, now_s=170.0)

@@ -99,7 +99,7 @@ class MemoryRounds:
         """See ``CommittedUpdates.last_folded``."""
         rows = self._database.runs[run_id]
         folded = (
-            record.round
+            rows.updates[record.round][device_id].header.round
             for record in reversed(rows.rounds.values())
             if record.mark is RoundMark.PUBLISHED
             and record.base_version >= lineage

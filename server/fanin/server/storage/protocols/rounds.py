@@ -78,7 +78,9 @@ class CommittedUpdates(Protocol):
         ...
 
     async def last_folded(self, run_id: str, device_id: str, *, lineage: int) -> int:
-        """Return the last Round of a lineage whose Version contains an Update of a device, 0 without one.
+        """Return the Round that the last Update of a device in a Version of a lineage was made for, 0 without one.
+
+        Devices name a state by the Round of its Assignment. A stale Update is folded in a later Round.
 
         Args:
             run_id: The Run.

@@ -64,11 +64,11 @@ def find_headers(connection: Connection, run_id: str, made_for: int) -> dict[str
 
 
 def find_last_folded(connection: Connection, run_id: str, device_id: str, lineage: int) -> int:
-    """Return the last Round of a lineage whose Version contains an Update of a device, 0 without one."""
+    """Return the Round that the last folded Update of a device in a lineage was made for, 0 without one."""
     table, rounds = schema.updates, schema.rounds
     folded_in = (rounds.c.run_id == table.c.run_id) & (rounds.c.round == table.c.round)
     query = (
-        select(table.c.round)
+        select(table.c.made_for)
         .join(rounds, folded_in)
         .where(table.c.run_id == run_id, table.c.device_id == device_id)
         .where(rounds.c.state == RoundMark.PUBLISHED.value, rounds.c.base_version >= lineage)
