@@ -56,6 +56,10 @@ class SharedGraphs(BundleGraphs):
         return predict
 
 
+class NotRecorded(Exception):
+    """A result cannot be written to the record of a simulation. The client's training has not failed."""
+
+
 class Trainings(Protocol):
     """The place where the clients of a simulation train."""
 

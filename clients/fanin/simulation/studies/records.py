@@ -25,14 +25,14 @@ import numpy as np
 from fanin.clients.device.models import OpenedModel
 from fanin.clients.device.updates import Change
 from fanin.edge.bundles.bundle import Bundle, open_folder
-from fanin.edge.files import without_foreign
+from fanin.edge.files import replace_file, without_foreign
 from fanin.edge.runtimes.evaluations import OF_VALIDATION
 from fanin.protos import messages as m
 from fanin.protos.chunks import short
 from fanin.protos.errors import InvalidBundle, InvalidInput
 from fanin.simulation.data.partitioning import Partition
 from fanin.simulation.studies.digests import digest_of
-from fanin.simulation.workers import PendingTraining, Trainings
+from fanin.simulation.workers import NotRecorded, PendingTraining, Trainings
 
 if TYPE_CHECKING:
     from fanin.edge.export.app import App
@@ -65,7 +65,7 @@ class RecordFolder:
             if self.folder.exists() and (not self.folder.is_dir() or without_foreign(self.folder.iterdir())):
                 raise InvalidInput(f"resume: {folder} has other files, expected a new folder or one with a record")
             (self.folder / "trainings").mkdir(parents=True, exist_ok=True)
-            _write(about, json.dumps({"format": RECORD_FORMAT, "subject": subject}).encode())
+            replace_file(about, json.dumps({"format": RECORD_FORMAT, "subject": subject}).encode())
         try:
             record = json.loads(about.read_text())
             number, before = record["format"], record["subject"]
@@ -107,7 +107,10 @@ class RecordedTrainings:
 
         def finish() -> Change:
             result = pending()
-            _store(path, result)
+            try:
+                _store(path, result)
+            except OSError as exc:
+                raise NotRecorded(f"resume: {path.parent} cannot be written ({exc}); free space, and resume") from exc
             return result
 
         return finish
@@ -162,12 +165,7 @@ def _read(path: Path) -> Change | None:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             values, about = archive["values"], json.loads(archive["about"].tobytes())
             local = archive["local"] if archive["local"].size else None
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile):
+        return Change(values=values, counts=about["counts"], num_steps=about["num_steps"], local=local)
+    except (OSError, EOFError, ValueError, LookupError, TypeError, InvalidInput, zipfile.BadZipFile):
+        # The files are not synced, so a power failure may leave them empty or partly written.
         return None
-    return Change(values=values, counts=about["counts"], num_steps=about["num_steps"], local=local)
-
-
-def _write(path: Path, data: bytes) -> None:
-    draft = path.with_suffix(".part")
-    draft.write_bytes(data)
-    draft.replace(path)
