@@ -259,6 +259,10 @@ def test_powersgd_and_skips_exclude_each_other() -> None:
     parallel = ParallelSettings(mesh=ParallelSettings().mesh.fit(2))
     with pytest.raises(InvalidInput, match="training: got max_skips 1 and hook 'powersgd', expected one of them"):
         replace(skipping_config(1), communication=hook, parallel=parallel)
+    # The scale of the loss grows until gradients overflow, and the step is skipped.
+    scaled = replace(parallel, precision="fp16")
+    with pytest.raises(InvalidInput, match="training: got precision 'fp16' and hook 'powersgd', expected one of them"):
+        replace(CONFIG, communication=hook, parallel=scaled)
 
 
 APP = """

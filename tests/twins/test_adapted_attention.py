@@ -95,6 +95,28 @@ def test_one_sample_without_a_batch_and_arguments_by_their_place() -> None:
         torch.testing.assert_close(part, other, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("need_weights", [False, True])
+def test_the_weights_are_dropped_while_it_trains_as_in_torchs_own_attention(need_weights: bool) -> None:
+    options = {"batch_first": True, "dropout": 0.5}
+    attention = adapted_attention(**options)
+    x = torch.randn(1, LENGTH, SIZE)
+
+    def means(module: nn.Module) -> Tensor:
+        """The mean output of many passes, and of the weights of the last one the share that is dropped."""
+        with torch.no_grad():
+            torch.manual_seed(0)
+            passes = [module(x, x, x, need_weights=need_weights, average_attn_weights=False) for _ in range(3000)]
+        assert not torch.equal(passes[0][0], passes[1][0])
+        if need_weights:
+            assert 0.3 < float((passes[-1][1] == 0).float().mean()) < 0.7
+        return torch.stack([output for output, _ in passes]).mean(0)
+
+    ours, expected = means(attention.train()), means(merged_attention(attention, **options).train())
+    torch.testing.assert_close(ours, expected, rtol=0, atol=0.1)
+    attention.eval()
+    assert torch.equal(*(attention(x, x, x, need_weights=need_weights)[0] for _ in range(2)))
+
+
 def test_torchs_encoder_layer_does_not_bypass_the_adapters() -> None:
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(SIZE, HEADS, 16, dropout=0.0, batch_first=True).eval()

@@ -60,6 +60,7 @@ PLAIN: dict[str, tuple[tuple[int, ...], Function]] = {
     ),
 }
 TO_TORCH: dict[str, tuple[tuple[int, ...], Function]] = {
+    "prod of a number": ((), lambda x: x.prod(0)),
     "prod of integers": ((3, 4), lambda x: (10 * x).to(torch.int64).prod(1)),
     "prod into a tensor": ((3, 4), lambda x: torch.prod(x, dim=1, out=x.detach()[:, 0].clone())),
     "cdist of other powers": ((2, 5, 3), lambda x: torch.cdist(x, OTHER, p=3.0)),
@@ -187,6 +188,21 @@ def test_an_order_equals_torch(dim: int, descending: bool) -> None:
     torch.testing.assert_close(ordering.sort(x, dim, descending), tuple(expected), **CLOSE)
     x = torch.randn(6, 3, 5, dtype=torch.float64)
     torch.testing.assert_close(ordering.topk(x, 3, dim, descending), tuple(x.topk(3, dim, descending)), **CLOSE)
+
+
+@pytest.mark.parametrize("descending", [False, True])
+def test_an_order_of_infinite_values_equals_torch(descending: bool) -> None:
+    x = torch.tensor([[1.0, -torch.inf, 3.0, 2.0, torch.inf]])
+    expected = torch.sort(x, stable=True, descending=descending)
+    torch.testing.assert_close(ordering.sort(x, -1, descending), tuple(expected), **CLOSE)
+    torch.testing.assert_close(ordering.topk(x, 3, -1, descending), tuple(x.topk(3, -1, descending)), **CLOSE)
+
+
+def test_infinite_values_are_scattered_as_in_torch() -> None:
+    x, index = torch.zeros(2, 4), torch.tensor([[1, 3], [0, 2]])
+    src = torch.tensor([[-torch.inf, 2.0], [torch.inf, 1.0]])
+    torch.testing.assert_close(ordering.scatter(x, 1, index, src), aten.scatter(x, 1, index, src), **CLOSE)
+    torch.testing.assert_close(ordering.scatter_add(x, 1, index, src), aten.scatter_add(x, 1, index, src), **CLOSE)
 
 
 @pytest.mark.parametrize("dim", [0, -1])

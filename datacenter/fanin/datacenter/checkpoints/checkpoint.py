@@ -211,7 +211,7 @@ class Checkpoints:
         """Load a verified checkpoint; return the faults that DCP met. Raises InvalidInput."""
         index = read_index(path)
         resumes = any(name.startswith(f"{OPTIMIZER}.") for name in index)
-        state = state_to_load(self._engine, resumes=resumes)
+        state = state_to_load(self._engine, index)
         mine: TensorShapes = {name: value.shape for name, value in state.items()}
         check_shapes(path, index, {name: shape for each in self._ranks.gather(mine) for name, shape in each.items()})
         if not resumes:

@@ -3,7 +3,7 @@
 On any mesh, the names are those of one process. A tied weight is stored once, under the original's name.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Final
 
 import torch
@@ -28,13 +28,25 @@ def state_to_save(engine: Engine) -> Iterator[tuple[str, Tensor]]:
                 yield from entries(engine, name, value)
 
 
-def state_to_load(engine: Engine, *, resumes: bool) -> dict[str, Tensor]:
-    """Return the tensors to load into, by name. ``resumes``: the checkpoint has the optimizers' state."""
+def state_to_load(engine: Engine, stored: Collection[str]) -> dict[str, Tensor]:
+    """Return the tensors to load into, by name.
+
+    Args:
+        engine: The engine.
+        stored: The names in the checkpoint. It may have no state of the optimizers. A parameter that has never had a
+            gradient has no state.
+    """
+    kept = {name.rpartition(".")[0] for name in stored if name.startswith(f"{OPTIMIZER}.")}
+    tie, resumes = engine.rank_model.tie, bool(kept)
     if resumes:
         for part, optimizer in _trained(engine):
             # Allocates the state if no step has done so yet. Its values are about to be overwritten.
             get_optimizer_state_dict(part, optimizer)
-    tie, state = engine.rank_model.tie, dict(state_to_save(engine))
+            for name, value in _values(part).items():
+                stored_name = tie.original_name if tie is not None and value is tie.copied else name
+                if f"{OPTIMIZER}.{stored_name}" not in kept:
+                    optimizer.state.pop(value, None)
+    state = dict(state_to_save(engine))
     if tie is not None and tie.copied is not None and tie.original is None:
         state |= entries(engine, tie.original_name, tie.copied)
     return {name: value for name, value in state.items() if resumes or not name.startswith(f"{OPTIMIZER}.")}

@@ -103,10 +103,15 @@ def check_traffic(settings: CommunicationSettings, *, counted: bool) -> None:
         )
 
 
-def check_skips(settings: CommunicationSettings, max_skips: int) -> None:
-    """Raise InvalidInput if steps may be skipped and PowerSGD would add their gradients to later steps."""
-    if max_skips and settings.hook == "powersgd":
-        raise InvalidInput(
-            f"training: got max_skips {max_skips} and hook 'powersgd', expected one of them: the hook adds what it did "
-            "not send of a gradient to the next one, also if it is not finite; set max_skips 0, or take another hook"
-        )
+def check_skips(settings: CommunicationSettings, max_skips: int, precision: str) -> None:
+    """Raise InvalidInput if steps may be skipped and PowerSGD would add their gradients to later steps.
+
+    With ``fp16``, a step is skipped whenever the scale of the loss is too large.
+    """
+    if settings.hook != "powersgd" or not (max_skips or precision == "fp16"):
+        return
+    received, advice = (f"max_skips {max_skips}", "set max_skips 0") if max_skips else ("precision 'fp16'", "take bf16")
+    raise InvalidInput(
+        f"training: got {received} and hook 'powersgd', expected one of them: the hook adds what it did not send of a "
+        f"gradient to the next one, also if it is not finite; {advice}, or take another hook"
+    )

@@ -46,6 +46,11 @@ class RateSettings:
             )
         if not 0.0 <= self.floor <= 1.0:
             raise InvalidInput(f"rate: got floor {self.floor}, expected 0.0 to 1.0, a share of the peak")
+        if self.floor and self.decay == "constant":
+            raise InvalidInput(
+                f"rate: got floor {self.floor} and decay 'constant', expected decay 'cosine' with a floor: a constant "
+                "rate does not fall; set decay = 'cosine', or leave floor out"
+            )
         if (self.scale == "none") != (self.base_batch == 0) or self.base_batch < 0:
             raise InvalidInput(
                 f"rate: got scale {self.scale!r} and base_batch {self.base_batch}, expected base_batch (the "

@@ -69,7 +69,7 @@ class TrainConfig:
         _check_precision(self.model, self.parallel)
         check_communication(self.communication, self.parallel, (self.evaluation.every, self.checkpoints.every))
         check_traffic(self.communication, counted=self.watch.traffic)
-        check_skips(self.communication, self.training.max_skips)
+        check_skips(self.communication, self.training.max_skips, self.parallel.precision)
         check_rate(self.rate, self.training, self.parallel, plain=self.communication.plain)
 
     @property

@@ -110,7 +110,8 @@ def padded_objective(loss: SampleLoss) -> Objective:
         # of a real sample are left to the loss.
         valid = targets.nan_to_num() if targets.is_floating_point() else targets.clamp(min=0)
         safe_targets = torch.where(real.reshape(-1, *[1] * (targets.ndim - 1)), targets, valid)
-        per_sample = loss(_checked(outputs), safe_targets)
+        # A sum of losses in half precision has three digits, and in float16 it may overflow.
+        per_sample = loss(_widened(_checked(outputs)), safe_targets)
         if per_sample.shape != real.shape:
             raise InvalidInput(
                 f"loss: got shape {tuple(per_sample.shape)} for {len(real)} samples, expected {tuple(real.shape)}, one "
@@ -119,6 +120,11 @@ def padded_objective(loss: SampleLoss) -> Objective:
         return torch.where(real, per_sample, 0.0)
 
     return Objective(loss_sum=sample_objective(losses).loss_sum, count=lambda targets: real_samples(targets).sum())
+
+
+def _widened(outputs: Tensor) -> Tensor:
+    """Return outputs in half precision as float32."""
+    return outputs.float() if outputs.is_floating_point() and outputs.element_size() < 4 else outputs
 
 
 def _checked(outputs: object) -> Tensor:

@@ -65,6 +65,19 @@ def bf16_hook(group: dist.ProcessGroup, bucket: GradBucket) -> torch.futures.Fut
     return future.then(lambda reduced: bucket.buffer().copy_(reduced.value()[0]))
 
 
+def average_statistics(buffers: Sequence[Tensor], group: dist.ProcessGroup) -> None:
+    """Replace the buffers of every rank by their mean over the group. A constant keeps its bits.
+
+    The mean is that of the differences from the first rank: a sum of constants may round, or overflow.
+    """
+    for value in buffers:
+        first = value.clone()
+        dist.broadcast(first, group=group, group_src=0)
+        difference = torch.where(value == first, 0.0, value - first) / group.size()
+        dist.all_reduce(difference, group=group)
+        value.copy_(torch.where(difference == 0.0, first, first + difference))
+
+
 def average_copies(parameters: Sequence[Tensor], group: dist.ProcessGroup) -> None:
     """Replace the parameters of every rank by their mean over the group."""
     for value in parameters:

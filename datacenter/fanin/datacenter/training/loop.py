@@ -39,7 +39,11 @@ from fanin.datacenter.parallel.batch import Batch
 from fanin.datacenter.parallel.engine import Engine
 from fanin.datacenter.parallel.objective import ScoredObjective
 from fanin.datacenter.parallel.pipelines.torch_stage import observe_stages
-from fanin.datacenter.training.communication import apply_communication, average_copies
+from fanin.datacenter.training.communication import (
+    apply_communication,
+    average_copies,
+    average_statistics,
+)
 from fanin.datacenter.training.decisions import agree
 from fanin.datacenter.training.rates import Noise, Rates, rates_of
 from fanin.datacenter.training.snapshot import restore, snapshot
@@ -350,7 +354,7 @@ class TrainingLoop:
             value for part in self.engine.parts.values() for value in part.buffers() if value.is_floating_point()
         ]
         for group in self.engine.axes.sample_groups:
-            average_copies(buffers, group)
+            average_statistics(buffers, group)
 
     @property
     def _took_local_steps(self) -> bool:

@@ -71,18 +71,24 @@ def materialize(part: nn.Module, device: torch.device) -> None:
     """Allocate the parameters of a part on a device, uninitialized.
 
     A part that has its values is moved to the device instead. ``to_empty`` separates shared parameters and overwrites
-    buffers, so both are restored.
+    buffers, so both are restored. A buffer that is on a GPU stays there: FSDP moves buffers to it, also if it offloads
+    parameters to the CPU.
     """
     if not is_on_meta(part):
         part.to(device)
         return
-    shared, buffers = shared_names(part), dict(part.named_buffers())
+    shared = shared_names(part)
+    buffers = {name: _placed(buffer, device) for name, buffer in part.named_buffers(remove_duplicate=False)}
     part.to_empty(device=device)
     for names in shared:
         value = part.get_parameter(names[0])
         for name in names[1:]:
             owner, _, key = name.rpartition(".")
             setattr(part.get_submodule(owner), key, value)
-    with torch.no_grad():
-        for name, buffer in part.named_buffers():
-            buffer.copy_(buffers[name])
+    for name, buffer in buffers.items():
+        owner, _, key = name.rpartition(".")
+        setattr(part.get_submodule(owner), key, buffer)
+
+
+def _placed(buffer: torch.Tensor, device: torch.device) -> torch.Tensor:
+    return buffer.to(device) if buffer.device.type == "cpu" else buffer

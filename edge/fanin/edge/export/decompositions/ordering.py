@@ -80,9 +80,10 @@ def _ordered(x: Tensor, dim: int, num: int, *, descending: bool) -> tuple[Tensor
     # Position j of the last dimension comes before position i of the previous dimension.
     is_earlier = (other == one) & (places < places.unsqueeze(-1))
     rank = (is_before | is_earlier).to(torch.float32).sum(-1)
-    chosen = (rank.unsqueeze(-2) == torch.arange(num, dtype=torch.float32).unsqueeze(-1)).to(x.dtype)
-    values = (chosen @ rows.unsqueeze(-1)).squeeze(-1)
-    indices = (chosen * places.to(x.dtype)).sum(-1).round().to(torch.int64)
+    chosen = rank.unsqueeze(-2) == torch.arange(num, dtype=torch.float32).unsqueeze(-1)
+    # Not a product: 0 times an infinite value is NaN.
+    values = torch.where(chosen, rows.unsqueeze(-2), 0.0).sum(-1)
+    indices = (chosen.to(x.dtype) * places.to(x.dtype)).sum(-1).round().to(torch.int64)
     return values.movedim(-1, dim), indices.movedim(-1, dim)
 
 
@@ -119,5 +120,6 @@ def _placed(x: Tensor, dim: int, index: Tensor, src: Tensor) -> tuple[Tensor, Te
         return None
     chosen = one_hot(index.movedim(dim, -1), x.shape[dim], src.dtype)
     values = src.narrow(dim, 0, index.shape[dim]).movedim(dim, -1)
-    total = (values.unsqueeze(-2) @ chosen).squeeze(-2)
+    # Not a product: 0 times an infinite value is NaN.
+    total = torch.where(chosen > 0.0, values.unsqueeze(-1), 0.0).sum(-2)
     return total.movedim(-1, dim), chosen.sum(-2).movedim(-1, dim)

@@ -150,18 +150,30 @@ class AdaptedAttention(nn.Module):
         pairs = zip(plain, rows, (self.query, self.key, self.value), strict=True)
         q, k, v = (self._heads(frozen + self._scale * adapter(part)) for frozen, part, adapter in pairs)
         mask = _additive_mask(attn_mask, key_padding_mask, q, k)
-        attended = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        attended, weights = self._attend(q, k, v, mask, need_weights=need_weights)
         joined = attended.transpose(1, 2).flatten(2)
         out = self.frozen.out_proj
         output = functional.linear(joined, out.weight, out.bias) + self._scale * self.out(joined)
         output = output.transpose(0, 1) if is_transposed else output
+        if weights is not None:
+            weights = weights.mean(dim=1) if average_attn_weights else weights
+            weights = weights if is_batched else weights.squeeze(0)
+        return output if is_batched else output.squeeze(0), weights
+
+    def _attend(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, need_weights: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """Attend with dropout of the weights. Returns (B, H, T, D) and the weights (B, H, T, S) or None."""
+        dropout = self.frozen.dropout if self.training else 0.0
         weights = None
         if need_weights:
             scores = q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))
             weights = torch.softmax(scores if mask is None else scores + mask, dim=-1)
-            weights = weights.mean(dim=1) if average_attn_weights else weights
-            weights = weights if is_batched else weights.squeeze(0)
-        return output if is_batched else output.squeeze(0), weights
+        if weights is not None and dropout:
+            # The weights that are returned are those that attend.
+            weights = functional.dropout(weights, dropout)
+            return weights @ v, weights
+        return functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout), weights
 
     def _projected(self, index: int, x: Tensor) -> Tensor:
         """Project x (B, T, in) to query (0), key (1) or value (2) by the frozen weight alone: (B, T, E)."""

@@ -8,6 +8,8 @@ def product(x: Tensor, dim: object = None, keepdim: bool = False, *, dtype: torc
     """Compute ``torch.prod`` of floating-point values as a tree of products of halves."""
     if not (dim is None or isinstance(dim, int)) or not x.is_floating_point() or not x.numel() or dtype is not None:
         return NotImplemented
+    if dim is not None and not x.dim():
+        return NotImplemented
     if dim is None:
         dim, x = 0, x.flatten()
     while (num := x.shape[dim]) > 1:
