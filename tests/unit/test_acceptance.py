@@ -148,6 +148,11 @@ def test_the_fate_is_undecided_while_a_run_is_paused_between_two_rounds(tmp_path
         with pytest.raises(Unavailable, match="run run: paused between two rounds"):
             await scene.decide(late_upload)
         assert files(tmp_path)[0] == 2
+        # That of an accepted Update is known. Its device need not wait for the Run.
+        reply = await scene.place.runs.driver("run").intake.outcome(works["a"].round, "a")
+        assert (reply.update_state, reply.round_state) == (m.UpdateState.ACCEPTED, m.RoundState.CLOSED)
+        with pytest.raises(Unavailable, match="run run: paused between two rounds"):
+            await scene.place.runs.driver("run").intake.outcome(works["c"].round, "c")
         await command(scene.place, Resume())
         await settle()
         assert await scene.decide(late_upload) == Accepted()

@@ -1,6 +1,7 @@
 """Operators' commands: pause, resume, stop and adopt; on a virtual clock, across restarts, and repeated."""
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,11 +18,13 @@ from fanin.protos.control import (
     Adopt,
     Command,
     Evaluation,
+    LoggedEvent,
     Pause,
     Resume,
     RoundClosed,
     RoundFailed,
     RoundOpened,
+    RunEvent,
     RunRested,
     RunResumed,
     RunState,
@@ -30,7 +33,7 @@ from fanin.protos.control import (
 )
 from fanin.protos.errors import Conflict, NotFound
 from fanin.protos.plans import StopPlan
-from fanin.server.runs.driving.stopping import rest_of
+from fanin.server.runs.driving.stopping import History
 
 
 @pytest.mark.parametrize("restarts", [False, True])
@@ -275,6 +278,12 @@ def test_an_impossible_command_changes_nothing(
         )
 
     play(tmp_path, story)
+
+
+def rest_of(events: Sequence[RunEvent], max_rounds: int, stop: StopPlan) -> RunRested | None:
+    history = History(stop)
+    history.add(LoggedEvent(sequence=number, time=0.0, event=event) for number, event in enumerate(events))
+    return history.rest_of(max_rounds)
 
 
 def published_version(accuracy_int8: float) -> VersionPublished:

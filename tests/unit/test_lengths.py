@@ -20,7 +20,8 @@ from fanin.clients.data.batching import batches, batches_in_order, num_batches
 from fanin.clients.data.examples import Examples
 from fanin.clients.data.stores import MemoryStore
 from fanin.clients.device.footprint import SparingTrainer
-from fanin.clients.device.training import RuntimeTrainer
+from fanin.clients.device.graphs import BundleGraphs
+from fanin.clients.device.training import LocalData, RuntimeTrainer
 from fanin.clients.device.updates import UnfitExamples, row_sizes
 from fanin.clients.testing import SyntheticTrainer
 from fanin.clients.testing.observed import ObservedTrainer
@@ -261,6 +262,29 @@ def test_a_device_reports_a_row_that_no_length_holds_before_it_downloads_graphs(
     with pytest.raises(UnfitExamples) as excinfo:
         RuntimeTrainer(open_runtime("onnx"), store).row_sizes(bundle_of("tags"))
     assert not excinfo.value.has_changed()
+
+
+def test_a_training_that_did_not_take_place_leaves_no_examples_for_another_bundle() -> None:
+    class Rows:
+        """A live store."""
+
+        partition, num_reads = 0, 0
+
+        @property
+        def train(self) -> Examples:
+            self.num_reads += 1
+            return short_examples(6, 4)
+
+        validation = None
+
+    store, bundle = Rows(), bundle_of("tags")
+    data = LocalData(BundleGraphs(open_runtime("onnx")), store)
+    other = with_manifest(bundle, replace(bundle.manifest, name="other"))
+    for chosen, num_reads in ((bundle, 1), (other, 2)):
+        data.row_sizes(bundle)
+        store.num_reads = 1
+        data.examples(chosen)
+        assert store.num_reads == num_reads
 
 
 def test_a_simulated_device_knows_the_lengths_of_its_trainer() -> None:

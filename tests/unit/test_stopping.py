@@ -1,10 +1,14 @@
 """The end of a Run, and the statistics derived from the sums of a Round."""
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fanin.protos import messages as m
+from fanin.protos.control import Evaluation, LoggedEvent, RoundFailed, RunEvent, RunResumed, VersionPublished
 from fanin.protos.plans import StopPlan
 from fanin.server.aggregation.statistics import (
     MAX_RUNTIMES,
@@ -14,7 +18,7 @@ from fanin.server.aggregation.statistics import (
     train_loss_of,
     with_loss_examples,
 )
-from fanin.server.runs.driving.stopping import reason_to_rest
+from fanin.server.runs.driving.stopping import History, reason_to_rest
 
 PATIENT = StopPlan(max_rounds=100, patience=2, min_delta=0.1)
 
@@ -42,6 +46,57 @@ PATIENT = StopPlan(max_rounds=100, patience=2, min_delta=0.1)
 )
 def test_when_a_run_rests(losses: list[float], num_rounds: int, stop: StopPlan, reason: str) -> None:
     assert reason_to_rest(losses, num_rounds, stop.max_rounds, stop) == reason
+
+
+def version_of(loss: float | None, round_number: int = 1) -> VersionPublished:
+    evaluation = None
+    if loss is not None:
+        evaluation = Evaluation(num_examples=9, loss=loss, accuracy_float=0.5, accuracy_int8=0.5, int8_agreement=1.0)
+    return VersionPublished(
+        number=1, version_sha256="0" * 64, parent=0, round=round_number, evaluation=evaluation, rounds=0
+    )
+
+
+FAILED = RoundFailed(round=1, reason="no data")
+EVENTS = st.one_of(
+    st.floats(0.0, 3.0).map(version_of),
+    st.just(version_of(None)),
+    st.just(FAILED),
+    st.just(RunResumed()),
+    st.just(RunResumed(rounds=9)),
+    st.just(version_of(None, 0)),
+    st.just(replace(version_of(None, 0), rounds=7)),
+)
+
+
+@given(events=st.lists(EVENTS, max_size=30), patience=st.integers(0, 4), max_rounds=st.integers(1, 20))
+def test_a_history_decides_as_the_list_of_all_events_does(
+    events: list[RunEvent], patience: int, max_rounds: int
+) -> None:
+    stop = StopPlan(max_rounds=100, patience=patience, min_delta=0.1)
+    history = History(stop)
+    for number, event in enumerate(events):
+        history.add([LoggedEvent(sequence=number, time=0.0, event=event)])
+        since = events[: number + 1]
+        start = max((place for place, each in enumerate(since) if getattr(each, "rounds", 0)), default=0)
+        since = since[start:]
+        outside = max((place for place, each in enumerate(since) if getattr(each, "round", 1) == 0), default=0)
+        later = [each for each in since[outside:] if isinstance(each, VersionPublished) and each.round]
+        losses = [each.evaluation.loss for each in later if each.evaluation is not None]
+        num_rounds = sum(isinstance(each, VersionPublished) and bool(each.round) for each in since)
+        if since[-3:] == [FAILED] * 3:
+            expected = "3 rounds in a row: no data"
+        else:
+            expected = reason_to_rest(losses, num_rounds, max_rounds, stop)
+        rest = history.rest_of(max_rounds)
+        assert (rest.reason if rest else "") == expected
+
+
+def test_a_history_does_not_grow_with_the_rounds() -> None:
+    history = History(StopPlan(max_rounds=10**6, patience=5))
+
+    history.add(LoggedEvent(sequence=0, time=0.0, event=version_of(1.0)) for _ in range(1000))
+    assert all(len(value) <= 6 for value in vars(history).values() if isinstance(value, list))
 
 
 def test_the_training_loss_is_a_mean_over_examples() -> None:

@@ -218,11 +218,12 @@ class LocalData:
         self._store = store
         self._metrics = metrics
         self._mapped: dict[str, _Mapped] = {}
-        self._next: MemoryStore | None = None
+        # The examples of the next training with a Bundle, by its digest.
+        self._next: tuple[str, MemoryStore] | None = None
         self._logged = ""
 
     def row_sizes(self, bundle: Bundle) -> Collection[int]:
-        """Return the lengths of the rows that ``examples`` returns next, also if the store changes before.
+        """Return the lengths of the rows that ``examples`` returns next for a Bundle, also if the store changes before.
 
         Raises:
             UnfitExamples: A row is longer than the longest length.
@@ -235,7 +236,7 @@ class LocalData:
         for name, part in now.parts.items():
             with self._fitting(now, f"{name} examples: "):
                 sizes |= {*lengths.sizes_of({**part.inputs, Y: part.y}).tolist()}
-        self._next = now
+        self._next = bundle.sha256, now
         return sizes
 
     def examples(self, bundle: Bundle) -> MemoryStore:
@@ -245,7 +246,9 @@ class LocalData:
             UnfitExamples: The examples do not fit the model.
             InvalidInput: The store cannot be read.
         """
-        now, self._next = self._next or self._read(), None
+        # A training that did not take place may have left the examples of another Bundle.
+        is_next = self._next is not None and self._next[0] == bundle.sha256
+        now, self._next = self._next[1] if is_next and self._next is not None else self._read(), None
         with self._fitting(now):
             return self._fitted(bundle, now)
 

@@ -277,7 +277,7 @@ def _expected(driver: RunDriver, round_number: int) -> Expected:
 
 def _last_reply(request: _Request, upload: Upload, state: m.UpdateState) -> m.UploadReply:
     return m.UploadReply(
-        round_state=m.RoundState.OPEN if request.may_count() else m.RoundState.CLOSED,
+        round_state=request.driver.intake.round_state(request.round),
         update_state=state,
         received_bytes=upload.received_bytes,
     )

@@ -250,18 +250,27 @@ class Intake:
         """Return the state of a device's Update for a Round, and of the Round.
 
         Raises:
-            Unavailable: The Run is paused between two Rounds, or the coordinator is ending.
+            Unavailable: The Update was not accepted yet, and the Run is paused between two Rounds, or the coordinator
+                is ending.
         """
         accepted = await self._rounds.update(self._course.run_id, round_number, device)
         if accepted is not None:
             # After its commit, an error may have kept the Update from the machine.
             self._count(accepted)
+            return m.UploadReply(round_state=self.round_state(round_number), update_state=m.UpdateState.ACCEPTED)
         is_open = self.prospect(round_number) is not Prospect.NEVER
-        missing = m.UpdateState.RECEIVING if is_open else m.UpdateState.DISCARDED
         return m.UploadReply(
             round_state=m.RoundState.OPEN if is_open else m.RoundState.CLOSED,
-            update_state=missing if accepted is None else m.UpdateState.ACCEPTED,
+            update_state=m.UpdateState.RECEIVING if is_open else m.UpdateState.DISCARDED,
         )
+
+    def round_state(self, round_number: int) -> m.RoundState:
+        """Return the state of the Round of an Update whose own state is known: open if another Update counts now."""
+        try:
+            return m.RoundState.CLOSED if self.prospect(round_number) is Prospect.NEVER else m.RoundState.OPEN
+        except Unavailable:
+            # Nothing counts until the Run is resumed. The device must not wait for that: it may work for other Runs.
+            return m.RoundState.CLOSED
 
     def give_up(self, round_number: int, device: str, failure: str) -> bool:
         """Free the place of a device that will not fulfil its Assignment.

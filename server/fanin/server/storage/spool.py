@@ -126,10 +126,12 @@ class FolderSpool:
     def newest_round(self, run_id: str) -> int:
         """Return the number of the newest Round of a Run that has a payload, or 0 without one."""
         folder = self._updates / run_id
-        rounds = (path for path in folder.iterdir() if path.name.isdecimal()) if folder.is_dir() else ()
-        return max(
-            (int(path.name) for path in rounds if path.is_dir() and any(self._payload_files.of(path))), default=0
-        )
+        rounds = [path for path in folder.iterdir() if path.name.isdecimal()] if folder.is_dir() else []
+        # The newest first: a Run may have a million folders, and only one of them must be read.
+        for path in sorted(rounds, key=lambda path: int(path.name), reverse=True):
+            if path.is_dir() and any(self._payload_files.of(path)):
+                return int(path.name)
+        return 0
 
     def sweep(self, open_rounds: Collection[tuple[str, int]]) -> None:
         """Remove the uploads for all Rounds but these. A process that ended right after a Round leaves such files."""

@@ -50,7 +50,7 @@ class RunDriver:
         self.intake = Intake(course, stores)
         self._stores = stores
         self._files = files
-        self._history = History()
+        self._history = History(course.run.start.plan.stop)
         self._knows_participation = False
 
     @property
@@ -247,7 +247,7 @@ class RunDriver:
                 return
             while page := await self._stores.runs.event_page(self.run_id, history.next_sequence):
                 history.add(page)
-            rested = history.rest_of(self.run.max_rounds, self.run.start.plan.stop)
+            rested = history.rest_of(self.run.max_rounds)
             if rested is None:
                 await self._open_next()
                 return

@@ -1,4 +1,4 @@
-"""The conditions for a Run's rest: pure functions of the events in its record."""
+"""The conditions for a Run's rest, which follow from the events in its record."""
 
 from collections.abc import Iterable, Sequence
 from typing import Final
@@ -62,44 +62,29 @@ def int8_reason_to_pause(last: RunEvent | None, stop: StopPlan) -> str:
     )
 
 
-def rest_of(since: Sequence[RunEvent], max_rounds: int, stop: StopPlan) -> RunRested | None:
-    """Return the rest that is due after these events, oldest first, or None to continue.
+class History:
+    """What decides when a Run rests, of the events since the last command that set the number of Rounds to publish.
+
+    Its size does not grow with the Rounds.
 
     Args:
-        since: The events since the last command that set the number of Rounds to publish.
-        max_rounds: Rounds to publish after that command.
         stop: The Plan's stop rules.
-    """
-    last = since[-MAX_FAILED_ROUNDS:]
-    failures = [event for event in last if isinstance(event, RoundFailed)]
-    if len(failures) == MAX_FAILED_ROUNDS:
-        reason = f"{MAX_FAILED_ROUNDS} rounds in a row: {failures[-1].reason}"
-        return RunRested(state=RunState.FAILED, reason=reason)
-    if reason := int8_reason_to_pause(since[-1] if since else None, stop):
-        return RunRested(state=RunState.PAUSED, reason=reason)
-    published = [event for event in since if isinstance(event, VersionPublished) and event.round]
-    # A Version from outside may be worse at first, so the losses are counted from there.
-    start = max((place for place, event in enumerate(since) if _is_outside(event)), default=0)
-    later = [event for event in since[start:] if isinstance(event, VersionPublished) and event.round]
-    losses = [event.evaluation.loss for event in later if event.evaluation is not None]
-    reason = reason_to_rest(losses, len(published), max_rounds, stop)
-    return RunRested(state=RunState.FINISHED, reason=reason) if reason else None
-
-
-def _is_outside(event: RunEvent) -> bool:
-    return isinstance(event, VersionPublished) and not event.round
-
-
-class History:
-    """The events of a Run that decide when it rests, since the last command that set the Run going.
 
     Attributes:
         next_sequence: The sequence number of the first event that was not read yet.
     """
 
-    def __init__(self) -> None:
-        self._since: list[RunEvent] = []
+    def __init__(self, stop: StopPlan) -> None:
+        self._stop = stop
         self.next_sequence = 0
+        self._begin()
+
+    def _begin(self) -> None:
+        self._last: RunEvent | None = None
+        self._num_published = 0
+        self._num_failures = 0
+        # The validation losses of the last Rounds, and before them the lowest earlier one.
+        self._losses: list[float] = []
 
     def add(self, events: Iterable[LoggedEvent]) -> None:
         """Add the events that were recorded since the last call."""
@@ -107,12 +92,39 @@ class History:
             self.next_sequence = entry.sequence + 1
             match entry.event:
                 case VersionPublished(round=0) | RunResumed() if entry.event.rounds:
-                    self._since = [entry.event]
+                    self._begin()
+                    self._note(entry.event)
                 case VersionPublished() | RoundFailed() | RunResumed():
-                    self._since.append(entry.event)
+                    self._note(entry.event)
                 case _:
                     pass
 
-    def rest_of(self, max_rounds: int, stop: StopPlan) -> RunRested | None:
-        """Return the rest that is due now, or None to continue."""
-        return rest_of(self._since, max_rounds, stop)
+    def _note(self, event: RoundFailed | VersionPublished | RunResumed) -> None:
+        self._last = event
+        self._num_failures = self._num_failures + 1 if isinstance(event, RoundFailed) else 0
+        if not isinstance(event, VersionPublished):
+            return
+        if not event.round:
+            # A Version from outside may be worse at first, so the losses are counted from there.
+            self._losses = []
+            return
+        self._num_published += 1
+        patience = self._stop.patience
+        if patience and event.evaluation is not None:
+            self._losses.append(event.evaluation.loss)
+            if len(self._losses) > patience:
+                self._losses = [min(self._losses[:-patience]), *self._losses[-patience:]]
+
+    def rest_of(self, max_rounds: int) -> RunRested | None:
+        """Return the rest that is due now, or None to continue.
+
+        Args:
+            max_rounds: Rounds to publish after the last command that set their number.
+        """
+        if self._num_failures >= MAX_FAILED_ROUNDS and isinstance(self._last, RoundFailed):
+            reason = f"{MAX_FAILED_ROUNDS} rounds in a row: {self._last.reason}"
+            return RunRested(state=RunState.FAILED, reason=reason)
+        if reason := int8_reason_to_pause(self._last, self._stop):
+            return RunRested(state=RunState.PAUSED, reason=reason)
+        reason = reason_to_rest(self._losses, self._num_published, max_rounds, self._stop)
+        return RunRested(state=RunState.FINISHED, reason=reason) if reason else None

@@ -145,7 +145,7 @@ async def check_last_folded(stores: Stores) -> None:
 
 
 async def _publish_rounds(stores: DriverStores, run_id: str, num_rounds: int, made_for: int = 0) -> None:
-    """Publish Rounds. The last one has an Update of the device a for the Round ``made_for``, and so has each without."""
+    """Publish Rounds with an Update of the device a each. With ``made_for`` only the last has one, for that Round."""
     writer, base = stores.writer, version(run_id=run_id)
     for number in range(1, num_rounds + 1):
         await writer.open(opened(number, number - 1, run_id))
