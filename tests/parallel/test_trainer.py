@@ -230,11 +230,9 @@ def test_a_learning_rate_that_is_too_high_is_reported() -> None:
         trainer_of(config, split_of(data(60, 1), data(60, 2))).run()
 
 
-def train_until_kill(
-    config: TrainConfig, split: DataSplit, stop_at: int, module: torch.nn.Module | None = None
-) -> TrainingLoop:
+def train_until_kill(config: TrainConfig, split: DataSplit, stop_at: int) -> TrainingLoop:
     """Run a job that is killed after some step. It loses everything that is not saved."""
-    engine, scored = engine_of(config, module)
+    engine, scored = engine_of(config)
     with JobCheckpoints(config.checkpoints, engine, config.seed, writes=True) as keeper:
         observers = Observers([keeper, Killer(stop_at)])
         start = keeper.start(observers)
@@ -341,32 +339,6 @@ def test_a_checkpoint_that_cannot_resume_is_refused(tmp_path: Path) -> None:
     assert keeper.state.step == 2
     assert len(keeper.history.losses) == 2
     assert JobCheckpoints(CheckpointSettings(), engine, 0, writes=True).state == LoopState()
-
-
-class Spare(torch.nn.Module):
-    """A linear layer, and a parameter that its outputs do not need."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.head, self.spare = linear(), torch.nn.Parameter(torch.ones(5))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.head(x)
-
-
-@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
-def test_a_job_with_a_parameter_without_a_gradient_resumes(tmp_path: Path, optimizer: str) -> None:
-    momentum = {"momentum": 0.9} if optimizer == "sgd" else {}
-    training = replace(CONFIG.training, optimizer=optimizer, learning_rate=0.01, **momentum)
-    config = replace(CONFIG, training=training, checkpoints=CheckpointSettings(folder=tmp_path / "c", every=2))
-    split = split_of(data(60, 1), data(60, 2))
-    train_until_kill(config, split, 4, Spare())
-    resumed = train_until_kill(config, split, 99, Spare())
-    whole = train_until_kill(replace(config, checkpoints=CheckpointSettings(folder=tmp_path / "w")), split, 99, Spare())
-    assert resumed.state.step == whole.state.step > 4
-    expected = whole.engine.full_parameters()
-    assert all(torch.equal(value, expected[name]) for name, value in resumed.engine.full_parameters().items())
-    assert torch.equal(expected["spare"], torch.ones(5))
 
 
 def test_a_job_with_other_samples_does_not_resume(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ import json
 import math
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -29,7 +28,6 @@ from fanin.edge.export.prepare import with_state
 from fanin.protos import messages as m
 from fanin.protos.errors import InvalidInput, InvalidPlan, RuntimeMissing
 from fanin.simulation import (
-    ClientFailed,
     Dirichlet,
     Partition,
     Result,
@@ -142,35 +140,6 @@ def test_a_resumed_simulation_computes_no_recorded_training(study: Result, recor
     assert result.digests[: ROUNDS + 1] == study.repeats[1].digests
     assert before.items() <= after.items()
     assert len(after) == len(before) + COHORT
-
-
-@pytest.mark.parametrize("damage", [lambda data: b"", lambda data: bytes(len(data)), lambda data: data[:-100]])
-def test_a_damaged_result_in_the_record_is_computed_again(
-    study: Result, record: Path, tmp_path: Path, damage: Callable[[bytes], bytes]
-) -> None:
-    copy = tmp_path / "record"
-    shutil.copytree(record, copy)
-    for path in sorted((copy / "trainings").iterdir())[::2]:
-        path.write_bytes(damage(path.read_bytes()))
-    settings = SimulationSettings(plan=PLAN, seed=5, resume=copy, quiet=True)
-    result = simulate(app(), clients(), cohort=COHORT, rounds=ROUNDS, settings=settings)
-    assert (result.failures, result.digests) == ((), study.repeats[1].digests)
-
-
-def test_a_record_that_cannot_be_written_ends_a_simulation_and_not_the_training_of_a_client(tmp_path: Path) -> None:
-    """Otherwise the simulation would go on without the clients whose results cannot be recorded."""
-    folder = tmp_path / "record" / "trainings"
-
-    def replace_folder(row: RoundRow) -> None:
-        if row.round == 1:
-            shutil.rmtree(folder)
-            folder.touch()
-
-    settings = SimulationSettings(plan=PLAN, resume=tmp_path / "record", on_round=replace_folder, quiet=True)
-    text = r"simulate: resume: .*trainings cannot be written \(.*\); free space, and resume"
-    with pytest.raises(ClientFailed, match=text) as failed:
-        simulate(app(), clients(), cohort=COHORT, rounds=ROUNDS, settings=settings)
-    assert [row.round for row in failed.value.result.rounds] == [0, 1]
 
 
 @pytest.mark.nightly

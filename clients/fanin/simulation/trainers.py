@@ -13,7 +13,7 @@ from fanin.protos import messages as m
 from fanin.protos.errors import FaninError, InvalidInput
 from fanin.protos.texts import counted
 from fanin.simulation.rows import ClientFailure, OnFailure
-from fanin.simulation.workers import NotRecorded, PendingTraining, Trainings
+from fanin.simulation.workers import PendingTraining, RecordFailed, Trainings
 
 NUM_FAILING: Final = 10
 """Different clients, or a cohort if it is larger, that must fail before the simulation ends. If half of the clients
@@ -66,7 +66,7 @@ class ClientTrainer(EarlyTrainer):
         except Exception as exc:  # Any error: the store and the App's data may use the user's code.
             trace = "".join(format_exception(exc))
             failure = ClientFailure(round=assignment.round, client=self._client, error=str(exc), traceback=trace)
-            if isinstance(exc, NotRecorded):
+            if isinstance(exc, RecordFailed):
                 raise SimulationEnded(f"simulate: {exc}", failure) from exc
             self._crew.fail(failure)
             if problem := self._crew.problem:

@@ -56,7 +56,7 @@ class SharedGraphs(BundleGraphs):
         return predict
 
 
-class NotRecorded(Exception):
+class RecordFailed(Exception):
     """A result cannot be written to the record of a simulation. The client's training has not failed."""
 
 

@@ -32,7 +32,7 @@ from fanin.protos.chunks import short
 from fanin.protos.errors import InvalidBundle, InvalidInput
 from fanin.simulation.data.partitioning import Partition
 from fanin.simulation.studies.digests import digest_of
-from fanin.simulation.workers import NotRecorded, PendingTraining, Trainings
+from fanin.simulation.workers import PendingTraining, RecordFailed, Trainings
 
 if TYPE_CHECKING:
     from fanin.edge.export.app import App
@@ -110,7 +110,7 @@ class RecordedTrainings:
             try:
                 _store(path, result)
             except OSError as exc:
-                raise NotRecorded(f"resume: {path.parent} cannot be written ({exc}); free space, and resume") from exc
+                raise RecordFailed(f"resume: {path.parent} cannot be written ({exc}); free space, and resume") from exc
             return result
 
         return finish
