@@ -263,9 +263,10 @@ class TrainingLoop:
         loss_sum, count = 0.0, 0
         size = self._config.evaluation_size
         for start in range(0, num, size):
-            batch = self._share(samples, np.arange(start, min(start + size, num)), size)
-            batch_sum, batch_count = self.engine.evaluate(batch)
-            loss_sum, count = loss_sum + batch_sum, count + batch_count
+            indices = np.arange(start, min(start + size, num))
+            # The count is that of a step: a sample without any target counts, and padding does not.
+            loss_sum += self.engine.evaluate(self._share(samples, indices, size))[0]
+            count += samples.count(indices)
             self._observers.publish(EvaluationBatch(num_steps=self.state.step))
         score = self._scored.take()
         for group in self.engine.axes.loss_groups:
