@@ -330,7 +330,7 @@ def test_stale_updates_are_folded_once_after_any_kill(stream_ending: Ending, tmp
 
 
 @pytest.mark.nightly
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("loses_power", [False, True], ids=["killed", "without power"])
 @pytest.mark.parametrize("story", [federate, command])
 def test_every_moment(
