@@ -1,10 +1,9 @@
 """Averages buffers over three ranks, and writes those of the last one.
 
-python tests/parallel/buffers.py FILE
+    python tests/parallel/buffers.py FILE
 """
 
 import math
-import multiprocessing
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +11,10 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.distributed as dist
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from parallel.forks import run_ranks
 
 from fanin.datacenter.training.communication import average_statistics
 
@@ -36,13 +39,7 @@ def work(file: Path, rank: int) -> None:
 
 def main(arguments: Sequence[str]) -> int:
     """Return the number of ranks that failed."""
-    fork = multiprocessing.get_context("fork")
-    ranks = [fork.Process(target=work, args=(Path(arguments[0]), rank)) for rank in range(NUM_RANKS)]
-    for process in ranks:
-        process.start()
-    for process in ranks:
-        process.join()
-    return sum(process.exitcode != 0 for process in ranks)
+    return run_ranks(work, NUM_RANKS, Path(arguments[0]))
 
 
 if __name__ == "__main__":

@@ -1,10 +1,9 @@
 """Measures the memory that a start, an export and an import of weights add on each of four ranks.
 
-python tests/parallel/peak.py FOLDER
+    python tests/parallel/peak.py FOLDER
 """
 
 import json
-import multiprocessing
 import sys
 import threading
 from collections.abc import Callable
@@ -12,6 +11,10 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from parallel.forks import run_ranks
 
 from fanin.datacenter.checkpoints.seeds import write_seed_file
 from fanin.datacenter.checkpoints.weights import export_weights, import_weights
@@ -96,13 +99,7 @@ def work(folder: Path, rank: int) -> None:
 
 def main(folder: Path) -> int:
     """Run all ranks, and return the number that failed."""
-    fork = multiprocessing.get_context("fork")
-    ranks = [fork.Process(target=work, args=(folder, rank)) for rank in range(NUM_RANKS)]
-    for process in ranks:
-        process.start()
-    for process in ranks:
-        process.join()
-    return sum(process.exitcode != 0 for process in ranks)
+    return run_ranks(work, NUM_RANKS, folder)
 
 
 if __name__ == "__main__":

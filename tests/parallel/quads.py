@@ -5,7 +5,6 @@
 A program of its own for the reason in ``parity.py``. All of its jobs share one process group.
 """
 
-import multiprocessing
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -19,6 +18,8 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from parallel.forks import run_ranks
 
 from fanin.datacenter.checkpoints.weights import export_weights
 from fanin.datacenter.config.communication import CommunicationSettings
@@ -223,13 +224,7 @@ def work(folder: Path, rank: int) -> None:
 def main(arguments: Sequence[str]) -> int:
     """Run all ranks, and return the number that failed."""
     folder = Path(arguments[0])
-    fork = multiprocessing.get_context("fork")
-    ranks = [fork.Process(target=work, args=(folder, rank)) for rank in range(NUM_RANKS)]
-    for process in ranks:
-        process.start()
-    for process in ranks:
-        process.join()
-    return sum(process.exitcode != 0 for process in ranks)
+    return run_ranks(work, NUM_RANKS, folder)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ A program of its own for the reason in ``parity.py``. ``RANK.json`` maps each ce
 """
 
 import json
-import multiprocessing
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -18,6 +17,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.nn.parallel import DistributedDataParallel
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from parallel.forks import run_ranks
 
 from fanin.datacenter.families.decoders import decoder_layout
 from fanin.datacenter.models.decoder import Decoder, DecoderConfig
@@ -174,13 +177,7 @@ def run(cell: TrafficCell) -> dict[str, dict[str, object]]:
 def main(arguments: Sequence[str]) -> int:
     """Run all ranks, and return the number that failed."""
     folder, suite = Path(arguments[0]), arguments[1]
-    fork = multiprocessing.get_context("fork")
-    ranks = [fork.Process(target=work, args=(folder, suite, rank)) for rank in range(NUM_RANKS)]
-    for process in ranks:
-        process.start()
-    for process in ranks:
-        process.join()
-    return sum(process.exitcode != 0 for process in ranks)
+    return run_ranks(work, NUM_RANKS, folder, suite)
 
 
 if __name__ == "__main__":

@@ -247,8 +247,9 @@ class LocalData:
             InvalidInput: The store cannot be read.
         """
         # A training that did not take place may have left the examples of another Bundle.
-        is_next = self._next is not None and self._next[0] == bundle.sha256
-        now, self._next = self._next[1] if is_next and self._next is not None else self._read(), None
+        sha256, examples = self._next or ("", None)
+        self._next = None
+        now = self._read() if examples is None or sha256 != bundle.sha256 else examples
         with self._fitting(now):
             return self._fitted(bundle, now)
 

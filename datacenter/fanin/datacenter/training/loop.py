@@ -39,11 +39,7 @@ from fanin.datacenter.parallel.batch import Batch
 from fanin.datacenter.parallel.engine import Engine
 from fanin.datacenter.parallel.objective import ScoredObjective
 from fanin.datacenter.parallel.pipelines.torch_stage import observe_stages
-from fanin.datacenter.training.communication import (
-    apply_communication,
-    average_copies,
-    average_statistics,
-)
+from fanin.datacenter.training.communication import apply_communication, average_copies, average_statistics
 from fanin.datacenter.training.decisions import agree
 from fanin.datacenter.training.rates import Noise, Rates, rates_of
 from fanin.datacenter.training.snapshot import restore, snapshot
