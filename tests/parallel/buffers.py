@@ -1,6 +1,6 @@
 """Averages buffers over three ranks, and writes those of the last one.
 
-    python tests/parallel/buffers.py FILE
+python tests/parallel/buffers.py FILE
 """
 
 import math

@@ -1,6 +1,6 @@
 """Measures the memory that a start, an export and an import of weights add on each of four ranks.
 
-    python tests/parallel/peak.py FOLDER
+python tests/parallel/peak.py FOLDER
 """
 
 import json
