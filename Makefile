@@ -81,7 +81,7 @@ light: $(VENV)/.installed ## the tests that need neither torch nor a device envi
 	$(IN_MEMORY) $(BIN)/pytest $(SPREAD) --light -q --ignore tests/stories $(ARGS)
 
 .PHONY: kills
-kills: $(VENV)/.installed ## a coordinator killed before and after every effect, and at every other moment of a Run
+kills: $(VENV)/.installed ## a coordinator killed before and after every effect, and in every state of a Run
 	$(BIN)/pytest -n $(WORKERS) tests/stories/test_every_kill.py tests/stories/test_kills.py $(ARGS)
 
 .PHONY: resume

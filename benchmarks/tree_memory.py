@@ -47,19 +47,22 @@ def main() -> None:
 
 def tree(root: int) -> list[int]:
     """Return the ids of a process and all its descendants, without this process."""
-    children: dict[int, list[int]] = {}
-    for path in PROC.glob("[0-9]*/stat"):
-        with suppress(OSError):
-            # The name in parentheses may have spaces.
-            parent = int(path.read_text().rpartition(")")[2].split()[1])
-            children.setdefault(parent, []).append(int(path.parent.name))
     processes, waiting = [], [root]
     while waiting:
         process = waiting.pop()
         if process != os.getpid():
             processes.append(process)
-            waiting += children.get(process, [])
+            waiting += children(process)
     return processes
+
+
+def children(process: int) -> list[int]:
+    """Return the ids of the children of a process; none if it has ended. The kernel lists them by thread."""
+    found: list[int] = []
+    with suppress(OSError):
+        for thread in (PROC / str(process) / "task").iterdir():
+            found += map(int, (thread / "children").read_text().split())
+    return found
 
 
 def share(process: int) -> int:

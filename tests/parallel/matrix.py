@@ -189,14 +189,14 @@ def main(arguments: Sequence[str]) -> int:
         model_of(Cell(mesh="none", family=family))
     # Each compiled cell has its own processes, as a job has. torch 2.13 keeps state between compilations, which makes
     # the compilation of another model fail. It also stops compiling code that it has compiled often.
-    if "compiled" not in names:
-        # A single compiled cell: its graphs call torch's operators. The C++ compiler would take half a minute for them.
-        compiler.fallback_by_default = True
     pools = [[cell for cell in selection if not cell.compile], *([cell] for cell in selection if cell.compile)]
     fork = multiprocessing.get_context("fork")
     processes = [fork.Process(target=run_references, args=(folder, selection))]
     processes[0].start()
     for cells in filter(None, pools):
+        # Graphs of more than two ranks, and those of a single cell, call torch's operators. The C++ compiler would take
+        # up to half a minute for them.
+        compiler.fallback_by_default = "compiled" not in names or num_ranks_of(cells) > 2
         ranks = [fork.Process(target=work, args=(folder, rank, cells)) for rank in range(num_ranks_of(cells))]
         for process in ranks:
             process.start()

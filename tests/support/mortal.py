@@ -54,6 +54,7 @@ class Life:
     runs: Runs = field(init=False)
     coordinator: Coordinator = field(init=False)
     _num_syncs: int = 0
+    _num_exchanges: int = 0
 
     def __post_init__(self) -> None:
         clock = asyncio.get_running_loop().time
@@ -106,8 +107,13 @@ class Life:
         (version,) = self._database.execute("PRAGMA data_version").fetchone()
         return version, self._num_syncs
 
+    def turn(self) -> tuple[Path, int, int, int]:
+        """Return a value that differs after a change on the disk, and after the begin and the end of a call."""
+        return self.folder, *self._changes(), self._num_exchanges
+
     async def answer_of(self, work: Coroutine[object, object, T]) -> T:
         """Return the result of a call to this life, or raise a broken connection if it is killed first."""
+        self._num_exchanges += 1
         call, end = asyncio.create_task(work), asyncio.create_task(self.dead.wait())
         try:
             await asyncio.wait({call, end}, return_when=asyncio.FIRST_COMPLETED)
@@ -115,21 +121,36 @@ class Life:
                 raise Unavailable("the line broke")
             return call.result()
         finally:
+            self._num_exchanges += 1
             call.cancel()
             end.cancel()
             await asyncio.gather(call, end, return_exceptions=True)
 
 
 class Mortal:
-    """The coordinator that devices and operators call, in any of its lives. ``kill_at`` are numbers of moments."""
+    """The coordinator that devices and operators call, in any of its lives. Moments are numbered from 1.
+
+    Args:
+        folder: The folder of all lives.
+        kill_at: The numbers of the moments of its kills.
+        loses_power: Whether a kill loses what is not synced.
+
+    Attributes:
+        moments: The moments so far.
+        turns: The numbers of the moments before which the disk or a call has changed.
+        kills: The moments of its kills.
+        accepted: The device and the Round of each acknowledged Update.
+    """
 
     def __init__(self, folder: Path, kill_at: Collection[int] = (), *, loses_power: bool = False) -> None:
         self.moments: list[str] = []
+        self.turns: list[int] = []
         self.kills: list[str] = []
         self.accepted: set[tuple[str, int]] = set()
         self._loses_power = loses_power
         self._folder = folder
         self._kill_at = frozenset(kill_at)
+        self._turn: tuple[Path, int, int, int] | None = None
         self._rng = random.Random(0)
         self._tasks: set[asyncio.Task[None]] = set()
         self.life = self._new_life(folder / "life-0")
@@ -211,6 +232,10 @@ class Mortal:
         if life.dead.is_set():
             return
         self.moments.append(what)
+        turn = life.turn()
+        if turn != self._turn:
+            self._turn = turn
+            self.turns.append(len(self.moments))
         if len(self.moments) in self._kill_at:
             self._kill(life)
 

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,14 +14,23 @@ AMPLIFICATION = 20
 """Limit for models that amplify rounding, as a multiple of the difference of torch in float32 and in float64."""
 SMALL = ("mlp", "digits_cnn", "decoder", "gru", "lstm")
 MODELS = (*SMALL, "ds_cnn", "resnet8", "mobilenet")
+LIMIT_S = 1800
+"""Seconds for all models. The first test waits for them."""
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Return the report on all models. One command: each start of it imports torch, and starts the runtimes."""
+    file = tmp_path_factory.mktemp("parity") / "parity.json"
+    subprocess.run([sys.executable, str(PARITY), "--models", ",".join(MODELS), "--json", str(file)], check=True)
+    loaded: dict[str, Any] = json.loads(file.read_text())
+    return loaded
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(LIMIT_S)
 @pytest.mark.parametrize("model", MODELS)
-def test_twenty_steps_end_where_eager_torch_ends(model: str, tmp_path: Path) -> None:
-    file = tmp_path / "parity.json"
-    subprocess.run([sys.executable, str(PARITY), "--models", model, "--json", str(file)], check=True)
-    report = json.loads(file.read_text())
+def test_twenty_steps_end_where_eager_torch_ends(model: str, report: dict[str, Any]) -> None:
     assert report["max_parameter_movement"][model] > 1e-3
     for runtime, difference in report["max_parameter_difference_in_a_step"][model].items():
         assert difference <= TOLERANCE, f"{model} in {runtime}: {difference:.1e} in a step"

@@ -1,5 +1,6 @@
 """Completes the gradients between the backward pass and the optimizer: settle, tie, measure, clip, in this order."""
 
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Final
 
@@ -7,7 +8,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.nn.utils import get_total_norm
 
 NORM_EPSILON: Final = 1e-6
 """Added to the norm before the division, as in torch's ``clip_grads_with_norm_``."""
@@ -26,7 +26,7 @@ def settle(values: Sequence[nn.Parameter]) -> None:
 
 
 def total_norm(values: Sequence[nn.Parameter], pipeline: dist.ProcessGroup | None, device: torch.device) -> Tensor:
-    """Return the 2-norm of the gradients of all ranks together, a scalar.
+    """Return the 2-norm of the gradients of all ranks together, a scalar of float32 or float64.
 
     Args:
         values: this rank's parameters. They include only one end of a tied weight.
@@ -34,7 +34,7 @@ def total_norm(values: Sequence[nn.Parameter], pipeline: dist.ProcessGroup | Non
         device: the device of this rank.
     """
     grads = [value.grad for value in values if value.grad is not None]
-    norm = get_total_norm(grads) if grads else torch.zeros((), device=device)
+    norm = _norm(grads) if grads else torch.zeros((), device=device)
     if isinstance(norm, DTensor):
         norm = norm.full_tensor()
     if pipeline is None:
@@ -62,6 +62,24 @@ def scale(values: Sequence[nn.Parameter], factor: float) -> None:
     for value in values:
         if value.grad is not None:
             _local(value.grad).mul_(factor)
+
+
+def _norm(grads: Sequence[Tensor]) -> Tensor:
+    """Return the 2-norm of all gradients of this rank, on the device of the first.
+
+    torch's ``get_total_norm`` rounds the norm of each bfloat16 gradient to 8 bits, and the norm of a float16 gradient
+    overflows at 65504.
+    """
+    groups = defaultdict[tuple[torch.device, torch.dtype], list[Tensor]](list)
+    for grad in grads:
+        groups[grad.device, grad.dtype].append(grad)
+    norms = [
+        norm.to(grads[0].device)
+        for (_, dtype), group in groups.items()
+        for norm in torch._foreach_norm(group, 2.0, torch.promote_types(dtype, torch.float32))
+    ]
+    total: Tensor = torch.linalg.vector_norm(torch.stack(norms))
+    return total
 
 
 def _local(grad: Tensor) -> Tensor:
