@@ -194,9 +194,9 @@ def main(arguments: Sequence[str]) -> int:
     processes = [fork.Process(target=run_references, args=(folder, selection))]
     processes[0].start()
     for cells in filter(None, pools):
-        # Graphs of more than two ranks, and those of a single cell, call torch's operators. The C++ compiler would take
-        # up to half a minute for them.
-        compiler.fallback_by_default = "compiled" not in names or num_ranks_of(cells) > 2
+        # The C++ compiler takes up to half a minute for a cell. Elsewhere, compiled graphs call torch's operators.
+        is_native = "compiled" in names and num_ranks_of(cells) == 2 and cells[0].recompute == "none"
+        compiler.fallback_by_default = not is_native
         ranks = [fork.Process(target=work, args=(folder, rank, cells)) for rank in range(num_ranks_of(cells))]
         for process in ranks:
             process.start()

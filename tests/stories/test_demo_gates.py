@@ -64,7 +64,7 @@ def test_fashion_mnist_is_learnt_from_a_byte_a_value(tmp_path: Path) -> None:
     places = real_places("fashion-mnist")
     out = tmp_path / "demo.json"
     command = [sys.executable, "-m", "fanin.commands.main", "demo", "--dataset", "fashion-mnist", "--codec", "int8"]
-    command += ["--rounds", "40", "--device-python", str(DEVICE_PYTHON), "--json", str(out)]
+    command += ["--rounds", "20", "--device-python", str(DEVICE_PYTHON), "--json", str(out)]
     environment = os.environ | {"FANIN_DATA": str(places.data)}
     completed = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, env=environment)
     assert completed.returncode == 0, completed.stderr
