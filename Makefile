@@ -73,8 +73,7 @@ suite: $(VENV)/.installed $(STAMPS)
 nightly: WORKERS := 3
 nightly: ## the tests that are too long for every change, and all property tests on many new examples
 	@$(MAKE) $(PARALLEL) $(VENV)/.installed $(STAMPS)
-	$(IN_MEMORY) $(BIN)/pytest $(SPREAD) -m nightly $(ARGS)
-	$(IN_MEMORY) $(BIN)/pytest -n $(WORKERS) -m "hypothesis and not nightly" --hypothesis-profile nightly
+	$(IN_MEMORY) $(BIN)/pytest $(SPREAD) -m "nightly or hypothesis" --hypothesis-profile nightly $(ARGS)
 
 .PHONY: light
 light: $(VENV)/.installed ## the tests that need neither torch nor a device environment nor a process

@@ -26,7 +26,8 @@ ONNX_RUNTIMES: Final = ("onnx", "reference")
 """Runtimes of ``bundle_for`` that run ONNX graphs."""
 LONG: Final = (
     *("test_matrix.py", "test_zoo.py", "test_every_kill.py", "test_demo_gates.py", "test_parity.py", "test_memory.py"),
-    *("test_operator_table.py", "test_train_command.py", "test_seeded_runs.py", "test_char_decoder.py"),
+    *("test_operator_table.py", "test_mutants.py", "test_seeded_runs.py", "test_train_command.py"),
+    "test_char_decoder.py",
 )
 """The nightly files that take minutes, longest first."""
 GPU_TESTS: Final = Path(__file__).with_name("gpu")
@@ -66,7 +67,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     The nightly suite begins with its longest files, so that its workers end together.
     """
-    if config.getoption("markexpr") == "nightly":
+    if config.getoption("markexpr") == "nightly or hypothesis":
         items.sort(key=lambda item: LONG.index(item.path.name) if item.path.name in LONG else len(LONG))
     if not config.getoption("--light"):
         return
