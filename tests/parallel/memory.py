@@ -41,7 +41,7 @@ LARGE: Final = DecoderConfig(
     vocabulary=128_256, width=4096, num_layers=32, num_heads=32, num_kv_heads=8, feed_forward=14_336
 )
 SHALLOW: Final = replace(LARGE, num_layers=8)
-"""A tracked layer takes a second. Cells on other axes than those of a complete model have a quarter of its layers."""
+"""Tracking takes half a second a layer, so the cells that vary a complete model have a quarter of its layers."""
 
 SPLIT: Final = {"sequence_parallel": True}
 

@@ -13,8 +13,7 @@ Peaks = dict[str, tuple[int, int]]
 
 
 def run(programs: Programs, file: Path, size: str) -> Peaks:
-    # Warnings are no errors, because the tracker uses deprecated functions of torch. A large cell takes 90 s of CPU
-    # time.
+    # Warnings are no errors, because the tracker uses deprecated functions of torch.
     programs.check("memory", file, size, warning_action="default", timeout_s=1200.0)
     return {
         name: (tracked_bytes, predicted_bytes)
