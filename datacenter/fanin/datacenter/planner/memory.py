@@ -88,6 +88,9 @@ def activations_of(job: Job, *, fused_norms: bool = False) -> Activations:
     attention = product * (2 * keys + 3 * attended) + job.full_bytes * heads
     # Both projections, the sigmoid of one, and their product.
     layer = 2 * norm + attention + product * 4 * forward
+    if product != stream:
+        # autocast casts the output of a norm again for each of the five products that read it. `norm` has one copy.
+        layer += product * width * 3
     # For both sums over tp: the summand, the sum, and the gathered sequence if it is split.
     sums = 2 * product * width * (1 + (1 / split if tp > 1 else 0)) + (2 * stream * width if split > 1 else 0)
     layer_input = stream * width / split
