@@ -54,7 +54,10 @@ RESUMING_CELLS = {
             Cell(mesh="pp=4", schedule="1F1B", microbatches=4, layers=4),
         ),
         "uneven": (Cell(mesh="pp=2,dp_shard=2", microbatches=2),),
-        "tied": (Cell(mesh="pp=4", schedule="1F1B", microbatches=4, layers=4, tied=True),),
+        "tied": (
+            Cell(mesh="pp=4", schedule="1F1B", microbatches=4, layers=4, tied=True),
+            Cell(mesh="pp=2,dp_shard=2", schedule="ZBV", microbatches=2, layers=4, tied=True),
+        ),
     },
     8: {
         "untied": (
@@ -62,7 +65,10 @@ RESUMING_CELLS = {
             Cell(mesh="pp=4,tp=2", schedule="1F1B", microbatches=4, layers=4),
         ),
         "uneven": (Cell(mesh="pp=2,dp_shard=4", microbatches=2),),
-        "tied": (Cell(mesh="pp=4,dp_shard=2", schedule="1F1B", microbatches=4, layers=4, tied=True),),
+        "tied": (
+            Cell(mesh="pp=4,dp_shard=2", schedule="1F1B", microbatches=4, layers=4, tied=True),
+            Cell(mesh="pp=2,dp_shard=4", schedule="ZBV", microbatches=2, layers=4, tied=True),
+        ),
     },
 }
 RETENTION_CELLS = {4: Cell(mesh="dp_shard=4"), 8: Cell(mesh="dp_replicate=2,dp_shard=4")}

@@ -50,9 +50,9 @@ def read(folder: Path, name: str) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize(
     ("model", "num_meshes"),
-    # Tied: saved by ranks that held both ends of the weight, and loaded both where two ranks hold them and where one
-    # does.
-    [("untied", 3), ("uneven", 2), ("tied", 2)],
+    # Tied: saved by ranks that held both ends of the weight, and loaded where two ranks hold them, where one rank holds
+    # both, and in one process.
+    [("untied", 3), ("uneven", 2), ("tied", 3)],
 )
 def test_a_checkpoint_of_several_ranks_resumes_on_any_mesh(folder: Path, model: str, num_meshes: int) -> None:
     parameters = read(folder, f"{model}-saved")

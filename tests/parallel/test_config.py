@@ -87,6 +87,10 @@ def test_override_tables_replace_values_of_the_text() -> None:
         (f"{MINIMAL}[evaluation]\nmin_delta = nan", "evaluation: got min_delta nan"),
         (MINIMAL.replace("steps = 2", "steps = 0"), "stop: got steps 0 and epochs 0, expected at least one above 0"),
         (f"seed = -1\n{MINIMAL}", "training: got seed -1"),
+        (f"seed = {2**64}\n{MINIMAL}", "training: got seed 18446744073709551616, expected 0 to 2^64 - 1"),
+        (f"{MINIMAL}[checkpoints]\nweights = 'a\\u0000b'".replace("'", '"'), r"checkpoints.weights: got 'a\x00b'"),
+        (f"{MINIMAL}[checkpoints]\nfolder = 'a\\u0000b'".replace("'", '"'), r"checkpoints.folder: got 'a\x00b'"),
+        (f"{MINIMAL}[watch]\nhang_after_s = 1{'0' * 400}", "watch.hang_after_s: got 401 digits, expected a number"),
         (MINIMAL.replace("[data]", "[data]\nlength = 0"), "data: got length 0"),
         (MINIMAL.replace("[data]", "[data]\nheld_fraction = 1.0"), "data: got held_fraction 1.0"),
         (

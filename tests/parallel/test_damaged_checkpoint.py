@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 import torch
 from parallel.saving import engine_of, step
+from support.synced import durable_files, synced
 
 from fanin.datacenter.checkpoints.checkpoint import Checkpoints
-from fanin.datacenter.checkpoints.progress import Progress, latest, write_marker
+from fanin.datacenter.checkpoints.progress import Progress, latest, write_marker, write_progress
 from fanin.datacenter.config.train_config import parse_config
 from fanin.datacenter.jobs.job import train
-from fanin.protos.errors import Corrupted
+from fanin.protos.errors import Corrupted, StorageFull
 
 
 def _cut_index(checkpoint: Path) -> None:
@@ -250,3 +251,45 @@ def test_a_folder_with_only_an_interrupted_save_starts_from_the_first_step(tmp_p
     (tmp_path / "step-00000003" / "__0_0.distcp").write_bytes(b"half of it")
     with Checkpoints(tmp_path, engine_of()) as checkpoints:
         assert checkpoints.load() is None
+
+
+def test_a_checkpoint_in_the_folder_of_another_step_is_skipped(
+    saved_steps: tuple[Path, list[dict[str, torch.Tensor]]], tmp_path: Path
+) -> None:
+    folder = tmp_path / "kept"
+    shutil.copytree(saved_steps[0], folder)
+    shutil.rmtree(folder / "step-00000003")
+    shutil.copytree(folder / "step-00000001", folder / "step-00000003")
+    with Checkpoints(folder, engine_of(), keep=3) as checkpoints:
+        assert checkpoints.load() == Progress(step=2, seed=3)
+        assert "got step 1, expected that of its folder, step-00000003" in checkpoints.skipped[0]
+
+
+def test_files_of_a_commit_are_synced_before_they_have_their_names(tmp_path: Path) -> None:
+    checkpoint = tmp_path / "step-00000002"
+    checkpoint.mkdir()
+    with synced(tmp_path) as syncs:
+        write_progress(checkpoint, Progress(step=2, seed=3), {})
+    assert durable_files(syncs) == [checkpoint / "progress.json"]
+    with synced(tmp_path) as syncs:
+        write_marker(tmp_path, 2)
+    # The name of progress.json is synced once more, before LATEST names its folder.
+    assert durable_files(syncs[1:]) == [tmp_path / "LATEST"]
+
+
+def test_a_commit_that_cannot_replace_latest_keeps_the_checkpoint_before(tmp_path: Path) -> None:
+    folder, engine = tmp_path / "kept", engine_of()
+    with Checkpoints(folder, engine, keep=1) as checkpoints:
+        checkpoints.save(Progress(step=1, seed=3))
+        checkpoints.finish()
+        marker = folder / "LATEST"
+        written = marker.read_bytes()
+        marker.unlink()
+        # A file cannot replace a folder.
+        marker.mkdir()
+        checkpoints.save(Progress(step=2, seed=3))
+        with pytest.raises(StorageFull, match="LATEST"):
+            checkpoints.finish()
+        marker.rmdir()
+        marker.write_bytes(written)
+        assert checkpoints.load() == Progress(step=1, seed=3)

@@ -27,7 +27,7 @@ from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSetting
 from fanin.datacenter.ranks.mesh import MeshShape
 from fanin.datacenter.training.model import build_job_model
 from fanin.edge.bundles.bundle import open_folder
-from fanin.protos.errors import InvalidInput
+from fanin.protos.errors import FaninError, InvalidInput
 
 pytestmark = pytest.mark.usefixtures("forked_agents")
 
@@ -142,6 +142,13 @@ def test_the_accuracy_is_that_of_the_classes_in_the_axis_of_the_app(tmp_path: Pa
     outputs = torch.nn.functional.one_hot(torch.tensor([[0, 1, 2, 1]]), 3).movedim(-1, 1).float()
     targets = torch.tensor([[0, 1, 0, -1]])
     assert scored.score(scored.objective.predict(outputs), targets).tolist() == [2.0, 3.0]
+
+
+def test_outputs_that_are_not_the_classes_of_the_app_are_refused(tmp_path: Path) -> None:
+    scored = objective_of(tmp_path, "classes_first", np.zeros((20, 4), np.int32))
+    targets = torch.tensor([[0, 1, 2, -1]])
+    with pytest.raises(FaninError, match=r"returned \(1, 2, 4\), expected logits of 3 classes in axis 1"):
+        scored.objective.loss_sum(torch.zeros(1, 2, 4), targets)
 
 
 def test_counts_have_no_accuracy(tmp_path: Path) -> None:

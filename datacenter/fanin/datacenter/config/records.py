@@ -163,7 +163,14 @@ def _values(inner: tuple[object, ...], value: object, where: str) -> tuple[objec
 def _scalar(kind: type, value: object, where: str) -> object:
     # isinstance would accept a bool as an int, which the author of the file does not mean.
     if kind is float and type(value) is int:
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise InvalidInput(
+                f"{where}: got {len(str(value))} digits, expected a number that a float can hold"
+            ) from None
     if type(value) is not kind:
         raise InvalidInput(f"{where}: got {value!r}, expected {kind.__name__}")
+    if isinstance(value, str) and "\0" in value:
+        raise InvalidInput(f"{where}: got {value!r}, expected a text without NUL characters")
     return value

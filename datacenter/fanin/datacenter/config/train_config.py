@@ -57,8 +57,8 @@ class TrainConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.seed < 0:
-            raise InvalidInput(f"training: got seed {self.seed}, expected 0 or more")
+        if not 0 <= self.seed < 1 << 64:
+            raise InvalidInput(f"training: got seed {self.seed}, expected 0 to 2^64 - 1")
         if self.evaluation.keep == "best" and (self.checkpoints.folder or self.checkpoints.resume):
             raise InvalidInput(
                 "evaluation: got keep 'best' beside checkpoints, expected 'last': a checkpoint has one set of values"

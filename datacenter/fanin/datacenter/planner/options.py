@@ -69,6 +69,10 @@ class PlanOptions:
             raise InvalidInput(
                 "ranks: got neither --world nor --mesh, expected the number of ranks, or a mesh to price"
             )
+        if self.world is not None and self.world < 1:
+            raise InvalidInput(f"--world: got {self.world}, expected at least 1 rank")
+        if self.efficiency is not None and not 0.0 < self.efficiency <= 1.0:
+            raise InvalidInput(f"--efficiency: got {self.efficiency}, expected a share above 0.0 and up to 1.0")
         if self.mesh:
             MeshShape.parse(self.mesh)
         link_of(self.link)

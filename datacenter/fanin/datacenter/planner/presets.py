@@ -22,7 +22,7 @@ def model_named(text: str) -> FamilyModel:
     """Return a preset by its name, or the family's table ``[model.NAME]`` of a TOML file.
 
     Raises:
-        InvalidInput: the name is unknown, or the file is not TOML or has wrong fields.
+        InvalidInput: the name is unknown, or the file cannot be read, is not TOML or has wrong fields.
     """
     path = Path(text)
     if path.suffix != ".toml":
@@ -31,6 +31,8 @@ def model_named(text: str) -> FamilyModel:
         document = tomllib.loads(path.read_text())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
         raise InvalidInput(f"model: {path} is not TOML ({exc})") from exc
+    except OSError as exc:
+        raise InvalidInput(f"model: {path} cannot be read ({exc.strerror}), expected a .toml file or a preset") from exc
     settings = record_of(PlannedDocument, {"model": document.get("model", {})}, str(path)).model
     if settings.family is None:
         raise InvalidInput(f"{path}: got an App in [model], expected a family: {', '.join(family_names())}")

@@ -116,11 +116,16 @@ def build_job_model(config: TrainConfig, *, rank: int = 0, num_ranks: int = 1) -
 
 
 def _objective(app: "App") -> Objective:
+    from fanin.edge.export.tracing.examples import check_output
+
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        return app.loss(check_output(app, outputs), targets)
+
     def predict(outputs: Tensor) -> Tensor:
         values = app.predicted(outputs)
         return largest(values) if app.num_classes else values
 
-    return replace(padded_objective(app.loss), predict=predict)
+    return replace(padded_objective(loss), predict=predict)
 
 
 def _family_module(config: TrainConfig, *, with_values: bool) -> torch.nn.Module:
