@@ -118,6 +118,19 @@ def bare() -> App:
     return dataclasses.replace(digits, name="bare", module=Bare(), loss=loss)
 
 
+class Idle(Bare):
+    """The same with a parameter that the loss does not use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.idle = torch.nn.Parameter(torch.zeros(3))
+
+
+def idle() -> App:
+    """Return an App with an unused parameter."""
+    return dataclasses.replace(app(), name="idle", module=Idle())
+
+
 def paced() -> App:
     """Return the digits' App. A file sets the seconds of each step, also of the current one."""
 

@@ -292,3 +292,10 @@ def test_a_second_signal_ends_a_slow_rank(tmp_path: Path) -> None:
     caller.send_signal(signal.SIGINT)
     assert caller.wait(10.0)
     wait_until(lambda: not is_alive(pid), 5.0)
+
+
+@pytest.mark.usefixtures("forked_agents")
+def test_a_parameter_that_the_loss_does_not_use_is_named(config: TrainConfig, folder: Path) -> None:
+    model = dataclasses.replace(config.model, app=f"{APPS}:idle")
+    with pytest.raises(UnsupportedModel, match=r"^dp_replicate: got no gradient for idle, expected one for each par"):
+        launch(dataclasses.replace(config, model=model, stop=StopSettings(steps=1)), 2, folder)

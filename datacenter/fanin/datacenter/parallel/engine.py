@@ -140,6 +140,7 @@ class Engine:
 
         Raises:
             InvalidInput: the ranks of tp cannot split the sequences of the batch evenly.
+            UnsupportedModel: the loss did not use a parameter of a model that dp_replicate copies.
             ValueError: the inputs of a pipeline have another shape than in the first step.
         """
         batch = self._on_device(batch)
@@ -251,6 +252,7 @@ class Engine:
 
     def _complete_gradients(self) -> Tensor:
         """Settle, tie and unscale the gradients. Return their norm over all ranks, before clipping."""
+        gradients.check_copies(self.rank_model.runners.values())
         gradients.settle(self._trainable)
         if self.rank_model.tie is not None:
             self.rank_model.tie.add_gradients()

@@ -1,16 +1,40 @@
-"""Completes the gradients between the backward pass and the optimizer: settle, tie, measure, clip, in this order."""
+"""Completes the gradients of a step for the optimizer: check, settle, tie, measure, clip, in this order."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+from fanin.protos.errors import UnsupportedModel
 
 NORM_EPSILON: Final = 1e-6
 """Added to the norm before the division, as in torch's ``clip_grads_with_norm_``."""
+
+
+def check_copies(runners: Iterable[nn.Module]) -> None:
+    """Check that each trained parameter of a copied model has a gradient.
+
+    DistributedDataParallel sums gradients in buckets. A bucket with a parameter that the loss did not use is never
+    summed, and the next step fails.
+
+    Raises:
+        UnsupportedModel: Some have none.
+    """
+    for runner in runners:
+        if isinstance(runner, DistributedDataParallel):
+            values = runner.module.named_parameters()
+            unused = [name for name, value in values if value.requires_grad and value.grad is None]
+            if unused:
+                raise UnsupportedModel(
+                    f"dp_replicate: got no gradient for {', '.join(unused[:5])}, expected one for each parameter in "
+                    "each step on each rank; freeze or remove parameters that the loss does not use, or train with "
+                    "dp_shard"
+                )
 
 
 def settle(values: Sequence[nn.Parameter]) -> None:
