@@ -12,16 +12,16 @@ from fanin.datacenter.models.decoder import Decoder, DecoderConfig
 from fanin.datacenter.parallel.batch import Batch
 from fanin.datacenter.parallel.build import TrainableModel
 from fanin.datacenter.parallel.engine import Engine, build_engine
-from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
+from fanin.datacenter.parallel.settings import ParallelSettings, Precision, TrainingSettings
 
 
-def engine_of(width: int = 16, optimizer: str = "adamw") -> Engine:
+def engine_of(width: int = 16, optimizer: str = "adamw", precision: Precision = "full") -> Engine:
     """Return the engine of a small decoder in this process."""
     config = DecoderConfig(vocabulary=11, width=width, num_layers=1, num_heads=2, num_kv_heads=1, feed_forward=8)
     assert optimizer in ("adamw", "sgd")
     training = TrainingSettings(batch_size=2, learning_rate=0.1, optimizer="sgd" if optimizer == "sgd" else "adamw")
     model = TrainableModel(module=Decoder(config), layout=decoder_layout(config))
-    return build_engine(model, ParallelSettings(), training, None)
+    return build_engine(model, ParallelSettings(precision=precision), training, None)
 
 
 def step(engine: Engine, seed: int) -> float:

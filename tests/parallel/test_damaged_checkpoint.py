@@ -11,7 +11,7 @@ from parallel.saving import engine_of, step
 from support.synced import durable_files, synced
 
 from fanin.datacenter.checkpoints.checkpoint import Checkpoints
-from fanin.datacenter.checkpoints.progress import Progress, latest, write_marker, write_progress
+from fanin.datacenter.checkpoints.progress import Progress, latest, read_digests, write_marker, write_progress
 from fanin.datacenter.config.train_config import parse_config
 from fanin.datacenter.jobs.job import train
 from fanin.protos.errors import Corrupted, StorageFull
@@ -53,6 +53,10 @@ def _another_place(checkpoint: Path) -> None:
     path.write_text(path.read_text().replace('"seed": 3', '"seed": 4'))
 
 
+def _another_step(checkpoint: Path) -> None:
+    write_progress(checkpoint, Progress(step=7, seed=3), read_digests(checkpoint))
+
+
 def _no_progress(checkpoint: Path) -> None:
     (checkpoint / "progress.json").unlink()
 
@@ -90,6 +94,7 @@ DAMAGES = {
     _bad_progress: "progress.json: got {'format': 2, 'step': -1}, expected format 2 and the keys",
     _no_text: "progress.json: not JSON, expected an object",
     _another_place: "progress.json: digest mismatch: received",
+    _another_step: "progress.json: got step 7, expected that of its folder, step-00000003",
     _no_progress: "step-00000003: has no progress.json, though LATEST names it",
 }
 """Damage to the newest checkpoint, and the message about it."""
@@ -251,18 +256,6 @@ def test_a_folder_with_only_an_interrupted_save_starts_from_the_first_step(tmp_p
     (tmp_path / "step-00000003" / "__0_0.distcp").write_bytes(b"half of it")
     with Checkpoints(tmp_path, engine_of()) as checkpoints:
         assert checkpoints.load() is None
-
-
-def test_a_checkpoint_in_the_folder_of_another_step_is_skipped(
-    saved_steps: tuple[Path, list[dict[str, torch.Tensor]]], tmp_path: Path
-) -> None:
-    folder = tmp_path / "kept"
-    shutil.copytree(saved_steps[0], folder)
-    shutil.rmtree(folder / "step-00000003")
-    shutil.copytree(folder / "step-00000001", folder / "step-00000003")
-    with Checkpoints(folder, engine_of(), keep=3) as checkpoints:
-        assert checkpoints.load() == Progress(step=2, seed=3)
-        assert "got step 1, expected that of its folder, step-00000003" in checkpoints.skipped[0]
 
 
 def test_files_of_a_commit_are_synced_before_they_have_their_names(tmp_path: Path) -> None:
