@@ -11,6 +11,7 @@ from support.virtual import bundle_in, open_place, place_over, plan, start
 
 from fanin.clients.testing import run_virtual
 from fanin.protos.messages import UpdateHeader
+from fanin.server.aggregation.fold import PartialSum
 from fanin.server.aggregation.parameters import load_parameters
 from fanin.server.aggregation.verify import verify_run
 from fanin.server.storage.disk import Durability
@@ -66,5 +67,30 @@ def test_a_restarted_sum_has_every_update_though_no_header_stays_in_memory(tmp_p
         first, second = (load_parameters(place.state.blobs, one, TABLE) for one in versions if one is not None)
         # All changes are 0.01, and so is their mean.
         np.testing.assert_allclose(second - first, 0.01, rtol=1e-4)
+
+    run_virtual(main())
+
+
+def num_sums() -> int:
+    """Return the number of sums of Updates in memory."""
+    gc.collect()
+    return sum(type(each) is PartialSum for each in gc.get_objects())
+
+
+def test_the_sum_of_a_round_is_freed_before_the_next_round_begins_its_own(tmp_path: Path) -> None:
+    """A sum takes twice the memory of the model."""
+
+    async def main() -> None:
+        before = num_sums()
+        place = open_place(tmp_path)
+        await start(place.runs, bundle_in(tmp_path), plan(concurrency=2, buffer=2, quorum=2, max_rounds=2))
+        for index in range(2):
+            await send(place, f"device-{index}")
+        await settle()
+        assert num_sums() == before
+        await send(place, "device-0")
+        await settle()
+        assert num_sums() == before + 1
+        await place.runs.stop()
 
     run_virtual(main())

@@ -76,7 +76,8 @@ class SetFold:
         self._grid = grid
         self._source = source
         self._added: set[str] = set()
-        self._fold = self._begin()
+        # Begun with the first Update: the sum of the Round before may still be in memory until then.
+        self._fold: _SumFold | _ColumnFold | None = None
 
     @property
     def added(self) -> frozenset[str]:
@@ -92,10 +93,12 @@ class SetFold:
         """
         if device in self._added:
             return
+        if self._fold is None:
+            self._fold = self._begin()
         try:
             self._fold.add(device, self._source(device))
         except BaseException:
-            self._added, self._fold = set(), self._begin()
+            self.release()
             raise
         self._added.add(device)
 
@@ -103,8 +106,12 @@ class SetFold:
         """Return the aggregate of exactly these devices' Updates. Raises like ``add``."""
         for device in accepted:
             self.add(device)
-        assert self._added == set(accepted), f"folded {self._added}, expected {accepted}"
+        assert self._fold is not None and self._added == set(accepted), f"folded {self._added}, expected {accepted}"
         return self._fold.aggregate(accepted)
+
+    def release(self) -> None:
+        """Free the memory of the fold. The next call folds the Updates again."""
+        self._added, self._fold = set(), None
 
     def _begin(self) -> "_SumFold | _ColumnFold":
         if isinstance(self._rule, ColumnRule):

@@ -109,6 +109,8 @@ class RoundWork:
         async for headers in self._headers_of(missing):
             await self._files.run(self._accumulate, headers)
         self._folded = await self._files.run(self._fold, accepted, state)
+        # The next Round begins its sum while this work is still referenced.
+        self._set_fold.release()
 
     async def publish(self) -> RoundRecord:
         """Sign and record the Version. Return the record after that."""
