@@ -1,22 +1,26 @@
-"""The Python programs in README.md run as they are printed there."""
+"""The Python programs in README.md, and the first one of docs/edge.md, run as they are printed there."""
 
 import re
 from pathlib import Path
 
-import pytest
 from parallel.programs import Programs
 
-README = Path(__file__).parents[2] / "README.md"
-PROGRAMS = re.findall(r"^```python\n(.*?)^```$", README.read_text(), re.MULTILINE | re.DOTALL)
+ROOT = Path(__file__).parents[2]
 
 
-def test_the_readme_has_a_program() -> None:
-    assert len(PROGRAMS) == 1
+def programs_in(page: str) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```$", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
 
 
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: f"{program.count(chr(10))} lines")
-def test_a_program_of_the_readme_runs(program: str, tmp_path: Path, programs: Programs) -> None:
+def test_the_program_of_the_readme_trains_on_simulated_clients(tmp_path: Path, programs: Programs) -> None:
+    (program,) = programs_in("README.md")
     completed = programs.script(program, cwd=tmp_path)
+    assert completed.returncode == 0, completed.stderr
+    assert float(completed.stdout) > 0.7, completed.stdout
+
+
+def test_the_first_program_about_the_edge_exports_a_bundle(tmp_path: Path, programs: Programs) -> None:
+    completed = programs.script(programs_in("docs/edge.md")[0], cwd=tmp_path)
     assert completed.returncode == 0, completed.stderr
     assert re.fullmatch(
         r"(?:(?:onnx|tflite) float 9\d\.\d\d %, int8 9\d\.\d\d %, agreeing .* labels\n){2}", completed.stdout
