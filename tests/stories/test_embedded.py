@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from fanin.clients.device.embed import DeviceSettings, join
 from fanin.edge.assembly.assemble import assemble
 from fanin.protos.control import RunState
 from fanin.protos.errors import Conflict
+from fanin.server.access.authority import local_identity
 
 PAGE = Path(__file__).parents[2] / "docs" / "edge.md"
 WAIT_S = 60.0
@@ -118,6 +120,22 @@ def test_a_permanent_refusal_of_the_coordinator_is_logged(
         assert re.search(r"the client stopped: 127\.0\.0\.1:\d+: .*token", caplog.text)
         assert client.served_version is None
         assert isinstance(client.failure, Conflict)
+
+
+def test_a_coordinator_without_trust_ends_the_device_with_the_reason(
+    tmp_path: Path, host: Hosted, caplog: pytest.LogCaptureFixture
+) -> None:
+    foreign = local_identity(tmp_path / "foreign", ("127.0.0.1",), datetime.now(UTC)).ca_certificate
+    settings = DeviceSettings(
+        server=host.address, ca=foreign, token="", publisher=PUBLISHER.public, folder=tmp_path / "device-0"
+    )
+    with join(settings, open_npz(tmp_path / "device-0.npz", 0, 0.2)) as client:
+        deadline = time.monotonic() + WAIT_S
+        while client.failure is None and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert isinstance(client.failure, Conflict)
+        assert "its certificate is not by the authority" in str(client.failure)
+        assert caplog.text.count("the client stopped: 127.0.0.1:") == 1
 
 
 def test_an_app_whose_code_raises_still_takes_part(

@@ -8,11 +8,11 @@ from support.commands import Fanin, fanin_in_process, one_line, usage_line
 from fanin.commands.main import SUBCOMMANDS
 
 SERVER = ("--server", "nonsense")
-ADDRESS = "server: got 'nonsense', expected HOST:PORT, for example 127.0.0.1:7443"
+ADDRESS = "server: got 'nonsense', expected HOST:PORT, for example nonsense:7443"
 DEVICE = ("--ca", "ca.pem", "--publisher", "p.pub", "--data", "x.npz")
 WRONG = {
     "demo": (("--rounds", "-1"), "--rounds, --delay-seed: got -1 and -1, expected at least 0 and -1"),
-    "serve": (("--listen", "nonsense"), "listen: got 'nonsense', expected HOST:PORT, for example 127.0.0.1:7443"),
+    "serve": (("--listen", "nonsense"), "listen: got 'nonsense', expected HOST:PORT, for example nonsense:7443"),
     "join": ((*SERVER, *DEVICE), ADDRESS),
     "export": (("a.py:app", "--check", "--out", "b"), "--out: got --check too, which writes nothing; expected one of "),
     "assemble": (("spec.toml", "--out", "full"), "--out: full is not empty, expected a new folder; name another one, "),

@@ -4,6 +4,7 @@ No other module of the clients imports grpc. ``mapped`` translates gRPC's errors
 trailing metadata, otherwise by the status. A device signs the exact bytes of each call.
 """
 
+import os
 import queue
 import ssl
 import time
@@ -15,11 +16,14 @@ from typing import Final, Protocol, TypeVar
 import grpc
 from google.protobuf.message import DecodeError, Message
 
+from fanin.clients.probe import cause_of_failure
+from fanin.clients.route import Route, route_to
 from fanin.edge.bundles.keys import CALL_CONTEXT, SigningKey
 from fanin.edge.tensors import sha256_hex
 from fanin.protos import calls
 from fanin.protos import convert as c
 from fanin.protos import messages as m
+from fanin.protos.addresses import check_remote
 from fanin.protos.errors import (
     FaninError,
     InvalidInput,
@@ -27,7 +31,6 @@ from fanin.protos.errors import (
     Unauthenticated,
     Unavailable,
     Untimely,
-    Untrusted,
     error_named,
 )
 from fanin.v1 import fleet_pb2 as pb
@@ -41,7 +44,6 @@ IDLE_MS: Final = 120_000
 """Time for which a connection without a call stays open. It is shorter than the coordinator's limit, so the device
 closes it first: gRPC prints a message on standard error if the coordinator does."""
 PIECE_BYTES: Final = 256 << 10
-MAX_PORT: Final = 65535
 _TOKEN_CREDENTIAL: Final = "an enrollment token that was made there (--token-file)"
 _KEY_CREDENTIAL: Final = (
     "a device that enrolled there; was this device's folder (--state) made for another coordinator?"
@@ -97,24 +99,27 @@ class Connection:
     """A TLS connection to one coordinator. Requests are serialized bytes."""
 
     def __init__(self, address: str, ca_certificate: bytes) -> None:
-        """Open the channel; it connects on the first call.
+        """Open the channel; it connects on the first call, on the route that the environment names (``route``).
 
         Raises:
-            InvalidInput: ``address`` is not HOST:PORT, or ``ca_certificate`` holds no PEM certificate.
+            InvalidInput: ``address`` is not HOST:PORT, ``ca_certificate`` holds no PEM certificate, or the environment
+                names a proxy of another form.
         """
         self.address = address
-        self._channel = _open_channel(address, ca_certificate)
+        self._ca_certificate = ca_certificate
+        self._route = route_to(check_remote("server", address), os.environ)
+        self._channel = _open_channel(self._route, ca_certificate)
 
     def unary(self, method: str, request: bytes, parse: Callable[[bytes], R], call: CallOptions) -> R:
         """Send one request and return one reply. Raises FaninError."""
         call_method = self._channel.unary_unary(method, request_serializer=_as_is, response_deserializer=parse)
-        with mapped(self.address, call):
+        with self._mapped(call):
             return call_method(request, metadata=call.metadata, timeout=call.timeout_s)
 
     def unary_stream(self, method: str, request: bytes, parse: Callable[[bytes], R], call: CallOptions) -> Iterator[R]:
         """Send one request and yield the replies. Raises FaninError."""
         call_method = self._channel.unary_stream(method, request_serializer=_as_is, response_deserializer=parse)
-        with mapped(self.address, call):
+        with self._mapped(call):
             stream = call_method(request, metadata=call.metadata, timeout=call.timeout_s)
             try:
                 yield from stream
@@ -124,7 +129,7 @@ class Connection:
     def stream_unary(self, method: str, requests: Iterator[bytes], parse: Callable[[bytes], R], call: CallOptions) -> R:
         """Send many requests and return one reply. Raises FaninError."""
         call_method = self._channel.stream_unary(method, request_serializer=_as_is, response_deserializer=parse)
-        with mapped(self.address, call):
+        with self._mapped(call):
             return call_method(requests, metadata=call.metadata, timeout=call.timeout_s)
 
     def stream_stream(
@@ -132,7 +137,7 @@ class Connection:
     ) -> Generator[R, None, None]:
         """Send requests while yielding replies; closing the iterator ends the call. Raises FaninError."""
         call_method = self._channel.stream_stream(method, request_serializer=_as_is, response_deserializer=parse)
-        with mapped(self.address, call):
+        with self._mapped(call):
             stream = call_method(requests, metadata=call.metadata, timeout=call.timeout_s)
             try:
                 yield from stream
@@ -142,6 +147,22 @@ class Connection:
     def close(self) -> None:
         """Close the channel; calls in progress fail."""
         self._channel.close()
+
+    @contextmanager
+    def _mapped(self, call: CallOptions) -> Iterator[None]:
+        """Translate gRPC's errors to ours."""
+        try:
+            yield
+        except grpc.RpcError as exc:
+            error = _our_error(self.address, exc, call)
+            if type(error) is Unavailable and exc.code() is grpc.StatusCode.UNAVAILABLE:
+                error = cause_of_failure(self._route, self._ca_certificate) or error
+            raise error from exc
+        except DecodeError as exc:
+            raise InvalidInput(f"{self.address}: the reply does not parse ({exc})") from exc
+        except ValueError as exc:
+            # gRPC's error for a call on a closed channel.
+            raise Unavailable(f"{self.address}: the connection is closed ({exc}); open another one") from exc
 
 
 class GrpcTransport:
@@ -275,15 +296,7 @@ class _ClockOff(Untimely):
         self.offset_s = offset_s
 
 
-def check_address(address: str) -> None:
-    """Raise InvalidInput unless an address is HOST:PORT."""
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal() or int(port) > MAX_PORT:
-        raise InvalidInput(f"server: got {address!r}, expected HOST:PORT, for example 127.0.0.1:7443")
-
-
-def _open_channel(address: str, ca_certificate: bytes) -> grpc.Channel:
-    check_address(address)
+def _open_channel(route: Route, ca_certificate: bytes) -> grpc.Channel:
     try:
         # gRPC accepts any bytes and fails later without a reason. asyncio, which grpc imports, has already loaded ssl.
         # The parser in cryptography.x509 would cost a device 1.4 MB. Text outside the base64 blocks is a comment.
@@ -299,8 +312,10 @@ def _open_channel(address: str, ca_certificate: bytes) -> grpc.Channel:
         ("grpc.initial_reconnect_backoff_ms", 200),
         ("grpc.keepalive_time_ms", KEEPALIVE_MS),
         ("grpc.client_idle_timeout_ms", IDLE_MS),
+        # The route decides, so that gRPC does not read the environment a second time.
+        ("grpc.enable_http_proxy", 0) if route.proxy is None else ("grpc.http_proxy", route.proxy.url),
     )
-    return grpc.secure_channel(address, credentials, options=options)
+    return grpc.secure_channel(str(route.target), credentials, options=options)
 
 
 def _upload_requests(
@@ -330,20 +345,6 @@ def _upload_requests(
         offset += len(data)
 
 
-@contextmanager
-def mapped(address: str, call: CallOptions) -> Iterator[None]:
-    """Translate gRPC's errors to ours."""
-    try:
-        yield
-    except grpc.RpcError as exc:
-        raise _our_error(address, exc, call) from exc
-    except DecodeError as exc:
-        raise InvalidInput(f"{address}: the reply does not parse ({exc})") from exc
-    except ValueError as exc:
-        # gRPC's error for a call on a closed channel.
-        raise Unavailable(f"{address}: the connection is closed ({exc}); open another one") from exc
-
-
 def _our_error(address: str, exc: grpc.RpcError, call: CallOptions) -> FaninError:
     details = exc.details() or ""
     trailing = {item.key: item.value for item in exc.trailing_metadata() or ()}
@@ -356,10 +357,6 @@ def _our_error(address: str, exc: grpc.RpcError, call: CallOptions) -> FaninErro
         return Unauthenticated(f"{address}: {details}; it expects {call.credential}")
     if named is not None:
         return named
-    if any(word in details for word in ("CERTIFICATE_VERIFY_FAILED", "Hostname Verification Check failed")):
-        return Untrusted(
-            f"{address}: its certificate is not trusted; expected one by the authority given with --ca ({details})"
-        )
     if exc.code() is grpc.StatusCode.INTERNAL:
         return Unavailable(f"{address}: the coordinator failed ({details})")
     return Unavailable(f"{address}: cannot be reached ({exc.code().name}: {details}); is the coordinator running?")

@@ -21,11 +21,12 @@ from fanin.clients.device.storage.cache import DEFAULT_MAX_BYTES, Cache, hold_fo
 from fanin.clients.device.training import RuntimeTrainer
 from fanin.clients.device.updates import Trainer
 from fanin.clients.textfiles import read_public_key, read_text, read_token
-from fanin.clients.transport import Connection, GrpcTransport, check_address
+from fanin.clients.transport import Connection, GrpcTransport
 from fanin.commands.console.logs import configure_logging
 from fanin.commands.console.usage import wrong_usage
 from fanin.edge.runtimes.available import open_runtime
 from fanin.edge.runtimes.base import Runtime
+from fanin.protos.addresses import check_remote
 from fanin.protos.errors import InvalidInput
 
 MAX_APP_FAILURES: Final = 8
@@ -183,7 +184,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _check_options(options: argparse.Namespace) -> None:
     """Raise InvalidInput for a value out of range, and for options that exclude each other."""
-    check_address(options.server)
+    check_remote("server", options.server)
     if options.flower and (options.data or options.serve or options.runtime):
         raise InvalidInput(
             "--flower: got it with --data, --serve or --runtime, expected it alone: the app loads its own data, and "

@@ -6,6 +6,7 @@ the subcommand, its object is such a function.
 """
 
 import errno
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -142,6 +143,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The process's exit status: 0 for success, 1 for an error of ours, 2 for wrong usage, 130 after an interrupt.
     """
+    # gRPC prints its own view of a failed connection on standard error. Our errors have the cause (``clients.probe``).
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or words[0] in ("-h", "--help"):
         sys.stdout.write(_help(sorted(other_commands())))

@@ -202,8 +202,9 @@ def _share_descriptors(limits: Limits) -> tuple[Limits, Connections]:
 
 
 def _announce(settings: Settings, port: int) -> None:
-    address = f"{settings.host}:{port}"
-    write_file(settings.state / ADDRESS_FILE, f"{address}\n".encode())
+    address = replace(settings.address, port=port)
+    # The file is for commands on this machine, which cannot connect to 0.0.0.0.
+    write_file(settings.state / ADDRESS_FILE, f"{address.loopback}\n".encode())
     sys.stdout.write(
         f"serving on {address}\n"
         f"  authority for clients  {settings.state / CA_FILE}\n"

@@ -13,6 +13,7 @@ Rooms and modules in reading order:
     control/           the operator's protocol (``control.proto``) as dataclasses
     convert/           device protocol: dataclasses to protobuf and back
     convert_control/   operator's protocol: dataclasses to protobuf and back
+    addresses          HOST:PORT
     calls              the signed metadata of a device's calls
     release            the version number of this package
 """

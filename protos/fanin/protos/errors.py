@@ -15,7 +15,7 @@
     |   +-- Superseded          another coordinator drives the Run now; a retry here does not help
     +-- StorageFull             no space left for spool, blobs or database; no partial data was written
     +-- Unavailable             the peer cannot be reached or asks to wait; retry with back-off
-    |   +-- Untrusted           the peer was reached, but its certificate is not trusted
+    |   +-- Untrusted           the peer was reached, but is no coordinator to trust: certificate, TLS or protocol
     |   +-- Untimely            a signed call was repeated, or its time is far from the coordinator's; sign it again
     +-- RuntimeMissing          a graph needs a runtime library that is not installed
     +-- Corrupted               our own durable state does not verify
@@ -97,7 +97,7 @@ class Unavailable(FaninError):
 
 
 class Untrusted(Unavailable):
-    """The peer's certificate is not trusted."""
+    """The peer was reached, but it is not a coordinator that this client can trust. A retry does not help."""
 
 
 class Untimely(Unavailable):

@@ -6,11 +6,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
+from fanin.protos.addresses import Address, parse_address
 from fanin.protos.errors import InvalidInput
 from fanin.protos.names import check_name
 from fanin.server.storage.disk import Durability
 
-LOCAL_NAMES: Final = ("localhost", "127.0.0.1")
+LOCAL_NAMES: Final = ("localhost", "127.0.0.1", "::1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,13 +33,7 @@ class Settings:
     data: Mapping[str, Path] = field(default_factory=lambda: MappingProxyType({}))
 
     def __post_init__(self) -> None:
-        host, _, port = self.listen.rpartition(":")
-        if not host or not port.isdecimal() or int(port) > 65535:
-            raise InvalidInput(f"listen: got {self.listen!r}, expected HOST:PORT, for example 127.0.0.1:7443")
-        try:
-            host.encode("idna")
-        except UnicodeError as exc:
-            raise InvalidInput(f"listen: got host {host!r}, expected a host name or an address ({exc})") from exc
+        parse_address("listen", self.listen)
         for name, path in self.data.items():
             check_name("data", name)
             if not path.is_file():
@@ -48,13 +43,12 @@ class Settings:
                 )
 
     @property
-    def host(self) -> str:
-        """The host to listen on, in the form of an address (IPv6 in brackets)."""
-        return self.listen.rpartition(":")[0]
+    def address(self) -> Address:
+        """The address to listen on."""
+        return parse_address("listen", self.listen)
 
     @property
     def all_names(self) -> frozenset[str]:
         """All names that the certificate must cover."""
-        host = self.host.strip("[]")
-        own = () if host in ("0.0.0.0", "::") else (host,)
+        own = () if self.address.is_unspecified else (self.address.host,)
         return frozenset((*LOCAL_NAMES, *own, *self.names))

@@ -19,6 +19,7 @@ from fanin.clients.textfiles import read_text, read_token
 from fanin.commands.console.show import finite
 from fanin.commands.console.usage import WrongUsage, check_target, has_json, report_usage, wrong_usage
 from fanin.edge.bundles.keys import SigningKey, load_or_create_key
+from fanin.protos.addresses import check_remote
 from fanin.protos.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -166,11 +167,10 @@ def connect(
     """
     # Imported here: the commands that need no coordinator would pay for grpc.
     from fanin.clients.operator import Operator
-    from fanin.clients.transport import check_address
 
     if server:
         with wrong_usage():
-            check_address(server)
+            check_remote("server", server)
     address = server or _read(state / ADDRESS_FILE, "--server").strip()
     ca_certificate = _read(ca or state / CA_FILE, "--ca").encode()
     token_path = token_file or state / OPERATOR_TOKEN

@@ -14,12 +14,17 @@ from fanin.protos.errors import (
     StorageFull,
     Unauthenticated,
     Unavailable,
+    Untrusted,
 )
 
 
 def event_of(action: e.SessionAction, error: FaninError | OSError) -> e.SessionEvent:
     """Return the event for an action that raised this error."""
     reason = str(error)
+    if isinstance(action, e.Enroll) and isinstance(error, Untrusted):
+        # The first call of this process: its address, its authority or its clock is wrong. A device that has enrolled
+        # tries again, because a hotel's network or the coordinator's certificate may be the cause, and both pass.
+        return e.Denied(reason=reason)
     if isinstance(error, Unavailable | StorageFull | OSError):
         return e.Lost(reason=reason)
     if isinstance(action, e.Train):

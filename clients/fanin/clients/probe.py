@@ -1,0 +1,247 @@
+"""The cause of a failed connection, which gRPC hides: one more connection on the same route, with ``ssl``.
+
+    TCP -> [CONNECT] -> TLS, verified -> HTTP/2 -> None: the coordinator can be reached now
+     |         |            |              |
+     +---------+------------+--------------+-----> the error, with its cause and remedy
+
+A probe sends no request and no credential. ``Untrusted`` is a permanent cause: the peer answered, but is no coordinator
+that this client can trust. ``Unavailable`` may pass. Codes decide, never texts: those of ``errno``, of HTTP and of
+OpenSSL (``X509_V_ERR_..`` and the reason names of ``ssl.SSLError``).
+"""
+
+import socket
+import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Final
+
+from fanin.clients.route import Proxy, Route
+from fanin.protos.errors import FaninError, Unavailable, Untrusted
+
+if TYPE_CHECKING:
+    from cryptography import x509
+
+PROBE_S: Final = 5.0
+"""Seconds for each step of a probe. The caller of a failed call waits for it."""
+MAX_HEADER_BYTES: Final = 16 << 10
+"""Longest header of a proxy's reply."""
+_OUTDATED: Final = (9, 10)
+"""The codes of OpenSSL for certificates that are not valid yet or no longer.
+
+Reference:
+    https://docs.openssl.org/3.0/man3/X509_STORE_CTX_get_error/
+"""
+_OTHER_NAME: Final = (62, 64)
+"""HOSTNAME_MISMATCH and IP_ADDRESS_MISMATCH."""
+_OTHER_AUTHORITY: Final = (2, 7, 18, 19, 20, 21)
+"""No issuer among the trusted ones, a wrong signature, and self-signed certificates."""
+_NO_TLS: Final = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG")
+_OTHER_TLS: Final = (
+    *("UNSUPPORTED_PROTOCOL", "TLSV1_ALERT_PROTOCOL_VERSION", "WRONG_SSL_VERSION"),
+    *("SSLV3_ALERT_HANDSHAKE_FAILURE", "TLSV1_ALERT_INSUFFICIENT_SECURITY"),
+)
+
+
+def cause_of_failure(route: Route, ca_certificate: bytes) -> FaninError | None:
+    """Connect once. Return the cause of the failure; None if this connection succeeds."""
+    try:
+        with _connection(route) as sock, _verified(route, _authority(ca_certificate), sock) as tls:
+            if tls.selected_alpn_protocol() == "h2":
+                return None
+            return _no_coordinator(route, "speaks TLS, but not HTTP/2")
+    except FaninError as exc:
+        return exc
+    except ssl.SSLCertVerificationError as exc:
+        return _certificate_problem(route, ca_certificate, exc)
+    except ssl.SSLError as exc:
+        if exc.reason in _NO_TLS:
+            return _no_coordinator(route, "does not speak TLS")
+        if exc.reason in _OTHER_TLS:
+            return _no_coordinator(route, "speaks no TLS version or cipher of this client, expected TLS 1.2 or newer")
+        return _broken(route, str(exc.reason or exc))
+    except OSError as exc:
+        return _broken(route, exc.strerror or str(exc))
+
+
+def unreachable(route: Route, error: OSError) -> Unavailable:
+    """Return the cause of a connection below TLS that failed with an error of the operating system."""
+    if route.proxy is None:
+        peer, what, remedy = route.target, f"{route.target}", "is the coordinator running there?"
+    else:
+        peer, what = route.proxy.address, f"{route.target}: {route.proxy}"
+        remedy = _other_proxy(route.proxy, route)
+    match error:
+        case socket.gaierror():
+            problem = f"the name {peer.host} does not resolve ({error.strerror})"
+            remedy = "check the name, and the network of this machine"
+        case TimeoutError():
+            problem = f"no answer within {PROBE_S:g} s"
+            remedy = "check the address, and that no firewall drops the connection"
+        case _:
+            problem = f"cannot be reached ({error.strerror or error})"
+    return Unavailable(f"{what}: {problem}; {remedy}")
+
+
+@contextmanager
+def _connection(route: Route) -> Iterator[socket.socket]:
+    """Open the connection below TLS. Raises Unavailable."""
+    peer = route.target if route.proxy is None else route.proxy.address
+    try:
+        sock = socket.create_connection((peer.host, peer.port), PROBE_S)
+    except OSError as exc:
+        raise unreachable(route, exc) from exc
+    with sock:
+        if route.proxy is not None:
+            _open_tunnel(route, route.proxy, sock)
+        yield sock
+
+
+def _open_tunnel(route: Route, proxy: Proxy, sock: socket.socket) -> None:
+    """Ask a proxy for a connection to the coordinator. Raises Unavailable."""
+    header = b""
+    try:
+        sock.sendall(proxy.connect_request(route.target))
+        while b"\r\n\r\n" not in header and len(header) < MAX_HEADER_BYTES:
+            # One byte: the next one may already belong to TLS.
+            received = sock.recv(1)
+            if not received:
+                break
+            header += received
+    except OSError as exc:
+        raise Unavailable(
+            f"{route.target}: {proxy} does not answer ({exc.strerror or exc}); {_other_proxy(proxy, route)}"
+        ) from exc
+    version, _, status = header.partition(b"\r\n")[0].decode("ascii", "replace").partition(" ")
+    if not version.startswith("HTTP/1"):
+        raise Unavailable(f"{route.target}: {proxy} is no HTTP proxy; {_other_proxy(proxy, route)}")
+    code = status[:3]
+    if code[:1] == "2":
+        return
+    remedy = {
+        "407": f"it expects a user and a password: {proxy.variable}=http://USER:PASSWORD@{proxy.address}",
+        "403": f"its rules forbid this connection: let its administrator allow it, or {_other_proxy(proxy, route)}",
+    }.get(code, f"is the coordinator running, and may the proxy reach it? Or {_other_proxy(proxy, route)}")
+    shown = "".join(char for char in status[:80] if char.isprintable())
+    raise Unavailable(f"{route.target}: {proxy} does not connect to it (HTTP {shown}); {remedy}")
+
+
+@contextmanager
+def _verified(route: Route, context: ssl.SSLContext, sock: socket.socket) -> Iterator[ssl.SSLSocket]:
+    context.set_alpn_protocols(["h2"])
+    with context.wrap_socket(sock, server_hostname=route.target.host) as tls:
+        yield tls
+
+
+def _authority(ca_certificate: bytes) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.load_verify_locations(cadata=ca_certificate.decode("ascii", "ignore"))
+    return context
+
+
+def _certificate_problem(route: Route, ca_certificate: bytes, error: ssl.SSLCertVerificationError) -> FaninError:
+    # Imported here: it would cost each device 1.4 MB.
+    from cryptography import x509
+
+    authorities = x509.load_pem_x509_certificates(ca_certificate)
+    server = _served_certificate(route)
+    now = datetime.now(UTC)
+    code = error.verify_code
+    if server is not None and code in _OTHER_NAME:
+        problem = _name_problem(route, server)
+    elif server is not None and code in _OTHER_AUTHORITY:
+        problem = _authority_problem(server, authorities)
+    elif server is not None and code in _OUTDATED and (text := _clock_problem([server, *authorities], now)):
+        problem = text
+    else:
+        problem = f"its certificate is not valid ({error.verify_message}); check the coordinator's tls/server.pem"
+    return Untrusted(f"{route.target}: {problem}{_suffix(route)}")
+
+
+def _served_certificate(route: Route) -> "x509.Certificate | None":
+    """Return the certificate that the peer presents, unverified. None if it does not present it again."""
+    from cryptography import x509
+
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    with suppress(OSError, FaninError, ValueError), _connection(route) as sock, _verified(route, context, sock) as tls:
+        data = tls.getpeercert(binary_form=True)
+        return None if data is None else x509.load_der_x509_certificate(data)
+    return None
+
+
+def _name_problem(route: Route, server: "x509.Certificate") -> str:
+    from cryptography import x509
+
+    names: list[str] = []
+    with suppress(x509.ExtensionNotFound, ValueError):
+        covered = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        names = sorted(str(name.value) for name in covered)
+    host = route.target.host
+    return (
+        f"its certificate is for {', '.join(names) or 'no name'}, and not for {host}; connect by a name of the "
+        f"certificate, or start the coordinator with this one: fanin serve --name {host}"
+    )
+
+
+def _clock_problem(certificates: "list[x509.Certificate]", now: datetime) -> str:
+    """Return the problem with the first certificate that is not valid now; empty if all are valid."""
+    for index, each in enumerate(certificates):
+        begins, ends = each.not_valid_before_utc, each.not_valid_after_utc
+        if not begins <= now <= ends:
+            what = "the certificate of its authority (--ca)" if index else "its certificate"
+            remedy = (
+                "give --ca the coordinator's current tls/ca.pem"
+                if index
+                else "restart the coordinator, which then issues a new one"
+            )
+            return (
+                f"{what} is valid from {begins:%Y-%m-%d %H:%M} to {ends:%Y-%m-%d %H:%M} UTC, but the clock of this "
+                f"machine shows {now:%Y-%m-%d %H:%M} UTC; set the clock, or if it is right: {remedy}"
+            )
+    return ""
+
+
+def _authority_problem(server: "x509.Certificate", authorities: "list[x509.Certificate]") -> str:
+    from cryptography import x509
+
+    trusted = ", ".join(
+        _key_text(x509.SubjectKeyIdentifier.from_public_key(each.public_key()).digest) for each in authorities
+    )
+    issuer = "a key that it does not name"
+    with suppress(x509.ExtensionNotFound, ValueError):
+        named = server.extensions.get_extension_for_class(x509.AuthorityKeyIdentifier).value.key_identifier
+        issuer = issuer if named is None else f"the key {_key_text(named)}"
+    return (
+        f"its certificate is not by the authority of --ca: it is signed by {issuer}, expected {trusted}; give --ca the "
+        "tls/ca.pem of the folder of this very coordinator. If that is the one, another program answers here"
+    )
+
+
+def _key_text(key_id: bytes) -> str:
+    """Return a key's id as ``openssl x509 -ext subjectKeyIdentifier`` prints it, cut."""
+    return f"{key_id[:8].hex(':').upper()}:.."
+
+
+def _no_coordinator(route: Route, problem: str) -> Untrusted:
+    return Untrusted(
+        f"{route.target}: the program there {problem}, so it is no coordinator; check the address and the "
+        f"port{_suffix(route)}"
+    )
+
+
+def _broken(route: Route, reason: str) -> Unavailable:
+    """The connection broke within TLS: the coordinator stops, or has too many connections."""
+    return Unavailable(
+        f"{route.target}: the connection ended before it was secure ({reason}); is the coordinator starting or "
+        f"overloaded? try again later{_suffix(route)}"
+    )
+
+
+def _suffix(route: Route) -> str:
+    return "" if route.proxy is None else f" (the connection goes through {route.proxy})"
+
+
+def _other_proxy(proxy: Proxy, route: Route) -> str:
+    return f"correct ${proxy.variable}, or to connect without a proxy set NO_PROXY={route.target.host}"
