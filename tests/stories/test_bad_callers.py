@@ -220,7 +220,10 @@ def test_the_same_start_twice_is_one_run_and_another_one_is_a_conflict(host: Hos
     bundle = devices[0].bundle
     before = snapshot(host.state)
     assert host.start_run(f.plan(), bundle, f.PUBLISHER).run_id == "run"
-    with pytest.raises(Conflict, match="run run: the id is taken by another run; choose another"):
+    with pytest.raises(
+        Conflict,
+        match=r"by a run of another plan; it differs in stop.max_rounds \(there 1, here 9\)\. A run keeps",
+    ):
         host.start_run(f.plan(num_rounds=9), bundle, f.PUBLISHER)
     with host.operator() as operator:
         assert [info.run_id for info in operator.runs()] == ["run"]

@@ -4,6 +4,7 @@ Each problem is reported in one clear line. Durable state does not change, and t
 undisturbed Round.
 """
 
+import errno
 import shutil
 import socket
 import threading
@@ -21,10 +22,13 @@ from support.snapshot import snapshot
 
 from fanin.clients.operator import Operator
 from fanin.clients.transport import Connection
+from fanin.edge.files import DISK_PROBLEMS
 from fanin.protos.control import VersionPublished
 from fanin.protos.errors import StorageFull, Unavailable
 
 NO_SPACE = "the coordinator has no space left; try again later"
+FILE_LIMIT = DISK_PROBLEMS[errno.EFBIG]
+"""The limit on file sizes of a process takes the place of a full disk."""
 
 
 @pytest.fixture
@@ -200,7 +204,7 @@ def test_a_full_disk_in_the_spool(site: Site, caplog: pytest.LogCaptureFixture) 
     assert after.under("updates") == []
     part = (site.state / "spool" / f"{header.assignment_id}.part").read_bytes()
     assert part[: 1 << 20] == payload[: 1 << 20]
-    assert f"spool {header.assignment_id}: no space left on the coordinator's disk" in coordinator.text()
+    assert f"spool {header.assignment_id}: cannot be written: {FILE_LIMIT}" in coordinator.text()
     with working_device(first, caplog, f"send: {NO_SPACE}"):
         limit_files(coordinator, 0)
     for peer in others:
@@ -224,13 +228,13 @@ def test_a_full_disk_in_the_blobs(site: Site) -> None:
     # The Round is closed, but the disk has no space for the Chunks of its Version.
     successor = site.serve(max_file_bytes=1 << 19)
     wait_for(lambda: "Fold failed: chunk " in successor.text(), "a fold that fails")
-    assert "no space left on the coordinator's disk" in successor.text()
+    assert FILE_LIMIT in successor.text()
     with site.operator() as operator:
         with pytest.raises(StorageFull, match=NO_SPACE):
             operator.publish_bundle(f.bundle_in(site.folder / "larger", {"a": (600, 501)}))
         info = operator.run("run")
     assert info.version == 0
-    assert info.reason == "Fold is tried again: no space left on the coordinator's disk; free some"
+    assert info.reason == f"Fold is tried again: the coordinator cannot write: {FILE_LIMIT}"
     after = snapshot(site.state)
     assert after.rows == before.rows
     # The Chunks of the larger Bundle that fitted remain, complete and under their digests. No file is half-written.
@@ -258,7 +262,7 @@ def test_a_full_disk_in_the_database(site: Site, caplog: pytest.LogCaptureFixtur
         after = snapshot(site.state)
         assert after.rows == before.rows
         assert after.under("blobs") == before.under("blobs")
-        assert "fanin.db: the database cannot grow (" in coordinator.text()
+        assert f"fanin.db: cannot be written: {FILE_LIMIT}" in coordinator.text()
         with working_device(first, caplog, f"send: {NO_SPACE}"):
             limit_files(coordinator, 0)
         # Nothing blocks the requests that were refused before.
@@ -276,7 +280,7 @@ def test_a_coordinator_does_not_start_without_space_and_starts_with_it(site: Sit
     coordinator = start(words, site.folder / "failing.log")
     site.started.append(coordinator)
     assert coordinator.wait(30.0) == 1
-    assert coordinator.text() == f"fanin serve: {site.state}/fanin.db: the database cannot grow (disk I/O error)\n"
+    assert coordinator.text() == f"fanin serve: {site.state}/fanin.db: cannot be written: {FILE_LIMIT}\n"
     site.serve()
     with site.operator() as operator:
         assert operator.runs() == ()

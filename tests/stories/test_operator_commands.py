@@ -113,7 +113,11 @@ def test_a_run_is_started_once_and_another_plan_under_its_id_is_a_conflict(fanin
     assert repeat.err == ""
     (host.folder / "other.toml").write_text(PLAN.replace("0.1", "0.2"))
     other = fanin("run", host.folder / "other.toml", *words[2:], "--run-id", "mine")
-    assert one_line(other, "run") == "run mine: the id is taken by another run; choose another"
+    keeps = "A run keeps what it was started with: choose another id (--run-id), or start it without the change"
+    assert one_line(other, "run") == (
+        "run mine: the id is taken by a run of another plan; it differs in training.learning_rate (there 0.1, here "
+        f"0.2). {keeps}"
+    )
     rows = json.loads(fanin("runs", "--state", host.state, "--json").out)["runs"]
     assert [row["run_id"] for row in rows] == ["run", "mine"]
 
@@ -177,7 +181,7 @@ def test_an_operator_without_a_coordinator_or_a_token(
 
 def test_an_unreachable_coordinator_is_retried_and_named(fanin: Fanin, host: Hosted) -> None:
     error = one_line(fanin("runs", "--state", host.state, "--server", "127.0.0.1:1"), "runs")
-    assert error.startswith("127.0.0.1:1: cannot be reached (UNAVAILABLE")
+    assert error.startswith("127.0.0.1:1: cannot be reached (Connection refused)")
 
 
 def test_watch_of_an_unknown_run(fanin: Fanin, host: Hosted) -> None:

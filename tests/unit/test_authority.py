@@ -250,7 +250,10 @@ def test_the_names_and_the_bytes_of_an_identity_are_synced(tmp_path: Path) -> No
 
 def test_a_full_disk_leaves_no_partial_identity(tmp_path: Path) -> None:
     def work() -> None:
-        with full_disk(100), pytest.raises(StorageFull, match=r"ca\.key: no space left on the coordinator's disk"):
+        with (
+            full_disk(100),
+            pytest.raises(StorageFull, match=r"ca\.key: cannot be written: the limit on file sizes is reached"),
+        ):
             local_identity(tmp_path, NAMES, NOW)
         assert list(tmp_path.iterdir()) == []
         verify(local_identity(tmp_path, NAMES, NOW), "localhost")

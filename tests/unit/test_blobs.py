@@ -10,6 +10,7 @@ import pytest
 from support.errors import raises
 from support.full_disk import full_disk, in_child
 
+from fanin.edge.files import DISK_PROBLEMS
 from fanin.edge.tensors import sha256_hex
 from fanin.protos.chunks import CHUNK_BYTES, artifact_of, short
 from fanin.protos.errors import Corrupted, InvalidInput, NotFound, StorageFull
@@ -184,11 +185,7 @@ def test_a_full_disk_leaves_no_partial_file(blobs: FolderBlobs, tmp_path: Path) 
     def work() -> None:
         with (
             full_disk(4096),
-            raises(
-                StorageFull,
-                f"chunk {short(DIGEST)}: no space left on the coordinator's disk ([Errno 27] File too large); "
-                "free some and retry",
-            ),
+            raises(StorageFull, f"chunk {short(DIGEST)}: cannot be written: {DISK_PROBLEMS[errno.EFBIG]}"),
         ):
             blobs.put(DIGEST, DATA)
         assert files(tmp_path) == []

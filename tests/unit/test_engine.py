@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import Engine, create_engine, event, text
 from support.errors import raises
 
-from fanin.protos.errors import Corrupted, InvalidInput, Unavailable
+from fanin.protos.errors import Corrupted, InvalidInput, StorageUnavailable
 from fanin.server.storage.disk import Durability
 from fanin.server.storage.records import Role
 from fanin.server.storage.sqlite.devices import SqliteDevices
@@ -106,7 +106,9 @@ def test_a_read_only_database_is_not_reported_as_damaged(tmp_path: Path) -> None
     with engine.connect() as connection:
         connection.execute(text("PRAGMA query_only = ON"))
     # As if the file's owner had changed while the coordinator serves. The driver tries again later.
-    with raises(Unavailable, f"{path}: cannot be opened or written now (attempt to write a readonly database)"):
+    remedy = "check the owner and the permissions of the file and of its folder"
+    problem = f"{path}: cannot be opened or written now (attempt to write a readonly database); {remedy}"
+    with raises(StorageUnavailable, problem):
         SqliteDevices(engine).add_token("sha", Role.DEVICE, 1.0)
     with engine.connect() as connection:
         connection.execute(text("PRAGMA query_only = OFF"))

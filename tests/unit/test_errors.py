@@ -34,6 +34,7 @@ def test_each_row_names_a_grpc_status(kind: type[e.FaninError]) -> None:
         (e.StorageFull, "the coordinator has no space left; try again later"),
         (e.Unavailable, "try again later"),
         (e.Untrusted, "try again later"),
+        (e.StorageUnavailable, "the coordinator cannot write its state now; try again later"),
         (e.Corrupted, "the coordinator's own state does not verify"),
     ],
 )

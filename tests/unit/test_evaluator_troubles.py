@@ -125,7 +125,7 @@ def test_an_evaluation_that_cannot_be_recorded_is_kept_and_shown(
         scene.evaluator.start()
         await asyncio.sleep(60.0)
         assert await scene.reason() == (
-            "evaluation on held-out data: no space left on the coordinator's disk; free some"
+            "evaluation on held-out data: the coordinator cannot write: no space is left on the disk; free some"
         )
         assert await scene.page() == ()
         await asyncio.sleep(3600.0)

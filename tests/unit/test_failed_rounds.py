@@ -35,7 +35,7 @@ from fanin.server.storage.spool import FolderSpool, Upload
 
 ONE_DEVICE = plan(concurrency=1, buffer=1, quorum=1, max_rounds=1)
 SEE_LOG = "the coordinator's log has the details"
-NO_SPACE = "no space left on the coordinator's disk; free some"
+NO_SPACE = "the coordinator cannot write: no space is left on the disk; free some"
 
 
 def flip(path: Path) -> None:

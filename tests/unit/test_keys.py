@@ -1,5 +1,6 @@
 """Signatures with a context, and keys in files."""
 
+import errno
 import stat
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from support.values import PUBLISHER, STRANGER
 
 from fanin.edge.bundles import keys
 from fanin.edge.bundles.keys import SigningKey, is_signed, load_or_create_key
+from fanin.edge.files import DISK_PROBLEMS
 from fanin.protos.errors import InvalidInput, StorageFull
 
 CONTEXTS = (keys.BUNDLE_CONTEXT, keys.VERSION_CONTEXT, keys.DELEGATION_CONTEXT, keys.CALL_CONTEXT)
@@ -77,7 +79,7 @@ def test_a_full_disk_leaves_no_half_of_a_key(tmp_path: Path) -> None:
     path = tmp_path / "device.key"
 
     def work() -> None:
-        with full_disk(10), raises(StorageFull, f"{path}: cannot be written ([Errno 27] File too large)"):
+        with full_disk(10), raises(StorageFull, f"{path}: cannot be written: {DISK_PROBLEMS[errno.EFBIG]}"):
             load_or_create_key(path)
         assert list(tmp_path.iterdir()) == []
         assert load_or_create_key(path).public == load_or_create_key(path).public

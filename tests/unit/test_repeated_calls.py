@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import numpy as np
+import pytest
 from support.errors import raises
 from support.staleness import send, settle
 from support.virtual import PUBLISHER, Place, bundle_in, open_place, plan, start
@@ -70,7 +71,7 @@ def test_a_run_that_is_started_again_changes_nothing_more(tmp_path: Path) -> Non
         await publish(place, bundle)
         before = events(place)
         await start(place.runs, bundle, ALONE)
-        with raises(Conflict, "run run: the id is taken by another run; choose another"):
+        with pytest.raises(Conflict, match="taken by a run of another plan; it differs in cohort"):
             await start(place.runs, bundle, plan())
         await settle()
         assert events(place) == before

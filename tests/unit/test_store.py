@@ -107,7 +107,7 @@ def test_a_database_that_cannot_grow_raises_an_error_and_continues_later(engine:
     with engine.connect() as connection:
         pages = connection.execute(text("PRAGMA page_count")).scalar_one()
         connection.execute(text(f"PRAGMA max_page_count = {pages}"))
-    with pytest.raises(StorageFull, match=r"fanin\.db: the database cannot grow \(database or disk is full\)"):
+    with pytest.raises(StorageFull, match=r"fanin\.db: cannot be written: no space is left on the disk; free some"):
         for index in range(1000):
             commit(rounds, committed_update(f"device-{index}"), 1000)
     num_updates = len(rounds.updates(RUN, 1))

@@ -43,6 +43,7 @@ from fanin.server.evaluation.evaluator import HeldOutEvaluator
 from fanin.server.evaluation.process import EvaluatorProcess
 from fanin.server.fleet.coordinator import Coordinator
 from fanin.server.folder import check_authority, exposed_secrets, hold_folder, open_state
+from fanin.server.observe.health import watch_storage
 from fanin.server.observe.logs import LogObserver
 from fanin.server.rounds.worker import Observer
 from fanin.server.runs.catalog import Runs
@@ -148,6 +149,8 @@ async def _serve(settings: Settings, observer: Observer, lanes: "Lanes") -> None
         await runs.start()
         evaluator.start()
         await bound.start()
+        health = asyncio.create_task(watch_storage(state.check, bound.report), name="health")
+        stack.callback(health.cancel)
         _announce(settings, bound.port)
         await stop.wait()
 

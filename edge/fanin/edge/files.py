@@ -6,17 +6,48 @@ After a crash or a loss of power the name of a replaced file has the old bytes o
 sync a loss of power can leave an empty file under the new name. Without the second one the old file can come back.
 """
 
+import errno
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
-from fanin.protos.errors import InvalidInput
+from fanin.protos.errors import InvalidInput, StorageFull, StorageUnavailable
 
 DRAFT_SUFFIX: Final = ".new"
 LOST_FOUND: Final = "lost+found"
 """The folder of an ext file system for files whose names are lost, in the top folder of a disk."""
+
+FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+"""Errors of a write that finds no room. A smaller one, or a later one, may succeed."""
+_NOT_ALLOWED: Final = "the user of this process may not write there; correct the owner or the permissions"
+DISK_PROBLEMS: Final[Mapping[int, str]] = MappingProxyType(
+    {
+        errno.ENOSPC: "no space is left on the disk; free some",
+        errno.EDQUOT: "the disk quota of the user of this process is used up; free some, or raise it",
+        errno.EFBIG: "the limit on file sizes is reached; raise it (ulimit -f, or LimitFSIZE= in systemd)",
+        errno.EROFS: "the disk is mounted read-only; the kernel's log (dmesg) has the reason. Mount it writable",
+        errno.EACCES: _NOT_ALLOWED,
+        errno.EPERM: _NOT_ALLOWED,
+        errno.EMFILE: "this process has too many open files; raise its limit (ulimit -n, or LimitNOFILE= in systemd)",
+        errno.ENFILE: "this machine has too many open files; close some, or raise fs.file-max",
+        errno.EIO: "the disk reports an error of input or output; the kernel's log (dmesg) has the reason",
+    }
+)
+"""Cause and remedy of a failed write, without a path, by the number of the error."""
+
+
+def disk_problem(error: OSError) -> str:
+    """Return cause and remedy of a failed write, without a path."""
+    return DISK_PROBLEMS.get(error.errno or 0, error.strerror or type(error).__name__)
+
+
+def storage_error(what: str, error: OSError) -> StorageFull | StorageUnavailable:
+    """Return our error for a failed write. ``what`` names the file; the message adds cause and remedy."""
+    kind = StorageFull if error.errno in FULL else StorageUnavailable
+    return kind(f"{what}: cannot be written: {disk_problem(error)}", disk_problem(error))
 
 
 def without_foreign(paths: Iterable[Path]) -> tuple[Path, ...]:

@@ -13,9 +13,10 @@
     +-- NotFound                no such Run, Version, Round, Assignment or Chunk
     +-- Conflict                the request is valid, but the state has changed; read the state, then decide
     |   +-- Superseded          another coordinator drives the Run now; a retry here does not help
-    +-- StorageFull             no space left for spool, blobs or database; no partial data was written
+    +-- StorageFull             no space, quota or file size left to write; no partial data was written
     +-- Unavailable             the peer cannot be reached or asks to wait; retry with back-off
     |   +-- Untrusted           the peer was reached, but is no coordinator to trust: certificate, TLS or protocol
+    |   +-- StorageUnavailable  a disk or database cannot be written now, for another reason than its size
     |   +-- Untimely            a signed call was repeated, or its time is far from the coordinator's; sign it again
     +-- RuntimeMissing          a graph needs a runtime library that is not installed
     +-- Corrupted               our own durable state does not verify
@@ -89,7 +90,11 @@ class Superseded(Conflict):
 
 
 class StorageFull(FaninError):
-    """No space is left; no partial data was written."""
+    """No space is left; no partial data was written. ``problem`` is cause and remedy without a path, for operators."""
+
+    def __init__(self, message: str, problem: str = "no space is left on the disk; free some") -> None:
+        super().__init__(message)
+        self.problem = problem
 
 
 class Unavailable(FaninError):
@@ -98,6 +103,14 @@ class Unavailable(FaninError):
 
 class Untrusted(Unavailable):
     """The peer was reached, but it is not a coordinator that this client can trust. A retry does not help."""
+
+
+class StorageUnavailable(Unavailable):
+    """A disk or a database cannot be written now; nothing was written. ``problem`` is as in ``StorageFull``."""
+
+    def __init__(self, message: str, problem: str = "the disk or the database cannot be used now; see the log") -> None:
+        super().__init__(message)
+        self.problem = problem
 
 
 class Untimely(Unavailable):
@@ -146,6 +159,9 @@ STATUS: Mapping[type[FaninError], Status] = MappingProxyType(
         ),
         Unavailable: Status(code="UNAVAILABLE", public_text="try again later"),
         Untrusted: Status(code="UNAVAILABLE", public_text="try again later"),
+        StorageUnavailable: Status(
+            code="UNAVAILABLE", public_text="the coordinator cannot write its state now; try again later"
+        ),
         Untimely: Status(
             code="UNAVAILABLE",
             public_text="the time of this signed call was used before, or is far from the coordinator's clock; "

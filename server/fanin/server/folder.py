@@ -16,21 +16,22 @@ import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
-from fanin.edge.files import without_foreign
+from fanin.edge.files import storage_error, without_foreign
 from fanin.protos.errors import Conflict, Corrupted
 from fanin.server.aggregation.verify import Archive
 from fanin.server.storage.blobs import FolderBlobs
-from fanin.server.storage.disk import Durability
+from fanin.server.storage.disk import Durability, failed_write
 from fanin.server.storage.lanes import Lane
 from fanin.server.storage.protocols.archive import RoundArchive, RunArchive
 from fanin.server.storage.protocols.files import BlobReader, Payloads
 from fanin.server.storage.spool import FolderSpool
 from fanin.server.storage.sqlite.commands import SqliteCommands
 from fanin.server.storage.sqlite.devices import SqliteDevices
-from fanin.server.storage.sqlite.engine import open_engine
+from fanin.server.storage.sqlite.engine import open_engine, touch
 from fanin.server.storage.sqlite.laned import (
     LanedCommands,
     LanedDevices,
@@ -140,7 +141,14 @@ def open_state(
         spool=FolderSpool(folder / "spool", folder / "updates", durability),
         lane=disk_lane,
     )
-    return CoordinatorState(stores=stores, files=files, runs=runs, rounds=rounds)
+
+    async def check() -> None:
+        await store_lane(partial(touch, engine))
+        error = await disk_lane(partial(failed_write, folder / "lock"))
+        if error is not None:
+            raise storage_error(str(folder), error)
+
+    return CoordinatorState(stores=stores, files=files, runs=runs, rounds=rounds, check=check)
 
 
 def open_archive(folder: Path) -> Archive:

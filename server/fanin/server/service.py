@@ -216,8 +216,13 @@ class Bound:
     async def start(self) -> None:
         """Start to serve."""
         await self.server.start()
+        await self.report(is_serving=True)
+
+    async def report(self, *, is_serving: bool) -> None:
+        """Report by the health service whether the coordinator serves."""
+        status = health_pb2.HealthCheckResponse
         for name in ("", FLEET_SERVICE, CONTROL_SERVICE):
-            await self.health.set(name, health_pb2.HealthCheckResponse.SERVING)
+            await self.health.set(name, status.SERVING if is_serving else status.NOT_SERVING)
 
     async def drain(self, grace_s: float) -> None:
         """Announce the end, accept no more calls, and let the calls under way end within ``grace_s`` seconds."""

@@ -25,7 +25,7 @@ import numpy as np
 from fanin.clients.device.models import OpenedModel
 from fanin.clients.device.updates import Change
 from fanin.edge.bundles.bundle import Bundle, open_folder
-from fanin.edge.files import replace_file, without_foreign
+from fanin.edge.files import disk_problem, replace_file, without_foreign
 from fanin.edge.runtimes.evaluations import OF_VALIDATION
 from fanin.protos import messages as m
 from fanin.protos.chunks import short
@@ -110,7 +110,9 @@ class RecordedTrainings:
             try:
                 _store(path, result)
             except OSError as exc:
-                raise RecordFailed(f"resume: {path.parent} cannot be written ({exc}); free space, and resume") from exc
+                raise RecordFailed(
+                    f"resume: {path.parent} cannot be written: {disk_problem(exc)}; then resume"
+                ) from exc
             return result
 
         return finish

@@ -15,8 +15,8 @@ from typing import Final
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from fanin.edge.files import sync_folder
-from fanin.protos.errors import InvalidInput, StorageFull
+from fanin.edge.files import storage_error, sync_folder
+from fanin.protos.errors import InvalidInput
 
 PUBLIC_KEY_BYTES: Final = 32
 SIGNATURE_BYTES: Final = 64
@@ -101,7 +101,7 @@ def _create_key(path: Path) -> SigningKey:
     except FileExistsError:
         return load_or_create_key(path)
     except OSError as exc:
-        raise StorageFull(f"{path}: cannot be written ({exc})") from exc
+        raise storage_error(str(path), exc) from exc
     finally:
         draft.unlink(missing_ok=True)
     return key

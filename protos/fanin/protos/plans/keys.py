@@ -19,6 +19,7 @@ from typing import Annotated, Final, get_args, get_origin, get_type_hints
 
 from fanin.protos.names import NAME_FORM, is_name
 from fanin.protos.plans.entries import NUMBERS, EntryKind
+from fanin.protos.texts import counted
 
 TYPE_NAMES: Final = MappingProxyType(
     {int: "an integer", float: "a number", str: "a string", bool: "true or false", dict: "a table"}
@@ -227,6 +228,23 @@ def range_problem(section: object, path: str) -> str:
         if not field.accepts(value):
             return field.problem(joined(path, field.name), value)
     return ""
+
+
+def differences(first: object, second: object, path: str = "") -> Iterator[tuple[str, object, object]]:
+    """Yield the dotted path and both values of each key with different values in two sections of one type."""
+    for name, field in fields_of(type(first)).items():
+        values, where = (getattr(first, name), getattr(second, name)), joined(path, name)
+        if values[0] == values[1]:
+            continue
+        if isinstance(field, KeyField):
+            yield where, *values
+        elif not field.is_list:
+            yield from differences(*values, where)
+        elif len(values[0]) != len(values[1]):
+            yield where, counted(len(values[0]), "table"), counted(len(values[1]), "table")
+        else:
+            for index, pair in enumerate(zip(*values, strict=True)):
+                yield from differences(*pair, f"{where}.{index}")
 
 
 def joined(path: str, name: str) -> str:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import assert_never
 
 from fanin.protos import messages as m
-from fanin.protos.errors import InvalidUpdate, StorageFull, Unavailable
+from fanin.protos.errors import InvalidUpdate, StorageFull, StorageUnavailable, Unavailable
 from fanin.server.access.delay_budget import DelayBudget
 from fanin.server.access.limited_log import LimitedLog
 from fanin.server.access.limits import Limits
@@ -24,6 +24,7 @@ from fanin.server.access.permits import Permit, Permits
 from fanin.server.fleet.acceptance import Accepted, CompleteUpload, Discarded, Later, accept
 from fanin.server.fleet.lookup import driver_of
 from fanin.server.fleet.validation import Expected, check_header
+from fanin.server.rounds.troubles import cannot_write
 from fanin.server.runs.catalog import Runs
 from fanin.server.runs.driving.driver import RunDriver
 from fanin.server.runs.intake import Prospect
@@ -71,10 +72,10 @@ class Uploads:
                     num_replies += 1
                     if num_replies > 1:
                         # The disk has stored something since the first reply.
-                        driver.intake.note_space(is_lacking=False)
+                        driver.intake.note_storage("")
                     yield reply
-        except StorageFull:
-            driver.intake.note_space(is_lacking=True)
+        except (StorageFull, StorageUnavailable) as exc:
+            driver.intake.note_storage(cannot_write(exc))
             raise
         finally:
             if self._tasks.get(device) is current:

@@ -1,1 +1,1 @@
-"""Reports of a coordinator about its work: ``logs.py`` writes its effects to the log."""
+"""Reports of a coordinator: ``logs.py`` writes its effects to the log, ``health.py`` reports whether it serves."""

@@ -9,7 +9,8 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-from fanin.protos.errors import FaninError, StorageFull, Unavailable, public_text
+from fanin.edge.files import DISK_PROBLEMS, disk_problem
+from fanin.protos.errors import FaninError, StorageFull, StorageUnavailable, Unavailable, public_text
 from fanin.server.rounds import events as e
 
 RETRY_S: Final = (0.5, 1.0, 2.0, 5.0, 10.0, 10.0, 10.0, 10.0, 20.0, 60.0)
@@ -78,16 +79,21 @@ def reason_of(error: Exception) -> str:
     match error:
         case Damaged():
             return f"{error}; {SEE_LOG}"
-        case StorageFull():
-            return "no space left on the coordinator's disk; free some"
+        case StorageFull() | StorageUnavailable():
+            return cannot_write(error)
         case Unavailable():
-            return (
-                "the coordinator's database cannot be used now: another process holds it, or its file cannot be written"
-            )
+            return f"the coordinator's store cannot be reached now; {SEE_LOG}"
         case FaninError():
             return f"{public_text(error)}; {SEE_LOG}"
+        case OSError(errno=number) if number in DISK_PROBLEMS:
+            return f"on the coordinator's machine, {disk_problem(error)}"
         case _:
             return f"unexpected error ({type(error).__name__}); {SEE_LOG}"
+
+
+def cannot_write(error: StorageFull | StorageUnavailable) -> str:
+    """Return why the coordinator cannot write, and what to do, as operators may read it."""
+    return f"the coordinator cannot write: {error.problem}"
 
 
 class RepeatedTroubles:

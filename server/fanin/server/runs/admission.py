@@ -23,10 +23,10 @@ from fanin.edge.runtimes.graphs import PROXIMAL_WEIGHT, control_ports
 from fanin.edge.tensors import TensorTable, decode_parameters
 from fanin.protos.chunks import Artifact, assemble, short
 from fanin.protos.control import StartRun
-from fanin.protos.errors import InvalidBundle, InvalidInput, InvalidPlan, InvalidVersion
+from fanin.protos.errors import Conflict, InvalidBundle, InvalidInput, InvalidPlan, InvalidVersion
 from fanin.protos.messages import BundleRef, Version
 from fanin.protos.plans import OPTIMIZER_SETTINGS, FlowerPlan, Plan, ScheduledChange, Training
-from fanin.protos.plans.keys import keys_of
+from fanin.protos.plans.keys import differences, keys_of, shown
 from fanin.server.rounds.setup import RunSetup
 from fanin.server.storage.protocols.files import BlobReader
 
@@ -36,6 +36,8 @@ OF_GRAPHS: Final = MappingProxyType(
 """Settings of training that only graphs read, with their defaults."""
 DataCheck = Callable[[StartRun, BundleRef], Awaitable[None]]
 """Checks the data set that a Plan names for evaluations, with the Bundle. Raises InvalidPlan."""
+MAX_CHANGES_SHOWN: Final = 5
+"""Keys with another value that an error names."""
 
 
 async def refuse_data(start: StartRun, bundle: BundleRef) -> None:
@@ -302,3 +304,26 @@ def _check_num_devices(what: str, plan: Plan) -> None:
                 f"{what}: got scaffold {NUM_DEVICES} {stage.options[NUM_DEVICES]:g} and cohort.concurrency "
                 f"{concurrency}, expected at least {concurrency}: {NUM_DEVICES} counts all devices of the Run"
             )
+
+
+def taken_id(known: StartRun, start: StartRun) -> Conflict:
+    """Return the error for a Run that is started under the id of another one, with what differs between them."""
+    changes = [
+        f"{path} (there {shown(there)}, here {shown(here)})"
+        for path, there, here in differences(known.plan, start.plan)
+    ]
+    problems = []
+    if changes:
+        more = [f"{len(changes) - MAX_CHANGES_SHOWN} more keys"] if len(changes) > MAX_CHANGES_SHOWN else []
+        problems.append(f"a run of another plan; it differs in {', '.join([*changes[:MAX_CHANGES_SHOWN], *more])}")
+    there, here = known.version, start.version
+    if there.bundle_sha256 != here.bundle_sha256:
+        problems.append(
+            f"a run of another bundle (there {short(there.bundle_sha256)}, here {short(here.bundle_sha256)})"
+        )
+    if there.public_key != here.public_key:
+        problems.append(f"a run of another publisher (there {short(there.public_key)}, here {short(here.public_key)})")
+    return Conflict(
+        f"run {start.run_id}: the id is taken by {' and by '.join(problems) or 'a run with another version 0'}. A run "
+        "keeps what it was started with: choose another id (--run-id), or start it without the change"
+    )

@@ -37,6 +37,7 @@ from fanin.server.runs.admission import (
     check_parameters,
     check_start,
     refuse_data,
+    taken_id,
 )
 from fanin.server.runs.describe import damaged_description, damaged_info, describe, run_info
 from fanin.server.runs.driving.driver import RunDriver
@@ -155,7 +156,7 @@ class Runs:
         Raises:
             InvalidInput: The command is invalid.
             NotFound: The Bundle or a Chunk is missing.
-            Conflict: Another Run has the id.
+            Conflict: A Run with another Plan, Bundle or publisher has the id.
         """
         check_run_id(start.run_id)
         # Before the lock: reading a data set may take seconds.
@@ -291,7 +292,7 @@ class Runs:
             await self._check_parameters(start.version, setup)
             await runs.add_run(start, self._stores.wall(), by)
         elif known.start != start:
-            raise Conflict(f"run {run_id}: the id is taken by another run; choose another")
+            raise taken_id(known.start, start)
 
     async def _check_parameters(self, version: Version, setup: RunSetup) -> None:
         await self._files.run(check_parameters, version.parameters, setup.table, self._files.blobs)

@@ -293,9 +293,9 @@ class Intake:
             course.announce_places()
         return True
 
-    def note_space(self, *, is_lacking: bool) -> None:
-        """Note whether the last upload found the disk full."""
-        self._course.lacks_space = is_lacking
+    def note_storage(self, problem: str) -> None:
+        """Note why the last upload could not be stored; empty if it could."""
+        self._course.storage_problem = problem
 
     def _counts_now(self, round_number: int) -> bool:
         """Return whether the open Round counts Updates for a Round."""

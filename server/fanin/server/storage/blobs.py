@@ -23,7 +23,7 @@ from typing import BinaryIO, Final
 from fanin.edge.tensors import sha256_hex
 from fanin.protos.chunks import CHUNK_BYTES, Artifact, ChunkRef, assemble, check_sha256, short
 from fanin.protos.errors import Corrupted, InvalidInput, NotFound
-from fanin.server.storage.disk import Disk, OwnEntries, full_disk_as_our_error, make_folder
+from fanin.server.storage.disk import Disk, OwnEntries, disk_errors, make_folder
 
 LOG = logging.getLogger("fanin.server.storage.blobs")
 MAX_KNOWN: Final = 100_000
@@ -57,7 +57,7 @@ class FolderBlobs:
         actual = sha256_hex(data)
         if actual != digest:
             raise InvalidInput(f"chunk: digest mismatch (got {short(actual)}, expected {short(digest)})")
-        with full_disk_as_our_error(f"chunk {short(digest)}"):
+        with disk_errors(f"chunk {short(digest)}"):
             for folder in self._place(digest, data):
                 self._disk.sync_folder(folder)
 
@@ -75,12 +75,12 @@ class FolderBlobs:
             while (chunk := upcoming.result()) is not None:
                 upcoming = thread.submit(next, chunks, None)
                 ref, data = chunk
-                with full_disk_as_our_error(f"chunk {short(ref.sha256)}"):
+                with disk_errors(f"chunk {short(ref.sha256)}"):
                     folders.update(dict.fromkeys(self._place(ref.sha256, data)))
                 refs.append(ref)
         size_bytes = sum(ref.size_bytes for ref in refs)
         artifact = Artifact(sha256=digest.hexdigest(), size_bytes=size_bytes, chunks=tuple(refs))
-        with full_disk_as_our_error(f"artifact {short(artifact.sha256)}"):
+        with disk_errors(f"artifact {short(artifact.sha256)}"):
             for folder in folders:
                 self._disk.sync_folder(folder)
         return artifact

@@ -1,4 +1,4 @@
-"""Durable files, and errors of a full disk.
+"""Durable files, and errors of a disk that cannot be written.
 
 With ``durability = host`` the bytes and the name of a file are synced before the file is announced, so it survives a
 power cut. With ``process`` it survives only a crash of the process.
@@ -8,17 +8,19 @@ import errno
 import logging
 import os
 import re
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
 from typing import Final, Protocol
 
-from fanin.edge.files import replace_file, sync_folder
-from fanin.protos.errors import StorageFull
+from fanin.edge.files import FULL, replace_file, storage_error, sync_folder
 
 LOG = logging.getLogger("fanin.server.storage.disk")
-_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_WAITING: Final = FULL | {errno.EROFS, errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE}
+"""Errors after which nothing is written until somebody corrects the cause. The write is then repeated."""
+_PAGE: Final = bytes(4096)
 _MAX_NAMES: Final = 5
 
 
@@ -58,19 +60,43 @@ def make_folder(folder: Path, disk: Disk) -> None:
 
 
 @contextmanager
-def full_disk_as_our_error(what: str) -> Iterator[None]:
-    """Raise StorageFull in place of any "no space left" error. Other OSErrors pass."""
+def disk_errors(what: str) -> Iterator[None]:
+    """Raise StorageFull or StorageUnavailable in place of an error that its cause explains. Other OSErrors pass."""
     try:
         yield
     except OSError as exc:
-        if exc.errno in _FULL:
-            raise StorageFull(f"{what}: no space left on the coordinator's disk ({exc}); free some and retry") from exc
+        if exc.errno in _WAITING:
+            raise storage_error(what, exc) from exc
         raise
 
 
+def failed_write(path: Path) -> OSError | None:
+    """Return the error of a write to a file and of one to a new file of its size next to it; None if both succeed.
+
+    Only the kernel is asked about the file itself. If it is a database, its locks would end with the first descriptor
+    of this process that is closed (https://www.sqlite.org/howtocorrupt.html, section 2.2).
+    """
+    try:
+        size = path.stat().st_size if path.exists() else 0
+        if size and not os.access(path, os.W_OK):
+            is_read_only = os.statvfs(path).f_flag & os.ST_RDONLY
+            return OSError(errno.EROFS if is_read_only else errno.EACCES, "")
+        with tempfile.TemporaryFile(dir=path.parent) as file:
+            # At a limit on file sizes the first write is short, and the second one fails.
+            num_bytes = os.pwrite(file.fileno(), _PAGE, size)
+            os.pwrite(file.fileno(), _PAGE[num_bytes:], size + num_bytes)
+            os.fsync(file.fileno())
+    except OSError as exc:
+        return exc
+    return None
+
+
 def write_file(path: Path, data: bytes, *, mode: int = 0o600) -> None:
-    """Replace a file durably. After a crash it has either the old or the new bytes. Raises StorageFull."""
-    with full_disk_as_our_error(str(path)):
+    """Replace a file durably. After a crash it has either the old or the new bytes.
+
+    Raises StorageFull, StorageUnavailable.
+    """
+    with disk_errors(str(path)):
         replace_file(path, data, mode=mode)
 
 

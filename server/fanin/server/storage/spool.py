@@ -24,7 +24,7 @@ from fanin.protos.chunks import CHUNK_BYTES, check_digest, short
 from fanin.protos.convert import header_to_proto
 from fanin.protos.errors import Corrupted, InvalidInput, InvalidUpdate, Unavailable
 from fanin.protos.messages import Piece, UpdateHeader
-from fanin.server.storage.disk import Disk, OwnEntries, full_disk_as_our_error, make_folder
+from fanin.server.storage.disk import Disk, OwnEntries, disk_errors, make_folder
 from fanin.server.storage.protocols.files import Upload
 
 _READ_BYTES: Final = CHUNK_BYTES
@@ -54,7 +54,7 @@ class FolderSpool:
         part = self._uploads / f"{header.assignment_id}.part"
         note = self._uploads / f"{header.assignment_id}.header"
         announced = header_to_proto(header).SerializeToString(deterministic=True)
-        with full_disk_as_our_error(f"spool {header.assignment_id}"):
+        with disk_errors(f"spool {header.assignment_id}"):
             if not note.exists() or note.read_bytes() != announced:
                 part.unlink(missing_ok=True)
                 note.write_bytes(announced)
@@ -72,7 +72,7 @@ class FolderSpool:
         """
         assert isinstance(upload, FolderUpload), "a spool commits uploads that it opened"
         path = self._payload(upload.header, device)
-        with full_disk_as_our_error(f"spool {upload.header.assignment_id}"):
+        with disk_errors(f"spool {upload.header.assignment_id}"):
             upload.verify(self._disk)
             if upload.is_at(path):
                 return
@@ -273,7 +273,7 @@ class FolderUpload:
                 check_digest(f"update: chunk {self._num_chunks}", ref, ref.size_bytes, digest.hexdigest())
             except InvalidInput as exc:
                 raise InvalidUpdate(str(exc)) from exc
-            with full_disk_as_our_error(f"spool {self.header.assignment_id}"):
+            with disk_errors(f"spool {self.header.assignment_id}"):
                 self._file.writelines(parts)
                 self._file.flush()
             for part in parts:

@@ -3,7 +3,7 @@
 Both consist of Protocols (``protocols``). The composition (``folder``) chooses the implementations.
 """
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import ParamSpec, TypeVar
@@ -104,12 +104,14 @@ class CoordinatorState:
         files: Blobs and spool, for the event loop.
         runs: Runs and Versions, for verification.
         rounds: Rounds and Updates, for verification.
+        check: Writes to the database and to the disk, without a change of the record. It raises the error of a write.
     """
 
     stores: Stores
     files: Files
     runs: RunArchive
     rounds: RoundArchive
+    check: Callable[[], Awaitable[None]]
 
     @property
     def devices(self) -> DeviceStore:

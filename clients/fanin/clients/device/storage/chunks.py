@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Final
 
 from fanin.clients.device.storage.files import own_files
+from fanin.edge.files import storage_error
 from fanin.edge.tensors import sha256_hex
 from fanin.protos.chunks import ChunkRef, check_digest, short
-from fanin.protos.errors import InvalidInput, NotFound, StorageFull, Unavailable
+from fanin.protos.errors import InvalidInput, NotFound, Unavailable
 
 LOG = logging.getLogger("fanin.clients")
 _CHUNK_NAME: Final = re.compile(r"[0-9a-f]{64}(\.part)?", re.ASCII)
@@ -83,7 +84,7 @@ class ChunkStore:
                     if offset + received > ref.size_bytes:
                         break
         except OSError as exc:
-            raise StorageFull(f"{part}: cannot be written ({exc})") from exc
+            raise storage_error(str(part), exc) from exc
         size = offset + received
         if size < ref.size_bytes:
             raise Unavailable(f"chunk {short(ref.sha256)}: the stream ended at byte {size} of {ref.size_bytes}")

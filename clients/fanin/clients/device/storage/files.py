@@ -4,8 +4,7 @@ import os
 import re
 from pathlib import Path
 
-from fanin.edge.files import replace_file
-from fanin.protos.errors import StorageFull
+from fanin.edge.files import replace_file, storage_error
 
 
 def own_files(folder: Path, name: re.Pattern[str]) -> list[Path]:
@@ -16,8 +15,11 @@ def own_files(folder: Path, name: re.Pattern[str]) -> list[Path]:
 
 
 def replace(path: Path, data: bytes) -> None:
-    """Replace a file durably: the old content does not come back after a power cut. Raises StorageFull."""
+    """Replace a file durably: the old content does not come back after a power cut.
+
+    Raises StorageFull, StorageUnavailable.
+    """
     try:
         replace_file(path, data)
     except OSError as exc:
-        raise StorageFull(f"{path}: cannot be written ({exc})") from exc
+        raise storage_error(str(path), exc) from exc

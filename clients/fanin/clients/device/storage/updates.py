@@ -11,8 +11,9 @@ from typing import Final
 from google.protobuf.message import DecodeError
 
 from fanin.clients.device.storage.files import own_files, replace
+from fanin.edge.files import storage_error
 from fanin.protos.convert import header_from_proto, header_to_proto
-from fanin.protos.errors import InvalidInput, StorageFull
+from fanin.protos.errors import InvalidInput
 from fanin.protos.messages import UpdateHeader
 from fanin.v1 import fleet_pb2 as pb
 
@@ -39,7 +40,7 @@ class UpdateStore:
             payload_path.write_bytes(payload)
         except OSError as exc:
             payload_path.unlink(missing_ok=True)
-            raise StorageFull(f"{payload_path}: cannot be written ({exc})") from exc
+            raise storage_error(str(payload_path), exc) from exc
         replace(header_path, header_to_proto(header).SerializeToString())
         self._complete.add(header.assignment_id)
 

@@ -37,7 +37,7 @@ class Course:
         at_work: The devices that hold an Assignment.
         participation: The last Rounds of the devices.
         is_leaving: Whether the coordinator is about to end, or another one drives the Run.
-        lacks_space: Whether the last upload found the disk full.
+        storage_problem: Why the last upload could not be stored; empty if it could.
         passed_over: Devices that waited while the selection policy chose no device for the open Round.
         last_failure: The reason of the last device that gave up in the open Round.
         changed: Set, and replaced by a new event, at each change.
@@ -60,7 +60,7 @@ class Course:
         self.at_work = AtWork()
         self.participation = Participation()
         self.is_leaving = False
-        self.lacks_space = False
+        self.storage_problem = ""
         self.passed_over: set[str] = set()
         self.last_failure = ""
         self.changed = asyncio.Event()
@@ -161,7 +161,7 @@ class Course:
             # A device that missed the deadline does not keep its place.
             self.at_work = AtWork()
         self.work, self.round = None, None
-        self.lacks_space = False
+        self.storage_problem = ""
         self.passed_over.clear()
         self.last_failure = ""
 

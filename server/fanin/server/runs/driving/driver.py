@@ -24,7 +24,6 @@ from fanin.server.storage.records import CommittedUpdate, RoundMark, RoundRecord
 from fanin.server.storage.stores import DriverStores, Files
 
 LOG: Final = logging.getLogger("fanin.server.runs.driving.driver")
-NO_SPACE: Final = "uploads wait: no space left on the coordinator's disk; free some"
 
 
 class RunDriver:
@@ -86,8 +85,8 @@ class RunDriver:
     @property
     def trouble(self) -> str:
         """The obstacle to the Run's progress, other than missing Updates; empty without one."""
-        lacks_space = self.course.lacks_space and self.course.is_open
-        return self.course.worker.trouble or (NO_SPACE if lacks_space else "") or self.intake.shortage
+        problem = self.course.storage_problem if self.course.is_open else ""
+        return self.course.worker.trouble or (f"uploads wait: {problem}" if problem else "") or self.intake.shortage
 
     @property
     def live(self) -> LiveRun:

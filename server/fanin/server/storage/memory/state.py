@@ -47,4 +47,9 @@ class MemoryState:
             files=Files(blobs=self._blobs, spool=self._spool, lane=inline),
             runs=MemoryRunArchive(database),
             rounds=MemoryRoundArchive(database),
+            check=_written,
         )
+
+
+async def _written() -> None:
+    """Memory can always be written."""

@@ -22,16 +22,16 @@ from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import DatabaseError
 from sqlalchemy.pool import ConnectionPoolEntry, StaticPool
 
-from fanin.protos.errors import Conflict, Corrupted, FaninError, InvalidInput, StorageFull, Unavailable
-from fanin.server.storage.disk import Durability
+from fanin.edge.files import disk_problem, storage_error
+from fanin.protos.errors import Conflict, Corrupted, FaninError, InvalidInput, StorageUnavailable
+from fanin.server.storage.disk import Durability, failed_write
 from fanin.server.storage.sqlite import schema
 
 _WRITES: Final = "fanin_writes"
 """The execution option of a transaction that writes."""
 _NOT_WRITABLE: Final = (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_READONLY)
 """A file that this user may not open or write, or that is a folder."""
-_CANNOT_GROW: Final = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_SHMSIZE)
-"""A full disk, a quota or a limit on file sizes, and a full disk when the write-ahead log's index grows."""
+_LOCKED: Final = "another process holds the database; end that process, or wait for it"
 
 
 def open_engine(path: Path, durability: Durability, *, upgrade: bool = True) -> Engine:
@@ -47,7 +47,7 @@ def open_engine(path: Path, durability: Durability, *, upgrade: bool = True) -> 
             an older fanin wrote it.
         InvalidInput: The file or its folder cannot be opened or written.
         StorageFull: The database cannot grow.
-        Unavailable: Another process holds the database.
+        StorageUnavailable: Another process holds the database, or it cannot be written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     engine = create_engine(
@@ -91,10 +91,7 @@ def open_engine(path: Path, durability: Durability, *, upgrade: bool = True) -> 
         engine.dispose()
         reason = exc.orig if isinstance(exc, DatabaseError) else exc
         if _primary_code(reason) in _NOT_WRITABLE:
-            raise InvalidInput(
-                f"{path}: cannot be opened or written ({reason}); check the owner and the permissions of the file and "
-                "of its folder"
-            ) from exc
+            raise InvalidInput(f"{path}: cannot be opened or written ({reason}); {_remedy(path)}") from exc
         raise Corrupted(f"{path}: not a database of a coordinator ({reason}); restore a backup of the folder") from exc
     except FaninError:
         engine.dispose()
@@ -104,7 +101,9 @@ def open_engine(path: Path, durability: Durability, *, upgrade: bool = True) -> 
     @event.listens_for(engine, "handle_error")
     def wait_for_file(context: ExceptionContext) -> None:
         if _primary_code(context.original_exception) in _NOT_WRITABLE:
-            raise Unavailable(f"{path}: cannot be opened or written now ({context.original_exception})")
+            problem = _remedy(path)
+            text = f"{path}: cannot be opened or written now ({context.original_exception}); {problem}"
+            raise StorageUnavailable(text, problem)
 
     return engine
 
@@ -119,6 +118,15 @@ def writing(engine: Engine) -> Iterator[Connection]:
     """
     with engine.execution_options(**{_WRITES: True}).begin() as connection:
         yield connection
+
+
+def touch(engine: Engine) -> None:
+    """Write to the database, without a change of the record. Raises the errors of a transaction.
+
+    The number that SQLite reserves for applications is written again. fanin does not use it.
+    """
+    with writing(engine) as connection:
+        connection.exec_driver_sql("PRAGMA user_version = 0")
 
 
 def migrate(connection: Connection, form: str = "head") -> None:
@@ -166,18 +174,33 @@ def _translate(error: sqlite3.Error, path: Path) -> None:
     Reference:
         https://www.sqlite.org/rescode.html
     """
-    code, primary = getattr(error, "sqlite_errorcode", None), _primary_code(error)
+    primary = _primary_code(error)
     if primary == sqlite3.SQLITE_CORRUPT:
         raise Corrupted(f"{path}: damaged ({error}); stop the coordinator and restore a backup of the folder")
-    if code in _CANNOT_GROW:
-        raise StorageFull(f"{path}: the database cannot grow ({error})")
+    if primary == sqlite3.SQLITE_FULL:
+        raise storage_error(str(path), OSError(errno.ENOSPC, ""))
     if primary == sqlite3.SQLITE_IOERR:
+        # SQLite has one code for a quota, a limit on file sizes, a read-only disk and a broken one, and hides errno.
+        cause = failed_write(_log_of(path)) or failed_write(path)
+        if cause is not None and cause.errno != errno.EIO:
+            raise storage_error(str(path), cause)
         raise OSError(errno.EIO, f"{path}: the disk failed ({error}, {error.sqlite_errorname})")
     if primary in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-        raise Unavailable(f"{path}: another process holds the database ({error})")
+        raise StorageUnavailable(f"{path}: {_LOCKED} ({error})", _LOCKED)
     if primary == sqlite3.SQLITE_CONSTRAINT:
         # Operators read this one, so it does not name the file.
         raise Conflict(f"the record has such a row already ({error}); read the state again, then decide")
+
+
+def _remedy(path: Path) -> str:
+    """Return why a database cannot be opened or written, and what to do."""
+    cause = failed_write(path) or failed_write(_log_of(path))
+    return "check the owner and the permissions of the file and of its folder" if cause is None else disk_problem(cause)
+
+
+def _log_of(path: Path) -> Path:
+    """Return the write-ahead log of a database, to which every transaction writes first."""
+    return path.with_name(f"{path.name}-wal")
 
 
 def _primary_code(error: BaseException | None) -> int | None:
