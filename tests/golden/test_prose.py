@@ -2,19 +2,23 @@
 
 import hashlib
 import json
+import math
 import re
 from pathlib import Path
 
 import numpy as np
 import pytest
-from golden import frames
+from golden import frames, slots
 from support.manifests import manifest
 from support.values import BUNDLE, DELEGATION, DEVICE_KEY, PUBLISHER, RUN_KEY
 
+from fanin.clients.textfiles import read_public_key, read_token
 from fanin.edge.batch_sizes import with_batch
 from fanin.edge.bundles import keys
 from fanin.edge.bundles.bundle import MAX_MANIFEST_BYTES
 from fanin.edge.bundles.manifest_json import KEYS, OPTIONAL_KEYS, dump_manifest
+from fanin.edge.bundles.quantize import BIAS_ROOM, MAX_BIAS_CODE, MAX_CODE, MIN_SCALE
+from fanin.edge.bundles.slots import SlotKind
 from fanin.edge.codecs.fixed import CODECS
 from fanin.edge.lengths import Lengths
 from fanin.edge.runtimes import evaluations
@@ -23,6 +27,7 @@ from fanin.edge.signatures import DEVICE_SIGNATURES, RANDOM_PREFIXES
 from fanin.edge.tensors import TensorTable
 from fanin.protos import calls, chunks
 from fanin.protos import messages as m
+from fanin.protos.errors import STATUS, InvalidInput
 from fanin.server.access.replays import NUM_TIMES
 
 TEXT = (Path(__file__).parents[2] / "protos" / "fanin" / "v1" / "fleet.proto").read_text()
@@ -114,6 +119,64 @@ def test_the_prose_lists_every_codec_and_every_statistic() -> None:
     names += [name + evaluations.REST for name in squares]
     section = PROSE.split("Facts about the data.", 1)[1].split("message Statistics", 1)[0]
     assert set(re.findall(r"\b(?:examples|rounded|saturated|\w+_\w+)\b", section)) == set(names)
+
+
+def test_the_prose_lists_every_kind_of_error_by_its_status() -> None:
+    section = TEXT.split("// The kinds, by status.", 1)[1].split("// CONSTANTS", 1)[0]
+    lines = re.findall(r"^//     (\w*) +((?:\w+(?:, |,$|$))+)", section, re.MULTILINE)
+    listed: dict[str, set[str]] = {}
+    for status, kinds in lines:
+        listed.setdefault(status or next(reversed(listed)), set()).update(re.findall(r"\w+", kinds))
+    known: dict[str, set[str]] = {"INTERNAL": {"Internal"}}
+    for kind, row in STATUS.items():
+        known.setdefault(row.code, set()).add(kind.__name__)
+    assert listed == known
+    assert set(known) - {"PERMISSION_DENIED", "INTERNAL"} <= set(
+        re.findall(r"^//     ([A-Z_]+) ", TEXT.split("status   ")[1], re.MULTILINE)
+    )
+
+
+def test_the_prose_names_only_golden_files_that_exist() -> None:
+    folder = frames.FOLDER.parent
+    for name in re.findall(r"\b((?:fleet|control)-[a-z-]+\.hex)", PROSE):
+        assert (frames.FOLDER / name).is_file(), name
+    for name in ("manifest", "parameters", "update-payload", "call-signed"):
+        assert (frames.FOLDER / f"{name}.hex").is_file() and re.search(rf"\b{name}\b", PROSE), name
+    assert (folder / "slots.json").is_file() and "tests/golden/slots.json" in PROSE
+    assert max(len(line) for path in frames.FOLDER.iterdir() for line in path.read_text().splitlines()) == 96
+
+
+def test_the_prose_describes_the_files_that_a_person_installs(tmp_path: Path) -> None:
+    """A key and a token with white space around them are read, and nothing else."""
+    (tmp_path / "publisher.pub").write_text(f" {PUBLISHER.public}\n\n")
+    assert read_public_key(tmp_path / "publisher.pub") == PUBLISHER.public
+    (tmp_path / "device.token").write_text(" token \r\n")
+    assert read_token(tmp_path / "device.token", "") == "token"
+    (tmp_path / "publisher.key").write_text(f"{PUBLISHER.private_bytes().hex()}\n")
+    assert keys.load_or_create_key(tmp_path / "publisher.key").public == PUBLISHER.public
+    for wrong in (PUBLISHER.public.upper(), PUBLISHER.public[:-1], f"{PUBLISHER.public} x"):
+        (tmp_path / "publisher.pub").write_text(wrong)
+        with pytest.raises(InvalidInput):
+            read_public_key(tmp_path / "publisher.pub")
+
+
+def test_the_prose_lists_every_key_of_a_slot_and_of_a_derived_tensor() -> None:
+    section = TEXT.split("// SLOTS\n", 1)[1].split("message BundleRef", 1)[0]
+    case = json.loads(slots.FILE.read_text())
+    for key in case[0]["slots"][0]:
+        assert re.search(rf'^//     "{key}" ', section, re.MULTILINE), key
+    folded = next(row["derived"]["folded"] for row in case if row["derived"]["folded"])
+    for key in ("constants", "folded", *next(iter(folded.values()))):
+        assert f'"{key}"' in section, key
+    for kind in SlotKind:
+        assert f'"{kind}"' in section and re.search(rf"^//     {kind} +\w+\d+ ", section, re.MULTILINE), kind
+    for constant in (
+        f"2^{int(math.log2(MIN_SCALE))}",
+        f"2^{int(math.log2(BIAS_ROOM))}",
+        f"{MAX_CODE}",
+        f"{MAX_BIAS_CODE}",
+    ):
+        assert constant in section, constant
 
 
 VECTOR = re.compile(

@@ -44,7 +44,7 @@ def test_a_record_that_cannot_be_written_ends_a_simulation_and_not_the_training_
             shutil.rmtree(folder)
             folder.touch()
 
-    text = r"simulate: resume: .*trainings cannot be written \(.*\); free space, and resume"
+    text = r"simulate: resume: .*trainings cannot be written: Not a directory; then resume"
     with pytest.raises(ClientFailed, match=text) as failed:
         run(tmp_path / "record", replace_folder)
     assert [row.round for row in failed.value.result.rounds] == [0, 1]

@@ -3,14 +3,17 @@
 isort:skip_file
 The operator's protocol: publish Bundles and Versions, start and control Runs, watch their events.
 
-Every call carries the metadata entry authorization: "Bearer TOKEN" with an operator's token.
+Every call carries the metadata entry authorization: "Bearer TOKEN" with an operator's token: the line of the
+coordinator's tokens/operator.token, without white space around it.
 
 Every command is idempotent. The caller names a Run; a Version is named by its number and digest; a Bundle and a Chunk
 by digest; every other command by a command id that the caller chooses. A repeated command changes nothing more. A
 different command under a used name gets FAILED_PRECONDITION. Examples are a Version that is published again with
 another number of rounds, and a Bundle that is published again under another publisher's key.
 
-Errors are those of the device protocol. NOT_FOUND: no such Run, Version or Bundle.
+Errors and their kinds are those of the device protocol, and tests/golden/frames/control-*.hex are examples of messages.
+NOT_FOUND: no such Run, Version or Bundle. UNAVAILABLE with the kind StorageUnavailable: the coordinator cannot write its
+state now; its operator must correct the cause, which its log names.
 """
 
 from collections import abc as _abc

@@ -14,6 +14,27 @@ CONNECTION
 gRPC over TLS. The device trusts only the certificate of the coordinator's authority, which is installed on it
 beforehand. A message has at most 4 MiB. Pings on an idle connection must be at least 30 s apart.
 
+FILES
+
+A person installs three files on a device. fanin's programs ignore white space around their content.
+
+    ca.pem          the certificate of the coordinator's authority, PEM (RFC 7468); the coordinator's tls/ca.pem
+    device.token    EnrollRequest.token: one line of printable ASCII, from the coordinator's tokens/device.token
+    publisher.pub   a publisher that the device trusts: one line, hex(public key), 64 characters
+
+A private key (publisher.key, device.key) is one line of 64 characters, too: hex(the 32 bytes of RFC 8032, section 5.1.5).
+
+GOLDEN FILES
+
+The folder tests/golden has the bytes of examples. Test a program of your own against them:
+
+    frames/*.hex    in hexadecimal, on lines of at most 96 characters. frames/fleet-*.hex has a message of each call, as in
+                    fleet-check-in-reply-assigned.hex or fleet-upload-request-header.hex: the message in protobuf form,
+                    fields and keys of maps in rising order. Another order is as valid, so compare parsed messages.
+                    manifest, parameters and update-payload are the bytes of Artifacts. call-signed is what a call
+                    signs, without its context line. *-signature are signatures by the keys of the test vectors below.
+    slots.json      slots and derived tensors, with the values that they hold (see SLOTS at BundleRef)
+
 NOTATION
 
 Digests are SHA-256 (FIPS 180-4), written as 64 lower-case hexadecimal characters. Signatures are Ed25519 (RFC 8032)
@@ -74,6 +95,7 @@ ERRORS
 Errors that the coordinator raises carry two trailing metadata entries: fanin-error, the kind of the error, and
 fanin-server-time. Errors that gRPC raises by itself carry neither.
 
+    status                what to do
     INVALID_ARGUMENT      the request is wrong; do not send it again
     UNAUTHENTICATED       unknown device, wrong signature or token; no retry will help
     NOT_FOUND             no such Assignment or Chunk; check in again
@@ -82,6 +104,19 @@ fanin-server-time. Errors that gRPC raises by itself carry neither.
     DATA_LOSS             the coordinator's own files are damaged; its operator must repair them; retry with back-off
     UNAVAILABLE           retry with back-off, from the offset that was reached; nothing was lost
     any other             retry with back-off
+
+The kinds, by status. A kind tells more than a status; decide by it where you can. There may be more kinds later.
+
+    INVALID_ARGUMENT      InvalidInput, InvalidBundle, InvalidVersion, InvalidUpdate, InvalidPlan, UnsupportedModel,
+                          Diverged
+    UNAUTHENTICATED       Unauthenticated
+    PERMISSION_DENIED     PermissionDenied
+    NOT_FOUND             NotFound
+    FAILED_PRECONDITION   Conflict, Superseded, RuntimeMissing
+    RESOURCE_EXHAUSTED    StorageFull
+    UNAVAILABLE           Unavailable, Untrusted, StorageUnavailable, Untimely
+    DATA_LOSS             Corrupted
+    INTERNAL              Internal
 
 CONSTANTS
 
@@ -141,14 +176,14 @@ class _RoundStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RoundState
     ROUND_STATE_UNSPECIFIED: _RoundState.ValueType  # 0
     ROUND_STATE_OPEN: _RoundState.ValueType  # 1
     ROUND_STATE_CLOSED: _RoundState.ValueType  # 2
-    """The Round has all Updates that it needs, or it failed. Uploads under way are discarded."""
+    """The Round has all Updates that it needs, or it failed. Uploads under way are discarded. Accepted Updates count."""
 
 class RoundState(_RoundState, metaclass=_RoundStateEnumTypeWrapper): ...
 
 ROUND_STATE_UNSPECIFIED: RoundState.ValueType  # 0
 ROUND_STATE_OPEN: RoundState.ValueType  # 1
 ROUND_STATE_CLOSED: RoundState.ValueType  # 2
-"""The Round has all Updates that it needs, or it failed. Uploads under way are discarded."""
+"""The Round has all Updates that it needs, or it failed. Uploads under way are discarded. Accepted Updates count."""
 Global___RoundState: _TypeAlias = RoundState  # noqa: Y015
 
 class _UpdateState:
@@ -537,8 +572,7 @@ class BundleRef(_message.Message):
                        a first dim of -1 may vary. FORMAT is "onnx" or "tflite". With lengths, "train", "evaluate" and
                        "infer" are of the longest one, and "train@16", "evaluate@16" and "infer@16" of the length 16. The
                        train graph of another batch size 8 is "train@b8", and of the length 16 "train@16@b8"
-        "slots", "derived"   how a Version fills the int8 graph "infer". This file does not define their arithmetic
-                       (edge/fanin/edge/bundles/quantize.py does); a device that only trains skips both
+        "slots", "derived"   how a Version fills the int8 graph "infer" (see SLOTS); a device that only trains skips both
         "artifacts"    {ARTIFACT NAME: {"sha256": string, "size_bytes": number, "chunks": [
                            {"sha256": string, "size_bytes": number, "url": string}, ..]}}
         "initial"      the name of the artifact with the parameters of Version 0
@@ -555,7 +589,9 @@ class BundleRef(_message.Message):
     A row belongs to the smallest length that holds all its positions that are not padding, in any array of "axes". A batch has
     rows of one length. Its arrays are cut, or padded with "padding", to this length along their axis.
 
-    mask is 1.0 for an example and 0.0 for a row that fills up the batch. Optional inputs of train: step (float32, from
+    mask is 1.0 for an example and 0.0 for a row that fills up the batch. Fill such a row with a copy of an example: its loss
+    must be finite, because it is multiplied by the mask. With NaN or infinity in a row, or with a loss that overflows there,
+    loss and loss_sum become NaN, and with loss the trained next.<p>, also if the mask of the row is 0.0. Optional inputs of train: step (float32, from
     1.0); anchor.<p> (the Version's parameters) and proximal_weight; control.<p>, in Runs with the stage scaffold alone; for
     a setting v of "optimizer" any of optimizer.<name> (v), optimizer.<name>.complement (1 - v) and optimizer.<name>.log (the
     natural logarithm of v; -200.0 for 0.0), computed in float64; uniform.<k> and normal.<k>, k = 0, 1, .. over both kinds:
@@ -565,6 +601,54 @@ class BundleRef(_message.Message):
     loss is the mean over the examples with mask 1.0, loss_sum the sum over them. predicted has the class with the largest
     logit of each label (int32), or the values (float32). y has classes or next tokens (int32, -1 for none), or values
     (float32). train_loss_q16 is the sum over all steps of loss times the sum of mask, divided by the epochs.
+
+    SLOTS
+
+    The graph "infer" computes in int8. Its slots hold what depends on the Version. "slots" is {FORMAT: [SLOT, ..]}:
+
+        "initializer"   the name of the tensor in the graph
+        "kind"          "weight", "weight_scale", "bias", "bias_scale" or "float"
+        "parameter"     its source: a parameter (of the Version, or a personal one), a constant or a folded tensor
+        "shape"         its shape in the graph
+        "weight"        of a bias and a bias_scale: the source whose scales it uses; "" for other kinds
+        "axis"          the axis of the channels, in the source; -1 for a float
+        "permutation"   of a weight and a float: the axes of the source in the order of the graph, as in a transpose; [] keeps
+                        their order
+        "input_scale"   of a bias and a bias_scale: a number; 0.0 for other kinds
+        "offset"        in TFLite, where the value begins in the file, in bytes; -1 in ONNX
+
+    An ONNX graph declares a slot as an initializer with external data: give the runtime the value under its name, before it
+    optimizes the graph. In a TFLite file, replace the bytes from the offset on.
+
+    "derived" has two further kinds of sources. "constants" is {NAME: base64 of float32 values}, each one vector. "folded" is
+    {NAME: {"value", "axis", "mean", "gain", "variance", "epsilon", "offset"}}. In it "axis" is an integer and "epsilon" a
+    number; each other field names a parameter or a constant, or is "" for 0 ("gain": for 1). For each value of the channel k,
+    which is its index along "axis":
+
+        folded = f32(clip((value - mean_k) * (gain_k / sqrt(max(variance_k, 0) + epsilon)) + offset_k, -MAX, MAX))
+
+    Without "value" it has the shape of "variance".
+
+    All arithmetic is that of float64, in the written order, on float32 values that are converted exactly. f32 rounds to
+    float32, rint to an integer, both to the nearest with ties to even. clip(v, a, b) is min(max(v, a), b). MAX is the largest
+    finite float32. A Version with NaN or infinity in its parameters is refused.
+
+    First the scales s_k of each channel k. For a constant c they are max(c_k, 2^-64). For a source w that is the "parameter"
+    of a slot of the kind weight_scale, let w_k be its values with the index k along that slot's "axis". Let r_k be the largest
+    |b_k| / (input_scale * 2^30) over the slots of the kind bias whose "weight" is w; b is their source; 0 without any:
+
+        s_k = f32(clip(max(max|w_k| / 127, r_k), 2^-64, MAX))
+
+    Then the values. s_k are the scales of "parameter" for a weight, of "weight" for a bias and a bias_scale:
+
+        weight         int8      clip(rint(w_k / s_k), -127, 127), then permuted
+        weight_scale   float32   s_k
+        bias_scale     float32   t_k = f32(min(s_k * input_scale, MAX))
+        bias           int32     clip(rint(b_k / t_k), -2147483647, 2147483647), with t_k for its own "weight" and "input_scale"
+        float          float32   the source, permuted
+
+    Values are little-endian, in C order of "shape". tests/golden/slots.json has test vectors: "parameters" and "derived" of a
+    manifest, "slots" of one format, and the bytes of the folded tensors and of the slots.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -1471,6 +1555,7 @@ class UploadReply(_message.Message):
     UPDATE_STATE_FIELD_NUMBER: _builtins.int
     RECEIVED_BYTES_FIELD_NUMBER: _builtins.int
     round_state: Global___RoundState.ValueType
+    """Read update_state first: an Update that counts may be the one that closed its Round."""
     update_state: Global___UpdateState.ValueType
     received_bytes: _builtins.int
     """Bytes of the payload that are here; in the first reply the offset of the first piece."""

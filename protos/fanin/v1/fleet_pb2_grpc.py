@@ -104,7 +104,9 @@ class FleetServicer:
 
         1. Send the header and wait for the first reply. Many uploads share a coordinator, so it may take 45 s.
         2. Send pieces without gaps from received_bytes on. There is no need to wait for the replies in between.
-        3. Read all replies. ROUND_STATE_CLOSED: stop, the Update is not needed.
+        3. Read all replies, and in each update_state before round_state. ACCEPTED and DISCARDED are the verdict, whatever
+        round_state is. An ACCEPTED reply often carries CLOSED: this Update was the last one that the Round needed.
+        RECEIVING with ROUND_STATE_CLOSED: stop, the Update is not needed.
         4. After a break repeat the call with the identical header. Whole Chunks that arrived are kept; received_bytes
         of the first reply is behind them. Another header starts over.
         5. Forget the Update after ACCEPTED or DISCARDED, not before. A second complete upload is answered ACCEPTED and

@@ -14,6 +14,27 @@ CONNECTION
 gRPC over TLS. The device trusts only the certificate of the coordinator's authority, which is installed on it
 beforehand. A message has at most 4 MiB. Pings on an idle connection must be at least 30 s apart.
 
+FILES
+
+A person installs three files on a device. fanin's programs ignore white space around their content.
+
+    ca.pem          the certificate of the coordinator's authority, PEM (RFC 7468); the coordinator's tls/ca.pem
+    device.token    EnrollRequest.token: one line of printable ASCII, from the coordinator's tokens/device.token
+    publisher.pub   a publisher that the device trusts: one line, hex(public key), 64 characters
+
+A private key (publisher.key, device.key) is one line of 64 characters, too: hex(the 32 bytes of RFC 8032, section 5.1.5).
+
+GOLDEN FILES
+
+The folder tests/golden has the bytes of examples. Test a program of your own against them:
+
+    frames/*.hex    in hexadecimal, on lines of at most 96 characters. frames/fleet-*.hex has a message of each call, as in
+                    fleet-check-in-reply-assigned.hex or fleet-upload-request-header.hex: the message in protobuf form,
+                    fields and keys of maps in rising order. Another order is as valid, so compare parsed messages.
+                    manifest, parameters and update-payload are the bytes of Artifacts. call-signed is what a call
+                    signs, without its context line. *-signature are signatures by the keys of the test vectors below.
+    slots.json      slots and derived tensors, with the values that they hold (see SLOTS at BundleRef)
+
 NOTATION
 
 Digests are SHA-256 (FIPS 180-4), written as 64 lower-case hexadecimal characters. Signatures are Ed25519 (RFC 8032)
@@ -74,6 +95,7 @@ ERRORS
 Errors that the coordinator raises carry two trailing metadata entries: fanin-error, the kind of the error, and
 fanin-server-time. Errors that gRPC raises by itself carry neither.
 
+    status                what to do
     INVALID_ARGUMENT      the request is wrong; do not send it again
     UNAUTHENTICATED       unknown device, wrong signature or token; no retry will help
     NOT_FOUND             no such Assignment or Chunk; check in again
@@ -82,6 +104,19 @@ fanin-server-time. Errors that gRPC raises by itself carry neither.
     DATA_LOSS             the coordinator's own files are damaged; its operator must repair them; retry with back-off
     UNAVAILABLE           retry with back-off, from the offset that was reached; nothing was lost
     any other             retry with back-off
+
+The kinds, by status. A kind tells more than a status; decide by it where you can. There may be more kinds later.
+
+    INVALID_ARGUMENT      InvalidInput, InvalidBundle, InvalidVersion, InvalidUpdate, InvalidPlan, UnsupportedModel,
+                          Diverged
+    UNAUTHENTICATED       Unauthenticated
+    PERMISSION_DENIED     PermissionDenied
+    NOT_FOUND             NotFound
+    FAILED_PRECONDITION   Conflict, Superseded, RuntimeMissing
+    RESOURCE_EXHAUSTED    StorageFull
+    UNAVAILABLE           Unavailable, Untrusted, StorageUnavailable, Untimely
+    DATA_LOSS             Corrupted
+    INTERNAL              Internal
 
 CONSTANTS
 
@@ -151,7 +186,9 @@ class FleetStub:
 
     1. Send the header and wait for the first reply. Many uploads share a coordinator, so it may take 45 s.
     2. Send pieces without gaps from received_bytes on. There is no need to wait for the replies in between.
-    3. Read all replies. ROUND_STATE_CLOSED: stop, the Update is not needed.
+    3. Read all replies, and in each update_state before round_state. ACCEPTED and DISCARDED are the verdict, whatever
+       round_state is. An ACCEPTED reply often carries CLOSED: this Update was the last one that the Round needed.
+       RECEIVING with ROUND_STATE_CLOSED: stop, the Update is not needed.
     4. After a break repeat the call with the identical header. Whole Chunks that arrived are kept; received_bytes
        of the first reply is behind them. Another header starts over.
     5. Forget the Update after ACCEPTED or DISCARDED, not before. A second complete upload is answered ACCEPTED and
@@ -196,7 +233,9 @@ class FleetAsyncStub(FleetStub):
 
     1. Send the header and wait for the first reply. Many uploads share a coordinator, so it may take 45 s.
     2. Send pieces without gaps from received_bytes on. There is no need to wait for the replies in between.
-    3. Read all replies. ROUND_STATE_CLOSED: stop, the Update is not needed.
+    3. Read all replies, and in each update_state before round_state. ACCEPTED and DISCARDED are the verdict, whatever
+       round_state is. An ACCEPTED reply often carries CLOSED: this Update was the last one that the Round needed.
+       RECEIVING with ROUND_STATE_CLOSED: stop, the Update is not needed.
     4. After a break repeat the call with the identical header. Whole Chunks that arrived are kept; received_bytes
        of the first reply is behind them. Another header starts over.
     5. Forget the Update after ACCEPTED or DISCARDED, not before. A second complete upload is answered ACCEPTED and
@@ -262,7 +301,9 @@ class FleetServicer(metaclass=_abc_1.ABCMeta):
 
         1. Send the header and wait for the first reply. Many uploads share a coordinator, so it may take 45 s.
         2. Send pieces without gaps from received_bytes on. There is no need to wait for the replies in between.
-        3. Read all replies. ROUND_STATE_CLOSED: stop, the Update is not needed.
+        3. Read all replies, and in each update_state before round_state. ACCEPTED and DISCARDED are the verdict, whatever
+           round_state is. An ACCEPTED reply often carries CLOSED: this Update was the last one that the Round needed.
+           RECEIVING with ROUND_STATE_CLOSED: stop, the Update is not needed.
         4. After a break repeat the call with the identical header. Whole Chunks that arrived are kept; received_bytes
            of the first reply is behind them. Another header starts over.
         5. Forget the Update after ACCEPTED or DISCARDED, not before. A second complete upload is answered ACCEPTED and

@@ -52,7 +52,7 @@ def dump_manifest(manifest: Manifest) -> bytes:
             for name, signature in manifest.signatures.items()
         },
         "derived": derived_row(manifest.derived),
-        "slots": {name: [_slot_row(slot) for slot in slots] for name, slots in manifest.slots.items()},
+        "slots": {name: [slot_row(slot) for slot in slots] for name, slots in manifest.slots.items()},
         "artifacts": {
             name: {
                 "sha256": artifact.sha256,
@@ -193,7 +193,8 @@ def _port_row(port: Port) -> dict[str, object]:
     return {"name": port.name, "dtype": port.dtype, "shape": list(port.shape)}
 
 
-def _slot_row(slot: Slot) -> dict[str, object]:
+def slot_row(slot: Slot) -> dict[str, object]:
+    """Return the JSON form of a slot."""
     return {
         "initializer": slot.initializer,
         "kind": slot.kind.value,

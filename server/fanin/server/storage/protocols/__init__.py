@@ -7,6 +7,7 @@ its effect is durable when it returns. Every method may be repeated after any er
 Any method may raise, besides the errors that it names:
 
 - ``StorageFull``: no space is left. Nothing was written.
+- ``StorageUnavailable``: it cannot be written now for another reason. Nothing was written.
 - ``Unavailable``: the store cannot be reached now. The caller repeats the call.
 - ``Corrupted``: a stored value does not verify.
 - ``OSError``: the disk or the connection failed. The caller repeats the call for a limited time.
