@@ -59,10 +59,9 @@ def join(
     Leaving the context closes the connection and waits until the current batch or piece of a transfer has ended. An
     app that cannot wait may be killed at any moment.
 
-    A permanent failure, such as a rejected token or a coordinator that cannot be trusted at the first call, is logged as
-    an error and kept in ``client.failure``. ``predict``
-    still uses the last good Version. An exception in ``may_work`` or in the store is logged and does not end the
-    client (see ``ClientOptions`` and ``ExampleStore``).
+    A permanent failure is logged as an error and kept in ``client.failure``. Examples are a rejected token, and a first
+    call to a coordinator whose certificate is not trusted. ``predict`` still uses the last good Version. An exception
+    in ``may_work`` or in the store is logged and does not end the client (see ``ClientOptions`` and ``ExampleStore``).
 
     Args:
         settings: The coordinator and the device's folder.
