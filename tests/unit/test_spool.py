@@ -1,6 +1,5 @@
 """The spool: uploads that stop at any byte and resume, and commits that take effect once."""
 
-import errno
 import tracemalloc
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,7 +10,6 @@ from support.errors import raises
 from support.full_disk import full_disk, in_child
 from support.values import assignment, update
 
-from fanin.edge.files import DISK_PROBLEMS
 from fanin.protos.chunks import CHUNK_BYTES, Artifact, artifact_of, cut, short
 from fanin.protos.errors import Corrupted, InvalidUpdate, StorageFull, Unavailable
 from fanin.protos.messages import Piece, UpdateHeader
@@ -347,7 +345,7 @@ def test_a_committed_payload_that_is_missing_or_cut_is_corrupted(spool: FolderSp
         committed_payload(spool)
 
 
-FULL = f"spool {NAME}: cannot be written: {DISK_PROBLEMS[errno.EFBIG]}"
+FULL = f"spool {NAME}: cannot be written: the limit on file sizes is reached; raise it (ulimit -f, or LimitFSIZE= in systemd)"
 
 
 @pytest.mark.parametrize("limit", [1, CHUNK_BYTES + 5000], ids=["header", "second chunk"])
