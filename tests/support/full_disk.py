@@ -4,12 +4,18 @@ RLIMIT_FSIZE makes write(2) fail with EFBIG after it has written the bytes that 
 ignores the signal that accompanies it. The limit applies to the entire process, so the work runs in a forked child.
 """
 
+import errno
 import os
 import resource
 import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+
+from fanin.edge.files import DISK_PROBLEMS
+
+FILE_LIMIT = DISK_PROBLEMS[errno.EFBIG]
+"""The words of our errors for it."""
 
 
 @contextmanager

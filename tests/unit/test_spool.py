@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from support.errors import raises
-from support.full_disk import full_disk, in_child
+from support.full_disk import FILE_LIMIT, full_disk, in_child
 from support.values import assignment, update
 
 from fanin.protos.chunks import CHUNK_BYTES, Artifact, artifact_of, cut, short
@@ -345,7 +345,7 @@ def test_a_committed_payload_that_is_missing_or_cut_is_corrupted(spool: FolderSp
         committed_payload(spool)
 
 
-FULL = f"spool {NAME}: cannot be written: the limit on file sizes is reached; raise it (ulimit -f, or LimitFSIZE= in systemd)"
+FULL = f"spool {NAME}: cannot be written: {FILE_LIMIT}"
 
 
 @pytest.mark.parametrize("limit", [1, CHUNK_BYTES + 5000], ids=["header", "second chunk"])
