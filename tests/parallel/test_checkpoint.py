@@ -139,7 +139,9 @@ def test_a_full_disk_is_reported_and_the_last_checkpoint_stays(tmp_path: Path) -
     # A folder at the path of the marker's draft simulates a full disk.
     (tmp_path / "LATEST.new").mkdir()
     checkpoints.save(Progress(step=2))
-    with pytest.raises(StorageFull, match=r"step-00000002: the checkpoint could not be written .*; the last one stays"):
+    with pytest.raises(
+        StorageFull, match=r"step-00000002: the checkpoint could not be written .*; step-00000001 stays"
+    ):
         checkpoints.finish()
     assert latest(tmp_path) == Progress(step=1, seed=3)
 
