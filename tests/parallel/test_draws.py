@@ -22,6 +22,7 @@ from fanin.datacenter.parallel.draws.sites import DrawShape, ModelDraws, Site
 from fanin.datacenter.parallel.pipelines.stages import check_draws
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
 from fanin.datacenter.ranks.mesh import MeshShape
+from fanin.datacenter.training.model import load_rank_app
 from fanin.protos.errors import FaninError, InvalidInput, UnsupportedModel
 
 pytestmark = pytest.mark.usefixtures("forked_agents")
@@ -163,6 +164,17 @@ def test_a_draw_that_no_mesh_can_repeat_is_refused(app: str, message: str, tmp_p
 def test_ranks_that_differ_in_training_end_the_job(app: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(FaninError, match=message):
         on_mesh(config_of(tmp_path, app, UNSPLIT), "tp=2", tmp_path / "job")
+
+
+def test_a_rank_without_values_draws_as_many_numbers_while_it_builds_an_app() -> None:
+    numbers = []
+    with torch.random.fork_rng(devices=[]):
+        for with_values in (True, False):
+            torch.manual_seed(5)
+            app = load_rank_app(f"{APPS}:unseeded", with_values=with_values)
+            assert next(app.module.parameters()).is_meta != with_values
+            numbers.append(torch.rand(3).tolist())
+    assert numbers[0] == numbers[1]
 
 
 @pytest.mark.parametrize(

@@ -320,7 +320,7 @@ def _build_engine(config: TrainConfig, job: JobModel, place: RankPlace) -> tuple
 def _find_draws(job: JobModel) -> ModelDraws:
     """Return the random numbers that the model draws in training. A collective."""
     samples = job.data.train.of_epoch(0)
-    indices = np.arange(NUM_EXAMPLES[-1]) % len(samples)
+    indices = np.arange(min(len(samples), NUM_EXAMPLES[-1]))
     objective = job.model.objective
     return on_first_rank(lambda _: find_draws(job.model.module, objective, batch_share(samples, indices, (0, 1), 1)))
 

@@ -47,7 +47,7 @@ def find_draws(module: nn.Module, objective: Objective, batch: Batch) -> ModelDr
     Args:
         module: the model, with or without values.
         objective: its loss.
-        batch: at least 3 examples of the job.
+        batch: some examples of the job, at least one.
 
     Raises:
         UnsupportedModel: the model draws by an operator, a generator or in a shape that no mesh can repeat.
@@ -165,8 +165,9 @@ class _Recorder:
             stack.enter_context(sdpa_kernel(SDPBackend.MATH))
             stack.enter_context(_Attention(self._note_attention))
             stack.enter_context(LocalDraws(values))
-            inputs, targets = self._batch.inputs[:num].clone(), self._batch.targets[:num].clone()
-            extra = {name: value[:num].clone() for name, value in self._batch.extra.items()}
+            index = torch.arange(num) % len(self._batch.inputs)
+            inputs, targets = self._batch.inputs[index], self._batch.targets[index]
+            extra = {name: value[index] for name, value in self._batch.extra.items()}
             outputs = functional_call(self.module, self._values, (inputs,), extra)
             self._scopes.append(LOSS)
             self._objective.loss_sum(outputs, targets)

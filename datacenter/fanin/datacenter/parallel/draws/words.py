@@ -17,6 +17,8 @@ from fanin.edge.runtimes.randomness import ROUNDS, WEYL, RandomKind
 
 MULTIPLIERS: Final = (0xD2511F53, 0xCD9E8D57)
 LOW: Final = 0xFFFFFFFF
+CACHED: Final = 1 << 15
+"""Counters that a CPU computes at a time: their words stay in its cache, which is twice as fast."""
 
 
 def draw_rows(kind: RandomKind, key: int, examples: range, num: int, device: torch.device) -> Tensor:
@@ -39,14 +41,24 @@ def draw_rows(kind: RandomKind, key: int, examples: range, num: int, device: tor
 def philox_rows(key: int, examples: range, num: int, device: torch.device) -> Tensor:
     """Return the first ``num`` words of each example's stream, (examples, num) int64 below 2**32."""
     num_blocks = math.ceil(num / 4)
-    first = torch.arange(num_blocks, device=device).expand(len(examples), num_blocks)
-    second = torch.arange(examples.start, examples.stop, device=device)[:, None]
-    third = fourth = torch.zeros((), dtype=torch.int64, device=device)
+    total = len(examples) * num_blocks
+    size = CACHED if device.type == "cpu" else max(1, total)
+    parts = []
+    for start in range(0, total, size):
+        index = torch.arange(start, min(start + size, total), device=device)
+        parts.append(_philox(index % num_blocks, index // num_blocks + examples.start, key))
+    words = torch.cat(parts) if parts else torch.zeros((0, 4), dtype=torch.int64, device=device)
+    return words.reshape(len(examples), num_blocks * 4)[:, :num]
+
+
+def _philox(first: Tensor, second: Tensor, key: int) -> Tensor:
+    """Return the words (n, 4) of the counters (first, second, 0, 0), each (n,)."""
+    third, fourth = torch.zeros_like(first), torch.zeros_like(first)
     keys = [key & LOW, key >> 32]
     for _ in range(ROUNDS):
         left, right = first * MULTIPLIERS[0], third * MULTIPLIERS[1]
-        first, second = ((right >> 32) ^ second ^ keys[0]) & LOW, right & LOW
-        third, fourth = ((left >> 32) ^ fourth ^ keys[1]) & LOW, left & LOW
+        first = (right >> 32).bitwise_xor_(second).bitwise_xor_(keys[0]).bitwise_and_(LOW)
+        third = (left >> 32).bitwise_xor_(fourth).bitwise_xor_(keys[1]).bitwise_and_(LOW)
+        second, fourth = right.bitwise_and_(LOW), left.bitwise_and_(LOW)
         keys = [(word + step) & LOW for word, step in zip(keys, WEYL, strict=True)]
-    words = torch.stack(torch.broadcast_tensors(first, second, third, fourth), dim=-1)  # type: ignore[no-untyped-call]
-    return words.flatten(1)[:, :num]
+    return torch.stack((first, second, third, fourth), dim=-1)
