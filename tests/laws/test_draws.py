@@ -27,14 +27,14 @@ def test_chunks_and_shards_are_slices_of_the_complete_draw(
     from torch import Tensor
 
     from fanin.datacenter.parallel.draws.sites import DrawShape, ModelDraws, Site
-    from fanin.datacenter.parallel.draws.step import StepDraws
+    from fanin.datacenter.parallel.draws.step import RankDraws
 
     dim, num = len(outer), 4
     shape = DrawShape(kind="uniform" if kind == "uniform" else "normal", shape=(*outer, merged, *inner), dim=dim)
     model = ModelDraws(sites={"drop": Site(names=("drop",), train=(shape,))})
 
     def drawn(first: int, size: int, rank: int, shares: int) -> Tensor:
-        draws = StepDraws(model, (rank, shares))
+        draws = RankDraws(model, (rank, shares))
         draws.begin(7, range(first, first + size), training=True)
         local = (*outer, size * (merged // shares if merged > 1 else 1), *inner)
         return draws.of("drop", torch.rand if kind == "uniform" else torch.randn)(local)

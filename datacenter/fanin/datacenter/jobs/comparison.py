@@ -36,7 +36,7 @@ from fanin.datacenter.families.known import FAMILIES
 from fanin.datacenter.parallel.batch import Batch
 from fanin.datacenter.parallel.build import apply_freeze
 from fanin.datacenter.parallel.draws.sites import LOSS
-from fanin.datacenter.parallel.draws.step import StepDraws
+from fanin.datacenter.parallel.draws.step import RankDraws
 from fanin.datacenter.parallel.engine import Engine
 from fanin.datacenter.parallel.gather import full_buffers, full_parameters
 from fanin.datacenter.parallel.layout import styles_remedy
@@ -92,7 +92,7 @@ class Comparison:
         self._indices = _indices(config, job)
         self._full_model: nn.Module | None = None
         self._gradients: dict[str, Tensor] = {}
-        self._draws = StepDraws(job.model.draws)
+        self._draws = RankDraws(job.model.draws)
         if rank == 0 and len(self._indices):
             # Any error: the module is the user's code, and a mesh may not need a copy of it.
             with suppress(Exception):

@@ -11,7 +11,6 @@ Modules, in reading order:
 - ``engine``: trains the model on this rank: ``step`` and ``evaluate``
 - ``batch``: a rank's part of a global batch
 - ``gather``: full parameters and gradients from the ranks' shards, and parameters back
-- ``replicas``: whether the ranks of tp still have equal parameters
 - ``layer_times``: measures the time of each layer on this machine
 - ``transformers_layout``: layouts for models of the ``transformers`` library
 - ``torch_messages``: torch's expected messages, silenced

@@ -29,7 +29,7 @@ from torch.optim import Optimizer
 
 from fanin.datacenter.parallel.checks import check_job
 from fanin.datacenter.parallel.draws.sites import LOSS, NO_DRAWS, ModelDraws
-from fanin.datacenter.parallel.draws.step import StepDraws
+from fanin.datacenter.parallel.draws.step import RankDraws
 from fanin.datacenter.parallel.layout import Layout, check_layout
 from fanin.datacenter.parallel.objective import TOKENS, Objective
 from fanin.datacenter.parallel.pipelines.stages import (
@@ -124,7 +124,7 @@ class RankModel:
     schedule: TorchSchedule | None
     tie: Tie | None
     table: dict[str, ParameterEntry]
-    draws: StepDraws
+    draws: RankDraws
 
     @property
     def axes(self) -> Axes:
@@ -138,7 +138,7 @@ class _Place:
 
     mesh: DeviceMesh | None
     device: torch.device
-    draws: StepDraws
+    draws: RankDraws
 
 
 def build(
@@ -175,7 +175,7 @@ def build(
     table, shared = parameter_table(model, parallel), shared_names(model.module)
     sharded = _sharded_objective(model, mesh if parallel.mesh.tp > 1 else None)
     objective, layout = sharded or model.objective, replace(layout, gathers_logits=sharded is None)
-    draws = StepDraws(model.draws, (0, 1) if mesh is None else (mesh.get_local_rank(TENSOR), parallel.mesh.tp))
+    draws = RankDraws(model.draws, (0, 1) if mesh is None else (mesh.get_local_rank(TENSOR), parallel.mesh.tp))
     objective = replace(objective, loss_sum=draws.of(LOSS, objective.loss_sum))
     stages = _stages(model, parallel, mesh)
     place = _Place(mesh=mesh, device=device, draws=draws)

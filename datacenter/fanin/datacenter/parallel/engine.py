@@ -31,7 +31,7 @@ from fanin.datacenter.parallel.gather import full_gradients, full_parameters, lo
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
 from fanin.datacenter.parallel.steps import gradients
 from fanin.datacenter.parallel.steps.noise import PartNorms, RateOf
-from fanin.datacenter.parallel.steps.passes import Passes, Scale
+from fanin.datacenter.parallel.steps.passes import LossFactors, Passes
 from fanin.datacenter.parallel.steps.scaling import LossScale
 from fanin.datacenter.parallel.torch_messages import silence_expected_messages
 from fanin.datacenter.parallel.transforms.data import reshard
@@ -223,8 +223,8 @@ class Engine:
         yield from full_gradients(self.rank_model)
         self._drop_gradients()
 
-    def _loss_scale(self, count: int) -> Scale:
-        return Scale(count=max(1, count), factor=1.0 if self._scale is None else self._scale.factor)
+    def _loss_scale(self, count: int) -> LossFactors:
+        return LossFactors(count=max(1, count), factor=1.0 if self._scale is None else self._scale.factor)
 
     @property
     def scale_state(self) -> dict[str, float]:

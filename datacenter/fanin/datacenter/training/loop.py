@@ -40,7 +40,7 @@ from fanin.datacenter.parallel.draws.step import evaluation_key, step_key
 from fanin.datacenter.parallel.engine import Engine
 from fanin.datacenter.parallel.objective import ScoredObjective
 from fanin.datacenter.parallel.pipelines.torch_stage import observe_stages
-from fanin.datacenter.parallel.replicas import check_replicas
+from fanin.datacenter.parallel.steps.replicas import check_replicas
 from fanin.datacenter.training.communication import apply_communication, average_copies, average_statistics
 from fanin.datacenter.training.decisions import agree
 from fanin.datacenter.training.rates import Noise, Rates, rates_of

@@ -73,7 +73,7 @@ def _attempt(module: nn.Module, objective: Objective, batch: Batch, *, fake: boo
         raise
     except RandomDraw as exc:
         raise UnsupportedModel(f"model: draws random numbers by {exc}; {exc.advice}") from exc
-    except Exception as exc:
+    except Exception as exc:  # the code of the module may raise anything
         raise _PassFailed(f"{type(exc).__name__}: {' '.join(str(exc).split())}") from exc
 
 

@@ -69,7 +69,7 @@ class Pass:
     counts: dict[str, int] = field(default_factory=lambda: defaultdict(int))
 
 
-class StepDraws:
+class RankDraws:
     """The draws of a model on one rank.
 
     Args:

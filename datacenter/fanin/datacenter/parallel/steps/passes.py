@@ -18,7 +18,7 @@ from fanin.datacenter.parallel.steps.noise import PartNorms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scale:
+class LossFactors:
     """The scale of the loss in a training pass.
 
     Attributes:
@@ -41,7 +41,7 @@ class Passes:
         self._model = model
         self._pipeline_shapes: dict[bool, torch.Size] = {}
 
-    def train(self, batch: Batch, scale: Scale, noise: PartNorms | None, draws: int) -> Tensor:
+    def train(self, batch: Batch, scale: LossFactors, noise: PartNorms | None, draws: int) -> Tensor:
         """Add the gradients of a batch to the parameters.
 
         Args:

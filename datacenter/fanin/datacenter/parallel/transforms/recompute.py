@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from fanin.datacenter.parallel.draws.step import StepDraws, not_compiled
+from fanin.datacenter.parallel.draws.step import RankDraws, not_compiled
 from fanin.datacenter.parallel.settings import Recompute
 
 KEPT: Final = frozenset(
@@ -44,7 +44,7 @@ def keep_expensive(
     return CheckpointPolicy.MUST_SAVE if is_kept else CheckpointPolicy.PREFER_RECOMPUTE
 
 
-def apply_recompute(layers: list[nn.Module], mode: Recompute, draws: StepDraws | None = None) -> None:
+def apply_recompute(layers: list[nn.Module], mode: Recompute, draws: RankDraws | None = None) -> None:
     """Make each layer recompute the activations that it does not keep. Parameter names do not change.
 
     Args:
