@@ -317,7 +317,7 @@ def test_a_trace_that_cannot_be_written_leaves_the_one_before(tmp_path: Path) ->
     before = (tmp_path / "c" / TRACE_FILE).read_bytes()
     # A folder at the path of the draft simulates a full disk.
     (tmp_path / "c" / f"{TRACE_FILE}.new").mkdir()
-    with pytest.raises(StorageFull, match=r"steps.jsonl.new: the trace could not be written .*; the last checkpoint"):
+    with pytest.raises(StorageFull, match=r"steps.jsonl.new: the trace could not be written .*; step-00000004 stays"):
         train_until_kill(config, split, 8)
     assert (tmp_path / "c" / TRACE_FILE).read_bytes() == before
     (tmp_path / "c" / f"{TRACE_FILE}.new").rmdir()

@@ -30,7 +30,7 @@ from fanin.protos.texts import counted
 
 if TYPE_CHECKING:
     from fanin.datacenter import Elastic, TrainConfig
-    from fanin.datacenter.files.jobfiles import Metrics
+    from fanin.datacenter.files.jobfiles import HeldOutEvaluation, Metrics
 
 SHOWN_EVERY_S: Final = 0.5
 TOGETHER_S: Final = 1.0
@@ -290,12 +290,16 @@ def _traffic_text(metrics: "Metrics") -> str:
     return f"bytes that a step of the first rank sends: {', '.join(parts)}\n"
 
 
+def _train_loss(evaluation: "HeldOutEvaluation") -> str:
+    return "all steps skipped" if evaluation.train_loss is None else f"loss {evaluation.train_loss:.4f}"
+
+
 def _text(metrics: "Metrics", config: "TrainConfig") -> str:
     from fanin.datacenter.ranks.devices import describe_device
 
     trained = metrics.trained
     lines = [
-        f"step {each.step}: loss {each.train_loss:.4f}, held out {each.validation_loss:.4f} "
+        f"step {each.step}: {_train_loss(each)}, held out {each.validation_loss:.4f} "
         f"(right: {each.validation_accuracy:.4f})\n"
         for each in trained.evaluated
     ]

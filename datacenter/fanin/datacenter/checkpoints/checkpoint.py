@@ -45,7 +45,14 @@ from fanin.datacenter.checkpoints.contents import (
     storage_error,
 )
 from fanin.datacenter.checkpoints.integrity import CheckpointScan, digests_of, faults_of, scan
-from fanin.datacenter.checkpoints.named_state import OPTIMIZER, copy_ties, misaligned, state_to_load, state_to_save
+from fanin.datacenter.checkpoints.named_state import (
+    OPTIMIZER,
+    copy_ties,
+    frozen_names,
+    misaligned,
+    state_to_load,
+    state_to_save,
+)
 from fanin.datacenter.checkpoints.progress import (
     Progress,
     checkpoint_steps,
@@ -213,7 +220,9 @@ class Checkpoints:
         resumes = any(name.startswith(f"{OPTIMIZER}.") for name in index)
         state = state_to_load(self._engine, index)
         mine: TensorShapes = {name: value.shape for name, value in state.items()}
-        check_shapes(path, index, {name: shape for each in self._ranks.gather(mine) for name, shape in each.items()})
+        expected = {name: shape for each in self._ranks.gather(mine) for name, shape in each.items()}
+        frozen = [name for each in self._ranks.gather(frozen_names(self._engine)) for name in each]
+        check_shapes(path, index, expected, frozen)
         if not resumes:
             for optimizer in self._engine.optimizers:
                 optimizer.state.clear()

@@ -5,6 +5,7 @@
 
 import pickle
 import shutil
+from collections.abc import Collection
 from pathlib import Path
 from typing import Final
 
@@ -14,7 +15,8 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.tensor import DTensor
 
-from fanin.datacenter.checkpoints.named_state import entries
+from fanin.datacenter.checkpoints.named_state import MODEL, OPTIMIZER, entries
+from fanin.datacenter.checkpoints.progress import describe_latest
 from fanin.datacenter.parallel.engine import Engine
 from fanin.edge.tensors import count_differences
 from fanin.protos.errors import Corrupted, Diverged, InvalidInput, StorageFull
@@ -38,7 +40,8 @@ def prepare_folder(path: Path) -> OSError | None:
 
 def storage_error(path: Path, failure: BaseException) -> StorageFull:
     """Return the error of a checkpoint that could not be written."""
-    error = StorageFull(f"{path}: the checkpoint could not be written ({failure_cause(failure)}); the last one stays")
+    remaining = describe_latest(path.parent)
+    error = StorageFull(f"{path}: the checkpoint could not be written ({failure_cause(failure)}); {remaining}")
     error.__cause__ = failure
     return error
 
@@ -62,8 +65,8 @@ def check_finite(path: Path, engine: Engine) -> Diverged | None:
     if broken is None:
         return None
     return Diverged(
-        f"{path}: got {broken} with values that are not finite, expected finite ones; nothing is saved, and the last "
-        "checkpoint stays; resume from it with a lower learning rate or a clip_norm"
+        f"{path}: got {broken} with values that are not finite, expected finite ones; nothing is saved, and "
+        f"{describe_latest(path.parent)}; run the job again with a lower learning rate or a clip_norm"
     )
 
 
@@ -79,19 +82,43 @@ def read_index(path: Path) -> TensorShapes:
     }
 
 
-def check_shapes(path: Path, stored: TensorShapes, expected: TensorShapes) -> None:
-    """Raise InvalidInput unless a checkpoint has exactly the expected tensors.
+def check_shapes(path: Path, stored: TensorShapes, expected: TensorShapes, frozen: Collection[str]) -> None:
+    """Raise InvalidInput unless a checkpoint has exactly the expected tensors. The error names the key that changed.
 
     DCP ignores additional tensors, and reports missing ones only on the ranks that need them.
+
+    Args:
+        path: The checkpoint.
+        stored: Its tensors.
+        expected: The tensors of the job.
+        frozen: The names of the parameters that the job does not train.
     """
     missing, unknown = set(expected) - set(stored), set(stored) - set(expected)
     wrong = {name for name in set(stored) & set(expected) if stored[name] != expected[name]}
-    if missing or unknown or wrong:
-        raise InvalidInput(
-            f"{path}: got {counted(len(stored), 'tensor')}: {count_differences(unknown, wrong, missing)}, such as "
-            f"{min([*missing, *unknown, *wrong])}; expected a checkpoint of the same model and optimizer; name another "
-            "folder in [checkpoints], or correct the model"
+    differing = missing | unknown | wrong
+    if not differing:
+        return
+    new_start = "start a new job from its weights ([model] initial)"
+    trained = {name.rpartition(".")[0].removeprefix(f"{OPTIMIZER}.") for name in differing}
+    if any(name.startswith(f"{MODEL}.") for name in differing):
+        text = (
+            f"got {counted(len(stored), 'tensor')}: {count_differences(unknown, wrong, missing)}, such as "
+            f"{min(differing)}; expected a checkpoint of the same model; name another folder in [checkpoints], or "
+            "correct the model"
         )
+    elif trained <= set(frozen):
+        text = (
+            f"[training] freeze: got patterns that exclude {counted(len(trained), 'parameter')}, such as "
+            f"{min(trained)}, which the job of this checkpoint trained; expected its patterns; remove them, or "
+            f"{new_start}"
+        )
+    else:
+        keys = sorted({name.rpartition(".")[2] for name in unknown} or {"none"})
+        text = (
+            f"[training] optimizer, momentum: got settings of another optimizer state than that of {min(trained)} "
+            f"({', '.join(keys)}), expected those of the job of this checkpoint; restore them, or {new_start}"
+        )
+    raise InvalidInput(f"{path}: {text}")
 
 
 def failure_cause(error: BaseException) -> str:

@@ -52,6 +52,13 @@ def state_to_load(engine: Engine, stored: Collection[str]) -> dict[str, Tensor]:
     return {name: value for name, value in state.items() if resumes or not name.startswith(f"{OPTIMIZER}.")}
 
 
+def frozen_names(engine: Engine) -> list[str]:
+    """Return the names of the parameters of this rank that do not train."""
+    return [
+        name for part in engine.parts.values() for name, value in part.named_parameters() if not value.requires_grad
+    ]
+
+
 def copy_ties(engine: Engine) -> None:
     """Copy the original of a tied weight to its copy, if this rank has both."""
     tie = engine.rank_model.tie

@@ -94,6 +94,16 @@ def latest(folder: Path) -> Progress | None:
     return progress
 
 
+def describe_latest(folder: Path) -> str:
+    """Return, for an error, which checkpoint in a folder remains: the newest complete one, or none."""
+    try:
+        progress = latest(folder)
+    except Corrupted:
+        # The ranks look for an older one, and report the fault, when the job resumes.
+        return f"{MARKER} in {folder} names no complete one"
+    return f"{folder} has no earlier one" if progress is None else f"{folder_name(progress.step)} stays"
+
+
 def read_progress(checkpoint: Path) -> Progress | None:
     """Return the progress of one checkpoint; None if it is incomplete. Raises Corrupted."""
     row = _progress_row(checkpoint)

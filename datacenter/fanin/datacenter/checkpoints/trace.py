@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
+from fanin.datacenter.checkpoints.progress import describe_latest
 from fanin.datacenter.config.records import record_of
 from fanin.datacenter.files.jobfiles import HeldOutEvaluation, TrainingHistory
 from fanin.protos.errors import InvalidInput, StorageFull
@@ -46,7 +47,9 @@ class TraceWriter:
                 os.fsync(file.fileno())
             path.replace(self._path)
         except OSError as exc:
-            raise StorageFull(f"{path}: the trace could not be written ({exc}); the last checkpoint stays") from exc
+            raise StorageFull(
+                f"{path}: the trace could not be written ({exc}); {describe_latest(path.parent)}"
+            ) from exc
         self._num_losses, self._num_evaluations = len(history.losses), len(history.evaluated)
 
 
@@ -55,7 +58,7 @@ class EarlierHistory:
     """The history before the step that a job resumes from.
 
     Attributes:
-        losses: One loss a step, also if the trace is lost; None if it was not finite or is unknown.
+        losses: One loss a step, also if the trace is lost; None if the step was skipped or it is unknown.
         evaluations: The evaluations; empty if the trace is lost.
         fault: Reason why the trace is lost; empty if it is complete.
     """

@@ -18,8 +18,10 @@ from torch import Tensor
 from fanin.datacenter.families.family import FamilyModel
 from fanin.datacenter.parallel.batch import Batch
 from fanin.datacenter.parallel.build import TrainableModel
+from fanin.datacenter.parallel.draws.recording import find_draws
 from fanin.datacenter.parallel.engine import build_engine
 from fanin.datacenter.parallel.layout import styles_remedy
+from fanin.datacenter.parallel.objective import TOKENS
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
 from fanin.datacenter.ranks.devices import BACKENDS, build_mesh
 from fanin.datacenter.ranks.mesh import MeshShape
@@ -109,7 +111,8 @@ def _step(model: FamilyModel, inputs: Tensor, parallel: ParallelSettings | None)
     training = TrainingSettings(batch_size=len(inputs), learning_rate=RATE, optimizer="sgd", momentum=0.0)
     mesh = None if parallel is None else build_mesh(parallel.mesh, NUM_RANKS, "cpu")
     settings = parallel or ParallelSettings(precision="double")
-    trainable = TrainableModel(module=model.build(3), layout=model.layout)
+    module, batch = model.build(3), Batch(inputs=inputs, targets=inputs)
+    trainable = TrainableModel(module=module, layout=model.layout, draws=find_draws(module, TOKENS, batch))
     engine = build_engine(trainable, settings, training, mesh, torch.device("cpu"))
-    engine.step(Batch(inputs=inputs, targets=inputs))
+    engine.step(batch)
     return engine.full_parameters()

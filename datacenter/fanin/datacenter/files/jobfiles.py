@@ -60,14 +60,15 @@ class HeldOutEvaluation:
     Attributes:
         step: Steps completed.
         epoch: Current epoch, from 0.
-        train_loss: Mean training loss since the last evaluation; each step's loss is computed before the step.
+        train_loss: Mean training loss of the steps since the last evaluation that were not skipped; each step's loss is
+            computed before the step. None without such a step.
         validation_loss: Mean loss on the held-out samples.
         validation_accuracy: Share of correct labels or tokens; 0 if the targets are floating-point values.
     """
 
     step: int
     epoch: int
-    train_loss: float
+    train_loss: float | None
     validation_loss: float
     validation_accuracy: float
 
@@ -77,7 +78,7 @@ class TrainingHistory:
     """The history of a training.
 
     Attributes:
-        losses: Loss before each step; None if it is not finite, or if the trace of an earlier job is lost.
+        losses: Loss before each step; None if the step was skipped, or if the trace of an earlier job is lost.
         evaluated: All evaluations, except those of a trace that is lost.
         best: Number of the evaluation with the lowest loss, from 1; 0 if ``evaluated`` does not have it.
         flat: Whether training stopped because the validation loss no longer improved.

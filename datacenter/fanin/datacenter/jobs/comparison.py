@@ -5,15 +5,17 @@ example, a pipeline may skip a function of the forward, or a split may give a he
 Therefore the first rank evaluates the complete module on a batch, and the mesh evaluates the same batch. The losses
 must be equal.
 
-With ``tp`` the gradients of this loss must be equal too. A parameter that is not split, but is used between a column
+A model that draws random numbers is compared in training mode, too: it must draw the same ones on the mesh, as in the
+first step of the training.
+
+With ``tp`` the gradients of these losses must be equal too. A parameter that is not split, but is used between a column
 and a row layer, leaves the loss correct. Each rank then has a part of its gradient, and no collective adds the parts.
 
 Apps and families of other packages are compared on a mesh with ``pp`` or ``tp``. fanin's own families are not, because
 tests compare them with one process. A resumed job is compared, too, because its checkpoint may come from another mesh.
 
-A module that draws random numbers in evaluation is not compared, because a mesh draws others. A family's model is not
-compared if one sample needs more than ``MAX_PRODUCTS``. A gradient is not compared if it, or the difference, is far
-smaller than the gradients of all parameters together. Rounding changes it as much.
+A family's model is not compared if one sample needs more than ``MAX_PRODUCTS``. A gradient is not compared if it, or
+the difference, is far smaller than the gradients of all parameters together. Rounding changes it as much.
 """
 
 import copy
@@ -21,6 +23,7 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -32,6 +35,8 @@ from fanin.datacenter.data.samples import batch_share
 from fanin.datacenter.families.known import FAMILIES
 from fanin.datacenter.parallel.batch import Batch
 from fanin.datacenter.parallel.build import apply_freeze
+from fanin.datacenter.parallel.draws.sites import LOSS
+from fanin.datacenter.parallel.draws.step import RankDraws
 from fanin.datacenter.parallel.engine import Engine
 from fanin.datacenter.parallel.gather import full_buffers, full_parameters
 from fanin.datacenter.parallel.layout import styles_remedy
@@ -87,10 +92,12 @@ class Comparison:
         self._indices = _indices(config, job)
         self._full_model: nn.Module | None = None
         self._gradients: dict[str, Tensor] = {}
+        self._draws = RankDraws(job.model.draws)
         if rank == 0 and len(self._indices):
             # Any error: the module is the user's code, and a mesh may not need a copy of it.
             with suppress(Exception):
                 self._full_model = copy.deepcopy(job.model.module)
+                self._draws.wrap(self._full_model)
 
     def check(self, engine: Engine) -> None:
         """Check that the mesh computes the loss and the gradients of the complete module. A collective.
@@ -104,12 +111,11 @@ class Comparison:
         if not len(self._indices):
             return
         self._load_full_model(engine)
-        expected = on_first_rank(lambda _: self._full_model_loss())
+        for training in (False, True) if self._job.model.draws.sites else (False,):
+            expected = on_first_rank(partial(self._full_model_loss, training=training))
+            if expected is not None:
+                self._check(expected, engine, training=training)
         self._full_model = None
-        if expected is not None:
-            self._check_loss(expected, engine)
-            if on_first_rank(lambda _: bool(self._gradients)):
-                self._check_gradients(engine)
 
     @torch.no_grad()
     def _load_full_model(self, engine: Engine) -> None:
@@ -123,31 +129,46 @@ class Comparison:
             if self._full_model is not None:
                 self._full_model.get_buffer(name).copy_(value)
 
-    def _full_model_loss(self) -> float | None:
-        """Return the mean loss of the complete module on the samples, in evaluation mode, and keep its gradients.
+    def _full_model_loss(self, _: object, *, training: bool) -> float | None:
+        """Return the mean loss of the complete module on the samples, and keep its gradients.
 
-        None if there is nothing to compare: the module draws random numbers, its loss is not finite, it cannot be
-        copied, or it raises. The training names such an error with its line.
+        None if there is nothing to compare: the module draws unknown random numbers, its loss is not finite, it cannot
+        be copied, or it raises. The training names such an error with its line.
+
+        Args:
+            training: whether the module is in training mode. It then computes the chunks of the mesh one by one,
+                because a norm may depend on the other samples of a chunk.
         """
         if self._full_model is None:
             return None
-        objective = self._job.model.objective
-        batch = batch_share(self._job.data.held_out, self._indices, (0, 1), 1)
-        self._full_model.eval()
-        loss = math.nan
+        self._full_model.train(training)
+        self._full_model.zero_grad()
+        mean = torch.tensor(math.nan)
         with torch.random.fork_rng(devices=[]):
             before = torch.get_rng_state()
             # Any error: the module is the user's code.
             with suppress(Exception), torch.set_grad_enabled(self._config.parallel.mesh.tp > 1):
-                outputs = self._full_model(batch.inputs)
-                mean = objective.loss_sum(outputs, batch.targets) / max(1, int(objective.count(batch.targets)))
-                loss = float(mean)
+                mean = self._full_pass(self._full_model, training=training)
                 self._keep_gradients(self._full_model, mean)
-            draws = not torch.equal(before, torch.get_rng_state())
-        return None if draws or not math.isfinite(loss) else loss
+            unknown = not torch.equal(before, torch.get_rng_state())
+        loss = float(mean)
+        return None if unknown or not math.isfinite(loss) else loss
+
+    def _full_pass(self, full_model: nn.Module, *, training: bool) -> Tensor:
+        """Return the mean loss of the complete module."""
+        objective, size = self._job.model.objective, self._config.training.batch_size
+        batch = batch_share(self._job.data.held_out, self._indices, (0, 1), self._multiple(size))
+        loss_sum = self._draws.of(LOSS, objective.loss_sum)
+        total = torch.zeros((), dtype=torch.float64)
+        for index, chunk in enumerate(batch.chunks(self._num_chunks if training else 1)):
+            num = len(chunk.inputs)
+            self._draws.begin(0, range(index * num, (index + 1) * num), training=training)
+            total = total + loss_sum(full_model(chunk.inputs), chunk.targets)
+        return total / max(1, int(objective.count(batch.targets)))
 
     def _keep_gradients(self, full_model: nn.Module, loss: Tensor) -> None:
         """Keep the gradients of a loss by the parameter's name; none if they are not needed or not finite."""
+        self._gradients = {}
         if loss.requires_grad:
             apply_freeze(full_model, self._config.training.freeze)
             torch.autograd.backward(loss)
@@ -156,26 +177,36 @@ class Comparison:
             finite = all(bool(each.isfinite().all()) for each in gradients.values())
             self._gradients = gradients if finite else {}
 
-    def _check_loss(self, expected: float, engine: Engine) -> None:
-        parallel = self._config.parallel
-        with _forward_errors(parallel):
-            loss_sum, count = engine.evaluate(self._batch(engine, self._config.evaluation_size))
+    def _check(self, expected: float, engine: Engine, *, training: bool) -> None:
+        """Compare the loss, and the gradients if the first rank has some. A collective."""
+        has_gradients = on_first_rank(lambda _: bool(self._gradients))
+        with _forward_errors(self._config.parallel):
+            if not training:
+                self._check_loss(expected, self._evaluated(engine), engine, training=False)
+            if training or has_gradients:
+                batch = self._batch(engine, self._config.training.batch_size)
+                loss, gradients = engine.gradients(batch, training=training)
+                differing = self._differing(gradients, engine)
+                if training:
+                    self._check_loss(expected, loss, engine, training=True)
+                on_first_rank(lambda _: self._refuse(differing))
+
+    def _evaluated(self, engine: Engine) -> float:
+        loss_sum, count = engine.evaluate(self._batch(engine, self._config.evaluation_size))
         # The score of this evaluation is not one of the training's.
         self._job.scored.take()
-        loss, tolerance = loss_sum / max(1, count), _tolerance(engine).loss
+        return loss_sum / max(1, count)
+
+    def _check_loss(self, expected: float, loss: float, engine: Engine, *, training: bool) -> None:
+        parallel, tolerance = self._config.parallel, _tolerance(engine).loss
         if not math.isclose(loss, expected, rel_tol=tolerance, abs_tol=tolerance):
+            mode = " in training mode, with its random numbers," if training else ""
             raise InvalidInput(
-                f"model: layout: for the same {len(self._indices)} samples got the loss {loss:.7g} on mesh "
+                f"model: layout: for the same {len(self._indices)} samples{mode} got the loss {loss:.7g} on mesh "
                 f"{parallel.mesh} and {expected:.7g} in one process, expected the same; {_remedy(parallel)}"
             )
 
-    def _check_gradients(self, engine: Engine) -> None:
-        parallel = self._config.parallel
-        with _forward_errors(parallel):
-            differing = self._differing(engine)
-        on_first_rank(lambda _: self._refuse(differing))
-
-    def _differing(self, engine: Engine) -> dict[str, float]:
+    def _differing(self, gradients: Iterator[tuple[str, Tensor]], engine: Engine) -> dict[str, float]:
         """Return the relative difference of each gradient that rounding does not explain, on the first rank.
 
         Empty if a gradient of the mesh is not finite. The training reports it.
@@ -183,7 +214,7 @@ class Comparison:
         tolerance, finite, differing = _tolerance(engine), True, {}
         squares = (float(value.double().square().sum()) for value in self._gradients.values())
         total = math.sqrt(sum(squares))
-        for name, value in engine.gradients(self._batch(engine, self._config.training.batch_size)):
+        for name, value in gradients:
             expected = self._gradients.pop(name, None)
             if expected is None:
                 continue
@@ -216,9 +247,16 @@ class Comparison:
 
     def _batch(self, engine: Engine, size: int) -> Batch:
         """Return this rank's share of the samples. A pipeline pads them to ``size``, the shape of its batches."""
+        return batch_share(self._job.data.held_out, self._indices, engine.share, self._multiple(size))
+
+    def _multiple(self, size: int) -> int:
+        """Return the number of which the samples are padded to a multiple."""
+        return size if self._config.parallel.pipelined else self._num_chunks
+
+    @property
+    def _num_chunks(self) -> int:
         parallel = self._config.parallel
-        pieces = parallel.mesh.batch_multiple(self._config.training.accumulate, parallel.microbatches)
-        return batch_share(self._job.data.held_out, self._indices, engine.share, size if parallel.pipelined else pieces)
+        return parallel.mesh.batch_multiple(self._config.training.accumulate, parallel.microbatches)
 
 
 @contextmanager

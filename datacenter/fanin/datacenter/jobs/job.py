@@ -19,9 +19,11 @@ import time
 import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -30,6 +32,7 @@ from fanin.datacenter.checkpoints.resumable import JobCheckpoints
 from fanin.datacenter.checkpoints.weights import export_weights
 from fanin.datacenter.config.communication import check_checkpointable
 from fanin.datacenter.config.train_config import TrainConfig, check_config, fit_config
+from fanin.datacenter.data.samples import batch_share
 from fanin.datacenter.files.jobfiles import (
     MACHINES,
     SEED_FILE,
@@ -49,6 +52,8 @@ from fanin.datacenter.jobs.monitor import RankMonitor, predicted_traffic
 from fanin.datacenter.models.pretrained_folder import CONFIG
 from fanin.datacenter.observers.loading import RankPlace, guest_of, load_observers
 from fanin.datacenter.observers.observer import Failure, Guest, Observers
+from fanin.datacenter.parallel.draws.recording import NUM_EXAMPLES, find_draws
+from fanin.datacenter.parallel.draws.sites import ModelDraws
 from fanin.datacenter.parallel.engine import Engine, build_engine
 from fanin.datacenter.parallel.gather import full_buffers
 from fanin.datacenter.parallel.pipelines.stages import stage_times
@@ -61,6 +66,7 @@ from fanin.datacenter.ranks.elastic import (
     is_lost_connection,
     process_group,
 )
+from fanin.datacenter.ranks.first import on_first_rank
 from fanin.datacenter.training.decisions import agree
 from fanin.datacenter.training.loop import TrainingLoop
 from fanin.datacenter.training.model import JobModel, build_job_model
@@ -303,11 +309,20 @@ def _build_engine(config: TrainConfig, job: JobModel, place: RankPlace) -> tuple
         sys.stdout.write(f"{counted(num_ranks, 'rank')} of mesh {config.parallel.mesh}, on {describe_device(kind)}\n")
         sys.stdout.flush()
     config = balance_pipeline(config, job, device)
+    job = replace(job, model=replace(job.model, draws=_find_draws(job)))
     initial = initial_values(config, job, num_ranks, place.folder)
     comparison = Comparison(config, job, rank)
     engine = build_engine(job.model, config.parallel, config.training, mesh, device)
     initial.load(engine)
     return config, engine, comparison
+
+
+def _find_draws(job: JobModel) -> ModelDraws:
+    """Return the random numbers that the model draws in training. A collective."""
+    samples = job.data.train.of_epoch(0)
+    indices = np.arange(min(len(samples), NUM_EXAMPLES[-1]))
+    objective = job.model.objective
+    return on_first_rank(lambda _: find_draws(job.model.module, objective, batch_share(samples, indices, (0, 1), 1)))
 
 
 def _write_weights(config: TrainConfig, job: JobModel, engine: Engine, rank: int) -> None:

@@ -78,7 +78,7 @@ def _steps(first: int, *, loss: float | None) -> Iterator[Event]:
             yield EvaluationEnded(
                 num_steps=num_steps,
                 epoch=0,
-                train_loss=loss or 0.0,
+                train_loss=loss,
                 validation_loss=1.0,
                 validation_accuracy=0.5,
                 best=num_steps == 2,

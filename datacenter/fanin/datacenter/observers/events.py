@@ -68,7 +68,7 @@ class StepEnded:
 
     Attributes:
         step: Number of the step, from 0.
-        loss: Loss of the global batch before the step; None if it is not finite.
+        loss: Loss of the global batch before the step; None if the step was skipped.
         rate: Learning rate.
         norm: Norm of the gradient; None if it is not finite.
         units: Tokens or samples of the global batch, without padding.
@@ -99,7 +99,7 @@ class EvaluationEnded:
     Attributes:
         num_steps: Steps completed.
         epoch: Current epoch, from 0.
-        train_loss: Mean training loss since the last evaluation.
+        train_loss: Mean training loss of the steps since the last evaluation that were not skipped; None without one.
         validation_loss: Mean loss on the held-out samples.
         validation_accuracy: Share of correct labels or tokens; 0 if the targets are floating-point values.
         best: Whether this is the lowest validation loss so far.
@@ -107,7 +107,7 @@ class EvaluationEnded:
 
     num_steps: int
     epoch: int
-    train_loss: float
+    train_loss: float | None
     validation_loss: float
     validation_accuracy: float
     best: bool

@@ -2,18 +2,19 @@
 
 1. freeze           before anything reads which parameters train
 2. split            cuts a pipeline's stages by module names
-3. tensor parallel  turns every parameter into a DTensor
-4. tie              shares the weights again that step 3 separated
-5. recompute        inside the hooks of the following steps, so that these run once
-6. compile          one layer each, its recomputation included
-7. data parallel    over the parameters as steps 3 and 4 left them
-8. optimizer        over the parameters as step 7 left them
-9. schedule         around all of it
+3. draws            inside of the modules that draw random numbers, so that all of the following steps repeat them
+4. tensor parallel  turns every parameter into a DTensor
+5. tie              shares the weights again that step 4 separated
+6. recompute        inside the hooks of the following steps, so that these run once
+7. compile          one layer each, its recomputation included
+8. data parallel    over the parameters as steps 4 and 5 left them
+9. optimizer        over the parameters as step 8 left them
+10. schedule        around all of it
 
 A model in ``double`` precision is converted to float64 before the first step.
 
 Parameters may be on the meta device. They are then allocated as late as possible: before DistributedDataParallel in
-step 7, or after FSDP2 has split them. Their values are uninitialized, so load them before the first step.
+step 8, or after FSDP2 has split them. Their values are uninitialized, so load them before the first step.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -27,9 +28,18 @@ from torch.distributed.pipelining.schedules import PipelineScheduleMulti, Pipeli
 from torch.optim import Optimizer
 
 from fanin.datacenter.parallel.checks import check_job
+from fanin.datacenter.parallel.draws.sites import LOSS, NO_DRAWS, ModelDraws
+from fanin.datacenter.parallel.draws.step import RankDraws
 from fanin.datacenter.parallel.layout import Layout, check_layout
 from fanin.datacenter.parallel.objective import TOKENS, Objective
-from fanin.datacenter.parallel.pipelines.stages import Skip, StageModule, clone_view_output, split, stage_of_parameters
+from fanin.datacenter.parallel.pipelines.stages import (
+    Skip,
+    StageModule,
+    check_draws,
+    clone_view_output,
+    split,
+    stage_of_parameters,
+)
 from fanin.datacenter.parallel.pipelines.torch_stage import ObservedStage, check_torch
 from fanin.datacenter.parallel.settings import ParallelSettings, Precision, TrainingSettings
 from fanin.datacenter.parallel.steps.optimizer import build_optimizer
@@ -59,11 +69,19 @@ class TrainableModel:
     """A model to train: a module, the layout of its names and its objective.
 
     The module has all of its parameters, identical on every rank, or none: they are on the meta device.
+
+    Attributes:
+        module: the module.
+        layout: the names of its modules.
+        objective: the loss and its count.
+        draws: the random numbers that the module and the loss draw, from ``find_draws``. A model whose draws are not
+            listed here cannot be trained.
     """
 
     module: nn.Module
     layout: Layout
     objective: Objective = TOKENS
+    draws: ModelDraws = NO_DRAWS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +110,7 @@ class RankModel:
         schedule: torch's pipeline schedule; None without a pipeline.
         tie: this rank's ends of a tied weight; None without a pipeline or without a tied weight.
         table: the parameters of the complete model by name, in the order of the model.
+        draws: the random numbers of this rank.
     """
 
     objective: Objective
@@ -105,11 +124,21 @@ class RankModel:
     schedule: TorchSchedule | None
     tie: Tie | None
     table: dict[str, ParameterEntry]
+    draws: RankDraws
 
     @property
     def axes(self) -> Axes:
         """The groups that sums run over, and this rank's part of a batch."""
         return Axes(shape=self.parallel.mesh, mesh=self.mesh)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Place:
+    """Where a stage is put: the ranks, this rank's device and its random numbers."""
+
+    mesh: DeviceMesh | None
+    device: torch.device
+    draws: RankDraws
 
 
 def build(
@@ -119,7 +148,7 @@ def build(
     mesh: DeviceMesh | None,
     device: torch.device,
 ) -> RankModel:
-    """Put a model on this rank, in the nine steps listed above.
+    """Put a model on this rank, in the ten steps listed above.
 
     The parameters of ``model.module`` move into the parts of the result, so do not use the module afterwards. A module
     that was cut into stages is on the meta device.
@@ -146,15 +175,18 @@ def build(
     table, shared = parameter_table(model, parallel), shared_names(model.module)
     sharded = _sharded_objective(model, mesh if parallel.mesh.tp > 1 else None)
     objective, layout = sharded or model.objective, replace(layout, gathers_logits=sharded is None)
+    draws = RankDraws(model.draws, (0, 1) if mesh is None else (mesh.get_local_rank(TENSOR), parallel.mesh.tp))
+    objective = replace(objective, loss_sum=draws.of(LOSS, objective.loss_sum))
     stages = _stages(model, parallel, mesh)
-    runners = {stage.index: _apply_to_stage(stage, layout, parallel, mesh, device) for stage in stages}
+    place = _Place(mesh=mesh, device=device, draws=draws)
+    runners = {stage.index: _apply_to_stage(stage, layout, parallel, place) for stage in stages}
     parts = {stage.index: stage.part for stage in stages}
     for part in parts.values():
         check_still_shared(part, shared)
     optimizers = [build_optimizer(part, training) for part in parts.values()]
     schedule, tie = None, None
     if parallel.pipelined and mesh is not None:
-        schedule = build_schedule(runners, objective, parallel, mesh, device)
+        schedule = build_schedule(runners, objective, parallel, place)
         tie = None if layout.tied is None else build_tie(parts, layout.tied, parallel.pipeline(), mesh)
     return RankModel(
         objective=objective,
@@ -168,6 +200,7 @@ def build(
         schedule=schedule,
         tie=tie,
         table=table,
+        draws=draws,
     )
 
 
@@ -175,12 +208,13 @@ def parameter_table(model: TrainableModel, parallel: ParallelSettings) -> dict[s
     """Return the entry of every parameter of a model, in the model's order, before the model is spread.
 
     Raises:
-        InvalidInput: the layout does not cover a parameter, so a pipeline would lose it.
+        InvalidInput: the layout does not cover a parameter, so a pipeline would lose it, or a module that draws.
         UnsupportedModel: the mesh would separate shared parameters.
     """
     num_stages = parallel.pipeline().num_stages if parallel.pipelined else 1
     stage_of = stage_of_parameters(model.module, model.layout, num_stages, parallel.times, every_name=True)
     check_shared(model.module, model.layout, parallel.mesh, stage_of)
+    check_draws(model.draws, model.layout, num_stages, parallel.times)
     others = other_names(model.module)
     return {
         name: ParameterEntry(stage=stage_of[name], shape=value.shape, dtype=value.dtype, others=others.get(name, ()))
@@ -232,11 +266,10 @@ def _stages(model: TrainableModel, parallel: ParallelSettings, mesh: DeviceMesh 
     return stages
 
 
-def _apply_to_stage(
-    stage: StageModule, layout: Layout, parallel: ParallelSettings, mesh: DeviceMesh | None, device: torch.device
-) -> nn.Module:
-    """Apply steps 3 to 7 to one stage. Return the module that a training step calls."""
-    part = stage.part
+def _apply_to_stage(stage: StageModule, layout: Layout, parallel: ParallelSettings, place: _Place) -> nn.Module:
+    """Apply steps 3 to 8 to one stage. Return the module that a training step calls."""
+    part, mesh, device = stage.part, place.mesh, place.device
+    place.draws.wrap(part)
     if mesh is not None and parallel.mesh.tp > 1:
         apply_tensor_parallel(part, layout, mesh[TENSOR], sequence=parallel.sequence_parallel)
     if mesh is None or not parallel.sharded:
@@ -246,7 +279,7 @@ def _apply_to_stage(
     if layout.tied is not None:
         retie(part, layout.tied)
     layers = list(dict.fromkeys(layers_of(part.get_submodule(layout.layers))))
-    apply_recompute(layers, parallel.recompute)
+    apply_recompute(layers, parallel.recompute, place.draws)
     if parallel.compile:
         for name in layout.inputs:
             part.get_submodule(name).register_forward_hook(wait_for_output)
@@ -293,28 +326,29 @@ def build_schedule(
     runners: dict[int, nn.Module],
     objective: Objective,
     parallel: ParallelSettings,
-    mesh: DeviceMesh,
-    device: torch.device,
+    place: _Place,
 ) -> TorchSchedule:
-    """Build the schedule that runs this rank's stages (step 9).
+    """Build the schedule that runs this rank's stages (step 10).
 
     Args:
         runners: the rank's modules by the index of their stage.
         objective: the loss that the last stage computes.
         parallel: the schedule and its sizes.
-        mesh: the ranks.
-        device: the device of this rank.
+        place: the ranks, the device and the random numbers of this rank.
     """
     check_torch()
+    assert place.mesh is not None, "a pipeline has ranks"
     pipeline = parallel.pipeline()
     if pipeline.rules.splits_backward:
         for index, runner in runners.items():
             if index < pipeline.num_stages - 1:
                 runner.register_forward_hook(clone_view_output)
     stages = [
-        ObservedStage(runner, index, pipeline.num_stages, device, group=mesh.get_group(PIPELINE))
+        ObservedStage(runner, index, pipeline.num_stages, place.device, group=place.mesh.get_group(PIPELINE))
         for index, runner in runners.items()
     ]
+    for stage in stages:
+        stage.before = place.draws.select
     schedule_class = get_schedule_class(pipeline.rules.torch_name)
     own_stages = stages[0] if pipeline.rules.single_stage else stages
     # The loss is divided already. With scale_grads torch would divide it again by the number of microbatches.

@@ -31,7 +31,7 @@ from fanin.datacenter.parallel.gather import full_gradients, full_parameters, lo
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
 from fanin.datacenter.parallel.steps import gradients
 from fanin.datacenter.parallel.steps.noise import PartNorms, RateOf
-from fanin.datacenter.parallel.steps.passes import Passes
+from fanin.datacenter.parallel.steps.passes import LossFactors, Passes
 from fanin.datacenter.parallel.steps.scaling import LossScale
 from fanin.datacenter.parallel.torch_messages import silence_expected_messages
 from fanin.datacenter.parallel.transforms.data import reshard
@@ -129,7 +129,7 @@ class Engine:
         """(index, count): the part of each global batch that this rank trains on, and the number of parts."""
         return self.axes.share
 
-    def step(self, batch: Batch, count: int | None = None) -> StepResult:
+    def step(self, batch: Batch, count: int | None = None, draws: int = 0) -> StepResult:
         """Run one optimizer step.
 
         If the loss or a gradient is not finite on some rank, no rank changes its parameters or running statistics.
@@ -137,10 +137,12 @@ class Engine:
         Args:
             batch: this rank's part of the global batch.
             count: count of the global batch, if the caller knows it. Otherwise it is summed over the ranks.
+            draws: key of the random numbers of this step (``step_key``). Steps with one key draw the same numbers.
 
         Raises:
             InvalidInput: the ranks of tp cannot split the sequences of the batch evenly.
-            UnsupportedModel: the loss did not use a parameter of a model that dp_replicate copies.
+            UnsupportedModel: the loss did not use a parameter of a model that dp_replicate copies, or the model draws
+                random numbers that ``TrainableModel.draws`` does not list.
             ValueError: the inputs of a pipeline have another shape than in the first step.
         """
         batch = self._on_device(batch)
@@ -148,8 +150,8 @@ class Engine:
         self._set_mode(training=True)
         self._drop_gradients()
         old_statistics = [value.clone() for value in self._statistics]
-        factor = 1.0 if self._scale is None else self._scale.factor
-        share = self._passes.train(batch, max(1, total), factor, self._noise)
+        with self.rank_model.draws.only(self.rank_model.device):
+            share = self._passes.train(batch, self._loss_scale(total), self._noise, draws)
         if self._noise is not None:
             self.set_learning_rate(self._noise.rate())
         norm = self._complete_gradients()
@@ -165,20 +167,25 @@ class Engine:
         return StepResult(loss=loss, norm=norm, count=total, skipped=not finite, overflowed=overflowed)
 
     @torch.no_grad()
-    def evaluate(self, batch: Batch) -> tuple[float, int]:
+    def evaluate(self, batch: Batch, draws: int = 0) -> tuple[float, int]:
         """Evaluate the parts of all ranks together, without training.
 
         The objective's observer receives the scores of this rank's outputs.
 
         Args:
             batch: this rank's part of the samples.
+            draws: key of the random numbers, for a model that draws in evaluation (``evaluation_key``).
 
         Returns:
             (sum of the losses, their count), over all ranks.
+
+        Raises:
+            UnsupportedModel: the model draws random numbers that ``TrainableModel.draws`` does not list.
         """
         batch = self._on_device(batch)
         self._set_mode(training=False)
-        loss, scores = self._passes.evaluate(batch)
+        with self.rank_model.draws.only(self.rank_model.device):
+            loss, scores = self._passes.evaluate(batch, draws)
         for part in self.parts.values():
             reshard(part)
         observer = self.rank_model.objective.observer
@@ -187,23 +194,37 @@ class Engine:
                 observer.add(score)
         return float(self._sum_over_ranks(loss, pipeline=True)), self._total_count(batch.targets)
 
-    def gradients(self, batch: Batch) -> Iterator[tuple[str, Tensor]]:
-        """Compute the gradients of the mean loss in evaluation mode, and yield each full gradient with its name.
+    def gradients(self, batch: Batch, *, training: bool = False) -> tuple[float, Iterator[tuple[str, Tensor]]]:
+        """Compute the gradients of the mean loss. Nothing is trained, and running statistics keep their values.
 
-        A collective: all ranks must iterate to the end together. Nothing is trained. A parameter without a gradient
-        yields zeros.
+        A collective: all ranks must iterate to the end together.
 
         Args:
             batch: this rank's part of the samples. A pipeline needs the shape of the training's batches.
+            training: whether the model is in training mode. It draws the random numbers of the key 0.
+
+        Returns:
+            (the mean loss, each full gradient with its name; zeros for a parameter without a gradient).
         """
         batch = self._on_device(batch)
         total = self._total_count(batch.targets)
-        self._set_mode(training=False)
+        self._set_mode(training=training)
         self._drop_gradients()
-        self._passes.train(batch, max(1, total), 1.0 if self._scale is None else self._scale.factor, None)
+        values = [value for part in self.parts.values() for value in _statistics(part)]
+        old_values = [value.clone() for value in values]
+        with self.rank_model.draws.only(self.rank_model.device):
+            share = self._passes.train(batch, self._loss_scale(total), None, 0)
+        for value, old in zip(values, old_values, strict=True):
+            value.copy_(old)
         self._complete_gradients()
+        return float(self._sum_over_ranks(share, pipeline=True)), self._full_gradients()
+
+    def _full_gradients(self) -> Iterator[tuple[str, Tensor]]:
         yield from full_gradients(self.rank_model)
         self._drop_gradients()
+
+    def _loss_scale(self, count: int) -> LossFactors:
+        return LossFactors(count=max(1, count), factor=1.0 if self._scale is None else self._scale.factor)
 
     @property
     def scale_state(self) -> dict[str, float]:

@@ -36,9 +36,11 @@ from fanin.datacenter.observers.events import (
 )
 from fanin.datacenter.observers.observer import Failure, Finish, Interrupt, Verdict
 from fanin.datacenter.parallel.batch import Batch
+from fanin.datacenter.parallel.draws.step import evaluation_key, step_key
 from fanin.datacenter.parallel.engine import Engine
 from fanin.datacenter.parallel.objective import ScoredObjective
 from fanin.datacenter.parallel.pipelines.torch_stage import observe_stages
+from fanin.datacenter.parallel.steps.replicas import check_replicas
 from fanin.datacenter.training.communication import apply_communication, average_copies, average_statistics
 from fanin.datacenter.training.decisions import agree
 from fanin.datacenter.training.rates import Noise, Rates, rates_of
@@ -196,7 +198,7 @@ class TrainingLoop:
         read_s = time.perf_counter()
         try:
             self.engine.set_learning_rate(self._rate)
-            stepped = self.engine.step(batch, count)
+            stepped = self.engine.step(batch, count, step_key(self._config.seed, state.step))
             loss, norm = float(stepped.loss), float(stepped.norm)
         finally:
             publish(StepComputed(step=state.step, started_s=read_s, seconds=time.perf_counter() - read_s))
@@ -205,13 +207,16 @@ class TrainingLoop:
             # Nothing has changed: the state is still that of the previous step.
             raise self._diverged(state, loss, norm)
         units = samples.units(indices)
-        self._losses.append(_finite(loss))
+        # A skipped step changed nothing, so no mean has its loss, also if only a gradient was not finite.
+        counts = not stepped.skipped
+        recorded = loss if counts else None
+        self._losses.append(recorded)
         self.state = replace(
             self.state,
             step=state.step + 1,
             cursor=after,
-            loss_sum=state.loss_sum + (loss * count if math.isfinite(loss) else 0.0),
-            count=state.count + (count if math.isfinite(loss) else 0),
+            loss_sum=state.loss_sum + (loss * count if counts else 0.0),
+            count=state.count + (count if counts else 0),
             noise=state.noise if stepped.skipped else self.state.noise,
             skipped=state.skipped + stepped.skipped,
             skips=state.skips + 1 if broken else 0,
@@ -226,7 +231,7 @@ class TrainingLoop:
         publish(
             StepEnded(
                 step=state.step,
-                loss=_finite(loss),
+                loss=recorded,
                 rate=self._rate,
                 norm=_finite(norm),
                 units=units,
@@ -261,7 +266,8 @@ class TrainingLoop:
         for start in range(0, num, size):
             indices = np.arange(start, min(start + size, num))
             # The count is that of a step: a sample without any target counts, and padding does not.
-            loss_sum += self.engine.evaluate(self._share(samples, indices, size))[0]
+            share, key = self._share(samples, indices, size), evaluation_key(self._config.seed, start)
+            loss_sum += self.engine.evaluate(share, key)[0]
             count += samples.count(indices)
             self._observers.publish(EvaluationBatch(num_steps=self.state.step))
         score = self._scored.take()
@@ -281,13 +287,15 @@ class TrainingLoop:
 
         Raises:
             Diverged: The validation loss is not finite.
+            UnsupportedModel: The ranks of tp have different values of a parameter that they do not split.
         """
         settings, state = self._config.evaluation, self.state
+        check_replicas(self.engine.rank_model)
         loss, accuracy = self.evaluate()
-        train_loss = state.loss_sum / max(1, state.count)
+        train_loss = state.loss_sum / state.count if state.count else None
         if not math.isfinite(loss):
             raise Diverged(
-                f"evaluation: step {state.step}: got validation loss {loss:g} (train loss {train_loss:g}), expected a "
+                f"evaluation: step {state.step}: got validation loss {loss:g} (train loss {train_loss}), expected a "
                 f"finite one; lower the learning rate ({self._config.training.learning_rate:g}), or look at the "
                 "held-out samples"
             )

@@ -8,13 +8,15 @@ initial values of all ranks (``jobs.initial``).
 """
 
 import gc
-from collections.abc import Callable, Iterable
-from contextlib import nullcontext
+import random
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
@@ -27,7 +29,7 @@ from fanin.datacenter.families.family import FamilyModel, ModelFiles, TokenModel
 from fanin.datacenter.parallel.build import TrainableModel, apply_precision
 from fanin.datacenter.parallel.layout import check_layout
 from fanin.datacenter.parallel.objective import Objective, ScoredObjective, largest, padded_objective, token_objective
-from fanin.datacenter.parallel.transforms.meta import drop_values, parameters_on_meta
+from fanin.datacenter.parallel.transforms.meta import RepeatedDraws, drop_values, parameters_on_meta
 from fanin.datacenter.training.parameters import load_parameters, trained_module
 from fanin.edge.parameter_files import read_parameters
 from fanin.edge.runtimes.graphs import X
@@ -85,7 +87,8 @@ def build_job_model(config: TrainConfig, *, rank: int = 0, num_ranks: int = 1) -
         InvalidInput: The config, the App or the data is invalid. The App may raise its own errors.
     """
     settings, spread = config.model, num_ranks > 1
-    app = load_rank_app(settings.app, with_values=rank == 0 or not spread) if settings.app else None
+    with _seeded_generators(config.seed):
+        app = load_rank_app(settings.app, with_values=rank == 0 or not spread) if settings.app else None
     if app is not None:
         _check_inputs(app)
         _check_parameters(app, with_values=rank == 0 or not spread)
@@ -113,6 +116,19 @@ def build_job_model(config: TrainConfig, *, rank: int = 0, num_ranks: int = 1) -
         app=app,
         files=ModelFiles() if app is not None else _family(settings).files(module),
     )
+
+
+@contextmanager
+def _seeded_generators(seed: int) -> Iterator[None]:
+    """Seed the generators of Python and numpy, so that all ranks build the same model, and restore them at the end."""
+    python, numpy = random.getstate(), np.random.get_state()
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
 
 
 def _objective(app: "App") -> Objective:
@@ -155,7 +171,7 @@ def load_rank_app(reference: str, *, with_values: bool) -> "App":
     created = WeakSet[torch.nn.Module]()
 
     def call(function: Callable[[], object]) -> object:
-        with parameters_on_meta() as registrations:
+        with parameters_on_meta() as registrations, RepeatedDraws():  # type: ignore[no-untyped-call]  # torch's
             result = function()
         for module, _ in registrations:
             created.add(module)

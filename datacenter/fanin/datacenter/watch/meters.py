@@ -20,7 +20,7 @@ class StepRecord:
 
     Attributes:
         step: Number of the step, from 0.
-        loss: Loss before the step; None if it is not finite.
+        loss: Loss before the step; None if the step was skipped.
         seconds: Duration of the step, with the wait for its data.
         tokens_per_second: Throughput of all ranks, in tokens or samples.
         data_seconds: Seconds of the wait for data.

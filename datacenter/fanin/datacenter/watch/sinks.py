@@ -75,7 +75,7 @@ class StatusLine:
 def format_record(row: StepRecord, num_steps: int = 0) -> str:
     """Return a record as one line of text, without its unknown values."""
     of = f"/{num_steps}" if num_steps else ""
-    loss = "loss not finite" if row.loss is None else f"loss {row.loss:.4f}"
+    loss = "skipped" if row.loss is None else f"loss {row.loss:.4f}"
     parts = [f"step {row.step + 1}{of}", loss, f"{format_number(row.tokens_per_second)} tokens/s"]
     if row.mfu is not None:
         parts.append(f"MFU {row.mfu:.1%}")

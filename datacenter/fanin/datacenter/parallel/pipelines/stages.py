@@ -15,6 +15,7 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
+from fanin.datacenter.parallel.draws.sites import ModelDraws
 from fanin.datacenter.parallel.layout import Layout
 from fanin.datacenter.parallel.pipelines.schedules import Pipeline
 from fanin.protos.errors import InvalidInput
@@ -104,21 +105,46 @@ def stage_of_parameters(
     shares = cut(layout.sizes.num_layers, num_stages, times)
     stages: dict[str, int] = {}
     for name, _ in module.named_parameters(remove_duplicate=not every_name):
-        if any(_within(name, part) for part in layout.inputs):
-            stages[name] = 0
-        elif any(_within(name, part) for part in layout.outputs):
-            stages[name] = num_stages - 1
-        elif _within(name, layout.layers):
-            layer = int(name[len(layout.layers) + 1 :].partition(".")[0])
-            stages[name] = next(index for index, share in enumerate(shares) if layer in share)
-        elif num_stages == 1:
-            stages[name] = 0
-        else:
-            known = ", ".join((*layout.inputs, layout.layers, *layout.outputs))
+        stage = _stage_of(name, layout, shares)
+        if stage is None:
             raise InvalidInput(
-                f"pipeline: parameter {name} is in none of {known}; name its module in the layout, or use pp=1"
+                f"pipeline: parameter {name} is in none of {_parts(layout)}; name its module in the layout, or use pp=1"
             )
+        stages[name] = stage
     return stages
+
+
+def check_draws(draws: ModelDraws, layout: Layout, num_stages: int, times: Sequence[float]) -> None:
+    """Raise InvalidInput if a module draws random numbers in several stages of a pipeline, or outside of them."""
+    shares = cut(layout.sizes.num_layers, num_stages, times)
+    for name, site in draws.modules() if num_stages > 1 else ():
+        stages = {_stage_of(alias, layout, shares) for alias in site.names}
+        if None in stages:
+            raise InvalidInput(
+                f"pipeline: {name or 'the forward of the model'} draws random numbers and is in none of "
+                f"{_parts(layout)}, so each stage would repeat it; draw in one of these modules, or use pp=1"
+            )
+        if len(stages) > 1:
+            raise InvalidInput(
+                f"pipeline: {' and '.join(site.names)} are one module that draws random numbers in several stages, "
+                "expected one stage; create a module for each layer, or use pp=1"
+            )
+
+
+def _parts(layout: Layout) -> str:
+    return ", ".join((*layout.inputs, layout.layers, *layout.outputs))
+
+
+def _stage_of(name: str, layout: Layout, shares: Sequence[range]) -> int | None:
+    """Return the stage of a parameter or a module; None if the layout does not cover it and there are several."""
+    if any(_within(f"{name}.", part) for part in layout.inputs):
+        return 0
+    if any(_within(f"{name}.", part) for part in layout.outputs):
+        return len(shares) - 1
+    if _within(name, layout.layers):
+        layer = int(name[len(layout.layers) + 1 :].partition(".")[0])
+        return next(index for index, share in enumerate(shares) if layer in share)
+    return 0 if len(shares) == 1 else None
 
 
 def _within(name: str, part: str) -> bool:

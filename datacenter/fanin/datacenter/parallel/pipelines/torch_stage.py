@@ -7,7 +7,7 @@ method.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import torch
@@ -38,16 +38,20 @@ class ObservedStage(PipelineStage):
 
     Attributes:
         publish: Receives a StageComputed for each microbatch; None without an observer.
+        before: Receives the number of each microbatch before it is computed forward.
     """
 
     publish: Publish | None = None
+    before: Callable[[int], None] | None = None
     _saved: tuple[Tensor, ...] = ()
 
-    def forward_one_chunk(self, *args: object, **kwargs: object) -> object:
+    def forward_one_chunk(self, fwd_chunk_id: int, *args: object, **kwargs: object) -> object:
         """Compute a microbatch forward."""
         started_s = time.perf_counter()
+        if self.before is not None:
+            self.before(fwd_chunk_id)
         try:
-            return super().forward_one_chunk(*args, **kwargs)  # type: ignore[arg-type]
+            return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)  # type: ignore[arg-type]
         finally:
             self._publish("forward", started_s)
 

@@ -5,15 +5,37 @@ allocates its own slices only, uninitialized, and the caller loads their values.
 Buffers are small, are often computed when a module is built, and keep their values.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
 from torch import nn
+from torch._ops import OpOverload
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.nn.parameter import is_lazy
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fanin.datacenter.parallel.transforms.ties import shared_names
+
+
+class RepeatedDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's __init_subclass__ has no types
+    """While active, an operator that fills a tensor without values draws as many random numbers as one with values.
+
+    A rank that builds a model without values then draws the same later numbers as the rank that has them.
+    """
+
+    def __torch_dispatch__(
+        self,
+        func: OpOverload,
+        types: Sequence[type],
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
+        """Call the operator, and draw for a tensor without values."""
+        is_draw = torch.Tag.nondeterministic_seeded in func.tags and func._schema.is_mutable
+        if is_draw and isinstance(args[0], torch.Tensor) and args[0].is_meta:
+            func(torch.empty_like(args[0], device="cpu"), *args[1:], **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
 
 
 @contextmanager
