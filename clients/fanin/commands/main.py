@@ -78,6 +78,11 @@ SUBCOMMANDS: Final[Mapping[str, Subcommand]] = MappingProxyType(
         "promote": Subcommand(
             summary="make a version of one run the newest of another", module=LIFECYCLE, function="promote"
         ),
+        "reclaim": Subcommand(
+            summary="take a run back with its publisher's key: revoke its run key, and publish a version again",
+            module=LIFECYCLE,
+            function="reclaim",
+        ),
         "verify": Subcommand(summary="recompute the versions of a run from its record", module="control.verify"),
         "infer": Subcommand(summary="run a model: a bundle, or any .onnx or .tflite file", module="infer"),
         "inspect": Subcommand(summary="verify and show a bundle, or show a model file", module="inspect"),

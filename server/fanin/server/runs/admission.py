@@ -24,7 +24,7 @@ from fanin.edge.tensors import TensorTable, decode_parameters
 from fanin.protos.chunks import Artifact, assemble, short
 from fanin.protos.control import StartRun
 from fanin.protos.errors import InvalidBundle, InvalidInput, InvalidPlan, InvalidVersion
-from fanin.protos.messages import BundleRef, Version
+from fanin.protos.messages import FIRST_EPOCH, UNSEEN, BundleRef, Delegation, Version
 from fanin.protos.plans import OPTIMIZER_SETTINGS, FlowerPlan, Plan, ScheduledChange, Training
 from fanin.protos.plans.keys import keys_of
 from fanin.server.rounds.setup import RunSetup
@@ -92,24 +92,33 @@ def check_start(start: StartRun, setup: RunSetup) -> None:
     """
     if start.version.number != 0:
         raise InvalidVersion(f"run {start.run_id}: got version {start.version.number} to start from, expected 0")
-    check_outside(start.version, setup)
-    delegation = start.delegation
-    if (
-        delegation.run_id != start.run_id
-        or delegation.bundle_sha256 != setup.bundle.manifest.sha256
-        or delegation.run_public_key != setup.run_key.public
-    ):
+    check_outside(start.version, setup.bundle)
+    if start.delegation.epoch != start.version.epoch or start.version.epoch != FIRST_EPOCH:
         raise InvalidVersion(
-            f"run {start.run_id}: the delegation is for run {delegation.run_id}, bundle "
-            f"{short(delegation.bundle_sha256)} and key {short(delegation.run_public_key)}, expected this run, "
-            f"bundle {short(setup.bundle.manifest.sha256)} and key {short(setup.run_key.public)}"
+            f"run {start.run_id}: got a version of epoch {start.version.epoch} and a delegation of epoch "
+            f"{start.delegation.epoch}, expected {FIRST_EPOCH}"
         )
-    check_delegation(delegation, setup.bundle.public_key)
+    check_permission(start.delegation, start.run_id, setup.bundle, setup.run_key.public)
     _check_plan(start, setup)
 
 
-def check_outside(version: Version, setup: RunSetup) -> None:
-    """Raise InvalidVersion unless a Version from outside is signed for the Bundle of this Run, and has only parameters.
+def check_permission(delegation: Delegation, run_id: str, bundle: BundleRef, run_public_key: str) -> None:
+    """Raise InvalidVersion unless a Bundle's publisher delegated to this key of this Run."""
+    if (delegation.run_id, delegation.bundle_sha256, delegation.run_public_key) != (
+        run_id,
+        bundle.manifest.sha256,
+        run_public_key,
+    ):
+        raise InvalidVersion(
+            f"run {run_id}: the delegation is for run {delegation.run_id}, bundle "
+            f"{short(delegation.bundle_sha256)} and key {short(delegation.run_public_key)}, expected this run, "
+            f"bundle {short(bundle.manifest.sha256)} and key {short(run_public_key)}"
+        )
+    check_delegation(delegation, bundle.public_key)
+
+
+def check_outside(version: Version, bundle: BundleRef) -> None:
+    """Raise InvalidVersion unless a Version from outside is signed for the Bundle of its Run, and has only parameters.
 
     It starts a lineage, in which the auxiliary tensors are initially zero.
     """
@@ -121,9 +130,9 @@ def check_outside(version: Version, setup: RunSetup) -> None:
     check_version(
         version,
         run_id=version.run_id,
-        bundle_sha256=setup.bundle.manifest.sha256,
-        publisher=setup.bundle.public_key,
-        seen=-1,
+        bundle_sha256=bundle.manifest.sha256,
+        publisher=bundle.public_key,
+        seen=UNSEEN,
     )
 
 

@@ -36,19 +36,25 @@ class BundleStore(Protocol):
 class RunStore(Protocol):
     """The Runs, and the keys that sign their Versions."""
 
-    async def run_key(self, run_id: str, new_key: bytes) -> bytes:
-        """Return the private key of a Run.
+    async def run_key(self, run_id: str, epoch: int, new_key: bytes, now_s: float) -> bytes:
+        """Return the private key of one epoch of a Run.
 
         Args:
             run_id: The Run. It may not be recorded yet.
+            epoch: The epoch: of the Run or the next one, or ``FIRST_EPOCH`` of a Run that is not recorded.
             new_key: Becomes the key if there is none.
+            now_s: Wall time, in seconds.
 
         Returns:
-            The key of the Run: the same bytes for every caller and for ever.
+            The key: the same bytes for every caller, until the Run has a later epoch.
 
         Raises:
-            Conflict: The Run is recorded and its key is lost.
+            Conflict: The Run has another epoch, or it has this one and the key is lost.
         """
+        ...
+
+    async def remove_unused_keys(self, before_s: float) -> int:
+        """Remove the keys that no Run uses and that were created before a wall time. Returns their number."""
         ...
 
     async def add_run(self, start: StartRun, now_s: float, by: Principal | None = None) -> None:

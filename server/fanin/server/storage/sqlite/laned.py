@@ -14,6 +14,7 @@ from fanin.protos.control import (
     Command,
     LoggedEvent,
     Principal,
+    Reclaim,
     RunRested,
     RunState,
     StartRun,
@@ -87,9 +88,13 @@ class LanedRuns:
         """See ``BundleStore.bundle``."""
         return await self._lane(partial(self._store.bundle, sha256))
 
-    async def run_key(self, run_id: str, new_key: bytes) -> bytes:
+    async def run_key(self, run_id: str, epoch: int, new_key: bytes, now_s: float) -> bytes:
         """See ``RunStore.run_key``."""
-        return await self._lane(partial(self._store.run_key, run_id, new_key))
+        return await self._lane(partial(self._store.run_key, run_id, epoch, new_key, now_s))
+
+    async def remove_unused_keys(self, before_s: float) -> int:
+        """See ``RunStore.remove_unused_keys``."""
+        return await self._lane(partial(self._store.remove_unused_keys, before_s))
 
     async def add_run(self, start: StartRun, now_s: float, by: Principal | None = None) -> None:
         """See ``RunStore.add_run``."""
@@ -316,3 +321,7 @@ class LanedCommands:
     async def publish(self, run_id: str, newest: Newest, now_s: float, command: Command | None = None) -> None:
         """See ``CommandStore.publish``."""
         await self._lane(partial(self._store.publish, run_id, newest, now_s, command))
+
+    async def reclaim(self, reclaim: Reclaim, event: VersionPublished, now_s: float) -> None:
+        """See ``CommandStore.reclaim``."""
+        await self._lane(partial(self._store.reclaim, reclaim, event, now_s))
