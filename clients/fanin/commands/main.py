@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Final
 
 from fanin.commands.console.others import load_other, other_commands
+from fanin.commands.console.streams import escaped_output
 from fanin.commands.console.usage import WrongUsage, report_usage
 from fanin.protos.errors import FaninError
 from fanin.protos.release import __version__
@@ -147,7 +148,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The process's exit status: 0 for success, 1 for an error of ours, 2 for wrong usage, 130 after an interrupt.
     """
-    words = list(sys.argv[1:] if argv is None else argv)
+    with escaped_output():
+        return _run(list(sys.argv[1:] if argv is None else argv))
+
+
+def _run(words: Sequence[str]) -> int:
     if not words or words[0] in ("-h", "--help"):
         sys.stdout.write(_help(sorted(other_commands())))
         return 0

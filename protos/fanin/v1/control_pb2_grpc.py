@@ -156,7 +156,7 @@ class ControlServicer:
     def PrepareRun(self, request, context):
         """Creates the key with which the coordinator signs the Versions of one epoch of a Run, so that the Bundle's publisher can
         delegate to it. A repeated call returns the same key. The coordinator removes a key that neither StartRun nor
-        ReclaimRun has used within a day. FAILED_PRECONDITION: the epoch is neither the Run's nor the next one.
+        ReclaimRun has used within seven days. FAILED_PRECONDITION: the epoch is neither the Run's nor the next one.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -61,7 +61,7 @@ class ControlStub:
     PrepareRun: _grpc.UnaryUnaryMultiCallable[_control_pb2.PrepareRunRequest, _control_pb2.PrepareRunReply]
     """Creates the key with which the coordinator signs the Versions of one epoch of a Run, so that the Bundle's publisher can
     delegate to it. A repeated call returns the same key. The coordinator removes a key that neither StartRun nor
-    ReclaimRun has used within a day. FAILED_PRECONDITION: the epoch is neither the Run's nor the next one.
+    ReclaimRun has used within seven days. FAILED_PRECONDITION: the epoch is neither the Run's nor the next one.
     """
     StartRun: _grpc.UnaryUnaryMultiCallable[_control_pb2.StartRunRequest, _control_pb2.RunInfo]
     """Starts a Run from its Version 0. INVALID_ARGUMENT: the Plan is not valid. If the coordinator could not resume the
@@ -122,7 +122,7 @@ class ControlAsyncStub(ControlStub):
     PrepareRun: _aio.UnaryUnaryMultiCallable[_control_pb2.PrepareRunRequest, _control_pb2.PrepareRunReply]  # type: ignore[assignment]
     """Creates the key with which the coordinator signs the Versions of one epoch of a Run, so that the Bundle's publisher can
     delegate to it. A repeated call returns the same key. The coordinator removes a key that neither StartRun nor
-    ReclaimRun has used within a day. FAILED_PRECONDITION: the epoch is neither the Run's nor the next one.
+    ReclaimRun has used within seven days. FAILED_PRECONDITION: the epoch is neither the Run's nor the next one.
     """
     StartRun: _aio.UnaryUnaryMultiCallable[_control_pb2.StartRunRequest, _control_pb2.RunInfo]  # type: ignore[assignment]
     """Starts a Run from its Version 0. INVALID_ARGUMENT: the Plan is not valid. If the coordinator could not resume the
@@ -210,7 +210,7 @@ class ControlServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_control_pb2.PrepareRunReply, _abc.Awaitable[_control_pb2.PrepareRunReply]]:
         """Creates the key with which the coordinator signs the Versions of one epoch of a Run, so that the Bundle's publisher can
         delegate to it. A repeated call returns the same key. The coordinator removes a key that neither StartRun nor
-        ReclaimRun has used within a day. FAILED_PRECONDITION: the epoch is neither the Run's nor the next one.
+        ReclaimRun has used within seven days. FAILED_PRECONDITION: the epoch is neither the Run's nor the next one.
         """
 
     @_abc_1.abstractmethod

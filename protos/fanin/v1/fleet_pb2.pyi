@@ -1400,7 +1400,10 @@ class UpdateHeader(_message.Message):
 
     @_builtins.property
     def payload(self) -> Global___Artifact:
-        """The payload, in Chunks of 1 MiB; only the last one is shorter."""
+        """The payload, in Chunks of 1 MiB; only the last one is shorter. The coordinator compares each Chunk with its digest when
+        it is complete, and then the payload, and refuses the Update at the first difference. After a break it keeps the
+        Chunks that match.
+        """
 
     @_builtins.property
     def statistics(self) -> Global___Statistics: ...

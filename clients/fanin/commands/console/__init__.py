@@ -4,6 +4,7 @@ Reading order:
 
 - ``terminal``: typed options, progress, JSON output, the connection of an operator
 - ``usage``: wrong usage, which ends with exit status 2
+- ``streams``: standard output and standard error, which escape the text of others
 - ``others``: subcommands of other packages
 - ``show``: Runs and their events as text and as JSON
 - ``tables``: tables as wide as the terminal

@@ -9,6 +9,8 @@ import sys
 from types import TracebackType
 from typing import Final
 
+from fanin.commands.console.streams import printable
+
 FORMAT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 INDENT: Final = "    "
 
@@ -36,13 +38,6 @@ class OneLineFormatter(logging.Formatter):
     def formatStack(self, stack_info: str) -> str:
         """Return the stack, indented."""
         return _indented(super().formatStack(stack_info))
-
-
-def printable(text: str) -> str:
-    r"""Return the text with characters that are not printable escaped, for example a line feed as ``\n``."""
-    if text.isprintable():
-        return text
-    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
 
 
 def _indented(text: str) -> str:

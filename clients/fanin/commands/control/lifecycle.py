@@ -151,11 +151,10 @@ def reclaim_run(
     json: JsonOption = "",
 ) -> None:
     """Take a run back: replace its run key, and publish a version again in a new epoch. Devices refuse earlier ones."""
-    if not key.exists():
-        raise InvalidInput(f"--key {key}: no such file, expected the key that signed the run's bundle")
-    publisher = load_or_create_key(key)
     with connect(state, server, ca, token_file) as operator:
-        info = operator.reclaim(run_id, publisher, version, rounds)
+        if not key.exists():
+            raise InvalidInput(f"--key {key}: no such file, expected the key that signed the run's bundle")
+        info = operator.reclaim(run_id, load_or_create_key(key), version, rounds)
     _print(info, json, f", in epoch {info.epoch}")
 
 

@@ -115,9 +115,14 @@ class Version:
         return (self.epoch, self.number)
 
     @property
+    def artifacts(self) -> tuple[Artifact, ...]:
+        """The parameters and the auxiliary tensors."""
+        return (self.parameters, *self.auxiliary.values())
+
+    @property
     def chunks(self) -> tuple[ChunkRef, ...]:
         """The Chunks of the parameters and of the auxiliary tensors."""
-        return tuple(ref for artifact in (self.parameters, *self.auxiliary.values()) for ref in artifact.chunks)
+        return tuple(ref for artifact in self.artifacts for ref in artifact.chunks)
 
     @property
     def sha256(self) -> str:

@@ -5,7 +5,7 @@ Chunks come from an operator. Those that do not fit together are the operator's 
 Chunks damaged after their upload are damage of the coordinator (Corrupted).
 """
 
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from types import MappingProxyType
@@ -28,12 +28,15 @@ from fanin.protos.messages import FIRST_EPOCH, UNSEEN, BundleRef, Delegation, Ve
 from fanin.protos.plans import OPTIMIZER_SETTINGS, FlowerPlan, Plan, ScheduledChange, Training
 from fanin.protos.plans.keys import keys_of
 from fanin.server.rounds.setup import RunSetup
-from fanin.server.storage.protocols.files import BlobReader
+from fanin.server.storage.protocols.files import BlobReader, Blobs
 
 OF_GRAPHS: Final = MappingProxyType(
     {key.name: key.default for key in keys_of(Training) if key.name not in ("learning_rate", "seed")}
 )
 """Settings of training that only graphs read, with their defaults."""
+MAX_REPEATED_BYTES: Final = 256 << 20
+"""Bytes of a Bundle's artifacts that may repeat Chunks, in addition to as many as its Chunks have. Hashing them takes a
+second. Initial parameters that are all zero have such Chunks."""
 DataCheck = Callable[[StartRun, BundleRef], Awaitable[None]]
 """Checks the data set that a Plan names for evaluations, with the Bundle. Raises InvalidPlan."""
 
@@ -75,12 +78,31 @@ def open_bundle(ref: BundleRef, blobs: BlobReader) -> Bundle:
     return Bundle.open(signed, trusted=(ref.public_key,), read=blobs.read)
 
 
-def check_bundle(ref: BundleRef, blobs: BlobReader) -> None:
+def check_bundle(ref: BundleRef, blobs: Blobs) -> None:
     """Verify every artifact of a Bundle, as a device would. Raises like ``open_bundle``."""
     bundle = open_bundle(ref, blobs)
+    artifacts = (ref.manifest, *bundle.manifest.artifacts.values())
+    _check_work(artifacts)
+    # From here on the Chunks stay, although the Bundle is recorded only after all of them were read.
+    blobs.renew({chunk.sha256 for artifact in artifacts for chunk in artifact.chunks})
     for name in bundle.manifest.artifacts:
         bundle.artifact(name)
     bundle.completed(bundle.initial_parameters())
+
+
+def _check_work(artifacts: Iterable[Artifact]) -> None:
+    """Raise InvalidBundle if artifacts repeat their Chunks so often that verifying them would take too long.
+
+    All bytes of an artifact are hashed. A manifest of 110 kB can name one Chunk a thousand times, and so 3 GB.
+    """
+    artifacts = tuple(artifacts)
+    refs = {ref.sha256: ref.size_bytes for artifact in artifacts for ref in artifact.chunks}
+    total, stored = sum(artifact.size_bytes for artifact in artifacts), sum(refs.values())
+    if total - stored > stored + MAX_REPEATED_BYTES:
+        raise InvalidBundle(
+            f"bundle: got artifacts of {total} bytes from chunks of {stored} bytes, expected at most "
+            f"{2 * stored + MAX_REPEATED_BYTES}; export it with parameters that repeat fewer values"
+        )
 
 
 def check_start(start: StartRun, setup: RunSetup) -> None:
@@ -136,7 +158,7 @@ def check_outside(version: Version, bundle: BundleRef) -> None:
     )
 
 
-def check_parameters(artifact: Artifact, table: TensorTable, blobs: BlobReader) -> None:
+def check_parameters(artifact: Artifact, table: TensorTable, blobs: Blobs) -> None:
     """Check the parameters of a Version.
 
     Raises:
@@ -144,6 +166,11 @@ def check_parameters(artifact: Artifact, table: TensorTable, blobs: BlobReader) 
         NotFound: A Chunk is missing.
         Corrupted: A Chunk is damaged.
     """
+    size_bytes = len(table.header()) + 4 * table.num_values
+    if artifact.size_bytes != size_bytes:
+        # Before they are read: the message can name one Chunk tens of thousands of times.
+        raise InvalidVersion(f"parameters: got {artifact.size_bytes} bytes, expected {size_bytes} by the bundle")
+    blobs.renew({ref.sha256 for ref in artifact.chunks})
     try:
         # Not ``read_artifact``: it would report the operator's wrong Chunks as our damage.
         data = assemble("parameters", artifact, blobs.read)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from fanin.protos.chunks import Artifact
 from fanin.protos.control import LoggedEvent, Principal, RunState, StartRun, VersionPublished
 from fanin.protos.errors import Conflict
 from fanin.protos.messages import BundleRef, Version
@@ -61,6 +62,17 @@ class MemoryRuns:
     async def bundle(self, sha256: str) -> BundleRef | None:
         """See ``BundleStore.bundle``."""
         return self._archive.bundle(sha256)
+
+    async def bundles(self) -> tuple[BundleRef, ...]:
+        """See ``BundleStore.bundles``."""
+        return tuple(self._database.bundles.values())
+
+    async def artifact_page(self, after: int) -> tuple[tuple[Artifact, ...], int | None]:
+        """See ``BundleStore.artifact_page``. There is one page."""
+        rows = self._database.runs.values()
+        versions = [version for each in rows for version in each.versions.values()]
+        states = [artifact for each in rows for state in each.outer_states.values() for artifact in state.values()]
+        return (*(artifact for version in versions for artifact in version.artifacts), *states), None
 
     async def run_key(self, run_id: str, epoch: int, new_key: bytes, now_s: float) -> bytes:
         """See ``RunStore.run_key``."""

@@ -2,6 +2,7 @@
 
 from typing import Final, Protocol
 
+from fanin.protos.chunks import Artifact
 from fanin.protos.control import LoggedEvent, Principal, RunState, StartRun, VersionPublished
 from fanin.protos.messages import BundleRef, Version
 from fanin.server.storage.records import RunRecord
@@ -29,6 +30,25 @@ class BundleStore(Protocol):
 
         Returns:
             The Bundle, or None if it is not recorded.
+        """
+        ...
+
+    async def bundles(self) -> tuple[BundleRef, ...]:
+        """Return all Bundles. Raises Corrupted if one record is damaged."""
+        ...
+
+    async def artifact_page(self, after: int) -> tuple[tuple[Artifact, ...], int | None]:
+        """Return some of the Artifacts of Versions and outer states: all bytes that the record names beside Bundles.
+
+        Args:
+            after: 0 for the first page, then the number that came with the page before.
+
+        Returns:
+            The Artifacts, and the number for the next page, None after the last one. Pages have every Artifact that
+            was recorded before the first one was read.
+
+        Raises:
+            Corrupted: A record is damaged.
         """
         ...
 

@@ -9,6 +9,7 @@ from functools import partial
 
 from sqlalchemy import Engine
 
+from fanin.protos.chunks import Artifact
 from fanin.protos.control import (
     AcceptedDevices,
     Command,
@@ -87,6 +88,14 @@ class LanedRuns:
     async def bundle(self, sha256: str) -> BundleRef | None:
         """See ``BundleStore.bundle``."""
         return await self._lane(partial(self._store.bundle, sha256))
+
+    async def bundles(self) -> tuple[BundleRef, ...]:
+        """See ``BundleStore.bundles``."""
+        return await self._lane(self._store.bundles)
+
+    async def artifact_page(self, after: int) -> tuple[tuple[Artifact, ...], int | None]:
+        """See ``BundleStore.artifact_page``."""
+        return await self._lane(partial(self._store.artifact_page, after))
 
     async def run_key(self, run_id: str, epoch: int, new_key: bytes, now_s: float) -> bytes:
         """See ``RunStore.run_key``."""

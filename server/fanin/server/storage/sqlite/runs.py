@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 from typing import Final
 
-from sqlalchemy import Connection, Engine, RowMapping, Select, delete, func, insert, select, update
+from sqlalchemy import Connection, Engine, RowMapping, Select, delete, func, insert, literal_column, select, update
 from sqlalchemy.dialects.sqlite import insert as upsert
 
-from fanin.protos.chunks import short
+from fanin.protos.chunks import Artifact, short
 from fanin.protos.control import (
     MAX_PAGE_EVALUATIONS,
     LoggedEvent,
@@ -18,6 +18,7 @@ from fanin.protos.control import (
     VersionPublished,
 )
 from fanin.protos.convert import (
+    artifact_from_proto,
     bundle_from_proto,
     bundle_to_proto,
     delegation_from_proto,
@@ -42,6 +43,8 @@ from fanin.server.storage.sqlite.columns import decode
 from fanin.server.storage.sqlite.engine import writing
 from fanin.v1 import control_pb2, fleet_pb2
 
+PAGE_ARTIFACTS: Final = 200
+"""Rows in a page of Artifacts. Other work passes between two pages."""
 _STATES: Final = frozenset(state.value for state in RunState)
 
 
@@ -66,6 +69,36 @@ class SqliteRuns:
         with self._engine.connect() as connection:
             data = connection.execute(query).scalar()
         return None if data is None else decode(f"bundle {short(sha256)}", fleet_pb2.BundleRef, bundle_from_proto, data)
+
+    def bundles(self) -> tuple[BundleRef, ...]:
+        """See ``BundleStore.bundles``."""
+        query = select(schema.bundles.c.bundle_sha256, schema.bundles.c.bundle_proto)
+        with self._engine.connect() as connection:
+            rows = connection.execute(query).all()
+        return tuple(
+            decode(f"bundle {short(name)}", fleet_pb2.BundleRef, bundle_from_proto, data) for name, data in rows
+        )
+
+    def artifact_page(self, after: int) -> tuple[tuple[Artifact, ...], int | None]:
+        """See ``BundleStore.artifact_page``. Row ids increase, so a row that is added meanwhile comes last."""
+        versions, states = schema.versions, schema.outer_states
+        queries = [
+            select(literal_column("rowid"), column).where(literal_column("rowid") > after // 2).limit(PAGE_ARTIFACTS)
+            for column in (versions.c.version_proto, states.c.artifact_proto)
+        ]
+        table = after % 2
+        with self._engine.connect() as connection:
+            rows = connection.execute(queries[table].order_by(literal_column("rowid"))).all()
+        if not rows:
+            return (), None if table else 1
+        data = [row[1] for row in rows]
+        following = 2 * rows[-1][0] + table
+        if table:
+            artifacts = [decode("an outer state", fleet_pb2.Artifact, artifact_from_proto, each) for each in data]
+        else:
+            decoded = [decode("a version", fleet_pb2.Version, version_from_proto, each) for each in data]
+            artifacts = [artifact for version in decoded for artifact in version.artifacts]
+        return tuple(artifacts), following
 
     def run_key(self, run_id: str, epoch: int, new_key: bytes, now_s: float) -> bytes:
         """See ``RunStore.run_key``."""
