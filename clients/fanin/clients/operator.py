@@ -162,7 +162,10 @@ class Operator:
             InvalidVersion: The Version does not verify, or another key signed the Bundle.
             Conflict: The record changed meanwhile; call again.
         """
+        check_text("reclaim: run_id", run_id)
         check_type("reclaim: publisher", publisher, SigningKey)
+        if number is not None:
+            check_number("reclaim: number", number, MAX_NUMBER)
         check_number("reclaim: num_rounds", num_rounds, MAX_TIMES)
         newest, source = self.version(run_id), self.version(run_id, number)
         bundle_sha256 = source.bundle.manifest.sha256

@@ -22,7 +22,7 @@ from typing import Annotated
 import typer
 
 from fanin.clients.device.footprint import share_one_heap
-from fanin.commands.console.logs import configure_logging
+from fanin.commands.console.streams import configure_logging
 from fanin.commands.console.terminal import (
     ADDRESS_FILE,
     CA_FILE,

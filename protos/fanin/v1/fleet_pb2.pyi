@@ -547,6 +547,9 @@ class BundleRef(_message.Message):
                            {"sha256": string, "size_bytes": number, "url": string}, ..]}}
         "initial"      the name of the artifact with the parameters of Version 0
 
+    The names of the model, its artifacts, parameters, ports, signatures and slots have 1 to 4096 printable characters. They do not
+    begin with a slash, and have no backslash and no ".." between slashes.
+
     A graph is a file for an inference runtime; each step of training is one call of "train". <p> is each parameter, <s>
     each state of the optimizer (momentum; mean and square; none for plain SGD), which begins with zeros:
 
