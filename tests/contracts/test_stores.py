@@ -108,7 +108,7 @@ def test_a_writer_that_breaks_the_contract_is_detected(writer: type[MemoryWriter
 class ForgetfulRuns(MemoryRuns):
     """A store that creates a new Run key at each start."""
 
-    async def run_key(self, run_id: str, new_key: bytes) -> bytes:
+    async def run_key(self, run_id: str, epoch: int, new_key: bytes, now_s: float) -> bytes:
         return new_key
 
 

@@ -24,6 +24,7 @@ from support.values import (
     DEVICE_KEY,
     PUBLISHER,
     RUN,
+    RUN_KEY,
     TABLE,
     assignment,
     parameters,
@@ -34,6 +35,7 @@ from support.values import (
 
 from fanin.edge.bundles.keys import BUNDLE_CONTEXT, CALL_CONTEXT
 from fanin.edge.bundles.manifest_json import dump_manifest
+from fanin.edge.bundles.versions import begin_epoch, sign_delegation
 from fanin.edge.tensors import encode_parameters
 from fanin.protos import control as r
 from fanin.protos import convert as c
@@ -71,7 +73,7 @@ CHECK_IN: Final = m.CheckIn(
         max_download_bytes=1 << 33,
     ),
     wait_s=40.0,
-    served=m.ServedVersion(run_id=RUN, number=0),
+    served=m.ServedVersion(run_id=RUN, epoch=1, number=0),
 )
 NEWEST: Final = m.Publication(download_id="run.v1.device", run_id=RUN, bundle=BUNDLE, version=VERSION)
 REPLY: Final = m.UploadReply(
@@ -104,6 +106,7 @@ INFO: Final = r.RunInfo(
     plan=plan(),
     bundle_sha256=BUNDLE.manifest.sha256,
     version=3,
+    epoch=1,
     version_sha256=VERSION.sha256,
     num_rounds=3,
     max_rounds=3,
@@ -131,6 +134,14 @@ DESCRIPTION: Final = r.RunDescription(
     deadline_s=12.5,
     num_devices=100_000,
 )
+RECLAIM: Final = r.Reclaim(
+    delegation=sign_delegation(
+        PUBLISHER, run_id=RUN, epoch=2, bundle_sha256=BUNDLE.manifest.sha256, run_public_key=RUN_KEY.public
+    ),
+    version=replace(begin_epoch(PUBLISHER, VERSION), delegation=None),
+    adopted_number=1,
+    rounds=4,
+)
 START: Final = r.StartRun(run_id=RUN, plan=plan(), version=version(), delegation=DELEGATION)
 
 FLOWER_CONFIG: Final[dict[str, Setting]] = {
@@ -150,7 +161,7 @@ COMMANDS: Final = {
     "pause": r.Pause(),
     "resume": r.Resume(rounds=3),
     "stop": r.Stop(),
-    "adopt": r.Adopt(from_run_id="other", number=7, rounds=2, min_number=199),
+    "adopt": r.Adopt(from_run_id="other", number=7, rounds=2),
 }
 
 
@@ -203,6 +214,7 @@ def frames() -> dict[str, Frame]:
         "published-by": replace(PUBLISHED, round=0, by=BY),
         "rested-by": r.RunRested(state=r.RunState.PAUSED, reason=f"by {BY}", by=BY),
         "resumed-by": r.RunResumed(rounds=3, by=BY),
+        "reclaimed": replace(PUBLISHED, round=0, new_epoch=2, by=BY),
     }
     return {
         "fleet-enroll-request": _frame(enrollment, c.enrollment_to_proto, c.enrollment_from_proto),
@@ -226,6 +238,8 @@ def frames() -> dict[str, Frame]:
             c.report_reply_to_proto,
             c.upload_reply_from_proto,
         ),
+        "control-prepare-run-request": _plain(control_pb2.PrepareRunRequest(run_id=RUN, epoch=2)),
+        "control-reclaim-run-request": _frame(RECLAIM, cr.reclaim_to_proto, cr.reclaim_from_proto),
         "control-start-run-request": _frame(START, cr.start_run_to_proto, cr.start_run_from_proto),
         "control-run-info": _frame(INFO, cr.run_info_to_proto, cr.run_info_from_proto),
         "control-run-info-evaluated": _frame(

@@ -80,8 +80,8 @@ def test_the_golden_call_has_the_signed_lines_of_the_protocol() -> None:
 
 def test_the_golden_version_and_delegation_are_signed_over_these_lines() -> None:
     bundle, digest = BUNDLE.manifest.sha256, frames.VERSION.sha256
-    line = f'["run",1,0,"{bundle}","{digest}"]'.encode()
+    line = f'["run",1,1,0,"{bundle}","{digest}"]'.encode()
     assert is_signed(RUN_KEY.public, golden("version-signature"), VERSION_CONTEXT, line)
-    line = f'["run","{bundle}","{RUN_KEY.public}"]'.encode()
+    line = f'["run",1,"{bundle}","{RUN_KEY.public}"]'.encode()
     assert is_signed(PUBLISHER.public, golden("delegation-signature"), DELEGATION_CONTEXT, line)
     assert DELEGATION.signature == golden("delegation-signature")

@@ -54,7 +54,7 @@ def test_the_keys_of_the_vectors_are_those_of_the_golden_frames() -> None:
         lines(RAW["delegation-signature"], 64),
         lines(RAW["version-signature"], 64),
         lines(RAW["parameters"], 108),
-        f'["run",1,0,"{BUNDLE.manifest.sha256}", "{frames.VERSION.sha256}"]',
+        f'["run",1,1,0,"{BUNDLE.manifest.sha256}", "{frames.VERSION.sha256}"]',
         f"BUNDLE is {BUNDLE.manifest.sha256}.",
         f"whose digest is {hashlib.sha256(RAW['parameters']).hexdigest()}.",
     ],

@@ -76,6 +76,7 @@ COMMANDS = [
     "pause",
     "plan",
     "promote",
+    "reclaim",
     "resume",
     "rollback",
     "run",

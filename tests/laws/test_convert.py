@@ -36,6 +36,7 @@ PAIRS: Final[dict[str, Pair]] = {
     "report": (s.REPORTS, c.report_to_proto, c.report_from_proto, fleet_pb2.ReportRequest),
     "plan": (s.plans(), cr.plan_to_proto, cr.plan_from_proto, plan_pb2.Plan),
     "start_run": (s.START_RUNS, cr.start_run_to_proto, cr.start_run_from_proto, control_pb2.StartRunRequest),
+    "reclaim": (s.reclaims(), cr.reclaim_to_proto, cr.reclaim_from_proto, control_pb2.ReclaimRunRequest),
     "run_info": (s.RUN_INFOS, cr.run_info_to_proto, cr.run_info_from_proto, control_pb2.RunInfo),
     "listed_runs": (
         s.LISTED_RUNS,

@@ -154,11 +154,11 @@ def test_an_assignment_that_was_changed_on_its_way(host: Hosted, device: Peer, c
 
 def test_a_version_older_than_one_that_the_device_has_seen(host: Hosted, devices: list[Peer]) -> None:
     device = devices[1]
-    device.cache.records.raise_version("run", 5)
+    device.cache.records.raise_version("run", (1, 5))
     before = snapshot(host.state)
     assert device.give_up() == ("version 0 of run run: older than version 5, which this device has verified; rejected")
     assert snapshot(host.state) == before
-    assert device.cache.records.highest_version("run") == 5
+    assert device.cache.records.highest_version("run") == (1, 5)
     (device.folder / "seen.json").unlink()
 
 

@@ -30,6 +30,7 @@ WRONG = {
     "pause": (("run", *SERVER), ADDRESS),
     "resume": (("run", *SERVER), ADDRESS),
     "stop": (("run", *SERVER), ADDRESS),
+    "reclaim": (("run", *SERVER), ADDRESS),
     "rollback": (("run", "1", *SERVER), ADDRESS),
     "promote": (("run", "1", "other", *SERVER), ADDRESS),
     "verify": (

@@ -1,6 +1,7 @@
 """Strategies of the property tests. Their settings are the profiles in ``conftest``."""
 
 import struct
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
 
@@ -34,9 +35,10 @@ def _artifact(sha256: str, chunks: list[ChunkRef]) -> Artifact:
 ARTIFACTS: Final = st.builds(_artifact, DIGESTS, st.lists(CHUNKS, max_size=3))
 KEYS: Final = DIGESTS.map(lambda digest: f"{digest[:2]}5a{digest[4:]}")
 """Public keys. None of them is a point of small order."""
+EPOCHS: Final = st.integers(m.FIRST_EPOCH, MAX_NUMBER)
 BUNDLES: Final = st.builds(m.BundleRef, manifest=ARTIFACTS, public_key=KEYS, signature=SIGNATURES)
 DELEGATIONS: Final = st.builds(
-    m.Delegation, run_id=NAMES, bundle_sha256=DIGESTS, run_public_key=KEYS, signature=SIGNATURES
+    m.Delegation, run_id=NAMES, epoch=EPOCHS, bundle_sha256=DIGESTS, run_public_key=KEYS, signature=SIGNATURES
 )
 
 
@@ -46,6 +48,7 @@ def versions(draw: st.DrawFn) -> m.Version:
     number = draw(st.integers(0, MAX_NUMBER))
     return m.Version(
         run_id=draw(NAMES),
+        epoch=draw(EPOCHS),
         number=number,
         parent=draw(st.integers(0, max(number - 1, 0))),
         bundle_sha256=draw(DIGESTS),
@@ -141,7 +144,7 @@ CHECK_INS: Final = st.builds(
         stages=st.lists(NAMES, max_size=3).map(tuple),
     ),
     wait_s=SECONDS,
-    served=st.none() | st.builds(m.ServedVersion, run_id=st.just("") | NAMES, number=UINT64),
+    served=st.none() | st.builds(m.ServedVersion, run_id=st.just("") | NAMES, epoch=UINT64, number=UINT64),
 )
 PUBLICATIONS: Final = st.builds(m.Publication, download_id=NAMES, run_id=NAMES, bundle=BUNDLES, version=versions())
 WAITS: Final = st.tuples(SECONDS, SECONDS, st.none() | PUBLICATIONS).map(
@@ -257,6 +260,7 @@ RUN_INFOS: Final = st.builds(
     plan=st.none() | plans(),
     bundle_sha256=TEXTS,
     version=UINT64,
+    epoch=UINT64,
     version_sha256=TEXTS,
     num_rounds=UINT32,
     max_rounds=UINT32,
@@ -322,6 +326,7 @@ PUBLISHED: Final = st.builds(
     device_spreads=st.dictionaries(TEXTS, SPREADS, max_size=3).map(MappingProxyType),
     adopted_run_id=TEXTS,
     adopted_number=UINT64,
+    new_epoch=UINT64,
     by=st.none() | PRINCIPALS,
 )
 EVENTS: Final = st.builds(
@@ -338,6 +343,17 @@ EVENTS: Final = st.builds(
 ACCEPTED_DEVICES: Final = st.builds(
     r.AcceptedDevices, num_accepted=UINT32, device_ids=st.lists(TEXTS, max_size=3).map(tuple)
 )
+
+
+@st.composite
+def reclaims(draw: st.DrawFn) -> r.Reclaim:
+    """Draw any request that begins an epoch."""
+    version = replace(draw(versions()), delegation=None)
+    delegation = replace(draw(DELEGATIONS), run_id=version.run_id, epoch=version.epoch)
+    number = draw(st.integers(0, MAX_NUMBER))
+    return r.Reclaim(delegation=delegation, version=version, adopted_number=number, rounds=draw(UINT32))
+
+
 COMMANDS: Final = st.builds(
     r.Command,
     command_id=NAMES,
@@ -350,7 +366,6 @@ COMMANDS: Final = st.builds(
         from_run_id=st.just("") | NAMES,
         number=st.integers(0, MAX_NUMBER),
         rounds=UINT32,
-        min_number=st.integers(0, 1 << 53),
     ),
 )
 

@@ -63,6 +63,7 @@ class Stranger:
     publisher: bytes
     key: Ed25519PrivateKey = field(default_factory=Ed25519PrivateKey.generate)
     last_time_us: int = 0
+    highest: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.public_key = self.key.public_key().public_bytes_raw()
@@ -129,11 +130,17 @@ class Stranger:
         if version.public_key != self.publisher:
             delegation = version.delegation
             assert delegation.run_public_key == version.public_key
-            assert (delegation.run_id, delegation.bundle_sha256) == (version.run_id, version.bundle_sha256)
-            row: list[object] = [delegation.run_id, delegation.bundle_sha256, delegation.run_public_key.hex()]
-            verify(self.publisher, delegation.signature, "fanin run key delegation v1", compact(row))
-        row = [version.run_id, version.number, version.parent, version.bundle_sha256, version.parameters.sha256]
-        verify(version.public_key, version.signature, "fanin version v1", compact(row))
+            assert (delegation.run_id, delegation.epoch) == (version.run_id, version.epoch)
+            assert delegation.bundle_sha256 == version.bundle_sha256
+            row: list[object] = [delegation.run_id, delegation.epoch, delegation.bundle_sha256]
+            row.append(delegation.run_public_key.hex())
+            verify(self.publisher, delegation.signature, "fanin run key delegation v2", compact(row))
+        row = [version.run_id, version.epoch, version.number, version.parent, version.bundle_sha256]
+        row.append(version.parameters.sha256)
+        verify(version.public_key, version.signature, "fanin version v2", compact(row))
+        # A device in use stores the highest pair.
+        assert self.highest.get(version.run_id, (0, 0)) <= (version.epoch, version.number)
+        self.highest[version.run_id] = (version.epoch, version.number)
         return read_parameters(self.download(work.assignment_id, version.parameters), facts["parameters"])
 
     def upload(self, header: pb.UpdateHeader, payload: bytes, break_at: int | None = None) -> pb.UploadReply:

@@ -43,7 +43,7 @@ def falsify(folder: Path, place: Place, auxiliary: dict[str, Artifact], number: 
     runs = place.state.runs
     before = runs.version("run", number)
     assert before is not None
-    key = SigningKey(runs.run_key("run", b""))
+    key = SigningKey(runs.run_key("run", 1, b"", 0.0))
     assert (before.parent, before.public_key) == (number - 1, key.public)
     replacement = add_auxiliary(key, before, auxiliary)
     data = version_to_proto(replacement).SerializeToString()

@@ -157,7 +157,7 @@ def test_a_blob_on_a_bad_sector_is_damage_that_is_repaired(tmp_path: Path) -> No
 
 
 def test_intact_chunks_of_another_artifact_are_not_reported_as_damaged(blobs: FolderBlobs) -> None:
-    artifact = blobs.put_pieces([DATA])
+    artifact = blobs.put_pieces([bytes(CHUNK_BYTES), DATA])
     other = replace(artifact, sha256=artifact_of(b"other").sha256)
     text = f"version 3: digest mismatch (got {short(artifact.sha256)}, expected {short(other.sha256)})"
     with raises(Corrupted, f"blobs: {text}"):

@@ -5,6 +5,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from support.epochs import reclaim_of
 from support.errors import raises
 from support.staleness import assignment, send, settle, update
 from support.virtual import Place, bundle_in, open_place, plan, start
@@ -12,7 +13,7 @@ from support.virtual import Place, bundle_in, open_place, plan, start
 from fanin.clients.testing import run_virtual
 from fanin.edge.bundles.bundle import Bundle
 from fanin.protos import messages as m
-from fanin.protos.control import Adopt, Command, Pause, Resume, RoundFailed, RunRested, RunState, Stop
+from fanin.protos.control import Command, Pause, Resume, RoundFailed, RunRested, RunState, Stop
 from fanin.protos.errors import Conflict, Unavailable
 
 REASON = (
@@ -77,15 +78,15 @@ def test_a_run_that_lost_its_key_publishes_no_version_and_names_the_remedy(tmp_p
         await place.runs.start()
         assert (await place.runs.info("run")).reason == (
             "run run: cannot be taken up: the key that signs the versions of run run is lost, and devices accept no "
-            "other; restore fanin.db from a backup, or continue in another run of its bundle: "
-            "fanin promote run NUMBER OTHER; the coordinator's log has the details"
+            "other; restore fanin.db from a backup, or let the publisher delegate to a new one: "
+            "fanin reclaim run --key publisher.key; the coordinator's log has the details"
         )
         assert place.runs.running() == ()
         # The remedy works.
-        await start(place.runs, bundle_in(tmp_path), plan(), "other")
-        await place.runs.command(Command(command_id="1", run_id="other", what=Pause()))
-        adopt = Adopt(from_run_id="run", number=0)
-        assert (await place.runs.command(Command(command_id="2", run_id="other", what=adopt))).version == 1
+        newest = await place.state.stores.runs.newest_version("run")
+        info = await place.runs.reclaim(await reclaim_of(place.runs, newest))
+        assert (info.state, info.version, info.epoch, info.reason) == (RunState.RUNNING, 1, 2, "")
+        assert [driver.run_id for driver in place.runs.running()] == ["run"]
         await place.runs.stop()
 
     run_virtual(main())

@@ -25,7 +25,7 @@ ONE_DEVICE = {"concurrency": 1, "buffer": 1, "quorum": 1}
 
 def served_version(number: int) -> m.ServedVersion:
     """Return the Run's Version of this number as the one that a device serves."""
-    return m.ServedVersion(run_id="run", number=number)
+    return m.ServedVersion(run_id="run", epoch=1, number=number)
 
 
 async def poll(place: Place, device: str, version: m.ServedVersion | None, wait_s: float = 40.0) -> m.CheckInAnswer:

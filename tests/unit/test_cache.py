@@ -14,6 +14,7 @@ from support.values import assignment, update
 from fanin.clients.device.storage.cache import Cache, hold_folder
 from fanin.protos.chunks import ChunkRef, artifact_of, short
 from fanin.protos.errors import Conflict, Corrupted, InvalidInput, NotFound, StorageFull, Unavailable
+from fanin.protos.messages import UNSEEN
 
 DATA = bytes(index * 5 % 253 for index in range(10_000))
 (REF,) = artifact_of(DATA).chunks
@@ -171,17 +172,18 @@ def test_an_update_whose_payload_a_power_cut_erased_does_not_count(cache: Cache,
 
 
 def test_the_highest_version_only_increases_and_survives_a_restart(cache: Cache, tmp_path: Path) -> None:
-    assert cache.records.highest_version("run") == -1
-    for number, expected in ((0, 0), (5, 5), (3, 5)):
-        cache.records.raise_version("run", number)
+    assert cache.records.highest_version("run") == UNSEEN
+    orders = (((1, 0), (1, 0)), ((1, 5), (1, 5)), ((1, 3), (1, 5)), ((2, 3), (2, 3)), ((1, 2**63 - 3), (2, 3)))
+    for order, expected in orders:
+        cache.records.raise_version("run", order)
         assert Cache(tmp_path).records.highest_version("run") == expected
-    assert cache.records.highest_version("other") == -1
-    assert json.loads((tmp_path / "seen.json").read_text()) == {"run": 5}
+    assert cache.records.highest_version("other") == UNSEEN
+    assert json.loads((tmp_path / "seen.json").read_text()) == {"run": [2, 3]}
 
 
 def test_files_that_must_survive_a_power_cut_have_their_names_synced(cache: Cache, tmp_path: Path) -> None:
     with synced(tmp_path) as syncs:
-        cache.records.raise_version("run", 5)
+        cache.records.raise_version("run", (1, 5))
         cache.key()
         cache.updates.put(HEADER, PAYLOAD)
     header = tmp_path / "updates" / f"{NAME}.header"
@@ -203,28 +205,28 @@ def test_each_device_has_its_own_key(cache: Cache, tmp_path: Path) -> None:
 
 
 def test_on_a_full_disk_no_incomplete_file_counts(cache: Cache, tmp_path: Path) -> None:
-    cache.records.raise_version("run", 3)
+    cache.records.raise_version("run", (1, 3))
 
     def work() -> None:
         with full_disk(4):
             for call in (
                 lambda: cache.updates.put(HEADER, PAYLOAD),
-                lambda: cache.records.raise_version("run", 4),
+                lambda: cache.records.raise_version("run", (1, 4)),
                 lambda: cache.chunks.fetch(REF, Connection(DATA)),
             ):
                 with pytest.raises(StorageFull, match="cannot be written: the limit on file sizes is reached"):
                     call()
         assert cache.updates.header(NAME) is None
         assert list((tmp_path / "updates").iterdir()) == []
-        assert cache.records.highest_version("run") == 3
+        assert cache.records.highest_version("run") == (1, 3)
         assert not cache.chunks.has(REF)
 
         cache.updates.put(HEADER, PAYLOAD)
-        cache.records.raise_version("run", 4)
+        cache.records.raise_version("run", (1, 4))
         cache.chunks.fetch(REF, Connection(DATA))
         assert (cache.updates.header(NAME), cache.records.highest_version("run"), cache.chunks.read(REF.sha256)) == (
             HEADER,
-            4,
+            (1, 4),
             DATA,
         )
 
@@ -233,8 +235,8 @@ def test_on_a_full_disk_no_incomplete_file_counts(cache: Cache, tmp_path: Path) 
 
 def test_a_damaged_record_of_seen_versions_is_reported(tmp_path: Path) -> None:
     cache = Cache(tmp_path)
-    cache.records.raise_version("run", 3)
-    for damage in (b"", b'{"run": ', b'{"run": "3"}', b"[3]", b"\xff"):
+    cache.records.raise_version("run", (1, 3))
+    for damage in (b"", b'{"run": ', b'{"run": "3"}', b'{"run": 3}', b'{"run": [1, "3"]}', b"[3]", b"\xff"):
         (tmp_path / "seen.json").write_bytes(damage)
         for call in (lambda: cache.records.highest_version("run"), lambda: Cache(tmp_path)):
             with pytest.raises(

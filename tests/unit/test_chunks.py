@@ -64,9 +64,22 @@ def test_a_chunk_with_other_bytes_is_refused() -> None:
 
 
 def test_valid_chunks_of_a_wrong_artifact_are_refused() -> None:
-    wrong_artifact = Artifact(sha256="0" * 64, size_bytes=3, chunks=(REF,))
-    with raises(InvalidInput, f"graph: digest mismatch (got {DIGEST[:8]}.., expected 00000000..)"):
+    wrong_artifact = Artifact(sha256="0" * 64, size_bytes=6, chunks=(REF, REF))
+    digest = hashlib.sha256(b"abcabc").hexdigest()[:8]
+    with raises(InvalidInput, f"graph: digest mismatch (got {digest}.., expected 00000000..)"):
         assemble("graph", wrong_artifact, lambda _: b"abc")
+
+
+def test_a_chunk_that_an_artifact_repeats_is_read_once() -> None:
+    reads: list[str] = []
+
+    def read(digest: str) -> bytes:
+        reads.append(digest)
+        return b"abc"
+
+    whole = Artifact(sha256=hashlib.sha256(b"abc" * 1000).hexdigest(), size_bytes=3000, chunks=(REF,) * 1000)
+    assert assemble("graph", whole, read) == b"abc" * 1000
+    assert reads == [DIGEST]
 
 
 def test_an_error_of_the_reader_propagates() -> None:

@@ -42,7 +42,7 @@ def script(tmp_path: Path) -> Script:
 def test_an_older_version_is_refused_before_its_parameters_are_downloaded(script: Script, tmp_path: Path) -> None:
     """No coordinator, real or false, can bring a device back to an older Version than it has seen."""
     parameters = script.work.version.parameters
-    Cache(tmp_path / "device", 1 << 20).records.raise_version("run", 1)
+    Cache(tmp_path / "device", 1 << 20).records.raise_version("run", (1, 1))
     run(script, tmp_path)
     (failure,) = script.failures
     assert "version 0 of run run: older than version 1, which this device has verified; rejected" in failure

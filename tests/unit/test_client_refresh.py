@@ -61,7 +61,7 @@ def refresh(script: Script, folder: Path, infer: Float32s | None = None) -> tupl
     return client, coordinator
 
 
-NO_VERSION, VERSION_0 = m.ServedVersion(), m.ServedVersion(run_id="run", number=0)
+NO_VERSION, VERSION_0 = m.ServedVersion(), m.ServedVersion(run_id="run", epoch=1, number=0)
 
 
 def test_a_client_without_work_serves_the_version_that_a_check_in_names(script: Script, tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ from support.staleness import assignment
 from support.virtual import PUBLISHER, bundle_in, plan, start
 
 from fanin.clients.testing import synthetic_bundle
-from fanin.edge.bundles.versions import check_version
 from fanin.protos import messages as m
 from fanin.protos.control import (
     Adopt,
@@ -183,33 +182,6 @@ def test_a_rollback_publishes_an_older_version_with_a_new_number(tmp_path: Path)
     assert (rollback.adopted_run_id, rollback.adopted_number, rollback.round) == ("run", 1, 0)
     assert after.parent == rollback.number
     assert RoundFailed(round=3, reason="version 3 was published") in events
-
-
-@pytest.mark.parametrize("restarts", [False, True])
-def test_a_rollback_skips_to_a_number_that_devices_have_not_seen(tmp_path: Path, restarts: bool) -> None:
-    """The devices saw Version 98 before a backup was restored. They accept Version 99, and Rounds follow it."""
-
-    async def story(scene: Scene) -> None:
-        await scene.until(VersionPublished, 2)
-        await scene.command(Pause())
-        assert (await scene.command(Adopt(number=2, min_number=1))).version == 3
-        rollback = Adopt(number=2, min_number=99)
-        assert (await scene.command(rollback, "skip")).version == (await scene.command(rollback, "skip")).version == 99
-        version = await scene.place.state.stores.runs.newest_version("run")
-        check_version(
-            version,
-            run_id="run",
-            bundle_sha256=version.bundle_sha256,
-            publisher=PUBLISHER.public,
-            seen=version.number - 1,
-        )
-        if restarts:
-            await scene.restart()
-        await scene.command(Resume(rounds=2))
-        await wait_for_end(scene)
-
-    events = play(tmp_path, story, plan(max_staleness=2))
-    assert [(event.number, event.parent) for event in versions(events)][2:] == [(3, 2), (99, 3), (100, 99), (101, 100)]
 
 
 def test_a_version_is_promoted_to_another_run_of_its_bundle_only(tmp_path: Path) -> None:

@@ -138,25 +138,6 @@ def test_an_evaluation_that_cannot_be_recorded_is_kept_and_shown(
     assert errors_in(caplog) == ["run run: evaluation on held-out data: disk full: /srv/fanin.db"]
 
 
-def test_versions_on_both_sides_of_a_gap_in_the_numbers_are_evaluated(tmp_path: Path) -> None:
-    async def main() -> None:
-        scene = Scene(tmp_path, StorageFull("full"), 0)
-        await scene.begin()
-        await scene.runs.command(Command(command_id="1", run_id="run", what=Pause()))
-        await scene.runs.command(Command(command_id="2", run_id="run", what=Adopt(number=0)))
-        await scene.runs.command(Command(command_id="3", run_id="run", what=Adopt(number=1, min_number=10**15)))
-        scene.evaluator.start()
-        await asyncio.sleep(10.0)
-        assert [evaluation.version for evaluation in await scene.page()] == [0, 1, 10**15]
-        await scene.runs.command(Command(command_id="4", run_id="run", what=Adopt(number=1, min_number=10**15 + 9)))
-        await asyncio.sleep(10.0)
-        assert [evaluation.version for evaluation in await scene.page()][3:] == [10**15 + 9]
-        assert scene.process.num_jobs == 4
-        await scene.stop()
-
-    run_virtual(main())
-
-
 def test_a_restart_after_all_evaluations_evaluates_the_next_version(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from fanin.commands.console.logs import OneLineFormatter, printable
+from fanin.commands.console.streams import OneLineFormatter, printable
 
 FORMATTER = OneLineFormatter("%(levelname)s %(name)s: %(message)s")
 FORGED = "bad\n2026-01-01 INFO fanin.server: all is well\r\x1b[2J\u202e\x00"

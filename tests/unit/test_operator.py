@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from support.values import version
+from support.values import PUBLISHER, version
 
 from fanin.clients import Operator
 from fanin.clients.transport import Connection
@@ -43,6 +43,13 @@ WRONG: list[tuple[Callable[[Any], object], str]] = [
     (
         lambda operator: operator.publish_version(version(), b"", -1),
         "publish_version: num_rounds: got -1, expected 0 to 4294967295",
+    ),
+    (lambda operator: operator.reclaim(7, PUBLISHER), "reclaim: run_id: got int, expected str"),
+    (lambda operator: operator.reclaim("run", "key"), "reclaim: publisher: got str, expected SigningKey"),
+    (lambda operator: operator.reclaim("run", PUBLISHER, "1"), "reclaim: number: got str, expected int"),
+    (
+        lambda operator: operator.reclaim("run", PUBLISHER, 1, -1),
+        "reclaim: num_rounds: got -1, expected 0 to 4294967295",
     ),
     (lambda operator: operator.command("stop"), "command: command: got str, expected Command"),
     (lambda operator: operator.run(None), "run: run_id: got NoneType, expected str"),

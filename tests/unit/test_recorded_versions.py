@@ -41,7 +41,7 @@ def test_a_version_that_does_not_verify_blocks_no_other(
     run(script, tmp_path)
     (failure,) = script.failures
     assert f"version 9 of run run: {problem}" in failure
-    assert Cache(tmp_path / "device", 1 << 20).records.highest_version("run") == -1
+    assert Cache(tmp_path / "device", 1 << 20).records.highest_version("run") == (0, 0)
     script.work = work
     assert run(script, tmp_path).num_accepted == 1
-    assert Cache(tmp_path / "device", 1 << 20).records.highest_version("run") == 0
+    assert Cache(tmp_path / "device", 1 << 20).records.highest_version("run") == (1, 0)

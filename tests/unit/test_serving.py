@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from fanin.clients.device.serving import Serving
 from fanin.clients.device.storage.cache import Cache
 from fanin.clients.operator import ref_of
 from fanin.edge.bundles.bundle import Bundle
-from fanin.edge.bundles.versions import sign_version
+from fanin.edge.bundles.versions import begin_epoch, sign_version
 from fanin.edge.runtimes.available import open_runtime
 from fanin.edge.tensors import Float32s, encode_parameters
 from fanin.protos.chunks import Artifact, artifact_of, cut
@@ -92,6 +93,17 @@ def test_the_newest_version_is_served_and_an_older_one_is_not(cache: Cache) -> N
     assert not server.offer(*offer_of(cache, 2, 2.0))
     assert server.version == (RUN, 3)
     np.testing.assert_array_equal(server.predict({"x": X}), expected(0.5))
+
+
+def test_a_version_of_a_later_epoch_replaces_every_number_of_an_earlier_one(cache: Cache) -> None:
+    server = serving(cache)
+    assert server.offer(*offer_of(cache, 3, 0.5))
+    publication, model = offer_of(cache, 1, 2.0)
+    later = replace(publication, version=begin_epoch(PUBLISHER, publication.version))
+    assert server.offer(later, model)
+    assert not server.offer(*offer_of(cache, 4, 0.5))
+    assert (server.version, server.latest) == ((RUN, 1), ServedVersion(run_id=RUN, epoch=2, number=1))
+    np.testing.assert_array_equal(server.predict({"x": X}), expected(2.0))
 
 
 def test_a_version_that_predicts_nan_leaves_the_last_good_one(cache: Cache) -> None:
@@ -194,8 +206,8 @@ def test_the_latest_version_is_the_newest_offer_served_or_refused(cache: Cache) 
     assert server.latest == ServedVersion()
     server.offer(*offer_of(cache, 1, 1.0))
     server.offer(*offer_of(cache, 2, np.nan))
-    assert (server.version, server.latest) == ((RUN, 1), ServedVersion(run_id=RUN, number=2))
+    assert (server.version, server.latest) == ((RUN, 1), ServedVersion(run_id=RUN, epoch=1, number=2))
     server.offer(*offer_of(cache, 0, 1.0))
-    assert server.latest == ServedVersion(run_id=RUN, number=2)
+    assert server.latest == ServedVersion(run_id=RUN, epoch=1, number=2)
     # After a restart the refused Version is tried once more.
-    assert serving(cache).latest == ServedVersion(run_id=RUN, number=1)
+    assert serving(cache).latest == ServedVersion(run_id=RUN, epoch=1, number=1)

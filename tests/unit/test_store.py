@@ -166,12 +166,14 @@ def test_an_older_database_is_migrated_to_the_newest_form(tmp_path: Path) -> Non
         connection.execute(text(f"{rounds} ('run', 1, 0, '[]', 'open', 1.0)"))
         updates = "INSERT INTO updates (run_id, round, device_id, header_proto) VALUES"
         connection.execute(text(f"{updates} ('run', 1, 'a', :header)"), row)
+        connection.execute(text("INSERT INTO run_keys VALUES ('run', x'6b6579')"))
         connection.commit()
     older.dispose()
-    with pytest.raises(Corrupted, match="the database has form 0001, expected 0006; let a coordinator"):
+    with pytest.raises(Corrupted, match="the database has form 0001, expected 0009; let a coordinator"):
         open_engine(tmp_path / "fanin.db", Durability.PROCESS, upgrade=False)
     engine = open_engine(tmp_path / "fanin.db", Durability.PROCESS)
     assert SqliteRounds(engine).headers_made_for(RUN, 1) == {"a": header}
+    assert SqliteRuns(engine).run_key(RUN, 1, b"new", 1.0) == b"key"
     engine.dispose()
 
 
@@ -280,9 +282,9 @@ def test_events_are_numbered_from_1_without_gaps_in_each_run(engine: Engine, rou
 
 def test_a_runs_key_is_created_once(engine: Engine) -> None:
     store = SqliteRuns(engine)
-    assert store.run_key(RUN, b"first") == b"first"
-    assert store.run_key(RUN, b"second") == b"first"
-    assert store.run_key("other", b"third") == b"third"
+    assert store.run_key(RUN, 1, b"first", 1.0) == b"first"
+    assert store.run_key(RUN, 1, b"second", 2.0) == b"first"
+    assert store.run_key("other", 1, b"third", 3.0) == b"third"
 
 
 def test_bundles_and_versions_are_read_by_their_names(engine: Engine) -> None:
@@ -307,7 +309,7 @@ def test_an_external_version_restarts_a_run(engine: Engine, rounds: Driven) -> N
     control.publish(RUN, third, 40.0)
     assert runs.run(RUN) == RunRecord(start=START, state=r.RunState.RUNNING, reason="", max_rounds=5)
     rounds.rest(r.RunRested(state=r.RunState.FINISHED, reason="done"), 50.0, next_sequence=99)
-    with raises(Conflict, "run run: got version 2 made from 1, expected one made from 2; another one came first"):
+    with raises(Conflict, "run run: got version 2 made from 1, expected 3 made from 2"):
         control.publish(RUN, third, 60.0)
 
 
@@ -348,7 +350,7 @@ def test_devices_and_tokens(engine: Engine) -> None:
 def test_everything_survives_reopening(tmp_path: Path, engine: Engine, rounds: Driven) -> None:
     runs, devices = SqliteRuns(engine), SqliteDevices(engine)
     runs.add_bundle(BUNDLE)
-    runs.run_key("other", b"first")
+    runs.run_key("other", 1, b"first", 1.0)
     rounds.set_deadline(1, 70.0, 10.0)
     commit(rounds, committed_update("a"), 2)
     close(rounds, quorum=1)
@@ -362,7 +364,7 @@ def test_everything_survives_reopening(tmp_path: Path, engine: Engine, rounds: D
             run_store.run_ids(),
             run_store.run(RUN),
             run_store.bundle(BUNDLE.manifest.sha256),
-            run_store.run_key("other", b"second"),
+            run_store.run_key("other", 1, b"second", 2.0),
             run_store.version(RUN, 0),
             run_store.version(RUN),
             tuple(run_store.events(RUN)),

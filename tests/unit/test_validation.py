@@ -123,6 +123,10 @@ WRONG = [
         with_counts(eval_examples=MAX_EXAMPLES + 1),
         f"update: got eval_examples = {MAX_EXAMPLES + 1}, expected at most {MAX_EXAMPLES}",
     ),
+    (
+        replace(HEADER, payload=replace(HEADER.payload, sha256="0" * 64)),
+        f"update: got the digest {'0' * 64}, expected {HEADER.payload.sha256} of its only chunk",
+    ),
     (with_counts(words=51), "update: got words = 51, expected -50 to 50"),
     (with_counts(words=-51), "update: got words = -51, expected -50 to 50"),
     (with_counts(rounded=12), "update: got rounded = 12, expected at most 11"),

@@ -107,7 +107,7 @@ async def watch_to_its_end(place: Place) -> list[int]:
 def test_a_device_downloads_a_version_from_a_coordinator_that_does_not_drive_its_run(tmp_path: Path) -> None:
     async def main() -> None:
         older, newer = await take_over(tmp_path)
-        served_version = m.ServedVersion(run_id="run", number=1)
+        served_version = m.ServedVersion(run_id="run", epoch=1, number=1)
         check_in = m.CheckIn(protocol=m.PROTOCOL, capabilities=CAPABILITIES, wait_s=40.0, served=served_version)
         task = asyncio.create_task(older.coordinator.check_in("c", check_in))
         for device in "ab":

@@ -12,23 +12,24 @@ from fanin.clients.arguments import check_number, check_text, check_type, clean_
 from fanin.clients.transport import CallOptions, Connection
 from fanin.edge.bundles.bundle import Bundle, SignedManifest
 from fanin.edge.bundles.keys import SigningKey
-from fanin.edge.bundles.versions import sign_delegation, sign_version
+from fanin.edge.bundles.versions import begin_epoch, check_version, sign_delegation, sign_version
 from fanin.edge.tensors import Float32s, decode_parameters, encode_parameters
 from fanin.protos import convert as c
 from fanin.protos import convert_control as cr
 from fanin.protos.calls import AUTHORIZATION, BEARER
-from fanin.protos.chunks import artifact_of, assemble, cut
+from fanin.protos.chunks import artifact_of, assemble, cut, short
 from fanin.protos.control import (
     Command,
     LoggedEvent,
+    Reclaim,
     RunDescription,
     RunInfo,
     StartRun,
     VersionEvaluation,
     VersionWithBundle,
 )
-from fanin.protos.errors import Unavailable, Untrusted
-from fanin.protos.messages import BundleRef, Version
+from fanin.protos.errors import InvalidVersion, Unavailable, Untrusted
+from fanin.protos.messages import FIRST_EPOCH, UNSEEN, BundleRef, Version
 from fanin.protos.names import MAX_NUMBER
 from fanin.protos.plans import MAX_TIMES, Plan
 from fanin.v1 import control_pb2 as pb
@@ -109,8 +110,7 @@ class Operator:
         check_type("start_run: plan", plan, Plan)
         check_type("start_run: bundle", bundle, Bundle)
         check_type("start_run: publisher", publisher, SigningKey)
-        request = pb.PrepareRunRequest(run_id=run_id).SerializeToString()
-        prepared = self._connection.unary(f"{CONTROL}PrepareRun", request, pb.PrepareRunReply.FromString, self._call)
+        run_public_key = self._prepare(run_id, FIRST_EPOCH)
         start = StartRun(
             run_id=run_id,
             plan=plan,
@@ -125,7 +125,7 @@ class Operator:
                 publisher,
                 run_id=run_id,
                 bundle_sha256=bundle.sha256,
-                run_public_key=prepared.run_public_key.hex(),
+                run_public_key=run_public_key,
             ),
         )
         started = cr.start_run_to_proto(start).SerializeToString()
@@ -146,6 +146,65 @@ class Operator:
             )
         )
 
+    def reclaim(self, run_id: str, publisher: SigningKey, number: int | None = None, num_rounds: int = 0) -> RunInfo:
+        """Begin the next epoch of a Run: devices then refuse every Version of the run keys before it.
+
+        The publisher signs the parameters of a Version of the Run again, and delegates to a new run key.
+
+        Args:
+            run_id: The Run, in any state.
+            publisher: The key that signed its Bundle.
+            number: The Version from whose parameters the Run continues; None for the newest one of the record.
+            num_rounds: Rounds to run from it; 0 for those that were left.
+
+        Raises:
+            NotFound: There is no such Run or Version.
+            InvalidVersion: The Version does not verify, or another key signed the Bundle.
+            Conflict: The record changed meanwhile; call again.
+        """
+        check_text("reclaim: run_id", run_id)
+        check_type("reclaim: publisher", publisher, SigningKey)
+        if number is not None:
+            check_number("reclaim: number", number, MAX_NUMBER)
+        check_number("reclaim: num_rounds", num_rounds, MAX_TIMES)
+        newest, source = self.version(run_id), self.version(run_id, number)
+        bundle_sha256 = source.bundle.manifest.sha256
+        if source.bundle.public_key != publisher.public:
+            raise InvalidVersion(
+                f"run {run_id}: got the key {short(publisher.public)}, expected {short(source.bundle.public_key)}, "
+                "which signed the run's bundle; pass it with --key"
+            )
+        # The publisher signs these parameters again, so it must not take them from a stranger.
+        check_version(
+            source.version, run_id=run_id, bundle_sha256=bundle_sha256, publisher=publisher.public, seen=UNSEEN
+        )
+        following = sign_version(
+            publisher,
+            parent=newest.version,
+            run_id=run_id,
+            bundle_sha256=bundle_sha256,
+            parameters=source.version.parameters,
+        )
+        version = begin_epoch(publisher, following)
+        delegation = sign_delegation(
+            publisher,
+            run_id=run_id,
+            epoch=version.epoch,
+            bundle_sha256=bundle_sha256,
+            run_public_key=self._prepare(run_id, version.epoch),
+        )
+        reclaim = Reclaim(
+            delegation=delegation, version=version, adopted_number=source.version.number, rounds=num_rounds
+        )
+        request = cr.reclaim_to_proto(reclaim).SerializeToString()
+        return self._repeated(f"{CONTROL}ReclaimRun", request)
+
+    def _prepare(self, run_id: str, epoch: int) -> str:
+        """Return the public key with which the coordinator signs the Versions of an epoch of a Run."""
+        request = pb.PrepareRunRequest(run_id=run_id, epoch=epoch).SerializeToString()
+        reply = self._connection.unary(f"{CONTROL}PrepareRun", request, pb.PrepareRunReply.FromString, self._call)
+        return reply.run_public_key.hex()
+
     def command(self, command: Command) -> RunInfo:
         """Pause, resume or stop a Run, or make another Version its newest.
 
@@ -156,10 +215,13 @@ class Operator:
             NotFound: There is no such Run or Version.
         """
         check_type("command: command", command, Command)
-        request = cr.command_to_proto(command).SerializeToString()
+        return self._repeated(f"{CONTROL}Command", cr.command_to_proto(command).SerializeToString())
+
+    def _repeated(self, method: str, request: bytes) -> RunInfo:
+        """Make a call that changes a Run once, and repeat it after a broken connection."""
         for num_tries in range(1, MAX_COMMAND_TRIES + 1):
             try:
-                reply = self._connection.unary(f"{CONTROL}Command", request, pb.RunInfo.FromString, self._call)
+                reply = self._connection.unary(method, request, pb.RunInfo.FromString, self._call)
                 return cr.run_info_from_proto(reply)
             except Unavailable as exc:
                 if isinstance(exc, Untrusted) or num_tries == MAX_COMMAND_TRIES:

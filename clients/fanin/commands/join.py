@@ -22,7 +22,7 @@ from fanin.clients.device.training import RuntimeTrainer
 from fanin.clients.device.updates import Trainer
 from fanin.clients.textfiles import read_public_key, read_text, read_token
 from fanin.clients.transport import Connection, GrpcTransport
-from fanin.commands.console.logs import configure_logging
+from fanin.commands.console.streams import configure_logging
 from fanin.commands.console.usage import wrong_usage
 from fanin.edge.runtimes.available import open_runtime
 from fanin.edge.runtimes.base import Runtime

@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import Final
 
 from fanin.commands.console.others import load_other, other_commands
+from fanin.commands.console.streams import escaped_output
 from fanin.commands.console.usage import WrongUsage, report_usage
 from fanin.protos.errors import FaninError
 from fanin.protos.release import __version__
@@ -78,6 +79,11 @@ SUBCOMMANDS: Final[Mapping[str, Subcommand]] = MappingProxyType(
         ),
         "promote": Subcommand(
             summary="make a version of one run the newest of another", module=LIFECYCLE, function="promote"
+        ),
+        "reclaim": Subcommand(
+            summary="take a run back with its publisher's key: revoke its run key, and publish a version again",
+            module=LIFECYCLE,
+            function="reclaim",
         ),
         "verify": Subcommand(summary="recompute the versions of a run from its record", module="control.verify"),
         "infer": Subcommand(summary="run a model: a bundle, or any .onnx or .tflite file", module="infer"),
@@ -145,7 +151,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     # gRPC prints its own view of a failed connection on standard error. Our errors have the cause (``clients.probe``).
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    words = list(sys.argv[1:] if argv is None else argv)
+    with escaped_output():
+        return _run(list(sys.argv[1:] if argv is None else argv))
+
+
+def _run(words: Sequence[str]) -> int:
     if not words or words[0] in ("-h", "--help"):
         sys.stdout.write(_help(sorted(other_commands())))
         return 0

@@ -22,7 +22,7 @@ from typing import Annotated
 import typer
 
 from fanin.clients.device.footprint import share_one_heap
-from fanin.commands.console.logs import configure_logging
+from fanin.commands.console.streams import configure_logging
 from fanin.commands.console.terminal import (
     ADDRESS_FILE,
     CA_FILE,
@@ -49,6 +49,7 @@ from fanin.server.rounds.worker import Observer
 from fanin.server.runs.catalog import Runs
 from fanin.server.service import Services, bind_server, check_free
 from fanin.server.settings import Settings
+from fanin.server.storage.collector import Collector
 from fanin.server.storage.disk import Durability, write_file
 from fanin.server.storage.lanes import ThreadLane
 from fanin.server.storage.records import Role
@@ -121,6 +122,10 @@ async def _serve(settings: Settings, observer: Observer, lanes: "Lanes") -> None
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
+    # The end of a terminal session must not end a coordinator.
+    loop.add_signal_handler(
+        signal.SIGHUP, LOG.warning, "SIGHUP: ignored; restart the coordinator to renew its certificate"
+    )
     # Before the database opens: a folder with unusable certificates is rejected with its database unchanged.
     check_authority(settings.state)
     identity = local_identity(settings.state / "tls", settings.all_names, datetime.now(UTC))
@@ -132,6 +137,7 @@ async def _serve(settings: Settings, observer: Observer, lanes: "Lanes") -> None
     data = DataSets(blobs=settings.state / "blobs", paths=settings.data, command=EVALUATOR)
     runs = Runs(state.stores, state.files, observer, data.check)
     evaluator = HeldOutEvaluator(runs, state.stores, data, EvaluatorProcess(EVALUATOR))
+    collector = Collector(state.stores, state.files)
     limits, connections = _share_descriptors(Limits())
     coordinator = Coordinator(runs, state.stores, state.files, limits, random.Random())
     services = Services(
@@ -146,8 +152,10 @@ async def _serve(settings: Settings, observer: Observer, lanes: "Lanes") -> None
         stack.push_async_callback(bound.drain, DRAIN_S)
         stack.push_async_callback(coordinator.stop)
         stack.push_async_callback(evaluator.stop)
+        stack.push_async_callback(collector.stop)
         await runs.start()
         evaluator.start()
+        collector.start()
         await bound.start()
         health = asyncio.create_task(watch_storage(state.check, bound.report), name="health")
         stack.callback(health.cancel)

@@ -16,6 +16,7 @@ from fanin.clients.testing.interruptible import InterruptibleFleet
 from fanin.clients.testing.unreliable import Note
 from fanin.protos.control import LoggedEvent
 from fanin.protos.errors import Unavailable
+from fanin.protos.messages import FIRST_EPOCH
 from fanin.server.access.limits import Limits
 from fanin.server.fleet.coordinator import Coordinator
 from fanin.server.folder import open_state
@@ -99,7 +100,8 @@ class SimulatedCoordinator:
     async def seed_run_key(self, run_id: str) -> None:
         """Derive the key of a Run from the seed, so that signatures and ids are reproducible."""
         new_key = hashlib.sha256(f"{self._seed}/{run_id}".encode()).digest()
-        await self.life.state.stores.runs.run_key(run_id, new_key)
+        stores = self.life.state.stores
+        await stores.runs.run_key(run_id, FIRST_EPOCH, new_key, stores.wall())
 
     async def watch(self, run_id: str) -> AsyncIterator[LoggedEvent]:
         """Yield the events of a Run, past and future, until it ends; continue after a restart."""

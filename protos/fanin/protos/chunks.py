@@ -117,14 +117,16 @@ def assemble(what: str, artifact: Artifact, read: Callable[[str], bytes]) -> byt
     Raises:
         InvalidInput: A Chunk or the complete content does not match its digest.
     """
-    chunks = [read(ref.sha256) for ref in artifact.chunks]
-    data = b"".join(chunks)
+    # Each Chunk once: the content of an Artifact may repeat one.
+    pieces = {digest: read(digest) for digest in dict.fromkeys(ref.sha256 for ref in artifact.chunks)}
+    data = b"".join([pieces[ref.sha256] for ref in artifact.chunks])
     digest = hashlib.sha256(data).hexdigest()
     if digest == artifact.sha256 and len(data) == artifact.size_bytes:
         # The digest of the content implies those of its Chunks, so they are not hashed again one by one.
         return data
-    for index, (ref, chunk) in enumerate(zip(artifact.chunks, chunks, strict=True)):
-        check_chunk(f"{what}: chunk {index}", ref, chunk)
+    for index, ref in enumerate(artifact.chunks):
+        if (piece := pieces.pop(ref.sha256, None)) is not None:
+            check_chunk(f"{what}: chunk {index}", ref, piece)
     raise InvalidInput(f"{what}: digest mismatch (got {short(digest)}, expected {short(artifact.sha256)})")
 
 

@@ -11,6 +11,12 @@ MAX_NAME_CHARS: Final = 128
 """Longest id, codec or runtime name. A longer one is a mistake or an attack."""
 NAME_FORM: Final = f"1 to {MAX_NAME_CHARS} letters, digits or ._:+- that do not begin with a dot"
 _NAME: Final = re.compile(rf"[A-Za-z0-9_:+-][A-Za-z0-9._:+-]{{0,{MAX_NAME_CHARS - 1}}}")
+MAX_LABEL_CHARS: Final = 4096
+"""Longest name of a part of a model. Converters join the names of fused operators."""
+LABEL_FORM: Final = (
+    f"1 to {MAX_LABEL_CHARS} printable characters that do not begin with a slash, without a backslash and without .. "
+    "between slashes"
+)
 MAX_RUN_ID_CHARS: Final = 64
 MAX_NUMBER: Final = (1 << 63) - 1
 """Highest number of a Version or an event: the largest integer of the database."""
@@ -45,6 +51,17 @@ def check_name(what: str, name: str) -> None:
     """Raise InvalidInput unless ``name`` is a name (``is_name``)."""
     if not is_name(name):
         raise InvalidInput(f"{what}: got {name[:MAX_NAME_CHARS]!r}, expected {NAME_FORM}")
+
+
+def check_label(what: str, label: str) -> None:
+    """Raise InvalidInput unless ``label`` can name a part of a model: an artifact, a parameter, a port or a slot.
+
+    Exporters choose such names, so they have more characters than ids. A reader may still make a file of one, or print
+    it: it is printable, and as a path it stays in its folder.
+    """
+    is_path = not label.startswith("/") and "\\" not in label and ".." not in label.split("/")
+    if not 0 < len(label) <= MAX_LABEL_CHARS or not label.isprintable() or not is_path:
+        raise InvalidInput(f"{what}: got the name {label[:MAX_NAME_CHARS]!r}, expected {LABEL_FORM}")
 
 
 def check_run_id(run_id: str) -> None:

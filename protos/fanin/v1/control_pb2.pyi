@@ -243,15 +243,19 @@ class PrepareRunRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     RUN_ID_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
+    epoch: _builtins.int
+    """1 for a new Run; for ReclaimRun the epoch after that of the Run's newest Version."""
     def __init__(
         self,
         *,
         run_id: _builtins.str = ...,
+        epoch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["run_id", b"run_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "run_id", b"run_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -332,6 +336,40 @@ class PublishVersionRequest(_message.Message):
 Global___PublishVersionRequest: _TypeAlias = PublishVersionRequest  # noqa: Y015
 
 @_typing.final
+class ReclaimRunRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DELEGATION_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    ADOPTED_NUMBER_FIELD_NUMBER: _builtins.int
+    ROUNDS_FIELD_NUMBER: _builtins.int
+    adopted_number: _builtins.int
+    """The number of the Version of this Run that has the same parameters."""
+    rounds: _builtins.int
+    """How many Rounds to run from it; 0: the Run keeps its state and the Rounds that were left."""
+    @_builtins.property
+    def delegation(self) -> _fleet_pb2.Delegation: ...
+    @_builtins.property
+    def version(self) -> _fleet_pb2.Version:
+        """Signed by the publisher itself, in the epoch of the delegation. Its number follows that of the newest Version."""
+
+    def __init__(
+        self,
+        *,
+        delegation: _fleet_pb2.Delegation | None = ...,
+        version: _fleet_pb2.Version | None = ...,
+        adopted_number: _builtins.int = ...,
+        rounds: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["delegation", b"delegation", "version", b"version"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adopted_number", b"adopted_number", "delegation", b"delegation", "rounds", b"rounds", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReclaimRunRequest: _TypeAlias = ReclaimRunRequest  # noqa: Y015
+
+@_typing.final
 class PauseRun(_message.Message):
     """Assigns no further devices, and stops the clock of the open Round's deadline. Devices at work may finish, and their
     Updates count after the Run is resumed.
@@ -403,25 +441,21 @@ class AdoptVersion(_message.Message):
     FROM_RUN_ID_FIELD_NUMBER: _builtins.int
     NUMBER_FIELD_NUMBER: _builtins.int
     ROUNDS_FIELD_NUMBER: _builtins.int
-    MIN_NUMBER_FIELD_NUMBER: _builtins.int
     from_run_id: _builtins.str
     """Empty: the same Run."""
     number: _builtins.int
     rounds: _builtins.int
     """How many Rounds to run from it; 0: none."""
-    min_number: _builtins.int
-    """The lowest number of the new Version, at most 2^53; 0: the next number."""
     def __init__(
         self,
         *,
         from_run_id: _builtins.str = ...,
         number: _builtins.int = ...,
         rounds: _builtins.int = ...,
-        min_number: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["from_run_id", b"from_run_id", "min_number", b"min_number", "number", b"number", "rounds", b"rounds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["from_run_id", b"from_run_id", "number", b"number", "rounds", b"rounds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -574,6 +608,7 @@ class RunInfo(_message.Message):
     NEWEST_EVALUATION_FIELD_NUMBER: _builtins.int
     BEST_EVALUATION_FIELD_NUMBER: _builtins.int
     MAX_ROUNDS_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     state: Global___RunState.ValueType
     bundle_sha256: _builtins.str
@@ -586,6 +621,8 @@ class RunInfo(_message.Message):
     """Why the Run rests, or what it waits for if that is not devices."""
     max_rounds: _builtins.int
     """Rounds to publish since the Run started, or since the last command that set their number."""
+    epoch: _builtins.int
+    """The epoch of the newest Version."""
     @_builtins.property
     def plan(self) -> _plan_pb2.Plan:
         """Absent if the record of the Run is damaged. Then the fields up to reason are empty, too."""
@@ -615,10 +652,11 @@ class RunInfo(_message.Message):
         newest_evaluation: Global___VersionEvaluation | None = ...,
         best_evaluation: Global___VersionEvaluation | None = ...,
         max_rounds: _builtins.int = ...,
+        epoch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["best_evaluation", b"best_evaluation", "newest_evaluation", b"newest_evaluation", "plan", b"plan", "started_by", b"started_by"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["best_evaluation", b"best_evaluation", "bundle_sha256", b"bundle_sha256", "max_rounds", b"max_rounds", "newest_evaluation", b"newest_evaluation", "num_rounds", b"num_rounds", "plan", b"plan", "reason", b"reason", "run_id", b"run_id", "started_by", b"started_by", "state", b"state", "version", b"version", "version_sha256", b"version_sha256"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["best_evaluation", b"best_evaluation", "bundle_sha256", b"bundle_sha256", "epoch", b"epoch", "max_rounds", b"max_rounds", "newest_evaluation", b"newest_evaluation", "num_rounds", b"num_rounds", "plan", b"plan", "reason", b"reason", "run_id", b"run_id", "started_by", b"started_by", "state", b"state", "version", b"version", "version_sha256", b"version_sha256"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1261,6 +1299,7 @@ class VersionPublished(_message.Message):
     ADOPTED_NUMBER_FIELD_NUMBER: _builtins.int
     NUM_STALE_FIELD_NUMBER: _builtins.int
     ROUNDS_FIELD_NUMBER: _builtins.int
+    NEW_EPOCH_FIELD_NUMBER: _builtins.int
     BYTES_DOWN_RESUMED_FIELD_NUMBER: _builtins.int
     BYTES_UP_RESUMED_FIELD_NUMBER: _builtins.int
     STATISTICS_FIELD_NUMBER: _builtins.int
@@ -1287,6 +1326,8 @@ class VersionPublished(_message.Message):
     """Updates that were trained from an older Version than the parent."""
     rounds: _builtins.int
     """Rounds to run from it, if no Round published it; 0: none."""
+    new_epoch: _builtins.int
+    """The epoch that begins with it, because the publisher reclaimed the Run; 0: none."""
     bytes_down_resumed: _builtins.int
     """Bytes that arrived before a transfer broke and were not sent again: downloads and uploads."""
     bytes_up_resumed: _builtins.int
@@ -1331,6 +1372,7 @@ class VersionPublished(_message.Message):
         adopted_number: _builtins.int = ...,
         num_stale: _builtins.int = ...,
         rounds: _builtins.int = ...,
+        new_epoch: _builtins.int = ...,
         bytes_down_resumed: _builtins.int = ...,
         bytes_up_resumed: _builtins.int = ...,
         statistics: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
@@ -1339,7 +1381,7 @@ class VersionPublished(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["by", b"by", "evaluation", b"evaluation"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adopted_number", b"adopted_number", "adopted_run_id", b"adopted_run_id", "by", b"by", "bytes_down", b"bytes_down", "bytes_down_resumed", b"bytes_down_resumed", "bytes_up", b"bytes_up", "bytes_up_resumed", b"bytes_up_resumed", "device_spreads", b"device_spreads", "evaluation", b"evaluation", "num_rounded", b"num_rounded", "num_saturated", b"num_saturated", "num_stale", b"num_stale", "number", b"number", "parent", b"parent", "round", b"round", "round_s", b"round_s", "rounds", b"rounds", "runtimes", b"runtimes", "statistics", b"statistics", "total_examples", b"total_examples", "train_loss", b"train_loss", "train_loss_examples", b"train_loss_examples", "version_sha256", b"version_sha256"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adopted_number", b"adopted_number", "adopted_run_id", b"adopted_run_id", "by", b"by", "bytes_down", b"bytes_down", "bytes_down_resumed", b"bytes_down_resumed", "bytes_up", b"bytes_up", "bytes_up_resumed", b"bytes_up_resumed", "device_spreads", b"device_spreads", "evaluation", b"evaluation", "new_epoch", b"new_epoch", "num_rounded", b"num_rounded", "num_saturated", b"num_saturated", "num_stale", b"num_stale", "number", b"number", "parent", b"parent", "round", b"round", "round_s", b"round_s", "rounds", b"rounds", "runtimes", b"runtimes", "statistics", b"statistics", "total_examples", b"total_examples", "train_loss", b"train_loss", "train_loss_examples", b"train_loss_examples", "version_sha256", b"version_sha256"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -70,6 +70,11 @@ class ControlStub:
                 request_serializer=fanin_dot_v1_dot_control__pb2.PublishVersionRequest.SerializeToString,
                 response_deserializer=fanin_dot_v1_dot_control__pb2.RunInfo.FromString,
                 _registered_method=True)
+        self.ReclaimRun = channel.unary_unary(
+                '/fanin.v1.Control/ReclaimRun',
+                request_serializer=fanin_dot_v1_dot_control__pb2.ReclaimRunRequest.SerializeToString,
+                response_deserializer=fanin_dot_v1_dot_control__pb2.RunInfo.FromString,
+                _registered_method=True)
         self.Command = channel.unary_unary(
                 '/fanin.v1.Control/Command',
                 request_serializer=fanin_dot_v1_dot_control__pb2.CommandRequest.SerializeToString,
@@ -149,8 +154,9 @@ class ControlServicer:
         raise NotImplementedError('Method not implemented!')
 
     def PrepareRun(self, request, context):
-        """Creates the key with which the coordinator signs the Versions of a Run, so that the Bundle's publisher can delegate
-        to it. A repeated call for the same Run returns the same key.
+        """Creates the key with which the coordinator signs the Versions of one epoch of a Run, so that the Bundle's publisher can
+        delegate to it. A repeated call returns the same key. The coordinator removes a key that neither StartRun nor
+        ReclaimRun has used within seven days. FAILED_PRECONDITION: the epoch is neither the Run's nor the next one.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -167,6 +173,17 @@ class ControlServicer:
     def PublishVersion(self, request, context):
         """Adds a Version from outside, for example from the datacenter, as the newest of a Run that rests, and continues the
         Run for some Rounds. FAILED_PRECONDITION: a Round is open, or the number is not the next one.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReclaimRun(self, request, context):
+        """Begins the next epoch of a Run, with the publisher's delegation to a new run key and the publisher's Version of that
+        epoch. Devices that have seen it refuse all Versions of earlier epochs. An open Round fails, and the earlier key is
+        removed. It works in every state of the Run, also if the key is lost. Call PrepareRun with the epoch before. Repeating
+        the call changes nothing. INVALID_ARGUMENT: a signature is not the publisher's. FAILED_PRECONDITION: the epoch or the
+        number is not the next one.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -266,6 +283,11 @@ def add_ControlServicer_to_server(servicer, server):
             'PublishVersion': grpc.unary_unary_rpc_method_handler(
                     servicer.PublishVersion,
                     request_deserializer=fanin_dot_v1_dot_control__pb2.PublishVersionRequest.FromString,
+                    response_serializer=fanin_dot_v1_dot_control__pb2.RunInfo.SerializeToString,
+            ),
+            'ReclaimRun': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReclaimRun,
+                    request_deserializer=fanin_dot_v1_dot_control__pb2.ReclaimRunRequest.FromString,
                     response_serializer=fanin_dot_v1_dot_control__pb2.RunInfo.SerializeToString,
             ),
             'Command': grpc.unary_unary_rpc_method_handler(
@@ -497,6 +519,33 @@ class Control:
             target,
             '/fanin.v1.Control/PublishVersion',
             fanin_dot_v1_dot_control__pb2.PublishVersionRequest.SerializeToString,
+            fanin_dot_v1_dot_control__pb2.RunInfo.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReclaimRun(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fanin.v1.Control/ReclaimRun',
+            fanin_dot_v1_dot_control__pb2.ReclaimRunRequest.SerializeToString,
             fanin_dot_v1_dot_control__pb2.RunInfo.FromString,
             options,
             channel_credentials,

@@ -62,8 +62,9 @@ class ControlStub:
     under another publisher's key.
     """
     PrepareRun: _grpc.UnaryUnaryMultiCallable[_control_pb2.PrepareRunRequest, _control_pb2.PrepareRunReply]
-    """Creates the key with which the coordinator signs the Versions of a Run, so that the Bundle's publisher can delegate
-    to it. A repeated call for the same Run returns the same key.
+    """Creates the key with which the coordinator signs the Versions of one epoch of a Run, so that the Bundle's publisher can
+    delegate to it. A repeated call returns the same key. The coordinator removes a key that neither StartRun nor
+    ReclaimRun has used within seven days. FAILED_PRECONDITION: the epoch is neither the Run's nor the next one.
     """
     StartRun: _grpc.UnaryUnaryMultiCallable[_control_pb2.StartRunRequest, _control_pb2.RunInfo]
     """Starts a Run from its Version 0. INVALID_ARGUMENT: the Plan is not valid. If the coordinator could not resume the
@@ -72,6 +73,13 @@ class ControlStub:
     PublishVersion: _grpc.UnaryUnaryMultiCallable[_control_pb2.PublishVersionRequest, _control_pb2.RunInfo]
     """Adds a Version from outside, for example from the datacenter, as the newest of a Run that rests, and continues the
     Run for some Rounds. FAILED_PRECONDITION: a Round is open, or the number is not the next one.
+    """
+    ReclaimRun: _grpc.UnaryUnaryMultiCallable[_control_pb2.ReclaimRunRequest, _control_pb2.RunInfo]
+    """Begins the next epoch of a Run, with the publisher's delegation to a new run key and the publisher's Version of that
+    epoch. Devices that have seen it refuse all Versions of earlier epochs. An open Round fails, and the earlier key is
+    removed. It works in every state of the Run, also if the key is lost. Call PrepareRun with the epoch before. Repeating
+    the call changes nothing. INVALID_ARGUMENT: a signature is not the publisher's. FAILED_PRECONDITION: the epoch or the
+    number is not the next one.
     """
     Command: _grpc.UnaryUnaryMultiCallable[_control_pb2.CommandRequest, _control_pb2.RunInfo]
     """Pauses, resumes or stops a Run, or publishes an older Version, or one of another Run, as its newest.
@@ -115,8 +123,9 @@ class ControlAsyncStub(ControlStub):
     under another publisher's key.
     """
     PrepareRun: _aio.UnaryUnaryMultiCallable[_control_pb2.PrepareRunRequest, _control_pb2.PrepareRunReply]  # type: ignore[assignment]
-    """Creates the key with which the coordinator signs the Versions of a Run, so that the Bundle's publisher can delegate
-    to it. A repeated call for the same Run returns the same key.
+    """Creates the key with which the coordinator signs the Versions of one epoch of a Run, so that the Bundle's publisher can
+    delegate to it. A repeated call returns the same key. The coordinator removes a key that neither StartRun nor
+    ReclaimRun has used within seven days. FAILED_PRECONDITION: the epoch is neither the Run's nor the next one.
     """
     StartRun: _aio.UnaryUnaryMultiCallable[_control_pb2.StartRunRequest, _control_pb2.RunInfo]  # type: ignore[assignment]
     """Starts a Run from its Version 0. INVALID_ARGUMENT: the Plan is not valid. If the coordinator could not resume the
@@ -125,6 +134,13 @@ class ControlAsyncStub(ControlStub):
     PublishVersion: _aio.UnaryUnaryMultiCallable[_control_pb2.PublishVersionRequest, _control_pb2.RunInfo]  # type: ignore[assignment]
     """Adds a Version from outside, for example from the datacenter, as the newest of a Run that rests, and continues the
     Run for some Rounds. FAILED_PRECONDITION: a Round is open, or the number is not the next one.
+    """
+    ReclaimRun: _aio.UnaryUnaryMultiCallable[_control_pb2.ReclaimRunRequest, _control_pb2.RunInfo]  # type: ignore[assignment]
+    """Begins the next epoch of a Run, with the publisher's delegation to a new run key and the publisher's Version of that
+    epoch. Devices that have seen it refuse all Versions of earlier epochs. An open Round fails, and the earlier key is
+    removed. It works in every state of the Run, also if the key is lost. Call PrepareRun with the epoch before. Repeating
+    the call changes nothing. INVALID_ARGUMENT: a signature is not the publisher's. FAILED_PRECONDITION: the epoch or the
+    number is not the next one.
     """
     Command: _aio.UnaryUnaryMultiCallable[_control_pb2.CommandRequest, _control_pb2.RunInfo]  # type: ignore[assignment]
     """Pauses, resumes or stops a Run, or publishes an older Version, or one of another Run, as its newest.
@@ -195,8 +211,9 @@ class ControlServicer(metaclass=_abc_1.ABCMeta):
         request: _control_pb2.PrepareRunRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_control_pb2.PrepareRunReply, _abc.Awaitable[_control_pb2.PrepareRunReply]]:
-        """Creates the key with which the coordinator signs the Versions of a Run, so that the Bundle's publisher can delegate
-        to it. A repeated call for the same Run returns the same key.
+        """Creates the key with which the coordinator signs the Versions of one epoch of a Run, so that the Bundle's publisher can
+        delegate to it. A repeated call returns the same key. The coordinator removes a key that neither StartRun nor
+        ReclaimRun has used within seven days. FAILED_PRECONDITION: the epoch is neither the Run's nor the next one.
         """
 
     @_abc_1.abstractmethod
@@ -217,6 +234,19 @@ class ControlServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_control_pb2.RunInfo, _abc.Awaitable[_control_pb2.RunInfo]]:
         """Adds a Version from outside, for example from the datacenter, as the newest of a Run that rests, and continues the
         Run for some Rounds. FAILED_PRECONDITION: a Round is open, or the number is not the next one.
+        """
+
+    @_abc_1.abstractmethod
+    def ReclaimRun(
+        self,
+        request: _control_pb2.ReclaimRunRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.RunInfo, _abc.Awaitable[_control_pb2.RunInfo]]:
+        """Begins the next epoch of a Run, with the publisher's delegation to a new run key and the publisher's Version of that
+        epoch. Devices that have seen it refuse all Versions of earlier epochs. An open Round fails, and the earlier key is
+        removed. It works in every state of the Run, also if the key is lost. Call PrepareRun with the epoch before. Repeating
+        the call changes nothing. INVALID_ARGUMENT: a signature is not the publisher's. FAILED_PRECONDITION: the epoch or the
+        number is not the next one.
         """
 
     @_abc_1.abstractmethod

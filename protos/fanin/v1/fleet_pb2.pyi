@@ -45,11 +45,11 @@ numbers are little-endian. Names (Run, Assignment, statistic) have 1 to 128 char
 Each signed byte string begins with a context line, so that a signature for one purpose is not valid for another:
 
     manifest      "fanin bundle manifest v1"    LF  the bytes of the manifest
-    Version       "fanin version v1"            LF  ["RUN",NUMBER,PARENT,"BUNDLE","PARAMETERS"]
-    Delegation    "fanin run key delegation v1" LF  ["RUN","BUNDLE","KEY"]
+    Version       "fanin version v2"            LF  ["RUN",EPOCH,NUMBER,PARENT,"BUNDLE","PARAMETERS"]
+    Delegation    "fanin run key delegation v2" LF  ["RUN",EPOCH,"BUNDLE","KEY"]
     call          "fanin device call v1"        LF  METHOD LF DEVICE LF TIME LF BODY
 
-The second and third are JSON arrays in ASCII without spaces or a line feed at the end. NUMBER and PARENT are
+The second and third are JSON arrays in ASCII without spaces or a line feed at the end. EPOCH, NUMBER and PARENT are
 decimal. BUNDLE is the digest of the manifest, PARAMETERS the digest of the parameters, KEY is hex(run_public_key).
 
 SIGNED CALLS
@@ -353,18 +353,22 @@ class ServedVersion(_message.Message):
 
     RUN_ID_FIELD_NUMBER: _builtins.int
     NUMBER_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     """Empty: the device has no Version yet."""
     number: _builtins.int
+    epoch: _builtins.int
+    """The epoch of this Version."""
     def __init__(
         self,
         *,
         run_id: _builtins.str = ...,
         number: _builtins.int = ...,
+        epoch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["number", b"number", "run_id", b"run_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "number", b"number", "run_id", b"run_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -577,6 +581,9 @@ class BundleRef(_message.Message):
                            {"sha256": string, "size_bytes": number, "url": string}, ..]}}
         "initial"      the name of the artifact with the parameters of Version 0
 
+    The names of the model, its artifacts, parameters, ports, signatures and slots have 1 to 4096 printable characters. They do not
+    begin with a slash, and have no backslash and no ".." between slashes.
+
     A graph is a file for an inference runtime; each step of training is one call of "train". <p> is each parameter, <s>
     each state of the optimizer (momentum; mean and square; none for plain SGD), which begins with zeros:
 
@@ -677,7 +684,10 @@ Global___BundleRef: _TypeAlias = BundleRef  # noqa: Y015
 
 @_typing.final
 class Delegation(_message.Message):
-    """The publisher of a Bundle lets a run key sign the Versions of one Run. The signed bytes are at the top of this file."""
+    """The publisher of a Bundle lets a run key sign the Versions of one epoch of one Run. The signed bytes are at the top of
+    this file. A Run begins in epoch 1. Its publisher can begin the next epoch at any time, with a new run key. A device that
+    has verified a Version of an epoch refuses the Versions of all earlier ones, so their run keys are worthless to it.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -685,11 +695,14 @@ class Delegation(_message.Message):
     BUNDLE_SHA256_FIELD_NUMBER: _builtins.int
     RUN_PUBLIC_KEY_FIELD_NUMBER: _builtins.int
     SIGNATURE_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     bundle_sha256: _builtins.str
     run_public_key: _builtins.bytes
     signature: _builtins.bytes
     """By the publisher's key, BundleRef.public_key."""
+    epoch: _builtins.int
+    """At least 1."""
     def __init__(
         self,
         *,
@@ -697,10 +710,11 @@ class Delegation(_message.Message):
         bundle_sha256: _builtins.str = ...,
         run_public_key: _builtins.bytes = ...,
         signature: _builtins.bytes = ...,
+        epoch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bundle_sha256", b"bundle_sha256", "run_id", b"run_id", "run_public_key", b"run_public_key", "signature", b"signature"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bundle_sha256", b"bundle_sha256", "epoch", b"epoch", "run_id", b"run_id", "run_public_key", b"run_public_key", "signature", b"signature"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -711,10 +725,11 @@ class Version(_message.Message):
     """One immutable set of global parameters. Its name, version_sha256, is parameters.sha256. In this order:
 
     1. run_id is the Assignment's (or Publication's), bundle_sha256 is the verified manifest's;
-    2. public_key is the publisher's; or delegation has the same run_id and bundle_sha256, this key as run_public_key,
-       and a valid signature by the publisher;
+    2. public_key is the publisher's; or delegation has the same run_id, bundle_sha256 and epoch, this key as
+       run_public_key, and a valid signature by the publisher;
     3. the signature is by public_key, over the line at the top of this file;
-    4. number is not below the highest number that this device has verified in this Run;
+    4. (epoch, number) is not below the highest pair that this device has verified in this Run: a Version of a higher epoch
+       is newer, whatever its number. Store the pair, so that a restart keeps it;
     5. parameters.size_bytes is 12 + H + 4 n, as below; then download them and check the digest.
 
     The parameters are the tensors of the manifest's "parameters" in canonical form:
@@ -735,22 +750,22 @@ class Version(_message.Message):
         66616e696e2d7432340000005b5b2261222c5b322c335d5d2c5b2262222c5b345d5d2c5b2263222c5b5d5d5d20202020202020202020
         20202020202020202020000000000000003e0000803e0000c03e0000003f0000203f0000403f0000603f0000803f0000903f0000a03f
 
-    whose digest is 183719ec2a1d63f9a52b2fe3ac13089b5913a689bd6f5b735ec70179a2da0203. For the Run "run" the delegation
-    to the run key has the signature
+    whose digest is 183719ec2a1d63f9a52b2fe3ac13089b5913a689bd6f5b735ec70179a2da0203. For epoch 1 of the Run "run" the
+    delegation to the run key has the signature
 
-        a387cb6afef4f6a769cf0b38eadfdbf31ea691dab80a093d078d4c8dc9471eec
-        5f84f74d65d683cc5155517aebb4056f169eba5fd14a9869f6a04f5d1b15310d
+        ed9b73d4306f62336f409797cda9eca0dca99146483349e95a2f177b0d3ba235
+        fb8368fa9c405c389c617923a4d666913c6216d3654e5ce893d145f2fdb35f07
 
     and Version 1 with these parameters, made from Version 0, is signed by the run key over the line (broken here in
     two)
 
-        ["run",1,0,"dbd57db8519f842150507826037230563a17b05c2dc1d75eb842669e4687cbf6",
+        ["run",1,1,0,"dbd57db8519f842150507826037230563a17b05c2dc1d75eb842669e4687cbf6",
         "183719ec2a1d63f9a52b2fe3ac13089b5913a689bd6f5b735ec70179a2da0203"]
 
     with the signature
 
-        7f55d2446160b5604f6dd692e5ff8e5b01ddf457a3e77dcf0f216a8568ce930a
-        604c98bc1a503a004dedd7ef8a003c3b4931b7a1312e1aa9064b4d5fb2484e06
+        069effe6857927627155b9eef9454439825ba715c50f9417628e0cdc8dad287c
+        a6f4891a640856c5bb6c6366249bb074e361855db7f6b6f8484d42ce54cd7d0c
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -764,15 +779,18 @@ class Version(_message.Message):
     SIGNATURE_FIELD_NUMBER: _builtins.int
     DELEGATION_FIELD_NUMBER: _builtins.int
     AUXILIARY_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     number: _builtins.int
-    """Increases within a Run. A rollback publishes the old parameters under a new number."""
+    """Increases within an epoch. A rollback publishes the old parameters under a new number."""
     parent: _builtins.int
     """The number of the Version that it was computed from; 0 for number 0."""
     bundle_sha256: _builtins.str
     public_key: _builtins.bytes
     """The signer: the Bundle's publisher, or a run key with the publisher's delegation."""
     signature: _builtins.bytes
+    epoch: _builtins.int
+    """At least 1. Increases within a Run."""
     @_builtins.property
     def parameters(self) -> Global___Artifact: ...
     @_builtins.property
@@ -793,10 +811,11 @@ class Version(_message.Message):
         signature: _builtins.bytes = ...,
         delegation: Global___Delegation | None = ...,
         auxiliary: _abc.Iterable[Global___Auxiliary] | None = ...,
+        epoch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["delegation", b"delegation", "parameters", b"parameters"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["auxiliary", b"auxiliary", "bundle_sha256", b"bundle_sha256", "delegation", b"delegation", "number", b"number", "parameters", b"parameters", "parent", b"parent", "public_key", b"public_key", "run_id", b"run_id", "signature", b"signature"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["auxiliary", b"auxiliary", "bundle_sha256", b"bundle_sha256", "delegation", b"delegation", "epoch", b"epoch", "number", b"number", "parameters", b"parameters", "parent", b"parent", "public_key", b"public_key", "run_id", b"run_id", "signature", b"signature"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1468,7 +1487,10 @@ class UpdateHeader(_message.Message):
 
     @_builtins.property
     def payload(self) -> Global___Artifact:
-        """The payload, in Chunks of 1 MiB; only the last one is shorter."""
+        """The payload, in Chunks of 1 MiB; only the last one is shorter. The coordinator compares each Chunk with its digest when
+        it is complete, and then the payload, and refuses the Update at the first difference. After a break it keeps the
+        Chunks that match.
+        """
 
     @_builtins.property
     def statistics(self) -> Global___Statistics: ...

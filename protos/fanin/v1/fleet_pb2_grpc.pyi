@@ -45,11 +45,11 @@ numbers are little-endian. Names (Run, Assignment, statistic) have 1 to 128 char
 Each signed byte string begins with a context line, so that a signature for one purpose is not valid for another:
 
     manifest      "fanin bundle manifest v1"    LF  the bytes of the manifest
-    Version       "fanin version v1"            LF  ["RUN",NUMBER,PARENT,"BUNDLE","PARAMETERS"]
-    Delegation    "fanin run key delegation v1" LF  ["RUN","BUNDLE","KEY"]
+    Version       "fanin version v2"            LF  ["RUN",EPOCH,NUMBER,PARENT,"BUNDLE","PARAMETERS"]
+    Delegation    "fanin run key delegation v2" LF  ["RUN",EPOCH,"BUNDLE","KEY"]
     call          "fanin device call v1"        LF  METHOD LF DEVICE LF TIME LF BODY
 
-The second and third are JSON arrays in ASCII without spaces or a line feed at the end. NUMBER and PARENT are
+The second and third are JSON arrays in ASCII without spaces or a line feed at the end. EPOCH, NUMBER and PARENT are
 decimal. BUNDLE is the digest of the manifest, PARAMETERS the digest of the parameters, KEY is hex(run_public_key).
 
 SIGNED CALLS

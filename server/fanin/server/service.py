@@ -132,7 +132,7 @@ class ControlService(control_pb2_grpc.ControlServicer):
 
     async def PrepareRun(self, request: control_pb2.PrepareRunRequest, context: object) -> control_pb2.PrepareRunReply:
         """See control.proto."""
-        public_key = await self._runs.prepare_run(request.run_id)
+        public_key = await self._runs.prepare_run(request.run_id, request.epoch)
         return control_pb2.PrepareRunReply(run_public_key=bytes.fromhex(public_key))
 
     async def StartRun(self, request: control_pb2.StartRunRequest, context: object) -> control_pb2.RunInfo:
@@ -145,6 +145,11 @@ class ControlService(control_pb2_grpc.ControlServicer):
         version = c.version_from_proto(request.version)
         by = principal_of(context)
         return cr.run_info_to_proto(await self._runs.publish_version(version, request.rounds, by))
+
+    async def ReclaimRun(self, request: control_pb2.ReclaimRunRequest, context: object) -> control_pb2.RunInfo:
+        """See control.proto."""
+        reclaim = cr.reclaim_from_proto(request)
+        return cr.run_info_to_proto(await self._runs.reclaim(reclaim, principal_of(context)))
 
     async def Command(self, request: control_pb2.CommandRequest, context: object) -> control_pb2.RunInfo:
         """See control.proto."""

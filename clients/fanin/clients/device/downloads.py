@@ -1,7 +1,7 @@
 """The download of a Publication: its Chunks into the device's folder, its Bundle and Version verified.
 
-The order is the security property (see ``models``). A Version number is recorded as the highest only after the
-Version has verified.
+The order is the security property (see ``models``). The epoch and number of a Version are recorded as the highest only
+after the Version has verified.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -117,7 +117,7 @@ class Downloader:
             chunks.remove_damaged(needed)
             raise
         # Recorded last: a Version that did not verify must not block later ones.
-        records.raise_version(publication.run_id, publication.version.number)
+        records.raise_version(publication.run_id, publication.version.order)
         return OpenedModel(bundle=bundle, parameters=parameters, auxiliary=opened)
 
     def _store_chunk(self, what: str, should_continue: ShouldContinue, ref: ChunkRef, receive: ReceivePieces) -> None:

@@ -20,7 +20,7 @@ from fanin.edge.signatures import DEVICE_SIGNATURES
 from fanin.edge.tensors import Float32s, TensorTable, decode_parameters
 from fanin.protos.chunks import Artifact, ChunkRef, assemble
 from fanin.protos.errors import InvalidBundle, InvalidInput, InvalidVersion
-from fanin.protos.messages import Publication
+from fanin.protos.messages import Order, Publication
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,13 +109,13 @@ def file_chunks(bundle: Bundle, names: Collection[str]) -> tuple[ChunkRef, ...]:
     return tuple(ref for name in sorted(names) for ref in bundle.manifest.artifacts[name].chunks)
 
 
-def verify_version(publication: Publication, bundle: Bundle, seen: int) -> None:
+def verify_version(publication: Publication, bundle: Bundle, seen: Order) -> None:
     """Verify the Publication's Version before its parameters are downloaded.
 
     Args:
         publication: Names the Version.
         bundle: Its verified Bundle.
-        seen: The highest Version number that this device has verified in the Run.
+        seen: The highest (epoch, number) that this device has verified in the Run.
 
     Raises:
         InvalidVersion: A signature or a number is wrong, or the parameters have the wrong size.

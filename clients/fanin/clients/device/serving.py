@@ -3,7 +3,7 @@
 An app calls ``predict`` from any thread. The client offers each model that it has verified. An offered model replaces
 the served one only if all checks pass:
 
-1. Its Version is of another Run, or has a higher number than the served one.
+1. Its Version is of another Run, or of a later epoch, or has a higher number than the served one.
 2. The runtime opens its ``infer`` graph with the Version's slots, and ``preprocess`` if the Bundle has one.
 3. It returns finite numbers for a probe.
 4. The record that names it is on disk, so that a restart serves it again.
@@ -38,7 +38,7 @@ from fanin.edge.runtimes.graphs import probe_inputs
 from fanin.edge.runtimes.models import model_inputs, open_preprocess
 from fanin.edge.tensors import Float32s
 from fanin.protos.errors import FaninError, InvalidVersion, NotFound
-from fanin.protos.messages import Publication, ServedVersion
+from fanin.protos.messages import UNSEEN, Publication, ServedVersion
 
 LOG = logging.getLogger("fanin.clients")
 
@@ -115,9 +115,9 @@ class Serving:
         self.skip(publication)
         # (1)
         if served is not None and served.publication.run_id == publication.run_id:
-            number, mine = publication.version.number, served.publication.version.number
-            if number <= mine:
-                return number == mine
+            order, mine = publication.version.order, served.publication.version.order
+            if order <= mine:
+                return order == mine
         try:
             # (2) and (3)
             candidate = self._open(publication, model)
@@ -132,9 +132,9 @@ class Serving:
 
     def skip(self, publication: Publication) -> None:
         """Do not request this Version again in this process, for example because it does not verify."""
-        number, latest = publication.version.number, self._latest
-        if latest.run_id != publication.run_id or latest.number < number:
-            self._latest = ServedVersion(run_id=publication.run_id, number=number)
+        version, latest = publication.version, self._latest
+        if latest.run_id != publication.run_id or latest.order < version.order:
+            self._latest = ServedVersion(run_id=publication.run_id, epoch=version.epoch, number=version.number)
 
     def _open(self, publication: Publication, model: OpenedModel) -> Served:
         predict = self._runtime.open_predict(model.bundle, model.values())
@@ -166,7 +166,7 @@ class Serving:
         try:
             bundle = open_bundle(publication, trusted, self._cache.chunks.read)
             # The last good Version may have a lower number than the highest verified one.
-            verify_version(publication, bundle, -1)
+            verify_version(publication, bundle, UNSEEN)
             parameters = open_parameters(publication, bundle, self._cache.chunks.read)
             local = local_values(self._cache.locals, bundle, publication.run_id)
             model = OpenedModel(bundle=bundle, parameters=parameters, local=local)

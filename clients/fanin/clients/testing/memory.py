@@ -7,7 +7,7 @@ from fanin.clients.device.storage.states import MAX_RUNS, StateLabel, decode_sta
 from fanin.edge.codecs.pipeline import States
 from fanin.protos.chunks import ChunkRef
 from fanin.protos.errors import NotFound
-from fanin.protos.messages import UpdateHeader
+from fanin.protos.messages import UNSEEN, Order, UpdateHeader
 
 
 class MemoryChunks(dict[str, bytes]):
@@ -95,16 +95,16 @@ class MemoryStates:
                 del self.files[name, number]
 
 
-class MemoryRecords(dict[str, int]):
-    """The highest verified Version number of each Run."""
+class MemoryRecords(dict[str, Order]):
+    """The highest verified (epoch, number) of each Run."""
 
-    def highest_version(self, run_id: str) -> int:
-        """Return the highest number; -1 for none."""
-        return self.get(run_id, -1)
+    def highest_version(self, run_id: str) -> Order:
+        """Return the highest pair; ``UNSEEN`` for none."""
+        return self.get(run_id, UNSEEN)
 
-    def raise_version(self, run_id: str, number: int) -> None:
-        """Record a number, unless a higher one is recorded."""
-        self[run_id] = max(number, self.highest_version(run_id))
+    def raise_version(self, run_id: str, order: Order) -> None:
+        """Record a pair, unless a higher one is recorded."""
+        self[run_id] = max(order, self.highest_version(run_id))
 
 
 class MemoryFolder:

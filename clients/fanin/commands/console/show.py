@@ -66,6 +66,7 @@ def run_row(info: RunInfo) -> dict[str, object]:
         "reason": info.reason,
         "bundle_sha256": info.bundle_sha256,
         "version": info.version if is_known else None,
+        "epoch": info.epoch if is_known else None,
         "version_sha256": info.version_sha256,
         "rounds": info.num_rounds if is_known else None,
         "max_rounds": info.max_rounds if is_known else None,
@@ -178,7 +179,8 @@ def _version_text(event: VersionPublished) -> str:
     text = f"version {event.number} {short(event.version_sha256)}"
     if not event.round:
         if event.adopted_run_id:
-            return f"{text} adopted from version {event.adopted_number} of run {event.adopted_run_id}{_by(event.by)}"
+            text += f" adopted from version {event.adopted_number} of run {event.adopted_run_id}{_by(event.by)}"
+            return text + (f"; its publisher reclaimed the run: epoch {event.new_epoch}" if event.new_epoch else "")
         return f"{text} published from outside{_by(event.by)}"
     text += f" in {event.round_s:.2f} s, {event.bytes_down} bytes down, {event.bytes_up} up"
     if event.num_saturated:

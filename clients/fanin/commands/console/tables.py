@@ -12,6 +12,8 @@ PIPE_COLUMNS: Final = 4096
 def print_tables(*tables: RenderableType) -> None:
     """Print tables, or the text instead of them, to standard output."""
     # No markup: a cell may have the text of a peer, or a name in brackets.
-    console = Console(width=None if sys.stdout.isatty() else PIPE_COLUMNS, markup=False, emoji=False)
+    # No colors: the stream escapes their control sequences as it does those of a peer.
+    width = None if sys.stdout.isatty() else PIPE_COLUMNS
+    console = Console(width=width, markup=False, emoji=False, color_system=None)
     for table in tables:
         console.print(table)

@@ -24,6 +24,7 @@ from fanin.commands.console.terminal import (
     write_json,
 )
 from fanin.protos.control import MAX_DESCRIBED_ROUNDS, RoundInfo, RunDescription
+from fanin.protos.messages import FIRST_EPOCH
 from fanin.protos.plans import Plan
 from fanin.protos.plans.keys import KeyField, SectionField, fields_of, keys_of
 from fanin.protos.texts import counted
@@ -103,6 +104,7 @@ def description_text(description: RunDescription) -> str:
         f"  state     {info.state.value}{reason}",
         *([] if info.started_by is None else [f"  started   by {info.started_by}"]),
         f"  version   {count_text(info, info.version)} {info.version_sha256}".rstrip(),
+        *([f"  epoch     {info.epoch}"] if info.epoch > FIRST_EPOCH else []),
         f"  bundle    {info.bundle_sha256}",
         f"  rounds    {count_text(info, info.num_rounds)} that ended in a version{planned}",
         *([] if plan is None else plan_lines(plan)),

@@ -53,7 +53,7 @@ from fanin.edge.bundles.versions import check_version
 from fanin.edge.tensors import decode_parameters
 from fanin.protos.chunks import assemble
 from fanin.protos.errors import InvalidInput, InvalidVersion, NotFound
-from fanin.protos.messages import Version
+from fanin.protos.messages import UNSEEN, Version
 
 if TYPE_CHECKING:
     from fanin.clients.operator import Operator
@@ -201,7 +201,7 @@ def fetch_version(operator: "Operator", run_id: str, number: int | None, publish
     signed = SignedManifest(data=data, public_key=ref.public_key, signature=ref.signature)
     bundle = Bundle.open(signed, trusted=(publisher or signed.public_key,), read=operator.chunk)
     version = published.version
-    check_version(version, run_id=run_id, bundle_sha256=bundle.sha256, publisher=signed.public_key, seen=-1)
+    check_version(version, run_id=run_id, bundle_sha256=bundle.sha256, publisher=signed.public_key, seen=UNSEEN)
     what = f"version {version.number} of run {run_id}"
     if number is not None and version.number != number:
         raise InvalidVersion(f"{what}: got number {version.number}, expected number {number}")
@@ -217,6 +217,7 @@ def version_row(fetched: FetchedVersion) -> dict[str, object]:
     delegation = version.delegation
     return {
         "run_id": version.run_id,
+        "epoch": version.epoch,
         "version": version.number,
         "parent": version.parent,
         "version_sha256": version.sha256,

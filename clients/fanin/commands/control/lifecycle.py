@@ -1,18 +1,20 @@
-"""``fanin pause``, ``resume``, ``stop``, ``rollback`` and ``promote``: commands that change the state of a Run.
+"""``fanin pause``, ``resume``, ``stop``, ``rollback``, ``promote`` and ``reclaim``: commands that change a Run.
 
 Each sends one command to the coordinator, then prints the state of the Run. The command carries a random id, so a
-repeated transmission has no further effect.
+repeated transmission has no further effect. ``reclaim`` is the only one that needs the publisher's key.
 """
 
 import secrets
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fanin.commands.console.show import count_text, run_row
 from fanin.commands.console.terminal import (
+    DEFAULT_KEY,
     DEFAULT_STATE,
     CaOption,
     JsonOption,
@@ -26,7 +28,9 @@ from fanin.commands.console.terminal import (
     run_command,
     write_json,
 )
-from fanin.protos.control import Adopt, Command, Pause, Resume, Stop
+from fanin.edge.bundles.keys import load_or_create_key
+from fanin.protos.control import Adopt, Command, Pause, Resume, RunInfo, Stop
+from fanin.protos.errors import InvalidInput
 
 if TYPE_CHECKING:
     from fanin.clients.operator import Operator
@@ -55,6 +59,11 @@ def rollback(argv: Sequence[str]) -> int:
 def promote(argv: Sequence[str]) -> int:
     """Run ``fanin promote``."""
     return run_command(promote_version, argv, "promote")
+
+
+def reclaim(argv: Sequence[str]) -> int:
+    """Run ``fanin reclaim``."""
+    return run_command(reclaim_run, argv, "reclaim")
 
 
 def pause_run(
@@ -100,9 +109,6 @@ def stop_run(
 def rollback_run(
     run_id: RunArgument,
     number: Annotated[int, typer.Argument(min=0, help="The version to return to.")],
-    min_number: Annotated[
-        int, typer.Option("--min-number", min=0, metavar="N", help="Lowest number of the new version.")
-    ] = 0,
     rounds: RoundsOption = 0,
     state: StateOption = DEFAULT_STATE,
     server: ServerOption = "",
@@ -112,7 +118,7 @@ def rollback_run(
 ) -> None:
     """Make an older version of a run its newest. The run must be paused or have ended."""
     with connect(state, server, ca, token_file) as operator:
-        _send(operator, run_id, Adopt(number=number, rounds=rounds, min_number=min_number), json)
+        _send(operator, run_id, Adopt(number=number, rounds=rounds), json)
 
 
 def promote_version(
@@ -131,12 +137,36 @@ def promote_version(
         _send(operator, run_id, Adopt(from_run_id=from_run, number=number, rounds=rounds), json)
 
 
+def reclaim_run(
+    run_id: RunArgument,
+    key: Annotated[Path, typer.Option("--key", help="The publisher's key, which signed the bundle.")] = DEFAULT_KEY,
+    version: Annotated[
+        int | None, typer.Option("--version", min=0, help="The version to continue from; default: the newest.")
+    ] = None,
+    rounds: RoundsOption = 0,
+    state: StateOption = DEFAULT_STATE,
+    server: ServerOption = "",
+    ca: CaOption = None,
+    token_file: TokenOption = None,
+    json: JsonOption = "",
+) -> None:
+    """Take a run back: replace its run key, and publish a version again in a new epoch. Devices refuse earlier ones."""
+    with connect(state, server, ca, token_file) as operator:
+        if not key.exists():
+            raise InvalidInput(f"--key {key}: no such file, expected the key that signed the run's bundle")
+        info = operator.reclaim(run_id, load_or_create_key(key), version, rounds)
+    _print(info, json, f", in epoch {info.epoch}")
+
+
 def _send(operator: "Operator", run_id: str, command: Pause | Resume | Stop | Adopt, json: str) -> None:
     """Send a command about a Run, then print the Run's new state."""
-    info = operator.command(Command(command_id=secrets.token_hex(16), run_id=run_id, what=command))
+    _print(operator.command(Command(command_id=secrets.token_hex(16), run_id=run_id, what=command)), json)
+
+
+def _print(info: RunInfo, json: str, suffix: str = "") -> None:
     if json:
         write_json(json, run_row(info))
     if prints_text(json):
         reason = f" ({info.reason})" if info.reason else ""
         version = count_text(info, info.version)
-        sys.stdout.write(f"run {info.run_id} is {info.state.value}{reason}, its newest version is {version}\n")
+        sys.stdout.write(f"run {info.run_id} is {info.state.value}{reason}, its newest version is {version}{suffix}\n")

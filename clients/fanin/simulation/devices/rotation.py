@@ -103,7 +103,7 @@ class _Left:
     chunks: tuple[str, ...] = ()
     states: dict[tuple[str, int], bytes] = field(default_factory=dict)
     locals: dict[tuple[str, int], bytes] = field(default_factory=dict)
-    records: dict[str, int] = field(default_factory=dict)
+    records: dict[str, m.Order] = field(default_factory=dict)
 
     def after(self, folder: MemoryFolder) -> "_Left":
         """Return this part after one more visit."""

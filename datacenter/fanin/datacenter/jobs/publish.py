@@ -15,6 +15,7 @@ from fanin.edge.tensors import Float32s
 from fanin.protos.chunks import short
 from fanin.protos.control import RunInfo
 from fanin.protos.errors import Conflict
+from fanin.protos.messages import UNSEEN
 
 
 def train_and_publish(
@@ -50,7 +51,7 @@ def train_and_publish(
             f"run {run_id}: got bundle {short(bundle.sha256)}, expected the run's own, {short(parent.bundle_sha256)}; "
             f"fanin fetch {run_id} --bundle downloads it"
         )
-    check_version(parent, run_id=run_id, bundle_sha256=bundle.sha256, publisher=bundle.signed.public_key, seen=-1)
+    check_version(parent, run_id=run_id, bundle_sha256=bundle.sha256, publisher=bundle.signed.public_key, seen=UNSEEN)
     trained, _ = bundle.manifest.split(train(bundle.completed(operator.parameters(parent))))
     version, data = next_version(parent, trained, bundle, publisher)
     return lambda num_rounds: operator.publish_version(version, data, num_rounds)

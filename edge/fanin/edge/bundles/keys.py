@@ -22,8 +22,8 @@ PUBLIC_KEY_BYTES: Final = 32
 SIGNATURE_BYTES: Final = 64
 
 BUNDLE_CONTEXT: Final = "fanin bundle manifest v1"
-VERSION_CONTEXT: Final = "fanin version v1"
-DELEGATION_CONTEXT: Final = "fanin run key delegation v1"
+VERSION_CONTEXT: Final = "fanin version v2"
+DELEGATION_CONTEXT: Final = "fanin run key delegation v2"
 CALL_CONTEXT: Final = "fanin device call v1"
 KEPT_RESULTS: Final = 16
 """Results of the newest verifications that are kept. All devices of a simulation verify the same Version, which has

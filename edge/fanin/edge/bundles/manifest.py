@@ -5,7 +5,7 @@ that every artifact, parameter and slot that it names exists. So code that holds
 further checks.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Final
@@ -18,6 +18,7 @@ from fanin.edge.signatures import BATCH_PORTS, DEVICE_SIGNATURES, TRAIN, Signatu
 from fanin.edge.tensors import Float32s, TensorTable
 from fanin.protos.chunks import Artifact
 from fanin.protos.errors import InvalidBundle, InvalidInput
+from fanin.protos.names import check_label
 
 NO_GRAPHS: Final = "arrays"
 """The graph format that a device reports if code trains on it: it takes Bundles without graphs."""
@@ -111,6 +112,7 @@ class Manifest:
     other_batch_sizes: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
+        self._check_labels()
         if self.batch_size < 1 or self.num_classes < 0:
             raise InvalidBundle(
                 f"manifest: got batch_size {self.batch_size} and num_classes {self.num_classes}, expected at least 1 "
@@ -150,6 +152,28 @@ class Manifest:
         self._check_names()
         self._check_lengths()
         self._check_batch_sizes()
+
+    def _check_labels(self) -> None:
+        """Raise InvalidBundle if a name could leave a folder, or control a terminal that shows it."""
+        local = () if self.local is None else self.local.table.specs
+        ports = {port.name for each in self.signatures.values() for port in (*each.inputs, *each.outputs)}
+        names: dict[str, Iterable[str]] = {
+            "name": (self.name,),
+            "artifact": self.artifacts,
+            "parameter": (spec.name for spec in (*self.table.specs, *local)),
+            "signature": self.signatures,
+            "port": ports,
+            "graph format": {name for each in self.signatures.values() for name in each.graphs},
+            "slot": (slot.initializer for slots in self.slots.values() for slot in slots),
+            "derived": (*self.derived.constants, *self.derived.folded),
+            "optimizer": self.optimizer,
+        }
+        for kind, labels in names.items():
+            for label in labels:
+                try:
+                    check_label(f"manifest: {kind}", label)
+                except InvalidInput as exc:
+                    raise InvalidBundle(str(exc)) from exc
 
     def _check_local(self) -> None:
         """Raise InvalidBundle unless personal parameters have values, and other names than those that travel."""

@@ -1,18 +1,15 @@
 """Commands of an operator to a Run: pause, resume, stop, adopt a Version."""
 
 from dataclasses import dataclass
-from typing import Final
 
 from fanin.protos.control.principals import Principal
 from fanin.protos.errors import InvalidInput
 from fanin.protos.names import MAX_NUMBER, check_name
 from fanin.protos.plans import MAX_TIMES
 
-MAX_MIN_NUMBER: Final = 1 << 53
-"""Leaves numbers for later Versions, and JSON programs read it exactly. A number cannot be taken back."""
 
-
-def _check_rounds(rounds: int) -> None:
+def check_rounds(rounds: int) -> None:
+    """Raise InvalidInput unless a Run can be continued for this number of Rounds."""
     if not 0 <= rounds <= MAX_TIMES:
         raise InvalidInput(f"rounds: got {rounds}, expected 0 to {MAX_TIMES}")
 
@@ -29,7 +26,7 @@ class Resume:
     rounds: int = 0
 
     def __post_init__(self) -> None:
-        _check_rounds(self.rounds)
+        check_rounds(self.rounds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,22 +42,18 @@ class Adopt:
         from_run_id: The Run that has the Version; "" for this Run.
         number: The Version's number there.
         rounds: Rounds to run from it; 0 for none.
-        min_number: The lowest number of the new Version. The default is the next number.
     """
 
     from_run_id: str = ""
     number: int
     rounds: int = 0
-    min_number: int = 0
 
     def __post_init__(self) -> None:
-        _check_rounds(self.rounds)
+        check_rounds(self.rounds)
         if self.from_run_id:
             check_name("adopt: run", self.from_run_id)
         if not 0 <= self.number <= MAX_NUMBER:
             raise InvalidInput(f"version: got number {self.number}, expected 0 to {MAX_NUMBER}")
-        if not 0 <= self.min_number <= MAX_MIN_NUMBER:
-            raise InvalidInput(f"adopt: got the lowest number {self.min_number}, expected 0 to {MAX_MIN_NUMBER}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

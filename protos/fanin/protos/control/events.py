@@ -135,6 +135,7 @@ class VersionPublished:
         adopted_number: Its number there.
         num_stale: Updates that were trained from an older Version than the parent.
         rounds: Rounds to run from a Version that no Round published; 0 for none.
+        new_epoch: The epoch that begins with it; 0 for none.
         statistics: Sums of the statistics that the Plan declares, by name.
         device_spreads: Those of ``train_loss``, and of the parent's ``validation_loss`` and ``validation_accuracy``.
         by: The principal that published it; None for a Round.
@@ -160,6 +161,7 @@ class VersionPublished:
     adopted_number: int = 0
     num_stale: int = 0
     rounds: int = 0
+    new_epoch: int = 0
     statistics: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     device_spreads: Mapping[str, DeviceSpread] = field(default_factory=lambda: MappingProxyType({}))
     by: Principal | None = None

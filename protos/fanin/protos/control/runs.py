@@ -4,8 +4,10 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
+from fanin.protos.control.commands import check_rounds
 from fanin.protos.control.evaluations import VersionEvaluation
 from fanin.protos.control.principals import Principal
+from fanin.protos.errors import InvalidInput
 from fanin.protos.messages import BundleRef, Delegation, Version
 from fanin.protos.plans import Plan
 
@@ -48,6 +50,7 @@ class RunInfo:
         plan: Its Plan. None if the record of the Run is damaged; ``reason`` says so, and the rest is empty.
         bundle_sha256: Its Bundle.
         version: Number of the newest Version.
+        epoch: Its epoch.
         version_sha256: Digest of the newest Version's parameters.
         num_rounds: Rounds that ended in a Version.
         max_rounds: Rounds to publish since the Run started, or since the last command that set their number.
@@ -62,6 +65,7 @@ class RunInfo:
     plan: Plan | None = None
     bundle_sha256: str = ""
     version: int = 0
+    epoch: int = 0
     version_sha256: str = ""
     num_rounds: int = 0
     max_rounds: int = 0
@@ -147,6 +151,33 @@ class StartRun:
     plan: Plan
     version: Version
     delegation: Delegation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reclaim:
+    """A request of a Run's publisher to begin the next epoch of the Run with a new run key.
+
+    Attributes:
+        delegation: The publisher's permission for the new run key.
+        version: The Version with which the epoch begins, signed by the publisher itself.
+        adopted_number: The Version of the Run that has the same parameters.
+        rounds: Rounds to run from it; 0 for those that were left.
+    """
+
+    delegation: Delegation
+    version: Version
+    adopted_number: int
+    rounds: int = 0
+
+    def __post_init__(self) -> None:
+        check_rounds(self.rounds)
+        if self.version.delegation is not None:
+            raise InvalidInput("reclaim: got a version of a run key, expected one that the publisher signed itself")
+        if (self.version.run_id, self.version.epoch) != (self.delegation.run_id, self.delegation.epoch):
+            raise InvalidInput(
+                f"reclaim: got a version of run {self.version.run_id}, epoch {self.version.epoch}, expected run "
+                f"{self.delegation.run_id}, epoch {self.delegation.epoch}, of the delegation"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

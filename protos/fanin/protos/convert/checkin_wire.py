@@ -47,7 +47,9 @@ def check_in_to_proto(check_in: CheckIn) -> pb.CheckInRequest:
             stages=can.stages,
         ),
         wait_s=check_in.wait_s,
-        served=None if served is None else pb.ServedVersion(run_id=served.run_id, number=served.number),
+        served=None
+        if served is None
+        else pb.ServedVersion(run_id=served.run_id, epoch=served.epoch, number=served.number),
     )
 
 
@@ -63,7 +65,9 @@ def check_in_from_proto(message: pb.CheckInRequest) -> CheckIn:
             stages=tuple(can.stages),
         ),
         wait_s=message.wait_s,
-        served=ServedVersion(run_id=served.run_id, number=served.number) if message.HasField("served") else None,
+        served=ServedVersion(run_id=served.run_id, epoch=served.epoch, number=served.number)
+        if message.HasField("served")
+        else None,
     )
 
 

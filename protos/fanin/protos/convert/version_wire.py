@@ -37,6 +37,7 @@ def bundle_from_proto(message: pb.BundleRef) -> BundleRef:
 def delegation_to_proto(delegation: Delegation) -> pb.Delegation:
     return pb.Delegation(
         run_id=delegation.run_id,
+        epoch=delegation.epoch,
         bundle_sha256=delegation.bundle_sha256,
         run_public_key=bytes.fromhex(delegation.run_public_key),
         signature=delegation.signature,
@@ -46,6 +47,7 @@ def delegation_to_proto(delegation: Delegation) -> pb.Delegation:
 def delegation_from_proto(message: pb.Delegation) -> Delegation:
     return Delegation(
         run_id=message.run_id,
+        epoch=message.epoch,
         bundle_sha256=message.bundle_sha256,
         run_public_key=message.run_public_key.hex(),
         signature=message.signature,
@@ -55,6 +57,7 @@ def delegation_from_proto(message: pb.Delegation) -> Delegation:
 def version_to_proto(version: Version) -> pb.Version:
     return pb.Version(
         run_id=version.run_id,
+        epoch=version.epoch,
         number=version.number,
         parent=version.parent,
         bundle_sha256=version.bundle_sha256,
@@ -74,6 +77,7 @@ def version_from_proto(message: pb.Version) -> Version:
         raise InvalidInput(f"version {message.number}: got two auxiliary tensors of one name, expected different names")
     return Version(
         run_id=message.run_id,
+        epoch=message.epoch,
         number=message.number,
         parent=message.parent,
         bundle_sha256=message.bundle_sha256,

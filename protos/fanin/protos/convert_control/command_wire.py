@@ -17,9 +17,7 @@ def command_to_proto(command: Command) -> pb.CommandRequest:
         case Stop():
             message.stop.SetInParent()
         case Adopt() as adopt:
-            version = pb.AdoptVersion(
-                from_run_id=adopt.from_run_id, number=adopt.number, rounds=adopt.rounds, min_number=adopt.min_number
-            )
+            version = pb.AdoptVersion(from_run_id=adopt.from_run_id, number=adopt.number, rounds=adopt.rounds)
             message.adopt.CopyFrom(version)
         case other:
             assert_never(other)
@@ -42,8 +40,6 @@ def _what(message: pb.CommandRequest) -> Pause | Resume | Stop | Adopt:
             adopt = message.adopt
             if adopt.number > MAX_NUMBER:
                 raise NotFound(f"run {(adopt.from_run_id or message.run_id)[:64]!r}: has no version {adopt.number}")
-            return Adopt(
-                from_run_id=adopt.from_run_id, number=adopt.number, rounds=adopt.rounds, min_number=adopt.min_number
-            )
+            return Adopt(from_run_id=adopt.from_run_id, number=adopt.number, rounds=adopt.rounds)
         case other:
             raise InvalidInput(f"command: got {other}, expected one that this fanin knows; install a newer one")

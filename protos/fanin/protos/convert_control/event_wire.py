@@ -115,6 +115,7 @@ def _published_to_proto(event: VersionPublished) -> pb.VersionPublished:
         adopted_number=event.adopted_number,
         num_stale=event.num_stale,
         rounds=event.rounds,
+        new_epoch=event.new_epoch,
         by=principal_to_proto(event.by),
         evaluation=None
         if evaluation is None
@@ -155,6 +156,7 @@ def _published_from_proto(message: pb.VersionPublished) -> VersionPublished:
         adopted_number=message.adopted_number,
         num_stale=message.num_stale,
         rounds=message.rounds,
+        new_epoch=message.new_epoch,
         by=principal_from_proto(message.by) if message.HasField("by") else None,
         evaluation=Evaluation(
             num_examples=evaluation.num_examples,

@@ -8,6 +8,7 @@ from fanin.protos.control import (
     MAX_PAGE_RUNS_BYTES,
     AcceptedDevices,
     ListedRuns,
+    Reclaim,
     RoundInfo,
     RoundPhase,
     RunDescription,
@@ -70,6 +71,26 @@ def start_run_from_proto(message: pb.StartRunRequest) -> StartRun:
     )
 
 
+def reclaim_to_proto(reclaim: Reclaim) -> pb.ReclaimRunRequest:
+    return pb.ReclaimRunRequest(
+        delegation=delegation_to_proto(reclaim.delegation),
+        version=version_to_proto(reclaim.version),
+        adopted_number=reclaim.adopted_number,
+        rounds=reclaim.rounds,
+    )
+
+
+def reclaim_from_proto(message: pb.ReclaimRunRequest) -> Reclaim:
+    if message.adopted_number > MAX_NUMBER:
+        raise NotFound(f"run {message.version.run_id[:64]!r}: has no version {message.adopted_number}")
+    return Reclaim(
+        delegation=delegation_from_proto(message.delegation),
+        version=version_from_proto(message.version),
+        adopted_number=message.adopted_number,
+        rounds=message.rounds,
+    )
+
+
 def run_state_from_proto(number: int) -> RunState:
     for state, known in RUN_STATES.items():
         if known == number:
@@ -84,6 +105,7 @@ def run_info_to_proto(info: RunInfo) -> pb.RunInfo:
         plan=None if info.plan is None else plan_to_proto(info.plan),
         bundle_sha256=info.bundle_sha256,
         version=info.version,
+        epoch=info.epoch,
         version_sha256=info.version_sha256,
         num_rounds=info.num_rounds,
         max_rounds=info.max_rounds,
@@ -101,6 +123,7 @@ def run_info_from_proto(message: pb.RunInfo) -> RunInfo:
         plan=plan_from_proto(message.plan) if message.HasField("plan") else None,
         bundle_sha256=message.bundle_sha256,
         version=message.version,
+        epoch=message.epoch,
         version_sha256=message.version_sha256,
         num_rounds=message.num_rounds,
         max_rounds=message.max_rounds,

@@ -63,7 +63,16 @@ from fanin.protos.messages.transfers import (
     UpdateState,
     UploadReply,
 )
-from fanin.protos.messages.versions import BundleRef, Delegation, Publication, ServedVersion, Version
+from fanin.protos.messages.versions import (
+    FIRST_EPOCH,
+    UNSEEN,
+    BundleRef,
+    Delegation,
+    Order,
+    Publication,
+    ServedVersion,
+    Version,
+)
 from fanin.protos.plans import MAX_COUNT, CodecSpec, StageSpec, Statistic, Training
 
 __all__ = [
@@ -74,6 +83,7 @@ __all__ = [
     "EVAL_LOSS",
     "EVAL_PREDICTIONS",
     "EXAMPLES",
+    "FIRST_EPOCH",
     "LOSS_UNIT",
     "MAX_CAPABILITIES",
     "MAX_COUNT",
@@ -88,6 +98,7 @@ __all__ = [
     "ROUNDED",
     "SATURATED",
     "TRAIN_LOSS",
+    "UNSEEN",
     "UPDATE_FORMAT",
     "Assigned",
     "Assignment",
@@ -99,6 +110,7 @@ __all__ = [
     "Delegation",
     "Download",
     "Enrollment",
+    "Order",
     "Piece",
     "Publication",
     "RejectReason",

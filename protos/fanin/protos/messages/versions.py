@@ -14,6 +14,18 @@ from fanin.protos.errors import InvalidInput
 from fanin.protos.names import MAX_NUMBER, check_key, check_name, check_signature
 
 MAX_AUXILIARY: Final = 8
+FIRST_EPOCH: Final = 1
+"""The epoch in which a Run starts."""
+Order = tuple[int, int]
+"""(epoch, number) of a Version: a device never goes back in this order."""
+UNSEEN: Final[Order] = (0, 0)
+"""The order before every Version."""
+
+
+def check_epoch(what: str, epoch: int) -> None:
+    """Raise InvalidInput unless a Run can have this epoch."""
+    if not FIRST_EPOCH <= epoch <= MAX_NUMBER:
+        raise InvalidInput(f"{what}: got epoch {epoch}, expected {FIRST_EPOCH} to {MAX_NUMBER}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,15 +49,17 @@ class BundleRef:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delegation:
-    """Permission of a Bundle's publisher for a run key to sign the Versions of one Run."""
+    """Permission of a Bundle's publisher for a run key to sign the Versions of one epoch of one Run."""
 
     run_id: str
+    epoch: int
     bundle_sha256: str
     run_public_key: str
     signature: bytes
 
     def __post_init__(self) -> None:
         check_name("delegation: run", self.run_id)
+        check_epoch("delegation", self.epoch)
         check_key("delegation", self.run_public_key)
         check_signature("delegation", self.signature)
 
@@ -56,7 +70,8 @@ class Version:
 
     Attributes:
         run_id: The Run.
-        number: Increases within the Run.
+        epoch: Increases when the publisher reclaims the Run, from ``FIRST_EPOCH``.
+        number: Increases within the epoch.
         parent: Number of the Version from which this one was computed; 0 for number 0.
         bundle_sha256: The Bundle whose graphs these parameters fill.
         parameters: The canonical parameter bytes (``fanin.edge.tensors``) as an Artifact.
@@ -67,6 +82,7 @@ class Version:
     """
 
     run_id: str
+    epoch: int
     number: int
     parent: int
     bundle_sha256: str
@@ -78,6 +94,7 @@ class Version:
 
     def __post_init__(self) -> None:
         check_name("version: run", self.run_id)
+        check_epoch("version", self.epoch)
         check_key("version", self.public_key)
         check_signature("version", self.signature)
         if not 0 <= self.number <= MAX_NUMBER:
@@ -93,9 +110,19 @@ class Version:
             check_name("version: auxiliary tensor", name)
 
     @property
+    def order(self) -> Order:
+        """The place of the Version among those of its Run."""
+        return (self.epoch, self.number)
+
+    @property
+    def artifacts(self) -> tuple[Artifact, ...]:
+        """The parameters and the auxiliary tensors."""
+        return (self.parameters, *self.auxiliary.values())
+
+    @property
     def chunks(self) -> tuple[ChunkRef, ...]:
         """The Chunks of the parameters and of the auxiliary tensors."""
-        return tuple(ref for artifact in (self.parameters, *self.auxiliary.values()) for ref in artifact.chunks)
+        return tuple(ref for artifact in self.artifacts for ref in artifact.chunks)
 
     @property
     def sha256(self) -> str:
@@ -125,8 +152,14 @@ class ServedVersion:
     """
 
     run_id: str = ""
+    epoch: int = 0
     number: int = 0
 
     def __post_init__(self) -> None:
         if self.run_id:
             check_name("served version: run", self.run_id)
+
+    @property
+    def order(self) -> Order:
+        """The place of the Version among those of its Run."""
+        return (self.epoch, self.number)

@@ -17,7 +17,7 @@ from fanin.edge.codecs.stages import layout_of, stages_of
 from fanin.edge.codecs.vector import VectorLayout
 from fanin.edge.tensors import Float32s, TensorTable
 from fanin.protos.errors import Corrupted, FaninError, NotFound
-from fanin.protos.messages import UpdateHeader, Version
+from fanin.protos.messages import UNSEEN, UpdateHeader, Version
 from fanin.protos.plans import Plan
 from fanin.protos.texts import counted
 from fanin.server.aggregation.auxiliary import AuxiliaryStep
@@ -140,7 +140,7 @@ def verify_run(archive: Archive, run_id: str) -> Iterator[Verdict]:
         layout=layout_of(bundle.manifest.table, stages),
         rounds=_Rounds(archive.rounds, run_id),
     )
-    lineage_start = 0
+    lineage_start, seen = 0, UNSEEN
     for number, round_number in sorted(archive.runs.round_by_version(run_id).items()):
         lineage_start = lineage_start if round_number else number
         version_sha256, record = "", None
@@ -150,7 +150,9 @@ def verify_run(archive: Archive, run_id: str) -> Iterator[Verdict]:
             version = archive.runs.version(run_id, number)
             assert version is not None, "it is in the same table"
             version_sha256 = version.sha256
-            check_version(version, run_id=run_id, bundle_sha256=bundle.sha256, publisher=signed.public_key, seen=-1)
+            # Numbers are in order here, so an earlier epoch after a later one is a Version of a revoked key.
+            check_version(version, run_id=run_id, bundle_sha256=bundle.sha256, publisher=signed.public_key, seen=seen)
+            seen = version.order
             if round_number:
                 problem = _check_round(history, version, record, lineage_start)
             else:

@@ -140,7 +140,7 @@ class HeldOutEvaluator:
         return None
 
     async def _look(self, run_id: str, newest: int, every: int) -> None:
-        """Add the due Versions of a Run since the last look. A rollback may leave a gap in their numbers."""
+        """Add the due Versions of a Run since the last look."""
         above = self._newest.get(run_id, -1)
         if newest <= above or run_id in self._left:
             return

@@ -157,3 +157,7 @@ def _check_shape(header: UpdateHeader, expected: Expected) -> None:
         raise InvalidUpdate(
             f"update: got chunks of {sorted(set(sizes))} bytes, expected all but the last {CHUNK_BYTES}"
         )
+    # Each Chunk and the payload are compared with their digests when they arrive. Two digests of the same bytes can be
+    # compared before.
+    if len(sizes) == 1 and (chunk := header.payload.chunks[0].sha256) != header.payload.sha256:
+        raise InvalidUpdate(f"update: got the digest {header.payload.sha256}, expected {chunk} of its only chunk")

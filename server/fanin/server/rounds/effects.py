@@ -125,7 +125,7 @@ class RoundWork:
         )
         if folded.auxiliary:
             signed = add_auxiliary(self._setup.run_key, signed, folded.auxiliary)
-        version = replace(signed, delegation=self._setup.start.delegation)
+        version = replace(signed, delegation=self._setup.delegation)
         now_s = self._stores.wall()
         event = self._publication(version, folded, now_s)
         return await self._stores.writer.publish(

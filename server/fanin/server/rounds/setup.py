@@ -1,4 +1,4 @@
-"""The setup of a Run: the parts that never change while it exists."""
+"""The setup of a Run: the parts that never change while it is driven."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from fanin.edge.codecs.statistics import declared, labels_of
 from fanin.edge.codecs.vector import VectorLayout
 from fanin.edge.tensors import TensorTable
 from fanin.protos.control import StartRun
-from fanin.protos.messages import BundleRef, Statistic
+from fanin.protos.messages import BundleRef, Delegation, Statistic
 from fanin.protos.plans import Plan
 from fanin.server.aggregation.outer import OuterOptimizer
 from fanin.server.aggregation.rules import ColumnRule, Rule
@@ -24,6 +24,7 @@ class RunSetup:
 
     Attributes:
         start: The command that started the Run.
+        delegation: The publisher's permission for ``run_key``.
         bundle: The verified Bundle.
         manifest: The manifest of the Bundle.
         rule: The rule of the Plan.
@@ -35,6 +36,7 @@ class RunSetup:
     """
 
     start: StartRun
+    delegation: Delegation
     bundle: BundleRef
     manifest: Manifest
     rule: Rule | ColumnRule

@@ -5,7 +5,7 @@ Chunks come from an operator. Those that do not fit together are the operator's 
 Chunks damaged after their upload are damage of the coordinator (Corrupted).
 """
 
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from types import MappingProxyType
@@ -24,16 +24,19 @@ from fanin.edge.tensors import TensorTable, decode_parameters
 from fanin.protos.chunks import Artifact, assemble, short
 from fanin.protos.control import StartRun
 from fanin.protos.errors import Conflict, InvalidBundle, InvalidInput, InvalidPlan, InvalidVersion
-from fanin.protos.messages import BundleRef, Version
+from fanin.protos.messages import FIRST_EPOCH, UNSEEN, BundleRef, Delegation, Version
 from fanin.protos.plans import OPTIMIZER_SETTINGS, FlowerPlan, Plan, ScheduledChange, Training
 from fanin.protos.plans.keys import differences, keys_of, shown
 from fanin.server.rounds.setup import RunSetup
-from fanin.server.storage.protocols.files import BlobReader
+from fanin.server.storage.protocols.files import BlobReader, Blobs
 
 OF_GRAPHS: Final = MappingProxyType(
     {key.name: key.default for key in keys_of(Training) if key.name not in ("learning_rate", "seed")}
 )
 """Settings of training that only graphs read, with their defaults."""
+MAX_REPEATED_BYTES: Final = 256 << 20
+"""Bytes of a Bundle's artifacts that may repeat Chunks, in addition to as many as its Chunks have. Hashing them takes a
+second. Initial parameters that are all zero have such Chunks."""
 DataCheck = Callable[[StartRun, BundleRef], Awaitable[None]]
 """Checks the data set that a Plan names for evaluations, with the Bundle. Raises InvalidPlan."""
 MAX_CHANGES_SHOWN: Final = 5
@@ -77,12 +80,31 @@ def open_bundle(ref: BundleRef, blobs: BlobReader) -> Bundle:
     return Bundle.open(signed, trusted=(ref.public_key,), read=blobs.read)
 
 
-def check_bundle(ref: BundleRef, blobs: BlobReader) -> None:
+def check_bundle(ref: BundleRef, blobs: Blobs) -> None:
     """Verify every artifact of a Bundle, as a device would. Raises like ``open_bundle``."""
     bundle = open_bundle(ref, blobs)
+    artifacts = (ref.manifest, *bundle.manifest.artifacts.values())
+    _check_work(artifacts)
+    # From here on the Chunks stay, although the Bundle is recorded only after all of them were read.
+    blobs.renew({chunk.sha256 for artifact in artifacts for chunk in artifact.chunks})
     for name in bundle.manifest.artifacts:
         bundle.artifact(name)
     bundle.completed(bundle.initial_parameters())
+
+
+def _check_work(artifacts: Iterable[Artifact]) -> None:
+    """Raise InvalidBundle if artifacts repeat their Chunks so often that verifying them would take too long.
+
+    All bytes of an artifact are hashed. A manifest of 110 kB can name one Chunk a thousand times, and so 3 GB.
+    """
+    artifacts = tuple(artifacts)
+    refs = {ref.sha256: ref.size_bytes for artifact in artifacts for ref in artifact.chunks}
+    total, stored = sum(artifact.size_bytes for artifact in artifacts), sum(refs.values())
+    if total - stored > stored + MAX_REPEATED_BYTES:
+        raise InvalidBundle(
+            f"bundle: got artifacts of {total} bytes from chunks of {stored} bytes, expected at most "
+            f"{2 * stored + MAX_REPEATED_BYTES}; export it with parameters that repeat fewer values"
+        )
 
 
 def check_start(start: StartRun, setup: RunSetup) -> None:
@@ -94,24 +116,33 @@ def check_start(start: StartRun, setup: RunSetup) -> None:
     """
     if start.version.number != 0:
         raise InvalidVersion(f"run {start.run_id}: got version {start.version.number} to start from, expected 0")
-    check_outside(start.version, setup)
-    delegation = start.delegation
-    if (
-        delegation.run_id != start.run_id
-        or delegation.bundle_sha256 != setup.bundle.manifest.sha256
-        or delegation.run_public_key != setup.run_key.public
-    ):
+    check_outside(start.version, setup.bundle)
+    if start.delegation.epoch != start.version.epoch or start.version.epoch != FIRST_EPOCH:
         raise InvalidVersion(
-            f"run {start.run_id}: the delegation is for run {delegation.run_id}, bundle "
-            f"{short(delegation.bundle_sha256)} and key {short(delegation.run_public_key)}, expected this run, "
-            f"bundle {short(setup.bundle.manifest.sha256)} and key {short(setup.run_key.public)}"
+            f"run {start.run_id}: got a version of epoch {start.version.epoch} and a delegation of epoch "
+            f"{start.delegation.epoch}, expected {FIRST_EPOCH}"
         )
-    check_delegation(delegation, setup.bundle.public_key)
+    check_permission(start.delegation, start.run_id, setup.bundle, setup.run_key.public)
     _check_plan(start, setup)
 
 
-def check_outside(version: Version, setup: RunSetup) -> None:
-    """Raise InvalidVersion unless a Version from outside is signed for the Bundle of this Run, and has only parameters.
+def check_permission(delegation: Delegation, run_id: str, bundle: BundleRef, run_public_key: str) -> None:
+    """Raise InvalidVersion unless a Bundle's publisher delegated to this key of this Run."""
+    if (delegation.run_id, delegation.bundle_sha256, delegation.run_public_key) != (
+        run_id,
+        bundle.manifest.sha256,
+        run_public_key,
+    ):
+        raise InvalidVersion(
+            f"run {run_id}: the delegation is for run {delegation.run_id}, bundle "
+            f"{short(delegation.bundle_sha256)} and key {short(delegation.run_public_key)}, expected this run, "
+            f"bundle {short(bundle.manifest.sha256)} and key {short(run_public_key)}"
+        )
+    check_delegation(delegation, bundle.public_key)
+
+
+def check_outside(version: Version, bundle: BundleRef) -> None:
+    """Raise InvalidVersion unless a Version from outside is signed for the Bundle of its Run, and has only parameters.
 
     It starts a lineage, in which the auxiliary tensors are initially zero.
     """
@@ -123,13 +154,13 @@ def check_outside(version: Version, setup: RunSetup) -> None:
     check_version(
         version,
         run_id=version.run_id,
-        bundle_sha256=setup.bundle.manifest.sha256,
-        publisher=setup.bundle.public_key,
-        seen=-1,
+        bundle_sha256=bundle.manifest.sha256,
+        publisher=bundle.public_key,
+        seen=UNSEEN,
     )
 
 
-def check_parameters(artifact: Artifact, table: TensorTable, blobs: BlobReader) -> None:
+def check_parameters(artifact: Artifact, table: TensorTable, blobs: Blobs) -> None:
     """Check the parameters of a Version.
 
     Raises:
@@ -137,6 +168,11 @@ def check_parameters(artifact: Artifact, table: TensorTable, blobs: BlobReader) 
         NotFound: A Chunk is missing.
         Corrupted: A Chunk is damaged.
     """
+    size_bytes = len(table.header()) + 4 * table.num_values
+    if artifact.size_bytes != size_bytes:
+        # Before they are read: the message can name one Chunk tens of thousands of times.
+        raise InvalidVersion(f"parameters: got {artifact.size_bytes} bytes, expected {size_bytes} by the bundle")
+    blobs.renew({ref.sha256 for ref in artifact.chunks})
     try:
         # Not ``read_artifact``: it would report the operator's wrong Chunks as our damage.
         data = assemble("parameters", artifact, blobs.read)

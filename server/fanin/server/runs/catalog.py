@@ -7,6 +7,7 @@ reaches the Runs through their drivers (``driving``).
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import suppress
+from functools import partial
 
 from fanin.protos.chunks import short
 from fanin.protos.control import (
@@ -17,15 +18,17 @@ from fanin.protos.control import (
     ListedRuns,
     LoggedEvent,
     Principal,
+    Reclaim,
     RunDescription,
     RunInfo,
     StartRun,
     Stop,
     VersionEvaluation,
+    VersionPublished,
     VersionWithBundle,
 )
-from fanin.protos.errors import Conflict, Corrupted, NotFound
-from fanin.protos.messages import BundleRef, Version
+from fanin.protos.errors import Conflict, Corrupted, InvalidVersion, NotFound
+from fanin.protos.messages import FIRST_EPOCH, BundleRef, Version
 from fanin.protos.names import check_run_id
 from fanin.server.rounds.setup import RunSetup
 from fanin.server.rounds.troubles import RepeatedTroubles
@@ -35,6 +38,7 @@ from fanin.server.runs.admission import (
     check_bundle,
     check_outside,
     check_parameters,
+    check_permission,
     check_start,
     refuse_data,
     taken_id,
@@ -46,6 +50,7 @@ from fanin.server.runs.publications import FOLLOW_S, Publications
 from fanin.server.runs.setups import recorded_bundle, run_key_of, setup_of
 from fanin.server.runs.view import RunView, read_view
 from fanin.server.selection.policies import POLICIES, SelectionPolicy
+from fanin.server.storage.decisions import check_next
 from fanin.server.storage.lanes import run_to_end
 from fanin.server.storage.stores import Files, Stores
 
@@ -141,10 +146,18 @@ class Runs:
             )
         return sha256
 
-    async def prepare_run(self, run_id: str) -> str:
-        """Return the public key that will sign the Versions of a Run. The key is created if there is none."""
+    async def prepare_run(self, run_id: str, epoch: int = FIRST_EPOCH) -> str:
+        """Return the public key that will sign the Versions of an epoch of a Run. It is created if there is none.
+
+        Raises:
+            Conflict: The epoch is neither that of the Run nor the next one.
+        """
         check_run_id(run_id)
-        return (await run_key_of(run_id, self._stores)).public
+        known = await self._stores.runs.run(run_id)
+        if known is not None and epoch == known.start.delegation.epoch:
+            # The command that started the Run may be repeated, also after its key was removed.
+            return known.start.delegation.run_public_key
+        return (await run_key_of(run_id, epoch, self._stores)).public
 
     async def start_run(self, start: StartRun, by: Principal | None = None) -> RunInfo:
         """Start a Run. Repeating the same command changes nothing.
@@ -175,10 +188,49 @@ class Runs:
             NotFound: The Run or a Chunk is missing.
         """
         driver = self.driver(version.run_id)
-        check_outside(version, driver.setup)
+        check_outside(version, driver.setup.bundle)
         await self._check_parameters(version, driver.setup)
         await self._drivers.control(version.run_id).publish(version, num_rounds, by)
         return await self.info(version.run_id)
+
+    async def reclaim(self, reclaim: Reclaim, by: Principal | None = None) -> RunInfo:
+        """Begin the next epoch of a Run, in any of its states. Repeating the same request changes nothing.
+
+        Raises:
+            InvalidVersion: A signature is not the publisher's, or the Version has other parameters.
+            NotFound: The Run or the Version with the same parameters is missing.
+            Conflict: The epoch or the Version is not the next one.
+        """
+        version, runs = reclaim.version, self._stores.runs
+        view = await self.view(version.run_id)
+        if (view.record.reclaimed, view.newest) == (reclaim.delegation, version):
+            return await self.info(view.run_id)
+        check_next(version, view.newest, view.newest.epoch + 1)
+        bundle = await recorded_bundle(view.bundle_sha256, self._stores)
+        key = await run_key_of(view.run_id, version.epoch, self._stores)
+        check_permission(reclaim.delegation, view.run_id, bundle, key.public)
+        check_outside(version, bundle)
+        source = await runs.version(view.run_id, reclaim.adopted_number)
+        if source is None:
+            raise NotFound(f"run {view.run_id}: has no version {reclaim.adopted_number}")
+        if source.parameters != version.parameters:
+            raise InvalidVersion(
+                f"run {view.run_id}: got parameters {short(version.sha256)}, expected {short(source.sha256)} of "
+                f"version {source.number}"
+            )
+        event = VersionPublished(
+            number=version.number,
+            version_sha256=version.sha256,
+            parent=version.parent,
+            adopted_run_id=view.run_id,
+            adopted_number=source.number,
+            rounds=reclaim.rounds,
+            new_epoch=version.epoch,
+            by=by,
+        )
+        change = partial(self._stores.control.reclaim, reclaim, event, self._stores.wall())
+        await run_to_end(self._drivers.replace(view.run_id, change))
+        return await self.info(view.run_id)
 
     async def command(self, command: Command) -> RunInfo:
         """Carry out an operator's command. A repeated command changes nothing more.
@@ -287,7 +339,7 @@ class Runs:
         run_id, runs = start.run_id, self._stores.runs
         known = await runs.run(run_id)
         if known is None:
-            setup = await setup_of(start, self._stores, self._files, self._policies)
+            setup = await setup_of(start, start.delegation, self._stores, self._files, self._policies)
             check_start(start, setup)
             await self._check_parameters(start.version, setup)
             await runs.add_run(start, self._stores.wall(), by)

@@ -9,11 +9,12 @@ from collections.abc import Awaitable
 from dataclasses import replace
 from typing import assert_never
 
-from fanin.edge.bundles.versions import renumber, sign_version
+from fanin.edge.bundles.versions import sign_version
 from fanin.protos.control import Adopt, Command, Pause, Principal, Resume, Stop, VersionPublished
 from fanin.protos.errors import Conflict, NotFound
 from fanin.protos.messages import Version
 from fanin.server.runs.driving.driver import RunDriver
+from fanin.server.storage.decisions import check_next
 from fanin.server.storage.lanes import run_to_end
 from fanin.server.storage.records import Newest
 from fanin.server.storage.stores import Stores
@@ -75,11 +76,7 @@ class RunControl:
             await self._driver.refresh()
             return
         newest = await runs.newest_version(version.run_id)
-        if version.number != newest.number + 1 or version.parent != newest.number:
-            raise Conflict(
-                f"run {version.run_id}: got version {version.number} made from {version.parent}, "
-                f"expected {newest.number + 1} made from {newest.number}"
-            )
+        check_next(version, newest, newest.epoch)
         event = VersionPublished(
             number=version.number, version_sha256=version.sha256, parent=version.parent, rounds=num_rounds, by=by
         )
@@ -117,9 +114,7 @@ class RunControl:
             bundle_sha256=ours,
             parameters=source.parameters,
         )
-        if adopt.min_number > signed.number:
-            signed = renumber(driver.setup.run_key, signed, adopt.min_number)
-        version = replace(signed, delegation=driver.run.start.delegation)
+        version = replace(signed, delegation=driver.setup.delegation)
         event = VersionPublished(
             number=version.number,
             version_sha256=version.sha256,

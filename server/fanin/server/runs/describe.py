@@ -33,6 +33,7 @@ async def run_info(view: RunView, live: LiveRun, stores: Stores) -> RunInfo:
         plan=record.start.plan,
         bundle_sha256=view.bundle_sha256,
         version=newest.number,
+        epoch=newest.epoch,
         version_sha256=newest.sha256,
         num_rounds=await stores.rounds.num_published(view.run_id),
         max_rounds=record.max_rounds,

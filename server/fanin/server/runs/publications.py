@@ -55,7 +55,7 @@ class Publications:
 
     def is_newer(self, served: m.ServedVersion) -> bool:
         """Return whether the newest Version is newer than the one that a device serves."""
-        return served.run_id != self.newest.run_id or served.number < self.newest.number
+        return served.run_id != self.newest.run_id or served.order < self.newest.order
 
     def publish(self, device: str) -> m.Publication:
         """Return a Publication that lets a device download the newest Version."""

@@ -8,7 +8,7 @@ from fanin.edge.codecs.stages import layout_of, stages_of
 from fanin.protos.chunks import short
 from fanin.protos.control import StartRun
 from fanin.protos.errors import Corrupted, InvalidInput, NotFound
-from fanin.protos.messages import BundleRef, Capabilities
+from fanin.protos.messages import BundleRef, Capabilities, Delegation
 from fanin.protos.plans import Plan
 from fanin.server.aggregation.outer import optimizer_of
 from fanin.server.aggregation.rules import rule_of
@@ -28,11 +28,14 @@ def check_names(plan: Plan, policies: Mapping[str, SelectionPolicy]) -> Mapping[
     return stages_of(plan.stages)
 
 
-async def setup_of(start: StartRun, stores: Stores, files: Files, policies: Mapping[str, SelectionPolicy]) -> RunSetup:
+async def setup_of(
+    start: StartRun, delegation: Delegation, stores: Stores, files: Files, policies: Mapping[str, SelectionPolicy]
+) -> RunSetup:
     """Return the setup of a Run.
 
     Args:
         start: The command that started the Run.
+        delegation: The publisher's permission for the key of the Run's epoch.
         stores: The record.
         files: Blobs and spool.
         policies: The selection policies by name, in addition to the installed ones.
@@ -52,6 +55,7 @@ async def setup_of(start: StartRun, stores: Stores, files: Files, policies: Mapp
     stages = stages_of(start.plan.stages)
     return RunSetup(
         start=start,
+        delegation=delegation,
         bundle=bundle,
         manifest=manifest,
         rule=rule_of(start.plan),
@@ -59,7 +63,7 @@ async def setup_of(start: StartRun, stores: Stores, files: Files, policies: Mapp
         policy=policy_of(start.plan, policies),
         stages=stages,
         layout=layout_of(manifest.table, stages),
-        run_key=await run_key_of(start.run_id, stores),
+        run_key=await run_key_of(start.run_id, delegation.epoch, stores),
     )
 
 
@@ -71,18 +75,19 @@ async def recorded_bundle(sha256: str, stores: Stores) -> BundleRef:
     return bundle
 
 
-async def run_key_of(run_id: str, stores: Stores) -> SigningKey:
-    """Return the key that signs the Versions of a Run. It is created for a Run that is not recorded.
+async def run_key_of(run_id: str, epoch: int, stores: Stores) -> SigningKey:
+    """Return the key that signs the Versions of an epoch of a Run. It is created for an epoch that has not begun.
 
     Raises:
-        Conflict: The key of a recorded Run is lost.
+        Conflict: The Run has another epoch, or its key is lost.
     """
-    return SigningKey(await stores.runs.run_key(run_id, SigningKey.generate().private_bytes()))
+    new_key = SigningKey.generate().private_bytes()
+    return SigningKey(await stores.runs.run_key(run_id, epoch, new_key, stores.wall()))
 
 
 def check_key(setup: RunSetup) -> None:
     """Raise Conflict unless the key of a recorded Run is the one to which its publisher delegated."""
-    if setup.run_key.public != setup.start.delegation.run_public_key:
+    if setup.run_key.public != setup.delegation.run_public_key:
         raise lost_key(setup.start.run_id)
 
 

@@ -10,6 +10,7 @@ Modules, in reading order:
     population.py    all enrolled devices in memory
     lanes.py         threads for blocking work
     blobs.py         Chunks of Bundles and Versions in a folder
+    collector.py     the removal of Chunks and keys that nothing uses
     spool.py         uploads under way and committed payloads in a folder
     disk.py          durable files, and full disks
     sqlite/          the stores over SQLite

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Lock
 from typing import BinaryIO, Final
 
 from fanin.edge.tensors import sha256_hex
@@ -49,6 +50,8 @@ class FolderBlobs:
         # Blobs that this process has verified, with the state of their files at that time, and damaged blobs.
         self._known: dict[str, _State] = {}
         self._damaged: set[str] = set()
+        # Held while the age of a blob changes, and while an old one is removed.
+        self._aging = Lock()
         make_folder(folder, disk)
 
     def put(self, digest: str, data: bytes) -> None:
@@ -106,11 +109,7 @@ class FolderBlobs:
         """
         check_sha256("chunk", digest)
         with self._readable(digest), self._open(digest) as file:
-            state = _state_of(os.fstat(file.fileno()))
-            if self._known.get(digest) != state:
-                self._check(digest, file.read())
-                self._remember(digest, state)
-            size = state[1]
+            size = self._verify(digest, file)
             if not 0 <= offset <= size:
                 raise InvalidInput(f"chunk {short(digest)}: got offset {offset}, expected 0 to {size}")
             file.seek(offset)
@@ -131,7 +130,32 @@ class FolderBlobs:
         digests = tuple(dict.fromkeys(digests))
         for digest in digests:
             check_sha256("chunk", digest)
-        return tuple(digest for digest in digests if not self._is_intact(digest))
+        lacking = tuple(digest for digest in digests if not self._is_intact(digest))
+        self.renew(set(digests).difference(lacking))
+        return lacking
+
+    def renew(self, digests: Iterable[str]) -> None:
+        """Keep stored blobs from ``remove_older`` for a while."""
+        for digest in digests:
+            self._renew(digest)
+
+    def older_than(self, before_s: float) -> set[str]:
+        """Return the digests of the blobs that were neither stored nor renewed since a wall time."""
+        folders, blobs = OwnEntries(_FOLDER_NAME, are_folders=True), OwnEntries(_BLOB_NAME)
+        paths = (path for folder in folders.of(self._folder) for path in blobs.of(folder))
+        return {path.name for path in paths if not path.suffix and path.is_file() and _is_older(path, before_s)}
+
+    def remove_older(self, digests: Iterable[str], before_s: float) -> int:
+        """Remove those of these blobs that were neither stored nor renewed since a wall time. Returns their number."""
+        num_removed = 0
+        for digest in digests:
+            path = self._path(digest)
+            with self._aging:
+                if _is_older(path, before_s):
+                    path.unlink(missing_ok=True)
+                    self._known.pop(digest, None)
+                    num_removed += 1
+        return num_removed
 
     def sweep(self) -> None:
         """Remove the drafts of a process that died while it wrote them.
@@ -150,7 +174,7 @@ class FolderBlobs:
     def _place(self, digest: str, data: bytes) -> tuple[Path, ...]:
         """Store durable bytes under their digest. Return the folders to sync before the blob is announced."""
         path = self._path(digest)
-        if not path.exists():
+        if not self._renew(digest):
             self._write(path, data)
             return (path.parent,)
         # The file may be damaged, or cut short by a power cut before it was durable. So the bytes are compared.
@@ -178,6 +202,28 @@ class FolderBlobs:
             return self._path(digest).open("rb")
         except FileNotFoundError as exc:
             raise NotFound(f"chunk {short(digest)}: not stored here") from exc
+
+    def _verify(self, digest: str, file: BinaryIO) -> int:
+        """Return the size of a blob, and hash its file if that changed since it was verified. Raises Corrupted."""
+        state = _state_of(os.fstat(file.fileno()))
+        if self._known.get(digest) != state:
+            self._check(digest, file.read())
+            self._remember(digest, state)
+        return state[1]
+
+    def _renew(self, digest: str) -> bool:
+        """Set the age of a blob to 0. Return whether it is stored."""
+        path = self._path(digest)
+        with self._aging:
+            try:
+                before = _state_of(path.stat())
+                os.utime(path)
+                # The time of the last change is part of the state, and the bytes are the same.
+                if self._known.get(digest) == before:
+                    self._known[digest] = _state_of(path.stat())
+            except (FileNotFoundError, NotADirectoryError):
+                return False
+        return True
 
     def _load(self, digest: str) -> bytes:
         """Return the bytes of a blob from the disk, without verification."""
@@ -210,7 +256,8 @@ class FolderBlobs:
 
     def _is_intact(self, digest: str) -> bool:
         try:
-            self._check(digest, self._load(digest))
+            with self._readable(digest), self._open(digest) as file:
+                self._verify(digest, file)
         except (NotFound, Corrupted):
             return False
         return True
@@ -234,6 +281,13 @@ class FolderBlobs:
             draft.unlink(missing_ok=True)
             raise
         self._remember(path.name, _state_of(path.stat()))
+
+
+def _is_older(path: Path, before_s: float) -> bool:
+    try:
+        return path.stat().st_mtime < before_s
+    except FileNotFoundError:
+        return False
 
 
 def _state_of(stat: os.stat_result) -> _State:

@@ -40,14 +40,26 @@ def lost_key(run_id: str) -> Conflict:
     """Return the error for a Run whose key is not the one to which its publisher delegated."""
     return Conflict(
         f"the key that signs the versions of run {run_id} is lost, and devices accept no other; restore fanin.db from "
-        f"a backup, or continue in another run of its bundle: fanin promote {run_id} NUMBER OTHER"
+        f"a backup, or let the publisher delegate to a new one: fanin reclaim {run_id} --key publisher.key"
     )
 
 
-def check_new_key(run_id: str, *, is_recorded: bool) -> None:
-    """Check that a Run without a key may get one. Raises Conflict if the Run is recorded: it had a key."""
-    if is_recorded:
+def check_new_key(run_id: str, epoch: int, current: int) -> None:
+    """Check that an epoch of a Run may get a key.
+
+    Args:
+        run_id: The Run.
+        epoch: The epoch without a key.
+        current: The epoch of the Run, 0 if it is not recorded.
+
+    Raises:
+        Conflict: The Run had a key in the epoch, or the epoch is not the next one.
+    """
+    if epoch == current:
         raise lost_key(run_id)
+    if epoch != current + 1:
+        is_known = f"it is in epoch {current}" if current else "there is no such run yet"
+        raise Conflict(f"run {run_id}: got a key for epoch {epoch}, expected epoch {current + 1}: {is_known}")
 
 
 def failure_of(round_number: int, num_updates: int, cohort: CohortPlan, cause: str) -> RoundFailed:
@@ -103,28 +115,34 @@ def marks_to_fail_on_stop(run_id: str, before: RunState, *, is_stuck: bool) -> t
     return (RoundMark.OPEN, RoundMark.CLOSED) if is_stuck else (RoundMark.OPEN,)
 
 
-def check_publication(version: Version, newest: int, state: RunState, marks: Collection[RoundMark]) -> None:
+def check_publication(version: Version, newest: Version, state: RunState, marks: Collection[RoundMark]) -> None:
     """Check that a Version from outside may become the newest one.
 
     Args:
         version: The Version.
-        newest: The number of the newest Version.
+        newest: The newest Version.
         state: The state of the Run.
         marks: The marks of the Run's Rounds.
 
     Raises:
-        Conflict: The Run is running, a Round is being folded, or the Version does not follow the newest one.
+        Conflict: The Run is running, a Round is being folded, or the Version does not follow the newest one in its
+            epoch.
     """
     run_id = version.run_id
     if state is RunState.RUNNING:
         raise Conflict(f"run {run_id}: a round is open; publish when the run rests, or pause it")
     if RoundMark.CLOSED in marks:
         raise Conflict(f"run {run_id}: a round is being folded; publish again when its version is there")
-    # The number may be higher than the next one: see ``Adopt.min_number``.
-    if version.parent != newest or version.number <= newest:
+    check_next(version, newest, newest.epoch)
+
+
+def check_next(version: Version, newest: Version, epoch: int) -> None:
+    """Check that a Version follows the newest one of its Run and has an epoch. Raises Conflict."""
+    if (version.epoch, version.number, version.parent) != (epoch, newest.number + 1, newest.number):
+        in_epoch = "" if version.epoch == epoch else f", in epoch {epoch} instead of {version.epoch}"
         raise Conflict(
-            f"run {run_id}: got version {version.number} made from {version.parent}, expected one made from {newest}; "
-            "another one came first"
+            f"run {version.run_id}: got version {version.number} made from {version.parent}, "
+            f"expected {newest.number + 1} made from {newest.number}{in_epoch}"
         )
 
 

@@ -11,7 +11,7 @@ from functools import cached_property
 from fanin.protos.calls import device_id_of
 from fanin.protos.chunks import Artifact
 from fanin.protos.control import Principal, RunState, StartRun, VersionPublished
-from fanin.protos.messages import UpdateHeader, Version
+from fanin.protos.messages import Delegation, UpdateHeader, Version
 
 OuterState = Mapping[str, Artifact]
 """The tensors of an outer optimizer's state by name, as blobs of little-endian float32."""
@@ -48,6 +48,7 @@ class RunRecord:
         reason: Why it rests.
         max_rounds: Rounds to publish since the last command that set it going.
         started_by: The principal that started it, None if that was not recorded.
+        reclaimed: The delegation with which its publisher reclaimed it last, None if it never did.
     """
 
     start: StartRun
@@ -55,6 +56,12 @@ class RunRecord:
     reason: str
     max_rounds: int
     started_by: Principal | None = None
+    reclaimed: Delegation | None = None
+
+    @property
+    def delegation(self) -> Delegation:
+        """The publisher's permission for the key that signs the Versions now. It has the Run's epoch."""
+        return self.reclaimed or self.start.delegation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

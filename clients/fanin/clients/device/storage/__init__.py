@@ -2,7 +2,7 @@
 
     lock                     held by the process that runs this device
     device.key               the Ed25519 key that identifies this device
-    seen.json                {run id: highest verified Version number}
+    seen.json                {run id: [epoch, number] of the highest verified Version}
     served                   the Publication of the served model
     chunks/<sha256>          verified Chunks; the least recently used ones are removed first
     chunks/<sha256>.part     a Chunk whose download is incomplete

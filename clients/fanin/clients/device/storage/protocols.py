@@ -6,7 +6,7 @@ from typing import Protocol
 from fanin.clients.device.storage.states import StateLabel
 from fanin.edge.codecs.pipeline import States
 from fanin.protos.chunks import ChunkRef
-from fanin.protos.messages import UpdateHeader
+from fanin.protos.messages import Order, UpdateHeader
 
 
 class StoredChunks(Protocol):
@@ -48,11 +48,11 @@ class StoredStates(Protocol):
 
 
 class HighestVersions(Protocol):
-    """The highest verified Version number of each Run. ``records.Records`` documents the methods."""
+    """The highest verified (epoch, number) of each Run. ``records.Records`` documents the methods."""
 
-    def highest_version(self, run_id: str) -> int: ...
+    def highest_version(self, run_id: str) -> Order: ...
 
-    def raise_version(self, run_id: str, number: int) -> None: ...
+    def raise_version(self, run_id: str, order: Order) -> None: ...
 
 
 class DeviceFolder(Protocol):

@@ -8,7 +8,7 @@ from google.protobuf.message import DecodeError
 from fanin.clients.device.storage.files import replace
 from fanin.protos.convert import publication_from_proto, publication_to_proto
 from fanin.protos.errors import Corrupted, InvalidInput
-from fanin.protos.messages import Publication
+from fanin.protos.messages import UNSEEN, Order, Publication
 from fanin.v1 import fleet_pb2 as pb
 
 
@@ -21,19 +21,19 @@ class Records:
         # Read the record now: an error is reported at the start, not in the middle of the first Assignment.
         self._highest_versions()
 
-    def highest_version(self, run_id: str) -> int:
-        """Return the highest Version number that this device has verified in a Run; -1 for none."""
-        return self._highest_versions().get(run_id, -1)
+    def highest_version(self, run_id: str) -> Order:
+        """Return the highest (epoch, number) that this device has verified in a Run; ``UNSEEN`` for none."""
+        return self._highest_versions().get(run_id, UNSEEN)
 
-    def raise_version(self, run_id: str, number: int) -> None:
-        """Record a verified Version number, unless a higher one is recorded. Raises StorageFull.
+    def raise_version(self, run_id: str, order: Order) -> None:
+        """Record the (epoch, number) of a verified Version, unless a higher pair is recorded. Raises StorageFull.
 
         The record is durable before this returns: otherwise a coordinator could offer an old Version again.
         """
         versions = self._highest_versions()
-        if versions.get(run_id, -1) >= number:
+        if versions.get(run_id, UNSEEN) >= order:
             return
-        replace(self._versions, json.dumps(versions | {run_id: number}).encode())
+        replace(self._versions, json.dumps(versions | {run_id: order}).encode())
 
     def put_served(self, publication: Publication) -> None:
         """Record the Publication of the served model. The record is durable before this returns. Raises StorageFull."""
@@ -46,13 +46,13 @@ class Records:
         except (FileNotFoundError, DecodeError, InvalidInput):
             return None
 
-    def _highest_versions(self) -> dict[str, int]:
+    def _highest_versions(self) -> dict[str, Order]:
         path = self._versions
         try:
-            versions = dict(json.loads(path.read_text())) if path.exists() else {}
-            if not all(isinstance(name, str) and type(number) is int for name, number in versions.items()):
-                raise ValueError("expected an object of version numbers by run")
-            return versions
+            rows = dict(json.loads(path.read_text())) if path.exists() else {}
+            if not all(type(epoch) is int and type(number) is int for epoch, number in rows.values()):
+                raise ValueError("expected an object of [epoch, number] by run")
+            return {run_id: (epoch, number) for run_id, (epoch, number) in rows.items()}
         except (ValueError, TypeError) as exc:
             # Without the record an old Version would be accepted again; the operator of the device must decide.
             raise Corrupted(f"{path}: not readable ({exc}); remove it to forget which versions were seen") from exc

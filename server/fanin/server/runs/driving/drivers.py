@@ -6,7 +6,7 @@ coordinator drives it: its driver is stopped, and a task follows its record for 
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -145,13 +145,33 @@ class Drivers:
                 await self._drive(run_id)
                 self._notify()
 
+    async def replace(self, run_id: str, change: Callable[[], Awaitable[None]]) -> None:
+        """Stop the driver of a Run, change the record, and start a driver that follows it. The Run may be broken.
+
+        Raises:
+            Conflict: The new driver cannot continue the Run. An error of ``change`` is raised after a driver started.
+        """
+        async with self.starting:
+            driver = self._drivers.pop(run_id, None)
+            self._controls.pop(run_id, None)
+            self._broken[run_id] = f"run {run_id}: its publisher is reclaiming it; try again"
+            try:
+                if driver is not None:
+                    await driver.stop()
+                # A driver in another process must not write after the change.
+                await self._stores.take(run_id)
+                await change()
+            finally:
+                await self._drive(run_id)
+                self._notify()
+
     async def _drive(self, run_id: str) -> None:
         """Start the driver of a recorded Run. If that is impossible now, note why and raise Conflict."""
         try:
             record = await self._stores.runs.run(run_id)
             assert record is not None, "runs are never removed"
             await check_up_to_date(run_id, self._stores, self._files)
-            setup = await setup_of(record.start, self._stores, self._files, self._policies)
+            setup = await setup_of(record.start, record.delegation, self._stores, self._files, self._policies)
             check_key(setup)
             worker = Worker(run_id, self._observer)
             course = Course(record, setup, worker, self._notify, partial(self._leave, run_id))

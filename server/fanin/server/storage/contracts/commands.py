@@ -4,7 +4,16 @@ from dataclasses import replace
 
 from fanin.protos.control import Command, Pause, Resume, RoundFailed, RunRested, RunResumed, RunState, Stop
 from fanin.protos.errors import Conflict
-from fanin.server.storage.contracts.values import COHORT, OPERATOR, opened, published, refusal, start, version
+from fanin.server.storage.contracts.values import (
+    COHORT,
+    OPERATOR,
+    opened,
+    published,
+    reclaim_of,
+    refusal,
+    start,
+    version,
+)
 from fanin.server.storage.records import Newest, RoundMark, RoundRecord
 from fanin.server.storage.stores import DriverStores, Stores
 
@@ -14,13 +23,14 @@ RUN = "commanded"
 async def check_commands(stores: Stores) -> None:
     """Check the commands to a new Run. Raises AssertionError."""
     await stores.runs.add_run(start(RUN), 200.0)
-    await refusal(Conflict, stores.runs.run_key(RUN, b"new"), "run_key: created a key for a run that had one")
+    await refusal(Conflict, stores.runs.run_key(RUN, 1, b"new", 200.0), "run_key: created a key for a run that had one")
     driver = await stores.take(RUN)
     await driver.writer.open(opened(run_id=RUN))
     await driver.writer.set_deadline(1, 70.0, 10.0)
     await _check_pause(stores, driver)
     await _check_stop(stores, driver)
     await _check_outside(stores, driver)
+    await _check_reclaim(stores, driver)
 
 
 async def _check_pause(stores: Stores, driver: DriverStores) -> None:
@@ -84,6 +94,34 @@ async def _check_outside(stores: Stores, driver: DriverStores) -> None:
     assert await stores.runs.lineage_start(RUN) == 2, "lineage_start: a version from outside starts a lineage"
     assert await stores.rounds.recorded_grid(version(first, RUN)) is None, "recorded_grid: of a version from outside"
     assert await driver.writer.open(opened(3, 2, RUN)), "open: refused a round after a version from outside"
+
+
+async def _check_reclaim(stores: Stores, driver: DriverStores) -> None:
+    """Check the next epoch of the running Run, whose Version 2 is the newest and whose Round 3 is open."""
+    newest, last = await stores.runs.newest_version(RUN), await _last(stores)
+    await stores.runs.run_key(RUN, 2, b"next", 1060.0)
+    following = version(newest, RUN)
+    early = reclaim_of(replace(following, epoch=3))
+    await refusal(
+        Conflict, stores.control.reclaim(early, published(following, 0), 1060.0), "reclaim: with a later epoch"
+    )
+    reclaim = reclaim_of(replace(following, epoch=2))
+    await stores.control.reclaim(reclaim, published(following, 0), 1060.0)
+    run = await stores.runs.run(RUN)
+    assert run is not None, "run: forgot a run"
+    assert run.delegation == reclaim.delegation, f"reclaim: recorded {run.delegation}, expected {reclaim.delegation}"
+    assert run.state is RunState.RUNNING, f"reclaim: without rounds left the run {run.state}"
+    assert await stores.runs.newest_version(RUN) == reclaim.version, "reclaim: its version is not the newest"
+    assert (await _last(stores), last.mark) == (replace(last, mark=RoundMark.FAILED), RoundMark.OPEN), (
+        "reclaim: left a round open"
+    )
+    await refusal(Conflict, stores.runs.run_key(RUN, 1, b"old", 1070.0), "reclaim: a key of an earlier epoch is there")
+    assert await stores.runs.run_key(RUN, 2, b"other", 1070.0) == b"next", "reclaim: removed the key of the epoch"
+    again = stores.control.reclaim(reclaim, published(following, 0), 1070.0)
+    await refusal(Conflict, again, "reclaim: of an epoch that has begun")
+    outside = Newest(version=version(newest, RUN), event=published(following, 0))
+    await refusal(Conflict, stores.control.publish(RUN, outside, 1070.0), "publish: of a version of an earlier epoch")
+    assert await driver.writer.open(opened(4, 3, RUN)), "open: refused a round after the run was reclaimed"
 
 
 async def _state(stores: Stores) -> tuple[RunState, str]:

@@ -38,6 +38,9 @@ def check_blobs(blobs: Blobs) -> None:
     assert b"".join(blobs.pieces("long", artifact)) == _LONG, "pieces: got other bytes than were put"
     assert blobs.read_artifact("long", artifact) == _LONG, "read_artifact: got other bytes than were put"
     _refuses(NotFound, lambda: blobs.read_artifact("absent", artifact_of(b"absent")), "read_artifact: of no chunks")
+    blobs.renew([absent, digest])
+    assert blobs.older_than(0.0) == set(), "older_than: returned a chunk that was stored just now"
+    assert blobs.remove_older([absent, digest], 0.0) == 0, "remove_older: removed a chunk that was stored just now"
     blobs.sweep()
     assert blobs.missing([digest]) == (), "sweep: removed a chunk"
 

@@ -11,7 +11,7 @@ from fanin.edge.bundles.versions import sign_delegation, sign_version
 from fanin.edge.tensors import TensorTable, encode_parameters
 from fanin.protos import messages as m
 from fanin.protos.chunks import artifact_of
-from fanin.protos.control import Principal, PrincipalKind, StartRun, VersionPublished
+from fanin.protos.control import Principal, PrincipalKind, Reclaim, StartRun, VersionPublished
 from fanin.protos.errors import FaninError
 from fanin.protos.plans import AggregationPlan, CohortPlan, Plan, StopPlan
 from fanin.server.storage.records import CommittedUpdate, RoundMark, RoundRecord
@@ -50,6 +50,12 @@ def start(run_id: str = RUN) -> StartRun:
         stop=StopPlan(max_rounds=5),
     )
     return StartRun(run_id=run_id, plan=plan, version=version(run_id=run_id), delegation=_delegation(run_id))
+
+
+def reclaim_of(version: m.Version) -> Reclaim:
+    """Return the request that begins the epoch of a Version."""
+    delegation = replace(_delegation(version.run_id), epoch=version.epoch)
+    return Reclaim(delegation=delegation, version=replace(version, delegation=None), adopted_number=0)
 
 
 def opened(number: int = 1, base_version: int = 0, run_id: str = RUN) -> RoundRecord:

@@ -57,5 +57,16 @@ class MemoryBlobs:
             check_sha256("chunk", digest)
         return tuple(digest for digest in digests if digest not in self._chunks)
 
+    def renew(self, digests: Iterable[str]) -> None:
+        """See ``Blobs.renew``."""
+
+    def older_than(self, before_s: float) -> set[str]:
+        """See ``OldBlobs.older_than``. Chunks in memory have no age."""
+        return set()
+
+    def remove_older(self, digests: Iterable[str], before_s: float) -> int:
+        """See ``OldBlobs.remove_older``."""
+        return 0
+
     def sweep(self) -> None:
         """See ``Blobs.sweep``. A Chunk in memory is complete or absent."""

@@ -4,12 +4,21 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from fanin.edge.tensors import sha256_hex
-from fanin.protos.control import Command, RoundFailed, RunRested, RunResumed, RunState
+from fanin.protos.control import (
+    Command,
+    Reclaim,
+    RoundFailed,
+    RunRested,
+    RunResumed,
+    RunState,
+    VersionPublished,
+)
 from fanin.protos.convert_control import command_to_proto
 from fanin.server.storage.decisions import (
     by_text,
     changes_on_pause,
     changes_on_resume,
+    check_next,
     check_publication,
     check_same_command,
     left_until,
@@ -70,7 +79,7 @@ class MemoryCommands:
         if command is not None and self._is_done(command):
             return
         marks = {record.mark for record in rows.rounds.values()}
-        check_publication(version, rows.newest.number, rows.record.state, marks)
+        check_publication(version, rows.newest, rows.record.state, marks)
         if command is not None:
             self._remember(command)
         _fail_rounds(rows, (RoundMark.OPEN,), f"version {version.number} was published", now_s)
@@ -78,6 +87,22 @@ class MemoryCommands:
         if newest.event.rounds:
             _set_going(rows, newest.event.rounds)
         rows.add_event(newest.event, now_s)
+
+    async def reclaim(self, reclaim: Reclaim, event: VersionPublished, now_s: float) -> None:
+        """See ``CommandStore.reclaim``."""
+        version = reclaim.version
+        rows, keys = self._database.runs[version.run_id], self._database.run_keys
+        check_next(version, rows.newest, rows.newest.epoch + 1)
+        reason = f"the publisher reclaimed the run with version {version.number}"
+        _fail_rounds(rows, (RoundMark.OPEN, RoundMark.CLOSED), reason, now_s)
+        rows.add_version(version, round_number=0)
+        for run_id, epoch in tuple(keys):
+            if run_id == version.run_id and epoch < version.epoch:
+                del keys[run_id, epoch]
+        rows.record = replace(rows.record, reclaimed=reclaim.delegation)
+        if reclaim.rounds:
+            _set_going(rows, reclaim.rounds)
+        rows.add_event(event, now_s)
 
     def _is_done(self, command: Command) -> bool:
         known = self._database.commands.get(command.command_id)

@@ -77,12 +77,12 @@ class MemoryDatabase:
 
     Attributes:
         bundles: The Bundles by the digest of their manifest.
-        run_keys: The private key of each Run.
+        run_keys: The private key of each epoch of each Run, and the wall time of its creation.
         runs: The rows of each Run, oldest first.
         commands: The digest of each command that was carried out, by its id.
     """
 
     bundles: dict[str, BundleRef] = field(default_factory=dict)
-    run_keys: dict[str, bytes] = field(default_factory=dict)
+    run_keys: dict[tuple[str, int], tuple[bytes, float]] = field(default_factory=dict)
     runs: dict[str, RunRows] = field(default_factory=dict)
     commands: dict[str, str] = field(default_factory=dict)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from fanin.protos.chunks import Artifact
 from fanin.protos.control import LoggedEvent, Principal, RunState, StartRun, VersionPublished
 from fanin.protos.errors import Conflict
 from fanin.protos.messages import BundleRef, Version
@@ -62,11 +63,39 @@ class MemoryRuns:
         """See ``BundleStore.bundle``."""
         return self._archive.bundle(sha256)
 
-    async def run_key(self, run_id: str, new_key: bytes) -> bytes:
+    async def bundles(self) -> tuple[BundleRef, ...]:
+        """See ``BundleStore.bundles``."""
+        return tuple(self._database.bundles.values())
+
+    async def artifact_page(self, after: int) -> tuple[tuple[Artifact, ...], int | None]:
+        """See ``BundleStore.artifact_page``. There is one page."""
+        rows = self._database.runs.values()
+        versions = [version for each in rows for version in each.versions.values()]
+        states = [artifact for each in rows for state in each.outer_states.values() for artifact in state.values()]
+        return (*(artifact for version in versions for artifact in version.artifacts), *states), None
+
+    async def run_key(self, run_id: str, epoch: int, new_key: bytes, now_s: float) -> bytes:
         """See ``RunStore.run_key``."""
-        if run_id not in self._database.run_keys:
-            check_new_key(run_id, is_recorded=run_id in self._database.runs)
-        return self._database.run_keys.setdefault(run_id, new_key)
+        if (run_id, epoch) not in self._database.run_keys:
+            check_new_key(run_id, epoch, self._epoch(run_id))
+        return self._database.run_keys.setdefault((run_id, epoch), (new_key, now_s))[0]
+
+    async def remove_unused_keys(self, before_s: float) -> int:
+        """See ``RunStore.remove_unused_keys``."""
+        keys = self._database.run_keys
+        unused = [
+            (run_id, epoch)
+            for (run_id, epoch), (_, prepared_s) in keys.items()
+            if prepared_s < before_s and epoch != self._epoch(run_id)
+        ]
+        for name in unused:
+            del keys[name]
+        return len(unused)
+
+    def _epoch(self, run_id: str) -> int:
+        """Return the epoch of a Run, 0 if it is not recorded."""
+        rows = self._database.runs.get(run_id)
+        return 0 if rows is None else rows.record.delegation.epoch
 
     async def add_run(self, start: StartRun, now_s: float, by: Principal | None = None) -> None:
         """See ``RunStore.add_run``."""

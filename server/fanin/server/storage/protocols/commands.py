@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from fanin.protos.control import Command
+from fanin.protos.control import Command, Reclaim, VersionPublished
 from fanin.server.storage.records import Newest
 
 
@@ -71,5 +71,21 @@ class CommandStore(Protocol):
 
         Raises:
             Conflict: The Run is running, a Round is being folded, or the Version does not follow the newest one.
+        """
+        ...
+
+    async def reclaim(self, reclaim: Reclaim, event: VersionPublished, now_s: float) -> None:
+        """Begin the next epoch of a Run: record its delegation and its first Version, and remove the earlier keys.
+
+        A Round that is open or being folded fails. The Run keeps its state, or is running if ``reclaim`` has a number
+        of Rounds.
+
+        Args:
+            reclaim: The request, which was verified.
+            event: The event of the Version.
+            now_s: Wall time, in seconds.
+
+        Raises:
+            Conflict: The Version does not follow the newest one, in the next epoch.
         """
         ...

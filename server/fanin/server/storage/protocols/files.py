@@ -49,7 +49,7 @@ class BlobReader(Protocol):
         ...
 
 
-class Blobs(BlobReader, Protocol):
+class BlobWriter(Protocol):
     """The store of Chunks. A Chunk that a method has stored is durable when the method returns."""
 
     def put(self, digest: str, data: bytes) -> None:
@@ -87,9 +87,33 @@ class Blobs(BlobReader, Protocol):
         """
         ...
 
+    def renew(self, digests: Iterable[str]) -> None:
+        """Keep stored Chunks from ``remove_older`` for a while: called before they are verified for a publication.
+
+        ``put``, ``put_pieces`` and ``missing`` do the same for the Chunks that are stored already. A Chunk that is not
+        stored is ignored.
+        """
+        ...
+
     def sweep(self) -> None:
         """Remove the files of a process that died while it stored a Chunk. Called before the coordinator serves."""
         ...
+
+
+class OldBlobs(Protocol):
+    """The removal of Chunks that nothing uses (``collector``)."""
+
+    def older_than(self, before_s: float) -> set[str]:
+        """Return the digests of the Chunks that were neither stored nor renewed since a wall time."""
+        ...
+
+    def remove_older(self, digests: Iterable[str], before_s: float) -> int:
+        """Remove those of these Chunks that were neither stored nor renewed since a wall time. Returns their number."""
+        ...
+
+
+class Blobs(BlobReader, BlobWriter, OldBlobs, Protocol):
+    """The store of Chunks: reads, writes, and the removal of what nothing uses."""
 
 
 class Upload(Protocol):

@@ -2,6 +2,7 @@
 
 from typing import Final, Protocol
 
+from fanin.protos.chunks import Artifact
 from fanin.protos.control import LoggedEvent, Principal, RunState, StartRun, VersionPublished
 from fanin.protos.messages import BundleRef, Version
 from fanin.server.storage.records import RunRecord
@@ -32,23 +33,48 @@ class BundleStore(Protocol):
         """
         ...
 
+    async def bundles(self) -> tuple[BundleRef, ...]:
+        """Return all Bundles. Raises Corrupted if one record is damaged."""
+        ...
+
+    async def artifact_page(self, after: int) -> tuple[tuple[Artifact, ...], int | None]:
+        """Return some of the Artifacts of Versions and outer states: all bytes that the record names beside Bundles.
+
+        Args:
+            after: 0 for the first page, then the number that came with the page before.
+
+        Returns:
+            The Artifacts, and the number for the next page, None after the last one. Pages have every Artifact that
+            was recorded before the first one was read.
+
+        Raises:
+            Corrupted: A record is damaged.
+        """
+        ...
+
 
 class RunStore(Protocol):
     """The Runs, and the keys that sign their Versions."""
 
-    async def run_key(self, run_id: str, new_key: bytes) -> bytes:
-        """Return the private key of a Run.
+    async def run_key(self, run_id: str, epoch: int, new_key: bytes, now_s: float) -> bytes:
+        """Return the private key of one epoch of a Run.
 
         Args:
             run_id: The Run. It may not be recorded yet.
+            epoch: The epoch: of the Run or the next one, or ``FIRST_EPOCH`` of a Run that is not recorded.
             new_key: Becomes the key if there is none.
+            now_s: Wall time, in seconds.
 
         Returns:
-            The key of the Run: the same bytes for every caller and for ever.
+            The key: the same bytes for every caller, until the Run has a later epoch.
 
         Raises:
-            Conflict: The Run is recorded and its key is lost.
+            Conflict: The Run has another epoch, or it has this one and the key is lost.
         """
+        ...
+
+    async def remove_unused_keys(self, before_s: float) -> int:
+        """Remove the keys that no Run uses and that were created before a wall time. Returns their number."""
         ...
 
     async def add_run(self, start: StartRun, now_s: float, by: Principal | None = None) -> None:

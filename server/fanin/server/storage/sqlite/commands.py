@@ -5,16 +5,26 @@ A repeated command changes nothing more, even if the Run has changed since. A re
 
 from collections.abc import Collection
 
-from sqlalchemy import Connection, Engine, case, func, insert, select, update
+from sqlalchemy import Connection, Engine, case, delete, insert, select, update
 
 from fanin.edge.tensors import sha256_hex
-from fanin.protos.control import Command, RoundFailed, RunRested, RunResumed, RunState
+from fanin.protos.control import (
+    Command,
+    Reclaim,
+    RoundFailed,
+    RunRested,
+    RunResumed,
+    RunState,
+    VersionPublished,
+)
+from fanin.protos.convert import delegation_to_proto
 from fanin.protos.convert_control import command_to_proto
 from fanin.protos.messages import Version
 from fanin.server.storage.decisions import (
     by_text,
     changes_on_pause,
     changes_on_resume,
+    check_next,
     check_publication,
     check_same_command,
     marks_to_fail_on_stop,
@@ -23,7 +33,7 @@ from fanin.server.storage.records import Newest, RoundMark
 from fanin.server.storage.sqlite import schema
 from fanin.server.storage.sqlite.engine import writing
 from fanin.server.storage.sqlite.rounds import fail_round
-from fanin.server.storage.sqlite.runs import add_event, add_version, run_state, set_run
+from fanin.server.storage.sqlite.runs import add_event, add_version, find_version, run_state, set_run
 
 
 class SqliteCommands:
@@ -86,6 +96,29 @@ class SqliteCommands:
                 set_run(connection, run_id, state=RunState.RUNNING, max_rounds=newest.event.rounds)
             add_event(connection, run_id, newest.event, now_s)
 
+    def reclaim(self, reclaim: Reclaim, event: VersionPublished, now_s: float) -> None:
+        """See ``CommandStore.reclaim``."""
+        version, run_id = reclaim.version, reclaim.version.run_id
+        with writing(self._engine) as connection:
+            newest = _newest(connection, run_id)
+            check_next(version, newest, newest.epoch + 1)
+            reason = f"the publisher reclaimed the run with version {version.number}"
+            _fail_rounds(connection, run_id, (RoundMark.OPEN, RoundMark.CLOSED), reason, now_s)
+            add_version(connection, version, round_number=0)
+            keys, runs = schema.run_keys, schema.runs
+            connection.execute(delete(keys).where(keys.c.run_id == run_id, keys.c.epoch < version.epoch))
+            delegation = delegation_to_proto(reclaim.delegation).SerializeToString()
+            connection.execute(update(runs).where(runs.c.run_id == run_id).values(delegation_proto=delegation))
+            if reclaim.rounds:
+                set_run(connection, run_id, state=RunState.RUNNING, max_rounds=reclaim.rounds)
+            add_event(connection, run_id, event, now_s)
+
+
+def _newest(connection: Connection, run_id: str) -> Version:
+    newest = find_version(connection, run_id)
+    assert newest is not None, "a run has at least version 0"
+    return newest
+
 
 def _begin(connection: Connection, command: Command, now_s: float) -> RunState | None:
     """Record a command and return the Run's state, or None if the command was carried out before."""
@@ -116,10 +149,10 @@ def _digest(command: Command) -> str:
 
 
 def _check_publication(connection: Connection, version: Version) -> None:
-    rounds, versions, run_id = schema.rounds, schema.versions, version.run_id
+    rounds, run_id = schema.rounds, version.run_id
     states = connection.execute(select(rounds.c.state).where(rounds.c.run_id == run_id).distinct()).scalars()
-    newest = connection.execute(select(func.max(versions.c.number)).where(versions.c.run_id == run_id)).scalar_one()
-    check_publication(version, newest, run_state(connection, run_id), {RoundMark(state) for state in states})
+    marks = {RoundMark(state) for state in states}
+    check_publication(version, _newest(connection, run_id), run_state(connection, run_id), marks)
 
 
 def _fail_rounds(connection: Connection, run_id: str, marks: Collection[RoundMark], reason: str, now_s: float) -> None:

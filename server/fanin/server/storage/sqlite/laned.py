@@ -9,11 +9,13 @@ from functools import partial
 
 from sqlalchemy import Engine
 
+from fanin.protos.chunks import Artifact
 from fanin.protos.control import (
     AcceptedDevices,
     Command,
     LoggedEvent,
     Principal,
+    Reclaim,
     RunRested,
     RunState,
     StartRun,
@@ -87,9 +89,21 @@ class LanedRuns:
         """See ``BundleStore.bundle``."""
         return await self._lane(partial(self._store.bundle, sha256))
 
-    async def run_key(self, run_id: str, new_key: bytes) -> bytes:
+    async def bundles(self) -> tuple[BundleRef, ...]:
+        """See ``BundleStore.bundles``."""
+        return await self._lane(self._store.bundles)
+
+    async def artifact_page(self, after: int) -> tuple[tuple[Artifact, ...], int | None]:
+        """See ``BundleStore.artifact_page``."""
+        return await self._lane(partial(self._store.artifact_page, after))
+
+    async def run_key(self, run_id: str, epoch: int, new_key: bytes, now_s: float) -> bytes:
         """See ``RunStore.run_key``."""
-        return await self._lane(partial(self._store.run_key, run_id, new_key))
+        return await self._lane(partial(self._store.run_key, run_id, epoch, new_key, now_s))
+
+    async def remove_unused_keys(self, before_s: float) -> int:
+        """See ``RunStore.remove_unused_keys``."""
+        return await self._lane(partial(self._store.remove_unused_keys, before_s))
 
     async def add_run(self, start: StartRun, now_s: float, by: Principal | None = None) -> None:
         """See ``RunStore.add_run``."""
@@ -316,3 +330,7 @@ class LanedCommands:
     async def publish(self, run_id: str, newest: Newest, now_s: float, command: Command | None = None) -> None:
         """See ``CommandStore.publish``."""
         await self._lane(partial(self._store.publish, run_id, newest, now_s, command))
+
+    async def reclaim(self, reclaim: Reclaim, event: VersionPublished, now_s: float) -> None:
+        """See ``CommandStore.reclaim``."""
+        await self._lane(partial(self._store.reclaim, reclaim, event, now_s))

@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 from typing import Final
 
-from sqlalchemy import Connection, Engine, RowMapping, Select, func, insert, select, update
+from sqlalchemy import Connection, Engine, RowMapping, Select, delete, func, insert, literal_column, select, update
 from sqlalchemy.dialects.sqlite import insert as upsert
 
-from fanin.protos.chunks import short
+from fanin.protos.chunks import Artifact, short
 from fanin.protos.control import (
     MAX_PAGE_EVALUATIONS,
     LoggedEvent,
@@ -17,7 +17,14 @@ from fanin.protos.control import (
     VersionEvaluation,
     VersionPublished,
 )
-from fanin.protos.convert import bundle_from_proto, bundle_to_proto, version_from_proto, version_to_proto
+from fanin.protos.convert import (
+    artifact_from_proto,
+    bundle_from_proto,
+    bundle_to_proto,
+    delegation_from_proto,
+    version_from_proto,
+    version_to_proto,
+)
 from fanin.protos.convert_control import (
     evaluation_from_proto,
     evaluation_to_proto,
@@ -36,6 +43,8 @@ from fanin.server.storage.sqlite.columns import decode
 from fanin.server.storage.sqlite.engine import writing
 from fanin.v1 import control_pb2, fleet_pb2
 
+PAGE_ARTIFACTS: Final = 200
+"""Rows in a page of Artifacts. Other work passes between two pages."""
 _STATES: Final = frozenset(state.value for state in RunState)
 
 
@@ -61,17 +70,59 @@ class SqliteRuns:
             data = connection.execute(query).scalar()
         return None if data is None else decode(f"bundle {short(sha256)}", fleet_pb2.BundleRef, bundle_from_proto, data)
 
-    def run_key(self, run_id: str, new_key: bytes) -> bytes:
-        """Return the private key of a Run. Without one, ``new_key`` becomes it."""
-        keys, runs = schema.run_keys, schema.runs
+    def bundles(self) -> tuple[BundleRef, ...]:
+        """See ``BundleStore.bundles``."""
+        query = select(schema.bundles.c.bundle_sha256, schema.bundles.c.bundle_proto)
+        with self._engine.connect() as connection:
+            rows = connection.execute(query).all()
+        return tuple(
+            decode(f"bundle {short(name)}", fleet_pb2.BundleRef, bundle_from_proto, data) for name, data in rows
+        )
+
+    def artifact_page(self, after: int) -> tuple[tuple[Artifact, ...], int | None]:
+        """See ``BundleStore.artifact_page``. Row ids increase, so a row that is added meanwhile comes last."""
+        versions, states = schema.versions, schema.outer_states
+        queries = [
+            select(literal_column("rowid"), column).where(literal_column("rowid") > after // 2).limit(PAGE_ARTIFACTS)
+            for column in (versions.c.version_proto, states.c.artifact_proto)
+        ]
+        table = after % 2
+        with self._engine.connect() as connection:
+            rows = connection.execute(queries[table].order_by(literal_column("rowid"))).all()
+        if not rows:
+            return (), None if table else 1
+        data = [row[1] for row in rows]
+        following = 2 * rows[-1][0] + table
+        if table:
+            artifacts = [decode("an outer state", fleet_pb2.Artifact, artifact_from_proto, each) for each in data]
+        else:
+            decoded = [decode("a version", fleet_pb2.Version, version_from_proto, each) for each in data]
+            artifacts = [artifact for version in decoded for artifact in version.artifacts]
+        return tuple(artifacts), following
+
+    def run_key(self, run_id: str, epoch: int, new_key: bytes, now_s: float) -> bytes:
+        """See ``RunStore.run_key``."""
+        keys = schema.run_keys
+        is_key = (keys.c.run_id == run_id) & (keys.c.epoch == epoch)
         with writing(self._engine) as connection:
-            key = connection.execute(select(keys.c.private_key).where(keys.c.run_id == run_id)).scalar()
+            key = connection.execute(select(keys.c.private_key).where(is_key)).scalar()
             if key is not None:
                 return bytes(key)
-            known = connection.execute(select(runs.c.run_id).where(runs.c.run_id == run_id)).scalar()
-            check_new_key(run_id, is_recorded=known is not None)
-            connection.execute(insert(keys).values(run_id=run_id, private_key=new_key))
+            check_new_key(run_id, epoch, _epoch(connection, run_id))
+            row = {"run_id": run_id, "epoch": epoch, "private_key": new_key, "prepared_at": now_s}
+            connection.execute(insert(keys).values(row))
             return new_key
+
+    def remove_unused_keys(self, before_s: float) -> int:
+        """See ``RunStore.remove_unused_keys``."""
+        keys = schema.run_keys
+        query = select(keys.c.run_id, keys.c.epoch).where(keys.c.prepared_at < before_s)
+        with writing(self._engine) as connection:
+            rows = connection.execute(query).all()
+            unused = [(run_id, epoch) for run_id, epoch in rows if epoch != _epoch(connection, run_id)]
+            for run_id, epoch in unused:
+                connection.execute(delete(keys).where(keys.c.run_id == run_id, keys.c.epoch == epoch))
+        return len(unused)
 
     def add_run(self, start: StartRun, now_s: float, by: Principal | None = None) -> None:
         """See ``RunStore.add_run``."""
@@ -109,14 +160,8 @@ class SqliteRuns:
 
     def version(self, run_id: str, number: int | None = None) -> Version | None:
         """Return a Version by number, or the newest one. None if there is no such Version."""
-        table = schema.versions
-        query = select(table.c.version_proto).where(table.c.run_id == run_id)
-        query = (
-            query.order_by(table.c.number.desc()).limit(1) if number is None else query.where(table.c.number == number)
-        )
         with self._engine.connect() as connection:
-            data = connection.execute(query).scalar()
-        return None if data is None else decode(f"run {run_id}, a version", fleet_pb2.Version, version_from_proto, data)
+            return find_version(connection, run_id, number)
 
     def round_by_version(self, run_id: str) -> dict[int, int]:
         """Return, for each Version's number, the Round that published it; 0 for a Version from outside."""
@@ -245,6 +290,15 @@ def run_state(connection: Connection, run_id: str) -> RunState:
     return RunState(text) if text in _STATES else RunState.PAUSED
 
 
+def find_version(connection: Connection, run_id: str, number: int | None = None) -> Version | None:
+    """Return a Version by number, or the newest one, within the caller's transaction. None without one."""
+    table = schema.versions
+    query = select(table.c.version_proto).where(table.c.run_id == run_id)
+    query = query.order_by(table.c.number.desc()).limit(1) if number is None else query.where(table.c.number == number)
+    data = connection.execute(query).scalar()
+    return None if data is None else decode(f"run {run_id}, a version", fleet_pb2.Version, version_from_proto, data)
+
+
 def set_run(connection: Connection, run_id: str, *, state: RunState, reason: str = "", max_rounds: int = 0) -> None:
     """Change a Run's state within the caller's transaction. ``max_rounds`` 0 keeps the number."""
     values: dict[str, object] = {"state": state.value, "reason": reason}
@@ -290,6 +344,12 @@ def newest_sequence(connection: Connection, run_id: str) -> int:
     return connection.execute(select(func.max(table.c.sequence)).where(table.c.run_id == run_id)).scalar() or 0
 
 
+def _epoch(connection: Connection, run_id: str) -> int:
+    """Return the epoch of a Run, 0 if it is not recorded. Raises Corrupted."""
+    row = connection.execute(select(schema.runs).where(schema.runs.c.run_id == run_id)).mappings().first()
+    return 0 if row is None else _record(row).delegation.epoch
+
+
 def _event(run_id: str, data: bytes) -> LoggedEvent:
     return decode(f"run {run_id}, an event", control_pb2.Event, event_from_proto, data)
 
@@ -303,6 +363,9 @@ def _record(row: RowMapping) -> RunRecord:
         reason=row["reason"],
         max_rounds=row["max_rounds"],
         started_by=None if row["started_by"] is None else _principal(row["run_id"], row["started_by"]),
+        reclaimed=None
+        if row["delegation_proto"] is None
+        else decode(f"run {row['run_id']}", fleet_pb2.Delegation, delegation_from_proto, row["delegation_proto"]),
     )
 
 

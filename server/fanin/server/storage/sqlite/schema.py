@@ -53,7 +53,10 @@ run_keys = Table(
     "run_keys",
     METADATA,
     Column("run_id", String, primary_key=True),
+    Column("epoch", BigInteger, primary_key=True, autoincrement=False),
     Column("private_key", LargeBinary, nullable=False),
+    # A key that no Run uses is removed after a while.
+    Column("prepared_at", Float, nullable=False),
 )
 
 runs = Table(
@@ -69,6 +72,8 @@ runs = Table(
     Column("started_at", Float, nullable=False),
     # The principal that started it, in the same form.
     Column("started_by", String),
+    # The delegation of the newest epoch. Null: that of the command that started the Run.
+    Column("delegation_proto", LargeBinary),
 )
 
 versions = Table(

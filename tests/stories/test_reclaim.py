@@ -1,0 +1,156 @@
+"""A stolen state folder signs the highest Version number, and the publisher takes the Run back, with real processes."""
+
+import json
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support.processes import Site
+
+from fanin.clients.testing import synthetic_bundle
+from fanin.edge.bundles.keys import SigningKey
+from fanin.edge.bundles.versions import sign_version
+from fanin.protos.control import RoundFailed, VersionPublished
+from fanin.protos.messages import CodecSpec, Training
+from fanin.protos.names import MAX_NUMBER
+from fanin.protos.plans import AggregationPlan, CohortPlan, Plan, StopPlan
+from fanin.server.storage.disk import Durability
+from fanin.server.storage.sqlite.engine import open_engine, writing
+from fanin.server.storage.sqlite.runs import SqliteRuns, add_version
+
+PUBLISHER = SigningKey(bytes(range(32)))
+PLAN = Plan(
+    name="story",
+    cohort=CohortPlan(concurrency=1, buffer=1, quorum=1, deadline_s=120.0),
+    training=Training(epochs=1, learning_rate=0.1, seed=5),
+    codec=CodecSpec(name="fixed32", max_shift=0),
+    aggregation=AggregationPlan(),
+    stop=StopPlan(max_rounds=2),
+)
+STOLEN = MAX_NUMBER - 2
+"""2^63 - 3. A Round from it can still publish one Version."""
+WAIT_S = 60.0
+
+
+@pytest.fixture
+def sites(tmp_path: Path) -> Iterator[tuple[Site, Site]]:
+    """The publisher's coordinator, and the thief's. All processes are killed at the end."""
+    pair = Site(tmp_path / "own"), Site(tmp_path / "thief")
+    for site in pair:
+        site.folder.mkdir()
+    yield pair
+    for site in pair:
+        site.close()
+
+
+def fanin(site: Site, *words: str) -> str:
+    """Run a command of an operator, who needs no file of the publisher but its key."""
+    (site.folder / "publisher.key").write_text(PUBLISHER.private_bytes().hex())
+    command = [sys.executable, "-m", "fanin.commands.main", *words, "--state", str(site.state)]
+    completed = subprocess.run(command, capture_output=True, text=True, check=False, cwd=site.folder)
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+    return completed.stdout
+
+
+def until(what: str, is_done: Callable[[], bool]) -> None:
+    """Wait for a condition."""
+    limit = time.monotonic() + WAIT_S
+    while not is_done():
+        assert time.monotonic() < limit, what
+        time.sleep(0.05)
+
+
+def highest(site: Site) -> list[int]:
+    """Return the highest (epoch, number) that the device has recorded."""
+    return json.loads((site.folder / "device-0" / "seen.json").read_text())["run"]
+
+
+def reason(site: Site) -> str:
+    """Return why the Run waits."""
+    with site.operator() as operator:
+        return operator.run("run").reason
+
+
+def steal(site: Site, thief: Site) -> None:
+    """Copy the state folder, and sign Version 2^63 - 3 with the Run's key."""
+    shutil.copytree(site.state, thief.state)
+    thief.listen = site.listen
+    engine = open_engine(thief.state / "fanin.db", Durability.PROCESS)
+    runs = SqliteRuns(engine)
+    newest, run = runs.version("run"), runs.run("run")
+    assert newest is not None and run is not None
+    key = SigningKey(runs.run_key("run", 1, b"", 0.0))
+    signed = sign_version(
+        key,
+        parent=replace(newest, number=STOLEN - 1),
+        run_id="run",
+        bundle_sha256=newest.bundle_sha256,
+        parameters=newest.parameters,
+    )
+    with writing(engine) as connection:
+        add_version(connection, replace(signed, delegation=run.start.delegation), round_number=0)
+    engine.dispose()
+
+
+def test_a_publisher_takes_a_run_back_from_a_stolen_state_folder(sites: tuple[Site, Site]) -> None:
+    site, thief = sites
+    own = site.serve()
+    site.start_run(PLAN, synthetic_bundle(site.folder / "bundle", PUBLISHER, {"a": (3, 5)}), PUBLISHER)
+    site.device(0)
+    site.events()
+    assert highest(site) == [1, 1]
+    own.kill()
+
+    # The device takes the thief's Version, because the stolen key may sign every number of its epoch.
+    steal(site, thief)
+    stolen = thief.serve()
+    fanin(thief, "resume", "run", "--rounds", "1")
+    until("the device did not take the stolen version", lambda: highest(site) == [1, STOLEN])
+    thief.events()
+    stolen.kill()
+
+    # From now on the device refuses the work of its own coordinator.
+    own = site.serve()
+    fanin(site, "resume", "run", "--rounds", "2")
+    older = f"version 2 of run run: older than version {STOLEN}, which this device has verified; rejected"
+    until("the device did not refuse", lambda: older in reason(site))
+
+    # One command of the publisher takes the Run back, while its Round is open.
+    text = fanin(site, "reclaim", "run", "--version", "1", "--rounds", "2")
+    assert text == "run run is running, its newest version is 3, in epoch 2\n"
+    events = [entry.event for entry in site.events()]
+    published = [event for event in events if isinstance(event, VersionPublished)]
+    assert [(event.number, event.parent, event.new_epoch) for event in published[2:]] == [
+        (3, 2, 2),
+        (4, 3, 0),
+        (5, 4, 0),
+    ]
+    assert published[2].version_sha256 == published[0].version_sha256 != published[1].version_sha256
+    assert (published[2].adopted_run_id, published[2].adopted_number) == ("run", 1)
+    assert RoundFailed(round=3, reason="the publisher reclaimed the run with version 3") in events
+    assert highest(site) == [2, 4]
+    assert fanin(site, "verify", "run").count(": verified") == 6
+    assert "  epoch     2\n" in fanin(site, "describe", "run")
+    assert "its publisher reclaimed the run: epoch 2" in fanin(site, "watch", "run")
+
+    # The device refuses a replay of the stolen epoch, also after a restart of its process.
+    own.kill()
+    site.started[1].kill()
+    stolen = thief.serve()
+    fanin(thief, "resume", "run", "--rounds", "1")
+    site.device(0)
+    until("the device did not refuse the replay", lambda: "of epoch 2, not 1" in reason(thief))
+    assert highest(site) == [2, 4]
+    stolen.kill()
+
+    # The key of the first epoch is no longer in the folder.
+    engine = open_engine(site.state / "fanin.db", Durability.PROCESS)
+    with engine.connect() as connection:
+        keys = connection.exec_driver_sql("SELECT run_id, epoch FROM run_keys").all()
+    engine.dispose()
+    assert [tuple(row) for row in keys] == [("run", 2)]
