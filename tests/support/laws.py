@@ -213,9 +213,12 @@ def plans(draw: st.DrawFn) -> p.Plan:
     cohort = draw(cohorts())
     name = draw(st.sampled_from(sorted(p.CODEC_BITS)))
     room = p.HEADROOM_BITS - (p.CODEC_BITS[name] - 1)
-    shift = draw(st.integers(0, room - (cohort.buffer * p.WEIGHT_UNIT - 1).bit_length()))
-    most = min((1 << (room - shift)) // (cohort.buffer * p.WEIGHT_UNIT), p.MAX_TIMES)
-    examples = draw(st.just(most) | st.integers(1, most))
+    examples, staleness = draw(st.just(0) | UINT32), draw(st.sampled_from((0, 5)))
+    least_steps = min(examples or p.LEAST_STEPS, p.LEAST_STEPS)
+    if cohort.buffer * least_steps * p.STALE_UNIT > 1 << room:
+        staleness = 0
+    least_weight = cohort.buffer * least_steps * (p.STALE_UNIT if staleness else 1)
+    shift = draw(st.integers(0, room - (least_weight - 1).bit_length()))
     flower = draw(FLOWER_PLANS)
     return p.Plan(
         name=draw(NAMES),
@@ -223,9 +226,11 @@ def plans(draw: st.DrawFn) -> p.Plan:
         training=draw(TRAININGS),
         schedule=draw(schedules(flower)),
         codec=m.CodecSpec(name=name, max_shift=shift),
-        stages=tuple(draw(st.lists(STAGES, max_size=3, unique_by=lambda stage: stage.name))),
+        stages=() if staleness else tuple(draw(st.lists(STAGES, max_size=3, unique_by=lambda stage: stage.name))),
         statistics=tuple(draw(st.lists(DECLARED, max_size=3, unique_by=lambda each: each.name))),
-        aggregation=p.AggregationPlan(max_examples=examples, outer_learning_rate=draw(POSITIVE)),
+        aggregation=p.AggregationPlan(
+            max_examples=examples, outer_learning_rate=draw(POSITIVE), max_staleness=staleness
+        ),
         stop=p.StopPlan(
             max_rounds=draw(st.integers(1, 1 << 20)),
             patience=draw(st.integers(0, 100)),

@@ -1220,6 +1220,26 @@ class VersionPublished(_message.Message):
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
     @_typing.final
+    class StatisticsExamplesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
     class DeviceSpreadsEntry(_message.Message):
         DESCRIPTOR: _descriptor.Descriptor
 
@@ -1261,6 +1281,7 @@ class VersionPublished(_message.Message):
     BYTES_DOWN_RESUMED_FIELD_NUMBER: _builtins.int
     BYTES_UP_RESUMED_FIELD_NUMBER: _builtins.int
     STATISTICS_FIELD_NUMBER: _builtins.int
+    STATISTICS_EXAMPLES_FIELD_NUMBER: _builtins.int
     DEVICE_SPREADS_FIELD_NUMBER: _builtins.int
     BY_FIELD_NUMBER: _builtins.int
     number: _builtins.int
@@ -1300,6 +1321,10 @@ class VersionPublished(_message.Message):
         """Sums of the statistics that the Plan declares."""
 
     @_builtins.property
+    def statistics_examples(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """Of the statistics train.NAME and evaluate.NAME, the examples of the devices that report each: the mean divides by it."""
+
+    @_builtins.property
     def device_spreads(self) -> _containers.MessageMap[_builtins.str, Global___DeviceSpread]:
         """train_loss, and validation_loss and validation_accuracy of the parent, over the devices that report them."""
 
@@ -1331,12 +1356,13 @@ class VersionPublished(_message.Message):
         bytes_down_resumed: _builtins.int = ...,
         bytes_up_resumed: _builtins.int = ...,
         statistics: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        statistics_examples: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         device_spreads: _abc.Mapping[_builtins.str, Global___DeviceSpread] | None = ...,
         by: Global___Principal | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["by", b"by", "evaluation", b"evaluation"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adopted_number", b"adopted_number", "adopted_run_id", b"adopted_run_id", "by", b"by", "bytes_down", b"bytes_down", "bytes_down_resumed", b"bytes_down_resumed", "bytes_up", b"bytes_up", "bytes_up_resumed", b"bytes_up_resumed", "device_spreads", b"device_spreads", "evaluation", b"evaluation", "num_rounded", b"num_rounded", "num_saturated", b"num_saturated", "num_stale", b"num_stale", "number", b"number", "parent", b"parent", "round", b"round", "round_s", b"round_s", "rounds", b"rounds", "runtimes", b"runtimes", "statistics", b"statistics", "total_examples", b"total_examples", "train_loss", b"train_loss", "train_loss_examples", b"train_loss_examples", "version_sha256", b"version_sha256"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adopted_number", b"adopted_number", "adopted_run_id", b"adopted_run_id", "by", b"by", "bytes_down", b"bytes_down", "bytes_down_resumed", b"bytes_down_resumed", "bytes_up", b"bytes_up", "bytes_up_resumed", b"bytes_up_resumed", "device_spreads", b"device_spreads", "evaluation", b"evaluation", "num_rounded", b"num_rounded", "num_saturated", b"num_saturated", "num_stale", b"num_stale", "number", b"number", "parent", b"parent", "round", b"round", "round_s", b"round_s", "rounds", b"rounds", "runtimes", b"runtimes", "statistics", b"statistics", "statistics_examples", b"statistics_examples", "total_examples", b"total_examples", "train_loss", b"train_loss", "train_loss_examples", b"train_loss_examples", "version_sha256", b"version_sha256"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

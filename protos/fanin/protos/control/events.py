@@ -136,6 +136,7 @@ class VersionPublished:
         num_stale: Updates that were trained from an older Version than the parent.
         rounds: Rounds to run from a Version that no Round published; 0 for none.
         statistics: Sums of the statistics that the Plan declares, by name.
+        statistics_examples: Of the sums over examples among them, the examples of the devices that report each.
         device_spreads: Those of ``train_loss``, and of the parent's ``validation_loss`` and ``validation_accuracy``.
         by: The principal that published it; None for a Round.
     """
@@ -161,6 +162,7 @@ class VersionPublished:
     num_stale: int = 0
     rounds: int = 0
     statistics: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    statistics_examples: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     device_spreads: Mapping[str, DeviceSpread] = field(default_factory=lambda: MappingProxyType({}))
     by: Principal | None = None
 

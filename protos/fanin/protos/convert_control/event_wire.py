@@ -110,6 +110,7 @@ def _published_to_proto(event: VersionPublished) -> pb.VersionPublished:
         total_examples=event.total_examples,
         runtimes=dict(event.runtimes),
         statistics=dict(event.statistics),
+        statistics_examples=dict(event.statistics_examples),
         device_spreads={name: pb.DeviceSpread(**asdict(each)) for name, each in event.device_spreads.items()},
         adopted_run_id=event.adopted_run_id,
         adopted_number=event.adopted_number,
@@ -148,6 +149,7 @@ def _published_from_proto(message: pb.VersionPublished) -> VersionPublished:
         total_examples=message.total_examples,
         runtimes=MappingProxyType(dict(sorted(message.runtimes.items()))),
         statistics=MappingProxyType(dict(sorted(message.statistics.items()))),
+        statistics_examples=MappingProxyType(dict(sorted(message.statistics_examples.items()))),
         device_spreads=MappingProxyType(
             {name: _spread_from_proto(each) for name, each in sorted(message.device_spreads.items())}
         ),

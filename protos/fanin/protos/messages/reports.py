@@ -18,6 +18,8 @@ MAX_FAILURE_CHARS: Final = 4096
 """Longest text of a failure. A device cuts a longer one."""
 
 EXAMPLES: Final = "examples"
+TRAINED: Final = "trained_examples"
+"""Number of examples that a device trained on. ``EXAMPLES`` is less if the Plan caps it."""
 TRAIN_LOSS: Final = "train_loss_q16"
 ROUNDED: Final = "rounded"
 SATURATED: Final = "saturated"

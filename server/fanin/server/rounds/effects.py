@@ -29,13 +29,15 @@ from fanin.server.aggregation.parameters import (
 )
 from fanin.server.aggregation.sets import Aggregate, SetFold, Submission
 from fanin.server.aggregation.statistics import (
-    TRAIN_LOSS_EXAMPLES,
     credible_counts,
     device_spreads_of,
     evaluation_of,
+    examples_key,
+    reported_examples,
     runtimes_of,
     train_loss_of,
 )
+from fanin.server.aggregation.weights import RunningScale, examples_of, scale_of_set
 from fanin.server.rounds.recent import OpenedRound, RecentRounds
 from fanin.server.rounds.setup import RunSetup
 from fanin.server.rounds.troubles import Damaged
@@ -70,6 +72,7 @@ class RoundWork:
         self._headers: dict[str, m.UpdateHeader] = {}
         self._statistics: dict[str, Mapping[str, int]] = {}
         self._resumed_bytes = 0
+        self._scale = RunningScale(setup.plan)
         self._set_fold = SetFold(setup.rule, setup.layout.total_table, opened.record.grid, self._submission)
         self._updates = SpooledUpdates(plan=setup.plan, layout=setup.layout, spool=files.spool)
         self._folded: _Folded | None = None
@@ -88,6 +91,8 @@ class RoundWork:
 
     async def accumulate(self, device: str) -> None:
         """Add one committed Update to the sum. Right after its commit its bytes are still in the page cache."""
+        self._scale.add(device, self._facts[device].examples)
+        await self._files.run(self._set_fold.weigh, self._scale.value)
         async for headers in self._headers_of((device,)):
             await self._files.run(self._accumulate, headers)
 
@@ -105,6 +110,7 @@ class RoundWork:
     async def fold(self, accepted: tuple[str, ...]) -> None:
         """Compute the next tensors from the Updates of exactly these devices, and store them as blobs."""
         state = await self._stores.rounds.recorded_state(self.base)
+        await self._files.run(self._weigh, accepted)
         missing = tuple(device for device in accepted if device not in self._set_fold.added)
         async for headers in self._headers_of(missing):
             await self._files.run(self._accumulate, headers)
@@ -153,8 +159,8 @@ class RoundWork:
             num_rounded=result.counts.get(m.ROUNDED, 0),
             num_stale=sum(each.is_stale for each in facts),
             train_loss=train_loss_of(result.counts),
-            train_loss_examples=result.counts.get(TRAIN_LOSS_EXAMPLES, 0),
-            total_examples=result.counts.get(m.EXAMPLES, 0),
+            train_loss_examples=result.counts.get(examples_key(m.TRAIN_LOSS), 0),
+            total_examples=result.counts.get(m.TRAINED, 0),
             evaluation=folded.evaluation,
             runtimes=runtimes_of(each.telemetry.runtime for each in facts),
             statistics={
@@ -162,12 +168,18 @@ class RoundWork:
                 for each in self._setup.plan.statistics
                 if each.name in result.counts
             },
+            statistics_examples=reported_examples(
+                result.counts, [each.name for each in self._setup.plan.statistics]
+            ),
             device_spreads=folded.device_spreads,
         )
 
     def _remember(self, device: str, header: m.UpdateHeader) -> None:
         self._facts[device] = _Facts(
-            telemetry=header.telemetry, wire_bytes=_wire_bytes(header), is_stale=self._lag(header).staleness > 0
+            telemetry=header.telemetry,
+            wire_bytes=_wire_bytes(header),
+            is_stale=self._lag(header).staleness > 0,
+            examples=examples_of(header, self._setup.plan),
         )
 
     async def _headers_of(self, devices: Sequence[str]) -> AsyncIterator[Mapping[str, m.UpdateHeader]]:
@@ -179,6 +191,10 @@ class RoundWork:
             updates = await self._stores.rounds.updates_of(record.run_id, record.round, missing) if missing else ()
             recorded = {update.device_id: update.header for update in updates}
             yield {device: recorded.get(device) or self._headers[device] for device in page}
+
+    def _weigh(self, accepted: tuple[str, ...]) -> None:
+        examples = [self._facts[device].examples for device in accepted]
+        self._set_fold.weigh(scale_of_set(examples, self._setup.plan))
 
     def _accumulate(self, headers: Mapping[str, m.UpdateHeader]) -> None:
         for device, header in headers.items():
@@ -192,9 +208,9 @@ class RoundWork:
             self._statistics[device] = header.statistics.counts
             del self._headers[device]
 
-    def _submission(self, device: str) -> Submission:
+    def _submission(self, device: str, scale: int) -> Submission:
         header = self._headers[device]
-        submission = self._updates.submission(header, device, self._lag(header))
+        submission = self._updates.submission(header, device, self._lag(header, scale))
 
         def read(first: int, last: int) -> Integers:
             try:
@@ -204,10 +220,10 @@ class RoundWork:
 
         return replace(submission, read=read)
 
-    def _lag(self, header: m.UpdateHeader) -> Lag:
+    def _lag(self, header: m.UpdateHeader, scale: int = 0) -> Lag:
         origin = self._recent.get(header.round)
         assert origin is not None, "an update is accepted only for a round that is remembered"
-        return lag_of(origin.record, self.record)
+        return lag_of(origin.record, self.record, scale)
 
     def _fold(self, accepted: tuple[str, ...], state: OuterState) -> "_Folded":
         aggregate = self._set_fold.complete(accepted)
@@ -256,6 +272,7 @@ class _Facts:
     telemetry: m.Telemetry
     wire_bytes: int
     is_stale: bool
+    examples: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
