@@ -161,6 +161,7 @@ TELEMETRY: Final = st.builds(
     bytes_downloaded=st.integers(0, m.MAX_COUNT),
     bytes_resumed=st.integers(0, m.MAX_COUNT),
     fanin_version=st.just("") | PRINTABLES,
+    partition=st.none() | st.integers(0, m.MAX_COUNT),
 )
 STATISTICS: Final = st.dictionaries(NAMES, st.integers(-m.MAX_COUNT, m.MAX_COUNT), max_size=4).map(
     lambda counts: m.Statistics(counts=MappingProxyType(counts))
@@ -280,6 +281,7 @@ ROUND_INFOS: Final = st.builds(
     opened_at=SECONDS,
     version=UINT64,
 )
+WARNINGS: Final = st.builds(r.RunWarned, code=TEXTS, subject=TEXTS, text=TEXTS)
 DESCRIPTIONS: Final = st.builds(
     r.RunDescription,
     run=RUN_INFOS,
@@ -289,6 +291,7 @@ DESCRIPTIONS: Final = st.builds(
     at_work=st.lists(TEXTS, max_size=3).map(tuple),
     deadline_s=SECONDS,
     num_devices=UINT64,
+    warnings=st.lists(WARNINGS, max_size=3).map(tuple),
 )
 START_RUNS: Final = st.builds(r.StartRun, run_id=TEXTS, plan=plans(), version=versions(), delegation=DELEGATIONS)
 WITH_BUNDLES: Final = st.builds(r.VersionWithBundle, version=versions(), bundle=BUNDLES)
@@ -324,6 +327,7 @@ PUBLISHED: Final = st.builds(
     total_examples=UINT64,
     evaluation=st.none() | EVALUATIONS,
     runtimes=st.dictionaries(TEXTS, UINT32, max_size=3).map(MappingProxyType),
+    statistics_examples=st.dictionaries(TEXTS, UINT64, max_size=3).map(MappingProxyType),
     device_spreads=st.dictionaries(TEXTS, SPREADS, max_size=3).map(MappingProxyType),
     adopted_run_id=TEXTS,
     adopted_number=UINT64,
@@ -338,7 +342,8 @@ EVENTS: Final = st.builds(
     | st.builds(r.RoundFailed, round=UINT32, reason=TEXTS)
     | PUBLISHED
     | st.builds(r.RunRested, state=st.sampled_from(r.RunState), reason=TEXTS, by=st.none() | PRINCIPALS)
-    | st.builds(r.RunResumed, rounds=UINT32, by=st.none() | PRINCIPALS),
+    | st.builds(r.RunResumed, rounds=UINT32, by=st.none() | PRINCIPALS)
+    | WARNINGS,
 )
 ACCEPTED_DEVICES: Final = st.builds(
     r.AcceptedDevices, num_accepted=UINT32, device_ids=st.lists(TEXTS, max_size=3).map(tuple)

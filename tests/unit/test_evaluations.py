@@ -85,9 +85,7 @@ def test_an_error_without_bound_is_reported_as_the_maximum(error: float) -> None
 
 
 def test_without_a_float_error_any_int8_error_is_reported_as_the_maximum() -> None:
-    evaluation = evaluation_of(
-        with_examples(counts_of(Quality(num_examples=1, loss_sum=0.0, squares_int8=0.5), 0)), 0
-    )
+    evaluation = evaluation_of(with_examples(counts_of(Quality(num_examples=1, loss_sum=0.0, squares_int8=0.5), 0)), 0)
     assert evaluation is not None and evaluation.int8_rise_percent == MAX_RISE
 
 

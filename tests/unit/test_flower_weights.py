@@ -98,7 +98,9 @@ class Counting(NumPyClient):
     def __init__(self, partition: int, values: np.ndarray, examples: Sequence[int]) -> None:
         self._values, self._num = values[partition], examples[partition]
 
-    def fit(self, parameters: list[np.ndarray], config: dict[str, float]) -> tuple[list[np.ndarray], int, dict[str, float]]:
+    def fit(
+        self, parameters: list[np.ndarray], config: dict[str, float]
+    ) -> tuple[list[np.ndarray], int, dict[str, float]]:
         return [parameters[0] + self._values], self._num, {"loss": 2.0}
 
 

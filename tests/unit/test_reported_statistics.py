@@ -68,7 +68,9 @@ def test_a_device_that_reports_the_float_evaluation_alone_neither_lowers_the_int
         await settle()
         work = await assignment(place, "a")
         for part in (labels, labels | {m.EVAL_CORRECT_INT8: 45}, {m.EVAL_CORRECT_FLOAT: 45}):
-            with pytest.raises(InvalidUpdate, match="expected all of them or none: without an int8 model, report eval_lo"):
+            with pytest.raises(
+                InvalidUpdate, match="expected all of them or none: without an int8 model, report eval_lo"
+            ):
                 await upload(place, "a", in_float | part, work)
         await upload(place, "a", in_float, work)
         await upload(place, "b", in_float | labels | in_int8)

@@ -118,13 +118,17 @@ WRONG = [
     ),
     (
         with_counts(trained_examples=11),
-        "update: got examples = 10 and trained_examples = 11, expected examples = 11: the smaller one of "
-        "trained_examples and the bound 4096",
+        (
+            "update: got examples = 10 and trained_examples = 11, expected examples = 11: the smaller one of "
+            "trained_examples and the bound 4096"
+        ),
     ),
     (
         with_counts(examples=MAX_EXAMPLES, trained_examples=MAX_EXAMPLES - 1),
-        "update: got examples = 4096 and trained_examples = 4095, expected examples = 4095: the smaller one of "
-        "trained_examples and the bound 4096",
+        (
+            "update: got examples = 4096 and trained_examples = 4095, expected examples = 4095: the smaller one of "
+            "trained_examples and the bound 4096"
+        ),
     ),
     (with_counts(saturated=-1), "update: got saturated = -1, expected at least 0"),
     (with_counts(eval_examples=-1), "update: got eval_examples = -1, expected at least 0"),
@@ -169,8 +173,10 @@ WRONG = [
     ),
     (
         with_counts(**EVALUATED, eval_correct_float=9),
-        "update: got eval_predictions, eval_correct_float without eval_correct_int8, eval_agree, expected all of them "
-        "or none: without an int8 model, report eval_loss_q16 alone",
+        (
+            "update: got eval_predictions, eval_correct_float without eval_correct_int8, eval_agree, expected all of "
+            "them or none: without an int8 model, report eval_loss_q16 alone"
+        ),
     ),
     (
         with_counts(**EVALUATED, eval_correct_float=9, eval_correct_int8=0, eval_agree=2),

@@ -12,10 +12,12 @@ A training is a function of the client, the Version, the client's personal param
 its stages. ``KEY`` is their digest. A Run with more Rounds or other devices can therefore use the same record.
 """
 
+import errno
 import hashlib
 import json
 import zipfile
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -25,7 +27,7 @@ import numpy as np
 from fanin.clients.device.models import OpenedModel
 from fanin.clients.device.updates import Change
 from fanin.edge.bundles.bundle import Bundle, open_folder
-from fanin.edge.files import replace_file, without_foreign
+from fanin.edge.files import held, replace_file, without_foreign
 from fanin.edge.runtimes.evaluations import OF_VALIDATION
 from fanin.protos import messages as m
 from fanin.protos.chunks import short
@@ -38,12 +40,27 @@ if TYPE_CHECKING:
     from fanin.edge.export.app import App
 
 RECORD_FORMAT: Final = 2
+NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT)
 BUNDLE: Final = "bundle"
+LOCK: Final = ".lock"
 SHA256: Final = "SHA-256 "
 """Begin of a fact that is the digest of a value."""
 Fact = str | int | float | None
 Subject = Mapping[str, Fact]
 """What must not change: values, and digests of larger ones, by name."""
+
+
+def hold_record(folder: Path | str | None) -> AbstractContextManager[None]:
+    """Reserve the folder of a record for one simulation: two of them would replace each other's files.
+
+    Without a folder nothing is reserved.
+
+    Raises:
+        Conflict: Another simulation uses the folder.
+    """
+    if folder is None:
+        return nullcontext()
+    return held(Path(folder), "wait for that simulation to end, or give another folder to resume", lock=LOCK)
 
 
 class RecordFolder:
@@ -110,7 +127,8 @@ class RecordedTrainings:
             try:
                 _store(path, result)
             except OSError as exc:
-                raise RecordFailed(f"resume: {path.parent} cannot be written ({exc}); free space, and resume") from exc
+                remedy = "free space" if exc.errno in NO_SPACE else "make the folder writable"
+                raise RecordFailed(f"resume: {path.parent} cannot be written ({exc}); {remedy}, and resume") from exc
             return result
 
         return finish

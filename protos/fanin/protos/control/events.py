@@ -6,7 +6,7 @@ from types import MappingProxyType
 from typing import Final
 
 from fanin.protos.control.principals import Principal
-from fanin.protos.control.runs import RunState
+from fanin.protos.control.runs import RunState, RunWarned
 from fanin.protos.errors import InvalidInput
 
 MAX_LISTED_DEVICES: Final = 1000
@@ -187,7 +187,7 @@ class RunResumed:
     by: Principal | None = None
 
 
-RunEvent = RoundOpened | RoundClosed | RoundFailed | VersionPublished | RunRested | RunResumed
+RunEvent = RoundOpened | RoundClosed | RoundFailed | VersionPublished | RunRested | RunResumed | RunWarned
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

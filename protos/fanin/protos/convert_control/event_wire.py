@@ -15,11 +15,12 @@ from fanin.protos.control import (
     RunEvent,
     RunRested,
     RunResumed,
+    RunWarned,
     VersionPublished,
     round_closed,
 )
 from fanin.protos.convert_control.principal_wire import principal_from_proto, principal_to_proto
-from fanin.protos.convert_control.run_wire import RUN_STATES, run_state_from_proto
+from fanin.protos.convert_control.run_wire import RUN_STATES, run_state_from_proto, warned_from_proto, warned_to_proto
 from fanin.protos.errors import InvalidInput
 from fanin.v1 import control_pb2 as pb
 
@@ -39,6 +40,8 @@ def event_to_proto(logged: LoggedEvent) -> pb.Event:
             message.run_rested.CopyFrom(_rested_to_proto(event))
         case RunResumed() as event:
             message.run_resumed.CopyFrom(pb.RunResumed(rounds=event.rounds, by=principal_to_proto(event.by)))
+        case RunWarned() as event:
+            message.run_warned.CopyFrom(warned_to_proto(event))
         case other:
             assert_never(other)
     return message
@@ -64,6 +67,8 @@ def _run_event(message: pb.Event) -> RunEvent:
             resumed = message.run_resumed
             by = principal_from_proto(resumed.by) if resumed.HasField("by") else None
             return RunResumed(rounds=resumed.rounds, by=by)
+        case "run_warned":
+            return warned_from_proto(message.run_warned)
         case other:
             raise InvalidInput(f"event: got {other}, expected a kind that this fanin knows; install a newer one")
 

@@ -17,7 +17,15 @@ Modules in reading order:
 """
 
 from fanin.protos.plans.evaluation import EvaluationPlan, MetricSpec
-from fanin.protos.plans.plan import CONSTRAINTS, HEADROOM_BITS, LEAST_STEPS, MAX_STAGES, MAX_STATISTICS, STALE_UNIT, Plan
+from fanin.protos.plans.plan import (
+    CONSTRAINTS,
+    HEADROOM_BITS,
+    LEAST_STEPS,
+    MAX_STAGES,
+    MAX_STATISTICS,
+    STALE_UNIT,
+    Plan,
+)
 from fanin.protos.plans.schedule import MAX_CHANGES, ScheduledChange
 from fanin.protos.plans.sections import (
     CODEC_BITS,

@@ -37,8 +37,8 @@ STALE_UNIT: Final = 256
 """The integer weight of one example of a fresh Update in a Plan that allows staleness. 8 bits resolve the weights of
 stale Updates."""
 LEAST_STEPS: Final = 256
-"""Least largest weight of an Update if all Updates of a Round have as many examples. So a weight that is rounded differs
-by at most 1/512."""
+"""Steps that the head-room must have for each Update of a Round. If all Updates have as many examples, rounding changes
+the weight of none of them by more than 1/512."""
 HEADROOM_BITS: Final = 62
 MAX_STAGES: Final = 8
 MAX_STATISTICS: Final = 32
@@ -159,7 +159,8 @@ def check_stages(plan: Plan) -> None:
 
 def check_statistics(plan: Plan) -> None:
     """There are at most 32 statistics, each once. The names that fanin uses itself are not among them: `examples`,
-    `trained_examples`, `train_loss_q16`, `train_loss_examples`, `rounded`, `saturated`, and all that begin with `eval_`.
+    `trained_examples`, `train_loss_q16`, `train_loss_examples`, `rounded`, `saturated`, and all that begin with
+    `eval_`.
     """
     names = [statistic.name for statistic in plan.statistics]
     if len(names) > MAX_STATISTICS or len(set(names)) < len(names):

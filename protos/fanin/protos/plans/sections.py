@@ -300,8 +300,8 @@ class AggregationPlan:
     max_examples: Annotated[
         int,
         Key(
-            text="Cap on the weight of one Update, in the mean and in the Round's statistics; 0: none. Against devices that "
-            "claim more examples than they have.",
+            text="Cap on the weight of one Update, in the mean and in the Round's statistics; 0: none. It limits "
+            "devices that claim more examples than they have.",
             unit="examples",
             at_least=0,
             at_most=MAX_TIMES,

@@ -263,7 +263,9 @@ def _aggregate(history: _History, record: RoundRecord, lineage_start: int) -> tu
         return updates.submission(header, device, lag)
 
     set_fold = SetFold(history.rule, layout.total_table, record.grid, submission)
-    set_fold.weigh(scale_of_set([examples_of(headers[device], history.plan) for device in record.accepted], history.plan))
+    set_fold.weigh(
+        scale_of_set([examples_of(headers[device], history.plan) for device in record.accepted], history.plan)
+    )
     return set_fold.complete(record.accepted), base
 
 

@@ -15,7 +15,7 @@ from fanin.edge.codecs.fixed import Integers
 from fanin.edge.tensors import Float32s
 from fanin.protos import messages as m
 from fanin.protos.chunks import Artifact
-from fanin.protos.control import DeviceSpread, Evaluation, VersionPublished
+from fanin.protos.control import DeviceSpread, Evaluation, RunWarned, VersionPublished
 from fanin.protos.convert import header_to_proto
 from fanin.protos.errors import Corrupted, FaninError, InvalidPlan, NotFound
 from fanin.server.aggregation.auxiliary import AuxiliaryStep
@@ -37,10 +37,11 @@ from fanin.server.aggregation.statistics import (
     runtimes_of,
     train_loss_of,
 )
-from fanin.server.aggregation.weights import RunningScale, examples_of, scale_of_set
+from fanin.server.aggregation.weights import RunningScale, scale_of_set
 from fanin.server.rounds.recent import OpenedRound, RecentRounds
 from fanin.server.rounds.setup import RunSetup
 from fanin.server.rounds.troubles import Damaged
+from fanin.server.rounds.warnings import Contribution, UpdateWarnings
 from fanin.server.storage.protocols.rounds import PAGE_UPDATES
 from fanin.server.storage.records import OuterState, RoundRecord
 from fanin.server.storage.stores import DriverStores, Files
@@ -91,7 +92,7 @@ class RoundWork:
 
     async def accumulate(self, device: str) -> None:
         """Add one committed Update to the sum. Right after its commit its bytes are still in the page cache."""
-        self._scale.add(device, self._facts[device].examples)
+        self._scale.add(device, self._facts[device].weighed.examples)
         await self._files.run(self._set_fold.weigh, self._scale.value)
         async for headers in self._headers_of((device,)):
             await self._files.run(self._accumulate, headers)
@@ -138,6 +139,10 @@ class RoundWork:
             version, event, next_grid=folded.result.next_grid, outer_state=folded.outer_state, now_s=now_s
         )
 
+    def warnings(self, warnings: UpdateWarnings) -> tuple[RunWarned, ...]:
+        """Return the new warnings about the Updates of the Round."""
+        return warnings.of_round(self.record.round, {device: each.weighed for device, each in self._facts.items()})
+
     async def fail(self, reason: str) -> RoundRecord:
         """Record the failure of the Round, unless it has ended. Return the record after that."""
         record, stores = self.record, self._stores
@@ -168,9 +173,7 @@ class RoundWork:
                 for each in self._setup.plan.statistics
                 if each.name in result.counts
             },
-            statistics_examples=reported_examples(
-                result.counts, [each.name for each in self._setup.plan.statistics]
-            ),
+            statistics_examples=reported_examples(result.counts, [each.name for each in self._setup.plan.statistics]),
             device_spreads=folded.device_spreads,
         )
 
@@ -179,7 +182,7 @@ class RoundWork:
             telemetry=header.telemetry,
             wire_bytes=_wire_bytes(header),
             is_stale=self._lag(header).staleness > 0,
-            examples=examples_of(header, self._setup.plan),
+            weighed=Contribution.of(header, self._setup.plan),
         )
 
     async def _headers_of(self, devices: Sequence[str]) -> AsyncIterator[Mapping[str, m.UpdateHeader]]:
@@ -193,7 +196,7 @@ class RoundWork:
             yield {device: recorded.get(device) or self._headers[device] for device in page}
 
     def _weigh(self, accepted: tuple[str, ...]) -> None:
-        examples = [self._facts[device].examples for device in accepted]
+        examples = [self._facts[device].weighed.examples for device in accepted]
         self._set_fold.weigh(scale_of_set(examples, self._setup.plan))
 
     def _accumulate(self, headers: Mapping[str, m.UpdateHeader]) -> None:
@@ -272,7 +275,7 @@ class _Facts:
     telemetry: m.Telemetry
     wire_bytes: int
     is_stale: bool
-    examples: int
+    weighed: Contribution
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
