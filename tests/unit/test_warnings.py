@@ -17,7 +17,7 @@ from fanin.commands.control.describe import description_row, description_text
 from fanin.protos import messages as m
 from fanin.protos.control import RunWarned
 from fanin.protos.plans import Plan
-from fanin.server.rounds.warnings import UpdateWarnings
+from fanin.server.runs.driving.warnings import UpdateWarnings
 from fanin.server.storage.records import Contributors
 
 NO_COUNTS: Mapping[str, int] = MappingProxyType({})

@@ -9,13 +9,14 @@ The driver (``runs.driving.driver``) calls these methods in the order that the r
 
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 from fanin.edge.bundles.versions import add_auxiliary, sign_version
 from fanin.edge.codecs.fixed import Integers
 from fanin.edge.tensors import Float32s
 from fanin.protos import messages as m
 from fanin.protos.chunks import Artifact
-from fanin.protos.control import DeviceSpread, Evaluation, RunWarned, VersionPublished
+from fanin.protos.control import DeviceSpread, Evaluation, VersionPublished
 from fanin.protos.convert import header_to_proto
 from fanin.protos.errors import Corrupted, FaninError, InvalidPlan, NotFound
 from fanin.server.aggregation.auxiliary import AuxiliaryStep
@@ -37,14 +38,15 @@ from fanin.server.aggregation.statistics import (
     runtimes_of,
     train_loss_of,
 )
-from fanin.server.aggregation.weights import RunningScale, scale_of_set
+from fanin.server.aggregation.weights import RunningScale, examples_of, scale_of_set
 from fanin.server.rounds.recent import OpenedRound, RecentRounds
 from fanin.server.rounds.setup import RunSetup
 from fanin.server.rounds.troubles import Damaged
-from fanin.server.rounds.warnings import Contribution, UpdateWarnings
 from fanin.server.storage.protocols.rounds import PAGE_UPDATES
 from fanin.server.storage.records import OuterState, RoundRecord
 from fanin.server.storage.stores import DriverStores, Files
+
+LOSSES: Final = (m.TRAIN_LOSS, m.EVAL_LOSS)
 
 
 class RoundWork:
@@ -69,7 +71,7 @@ class RoundWork:
         self._files = files
         # Facts of all Updates, and the headers of those that wait to be added to the sum. A header lists all Chunks of
         # its payload, so it is kept no longer.
-        self._facts: dict[str, _Facts] = {}
+        self._facts: dict[str, UpdateFacts] = {}
         self._headers: dict[str, m.UpdateHeader] = {}
         self._statistics: dict[str, Mapping[str, int]] = {}
         self._resumed_bytes = 0
@@ -92,7 +94,7 @@ class RoundWork:
 
     async def accumulate(self, device: str) -> None:
         """Add one committed Update to the sum. Right after its commit its bytes are still in the page cache."""
-        self._scale.add(device, self._facts[device].weighed.examples)
+        self._scale.add(device, self._facts[device].examples)
         await self._files.run(self._set_fold.weigh, self._scale.value)
         async for headers in self._headers_of((device,)):
             await self._files.run(self._accumulate, headers)
@@ -139,9 +141,10 @@ class RoundWork:
             version, event, next_grid=folded.result.next_grid, outer_state=folded.outer_state, now_s=now_s
         )
 
-    def warnings(self, warnings: UpdateWarnings) -> tuple[RunWarned, ...]:
-        """Return the new warnings about the Updates of the Round."""
-        return warnings.of_round(self.record.round, {device: each.weighed for device, each in self._facts.items()})
+    @property
+    def facts(self) -> Mapping[str, "UpdateFacts"]:
+        """The facts of the Updates, by device."""
+        return self._facts
 
     async def fail(self, reason: str) -> RoundRecord:
         """Record the failure of the Round, unless it has ended. Return the record after that."""
@@ -178,11 +181,15 @@ class RoundWork:
         )
 
     def _remember(self, device: str, header: m.UpdateHeader) -> None:
-        self._facts[device] = _Facts(
+        plan, counts = self._setup.plan, header.statistics.counts
+        bounds = {each.name: each.bound for each in plan.statistics} | dict.fromkeys(LOSSES, m.MAX_COUNT)
+        self._facts[device] = UpdateFacts(
             telemetry=header.telemetry,
             wire_bytes=_wire_bytes(header),
             is_stale=self._lag(header).staleness > 0,
-            weighed=Contribution.of(header, self._setup.plan),
+            examples=(examples := examples_of(header, plan)),
+            trained=counts.get(m.TRAINED, examples),
+            at_bound=tuple(name for name, bound in bounds.items() if abs(counts.get(name, 0)) >= bound),
         )
 
     async def _headers_of(self, devices: Sequence[str]) -> AsyncIterator[Mapping[str, m.UpdateHeader]]:
@@ -196,7 +203,7 @@ class RoundWork:
             yield {device: recorded.get(device) or self._headers[device] for device in page}
 
     def _weigh(self, accepted: tuple[str, ...]) -> None:
-        examples = [self._facts[device].weighed.examples for device in accepted]
+        examples = [self._facts[device].examples for device in accepted]
         self._set_fold.weigh(scale_of_set(examples, self._setup.plan))
 
     def _accumulate(self, headers: Mapping[str, m.UpdateHeader]) -> None:
@@ -269,13 +276,24 @@ class RoundWork:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Facts:
-    """The facts of an Update for the event of its Version."""
+class UpdateFacts:
+    """The facts of an Update for the event of its Version, and for warnings.
+
+    Attributes:
+        telemetry: The device's facts about its work.
+        wire_bytes: Bytes of the Update on the wire.
+        is_stale: Whether it was made for an earlier Version.
+        examples: The number of examples that it counts as.
+        trained: The number of examples that the device trained on.
+        at_bound: The losses and the statistics of the Plan whose count is the largest one.
+    """
 
     telemetry: m.Telemetry
     wire_bytes: int
     is_stale: bool
-    weighed: Contribution
+    examples: int
+    trained: int
+    at_bound: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,10 +15,10 @@ from fanin.server.rounds.effects import RoundWork
 from fanin.server.rounds.opening import clear_spool, open_next_round, recall, recall_participation
 from fanin.server.rounds.recent import OpenedRound
 from fanin.server.rounds.setup import RunSetup
-from fanin.server.rounds.warnings import UpdateWarnings
 from fanin.server.rounds.worker import QueuedEffect
 from fanin.server.runs.driving.course import Course
 from fanin.server.runs.driving.stopping import History
+from fanin.server.runs.driving.warnings import UpdateWarnings
 from fanin.server.runs.intake import Intake
 from fanin.server.runs.publications import Publications
 from fanin.server.runs.view import LiveRun
@@ -166,7 +166,7 @@ class RunDriver:
                 self.course.report(work, e.ParametersStored())
             case e.Publish():
                 record = await work.publish()
-                await self._warn(work.warnings(self._warnings))
+                await self._warn(self._warnings.of_round(work.record.round, work.facts))
                 await self._warn_of_devices(work.record.round, has_ended=False)
                 self._follow(work, record)
             case e.Fail():

@@ -10,48 +10,17 @@ The store records each code and subject once a Run (``RunWriter.warn``). A Run c
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Final
 
 from fanin.edge.codecs.scaffold import NUM_DEVICES, declared_devices
 from fanin.protos.control import RunWarned
-from fanin.protos.messages import EVAL_LOSS, TRAIN_LOSS, TRAINED, UpdateHeader
 from fanin.protos.plans import MAX_COUNT, Plan
 from fanin.protos.texts import counted
-from fanin.server.aggregation.weights import examples_of
+from fanin.server.rounds.effects import UpdateFacts
 from fanin.server.storage.records import Contributors
 
 MAX_PARTITIONS: Final = 100_000
 """Partitions that are remembered, one device each. Later ones are not compared."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Contribution:
-    """The facts of an Update that a warning may be about.
-
-    Attributes:
-        examples: The number of examples that it counts as.
-        trained: The number of examples that the device trained on.
-        partition: The partition that the device reports; None without one.
-        at_bound: The statistics of the Plan and the losses whose count is the largest one.
-    """
-
-    examples: int
-    trained: int
-    partition: int | None
-    at_bound: tuple[str, ...] = ()
-
-    @classmethod
-    def of(cls, header: UpdateHeader, plan: Plan) -> "Contribution":
-        """Return the facts of an Update's header."""
-        counts, examples = header.statistics.counts, examples_of(header, plan)
-        bounds = {each.name: each.bound for each in plan.statistics} | dict.fromkeys((TRAIN_LOSS, EVAL_LOSS), MAX_COUNT)
-        return cls(
-            examples=examples,
-            trained=counts.get(TRAINED, examples),
-            partition=header.telemetry.partition,
-            at_bound=tuple(name for name, bound in bounds.items() if abs(counts.get(name, 0)) >= bound),
-        )
 
 
 class UpdateWarnings:
@@ -66,7 +35,7 @@ class UpdateWarnings:
         self._devices: dict[int, str] = {}
         self._recorded: set[tuple[str, str]] = set()
 
-    def of_round(self, round_number: int, updates: Mapping[str, Contribution]) -> tuple[RunWarned, ...]:
+    def of_round(self, round_number: int, updates: Mapping[str, UpdateFacts]) -> tuple[RunWarned, ...]:
         """Return the new warnings about the Updates of a published Round, by device."""
         warnings = [*self._capped(round_number, updates), *self._cut(round_number, updates), *self._shared(updates)]
         return tuple(each for each in warnings if (each.code, each.subject) not in self._recorded)
@@ -97,7 +66,7 @@ class UpdateWarnings:
         """Remember recorded warnings, which are not new any more."""
         self._recorded |= {(each.code, each.subject) for each in recorded}
 
-    def _capped(self, round_number: int, updates: Mapping[str, Contribution]) -> list[RunWarned]:
+    def _capped(self, round_number: int, updates: Mapping[str, UpdateFacts]) -> list[RunWarned]:
         capped = [each for each in updates.values() if each.examples < each.trained]
         if not capped:
             return []
@@ -110,7 +79,7 @@ class UpdateWarnings:
         )
         return [RunWarned(code="examples_capped", text=text)]
 
-    def _cut(self, round_number: int, updates: Mapping[str, Contribution]) -> list[RunWarned]:
+    def _cut(self, round_number: int, updates: Mapping[str, UpdateFacts]) -> list[RunWarned]:
         bounds = {each.name: each.bound for each in self._plan.statistics}
         numbers = Counter(name for update in updates.values() for name in update.at_bound)
         return [
@@ -124,17 +93,17 @@ class UpdateWarnings:
             for name, number in sorted(numbers.items())
         ]
 
-    def _shared(self, updates: Mapping[str, Contribution]) -> list[RunWarned]:
+    def _shared(self, updates: Mapping[str, UpdateFacts]) -> list[RunWarned]:
         warnings = []
         for device, update in updates.items():
-            if update.partition is None:
+            if (partition := update.telemetry.partition) is None:
                 continue
             if len(self._devices) < MAX_PARTITIONS:
-                self._devices.setdefault(update.partition, device)
-            first = self._devices.get(update.partition, device)
+                self._devices.setdefault(partition, device)
+            first = self._devices.get(partition, device)
             if first != device:
                 text = (
-                    f"the devices {first} and {device} both report partition {update.partition}: if both have its "
+                    f"the devices {first} and {device} both report partition {partition}: if both have its "
                     "examples, these count twice; start each device with its own --partition"
                 )
                 warnings.append(
