@@ -95,7 +95,7 @@ class RoundWork:
     async def accumulate(self, device: str) -> None:
         """Add one committed Update to the sum. Right after its commit its bytes are still in the page cache."""
         self._scale.add(device, self._facts[device].examples)
-        await self._files.run(self._set_fold.weigh, self._scale.value)
+        self._set_fold.weigh(self._scale.value)
         async for headers in self._headers_of((device,)):
             await self._files.run(self._accumulate, headers)
 
