@@ -125,6 +125,7 @@ def test_a_database_from_before_principals_is_brought_to_the_new_form(tmp_path: 
         connection.execute(text("ALTER TABLE runs DROP COLUMN started_by"))
         connection.execute(text("ALTER TABLE commands DROP COLUMN principal"))
         connection.execute(text("DROP TABLE version_evaluations"))
+        connection.execute(text("DROP TABLE warnings"))
         connection.execute(text("UPDATE alembic_version SET version_num = '0004'"))
     engine.dispose()
     engine = open_engine(path, Durability.PROCESS)
