@@ -90,6 +90,10 @@ def test_a_weight_beyond_the_cap_counts_as_the_cap_and_metrics_remain_means() ->
     # The examples of a row are those that the client trained on, not those that count.
     assert [row.num_examples for row in result.clients] == [10, 1_000_000]
     assert result.rounds[1].num_examples == 1_000_010
+    (warning,) = [event.detail for event in result.events if event.event == "warning"]
+    assert warning.startswith(
+        "aggregation.max_examples = 30 cuts the weight of 1 of 2 updates of round 1: the largest has"
+    )
 
 
 class Counting(NumPyClient):
