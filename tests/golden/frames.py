@@ -94,7 +94,8 @@ PUBLISHED: Final = r.VersionPublished(
     total_examples=40,
     evaluation=r.Evaluation(num_examples=8, loss=0.5, accuracy_float=0.75, accuracy_int8=0.625, int8_agreement=0.875),
     runtimes=MappingProxyType({"synthetic 1": 4}),
-    statistics=MappingProxyType({"words": -7}),
+    statistics=MappingProxyType({"train.words": 9, "words": -7}),
+    statistics_examples=MappingProxyType({"train.words": 30}),
     device_spreads=MappingProxyType(
         {"train_loss": r.DeviceSpread(num_devices=4, mean=1.25, min=0.5, p10=0.75, median=1.0, p90=1.75, max=2.5)}
     ),
@@ -122,6 +123,7 @@ EVALUATION: Final = r.VersionEvaluation(
     seconds=1.5,
     time=1_700_000_000.25,
 )
+WARNED: Final = r.RunWarned(code="shared_partition", subject="a b", text="two devices report partition 3")
 DESCRIPTION: Final = r.RunDescription(
     run=INFO,
     rounds=(
@@ -133,6 +135,7 @@ DESCRIPTION: Final = r.RunDescription(
     at_work=("a", "b"),
     deadline_s=12.5,
     num_devices=100_000,
+    warnings=(WARNED,),
 )
 RECLAIM: Final = r.Reclaim(
     delegation=sign_delegation(
@@ -194,7 +197,9 @@ def frames() -> dict[str, Frame]:
     enrollment = m.Enrollment(protocol=m.PROTOCOL, token="token", public_key=DEVICE_KEY.public)
     download = m.Download(assignment_id="run.1.device", sha256="ab" * 32, offset=1 << 33)
     more = m.Download(assignment_id="run.1.device", sha256="ab" * 32, offset=0, more_sha256=("cd" * 32, "ef" * 32))
-    report = m.Report(assignment_id="run.1.device", failure="it diverged", telemetry=HEADER.telemetry)
+    report = m.Report(
+        assignment_id="run.1.device", failure="it diverged", telemetry=replace(HEADER.telemetry, partition=3)
+    )
     answers = {
         "assigned": m.Assigned(assignment=assignment()),
         "assigned-stages": m.Assigned(assignment=STAGED),
@@ -211,6 +216,7 @@ def frames() -> dict[str, Frame]:
         "published": PUBLISHED,
         "rested": r.RunRested(state=r.RunState.FAILED, reason="nobody came"),
         "resumed": r.RunResumed(rounds=3),
+        "warned": WARNED,
         "published-by": replace(PUBLISHED, round=0, by=BY),
         "rested-by": r.RunRested(state=r.RunState.PAUSED, reason=f"by {BY}", by=BY),
         "resumed-by": r.RunResumed(rounds=3, by=BY),

@@ -114,7 +114,16 @@ def test_the_prose_lists_every_codec_and_every_statistic() -> None:
     (row,) = re.findall(r"([^.]*)\. There are no others\.", PROSE)
     assert set(re.findall(r'"(\w+)" \(', row)) == set(CODECS)
     squares = (evaluations.SQUARES_FLOAT, evaluations.SQUARES_INT8, evaluations.SQUARES_WANTED)
-    names = [m.EXAMPLES, m.TRAIN_LOSS, m.ROUNDED, m.SATURATED, m.EVAL_EXAMPLES, m.EVAL_LOSS, m.EVAL_PREDICTIONS]
+    names = [
+        m.EXAMPLES,
+        m.TRAINED,
+        m.TRAIN_LOSS,
+        m.ROUNDED,
+        m.SATURATED,
+        m.EVAL_EXAMPLES,
+        m.EVAL_LOSS,
+        m.EVAL_PREDICTIONS,
+    ]
     names += [m.EVAL_CORRECT_FLOAT, m.EVAL_CORRECT_INT8, m.EVAL_AGREE, *squares]
     names += [name + evaluations.REST for name in squares]
     section = PROSE.split("Facts about the data.", 1)[1].split("message Statistics", 1)[0]

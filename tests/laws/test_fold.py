@@ -16,7 +16,7 @@ from fanin.edge.codecs.fixed import CODECS, Integers, largest_value
 from fanin.edge.codecs.grid import reach_column
 from fanin.edge.tensors import TensorTable
 from fanin.protos.messages import SATURATED
-from fanin.protos.plans import CODEC_BITS, WEIGHT_UNIT, Plan
+from fanin.protos.plans import CODEC_BITS, HEADROOM_BITS, LEAST_STEPS, Plan
 from fanin.server.aggregation.fold import Contribution, PartialSum, accept, begin, finish, merge
 
 INT64_MAX = (1 << 63) - 1
@@ -27,7 +27,7 @@ def contribution(table: TensorTable, rng: random.Random) -> Contribution:
     """Return any Update of a Plan with max_shift 8, in one piece. Some Updates are for an earlier grid."""
     values = np.array([rng.choice((rng.randint(-LIMIT, LIMIT), LIMIT, -LIMIT, 0)) for _ in range(table.num_values)])
     # Each group of a vector has its own weighting, so the weights of blocks may differ.
-    fresh_weights = tuple(rng.randint(1, 4096 * WEIGHT_UNIT) for _ in table.specs)
+    fresh_weights = tuple(rng.randint(1, 1 << 20) for _ in table.specs)
     return Contribution(
         weights=tuple(rng.randint(1, weight) for weight in fresh_weights),
         fresh_weights=fresh_weights,
@@ -130,8 +130,10 @@ def test_finish_of_nothing_is_refused() -> None:
 @given(plans())
 def test_no_admitted_plan_can_overflow(plan: Plan) -> None:
     largest_value = (1 << (CODEC_BITS[plan.codec.name] - 1)) << plan.codec.max_shift
-    largest_sum = plan.cohort.buffer * plan.aggregation.max_examples * WEIGHT_UNIT * largest_value
-    assert largest_sum <= 1 << 62 <= INT64_MAX
+    largest_sum = plan.max_total_examples * plan.weight_unit * largest_value
+    assert largest_sum <= 1 << HEADROOM_BITS <= INT64_MAX
+    # Equal Updates of one Round have enough steps for weights of 8 bits, or for all examples that count.
+    assert plan.max_total_examples >= plan.cohort.buffer * min(LEAST_STEPS, plan.max_examples)
 
 
 @given(plans(), st.sampled_from((1, -1)))
@@ -141,7 +143,7 @@ def test_the_extreme_update_of_an_admitted_plan_folds_exactly(plan: Plan, sign: 
     # A peer may also send the lowest value, which no encoder produces.
     value = largest_value(codec.bits) if sign > 0 else -(1 << (codec.bits - 1))
     payload = value.to_bytes(codec.bits // 8, "little", signed=True)
-    weight, shift = plan.aggregation.max_examples * WEIGHT_UNIT, plan.codec.max_shift
+    weight, shift = plan.max_total_examples // plan.cohort.buffer * plan.weight_unit, plan.codec.max_shift
     pieces = (codec.decode(memoryview(payload)),)
     update = fresh(weight, (shift,), plan.codec, pieces)
     one = accept(begin(table), table, update)

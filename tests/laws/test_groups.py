@@ -20,7 +20,7 @@ from fanin.edge.tensors import Float32s, Float64s, TensorTable
 from fanin.protos.chunks import artifact_of
 from fanin.protos.errors import InvalidPlan
 from fanin.protos.messages import EXAMPLES, CodecSpec, Statistics, Telemetry, UpdateHeader
-from fanin.protos.plans import CODEC_BITS, HEADROOM_BITS, WEIGHT_UNIT, Plan
+from fanin.protos.plans import CODEC_BITS, HEADROOM_BITS, Plan
 from fanin.server.aggregation.auxiliary import AuxiliaryStep
 from fanin.server.aggregation.fold import Contribution
 from fanin.server.aggregation.folding import Lag, OuterStep, contribution_of
@@ -47,7 +47,7 @@ Drawn = Sequence[tuple[int, Sequence[int], Sequence[int]]]
 
 def submission(num_examples: int, shifts: Sequence[int], values: Sequence[int]) -> Submission:
     encoded = np.array(values, np.int32)
-    weights = LAYOUT.per_block({Weighting.EXAMPLES: num_examples * WEIGHT_UNIT, Weighting.ONE: WEIGHT_UNIT})
+    weights = LAYOUT.per_block({Weighting.EXAMPLES: num_examples, Weighting.ONE: 1})
     update = Contribution(
         weights=weights,
         fresh_weights=weights,
@@ -62,7 +62,7 @@ def submission(num_examples: int, shifts: Sequence[int], values: Sequence[int]) 
 
 def fold(rule: Rule | ColumnRule, drawn: Drawn, grid: Sequence[int], rng: random.Random) -> Aggregate:
     submissions = {str(index): submission(*one) for index, one in enumerate(drawn)}
-    return SetFold(rule, LAYOUT.total_table, grid, submissions.__getitem__, 100).complete(
+    return SetFold(rule, LAYOUT.total_table, grid, lambda device, _scale: submissions[device], 100).complete(
         rng.sample(list(submissions), len(submissions))
     )
 
@@ -84,7 +84,7 @@ def test_the_mean_of_each_group_is_that_of_fractions_with_its_own_weights(
             w * (values[position] << shifts[block]) for w, (_, shifts, values) in zip(weights, drawn, strict=True)
         )
         # The sum is exact. Its conversion and the division are rounded once each.
-        rounded = math.ldexp(float(total * WEIGHT_UNIT), grid[block]) / float(sum(weights) * WEIGHT_UNIT)
+        rounded = math.ldexp(float(total), grid[block]) / float(sum(weights))
         assert outcome[position] == rounded
         exact = Fraction(total, sum(weights)) * Fraction(2) ** grid[block]
         assert abs(Fraction(rounded) - exact) <= abs(exact) * Fraction(2) ** -51
@@ -101,11 +101,18 @@ def test_a_trimmed_mean_trims_each_group_for_itself(
         assert outcome[position] == math.ldexp(float(sum(middle)) / len(middle), grid[block])
 
 
-@given(plans(), st.integers(1, 1 << 40), st.integers(0, 1000))
-def test_the_weight_of_one_never_exceeds_that_of_the_examples(plan: Plan, examples: int, staleness: int) -> None:
+STALENESS = st.integers(0, 1000)
+
+
+@given(plans(), st.integers(0, 1 << 40), STALENESS, st.integers(0, 40))
+def test_the_weight_of_one_never_exceeds_that_of_the_examples(
+    plan: Plan, examples: int, staleness: int, scale: int
+) -> None:
     """Therefore the headroom that a Plan guarantees for the parameters suffices for every group."""
-    weights = weights_of(header(examples, b""), plan.aggregation.max_examples, staleness)
-    assert 1 <= weights[Weighting.ONE] <= weights[Weighting.EXAMPLES]
+    staleness = min(staleness, plan.aggregation.max_staleness)
+    weights = weights_of(header(examples, b""), plan, scale=scale, staleness=staleness)
+    assert 1 <= weights[Weighting.ONE] <= weights[Weighting.EXAMPLES] or not examples
+    assert bool(weights[Weighting.EXAMPLES]) == bool(examples)
     largest = (1 << (CODEC_BITS[plan.codec.name] - 1)) << plan.codec.max_shift
     assert plan.cohort.buffer * weights[Weighting.ONE] * largest <= 1 << HEADROOM_BITS
 
@@ -125,15 +132,18 @@ def header(examples: int, payload: bytes, shifts: tuple[int, ...] = ()) -> Updat
     )
 
 
-@given(plans(), st.integers(1, 1 << 40), st.integers(0, 1000))
+@given(plans(), st.integers(1, 1 << 40), STALENESS, st.integers(0, 40))
 def test_a_committed_update_has_the_weight_of_each_group_in_its_blocks(
-    plan: Plan, examples: int, staleness: int
+    plan: Plan, examples: int, staleness: int, scale: int
 ) -> None:
-    lag = Lag(staleness=staleness, shifts=(0,) * 6)
+    staleness, unit = min(staleness, plan.aggregation.max_staleness), plan.weight_unit
+    lag = Lag(staleness=staleness, shifts=(0,) * 6, scale=scale)
     update = contribution_of(header(examples, b"", (0,) * 6), (), plan, LAYOUT, lag)
-    counted, stale = min(examples, plan.aggregation.max_examples), round(WEIGHT_UNIT / math.sqrt(1 + staleness))
-    assert update.weights == (counted * stale,) * 3 + (stale,) * 3
-    assert update.fresh_weights == (counted * WEIGHT_UNIT,) * 3 + (WEIGHT_UNIT,) * 3
+    # Halves are rounded up.
+    steps = max(math.floor(Fraction(min(examples, plan.max_examples), 1 << scale) + Fraction(1, 2)), 1)
+    stale = round(unit / math.sqrt(1 + staleness))
+    assert update.weights == (steps * stale,) * 3 + (stale,) * 3
+    assert update.fresh_weights == (steps * unit,) * 3 + (unit,) * 3
 
 
 @given(UPDATES, GRIDS, st.randoms(use_true_random=False))

@@ -48,7 +48,9 @@ def folded(
     rule: Rule | ColumnRule, drawn: Drawn, order: Sequence[str] = (), column_bytes: int = COLUMN_BYTES
 ) -> Aggregate:
     sources = submissions(drawn)
-    return SetFold(rule, TABLE, GRID, sources.__getitem__, column_bytes).complete(order or tuple(sources))
+    return SetFold(rule, TABLE, GRID, lambda device, _scale: sources[device], column_bytes).complete(
+        order or tuple(sources)
+    )
 
 
 @given(UPDATES, st.floats(0.01, 0.49), st.randoms(use_true_random=False), st.integers(8, 400))
@@ -258,7 +260,7 @@ def test_an_error_of_the_stored_update_is_not_attributed_to_the_sum(rule: Rule, 
     drawn = [([9] * NUM_VALUES, (0, 0)), (list(range(NUM_VALUES)), (0, 0))]
     stored = submissions(drawn)
 
-    def source(device: str) -> Submission:
+    def source(device: str, _scale: int) -> Submission:
         if device == "device-0":
             return stored[device]
         update = stored[device].update

@@ -83,16 +83,24 @@ HEADERS: dict[str, tuple[Change, str]] = {
         lambda h: header_with_sizes(h, [1 << 19, 1200012 - (1 << 19)]),
         "update: got chunks of [524288, 675724] bytes, expected all but the last 1048576",
     ),
-    "no examples": (lambda h: header_with_counts(h, examples=0), "update: got 0 examples, expected at least 1"),
+    "no examples": (
+        lambda h: header_with_counts(h, examples=0),
+        "update: got examples = 0 and trained_examples = 10, expected examples = 10",
+    ),
     "more values than there are": (
         lambda h: header_with_counts(h, saturated=1 << 40),
         "update: got saturated = 1099511627776, ",
     ),
     "more correct than predictions": (
-        lambda h: header_with_counts(h, eval_examples=1, eval_predictions=1, eval_correct_float=2),
+        lambda h: header_with_counts(
+            h, eval_examples=1, eval_predictions=1, eval_correct_float=2, eval_correct_int8=0, eval_agree=0
+        ),
         "update: got eval_correct_float = 2, expected at most eval_predictions = 1",
     ),
-    "negative examples": (lambda h: header_with_counts(h, examples=-5), "update: got -5 examples, expected at least 1"),
+    "negative examples": (
+        lambda h: header_with_counts(h, examples=-5),
+        "update: got examples = -5, expected at least 0",
+    ),
 }
 
 

@@ -104,7 +104,8 @@ def test_two_coordinators_on_one_port_or_folder(site: Site) -> None:
     )
     assert not (site.folder / "other").exists()
     assert same_folder.text() == (
-        f"fanin serve: {site.state}: another coordinator serves from this folder; stop it, or give another --state\n"
+        f"fanin serve: {site.state}: in use by process {coordinator.process.pid}; stop this coordinator, or give "
+        "another --state\n"
     )
     assert coordinator.process.poll() is None
     assert snapshot(site.state) == before

@@ -141,6 +141,23 @@ def test_two_numpy_clients_publish_their_weighted_mean(host: Hosted, fanin: Fani
     assert views["2"].tolist() == [7.0]
 
 
+def test_two_devices_that_name_one_partition_are_a_warning_of_the_run(
+    host: Hosted, fanin: Fanin, tmp_path: Path
+) -> None:
+    project = write_app(tmp_path / "app", "client", SCALED_APP)
+    arrays = FlowerApp(FlowerSettings(app="client:app", folder=project)).initial()
+    bundle = write_arrays(arrays, tmp_path / "bundle", PUBLISHER, "numbers")
+    (tmp_path / "publisher.pub").write_text(PUBLISHER.public)
+    host.start_run(plan(buffer=2, max_rounds=1), bundle, PUBLISHER)
+    words = ("--flower", "client:app", "--max-updates", "1", "--node-config", "num-partitions=2 partition-id=1")
+    with ExitStack() as stack:
+        devices = [stack.enter_context(join(host, project, partition, *words)) for partition in range(2)]
+        logs = [device.communicate(timeout=120)[1] for device in devices]
+    assert [device.returncode for device in devices] == [0, 0], logs
+    outcome = fanin("describe", "run", *operator_options(host))
+    assert "both report partition 1: if both have its examples, these count twice" in outcome.out, outcome
+
+
 def test_a_plan_that_needs_graphs_and_a_bundle_without_them_are_refused_together(
     host: Hosted, fanin: Fanin, tmp_path: Path
 ) -> None:

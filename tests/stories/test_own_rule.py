@@ -160,7 +160,7 @@ def test_the_example_is_shorter_than_40_lines_and_keeps_the_contract(run: Run, s
 def test_the_example_of_a_rule_that_adds_up_keeps_the_contract(run: Run, tmp_path: Path) -> None:
     _, example, check = python_blocks(RULES)
     assert len(example.splitlines()) < 40
-    check = check.replace("from median_rule import Median\n", example).replace("Median()", "CappedMean()")
+    check = check.replace("from median_rule import Median\n", example).replace("Median()", "EqualMean()")
     completed = run(tmp_path, check)
     assert (completed.returncode, completed.stderr) == (0, "")
 

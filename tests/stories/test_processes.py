@@ -1,5 +1,6 @@
 """Guarantees of a process to its user: folders of its own, private files, and a Watch that outlives a restart."""
 
+import os
 import stat
 import threading
 from collections.abc import Iterator
@@ -80,6 +81,6 @@ def test_a_devices_folder_is_not_joined_from_twice(tmp_path: Path) -> None:
         "--data": tmp_path / "data.npz",
         "--state": tmp_path / "device",
     }
-    text = f"{tmp_path / 'device'}: in use by another process; stop it, or give another --state"
+    text = f"{tmp_path / 'device'}: in use by process {os.getpid()}; stop it, or give another --state"
     with hold_folder(tmp_path / "device"), raises(Conflict, text):
         join([str(word) for pair in options.items() for word in pair])

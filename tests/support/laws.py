@@ -164,6 +164,7 @@ TELEMETRY: Final = st.builds(
     bytes_downloaded=st.integers(0, m.MAX_COUNT),
     bytes_resumed=st.integers(0, m.MAX_COUNT),
     fanin_version=st.just("") | PRINTABLES,
+    partition=st.none() | st.integers(0, m.MAX_COUNT),
 )
 STATISTICS: Final = st.dictionaries(NAMES, st.integers(-m.MAX_COUNT, m.MAX_COUNT), max_size=4).map(
     lambda counts: m.Statistics(counts=MappingProxyType(counts))
@@ -216,9 +217,12 @@ def plans(draw: st.DrawFn) -> p.Plan:
     cohort = draw(cohorts())
     name = draw(st.sampled_from(sorted(p.CODEC_BITS)))
     room = p.HEADROOM_BITS - (p.CODEC_BITS[name] - 1)
-    shift = draw(st.integers(0, room - (cohort.buffer * p.WEIGHT_UNIT - 1).bit_length()))
-    most = min((1 << (room - shift)) // (cohort.buffer * p.WEIGHT_UNIT), p.MAX_TIMES)
-    examples = draw(st.just(most) | st.integers(1, most))
+    examples, staleness = draw(st.just(0) | UINT32), draw(st.sampled_from((0, 5)))
+    least_steps = min(examples or p.LEAST_STEPS, p.LEAST_STEPS)
+    if cohort.buffer * least_steps * p.STALE_UNIT > 1 << room:
+        staleness = 0
+    least_weight = cohort.buffer * least_steps * (p.STALE_UNIT if staleness else 1)
+    shift = draw(st.integers(0, room - (least_weight - 1).bit_length()))
     flower = draw(FLOWER_PLANS)
     return p.Plan(
         name=draw(NAMES),
@@ -226,9 +230,11 @@ def plans(draw: st.DrawFn) -> p.Plan:
         training=draw(TRAININGS),
         schedule=draw(schedules(flower)),
         codec=m.CodecSpec(name=name, max_shift=shift),
-        stages=tuple(draw(st.lists(STAGES, max_size=3, unique_by=lambda stage: stage.name))),
+        stages=() if staleness else tuple(draw(st.lists(STAGES, max_size=3, unique_by=lambda stage: stage.name))),
         statistics=tuple(draw(st.lists(DECLARED, max_size=3, unique_by=lambda each: each.name))),
-        aggregation=p.AggregationPlan(max_examples=examples, outer_learning_rate=draw(POSITIVE)),
+        aggregation=p.AggregationPlan(
+            max_examples=examples, outer_learning_rate=draw(POSITIVE), max_staleness=staleness
+        ),
         stop=p.StopPlan(
             max_rounds=draw(st.integers(1, 1 << 20)),
             patience=draw(st.integers(0, 100)),
@@ -279,6 +285,7 @@ ROUND_INFOS: Final = st.builds(
     opened_at=SECONDS,
     version=UINT64,
 )
+WARNINGS: Final = st.builds(r.RunWarned, code=TEXTS, subject=TEXTS, text=TEXTS)
 DESCRIPTIONS: Final = st.builds(
     r.RunDescription,
     run=RUN_INFOS,
@@ -288,6 +295,7 @@ DESCRIPTIONS: Final = st.builds(
     at_work=st.lists(TEXTS, max_size=3).map(tuple),
     deadline_s=SECONDS,
     num_devices=UINT64,
+    warnings=st.lists(WARNINGS, max_size=3).map(tuple),
 )
 START_RUNS: Final = st.builds(r.StartRun, run_id=TEXTS, plan=plans(), version=versions(), delegation=DELEGATIONS)
 WITH_BUNDLES: Final = st.builds(r.VersionWithBundle, version=versions(), bundle=BUNDLES)
@@ -323,6 +331,7 @@ PUBLISHED: Final = st.builds(
     total_examples=UINT64,
     evaluation=st.none() | EVALUATIONS,
     runtimes=st.dictionaries(TEXTS, UINT32, max_size=3).map(MappingProxyType),
+    statistics_examples=st.dictionaries(TEXTS, UINT64, max_size=3).map(MappingProxyType),
     device_spreads=st.dictionaries(TEXTS, SPREADS, max_size=3).map(MappingProxyType),
     adopted_run_id=TEXTS,
     adopted_number=UINT64,
@@ -338,7 +347,8 @@ EVENTS: Final = st.builds(
     | st.builds(r.RoundFailed, round=UINT32, reason=TEXTS)
     | PUBLISHED
     | st.builds(r.RunRested, state=st.sampled_from(r.RunState), reason=TEXTS, by=st.none() | PRINCIPALS)
-    | st.builds(r.RunResumed, rounds=UINT32, by=st.none() | PRINCIPALS),
+    | st.builds(r.RunResumed, rounds=UINT32, by=st.none() | PRINCIPALS)
+    | WARNINGS,
 )
 ACCEPTED_DEVICES: Final = st.builds(
     r.AcceptedDevices, num_accepted=UINT32, device_ids=st.lists(TEXTS, max_size=3).map(tuple)

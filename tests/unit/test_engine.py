@@ -26,7 +26,7 @@ def test_a_database_of_a_newer_format_is_refused(tmp_path: Path) -> None:
     for upgrade in (True, False):
         with raises(
             Corrupted,
-            f"{path}: written by a newer fanin (got form 9999, expected 0001 to 0009); install that fanin, or restore "
+            f"{path}: written by a newer fanin (got form 9999, expected 0001 to 0008); install that fanin, or restore "
             "a backup of the folder",
         ):
             open_engine(path, Durability.PROCESS, upgrade=upgrade)

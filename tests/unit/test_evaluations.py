@@ -10,7 +10,7 @@ from fanin.edge.runtimes.evaluations import SQUARES_FLOAT, SQUARES_INT8, counts_
 from fanin.edge.runtimes.quality import Quality
 from fanin.protos import messages as m
 from fanin.protos.control import Evaluation
-from fanin.server.aggregation.statistics import MAX_RISE, evaluation_of, with_loss_examples
+from fanin.server.aggregation.statistics import MAX_RISE, evaluation_of, with_examples
 
 
 def test_sums_become_means_and_shares() -> None:
@@ -22,7 +22,7 @@ def test_sums_become_means_and_shares() -> None:
         m.EVAL_CORRECT_INT8: 5,
         m.EVAL_AGREE: 7,
     }
-    assert evaluation_of(with_loss_examples(counts), 10) == Evaluation(
+    assert evaluation_of(with_examples(counts), 10) == Evaluation(
         num_examples=8, loss=0.5, accuracy_float=0.75, accuracy_int8=0.625, int8_agreement=0.875
     )
 
@@ -30,13 +30,13 @@ def test_sums_become_means_and_shares() -> None:
 def test_shares_are_of_the_requested_predictions() -> None:
     # Two sequences of 8 places each, 3 of them without a token.
     counts = counts_of(Quality(num_examples=2, loss_sum=1.0, num_predictions=13, num_correct_float=13), 20)
-    evaluation = evaluation_of(with_loss_examples(counts), 20)
+    evaluation = evaluation_of(with_examples(counts), 20)
     assert evaluation == Evaluation(num_examples=2, loss=0.5, accuracy_float=1.0, accuracy_int8=0.0, int8_agreement=0.0)
 
 
 @pytest.mark.parametrize("counts", [{}, {m.EVAL_EXAMPLES: 0, m.EVAL_LOSS: 5}, {m.EVAL_EXAMPLES: -3}])
 def test_without_validation_there_is_no_evaluation(counts: dict[str, int]) -> None:
-    assert evaluation_of(with_loss_examples(counts), 10) is None
+    assert evaluation_of(with_examples(counts), 10) is None
 
 
 SCALES = st.integers(-24, 30).map(lambda exponent: 2.0**exponent)
@@ -58,7 +58,7 @@ def test_the_rise_over_all_devices_is_that_of_all_examples_at_any_scale(
             squares_int8=(error + increase) * scale,
             squares_wanted=num_examples * scale,
         )
-        counts.update(with_loss_examples(m.Statistics(counts=counts_of(device, 0)).counts))
+        counts.update(with_examples(m.Statistics(counts=counts_of(device, 0)).counts))
     total = Quality(
         num_examples=sum(row[0] for row in rows),
         loss_sum=0.5 * len(rows),
@@ -80,26 +80,24 @@ def test_the_rise_over_all_devices_is_that_of_all_examples_at_any_scale(
 def test_an_error_without_bound_is_reported_as_the_maximum(error: float) -> None:
     counts = counts_of(Quality(num_examples=1, loss_sum=0.0, squares_float=1.0, squares_int8=error), 0)
     assert m.Statistics(counts=counts).counts[SQUARES_INT8] == m.MAX_COUNT
-    evaluation = evaluation_of(with_loss_examples(counts), 0)
+    evaluation = evaluation_of(with_examples(counts), 0)
     assert evaluation is not None and evaluation.int8_rise_percent == MAX_RISE
 
 
 def test_without_a_float_error_any_int8_error_is_reported_as_the_maximum() -> None:
-    evaluation = evaluation_of(
-        with_loss_examples(counts_of(Quality(num_examples=1, loss_sum=0.0, squares_int8=0.5), 0)), 0
-    )
+    evaluation = evaluation_of(with_examples(counts_of(Quality(num_examples=1, loss_sum=0.0, squares_int8=0.5), 0)), 0)
     assert evaluation is not None and evaluation.int8_rise_percent == MAX_RISE
 
 
 def test_a_classifier_reports_no_squares() -> None:
-    evaluation = evaluation_of(with_loss_examples(counts := counts_of(Quality(num_examples=1, loss_sum=0.0), 3)), 3)
+    evaluation = evaluation_of(with_examples(counts := counts_of(Quality(num_examples=1, loss_sum=0.0), 3)), 3)
     assert SQUARES_FLOAT not in counts
     assert evaluation is not None and evaluation.int8_rise_percent is None
 
 
 def test_no_device_determines_the_kind_of_a_model() -> None:
     counts = counts_of(Quality(num_examples=1, loss_sum=0.0), 3) | {SQUARES_INT8: m.MAX_COUNT}
-    evaluation = evaluation_of(with_loss_examples(counts), 3)
+    evaluation = evaluation_of(with_examples(counts), 3)
     assert evaluation is not None and evaluation.int8_rise_percent is None
 
 

@@ -246,12 +246,12 @@ ARRAYS: Final = dict(INITIAL)
             "flower app: array 'layer.bias': returned NaN or infinity, expected finite values; lower the learning rate",
         ),
         (
-            {"num_examples": 0},
-            "flower app: train: got num-examples 0, expected a whole number of at least 1",
+            {"num_examples": -1},
+            "flower app: train: got num-examples -1, expected a whole number of at least 0",
         ),
         (
             {"num_examples": 2.5},
-            "flower app: train: got num-examples 2.5, expected a whole number of at least 1",
+            "flower app: train: got num-examples 2.5, expected a whole number of at least 0",
         ),
     ],
 )

@@ -1,5 +1,6 @@
 """Rounds of a Flower app: precedence of configurations, the cap of the weight, and the status of a reply."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -20,7 +21,7 @@ from fanin.clients.flower.trainer import FlowerTrainer
 from fanin.clients.testing import Countdown, example_assignment, example_model
 from fanin.edge.bundles.arrays import write_arrays
 from fanin.protos import messages as m
-from fanin.simulation import SimulationSettings, simulate
+from fanin.simulation import Result, RunStopped, SimulationSettings, simulate
 
 INITIAL: Final = {"w": np.zeros(2, np.float32)}
 CONFIG_APP: Final = """
@@ -82,10 +83,75 @@ def test_a_weight_beyond_the_cap_counts_as_the_cap_and_metrics_remain_means() ->
     plan = {"aggregation.max_examples": 30, "codec.name": "fixed32", "statistics": sums_of("part")}
     result = simulate(weighted_app(1, 1_000_000), 2, cohort=2, rounds=1, settings=settings_of(**plan))
     assert result.failures == ()
-    assert [row.num_examples for row in result.clients] == [10, 30]
     np.testing.assert_allclose(result.arrays["w"], 30 / 40, atol=1e-4)
     assert [row.statistics["train.part"] for row in result.clients] == [0, 30 << 16]
-    assert result.rounds[1].statistics["train.part"] / 65536 / result.rounds[1].num_examples == 30 / 40
+    assert [row.means["train.part"] for row in result.clients] == [0, 1]
+    assert result.rounds[1].means["train.part"] == 30 / 40
+    # The examples of a row are those that the client trained on, not those that count.
+    assert [row.num_examples for row in result.clients] == [10, 1_000_000]
+    assert result.rounds[1].num_examples == 1_000_010
+    (warning,) = [event.detail for event in result.events if event.event == "warning"]
+    assert warning.startswith(
+        "aggregation.max_examples = 30 cuts the weight of 1 of 2 updates of round 1: the largest has"
+    )
+
+
+class Counting(NumPyClient):
+    """A client that adds its own row of values, with its own number of examples."""
+
+    def __init__(self, partition: int, values: np.ndarray, examples: Sequence[int]) -> None:
+        self._values, self._num = values[partition], examples[partition]
+
+    def fit(
+        self, parameters: list[np.ndarray], config: dict[str, float]
+    ) -> tuple[list[np.ndarray], int, dict[str, float]]:
+        return [parameters[0] + self._values], self._num, {"loss": 2.0}
+
+
+def simulated_mean(values: np.ndarray, examples: Sequence[int], **plan: object) -> Result:
+    """Return one Round of clients with these changes (clients, params) and numbers of examples."""
+    settings = SimulationSettings(
+        initial=[np.zeros(values.shape[1], np.float32)], plan={"training.learning_rate": 0.1} | plan, quiet=True
+    )
+
+    def client_fn(context: Context) -> Client:
+        return Counting(int(context.node_config["partition-id"]), values, examples).to_client()
+
+    return simulate(client_fn, len(examples), cohort=len(examples), rounds=1, settings=settings)
+
+
+@pytest.mark.parametrize(
+    "examples", [(1_000, 60_000), (1, 4_096), (3, 1 << 32), (5_000_000, 90_000_000, 7, 400_000_000)], ids=str
+)
+@pytest.mark.parametrize("codec", ["fixed32", "int8"])
+def test_the_mean_of_a_round_is_fedavgs_for_any_numbers_of_examples(examples: tuple[int, ...], codec: str) -> None:
+    rng = np.random.default_rng(1)
+    values = rng.choice([-1.0, 1.0], (len(examples), 64)).astype(np.float32)
+    result = simulated_mean(values, examples, **{"codec.name": codec})
+    expected = np.average(values.astype(np.float64), axis=0, weights=examples)
+    np.testing.assert_allclose(result.arrays["0"], expected, atol=1e-6)
+    assert result.rounds[1].num_examples == sum(examples)
+    assert sorted(row.num_examples for row in result.clients) == sorted(examples)
+
+
+def test_weights_beyond_the_head_room_are_scaled_together() -> None:
+    values, examples = np.eye(4, dtype=np.float32), (1_000, 60_000, 200, 30_000)
+    # 31 bits of a value and 20 of the shift leave 11: at most 2,048 steps.
+    result = simulated_mean(values, examples, **{"codec.max_shift": 20})
+    steps = np.array([16, 938, 3, 469])
+    np.testing.assert_allclose(result.arrays["0"], steps / steps.sum(), atol=1e-6)
+    assert result.rounds[1].num_examples == sum(examples)
+
+
+def test_clients_without_examples_count_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    values = np.array([[1, 2], [3, 4]], np.float32)
+    result = simulated_mean(values, (0, 5), **{"cohort.quorum": 2})
+    assert (result.failures, result.arrays["0"].tolist()) == ((), [3, 4])
+    assert [row.num_examples for row in result.clients] == [0, 5]
+    assert [row.train_loss for row in result.clients] == [pytest.approx(np.nan, nan_ok=True), 2.0]
+    with pytest.raises(RunStopped, match="round: got 2 updates of 0 examples in all, expected at least one") as excinfo:
+        simulated_mean(values, (0, 0))
+    assert len(excinfo.value.result.rounds) == 1 and excinfo.value.result.arrays["0"].tolist() == [0, 0]
 
 
 class StatusClient(Client):

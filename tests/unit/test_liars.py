@@ -12,17 +12,23 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.values import TABLE, assignment, update
+from support.values import TABLE, assignment, plan, update
 
 from fanin.edge.codecs.statistics import declared
 from fanin.edge.codecs.vector import MAIN, Group, VectorLayout, Weighting
 from fanin.edge.tensors import TensorTable
 from fanin.protos import messages as m
-from fanin.protos.errors import InvalidUpdate
+from fanin.protos.errors import InvalidInput, InvalidUpdate
 from fanin.server.aggregation.fold import Contribution
 from fanin.server.aggregation.rules import ColumnRule, Rule, TrimmedMean, WeightedMean
 from fanin.server.aggregation.sets import SetFold, Submission
-from fanin.server.aggregation.statistics import credible_counts, evaluation_of, train_loss_of, with_loss_examples
+from fanin.server.aggregation.statistics import (
+    credible_counts,
+    evaluation_of,
+    examples_key,
+    train_loss_of,
+    with_examples,
+)
 from fanin.server.aggregation.weights import weights_of
 from fanin.server.fleet.validation import Expected, check_header
 
@@ -68,7 +74,7 @@ def round_statistics(liar: Mapping[str, int]) -> dict[str, float]:
     updates = [liar, *[HONEST] * NUM_HONEST]
     sums = Counter[str]()
     for counts in updates:
-        sums.update(with_loss_examples(counts))
+        sums.update(with_examples(counts))
     evaluation = evaluation_of(credible_counts(updates, 3), 3)
     assert evaluation is not None
     return {
@@ -123,14 +129,14 @@ def test_a_lie_moves_only_its_own_statistic_by_the_share_of_one_device(
 def test_a_lie_beyond_a_bound_is_refused() -> None:
     for statistic in expected().statistics:
         for count in (statistic.bound + 1, -statistic.bound - 1):
-            with pytest.raises(InvalidUpdate):
+            with pytest.raises((InvalidUpdate, InvalidInput)):
                 check_header(header_of({**HONEST, statistic.name: count}), expected())
 
 
 def test_the_weight_of_a_liar_is_the_one_of_the_largest_device() -> None:
     bounds = {each.name: each.bound for each in expected().statistics}
-    weights = weights_of(header_of({**HONEST, m.EXAMPLES: bounds[m.EXAMPLES]}), MAX_EXAMPLES)
-    assert weights == {Weighting.EXAMPLES: 256 * MAX_EXAMPLES, Weighting.ONE: 256}
+    weights = weights_of(header_of({**HONEST, m.EXAMPLES: bounds[m.EXAMPLES]}), plan(max_examples=MAX_EXAMPLES))
+    assert weights == {Weighting.EXAMPLES: MAX_EXAMPLES, Weighting.ONE: 1}
 
 
 VALUES = {
@@ -170,7 +176,7 @@ def test_losses_follow_a_value_that_more_than_a_third_of_the_updates_attain(
 ) -> None:
     small, large = ({m.EVAL_EXAMPLES: 1, m.EVAL_LOSS: loss * m.LOSS_UNIT} for loss in (1, 100))
     sums = credible_counts([*[large] * num_large, *[small] * (9 - num_large)], num_classes)
-    assert sums["eval_loss_examples"] == num_credible
+    assert sums[examples_key(m.EVAL_LOSS)] == num_credible
 
 
 @given(
@@ -194,7 +200,7 @@ def test_honest_evaluations_are_summed_unchanged(rows: list[tuple[int, int, int,
     ]
     sums = Counter[str]()
     for counts in updates:
-        sums.update(with_loss_examples(counts))
+        sums.update(with_examples(counts))
     assert credible_counts(updates, num_classes) == sums
 
 
@@ -212,12 +218,12 @@ SHIFT = 4
 def aggregates(rule: Rule | ColumnRule, liar_examples: int, lie: dict[str, int]) -> dict[str, float]:
     """Aggregate nine honest devices, which send 9 to 17, and a liar. Return each group's first value in grid steps."""
 
-    def submission(device: str) -> Submission:
+    def submission(device: str, _scale: int) -> Submission:
         number, is_liar = int(device), device == "9"
         examples = liar_examples if is_liar else MAX_EXAMPLES
         values = [lie.get(group.name, 13) if is_liar else 9 + number for group in LAYOUT.groups for _ in range(4)]
         encoded = np.array(values, np.int32)
-        weights = LAYOUT.per_block({Weighting.EXAMPLES: 256 * examples, Weighting.ONE: 256})
+        weights = LAYOUT.per_block({Weighting.EXAMPLES: examples, Weighting.ONE: 1})
         shifts = tuple(SHIFT * (is_liar and group.name in lie) for group in LAYOUT.groups)
         update = Contribution(
             weights=weights, fresh_weights=weights, shifts=shifts, bits=32, max_shift=SHIFT, counts={}, pieces=[encoded]

@@ -167,6 +167,7 @@ def test_metrics_of_more_examples_than_count_are_scaled_with_them() -> None:
     counts = {m.EXAMPLES: 400, m.EVAL_EXAMPLES: 200, "evaluate.right": 150 << 16, "train.right": 300 << 16, "words": 9}
     assert fitted(counts, statistics) == {
         m.EXAMPLES: 100,
+        m.TRAINED: 400,
         m.EVAL_EXAMPLES: 100,
         "evaluate.right": 75 << 16,
         "train.right": 75 << 16,

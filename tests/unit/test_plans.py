@@ -23,7 +23,7 @@ def test_the_shortest_plan_is_synchronous_fedavg() -> None:
             cohort=CohortPlan(concurrency=8, buffer=8, quorum=8, deadline_s=600.0),
             training=Training(epochs=1, learning_rate=1.0, seed=0),
             codec=CodecSpec(name="fixed32", max_shift=0),
-            aggregation=AggregationPlan(max_examples=4096, outer_learning_rate=1.0),
+            aggregation=AggregationPlan(max_examples=0, outer_learning_rate=1.0),
             stop=StopPlan(max_rounds=100, patience=0, min_delta=0.0),
         ),
     )
@@ -40,6 +40,7 @@ DEVICES_RULE = f"expected an integer from 1 to 1000000{SEE}"
 RATE_RULE = f"expected a number from 1.2e-38 to 1.7e+38{SEE}"
 SECONDS_RULE = f"expected a number above 0 and below inf{SEE}"
 TIMES_RULE = f"expected an integer from 1 to {TIMES}{SEE}"
+CAP_RULE = f"expected an integer from 0 to {TIMES}{SEE}"
 NAME_RULE = f"expected a string of 1 to 128 letters, digits or ._:+- that do not begin with a dot{SEE}"
 TOP = (
     "app, bundle, name, [cohort], [training], [[schedule]], [codec], [[stages]], [[statistics]], [aggregation], "
@@ -47,8 +48,8 @@ TOP = (
 )
 COHORT_KEYS = "concurrency, buffer, quorum, deadline_s, min_report_s, selection"
 OVERFLOW = (
-    "the sum of a Round could overflow: (32 - 1) bits of fixed32 + max_shift 9 + 23 bits of weight "
-    "(buffer 8 x max_examples 4096 x 256) = 63, expected at most 62; lower max_examples, max_shift or buffer"
+    "the sum of a Round could overflow: (32 - 1) bits of fixed32 + max_shift 21 + 11 bits of weight "
+    "(buffer 8 x 256 steps) = 63, expected at most 62; lower max_shift or buffer"
 )
 APP, COHORT, RATE = 'app = "digits"', "concurrency = 8", "learning_rate = 1"
 
@@ -229,11 +230,11 @@ WRONG = [
         f"{RATE}\n[stop]\nmax_int8_drop = -0.5",
         f"stop.max_int8_drop: got -0.5, expected a number from 0 to 100{SEE}",
     ),
-    (RATE, f"{RATE}\n[aggregation]\nmax_examples = 0", f"aggregation.max_examples: got 0, {TIMES_RULE}"),
+    (RATE, f"{RATE}\n[aggregation]\nmax_examples = -1", f"aggregation.max_examples: got -1, {CAP_RULE}"),
     (
         RATE,
         f"{RATE}\n[aggregation]\nmax_examples = {TIMES + 1}",
-        f"aggregation.max_examples: got {TIMES + 1}, {TIMES_RULE}",
+        f"aggregation.max_examples: got {TIMES + 1}, {CAP_RULE}",
     ),
     (
         RATE,
@@ -248,7 +249,7 @@ WRONG = [
     (RATE, f'{RATE}\n[codec]\nname = "int4"', f"codec.name: got 'int4', expected one of fixed32, int8{SEE}"),
     (RATE, f"{RATE}\n[codec]\nname = []", f"codec.name: got [], expected one of fixed32, int8{SEE}"),
     (RATE, f"{RATE}\n[codec]\nmax_shift = -1", f"codec.max_shift: got -1, expected an integer from 0 to 62{SEE}"),
-    (RATE, f"{RATE}\n[codec]\nmax_shift = 9", OVERFLOW),
+    (RATE, f"{RATE}\n[codec]\nmax_shift = 21", OVERFLOW),
 ]
 
 
@@ -260,8 +261,12 @@ def test_each_mistake_has_its_error(good: str, bad: str, text: str) -> None:
 
 
 def test_a_shift_up_to_the_headroom_is_admitted() -> None:
-    plan = parse_plan(SHORTEST + "[codec]\nmax_shift = 8\n", "plan.toml").plan
-    assert plan.max_total_weight == 8 * 4096 * 256
+    plan = parse_plan(SHORTEST + "[codec]\nmax_shift = 20\n", "plan.toml").plan
+    assert plan.max_total_examples == 8 * 256
+    stale = "[aggregation]\nmax_staleness = 1\n[codec]\nmax_shift = "
+    assert parse_plan(f"{SHORTEST}{stale}12\n", "plan.toml").plan.max_total_examples == 8 * 256
+    with pytest.raises(InvalidPlan, match=r"\(buffer 8 x 256 steps x 256 for staleness\) = 63"):
+        parse_plan(f"{SHORTEST}{stale}13\n", "plan.toml")
 
 
 def test_int8_has_shifts_unless_the_plan_sets_another_number() -> None:
@@ -351,7 +356,7 @@ BAD_OPTIONS = [
     ),
     ("name.x=8", "--set: name.x: name is not a section; set name as a whole"),
     ("cohort.quorum=9", f"plan.toml with --set: cohort: got quorum 9, buffer 8, concurrency 8, {COHORT_RULE}"),
-    ("codec.max_shift=9", f"plan.toml with --set: {OVERFLOW}"),
+    ("codec.max_shift=21", f"plan.toml with --set: {OVERFLOW}"),
     ("bundle=b", "plan.toml with --set: expected either app or bundle, got both"),
     ("name=8\nx=1", f"--set: name: got '8\\nx=1', {NAME_RULE}"),
     ("cohort.concurrency", "--set cohort.concurrency: expected KEY=VALUE, for example --set cohort.concurrency=8"),

@@ -129,6 +129,7 @@ def test_a_database_from_before_principals_is_brought_to_the_new_form(tmp_path: 
         connection.execute(text("CREATE TABLE old_keys AS SELECT run_id, private_key FROM run_keys"))
         connection.execute(text("DROP TABLE run_keys"))
         connection.execute(text("ALTER TABLE old_keys RENAME TO run_keys"))
+        connection.execute(text("DROP TABLE warnings"))
         connection.execute(text("UPDATE alembic_version SET version_num = '0004'"))
     engine.dispose()
     engine = open_engine(path, Durability.PROCESS)

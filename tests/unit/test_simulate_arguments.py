@@ -18,7 +18,7 @@ from support.values import assignment, update
 from torch import nn
 
 from fanin.clients.data.examples import Examples
-from fanin.edge.export import App, squared_error
+from fanin.edge.export import App, Recipe, Sgd, squared_error
 from fanin.edge.runtimes.evaluations import loss_count
 from fanin.protos import messages as m
 from fanin.protos.control import VersionPublished
@@ -135,6 +135,17 @@ def test_a_plan_that_cannot_run_is_refused_before_the_export(
     with pytest.raises(InvalidPlan, match=error):
         simulate(*regression((1,)), cohort=2, rounds=1, settings=settings)
     assert "exporting" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("num_devices", [1, 3, 300])
+def test_scaffold_of_another_number_of_clients_is_refused_before_the_export(num_devices: int) -> None:
+    app, clients = regression((1,))
+    app = replace(app, recipe=Recipe(optimizer=Sgd(momentum=0.0), scaffold=True))
+    stages = [{"name": "scaffold", "options": {"num_devices": num_devices}}]
+    settings = SimulationSettings(plan={"training.learning_rate": 0.1, "stages": stages})
+    text = f"simulate: plan: stages: scaffold: got num_devices {num_devices} and 2 clients, expected num_devices 2: it "
+    with raises(InvalidPlan, f"{text}counts all clients"):
+        simulate(app, clients, cohort=1, rounds=1, settings=settings)
 
 
 @pytest.mark.parametrize("metric", [3, "none.onnx", lambda predictions, targets: 0.0])

@@ -1,5 +1,6 @@
 """The record of a simulation on a disk that damages or refuses files."""
 
+import os
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,6 +10,7 @@ import pytest
 from support.models import app_of, samples
 
 from fanin.clients.data.examples import Examples
+from fanin.protos.errors import Conflict
 from fanin.simulation import ClientFailed, Iid, Partition, Result, RoundRow, SimulationSettings, partition, simulate
 
 PLAN = {"training.learning_rate": 0.1}
@@ -48,3 +50,27 @@ def test_a_record_that_cannot_be_written_ends_a_simulation_and_not_the_training_
     with pytest.raises(ClientFailed, match=text) as failed:
         run(tmp_path / "record", replace_folder)
     assert [row.round for row in failed.value.result.rounds] == [0, 1]
+
+
+def test_a_second_simulation_of_one_record_is_refused_at_once(tmp_path: Path) -> None:
+    """Both would write the files of the other one, and fail with an error about the disk."""
+    refusals = []
+
+    def try_again(row: RoundRow) -> None:
+        with pytest.raises(Conflict) as refusal:
+            run(tmp_path / "record")
+        refusals.append(str(refusal.value))
+
+    first = run(tmp_path / "record", try_again)
+    text = f"{tmp_path / 'record'}: in use by process {os.getpid()}; wait for that simulation to end, or give another "
+    assert refusals == [f"{text}folder to resume"] * (ROUNDS + 1)
+    assert run(tmp_path / "record").digests == first.digests
+
+
+def test_the_baseline_takes_the_steps_of_all_examples_whatever_their_weight() -> None:
+    app = app_of("mlp")
+    settings = SimulationSettings(plan={**PLAN, "aggregation.max_examples": 1}, baseline=True, quiet=True)
+    result = simulate(app, clients(), cohort=COHORT, rounds=1, settings=settings)
+    num_examples = [row.num_examples for row in result.clients]
+    assert min(num_examples) > 1 and result.rounds[1].num_examples == sum(num_examples)
+    assert result.baseline[-1].num_steps == sum(-(-number // app.batch_size) for number in num_examples)

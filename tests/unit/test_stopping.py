@@ -16,7 +16,7 @@ from fanin.server.aggregation.statistics import (
     evaluation_of,
     runtimes_of,
     train_loss_of,
-    with_loss_examples,
+    with_examples,
 )
 from fanin.server.runs.driving.stopping import History, reason_to_rest
 
@@ -100,7 +100,7 @@ def test_a_history_does_not_grow_with_the_rounds() -> None:
 
 
 def test_the_training_loss_is_a_mean_over_examples() -> None:
-    assert train_loss_of(with_loss_examples({m.EXAMPLES: 4, m.TRAIN_LOSS: 10 * m.LOSS_UNIT})) == 2.5
+    assert train_loss_of(with_examples({m.EXAMPLES: 4, m.TRAIN_LOSS: 10 * m.LOSS_UNIT})) == 2.5
 
 
 def test_a_device_without_a_loss_does_not_count_as_one_without_error() -> None:
@@ -108,7 +108,7 @@ def test_a_device_without_a_loss_does_not_count_as_one_without_error() -> None:
         {m.EXAMPLES: 4, m.TRAIN_LOSS: 10 * m.LOSS_UNIT, m.EVAL_EXAMPLES: 2, m.EVAL_LOSS: 3 * m.LOSS_UNIT},
         {m.EXAMPLES: 96, m.EVAL_EXAMPLES: 50},
     )
-    sums = sum((Counter(with_loss_examples(counts)) for counts in updates), Counter[str]())
+    sums = sum((Counter(with_examples(counts)) for counts in updates), Counter[str]())
     assert train_loss_of(sums) == 2.5
     evaluation = evaluation_of(sums, 0)
     assert evaluation is not None and (evaluation.num_examples, evaluation.loss) == (2, 1.5)
@@ -116,7 +116,7 @@ def test_a_device_without_a_loss_does_not_count_as_one_without_error() -> None:
 
 @pytest.mark.parametrize("counts", [{}, {m.EXAMPLES: 0, m.TRAIN_LOSS: 5}, {m.EXAMPLES: -3, m.TRAIN_LOSS: 5}])
 def test_without_examples_there_is_no_training_loss(counts: dict[str, int]) -> None:
-    assert train_loss_of(with_loss_examples(counts)) == 0.0
+    assert train_loss_of(with_examples(counts)) == 0.0
 
 
 def test_runtimes_that_devices_invent_are_counted_together() -> None:

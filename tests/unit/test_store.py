@@ -169,7 +169,7 @@ def test_an_older_database_is_migrated_to_the_newest_form(tmp_path: Path) -> Non
         connection.execute(text("INSERT INTO run_keys VALUES ('run', x'6b6579')"))
         connection.commit()
     older.dispose()
-    with pytest.raises(Corrupted, match="the database has form 0001, expected 0009; let a coordinator"):
+    with pytest.raises(Corrupted, match="the database has form 0001, expected 0008; let a coordinator"):
         open_engine(tmp_path / "fanin.db", Durability.PROCESS, upgrade=False)
     engine = open_engine(tmp_path / "fanin.db", Durability.PROCESS)
     assert SqliteRounds(engine).headers_made_for(RUN, 1) == {"a": header}

@@ -37,7 +37,7 @@ def test_an_update_describes_itself_and_its_coordinator_accepts_it() -> None:
         codec="fixed32",
         shifts=(0, 0, 0),
         payload=artifact_of(payload),
-        statistics=m.Statistics(counts={m.EXAMPLES: 12, m.TRAIN_LOSS: 99, m.ROUNDED: 0, m.SATURATED: 0}),
+        statistics=m.Statistics(counts={m.EXAMPLES: 12, m.TRAINED: 12, m.TRAIN_LOSS: 99, m.ROUNDED: 0, m.SATURATED: 0}),
         telemetry=TELEMETRY,
     )
     check_header(

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.errors import raises
 from support.manifests import manifest
-from support.values import TABLE, assignment, update
+from support.values import TABLE, assignment, plan, update
 
 from fanin.edge.codecs.statistics import declared, fitted, labels_of
 from fanin.edge.codecs.vector import Weighting
@@ -19,6 +19,7 @@ from fanin.edge.tensors import TensorTable
 from fanin.protos import messages as m
 from fanin.protos.chunks import CHUNK_BYTES, Artifact, ChunkRef, artifact_of
 from fanin.protos.errors import InvalidUpdate
+from fanin.protos.plans import AggregationPlan
 from fanin.server.aggregation.weights import weights_of
 from fanin.server.fleet.validation import Expected, check_header
 
@@ -41,8 +42,9 @@ OF_VALUES = replace(
     statistics=declared([STATISTIC], max_examples=MAX_EXAMPLES, num_labels=0, num_values=TABLE.num_values),
 )
 EVALUATED = {m.EVAL_EXAMPLES: 5, m.EVAL_PREDICTIONS: 10, m.EVAL_LOSS: -3}
-NAMES = [STATISTIC.name, m.EXAMPLES, m.TRAIN_LOSS, m.ROUNDED, m.SATURATED, m.EVAL_EXAMPLES, m.EVAL_LOSS]
+NAMES = [STATISTIC.name, m.EXAMPLES, m.TRAINED, m.TRAIN_LOSS, m.ROUNDED, m.SATURATED, m.EVAL_EXAMPLES, m.EVAL_LOSS]
 NAMES_OF_CLASSES = sorted([*NAMES, m.EVAL_PREDICTIONS, m.EVAL_CORRECT_FLOAT, m.EVAL_CORRECT_INT8, m.EVAL_AGREE])
+NO_LABELS = {m.EVAL_CORRECT_FLOAT: 0, m.EVAL_CORRECT_INT8: 0, m.EVAL_AGREE: 0}
 SHA = WORK.version.sha256
 
 
@@ -57,6 +59,9 @@ def test_a_good_update_passes() -> None:
     check_header(with_counts(train_loss_q16=-5, eval_loss_q16=0, saturated=0, rounded=11), EXPECTED)
     check_header(replace(with_counts(saturated=11), shifts=(2, 0, 1)), EXPECTED)
     check_header(with_counts(examples=MAX_EXAMPLES, words=-50), EXPECTED)
+    check_header(with_counts(examples=MAX_EXAMPLES, trained_examples=1 << 40), EXPECTED)
+    check_header(with_counts(examples=0, trained_examples=0, train_loss_q16=0), EXPECTED)
+    check_header(with_counts(eval_examples=5, eval_loss_q16=-3), EXPECTED)
 
 
 @pytest.mark.parametrize(
@@ -102,11 +107,28 @@ WRONG = [
         replace(HEADER, payload=artifact_of(bytes(40))),
         "update: got 40 bytes, expected 44 for 11 values; the model has another shape",
     ),
-    (with_counts(examples=0), "update: got 0 examples, expected at least 1"),
-    (with_counts(examples=-1), "update: got -1 examples, expected at least 1"),
+    (with_counts(examples=-1), "update: got examples = -1, expected at least 0"),
     (
         replace(HEADER, statistics=m.Statistics(counts={})),
-        "update: got 0 examples, expected at least 1",
+        "update: got examples = none, expected at least 0",
+    ),
+    (
+        with_counts(examples=0, train_loss_q16=1),
+        "update: got train_loss_q16 = 1 and examples = 0, expected 0",
+    ),
+    (
+        with_counts(trained_examples=11),
+        (
+            "update: got examples = 10 and trained_examples = 11, expected examples = 11: the smaller one of "
+            "trained_examples and the bound 4096"
+        ),
+    ),
+    (
+        with_counts(examples=MAX_EXAMPLES, trained_examples=MAX_EXAMPLES - 1),
+        (
+            "update: got examples = 4096 and trained_examples = 4095, expected examples = 4095: the smaller one of "
+            "trained_examples and the bound 4096"
+        ),
     ),
     (with_counts(saturated=-1), "update: got saturated = -1, expected at least 0"),
     (with_counts(eval_examples=-1), "update: got eval_examples = -1, expected at least 0"),
@@ -138,18 +160,28 @@ WRONG = [
     (with_counts(eval_loss_q16=-1), "update: got eval_loss_q16 = -1 and eval_examples = 0, expected 0"),
     (with_counts(eval_correct_int8=1), "update: got eval_correct_int8 = 1 and eval_examples = 0, expected 0"),
     (
-        with_counts(eval_examples=5, eval_predictions=11),
+        with_counts(eval_examples=5, eval_predictions=11, **NO_LABELS),
         "update: got eval_predictions = 11 and eval_examples = 5, expected at most 2 an example",
     ),
     (
-        with_counts(**EVALUATED, eval_correct_float=11),
+        with_counts(**EVALUATED | NO_LABELS | {"eval_correct_float": 11}),
         "update: got eval_correct_float = 11, expected at most eval_predictions = 10",
     ),
     (
-        with_counts(**EVALUATED, eval_correct_int8=11),
+        with_counts(**EVALUATED | NO_LABELS | {"eval_correct_int8": 11}),
         "update: got eval_correct_int8 = 11, expected at most eval_predictions = 10",
     ),
-    (with_counts(**EVALUATED, eval_agree=11), "update: got eval_agree = 11, expected at most eval_predictions = 10"),
+    (
+        with_counts(**EVALUATED | NO_LABELS | {"eval_agree": 11}),
+        "update: got eval_agree = 11, expected at most eval_predictions = 10",
+    ),
+    (
+        with_counts(**EVALUATED, eval_correct_float=9),
+        (
+            "update: got eval_predictions, eval_correct_float without eval_correct_int8, eval_agree, expected all of "
+            "them or none: without an int8 model, report eval_loss_q16 alone"
+        ),
+    ),
     (
         with_counts(**EVALUATED, eval_correct_float=9, eval_correct_int8=0, eval_agree=2),
         "update: got eval_agree = 2, expected 0 to 1 with eval_correct_float = 9 and eval_correct_int8 = 0 of 10",
@@ -188,6 +220,12 @@ def test_a_model_of_values_has_no_labels() -> None:
         check_header(with_counts(eval_agree=0), OF_VALUES)
     with raises(InvalidUpdate, "update: got eval_squares_int8_q40 = 1 and eval_examples = 0, expected 0"):
         check_header(with_counts(eval_squares_int8_q40=1), OF_VALUES)
+    # The error of int8 alone would be a fall of the error by 100 %, that of float alone a rise.
+    text = "got eval_squares_float, eval_squares_wanted without eval_squares_int8, expected all of them or none"
+    with pytest.raises(InvalidUpdate, match=text):
+        check_header(with_counts(eval_examples=1, eval_squares_float=1, eval_squares_wanted=1), OF_VALUES)
+    with raises(InvalidUpdate, "update: got eval_squares_int8_q40 without eval_squares_int8, expected both or none"):
+        check_header(with_counts(eval_examples=1, eval_squares_int8_q40=1), OF_VALUES)
 
 
 @pytest.mark.parametrize(
@@ -206,9 +244,10 @@ def test_an_example_has_as_many_labels_as_the_bundles_targets(
 def test_a_device_scales_sums_over_more_examples_than_count() -> None:
     counts = {m.EXAMPLES: 30, m.TRAIN_LOSS: -31, m.ROUNDED: 11, **EVALUATED, m.EVAL_CORRECT_FLOAT: 9}
     statistics = declared([], max_examples=30, num_labels=2, num_values=11)
-    assert fitted(counts, statistics) == counts
+    assert fitted(counts, statistics) == counts | {m.TRAINED: 30}
     assert fitted(counts, declared([], max_examples=4, num_labels=2, num_values=11)) == {
         m.EXAMPLES: 4,
+        m.TRAINED: 30,
         m.TRAIN_LOSS: -5,
         m.ROUNDED: 11,
         m.EVAL_EXAMPLES: 4,
@@ -238,7 +277,8 @@ def test_fitted_statistics_are_within_all_bounds(counts: dict[str, int], max_exa
     statistics = declared([STATISTIC], max_examples=max_examples, num_labels=num_labels, num_values=11)
     bounds = {each.name: each.bound for each in statistics}
     fitted_counts = fitted(counts, statistics)
-    assert set(fitted_counts) == set(counts) & set(bounds)
+    assert set(fitted_counts) == {*counts, m.TRAINED} & set(bounds)
+    assert fitted_counts[m.EXAMPLES] == min(fitted_counts[m.TRAINED], max_examples)
     assert all(abs(count) <= bounds[name] for name, count in fitted_counts.items())
 
 
@@ -257,13 +297,14 @@ def test_a_model_without_values_has_an_update_without_chunks() -> None:
     check_header(empty, replace(EXPECTED, table=TensorTable.of({})))
 
 
-@pytest.mark.parametrize(("examples", "weight"), [(1, 256), (10, 2560), (100, 25600), (101, 25600), (1 << 40, 25600)])
-def test_examples_weigh_256_each_up_to_the_cap(examples: int, weight: int) -> None:
-    weights = weights_of(with_counts(examples=examples), 100)
-    assert weights == {Weighting.EXAMPLES: weight, Weighting.ONE: 256}
+@pytest.mark.parametrize(("examples", "weight"), [(0, 0), (1, 1), (10, 10), (100, 100), (101, 100), (1 << 40, 100)])
+def test_an_example_weighs_one_up_to_the_cap(examples: int, weight: int) -> None:
+    weights = weights_of(with_counts(examples=examples), plan(max_examples=100))
+    assert weights == {Weighting.EXAMPLES: weight, Weighting.ONE: 1}
 
 
 @pytest.mark.parametrize(("staleness", "weight"), [(0, 256), (1, 181), (2, 148), (3, 128), (8, 85), (1000, 8)])
 def test_a_stale_update_weighs_less_by_the_root_of_its_age(staleness: int, weight: int) -> None:
-    weights = weights_of(with_counts(examples=7), 100, staleness)
+    stale = replace(plan(), aggregation=AggregationPlan(max_staleness=1000))
+    weights = weights_of(with_counts(examples=7), stale, staleness=staleness)
     assert weights == {Weighting.EXAMPLES: 7 * weight, Weighting.ONE: weight}

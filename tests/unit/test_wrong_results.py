@@ -48,7 +48,7 @@ def folded(rule: Any) -> Aggregate:
     values = np.ones(2, np.int32)
     update = fresh(256, (0,), CodecSpec(name="fixed32", max_shift=4), [values])
     submission = Submission(update=update, read=lambda first, last: values[first:last])
-    return SetFold(rule, TensorTable.of({"w": (2,)}), (0,), {"a": submission}.__getitem__).complete(["a"])
+    return SetFold(rule, TensorTable.of({"w": (2,)}), (0,), lambda _device, _scale: submission).complete(["a"])
 
 
 def cut_after(num_pieces: int) -> Any:
@@ -71,7 +71,7 @@ def test_a_damaged_update_is_found_also_by_a_rule_that_does_not_read_it_to_its_e
 
     update = fresh(256, (0,), CodecSpec(name="fixed32", max_shift=4), damaged())
     submission = Submission(update=update, read=lambda first, last: np.ones(last - first, np.int32))
-    fold_of_one = SetFold(cut_after(num_pieces), TensorTable.of({"w": (2,)}), (0,), {"a": submission}.__getitem__)
+    fold_of_one = SetFold(cut_after(num_pieces), TensorTable.of({"w": (2,)}), (0,), lambda _device, _scale: submission)
     with pytest.raises(Corrupted, match="the digest of the payload"):
         fold_of_one.add("a")
     assert not fold_of_one.added

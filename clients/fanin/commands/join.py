@@ -7,6 +7,7 @@ import argparse
 import contextlib
 import logging
 import random
+import re
 import signal
 import sys
 from collections.abc import Sequence
@@ -72,7 +73,7 @@ def _join(options: argparse.Namespace, trainer: Trainer, runtime: Runtime | None
 def _graphs(options: argparse.Namespace) -> tuple[Trainer, Runtime]:
     """Return the trainer of a device that runs graphs, and its runtime."""
     runtime = open_runtime(options.runtime)
-    store = open_npz(Path(options.data), options.partition, options.validation)
+    store = open_npz(Path(options.data), options.partition or 0, options.validation)
     return SparingTrainer(RuntimeTrainer(runtime, store)), runtime
 
 
@@ -87,16 +88,16 @@ def _flower(options: argparse.Namespace, stack: contextlib.ExitStack) -> tuple[T
     settings = FlowerSettings(
         app=options.flower,
         folder=Path.cwd(),
-        partition=options.partition,
+        partition=options.partition or 0,
         node_config=options.node_config,
         run_config=options.run_config,
     )
     process = stack.enter_context(FlowerProcess(settings))
-    return FlowerTrainer(process, FlowerStates(Path(options.state) / "flower"), options.partition), None
+    return FlowerTrainer(process, FlowerStates(Path(options.state) / "flower"), options.partition or 0), None
 
 
 def _take_part(options: argparse.Namespace, token: str, parts: ClientParts) -> None:
-    delay_seed = None if options.delay_seed is None else f"{options.delay_seed}/{options.partition}"
+    delay_seed = None if options.delay_seed is None else f"{options.delay_seed}/{options.partition or 0}"
     client = Client(
         parts,
         ClientOptions(
@@ -104,6 +105,7 @@ def _take_part(options: argparse.Namespace, token: str, parts: ClientParts) -> N
             max_updates=options.max_updates,
             max_failures=_max_failures(options),
             delay_seed=delay_seed,
+            partition=_partition(options),
         ),
     )
     # The state on disk is complete at any moment, so the process need not wait for the call in progress.
@@ -112,6 +114,12 @@ def _take_part(options: argparse.Namespace, token: str, parts: ClientParts) -> N
         client.run()
     finally:
         signal.signal(signal.SIGTERM, handler)
+
+
+def _partition(options: argparse.Namespace) -> int | None:
+    """Return the partition that the operator named, also for a Flower app alone; None without one."""
+    named = re.search(r"(?:^|\s)partition-id=(\d+)(?:\s|$)", options.node_config)
+    return int(named.group(1)) if named else options.partition
 
 
 def _max_failures(options: argparse.Namespace) -> int:
@@ -144,7 +152,10 @@ def _parser() -> argparse.ArgumentParser:
         "--validation", type=float, default=0.2, metavar="SHARE", help="held out for validation (0.2); 0: none"
     )
     parser.add_argument(
-        "--partition", type=int, default=0, metavar="N", help="index of this data in the population (0)"
+        "--partition",
+        type=int,
+        metavar="N",
+        help="index of this data in the population (0); the coordinator warns of two devices with one index",
     )
     parser.add_argument("--state", default="fanin-device", metavar="DIR", help="this device's folder (fanin-device)")
     parser.add_argument(

@@ -20,7 +20,7 @@ from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.bundles.keys import SigningKey
 from fanin.edge.bundles.manifest import NO_GRAPHS
 from fanin.edge.tensors import Float32s
-from fanin.protos.control import RoundClosed, RoundFailed, RunRested, RunState, VersionPublished
+from fanin.protos.control import RoundClosed, RoundFailed, RunRested, RunState, RunWarned, VersionPublished
 from fanin.protos.plans import EvaluationPlan, Plan
 from fanin.protos.texts import counted
 from fanin.server.access.limits import Limits
@@ -247,6 +247,8 @@ class SimulatedRun:
                     rows.add(self._shown(row), parameters, self.score(quality))
                     self._note(rows, "version published", event.round, detail=event.version_sha256)
                     self.on_round(rows.rounds[-1])
+                case RunWarned():
+                    self._note(rows, "warning", 0, detail=event.text)
                 case RunRested() if event.state is not RunState.FINISHED:
                     failures = rows.failures
                     first = f"; first of {len(failures)} failures: {failures[0]}" if failures else ""

@@ -34,12 +34,12 @@ from fanin.simulation.engines.vectorized import VectorTrainings
 from fanin.simulation.flower import FlowerSubject, FlowerTrainings
 from fanin.simulation.result import BestVersion, ClientFailed, Result, RunStopped
 from fanin.simulation.rows import ClientFailure, RoundRow
-from fanin.simulation.setup.arguments import check_plan, plan_of
+from fanin.simulation.setup.arguments import check_devices, check_plan, plan_of
 from fanin.simulation.setup.preparation import ModuleSubject, Preparation, prepare, subject_for
 from fanin.simulation.setup.settings import SimulationSettings
 from fanin.simulation.setup.termination import exits_at_sigterm
 from fanin.simulation.studies.baseline import Baseline, BaselineRow, pooled
-from fanin.simulation.studies.records import RecordedTrainings
+from fanin.simulation.studies.records import RecordedTrainings, hold_record
 from fanin.simulation.studies.versions import TestedVersions, model_examples
 from fanin.simulation.trainers import ClientRuntime, SimulationEnded
 from fanin.simulation.workers import (
@@ -103,10 +103,12 @@ def simulate(
             check_plan(subject.app, plan, stages, settings)
         else:
             check_no_graphs("simulate", plan, stages)
+        check_devices(plan, subject.num_clients)
     results: list[Result] = []
     try:
         with (
             exits_at_sigterm(),
+            hold_record(settings.resume),
             closing(open_backend(settings.processes, settings.cluster)) as backend,
             tempfile.TemporaryDirectory(prefix="fanin-simulation-") as folder,
         ):

@@ -12,6 +12,7 @@ from fanin.edge.runtimes.evaluations import METRIC_UNIT, OF_TRAINING, OF_VALIDAT
 from fanin.edge.runtimes.quality import Quality
 from fanin.protos import messages as m
 from fanin.protos.control import Evaluation, VersionPublished
+from fanin.server.aggregation.statistics import reported_examples, with_examples
 from fanin.server.evaluation.metrics import VersionMetrics
 from fanin.server.storage.records import CommittedUpdate
 
@@ -165,7 +166,7 @@ def round_row(
         bytes_down=event.bytes_down,
         bytes_up=event.bytes_up,
         statistics=_reported(event.statistics, names),
-        means={},
+        means=_means(event.statistics, names, event.statistics_examples),
         metrics=_further(evaluation),
         num_diverged=0,
         num_saturated=event.num_saturated,
@@ -188,7 +189,7 @@ def initial_row(evaluation: VersionMetrics | None, names: Sequence[str] = ()) ->
         bytes_down=0,
         bytes_up=0,
         statistics=_reported({}, names),
-        means=_means({}, names, 0, 0),
+        means=_means({}, names, {}),
         metrics=_further(evaluation),
         num_diverged=0,
         num_saturated=0,
@@ -222,19 +223,18 @@ def client_rows(
     for update in updates:
         counts, telemetry = update.header.statistics.counts, update.header.telemetry
         quality = quality_of(counts)
-        num_examples = counts[m.EXAMPLES]
         rows.append(
             ClientRow(
                 round=round_number,
                 client=client_of(update.device_id),
-                num_examples=num_examples,
-                train_loss=counts.get(m.TRAIN_LOSS, math.nan) / m.LOSS_UNIT / num_examples,
+                num_examples=counts.get(m.TRAINED, counts[m.EXAMPLES]),
+                train_loss=_train_loss(counts),
                 num_validation_examples=quality.num_examples,
                 validation_loss=_validation_loss(counts, quality),
                 validation_accuracy=_accuracy(quality.num_correct_float, quality),
                 seconds=telemetry.train_s,
                 statistics=_reported(counts, names),
-                means=_means(counts, names, num_examples, quality.num_examples),
+                means=_means(counts, names, reported_examples(with_examples(counts), names)),
                 has_diverged=_has_diverged(counts, num_classes),
             )
         )
@@ -242,12 +242,8 @@ def client_rows(
 
 
 def with_clients(row: RoundRow, clients: Sequence[ClientRow]) -> RoundRow:
-    """Return the row of a Round with the means of its clients' rows and the number of diverged clients."""
-    return replace(
-        row,
-        means={name: _mean(name, clients) for name in row.statistics if name.startswith((OF_TRAINING, OF_VALIDATION))},
-        num_diverged=sum(client.has_diverged for client in clients),
-    )
+    """Return the row of a Round with the number of diverged clients."""
+    return replace(row, num_diverged=sum(client.has_diverged for client in clients))
 
 
 def without_int8(row: RoundRow) -> RoundRow:
@@ -278,24 +274,24 @@ def _reported(counts: Mapping[str, int], names: Iterable[str]) -> dict[str, floa
     return {name: counts.get(name, math.nan) for name in names}
 
 
-def _means(counts: Mapping[str, int], names: Iterable[str], num_trained: int, num_validated: int) -> dict[str, float]:
-    """Return the means of the statistics that are sums over examples; NaN if a sum or the examples are unknown."""
-    means = {}
-    for prefix, num_examples in ((OF_TRAINING, num_trained), (OF_VALIDATION, num_validated)):
-        for name in names:
-            if name.startswith(prefix):
-                is_known = name in counts and num_examples > 0
-                means[name] = counts[name] / METRIC_UNIT / num_examples if is_known else math.nan
-    return means
+def _means(counts: Mapping[str, int], names: Iterable[str], examples: Mapping[str, int]) -> dict[str, float]:
+    """Return the means of the statistics that are sums over examples; NaN without a sum or without examples.
+
+    Args:
+        counts: The sums.
+        names: The statistics of the Plan.
+        examples: The number of examples of each sum.
+    """
+    return {
+        name: counts[name] / METRIC_UNIT / examples[name] if examples.get(name) else math.nan
+        for name in names
+        if name.startswith((OF_TRAINING, OF_VALIDATION))
+    }
 
 
-def _mean(name: str, clients: Sequence[ClientRow]) -> float:
-    """Return the mean of a statistic over the examples of the clients that report it; NaN if none does."""
-    reports = [client for client in clients if math.isfinite(client.means[name])]
-    of_training = name.startswith(OF_TRAINING)
-    num_examples = sum(each.num_examples if of_training else each.num_validation_examples for each in reports)
-    total = math.fsum(each.statistics[name] for each in reports)
-    return total / METRIC_UNIT / num_examples if num_examples else math.nan
+def _train_loss(counts: Mapping[str, int]) -> float:
+    is_known = m.TRAIN_LOSS in counts and counts[m.EXAMPLES] > 0
+    return counts[m.TRAIN_LOSS] / m.LOSS_UNIT / counts[m.EXAMPLES] if is_known else math.nan
 
 
 def _validation_loss(counts: Mapping[str, int], quality: Quality) -> float:

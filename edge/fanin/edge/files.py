@@ -1,4 +1,4 @@
-"""Files that are replaced as a unit, and the entries of folders that belong to another program.
+"""Files that are replaced as a unit, folders of one process, and the entries that belong to another program.
 
 After a crash or a loss of power the name of a replaced file has the old bytes or the new bytes.
 
@@ -7,16 +7,18 @@ sync a loss of power can leave an empty file under the new name. Without the sec
 """
 
 import errno
+import fcntl
 import os
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from fanin.protos.errors import InvalidInput, StorageFull, StorageUnavailable
+from fanin.protos.errors import Conflict, InvalidInput, StorageFull, StorageUnavailable
 
 DRAFT_SUFFIX: Final = ".new"
+MAX_LOCK_CHARS: Final = 20
 LOST_FOUND: Final = "lost+found"
 """The folder of an ext file system for files whose names are lost, in the top folder of a disk."""
 
@@ -110,6 +112,36 @@ def new_folder(what: str, folder: object) -> Path:
     if is_used:
         raise InvalidInput(f"{what}: {path} is not empty, expected a new folder; name another one, or remove it")
     return path
+
+
+@contextmanager
+def held(folder: Path, remedy: str, *, lock: str = "lock", mode: int = 0o777) -> Iterator[None]:
+    """Reserve a folder for this process; create it if it is missing.
+
+    The kernel holds the lock, so it ends with the process in any case.
+
+    Args:
+        folder: The folder.
+        remedy: The end of the error: what to do instead.
+        lock: The name of the lock file. It has the number of the last process that held the folder.
+        mode: Permissions of a new folder, reduced by the umask.
+
+    Raises:
+        Conflict: Another process, or another part of this one, holds the folder.
+    """
+    folder.mkdir(parents=True, exist_ok=True, mode=mode)
+    with (folder / lock).open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as exc:
+            file.seek(0)
+            number = file.read(MAX_LOCK_CHARS).strip()
+            holder = f"process {number}" if number.isascii() and number.isdecimal() else "another process"
+            raise Conflict(f"{folder}: in use by {holder}; {remedy}") from exc
+        file.truncate(0)
+        file.write(f"{os.getpid()}\n")
+        file.flush()
+        yield
 
 
 def sync_folder(folder: Path) -> None:

@@ -850,6 +850,7 @@ class RunDescription(_message.Message):
     DEADLINE_S_FIELD_NUMBER: _builtins.int
     NUM_DEVICES_FIELD_NUMBER: _builtins.int
     NUM_GAVE_UP_FIELD_NUMBER: _builtins.int
+    WARNINGS_FIELD_NUMBER: _builtins.int
     num_at_work: _builtins.int
     """Devices that have an Assignment in the open Round, and the first 100 of them."""
     deadline_s: _builtins.float
@@ -870,6 +871,10 @@ class RunDescription(_message.Message):
 
     @_builtins.property
     def at_work(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def warnings(self) -> _containers.RepeatedCompositeFieldContainer[Global___RunWarned]:
+        """The warnings of the Run, oldest first."""
+
     def __init__(
         self,
         *,
@@ -881,10 +886,11 @@ class RunDescription(_message.Message):
         deadline_s: _builtins.float = ...,
         num_devices: _builtins.int = ...,
         num_gave_up: _builtins.int = ...,
+        warnings: _abc.Iterable[Global___RunWarned] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["grid", b"grid", "run", b"run"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_work", b"at_work", "deadline_s", b"deadline_s", "grid", b"grid", "num_at_work", b"num_at_work", "num_devices", b"num_devices", "num_gave_up", b"num_gave_up", "rounds", b"rounds", "run", b"run"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_work", b"at_work", "deadline_s", b"deadline_s", "grid", b"grid", "num_at_work", b"num_at_work", "num_devices", b"num_devices", "num_gave_up", b"num_gave_up", "rounds", b"rounds", "run", b"run", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1027,6 +1033,7 @@ class Event(_message.Message):
     VERSION_PUBLISHED_FIELD_NUMBER: _builtins.int
     RUN_RESTED_FIELD_NUMBER: _builtins.int
     RUN_RESUMED_FIELD_NUMBER: _builtins.int
+    RUN_WARNED_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     time: _builtins.float
     """Seconds since the Unix epoch."""
@@ -1042,6 +1049,8 @@ class Event(_message.Message):
     def run_rested(self) -> Global___RunRested: ...
     @_builtins.property
     def run_resumed(self) -> Global___RunResumed: ...
+    @_builtins.property
+    def run_warned(self) -> Global___RunWarned: ...
     def __init__(
         self,
         *,
@@ -1053,16 +1062,46 @@ class Event(_message.Message):
         version_published: Global___VersionPublished | None = ...,
         run_rested: Global___RunRested | None = ...,
         run_resumed: Global___RunResumed | None = ...,
+        run_warned: Global___RunWarned | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["round_closed", b"round_closed", "round_failed", b"round_failed", "round_opened", b"round_opened", "run_rested", b"run_rested", "run_resumed", b"run_resumed", "version_published", b"version_published", "what", b"what"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["round_closed", b"round_closed", "round_failed", b"round_failed", "round_opened", b"round_opened", "run_rested", b"run_rested", "run_resumed", b"run_resumed", "run_warned", b"run_warned", "version_published", b"version_published", "what", b"what"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["round_closed", b"round_closed", "round_failed", b"round_failed", "round_opened", b"round_opened", "run_rested", b"run_rested", "run_resumed", b"run_resumed", "sequence", b"sequence", "time", b"time", "version_published", b"version_published", "what", b"what"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["round_closed", b"round_closed", "round_failed", b"round_failed", "round_opened", b"round_opened", "run_rested", b"run_rested", "run_resumed", b"run_resumed", "run_warned", b"run_warned", "sequence", b"sequence", "time", b"time", "version_published", b"version_published", "what", b"what"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_what: _TypeAlias = _typing.Literal["round_opened", "round_closed", "round_failed", "version_published", "run_rested", "run_resumed"]  # noqa: Y015
+    _WhichOneofReturnType_what: _TypeAlias = _typing.Literal["round_opened", "round_closed", "round_failed", "version_published", "run_rested", "run_resumed", "run_warned"]  # noqa: Y015
     _WhichOneofArgType_what: _TypeAlias = _typing.Literal["what", b"what"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_what) -> _WhichOneofReturnType_what | None: ...
 
 Global___Event: _TypeAlias = Event  # noqa: Y015
+
+@_typing.final
+class RunWarned(_message.Message):
+    """Something that an operator should look at. The Run continues. Each code and subject is recorded once a Run."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CODE_FIELD_NUMBER: _builtins.int
+    SUBJECT_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    code: _builtins.str
+    """examples_capped, statistic_cut, shared_partition or scaffold_devices."""
+    subject: _builtins.str
+    """What it is about, such as two device ids; empty for the Run."""
+    text: _builtins.str
+    def __init__(
+        self,
+        *,
+        code: _builtins.str = ...,
+        subject: _builtins.str = ...,
+        text: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "subject", b"subject", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RunWarned: _TypeAlias = RunWarned  # noqa: Y015
 
 @_typing.final
 class RoundOpened(_message.Message):
@@ -1261,6 +1300,26 @@ class VersionPublished(_message.Message):
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
     @_typing.final
+    class StatisticsExamplesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
     class DeviceSpreadsEntry(_message.Message):
         DESCRIPTOR: _descriptor.Descriptor
 
@@ -1303,6 +1362,7 @@ class VersionPublished(_message.Message):
     BYTES_DOWN_RESUMED_FIELD_NUMBER: _builtins.int
     BYTES_UP_RESUMED_FIELD_NUMBER: _builtins.int
     STATISTICS_FIELD_NUMBER: _builtins.int
+    STATISTICS_EXAMPLES_FIELD_NUMBER: _builtins.int
     DEVICE_SPREADS_FIELD_NUMBER: _builtins.int
     BY_FIELD_NUMBER: _builtins.int
     number: _builtins.int
@@ -1344,6 +1404,10 @@ class VersionPublished(_message.Message):
         """Sums of the statistics that the Plan declares."""
 
     @_builtins.property
+    def statistics_examples(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """Of the statistics train.NAME and evaluate.NAME, the examples of the devices that report each: the mean divides by it."""
+
+    @_builtins.property
     def device_spreads(self) -> _containers.MessageMap[_builtins.str, Global___DeviceSpread]:
         """train_loss, and validation_loss and validation_accuracy of the parent, over the devices that report them."""
 
@@ -1376,12 +1440,13 @@ class VersionPublished(_message.Message):
         bytes_down_resumed: _builtins.int = ...,
         bytes_up_resumed: _builtins.int = ...,
         statistics: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        statistics_examples: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         device_spreads: _abc.Mapping[_builtins.str, Global___DeviceSpread] | None = ...,
         by: Global___Principal | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["by", b"by", "evaluation", b"evaluation"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adopted_number", b"adopted_number", "adopted_run_id", b"adopted_run_id", "by", b"by", "bytes_down", b"bytes_down", "bytes_down_resumed", b"bytes_down_resumed", "bytes_up", b"bytes_up", "bytes_up_resumed", b"bytes_up_resumed", "device_spreads", b"device_spreads", "evaluation", b"evaluation", "new_epoch", b"new_epoch", "num_rounded", b"num_rounded", "num_saturated", b"num_saturated", "num_stale", b"num_stale", "number", b"number", "parent", b"parent", "round", b"round", "round_s", b"round_s", "rounds", b"rounds", "runtimes", b"runtimes", "statistics", b"statistics", "total_examples", b"total_examples", "train_loss", b"train_loss", "train_loss_examples", b"train_loss_examples", "version_sha256", b"version_sha256"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adopted_number", b"adopted_number", "adopted_run_id", b"adopted_run_id", "by", b"by", "bytes_down", b"bytes_down", "bytes_down_resumed", b"bytes_down_resumed", "bytes_up", b"bytes_up", "bytes_up_resumed", b"bytes_up_resumed", "device_spreads", b"device_spreads", "evaluation", b"evaluation", "new_epoch", b"new_epoch", "num_rounded", b"num_rounded", "num_saturated", b"num_saturated", "num_stale", b"num_stale", "number", b"number", "parent", b"parent", "round", b"round", "round_s", b"round_s", "rounds", b"rounds", "runtimes", b"runtimes", "statistics", b"statistics", "statistics_examples", b"statistics_examples", "total_examples", b"total_examples", "train_loss", b"train_loss", "train_loss_examples", b"train_loss_examples", "version_sha256", b"version_sha256"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

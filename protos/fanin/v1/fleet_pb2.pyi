@@ -888,7 +888,8 @@ class Codec(_message.Message):
 
     The payload is all q in the order of the flat vector, without a header: 4 bytes each (fixed32) or 1 byte each
     (int8), two's complement. It has one size for all Updates of a Run. The coordinator reads a value as q * 2^(e + s),
-    times the weight of the Update: `examples`, capped by the Plan. The device does not apply the weight.
+    times the weight of the Update: `examples`, which a Round with many examples divides by a power of two for all its
+    Updates. The device does not apply the weight.
 
     Test vectors, each of one block:
 
@@ -1360,6 +1361,7 @@ class Telemetry(_message.Message):
     BYTES_DOWNLOADED_FIELD_NUMBER: _builtins.int
     FANIN_VERSION_FIELD_NUMBER: _builtins.int
     BYTES_RESUMED_FIELD_NUMBER: _builtins.int
+    PARTITION_FIELD_NUMBER: _builtins.int
     runtime: _builtins.str
     train_s: _builtins.float
     num_steps: _builtins.int
@@ -1368,6 +1370,10 @@ class Telemetry(_message.Message):
     fanin_version: _builtins.str
     bytes_resumed: _builtins.int
     """Of those Chunks, bytes that an earlier try had brought and that were not fetched again."""
+    partition: _builtins.int
+    """The number of this device's part of all data, if its operator gave it one; at most 2^40. The coordinator warns of two
+    devices with one number.
+    """
     def __init__(
         self,
         *,
@@ -1377,27 +1383,31 @@ class Telemetry(_message.Message):
         bytes_downloaded: _builtins.int = ...,
         fanin_version: _builtins.str = ...,
         bytes_resumed: _builtins.int = ...,
+        partition: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_partition", b"_partition", "partition", b"partition"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_downloaded", b"bytes_downloaded", "bytes_resumed", b"bytes_resumed", "fanin_version", b"fanin_version", "num_steps", b"num_steps", "runtime", b"runtime", "train_s", b"train_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_partition", b"_partition", "bytes_downloaded", b"bytes_downloaded", "bytes_resumed", b"bytes_resumed", "fanin_version", b"fanin_version", "num_steps", b"num_steps", "partition", b"partition", "runtime", b"runtime", "train_s", b"train_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__partition: _TypeAlias = _typing.Literal["partition"]  # noqa: Y015
+    _WhichOneofArgType__partition: _TypeAlias = _typing.Literal["_partition", b"_partition"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__partition) -> _WhichOneofReturnType__partition | None: ...
 
 Global___Telemetry: _TypeAlias = Telemetry  # noqa: Y015
 
 @_typing.final
 class Statistics(_message.Message):
-    """Facts about the data. They are summed over the devices like the tensors, so they are integers. `examples` is at
-    least 1; the others may be missing. The Assignment declares each with its bound. There are at most 64. An Update with
+    """Facts about the data. They are summed over the devices like the tensors, so they are integers. `examples` is always
+    there, at least 0; the others may be missing. The Assignment declares each with its bound. There are at most 64. An Update with
     any other name, with a count beyond its bound, or with counts that no data can have, is refused. Only the losses and
     the statistics of the Plan may be negative.
 
-    A device with more examples than the bound of `examples` sends the bound, and train_loss_q16 times bound / examples,
-    rounded down. It does the same with eval_examples and the other eval_ counts. For each of the squares, a whole part
+    A device with more examples than the bound of `examples` sends the bound as `examples`, its own number as
+    `trained_examples`, and train_loss_q16 times bound / trained_examples, rounded down. It does the same with eval_examples and the other eval_ counts. For each of the squares, a whole part
     and its rest are one number. Any other count beyond its bound is sent as the bound.
 
-        examples               examples that the device trained on: the weight of the Update
+        examples               examples that count: the weight of the Update. With 0 it counts nothing, and its loss is 0
+        trained_examples       examples that the device trained on; absent: as many as count
         train_loss_q16         sum of the training loss over these examples, mean of the epochs, in units of 2^-16
         rounded, saturated     see Codec; each at most the number of values
 
@@ -1406,14 +1416,14 @@ class Statistics(_message.Message):
         eval_examples          examples; with 0 all other eval_ counts are 0
         eval_loss_q16          sum of the loss over them, in units of 2^-16
 
-    for a model of classes:
+    for a model of classes, all four or none of them; a device without an int8 model sends none:
 
         eval_predictions       labels: one for an example, or at most one for each position of a sequence
         eval_correct_float     labels that the float model predicts, at most eval_predictions, as the next two
         eval_correct_int8      labels that the int8 model predicts
         eval_agree             labels for which both predict the same class
 
-    for a model of values, each as a whole part and a rest in units of 2^-40:
+    for a model of values, all three or none of them, each as a whole part and a rest in units of 2^-40 (absent: 0):
 
         eval_squares_float, eval_squares_float_q40     sum of the float model's squared errors
         eval_squares_int8, eval_squares_int8_q40       sum of the int8 model's squared errors

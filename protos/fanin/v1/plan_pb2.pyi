@@ -247,7 +247,7 @@ class Aggregation(_message.Message):
     OUTER_OPTIMIZER_FIELD_NUMBER: _builtins.int
     OUTER_MOMENTUM_FIELD_NUMBER: _builtins.int
     max_examples: _builtins.int
-    """Cap on the weight of one Update, in examples."""
+    """Cap on the weight of one Update, in examples; 0: none."""
     outer_learning_rate: _builtins.float
     """The server learning rate of FedAvg's outer step."""
     max_staleness: _builtins.int

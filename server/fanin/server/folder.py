@@ -9,19 +9,18 @@ tokens/         the first tokens, for the user who started the coordinator (``ac
 lock            held by the coordinator that serves from this folder
 """
 
-import fcntl
 import os
 import socket
 import stat
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final
 
-from fanin.edge.files import storage_error, without_foreign
-from fanin.protos.errors import Conflict, Corrupted
+from fanin.edge.files import held, storage_error, without_foreign
+from fanin.protos.errors import Corrupted
 from fanin.server.aggregation.verify import Archive
 from fanin.server.storage.blobs import FolderBlobs
 from fanin.server.storage.disk import Durability, failed_write
@@ -57,24 +56,13 @@ class _ReadOnlyState:
     spool: Payloads
 
 
-@contextmanager
-def hold_folder(folder: Path) -> Iterator[None]:
+def hold_folder(folder: Path) -> AbstractContextManager[None]:
     """Lock a coordinator's folder for this process. Two coordinators on one folder would both drive its Rounds.
-
-    The kernel holds the lock, so it ends with the process in any case.
 
     Raises:
         Conflict: Another process holds the lock.
     """
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with (folder / "lock").open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as exc:
-            raise Conflict(
-                f"{folder}: another coordinator serves from this folder; stop it, or give another --state"
-            ) from exc
-        yield
+    return held(folder, "stop this coordinator, or give another --state", mode=0o700)
 
 
 def check_authority(folder: Path) -> None:

@@ -81,6 +81,8 @@ class ClientOptions:
             first of several exceptions is logged with its traceback.
         recheck_s: Seconds between two calls of a ``may_work`` that returned False.
         ask_every_s: Shortest time between two calls of ``may_work`` inside a step.
+        partition: The number of this device's part of all data. The coordinator warns of two devices with one number.
+            None if the parts have no numbers.
     """
 
     token: str
@@ -90,6 +92,7 @@ class ClientOptions:
     may_work: Callable[[], bool] = lambda: True
     recheck_s: float = RECHECK_S
     ask_every_s: float = ASK_EVERY_S
+    partition: int | None = None
 
 
 class Client:
@@ -109,6 +112,7 @@ class Client:
                 rng=parts.rng,
                 conditions=self._conditions,
                 serving=parts.serving,
+                partition=options.partition,
             ),
             s.Session(max_failures=options.max_failures),
         )

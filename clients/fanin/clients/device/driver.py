@@ -109,6 +109,7 @@ class DriverParts:
         rng: Source of the session's random pauses.
         conditions: Whether the device may work now.
         serving: The model for ``predict``; None for a device that only trains.
+        partition: The number of the device's part of all data, for the telemetry; None if its operator gave it none.
     """
 
     host: SessionHost
@@ -119,6 +120,7 @@ class DriverParts:
     rng: random.Random
     conditions: Conditions
     serving: Serving | None = None
+    partition: int | None = None
 
 
 class SessionDriver:
@@ -315,6 +317,7 @@ class SessionDriver:
             bytes_downloaded=self._downloader.num_bytes,
             bytes_resumed=self._downloader.num_bytes_resumed,
             fanin_version=__version__,
+            partition=self._parts.partition,
         )
 
     async def _send(self, assignment: m.Assignment) -> m.UploadReply:

@@ -92,11 +92,11 @@ class FlowerTrainer:
 
     def _counts(self, reply: FlowerReply, assignment: m.Assignment) -> dict[str, int]:
         """Return the statistics of a reply."""
-        num_examples = _whole_number("train", reply.num_examples, 1)
+        num_examples = _whole_number("train", reply.num_examples)
         counts = {m.EXAMPLES: num_examples}
         if (loss := self._loss(OF_TRAINING, reply.train_metrics)) is not None:
             counts[m.TRAIN_LOSS] = metric_count(loss, num_examples)
-        num_evaluated = _whole_number("evaluate", reply.evaluation, 0)
+        num_evaluated = _whole_number("evaluate", reply.evaluation)
         if num_evaluated:
             counts[m.EVAL_EXAMPLES] = num_evaluated
             if (loss := self._loss(OF_VALIDATION, reply.evaluate_metrics)) is not None:
@@ -173,8 +173,8 @@ def _difference(pairs: Mapping[str, tuple[Array, Float32s]], model: OpenedModel)
     return model.bundle.manifest.table.flatten(changes)
 
 
-def _whole_number(kind: str, number: Number, least: int) -> int:
-    """Return ``num-examples`` as an integer. Raises AppFailed unless it is an integer of at least ``least``."""
-    if not math.isfinite(number) or number != int(number) or number < least:
-        raise AppFailed(f"flower app: {kind}: got num-examples {number}, expected a whole number of at least {least}")
+def _whole_number(kind: str, number: Number) -> int:
+    """Return ``num-examples`` as an integer. Raises AppFailed unless it is an integer of at least 0."""
+    if not math.isfinite(number) or number != int(number) or number < 0:
+        raise AppFailed(f"flower app: {kind}: got num-examples {number}, expected a whole number of at least 0")
     return min(int(number), m.MAX_COUNT)

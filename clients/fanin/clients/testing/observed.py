@@ -13,7 +13,7 @@ from fanin.edge.bundles.bundle import Bundle
 from fanin.protos import messages as m
 from fanin.protos.errors import FaninError, InvalidInput, Unavailable
 
-COORDINATOR_EVENTS: Final = ("engine", "traces", "round closed", "version published", "round failed")
+COORDINATOR_EVENTS: Final = ("engine", "traces", "round closed", "version published", "round failed", "warning")
 DEVICE_EVENTS: Final = (
     "assigned",
     "training",

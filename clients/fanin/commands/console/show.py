@@ -26,6 +26,7 @@ from fanin.protos.control import (
     RunRested,
     RunResumed,
     RunState,
+    RunWarned,
     VersionEvaluation,
     VersionPublished,
 )
@@ -171,6 +172,8 @@ def event_text(event: RunEvent) -> str:
             return f"run {event.state.value}: {event.reason}"
         case RunResumed():
             return f"run resumed{_by(event.by)}" + (f", for {counted(event.rounds, 'round')}" if event.rounds else "")
+        case RunWarned():
+            return f"warning: {event.text}"
         case _:
             assert_never(event)
 

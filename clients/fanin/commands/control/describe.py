@@ -82,6 +82,7 @@ def description_row(description: RunDescription) -> dict[str, object]:
         "num_gave_up": description.num_gave_up,
         "deadline_s": description.deadline_s,
         "grid": list(description.grid),
+        "warnings": [asdict(warning) for warning in description.warnings],
         "last_rounds": [_round_row(info, description.run.plan) for info in description.rounds],
     }
 
@@ -125,6 +126,7 @@ def description_text(description: RunDescription) -> str:
         lines.append(f"            and {num_at_work - len(at_work)} more")
     if description.num_gave_up:
         lines.append(f"  gave up   {description.num_gave_up} in this round; the coordinator's log has the reasons")
+    lines += [f"  warning   {warning.text}" for warning in description.warnings]
     lines += [_round_line(info) for info in description.rounds]
     return "\n".join(lines) + "\n"
 

@@ -16,6 +16,7 @@ import hashlib
 import json
 import zipfile
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -25,7 +26,7 @@ import numpy as np
 from fanin.clients.device.models import OpenedModel
 from fanin.clients.device.updates import Change
 from fanin.edge.bundles.bundle import Bundle, open_folder
-from fanin.edge.files import disk_problem, replace_file, without_foreign
+from fanin.edge.files import disk_problem, held, replace_file, without_foreign
 from fanin.edge.runtimes.evaluations import OF_VALIDATION
 from fanin.protos import messages as m
 from fanin.protos.chunks import short
@@ -39,11 +40,25 @@ if TYPE_CHECKING:
 
 RECORD_FORMAT: Final = 2
 BUNDLE: Final = "bundle"
+LOCK: Final = ".lock"
 SHA256: Final = "SHA-256 "
 """Begin of a fact that is the digest of a value."""
 Fact = str | int | float | None
 Subject = Mapping[str, Fact]
 """What must not change: values, and digests of larger ones, by name."""
+
+
+def hold_record(folder: Path | str | None) -> AbstractContextManager[None]:
+    """Reserve the folder of a record for one simulation: two of them would replace each other's files.
+
+    Without a folder nothing is reserved.
+
+    Raises:
+        Conflict: Another simulation uses the folder.
+    """
+    if folder is None:
+        return nullcontext()
+    return held(Path(folder), "wait for that simulation to end, or give another folder to resume", lock=LOCK)
 
 
 class RecordFolder:

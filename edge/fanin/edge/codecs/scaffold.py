@@ -11,7 +11,7 @@ Reference:
     algorithm 1, with option II for c_i.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 import numpy as np
@@ -20,10 +20,18 @@ from fanin.edge.codecs.stage import StageContext, State, check_options
 from fanin.edge.codecs.vector import PARAMETERS, Group, Vector, Weighting
 from fanin.edge.tensors import Float32s, Float64s
 from fanin.protos.errors import InvalidInput, InvalidPlan
+from fanin.protos.messages import StageSpec
 
+SCAFFOLD: Final = "scaffold"
+"""The name of the stage."""
 CONTROL: Final = "control"
 NUM_DEVICES: Final = "num_devices"
 MAX_DEVICES: Final = 1 << 40
+
+
+def declared_devices(stages: Iterable[StageSpec]) -> int | None:
+    """Return the number of devices that the stage scaffold of a Plan declares; None without this stage."""
+    return next((int(stage.options[NUM_DEVICES]) for stage in stages if stage.name == SCAFFOLD), None)
 
 
 class Scaffold:
@@ -39,7 +47,7 @@ class Scaffold:
     @classmethod
     def of(cls, options: Mapping[str, float]) -> "Scaffold":
         """Return the stage for the options of a Plan. Raises InvalidPlan."""
-        check_options("scaffold", options, (NUM_DEVICES,))
+        check_options(SCAFFOLD, options, (NUM_DEVICES,))
         num_devices = options[NUM_DEVICES]
         if not 1 <= num_devices <= MAX_DEVICES or num_devices != int(num_devices):
             raise InvalidPlan(

@@ -5,7 +5,7 @@ from types import MappingProxyType
 from typing import Final
 
 from fanin.edge.codecs.error_feedback import ErrorFeedback
-from fanin.edge.codecs.scaffold import Scaffold
+from fanin.edge.codecs.scaffold import SCAFFOLD, Scaffold
 from fanin.edge.codecs.stage import GroupStage, Stage
 from fanin.edge.codecs.vector import MAIN, Group, VectorLayout
 from fanin.edge.tensors import TensorTable
@@ -21,7 +21,7 @@ GROUP: Final = "fanin.stages"
 StageFactory = Callable[[Mapping[str, float]], Stage]
 """Returns a stage for the options of the Plan. Raises InvalidPlan for wrong options."""
 STAGES: Final[Mapping[str, StageFactory]] = MappingProxyType(
-    {"error_feedback": ErrorFeedback.of, "scaffold": Scaffold.of}
+    {"error_feedback": ErrorFeedback.of, SCAFFOLD: Scaffold.of}
 )
 """The stages of fanin, by name."""
 

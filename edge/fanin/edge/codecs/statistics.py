@@ -44,6 +44,7 @@ def declared(
     loss = largest_loss_count(max_examples, num_labels)
     bounds = {
         m.EXAMPLES: max_examples,
+        m.TRAINED: m.MAX_COUNT,
         m.TRAIN_LOSS: loss,
         m.ROUNDED: num_values,
         m.SATURATED: num_values,
@@ -80,6 +81,8 @@ def fitted(counts: Mapping[str, int], statistics: Sequence[m.Statistic]) -> dict
         statistics: What the Assignment declares.
     """
     bounds = {statistic.name: statistic.bound for statistic in statistics}
+    # The number of examples trained on is reported beside the number that counts.
+    counts = {**counts, m.TRAINED: counts.get(m.EXAMPLES, 0)}
     fit = {name: count for name, count in counts.items() if name in bounds}
     _scale(fit, m.EXAMPLES, (m.TRAIN_LOSS, *_of(OF_TRAINING, fit)), bounds)
     _scale(fit, m.EVAL_EXAMPLES, (m.EVAL_LOSS, *CLASS_COUNTS, *SQUARES, *_of(OF_VALIDATION, fit)), bounds)

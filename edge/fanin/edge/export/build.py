@@ -142,7 +142,8 @@ def export(
                 raise UnsupportedModel(f"{prepared.what}: {exc}") from exc
     notes += _untrained(app, measured, compared)
     LOG.info("writing the bundle")
-    write_bundle(path, data, artifacts, key)
+    # Another export may have written there in the meantime.
+    write_bundle(new_folder("export: folder", path), data, artifacts, key)
     return Exported(
         bundle=open_folder(path, trusted=[key.public]),
         notes=tuple(notes),

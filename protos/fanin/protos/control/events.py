@@ -6,7 +6,7 @@ from types import MappingProxyType
 from typing import Final
 
 from fanin.protos.control.principals import Principal
-from fanin.protos.control.runs import RunState
+from fanin.protos.control.runs import RunState, RunWarned
 from fanin.protos.errors import InvalidInput
 
 MAX_LISTED_DEVICES: Final = 1000
@@ -137,6 +137,7 @@ class VersionPublished:
         rounds: Rounds to run from a Version that no Round published; 0 for none.
         new_epoch: The epoch that begins with it; 0 for none.
         statistics: Sums of the statistics that the Plan declares, by name.
+        statistics_examples: Of the sums over examples among them, the examples of the devices that report each.
         device_spreads: Those of ``train_loss``, and of the parent's ``validation_loss`` and ``validation_accuracy``.
         by: The principal that published it; None for a Round.
     """
@@ -163,6 +164,7 @@ class VersionPublished:
     rounds: int = 0
     new_epoch: int = 0
     statistics: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    statistics_examples: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     device_spreads: Mapping[str, DeviceSpread] = field(default_factory=lambda: MappingProxyType({}))
     by: Principal | None = None
 
@@ -187,7 +189,7 @@ class RunResumed:
     by: Principal | None = None
 
 
-RunEvent = RoundOpened | RoundClosed | RoundFailed | VersionPublished | RunRested | RunResumed
+RunEvent = RoundOpened | RoundClosed | RoundFailed | VersionPublished | RunRested | RunResumed | RunWarned
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

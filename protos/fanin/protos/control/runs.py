@@ -17,6 +17,8 @@ MAX_PAGE_RUNS: Final = 100
 """Runs on one page of the list of Runs. Each takes a few queries."""
 MAX_PAGE_RUNS_BYTES: Final = 2 << 20
 """Size of a page with several Runs. A Plan may have a megabyte, and a message 4."""
+MAX_WARNINGS: Final = 50
+"""Most warnings of a Run. Devices cause some of them, and one message holds all of them."""
 MAX_PAGE_DEVICES: Final = 10_000
 """Devices on one page of a Round's accepted devices."""
 
@@ -119,6 +121,21 @@ class RoundInfo:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RunWarned:
+    """Something that an operator should look at. The Run continues.
+
+    Attributes:
+        code: The kind, for programs.
+        subject: What it is about, such as two device ids; "" for the Run. A Run records each code and subject once.
+        text: The text for operators.
+    """
+
+    code: str
+    subject: str = ""
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunDescription:
     """A Run with its latest Rounds and some of the devices that work in it.
 
@@ -131,6 +148,7 @@ class RunDescription:
         deadline_s: Seconds left in the open Round; 0 if its clock does not run.
         num_devices: Devices that are enrolled at this coordinator.
         num_gave_up: Devices that gave up an Assignment of the open Round.
+        warnings: The warnings of the Run, oldest first.
     """
 
     run: RunInfo
@@ -141,6 +159,7 @@ class RunDescription:
     deadline_s: float
     num_devices: int
     num_gave_up: int = 0
+    warnings: tuple[RunWarned, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -128,6 +128,7 @@ def telemetry_to_proto(telemetry: Telemetry) -> pb.Telemetry:
         bytes_downloaded=telemetry.bytes_downloaded,
         bytes_resumed=telemetry.bytes_resumed,
         fanin_version=telemetry.fanin_version,
+        partition=telemetry.partition,
     )
 
 
@@ -139,6 +140,7 @@ def telemetry_from_proto(message: pb.Telemetry) -> Telemetry:
         bytes_downloaded=message.bytes_downloaded,
         bytes_resumed=message.bytes_resumed,
         fanin_version=message.fanin_version,
+        partition=message.partition if message.HasField("partition") else None,
     )
 
 

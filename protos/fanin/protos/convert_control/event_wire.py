@@ -15,11 +15,12 @@ from fanin.protos.control import (
     RunEvent,
     RunRested,
     RunResumed,
+    RunWarned,
     VersionPublished,
     round_closed,
 )
 from fanin.protos.convert_control.principal_wire import principal_from_proto, principal_to_proto
-from fanin.protos.convert_control.run_wire import RUN_STATES, run_state_from_proto
+from fanin.protos.convert_control.run_wire import RUN_STATES, run_state_from_proto, warned_from_proto, warned_to_proto
 from fanin.protos.errors import InvalidInput
 from fanin.v1 import control_pb2 as pb
 
@@ -39,6 +40,8 @@ def event_to_proto(logged: LoggedEvent) -> pb.Event:
             message.run_rested.CopyFrom(_rested_to_proto(event))
         case RunResumed() as event:
             message.run_resumed.CopyFrom(pb.RunResumed(rounds=event.rounds, by=principal_to_proto(event.by)))
+        case RunWarned() as event:
+            message.run_warned.CopyFrom(warned_to_proto(event))
         case other:
             assert_never(other)
     return message
@@ -64,6 +67,8 @@ def _run_event(message: pb.Event) -> RunEvent:
             resumed = message.run_resumed
             by = principal_from_proto(resumed.by) if resumed.HasField("by") else None
             return RunResumed(rounds=resumed.rounds, by=by)
+        case "run_warned":
+            return warned_from_proto(message.run_warned)
         case other:
             raise InvalidInput(f"event: got {other}, expected a kind that this fanin knows; install a newer one")
 
@@ -110,6 +115,7 @@ def _published_to_proto(event: VersionPublished) -> pb.VersionPublished:
         total_examples=event.total_examples,
         runtimes=dict(event.runtimes),
         statistics=dict(event.statistics),
+        statistics_examples=dict(event.statistics_examples),
         device_spreads={name: pb.DeviceSpread(**asdict(each)) for name, each in event.device_spreads.items()},
         adopted_run_id=event.adopted_run_id,
         adopted_number=event.adopted_number,
@@ -149,6 +155,7 @@ def _published_from_proto(message: pb.VersionPublished) -> VersionPublished:
         total_examples=message.total_examples,
         runtimes=MappingProxyType(dict(sorted(message.runtimes.items()))),
         statistics=MappingProxyType(dict(sorted(message.statistics.items()))),
+        statistics_examples=MappingProxyType(dict(sorted(message.statistics_examples.items()))),
         device_spreads=MappingProxyType(
             {name: _spread_from_proto(each) for name, each in sorted(message.device_spreads.items())}
         ),

@@ -14,6 +14,7 @@ from fanin.protos.control import (
     RunDescription,
     RunInfo,
     RunState,
+    RunWarned,
     StartRun,
     VersionEvaluation,
     VersionWithBundle,
@@ -184,6 +185,14 @@ def round_info_from_proto(message: pb.RoundInfo) -> RoundInfo:
     )
 
 
+def warned_to_proto(event: RunWarned) -> pb.RunWarned:
+    return pb.RunWarned(code=event.code, subject=event.subject, text=event.text)
+
+
+def warned_from_proto(message: pb.RunWarned) -> RunWarned:
+    return RunWarned(code=message.code, subject=message.subject, text=message.text)
+
+
 def description_to_proto(description: RunDescription) -> pb.RunDescription:
     return pb.RunDescription(
         run=run_info_to_proto(description.run),
@@ -194,6 +203,7 @@ def description_to_proto(description: RunDescription) -> pb.RunDescription:
         deadline_s=description.deadline_s,
         num_devices=description.num_devices,
         num_gave_up=description.num_gave_up,
+        warnings=[warned_to_proto(each) for each in description.warnings],
     )
 
 
@@ -207,6 +217,7 @@ def description_from_proto(message: pb.RunDescription) -> RunDescription:
         deadline_s=message.deadline_s,
         num_devices=message.num_devices,
         num_gave_up=message.num_gave_up,
+        warnings=tuple(warned_from_proto(each) for each in message.warnings),
     )
 
 

@@ -18,6 +18,8 @@ MAX_FAILURE_CHARS: Final = 4096
 """Longest text of a failure. A device cuts a longer one."""
 
 EXAMPLES: Final = "examples"
+TRAINED: Final = "trained_examples"
+"""Number of examples that a device trained on. ``EXAMPLES`` is less if the Plan caps it."""
 TRAIN_LOSS: Final = "train_loss_q16"
 ROUNDED: Final = "rounded"
 SATURATED: Final = "saturated"
@@ -37,7 +39,10 @@ LOSS_UNIT: Final = 1 << 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Telemetry:
-    """Facts about the work, in the clear. The coordinator records and sums them, so they are bounded like counts."""
+    """Facts about the work, in the clear. The coordinator records and sums them, so they are bounded like counts.
+
+    ``partition`` is the number of the device's part of all data; None if its operator gave it none.
+    """
 
     runtime: str = ""
     train_s: float = 0.0
@@ -45,6 +50,7 @@ class Telemetry:
     bytes_downloaded: int = 0
     bytes_resumed: int = 0
     fanin_version: str = ""
+    partition: int | None = None
 
     def __post_init__(self) -> None:
         longest = max(len(self.runtime), len(self.fanin_version))
@@ -59,6 +65,8 @@ class Telemetry:
             count = getattr(self, name)
             if not 0 <= count <= MAX_COUNT:
                 raise InvalidInput(f"telemetry: got {name} {count}, expected at least 0 and at most {MAX_COUNT}")
+        if self.partition is not None and not 0 <= self.partition <= MAX_COUNT:
+            raise InvalidInput(f"telemetry: got partition {self.partition}, expected 0 to {MAX_COUNT}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

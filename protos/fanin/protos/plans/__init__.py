@@ -17,7 +17,15 @@ Modules in reading order:
 """
 
 from fanin.protos.plans.evaluation import EvaluationPlan, MetricSpec
-from fanin.protos.plans.plan import CONSTRAINTS, HEADROOM_BITS, MAX_STAGES, MAX_STATISTICS, WEIGHT_UNIT, Plan
+from fanin.protos.plans.plan import (
+    CONSTRAINTS,
+    HEADROOM_BITS,
+    LEAST_STEPS,
+    MAX_STAGES,
+    MAX_STATISTICS,
+    STALE_UNIT,
+    Plan,
+)
 from fanin.protos.plans.schedule import MAX_CHANGES, ScheduledChange
 from fanin.protos.plans.sections import (
     CODEC_BITS,
@@ -45,6 +53,7 @@ __all__ = [
     "CONSTRAINTS",
     "DEFAULT_MAX_SHIFTS",
     "HEADROOM_BITS",
+    "LEAST_STEPS",
     "MAX_CHANGES",
     "MAX_CODEC_SHIFT",
     "MAX_COHORT",
@@ -56,7 +65,7 @@ __all__ = [
     "MAX_TIMES",
     "MIN_RATE",
     "OPTIMIZER_SETTINGS",
-    "WEIGHT_UNIT",
+    "STALE_UNIT",
     "AggregationPlan",
     "CodecSpec",
     "CohortPlan",

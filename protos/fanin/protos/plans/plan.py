@@ -4,10 +4,11 @@ Above all the constructor proves that the integer sum of a Round cannot overflow
 bits including the sign. A device may encode them up to W bits coarser, and the coordinator multiplies each by a weight.
 The sum stays below 2^62 in magnitude, within int64 with one bit to spare, if
 
-    (bits - 1) + W + ceil(log2(max total weight)) <= 62,
-    max total weight = buffer * max_examples * 256
+    (bits - 1) + W + log2(max total weight) <= 62
 
-where 256 is the weight of one example of a fresh Update. Staleness can only lower the weight.
+The largest total weight follows from this: ``Plan.max_total_examples``, in examples. An example weighs 1, or 256 in a
+Plan that allows staleness, which can only lower the weight. A Round with more examples divides all its weights by one
+power of two (``server.aggregation.weights``). So a Plan is valid if its largest total leaves 8 bits for each Update.
 """
 
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from fanin.protos.plans.keys import Key, range_problem, shown
 from fanin.protos.plans.schedule import ScheduledChange, check_changes, flower_in, late_changes, training_in
 from fanin.protos.plans.sections import (
     CODEC_BITS,
+    MAX_TIMES,
     AggregationPlan,
     CodecSpec,
     CohortPlan,
@@ -31,12 +33,18 @@ from fanin.protos.plans.sections import (
     check_quorum,
 )
 
-WEIGHT_UNIT: Final = 256
-"""The integer weight of one example in a fresh Update."""
+STALE_UNIT: Final = 256
+"""The integer weight of one example of a fresh Update in a Plan that allows staleness. 8 bits resolve the weights of
+stale Updates."""
+LEAST_STEPS: Final = 256
+"""Steps that the head-room must have for each Update of a Round. If all Updates have as many examples, rounding changes
+the weight of none of them by more than 1/512."""
 HEADROOM_BITS: Final = 62
 MAX_STAGES: Final = 8
 MAX_STATISTICS: Final = 32
-OUR_STATISTICS: Final = frozenset({"examples", "train_loss_q16", "train_loss_examples", "rounded", "saturated"})
+OUR_STATISTICS: Final = frozenset(
+    {"examples", "trained_examples", "train_loss_q16", "train_loss_examples", "rounded", "saturated"}
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,25 +101,37 @@ class Plan:
         return late_changes(self.schedule, self.stop.max_rounds)
 
     @property
-    def max_total_weight(self) -> int:
-        """Largest sum of the weights of one Round."""
-        return self.cohort.buffer * self.aggregation.max_examples * WEIGHT_UNIT
+    def max_examples(self) -> int:
+        """Largest number of examples that one Update counts as: that of the Plan, or the largest one on the wire."""
+        return self.aggregation.max_examples or MAX_TIMES
+
+    @property
+    def weight_unit(self) -> int:
+        """The integer weight of one example of a fresh Update."""
+        return STALE_UNIT if self.aggregation.max_staleness else 1
+
+    @property
+    def max_total_examples(self) -> int:
+        """Largest number of examples of a Round whose integer sum fits, 0 if there is none."""
+        value_bits = CODEC_BITS[self.codec.name] - 1 + self.codec.max_shift
+        return (1 << HEADROOM_BITS - value_bits) // self.weight_unit if value_bits <= HEADROOM_BITS else 0
 
 
 def check_headroom(plan: Plan) -> None:
     """The integer sum of a Round fits in 62 bits. It needs the sum of three numbers: the bits of a value without its
-    sign (`codec.name`), `codec.max_shift`, and the bits of the largest total weight, which is `cohort.buffer` x
-    `aggregation.max_examples` x 256.
+    sign (`codec.name`), `codec.max_shift`, and the bits of the total weight. These must be enough for `cohort.buffer`
+    x 256, and x 256 again with `aggregation.max_staleness`. With `aggregation.max_examples` below 256, this number
+    replaces the first 256.
     """
-    bits = CODEC_BITS[plan.codec.name]
-    weight_bits = (plan.max_total_weight - 1).bit_length()
-    needed = bits - 1 + plan.codec.max_shift + weight_bits
-    if needed > HEADROOM_BITS:
+    bits, unit = CODEC_BITS[plan.codec.name], plan.weight_unit
+    least_steps = min(LEAST_STEPS, plan.max_examples)
+    if plan.cohort.buffer * least_steps > plan.max_total_examples:
+        weight_bits = (plan.cohort.buffer * least_steps * unit - 1).bit_length()
         raise InvalidPlan(
             f"plan: the sum of a Round could overflow: ({bits} - 1) bits of {plan.codec.name} + max_shift "
-            f"{plan.codec.max_shift} + {weight_bits} bits of weight (buffer {plan.cohort.buffer} x max_examples "
-            f"{plan.aggregation.max_examples} x {WEIGHT_UNIT}) = {needed}, expected at most {HEADROOM_BITS}; "
-            "lower max_examples, max_shift or buffer"
+            f"{plan.codec.max_shift} + {weight_bits} bits of weight (buffer {plan.cohort.buffer} x {least_steps} steps"
+            f"{f' x {unit} for staleness' if unit > 1 else ''}) = {bits - 1 + plan.codec.max_shift + weight_bits}, "
+            f"expected at most {HEADROOM_BITS}; lower max_shift or buffer"
         )
 
 
@@ -139,7 +159,8 @@ def check_stages(plan: Plan) -> None:
 
 def check_statistics(plan: Plan) -> None:
     """There are at most 32 statistics, each once. The names that fanin uses itself are not among them: `examples`,
-    `train_loss_q16`, `train_loss_examples`, `rounded`, `saturated`, and all that begin with `eval_`.
+    `trained_examples`, `train_loss_q16`, `train_loss_examples`, `rounded`, `saturated`, and all that begin with
+    `eval_`.
     """
     names = [statistic.name for statistic in plan.statistics]
     if len(names) > MAX_STATISTICS or len(set(names)) < len(names):

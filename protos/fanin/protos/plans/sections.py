@@ -300,12 +300,14 @@ class AggregationPlan:
     max_examples: Annotated[
         int,
         Key(
-            text="Cap on the weight of one Update, in the mean and in the Round's statistics.",
+            text="Cap on the weight of one Update, in the mean and in the Round's statistics; 0: none. It limits "
+            "devices that claim more examples than they have.",
             unit="examples",
-            at_least=1,
+            at_least=0,
             at_most=MAX_TIMES,
+            see="rules.md#weights",
         ),
-    ] = 4096
+    ] = 0
     outer_optimizer: Annotated[
         str,
         Key(

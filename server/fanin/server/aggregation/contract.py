@@ -141,7 +141,7 @@ def _complete_aggregate(rule: Rule | ColumnRule, updates: Mapping[str, Int32s], 
 
 
 def _fold(rule: Rule | ColumnRule, updates: Mapping[str, Int32s]) -> SetFold:
-    return SetFold(rule, _TABLE, _GRID, lambda device: _submission(device, updates[device]))
+    return SetFold(rule, _TABLE, _GRID, lambda device, _scale: _submission(device, updates[device]))
 
 
 def _submission(device: str, values: Int32s) -> Submission:

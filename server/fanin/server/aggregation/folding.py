@@ -21,7 +21,7 @@ from fanin.server.aggregation.checked import CheckedOptimizer
 from fanin.server.aggregation.fold import Contribution, blocks_within
 from fanin.server.aggregation.outer import OuterOptimizer, State
 from fanin.server.aggregation.sets import Aggregate, Submission
-from fanin.server.aggregation.statistics import with_loss_examples
+from fanin.server.aggregation.statistics import with_examples
 from fanin.server.aggregation.weights import weights_of
 from fanin.server.storage.protocols.files import Payloads
 from fanin.server.storage.records import RoundRecord
@@ -51,15 +51,18 @@ class Lag:
     Attributes:
         staleness: Versions between their base Versions.
         shifts: For each block, the exponent of the earlier grid minus that of the later one.
+        scale: The scale of the weights in the later Round (``weights``).
     """
 
     staleness: int
     shifts: tuple[int, ...]
+    scale: int = 0
 
 
-def lag_of(made_for: RoundRecord, folded_in: RoundRecord) -> Lag:
-    """Return the lag between two Rounds: all zeros if they are the same."""
+def lag_of(made_for: RoundRecord, folded_in: RoundRecord, scale: int = 0) -> Lag:
+    """Return the lag between two Rounds: all zeros if they are the same, except for the scale."""
     return Lag(
+        scale=scale,
         staleness=folded_in.base_version - made_for.base_version,
         shifts=tuple(there - here for there, here in zip(made_for.grid, folded_in.grid, strict=True)),
     )
@@ -79,12 +82,12 @@ def contribution_of(
     """
     codec = codec_named(header.codec)
     return Contribution(
-        weights=layout.per_block(weights_of(header, plan.aggregation.max_examples, lag.staleness)),
-        fresh_weights=layout.per_block(weights_of(header, plan.aggregation.max_examples)),
+        weights=layout.per_block(weights_of(header, plan, scale=lag.scale, staleness=lag.staleness)),
+        fresh_weights=layout.per_block(weights_of(header, plan, scale=lag.scale)),
         shifts=tuple(own + more for own, more in zip(header.shifts, lag.shifts, strict=True)),
         bits=codec.bits,
         max_shift=plan.codec.max_shift,
-        counts=with_loss_examples(header.statistics.counts),
+        counts=with_examples(header.statistics.counts),
         pieces=(codec.decode(piece) for piece in payload),
     )
 

@@ -58,7 +58,7 @@ class SetFold:
         rule: The rule of the Plan.
         table: The layout of the vector: the blocks of all groups.
         grid: The Round's grid: an exponent for each block.
-        source: Returns the Update of a device.
+        source: Returns the Update of a device with a scale of the weights (``weights``).
         column_bytes: Bytes of the values that a column rule sees at a time. They change nothing in the result.
     """
 
@@ -67,7 +67,7 @@ class SetFold:
         rule: Rule | ColumnRule,
         table: TensorTable,
         grid: Sequence[int],
-        source: Callable[[str], Submission],
+        source: Callable[[str, int], Submission],
         column_bytes: int = COLUMN_BYTES,
     ) -> None:
         self._rule = rule
@@ -78,6 +78,7 @@ class SetFold:
         self._added: set[str] = set()
         # Begun with the first Update: the sum of the Round before may still be in memory until then.
         self._fold: _SumFold | _ColumnFold | None = None
+        self._scale = 0
 
     @property
     def added(self) -> frozenset[str]:
@@ -96,11 +97,18 @@ class SetFold:
         if self._fold is None:
             self._fold = self._begin()
         try:
-            self._fold.add(device, self._source(device))
+            self._fold.add(device, self._source(device, self._scale))
         except BaseException:
             self.release()
             raise
         self._added.add(device)
+
+    def weigh(self, scale: int) -> None:
+        """Set the scale of the weights. If it changes, a sum starts again without Updates. Column rules have none."""
+        if scale != self._scale:
+            self._scale = scale
+            if not isinstance(self._rule, ColumnRule):
+                self.release()
 
     def complete(self, accepted: Sequence[str]) -> Aggregate:
         """Return the aggregate of exactly these devices' Updates. Raises like ``add``."""

@@ -1,8 +1,8 @@
 """The statistics of a Round for its record: evaluation, training loss and runtimes.
 
-The functions read the sums over the Round's Updates. The results are in the event ``VersionPublished``. A Flower app
-may report no loss, so a mean loss is over the examples of the devices that report one: ``with_loss_examples`` counts
-them.
+The functions read the sums over the Round's Updates. The results are in the event ``VersionPublished``. A device may
+leave a statistic out: a Flower app may report no loss. So each mean is over the examples of the devices that report its
+sum: ``with_examples`` counts them.
 
 An evaluation can pause or end a Run. So an Update's loss and squared errors count only if they are in the range of the
 others (``credible_counts``), as an Update moves the grid only within the reach of the others (``codecs.grid``). The
@@ -18,7 +18,7 @@ from typing import Final
 
 import numpy as np
 
-from fanin.edge.runtimes.evaluations import SQUARES_INT8, quality_of
+from fanin.edge.runtimes.evaluations import OF_TRAINING, OF_VALIDATION, SQUARES_INT8, quality_of
 from fanin.edge.runtimes.quality import SMALL_ERROR, Quality
 from fanin.protos.control import DeviceSpread, Evaluation
 from fanin.protos.messages import (
@@ -29,10 +29,9 @@ from fanin.protos.messages import (
     EXAMPLES,
     LOSS_UNIT,
     TRAIN_LOSS,
+    TRAINED,
 )
 
-TRAIN_LOSS_EXAMPLES: Final = "train_loss_examples"
-EVAL_LOSS_EXAMPLES: Final = "eval_loss_examples"
 SPREADS: Final = MappingProxyType(
     {
         "train_loss": (TRAIN_LOSS, EXAMPLES, LOSS_UNIT),
@@ -56,22 +55,45 @@ LEAST_LOSS: Final = 1.0
 the others lack. A guess among a million classes costs 14 nats."""
 
 
-def with_loss_examples(counts: Mapping[str, int]) -> dict[str, int]:
-    """Return the statistics of one Update, with the number of examples for each loss that it reports."""
-    losses = ((TRAIN_LOSS, TRAIN_LOSS_EXAMPLES, EXAMPLES), (EVAL_LOSS, EVAL_LOSS_EXAMPLES, EVAL_EXAMPLES))
-    return {**counts, **{name: counts.get(of, 0) for loss, name, of in losses if loss in counts}}
+def with_examples(counts: Mapping[str, int]) -> dict[str, int]:
+    """Return the statistics of one Update, with the number of examples of each sum over examples that it reports.
+
+    Without ``trained_examples``, the device trained on as many examples as count.
+    """
+    numbers = {TRAINED: counts.get(TRAINED, counts.get(EXAMPLES, 0))}
+    for name in counts:
+        if name == TRAIN_LOSS or name.startswith(OF_TRAINING):
+            numbers[examples_key(name)] = counts.get(EXAMPLES, 0)
+        elif name == EVAL_LOSS or name.startswith(OF_VALIDATION):
+            numbers[examples_key(name)] = counts.get(EVAL_EXAMPLES, 0)
+    return {**counts, **numbers}
+
+
+def examples_key(name: str) -> str:
+    """Return the key of the number of examples of a sum. The name of a statistic has no space."""
+    return f"examples of {name}"
+
+
+def reported_examples(counts: Mapping[str, int], names: Iterable[str]) -> dict[str, int]:
+    """Return the number of examples of each statistic that is a sum over examples, of the devices that report it.
+
+    Args:
+        counts: Sums of the Updates' statistics (``with_examples``).
+        names: The names of the statistics.
+    """
+    return {name: counts[key] for name in names if (key := examples_key(name)) in counts}
 
 
 def evaluation_of(counts: Mapping[str, int], num_classes: int) -> Evaluation | None:
     """Return the evaluation of the Round's base Version on the devices' validation data, or None without a loss.
 
     Args:
-        counts: Sums of the Updates' statistics (``with_loss_examples``), by name.
+        counts: Sums of the Updates' statistics (``with_examples``), by name.
         num_classes: Number of classes of the Bundle, 0 for a model of values. It is read from the Bundle, because
             devices must not decide the kind of model.
     """
     sums, of_values = quality_of(counts), not num_classes and SQUARES_INT8 in counts
-    num_examples = counts.get(EVAL_LOSS_EXAMPLES, 0)
+    num_examples = counts.get(examples_key(EVAL_LOSS), 0)
     if num_examples <= 0:
         return None
     return Evaluation(
@@ -121,9 +143,9 @@ def credible_counts(updates: Sequence[Mapping[str, int]], num_classes: int) -> d
     sums = Counter[str]()
     for counts, values in zip(evaluated, means, strict=True):
         if all(low <= value <= high for value, (low, high) in zip(values, limits, strict=True)):
-            sums.update(with_loss_examples(counts))
+            sums.update(with_examples(counts))
         elif num_classes:
-            sums.update(with_loss_examples({name: count for name, count in counts.items() if name != EVAL_LOSS}))
+            sums.update(with_examples({name: count for name, count in counts.items() if name != EVAL_LOSS}))
     return dict(sums)
 
 
@@ -156,7 +178,7 @@ def _attained(values: Sequence[float]) -> float:
 
 def train_loss_of(counts: Mapping[str, int]) -> float:
     """Return the mean training loss in nats per example of the devices that report one, 0.0 if none does."""
-    num_examples = counts.get(TRAIN_LOSS_EXAMPLES, 0)
+    num_examples = counts.get(examples_key(TRAIN_LOSS), 0)
     return counts.get(TRAIN_LOSS, 0) / LOSS_UNIT / num_examples if num_examples > 0 else 0.0
 
 

@@ -34,6 +34,7 @@ from fanin.server.aggregation.parameters import (
 )
 from fanin.server.aggregation.rules import ColumnRule, Rule, rule_of
 from fanin.server.aggregation.sets import Aggregate, SetFold, Submission
+from fanin.server.aggregation.weights import examples_of, scale_of_set
 from fanin.server.storage.origins import recorded_grid, recorded_state
 from fanin.server.storage.protocols.archive import RoundArchive, RunArchive
 from fanin.server.storage.protocols.files import BlobReader, Payloads
@@ -258,12 +259,16 @@ def _aggregate(history: _History, record: RoundRecord, lineage_start: int) -> tu
     if missing or base is None:
         raise Corrupted(f"round {record.round}: no record of {missing or f'version {record.base_version}'}")
 
-    def submission(device: str) -> Submission:
+    def submission(device: str, scale: int) -> Submission:
         header = headers[device]
-        lag = lag_of(_round_of(history, record, header, lineage_start), record)
+        lag = lag_of(_round_of(history, record, header, lineage_start), record, scale)
         return updates.submission(header, device, lag)
 
-    return SetFold(history.rule, layout.total_table, record.grid, submission).complete(record.accepted), base
+    set_fold = SetFold(history.rule, layout.total_table, record.grid, submission)
+    set_fold.weigh(
+        scale_of_set([examples_of(headers[device], history.plan) for device in record.accepted], history.plan)
+    )
+    return set_fold.complete(record.accepted), base
 
 
 def _round_of(history: _History, record: RoundRecord, header: UpdateHeader, lineage_start: int) -> RoundRecord:

@@ -1,32 +1,115 @@
-"""The integer weight of one Update.
+"""The integer weights of the Updates of a Round.
 
-It is a pure function of the Update's header, so that ``fanin verify`` computes the same.
+An Update weighs as many steps as its device has examples, up to ``max_examples`` of the Plan. If the steps of a Round
+exceed the head-room of its sum (``Plan.max_total_examples``), all weights are divided by one power of two: 2^scale.
+
+    steps(n, scale) = 0 for n = 0, else max(1, n / 2^scale rounded to the nearest integer, halves up)
+
+``scale_of`` returns the smallest scale with which the steps of the set fit. It is a function of the set alone, whatever
+the order. So ``fanin verify`` computes the same one, and partial sums of relays can be merged if all of them use the
+scale of the whole set. More than half of the head-room is in use if the scale is above 0. So the share of an Update
+differs from its exact share by at most n_updates / (half of the head-room), whatever one device claims.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+
+import numpy as np
 
 from fanin.edge.codecs.vector import Weighting
+from fanin.protos.errors import InvalidUpdate
 from fanin.protos.messages import EXAMPLES, UpdateHeader
-from fanin.protos.plans import WEIGHT_UNIT
+from fanin.protos.plans import Plan
+from fanin.protos.texts import counted
 
 
-def weights_of(header: UpdateHeader, max_examples: int, staleness: int = 0) -> Mapping[Weighting, int]:
+def examples_of(header: UpdateHeader, plan: Plan) -> int:
+    """Return the number of examples that an Update counts as."""
+    return min(header.statistics.counts[EXAMPLES], plan.max_examples)
+
+
+def steps_of(examples: int, scale: int) -> int:
+    """Return the weight of an Update in steps. An Update with an example has at least one."""
+    return max((examples + (1 << scale >> 1)) >> scale, min(examples, 1))
+
+
+def scale_of(examples: Sequence[int], most: int) -> int:
+    """Return the smallest scale with which the steps of a set have a sum of at most ``most``.
+
+    Args:
+        examples: The number of examples that each Update counts as, each below 2^62.
+        most: The largest sum, at least the number of Updates.
+    """
+    scale, numbers = 0, np.array(examples, np.int64)
+    while int(np.maximum((numbers + (1 << scale >> 1)) >> scale, np.minimum(numbers, 1)).sum()) > most:
+        scale += 1
+    return scale
+
+
+def scale_of_set(examples: Sequence[int], plan: Plan) -> int:
+    """Return the scale of a closed set.
+
+    Raises:
+        InvalidUpdate: No device has an example, so there is no mean.
+    """
+    if not any(examples):
+        raise InvalidUpdate(
+            f"round: got {counted(len(examples), 'update')} of 0 examples in all, expected at least one example; give "
+            "the devices data"
+        )
+    return scale_of(examples, plan.max_total_examples)
+
+
+class RunningScale:
+    """The scale for Updates that are folded while others arrive. It only rises, so a sum is seldom folded again.
+
+    When the steps exceed the head-room, the missing Updates of the Round are expected to resemble the present ones.
+
+    Args:
+        plan: The Plan.
+
+    Attributes:
+        value: The scale.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self.value = 0
+        self._most = plan.max_total_examples
+        self._num_places = plan.cohort.buffer
+        self._examples: dict[str, int] = {}
+        self._num_steps = 0
+
+    def add(self, device: str, examples: int) -> None:
+        """Add the Update of a device, unless that was done before."""
+        if device in self._examples:
+            return
+        self._examples[device] = examples
+        self._num_steps += steps_of(examples, self.value)
+        if self._num_steps > self._most:
+            known = list(self._examples.values())
+            share = self._most * len(known) // max(self._num_places, len(known))
+            self.value = scale_of(known, max(share, len(known)))
+            self._num_steps = sum(steps_of(each, self.value) for each in known)
+
+
+def weights_of(header: UpdateHeader, plan: Plan, *, scale: int = 0, staleness: int = 0) -> Mapping[Weighting, int]:
     """Return the integer weight of an Update in groups of each weighting.
 
-    One example weighs round(256 / sqrt(1 + staleness)). In the group of the parameters an Update has the weight of its
-    examples, capped: exactly FedAvg's weighting, if it is fresh. In groups with equal weights of all devices it has the
-    weight of one example. So the headroom of the parameters is enough for all groups. The square root and the division
-    follow IEEE 754, so every machine computes the same integers.
+    In the group of the parameters an Update has the weight of its steps: exactly FedAvg's weighting, if it is fresh and
+    the scale is 0. In groups with equal weights of all devices it has the weight of one step. So the headroom of the
+    parameters is enough for all groups. In a Plan that allows staleness, a step weighs round(256 / sqrt(1 +
+    staleness)), otherwise 1. The square root and the division follow IEEE 754, so every machine computes the same
+    integers.
 
     Args:
         header: The Update's header.
-        max_examples: The largest number of examples that counts.
+        plan: The Plan.
+        scale: The scale of the Round.
         staleness: Versions between the Update's base Version and the one of the Round that folds it.
 
     Reference:
         Nguyen et al. 2022, Federated Learning with Buffered Asynchronous Aggregation (FedBuff), arXiv 2106.06639,
         section 5.2.
     """
-    one = round(WEIGHT_UNIT / math.sqrt(1 + staleness))
-    return {Weighting.EXAMPLES: min(header.statistics.counts[EXAMPLES], max_examples) * one, Weighting.ONE: one}
+    one = round(plan.weight_unit / math.sqrt(1 + staleness))
+    return {Weighting.EXAMPLES: steps_of(examples_of(header, plan), scale) * one, Weighting.ONE: one}

@@ -25,6 +25,7 @@ from fanin.protos.messages import (
     ROUNDED,
     SATURATED,
     TRAIN_LOSS,
+    TRAINED,
     UPDATE_FORMAT,
     CodecSpec,
     Statistic,
@@ -94,18 +95,24 @@ def _check_counts(header: UpdateHeader, expected: Expected) -> None:
         if count < 0 and name in _COUNTED:
             raise InvalidUpdate(f"update: got {name} = {count}, expected at least 0")
         if abs(count) > bounds[name]:
-            least = "at most" if name in _COUNTED or name == EXAMPLES else f"{-bounds[name]} to"
+            least = "at most" if name in _COUNTED | {EXAMPLES, TRAINED} else f"{-bounds[name]} to"
             raise InvalidUpdate(f"update: got {name} = {count}, expected {least} {bounds[name]}")
-    examples = counts.get(EXAMPLES, 0)
-    if examples < 1:
-        raise InvalidUpdate(f"update: got {examples} examples, expected at least 1")
+    examples = counts.get(EXAMPLES, -1)
+    if examples < 0:
+        raise InvalidUpdate(f"update: got {EXAMPLES} = {counts.get(EXAMPLES, 'none')}, expected at least 0")
+    trained = counts.get(TRAINED, examples)
+    if min(trained, bounds[EXAMPLES]) != examples:
+        raise InvalidUpdate(
+            f"update: got {EXAMPLES} = {examples} and {TRAINED} = {trained}, expected {EXAMPLES} = "
+            f"{min(trained, bounds[EXAMPLES])}: the smaller one of {TRAINED} and the bound {bounds[EXAMPLES]}"
+        )
     # One device must not decide the mean loss of a Round. The loss of a model of values has no natural bound.
     for name, of in ((TRAIN_LOSS, EXAMPLES), (EVAL_LOSS, EVAL_EXAMPLES)):
-        largest = largest_loss_count(counts.get(of, 0), expected.num_labels)
-        if counts.get(of, 0) and abs(counts.get(name, 0)) > largest:
-            raise InvalidUpdate(
-                f"update: got {name} = {counts[name]} and {of} = {counts[of]}, expected {-largest} to {largest}"
-            )
+        num_examples = counts.get(of, 0)
+        largest = largest_loss_count(num_examples, expected.num_labels) if num_examples else 0
+        if abs(counts.get(name, 0)) > largest:
+            limits = f"{-largest} to {largest}" if largest else "0"
+            raise InvalidUpdate(f"update: got {name} = {counts[name]} and {of} = {num_examples}, expected {limits}")
     if counts.get(SATURATED, 0) and expected.codec.max_shift not in header.shifts:
         raise InvalidUpdate(
             f"update: got {SATURATED} = {counts[SATURATED]} and shifts up to {max(header.shifts)}, expected 0 unless a "
@@ -119,6 +126,7 @@ def _check_evaluation(counts: Mapping[str, int], expected: Expected) -> None:
     for name in sorted((_OF_EVALUATION | {EVAL_LOSS}) & set(counts)):
         if counts[name] and not num_examples:
             raise InvalidUpdate(f"update: got {name} = {counts[name]} and {EVAL_EXAMPLES} = 0, expected 0")
+    _check_complete(counts)
     if num_labels > num_examples * expected.num_labels:
         raise InvalidUpdate(
             f"update: got {EVAL_PREDICTIONS} = {num_labels} and {EVAL_EXAMPLES} = {num_examples}, expected at most "
@@ -137,6 +145,20 @@ def _check_evaluation(counts: Mapping[str, int], expected: Expected) -> None:
             f"update: got {EVAL_AGREE} = {agree}, expected {max(fewest, 0)} to {most} with {EVAL_CORRECT_FLOAT} = "
             f"{in_float} and {EVAL_CORRECT_INT8} = {in_int8} of {num_labels}"
         )
+
+
+def _check_complete(counts: Mapping[str, int]) -> None:
+    """Raise InvalidUpdate for a part of the counts that compare float with int8. A missing one would count as 0."""
+    for names in (CLASS_COUNTS, SQUARES):
+        present = [name for name in names if name in counts]
+        if present and len(present) < len(names):
+            missing = [name for name in names if name not in counts]
+            raise InvalidUpdate(
+                f"update: got {', '.join(present)} without {', '.join(missing)}, expected all of them or none: without "
+                "an int8 model, report eval_loss_q16 alone"
+            )
+    if rests := [name for name in SQUARES if name + REST in counts and name not in counts]:
+        raise InvalidUpdate(f"update: got {rests[0] + REST} without {rests[0]}, expected both or none")
 
 
 def _check_shape(header: UpdateHeader, expected: Expected) -> None:

@@ -9,6 +9,7 @@ The driver (``runs.driving.driver``) calls these methods in the order that the r
 
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 from fanin.edge.bundles.versions import add_auxiliary, sign_version
 from fanin.edge.codecs.fixed import Integers
@@ -29,19 +30,23 @@ from fanin.server.aggregation.parameters import (
 )
 from fanin.server.aggregation.sets import Aggregate, SetFold, Submission
 from fanin.server.aggregation.statistics import (
-    TRAIN_LOSS_EXAMPLES,
     credible_counts,
     device_spreads_of,
     evaluation_of,
+    examples_key,
+    reported_examples,
     runtimes_of,
     train_loss_of,
 )
+from fanin.server.aggregation.weights import RunningScale, examples_of, scale_of_set
 from fanin.server.rounds.recent import OpenedRound, RecentRounds
 from fanin.server.rounds.setup import RunSetup
 from fanin.server.rounds.troubles import Damaged
 from fanin.server.storage.protocols.rounds import PAGE_UPDATES
 from fanin.server.storage.records import OuterState, RoundRecord
 from fanin.server.storage.stores import DriverStores, Files
+
+LOSSES: Final = (m.TRAIN_LOSS, m.EVAL_LOSS)
 
 
 class RoundWork:
@@ -66,10 +71,11 @@ class RoundWork:
         self._files = files
         # Facts of all Updates, and the headers of those that wait to be added to the sum. A header lists all Chunks of
         # its payload, so it is kept no longer.
-        self._facts: dict[str, _Facts] = {}
+        self._facts: dict[str, UpdateFacts] = {}
         self._headers: dict[str, m.UpdateHeader] = {}
         self._statistics: dict[str, Mapping[str, int]] = {}
         self._resumed_bytes = 0
+        self._scale = RunningScale(setup.plan)
         self._set_fold = SetFold(setup.rule, setup.layout.total_table, opened.record.grid, self._submission)
         self._updates = SpooledUpdates(plan=setup.plan, layout=setup.layout, spool=files.spool)
         self._folded: _Folded | None = None
@@ -88,6 +94,8 @@ class RoundWork:
 
     async def accumulate(self, device: str) -> None:
         """Add one committed Update to the sum. Right after its commit its bytes are still in the page cache."""
+        self._scale.add(device, self._facts[device].examples)
+        self._set_fold.weigh(self._scale.value)
         async for headers in self._headers_of((device,)):
             await self._files.run(self._accumulate, headers)
 
@@ -105,6 +113,7 @@ class RoundWork:
     async def fold(self, accepted: tuple[str, ...]) -> None:
         """Compute the next tensors from the Updates of exactly these devices, and store them as blobs."""
         state = await self._stores.rounds.recorded_state(self.base)
+        await self._files.run(self._weigh, accepted)
         missing = tuple(device for device in accepted if device not in self._set_fold.added)
         async for headers in self._headers_of(missing):
             await self._files.run(self._accumulate, headers)
@@ -132,6 +141,11 @@ class RoundWork:
             version, event, next_grid=folded.result.next_grid, outer_state=folded.outer_state, now_s=now_s
         )
 
+    @property
+    def facts(self) -> Mapping[str, "UpdateFacts"]:
+        """The facts of the Updates, by device."""
+        return self._facts
+
     async def fail(self, reason: str) -> RoundRecord:
         """Record the failure of the Round, unless it has ended. Return the record after that."""
         record, stores = self.record, self._stores
@@ -153,8 +167,8 @@ class RoundWork:
             num_rounded=result.counts.get(m.ROUNDED, 0),
             num_stale=sum(each.is_stale for each in facts),
             train_loss=train_loss_of(result.counts),
-            train_loss_examples=result.counts.get(TRAIN_LOSS_EXAMPLES, 0),
-            total_examples=result.counts.get(m.EXAMPLES, 0),
+            train_loss_examples=result.counts.get(examples_key(m.TRAIN_LOSS), 0),
+            total_examples=result.counts.get(m.TRAINED, 0),
             evaluation=folded.evaluation,
             runtimes=runtimes_of(each.telemetry.runtime for each in facts),
             statistics={
@@ -162,12 +176,20 @@ class RoundWork:
                 for each in self._setup.plan.statistics
                 if each.name in result.counts
             },
+            statistics_examples=reported_examples(result.counts, [each.name for each in self._setup.plan.statistics]),
             device_spreads=folded.device_spreads,
         )
 
     def _remember(self, device: str, header: m.UpdateHeader) -> None:
-        self._facts[device] = _Facts(
-            telemetry=header.telemetry, wire_bytes=_wire_bytes(header), is_stale=self._lag(header).staleness > 0
+        plan, counts = self._setup.plan, header.statistics.counts
+        bounds = {each.name: each.bound for each in plan.statistics} | dict.fromkeys(LOSSES, m.MAX_COUNT)
+        self._facts[device] = UpdateFacts(
+            telemetry=header.telemetry,
+            wire_bytes=_wire_bytes(header),
+            is_stale=self._lag(header).staleness > 0,
+            examples=(examples := examples_of(header, plan)),
+            trained=counts.get(m.TRAINED, examples),
+            at_bound=tuple(name for name, bound in bounds.items() if abs(counts.get(name, 0)) >= bound),
         )
 
     async def _headers_of(self, devices: Sequence[str]) -> AsyncIterator[Mapping[str, m.UpdateHeader]]:
@@ -179,6 +201,10 @@ class RoundWork:
             updates = await self._stores.rounds.updates_of(record.run_id, record.round, missing) if missing else ()
             recorded = {update.device_id: update.header for update in updates}
             yield {device: recorded.get(device) or self._headers[device] for device in page}
+
+    def _weigh(self, accepted: tuple[str, ...]) -> None:
+        examples = [self._facts[device].examples for device in accepted]
+        self._set_fold.weigh(scale_of_set(examples, self._setup.plan))
 
     def _accumulate(self, headers: Mapping[str, m.UpdateHeader]) -> None:
         for device, header in headers.items():
@@ -192,9 +218,9 @@ class RoundWork:
             self._statistics[device] = header.statistics.counts
             del self._headers[device]
 
-    def _submission(self, device: str) -> Submission:
+    def _submission(self, device: str, scale: int) -> Submission:
         header = self._headers[device]
-        submission = self._updates.submission(header, device, self._lag(header))
+        submission = self._updates.submission(header, device, self._lag(header, scale))
 
         def read(first: int, last: int) -> Integers:
             try:
@@ -204,10 +230,10 @@ class RoundWork:
 
         return replace(submission, read=read)
 
-    def _lag(self, header: m.UpdateHeader) -> Lag:
+    def _lag(self, header: m.UpdateHeader, scale: int = 0) -> Lag:
         origin = self._recent.get(header.round)
         assert origin is not None, "an update is accepted only for a round that is remembered"
-        return lag_of(origin.record, self.record)
+        return lag_of(origin.record, self.record, scale)
 
     def _fold(self, accepted: tuple[str, ...], state: OuterState) -> "_Folded":
         aggregate = self._set_fold.complete(accepted)
@@ -250,12 +276,24 @@ class RoundWork:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Facts:
-    """The facts of an Update for the event of its Version."""
+class UpdateFacts:
+    """The facts of an Update for the event of its Version, and for warnings.
+
+    Attributes:
+        telemetry: The device's facts about its work.
+        wire_bytes: Bytes of the Update on the wire.
+        is_stale: Whether it was made for an earlier Version.
+        examples: The number of examples that it counts as.
+        trained: The number of examples that the device trained on.
+        at_bound: The losses and the statistics of the Plan whose count is the largest one.
+    """
 
     telemetry: m.Telemetry
     wire_bytes: int
     is_stale: bool
+    examples: int
+    trained: int
+    at_bound: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

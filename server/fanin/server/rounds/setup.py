@@ -66,7 +66,7 @@ class RunSetup:
         """The statistics of the Run, with their bounds."""
         return declared(
             self.plan.statistics,
-            max_examples=self.plan.aggregation.max_examples,
+            max_examples=self.plan.max_examples,
             num_labels=self.num_labels,
             num_values=self.layout.total_table.num_values,
         )

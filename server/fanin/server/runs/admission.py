@@ -16,7 +16,7 @@ import numpy as np
 from fanin.edge.bundles.bundle import MAX_MANIFEST_BYTES, Bundle, SignedManifest
 from fanin.edge.bundles.manifest import OptimizerSetting
 from fanin.edge.bundles.versions import check_delegation, check_version
-from fanin.edge.codecs.scaffold import CONTROL, NUM_DEVICES
+from fanin.edge.codecs.scaffold import CONTROL, NUM_DEVICES, declared_devices
 from fanin.edge.codecs.stage import Stage
 from fanin.edge.codecs.stages import added_groups
 from fanin.edge.runtimes.graphs import PROXIMAL_WEIGHT, control_ports
@@ -333,13 +333,12 @@ def _check_control(what: str, stages: Mapping[str, Stage], *, has_control: bool)
 
 def _check_num_devices(what: str, plan: Plan) -> None:
     """Raise InvalidPlan if SCAFFOLD's number of devices is below a Round's concurrency: its step would overshoot."""
-    concurrency = plan.cohort.concurrency
-    for stage in plan.stages:
-        if stage.name == "scaffold" and stage.options[NUM_DEVICES] < concurrency:
-            raise InvalidPlan(
-                f"{what}: got scaffold {NUM_DEVICES} {stage.options[NUM_DEVICES]:g} and cohort.concurrency "
-                f"{concurrency}, expected at least {concurrency}: {NUM_DEVICES} counts all devices of the Run"
-            )
+    concurrency, declared = plan.cohort.concurrency, declared_devices(plan.stages)
+    if declared is not None and declared < concurrency:
+        raise InvalidPlan(
+            f"{what}: got scaffold {NUM_DEVICES} {declared} and cohort.concurrency {concurrency}, expected at least "
+            f"{concurrency}: {NUM_DEVICES} counts all devices of the Run"
+        )
 
 
 def taken_id(known: StartRun, start: StartRun) -> Conflict:

@@ -65,6 +65,7 @@ async def describe(view: RunView, live: LiveRun, num_rounds: int, stores: Stores
         num_gave_up=live.num_gave_up,
         deadline_s=remaining_s,
         num_devices=stores.devices.num_devices,
+        warnings=await stores.runs.warnings(view.run_id),
     )
 
 

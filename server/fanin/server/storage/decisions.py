@@ -4,9 +4,9 @@ Every store calls them within its transactions, so all stores accept and refuse 
 refused call raises before the transaction writes.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
-from fanin.protos.control import Command, RoundFailed, RunState
+from fanin.protos.control import MAX_WARNINGS, Command, RoundFailed, RunState, RunWarned
 from fanin.protos.errors import Conflict, Superseded
 from fanin.protos.messages import Version
 from fanin.protos.plans import CohortPlan
@@ -72,6 +72,12 @@ def failure_of(round_number: int, num_updates: int, cohort: CohortPlan, cause: s
 def left_until(deadline_at_s: float, now_s: float) -> float:
     """Return the seconds to a deadline, at least 0."""
     return max(deadline_at_s - now_s, 0.0)
+
+
+def new_warnings(warnings: Sequence[RunWarned], known: Collection[tuple[str, str]]) -> tuple[RunWarned, ...]:
+    """Return the warnings to record beside those that a Run has, which are known by code and subject."""
+    by_key = {(warning.code, warning.subject): warning for warning in warnings}
+    return tuple(each for key, each in by_key.items() if key not in known)[: max(MAX_WARNINGS - len(known), 0)]
 
 
 def changes_on_pause(run_id: str, before: RunState) -> bool:

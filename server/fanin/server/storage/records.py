@@ -149,6 +149,14 @@ class RoundSummary:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Contributors:
+    """The numbers of Updates and of their devices in the Versions of a Run."""
+
+    num_updates: int
+    num_devices: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Newest:
     """A Version from outside that becomes the newest one. Its event has the number of Rounds to open from it."""
 

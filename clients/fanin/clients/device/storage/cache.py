@@ -1,8 +1,6 @@
 """A device's folder: its lock, its key, and the stores in it. The package's docstring lists the files."""
 
-import fcntl
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Final
 
@@ -11,29 +9,20 @@ from fanin.clients.device.storage.records import Records
 from fanin.clients.device.storage.states import StateStore
 from fanin.clients.device.storage.updates import UpdateStore
 from fanin.edge.bundles.keys import SigningKey, load_or_create_key
-from fanin.protos.errors import Conflict
+from fanin.edge.files import held
 
 DEFAULT_MAX_BYTES: Final = 256 << 20
 MAX_LOCAL_RUNS: Final = 64
 """Most recently used Runs whose personal parameters are kept. They are small, and only this device has them."""
 
 
-@contextmanager
-def hold_folder(folder: Path) -> Iterator[None]:
+def hold_folder(folder: Path) -> AbstractContextManager[None]:
     """Reserve a device's folder for this process: two processes would remove each other's Updates.
-
-    The kernel holds the lock, so it is released when the process ends for any reason.
 
     Raises:
         Conflict: Another process holds the folder.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as exc:
-            raise Conflict(f"{folder}: in use by another process; stop it, or give another --state") from exc
-        yield
+    return held(folder, "stop it, or give another --state")
 
 
 class Cache:

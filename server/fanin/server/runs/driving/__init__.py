@@ -6,4 +6,5 @@ Modules, in reading order:
     driver.py        ``RunDriver``: carries out effects and opens one Round after another
     course.py        the state of one Run in memory
     stopping.py      when a Run rests
+    warnings.py      what an operator should look at while a Run continues
 """

@@ -8,7 +8,8 @@ reason in its record, and the Run opens the next Round or rests.
 import logging
 from typing import Final, assert_never
 
-from fanin.protos.control import MAX_NUMBER, RoundPhase, RunRested, RunState
+from fanin.edge.codecs.scaffold import declared_devices
+from fanin.protos.control import MAX_NUMBER, RoundPhase, RunRested, RunState, RunWarned
 from fanin.server.rounds import events as e
 from fanin.server.rounds.effects import RoundWork
 from fanin.server.rounds.opening import clear_spool, open_next_round, recall, recall_participation
@@ -17,6 +18,7 @@ from fanin.server.rounds.setup import RunSetup
 from fanin.server.rounds.worker import QueuedEffect
 from fanin.server.runs.driving.course import Course
 from fanin.server.runs.driving.stopping import History
+from fanin.server.runs.driving.warnings import UpdateWarnings
 from fanin.server.runs.intake import Intake
 from fanin.server.runs.publications import Publications
 from fanin.server.runs.view import LiveRun
@@ -50,6 +52,7 @@ class RunDriver:
         self._stores = stores
         self._files = files
         self._history = History(course.run.start.plan.stop)
+        self._warnings = UpdateWarnings(course.run.start.plan)
         self._knows_participation = False
 
     @property
@@ -161,7 +164,10 @@ class RunDriver:
                 await work.fold(effect.accepted)
                 self.course.report(work, e.ParametersStored())
             case e.Publish():
-                self._follow(work, await work.publish())
+                record = await work.publish()
+                await self._warn(self._warnings.of_round(work.record.round, work.facts))
+                await self._warn_of_devices(work.record.round, has_ended=False)
+                self._follow(work, record)
             case e.Fail():
                 self._follow(work, await work.fail(effect.reason))
             case _:
@@ -201,6 +207,20 @@ class RunDriver:
 
     async def _rest(self, rested: RunRested, next_sequence: int) -> None:
         await self._stores.writer.rest(rested, self._stores.wall(), next_sequence=next_sequence)
+
+    async def _warn(self, warnings: tuple[RunWarned, ...]) -> None:
+        for warning in warnings:
+            LOG.warning("run %s: %s", self.run_id, warning.text)
+        if warnings:
+            await self._stores.writer.warn(warnings, self._stores.wall())
+            self._warnings.note(warnings)
+
+    async def _warn_of_devices(self, round_number: int, *, has_ended: bool) -> None:
+        # Counting takes time for each Update of the Run, so it is done after Rounds 1, 2, 4, 8 and so on.
+        is_due = has_ended or not round_number & (round_number - 1)
+        if is_due and declared_devices(self.run.start.plan.stages) is not None:
+            contributors = await self._stores.rounds.contributors(self.run_id)
+            await self._warn(self._warnings.of_devices(contributors, has_ended=has_ended))
 
     # From Round to Round.
 
@@ -250,6 +270,8 @@ class RunDriver:
             if rested is None:
                 await self._open_next()
                 return
+            if rested.state is RunState.FINISHED:
+                await self._warn_of_devices(self.run.max_rounds, has_ended=True)
             await self._rest(rested, history.next_sequence)
 
     async def _open_next(self) -> None:

@@ -5,11 +5,13 @@ from typing import Final
 
 from fanin.protos.chunks import artifact_of
 from fanin.protos.control import (
+    MAX_WARNINGS,
     AcceptedDevices,
     RoundFailed,
     RoundOpened,
     RunRested,
     RunState,
+    RunWarned,
     round_closed,
 )
 from fanin.protos.errors import Conflict
@@ -24,7 +26,7 @@ from fanin.server.storage.contracts.values import (
     start,
     version,
 )
-from fanin.server.storage.records import CommittedUpdate, RoundMark
+from fanin.server.storage.records import CommittedUpdate, Contributors, RoundMark
 from fanin.server.storage.stores import DriverStores, Stores
 
 LONGER: Final = "folded-longer"
@@ -128,6 +130,23 @@ async def check_later_rounds(stores: DriverStores) -> None:
     assert await writer.rest(rested, 70.0, next_sequence=newest + 1), "rest: refused a running run"
     assert not await writer.rest(rested, 80.0, next_sequence=newest + 9), "rest: a run rested twice"
     assert not await writer.open(opened(3, base_version=1)), "open: opened a round of a run that rests"
+    contributors = await rounds.contributors(RUN)
+    assert contributors == Contributors(num_updates=2, num_devices=2), f"contributors: got {contributors}"
+    await _check_warnings(stores)
+
+
+async def _check_warnings(stores: DriverStores) -> None:
+    first, second, third = (RunWarned(code=code, subject=about, text="look") for code, about in ("ax", "ay", "bx"))
+    assert await stores.runs.warnings(RUN) == (), "warnings: a run without warnings has some"
+    await stores.writer.warn((first, second), 90.0)
+    await stores.writer.warn((replace(first, text="again"), third), 91.0)
+    found = await stores.runs.warnings(RUN)
+    assert found == (first, second, third), f"warnings: got {found}, expected each code and subject once, oldest first"
+    last = (await stores.runs.event_page(RUN, 0))[-1]
+    assert (last.event, last.time) == (third, 91.0), f"warn: got {last} as the last event"
+    await stores.writer.warn([replace(first, subject=str(number)) for number in range(MAX_WARNINGS)], 92.0)
+    assert len(await stores.runs.warnings(RUN)) == MAX_WARNINGS, "warn: recorded more warnings than a run may have"
+    assert await stores.runs.warnings("other") == (), "warnings: returned those of another run"
 
 
 async def check_last_folded(stores: Stores) -> None:

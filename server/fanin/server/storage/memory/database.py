@@ -3,7 +3,15 @@
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
 
-from fanin.protos.control import LoggedEvent, RoundFailed, RunEvent, RunRested, VersionEvaluation, VersionPublished
+from fanin.protos.control import (
+    LoggedEvent,
+    RoundFailed,
+    RunEvent,
+    RunRested,
+    RunWarned,
+    VersionEvaluation,
+    VersionPublished,
+)
 from fanin.protos.messages import BundleRef, Version
 from fanin.server.storage.records import CommittedUpdate, Lease, OuterState, RoundMark, RoundRecord, RunRecord
 
@@ -42,6 +50,11 @@ class RunRows:
     def newest(self) -> Version:
         """The newest Version."""
         return self.versions[max(self.versions)]
+
+    @property
+    def warnings(self) -> tuple[RunWarned, ...]:
+        """The warnings, oldest first."""
+        return tuple(logged.event for logged in self.events if isinstance(logged.event, RunWarned))
 
     def add_version(self, version: Version, round_number: int) -> None:
         """Add a Version whose number is free. ``round_number`` is 0 for a Version from outside."""

@@ -7,7 +7,7 @@ from fanin.protos.messages import UpdateHeader, Version
 from fanin.server.storage.memory.database import MemoryDatabase, RunRows
 from fanin.server.storage.memory.runs import MemoryRunArchive
 from fanin.server.storage.origins import recorded_grid, recorded_state
-from fanin.server.storage.records import CommittedUpdate, OuterState, RoundMark, RoundRecord, RoundSummary
+from fanin.server.storage.records import CommittedUpdate, Contributors, OuterState, RoundMark, RoundRecord, RoundSummary
 
 
 class MemoryRoundArchive:
@@ -74,6 +74,12 @@ class MemoryRounds:
     async def num_published(self, run_id: str) -> int:
         """See ``RoundStore.num_published``."""
         return sum(record.mark is RoundMark.PUBLISHED for record in self._archive.rounds(run_id))
+
+    async def contributors(self, run_id: str) -> Contributors:
+        """See ``RoundStore.contributors``."""
+        rounds = [record for record in self._archive.rounds(run_id) if record.mark is RoundMark.PUBLISHED]
+        devices = [device for record in rounds for device in record.accepted]
+        return Contributors(num_updates=len(devices), num_devices=len(set(devices)))
 
     async def accepted_devices(self, run_id: str, round_number: int, from_index: int) -> AcceptedDevices | None:
         """See ``RoundStore.accepted_devices``."""

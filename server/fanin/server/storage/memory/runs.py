@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from fanin.protos.chunks import Artifact
-from fanin.protos.control import LoggedEvent, Principal, RunState, StartRun, VersionPublished
+from fanin.protos.control import LoggedEvent, Principal, RunState, RunWarned, StartRun, VersionPublished
 from fanin.protos.errors import Conflict
 from fanin.protos.messages import BundleRef, Version
 from fanin.server.storage.decisions import check_new_key
@@ -135,6 +135,10 @@ class MemoryRuns:
     async def publication(self, run_id: str, number: int) -> VersionPublished | None:
         """See ``VersionStore.publication``."""
         return self._database.runs[run_id].publication(number)
+
+    async def warnings(self, run_id: str) -> tuple[RunWarned, ...]:
+        """See ``EventStore.warnings``."""
+        return self._database.runs[run_id].warnings
 
     async def event_page(self, run_id: str, from_sequence: int) -> tuple[LoggedEvent, ...]:
         """See ``EventStore.event_page``."""

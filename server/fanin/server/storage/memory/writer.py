@@ -9,13 +9,14 @@ from fanin.protos.control import (
     RoundOpened,
     RunRested,
     RunState,
+    RunWarned,
     VersionPublished,
     round_closed,
 )
 from fanin.protos.errors import Conflict
 from fanin.protos.messages import Version
 from fanin.protos.plans import CohortPlan
-from fanin.server.storage.decisions import check_lease, failure_of, left_until
+from fanin.server.storage.decisions import check_lease, failure_of, left_until, new_warnings
 from fanin.server.storage.memory.database import MemoryDatabase, RunRows
 from fanin.server.storage.records import CommittedUpdate, Lease, OuterState, RoundMark, RoundRecord
 
@@ -131,6 +132,12 @@ class MemoryWriter:
             return False
         rows.rest(rested, now_s)
         return True
+
+    async def warn(self, warnings: Sequence[RunWarned], now_s: float) -> None:
+        """See ``RunWriter.warn``."""
+        rows = self._fenced()
+        for warning in new_warnings(warnings, {(each.code, each.subject) for each in rows.warnings}):
+            rows.add_event(warning, now_s)
 
     def _fenced(self) -> RunRows:
         """Return the rows of the Run. Raises Superseded if another driver has taken it."""

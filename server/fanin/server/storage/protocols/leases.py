@@ -12,7 +12,7 @@ OSDI 2006, section 2.4 (there a "sequencer").
 from collections.abc import Sequence
 from typing import Protocol
 
-from fanin.protos.control import RunRested, VersionPublished
+from fanin.protos.control import RunRested, RunWarned, VersionPublished
 from fanin.protos.messages import Version
 from fanin.protos.plans import CohortPlan
 from fanin.server.storage.records import CommittedUpdate, Lease, OuterState, RoundRecord
@@ -147,6 +147,18 @@ class RunWriter(RoundWriter, Protocol):
 
         Returns:
             Whether it was recorded.
+
+        Raises:
+            Superseded: Another driver took the Run.
+        """
+        ...
+
+    async def warn(self, warnings: Sequence[RunWarned], now_s: float) -> None:
+        """Record the warnings whose code and subject the Run does not have, up to ``MAX_WARNINGS`` of a Run.
+
+        Args:
+            warnings: The warnings.
+            now_s: Wall time, in seconds.
 
         Raises:
             Superseded: Another driver took the Run.

@@ -5,7 +5,7 @@ from typing import Final, Protocol
 
 from fanin.protos.control import AcceptedDevices
 from fanin.protos.messages import UpdateHeader, Version
-from fanin.server.storage.records import CommittedUpdate, OuterState, RoundRecord, RoundSummary
+from fanin.server.storage.records import CommittedUpdate, Contributors, OuterState, RoundRecord, RoundSummary
 
 PAGE_UPDATES: Final = 256
 """Largest number of devices in one query for Updates. A header has some 2 kB for each 16 MiB of its payload."""
@@ -32,6 +32,10 @@ class RoundStore(Protocol):
 
     async def num_published(self, run_id: str) -> int:
         """Return the number of Rounds of a Run that published a Version."""
+        ...
+
+    async def contributors(self, run_id: str) -> Contributors:
+        """Return the numbers of Updates and of their devices in the Rounds of a Run that published a Version."""
         ...
 
     async def accepted_devices(self, run_id: str, round_number: int, from_index: int) -> AcceptedDevices | None:

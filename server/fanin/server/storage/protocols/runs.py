@@ -3,7 +3,7 @@
 from typing import Final, Protocol
 
 from fanin.protos.chunks import Artifact
-from fanin.protos.control import LoggedEvent, Principal, RunState, StartRun, VersionPublished
+from fanin.protos.control import LoggedEvent, Principal, RunState, RunWarned, StartRun, VersionPublished
 from fanin.protos.messages import BundleRef, Version
 from fanin.server.storage.records import RunRecord
 
@@ -144,6 +144,10 @@ class EventStore(Protocol):
         Returns:
             Up to ``PAGE_EVENTS`` events in order, none after the last event.
         """
+        ...
+
+    async def warnings(self, run_id: str) -> tuple[RunWarned, ...]:
+        """Return the warnings of a Run, oldest first."""
         ...
 
 

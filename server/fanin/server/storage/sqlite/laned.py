@@ -18,6 +18,7 @@ from fanin.protos.control import (
     Reclaim,
     RunRested,
     RunState,
+    RunWarned,
     StartRun,
     VersionEvaluation,
     VersionPublished,
@@ -28,6 +29,7 @@ from fanin.server.storage.lanes import Lane
 from fanin.server.storage.origins import recorded_grid, recorded_state
 from fanin.server.storage.records import (
     CommittedUpdate,
+    Contributors,
     EnrolledDevice,
     Lease,
     Newest,
@@ -143,6 +145,10 @@ class LanedRuns:
         """See ``EventStore.event_page``."""
         return await self._lane(partial(self._store.event_page, run_id, from_sequence))
 
+    async def warnings(self, run_id: str) -> tuple[RunWarned, ...]:
+        """See ``EventStore.warnings``."""
+        return await self._lane(partial(self._store.warnings, run_id))
+
 
 class LanedRounds:
     """``RoundRecords`` over SQLite."""
@@ -172,6 +178,10 @@ class LanedRounds:
     async def num_published(self, run_id: str) -> int:
         """See ``RoundStore.num_published``."""
         return await self._lane(partial(self._store.num_published, run_id))
+
+    async def contributors(self, run_id: str) -> Contributors:
+        """See ``RoundStore.contributors``."""
+        return await self._lane(partial(self._store.contributors, run_id))
 
     async def update(self, run_id: str, made_for: int, device_id: str) -> CommittedUpdate | None:
         """See ``CommittedUpdates.update``."""
@@ -302,6 +312,10 @@ class LanedWriter:
     async def rest(self, rested: RunRested, now_s: float, *, next_sequence: int) -> bool:
         """See ``RunWriter.rest``."""
         return await self._lane(partial(self._writer.rest, rested, now_s, next_sequence=next_sequence))
+
+    async def warn(self, warnings: Sequence[RunWarned], now_s: float) -> None:
+        """See ``RunWriter.warn``."""
+        await self._lane(partial(self._writer.warn, warnings, now_s))
 
 
 class LanedCommands:

@@ -8,7 +8,7 @@ from sqlalchemy import ColumnElement, Connection, Engine, RowMapping, func, sele
 from fanin.protos.control import MAX_PAGE_DEVICES, AcceptedDevices, RoundFailed
 from fanin.protos.errors import Corrupted
 from fanin.protos.messages import UpdateHeader
-from fanin.server.storage.records import CommittedUpdate, OuterState, RoundMark, RoundRecord, RoundSummary
+from fanin.server.storage.records import CommittedUpdate, Contributors, OuterState, RoundMark, RoundRecord, RoundSummary
 from fanin.server.storage.sqlite import schema
 from fanin.server.storage.sqlite.outer_states import outer_state, outer_state_of_version
 from fanin.server.storage.sqlite.runs import add_event
@@ -82,6 +82,19 @@ class SqliteRounds:
         published = (table.c.run_id == run_id) & (table.c.state == RoundMark.PUBLISHED.value)
         with self._engine.connect() as connection:
             return int(connection.execute(select(func.count()).select_from(table).where(published)).scalar_one())
+
+    def contributors(self, run_id: str) -> Contributors:
+        """See ``RoundStore.contributors``."""
+        rounds, updates = schema.rounds, schema.updates
+        query = (
+            select(func.count(), func.count(updates.c.device_id.distinct()))
+            .select_from(updates)
+            .join(rounds, (rounds.c.run_id == updates.c.run_id) & (rounds.c.round == updates.c.round))
+            .where(updates.c.run_id == run_id, rounds.c.state == RoundMark.PUBLISHED.value)
+        )
+        with self._engine.connect() as connection:
+            num_updates, num_devices = connection.execute(query).one()
+        return Contributors(num_updates=num_updates, num_devices=num_devices)
 
     def outer_state(self, run_id: str, round_number: int) -> OuterState:
         """Return the state of the outer optimizer after a Round, empty if its optimizer has none."""

@@ -13,6 +13,7 @@ from fanin.protos.control import (
     Principal,
     RunEvent,
     RunState,
+    RunWarned,
     StartRun,
     VersionEvaluation,
     VersionPublished,
@@ -207,6 +208,19 @@ class SqliteRuns:
         )
         with self._engine.connect() as connection:
             return tuple(_event(run_id, data) for data in connection.execute(query).scalars())
+
+    def warnings(self, run_id: str) -> tuple[RunWarned, ...]:
+        """See ``EventStore.warnings``."""
+        table, events = schema.warnings, schema.events
+        query = (
+            select(events.c.event_proto)
+            .join(table, (table.c.run_id == events.c.run_id) & (table.c.sequence == events.c.sequence))
+            .where(events.c.run_id == run_id)
+            .order_by(events.c.sequence)
+        )
+        with self._engine.connect() as connection:
+            logged = [_event(run_id, data).event for data in connection.execute(query).scalars()]
+        return tuple(event for event in logged if isinstance(event, RunWarned))
 
     def events(self, run_id: str) -> Iterator[LoggedEvent]:
         """Yield all events of a Run, read page by page."""

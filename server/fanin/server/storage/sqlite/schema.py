@@ -176,3 +176,13 @@ events = Table(
     Column("time", Float, nullable=False),
     Column("event_proto", LargeBinary, nullable=False),
 )
+
+# Each warning of a Run once. The event has its text.
+warnings = Table(
+    "warnings",
+    METADATA,
+    Column("run_id", String, primary_key=True),
+    Column("code", String, primary_key=True),
+    Column("subject", String, primary_key=True),
+    Column("sequence", NUMBER, nullable=False),
+)

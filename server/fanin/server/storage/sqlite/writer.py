@@ -18,6 +18,7 @@ from fanin.protos.control import (
     RoundOpened,
     RunRested,
     RunState,
+    RunWarned,
     VersionPublished,
     round_closed,
 )
@@ -25,7 +26,7 @@ from fanin.protos.convert import header_to_proto
 from fanin.protos.errors import Superseded
 from fanin.protos.messages import Version
 from fanin.protos.plans import CohortPlan
-from fanin.server.storage.decisions import check_lease, failure_of, left_until
+from fanin.server.storage.decisions import check_lease, failure_of, left_until, new_warnings
 from fanin.server.storage.records import CommittedUpdate, Lease, OuterState, RoundMark, RoundRecord
 from fanin.server.storage.sqlite import schema
 from fanin.server.storage.sqlite.engine import writing
@@ -165,6 +166,17 @@ class SqliteWriter:
             set_run(connection, run_id, state=rested.state, reason=rested.reason)
             add_event(connection, run_id, rested, now_s)
             return True
+
+    def warn(self, warnings: Sequence[RunWarned], now_s: float) -> None:
+        """See ``RunWriter.warn``."""
+        run_id, table = self.lease.run_id, schema.warnings
+        recorded = select(table.c.code, table.c.subject).where(table.c.run_id == run_id)
+        with self._fenced() as connection:
+            known = {(row.code, row.subject) for row in connection.execute(recorded)}
+            for warning in new_warnings(warnings, known):
+                add_event(connection, run_id, warning, now_s)
+                key = {"run_id": run_id, "code": warning.code, "subject": warning.subject}
+                connection.execute(insert(table).values(**key, sequence=newest_sequence(connection, run_id)))
 
     @contextmanager
     def _fenced(self) -> Iterator[Connection]:
