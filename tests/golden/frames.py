@@ -86,11 +86,14 @@ PUBLISHED: Final = r.VersionPublished(
     bytes_down=1 << 33,
     bytes_up=1000,
     num_saturated=1,
+    saturated=r.saturated_devices({"a": 3, "b": 5}),
     num_rounded=2,
     train_loss=1.5,
     train_loss_examples=30,
     total_examples=40,
-    evaluation=r.Evaluation(num_examples=8, loss=0.5, accuracy_float=0.75, accuracy_int8=0.625, int8_agreement=0.875),
+    evaluation=r.Evaluation(
+        num_examples=8, loss=0.5, accuracy_float=0.75, accuracy_int8=0.625, int8_agreement=0.875, num_labels=8
+    ),
     runtimes=MappingProxyType({"synthetic 1": 4}),
     statistics=MappingProxyType({"words": -7}),
     device_spreads=MappingProxyType(
@@ -130,6 +133,7 @@ DESCRIPTION: Final = r.RunDescription(
     at_work=("a", "b"),
     deadline_s=12.5,
     num_devices=100_000,
+    saturated=r.saturated_devices({"a": 3}),
 )
 START: Final = r.StartRun(run_id=RUN, plan=plan(), version=version(), delegation=DELEGATION)
 

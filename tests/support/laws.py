@@ -275,6 +275,7 @@ ROUND_INFOS: Final = st.builds(
     opened_at=SECONDS,
     version=UINT64,
 )
+SATURATED: Final = st.builds(r.saturated_devices, st.dictionaries(TEXTS, UINT64, max_size=3))
 DESCRIPTIONS: Final = st.builds(
     r.RunDescription,
     run=RUN_INFOS,
@@ -284,6 +285,7 @@ DESCRIPTIONS: Final = st.builds(
     at_work=st.lists(TEXTS, max_size=3).map(tuple),
     deadline_s=SECONDS,
     num_devices=UINT64,
+    saturated=SATURATED,
 )
 START_RUNS: Final = st.builds(r.StartRun, run_id=TEXTS, plan=plans(), version=versions(), delegation=DELEGATIONS)
 WITH_BUNDLES: Final = st.builds(r.VersionWithBundle, version=versions(), bundle=BUNDLES)
@@ -294,6 +296,7 @@ EVALUATIONS: Final = st.builds(
     accuracy_float=FLOATS,
     accuracy_int8=FLOATS,
     int8_agreement=FLOATS,
+    num_labels=UINT64,
     int8_rise_percent=st.none() | FLOATS,
 )
 SPREADS: Final = st.builds(
@@ -313,6 +316,7 @@ PUBLISHED: Final = st.builds(
     bytes_up_resumed=UINT64,
     bytes_up=UINT64,
     num_saturated=UINT64,
+    saturated=SATURATED,
     num_rounded=UINT64,
     train_loss=FLOATS,
     train_loss_examples=UINT64,

@@ -33,6 +33,7 @@ from fanin.protos.control.runs import (
     MAX_PAGE_DEVICES,
     MAX_PAGE_RUNS,
     MAX_PAGE_RUNS_BYTES,
+    MAX_SATURATED_DEVICES,
     AcceptedDevices,
     ListedRuns,
     RoundInfo,
@@ -40,8 +41,10 @@ from fanin.protos.control.runs import (
     RunDescription,
     RunInfo,
     RunState,
+    SaturatedDevices,
     StartRun,
     VersionWithBundle,
+    saturated_devices,
 )
 from fanin.protos.names import MAX_NUMBER
 
@@ -53,6 +56,7 @@ __all__ = [
     "MAX_PAGE_EVALUATIONS",
     "MAX_PAGE_RUNS",
     "MAX_PAGE_RUNS_BYTES",
+    "MAX_SATURATED_DEVICES",
     "AcceptedDevices",
     "Adopt",
     "Command",
@@ -75,10 +79,12 @@ __all__ = [
     "RunRested",
     "RunResumed",
     "RunState",
+    "SaturatedDevices",
     "StartRun",
     "Stop",
     "VersionEvaluation",
     "VersionPublished",
     "VersionWithBundle",
     "round_closed",
+    "saturated_devices",
 ]

@@ -1,5 +1,6 @@
 """Wire form of Runs, Rounds and their descriptions."""
 
+from dataclasses import replace
 from typing import Final
 
 from fanin.protos.control import (
@@ -13,9 +14,11 @@ from fanin.protos.control import (
     RunDescription,
     RunInfo,
     RunState,
+    SaturatedDevices,
     StartRun,
     VersionEvaluation,
     VersionWithBundle,
+    saturated_devices,
 )
 from fanin.protos.convert import (
     bundle_from_proto,
@@ -171,6 +174,7 @@ def description_to_proto(description: RunDescription) -> pb.RunDescription:
         deadline_s=description.deadline_s,
         num_devices=description.num_devices,
         num_gave_up=description.num_gave_up,
+        saturated=saturated_to_proto(description.saturated),
     )
 
 
@@ -184,7 +188,16 @@ def description_from_proto(message: pb.RunDescription) -> RunDescription:
         deadline_s=message.deadline_s,
         num_devices=message.num_devices,
         num_gave_up=message.num_gave_up,
+        saturated=saturated_from_proto(message.saturated),
     )
+
+
+def saturated_to_proto(saturated: SaturatedDevices) -> pb.SaturatedDevices:
+    return pb.SaturatedDevices(num_devices=saturated.num_devices, num_values=dict(saturated.num_values))
+
+
+def saturated_from_proto(message: pb.SaturatedDevices) -> SaturatedDevices:
+    return replace(saturated_devices(message.num_values), num_devices=message.num_devices)
 
 
 def num_rounds_from_proto(message: pb.DescribeRunRequest) -> int:

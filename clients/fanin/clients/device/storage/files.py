@@ -15,9 +15,15 @@ def own_files(folder: Path, name: re.Pattern[str]) -> list[Path]:
     return [folder / each for each in names]
 
 
-def replace(path: Path, data: bytes) -> None:
-    """Replace a file durably: the old content does not come back after a power cut. Raises StorageFull."""
+def replace(path: Path, data: bytes, mode: int = 0o666) -> None:
+    """Replace a file durably: the old content does not come back after a power cut. Raises StorageFull.
+
+    Args:
+        path: The file.
+        data: Its new content.
+        mode: Permissions of the new file, reduced by the umask.
+    """
     try:
-        replace_file(path, data)
+        replace_file(path, data, mode=mode)
     except OSError as exc:
         raise StorageFull(f"{path}: cannot be written ({exc})") from exc
