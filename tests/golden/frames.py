@@ -88,11 +88,14 @@ PUBLISHED: Final = r.VersionPublished(
     bytes_down=1 << 33,
     bytes_up=1000,
     num_saturated=1,
+    saturated=r.saturated_devices({"a": 3, "b": 5}),
     num_rounded=2,
     train_loss=1.5,
     train_loss_examples=30,
     total_examples=40,
-    evaluation=r.Evaluation(num_examples=8, loss=0.5, accuracy_float=0.75, accuracy_int8=0.625, int8_agreement=0.875),
+    evaluation=r.Evaluation(
+        num_examples=8, loss=0.5, accuracy_float=0.75, accuracy_int8=0.625, int8_agreement=0.875, num_labels=8
+    ),
     runtimes=MappingProxyType({"synthetic 1": 4}),
     statistics=MappingProxyType({"train.words": 9, "words": -7}),
     statistics_examples=MappingProxyType({"train.words": 30}),
@@ -135,6 +138,7 @@ DESCRIPTION: Final = r.RunDescription(
     at_work=("a", "b"),
     deadline_s=12.5,
     num_devices=100_000,
+    saturated=r.saturated_devices({"a": 3}),
     warnings=(WARNED,),
 )
 RECLAIM: Final = r.Reclaim(

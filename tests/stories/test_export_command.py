@@ -105,6 +105,23 @@ def outlying():
 def far():
     # What devices see is far beyond what the scales were calibrated for.
     return of(nn.Linear(4, 4), nn.Tanh(), scale=100.0)
+
+def losing_labels(num):
+    # In int8, the second input of the first samples ends at 1, and the first class wins.
+    torch.manual_seed(0)
+    x, module = torch.rand(64, 2) / 2 + 0.5, nn.Linear(2, 2, bias=False)
+    seen = x.clone()
+    seen[:num] = torch.tensor([0.5, 50.0])
+    with torch.no_grad():
+        module.weight.copy_(torch.tensor([[1.0, 0.0], [0.0, 0.1]]))
+        validation = (seen, module(seen).argmax(1))
+    return App(name="few", module=module, calibration=x, batch_size=4, num_classes=2, validation=validation)
+
+def one_label():
+    return losing_labels(1)
+
+def four_labels():
+    return losing_labels(4)
 """
 
 
@@ -262,6 +279,19 @@ def test_an_int8_that_is_far_worse_is_refused_unless_allowed(fanin: Fanin, app: 
     assert "expected at most 1;" in message
     assert not (tmp_path / "b").exists()
     assert fanin(*words, "--max-int8-drop", "100").status == 0
+
+
+def test_one_label_that_int8_loses_is_chance_and_four_of_64_are_not(fanin: Fanin, app: Path, tmp_path: Path) -> None:
+    words = ("--key", tmp_path / "k", "--format", "onnx")
+    outcome = fanin("export", f"{app}:one_label", "--out", tmp_path / "one", *words)
+    assert outcome.status == 0, outcome.err
+    assert (
+        "onnx: int8 loses 1 of 64 labels, 1.56 points with a sampling error of 2.57; one label is 1.6 points. The "
+        "limit is 1, and this sample cannot judge the difference of 0.56 points; use at least 1337 labels"
+    ) in outcome.out
+    message = one_line(fanin("export", f"{app}:four_labels", "--out", tmp_path / "four", *words), "export")
+    assert "int8 loses 4 of 64 labels, 6.25 points with a sampling error of 5.14; one label is 1.6 points" in message
+    assert "expected at most 1;" in message
 
 
 def test_values_of_int8_that_are_far_worse_are_refused_unless_allowed(fanin: Fanin, app: Path, tmp_path: Path) -> None:

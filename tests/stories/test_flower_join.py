@@ -33,6 +33,8 @@ from fanin.protos.plans import FlowerPlan, StopPlan
 
 EXAMPLE: Final = Path(__file__).parents[2] / "examples" / "flower"
 APP: Final = "pytorchexample.client_app:app"
+RUN_CONFIG: Final = "batch-size=256 local-epochs=3"
+"""One batch of all examples: the order that a device draws from its secret changes no result."""
 
 
 @pytest.fixture
@@ -93,7 +95,7 @@ def test_the_quickstart_runs_unchanged(
         "run", "plan.toml", "--run-id", "run", "--set", "stop.max_rounds=1", "--key", key, *operator_options(host)
     )
     assert run_outcome.status == 0, run_outcome.err
-    flower = ("--flower", APP, "--node-config", "num-partitions=2", "--max-updates", "1")
+    flower = ("--flower", APP, "--node-config", "num-partitions=2", "--run-config", RUN_CONFIG, "--max-updates", "1")
     with ExitStack() as stack:
         devices = [stack.enter_context(join(host, project, partition, *flower)) for partition in range(2)]
         logs = [device.communicate(timeout=200)[1] for device in devices]
@@ -255,7 +257,9 @@ def weighted_mean(project: Path, states: Path) -> dict[str, np.ndarray]:
 
     condition: ShouldContinue = should_continue
     for partition in range(2):
-        settings = FlowerSettings(app=APP, folder=project, partition=partition, node_config="num-partitions=2")
+        settings = FlowerSettings(
+            app=APP, folder=project, partition=partition, node_config="num-partitions=2", run_config=RUN_CONFIG
+        )
         trainer = FlowerTrainer(FlowerApp(settings), FlowerStates(states / str(partition)), partition)
         change = trainer.train(example_model(bundle), work, condition)
         sums += change.counts[m.EXAMPLES] * (bundle.initial_parameters() + change.values.astype(np.float64))

@@ -286,6 +286,7 @@ ROUND_INFOS: Final = st.builds(
     version=UINT64,
 )
 WARNINGS: Final = st.builds(r.RunWarned, code=TEXTS, subject=TEXTS, text=TEXTS)
+SATURATED: Final = st.builds(r.saturated_devices, st.dictionaries(TEXTS, UINT64, max_size=3))
 DESCRIPTIONS: Final = st.builds(
     r.RunDescription,
     run=RUN_INFOS,
@@ -296,6 +297,7 @@ DESCRIPTIONS: Final = st.builds(
     deadline_s=SECONDS,
     num_devices=UINT64,
     warnings=st.lists(WARNINGS, max_size=3).map(tuple),
+    saturated=SATURATED,
 )
 START_RUNS: Final = st.builds(r.StartRun, run_id=TEXTS, plan=plans(), version=versions(), delegation=DELEGATIONS)
 WITH_BUNDLES: Final = st.builds(r.VersionWithBundle, version=versions(), bundle=BUNDLES)
@@ -306,6 +308,7 @@ EVALUATIONS: Final = st.builds(
     accuracy_float=FLOATS,
     accuracy_int8=FLOATS,
     int8_agreement=FLOATS,
+    num_labels=UINT64,
     int8_rise_percent=st.none() | FLOATS,
 )
 SPREADS: Final = st.builds(
@@ -325,6 +328,7 @@ PUBLISHED: Final = st.builds(
     bytes_up_resumed=UINT64,
     bytes_up=UINT64,
     num_saturated=UINT64,
+    saturated=SATURATED,
     num_rounded=UINT64,
     train_loss=FLOATS,
     train_loss_examples=UINT64,

@@ -260,7 +260,12 @@ def rest_of(events: Sequence[RunEvent], max_rounds: int, stop: StopPlan) -> RunR
 
 def published_version(accuracy_int8: float) -> VersionPublished:
     evaluation = Evaluation(
-        num_examples=1000, loss=1.0, accuracy_float=0.9, accuracy_int8=accuracy_int8, int8_agreement=0.9
+        num_examples=10_000,
+        loss=1.0,
+        accuracy_float=0.9,
+        accuracy_int8=accuracy_int8,
+        int8_agreement=0.97,
+        num_labels=10_000,
     )
     return VersionPublished(number=2, version_sha256="0" * 64, parent=1, round=2, evaluation=evaluation)
 
@@ -272,10 +277,25 @@ def test_a_run_pauses_when_int8_loses_more_than_the_plan_allows() -> None:
     assert rest is not None
     assert rest.state is RunState.PAUSED
     assert rest.reason.startswith(
-        "int8 loses 2.50 points of accuracy on 1000 examples of the devices (version 1), the plan allows 2; "
+        "int8 loses 250 of 10000 labels, 2.50 points with a sampling error of 0.28; one label is 0.01 points, on 10000 "
+        "examples of the devices (version 1), the plan allows 2; "
     )
     assert rest_of([published_version(0.875)], 100, replace(stop, max_int8_drop=0.0)) is None
     assert rest_of([published_version(0.875), RunResumed()], 100, stop) is None
+
+
+def test_one_label_of_a_small_sample_pauses_no_run() -> None:
+    version = published_version(0.9)
+    assert version.evaluation is not None
+    small = replace(version.evaluation, num_examples=64, num_labels=64, accuracy_float=60 / 64, int8_agreement=63 / 64)
+    stop = StopPlan(max_int8_drop=1.0)
+    chance, proof = (
+        replace(version, evaluation=replace(small, accuracy_int8=num / 64, int8_agreement=1 - (60 - num) / 64))
+        for num in (59, 50)
+    )
+    assert rest_of([chance], 100, stop) is None
+    rest = rest_of([proof], 100, stop)
+    assert rest is not None and rest.reason.startswith("int8 loses 10 of 64 labels, 15.62 points with a sampling error")
 
 
 @pytest.mark.parametrize(("rise", "is_paused"), [(-3.0, False), (2.0, False), (2.5, True), (1e9, True)])
@@ -288,5 +308,5 @@ def test_a_run_of_values_pauses_when_int8_adds_more_percent_to_the_squared_error
     if rest is not None:
         assert rest.state is RunState.PAUSED
         assert rest.reason.startswith(
-            f"the cost of int8 is {rise:.2f} % on 1000 examples of the devices (version 1), the plan allows "
+            f"the cost of int8 is {rise:.2f} % on 10000 examples of the devices (version 1), the plan allows "
         )

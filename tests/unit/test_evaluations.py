@@ -23,7 +23,7 @@ def test_sums_become_means_and_shares() -> None:
         m.EVAL_AGREE: 7,
     }
     assert evaluation_of(with_examples(counts), 10) == Evaluation(
-        num_examples=8, loss=0.5, accuracy_float=0.75, accuracy_int8=0.625, int8_agreement=0.875
+        num_examples=8, loss=0.5, accuracy_float=0.75, accuracy_int8=0.625, int8_agreement=0.875, num_labels=8
     )
 
 
@@ -31,7 +31,9 @@ def test_shares_are_of_the_requested_predictions() -> None:
     # Two sequences of 8 places each, 3 of them without a token.
     counts = counts_of(Quality(num_examples=2, loss_sum=1.0, num_predictions=13, num_correct_float=13), 20)
     evaluation = evaluation_of(with_examples(counts), 20)
-    assert evaluation == Evaluation(num_examples=2, loss=0.5, accuracy_float=1.0, accuracy_int8=0.0, int8_agreement=0.0)
+    assert evaluation == Evaluation(
+        num_examples=2, loss=0.5, accuracy_float=1.0, accuracy_int8=0.0, int8_agreement=0.0, num_labels=13
+    )
 
 
 @pytest.mark.parametrize("counts", [{}, {m.EVAL_EXAMPLES: 0, m.EVAL_LOSS: 5}, {m.EVAL_EXAMPLES: -3}])

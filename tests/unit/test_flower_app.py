@@ -69,6 +69,7 @@ class Recorder:
     """A runner that records the tasks of another, and changes its replies."""
 
     name = "recorder 1"
+    warnings = ()
 
     def __init__(self, runner: FlowerRunner, **changes: object) -> None:
         self._runner = runner

@@ -16,34 +16,80 @@ from fanin.edge.bundles.keys import BUNDLE_CONTEXT
 from fanin.edge.bundles.manifest_json import dump_manifest
 from fanin.edge.runtimes.base import BatchEvaluation, Evaluate, PaddedBatch, Predict
 from fanin.edge.runtimes.measure import compare, measure
-from fanin.edge.runtimes.quality import Quality, check_drop
+from fanin.edge.runtimes.quality import LabelDrop, Quality, check_drop
 from fanin.edge.tensors import Float32s
 from fanin.protos.errors import InvalidVersion
 
 NO_PARAMETERS = np.zeros(0, np.float32)
 WORSE = Quality(
-    num_examples=100, loss_sum=50.0, num_predictions=200, num_correct_float=190, num_correct_int8=187, num_agreeing=180
+    num_examples=10_000,
+    loss_sum=50.0,
+    num_predictions=20_000,
+    num_correct_float=19_000,
+    num_correct_int8=18_700,
+    num_agreeing=19_600,
 )
+"""Its 400 different labels have a sampling error of 0.16 points."""
 VALUES = Quality(num_examples=4, loss_sum=2.0, squares_float=2.0, squares_int8=2.3, squares_wanted=100.0)
 
 
 def test_the_text_has_points_and_shares() -> None:
     assert WORSE.drop_points == pytest.approx(1.5)
-    assert str(WORSE) == "float 95.00 %, int8 93.50 %, agreeing 90.00 % on 200 labels"
+    assert str(WORSE) == "float 95.00 %, int8 93.50 %, agreeing 98.00 % on 20000 labels"
     assert str(VALUES) == "mean loss 0.5000 on 4 examples, int8's squared error +15.00 %"
     text = "mean loss 0.5000 (int8 +0.0250) on 4 examples, int8's squared error +15.00 %"
     assert str(replace(VALUES, loss_sum_int8=2.1)) == text
 
 
-@pytest.mark.parametrize("limit", [0.0, 1.0, 1.4, float("nan")])
+@pytest.mark.parametrize("limit", [0.0, 1.0, 1.3, float("nan")])
 def test_more_than_the_limit_is_refused_and_no_number_is_no_limit(limit: float) -> None:
     with pytest.raises(InvalidVersion, match=r"here: int8 is 1\.50 points worse than float"):
         check_drop("here", WORSE, limit)
 
 
 def test_less_than_the_limit_is_fine() -> None:
-    check_drop("here", WORSE, 1.6)
-    check_drop("here", VALUES, 15.1)
+    assert check_drop("here", WORSE, 1.5) == check_drop("here", VALUES, 15.1) == ""
+
+
+def sample(num_labels: int, num_lost: int, num_different: int) -> Quality:
+    """Return the quality of a sample on which float is right."""
+    return Quality(
+        num_examples=num_labels,
+        loss_sum=1.0,
+        num_predictions=num_labels,
+        num_correct_float=num_labels,
+        num_correct_int8=num_labels - num_lost,
+        num_agreeing=num_labels - num_different,
+    )
+
+
+def test_one_label_of_a_small_sample_is_chance_and_the_note_says_so() -> None:
+    assert check_drop("here", sample(64, 1, 1)) == (
+        "here: int8 loses 1 of 64 labels, 1.56 points with a sampling error of 2.57; one label is 1.6 points. The "
+        "limit is 1, and this sample cannot judge the difference of 0.56 points; use at least 1337 labels"
+    )
+    for num in (2, 3):
+        assert "this sample cannot judge" in check_drop("here", sample(64, num, num))
+    with pytest.raises(
+        InvalidVersion,
+        match=r"here: int8 is 6\.25 points worse than float .*: int8 loses 4 of 64 labels, 6\.25 points with a "
+        r"sampling error of 5\.14; one label is 1\.6 points, expected at most 1;",
+    ):
+        check_drop("here", sample(64, 4, 4))
+    # Of the same shares, so many labels judge the difference.
+    num = 1337
+    assert LabelDrop(num_labels=num * 64, num_lost=num, num_different=num).exceeds(1.0)
+
+
+def test_a_drop_that_equals_the_limit_fails_on_about_one_sample_of_twenty() -> None:
+    rng = np.random.default_rng(0)
+    for num_labels, is_lost, is_won in ((200, 0.03, 0.02), (1000, 0.05, 0.04), (5000, 0.02, 0.01)):
+        draws = rng.multinomial(num_labels, [is_lost, is_won, 1.0 - is_lost - is_won], size=4000)
+        drops = [
+            LabelDrop(num_labels=num_labels, num_lost=int(lost - won), num_different=int(lost + won))
+            for lost, won, _ in draws
+        ]
+        assert 0.03 < np.mean([drop.exceeds(1.0) for drop in drops]) < 0.07
 
 
 @pytest.mark.parametrize("limit", [None, 14.9, float("nan")])
@@ -146,7 +192,9 @@ def test_values_of_several_lengths_have_a_spread_for_each_length() -> None:
     assert comparison.relative_error == pytest.approx(math.sqrt(0.25 * 8 * 7.0 / spread), rel=1e-6)
 
 
-@pytest.mark.parametrize(("changed", "agreement", "is_good"), [(0, 1.0, True), (1, 0.99, True), (4, 0.96, False)])
+@pytest.mark.parametrize(
+    ("changed", "agreement", "is_good"), [(0, 1.0, True), (1, 0.99, True), (4, 0.96, True), (8, 0.92, False)]
+)
 def test_classes_are_compared_by_how_often_both_choose_the_same(changed: int, agreement: float, is_good: bool) -> None:
     x = np.tile(np.array([0.0, 1.0], np.float32), (100, 1))
     x[:changed] = [0.0, 0.1]

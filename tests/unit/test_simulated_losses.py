@@ -48,4 +48,6 @@ def test_values_that_the_grid_cuts_are_reported() -> None:
     result = simulate(lambda context: Adding(50.0).to_client(), 4, cohort=4, rounds=1, settings=SETTINGS)
     assert (result.arrays["0"] == 4.0).all()
     assert result.rounds[-1].num_saturated == 12
-    assert "(cut: 12 values out of the grid's range)" in line_of(result.rounds[-1])
+    assert result.rounds[-1].num_saturated_clients == 4
+    assert "(cut: 12 values out of the grid's range, 4 clients above 1 %)" in line_of(result.rounds[-1])
+    assert [client.num_saturated for client in result.clients] == [3] * 4

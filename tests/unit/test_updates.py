@@ -148,9 +148,17 @@ def test_each_stage_has_random_numbers_of_its_own_which_a_repetition_repeats() -
 def test_a_stage_draws_other_random_numbers_than_the_codec() -> None:
     stage, values = Drawing(), parameters()
     apply_stages(int8_work(), TABLE, change_of(values), Staging(stages={"x": stage}, states={"x": {}}, downlink={}))
-    codecs = generator(int8_work(), "", values).random(4).tobytes()
-    assert stage.draws == [generator(int8_work(), "x", values).random(4).tobytes()]
+    codecs = generator(int8_work(), None, "", values).random(4).tobytes()
+    assert stage.draws == [generator(int8_work(), None, "x", values).random(4).tobytes()]
     assert stage.draws != [codecs]
+
+
+def test_a_stage_draws_from_the_secret_of_the_device_and_the_codec_does_not() -> None:
+    values, seeds = parameters(), (None, b"\x01" * 32, b"\x02" * 32)
+    of_stage, of_codec = (
+        {generator(int8_work(), seed, purpose, values).random(4).tobytes() for seed in seeds} for purpose in ("x", "")
+    )
+    assert (len(of_stage), len(of_codec)) == (3, 1)
 
 
 def test_stages_change_no_bit_of_the_codecs_own_rounding() -> None:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from fanin.clients.device.client import Client, ClientOptions, ClientParts
     from fanin.clients.device.conditions import Interrupted
     from fanin.clients.device.embed import DeviceSettings, join
+    from fanin.clients.device.storage.seeds import app_seed
     from fanin.clients.device.training import RuntimeTrainer
     from fanin.clients.device.updates import Change, Trainer
     from fanin.clients.flower.task import FlowerSettings
@@ -45,6 +46,7 @@ __all__ = [
     "Operator",
     "RuntimeTrainer",
     "Trainer",
+    "app_seed",
     "join",
     "memory_store",
     "open_npz",
@@ -63,6 +65,7 @@ _MODULES = {
     "Operator": "operator",
     "RuntimeTrainer": "device.training",
     "Trainer": "device.updates",
+    "app_seed": "device.storage.seeds",
     "join": "device.embed",
     "memory_store": "data.stores",
     "open_npz": "data.npz",

@@ -48,6 +48,7 @@ class RoundRow:
         num_diverged: Clients whose loss reached the largest counted loss (docs/simulation.md#diverged-clients).
             ``train_loss`` and ``validation_loss`` are then too small.
         num_saturated: Values of the Round's Updates that the Round's grid clipped, because they were out of its range.
+        num_saturated_clients: Clients that lost more than 1 % of their values so.
     """
 
     seed: int
@@ -71,6 +72,7 @@ class RoundRow:
     metrics: Mapping[str, float]
     num_diverged: int
     num_saturated: int
+    num_saturated_clients: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +92,7 @@ class ClientRow:
         statistics: The Plan's ``[[statistics]]`` by name; NaN if the client did not report one.
         means: Of the statistics ``train.NAME`` and ``evaluate.NAME``, the means over its examples.
         has_diverged: Whether its training or validation loss is the largest one that is counted, or more.
+        num_saturated: Values of its Update that the Round's grid clipped.
     """
 
     seed: int = 0
@@ -104,6 +107,7 @@ class ClientRow:
     statistics: Mapping[str, float]
     means: Mapping[str, float]
     has_diverged: bool
+    num_saturated: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,6 +174,7 @@ def round_row(
         metrics=_further(evaluation),
         num_diverged=0,
         num_saturated=event.num_saturated,
+        num_saturated_clients=event.saturated.num_devices,
         **_tested(evaluation),
         **_validated(validation),
     )
@@ -193,6 +198,7 @@ def initial_row(evaluation: VersionMetrics | None, names: Sequence[str] = ()) ->
         metrics=_further(evaluation),
         num_diverged=0,
         num_saturated=0,
+        num_saturated_clients=0,
         **_tested(evaluation),
         **_validated(None),
     )
@@ -236,6 +242,7 @@ def client_rows(
                 statistics=_reported(counts, names),
                 means=_means(counts, names, reported_examples(with_examples(counts), names)),
                 has_diverged=_has_diverged(counts, num_classes),
+                num_saturated=counts.get(m.SATURATED, 0),
             )
         )
     return sorted(rows, key=lambda row: row.client)

@@ -851,6 +851,7 @@ class RunDescription(_message.Message):
     NUM_DEVICES_FIELD_NUMBER: _builtins.int
     NUM_GAVE_UP_FIELD_NUMBER: _builtins.int
     WARNINGS_FIELD_NUMBER: _builtins.int
+    SATURATED_FIELD_NUMBER: _builtins.int
     num_at_work: _builtins.int
     """Devices that have an Assignment in the open Round, and the first 100 of them."""
     deadline_s: _builtins.float
@@ -875,6 +876,10 @@ class RunDescription(_message.Message):
     def warnings(self) -> _containers.RepeatedCompositeFieldContainer[Global___RunWarned]:
         """The warnings of the Run, oldest first."""
 
+    @_builtins.property
+    def saturated(self) -> Global___SaturatedDevices:
+        """Those of the Round that published the newest Version."""
+
     def __init__(
         self,
         *,
@@ -887,10 +892,11 @@ class RunDescription(_message.Message):
         num_devices: _builtins.int = ...,
         num_gave_up: _builtins.int = ...,
         warnings: _abc.Iterable[Global___RunWarned] | None = ...,
+        saturated: Global___SaturatedDevices | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["grid", b"grid", "run", b"run"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["grid", b"grid", "run", b"run", "saturated", b"saturated"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_work", b"at_work", "deadline_s", b"deadline_s", "grid", b"grid", "num_at_work", b"num_at_work", "num_devices", b"num_devices", "num_gave_up", b"num_gave_up", "rounds", b"rounds", "run", b"run", "warnings", b"warnings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_work", b"at_work", "deadline_s", b"deadline_s", "grid", b"grid", "num_at_work", b"num_at_work", "num_devices", b"num_devices", "num_gave_up", b"num_gave_up", "rounds", b"rounds", "run", b"run", "saturated", b"saturated", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1187,6 +1193,7 @@ class Evaluation(_message.Message):
     ACCURACY_INT8_FIELD_NUMBER: _builtins.int
     INT8_AGREEMENT_FIELD_NUMBER: _builtins.int
     INT8_RISE_PERCENT_FIELD_NUMBER: _builtins.int
+    NUM_LABELS_FIELD_NUMBER: _builtins.int
     num_examples: _builtins.int
     loss: _builtins.float
     accuracy_float: _builtins.float
@@ -1195,6 +1202,8 @@ class Evaluation(_message.Message):
     """Share of the labels for which float and int8 predict the same class."""
     int8_rise_percent: _builtins.float
     """Percent that int8 adds to the squared error of a regression model, whose shares above are 0."""
+    num_labels: _builtins.int
+    """Labels of these examples that were predicted; 0 for a regression model."""
     def __init__(
         self,
         *,
@@ -1204,16 +1213,64 @@ class Evaluation(_message.Message):
         accuracy_int8: _builtins.float = ...,
         int8_agreement: _builtins.float = ...,
         int8_rise_percent: _builtins.float | None = ...,
+        num_labels: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_int8_rise_percent", b"_int8_rise_percent", "int8_rise_percent", b"int8_rise_percent"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_int8_rise_percent", b"_int8_rise_percent", "accuracy_float", b"accuracy_float", "accuracy_int8", b"accuracy_int8", "int8_agreement", b"int8_agreement", "int8_rise_percent", b"int8_rise_percent", "loss", b"loss", "num_examples", b"num_examples"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_int8_rise_percent", b"_int8_rise_percent", "accuracy_float", b"accuracy_float", "accuracy_int8", b"accuracy_int8", "int8_agreement", b"int8_agreement", "int8_rise_percent", b"int8_rise_percent", "loss", b"loss", "num_examples", b"num_examples", "num_labels", b"num_labels"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__int8_rise_percent: _TypeAlias = _typing.Literal["int8_rise_percent"]  # noqa: Y015
     _WhichOneofArgType__int8_rise_percent: _TypeAlias = _typing.Literal["_int8_rise_percent", b"_int8_rise_percent"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__int8_rise_percent) -> _WhichOneofReturnType__int8_rise_percent | None: ...
 
 Global___Evaluation: _TypeAlias = Evaluation  # noqa: Y015
+
+@_typing.final
+class SaturatedDevices(_message.Message):
+    """Devices whose Updates lost more than 1 % of their values at the ends of the grid's range."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class NumValuesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    NUM_DEVICES_FIELD_NUMBER: _builtins.int
+    NUM_VALUES_FIELD_NUMBER: _builtins.int
+    num_devices: _builtins.int
+    @_builtins.property
+    def num_values(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """Of the 50 devices with the most such values, their numbers."""
+
+    def __init__(
+        self,
+        *,
+        num_devices: _builtins.int = ...,
+        num_values: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_devices", b"num_devices", "num_values", b"num_values"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SaturatedDevices: _TypeAlias = SaturatedDevices  # noqa: Y015
 
 @_typing.final
 class DeviceSpread(_message.Message):
@@ -1364,6 +1421,7 @@ class VersionPublished(_message.Message):
     STATISTICS_FIELD_NUMBER: _builtins.int
     STATISTICS_EXAMPLES_FIELD_NUMBER: _builtins.int
     DEVICE_SPREADS_FIELD_NUMBER: _builtins.int
+    SATURATED_FIELD_NUMBER: _builtins.int
     BY_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     version_sha256: _builtins.str
@@ -1412,6 +1470,8 @@ class VersionPublished(_message.Message):
         """train_loss, and validation_loss and validation_accuracy of the parent, over the devices that report them."""
 
     @_builtins.property
+    def saturated(self) -> Global___SaturatedDevices: ...
+    @_builtins.property
     def by(self) -> Global___Principal:
         """Who published it; absent for a Round."""
 
@@ -1442,11 +1502,12 @@ class VersionPublished(_message.Message):
         statistics: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         statistics_examples: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         device_spreads: _abc.Mapping[_builtins.str, Global___DeviceSpread] | None = ...,
+        saturated: Global___SaturatedDevices | None = ...,
         by: Global___Principal | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["by", b"by", "evaluation", b"evaluation"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["by", b"by", "evaluation", b"evaluation", "saturated", b"saturated"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adopted_number", b"adopted_number", "adopted_run_id", b"adopted_run_id", "by", b"by", "bytes_down", b"bytes_down", "bytes_down_resumed", b"bytes_down_resumed", "bytes_up", b"bytes_up", "bytes_up_resumed", b"bytes_up_resumed", "device_spreads", b"device_spreads", "evaluation", b"evaluation", "new_epoch", b"new_epoch", "num_rounded", b"num_rounded", "num_saturated", b"num_saturated", "num_stale", b"num_stale", "number", b"number", "parent", b"parent", "round", b"round", "round_s", b"round_s", "rounds", b"rounds", "runtimes", b"runtimes", "statistics", b"statistics", "statistics_examples", b"statistics_examples", "total_examples", b"total_examples", "train_loss", b"train_loss", "train_loss_examples", b"train_loss_examples", "version_sha256", b"version_sha256"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adopted_number", b"adopted_number", "adopted_run_id", b"adopted_run_id", "by", b"by", "bytes_down", b"bytes_down", "bytes_down_resumed", b"bytes_down_resumed", "bytes_up", b"bytes_up", "bytes_up_resumed", b"bytes_up_resumed", "device_spreads", b"device_spreads", "evaluation", b"evaluation", "new_epoch", b"new_epoch", "num_rounded", b"num_rounded", "num_saturated", b"num_saturated", "num_stale", b"num_stale", "number", b"number", "parent", b"parent", "round", b"round", "round_s", b"round_s", "rounds", b"rounds", "runtimes", b"runtimes", "saturated", b"saturated", "statistics", b"statistics", "statistics_examples", b"statistics_examples", "total_examples", b"total_examples", "train_loss", b"train_loss", "train_loss_examples", b"train_loss_examples", "version_sha256", b"version_sha256"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1178,7 +1178,9 @@ class Training(_message.Message):
     epochs: _builtins.int
     learning_rate: _builtins.float
     seed: _builtins.int
-    """Derive random numbers from (seed, round) and the device, so that a device that restarts repeats its work."""
+    """Derive the draws of graphs from (seed, partition, round), so that a device that restarts repeats its work. The
+    coordinator can compute them. Derive what a device draws for privacy from a secret of the device instead.
+    """
     proximal_weight: _builtins.float
     """FedProx's mu: the value of the train graph's input proximal_weight. 0.0: the graph may lack it."""
     batch_size: _builtins.int

@@ -14,7 +14,7 @@ Modules, in reading order:
     fetching.py    many Chunks over one call
     models.py      the Chunks that a Publication needs, and opening them verified
     serving.py     predictions with the newest Version
-    storage/       the device's folder: key, Chunks, Updates, records
+    storage/       the device's folder: key, secret, Chunks, Updates, records
     footprint.py   return unused memory to the system
 
 An Update passes these files on its way from the trainer to the wire:

@@ -195,6 +195,8 @@ class _ClientHost:
             LOG.warning("%s: %s", action.label, event.reason)
         if isinstance(event, e.Answered) and isinstance(event.answer, m.Rejected):
             LOG.warning("checkin: rejected (%s): %s", event.answer.reason.value, event.answer.text)
+        if isinstance(event, e.UpdateStored) and event.warning:
+            LOG.warning("%s: %s", action.label, event.warning)
         line = progress(session, event)
         if line is not None:
             LOG.info(line)

@@ -25,6 +25,7 @@ from fanin.clients.device.session.outcomes import event_of
 from fanin.clients.device.session.unfit import UnfitBundle
 from fanin.clients.device.storage.personal import keep_local, local_values, trim_local
 from fanin.clients.device.storage.protocols import DeviceFolder
+from fanin.clients.device.storage.seeds import device_seed
 from fanin.clients.device.updates import (
     Change,
     Trainer,
@@ -40,7 +41,7 @@ from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.codecs.fixed import CODECS
 from fanin.edge.codecs.known import known_stages
 from fanin.edge.codecs.stage import Stage
-from fanin.edge.codecs.stages import stages_of
+from fanin.edge.codecs.stages import layout_of, stages_of
 from fanin.protos import messages as m
 from fanin.protos.chunks import ChunkRef
 from fanin.protos.errors import Conflict, FaninError, InvalidBundle, InvalidInput, NotFound, Unavailable
@@ -129,6 +130,7 @@ class SessionDriver:
     def __init__(self, parts: DriverParts, session: Session | None = None) -> None:
         self.session = session or Session()
         self._parts = parts
+        self._secret = parts.store.secret
         self._model: OpenedModel | None = None
         self._stages: Mapping[str, Stage] = {}
         self._unfit: UnfitBundle | None = None
@@ -197,8 +199,7 @@ class SessionDriver:
                 await self._fetch(action.assignment.publication, Wanted(files=files, auxiliary=names))
                 return e.Fetched()
             case e.Train():
-                await self._train(action.assignment)
-                return e.UpdateStored()
+                return await self._train(action.assignment)
             case e.Send():
                 return e.Replied(reply=await self._send(action.assignment))
             case e.Abandon():
@@ -266,18 +267,19 @@ class SessionDriver:
             served = () if serving is None else serving.chunks
             self._parts.store.chunks.trim((*keep, *(f"{sha256}.part" for sha256 in keep), *served))
 
-    async def _train(self, assignment: m.Assignment) -> None:
-        store = self._parts.store
+    async def _train(self, assignment: m.Assignment) -> e.UpdateStored:
+        store, stored = self._parts.store, e.UpdateStored()
         if store.updates.header(assignment.assignment_id) is None:
             store.updates.clear()
-            await self._make_update(assignment)
+            stored = await self._make_update(assignment)
         if self._stages:
             # The Round may still fail. Then the next Assignment names the initial state of this one.
             store.states.keep(assignment.run_id, (assignment.state.round, assignment.round))
         if self._model is not None and self._model.bundle.manifest.local is not None:
             trim_local(store.locals, assignment)
+        return stored
 
-    async def _make_update(self, assignment: m.Assignment) -> None:
+    async def _make_update(self, assignment: m.Assignment) -> e.UpdateStored:
         """Train, and store the Update with the states and the personal parameters after it.
 
         The Update exists with its header, which is written last. A crash before that leaves the state that this
@@ -285,6 +287,8 @@ class SessionDriver:
         """
         host, store, model = self._parts.host, self._parts.store, self._model
         assert model is not None, "training comes after fetching"
+        seed = None if self._secret is None else device_seed(self._secret, assignment)
+        model = replace(model, device_seed=seed)
         table, started_s = model.bundle.manifest.table, host.now()
         try:
             staging = begin_stages(assignment, self._stages, model, store.states)
@@ -308,6 +312,8 @@ class SessionDriver:
         if staging.has_state:
             store.states.put(state_label(assignment, assignment.round), staged.states)
         store.updates.put(header, staged.encoded.payload)
+        num_values = layout_of(table, self._stages).total_table.num_values
+        return e.UpdateStored(num_saturated=staged.encoded.num_saturated, num_values=num_values)
 
     def _telemetry(self, change: Change, train_s: float) -> m.Telemetry:
         return m.Telemetry(

@@ -34,6 +34,8 @@ class OpenedModel:
         auxiliary: The auxiliary tensors that the stages of the Assignment read (num_values,), by name.
         inputs: Inputs of the train graph that the stages set (num_values,), by kind: ``control`` is added to the
             gradient of each step.
+        device_seed: Seed of what the device's own code draws in the training (32 bytes), from the device's secret. None
+            in a simulation, and outside of a training. ``app_seed`` has a seed for both.
     """
 
     bundle: Bundle
@@ -41,6 +43,7 @@ class OpenedModel:
     local: Float32s | None = None
     auxiliary: Mapping[str, Float32s] = field(default_factory=lambda: MappingProxyType({}))
     inputs: Mapping[str, Float32s] = field(default_factory=lambda: MappingProxyType({}))
+    device_seed: bytes | None = field(default=None, repr=False)
 
     def values(self) -> Float32s:
         """Return all parameters of the graphs (num_model_values,): the Version's and the personal ones.

@@ -115,7 +115,8 @@ class Trainer(Protocol):
         """Train for one Round and return the change of the parameters.
 
         A training may be repeated, after an interruption or a crash. It must then return bit-identical values, so
-        derive random numbers from ``assignment.training.seed``, the data's partition and ``assignment.round``.
+        derive all random numbers from ``app_seed(model, assignment, partition)``. On a device, the coordinator cannot
+        compute this seed.
 
         Args:
             model: The Bundle and the parameters to start from. Do not change them. ``model.values()`` has all
@@ -169,11 +170,13 @@ class Staging:
         stages: The stages by name, in their order.
         states: The states before the Update.
         downlink: The auxiliary tensors of the Version (num_values,), by name.
+        device_seed: Seed of what the stages draw; None in a simulation.
     """
 
     stages: Mapping[str, Stage]
     states: States
     downlink: Mapping[str, Float32s]
+    device_seed: bytes | None = None
 
     @property
     def has_state(self) -> bool:
@@ -255,7 +258,7 @@ def begin_stages(
             LOG.warning("%s; the stages begin with zeros", exc)
     zeros = np.zeros(num_values, np.float32)
     downlink = {group.name: model.auxiliary.get(group.name, zeros) for group in added_groups(stages)}
-    return Staging(stages=stages, states=states, downlink=downlink)
+    return Staging(stages=stages, states=states, downlink=downlink, device_seed=model.device_seed)
 
 
 def state_label(assignment: m.Assignment, number: int) -> StateLabel:
@@ -286,7 +289,7 @@ def apply_stages(
         stages=staging.stages,
         layout=layout_of(table, staging.stages),
         downlink=staging.downlink,
-        rng_of=partial(generator, assignment),
+        rng_of=partial(generator, assignment, staging.device_seed),
     )
     return pipeline.apply(change.values, change.num_steps, staging.states)
 
@@ -329,13 +332,20 @@ def make_update(
     return header_of(assignment, encoded, change.counts, telemetry), encoded.payload
 
 
-def generator(assignment: m.Assignment, purpose: str, values: Float32s) -> np.random.Generator:
+def generator(
+    assignment: m.Assignment, device_seed: bytes | None, purpose: str, values: Float32s
+) -> np.random.Generator:
     """Return the generator of a stage, or of the codec (""), for these values; the same for a repeated training.
 
     The seed includes a digest of the values. A seed of the partition would be equal on many devices, because many use
     the default partition. With equal seeds, their rounding errors would add up.
+
+    A stage may be code of the device that adds noise for privacy, so its seed includes ``device_seed``. The rounding of
+    the codec follows the Plan alone.
     """
     digest = int(sha256_hex(values.astype("<f4", copy=False).tobytes()), 16)
     stream = (int(sha256_hex(purpose.encode()), 16),) if purpose else ()
+    if purpose and device_seed is not None:
+        stream = (*stream, int.from_bytes(device_seed, "big"))
     seeds = (ROUNDING_STREAM, assignment.training.seed, assignment.round, digest, *stream)
     return np.random.default_rng(np.random.SeedSequence(seeds))

@@ -9,6 +9,8 @@ Modules, in reading order:
     process.py    the child process, which an interruption ends at once
     child.py      the main function of the child
     app.py        the app itself; the only module that imports flwr
+    mods.py        the mods of an app that fanin does not support
+    generators.py  the global random generators that the app draws from
     initial.py    the initial arrays that a command line names
     task.py       the tasks and replies of the app
 """

@@ -4,8 +4,8 @@ An app receives the two messages of a ServerApp in a Round: ``evaluate`` with th
 evaluates, then ``train``. A Message app receives the records ``arrays`` and ``config``, an app of ``client_fn`` those
 of ``NumPyClient.fit``. No other part of Flower runs: no ServerApp, no SuperNode and no connection.
 
-The global generators of random, numpy and torch are seeded before the messages. So an app that draws from them returns
-the same arrays when a Round is repeated.
+The global generators of random, numpy and torch are seeded before the messages (``generators``). So an app that draws
+from them returns the same arrays when a training is repeated.
 
 Reference:
     Flower 1.41, ``flwr.app.Message`` and ``flwr.clientapp.ClientApp``.
@@ -14,7 +14,6 @@ Reference:
 import hashlib
 import importlib
 import inspect
-import random
 import sys
 import time
 import tomllib
@@ -34,6 +33,8 @@ from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 from flwr.proto.recorddict_pb2 import RecordDict as RecordDictProto
 
 from fanin.clients.device.conditions import ShouldContinue
+from fanin.clients.flower.generators import seeded
+from fanin.clients.flower.mods import warnings_of
 from fanin.clients.flower.task import AppFailed, FlowerReply, FlowerSettings, FlowerTask, Number
 from fanin.edge import tensors
 from fanin.protos.errors import InvalidInput
@@ -74,6 +75,11 @@ class FlowerApp:
         return f"flwr {version('flwr')}"
 
     @property
+    def warnings(self) -> tuple[str, ...]:
+        """See FlowerRunner."""
+        return warnings_of((self._app._call, *self._app._registered_funcs.values()))
+
+    @property
     def has_initial(self) -> bool:
         """Whether ``initial`` may have arrays: a Message app never has."""
         return self._is_legacy
@@ -99,10 +105,10 @@ class FlowerApp:
     def run(self, task: FlowerTask, should_continue: ShouldContinue) -> FlowerReply:
         """Run a task, without an interruption inside it. See FlowerRunner."""
         should_continue()
-        _seed(task.seed)
         context = self._context(task.run_id, task.state)
-        evaluation, evaluate_metrics = self._evaluate(task, context) if self._evaluates else (0, {})
-        reply = self._send(TRAIN, self._content(task, "fitins"), context, task.round)
+        with seeded(task.seed):
+            evaluation, evaluate_metrics = self._evaluate(task, context) if self._evaluates else (0, {})
+            reply = self._send(TRAIN, self._content(task, "fitins"), context, task.round)
         if self._is_legacy:
             self._check_status(reply)
         num_examples, metrics = self._metrics(reply, "fitres")
@@ -311,10 +317,3 @@ def _guarded(app: str, what: str, call: Callable[[], T]) -> T:
     except (Exception, SystemExit) as exc:  # Any error: the code is the app's.
         text = " ".join(str(exc).split())
         raise AppFailed(f"flower app {app}: {what}: {type(exc).__name__}: {text}", traceback.format_exc()) from exc
-
-
-def _seed(seed: int) -> None:
-    random.seed(seed)
-    np.random.seed(seed % (1 << 32))
-    if (torch := sys.modules.get("torch")) is not None:
-        torch.manual_seed(seed)

@@ -47,7 +47,7 @@ def main(fd: int) -> None:
     except AppFailed as exc:
         pipe.send(AppError(message=str(exc), trace=exc.trace))
         return
-    pipe.send(AppReady(name=app.name))
+    pipe.send(AppReady(name=app.name, warnings=app.warnings))
     while True:
         task = inbox.get()
         assert isinstance(task, FlowerTask), "a task follows the settings"

@@ -41,7 +41,7 @@ class FlowerProcess:
         self._settings = settings
         self._child: subprocess.Popen[bytes] | None = None
         self._pipe: Connection[Words, Answer] | None = None
-        self._name = ""
+        self._ready = AppReady(name="", warnings=())
         self._logged = ""
         self._start()
 
@@ -54,7 +54,12 @@ class FlowerProcess:
     @property
     def name(self) -> str:
         """See FlowerRunner."""
-        return self._name
+        return self._ready.name
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """See FlowerRunner."""
+        return self._ready.warnings
 
     def run(self, task: FlowerTask, should_continue: ShouldContinue) -> FlowerReply:
         """Run a task in the child. See FlowerRunner."""
@@ -105,7 +110,7 @@ class FlowerProcess:
             self.close()
             raise AppFailed(answer.message, answer.trace)
         assert isinstance(answer, AppReady), "the child answers the settings"
-        self._name = answer.name
+        self._ready = answer
 
     def _reply(self, task: FlowerTask) -> FlowerReply:
         answer = self._receive()

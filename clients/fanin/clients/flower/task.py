@@ -42,7 +42,8 @@ class FlowerTask:
     Attributes:
         run_id: The Run.
         round: The Round's number.
-        seed: Seeds the global random generators before the app is called.
+        seed: Seeds the global random generators before the app is called: 32 bits of the Plan, or 256 bits of the
+            device (``app_seed``).
         config: The ConfigRecord ``config`` of both messages.
         arrays: The arrays of the model by name, in the order of the app.
         state: The app's ``context.state``, serialized; empty in the beginning.
@@ -79,9 +80,10 @@ class FlowerReply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppReady:
-    """The app is imported. ``name`` is the library and its version."""
+    """The app is imported. ``name`` is the library and its version, and ``warnings`` is what its device logs."""
 
     name: str
+    warnings: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +114,11 @@ class FlowerRunner(Protocol):
     @property
     def name(self) -> str:
         """The library and its version."""
+        ...
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What the app uses that fanin does not support."""
         ...
 
     def run(self, task: FlowerTask, should_continue: ShouldContinue) -> FlowerReply:

@@ -18,6 +18,7 @@ import numpy as np
 
 from fanin.clients.device.conditions import ShouldContinue
 from fanin.clients.device.models import OpenedModel
+from fanin.clients.device.storage.seeds import app_seed
 from fanin.clients.device.updates import Change
 from fanin.clients.flower.states import AppStates, FlowerState
 from fanin.clients.flower.task import AppFailed, ConfigValue, FlowerReply, FlowerRunner, FlowerTask, Number
@@ -39,9 +40,9 @@ class FlowerTrainer:
     """A Trainer that calls a Flower app. See Trainer.
 
     Args:
-        runner: Runs the app.
+        runner: Runs the app. Its warnings are logged.
         states: What the app keeps between Rounds.
-        partition: Index of the device's data, a part of the seed.
+        partition: Index of the device's data, a part of the seed in a simulation.
         warned: The warnings that are already logged. Trainers that share the set log each of them once.
     """
 
@@ -54,6 +55,8 @@ class FlowerTrainer:
         self._states = states
         self._partition = partition
         self._warned = set() if warned is None else warned
+        for text in runner.warnings:
+            self._warn(text)
 
     @property
     def runtime(self) -> str:
@@ -72,11 +75,10 @@ class FlowerTrainer:
         self._warn_of_local(layout)
         state = self._states.get(assignment, FlowerState(local=layout.local))
         views = model.bundle.manifest.table.views(model.parameters)
-        seeds = np.random.SeedSequence((assignment.training.seed, self._partition, assignment.round))
         task = FlowerTask(
             run_id=assignment.run_id,
             round=assignment.round,
-            seed=int(seeds.generate_state(1)[0]),
+            seed=app_seed(model, assignment, self._partition),
             config=config_of(assignment),
             arrays={name: views[name] if name in views else state.local[name] for name in layout.names},
             state=state.context,

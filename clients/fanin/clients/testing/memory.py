@@ -108,7 +108,9 @@ class MemoryRecords(dict[str, Order]):
 
 
 class MemoryFolder:
-    """A ``DeviceFolder``: it survives ``VirtualDevice.restart``."""
+    """A ``DeviceFolder``: it survives ``VirtualDevice.restart``. It has no secret, so a simulation can be repeated."""
+
+    secret: bytes | None = None
 
     def __init__(self) -> None:
         self.chunks = MemoryChunks()

@@ -173,7 +173,7 @@ def _check_equal(what: str, first: Change, second: Change) -> None:
     if first.values.tobytes() != second.values.tobytes() or first.counts != second.counts or len(set(locals_)) > 1:
         raise AssertionError(
             f"{what}: returned another change, expected a bit-identical one; derive random numbers from "
-            "assignment.training.seed, the partition and assignment.round"
+            "app_seed(model, assignment, partition)"
         )
 
 

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Final, assert_never
 
 from fanin.edge.bundles.bundle import Bundle
+from fanin.edge.runtimes.quality import LabelDrop
 from fanin.protos.chunks import short
 from fanin.protos.control import (
     DeviceSpread,
@@ -27,16 +28,20 @@ from fanin.protos.control import (
     RunResumed,
     RunState,
     RunWarned,
+    SaturatedDevices,
     VersionEvaluation,
     VersionPublished,
 )
+from fanin.protos.messages import MAX_SATURATED_SHARE
 from fanin.protos.plans.entries import BASE64
 from fanin.protos.texts import counted
 
-WIDE_GAP: Final = 0.05
-"""Loss of accuracy in int8 above which the text carries a warning; well-trained models lose less than 0.01."""
+WIDE_POINTS: Final = 5.0
+"""Points of accuracy that int8 loses above which the text carries a warning; well-trained models lose less than 1."""
 WIDE_RISE_PERCENT: Final = 50.0
 """Rise of the squared error in int8 above which the text carries a warning; an export allows at most 10."""
+MAX_SHOWN: Final = 5
+"""Devices that one line of text names."""
 JSON_KEYS: Final = MappingProxyType({"adopted_run_id": "adopted_run", "rounds": "num_rounds"})
 """Keys in the output of --json that differ from the field of an event."""
 OF_LABELS: Final = ("accuracy_float", "accuracy_int8", "int8_agreement")
@@ -151,6 +156,8 @@ def _plain(value: object) -> object:
             return row if value.has_labels else row | dict.fromkeys(OF_LABELS)
         case DeviceSpread():
             return asdict(value)
+        case SaturatedDevices():
+            return {"num_devices": value.num_devices, "num_values": dict(value.num_values)}
         case Mapping():
             return {name: _plain(item) for name, item in value.items()}
         case _:
@@ -188,6 +195,8 @@ def _version_text(event: VersionPublished) -> str:
     text += f" in {event.round_s:.2f} s, {event.bytes_down} bytes down, {event.bytes_up} up"
     if event.num_saturated:
         text += f", {counted(event.num_saturated, 'value')} saturated"
+    if event.saturated.num_devices:
+        text += f" ({saturated_text(event.saturated)})"
     if event.train_loss_examples:
         text += f", training loss {event.train_loss:.4f}"
         if event.train_loss_examples < event.total_examples:
@@ -197,6 +206,15 @@ def _version_text(event: VersionPublished) -> str:
         text += f"; version {event.parent} validated on {evaluation.num_examples}: {_evaluation_text(evaluation)}"
     spreads = {name: each for name, each in event.device_spreads.items() if each.num_devices > 1}
     return text + (f"; devices (min/10 %/median/90 %/max): {_spreads_text(spreads)}" if spreads else "")
+
+
+def saturated_text(saturated: SaturatedDevices) -> str:
+    """Return the devices with many saturated values as text."""
+    named = [f"{device} {num}" for device, num in list(saturated.num_values.items())[:MAX_SHOWN]]
+    more = saturated.num_devices - len(named)
+    names = ", ".join([*named, *([f"{more} more"] if more else [])])
+    devices = counted(saturated.num_devices, "device")
+    return f"more than {100 * MAX_SATURATED_SHARE:g} % of the values of {devices}: {names}"
 
 
 def _spreads_text(spreads: Mapping[str, DeviceSpread]) -> str:
@@ -210,7 +228,10 @@ def _by(principal: Principal | None) -> str:
 
 def _evaluation_text(evaluation: Evaluation) -> str:
     if evaluation.has_labels:
-        is_wide = evaluation.accuracy_float - evaluation.accuracy_int8 > WIDE_GAP
+        drop = LabelDrop.of_shares(
+            evaluation.num_labels, evaluation.accuracy_float, evaluation.accuracy_int8, evaluation.int8_agreement
+        )
+        is_wide = drop.exceeds(WIDE_POINTS)
         quality = f"accuracy {evaluation.accuracy_float:.4f} float, {evaluation.accuracy_int8:.4f} int8"
     elif evaluation.int8_rise_percent is None:
         return f"loss {evaluation.loss:.4f}"

@@ -9,7 +9,7 @@ from typing import Annotated, Final
 
 import typer
 
-from fanin.commands.console.show import count_text, evaluation_text, run_row
+from fanin.commands.console.show import count_text, evaluation_text, run_row, saturated_text
 from fanin.commands.console.terminal import (
     DEFAULT_STATE,
     CaOption,
@@ -80,6 +80,10 @@ def description_row(description: RunDescription) -> dict[str, object]:
         "num_at_work": description.num_at_work,
         "at_work": list(description.at_work),
         "num_gave_up": description.num_gave_up,
+        "saturated": {
+            "num_devices": description.saturated.num_devices,
+            "num_values": dict(description.saturated.num_values),
+        },
         "deadline_s": description.deadline_s,
         "grid": list(description.grid),
         "warnings": [asdict(warning) for warning in description.warnings],
@@ -127,6 +131,8 @@ def description_text(description: RunDescription) -> str:
     if description.num_gave_up:
         lines.append(f"  gave up   {description.num_gave_up} in this round; the coordinator's log has the reasons")
     lines += [f"  warning   {warning.text}" for warning in description.warnings]
+    if description.saturated.num_devices:
+        lines.append(f"  saturated in version {info.version}: {saturated_text(description.saturated)}")
     lines += [_round_line(info) for info in description.rounds]
     return "\n".join(lines) + "\n"
 

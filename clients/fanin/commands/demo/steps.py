@@ -32,7 +32,6 @@ from fanin.edge.codecs.fixed import CODECS
 from fanin.edge.export import export
 from fanin.edge.files import without_foreign
 from fanin.edge.runtimes.available import open_runtime
-from fanin.edge.runtimes.quality import MAX_DROP_POINTS
 from fanin.edge.tensors import Float32s, encode_parameters
 from fanin.protos.control import RunEvent, RunRested, RunState
 from fanin.protos.errors import InvalidInput
@@ -42,7 +41,6 @@ from fanin.protos.texts import counted
 
 Chosen = TypeVar("Chosen")
 MIN_MAX_SHIFT: Final = 4
-MAX_FLIPS: Final = 3
 RUN_ID: Final = "demo"
 MOMENTUM: Final = 0.9
 EVALUATED_AT_ONCE: Final = 256
@@ -125,11 +123,6 @@ def _check(options: DemoOptions) -> None:
         raise InvalidInput(f"--state: {state} is not empty; name a new folder")
 
 
-def allowed_drop(num_public: int) -> float:
-    """Return the allowed loss of int8 in points of accuracy. Among a hundred examples a few changes are chance."""
-    return max(MAX_DROP_POINTS, 100.0 * MAX_FLIPS / num_public)
-
-
 def _chosen(option: str, name: str, known: Mapping[str, Chosen]) -> Chosen:
     if name not in known:
         raise InvalidInput(f"{option}: got {name!r}, expected one of {sorted(known)}")
@@ -179,7 +172,6 @@ def _walk(setting: Setting, folder: Path, started_s: float) -> Findings:
                 with_drop_check(
                     lambda flat: _Job(folder / "continue", setting, task.second_turn).train(split.public, flat),
                     lambda flat: measure_test(runtime, bundle, flat, split.public),
-                    allowed_drop(len(split.public)),
                 ),
             )
             _say("datacenter: trained on from the last version")

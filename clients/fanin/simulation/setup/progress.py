@@ -138,5 +138,6 @@ def line_of(row: RoundRow) -> str:
     if row.num_diverged:
         trained += f" (cut: num_diverged {row.num_diverged}, lower the learning rate)"
     if row.num_saturated:
-        trained += f" (cut: {counted(row.num_saturated, 'value')} out of the grid's range)"
+        of = f", {counted(row.num_saturated_clients, 'client')} above 1 %" if row.num_saturated_clients else ""
+        trained += f" (cut: {counted(row.num_saturated, 'value')} out of the grid's range{of})"
     return f"round {row.round:4d}{trained}{tested}"

@@ -4,6 +4,7 @@ The datacenter is a participant like any other. It downloads the newest Version 
 publishes a Version that is signed by the Bundle's publisher. Devices verify it by the same rule as the Bundle.
 """
 
+import logging
 from collections.abc import Callable
 
 from fanin.clients.operator import Operator, next_version
@@ -16,6 +17,8 @@ from fanin.protos.chunks import short
 from fanin.protos.control import RunInfo
 from fanin.protos.errors import Conflict
 from fanin.protos.messages import UNSEEN
+
+LOG = logging.getLogger("fanin.datacenter")
 
 
 def train_and_publish(
@@ -64,12 +67,14 @@ def with_drop_check(
 ) -> Callable[[Float32s], Float32s]:
     """Return ``train`` with a check of its result.
 
-    The returned function raises InvalidVersion if int8 loses more accuracy than ``max_drop`` (see ``check_drop``).
+    The returned function raises InvalidVersion if int8 loses more accuracy than ``max_drop`` (see ``check_drop``). It
+    logs a drop that the sample cannot judge.
     """
 
     def train_and_measure(parameters: Float32s) -> Float32s:
         trained = train(parameters)
-        check_drop("the version that was trained", measure(trained), max_drop)
+        if note := check_drop("the version that was trained", measure(trained), max_drop):
+            LOG.warning("%s", note)
         return trained
 
     return train_and_measure

@@ -37,7 +37,7 @@ class StageContext:
         downlink: The auxiliary tensors of the Version (num_values,), by name.
         num_steps: Optimizer steps of the training.
         learning_rate: Learning rate of the training.
-        rng: Random generator, identical for a repeated training.
+        rng: Random generator, identical for a repeated training. On a device it derives from the device's secret.
     """
 
     send: Callable[[Vector], Mapping[str, Float64s]]

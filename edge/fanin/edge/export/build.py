@@ -134,7 +134,7 @@ def export(
                 LOG.info("%s: comparing int8 with float", name)
                 if app.validation is not None:
                     measured[name] = measure_app(app, bundle, runtime)
-                    _check_cost(prepared, name, measured[name], max_drop)
+                    notes += _check_cost(prepared, name, measured[name], max_drop)
                 else:
                     compared[name] = compare(runtime, bundle, initial, calibration_batches(prepared))
                     notes += _warnings(name, compared[name])
@@ -174,12 +174,16 @@ def measure_app(app: App, bundle: Bundle, runtime: Runtime) -> Quality:
     return replace(quality, loss_sum_int8=total if math.isfinite(total) else None, loss_sum_constant=constant)
 
 
-def _check_cost(prepared: Prepared, name: str, quality: Quality, max_drop: float | None) -> None:
-    """Raise UnsupportedModel if int8 costs too much. The message says if the module seems not to be trained."""
+def _check_cost(prepared: Prepared, name: str, quality: Quality, max_drop: float | None) -> list[str]:
+    """Return the notes on the cost of int8.
+
+    Raises UnsupportedModel if int8 costs too much. The message says if the module seems not to be trained.
+    """
     try:
-        check_drop(f"{prepared.what}: {name}", quality, max_drop)
+        note = check_drop(f"{prepared.what}: {name}", quality, max_drop)
     except InvalidVersion as exc:
         raise UnsupportedModel("; ".join([str(exc), *_untrained(prepared.app, {name: quality}, {})])) from exc
+    return [note] if note else []
 
 
 def _verify_format(prepared: Prepared, bundle: Bundle, name: str, runtime: Runtime) -> None:

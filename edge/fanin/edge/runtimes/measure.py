@@ -100,7 +100,7 @@ def compare(runtime: Runtime, bundle: Bundle, parameters: Float32s, batches: Ite
             squares += _squared_error(pair.in_int8, pair.in_float)
             spread.add(pair.in_float)
     if bundle.manifest.num_classes:
-        return Agreement(num_examples=num_examples, agreement=num_agreeing / max(1, num_labels))
+        return Agreement(num_examples=num_examples, num_labels=num_labels, agreement=num_agreeing / max(1, num_labels))
     if not spread.squares:
         return Agreement(num_examples=num_examples, relative_error=math.inf if squares else 0.0)
     return Agreement(num_examples=num_examples, relative_error=math.sqrt(squares / spread.squares))

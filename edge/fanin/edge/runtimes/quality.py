@@ -1,6 +1,12 @@
 """Quality of a Version, in float and as the int8 model that devices serve: sums over examples, and limits on the loss.
 
 ``measure`` computes these values, ``evaluations`` translates them to the integer statistics that devices upload.
+
+Both models predict the same labels of a sample. So a limit on the accuracy that int8 costs is tested on pairs: a drop
+is too large if it exceeds the limit by more than the sampling error (``LabelDrop``).
+
+Reference:
+    McNemar 1947, "Note on the sampling error of the difference between correlated proportions", Psychometrika 12(2).
 """
 
 import math
@@ -22,6 +28,63 @@ likely, so a lower agreement costs less accuracy than it suggests."""
 MAX_RELATIVE_ERROR: Final = 0.05
 """Largest difference between float and int8 values, relative to the spread of the float values. Its square is a quarter
 of ``SMALL_ERROR``."""
+
+CONFIDENT: Final = 1.645
+"""Standard errors of a one-sided test: a drop that equals the limit fails on 5 % of the samples."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LabelDrop:
+    """The labels of a sample that int8 costs.
+
+    The drop of b - c labels has the variance b + c - (b - c)^2 / n for b labels that only float and c labels that only
+    int8 predicts correctly. Devices do not report b and c. The number of different predictions is at least b + c, so a
+    test with it as the variance never fails more often.
+
+    Attributes:
+        num_labels: n, the labels that both models predict.
+        num_lost: b - c, the labels that int8 costs; negative if int8 is better.
+        num_different: Labels for which the two models predict different classes.
+    """
+
+    num_labels: int
+    num_lost: int
+    num_different: int
+
+    @classmethod
+    def of_shares(cls, num_labels: int, accuracy_float: float, accuracy_int8: float, agreement: float) -> "LabelDrop":
+        """Return the drop that shares of the labels describe."""
+        return cls(
+            num_labels=num_labels,
+            num_lost=round(accuracy_float * num_labels) - round(accuracy_int8 * num_labels),
+            num_different=num_labels - round(agreement * num_labels),
+        )
+
+    @property
+    def points(self) -> float:
+        """Percentage points of accuracy that int8 costs; negative if int8 is better."""
+        # The difference of integers is exact, so a drop that equals a limit does not exceed it by a rounding error.
+        return 100.0 * self.num_lost / max(1, self.num_labels)
+
+    @property
+    def error_points(self) -> float:
+        """The sampling error of ``points``."""
+        return 100.0 * CONFIDENT * math.sqrt(self.num_different) / max(1, self.num_labels)
+
+    def exceeds(self, limit: float) -> bool:
+        """Return whether the drop exceeds a limit in points by more than the sampling error. NaN is no limit."""
+        return not self.points - self.error_points <= limit
+
+    def num_needed(self, limit: float) -> int:
+        """Return the number of labels that judge a drop above the limit: its excess is their sampling error."""
+        share = self.num_different / max(1, self.num_labels)
+        return math.ceil(share * (100.0 * CONFIDENT / (self.points - limit)) ** 2)
+
+    def __str__(self) -> str:
+        return (
+            f"int8 loses {self.num_lost} of {counted(self.num_labels, 'label')}, {self.points:.2f} points with a "
+            f"sampling error of {self.error_points:.2f}; one label is {100.0 / max(1, self.num_labels):.2g} points"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,8 +148,16 @@ class Quality:
     @property
     def drop_points(self) -> float:
         """Percentage points of accuracy that int8 costs; negative if int8 is better."""
-        # The difference of integers is exact, so a drop that equals a limit does not exceed it by a rounding error.
-        return 100.0 * (self.num_correct_float - self.num_correct_int8) / max(1, self.num_predictions)
+        return self.drop.points
+
+    @property
+    def drop(self) -> LabelDrop:
+        """The labels that int8 costs."""
+        return LabelDrop(
+            num_labels=self.num_predictions,
+            num_lost=self.num_correct_float - self.num_correct_int8,
+            num_different=self.num_predictions - self.num_agreeing,
+        )
 
     @property
     def rise_percent(self) -> float:
@@ -115,19 +186,22 @@ class Agreement:
 
     Attributes:
         num_examples: Examples that were compared.
+        num_labels: Labels that both predict; 0 for a regression model.
         agreement: Share of labels for which both models predict the same class; 1.0 for a regression model.
         relative_error: Root mean square difference of the predicted values, relative to the spread of the float
             model's values; 0.0 for a classifier.
     """
 
     num_examples: int
+    num_labels: int = 0
     agreement: float = 1.0
     relative_error: float = 0.0
 
     @property
     def is_good(self) -> bool:
-        """Whether both are within tolerance, so that no warning is printed."""
-        return self.agreement >= MIN_AGREEMENT and self.relative_error <= MAX_RELATIVE_ERROR
+        """Whether both are within tolerance, so that no warning is printed. A share has its sampling error."""
+        error = CONFIDENT * math.sqrt(self.agreement * (1.0 - self.agreement) / max(1, self.num_labels))
+        return self.agreement + error >= MIN_AGREEMENT and self.relative_error <= MAX_RELATIVE_ERROR
 
     def __str__(self) -> str:
         where = f"on {self.num_examples} calibration examples"
@@ -136,8 +210,8 @@ class Agreement:
         return f"int8 and float agree on {100 * self.agreement:.2f} % of the labels {where}"
 
 
-def check_drop(what: str, quality: Quality, max_drop: float | None = None) -> None:
-    """Check that int8 does not cost too much.
+def check_drop(what: str, quality: Quality, max_drop: float | None = None) -> str:
+    """Check that int8 does not cost too much: more than the limit and, of labels, than the sampling error above it.
 
     Args:
         what: The Version, for the error message.
@@ -145,22 +219,35 @@ def check_drop(what: str, quality: Quality, max_drop: float | None = None) -> No
         max_drop: Limit in points of accuracy (default 1.0), or in percent of the squared error of a regression model
             (default 10.0).
 
+    Returns:
+        A note if the drop exceeds the limit within the sampling error, else "".
+
     Raises:
         InvalidVersion: The cost exceeds the limit.
     """
     if quality.num_predictions:
-        cost, limit = quality.drop_points, MAX_DROP_POINTS if max_drop is None else max_drop
-        text = f"int8 is {cost:.2f} points worse than float ({quality})"
+        drop, limit = quality.drop, MAX_DROP_POINTS if max_drop is None else max_drop
+        is_too_large, text = (
+            drop.exceeds(limit),
+            f"int8 is {drop.points:.2f} points worse than float ({quality}): {drop}",
+        )
     else:
         cost, limit = quality.rise_percent, MAX_RISE_PERCENT if max_drop is None else max_drop
+        is_too_large = not cost <= limit
         text = f"int8's squared error is {cost:.2f} % above float's ({quality})"
         if quality.has_other_targets:
             text = (
                 f"the mean square of the difference between int8's and float's outputs is {cost:.2f} % of a hundredth "
                 f"of the variance of float's ({quality})"
             )
-    if not cost <= limit:
+    if is_too_large:
         raise InvalidVersion(
             f"{what}: {text}, expected at most {limit:g}; export again with calibration data like the devices' data, "
             "set quantization_aware in the recipe, or allow a larger drop (fanin export --max-int8-drop)"
         )
+    if quality.num_predictions and quality.drop_points > limit:
+        return (
+            f"{what}: {quality.drop}. The limit is {limit:g}, and this sample cannot judge the difference of "
+            f"{quality.drop_points - limit:.2f} points; use at least {quality.drop.num_needed(limit)} labels"
+        )
+    return ""

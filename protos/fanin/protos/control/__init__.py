@@ -33,6 +33,7 @@ from fanin.protos.control.runs import (
     MAX_PAGE_DEVICES,
     MAX_PAGE_RUNS,
     MAX_PAGE_RUNS_BYTES,
+    MAX_SATURATED_DEVICES,
     MAX_WARNINGS,
     AcceptedDevices,
     ListedRuns,
@@ -43,8 +44,10 @@ from fanin.protos.control.runs import (
     RunInfo,
     RunState,
     RunWarned,
+    SaturatedDevices,
     StartRun,
     VersionWithBundle,
+    saturated_devices,
 )
 from fanin.protos.names import MAX_NUMBER
 
@@ -56,6 +59,7 @@ __all__ = [
     "MAX_PAGE_EVALUATIONS",
     "MAX_PAGE_RUNS",
     "MAX_PAGE_RUNS_BYTES",
+    "MAX_SATURATED_DEVICES",
     "MAX_WARNINGS",
     "AcceptedDevices",
     "Adopt",
@@ -81,10 +85,12 @@ __all__ = [
     "RunResumed",
     "RunState",
     "RunWarned",
+    "SaturatedDevices",
     "StartRun",
     "Stop",
     "VersionEvaluation",
     "VersionPublished",
     "VersionWithBundle",
     "round_closed",
+    "saturated_devices",
 ]

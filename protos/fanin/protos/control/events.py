@@ -6,7 +6,7 @@ from types import MappingProxyType
 from typing import Final
 
 from fanin.protos.control.principals import Principal
-from fanin.protos.control.runs import RunState, RunWarned
+from fanin.protos.control.runs import RunState, RunWarned, SaturatedDevices
 from fanin.protos.errors import InvalidInput
 
 MAX_LISTED_DEVICES: Final = 1000
@@ -63,6 +63,7 @@ class Evaluation:
         accuracy_float: Share of the labels that the float model predicts correctly; 0.0 for regression.
         accuracy_int8: The same for the int8 model.
         int8_agreement: Share of the labels for which both predict the same class; 0.0 for regression.
+        num_labels: Labels of these examples that were predicted; 0 for regression.
         int8_rise_percent: The cost of int8 in percent: of the squared error, or the difference from the float model if
             the targets have another form than the output. None for classification.
     """
@@ -72,6 +73,7 @@ class Evaluation:
     accuracy_float: float
     accuracy_int8: float
     int8_agreement: float
+    num_labels: int = 0
     int8_rise_percent: float | None = None
 
     @property
@@ -125,6 +127,7 @@ class VersionPublished:
         bytes_down_resumed: Bytes that arrived before a download broke and were not sent again.
         bytes_up_resumed: The same for uploads, as far as the publishing process knows them.
         num_saturated: Values that exceeded the largest encoded value.
+        saturated: The devices that lost many of their values so.
         num_rounded: Values that were not on the grid.
         train_loss: Mean training loss over ``train_loss_examples``; 0.0 if no device reports one.
         train_loss_examples: Examples of the devices that report a training loss.
@@ -152,6 +155,7 @@ class VersionPublished:
     bytes_down_resumed: int = 0
     bytes_up_resumed: int = 0
     num_saturated: int = 0
+    saturated: SaturatedDevices = field(default_factory=SaturatedDevices)
     num_rounded: int = 0
     train_loss: float = 0.0
     train_loss_examples: int = 0

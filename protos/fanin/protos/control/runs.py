@@ -1,7 +1,9 @@
 """A Run and its Rounds as the operator's protocol shows them."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import Enum
+from types import MappingProxyType
 from typing import Final
 
 from fanin.protos.control.commands import check_rounds
@@ -21,6 +23,8 @@ MAX_WARNINGS: Final = 50
 """Most warnings of a Run. Devices cause some of them, and one message holds all of them."""
 MAX_PAGE_DEVICES: Final = 10_000
 """Devices on one page of a Round's accepted devices."""
+MAX_SATURATED_DEVICES: Final = 50
+"""Devices with many saturated values that an event names."""
 
 
 class RunState(Enum):
@@ -136,6 +140,25 @@ class RunWarned:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SaturatedDevices:
+    """Devices whose Updates lost more than ``MAX_SATURATED_SHARE`` of their values at the ends of the grid's range.
+
+    Attributes:
+        num_devices: Number of these devices.
+        num_values: The number of such values by device: those of the ``MAX_SATURATED_DEVICES`` with the most.
+    """
+
+    num_devices: int = 0
+    num_values: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+
+
+def saturated_devices(num_values: Mapping[str, int]) -> SaturatedDevices:
+    """Return the record of these devices. ``num_values`` is the number of saturated values of each."""
+    most = sorted(num_values.items(), key=lambda item: (-item[1], item[0]))[:MAX_SATURATED_DEVICES]
+    return SaturatedDevices(num_devices=len(num_values), num_values=MappingProxyType(dict(most)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunDescription:
     """A Run with its latest Rounds and some of the devices that work in it.
 
@@ -149,6 +172,7 @@ class RunDescription:
         num_devices: Devices that are enrolled at this coordinator.
         num_gave_up: Devices that gave up an Assignment of the open Round.
         warnings: The warnings of the Run, oldest first.
+        saturated: Devices with many saturated values in the Round that published the newest Version.
     """
 
     run: RunInfo
@@ -160,6 +184,7 @@ class RunDescription:
     num_devices: int
     num_gave_up: int = 0
     warnings: tuple[RunWarned, ...] = ()
+    saturated: SaturatedDevices = field(default_factory=SaturatedDevices)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

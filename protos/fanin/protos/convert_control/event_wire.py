@@ -20,7 +20,14 @@ from fanin.protos.control import (
     round_closed,
 )
 from fanin.protos.convert_control.principal_wire import principal_from_proto, principal_to_proto
-from fanin.protos.convert_control.run_wire import RUN_STATES, run_state_from_proto, warned_from_proto, warned_to_proto
+from fanin.protos.convert_control.run_wire import (
+    RUN_STATES,
+    run_state_from_proto,
+    saturated_from_proto,
+    saturated_to_proto,
+    warned_from_proto,
+    warned_to_proto,
+)
 from fanin.protos.errors import InvalidInput
 from fanin.v1 import control_pb2 as pb
 
@@ -109,6 +116,7 @@ def _published_to_proto(event: VersionPublished) -> pb.VersionPublished:
         bytes_down_resumed=event.bytes_down_resumed,
         bytes_up_resumed=event.bytes_up_resumed,
         num_saturated=event.num_saturated,
+        saturated=saturated_to_proto(event.saturated),
         num_rounded=event.num_rounded,
         train_loss=event.train_loss,
         train_loss_examples=event.train_loss_examples,
@@ -131,6 +139,7 @@ def _published_to_proto(event: VersionPublished) -> pb.VersionPublished:
             accuracy_float=evaluation.accuracy_float,
             accuracy_int8=evaluation.accuracy_int8,
             int8_agreement=evaluation.int8_agreement,
+            num_labels=evaluation.num_labels,
             int8_rise_percent=evaluation.int8_rise_percent,
         ),
     )
@@ -149,6 +158,7 @@ def _published_from_proto(message: pb.VersionPublished) -> VersionPublished:
         bytes_down_resumed=message.bytes_down_resumed,
         bytes_up_resumed=message.bytes_up_resumed,
         num_saturated=message.num_saturated,
+        saturated=saturated_from_proto(message.saturated),
         num_rounded=message.num_rounded,
         train_loss=message.train_loss,
         train_loss_examples=message.train_loss_examples,
@@ -171,6 +181,7 @@ def _published_from_proto(message: pb.VersionPublished) -> VersionPublished:
             accuracy_float=evaluation.accuracy_float,
             accuracy_int8=evaluation.accuracy_int8,
             int8_agreement=evaluation.int8_agreement,
+            num_labels=evaluation.num_labels,
             int8_rise_percent=evaluation.int8_rise_percent if evaluation.HasField("int8_rise_percent") else None,
         )
         if message.HasField("evaluation")

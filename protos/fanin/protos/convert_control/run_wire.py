@@ -1,5 +1,6 @@
 """Wire form of Runs, Rounds and their descriptions."""
 
+from dataclasses import replace
 from typing import Final
 
 from fanin.protos.control import (
@@ -15,9 +16,11 @@ from fanin.protos.control import (
     RunInfo,
     RunState,
     RunWarned,
+    SaturatedDevices,
     StartRun,
     VersionEvaluation,
     VersionWithBundle,
+    saturated_devices,
 )
 from fanin.protos.convert import (
     bundle_from_proto,
@@ -204,6 +207,7 @@ def description_to_proto(description: RunDescription) -> pb.RunDescription:
         num_devices=description.num_devices,
         num_gave_up=description.num_gave_up,
         warnings=[warned_to_proto(each) for each in description.warnings],
+        saturated=saturated_to_proto(description.saturated),
     )
 
 
@@ -218,7 +222,16 @@ def description_from_proto(message: pb.RunDescription) -> RunDescription:
         num_devices=message.num_devices,
         num_gave_up=message.num_gave_up,
         warnings=tuple(warned_from_proto(each) for each in message.warnings),
+        saturated=saturated_from_proto(message.saturated),
     )
+
+
+def saturated_to_proto(saturated: SaturatedDevices) -> pb.SaturatedDevices:
+    return pb.SaturatedDevices(num_devices=saturated.num_devices, num_values=dict(saturated.num_values))
+
+
+def saturated_from_proto(message: pb.SaturatedDevices) -> SaturatedDevices:
+    return replace(saturated_devices(message.num_values), num_devices=message.num_devices)
 
 
 def num_rounds_from_proto(message: pb.DescribeRunRequest) -> int:

@@ -23,6 +23,8 @@ TRAINED: Final = "trained_examples"
 TRAIN_LOSS: Final = "train_loss_q16"
 ROUNDED: Final = "rounded"
 SATURATED: Final = "saturated"
+MAX_SATURATED_SHARE: Final = 0.01
+"""Share of an Update's values that may saturate before its device is reported: the mean of the Round misses more."""
 EVAL_EXAMPLES: Final = "eval_examples"
 EVAL_LOSS: Final = "eval_loss_q16"
 EVAL_PREDICTIONS: Final = "eval_predictions"

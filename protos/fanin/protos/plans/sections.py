@@ -113,7 +113,7 @@ class CohortPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """Training on a device. Random seeds derive from (seed, partition, round)."""
+    """Training on a device. The draws of graphs derive from (seed, partition, round), those of an app do not."""
 
     epochs: Annotated[
         int, Key(text="Passes over the device's examples.", unit="epochs", at_least=1, at_most=MAX_EPOCHS)

@@ -20,7 +20,7 @@ import numpy as np
 
 from fanin.edge.runtimes.evaluations import OF_TRAINING, OF_VALIDATION, SQUARES_INT8, quality_of
 from fanin.edge.runtimes.quality import SMALL_ERROR, Quality
-from fanin.protos.control import DeviceSpread, Evaluation
+from fanin.protos.control import DeviceSpread, Evaluation, SaturatedDevices, saturated_devices
 from fanin.protos.messages import (
     EVAL_CORRECT_FLOAT,
     EVAL_EXAMPLES,
@@ -28,6 +28,8 @@ from fanin.protos.messages import (
     EVAL_PREDICTIONS,
     EXAMPLES,
     LOSS_UNIT,
+    MAX_SATURATED_SHARE,
+    SATURATED,
     TRAIN_LOSS,
     TRAINED,
 )
@@ -102,6 +104,7 @@ def evaluation_of(counts: Mapping[str, int], num_classes: int) -> Evaluation | N
         accuracy_float=sums.accuracy_float,
         accuracy_int8=sums.accuracy_int8,
         int8_agreement=sums.agreement,
+        num_labels=sums.num_predictions,
         int8_rise_percent=min(sums.rise_percent, MAX_RISE) if of_values else None,
     )
 
@@ -120,6 +123,19 @@ def device_spreads_of(updates: Iterable[Mapping[str, int]]) -> dict[str, DeviceS
             if sum_of in counts and (num := counts.get(num_of, 0)) > 0:
                 values[name].append(counts[sum_of] / unit / num)
     return {name: _spread(each) for name, each in values.items() if each}
+
+
+def saturated_devices_of(updates: Mapping[str, Mapping[str, int]], num_values: int) -> SaturatedDevices:
+    """Return the devices that lost more than ``MAX_SATURATED_SHARE`` of their values at the ends of the grid's range.
+
+    Args:
+        updates: The statistics of each Update of the Round, in the clear, by device.
+        num_values: Number of values of an Update.
+    """
+    limit = MAX_SATURATED_SHARE * num_values
+    return saturated_devices(
+        {device: num for device, counts in updates.items() if (num := counts.get(SATURATED, 0)) > limit}
+    )
 
 
 def _spread(values: Sequence[float]) -> DeviceSpread:

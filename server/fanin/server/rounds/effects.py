@@ -16,7 +16,7 @@ from fanin.edge.codecs.fixed import Integers
 from fanin.edge.tensors import Float32s
 from fanin.protos import messages as m
 from fanin.protos.chunks import Artifact
-from fanin.protos.control import DeviceSpread, Evaluation, VersionPublished
+from fanin.protos.control import DeviceSpread, Evaluation, SaturatedDevices, VersionPublished
 from fanin.protos.convert import header_to_proto
 from fanin.protos.errors import Corrupted, FaninError, InvalidPlan, NotFound
 from fanin.server.aggregation.auxiliary import AuxiliaryStep
@@ -36,6 +36,7 @@ from fanin.server.aggregation.statistics import (
     examples_key,
     reported_examples,
     runtimes_of,
+    saturated_devices_of,
     train_loss_of,
 )
 from fanin.server.aggregation.weights import RunningScale, examples_of, scale_of_set
@@ -164,6 +165,7 @@ class RoundWork:
             bytes_down_resumed=sum(each.telemetry.bytes_resumed for each in facts),
             bytes_up_resumed=self._resumed_bytes,
             num_saturated=result.counts.get(m.SATURATED, 0),
+            saturated=folded.saturated,
             num_rounded=result.counts.get(m.ROUNDED, 0),
             num_stale=sum(each.is_stale for each in facts),
             train_loss=train_loss_of(result.counts),
@@ -253,7 +255,8 @@ class RoundWork:
         except (Corrupted, NotFound) as exc:
             raise Damaged(f"version {self.base.number} is damaged on the coordinator's disk") from exc
         # Here, because the time of both grows with the cohort.
-        statistics, num_classes = [self._statistics[device] for device in accepted], setup.manifest.num_classes
+        by_device, num_classes = {device: self._statistics[device] for device in accepted}, setup.manifest.num_classes
+        statistics = tuple(by_device.values())
         return _Folded(
             result=step.result(),
             parameters=parameters,
@@ -261,6 +264,7 @@ class RoundWork:
             auxiliary=auxiliary,
             evaluation=evaluation_of(credible_counts(statistics, num_classes), num_classes),
             device_spreads=device_spreads_of(statistics),
+            saturated=saturated_devices_of(by_device, setup.layout.total_table.num_values),
         )
 
     def _fold_auxiliary(self, aggregate: Aggregate, num_updates: int) -> Mapping[str, Artifact]:
@@ -306,6 +310,7 @@ class _Folded:
     auxiliary: Mapping[str, Artifact]
     evaluation: Evaluation | None
     device_spreads: Mapping[str, DeviceSpread]
+    saturated: SaturatedDevices
 
 
 def _damaged_update(device: str) -> Damaged:

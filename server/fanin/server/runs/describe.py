@@ -1,6 +1,6 @@
 """The description of a Run for operators: its record, and the state of the Round under way if it is driven here."""
 
-from fanin.protos.control import RoundInfo, RoundPhase, RunDescription, RunInfo
+from fanin.protos.control import RoundInfo, RoundPhase, RunDescription, RunInfo, SaturatedDevices
 from fanin.protos.errors import Corrupted
 from fanin.server.rounds.troubles import reason_of
 from fanin.server.runs.view import LiveRun, RunView
@@ -53,6 +53,7 @@ async def damaged_info(run_id: str, live: LiveRun, damage: Corrupted, stores: St
 async def describe(view: RunView, live: LiveRun, num_rounds: int, stores: Stores) -> RunDescription:
     """Return a Run with its last ``num_rounds`` Rounds, newest first."""
     latest = await stores.rounds.latest(view.run_id, max(num_rounds, 1))
+    publication = await stores.runs.publication(view.run_id, view.newest.number)
     remaining_s = live.left_s
     if live.phase is None and latest:
         remaining_s = _recorded_remaining_s(latest[0], stores.wall())
@@ -66,6 +67,7 @@ async def describe(view: RunView, live: LiveRun, num_rounds: int, stores: Stores
         deadline_s=remaining_s,
         num_devices=stores.devices.num_devices,
         warnings=await stores.runs.warnings(view.run_id),
+        saturated=SaturatedDevices() if publication is None else publication.saturated,
     )
 
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import ClassVar
 
-from fanin.protos.messages import Assignment, CheckInAnswer, Publication, UploadReply
+from fanin.protos.messages import MAX_SATURATED_SHARE, Assignment, CheckInAnswer, Publication, UploadReply
+from fanin.protos.texts import counted
 
 
 class SessionPhase(Enum):
@@ -48,7 +49,25 @@ class Fetched:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateStored:
-    """Training has ended and its Update is stored."""
+    """Training has ended and its Update is stored.
+
+    ``num_saturated`` of its ``num_values`` values were out of the range of the grid and were cut. Both are 0 for an
+    Update that an earlier process stored.
+    """
+
+    num_saturated: int = 0
+    num_values: int = 0
+
+    @property
+    def warning(self) -> str:
+        """The warning of this device about many such values; "" for few."""
+        if self.num_saturated <= MAX_SATURATED_SHARE * self.num_values:
+            return ""
+        return (
+            f"{self.num_saturated} of the {counted(self.num_values, 'value')} of the update were out of the range of "
+            "the grid and were cut to its end: the update is not the one that was trained. A large change, or noise "
+            "that an app adds, does this (docs/flower.md, Large changes)"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

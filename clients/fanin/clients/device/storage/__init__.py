@@ -2,6 +2,7 @@
 
     lock                     held by the process that runs this device
     device.key               the Ed25519 key that identifies this device
+    device.secret            32 random bytes, in hexadecimal; the draws of an app derive from them (``seeds``)
     seen.json                {run id: [epoch, number] of the highest verified Version}
     served                   the Publication of the served model
     chunks/<sha256>          verified Chunks; the least recently used ones are removed first
@@ -15,7 +16,8 @@ Files with other names (``.DS_Store``, ``lost+found``) are ignored and never rem
 Reading order:
 
 - ``protocols``: the stores as a session uses them
-- ``cache``: the folder with its lock and its key
+- ``cache``: the folder with its lock, its key and its secret
+- ``seeds``: the seed of what the device's own code draws, from its secret
 - ``chunks``: downloaded Chunks
 - ``updates``: Updates that the coordinator has not accepted yet
 - ``states``: the states of stages, and personal parameters, each stored together with an Update

@@ -1,19 +1,24 @@
-"""A device's folder: its lock, its key, and the stores in it. The package's docstring lists the files."""
+"""A device's folder: its lock, its key, its secret, and the stores in it. The package's docstring lists the files."""
 
+import logging
+import secrets
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Final
 
 from fanin.clients.device.storage.chunks import ChunkStore
+from fanin.clients.device.storage.files import replace
 from fanin.clients.device.storage.records import Records
 from fanin.clients.device.storage.states import StateStore
 from fanin.clients.device.storage.updates import UpdateStore
 from fanin.edge.bundles.keys import SigningKey, load_or_create_key
 from fanin.edge.files import held
 
+LOG = logging.getLogger("fanin.clients")
 DEFAULT_MAX_BYTES: Final = 256 << 20
 MAX_LOCAL_RUNS: Final = 64
 """Most recently used Runs whose personal parameters are kept. They are small, and only this device has them."""
+SECRET_BYTES: Final = 32
 
 
 def hold_folder(folder: Path) -> AbstractContextManager[None]:
@@ -59,3 +64,23 @@ class Cache:
     def key(self) -> SigningKey:
         """Return the device's key, created on first use."""
         return load_or_create_key(self._folder / "device.key")
+
+    @property
+    def secret(self) -> bytes:
+        """The device's secret, 32 bytes. It is created, and durable, on first use.
+
+        Without its secret, a device that took part before cannot repeat the draws of an unfinished training. It gets
+        a new secret and logs a warning.
+        """
+        path = self._folder / "device.secret"
+        try:
+            secret = bytes.fromhex(path.read_text())
+        except (FileNotFoundError, ValueError):
+            secret = b""
+        if len(secret) == SECRET_BYTES:
+            return secret
+        if path.exists() or self.records.has_versions:
+            LOG.warning("%s: the secret of this device is lost; a new one is created, and its draws are others", path)
+        secret = secrets.token_bytes(SECRET_BYTES)
+        replace(path, f"{secret.hex()}\n".encode(), mode=0o600)
+        return secret

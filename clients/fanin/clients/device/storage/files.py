@@ -14,12 +14,18 @@ def own_files(folder: Path, name: re.Pattern[str]) -> list[Path]:
     return [folder / each for each in names]
 
 
-def replace(path: Path, data: bytes) -> None:
+def replace(path: Path, data: bytes, mode: int = 0o666) -> None:
     """Replace a file durably: the old content does not come back after a power cut.
 
-    Raises StorageFull, StorageUnavailable.
+    Args:
+        path: The file.
+        data: Its new content.
+        mode: Permissions of the new file, reduced by the umask.
+
+    Raises:
+        StorageFull, StorageUnavailable: It cannot be written.
     """
     try:
-        replace_file(path, data)
+        replace_file(path, data, mode=mode)
     except OSError as exc:
         raise storage_error(str(path), exc) from exc

@@ -72,3 +72,8 @@ class DeviceFolder(Protocol):
 
     @property
     def records(self) -> HighestVersions: ...
+
+    @property
+    def secret(self) -> bytes | None:
+        """The secret of the device, 32 bytes. None in a simulation, whose draws all follow from the Plan."""
+        ...

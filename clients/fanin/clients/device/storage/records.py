@@ -21,6 +21,11 @@ class Records:
         # Read the record now: an error is reported at the start, not in the middle of the first Assignment.
         self._highest_versions()
 
+    @property
+    def has_versions(self) -> bool:
+        """Whether this device has verified a Version, in any Run."""
+        return bool(self._highest_versions())
+
     def highest_version(self, run_id: str) -> Order:
         """Return the highest (epoch, number) that this device has verified in a Run; ``UNSEEN`` for none."""
         return self._highest_versions().get(run_id, UNSEEN)

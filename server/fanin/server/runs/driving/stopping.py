@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+from fanin.edge.runtimes.quality import LabelDrop
 from fanin.protos.control import (
     LoggedEvent,
     RoundFailed,
@@ -48,13 +49,15 @@ def int8_reason_to_pause(last: RunEvent | None, stop: StopPlan) -> str:
         return ""
     evaluation = last.evaluation
     if evaluation.int8_rise_percent is None:
-        cost = 100 * (evaluation.accuracy_float - evaluation.accuracy_int8)
-        loss = f"int8 loses {cost:.2f} points of accuracy"
+        drop = LabelDrop.of_shares(
+            evaluation.num_labels, evaluation.accuracy_float, evaluation.accuracy_int8, evaluation.int8_agreement
+        )
+        is_too_large, loss = drop.exceeds(stop.max_int8_drop), f"{drop},"
     else:
-        cost = evaluation.int8_rise_percent
+        is_too_large = evaluation.int8_rise_percent > stop.max_int8_drop
         # Of the squared error, unless the targets have another form than the output: devices do not report which.
-        loss = f"the cost of int8 is {cost:.2f} %"
-    if cost <= stop.max_int8_drop:
+        loss = f"the cost of int8 is {evaluation.int8_rise_percent:.2f} %"
+    if not is_too_large:
         return ""
     return (
         f"{loss} on {counted(evaluation.num_examples, 'example')} of the devices (version {last.parent}), the plan "
