@@ -25,4 +25,5 @@ ROW = RoundRow(
     metrics={"balanced_accuracy": 0.625, "unknown": NAN},
     num_diverged=0,
     num_saturated=0,
+    num_clamped=0,
 )

@@ -47,6 +47,8 @@ class RoundRow:
         num_diverged: Clients whose loss reached the largest counted loss (docs/simulation.md#diverged-clients).
             ``train_loss`` and ``validation_loss`` are then too small.
         num_saturated: Values of the Round's Updates that the Round's grid clipped, because they were out of its range.
+        num_clamped: Values of the Version that were out of the range of their tensor by at most a step of the grid, and
+            were set to the end of the range.
     """
 
     seed: int
@@ -70,6 +72,7 @@ class RoundRow:
     metrics: Mapping[str, float]
     num_diverged: int
     num_saturated: int
+    num_clamped: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,6 +172,7 @@ def round_row(
         metrics=_further(evaluation),
         num_diverged=0,
         num_saturated=event.num_saturated,
+        num_clamped=event.num_clamped,
         **_tested(evaluation),
         **_validated(validation),
     )
@@ -192,6 +196,7 @@ def initial_row(evaluation: VersionMetrics | None, names: Sequence[str] = ()) ->
         metrics=_further(evaluation),
         num_diverged=0,
         num_saturated=0,
+        num_clamped=0,
         **_tested(evaluation),
         **_validated(None),
     )

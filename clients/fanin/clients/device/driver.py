@@ -283,17 +283,17 @@ class SessionDriver:
         """
         host, store, model = self._parts.host, self._parts.store, self._model
         assert model is not None, "training comes after fetching"
-        table, started_s = model.bundle.manifest.table, host.now()
+        started_s = host.now()
         try:
             staging = begin_stages(assignment, self._stages, model, store.states)
             local = local_values(store.locals, model.bundle, assignment.run_id, before=assignment.round)
-            prepared = replace(model, local=local, inputs=staging.inputs(table.num_values))
+            prepared = replace(model, local=local, inputs=staging.inputs())
             with self._reporting_unfit(model.bundle):
                 change = await host.train(prepared, assignment, self._parts.conditions.should_continue)
             if not isinstance(change, Change):
                 raise InvalidInput(f"training: the trainer returned {type(change).__name__}, expected a Change")
             telemetry = self._telemetry(change, host.now() - started_s)
-            staged = apply_stages(assignment, table, change, staging)
+            staged = apply_stages(assignment, change, staging)
             header = header_of(assignment, staged.encoded, change.counts, telemetry)
             keep_local(store.locals, model.bundle, assignment, change.local)
         except InvalidBundle:

@@ -183,6 +183,8 @@ def _version_text(event: VersionPublished) -> str:
     text += f" in {event.round_s:.2f} s, {event.bytes_down} bytes down, {event.bytes_up} up"
     if event.num_saturated:
         text += f", {counted(event.num_saturated, 'value')} saturated"
+    if event.num_clamped:
+        text += f", {counted(event.num_clamped, 'value')} set to the end of a range"
     if event.train_loss_examples:
         text += f", training loss {event.train_loss:.4f}"
         if event.train_loss_examples < event.total_examples:

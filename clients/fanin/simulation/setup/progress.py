@@ -139,4 +139,6 @@ def line_of(row: RoundRow) -> str:
         trained += f" (cut: num_diverged {row.num_diverged}, lower the learning rate)"
     if row.num_saturated:
         trained += f" (cut: {counted(row.num_saturated, 'value')} out of the grid's range)"
+    if row.num_clamped:
+        trained += f" (set to the end of a range: {counted(row.num_clamped, 'value')})"
     return f"round {row.round:4d}{trained}{tested}"

@@ -151,6 +151,7 @@ class RoundWork:
             bytes_up_resumed=self._resumed_bytes,
             num_saturated=result.counts.get(m.SATURATED, 0),
             num_rounded=result.counts.get(m.ROUNDED, 0),
+            num_clamped=result.num_clamped,
             num_stale=sum(each.is_stale for each in facts),
             train_loss=train_loss_of(result.counts),
             train_loss_examples=result.counts.get(TRAIN_LOSS_EXAMPLES, 0),
