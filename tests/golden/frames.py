@@ -42,7 +42,7 @@ from fanin.protos import messages as m
 from fanin.protos.calls import DeviceCall, device_id_of
 from fanin.protos.plans import FlowerPlan
 from fanin.protos.plans.entries import Setting
-from fanin.protos.roles import Role, TensorRole
+from fanin.protos.roles import RoleKind, TensorRole
 from fanin.v1 import control_pb2, fleet_pb2
 
 FOLDER: Final = Path(__file__).parent / "frames"
@@ -147,9 +147,9 @@ FLOWER_CONFIG: Final[dict[str, Setting]] = {
 }
 """A value of each type."""
 FLOWER_ROLES: Final[dict[str, TensorRole]] = {
-    "*.gate": TensorRole(role=Role.PARAMETER, lowest=0.0, highest=1.0),
-    "steps": TensorRole(role=Role.COUNTER),
-    "var*": TensorRole(role=Role.STATISTIC, lowest=0.0),
+    "*.gate": TensorRole(role=RoleKind.PARAMETER, lowest=0.0, highest=1.0),
+    "steps": TensorRole(role=RoleKind.COUNTER),
+    "var*": TensorRole(role=RoleKind.STATISTIC, lowest=0.0),
 }
 FLOWER: Final = FlowerPlan(config=FLOWER_CONFIG, roles=FLOWER_ROLES)
 

@@ -13,26 +13,26 @@ from fanin.edge.codecs.vector import VectorLayout
 from fanin.edge.tensors import Float32s, Float64s, TensorTable
 from fanin.protos.errors import InvalidVersion
 from fanin.protos.messages import CodecSpec
-from fanin.protos.roles import Role, TensorRole
+from fanin.protos.roles import RoleKind, TensorRole
 from fanin.server.aggregation.folding import OuterStep
 from fanin.server.aggregation.outer import Nesterov
 from fanin.server.aggregation.sets import Aggregate
 
 CODEC = CodecSpec(name="fixed32", max_shift=0)
-BLOCKS = st.lists(st.tuples(st.integers(0, 4), st.sampled_from(Role)), min_size=1, max_size=8)
+BLOCKS = st.lists(st.tuples(st.integers(0, 4), st.sampled_from(RoleKind)), min_size=1, max_size=8)
 
 
-def table_of(blocks: list[tuple[int, Role]]) -> TensorTable:
+def table_of(blocks: list[tuple[int, RoleKind]]) -> TensorTable:
     table = TensorTable.of({f"{number:02}": (size,) for number, (size, _) in enumerate(blocks)})
     return table.with_roles({f"{number:02}": TensorRole(role=role) for number, (_, role) in enumerate(blocks)})
 
 
 def is_trained(table: TensorTable) -> list[bool]:
-    return [spec.role.role is Role.PARAMETER for spec in table.specs for _ in range(spec.num_values)]
+    return [spec.role.role is RoleKind.PARAMETER for spec in table.specs for _ in range(spec.num_values)]
 
 
 @given(BLOCKS, st.data())
-def test_any_slice_is_split_by_roles_and_joined_again(blocks: list[tuple[int, Role]], data: st.DataObject) -> None:
+def test_any_slice_is_split_by_roles_and_joined_again(blocks: list[tuple[int, RoleKind]], data: st.DataObject) -> None:
     table = table_of(blocks)
     part, chosen, size = TrainedPart(table), is_trained(table), table.num_values
     first = data.draw(st.integers(0, size))
@@ -50,7 +50,7 @@ def test_any_slice_is_split_by_roles_and_joined_again(blocks: list[tuple[int, Ro
 
 @given(BLOCKS, st.integers(0, 1000), st.data())
 def test_the_outer_step_of_each_role_is_the_same_in_any_slices(
-    blocks: list[tuple[int, Role]], seed: int, data: st.DataObject
+    blocks: list[tuple[int, RoleKind]], seed: int, data: st.DataObject
 ) -> None:
     table, rng = table_of(blocks), np.random.default_rng(seed)
     before = rng.normal(size=table.num_values).astype(np.float32)
@@ -80,16 +80,16 @@ def aggregate_of(table: TensorTable, mean: Float64s) -> Aggregate:
 def expected_step(before: Float64s, mean: Float64s, roles: np.ndarray) -> Mapping[str, Float32s]:
     velocity = 0.5 * 1.0 + mean
     by_role = {
-        Role.PARAMETER: before + 0.5 * (mean + 0.5 * velocity),
-        Role.STATISTIC: before + mean,
-        Role.COUNTER: before + np.array([round(each) for each in mean.tolist()], np.float64),
+        RoleKind.PARAMETER: before + 0.5 * (mean + 0.5 * velocity),
+        RoleKind.STATISTIC: before + mean,
+        RoleKind.COUNTER: before + np.array([round(each) for each in mean.tolist()], np.float64),
     }
     values = np.zeros_like(before)
     for role, step in by_role.items():
         values[roles == role] = step[roles == role]
     return {
         "values": values.astype(np.float32),
-        "momentum": np.where(roles == Role.PARAMETER, velocity, 0.0).astype(np.float32),
+        "momentum": np.where(roles == RoleKind.PARAMETER, velocity, 0.0).astype(np.float32),
     }
 
 
@@ -98,7 +98,7 @@ def test_a_value_out_of_range_by_a_step_is_limited_and_beyond_that_refused(
     exponent: int, shift: int, start: float
 ) -> None:
     """A step is that of the coarsest Update: its device rounded to it."""
-    table = TensorTable.of({"v": (2,)}).with_roles({"v": TensorRole(role=Role.STATISTIC, lowest=0.0, highest=4.0)})
+    table = TensorTable.of({"v": (2,)}).with_roles({"v": TensorRole(role=RoleKind.STATISTIC, lowest=0.0, highest=4.0)})
     mean = Aggregate(
         part=lambda first, last: np.zeros(last - first), reaches=no_reaches(table), counts={}, shifts=[shift]
     )

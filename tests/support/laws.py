@@ -12,7 +12,7 @@ from fanin.protos import messages as m
 from fanin.protos import plans as p
 from fanin.protos.chunks import MAX_CHUNK_BYTES, Artifact, ChunkRef, artifact_of
 from fanin.protos.control import MAX_NUMBER
-from fanin.protos.roles import Role, TensorRole
+from fanin.protos.roles import RoleKind, TensorRole
 
 UINT32: Final = st.integers(0, (1 << 32) - 1)
 UINT64: Final = st.integers(0, (1 << 64) - 1)
@@ -93,7 +93,7 @@ ROLES: Final = st.builds(
     lambda role, bounds, ends: TensorRole(
         role=role, lowest=bounds[0] if ends & 1 else None, highest=bounds[1] if ends & 2 else None
     ),
-    st.sampled_from(Role),
+    st.sampled_from(RoleKind),
     BOUNDS,
     st.integers(0, 3),
 )

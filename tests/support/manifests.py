@@ -11,12 +11,12 @@ from fanin.edge.bundles.slots import Slot, SlotKind
 from fanin.edge.signatures import Port, Signature
 from fanin.edge.tensors import TensorTable, encode_parameters
 from fanin.protos.chunks import artifact_of
-from fanin.protos.roles import Role, TensorRole
+from fanin.protos.roles import RoleKind, TensorRole
 
 TABLE: Final = TensorTable.of({"dense.bias": (3,), "dense.weight": (4, 3), "gain": ()}).with_roles(
     {
-        "dense.bias": TensorRole(role=Role.PARAMETER, lowest=-8.0, highest=8.0),
-        "gain": TensorRole(role=Role.STATISTIC, lowest=0.0),
+        "dense.bias": TensorRole(role=RoleKind.PARAMETER, lowest=-8.0, highest=8.0),
+        "gain": TensorRole(role=RoleKind.STATISTIC, lowest=0.0),
     }
 )
 INITIAL: Final = encode_parameters(TABLE, np.arange(TABLE.num_values, dtype=np.float32) / 8)

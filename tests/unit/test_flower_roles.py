@@ -15,7 +15,7 @@ from fanin.clients.planfile import parse_plan
 from fanin.edge.bundles.arrays import write_arrays
 from fanin.edge.bundles.keys import SigningKey
 from fanin.protos.errors import FaninError, InvalidInput, InvalidPlan
-from fanin.protos.roles import Role, TensorRole
+from fanin.protos.roles import RoleKind, TensorRole
 from fanin.simulation import Result, SimulationSettings, simulate
 
 WEIGHTS: Final = (30, 10)
@@ -121,8 +121,8 @@ def test_a_schedule_has_no_roles() -> None:
 def test_a_table_of_roles_in_toml() -> None:
     table = '[flower.roles]\n"*.gate" = { role = "parameter", lowest = 0, highest = 1 }\n3 = "counter"'
     assert parse_plan(HEAD + table, "p.toml").plan.flower.roles == {
-        "*.gate": TensorRole(role=Role.PARAMETER, lowest=0.0, highest=1.0),
-        "3": TensorRole(role=Role.COUNTER),
+        "*.gate": TensorRole(role=RoleKind.PARAMETER, lowest=0.0, highest=1.0),
+        "3": TensorRole(role=RoleKind.COUNTER),
     }
 
 

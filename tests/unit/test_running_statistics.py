@@ -5,7 +5,7 @@ examples, and the outer step changes the trained parameters alone.
 """
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -16,6 +16,7 @@ from support.outside import install_module
 from torch import nn
 
 from fanin.clients import Examples
+from fanin.edge.codecs.known import known_stages
 from fanin.edge.export import App
 from fanin.simulation import Natural, Result, SimulationSettings, partition, simulate
 
@@ -193,10 +194,12 @@ def adam() -> Outer:
 
 
 @pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a folder of installed distributions."""
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Yield a folder of installed distributions. A process reads the names of the stages once."""
     monkeypatch.syspath_prepend(tmp_path)
-    return tmp_path
+    known_stages.cache_clear()
+    yield tmp_path
+    known_stages.cache_clear()
 
 
 @pytest.mark.parametrize(

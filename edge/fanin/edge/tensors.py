@@ -31,7 +31,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fanin.protos.errors import InvalidInput
-from fanin.protos.roles import PARAMETER, Role, TensorRole
+from fanin.protos.roles import PARAMETER, RoleKind, TensorRole
 
 Float32s = npt.NDArray[np.float32]
 """A flat vector (num_values,) or any tensor of float32."""
@@ -135,10 +135,10 @@ class TensorTable:
             if role == PARAMETER:
                 continue
             is_wrong = outside(values, role) | ~np.isfinite(values)
-            if role.role is Role.COUNTER:
+            if role.role is RoleKind.COUNTER:
                 is_wrong |= values != np.rint(values)
             if is_wrong.any():
-                kind = "whole" if role.role is Role.COUNTER else "finite"
+                kind = "whole" if role.role is RoleKind.COUNTER else "finite"
                 raise InvalidInput(
                     f"tensor {spec.name!r}: got {values[is_wrong][0]:g}, expected {kind} numbers"
                     f"{role.range and f' of {role.range}'}, because it is a {role.role}; correct its values"

@@ -23,7 +23,7 @@ LARGEST: Final = (2.0 - 2.0**-23) * 2.0**127
 """The largest float32: values of tensors are float32."""
 
 
-class Role(StrEnum):
+class RoleKind(StrEnum):
     """The kinds of roles."""
 
     PARAMETER = "parameter"
@@ -44,7 +44,7 @@ class TensorRole:
         InvalidInput: A bound is not finite or beyond float32, or ``highest`` is below ``lowest``.
     """
 
-    role: Role
+    role: RoleKind
     lowest: float | None = None
     highest: float | None = None
 
@@ -67,12 +67,12 @@ class TensorRole:
         return " and ".join(f"{word} {bound:g}" for word, bound in bounds if bound is not None)
 
 
-PARAMETER: Final = TensorRole(role=Role.PARAMETER)
+PARAMETER: Final = TensorRole(role=RoleKind.PARAMETER)
 BY_NAME: Final[Mapping[str, TensorRole]] = MappingProxyType(
     {
-        "*running_mean": TensorRole(role=Role.STATISTIC),
-        "*running_var": TensorRole(role=Role.STATISTIC, lowest=0.0),
-        "*num_batches_tracked": TensorRole(role=Role.COUNTER, lowest=0.0),
+        "*running_mean": TensorRole(role=RoleKind.STATISTIC),
+        "*running_var": TensorRole(role=RoleKind.STATISTIC, lowest=0.0),
+        "*num_batches_tracked": TensorRole(role=RoleKind.COUNTER, lowest=0.0),
     }
 )
 """The roles of the buffers of torch's norms, by patterns of their names. They apply where no graph of ours shows the

@@ -19,7 +19,7 @@ from fanin.edge.signatures import DTYPES, Port, Signature
 from fanin.edge.tensors import TensorTable
 from fanin.protos.chunks import Artifact, ChunkRef
 from fanin.protos.errors import InvalidBundle, InvalidInput
-from fanin.protos.roles import PARAMETER, Role, TensorRole
+from fanin.protos.roles import PARAMETER, RoleKind, TensorRole
 
 FORMAT: Final = 2
 KEYS: Final = (
@@ -148,10 +148,10 @@ def _with_roles(table: TensorTable, reader: Reader) -> TensorTable:
 def _role(reader: Reader) -> TensorRole:
     reader.only("role", optional="lowest highest")
     kind = reader.text("role")
-    if kind not in set(Role):
-        raise InvalidBundle(f"{reader.path}.role: got {kind!r}, expected one of {[str(known) for known in Role]}")
+    if kind not in set(RoleKind):
+        raise InvalidBundle(f"{reader.path}.role: got {kind!r}, expected one of {[str(known) for known in RoleKind]}")
     bounds = {name: reader.number(name) for name in ("lowest", "highest") if name in reader.row}
-    role = TensorRole(role=Role(kind), lowest=bounds.get("lowest"), highest=bounds.get("highest"))
+    role = TensorRole(role=RoleKind(kind), lowest=bounds.get("lowest"), highest=bounds.get("highest"))
     if role == PARAMETER:
         raise InvalidBundle(f"{reader.path}: got a parameter without a range, expected another role; leave the key out")
     return role

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fanin.edge.tensors import TensorTable
-from fanin.protos.roles import Role
+from fanin.protos.roles import RoleKind
 
 T = TypeVar("T")
 Numbers = TypeVar("Numbers", bound=np.generic)
@@ -45,7 +45,7 @@ class TrainedPart:
     """
 
     def __init__(self, table: TensorTable) -> None:
-        self._is_trained = tuple(spec.role.role is Role.PARAMETER for spec in table.specs)
+        self._is_trained = tuple(spec.role.role is RoleKind.PARAMETER for spec in table.specs)
         self.trained = TensorTable(tuple(self.of_trained(table.specs)))
         self.averaged = TensorTable(tuple(self.of_averaged(table.specs)))
         self._runs = tuple(_runs(table, self._is_trained))

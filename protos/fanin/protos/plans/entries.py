@@ -14,7 +14,7 @@ from typing import Final
 
 from fanin.protos.errors import InvalidInput
 from fanin.protos.names import MAX_NAME_CHARS, NAME_FORM, is_name
-from fanin.protos.roles import Role, TensorRole
+from fanin.protos.roles import RoleKind, TensorRole
 
 Scalar = bool | int | float | str | bytes
 Setting = Scalar | tuple[Scalar, ...]
@@ -94,10 +94,10 @@ def _read_role(value: object) -> object:
     if not isinstance(row, Mapping) or not {"role"} <= row.keys() <= {"role", "lowest", "highest"}:
         return value
     bounds = {name: as_float(bound) for name, bound in row.items() if name != "role"}
-    if row["role"] not in set(Role) or not all(isinstance(bound, float) for bound in bounds.values()):
+    if row["role"] not in set(RoleKind) or not all(isinstance(bound, float) for bound in bounds.values()):
         return value
     try:
-        return TensorRole(role=Role(row["role"]), **bounds)  # type: ignore[arg-type]  # the floats were just checked
+        return TensorRole(role=RoleKind(row["role"]), **bounds)  # type: ignore[arg-type]  # the floats were just checked
     except InvalidInput:
         return value
 

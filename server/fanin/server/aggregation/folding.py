@@ -18,7 +18,7 @@ from fanin.edge.tensors import Float32s, Float64s, TensorTable, outside
 from fanin.protos.errors import Corrupted, InvalidVersion
 from fanin.protos.messages import CodecSpec, UpdateHeader
 from fanin.protos.plans import Plan
-from fanin.protos.roles import PARAMETER, Role, TensorRole
+from fanin.protos.roles import PARAMETER, RoleKind, TensorRole
 from fanin.protos.texts import counted
 from fanin.server.aggregation.checked import CheckedOptimizer
 from fanin.server.aggregation.fold import Contribution, blocks_within
@@ -206,7 +206,7 @@ class OuterStep:
     def _averaged(self, first: int, values: Float64s, mean: Float64s) -> Float32s:
         """Return the next values of the statistics and counters in the slice that begins at ``first``."""
         table, begin, mean = self._part.averaged, first - self._part.rank(first), mean.copy()
-        is_counter = [spec.role.role is Role.COUNTER for spec in table.specs]
+        is_counter = [spec.role.role is RoleKind.COUNTER for spec in table.specs]
         for start, stop, counts in blocks_within(table, is_counter, begin, begin + values.size):
             if counts:
                 change = mean[start - begin : stop - begin]
@@ -260,7 +260,7 @@ def _limited(values: Float32s, role: TensorRole, step: float) -> Float32s | None
 def _with_counters(layout: VectorLayout, grid: Sequence[int]) -> tuple[int, ...]:
     """Return a grid whose step is 1 in each block of a counter: its increments are whole numbers of any size."""
     roles = (spec.role.role for spec in layout.total_table.specs)
-    return tuple(0 if role is Role.COUNTER else exponent for role, exponent in zip(roles, grid, strict=True))
+    return tuple(0 if role is RoleKind.COUNTER else exponent for role, exponent in zip(roles, grid, strict=True))
 
 
 class _Reader:
