@@ -12,12 +12,16 @@ from typing import Final
 import numpy as np
 import pytest
 import torch
+from support.errors import raises
 from support.outside import install_module
 from torch import nn
 
 from fanin.clients import Examples
 from fanin.edge.codecs.known import known_stages
 from fanin.edge.export import App
+from fanin.edge.export.prepare import prepare
+from fanin.protos.errors import UnsupportedModel
+from fanin.protos.roles import RoleKind
 from fanin.simulation import Natural, Result, SimulationSettings, partition, simulate
 
 pytestmark = pytest.mark.heavy
@@ -50,12 +54,16 @@ def data() -> tuple[np.ndarray, np.ndarray]:
     return (rng.normal(size=(len(y), 1, 6, 6)) * 0.3 + shift).astype(np.float32), y
 
 
-def simulated(plan: Mapping[str, object]) -> Result:
+def app_of(module: nn.Module) -> App:
+    return App(name="bn", module=module, calibration=data()[0], batch_size=SIZES[0], num_classes=3)
+
+
+def simulated(plan: Mapping[str, object], engine: str = "graph") -> Result:
     x, y = data()
     clients = partition(Examples(inputs={"x": x}, y=y), len(SIZES), Natural(ids=np.repeat(range(len(SIZES)), SIZES)))
-    app = App(name="bn", module=net(), calibration=x, batch_size=SIZES[0], num_classes=3)
+    app = app_of(net())
     whole = {"training.learning_rate": RATE, "training.epochs": EPOCHS, "cohort.quorum": len(SIZES), **plan}
-    settings = SimulationSettings(quiet=True, plan=whole, validation_fraction=0.0)
+    settings = SimulationSettings(quiet=True, plan=whole, validation_fraction=0.0, engine=engine)
     return simulate(app, clients, cohort=len(SIZES), rounds=ROUNDS, settings=settings)
 
 
@@ -238,3 +246,23 @@ def test_error_feedback_keeps_statistics_of_a_coarse_codec_in_their_range() -> N
     assert float(result.module[1].running_var.min()) >= 0.0  # type: ignore[index, union-attr]
     expected = expected_state(nesterov(0.7, 0.9))
     assert np.allclose(state_of(result.module)["1.running_var"], expected["1.running_var"], atol=0.02)
+
+
+def test_clients_that_train_together_get_the_same_roles() -> None:
+    assert_equal_to(simulated(NESTEROV, engine="vmap"), expected_state(nesterov(0.7, 0.9)), rtol=1e-4)
+
+
+def test_an_export_derives_roles_from_the_module() -> None:
+    roles = prepare(app_of(net())).table.roles
+    assert {name: (role.role, role.lowest) for name, role in roles.items()} == {
+        "1.running_mean": (RoleKind.STATISTIC, None),
+        "1.running_var": (RoleKind.STATISTIC, 0.0),
+    }
+
+
+def test_an_export_refuses_a_variance_below_zero_by_name() -> None:
+    module = net()
+    module[1].running_var[2] = -0.5  # type: ignore[index]
+    text = "App bn: tensor '1.running_var': got -0.5, expected finite numbers of at least 0, because it is a statistic"
+    with raises(UnsupportedModel, f"{text}; correct its values"):
+        prepare(app_of(module))

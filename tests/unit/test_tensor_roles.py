@@ -1,6 +1,7 @@
 """Roles of tensors through the production coordinator: statistics, counters, and Versions out of their range."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -13,13 +14,15 @@ from support.virtual import PUBLISHER, Place, open_place, plan, start
 from fanin.clients.device.updates import Change, make_update
 from fanin.clients.testing import LoopbackTransport, run_virtual, synthetic_bundle
 from fanin.commands.console.show import event_text
+from fanin.edge.bundles.arrays import write_arrays
 from fanin.edge.bundles.versions import sign_version
 from fanin.edge.tensors import Float32s, TensorTable, encode_parameters
 from fanin.protos import messages as m
 from fanin.protos.chunks import artifact_of
-from fanin.protos.control import Command, Pause, RoundFailed, RunState, Stop, VersionPublished
+from fanin.protos.control import Adopt, Command, Pause, RoundFailed, RunState, Stop, VersionPublished
 from fanin.protos.errors import InvalidVersion
-from fanin.protos.plans import Plan
+from fanin.protos.plans import FlowerPlan, Plan
+from fanin.protos.roles import RoleKind, TensorRole
 from fanin.server.aggregation.parameters import load_parameters
 from fanin.server.aggregation.verify import verify_run
 
@@ -70,6 +73,16 @@ async def newest(place: Place) -> Mapping[str, Float32s]:
 async def events(place: Place) -> list[object]:
     await place.runs.command(Command(run_id="run", command_id="end", what=Stop()))
     return [entry.event async for entry in place.runs.watch("run", 0)]
+
+
+async def publish(place: Place, data: bytes) -> None:
+    """Publish a Version from outside."""
+    parameters = artifact_of(data)
+    await place.runs.put_chunk(parameters.sha256, data)
+    parent = await place.state.stores.runs.newest_version("run")
+    bundle_sha256 = parent.bundle_sha256
+    version = sign_version(PUBLISHER, parent=parent, run_id="run", bundle_sha256=bundle_sha256, parameters=parameters)
+    await place.runs.publish_version(version, 1)
 
 
 def problems(place: Place) -> list[str]:
@@ -164,15 +177,27 @@ def test_a_version_from_outside_is_refused_by_the_name_of_its_tensor(
         await place.runs.command(Command(run_id="run", command_id="pause", what=Pause()))
         flat = np.zeros(TABLE.num_values, np.float32)
         TABLE.views(flat)[name][...] = value
-        data = encode_parameters(TABLE, flat)
-        parameters = artifact_of(data)
-        await place.runs.put_chunk(parameters.sha256, data)
-        parent = await place.state.stores.runs.newest_version("run")
-        version = sign_version(
-            PUBLISHER, parent=parent, run_id="run", bundle_sha256=parent.bundle_sha256, parameters=parameters
-        )
         with raises(InvalidVersion, f"parameters: tensor {name!r}: {text}; correct its values"):
-            await place.runs.publish_version(version, 1)
+            await publish(place, encode_parameters(TABLE, flat))
+        await place.runs.stop()
+
+    run_virtual(main())
+
+
+def test_a_version_of_another_run_is_adopted_only_within_the_ranges_of_this_plan(tmp_path: Path) -> None:
+    async def main() -> None:
+        place = open_place(tmp_path)
+        bundle = write_arrays({"w": np.ones(2, np.float32)}, tmp_path / "bundle", PUBLISHER, "arrays")
+        roles = {"w": TensorRole(role=RoleKind.PARAMETER, lowest=0.5)}
+        ranged = replace(NESTEROV, flower=FlowerPlan(roles=roles))
+        for run_id, run_plan in (("run", NESTEROV), ("ranged", ranged)):
+            await start(place.runs, bundle, run_plan, run_id)
+            await place.runs.command(Command(run_id=run_id, command_id=f"pause-{run_id}", what=Pause()))
+        await publish(place, encode_parameters(bundle.manifest.table, np.array([0.25, 1.0], np.float32)))
+        adopt = Adopt(from_run_id="run", number=1)
+        text = "parameters: tensor 'w': got 0.25, expected finite numbers of at least 0.5, because it is a parameter"
+        with raises(InvalidVersion, f"{text}; correct its values"):
+            await place.runs.command(Command(run_id="ranged", command_id="adopt", what=adopt))
         await place.runs.stop()
 
     run_virtual(main())
