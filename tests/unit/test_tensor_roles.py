@@ -14,13 +14,14 @@ from support.virtual import PUBLISHER, Place, open_place, plan, start
 from fanin.clients.device.updates import Change, make_update
 from fanin.clients.testing import LoopbackTransport, run_virtual, synthetic_bundle
 from fanin.commands.console.show import event_text
+from fanin.edge.assembly.assemble import AssembledGraphs
 from fanin.edge.bundles.arrays import write_arrays
 from fanin.edge.bundles.versions import sign_version
 from fanin.edge.tensors import Float32s, TensorTable, encode_parameters
 from fanin.protos import messages as m
 from fanin.protos.chunks import artifact_of
 from fanin.protos.control import Adopt, Command, Pause, RoundFailed, RunState, Stop, VersionPublished
-from fanin.protos.errors import InvalidVersion
+from fanin.protos.errors import InvalidBundle, InvalidPlan, InvalidVersion
 from fanin.protos.plans import FlowerPlan, Plan
 from fanin.protos.roles import RoleKind, TensorRole
 from fanin.server.aggregation.parameters import load_parameters
@@ -201,3 +202,25 @@ def test_a_version_of_another_run_is_adopted_only_within_the_ranges_of_this_plan
         await place.runs.stop()
 
     run_virtual(main())
+
+
+def test_a_bundle_with_graphs_takes_no_roles_from_a_plan(tmp_path: Path) -> None:
+    async def main() -> None:
+        place = open_place(tmp_path)
+        bundle = synthetic_bundle(tmp_path / "bundle", PUBLISHER, SHAPES)
+        roles = {"weight": TensorRole(role=RoleKind.STATISTIC)}
+        with pytest.raises(InvalidPlan, match=r"run run: got flower.roles, but the bundle has graphs"):
+            await start(place.runs, bundle, replace(NESTEROV, flower=FlowerPlan(roles=roles)))
+        await place.runs.stop()
+
+    run_virtual(main())
+
+
+def test_graphs_of_another_exporter_have_the_roles_of_their_names() -> None:
+    graphs = {"onnx": {"train": b"", "evaluate": b"", "infer": b""}}
+    values = {"norm.running_var": np.ones(2, np.float32), "weight": np.zeros(3, np.float32)}
+    spec = AssembledGraphs(name="mine", batch_size=1, num_classes=2, parameters=values, graphs=graphs)
+    assert spec.table.roles == {"norm.running_var": TensorRole(role=RoleKind.STATISTIC, lowest=0.0)}
+    reason = "expected finite numbers of at least 0, because it is a statistic; correct its values"
+    with raises(InvalidBundle, f"assemble: tensor 'norm.running_var': got -1, {reason}"):
+        replace(spec, parameters={"norm.running_var": np.full(2, -1, np.float32)})

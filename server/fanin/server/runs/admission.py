@@ -196,8 +196,8 @@ def check_training(what: str, plan: Plan, stages: Mapping[str, Stage], facts: Tr
     config = [f"{path}.config" for path, each in _flower_settings(plan) if each.config]
     if config := config + ["flower.roles"] * bool(plan.flower.roles):
         raise InvalidPlan(
-            f"{what}: got {', '.join(config)}, but the bundle has graphs: they read no such values, and its manifest "
-            "has the roles; remove this from the plan, or publish a bundle of fanin bundle"
+            f"{what}: got {', '.join(config)}, but the bundle has graphs, which read no such values; remove this from "
+            "the plan, or publish a bundle of fanin bundle"
         )
     _check_control(what, stages, has_control=facts.has_control)
     _check_num_devices(what, plan)
