@@ -44,6 +44,7 @@ from fanin.protos import messages as m
 from fanin.protos.calls import DeviceCall, device_id_of
 from fanin.protos.plans import FlowerPlan
 from fanin.protos.plans.entries import Setting
+from fanin.protos.roles import RoleKind, TensorRole
 from fanin.v1 import control_pb2, fleet_pb2
 
 FOLDER: Final = Path(__file__).parent / "frames"
@@ -90,6 +91,7 @@ PUBLISHED: Final = r.VersionPublished(
     num_saturated=1,
     saturated=r.saturated_devices({"a": 3, "b": 5}),
     num_rounded=2,
+    num_clamped=3,
     train_loss=1.5,
     train_loss_examples=30,
     total_examples=40,
@@ -162,6 +164,12 @@ FLOWER_CONFIG: Final[dict[str, Setting]] = {
     "table": b"\x00\xff",
 }
 """A value of each type."""
+FLOWER_ROLES: Final[dict[str, TensorRole]] = {
+    "*.gate": TensorRole(role=RoleKind.PARAMETER, lowest=0.0, highest=1.0),
+    "steps": TensorRole(role=RoleKind.COUNTER),
+    "var*": TensorRole(role=RoleKind.STATISTIC, lowest=0.0),
+}
+FLOWER: Final = FlowerPlan(config=FLOWER_CONFIG, roles=FLOWER_ROLES)
 
 
 COMMANDS: Final = {
@@ -207,7 +215,7 @@ def frames() -> dict[str, Frame]:
     answers = {
         "assigned": m.Assigned(assignment=assignment()),
         "assigned-stages": m.Assigned(assignment=STAGED),
-        "assigned-flower": m.Assigned(assignment=replace(assignment(), flower=FlowerPlan(config=FLOWER_CONFIG))),
+        "assigned-flower": m.Assigned(assignment=replace(assignment(), flower=FLOWER)),
         "wait": wait,
         "newest": replace(wait, newest=NEWEST),
         "upgrade": m.Rejected(reason=m.RejectReason.UPGRADE, text="install another fanin"),

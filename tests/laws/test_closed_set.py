@@ -126,6 +126,7 @@ class ClosedSet:
             part=lambda first, last: finish(total, self.table, self.grid, (first, last)),
             reaches=total.reaches,
             counts=total.counts,
+            shifts=(0,) * len(self.grid),
         )
         step = OuterStep(
             aggregate, self.layout, self.grid, self.plan.codec, FedAvg(self.plan.aggregation.outer_learning_rate)

@@ -168,7 +168,7 @@ def auxiliary_step(mean: Sequence[float], stage: Stage, num_updates: int = 3) ->
     """Return the step for an aggregate whose group ``control`` is ``mean``. NaN parameters would reveal their use."""
     values = np.array([*([np.nan] * NUM), *mean])
     aggregate = Aggregate(
-        part=lambda first, last: values[first:last], reaches=no_reaches(LAYOUT.total_table), counts={}
+        part=lambda first, last: values[first:last], reaches=no_reaches(LAYOUT.total_table), counts={}, shifts=()
     )
     return AuxiliaryStep(aggregate, LAYOUT, {"scaffold": stage}, num_updates)
 

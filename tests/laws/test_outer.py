@@ -26,7 +26,9 @@ CODEC = CodecSpec(name="fixed32", max_shift=0)
 
 
 def outer_step(optimizer: OuterOptimizer, aggregate: Float64s) -> OuterStep:
-    mean = Aggregate(part=lambda first, last: aggregate[first:last], reaches=no_reaches(TABLE), counts={})
+    mean = Aggregate(
+        part=lambda first, last: aggregate[first:last], reaches=no_reaches(TABLE), counts={}, shifts=(0, 0)
+    )
     return OuterStep(mean, VectorLayout(table=TABLE), (0, 0), CODEC, optimizer)
 
 

@@ -13,6 +13,7 @@ from fanin.edge.tensors import TensorTable
 from fanin.protos.errors import InvalidPlan
 from fanin.protos.plans import CODEC_BITS, Plan, ScheduledChange
 from fanin.protos.plans.keys import SectionField, fields_of
+from fanin.protos.roles import TensorRole
 
 
 def toml_of(plan: Plan) -> str:
@@ -41,6 +42,8 @@ def toml_of(plan: Plan) -> str:
         lines += ["[[evaluation.metrics]]", f'name = "{metric.name}"']
     lines.append("[flower.config]")
     lines += [f"{json.dumps(name)} = {setting_toml(value)}" for name, value in plan.flower.config.items()]
+    lines.append("[flower.roles]")
+    lines += [f"{json.dumps(name)} = {role_toml(role)}" for name, role in plan.flower.roles.items()]
     return "\n".join(lines)
 
 
@@ -49,6 +52,12 @@ def change_toml(change: ScheduledChange) -> list[str]:
     values = {name: getattr(change, name) for name in type(change).__slots__ if name != "flower"}
     lines = [f"{name} = {setting_toml(value)}" for name, value in values.items() if value is not None]
     return [*lines, f"flower.config = {setting_toml(change.flower.config)}"]
+
+
+def role_toml(role: TensorRole) -> str:
+    """Return a role in TOML: as a text if it has no range."""
+    bounds = {name: bound for name in ("lowest", "highest") if (bound := getattr(role, name)) is not None}
+    return setting_toml({"role": role.role.value, **bounds} if bounds else role.role.value)
 
 
 def setting_toml(value: object) -> str:

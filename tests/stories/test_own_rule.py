@@ -106,9 +106,7 @@ for number in range(1, 6):
     values = np.random.default_rng(number).normal(0.0, 0.1, 1000).astype(np.float32)
     change = Change(values=values, counts={m.EXAMPLES: 1}, num_steps=1)
     updates = [
-        apply_stages(
-            work, bundle.manifest.table, change, begin_stages(work, stages_of(specs), example_model(bundle), stored)
-        )
+        apply_stages(work, change, begin_stages(work, stages_of(specs), example_model(bundle), stored))
         for _ in range(2)
     ]
     repeats.append(updates[0].encoded == updates[1].encoded)

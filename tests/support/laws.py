@@ -13,6 +13,7 @@ from fanin.protos import messages as m
 from fanin.protos import plans as p
 from fanin.protos.chunks import MAX_CHUNK_BYTES, Artifact, ChunkRef, artifact_of
 from fanin.protos.control import MAX_NUMBER
+from fanin.protos.roles import RoleKind, TensorRole
 
 UINT32: Final = st.integers(0, (1 << 32) - 1)
 UINT64: Final = st.integers(0, (1 << 64) - 1)
@@ -90,7 +91,20 @@ SCALARS: Final = (
 )
 SETTINGS: Final = st.one_of(*SCALARS, *(st.lists(each, max_size=3).map(tuple) for each in SCALARS))
 """Entries of Flower's ConfigRecord."""
-FLOWER_PLANS: Final = st.builds(p.FlowerPlan, config=st.dictionaries(NAMES, SETTINGS, max_size=3))
+BOUNDS: Final = st.lists(st.floats(-1e30, 1e30), min_size=2, max_size=2).map(sorted)
+ROLES: Final = st.builds(
+    lambda role, bounds, ends: TensorRole(
+        role=role, lowest=bounds[0] if ends & 1 else None, highest=bounds[1] if ends & 2 else None
+    ),
+    st.sampled_from(RoleKind),
+    BOUNDS,
+    st.integers(0, 3),
+)
+FLOWER_PLANS: Final = st.builds(
+    p.FlowerPlan,
+    config=st.dictionaries(NAMES, SETTINGS, max_size=3),
+    roles=st.dictionaries(PRINTABLES, ROLES, max_size=3),
+)
 
 
 def schedules(flower: p.FlowerPlan) -> st.SearchStrategy[tuple[p.ScheduledChange, ...]]:
@@ -330,6 +344,7 @@ PUBLISHED: Final = st.builds(
     num_saturated=UINT64,
     saturated=SATURATED,
     num_rounded=UINT64,
+    num_clamped=UINT64,
     train_loss=FLOATS,
     train_loss_examples=UINT64,
     total_examples=UINT64,

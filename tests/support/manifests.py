@@ -11,8 +11,14 @@ from fanin.edge.bundles.slots import Slot, SlotKind
 from fanin.edge.signatures import Port, Signature
 from fanin.edge.tensors import TensorTable, encode_parameters
 from fanin.protos.chunks import artifact_of
+from fanin.protos.roles import RoleKind, TensorRole
 
-TABLE: Final = TensorTable.of({"dense.bias": (3,), "dense.weight": (4, 3), "gain": ()})
+TABLE: Final = TensorTable.of({"dense.bias": (3,), "dense.weight": (4, 3), "gain": ()}).with_roles(
+    {
+        "dense.bias": TensorRole(role=RoleKind.PARAMETER, lowest=-8.0, highest=8.0),
+        "gain": TensorRole(role=RoleKind.STATISTIC, lowest=0.0),
+    }
+)
 INITIAL: Final = encode_parameters(TABLE, np.arange(TABLE.num_values, dtype=np.float32) / 8)
 ARTIFACTS: Final = MappingProxyType(
     {"evaluate.onnx": b"an evaluate graph", "infer.onnx": b"an infer graph", "initial": INITIAL, "train.onnx": b"train"}

@@ -26,4 +26,5 @@ ROW = RoundRow(
     num_diverged=0,
     num_saturated=0,
     num_saturated_clients=0,
+    num_clamped=0,
 )

@@ -64,6 +64,23 @@ WRONG: list[tuple[Callable[[Row], object], str]] = [
     ),
     (lambda row: row["parameters"].update({"": []}), "manifest: tensor name: got an empty one"),
     (
+        lambda row: row["roles"].update(other={"role": "statistic"}),
+        "manifest.roles: got 'other', expected only names of the parameters",
+    ),
+    (
+        lambda row: row["roles"]["gain"].update(role="trained"),
+        "manifest.roles.gain.role: got 'trained', expected one of ['parameter', 'statistic', 'counter']",
+    ),
+    (lambda row: row["roles"]["gain"].update(lowest=0), "manifest.roles.gain.lowest: got int, expected float"),
+    (
+        lambda row: row["roles"]["gain"].update(highest=-1.0),
+        "manifest: role: got the range from 0.0 to -1.0, expected numbers of float32 in rising order",
+    ),
+    (
+        lambda row: row["roles"].update({"dense.weight": {"role": "parameter"}}),
+        "manifest.roles.dense.weight: got a parameter without a range, expected another role; leave the key out",
+    ),
+    (
         lambda row: row["signatures"]["train"].update(code="x"),
         "manifest.signatures.train: got unknown ['code'], expected ['graphs', 'inputs', 'outputs']",
     ),
@@ -189,7 +206,7 @@ def test_each_mistake_has_its_error(change: Callable[[Row], object], text: str) 
 @pytest.mark.parametrize("number", [FORMAT + 1, 0, None, "1", True, 1.0, [1]])
 def test_another_format_is_reported_before_any_other_mistake(number: object) -> None:
     text = (
-        f"manifest: got format {number!r}, expected 1; install a fanin that knows this format, "
+        f"manifest: got format {number!r}, expected 2; install a fanin that knows this format, "
         "or export the Bundle again"
     )
     with raises(InvalidBundle, text):

@@ -136,10 +136,10 @@ class Drawing:
 
 def test_each_stage_has_random_numbers_of_its_own_which_a_repetition_repeats() -> None:
     one, two = Drawing(), Drawing()
-    staging = Staging(stages={"one": one, "two": two}, states={"one": {}, "two": {}}, downlink={})
+    staging = Staging(stages={"one": one, "two": two}, table=TABLE, states={"one": {}, "two": {}}, downlink={})
     change = change_of(parameters())
     for work in (int8_work(), int8_work(), replace(int8_work(), round=2)):
-        apply_stages(work, TABLE, change, staging)
+        apply_stages(work, change, staging)
     (first, repetition, later), (other, *_) = one.draws, two.draws
     assert first == repetition
     assert len({first, later, other}) == 3
@@ -147,7 +147,8 @@ def test_each_stage_has_random_numbers_of_its_own_which_a_repetition_repeats() -
 
 def test_a_stage_draws_other_random_numbers_than_the_codec() -> None:
     stage, values = Drawing(), parameters()
-    apply_stages(int8_work(), TABLE, change_of(values), Staging(stages={"x": stage}, states={"x": {}}, downlink={}))
+    staging = Staging(stages={"x": stage}, table=TABLE, states={"x": {}}, downlink={})
+    apply_stages(int8_work(), change_of(values), staging)
     codecs = generator(int8_work(), None, "", values).random(4).tobytes()
     assert stage.draws == [generator(int8_work(), None, "x", values).random(4).tobytes()]
     assert stage.draws != [codecs]
@@ -163,7 +164,7 @@ def test_a_stage_draws_from_the_secret_of_the_device_and_the_codec_does_not() ->
 
 def test_stages_change_no_bit_of_the_codecs_own_rounding() -> None:
     change, stages = change_of(parameters(1e-6)), {"one": Drawing()}
-    result = apply_stages(int8_work(), TABLE, change, Staging(stages=stages, states={"one": {}}, downlink={}))
+    result = apply_stages(int8_work(), change, Staging(stages=stages, table=TABLE, states={"one": {}}, downlink={}))
     assert result.encoded.payload == make_update(int8_work(), TABLE, change, TELEMETRY)[1]
 
 
@@ -185,25 +186,26 @@ class Setting(Drawing):
 
 def staging_of(**values: Float32s) -> Staging:
     stages = {name: Setting(each) for name, each in values.items()}
-    return Staging(stages=stages, states={name: {} for name in stages}, downlink={})
+    table = TensorTable.of({"w": (3,)})
+    return Staging(stages=stages, table=table, states={name: {} for name in stages}, downlink={})
 
 
 def test_the_inputs_of_a_train_graph_have_one_value_for_each_parameter_and_one_stage() -> None:
     right = np.zeros(3, np.float32)
-    assert staging_of(one=right).inputs(3) == {"control": right}
+    assert staging_of(one=right).inputs() == {"control": right}
     for wrong, form in ((right[1:], "float32 (2,)"), (right.astype(np.float64), "float64 (3,)"), ([0.0] * 3, "list")):
         with raises(
             InvalidInput,
             f"stage one: got {form} for the input 'control' of the train graph, expected finite float32 (3,), from one "
             "stage only; correct the stage",
         ):
-            staging_of(one=wrong).inputs(3)  # type: ignore[arg-type]
+            staging_of(one=wrong).inputs()  # type: ignore[arg-type]
     with raises(
         InvalidInput,
         "stage two: got float32 (3,) for the input 'control' of the train graph, expected finite float32 (3,), from "
         "one stage only; correct the stage",
     ):
-        staging_of(one=right, two=right).inputs(3)
+        staging_of(one=right, two=right).inputs()
 
 
 class Failing(Setting):
@@ -232,4 +234,6 @@ class Failing(Setting):
 def test_a_stage_whose_preparation_fails_is_named(fault: str, text: str) -> None:
     downlink = {"control": np.zeros(3, np.float32)}
     with raises(InvalidInput, f"stage odd: {text}; correct the stage"):
-        Staging(stages={"odd": Failing(fault)}, states={"odd": {}}, downlink=downlink).inputs(3)
+        Staging(
+            stages={"odd": Failing(fault)}, table=TensorTable.of({"w": (3,)}), states={"odd": {}}, downlink=downlink
+        ).inputs()

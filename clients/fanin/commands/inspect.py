@@ -3,6 +3,7 @@
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +15,7 @@ from fanin.commands.console.usage import wrong_usage
 from fanin.edge.bundles.bundle import Bundle, open_folder, read_signed_manifest
 from fanin.edge.bundles.formats import format_of
 from fanin.edge.bundles.manifest import Manifest
+from fanin.edge.codecs.trained import TrainedPart
 from fanin.edge.lengths import Lengths
 from fanin.edge.runtimes.available import open_format
 from fanin.edge.runtimes.base import ModelPort
@@ -124,6 +126,7 @@ def bundle_row(bundle: Bundle) -> dict[str, object]:
         "lengths": [] if manifest.lengths is None else list(manifest.lengths.sizes),
         "optimizer": {name: setting.default for name, setting in manifest.optimizer.items()},
         "parameters": {spec.name: list(spec.shape) for spec in manifest.table.specs},
+        "roles": {name: asdict(role) for name, role in manifest.table.roles.items()},
         "local": {} if manifest.local is None else {spec.name: list(spec.shape) for spec in manifest.local.table.specs},
         "inputs": [_port_row(port) for port in _infer_ports(manifest)[0]],
         "outputs": [_port_row(port) for port in _infer_ports(manifest)[1]],
@@ -180,7 +183,7 @@ def _port_row(port: Port) -> dict[str, object]:
 
 
 def _text(bundle: Bundle, row: dict[str, object]) -> str:
-    manifest = bundle.manifest
+    manifest, averaged = bundle.manifest, TrainedPart(bundle.manifest.table).averaged
     settings = ", ".join(f"{name} {setting.default:g}" for name, setting in manifest.optimizer.items())
     values = counted(manifest.table.num_values, "value")
     lines = [
@@ -188,6 +191,7 @@ def _text(bundle: Bundle, row: dict[str, object]) -> str:
         f"  name        {manifest.name}",
         f"  publisher   {bundle.signed.public_key} (signature verified)",
         f"  parameters  {values} in {counted(len(manifest.table.specs), 'tensor')}",
+        *([f"  averaged    {names_of(averaged)}"] if averaged.specs else []),
         *([] if manifest.local is None else [f"  personal    {names_of(manifest.local.table)}, never sent"]),
         f"  batch size  {manifest.batch_size}{_others(manifest)}",
         f"  model       {kind_of(manifest)}",

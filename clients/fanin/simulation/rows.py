@@ -49,6 +49,8 @@ class RoundRow:
             ``train_loss`` and ``validation_loss`` are then too small.
         num_saturated: Values of the Round's Updates that the Round's grid clipped, because they were out of its range.
         num_saturated_clients: Clients that lost more than 1 % of their values so.
+        num_clamped: Values of the Version that were out of the range of their tensor by at most a step of the grid, and
+            were set to the end of the range.
     """
 
     seed: int
@@ -73,6 +75,7 @@ class RoundRow:
     num_diverged: int
     num_saturated: int
     num_saturated_clients: int
+    num_clamped: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,6 +178,7 @@ def round_row(
         num_diverged=0,
         num_saturated=event.num_saturated,
         num_saturated_clients=event.saturated.num_devices,
+        num_clamped=event.num_clamped,
         **_tested(evaluation),
         **_validated(validation),
     )
@@ -199,6 +203,7 @@ def initial_row(evaluation: VersionMetrics | None, names: Sequence[str] = ()) ->
         num_diverged=0,
         num_saturated=0,
         num_saturated_clients=0,
+        num_clamped=0,
         **_tested(evaluation),
         **_validated(None),
     )

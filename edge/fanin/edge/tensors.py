@@ -22,7 +22,7 @@ import hashlib
 import json
 import struct
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import prod
 from typing import Final
@@ -31,6 +31,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fanin.protos.errors import InvalidInput
+from fanin.protos.roles import PARAMETER, RoleKind, TensorRole
 
 Float32s = npt.NDArray[np.float32]
 """A flat vector (num_values,) or any tensor of float32."""
@@ -56,10 +57,15 @@ MAX_VALUES: Final = 1 << 40
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorSpec:
-    """Name and shape of one float32 tensor."""
+    """Name, shape and role of one float32 tensor.
+
+    Canonical bytes have no roles, so two specs of one layout are equal. The roles of a Run are those of the signed
+    manifest.
+    """
 
     name: str
     shape: tuple[int, ...]
+    role: TensorRole = field(default=PARAMETER, compare=False)
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -106,6 +112,38 @@ class TensorTable:
         """Return the table of these names and shapes, given in any order."""
         return cls(tuple(TensorSpec(name=name, shape=tuple(shapes[name])) for name in sorted(shapes)))
 
+    def with_roles(self, roles: Mapping[str, TensorRole]) -> "TensorTable":
+        """Return the table with these roles, by name. The other tensors keep theirs."""
+        return TensorTable(tuple(replace(spec, role=roles.get(spec.name, spec.role)) for spec in self.specs))
+
+    @property
+    def roles(self) -> dict[str, TensorRole]:
+        """The roles other than that of a parameter without a range, by name."""
+        return {spec.name: spec.role for spec in self.specs if spec.role != PARAMETER}
+
+    def check_values(self, flat: Float32s) -> None:
+        """Check that each tensor has the values of its role: within its range, and whole for a counter.
+
+        Args:
+            flat: The values (num_values,).
+
+        Raises:
+            InvalidInput: A tensor has others. The text names it.
+        """
+        for spec, start in zip(self.specs, self.offsets, strict=True):
+            values, role = flat[start : start + spec.num_values], spec.role
+            if role == PARAMETER:
+                continue
+            is_wrong = outside(values, role) | ~np.isfinite(values)
+            if role.role is RoleKind.COUNTER:
+                is_wrong |= values != np.rint(values)
+            if is_wrong.any():
+                kind = "whole" if role.role is RoleKind.COUNTER else "finite"
+                raise InvalidInput(
+                    f"tensor {spec.name!r}: got {values[is_wrong][0]:g}, expected {kind} numbers"
+                    f"{role.range and f' of {role.range}'}, because it is a {role.role}; correct its values"
+                )
+
     def joined(self, other: "TensorTable") -> "TensorTable":
         """Return the table of the tensors of both. Raises ValueError if they share a name."""
         return TensorTable(tuple(sorted((*self.specs, *other.specs), key=lambda spec: spec.name)))
@@ -142,6 +180,16 @@ class TensorTable:
         text = json.dumps(rows, separators=(",", ":"), ensure_ascii=False).encode()
         text += b" " * (-(len(MAGIC) + _LENGTH.size + len(text)) % ALIGNMENT)
         return MAGIC + _LENGTH.pack(len(text)) + text
+
+
+def outside(values: Float32s, role: TensorRole) -> npt.NDArray[np.bool_]:
+    """Return which values (num_values,) are out of the range of a role, rounded to float32. NaN is in no range."""
+    out = np.zeros(values.shape, np.bool_)
+    if role.lowest is not None:
+        out |= ~(values >= np.float32(role.lowest))
+    if role.highest is not None:
+        out |= ~(values <= np.float32(role.highest))
+    return out
 
 
 def encode_parameters(table: TensorTable, flat: Float32s) -> bytes:

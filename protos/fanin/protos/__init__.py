@@ -6,6 +6,7 @@ Rooms and modules in reading order:
     names              forms of ids, keys and signatures
     texts              parts of sentences for people
     numbers            numbers among values of any type
+    roles              the role of a tensor, and the range of its values
     records            the check of records that other packages create
     chunks             Artifacts as content-addressed Chunks
     plans/             the Plan (``plan.proto``): its keys, and the proof that its sums cannot overflow

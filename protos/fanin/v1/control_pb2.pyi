@@ -1406,6 +1406,7 @@ class VersionPublished(_message.Message):
     BYTES_UP_FIELD_NUMBER: _builtins.int
     NUM_SATURATED_FIELD_NUMBER: _builtins.int
     NUM_ROUNDED_FIELD_NUMBER: _builtins.int
+    NUM_CLAMPED_FIELD_NUMBER: _builtins.int
     TRAIN_LOSS_FIELD_NUMBER: _builtins.int
     TRAIN_LOSS_EXAMPLES_FIELD_NUMBER: _builtins.int
     EVALUATION_FIELD_NUMBER: _builtins.int
@@ -1433,6 +1434,8 @@ class VersionPublished(_message.Message):
     bytes_up: _builtins.int
     num_saturated: _builtins.int
     num_rounded: _builtins.int
+    num_clamped: _builtins.int
+    """Values that were out of the range of their tensor by at most one step, and were set to the end of the range."""
     train_loss: _builtins.float
     """The mean over the devices that report a training loss, and the number of their examples."""
     train_loss_examples: _builtins.int
@@ -1487,6 +1490,7 @@ class VersionPublished(_message.Message):
         bytes_up: _builtins.int = ...,
         num_saturated: _builtins.int = ...,
         num_rounded: _builtins.int = ...,
+        num_clamped: _builtins.int = ...,
         train_loss: _builtins.float = ...,
         train_loss_examples: _builtins.int = ...,
         evaluation: Global___Evaluation | None = ...,
@@ -1507,7 +1511,7 @@ class VersionPublished(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["by", b"by", "evaluation", b"evaluation", "saturated", b"saturated"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adopted_number", b"adopted_number", "adopted_run_id", b"adopted_run_id", "by", b"by", "bytes_down", b"bytes_down", "bytes_down_resumed", b"bytes_down_resumed", "bytes_up", b"bytes_up", "bytes_up_resumed", b"bytes_up_resumed", "device_spreads", b"device_spreads", "evaluation", b"evaluation", "new_epoch", b"new_epoch", "num_rounded", b"num_rounded", "num_saturated", b"num_saturated", "num_stale", b"num_stale", "number", b"number", "parent", b"parent", "round", b"round", "round_s", b"round_s", "rounds", b"rounds", "runtimes", b"runtimes", "saturated", b"saturated", "statistics", b"statistics", "statistics_examples", b"statistics_examples", "total_examples", b"total_examples", "train_loss", b"train_loss", "train_loss_examples", b"train_loss_examples", "version_sha256", b"version_sha256"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adopted_number", b"adopted_number", "adopted_run_id", b"adopted_run_id", "by", b"by", "bytes_down", b"bytes_down", "bytes_down_resumed", b"bytes_down_resumed", "bytes_up", b"bytes_up", "bytes_up_resumed", b"bytes_up_resumed", "device_spreads", b"device_spreads", "evaluation", b"evaluation", "new_epoch", b"new_epoch", "num_clamped", b"num_clamped", "num_rounded", b"num_rounded", "num_saturated", b"num_saturated", "num_stale", b"num_stale", "number", b"number", "parent", b"parent", "round", b"round", "round_s", b"round_s", "rounds", b"rounds", "runtimes", b"runtimes", "saturated", b"saturated", "statistics", b"statistics", "statistics_examples", b"statistics_examples", "total_examples", b"total_examples", "train_loss", b"train_loss", "train_loss_examples", b"train_loss_examples", "version_sha256", b"version_sha256"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -122,7 +122,7 @@ CONSTANTS
 
     protocol number       1 (EnrollRequest.protocol, CheckInRequest.protocol)
     format of an Update   1 (UpdateHeader.format)
-    format of a manifest  1
+    format of a manifest  2
     Chunk                 1 MiB = 1048576 bytes for each but the last of an Update; a device accepts up to 3 MiB
     piece                 at most 256 KiB is usual; any length works that keeps the message under 4 MiB
     manifest              at most 3 MiB
@@ -553,11 +553,11 @@ class BundleRef(_message.Message):
 
     1. check that public_key is a publisher that this device trusts;
     2. download the manifest, check its digest and the signature over its exact bytes;
-    3. parse it. A manifest with another `format` than 1 is refused.
+    3. parse it. A manifest with another `format` than 2 is refused.
 
     The manifest is one JSON object in UTF-8:
 
-        "format"       1
+        "format"       2
         "name"         string
         "batch_size"   the batch of the train and evaluate graphs
         "other_batch_sizes"  [size, ..]: batch sizes with a train graph of their own, "train@b<size>"; absent if there are none
@@ -567,6 +567,11 @@ class BundleRef(_message.Message):
                        of the sequences, ascending, each with graphs of its own; the three are empty for one length
         "optimizer"    {SETTING: {"default": number, "below": number}}: the settings of the optimizer that are inputs of train
         "parameters"   {NAME: [dim, ..]}: the tensors of a Version, all float32
+        "roles"        {NAME: {"role": "parameter" | "statistic" | "counter", "lowest": number, "highest": number}}: the role of a
+                       tensor of "parameters", and the range of its values, of which either end may be absent. A tensor that
+                       is not here is a parameter without a range. The coordinator adds the weighted mean of the changes to a
+                       statistic, adds it rounded to a whole number to a counter, and gives only parameters to the rule and
+                       the outer optimizer. A Version has no value out of its range
         "local"        {"parameters": {NAME: [dim, ..]}, "initial": ARTIFACT NAME}: personal parameters; absent if there are
                        none. They are inputs of the graphs like the other parameters, start with the values of the artifact
                        in canonical form, and never leave the device: the change and the Version do not have them
@@ -929,12 +934,15 @@ class Stage(_message.Message):
     Each stage has a state: float32 tensors of n values. It begins with zeros and belongs to one Round of one lineage
     (see StageState). An Update and the states after it are stored together, before the upload.
 
+    A stage works on the values of the tensors with the role "parameter" alone: n is their number, and the other changes go
+    to the codec as the training left them. In the second group their values are 0, and so are their inputs control.<p>.
+
     error_feedback has the state residual. It adds the residual to the change. The new residual is this sum minus
     `sent`, each computed in float64 and rounded to float32.
 
     scaffold has the option num_devices, the number N of all devices of the Run, the state control (c_i) and the auxiliary
     tensor control (c), all zeros in the first Version of a lineage. The train graph receives c - c_i as control.<p>. Its
-    Updates have a second group of n values behind the change: the control change -c - change / (steps * learning_rate).
+    Updates have a second group behind the change, as long as it: the control change -c - change / (steps * learning_rate).
     The new c_i is c_i plus `sent` of that group. Blocks, grid and shifts of the second group follow those of the first.
     It counts with the weight of one example, whatever the examples of the device.
     """
@@ -1064,23 +1072,87 @@ class Flower(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class RolesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        @_builtins.property
+        def value(self) -> Global___TensorRole: ...
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: Global___TensorRole | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     CONFIG_FIELD_NUMBER: _builtins.int
+    ROLES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def config(self) -> _containers.MessageMap[_builtins.str, Global___Setting]:
         """The entries of the ConfigRecord."""
+
+    @_builtins.property
+    def roles(self) -> _containers.MessageMap[_builtins.str, Global___TensorRole]:
+        """Roles of arrays by patterns of their names, in which * is any text, instead of those of the manifest. A schedule has
+        none.
+        """
 
     def __init__(
         self,
         *,
         config: _abc.Mapping[_builtins.str, Global___Setting] | None = ...,
+        roles: _abc.Mapping[_builtins.str, Global___TensorRole] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["config", b"config"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["config", b"config", "roles", b"roles"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Flower: _TypeAlias = Flower  # noqa: Y015
+
+@_typing.final
+class TensorRole(_message.Message):
+    """How a tensor changes from Version to Version, and the range of its values (see "roles" of the manifest)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROLE_FIELD_NUMBER: _builtins.int
+    LOWEST_FIELD_NUMBER: _builtins.int
+    HIGHEST_FIELD_NUMBER: _builtins.int
+    role: _builtins.str
+    """parameter, statistic or counter."""
+    lowest: _builtins.float
+    highest: _builtins.float
+    def __init__(
+        self,
+        *,
+        role: _builtins.str = ...,
+        lowest: _builtins.float | None = ...,
+        highest: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_highest", b"_highest", "_lowest", b"_lowest", "highest", b"highest", "lowest", b"lowest"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_highest", b"_highest", "_lowest", b"_lowest", "highest", b"highest", "lowest", b"lowest", "role", b"role"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__highest: _TypeAlias = _typing.Literal["highest"]  # noqa: Y015
+    _WhichOneofArgType__highest: _TypeAlias = _typing.Literal["_highest", b"_highest"]  # noqa: Y015
+    _WhichOneofReturnType__lowest: _TypeAlias = _typing.Literal["lowest"]  # noqa: Y015
+    _WhichOneofArgType__lowest: _TypeAlias = _typing.Literal["_lowest", b"_lowest"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__highest) -> _WhichOneofReturnType__highest | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__lowest) -> _WhichOneofReturnType__lowest | None: ...
+
+Global___TensorRole: _TypeAlias = TensorRole  # noqa: Y015
 
 @_typing.final
 class Setting(_message.Message):

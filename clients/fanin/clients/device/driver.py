@@ -289,17 +289,17 @@ class SessionDriver:
         assert model is not None, "training comes after fetching"
         seed = None if self._secret is None else device_seed(self._secret, assignment)
         model = replace(model, device_seed=seed)
-        table, started_s = model.bundle.manifest.table, host.now()
+        started_s = host.now()
         try:
             staging = begin_stages(assignment, self._stages, model, store.states)
             local = local_values(store.locals, model.bundle, assignment.run_id, before=assignment.round)
-            prepared = replace(model, local=local, inputs=staging.inputs(table.num_values))
+            prepared = replace(model, local=local, inputs=staging.inputs())
             with self._reporting_unfit(model.bundle):
                 change = await host.train(prepared, assignment, self._parts.conditions.should_continue)
             if not isinstance(change, Change):
                 raise InvalidInput(f"training: the trainer returned {type(change).__name__}, expected a Change")
             telemetry = self._telemetry(change, host.now() - started_s)
-            staged = apply_stages(assignment, table, change, staging)
+            staged = apply_stages(assignment, change, staging)
             header = header_of(assignment, staged.encoded, change.counts, telemetry)
             keep_local(store.locals, model.bundle, assignment, change.local)
         except InvalidBundle:
@@ -312,7 +312,7 @@ class SessionDriver:
         if staging.has_state:
             store.states.put(state_label(assignment, assignment.round), staged.states)
         store.updates.put(header, staged.encoded.payload)
-        num_values = layout_of(table, self._stages).total_table.num_values
+        num_values = layout_of(staging.table, self._stages).total_table.num_values
         return e.UpdateStored(num_saturated=staged.encoded.num_saturated, num_values=num_values)
 
     def _telemetry(self, change: Change, train_s: float) -> m.Telemetry:

@@ -17,6 +17,7 @@ from fanin.clients.device.conditions import ShouldContinue
 from fanin.clients.device.models import OpenedModel
 from fanin.clients.device.storage.protocols import StoredStates
 from fanin.clients.device.storage.states import StateLabel
+from fanin.edge.bundles.arrays import table_in
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.codecs.fixed import Encoded
 from fanin.edge.codecs.pipeline import (
@@ -32,6 +33,7 @@ from fanin.edge.codecs.pipeline import (
 from fanin.edge.codecs.stage import GroupStage, Stage
 from fanin.edge.codecs.stages import added_groups, layout_of
 from fanin.edge.codecs.statistics import fitted
+from fanin.edge.codecs.trained import TrainedPart
 from fanin.edge.tensors import Float32s, TensorTable, sha256_hex
 from fanin.protos import messages as m
 from fanin.protos.chunks import artifact_of
@@ -168,12 +170,14 @@ class Staging:
 
     Attributes:
         stages: The stages by name, in their order.
+        table: Names, shapes and roles of the parameters.
         states: The states before the Update.
-        downlink: The auxiliary tensors of the Version (num_values,), by name.
+        downlink: The auxiliary tensors of the Version (num_trained,), by name: without statistics and counters.
         device_seed: Seed of what the stages draw; None in a simulation.
     """
 
     stages: Mapping[str, Stage]
+    table: TensorTable
     states: States
     downlink: Mapping[str, Float32s]
     device_seed: bytes | None = None
@@ -183,17 +187,16 @@ class Staging:
         """Whether there is anything to store with the Update."""
         return any(stage.tensors for stage in self.stages.values())
 
-    def inputs(self, num_values: int) -> Mapping[str, Float32s]:
-        """Return the inputs of the train graph (num_values,), by kind.
-
-        Args:
-            num_values: Number of values of the parameters.
+    def inputs(self) -> Mapping[str, Float32s]:
+        """Return the inputs of the train graph (num_values,), by kind. They are zero for statistics and counters.
 
         Raises:
             InvalidInput: A stage raised an exception, an input has another form, or two stages set it. The text names
                 the stage.
         """
         inputs: dict[str, Float32s] = {}
+        part = TrainedPart(self.table)
+        zeros = np.zeros(part.averaged.num_values, np.float32)
         for name, stage in self.stages.items():
             if not isinstance(stage, GroupStage):
                 continue
@@ -203,18 +206,19 @@ class Staging:
                 raise stage_error(name, "prepare", exc) from exc
             check_mapping(name, "returned", theirs, "a mapping of the inputs of the train graph")
             for kind, values in theirs.items():
-                form = f"float32 ({num_values},)"
+                form = f"float32 ({part.trained.num_values},)"
                 if kind in inputs or form_of(values) != form or not np.isfinite(values).all():
                     raise InvalidInput(
                         f"stage {name}: got {form_of(values)} for the input {kind!r} of the train graph, expected "
                         f"finite {form}, from one stage only; correct the stage"
                     )
-                inputs[kind] = values
+                inputs[kind] = part.join(values, zeros, 0)
         return inputs
 
 
-UNSTAGED: Final = Staging(stages=MappingProxyType({}), states=MappingProxyType({}), downlink=MappingProxyType({}))
-"""No stages."""
+def unstaged(table: TensorTable) -> Staging:
+    """Return no stages, for parameters with this table."""
+    return Staging(stages={}, table=table, states={}, downlink={})
 
 
 def downlink_names(assignment: m.Assignment, stages: Mapping[str, Stage]) -> tuple[str, ...]:
@@ -249,16 +253,17 @@ def begin_stages(
 
     A missing or unusable state is logged, and the stages start from zeros.
     """
-    num_values = model.bundle.manifest.table.num_values
-    states = first_states(stages, num_values)
+    table = table_in(model.bundle.manifest, assignment.flower)
+    part = TrainedPart(table)
+    states = first_states(stages, part.trained.num_values)
     if assignment.state.round and any(states.values()):
         try:
             states = stored.get(state_label(assignment, assignment.state.round), states)
         except (NotFound, Corrupted) as exc:
             LOG.warning("%s; the stages begin with zeros", exc)
-    zeros = np.zeros(num_values, np.float32)
-    downlink = {group.name: model.auxiliary.get(group.name, zeros) for group in added_groups(stages)}
-    return Staging(stages=stages, states=states, downlink=downlink, device_seed=model.device_seed)
+    zeros = np.zeros(table.num_values, np.float32)
+    downlink = {group.name: part.split(model.auxiliary.get(group.name, zeros), 0)[0] for group in added_groups(stages)}
+    return Staging(stages=stages, table=table, states=states, downlink=downlink, device_seed=model.device_seed)
 
 
 def state_label(assignment: m.Assignment, number: int) -> StateLabel:
@@ -266,14 +271,11 @@ def state_label(assignment: m.Assignment, number: int) -> StateLabel:
     return StateLabel(run_id=assignment.run_id, lineage=assignment.state.lineage, round=number)
 
 
-def apply_stages(
-    assignment: m.Assignment, table: TensorTable, change: Change, staging: Staging = UNSTAGED
-) -> StagedUpdate:
+def apply_stages(assignment: m.Assignment, change: Change, staging: Staging) -> StagedUpdate:
     """Take a Change through the stages and the codec.
 
     Args:
         assignment: Names the codec, the grid and the learning rate.
-        table: Names and shapes of the parameters.
         change: The result of training.
         staging: The stages.
 
@@ -287,7 +289,7 @@ def apply_stages(
         grid=assignment.grid,
         learning_rate=mean_rate(assignment.training, change.num_steps),
         stages=staging.stages,
-        layout=layout_of(table, staging.stages),
+        layout=layout_of(staging.table, staging.stages),
         downlink=staging.downlink,
         rng_of=partial(generator, assignment, staging.device_seed),
     )
@@ -328,7 +330,7 @@ def make_update(
     Returns:
         The Update's header and payload.
     """
-    encoded = apply_stages(assignment, table, change).encoded
+    encoded = apply_stages(assignment, change, unstaged(table)).encoded
     return header_of(assignment, encoded, change.counts, telemetry), encoded.payload
 
 

@@ -21,6 +21,7 @@ from fanin.edge.signatures import Port, Signature
 from fanin.edge.tensors import TensorTable, encode_parameters
 from fanin.protos import messages as m
 from fanin.protos.chunks import artifact_of
+from fanin.protos.roles import role_by_name
 
 NO_SHAPES: Final[Mapping[str, tuple[int, ...]]] = MappingProxyType({})
 
@@ -72,11 +73,11 @@ def synthetic_bundle(
     Args:
         folder: A new folder.
         key: The publisher's key.
-        shapes: The parameters.
+        shapes: The parameters. Their names show their roles.
         scaffold: Whether the train graph has the inputs ``control.<p>``.
         local: Shapes of the personal parameters, whose initial values are ones.
     """
-    table = TensorTable.of(shapes)
+    table = TensorTable.of(shapes).with_roles({name: role_by_name(name) for name in shapes})
     artifacts = {
         "graph": b"not a graph",
         "initial": encode_parameters(table, np.zeros(table.num_values, np.float32)),

@@ -197,6 +197,8 @@ def _version_text(event: VersionPublished) -> str:
         text += f", {counted(event.num_saturated, 'value')} saturated"
     if event.saturated.num_devices:
         text += f" ({saturated_text(event.saturated)})"
+    if event.num_clamped:
+        text += f", {counted(event.num_clamped, 'value')} set to the end of a range"
     if event.train_loss_examples:
         text += f", training loss {event.train_loss:.4f}"
         if event.train_loss_examples < event.total_examples:

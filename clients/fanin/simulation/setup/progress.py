@@ -140,4 +140,6 @@ def line_of(row: RoundRow) -> str:
     if row.num_saturated:
         of = f", {counted(row.num_saturated_clients, 'client')} above 1 %" if row.num_saturated_clients else ""
         trained += f" (cut: {counted(row.num_saturated, 'value')} out of the grid's range{of})"
+    if row.num_clamped:
+        trained += f" (set to the end of a range: {counted(row.num_clamped, 'value')})"
     return f"round {row.round:4d}{trained}{tested}"

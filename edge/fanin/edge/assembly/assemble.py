@@ -44,8 +44,9 @@ from fanin.edge.runtimes.models import PREPROCESS, RAW, open_preprocess
 from fanin.edge.signatures import DEVICE_SIGNATURES, DTYPES, Port, Ports, Signature
 from fanin.edge.tensors import Float32s, TensorTable, encode_parameters
 from fanin.protos.chunks import artifact_of
-from fanin.protos.errors import InvalidBundle
+from fanin.protos.errors import InvalidBundle, InvalidInput
 from fanin.protos.names import check_name
+from fanin.protos.roles import role_by_name
 
 PARAMETERS: Final = "parameters"
 
@@ -89,11 +90,16 @@ class AssembledGraphs:
         for name, value in self.parameters.items():
             if value.dtype != np.float32 or not np.isfinite(value).all():
                 raise InvalidBundle(f"assemble: parameter {name!r} is {value.dtype}, expected finite float32 numbers")
+        try:
+            self.table.check_values(self.table.flatten(self.parameters))
+        except InvalidInput as exc:
+            raise InvalidBundle(f"assemble: {exc}") from exc
 
     @property
     def table(self) -> TensorTable:
-        """Layout of the parameters."""
-        return TensorTable.of({name: value.shape for name, value in self.parameters.items()})
+        """Layout of the parameters, with the roles that their names show."""
+        table = TensorTable.of({name: value.shape for name, value in self.parameters.items()})
+        return table.with_roles({name: role_by_name(name) for name in self.parameters})
 
 
 def assemble(spec: AssembledGraphs, folder: Path | str, key: SigningKey) -> Bundle:

@@ -5,6 +5,8 @@ Such a Bundle has no Signatures and no slots, and two artifacts::
     parameters   Version 0 of the float32 arrays, which travel, in canonical form (``fanin.edge.tensors``)
     arrays       JSON: the names of all arrays in the order of the code, and the values of those that stay local
 
+The names of torch's norm buffers have their roles (``fanin.protos.roles``). A Plan gives others in ``[flower.roles]``.
+
 Only float32 arrays are exchanged. The others, such as the counter ``num_batches_tracked`` of a normalization, stay on
 the device. The device starts from the Bundle's values and keeps the values that its code returns.
 """
@@ -13,6 +15,7 @@ import base64
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
@@ -26,12 +29,15 @@ from fanin.edge.bundles.manifest_json import dump_manifest
 from fanin.edge.files import new_folder
 from fanin.edge.tensors import Array, TensorTable, encode_parameters
 from fanin.protos.chunks import artifact_of
-from fanin.protos.errors import InvalidBundle, InvalidInput
+from fanin.protos.errors import InvalidBundle, InvalidInput, InvalidPlan
 from fanin.protos.names import check_name
+from fanin.protos.plans import FlowerPlan
+from fanin.protos.roles import TensorRole, role_by_name
 
 ARRAYS: Final = "arrays"
 """Name of the artifact."""
 PARAMETERS: Final = "parameters"
+MAX_SHOWN: Final = 8
 LOCAL_KINDS: Final = "biuf"
 """Kinds of numpy dtypes that a local array may have: bool, integers and floats."""
 
@@ -78,7 +84,10 @@ def write_arrays(arrays: Mapping[str, Array], folder: Path | str, key: SigningKe
         table = TensorTable.of({each: value.shape for each, value in travelling.items()})
     except ValueError as exc:
         raise InvalidInput(f"arrays: {exc}") from exc
-    artifacts = {PARAMETERS: encode_parameters(table, table.flatten(travelling)), ARRAYS: _dump(arrays)}
+    table = table.with_roles({each: role_by_name(each) for each in travelling})
+    initial = table.flatten(travelling)
+    table.check_values(initial)
+    artifacts = {PARAMETERS: encode_parameters(table, initial), ARRAYS: _dump(arrays)}
     manifest = Manifest(
         name=name,
         batch_size=1,
@@ -114,6 +123,29 @@ def read_layout(bundle: Bundle) -> ArrayLayout:
     if sorted(layout.names) != expected:
         raise InvalidBundle(f"bundle {bundle.manifest.name}: lists other arrays than it has; write it again")
     return layout
+
+
+def table_in(manifest: Manifest, flower: FlowerPlan) -> TensorTable:
+    """Return the table of a Run: that of the manifest. Without graphs, arrays have the roles that the Plan gives them.
+
+    Raises:
+        InvalidPlan: A pattern matches no array that travels, or two patterns match one.
+    """
+    if manifest.signatures:
+        return manifest.table
+    names, roles = [spec.name for spec in manifest.table.specs], dict[str, TensorRole]()
+    for pattern, role in flower.roles.items():
+        matches = [name for name in names if fnmatchcase(name, pattern)]
+        what = f"plan: flower.roles: the pattern {pattern!r}"
+        if not matches:
+            raise InvalidPlan(
+                f"{what} matches no array that travels, expected at least one of {names[:MAX_SHOWN]}; correct or "
+                "remove it. Arrays of other dtypes than float32 stay on the device and have no role"
+            )
+        if both := [name for name in matches if name in roles]:
+            raise InvalidPlan(f"{what} and another one match the array {both[0]!r}, expected one; make them more exact")
+        roles |= dict.fromkeys(matches, role)
+    return manifest.table.with_roles(roles)
 
 
 def _dump(arrays: Mapping[str, Array]) -> bytes:

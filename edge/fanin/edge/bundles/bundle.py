@@ -160,6 +160,8 @@ class Bundle:
     def _initial(self, what: str, name: str, expected: TensorTable) -> Float32s:
         try:
             table, flat = decode_parameters(self.artifact(name))
+            if table == expected:
+                expected.check_values(flat)
         except InvalidInput as exc:
             raise InvalidBundle(f"bundle {short(self.sha256)}: {exc}") from exc
         if table != expected:

@@ -19,11 +19,12 @@ from fanin.edge.signatures import DTYPES, Port, Signature
 from fanin.edge.tensors import TensorTable
 from fanin.protos.chunks import Artifact, ChunkRef
 from fanin.protos.errors import InvalidBundle, InvalidInput
+from fanin.protos.roles import PARAMETER, RoleKind, TensorRole
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 KEYS: Final = (
-    "format name batch_size num_classes num_tokens lengths optimizer parameters derived signatures slots artifacts "
-    "initial"
+    "format name batch_size num_classes num_tokens lengths optimizer parameters roles derived signatures slots "
+    "artifacts initial"
 )
 """The keys of every manifest. ``fleet.proto`` describes them all."""
 OPTIONAL_KEYS: Final = "local other_batch_sizes"
@@ -43,6 +44,7 @@ def dump_manifest(manifest: Manifest) -> bytes:
             name: {"default": setting.default, "below": setting.below} for name, setting in manifest.optimizer.items()
         },
         "parameters": {spec.name: list(spec.shape) for spec in manifest.table.specs},
+        "roles": {name: _role_row(role) for name, role in manifest.table.roles.items()},
         "signatures": {
             name: {
                 "inputs": [_port_row(port) for port in signature.inputs],
@@ -112,7 +114,7 @@ def _manifest(reader: Reader) -> Manifest:
         batch_size=reader.integer("batch_size"),
         num_classes=reader.integer("num_classes"),
         num_tokens=MappingProxyType({name: num_tokens.integer(name) for name in num_tokens.row}),
-        table=TensorTable.of({name: parameters.shape(name) for name in parameters.row}),
+        table=_with_roles(TensorTable.of({name: parameters.shape(name) for name in parameters.row}), reader),
         signatures=MappingProxyType({name: _signature(row) for name, row in reader.children("signatures")}),
         slots=MappingProxyType(
             {
@@ -129,6 +131,30 @@ def _manifest(reader: Reader) -> Manifest:
         local=_local(reader.child("local")) if "local" in reader.row else None,
         other_batch_sizes=_other_batch_sizes(reader),
     )
+
+
+def _role_row(role: TensorRole) -> dict[str, object]:
+    bounds = {"lowest": role.lowest, "highest": role.highest}
+    return {"role": role.role.value} | {name: bound for name, bound in bounds.items() if bound is not None}
+
+
+def _with_roles(table: TensorTable, reader: Reader) -> TensorTable:
+    roles = {name: _role(row) for name, row in reader.children("roles")}
+    if strange := sorted(roles.keys() - {spec.name for spec in table.specs}):
+        raise InvalidBundle(f"manifest.roles: got {strange[0]!r}, expected only names of the parameters")
+    return table.with_roles(roles)
+
+
+def _role(reader: Reader) -> TensorRole:
+    reader.only("role", optional="lowest highest")
+    kind = reader.text("role")
+    if kind not in set(RoleKind):
+        raise InvalidBundle(f"{reader.path}.role: got {kind!r}, expected one of {[str(known) for known in RoleKind]}")
+    bounds = {name: reader.number(name) for name in ("lowest", "highest") if name in reader.row}
+    role = TensorRole(role=RoleKind(kind), lowest=bounds.get("lowest"), highest=bounds.get("highest"))
+    if role == PARAMETER:
+        raise InvalidBundle(f"{reader.path}: got a parameter without a range, expected another role; leave the key out")
+    return role
 
 
 def _other_batch_sizes(reader: Reader) -> tuple[int, ...]:

@@ -5,6 +5,7 @@ Modules in reading order:
     fixed            the codecs ``fixed32`` and ``int8``: encode, decode
     grid             the step of each block, and how it follows the Updates of a Round
     vector           the vector of an Update: groups of values
+    trained          the values of a vector that rules, optimizers and stages work on
     stage            the contract of stages, the steps before the codec
     error_feedback   the stage that adds what the codec left out to the next Update
     scaffold         the stage of SCAFFOLD's control variates

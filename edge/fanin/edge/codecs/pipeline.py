@@ -3,6 +3,10 @@
 Each stage is called with a function ``send``, which runs the following stages and the codec. The result of ``send`` is
 the coordinator's reading of the payload, so a stage knows the exact error of the later steps.
 
+A stage sees the values of trained parameters alone, without gaps (``codecs.trained``). Statistics and counters go from
+the training to the codec unchanged: a norm that is clipped together with them, or a residual that adds up from Round to
+Round, would make wrong statistics of right ones. In the groups of stages their values are zero.
+
 A stage may come from another package. Each of its exceptions, and each invalid value that it sends or returns, becomes
 an InvalidInput that names the stage. The stage receives arrays as read-only views.
 """
@@ -12,9 +16,11 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 import numpy as np
+import numpy.typing as npt
 
 from fanin.edge.codecs.fixed import DIVERGED, Encoded, codec_named
 from fanin.edge.codecs.stage import GroupStage, Stage, StageContext, State
+from fanin.edge.codecs.trained import Numbers, TrainedPart
 from fanin.edge.codecs.vector import PARAMETERS, Vector, VectorLayout
 from fanin.edge.tensors import Float32s, Float64s
 from fanin.protos.errors import FaninError, InvalidInput, foreign_text
@@ -39,10 +45,10 @@ class StagedUpdate:
     states: States
 
 
-def first_states(stages: Mapping[str, Stage], num_values: int) -> States:
-    """Return the states with which a device begins: zeros."""
+def first_states(stages: Mapping[str, Stage], num_trained: int) -> States:
+    """Return the states with which a device begins: zeros, one for each value of the trained parameters."""
     return {
-        name: {tensor: np.zeros(num_values, np.float32) for tensor in stage.tensors} for name, stage in stages.items()
+        name: {tensor: np.zeros(num_trained, np.float32) for tensor in stage.tensors} for name, stage in stages.items()
     }
 
 
@@ -56,7 +62,7 @@ class UpdatePipeline:
         learning_rate: Learning rate of the training.
         stages: The stages by name, in their order.
         layout: The layout of the vector.
-        downlink: The auxiliary tensors of the Version (num_values,), by name.
+        downlink: The auxiliary tensors of the Version (num_trained,), by name: without statistics and counters.
         rng_of: Returns the generator of a purpose and of the values that it rounds, the same for a repeated training.
     """
 
@@ -82,16 +88,19 @@ class UpdatePipeline:
         """
         if self.stages and not np.isfinite(change).all():
             raise ValueError(DIVERGED)
-        passing = _Pass(num_steps=num_steps, before=states)
-        self._send(passing, tuple(self.stages), {PARAMETERS: change})
+        self.layout.check_group(PARAMETERS, change)
+        part = TrainedPart(self.layout.table)
+        trained, averaged = part.split(change, 0) if self.stages else (change, change[:0])
+        passing = _Pass(num_steps=num_steps, before=states, part=part, averaged=averaged)
+        self._send(passing, tuple(self.stages), {PARAMETERS: trained})
         assert passing.encoded is not None, "each stage sends once, so the codec was reached"
         return StagedUpdate(encoded=passing.encoded, states={name: passing.after[name] for name in self.stages})
 
     def _send(self, passing: "_Pass", names: Sequence[str], vector: Vector) -> Decoded:
         """Take a vector through these stages and the codec."""
         if not names:
-            passing.encoded = self._encode(vector)
-            return self._decoded(passing.encoded)
+            passing.encoded = self._encode(passing.completed(vector))
+            return self._decoded(passing.encoded, passing.part)
         name, stage, results = names[0], self.stages[names[0]], list[Decoded]()
         problems = list[Exception]()
 
@@ -124,7 +133,7 @@ class UpdatePipeline:
             raise problems[0]
         if not results:
             raise InvalidInput(f"stage {name}: sent no vector, expected one; correct the stage")
-        passing.after[name] = _checked_state(name, stage, state, self.layout.table.num_values)
+        passing.after[name] = _checked_state(name, stage, state, passing.part.trained.num_values)
         return results[0]
 
     def _encode(self, vector: Vector) -> Encoded:
@@ -132,8 +141,8 @@ class UpdatePipeline:
         rng = self.rng_of("", flat) if codec.is_stochastic else np.random.default_rng(0)
         return codec.encode(self.layout.total_table, flat, self.grid, self.codec.max_shift, rng)
 
-    def _decoded(self, encoded: Encoded) -> Decoded:
-        """Return the coordinator's reading by group. Without stages it is not needed, so nothing is decoded."""
+    def _decoded(self, encoded: Encoded, part: TrainedPart) -> Decoded:
+        """Return the coordinator's reading of the trained values by group. Without stages nothing needs it."""
         if not self.stages:
             return {}
         codec, table = codec_named(self.codec.name), self.layout.total_table
@@ -141,8 +150,8 @@ class UpdatePipeline:
         for spec, start, exponent, shift in zip(table.specs, table.offsets, self.grid, encoded.shifts, strict=True):
             block = values[start : start + spec.num_values]
             np.ldexp(block, exponent + shift, out=block)
-        values.flags.writeable = False
-        return {group.name: values[slice(*self.layout.span(group.name))] for group in self.layout.groups}
+        spans = {group.name: slice(*self.layout.span(group.name)) for group in self.layout.groups}
+        return read_only({name: part.split(values[span], 0)[0] for name, span in spans.items()})
 
 
 @dataclass(slots=True, kw_only=True)
@@ -151,11 +160,19 @@ class _Pass:
 
     num_steps: int
     before: States
+    part: TrainedPart
+    averaged: Float32s
     after: dict[str, State] = field(default_factory=dict)
     encoded: Encoded | None = None
 
+    def completed(self, vector: Vector) -> Vector:
+        """Return a vector with the values that no stage sees: in its groups of stages, zeros."""
+        zeros = np.zeros_like(self.averaged)
+        others = {name: self.averaged if name == PARAMETERS else zeros for name in vector}
+        return {name: self.part.join(values, others[name], 0) for name, values in vector.items()}
 
-def read_only(arrays: Mapping[str, Float32s]) -> Mapping[str, Float32s]:
+
+def read_only(arrays: Mapping[str, npt.NDArray[Numbers]]) -> Mapping[str, npt.NDArray[Numbers]]:
     """Return read-only views of arrays, in a mapping that cannot be changed."""
     views = {name: values.view() for name, values in arrays.items()}
     for view in views.values():

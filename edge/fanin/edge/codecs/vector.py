@@ -65,7 +65,7 @@ class VectorLayout:
             raise ValueError(f"vector: got groups {names}, expected different names, {PARAMETERS!r} first")
         # The number of the group keeps the names in rising order, as a table needs them.
         specs = (
-            TensorSpec(name=f"{number}.{spec.name}", shape=spec.shape)
+            TensorSpec(name=f"{number}.{spec.name}", shape=spec.shape, role=spec.role)
             for number in range(len(names))
             for spec in self.table.specs
         )
@@ -101,9 +101,13 @@ class VectorLayout:
         if set(vector) != set(names):
             raise InvalidInput(f"vector: got the groups {sorted(vector)}, expected {names}")
         for name, values in vector.items():
-            if values.shape != (self.table.num_values,) or values.dtype != np.float32:
-                raise InvalidInput(
-                    f"vector: got {values.dtype} {values.shape} for the group {name!r}, expected float32 "
-                    f"({self.table.num_values},)"
-                )
+            self.check_group(name, values)
         return vector[PARAMETERS] if len(names) == 1 else np.concatenate([vector[name] for name in names])
+
+    def check_group(self, name: str, values: Float32s) -> None:
+        """Raise InvalidInput unless the values of a group are float32 (table.num_values,)."""
+        if values.shape != (self.table.num_values,) or values.dtype != np.float32:
+            raise InvalidInput(
+                f"vector: got {values.dtype} {values.shape} for the group {name!r}, expected float32 "
+                f"({self.table.num_values},)"
+            )

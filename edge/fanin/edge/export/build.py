@@ -304,7 +304,7 @@ def _untrained(app: App, measured: Mapping[str, Quality], compared: Mapping[str,
 def _assemble(prepared: Prepared, formats: Mapping[str, Graphs]) -> tuple[Manifest, dict[str, bytes]]:
     app = prepared.app
     arrays = {name: value.numpy() for name, value in prepared.parameters.items()}
-    table, local = (_table_of(arrays, names) for names in (arrays.keys() - prepared.local, prepared.local))
+    table, local = (_part_of(prepared.table, names) for names in (arrays.keys() - prepared.local, prepared.local))
     artifacts = {name: data for graphs in formats.values() for name, data in graphs.files.items()}
     artifacts[PARAMETERS] = _encoded(table, arrays)
     if prepared.local:
@@ -343,8 +343,8 @@ def _assemble(prepared: Prepared, formats: Mapping[str, Graphs]) -> tuple[Manife
     return manifest, artifacts
 
 
-def _table_of(arrays: Mapping[str, Array], names: Collection[str]) -> TensorTable:
-    return TensorTable.of({name: arrays[name].shape for name in names})
+def _part_of(table: TensorTable, names: Collection[str]) -> TensorTable:
+    return TensorTable(tuple(spec for spec in table.specs if spec.name in names))
 
 
 def _encoded(table: TensorTable, arrays: Mapping[str, Array]) -> bytes:

@@ -37,6 +37,7 @@ from fanin.edge.export.optimizers.recipe import Adapters
 from fanin.edge.runtimes.graphs import parameter_port
 from fanin.edge.tensors import Float32s, TensorTable
 from fanin.protos.errors import InvalidInput, UnsupportedModel
+from fanin.protos.roles import role_by_name
 
 Module = nn.Module
 StateDict = Mapping[str, Tensor]
@@ -95,8 +96,9 @@ class Prepared:
 
     @property
     def table(self) -> TensorTable:
-        """The layout of all parameters of the graphs as one flat vector."""
-        return TensorTable.of({name: tuple(value.shape) for name, value in self.parameters.items()})
+        """The layout of all parameters of the graphs as one flat vector, with their roles."""
+        table = TensorTable.of({name: tuple(value.shape) for name, value in self.parameters.items()})
+        return table.with_roles({name: role_by_name(name) for name in self.tracked})
 
     @property
     def kept_float(self) -> tuple[str, ...]:
@@ -143,7 +145,7 @@ def prepare(app: App) -> Prepared:
     _check_learned(app, learned)
     _check_names(app, learned | tracked)
     _check_rates(app, learned)
-    return Prepared(
+    prepared = Prepared(
         app=app,
         module=module,
         eager=eager,
@@ -155,6 +157,12 @@ def prepare(app: App) -> Prepared:
         local=_local_names(app, module, sorted(learned | tracked)),
         unused=unused,
     )
+    values = {name: value.numpy() for name, value in prepared.parameters.items()}
+    try:
+        prepared.table.check_values(prepared.table.flatten(values))
+    except InvalidInput as exc:
+        raise UnsupportedModel(f"App {app.name}: {exc}") from exc
+    return prepared
 
 
 def _in_evaluation(app: App) -> list[str]:

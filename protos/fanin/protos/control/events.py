@@ -128,6 +128,8 @@ class VersionPublished:
         bytes_up_resumed: The same for uploads, as far as the publishing process knows them.
         num_saturated: Values that exceeded the largest encoded value.
         saturated: The devices that lost many of their values so.
+        num_clamped: Values of the Version that were out of the range of their tensor by at most one step of the grid,
+            and were set to the end of the range.
         num_rounded: Values that were not on the grid.
         train_loss: Mean training loss over ``train_loss_examples``; 0.0 if no device reports one.
         train_loss_examples: Examples of the devices that report a training loss.
@@ -156,6 +158,7 @@ class VersionPublished:
     bytes_up_resumed: int = 0
     num_saturated: int = 0
     saturated: SaturatedDevices = field(default_factory=SaturatedDevices)
+    num_clamped: int = 0
     num_rounded: int = 0
     train_loss: float = 0.0
     train_loss_examples: int = 0

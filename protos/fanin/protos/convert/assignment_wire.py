@@ -25,7 +25,7 @@ def assignment_to_proto(work: Assignment) -> pb.Assignment:
     )
     write_section(work.codec, message.codec)
     write_section(work.training, message.training)
-    if work.flower.config:
+    if work.flower != FlowerPlan():
         write_section(work.flower, message.flower)
     for stage in work.stages:
         write_section(stage, message.stages.add())

@@ -3,12 +3,15 @@
 An infinite default means "never". The wire has 0 for it, which the range of such a key excludes.
 """
 
-from typing import TypeVar
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Final, TypeVar
 
 from google.protobuf.message import Message
 
-from fanin.protos.plans.entries import SETTINGS, Setting
+from fanin.protos.plans.entries import ROLES, SETTINGS, EntryKind, Setting
 from fanin.protos.plans.keys import KeyField, fields_of
+from fanin.protos.roles import TensorRole
 from fanin.v1 import fleet_pb2 as pb
 
 T = TypeVar("T")
@@ -27,9 +30,10 @@ def write_section(section: object, message: Message) -> None:
             continue
         if isinstance(field, KeyField):
             is_never = field.is_never_by_default and value == field.default
-            if _has_settings(field):
-                for each, setting in value.items():
-                    write_setting(setting, getattr(message, name)[each])
+            if field.type is dict and field.key.entries in _ENTRIES:
+                write, _ = _ENTRIES[field.key.entries]
+                for each, item in value.items():
+                    write(item, getattr(message, name)[each])
             elif field.type is dict:
                 getattr(message, name).update(value)
             else:
@@ -51,9 +55,8 @@ def section_from_proto(kind: type[T], message: Message) -> T:
             # The key is absent, or the Plan is from before it was declared.
             values[name] = field.default
         elif isinstance(field, KeyField) and field.type is dict:
-            entries = (
-                {each: setting_from_proto(item) for each, item in value.items()} if _has_settings(field) else value
-            )
+            _, read = _ENTRIES.get(field.key.entries, (None, lambda item: item))
+            entries = {each: read(item) for each, item in value.items()}
             # A protobuf map has no order. Sorting makes the value equal in every process.
             values[name] = dict(sorted(entries.items()))
         elif isinstance(field, KeyField):
@@ -92,5 +95,21 @@ def setting_from_proto(message: pb.Setting) -> object:
     return None if name is None else getattr(message, name)
 
 
-def _has_settings(field: KeyField) -> bool:
-    return field.key.entries is SETTINGS
+def _write_role(role: TensorRole, message: pb.TensorRole) -> None:
+    message.role = role.role.value
+    if role.lowest is not None:
+        message.lowest = role.lowest
+    if role.highest is not None:
+        message.highest = role.highest
+
+
+def _role_from_proto(message: pb.TensorRole) -> object:
+    """Read a role. The section that has it refuses a wrong one."""
+    bounds = {name: getattr(message, name) for name in ("lowest", "highest") if message.HasField(name)}
+    return ROLES.read({"role": message.role, **bounds})
+
+
+_ENTRIES: Final[Mapping[EntryKind, tuple[Callable[..., None], Callable[..., object]]]] = MappingProxyType(
+    {SETTINGS: (write_setting, setting_from_proto), ROLES: (_write_role, _role_from_proto)}
+)
+"""How the entries of a table that have messages of their own are written and read."""

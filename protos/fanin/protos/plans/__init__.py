@@ -10,6 +10,7 @@ Modules in reading order:
     entries    the values of keys that are tables
     keys       how a key is declared, and the checks and texts that follow from a declaration
     sections   the sections of a Plan with their keys, and the conditions within a section
+    flower     the section of Flower apps
     schedule   the settings of training that change from a Round on
     evaluation the section of evaluation on held-out data
     plan       the Plan, and the conditions between sections
@@ -17,6 +18,7 @@ Modules in reading order:
 """
 
 from fanin.protos.plans.evaluation import EvaluationPlan, MetricSpec
+from fanin.protos.plans.flower import FlowerPlan
 from fanin.protos.plans.plan import (
     CONSTRAINTS,
     HEADROOM_BITS,
@@ -41,7 +43,6 @@ from fanin.protos.plans.sections import (
     AggregationPlan,
     CodecSpec,
     CohortPlan,
-    FlowerPlan,
     StageSpec,
     Statistic,
     StopPlan,

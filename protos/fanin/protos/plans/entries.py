@@ -1,5 +1,6 @@
 """The entries of a key that is a table: which values they may have, and how they are read from TOML.
 
+``ROLES`` are the roles of arrays, by patterns of their names: ``"statistic"``, or a table with a range.
 ``NUMBERS`` are the options of stages. ``SETTINGS`` are the entries of a ConfigRecord of Flower: numbers, strings,
 booleans, bytes, and lists of one of these. TOML has no bytes, so they are written as a table: ``{ base64 = "AAEC" }``.
 """
@@ -10,6 +11,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
+
+from fanin.protos.errors import InvalidInput
+from fanin.protos.names import MAX_NAME_CHARS, NAME_FORM, is_name
+from fanin.protos.roles import RoleKind, TensorRole
 
 Scalar = bool | int | float | str | bytes
 Setting = Scalar | tuple[Scalar, ...]
@@ -33,12 +38,16 @@ class EntryKind:
         plural: Several of them, in words.
         accepts: Whether a value is one.
         read: Converts a value of TOML. Other values are returned unchanged.
+        name_form: The form of the names of entries in words; ``has_form`` tests it.
+        has_form: Whether a text has that form.
     """
 
     text: str
     plural: str
     accepts: Callable[[object], bool]
     read: Callable[[object], object]
+    name_form: str = NAME_FORM
+    has_form: Callable[[str], bool] = is_name
 
 
 def as_float(value: object) -> object:
@@ -80,6 +89,19 @@ def _read_setting(value: object) -> object:
     return value
 
 
+def _read_role(value: object) -> object:
+    row = {"role": value} if isinstance(value, str) else value
+    if not isinstance(row, Mapping) or not {"role"} <= row.keys() <= {"role", "lowest", "highest"}:
+        return value
+    bounds = {name: as_float(bound) for name, bound in row.items() if name != "role"}
+    if row["role"] not in set(RoleKind) or not all(isinstance(bound, float) for bound in bounds.values()):
+        return value
+    try:
+        return TensorRole(role=RoleKind(row["role"]), **bounds)  # type: ignore[arg-type]  # the floats were just checked
+    except InvalidInput:
+        return value
+
+
 NUMBERS: Final = EntryKind(text="a finite number", plural="finite numbers", accepts=_is_number, read=as_float)
 SETTINGS: Final = EntryKind(
     text='a finite number, an integer of 64 bits, a string, true, false, bytes as { base64 = "AAEC" }, or a list of '
@@ -87,4 +109,13 @@ SETTINGS: Final = EntryKind(
     plural="numbers, strings, booleans, bytes, and lists of these",
     accepts=_is_setting,
     read=_read_setting,
+)
+ROLES: Final = EntryKind(
+    text='one of parameter, statistic, counter, or { role = "statistic", lowest = 0.0, highest = 1.0 } with one of the '
+    "bounds or both, in rising order",
+    plural="roles by patterns of names",
+    accepts=lambda value: isinstance(value, TensorRole),
+    read=_read_role,
+    name_form=f"1 to {MAX_NAME_CHARS} printable characters",
+    has_form=lambda text: 0 < len(text) <= MAX_NAME_CHARS and text.isprintable(),
 )

@@ -17,7 +17,6 @@ from functools import cache
 from types import MappingProxyType, NoneType, UnionType
 from typing import Annotated, Final, get_args, get_origin, get_type_hints
 
-from fanin.protos.names import NAME_FORM, is_name
 from fanin.protos.plans.entries import NUMBERS, EntryKind
 from fanin.protos.texts import counted
 
@@ -134,7 +133,7 @@ class KeyField:
         if value is None:
             return self.default is None
         if isinstance(value, dict):
-            return all(is_name(name) and key.entries.accepts(item) for name, item in value.items())
+            return all(key.entries.has_form(name) and key.entries.accepts(item) for name, item in value.items())
         if isinstance(value, str):
             return (not key.choices or value in key.choices) and (key.is_valid is None or key.is_valid(value))
         if not isinstance(value, int | float):
@@ -151,8 +150,9 @@ class KeyField:
         """Return the text of the error for a wrong value at a dotted path."""
         if isinstance(value, dict):
             for name, item in value.items():
-                if not is_name(name):
-                    return f"{path}: got the name {shown(name)}, expected {NAME_FORM}; {PAGE} describes the key"
+                if not self.key.entries.has_form(name):
+                    form = self.key.entries.name_form
+                    return f"{path}: got the name {shown(name)}, expected {form}; {PAGE} describes the key"
                 if not self.key.entries.accepts(item):
                     entry, expected = joined(path, name), self.key.entries.text
                     return f"{entry}: got {shown(item)}, expected {expected}; {PAGE} describes the key"

@@ -17,6 +17,7 @@ from typing import Annotated, Final
 from fanin.protos.errors import InvalidPlan
 from fanin.protos.names import NAME_FORM, is_name
 from fanin.protos.plans.evaluation import EvaluationPlan, check_metrics
+from fanin.protos.plans.flower import FlowerPlan
 from fanin.protos.plans.keys import Key, range_problem, shown
 from fanin.protos.plans.schedule import ScheduledChange, check_changes, flower_in, late_changes, training_in
 from fanin.protos.plans.sections import (
@@ -25,7 +26,6 @@ from fanin.protos.plans.sections import (
     AggregationPlan,
     CodecSpec,
     CohortPlan,
-    FlowerPlan,
     StageSpec,
     Statistic,
     StopPlan,
@@ -175,7 +175,7 @@ def check_statistics(plan: Plan) -> None:
 
 def check_schedule(plan: Plan) -> None:
     """A schedule has at most 64 changes, in the order of their Rounds. An entry of `flower.config` in it is also in
-    `[flower.config]`, with the same type, so each Round has it.
+    `[flower.config]`, with the same type, so each Round has it. `flower.roles` never changes.
     """
     check_changes(plan.flower, plan.schedule)
 

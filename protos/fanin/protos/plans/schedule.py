@@ -8,8 +8,9 @@ from typing import Annotated, Final
 
 from fanin.protos.errors import InvalidPlan
 from fanin.protos.plans.entries import kind_of
+from fanin.protos.plans.flower import FlowerPlan
 from fanin.protos.plans.keys import Key, keys_of, shown
-from fanin.protos.plans.sections import MAX_TIMES, MIN_RATE, FlowerPlan, Training
+from fanin.protos.plans.sections import MAX_TIMES, MIN_RATE, Training
 
 MAX_CHANGES: Final = 64
 _KEYS: Final = {each.name: each.key for each in keys_of(Training)}
@@ -72,7 +73,8 @@ def training_in(training: Training, schedule: Sequence[ScheduledChange], round_n
 def flower_in(flower: FlowerPlan, schedule: Sequence[ScheduledChange], round_number: int) -> FlowerPlan:
     """Return the settings of Flower apps in a Round. See ``training_in``."""
     settings = (flower, *(change.flower for change in _changes_until(schedule, round_number)))
-    return FlowerPlan(config={name: value for each in settings for name, value in each.config.items()})
+    config = {name: value for each in settings for name, value in each.config.items()}
+    return FlowerPlan(config=config, roles=flower.roles)
 
 
 def _changes_until(schedule: Sequence[ScheduledChange], round_number: int) -> tuple[ScheduledChange, ...]:
@@ -115,8 +117,8 @@ def mean_rate(training: Training, num_steps: int) -> float:
 
 
 def check_changes(flower: FlowerPlan, schedule: Sequence[ScheduledChange]) -> None:
-    """Raise InvalidPlan for too many changes, Rounds that do not increase, or an entry of ``config`` that every Round
-    does not have with one type.
+    """Raise InvalidPlan for too many changes, Rounds that do not increase, roles, or an entry of ``config`` that every
+    Round does not have with one type.
     """
     rounds = [change.from_round for change in schedule]
     if len(rounds) > MAX_CHANGES or sorted(set(rounds)) != rounds:
@@ -125,6 +127,11 @@ def check_changes(flower: FlowerPlan, schedule: Sequence[ScheduledChange]) -> No
             "order, each once; sort them or remove some"
         )
     for index, change in enumerate(schedule):
+        if change.flower.roles:
+            raise InvalidPlan(
+                f"plan: schedule.{index}.flower.roles: got {sorted(change.flower.roles)}, expected none: an array has "
+                "one role in all Rounds; move it to flower.roles"
+            )
         for name, value in change.flower.config.items():
             path = f"schedule.{index}.flower.config.{name}"
             if name not in flower.config:

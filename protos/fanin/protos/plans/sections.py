@@ -13,7 +13,6 @@ from typing import Annotated, Final
 
 from fanin.protos.errors import InvalidPlan
 from fanin.protos.names import MAX_NAME_CHARS, NAME_FORM, is_name
-from fanin.protos.plans.entries import SETTINGS, Setting
 from fanin.protos.plans.keys import DerivedDefault, Key, range_problem
 
 CODEC_BITS: Final = MappingProxyType({"fixed32": 32, "int8": 8})
@@ -254,22 +253,6 @@ class Statistic:
             at_most=MAX_COUNT,
         ),
     ]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FlowerPlan:
-    """Settings that Flower apps read, in a Run whose Bundle has no graphs."""
-
-    config: Annotated[
-        dict[str, Setting],
-        Key(
-            text='Entries of the ConfigRecord `config` in each message. Bytes are written as `{ base64 = "AAEC" }`, '
-            "and all items of a list have one type. `lr` is `training.learning_rate` unless it is here; `server-round` "
-            "is the number of the Round.",
-            entries=SETTINGS,
-            see="flower.md",
-        ),
-    ] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

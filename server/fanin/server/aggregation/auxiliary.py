@@ -3,7 +3,7 @@
 A stage that adds a group to the vector has an auxiliary tensor of the same name in each Version
 (``edge.codecs.stage``). The stage computes it from the aggregate of its group, elementwise and in float64. The result
 is rounded to float32, stored as a blob and signed with the Version. The first Version of a lineage stores no auxiliary
-tensors; they are zero.
+tensors; they are zero. A stage sees the values of trained parameters alone; those of statistics and counters stay zero.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 import numpy as np
 
 from fanin.edge.codecs.stage import GroupStage, Stage
+from fanin.edge.codecs.trained import TrainedPart
 from fanin.edge.codecs.vector import VectorLayout
 from fanin.edge.tensors import Float32s
 from fanin.server.aggregation.checked import Part
@@ -57,11 +58,14 @@ class AuxiliaryStep:
             advice="correct the stage",
             beyond="lower training.learning_rate, or correct the stage",
         )
-        first, _ = self._layout.span(name)
+        begin, _ = self._layout.span(name)
+        first, places = 0, TrainedPart(self._layout.table)
         for piece in before:
             last = first + piece.size
-            aggregate = self._aggregate.part(first, last)
+            aggregate, _ = places.split(self._aggregate.part(begin + first, begin + last), first)
+            trained, averaged = places.split(piece, first)
             with part.blamed("advance"):
-                after = stage.advance(piece.astype(np.float64), aggregate, self._num_updates)
-            yield part.rounded("advance", f" for the tensor {name!r}", after, piece.size)
+                after = stage.advance(trained.astype(np.float64), aggregate, self._num_updates)
+            rounded = part.rounded("advance", f" for the tensor {name!r}", after, trained.size)
+            yield places.join(rounded, np.zeros_like(averaged), first)
             first = last

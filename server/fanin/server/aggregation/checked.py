@@ -209,6 +209,11 @@ class CheckedOptimizer:
             beyond="lower aggregation.outer_learning_rate",
         )
 
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """See ``OuterOptimizer.tensors``."""
+        return self._optimizer.tensors
+
     def begin(self, parameters: Float64s) -> State:
         """See ``OuterOptimizer.begin``."""
         with self._part.blamed("begin"):

@@ -108,7 +108,7 @@ def _steps(optimizer: OuterOptimizer, num_steps: int, seed: int, cuts: Sequence[
 
 
 def _aggregate(mean: Float64s) -> Aggregate:
-    return Aggregate(part=lambda first, last: mean[first:last], reaches=no_reaches(_TABLE), counts={})
+    return Aggregate(part=lambda first, last: mean[first:last], reaches=no_reaches(_TABLE), counts={}, shifts=(0, 0, 0))
 
 
 def _check_merge(rule: CheckedRule, updates: Mapping[str, Int32s], devices: Sequence[str], expected: Float64s) -> None:

@@ -109,38 +109,56 @@ def accept(state: PartialSum, table: TensorTable, update: Contribution) -> Parti
         ValueError: The number of shifts or values, or a weight is wrong. ``state`` is unchanged, unless
             ``update.pieces`` is a stream: its length is known only at its end, and ``state`` must then be discarded.
     """
-    if len(update.shifts) != len(table.specs):
-        raise ValueError(f"shifts: got {len(update.shifts)}, expected {len(table.specs)}")
-    if not len(update.weights) == len(update.fresh_weights) == len(table.specs):
-        raise ValueError(f"weights: got {len(update.weights)}, expected {len(table.specs)}")
-    for weight, fresh_weight in zip(update.weights, update.fresh_weights, strict=True):
-        if not min(fresh_weight, 1) <= weight <= fresh_weight:
-            raise ValueError(f"weight: got {weight}, expected {min(fresh_weight, 1)} to {fresh_weight}")
+    addition = Addition(state, table, update)
     if isinstance(update.pieces, Sequence):
         _check_length(sum(piece.size for piece in update.pieces), table)
-    position, num_clipped = 0, 0
-    largest = [0] * len(table.specs)
-    scratch = np.empty(min(SCRATCH_VALUES, table.num_values), np.int64)
     for piece in update.pieces:
-        for start, stop, block in blocks_within(table, range(len(largest)), position, position + piece.size):
+        addition.add(piece)
+    return addition.finish()
+
+
+class Addition:
+    """The addition of one Update whose values are passed to ``add``: ``update.pieces`` is not read. See ``accept``."""
+
+    def __init__(self, state: PartialSum, table: TensorTable, update: Contribution) -> None:
+        if len(update.shifts) != len(table.specs):
+            raise ValueError(f"shifts: got {len(update.shifts)}, expected {len(table.specs)}")
+        if not len(update.weights) == len(update.fresh_weights) == len(table.specs):
+            raise ValueError(f"weights: got {len(update.weights)}, expected {len(table.specs)}")
+        for weight, fresh_weight in zip(update.weights, update.fresh_weights, strict=True):
+            if not min(fresh_weight, 1) <= weight <= fresh_weight:
+                raise ValueError(f"weight: got {weight}, expected {min(fresh_weight, 1)} to {fresh_weight}")
+        self._state, self._table, self._update = state, table, update
+        self._position, self._num_clipped = 0, 0
+        self._largest = [0] * len(table.specs)
+        self._scratch = np.empty(min(SCRATCH_VALUES, table.num_values), np.int64)
+
+    def add(self, piece: Integers) -> None:
+        """Add the next encoded values."""
+        position, largest = self._position, self._largest
+        for start, stop, block in blocks_within(self._table, range(len(largest)), position, position + piece.size):
             for first in range(start, stop, SCRATCH_VALUES):
                 last = min(first + SCRATCH_VALUES, stop)
                 encoded = piece[first - position : last - position]
                 largest[block] = max(largest[block], largest_magnitude(encoded))
-                weighted = scratch[: last - first]
-                num_clipped += _weigh(encoded, update, block, weighted)
-                values = state.values[first:last]
+                weighted = self._scratch[: last - first]
+                self._num_clipped += _weigh(encoded, self._update, block, weighted)
+                values = self._state.values[first:last]
                 np.add(values, weighted, out=values)
-        position += piece.size
-    _check_length(position, table)
-    for block, shift in enumerate(update.shifts):
-        state.reaches[block, reach_column(largest[block], shift)] += 1
-    state.total_weights += np.array(update.fresh_weights, np.int64)
-    state.num_updates += 1
-    state.counts.update(update.counts)
-    if num_clipped:
-        state.counts[SATURATED] += num_clipped
-    return state
+        self._position += piece.size
+
+    def finish(self) -> PartialSum:
+        """Add the other facts of the Update, and return the sum. Raises ValueError for a wrong number of values."""
+        state, update = self._state, self._update
+        _check_length(self._position, self._table)
+        for block, shift in enumerate(update.shifts):
+            state.reaches[block, reach_column(self._largest[block], shift)] += 1
+        state.total_weights += np.array(update.fresh_weights, np.int64)
+        state.num_updates += 1
+        state.counts.update(update.counts)
+        if self._num_clipped:
+            state.counts[SATURATED] += self._num_clipped
+        return state
 
 
 def merge(left: PartialSum, right: PartialSum) -> PartialSum:

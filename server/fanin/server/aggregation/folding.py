@@ -4,6 +4,7 @@ Every function is a pure function of the record: the parent's parameters, the cl
 Version can be recomputed anywhere, and the result after a restart is bit-identical.
 """
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -11,11 +12,13 @@ import numpy as np
 
 from fanin.edge.codecs.fixed import Integers, codec_named
 from fanin.edge.codecs.grid import first_grid, next_grid
+from fanin.edge.codecs.trained import TrainedPart
 from fanin.edge.codecs.vector import VectorLayout
-from fanin.edge.tensors import Float32s, Float64s, TensorTable
-from fanin.protos.errors import Corrupted
+from fanin.edge.tensors import Float32s, Float64s, TensorTable, outside
+from fanin.protos.errors import Corrupted, InvalidVersion
 from fanin.protos.messages import CodecSpec, UpdateHeader
 from fanin.protos.plans import Plan
+from fanin.protos.roles import PARAMETER, RoleKind, TensorRole
 from fanin.protos.texts import counted
 from fanin.server.aggregation.checked import CheckedOptimizer
 from fanin.server.aggregation.fold import Contribution, blocks_within
@@ -34,10 +37,12 @@ class FoldResult:
     Attributes:
         next_grid: The grid of the next Round: an exponent for each block of the vector.
         counts: Sums of the statistics, by name.
+        num_clamped: Values that were out of the range of their role by at most one step, and were set to its end.
     """
 
     next_grid: tuple[int, ...]
     counts: Mapping[str, int]
+    num_clamped: int
 
 
 StateSlices = Mapping[str, Iterable[Float32s]]
@@ -116,6 +121,11 @@ class SpooledUpdates:
 class OuterStep:
     """The step from an aggregate to the next parameters, in slices: of a large model, only the sum is in memory.
 
+    The outer optimizer sees the trained parameters alone, without gaps, and its state is zero at all other values. A
+    statistic becomes the value before plus the mean of its changes. A counter becomes the same with the mean rounded to
+    the nearest whole number, ties to even. A value out of the range of its role by at most one step is set to the end
+    of the range: that is the rounding of a codec. A value further out is no value of a Version.
+
     The parameters and each tensor of the state need separate passes over the parent, so that each can be written while
     it is computed.
 
@@ -140,7 +150,9 @@ class OuterStep:
         self._grid = grid
         self._codec = codec
         self._optimizer = CheckedOptimizer(optimizer)
+        self._part = TrainedPart(layout.table)
         self._maxima = BlockMaxima(layout.table)
+        self._num_clamped = 0
 
     def parameters(self, parent: Iterable[Float32s], state: StateSlices) -> Iterator[Float32s]:
         """Yield the next parameters in slices, each as long as the parent's slice.
@@ -148,9 +160,15 @@ class OuterStep:
         Args:
             parent: The parent's parameters in slices.
             state: The state before the step, empty to begin.
+
+        Raises:
+            InvalidVersion: A value is out of the range of its role by more than a step.
         """
+        first = 0
         for before, _, after in self._steps(parent, state):
             self._maxima.add(before)
+            self._limit(first, after)
+            first += after.size
             yield after
 
     def state(self, name: str, parent: Iterable[Float32s], state: StateSlices) -> Iterator[Float32s]:
@@ -160,21 +178,92 @@ class OuterStep:
     def _steps(
         self, parent: Iterable[Float32s], state: StateSlices
     ) -> Iterator[tuple[Float32s, Mapping[str, Float32s], Float32s]]:
-        optimizer, readers = self._optimizer, {name: _Reader(slices) for name, slices in state.items()}
+        readers = {name: _Reader(slices) for name, slices in state.items()}
         first = 0
         for before in parent:
             last = first + before.size
             values = before.astype(np.float64)
             aggregate = self._aggregate.part(first, last)
             earlier: State = {name: reader.take(before.size) for name, reader in readers.items()}
-            yield before, *optimizer.step(earlier or optimizer.begin(values), values, aggregate)
+            yield before, *self._step(first, values, aggregate, earlier)
             first = last
+
+    def _step(
+        self, first: int, values: Float64s, aggregate: Float64s, earlier: State
+    ) -> tuple[Mapping[str, Float32s], Float32s]:
+        """Return the next state and the next values of the slice that begins at ``first``."""
+        optimizer, part = self._optimizer, self._part
+        trained, averaged = part.split(values, first)
+        changes, mean = part.split(aggregate, first)
+        after: Mapping[str, Float32s] = dict.fromkeys(optimizer.tensors, np.empty(0, np.float32))
+        moved: Float32s = np.empty(0, np.float32)
+        if trained.size or not averaged.size:
+            state = {name: part.split(tensor, first)[0] for name, tensor in earlier.items()}
+            after, moved = optimizer.step(state or optimizer.begin(trained), trained, changes)
+        zeros = np.zeros(averaged.size, np.float32)
+        return (
+            {name: part.join(tensor, zeros, first) for name, tensor in after.items()},
+            part.join(moved, self._averaged(first, averaged, mean), first),
+        )
+
+    def _averaged(self, first: int, values: Float64s, mean: Float64s) -> Float32s:
+        """Return the next values of the statistics and counters in the slice that begins at ``first``."""
+        table, begin, mean = self._part.averaged, first - self._part.rank(first), mean.copy()
+        is_counter = [spec.role.role is RoleKind.COUNTER for spec in table.specs]
+        for start, stop, counts in blocks_within(table, is_counter, begin, begin + values.size):
+            if counts:
+                change = mean[start - begin : stop - begin]
+                np.rint(change, out=change)
+        # A value beyond float32 becomes infinite here, and is refused with those out of their range.
+        with np.errstate(over="ignore"):
+            return (values + mean).astype(np.float32)
+
+    def _limit(self, first: int, after: Float32s) -> None:
+        """Set the values of a slice that are out of their range by at most a step to its end, and count them."""
+        table = self._layout.table
+        blocks = range(len(table.specs))
+        for start, stop, block in blocks_within(table, blocks, first, first + after.size):
+            spec, values = table.specs[block], after[start - first : stop - first]
+            if spec.role == PARAMETER:
+                continue
+            exponent = self._grid[block] + self._aggregate.shifts[block]
+            limited = _limited(values, spec.role, math.ldexp(1.0, exponent))
+            if limited is None:
+                wrong = values[outside(values, spec.role) | ~np.isfinite(values)]
+                raise InvalidVersion(
+                    f"tensor {spec.name!r}: the next version would have {counted(wrong.size, 'value')} out of range, "
+                    f"such as {wrong[0]:g}, expected {spec.role.range or 'numbers of float32'}, because it is a "
+                    f"{spec.role.role}; find the devices that send wrong changes of it, or correct its range"
+                )
+            self._num_clamped += int(np.count_nonzero(limited != values))
+            values[:] = limited
 
     def result(self) -> FoldResult:
         """Return the result of the fold. Call this after the last slice of the parameters."""
         first = self._layout.for_all(first_grid(self._maxima.largest, self._codec))
         grid = next_grid(self._grid, self._aggregate.reaches, first, self._codec)
-        return FoldResult(next_grid=grid, counts=self._aggregate.counts)
+        return FoldResult(
+            next_grid=_with_counters(self._layout, grid),
+            counts=self._aggregate.counts,
+            num_clamped=self._num_clamped,
+        )
+
+
+def _limited(values: Float32s, role: TensorRole, step: float) -> Float32s | None:
+    """Return values with those out of range by at most ``step`` set to the end of the range; None if one is further."""
+    if not np.isfinite(values).all():
+        return None
+    if not role.is_bounded:
+        return values
+    lowest, highest = (None if end is None else np.float32(end) for end in (role.lowest, role.highest))
+    limited = np.clip(values, lowest, highest)
+    return limited if (np.abs(values.astype(np.float64) - limited) <= step).all() else None
+
+
+def _with_counters(layout: VectorLayout, grid: Sequence[int]) -> tuple[int, ...]:
+    """Return a grid whose step is 1 in each block of a counter: its increments are whole numbers of any size."""
+    roles = (spec.role.role for spec in layout.total_table.specs)
+    return tuple(0 if role is RoleKind.COUNTER else exponent for role, exponent in zip(roles, grid, strict=True))
 
 
 class _Reader:
@@ -209,7 +298,7 @@ def first_grid_of(layout: VectorLayout, parameters: Iterable[Float32s], codec: C
     maxima = BlockMaxima(layout.table)
     for piece in parameters:
         maxima.add(piece)
-    return layout.for_all(first_grid(maxima.largest, codec))
+    return _with_counters(layout, layout.for_all(first_grid(maxima.largest, codec)))
 
 
 class BlockMaxima:

@@ -3,18 +3,23 @@
 A sum needs each Update once, so the coordinator adds an Update right after its commit. A column rule needs all Updates
 side by side. It reads them again in slices, so that its memory does not grow with the model. The values of a slice need
 ``COLUMN_BYTES``, for any number of Updates.
+
+A rule aggregates the trained parameters alone. Statistics and counters get the weighted mean under every rule: the
+values of one device's statistics, chosen value by value, would fit no device's parameters.
 """
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 
 from fanin.edge.codecs.fixed import Integers
 from fanin.edge.codecs.grid import Reaches, largest_magnitude, no_reaches, reach_column
+from fanin.edge.codecs.trained import TrainedPart
 from fanin.edge.tensors import Float64s, Int64s, TensorTable
+from fanin.server.aggregation import fold
 from fanin.server.aggregation.checked import CheckedColumnRule, CheckedRule
 from fanin.server.aggregation.fold import Contribution, blocks_within
 from fanin.server.aggregation.rules import ColumnRule, Rule
@@ -44,11 +49,13 @@ class Aggregate:
         part: Returns the change of the vector's values from a first to a last position (exclusive).
         reaches: The reaches of the Updates (``edge.codecs.grid``).
         counts: Sums of the statistics, by name.
+        shifts: The coarsest shift of an Update, for each block; at least 0.
     """
 
     part: Callable[[int, int], Float64s]
     reaches: Reaches
     counts: Mapping[str, int]
+    shifts: Sequence[int]
 
 
 class SetFold:
@@ -75,9 +82,11 @@ class SetFold:
         self._table = table
         self._grid = grid
         self._source = source
+        self._trained = TrainedPart(table)
         self._added: set[str] = set()
+        self._shifts: Int64s = np.zeros(len(table.specs), np.int64)
         # Begun with the first Update: the sum of the Round before may still be in memory until then.
-        self._fold: _SumFold | _ColumnFold | None = None
+        self._fold: _SumFold | _ColumnFold | _DividedFold | None = None
         self._scale = 0
 
     @property
@@ -97,17 +106,19 @@ class SetFold:
         if self._fold is None:
             self._fold = self._begin()
         try:
-            self._fold.add(device, self._source(device, self._scale))
+            submission = self._source(device, self._scale)
+            self._fold.add(device, submission)
         except BaseException:
             self.release()
             raise
+        self._shifts = np.maximum(self._shifts, np.array(submission.update.shifts, np.int64))
         self._added.add(device)
 
     def weigh(self, scale: int) -> None:
         """Set the scale of the weights. If it changes, a sum starts again without Updates. Column rules have none."""
         if scale != self._scale:
             self._scale = scale
-            if not isinstance(self._rule, ColumnRule):
+            if not isinstance(self._fold, _ColumnFold):
                 self.release()
 
     def complete(self, accepted: Sequence[str]) -> Aggregate:
@@ -115,16 +126,19 @@ class SetFold:
         for device in accepted:
             self.add(device)
         assert self._fold is not None and self._added == set(accepted), f"folded {self._added}, expected {accepted}"
-        return self._fold.aggregate(accepted)
+        return self._fold.aggregate(accepted, tuple(self._shifts.tolist()))
 
     def release(self) -> None:
         """Free the memory of the fold. The next call folds the Updates again."""
-        self._added, self._fold = set(), None
+        self._added, self._fold, self._shifts = set(), None, np.zeros_like(self._shifts)
 
-    def _begin(self) -> "_SumFold | _ColumnFold":
+    def _begin(self) -> "_SumFold | _ColumnFold | _DividedFold":
+        table, grid = self._trained.trained, self._trained.of_trained(self._grid)
         if isinstance(self._rule, ColumnRule):
-            return _ColumnFold(self._rule, self._table, self._grid, self._column_bytes)
-        return _SumFold(self._rule, self._table, self._grid)
+            by_rule: _SumFold | _ColumnFold = _ColumnFold(self._rule, table, grid, self._column_bytes)
+        else:
+            by_rule = _SumFold(self._rule, table, grid)
+        return by_rule if self._trained.is_all else _DividedFold(by_rule, self._trained, self._grid)
 
 
 class _SumFold:
@@ -137,7 +151,7 @@ class _SumFold:
     def add(self, _device: str, submission: Submission) -> None:
         self._sum = self._rule.accept(self._sum, self._table, submission.update)
 
-    def aggregate(self, _accepted: Sequence[str]) -> Aggregate:
+    def aggregate(self, _accepted: Sequence[str], shifts: Sequence[int]) -> Aggregate:
         def part(first: int, last: int) -> Float64s:
             return self._rule.finish(self._sum, self._table, self._grid, (first, last))
 
@@ -145,6 +159,7 @@ class _SumFold:
             part=part,
             reaches=self._sum.reaches,
             counts=dict(self._sum.counts),
+            shifts=shifts,
         )
 
 
@@ -175,7 +190,7 @@ class _ColumnFold:
         self._counts.update(update.counts)
         self._submissions[device] = submission
 
-    def aggregate(self, accepted: Sequence[str]) -> Aggregate:
+    def aggregate(self, accepted: Sequence[str], shifts: Sequence[int]) -> Aggregate:
         submissions, rule = [self._submissions[device] for device in accepted], self._rule
         state = rule.begin(len(submissions))
         for number in range(rule.num_passes - 1):
@@ -191,7 +206,7 @@ class _ColumnFold:
                 np.ldexp(block, exponent, out=block)
             return mean
 
-        return Aggregate(part=part, reaches=self._reaches, counts=dict(self._counts))
+        return Aggregate(part=part, reaches=self._reaches, counts=dict(self._counts), shifts=shifts)
 
     def _parts(self, first: int, last: int, num_updates: int) -> Iterator[tuple[int, int]]:
         size = max(self._column_bytes // (8 * num_updates), 1)
@@ -206,3 +221,65 @@ class _ColumnFold:
                 rows = slice(start - first, stop - first)
                 np.left_shift(values[rows], shift, out=columns[rows, index], dtype=np.int64)
         return columns
+
+
+class _DividedFold:
+    """The fold of vectors with averaged blocks: the rule folds the trained values, and a sum the others."""
+
+    def __init__(self, by_rule: _SumFold | _ColumnFold, part: TrainedPart, grid: Sequence[int]) -> None:
+        self._by_rule = by_rule
+        self._part = part
+        self._grid = part.of_averaged(grid)
+        self._mean = fold.begin(part.averaged)
+
+    def add(self, device: str, submission: Submission) -> None:
+        part, update = self._part, submission.update
+        addition = fold.Addition(self._mean, part.averaged, _of_blocks(update, part.of_averaged, counts={}))
+
+        def pieces() -> Iterator[Integers]:
+            position = 0
+            for piece in update.pieces:
+                trained, averaged = part.split(piece, position)
+                addition.add(averaged)
+                position += piece.size
+                yield trained
+
+        def read(first: int, last: int) -> Integers:
+            start, stop = part.position(first), part.position(last - 1) + 1
+            return part.split(submission.read(start, stop), start)[0]
+
+        trained = replace(_of_blocks(update, part.of_trained, counts=update.counts), pieces=pieces())
+        self._by_rule.add(device, Submission(update=trained, read=read))
+        addition.finish()
+
+    def aggregate(self, accepted: Sequence[str], shifts: Sequence[int]) -> Aggregate:
+        by_rule, part, mean = self._by_rule.aggregate(accepted, shifts), self._part, self._mean
+        counts = Counter(by_rule.counts)
+        counts.update(mean.counts)
+
+        def merged(first: int, last: int) -> Float64s:
+            start, stop = part.rank(first), part.rank(last)
+            trained = by_rule.part(start, stop) if start < stop else np.empty(0, np.float64)
+            averaged = fold.finish(mean, part.averaged, self._grid, (first - start, last - stop))
+            return part.join(trained, averaged, first)
+
+        return Aggregate(
+            part=merged,
+            reaches=part.merge(by_rule.reaches, mean.reaches),
+            counts=dict(counts),
+            shifts=shifts,
+        )
+
+
+def _of_blocks(
+    update: Contribution, choose: Callable[[tuple[int, ...]], tuple[int, ...]], counts: Mapping[str, int]
+) -> Contribution:
+    """Return an Update of some of its blocks, without its values."""
+    return replace(
+        update,
+        weights=choose(update.weights),
+        fresh_weights=choose(update.fresh_weights),
+        shifts=choose(update.shifts),
+        counts=counts,
+        pieces=(),
+    )

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from fanin.edge.bundles.arrays import table_in
 from fanin.edge.bundles.bundle import Bundle, SignedManifest
 from fanin.edge.bundles.versions import check_version
 from fanin.edge.codecs.stage import Stage
@@ -138,7 +139,7 @@ def verify_run(archive: Archive, run_id: str) -> Iterator[Verdict]:
         rule=rule_of(run.start.plan),
         optimizer=optimizer_of(run.start.plan),
         stages=stages,
-        layout=layout_of(bundle.manifest.table, stages),
+        layout=layout_of(table_in(bundle.manifest, run.start.plan.flower), stages),
         rounds=_Rounds(archive.rounds, run_id),
     )
     lineage_start, seen = 0, UNSEEN
@@ -174,7 +175,7 @@ def _check_outside(history: _History, version: Version) -> str:
     runs = history.archive.runs
     if version.auxiliary:
         return f"has the auxiliary tensors {list(version.auxiliary)}, which no version from outside has"
-    load_parameters(history.archive.blobs, version, history.table)
+    history.table.check_values(load_parameters(history.archive.blobs, version, history.table))
     adopted = runs.adopted(version.run_id, version.number)
     if adopted is None:
         return ""

@@ -167,6 +167,7 @@ class RoundWork:
             num_saturated=result.counts.get(m.SATURATED, 0),
             saturated=folded.saturated,
             num_rounded=result.counts.get(m.ROUNDED, 0),
+            num_clamped=result.num_clamped,
             num_stale=sum(each.is_stale for each in facts),
             train_loss=train_loss_of(result.counts),
             train_loss_examples=result.counts.get(examples_key(m.TRAIN_LOSS), 0),

@@ -164,7 +164,7 @@ def check_parameters(artifact: Artifact, table: TensorTable, blobs: Blobs) -> No
     """Check the parameters of a Version.
 
     Raises:
-        InvalidVersion: They do not fit the Bundle's table, or a value is not finite.
+        InvalidVersion: They do not fit the Bundle's table, or a value is not finite, or out of the range of its tensor.
         NotFound: A Chunk is missing.
         Corrupted: A Chunk is damaged.
     """
@@ -183,6 +183,10 @@ def check_parameters(artifact: Artifact, table: TensorTable, blobs: Blobs) -> No
         raise InvalidVersion("parameters: names or shapes differ from the bundle's")
     if not np.isfinite(flat).all():
         raise InvalidVersion("parameters: got NaN or infinity, expected finite values; the training diverged")
+    try:
+        table.check_values(flat)
+    except InvalidInput as exc:
+        raise InvalidVersion(f"parameters: {exc}") from exc
 
 
 def _check_plan(start: StartRun, setup: RunSetup) -> None:
@@ -227,7 +231,8 @@ def check_training(what: str, plan: Plan, stages: Mapping[str, Stage], facts: Tr
         stages: The stages of the Plan by name.
         facts: The graphs.
     """
-    if config := [path for path, each in _flower_settings(plan) if each.config]:
+    config = [f"{path}.config" for path, each in _flower_settings(plan) if each.config]
+    if config := config + ["flower.roles"] * bool(plan.flower.roles):
         raise InvalidPlan(
             f"{what}: got {', '.join(config)}, but the bundle has graphs, which read no such values; remove this from "
             "the plan, or publish a bundle of fanin bundle"
@@ -255,9 +260,9 @@ def _training_settings(plan: Plan) -> list[tuple[str, Training | ScheduledChange
 
 
 def _flower_settings(plan: Plan) -> list[tuple[str, FlowerPlan]]:
-    """Return the entries of ``config`` and their changes, each with its path in the Plan."""
-    changes = [(f"schedule.{index}.flower.config", each.flower) for index, each in enumerate(plan.schedule)]
-    return [("flower.config", plan.flower), *changes]
+    """Return the settings of Flower apps and their changes, each with its path in the Plan."""
+    changes = [(f"schedule.{index}.flower", each.flower) for index, each in enumerate(plan.schedule)]
+    return [("flower", plan.flower), *changes]
 
 
 def _check_optimizer(what: str, changes: Mapping[str, float], known: Mapping[str, OptimizerSetting]) -> None:

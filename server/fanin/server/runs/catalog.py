@@ -14,6 +14,7 @@ from fanin.protos.control import (
     MAX_NUMBER,
     MAX_PAGE_RUNS,
     AcceptedDevices,
+    Adopt,
     Command,
     ListedRuns,
     LoggedEvent,
@@ -248,8 +249,18 @@ class Runs:
         if drivers.is_broken(run_id) and isinstance(command.what, Stop):
             await stores.control.stop(command, stores.wall(), is_stuck=True)
         else:
+            await self._check_adopted(command)
             await drivers.control(run_id).command(command)
         return await self.info(run_id)
+
+    async def _check_adopted(self, command: Command) -> None:
+        """Raise InvalidVersion for a Version of another Run that is out of a range of the Plan's ``flower.roles``."""
+        setup, adopt = self.driver(command.run_id).setup, command.what
+        if not isinstance(adopt, Adopt) or not adopt.from_run_id or not setup.plan.flower.roles:
+            return
+        source = await self._stores.runs.version(adopt.from_run_id, adopt.number)
+        if source is not None and source.bundle_sha256 == setup.bundle.manifest.sha256:
+            await self._check_parameters(source, setup)
 
     async def view(self, run_id: str) -> RunView:
         """Return a Run as its record has it now, whether or not it is driven here. Raises NotFound."""

@@ -1,7 +1,9 @@
 """The setup of a Run from its record, which devices suit it, and whether the record may be continued."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
+from fanin.edge.bundles.arrays import table_in
 from fanin.edge.bundles.keys import SigningKey
 from fanin.edge.codecs.stage import Stage
 from fanin.edge.codecs.stages import layout_of, stages_of
@@ -52,17 +54,17 @@ async def setup_of(
     except InvalidInput as exc:
         # The Bundle passed verification when it was published, so the record must have changed.
         raise Corrupted(f"bundle {short(sha256)}: its record does not verify ({exc}); restore a backup") from exc
-    stages = stages_of(start.plan.stages)
+    stages, table = stages_of(start.plan.stages), table_in(manifest, start.plan.flower)
     return RunSetup(
         start=start,
         delegation=delegation,
         bundle=bundle,
-        manifest=manifest,
+        manifest=replace(manifest, table=table),
         rule=rule_of(start.plan),
         optimizer=optimizer_of(start.plan),
         policy=policy_of(start.plan, policies),
         stages=stages,
-        layout=layout_of(manifest.table, stages),
+        layout=layout_of(table, stages),
         run_key=await run_key_of(start.run_id, delegation.epoch, stores),
     )
 

@@ -34,7 +34,7 @@ from fanin.edge.runtimes.engine import Feed, RunGraph
 from fanin.edge.runtimes.graphs import GraphEvaluate
 from fanin.edge.runtimes.stepping import GraphTrainStep, bind_by_copy
 from fanin.edge.signatures import Port, Ports, Signature
-from fanin.edge.tensors import Array, Float32s, TensorTable, encode_parameters
+from fanin.edge.tensors import Array, Float32s, encode_parameters
 from fanin.protos.chunks import artifact_of
 from fanin.protos.errors import InvalidBundle, UnsupportedModel
 
@@ -92,7 +92,7 @@ class TorchRuntime:
         """Sign a Bundle with the App's Signatures, without graphs, and write it to a new or empty folder."""
         prepared, path = self._prepared, new_folder("bundle: folder", folder)
         arrays = {name: value.numpy() for name, value in prepared.parameters.items()}
-        table = TensorTable.of({name: value.shape for name, value in arrays.items()})
+        table = prepared.table
         artifacts = {PARAMETERS: encode_parameters(table, table.flatten(arrays))}
         own, *others = ((size, ports_of(prepared, traced)) for size, traced in self._trains.items())
         ports = {"train": own[1], "evaluate": ports_of(prepared, self._evaluate)}
