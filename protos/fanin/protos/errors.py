@@ -15,6 +15,7 @@
     |   +-- Superseded          another coordinator drives the Run now; a retry here does not help
     +-- StorageFull             no space left for spool, blobs or database; no partial data was written
     +-- Unavailable             the peer cannot be reached or asks to wait; retry with back-off
+    |   +-- Throttled           the caller calls too often; its other calls wait
     |   +-- Untrusted           the peer was reached, but its certificate is not trusted
     |   +-- Untimely            a signed call was repeated, or its time is far from the coordinator's; sign it again
     +-- RuntimeMissing          a graph needs a runtime library that is not installed
@@ -96,6 +97,10 @@ class Unavailable(FaninError):
     """The peer cannot be reached now."""
 
 
+class Throttled(Unavailable):
+    """The caller calls too often."""
+
+
 class Untrusted(Unavailable):
     """The peer's certificate is not trusted."""
 
@@ -145,6 +150,7 @@ STATUS: Mapping[type[FaninError], Status] = MappingProxyType(
             code="RESOURCE_EXHAUSTED", public_text="the coordinator has no space left; try again later"
         ),
         Unavailable: Status(code="UNAVAILABLE", public_text="try again later"),
+        Throttled: Status(code="RESOURCE_EXHAUSTED"),
         Untrusted: Status(code="UNAVAILABLE", public_text="try again later"),
         Untimely: Status(
             code="UNAVAILABLE",

@@ -2,7 +2,7 @@
 
 import base64
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from numbers import Integral
 from typing import TYPE_CHECKING, Final, TypedDict
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 UNIFORM: Final = "uniform"
 """The default of ``cohort.selection``."""
 QUORUM: Final = "cohort.quorum"
+REPORT_FACTOR: Final = "cohort.report_factor"
 OF_GRAPHS: Final = ("test", "metrics", "baseline", "resume")
 """Settings that need the graphs of an App."""
 
@@ -108,15 +109,18 @@ def _plan(name: str, limits: Mapping[str, int | None], settings: SimulationSetti
         plan = parse_plan("", "plan", overrides).plan
     except InvalidPlan as exc:
         raise InvalidPlan(f"simulate: {exc}") from exc
-    return plan if QUORUM in settings.plan else with_half_quorum(plan)
+    return with_half_quorum(plan, settings.plan.keys())
 
 
-def with_half_quorum(plan: Plan) -> Plan:
-    """Return a Plan whose Rounds close at the deadline with half of their Updates.
+def with_half_quorum(plan: Plan, keys: Collection[str]) -> Plan:
+    """Return a Plan whose Rounds close at the deadline with half of their Updates, except for keys that are set.
 
-    If all clients are in the cohort, no other client can replace one that fails.
+    If all clients are in the cohort, no other client can replace one that fails. Slow clients are waited for: virtual
+    time costs nothing, and a result must not depend on the default of a wait.
     """
-    return replace(plan, cohort=replace(plan.cohort, quorum=(plan.cohort.buffer + 1) // 2))
+    defaults = {QUORUM: {"quorum": (plan.cohort.buffer + 1) // 2}, REPORT_FACTOR: {"report_factor": math.inf}}
+    changes = {name: value for key, each in defaults.items() if key not in keys for name, value in each.items()}
+    return replace(plan, cohort=replace(plan.cohort, **changes))
 
 
 def _with_selection(plan: Plan, settings: SimulationSettings) -> Plan:

@@ -52,6 +52,7 @@ from fanin.protos.messages.reports import (
     Report,
     Statistics,
     Telemetry,
+    TrainingProgress,
     check_num_counts,
 )
 from fanin.protos.messages.transfers import (
@@ -112,6 +113,7 @@ __all__ = [
     "Statistics",
     "Telemetry",
     "Training",
+    "TrainingProgress",
     "UpdateHeader",
     "UpdateState",
     "UploadReply",

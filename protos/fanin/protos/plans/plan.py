@@ -15,6 +15,7 @@ from typing import Annotated, Final
 
 from fanin.protos.errors import InvalidPlan
 from fanin.protos.names import NAME_FORM, is_name
+from fanin.protos.plans.cohort import CohortPlan, check_quorum
 from fanin.protos.plans.evaluation import EvaluationPlan, check_metrics
 from fanin.protos.plans.keys import Key, range_problem, shown
 from fanin.protos.plans.schedule import ScheduledChange, check_changes, flower_in, late_changes, training_in
@@ -22,13 +23,11 @@ from fanin.protos.plans.sections import (
     CODEC_BITS,
     AggregationPlan,
     CodecSpec,
-    CohortPlan,
     FlowerPlan,
     StageSpec,
     Statistic,
     StopPlan,
     Training,
-    check_quorum,
 )
 
 WEIGHT_UNIT: Final = 256

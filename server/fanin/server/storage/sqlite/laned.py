@@ -12,6 +12,7 @@ from sqlalchemy import Engine
 from fanin.protos.control import (
     AcceptedDevices,
     Command,
+    DevicesGone,
     LoggedEvent,
     Principal,
     RunRested,
@@ -264,9 +265,12 @@ class LanedWriter:
         """See ``RoundWriter.commit``."""
         return await self._commits.commit(Candidate(update=update, buffer=buffer, lease=self.lease))
 
-    async def close(self, round_number: int, *, cohort: CohortPlan, now_s: float, cause: str = "") -> RoundRecord:
+    async def close(
+        self, round_number: int, *, cohort: CohortPlan, now_s: float, cause: str = "", others_wait: bool = False
+    ) -> RoundRecord:
         """See ``RoundWriter.close``."""
-        return await self._lane(partial(self._writer.close, round_number, cohort=cohort, now_s=now_s, cause=cause))
+        close = partial(self._writer.close, cohort=cohort, now_s=now_s, cause=cause, others_wait=others_wait)
+        return await self._lane(partial(close, round_number))
 
     async def publish(
         self,
@@ -288,6 +292,10 @@ class LanedWriter:
     async def rest(self, rested: RunRested, now_s: float, *, next_sequence: int) -> bool:
         """See ``RunWriter.rest``."""
         return await self._lane(partial(self._writer.rest, rested, now_s, next_sequence=next_sequence))
+
+    async def note(self, event: DevicesGone, now_s: float) -> None:
+        """See ``RunWriter.note``."""
+        await self._lane(partial(self._writer.note, event, now_s))
 
 
 class LanedCommands:
