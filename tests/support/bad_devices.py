@@ -6,6 +6,7 @@ All take part over gRPC in a coordinator of another process, each on a thread of
 import random
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 

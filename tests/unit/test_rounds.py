@@ -29,6 +29,7 @@ SAMPLES: tuple[e.Event, ...] = (
     e.CheckedIn(device="new"),
     e.GaveUp(device="a"),
     e.GaveUp(device="new"),
+    e.Gone(devices=("new",)),
     e.Gone(devices=("new", "a")),
     e.UpdateCommitted(device="a"),
     e.UpdateCommitted(device="new"),

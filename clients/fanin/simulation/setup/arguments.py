@@ -118,9 +118,10 @@ def with_half_quorum(plan: Plan, keys: Collection[str]) -> Plan:
     If all clients are in the cohort, no other client can replace one that fails. Slow clients are waited for: virtual
     time costs nothing, and a result must not depend on the default of a wait.
     """
-    defaults = {QUORUM: {"quorum": (plan.cohort.buffer + 1) // 2}, REPORT_FACTOR: {"report_factor": math.inf}}
-    changes = {name: value for key, each in defaults.items() if key not in keys for name, value in each.items()}
-    return replace(plan, cohort=replace(plan.cohort, **changes))
+    cohort = plan.cohort
+    quorum = cohort.quorum if QUORUM in keys else (cohort.buffer + 1) // 2
+    report_factor = cohort.report_factor if REPORT_FACTOR in keys else math.inf
+    return replace(plan, cohort=replace(cohort, quorum=quorum, report_factor=report_factor))
 
 
 def _with_selection(plan: Plan, settings: SimulationSettings) -> Plan:
