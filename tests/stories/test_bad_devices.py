@@ -88,6 +88,28 @@ def test_a_run_ends_well_with_bad_devices(
     assert len(course.rounds_s) == NUM_ROUNDS
 
 
+def test_a_device_that_repeats_a_refused_upload_is_slowed_and_no_other_one(
+    play: Callable[[Plan, Callable[[Group], None]], Course],
+) -> None:
+    """It ignores every reply. Before, it called hundreds of times a second."""
+    groups: list[Group] = []
+
+    def to(group: Group) -> None:
+        groups.append(group)
+        group.stubborn()
+        for index in range(3):
+            group.healthy(index, WORK_S)
+
+    course = play(plan_of(4, "stop.max_rounds=10"), to)
+    (group,) = groups
+    seconds = sum(course.rounds_s)
+    print(f"{group.num_refused} refused calls in some {seconds:.1f} s")
+    shown("a stubborn device beside 3", course)
+    assert course.rested.state is RunState.FINISHED
+    # Some 20 at once, then 2 a second.
+    assert 10 <= group.num_refused <= 30 + 4 * seconds
+
+
 @pytest.mark.parametrize("num_devices", [4, 8])
 def test_a_dead_device_costs_no_deadline(
     play: Callable[[Plan, Callable[[Group], None]], Course], num_devices: int

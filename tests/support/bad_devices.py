@@ -22,6 +22,7 @@ from fanin.clients.testing import SyntheticTrainer
 from fanin.clients.transport import Connection, GrpcTransport
 from fanin.protos import messages as m
 from fanin.protos.errors import FaninError
+from fanin.v1 import fleet_pb2 as pb
 from support.processes import Site
 from support.stranger import Stranger, update_of
 
@@ -104,6 +105,24 @@ class Group:
                 header.version_sha256 = "0" * 64
                 try:
                     device.upload(header, payload)
+                except grpc.RpcError as exc:
+                    assert exc.code() in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED)
+                    self.num_refused += 1
+
+        self._start(run)
+
+    def stubborn(self) -> None:
+        """Add a device that takes a place, and then repeats an upload without a header, without a pause or an end."""
+        device = self._stranger()
+        first = pb.UploadRequest(piece=pb.Piece(offset=0, data=b"no header"))
+
+        def run() -> None:
+            while not device.check_in(5.0).assigned.assignment_id:
+                pass
+            while not self._is_over.is_set():
+                metadata = device.sign("Upload", first.SerializeToString())
+                try:
+                    list(device.fleet.Upload(iter([first]), metadata=metadata))
                 except grpc.RpcError as exc:
                     assert exc.code() in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED)
                     self.num_refused += 1

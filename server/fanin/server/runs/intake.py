@@ -9,6 +9,7 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
+from itertools import islice
 from typing import Final
 
 from fanin.protos import messages as m
@@ -149,14 +150,16 @@ class Intake:
     @property
     def others_wait(self) -> bool:
         """Whether enough suitable devices for a quorum wait, without those that pause or are selected last."""
-        course, now, num = self._course, self._course.now(), 0
-        for device, parked in self._parked.items():
-            standing = course.standing
-            is_good = now >= standing.returns_at(device) and not standing.is_last(device, now)
-            num += is_good and not parked.answer.done() and not self.refusal(parked.check_in.capabilities)
-            if num >= course.run.start.plan.cohort.quorum:
-                return True
-        return False
+        now, standing = self._course.now(), self._course.standing
+        good = (
+            device
+            for device, parked in self._parked.items()
+            if now >= standing.returns_at(device)
+            and not standing.is_last(device, now)
+            and not self.refusal(parked.check_in.capabilities)
+        )
+        quorum = self._course.setup.plan.cohort.quorum
+        return sum(1 for _ in islice(good, quorum)) == quorum
 
     def refusal(self, capabilities: m.Capabilities) -> str:
         """Return why a device with these capabilities cannot take part in the Run, or an empty string if it can."""

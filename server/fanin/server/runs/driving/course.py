@@ -172,6 +172,7 @@ class Course:
         moment = Moment(now=self.now(), wall_s=wall_s)
         carried = self.at_work.carry(self.recent, opened.record, moment.now)
         self.presence.keep(carried)
+        self._set_sweep()
         self.work = work
         # A device with a committed Update had an Assignment.
         devices = carried | {update.device_id for update in committed}
@@ -227,9 +228,11 @@ class Course:
 
     def _look_at_presence(self) -> None:
         self._sweep = None
+        if not self.is_open:
+            # The next Round looks again.
+            return
         now = self.now()
-        gone = self.presence.pop_gone(now)
-        if gone and self.is_open:
+        if gone := self.presence.pop_gone(now):
             for device in gone:
                 self.at_work.end(device)
                 self.standing.miss(device, now)

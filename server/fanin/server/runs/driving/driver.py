@@ -171,7 +171,9 @@ class RunDriver:
             case e.Accumulate():
                 await work.accumulate(effect.device)
             case e.Close():
-                others_wait = self.intake.others_wait
+                machine = self.course.round
+                lacks_quorum = machine is not None and len(machine.cohort.accepted) < machine.rules.quorum
+                others_wait = lacks_quorum and self.intake.others_wait
                 self._follow(work, await work.close(self.intake.failures, others_wait=others_wait))
             case e.Fold():
                 await work.fold(effect.accepted)
