@@ -106,6 +106,8 @@ class Group:
                 try:
                     device.upload(header, payload)
                 except grpc.RpcError as exc:
+                    if self._is_over.is_set():
+                        return
                     assert exc.code() in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED)
                     self.num_refused += 1
 
@@ -124,6 +126,8 @@ class Group:
                 try:
                     list(device.fleet.Upload(iter([first]), metadata=metadata))
                 except grpc.RpcError as exc:
+                    if self._is_over.is_set():
+                        return
                     assert exc.code() in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED)
                     self.num_refused += 1
 
