@@ -110,6 +110,22 @@ def test_a_device_that_repeats_a_refused_upload_is_slowed_and_no_other_one(
     assert 10 <= group.num_refused <= 30 + 4 * seconds
 
 
+def test_the_place_of_a_dead_device_goes_to_another_one(
+    play: Callable[[Plan, Callable[[Group], None]], Course],
+) -> None:
+    """Every place must bring an Update. A dead device is silent for three intervals of 1 s, and then it is replaced."""
+
+    def to(group: Group) -> None:
+        group.healthy(0, WORK_S, dies_in=1)
+        for index in range(1, 5):
+            # Longer than an interval, so that each of them reports its progress.
+            group.healthy(index, 1.5)
+
+    course = play(plan_of(4, "cohort.quorum=4"), to)
+    shown("one dead of 5, quorum 4 of 4", course)
+    assert (course.rested.state, course.failed) == (RunState.FINISHED, [])
+
+
 @pytest.mark.parametrize("num_devices", [4, 8])
 def test_a_dead_device_costs_no_deadline(
     play: Callable[[Plan, Callable[[Group], None]], Course], num_devices: int
