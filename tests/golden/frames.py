@@ -212,9 +212,14 @@ def frames() -> dict[str, Frame]:
     report = m.Report(
         assignment_id="run.1.device", failure="it diverged", telemetry=replace(HEADER.telemetry, partition=3)
     )
+    progress = m.Report(
+        assignment_id="run.1.device", progress=m.TrainingProgress(step=3, num_steps=40, loss=float("inf"))
+    )
+    reporting = replace(CHECK_IN, capabilities=replace(CHECK_IN.capabilities, reports_progress=True))
     answers = {
         "assigned": m.Assigned(assignment=assignment()),
         "assigned-stages": m.Assigned(assignment=STAGED),
+        "assigned-progress": m.Assigned(assignment=replace(assignment(), progress_s=10.0)),
         "assigned-flower": m.Assigned(assignment=replace(assignment(), flower=FLOWER)),
         "wait": wait,
         "newest": replace(wait, newest=NEWEST),
@@ -233,11 +238,14 @@ def frames() -> dict[str, Frame]:
         "rested-by": r.RunRested(state=r.RunState.PAUSED, reason=f"by {BY}", by=BY),
         "resumed-by": r.RunResumed(rounds=3, by=BY),
         "reclaimed": replace(PUBLISHED, round=0, new_epoch=2, by=BY),
+        "gone": r.devices_gone(2, ("b", "a")),
+        "failed-others": r.RoundFailed(round=2, reason="b was silent", others_wait=True),
     }
     return {
         "fleet-enroll-request": _frame(enrollment, c.enrollment_to_proto, c.enrollment_from_proto),
         "fleet-enroll-reply": _plain(fleet_pb2.EnrollReply(device_id=CALL.device_id)),
         "fleet-check-in-request": _frame(CHECK_IN, c.check_in_to_proto, c.check_in_from_proto),
+        "fleet-check-in-request-progress": _frame(reporting, c.check_in_to_proto, c.check_in_from_proto),
         **{
             f"fleet-check-in-reply-{name}": _frame(answer, c.answer_to_proto, c.answer_from_proto)
             for name, answer in answers.items()
@@ -251,6 +259,7 @@ def frames() -> dict[str, Frame]:
         ),
         "fleet-upload-reply": _frame(REPLY, c.upload_reply_to_proto, c.upload_reply_from_proto),
         "fleet-report-request": _frame(report, c.report_to_proto, c.report_from_proto),
+        "fleet-report-request-progress": _frame(progress, c.report_to_proto, c.report_from_proto),
         "fleet-report-reply": _frame(
             m.UploadReply(round_state=m.RoundState.OPEN, update_state=m.UpdateState.DISCARDED),
             c.report_reply_to_proto,

@@ -71,7 +71,8 @@ def test_a_run_is_described_as_json_and_as_text(fanin: Fanin, host: Hosted) -> N
         "buffer": 3,
         "quorum": 3,
         "deadline_s": 300.0,
-        "min_report_s": None,
+        "min_report_s": 1.0,
+        "report_factor": 2.0,
         "selection": "uniform",
     }
     assert row["plan"]["codec"] == {"name": "fixed32", "max_shift": 0}

@@ -30,11 +30,11 @@ from fanin.server.aggregation.verify import verify_run
 from fanin.server.rounds import events as e
 from fanin.server.runs.catalog import Runs
 
-EFFECTS: Final = [effect.__name__ for effect in get_args(e.Effect) if effect not in (e.Assign, e.Fail)]
+EFFECTS: Final = [effect.__name__ for effect in get_args(e.Effect) if effect not in (e.Assign, e.Fail, e.RecordGone)]
 """All effects that the driver's worker executes on a sound disk.
 
 Assign is excluded: it is answered at once and leaves nothing durable, so a device without an answer asks again. Fail
-has tests of its own.
+and RecordGone have tests of their own: no device of this Run is silent.
 """
 COMMANDS: Final = {action.__name__ for action in get_args(get_type_hints(Command)["what"])}
 NUM_MOMENTS: Final = 50

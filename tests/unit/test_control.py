@@ -1,6 +1,7 @@
 """Operators' commands: pause, resume, stop and adopt; on a virtual clock, across restarts, and repeated."""
 
 import asyncio
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -71,7 +72,7 @@ def test_the_deadline_is_suspended_while_a_run_is_paused(tmp_path: Path, restart
         await scene.until(RoundClosed)
         assert asyncio.get_running_loop().time() - resumed_at == pytest.approx(20.0, abs=1.0)
 
-    play(tmp_path, story, plan(quorum=3, deadline_s=60.0), devices=3)
+    play(tmp_path, story, plan(quorum=3, deadline_s=60.0, report_factor=math.inf), devices=3)
 
 
 def test_updates_under_way_count_and_close_the_round_when_it_is_resumed(tmp_path: Path) -> None:

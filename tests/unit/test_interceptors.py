@@ -35,6 +35,7 @@ from fanin.server.access.interceptors import (
     principal_of,
 )
 from fanin.server.access.limited_log import LimitedLog
+from fanin.server.access.rates import CallLimits, CallRates
 from fanin.server.access.registry import Registry
 from fanin.server.folder import open_state
 from fanin.server.service import SERVER_OPTIONS, FleetService
@@ -63,10 +64,14 @@ class Context:
         raise aio.AbortError
 
 
+def rates() -> CallRates:
+    return CallRates(CallLimits(), time.monotonic)
+
+
 @pytest.fixture
 def rim(tmp_path: Path) -> Rim:
     state = open_state(tmp_path, Durability.PROCESS, (inline, inline), time.time)
-    return Rim(Registry(state.devices, time.time), Waits(first_request_s=0.05), LimitedLog(LOG))
+    return Rim(Registry(state.devices, time.time), Waits(first_request_s=0.05), rates(), LimitedLog(LOG))
 
 
 async def silent() -> AsyncIterator[bytes]:
@@ -112,7 +117,7 @@ def test_a_servicer_receives_the_principal_of_its_caller(tmp_path: Path, is_stre
     registry, body = Registry(state.devices, time.time), (b"first", b"second") if is_stream else (b"first",)
     device, token = EnrolledDevice(public_key=DEVICE_KEY.public), registry.new_token(Role.OPERATOR)
     asyncio.run(state.devices.enroll([device], 0.0))
-    rim = Rim(registry, Waits(), LimitedLog(LOG))
+    rim = Rim(registry, Waits(), rates(), LimitedLog(LOG))
     for method, metadata, principal in (
         (f"{FLEET}Upload", sign(DEVICE_KEY, "Upload", b"first").metadata, Principal(kind=DEVICE, id=device.device_id)),
         (f"{CONTROL}PutChunks", ((AUTHORIZATION, f"{BEARER}{token}"),), registry.operator(token)),
@@ -218,7 +223,7 @@ def test_a_call_frees_its_request_without_a_garbage_collection(
     state = open_state(tmp_path, Durability.PROCESS, (inline, inline), time.time)
     registry = Registry(state.devices, time.time)
     token = registry.new_token(Role.OPERATOR) if is_known else "invented"
-    rim = Rim(registry, Waits(), LimitedLog(LOG))
+    rim = Rim(registry, Waits(), rates(), LimitedLog(LOG))
     gc.disable()
     tracemalloc.start()
     try:
@@ -236,7 +241,7 @@ async def no_lane(work: Callable[[], T]) -> T:
 def test_unknown_callers_never_reach_the_store(tmp_path: Path) -> None:
     state = open_state(tmp_path, Durability.PROCESS, (no_lane, inline), time.time)
     registry = Registry(state.devices, time.time)
-    rim = Rim(registry, Waits(), LimitedLog(LOG))
+    rim = Rim(registry, Waits(), rates(), LimitedLog(LOG))
     stranger = sign(STRANGER, "CheckIn", b"").metadata
     invented = sign(STRANGER, "CheckIn", b"", device_id="0123456789abcdef" * 2).metadata
     for metadata, text in ((stranger, "not enrolled here"), (invented, "not enrolled here"), ((), "carries no valid")):

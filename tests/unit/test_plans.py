@@ -20,7 +20,7 @@ def test_the_shortest_plan_is_synchronous_fedavg() -> None:
         app="digits",
         plan=Plan(
             name="run",
-            cohort=CohortPlan(concurrency=8, buffer=8, quorum=8, deadline_s=600.0),
+            cohort=CohortPlan(concurrency=8, buffer=8, quorum=6, deadline_s=600.0),
             training=Training(epochs=1, learning_rate=1.0, seed=0),
             codec=CodecSpec(name="fixed32", max_shift=0),
             aggregation=AggregationPlan(max_examples=0, outer_learning_rate=1.0),
@@ -29,9 +29,10 @@ def test_the_shortest_plan_is_synchronous_fedavg() -> None:
     )
 
 
-def test_the_default_quorum_is_the_buffer() -> None:
-    cohort = parse_plan(SHORTEST.replace("[training]", "buffer = 5\n[training]"), "plan.toml").plan.cohort
-    assert (cohort.concurrency, cohort.buffer, cohort.quorum) == (8, 5, 5)
+@pytest.mark.parametrize(("buffer", "quorum"), [(1, 1), (2, 2), (3, 3), (4, 3), (5, 4), (6, 5), (8, 6)])
+def test_the_default_quorum_is_three_quarters_of_the_buffer(buffer: int, quorum: int) -> None:
+    cohort = parse_plan(SHORTEST.replace("[training]", f"buffer = {buffer}\n[training]"), "plan.toml").plan.cohort
+    assert (cohort.concurrency, cohort.buffer, cohort.quorum) == (8, buffer, quorum)
 
 
 SEE = "; docs/plan.md describes the key"
@@ -46,7 +47,7 @@ TOP = (
     "app, bundle, name, [cohort], [training], [[schedule]], [codec], [[stages]], [[statistics]], [aggregation], "
     "[stop], [evaluation], [flower]"
 )
-COHORT_KEYS = "concurrency, buffer, quorum, deadline_s, min_report_s, selection"
+COHORT_KEYS = "concurrency, buffer, quorum, deadline_s, min_report_s, report_factor, selection"
 OVERFLOW = (
     "the sum of a Round could overflow: (32 - 1) bits of fixed32 + max_shift 21 + 11 bits of weight "
     "(buffer 8 x 256 steps) = 63, expected at most 62; lower max_shift or buffer"
@@ -178,7 +179,7 @@ WRONG = [
     (COHORT, f"concurrency = 0x{'f' * 5000}", f"cohort.concurrency: got an integer of 20000 bits, {DEVICES_RULE}"),
     (COHORT, "concurrency = 1000001\nbuffer = 1", f"cohort.concurrency: got 1000001, {DEVICES_RULE}"),
     (COHORT, f"{COHORT}\nquorum = 0", f"cohort.quorum: got 0, {DEVICES_RULE}"),
-    (COHORT, f"{COHORT}\nbuffer = 9", f"cohort: got quorum 9, buffer 9, concurrency 8, {COHORT_RULE}"),
+    (COHORT, f"{COHORT}\nbuffer = 9", f"cohort: got quorum 7, buffer 9, concurrency 8, {COHORT_RULE}"),
     (COHORT, f"{COHORT}\nbuffer = 4\nquorum = 5", f"cohort: got quorum 5, buffer 4, concurrency 8, {COHORT_RULE}"),
     (COHORT, f"{COHORT}\ndeadline_s = 0", f"cohort.deadline_s: got 0.0, {SECONDS_RULE}"),
     (COHORT, f"{COHORT}\ndeadline_s = nan", f"cohort.deadline_s: got nan, {SECONDS_RULE}"),
@@ -321,7 +322,7 @@ def test_an_option_overrides_a_key(option: str, section: str, key: str, value: o
 
 def test_the_last_option_counts_and_defaults_follow_the_options() -> None:
     file = parse_plan(SHORTEST, "plan.toml", ["cohort.concurrency=3", "name=a=b", "cohort.concurrency=5", "name=a-b"])
-    assert (file.plan.name, file.plan.cohort.concurrency, file.plan.cohort.quorum) == ("a-b", 5, 5)
+    assert (file.plan.name, file.plan.cohort.concurrency, file.plan.cohort.quorum) == ("a-b", 5, 4)
 
 
 def test_an_option_replaces_the_app_by_a_bundle() -> None:

@@ -29,6 +29,8 @@ SAMPLES: tuple[e.Event, ...] = (
     e.CheckedIn(device="new"),
     e.GaveUp(device="a"),
     e.GaveUp(device="new"),
+    e.Gone(devices=("new",)),
+    e.Gone(devices=("new", "a")),
     e.UpdateCommitted(device="a"),
     e.UpdateCommitted(device="new"),
     e.TimePassed(),
@@ -146,7 +148,7 @@ def test_a_device_whose_update_is_committed_gets_nothing_more() -> None:
 
 def test_with_a_buffer_below_concurrency_the_first_updates_close_the_round() -> None:
     state, _ = follow(Round(protocol=PLAIN, rules=RULES), *check_in("a", "b", "c"), *commit("c"))
-    assert (state.phase, state.num_places) == (RoundPhase.TRAINING, 0)
+    assert (state.phase, state.num_places(0.0)) == (RoundPhase.TRAINING, 0)
     state, effects = follow(state, *commit("a"))
     assert effects == [e.Accumulate(device="a"), e.Close()]
     assert set(state.cohort.at_work) == {"b"}
@@ -157,28 +159,23 @@ def test_a_device_that_gives_up_frees_its_place() -> None:
     state, _ = follow(Round(protocol=PLAIN, rules=RULES), *check_in("a", "b", "c"))
     state, effects = follow(state, e.GaveUp(device="b"))
     assert effects == []
-    assert (state.phase, state.num_places) == (RoundPhase.SELECTING, 1)
+    assert (state.phase, state.num_places(0.0)) == (RoundPhase.SELECTING, 1)
     state, effects = follow(state, *check_in("d"), now=30.0)
     assert effects == [e.Assign(device="d")]
     assert (state.phase, state.deadline) == (RoundPhase.TRAINING, 60.0)
 
 
-@pytest.mark.parametrize(("deadline_s", "longest_s"), [(60.0, 60.0), (1e6, 300.0)])
-def test_a_device_that_gives_up_again_and_again_pauses_longer(deadline_s: float, longest_s: float) -> None:
-    """If its data do not fit, it would otherwise take and give up a place every few seconds for the entire Round."""
-    state, now, pauses = Round(protocol=PLAIN, rules=replace(RULES, deadline_s=deadline_s)), 0.0, []
-    for _ in range(9):
-        state, effects = follow(state, *check_in("a"), now=now)
-        assert e.Assign(device="a") in effects
-        state, _ = follow(state, e.GaveUp(device="a"), now=now)
-        pauses.append(state.cohort.returns_at("a") - now)
-        if pauses[-1]:
-            early = now + pauses[-1] - 0.001
-            assert not state.may_join("a", early)
-            assert follow(state, *check_in("a"), now=early) == (state, [])
-        assert follow(state, *check_in("b"), now=now)[1] == [e.Assign(device="b")]
-        now += pauses[-1]
-    assert pauses == [min(pause_s, longest_s) for pause_s in (0, 0, 10, 20, 40, 80, 160, 320, 640)]
+def test_the_round_does_not_wait_for_a_device_that_is_gone_and_counts_its_late_update() -> None:
+    rules = replace(SYNCHRONOUS, concurrency=3, buffer=3)
+    state, _ = follow(Round(protocol=PLAIN, rules=rules), *check_in("a", "b", "c"))
+    state, effects = follow(state, e.Gone(devices=("c", "stranger")), now=10.0)
+    assert effects == [e.RecordGone(devices=("c",))]
+    assert (state.phase, state.num_places(10.0), state.cohort.at_work) == (RoundPhase.SELECTING, 1, {"a", "b"})
+    assert follow(state, *check_in("c"), now=11.0)[1] == [e.Assign(device="c")]
+    state, _ = follow(state, *check_in("d"), now=11.0)
+    late, effects = follow(state, *commit("c"), now=12.0)
+    assert effects == [e.Accumulate(device="c")]
+    assert (late.phase, late.num_places(12.0)) == (RoundPhase.TRAINING, 0)
 
 
 def test_giving_up_without_an_assignment_changes_nothing() -> None:
@@ -236,7 +233,7 @@ def test_every_phase_has_a_failure_exit(phase: RoundPhase) -> None:
             failing, effects = follow(state, e.Broken(reason="damaged"))
             assert (failing.phase, effects) == (RoundPhase.FAILING, [e.Fail(reason="damaged")])
             # No device holds a place any more, and time has no effect.
-            assert (failing.is_open, failing.num_places, failing.wake_at) == (False, 0, None)
+            assert (failing.is_open, failing.num_places(0.0), failing.wake_at) == (False, 0, None)
 
 
 def test_a_round_whose_version_was_durable_before_the_error_has_not_failed() -> None:
@@ -326,12 +323,15 @@ def test_time_does_not_matter_once_the_round_closes() -> None:
         assert follow(state, e.TimePassed(), now=1e9) == (state, [])
 
 
+ADAPTIVE = Rules(concurrency=4, buffer=4, quorum=3, deadline_s=60.0, min_report_s=1.0, report_factor=2.0)
 EVENTS = st.sampled_from(
-    [e.TimePassed()] + [kind(device=name) for kind in (e.CheckedIn, e.GaveUp, e.UpdateCommitted) for name in "abcde"]
+    [e.TimePassed()]
+    + [kind(device=name) for kind in (e.CheckedIn, e.GaveUp, e.UpdateCommitted) for name in "abcde"]
+    + [e.Gone(devices=(name,)) for name in "abcde"]
 )
 
 
-@given(st.lists(st.tuples(EVENTS, st.floats(0, 100)), max_size=30), st.sampled_from((RULES, SYNCHRONOUS)))
+@given(st.lists(st.tuples(EVENTS, st.floats(0, 100)), max_size=30), st.sampled_from((RULES, SYNCHRONOUS, ADAPTIVE)))
 def test_no_sequence_of_events_uses_more_places_than_there_are(
     sequence: list[tuple[e.Event, float]], rules: Rules
 ) -> None:
@@ -347,8 +347,9 @@ def test_no_sequence_of_events_uses_more_places_than_there_are(
         assigned |= {effect.device for effect in effects if isinstance(effect, e.Assign)}
         assert len(state.cohort.accepted) <= rules.buffer
         assert not set(state.cohort.at_work) & set(state.cohort.accepted)
-        assert state.num_places >= 0
-        assert (state.phase is RoundPhase.SELECTING) == (state.num_places > 0)
+        assert len(state.cohort.at_work) <= rules.concurrency
+        assert 0 <= state.num_places(now) <= max(rules.concurrency - state.cohort.num_taken, 0)
+        assert state.phase is RoundPhase.SELECTING or not state.num_places(now)
 
 
 def test_another_protocol_shares_the_rows_that_end_a_round() -> None:

@@ -1,6 +1,7 @@
 """A federation in memory: with the same seed, Versions and logs are identical, with any faults."""
 
 import asyncio
+import math
 import os
 import subprocess
 import sys
@@ -52,10 +53,17 @@ def test_another_order_of_arrival_ends_in_the_same_bits(tmp_path: Path) -> None:
 
 
 def test_a_round_closes_at_its_deadline_with_a_quorum(tmp_path: Path) -> None:
-    run_plan = plan(quorum=2, deadline_s=60.0, max_rounds=1)
+    run_plan = plan(quorum=2, deadline_s=60.0, report_factor=math.inf, max_rounds=1)
     outcome = outcome_of(tmp_path, run_plan, [steady(1.0), steady(2.0), steady(1000.0), steady(1000.0)])
     assert closed_sets(outcome) == [("device-0", "device-1")]
     assert outcome.versions[0].round_s >= 60.0
+
+
+def test_a_round_with_a_quorum_waits_twice_as_long_as_the_quorum_took(tmp_path: Path) -> None:
+    work = [steady(10.0), steady(20.0), steady(30.0), steady(1000.0)]
+    outcome = outcome_of(tmp_path, plan(quorum=2, deadline_s=60.0, max_rounds=1), work)
+    assert closed_sets(outcome) == [("device-0", "device-1", "device-2")]
+    assert 40.0 <= outcome.versions[0].round_s <= 41.0
 
 
 def test_a_run_whose_rounds_never_reach_their_quorum_fails(tmp_path: Path) -> None:

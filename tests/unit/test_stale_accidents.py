@@ -1,6 +1,7 @@
 """Failures around stale Updates: resting Runs, restarts, dead devices, and inconsistent records."""
 
 import asyncio
+import math
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
@@ -161,17 +162,22 @@ def test_devices_that_keep_all_places_lose_them_at_the_deadline(tmp_path: Path) 
     run_virtual(main())
 
 
-def test_dead_devices_do_not_make_every_later_round_wait_for_its_deadline(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("report_factor", "waits"), [(math.inf, True), (2.0, False)])
+def test_dead_devices_do_not_make_every_later_round_wait_for_its_deadline(
+    tmp_path: Path, report_factor: float, waits: bool
+) -> None:
     async def main() -> None:
         place = open_place(tmp_path)
         run_plan = plan(concurrency=4, buffer=2, quorum=1, max_staleness=50, deadline_s=60.0, max_rounds=6)
+        cohort = replace(run_plan.cohort, report_factor=report_factor)
+        run_plan = replace(run_plan, cohort=cohort)
         await start(place.runs, bundle_in(tmp_path), run_plan)
         for index in range(3):
             await assignment(place, f"dead-{index}")
         tasks = devices(tmp_path, place)
         versions = await watched(place)
         await hang_up(place, tasks)
-        assert [version.round_s > 30.0 for version in versions] == [True] + [False] * 5
+        assert [version.round_s > 30.0 for version in versions] == [waits] + [False] * 5
 
     run_virtual(main())
 

@@ -7,6 +7,7 @@ trailing metadata, otherwise by the status. A device signs the exact bytes of ea
 import os
 import queue
 import ssl
+import threading
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
@@ -74,7 +75,7 @@ class Transport(Protocol):
         ...
 
     def report(self, report: m.Report) -> m.UploadReply:
-        """Give up an Assignment, or ask for the state of its Update."""
+        """Give up an Assignment, report its progress, or ask for the state of its Update. Called by two threads."""
         ...
 
     def close(self) -> None:
@@ -176,6 +177,8 @@ class GrpcTransport:
         self._device_id = calls.device_id_of(key.public)
         self._clock_offset_s = 0.0
         self._last_time_us = 0
+        # Progress is reported on a thread of its own.
+        self._timing = threading.Lock()
 
     def enroll(self, token: str) -> str:
         """See Transport. Raises Unauthenticated for a wrong token."""
@@ -264,13 +267,15 @@ class GrpcTransport:
         return self._wall() + self._clock_offset_s
 
     def _set_clock(self, offset_s: float) -> None:
-        self._clock_offset_s += offset_s
-        self._last_time_us = 0
+        with self._timing:
+            self._clock_offset_s += offset_s
+            self._last_time_us = 0
 
     def _next_time_us(self) -> int:
         """Return a time that no earlier call of this process used: the coordinator serves each time once."""
-        self._last_time_us = max(int(self._now() * calls.MICROSECONDS), self._last_time_us + 1)
-        return self._last_time_us
+        with self._timing:
+            self._last_time_us = max(int(self._now() * calls.MICROSECONDS), self._last_time_us + 1)
+            return self._last_time_us
 
     def _signed(self, method: str, body: bytes, timeout_s: float | None = None) -> CallOptions:
         call = calls.DeviceCall(

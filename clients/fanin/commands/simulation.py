@@ -334,10 +334,9 @@ def _plan(model: str, path: Path | None, limits: dict[str, int | None], override
     if path is None:
         defaults = ["cohort.concurrency=10", "stop.max_rounds=20", "training.learning_rate=0.01"]
         plan = parse_plan("", "plan", [*defaults, model, *first, *overrides]).plan
-        from fanin.simulation.setup.arguments import QUORUM, with_half_quorum
+        from fanin.simulation.setup.arguments import with_half_quorum
 
-        is_set = any(text.partition("=")[0].strip() == QUORUM for text in overrides)
-        return plan if is_set else with_half_quorum(plan)
+        return with_half_quorum(plan, {text.partition("=")[0].strip() for text in overrides})
     return read_plan(path, [*([] if _names_model(path) else [model]), *first, *overrides]).plan
 
 

@@ -15,6 +15,7 @@
     |   +-- Superseded          another coordinator drives the Run now; a retry here does not help
     +-- StorageFull             no space, quota or file size left to write; no partial data was written
     +-- Unavailable             the peer cannot be reached or asks to wait; retry with back-off
+    |   +-- Throttled           the caller calls too often; its other calls wait
     |   +-- Untrusted           the peer was reached, but is no coordinator to trust: certificate, TLS or protocol
     |   +-- StorageUnavailable  a disk or database cannot be written now, for another reason than its size
     |   +-- Untimely            a signed call was repeated, or its time is far from the coordinator's; sign it again
@@ -101,6 +102,10 @@ class Unavailable(FaninError):
     """The peer cannot be reached now."""
 
 
+class Throttled(Unavailable):
+    """The caller calls too often."""
+
+
 class Untrusted(Unavailable):
     """The peer was reached, but it is not a coordinator that this client can trust. A retry does not help."""
 
@@ -158,6 +163,7 @@ STATUS: Mapping[type[FaninError], Status] = MappingProxyType(
             code="RESOURCE_EXHAUSTED", public_text="the coordinator has no space left; try again later"
         ),
         Unavailable: Status(code="UNAVAILABLE", public_text="try again later"),
+        Throttled: Status(code="RESOURCE_EXHAUSTED"),
         Untrusted: Status(code="UNAVAILABLE", public_text="try again later"),
         StorageUnavailable: Status(
             code="UNAVAILABLE", public_text="the coordinator cannot write its state now; try again later"

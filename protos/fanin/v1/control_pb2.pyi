@@ -1040,6 +1040,7 @@ class Event(_message.Message):
     RUN_RESTED_FIELD_NUMBER: _builtins.int
     RUN_RESUMED_FIELD_NUMBER: _builtins.int
     RUN_WARNED_FIELD_NUMBER: _builtins.int
+    DEVICES_GONE_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     time: _builtins.float
     """Seconds since the Unix epoch."""
@@ -1057,6 +1058,8 @@ class Event(_message.Message):
     def run_resumed(self) -> Global___RunResumed: ...
     @_builtins.property
     def run_warned(self) -> Global___RunWarned: ...
+    @_builtins.property
+    def devices_gone(self) -> Global___DevicesGone: ...
     def __init__(
         self,
         *,
@@ -1069,12 +1072,13 @@ class Event(_message.Message):
         run_rested: Global___RunRested | None = ...,
         run_resumed: Global___RunResumed | None = ...,
         run_warned: Global___RunWarned | None = ...,
+        devices_gone: Global___DevicesGone | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["round_closed", b"round_closed", "round_failed", b"round_failed", "round_opened", b"round_opened", "run_rested", b"run_rested", "run_resumed", b"run_resumed", "run_warned", b"run_warned", "version_published", b"version_published", "what", b"what"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["devices_gone", b"devices_gone", "round_closed", b"round_closed", "round_failed", b"round_failed", "round_opened", b"round_opened", "run_rested", b"run_rested", "run_resumed", b"run_resumed", "run_warned", b"run_warned", "version_published", b"version_published", "what", b"what"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["round_closed", b"round_closed", "round_failed", b"round_failed", "round_opened", b"round_opened", "run_rested", b"run_rested", "run_resumed", b"run_resumed", "run_warned", b"run_warned", "sequence", b"sequence", "time", b"time", "version_published", b"version_published", "what", b"what"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["devices_gone", b"devices_gone", "round_closed", b"round_closed", "round_failed", b"round_failed", "round_opened", b"round_opened", "run_rested", b"run_rested", "run_resumed", b"run_resumed", "run_warned", b"run_warned", "sequence", b"sequence", "time", b"time", "version_published", b"version_published", "what", b"what"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_what: _TypeAlias = _typing.Literal["round_opened", "round_closed", "round_failed", "version_published", "run_rested", "run_resumed", "run_warned"]  # noqa: Y015
+    _WhichOneofReturnType_what: _TypeAlias = _typing.Literal["round_opened", "round_closed", "round_failed", "version_published", "run_rested", "run_resumed", "run_warned", "devices_gone"]  # noqa: Y015
     _WhichOneofArgType_what: _TypeAlias = _typing.Literal["what", b"what"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_what) -> _WhichOneofReturnType_what | None: ...
 
@@ -1165,21 +1169,57 @@ class RoundFailed(_message.Message):
 
     ROUND_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    OTHERS_WAIT_FIELD_NUMBER: _builtins.int
     round: _builtins.int
     reason: _builtins.str
+    others_wait: _builtins.bool
+    """Some Updates arrived, and enough other devices waited for a quorum. Such a failure does not count towards the failure
+    of the Run.
+    """
     def __init__(
         self,
         *,
         round: _builtins.int = ...,
         reason: _builtins.str = ...,
+        others_wait: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason", "round", b"round"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["others_wait", b"others_wait", "reason", b"reason", "round", b"round"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RoundFailed: _TypeAlias = RoundFailed  # noqa: Y015
+
+@_typing.final
+class DevicesGone(_message.Message):
+    """Devices were silent for so long that the Round no longer waits for them."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROUND_FIELD_NUMBER: _builtins.int
+    NUM_DEVICES_FIELD_NUMBER: _builtins.int
+    DEVICE_IDS_FIELD_NUMBER: _builtins.int
+    round: _builtins.int
+    num_devices: _builtins.int
+    @_builtins.property
+    def device_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The first 1,000 of them."""
+
+    def __init__(
+        self,
+        *,
+        round: _builtins.int = ...,
+        num_devices: _builtins.int = ...,
+        device_ids: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device_ids", b"device_ids", "num_devices", b"num_devices", "round", b"round"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DevicesGone: _TypeAlias = DevicesGone  # noqa: Y015
 
 @_typing.final
 class Evaluation(_message.Message):

@@ -100,7 +100,8 @@ fanin-server-time. Errors that gRPC raises by itself carry neither.
     UNAUTHENTICATED       unknown device, wrong signature or token; no retry will help
     NOT_FOUND             no such Assignment or Chunk; check in again
     FAILED_PRECONDITION   the state has changed; check in again. To Enroll: this protocol is not served here
-    RESOURCE_EXHAUSTED    the coordinator has no space left; retry with back-off
+    RESOURCE_EXHAUSTED    the coordinator has no space left, or this device calls too often (see RATE OF CALLS); retry
+                          with back-off
     DATA_LOSS             the coordinator's own files are damaged; its operator must repair them; retry with back-off
     UNAVAILABLE           retry with back-off, from the offset that was reached; nothing was lost
     any other             retry with back-off
@@ -113,10 +114,16 @@ The kinds, by status. A kind tells more than a status; decide by it where you ca
     PERMISSION_DENIED     PermissionDenied
     NOT_FOUND             NotFound
     FAILED_PRECONDITION   Conflict, Superseded, RuntimeMissing
-    RESOURCE_EXHAUSTED    StorageFull
+    RESOURCE_EXHAUSTED    StorageFull, Throttled
     UNAVAILABLE           Unavailable, Untrusted, StorageUnavailable, Untimely
     DATA_LOSS             Corrupted
     INTERNAL              Internal
+
+RATE OF CALLS
+
+A device may make 100 calls a second, and 1,000 more at any time. A call that ends with INVALID_ARGUMENT or NOT_FOUND
+counts as 50. The coordinator delays the next call of a device that is faster. While it delays one, it refuses the
+other calls of this device with RESOURCE_EXHAUSTED.
 
 CONSTANTS
 
@@ -228,8 +235,11 @@ class Capabilities(_message.Message):
     GRAPH_FORMATS_FIELD_NUMBER: _builtins.int
     MAX_DOWNLOAD_BYTES_FIELD_NUMBER: _builtins.int
     STAGES_FIELD_NUMBER: _builtins.int
+    REPORTS_PROGRESS_FIELD_NUMBER: _builtins.int
     max_download_bytes: _builtins.int
     """The most bytes that this device will download for one Assignment; 0: no limit."""
+    reports_progress: _builtins.bool
+    """Whether this device reports progress (see Report)."""
     @_builtins.property
     def codecs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """"fixed32", "int8": the codecs that this device can encode with (see Codec)."""
@@ -254,10 +264,11 @@ class Capabilities(_message.Message):
         graph_formats: _abc.Iterable[_builtins.str] | None = ...,
         max_download_bytes: _builtins.int = ...,
         stages: _abc.Iterable[_builtins.str] | None = ...,
+        reports_progress: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["codecs", b"codecs", "graph_formats", b"graph_formats", "max_download_bytes", b"max_download_bytes", "runtimes", b"runtimes", "stages", b"stages"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["codecs", b"codecs", "graph_formats", b"graph_formats", "max_download_bytes", b"max_download_bytes", "reports_progress", b"reports_progress", "runtimes", b"runtimes", "stages", b"stages"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1311,6 +1322,7 @@ class Assignment(_message.Message):
     STATE_FIELD_NUMBER: _builtins.int
     STATISTICS_FIELD_NUMBER: _builtins.int
     FLOWER_FIELD_NUMBER: _builtins.int
+    PROGRESS_S_FIELD_NUMBER: _builtins.int
     assignment_id: _builtins.str
     run_id: _builtins.str
     round: _builtins.int
@@ -1318,6 +1330,10 @@ class Assignment(_message.Message):
     """Seconds left in the Round, all of them while it waits for its quorum; 0: no deadline."""
     relay: _builtins.str
     """Reserved for relays; empty."""
+    progress_s: _builtins.float
+    """Seconds between two reports of progress. It grows with the cohort, so that all devices make at most 200 such calls a
+    second. 0: report none.
+    """
     @_builtins.property
     def bundle(self) -> Global___BundleRef: ...
     @_builtins.property
@@ -1361,10 +1377,11 @@ class Assignment(_message.Message):
         state: Global___StageState | None = ...,
         statistics: _abc.Iterable[Global___Statistic] | None = ...,
         flower: Global___Flower | None = ...,
+        progress_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["bundle", b"bundle", "codec", b"codec", "flower", b"flower", "grid", b"grid", "state", b"state", "training", b"training", "version", b"version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment_id", b"assignment_id", "bundle", b"bundle", "codec", b"codec", "deadline_s", b"deadline_s", "flower", b"flower", "grid", b"grid", "relay", b"relay", "round", b"round", "run_id", b"run_id", "stages", b"stages", "state", b"state", "statistics", b"statistics", "training", b"training", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment_id", b"assignment_id", "bundle", b"bundle", "codec", b"codec", "deadline_s", b"deadline_s", "flower", b"flower", "grid", b"grid", "progress_s", b"progress_s", "relay", b"relay", "round", b"round", "run_id", b"run_id", "stages", b"stages", "state", b"state", "statistics", b"statistics", "training", b"training", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1687,25 +1704,63 @@ class ReportRequest(_message.Message):
     ASSIGNMENT_ID_FIELD_NUMBER: _builtins.int
     FAILURE_FIELD_NUMBER: _builtins.int
     TELEMETRY_FIELD_NUMBER: _builtins.int
+    PROGRESS_FIELD_NUMBER: _builtins.int
     assignment_id: _builtins.str
     failure: _builtins.str
-    """Why the device gives the Assignment up, in at most 4096 characters; empty: only ask."""
+    """Why the device gives the Assignment up, in at most 4096 characters; empty: it does not."""
     @_builtins.property
     def telemetry(self) -> Global___Telemetry: ...
+    @_builtins.property
+    def progress(self) -> Global___TrainingProgress:
+        """Not beside a failure."""
+
     def __init__(
         self,
         *,
         assignment_id: _builtins.str = ...,
         failure: _builtins.str = ...,
         telemetry: Global___Telemetry | None = ...,
+        progress: Global___TrainingProgress | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["telemetry", b"telemetry"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["progress", b"progress", "telemetry", b"telemetry"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment_id", b"assignment_id", "failure", b"failure", "telemetry", b"telemetry"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment_id", b"assignment_id", "failure", b"failure", "progress", b"progress", "telemetry", b"telemetry"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ReportRequest: _TypeAlias = ReportRequest  # noqa: Y015
+
+@_typing.final
+class TrainingProgress(_message.Message):
+    """How far the training of an Assignment is. All may be 0 or absent: the report itself says that the device works."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STEP_FIELD_NUMBER: _builtins.int
+    NUM_STEPS_FIELD_NUMBER: _builtins.int
+    LOSS_FIELD_NUMBER: _builtins.int
+    step: _builtins.int
+    """Steps so far, at most num_steps if that is known."""
+    num_steps: _builtins.int
+    """Steps of the whole training; 0: unknown."""
+    loss: _builtins.float
+    """The loss of the last step. It may be NaN or infinite."""
+    def __init__(
+        self,
+        *,
+        step: _builtins.int = ...,
+        num_steps: _builtins.int = ...,
+        loss: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "loss", b"loss"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "loss", b"loss", "num_steps", b"num_steps", "step", b"step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__loss: _TypeAlias = _typing.Literal["loss"]  # noqa: Y015
+    _WhichOneofArgType__loss: _TypeAlias = _typing.Literal["_loss", b"_loss"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__loss) -> _WhichOneofReturnType__loss | None: ...
+
+Global___TrainingProgress: _TypeAlias = TrainingProgress  # noqa: Y015
 
 @_typing.final
 class ReportReply(_message.Message):

@@ -113,15 +113,23 @@ class FleetServicer:
         changes nothing.
 
         A new upload of a device ends its earlier one. The coordinator ends an upload that is silent for 60 s or averages
-        less than 4 KiB/s. INVALID_ARGUMENT: the Update does not fit its Assignment; it left no trace.
+        less than 4 KiB/s. INVALID_ARGUMENT: the Update does not fit its Assignment; it left no trace. Report a failure, then
+        check in. The coordinator has already given the place of this device to others. It offers the device work again
+        after a pause, which doubles with each refused Update until one is accepted.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Report(self, request, context):
-        """With a failure: gives the Assignment up, so that another device can take its place. Without: asks for the state of
-        the Update.
+        """With a failure: gives the Assignment up, so that another device can take its place. With progress: says that this
+        device still works for the Assignment. With neither: asks for the state of the Update.
+
+        A device with the capability reports_progress reports progress every Assignment.progress_s seconds, from the answer
+        of its check-in to the last reply of its upload, from a thread of its own if its training blocks. The Round no longer
+        waits for a device that was silent for three times that long: another device may get its place. Its Update is still
+        accepted while the Round is open, and its next progress gives it a place again if one is free. A device without the
+        capability is waited for until its Round closes. The coordinator keeps progress in memory only.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -100,7 +100,8 @@ fanin-server-time. Errors that gRPC raises by itself carry neither.
     UNAUTHENTICATED       unknown device, wrong signature or token; no retry will help
     NOT_FOUND             no such Assignment or Chunk; check in again
     FAILED_PRECONDITION   the state has changed; check in again. To Enroll: this protocol is not served here
-    RESOURCE_EXHAUSTED    the coordinator has no space left; retry with back-off
+    RESOURCE_EXHAUSTED    the coordinator has no space left, or this device calls too often (see RATE OF CALLS); retry
+                          with back-off
     DATA_LOSS             the coordinator's own files are damaged; its operator must repair them; retry with back-off
     UNAVAILABLE           retry with back-off, from the offset that was reached; nothing was lost
     any other             retry with back-off
@@ -113,10 +114,16 @@ The kinds, by status. A kind tells more than a status; decide by it where you ca
     PERMISSION_DENIED     PermissionDenied
     NOT_FOUND             NotFound
     FAILED_PRECONDITION   Conflict, Superseded, RuntimeMissing
-    RESOURCE_EXHAUSTED    StorageFull
+    RESOURCE_EXHAUSTED    StorageFull, Throttled
     UNAVAILABLE           Unavailable, Untrusted, StorageUnavailable, Untimely
     DATA_LOSS             Corrupted
     INTERNAL              Internal
+
+RATE OF CALLS
+
+A device may make 100 calls a second, and 1,000 more at any time. A call that ends with INVALID_ARGUMENT or NOT_FOUND
+counts as 50. The coordinator delays the next call of a device that is faster. While it delays one, it refuses the
+other calls of this device with RESOURCE_EXHAUSTED.
 
 CONSTANTS
 
@@ -195,11 +202,19 @@ class FleetStub:
        changes nothing.
 
     A new upload of a device ends its earlier one. The coordinator ends an upload that is silent for 60 s or averages
-    less than 4 KiB/s. INVALID_ARGUMENT: the Update does not fit its Assignment; it left no trace.
+    less than 4 KiB/s. INVALID_ARGUMENT: the Update does not fit its Assignment; it left no trace. Report a failure, then
+    check in. The coordinator has already given the place of this device to others. It offers the device work again
+    after a pause, which doubles with each refused Update until one is accepted.
     """
     Report: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.ReportRequest, _fleet_pb2.ReportReply]
-    """With a failure: gives the Assignment up, so that another device can take its place. Without: asks for the state of
-    the Update.
+    """With a failure: gives the Assignment up, so that another device can take its place. With progress: says that this
+    device still works for the Assignment. With neither: asks for the state of the Update.
+
+    A device with the capability reports_progress reports progress every Assignment.progress_s seconds, from the answer
+    of its check-in to the last reply of its upload, from a thread of its own if its training blocks. The Round no longer
+    waits for a device that was silent for three times that long: another device may get its place. Its Update is still
+    accepted while the Round is open, and its next progress gives it a place again if one is free. A device without the
+    capability is waited for until its Round closes. The coordinator keeps progress in memory only.
     """
 
 @_typing.type_check_only
@@ -242,11 +257,19 @@ class FleetAsyncStub(FleetStub):
        changes nothing.
 
     A new upload of a device ends its earlier one. The coordinator ends an upload that is silent for 60 s or averages
-    less than 4 KiB/s. INVALID_ARGUMENT: the Update does not fit its Assignment; it left no trace.
+    less than 4 KiB/s. INVALID_ARGUMENT: the Update does not fit its Assignment; it left no trace. Report a failure, then
+    check in. The coordinator has already given the place of this device to others. It offers the device work again
+    after a pause, which doubles with each refused Update until one is accepted.
     """
     Report: _aio.UnaryUnaryMultiCallable[_fleet_pb2.ReportRequest, _fleet_pb2.ReportReply]  # type: ignore[assignment]
-    """With a failure: gives the Assignment up, so that another device can take its place. Without: asks for the state of
-    the Update.
+    """With a failure: gives the Assignment up, so that another device can take its place. With progress: says that this
+    device still works for the Assignment. With neither: asks for the state of the Update.
+
+    A device with the capability reports_progress reports progress every Assignment.progress_s seconds, from the answer
+    of its check-in to the last reply of its upload, from a thread of its own if its training blocks. The Round no longer
+    waits for a device that was silent for three times that long: another device may get its place. Its Update is still
+    accepted while the Round is open, and its next progress gives it a place again if one is free. A device without the
+    capability is waited for until its Round closes. The coordinator keeps progress in memory only.
     """
 
 class FleetServicer(metaclass=_abc_1.ABCMeta):
@@ -310,7 +333,9 @@ class FleetServicer(metaclass=_abc_1.ABCMeta):
            changes nothing.
 
         A new upload of a device ends its earlier one. The coordinator ends an upload that is silent for 60 s or averages
-        less than 4 KiB/s. INVALID_ARGUMENT: the Update does not fit its Assignment; it left no trace.
+        less than 4 KiB/s. INVALID_ARGUMENT: the Update does not fit its Assignment; it left no trace. Report a failure, then
+        check in. The coordinator has already given the place of this device to others. It offers the device work again
+        after a pause, which doubles with each refused Update until one is accepted.
         """
 
     @_abc_1.abstractmethod
@@ -319,8 +344,14 @@ class FleetServicer(metaclass=_abc_1.ABCMeta):
         request: _fleet_pb2.ReportRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_fleet_pb2.ReportReply, _abc.Awaitable[_fleet_pb2.ReportReply]]:
-        """With a failure: gives the Assignment up, so that another device can take its place. Without: asks for the state of
-        the Update.
+        """With a failure: gives the Assignment up, so that another device can take its place. With progress: says that this
+        device still works for the Assignment. With neither: asks for the state of the Update.
+
+        A device with the capability reports_progress reports progress every Assignment.progress_s seconds, from the answer
+        of its check-in to the last reply of its upload, from a thread of its own if its training blocks. The Round no longer
+        waits for a device that was silent for three times that long: another device may get its place. Its Update is still
+        accepted while the Round is open, and its next progress gives it a place again if one is free. A device without the
+        capability is waited for until its Round closes. The coordinator keeps progress in memory only.
         """
 
 def add_FleetServicer_to_server(servicer: FleetServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -203,6 +203,7 @@ class Cohort(_message.Message):
     DEADLINE_S_FIELD_NUMBER: _builtins.int
     MIN_REPORT_S_FIELD_NUMBER: _builtins.int
     SELECTION_FIELD_NUMBER: _builtins.int
+    REPORT_FACTOR_FIELD_NUMBER: _builtins.int
     concurrency: _builtins.int
     """Devices at work at the same time."""
     buffer: _builtins.int
@@ -212,9 +213,13 @@ class Cohort(_message.Message):
     deadline_s: _builtins.float
     """Seconds until the deadline, counted from the Assignment that completes a quorum of devices in the Round."""
     min_report_s: _builtins.float
-    """Seconds from the same Assignment until the quorum suffices; 0: only at the deadline."""
+    """Seconds from the same Assignment until the quorum suffices, at least; infinity: only at the deadline."""
     selection: _builtins.str
     """Which of the waiting devices get the free places; absent: uniform."""
+    report_factor: _builtins.float
+    """Multiple of the time that the quorum took, from the same Assignment, after which the quorum suffices. Infinity: only at
+    the deadline. Absent: 2.0.
+    """
     def __init__(
         self,
         *,
@@ -224,13 +229,19 @@ class Cohort(_message.Message):
         deadline_s: _builtins.float = ...,
         min_report_s: _builtins.float = ...,
         selection: _builtins.str | None = ...,
+        report_factor: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_selection", b"_selection", "selection", b"selection"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_report_factor", b"_report_factor", "_selection", b"_selection", "report_factor", b"report_factor", "selection", b"selection"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_selection", b"_selection", "buffer", b"buffer", "concurrency", b"concurrency", "deadline_s", b"deadline_s", "min_report_s", b"min_report_s", "quorum", b"quorum", "selection", b"selection"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_report_factor", b"_report_factor", "_selection", b"_selection", "buffer", b"buffer", "concurrency", b"concurrency", "deadline_s", b"deadline_s", "min_report_s", b"min_report_s", "quorum", b"quorum", "report_factor", b"report_factor", "selection", b"selection"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__report_factor: _TypeAlias = _typing.Literal["report_factor"]  # noqa: Y015
+    _WhichOneofArgType__report_factor: _TypeAlias = _typing.Literal["_report_factor", b"_report_factor"]  # noqa: Y015
     _WhichOneofReturnType__selection: _TypeAlias = _typing.Literal["selection"]  # noqa: Y015
     _WhichOneofArgType__selection: _TypeAlias = _typing.Literal["_selection", b"_selection"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__report_factor) -> _WhichOneofReturnType__report_factor | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__selection) -> _WhichOneofReturnType__selection | None: ...
 
 Global___Cohort: _TypeAlias = Cohort  # noqa: Y015

@@ -5,6 +5,7 @@ No rule of a Round or a Run is here.
 
 import errno
 import socket
+import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -23,6 +24,7 @@ from fanin.server.access.authority import ServerIdentity
 from fanin.server.access.connections import Connections
 from fanin.server.access.interceptors import LOG, Rim, Waits, newcomer_of, principal_of
 from fanin.server.access.limited_log import MAX_LINES, LimitedLog
+from fanin.server.access.rates import CallLimits, CallRates
 from fanin.server.access.registry import Registry
 from fanin.server.fleet.coordinator import Coordinator
 from fanin.server.fleet.downloads import PIECE_BYTES
@@ -79,11 +81,15 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
         self, request_iterator: AsyncIterator[fleet_pb2.UploadRequest], context: object
     ) -> AsyncIterator[fleet_pb2.UploadReply]:
         """See fleet.proto."""
-        first = await anext(request_iterator, None)
-        header = None if first is None else c.upload_from_proto(first)
-        if not isinstance(header, UpdateHeader):
-            raise InvalidInput("upload: got no header, expected it as the first request")
         device = principal_of(context).id
+        try:
+            first = await anext(request_iterator, None)
+            header = None if first is None else c.upload_from_proto(first)
+            if not isinstance(header, UpdateHeader):
+                raise InvalidInput("upload: got no header, expected it as the first request")
+        except InvalidInput as exc:
+            self._coordinator.refuse(device, str(exc))
+            raise
         async for reply in self._coordinator.upload(device, header, _pieces(request_iterator)):
             yield c.upload_reply_to_proto(reply)
 
@@ -203,6 +209,7 @@ class Services:
     stores: Stores
     waits: Waits = field(default_factory=Waits)
     connections: Connections = field(default_factory=Connections)
+    calls: CallLimits = field(default_factory=CallLimits)
     max_refused_lines: int = MAX_LINES
 
 
@@ -238,7 +245,7 @@ class Bound:
 def bind_server(services: Services, identity: ServerIdentity, address: str) -> Bound:
     """Create a server and bind its port. Raises Conflict if the address is taken."""
     refused = LimitedLog(LOG, services.max_refused_lines)
-    rim = Rim(services.registry, services.waits, refused)
+    rim = Rim(services.registry, services.waits, CallRates(services.calls, time.monotonic), refused)
     server = aio.server(interceptors=(rim,), options=(*SERVER_OPTIONS, *services.connections.options()))
     fleet = FleetService(services.coordinator, services.registry, services.stores)
     fleet_pb2_grpc.add_FleetServicer_to_server(fleet, server)

@@ -3,7 +3,7 @@
 Modules, in reading order:
 
     embed.py       ``join``: take part from within an app
-    client.py      the client: a session in a process, over a transport
+    client.py      the client: a session in a process, over a transport; its reports of progress
     session/       the state machine of a session
     driver.py      carries out the actions of a session
     conditions.py  whether the device may work now

@@ -13,6 +13,7 @@ their traceback, and they never end ``run``. ``failure`` is the error that did e
 
 import logging
 import random
+import threading
 import time
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
@@ -29,12 +30,13 @@ from fanin.clients.device.session import events as e
 from fanin.clients.device.session import machine as s
 from fanin.clients.device.session.progress import progress
 from fanin.clients.device.storage.cache import Cache
-from fanin.clients.device.updates import Change, Trainer
+from fanin.clients.device.updates import Change, ReportsSteps, Trainer
 from fanin.clients.transport import ReadPayload, Transport
 from fanin.edge.runtimes.base import NamedInputs
 from fanin.edge.tensors import Float32s
 from fanin.protos import messages as m
 from fanin.protos.chunks import ChunkRef
+from fanin.protos.errors import FaninError
 
 MAX_DELAY_S: Final = 0.3
 """Longest delay before an upload with a ``delay_seed``."""
@@ -102,9 +104,10 @@ class Client:
         self._parts = parts
         self._failure: BaseException | None = None
         self._conditions = Conditions(options.may_work, time.monotonic, options.recheck_s, options.ask_every_s)
+        self._host = _ClientHost(self, parts, self._conditions, options.max_updates)
         self._driver = SessionDriver(
             DriverParts(
-                host=_ClientHost(self, parts.trainer, self._conditions, options.max_updates),
+                host=self._host,
                 calls=_BlockingCalls(parts.transport, options, self._conditions),
                 store=parts.cache,
                 trainer=parts.trainer,
@@ -166,14 +169,17 @@ class Client:
             # An app may run this on a thread that it never joins; it reads the reason here.
             self._failure = exc
             raise
+        finally:
+            self._host.stop()
 
 
 class _ClientHost:
     """The ``SessionHost`` of a process."""
 
-    def __init__(self, client: Client, trainer: Trainer, conditions: Conditions, max_updates: int) -> None:
+    def __init__(self, client: Client, parts: ClientParts, conditions: Conditions, max_updates: int) -> None:
         self._client = client
-        self._trainer = trainer
+        self._trainer = parts.trainer
+        self._heartbeat = Heartbeat(parts.transport.report, parts.trainer)
         self._conditions = conditions
         self._max_updates = max_updates
         self._logged = ("", "")
@@ -188,6 +194,13 @@ class _ClientHost:
 
     async def train(self, model: OpenedModel, assignment: m.Assignment, should_continue: ShouldContinue) -> Change:
         return self._trainer.train(model, assignment, should_continue)
+
+    def follow(self, assignment: m.Assignment | None) -> None:
+        self._heartbeat.follow(assignment)
+
+    def stop(self) -> None:
+        """End the thread that reports progress."""
+        self._heartbeat.stop()
 
     def observe(self, session: s.Session, action: e.SessionAction, event: e.SessionEvent) -> None:
         # After ``stop`` the app closes the connection, so the call under way fails as intended.
@@ -243,3 +256,75 @@ class _BlockingCalls:
 
     async def report(self, report: m.Report) -> m.UploadReply:
         return self._transport.report(report)
+
+
+class Heartbeat:
+    """Reports the progress of one device, on a thread of its own.
+
+    A training may block its thread for minutes, and so may the code of a Flower app. The thread begins with the first
+    Assignment that wants reports.
+
+    Args:
+        send: Sends a report. Its FaninError means that this report was lost.
+        trainer: Knows how far the training is, or does not.
+    """
+
+    def __init__(self, send: Callable[[m.Report], object], trainer: object) -> None:
+        self._send = send
+        self._trainer = trainer
+        self._changed = threading.Condition()
+        self._assignment: m.Assignment | None = None
+        self._is_over = False
+        self._thread: threading.Thread | None = None
+
+    def follow(self, assignment: m.Assignment | None) -> None:
+        """Report the progress of this Assignment from now on, or of none."""
+        with self._changed:
+            wanted = assignment if assignment is not None and assignment.progress_s else None
+            if _id(wanted) == _id(self._assignment):
+                return
+            self._assignment = wanted
+            self._changed.notify()
+            if self._thread is None and wanted is not None:
+                self._thread = threading.Thread(target=self._run, name="fanin progress", daemon=True)
+                self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread. A report under way may still arrive."""
+        with self._changed:
+            self._is_over = True
+            self._changed.notify()
+
+    def _run(self) -> None:
+        while (assignment := self._next()) is not None:
+            assignment_id = assignment.assignment_id
+            try:
+                self._send(m.Report(assignment_id=assignment_id, progress=self._progress_of(assignment_id)))
+            except FaninError as exc:
+                # The session notices a broken connection or a lost Assignment by its own calls.
+                LOG.debug("progress: %s", exc)
+
+    def _progress_of(self, assignment_id: str) -> m.TrainingProgress:
+        trainer = self._trainer
+        if not isinstance(trainer, ReportsSteps):
+            return m.TrainingProgress()
+        try:
+            return trainer.progress_of(assignment_id)
+        except Exception:
+            # The trainer may be the app's code. The device works, whatever its trainer says about its steps.
+            LOG.debug("progress: the trainer failed", exc_info=True)
+            return m.TrainingProgress()
+
+    def _next(self) -> m.Assignment | None:
+        """Wait until a report is due, and return its Assignment. Return None at the end."""
+        with self._changed:
+            while not self._is_over:
+                assignment = self._assignment
+                has_changed = self._changed.wait(None if assignment is None else assignment.progress_s)
+                if not has_changed and assignment is not None:
+                    return assignment
+        return None
+
+
+def _id(assignment: m.Assignment | None) -> str:
+    return "" if assignment is None else assignment.assignment_id

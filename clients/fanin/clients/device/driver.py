@@ -69,7 +69,7 @@ class DeviceCalls(DownloadCalls, Protocol):
         ...
 
     async def report(self, report: m.Report) -> m.UploadReply:
-        """Give up an Assignment."""
+        """Give up an Assignment, or report that this device works for it."""
         ...
 
 
@@ -86,6 +86,10 @@ class SessionHost(Protocol):
 
     async def train(self, model: OpenedModel, assignment: m.Assignment, should_continue: ShouldContinue) -> Change:
         """Call the trainer."""
+        ...
+
+    def follow(self, assignment: m.Assignment | None) -> None:
+        """Report every ``progress_s`` seconds that this device works for an Assignment. None ends that."""
         ...
 
     def observe(self, session: Session, action: e.SessionAction, event: e.SessionEvent) -> None:
@@ -138,6 +142,12 @@ class SessionDriver:
 
     async def run(self) -> None:
         """Take part until the host ends the session. Raises Conflict if the session stops."""
+        try:
+            await self._run()
+        finally:
+            self._parts.host.follow(None)
+
+    async def _run(self) -> None:
         host, conditions = self._parts.host, self._parts.conditions
         step = self.session.begin()
         pause_s = step.pause_s
@@ -154,6 +164,8 @@ class SessionDriver:
             if known is None or known is not self._unfit or not known.is_repeated_by(step.action, event):
                 host.observe(self.session, step.action, event)
             self.session, step = self.session.step(event, self._parts.rng)
+            is_at_work = self.session.phase is not e.SessionPhase.REPORTING
+            host.follow(self.session.assignment if is_at_work else None)
             pause_s = step.pause_s
             if step.forget:
                 self._forget_updates()
@@ -237,6 +249,7 @@ class SessionDriver:
             runtimes=(trainer.runtime,),
             graph_formats=(trainer.graph_format,),
             stages=known_stages(),
+            reports_progress=True,
         )
         served = None if serving is None else serving.latest
         return m.CheckIn(protocol=m.PROTOCOL, capabilities=capabilities, wait_s=CHECK_IN_WAIT_S, served=served)

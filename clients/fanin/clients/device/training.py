@@ -69,6 +69,8 @@ class RuntimeTrainer:
     ) -> None:
         self._graphs = BundleGraphs(runtime)
         self._data = LocalData(self._graphs, store, metrics)
+        # The Assignment under way and its last step.
+        self._progress = "", m.TrainingProgress()
 
     @property
     def runtime(self) -> str:
@@ -110,15 +112,25 @@ class RuntimeTrainer:
         )
         loss_sum, num_steps = 0.0, 0
         num_batches = num_batches_of(examples, model, assignment)
+        self._progress = assignment.assignment_id, m.TrainingProgress(num_steps=num_batches)
         for batch in interruptible(training_batches(examples, model, assignment), should_continue):
             rate = rate_of_step(training, num_steps, num_batches)
             if rate != settings.learning_rate:
                 settings = replace(settings, learning_rate=rate)
             state, loss = step(state, batch, settings)
             num_steps += 1
+            self._progress = (
+                assignment.assignment_id,
+                m.TrainingProgress(step=num_steps, num_steps=num_batches, loss=loss),
+            )
             loss_sum += finite(loss, num_steps, training) * float(batch.mask.sum())
         counts |= training_counts(loss_sum, examples, model, assignment)
         return change_of(model.bundle, (initial, state.parameters), counts, num_steps)
+
+    def progress_of(self, assignment_id: str) -> m.TrainingProgress:
+        """See ``ReportsSteps``."""
+        now_id, progress = self._progress
+        return progress if now_id == assignment_id else m.TrainingProgress()
 
 
 def trained_bundle(model: OpenedModel, assignment: m.Assignment) -> Bundle:

@@ -137,6 +137,15 @@ class Trainer(Protocol):
 
 
 @runtime_checkable
+class ReportsSteps(Protocol):
+    """A trainer that knows how far it is. Other trainers are reported as working, without steps."""
+
+    def progress_of(self, assignment_id: str) -> m.TrainingProgress:
+        """Return the last step of the training of an Assignment. May be called from any thread."""
+        ...
+
+
+@runtime_checkable
 class SizingTrainer(Trainer, Protocol):
     """A Trainer that knows the lengths of its rows before it trains."""
 

@@ -4,6 +4,7 @@ import asyncio
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Collection, Iterator
+from contextlib import suppress
 from functools import partial
 
 from fanin.clients.device.conditions import Conditions, ShouldContinue
@@ -17,6 +18,7 @@ from fanin.clients.testing.loopback import LoopbackTransport
 from fanin.clients.testing.memory import MemoryFolder
 from fanin.protos import messages as m
 from fanin.protos.chunks import ChunkRef
+from fanin.protos.errors import FaninError
 
 WorkTime = Callable[[random.Random, m.Assignment], float]
 """Draws the seconds that the training of an Assignment takes."""
@@ -50,7 +52,7 @@ class VirtualDevice:
     ) -> None:
         self.folder = MemoryFolder()
         self._parts = DriverParts(
-            host=_VirtualHost(trainer, rng, work_s),
+            host=_VirtualHost(line, trainer, rng, work_s),
             calls=_VirtualCalls(line),
             store=self.folder,
             trainer=trainer,
@@ -82,7 +84,10 @@ class VirtualDevice:
 class _VirtualHost:
     """The ``SessionHost`` on the event loop's clock. An unexpected error ends the device, and so the test."""
 
-    def __init__(self, trainer: Trainer, rng: random.Random, work_s: WorkTime) -> None:
+    def __init__(self, line: LoopbackTransport, trainer: Trainer, rng: random.Random, work_s: WorkTime) -> None:
+        self._line = line
+        self._following = ""
+        self._heartbeat: asyncio.Task[None] | None = None
         self._trainer = trainer
         self._early = trainer if isinstance(trainer, EarlyTrainer) else None
         self._rng = rng
@@ -101,6 +106,24 @@ class _VirtualHost:
             self._early.begin(model, assignment, self.now() + work_s)
         await asyncio.sleep(work_s)
         return self._trainer.train(model, assignment, should_continue)
+
+    def follow(self, assignment: m.Assignment | None) -> None:
+        following = "" if assignment is None else assignment.assignment_id
+        if following == self._following:
+            return
+        self._following = following
+        if self._heartbeat is not None:
+            self._heartbeat.cancel()
+            self._heartbeat = None
+        if assignment is not None and assignment.progress_s:
+            self._heartbeat = asyncio.get_running_loop().create_task(self._beat(assignment))
+
+    async def _beat(self, assignment: m.Assignment) -> None:
+        report = m.Report(assignment_id=assignment.assignment_id, progress=m.TrainingProgress())
+        while True:
+            await asyncio.sleep(assignment.progress_s)
+            with suppress(FaninError):
+                await self._line.report(report)
 
     def observe(self, session: Session, action: e.SessionAction, event: e.SessionEvent) -> None:
         """The coordinator's log has the outcome."""

@@ -15,6 +15,7 @@ from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.runtimes.quality import LabelDrop
 from fanin.protos.chunks import short
 from fanin.protos.control import (
+    DevicesGone,
     DeviceSpread,
     Evaluation,
     LoggedEvent,
@@ -173,6 +174,8 @@ def event_text(event: RunEvent) -> str:
             return f"round {event.round} closed with {counted(event.num_accepted, 'update')}"
         case RoundFailed():
             return f"round {event.round} failed: {event.reason}"
+        case DevicesGone():
+            return f"round {event.round} waits no longer for {counted(event.num_devices, 'silent device')}"
         case VersionPublished():
             return _version_text(event)
         case RunRested():

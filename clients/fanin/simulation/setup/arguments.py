@@ -2,7 +2,7 @@
 
 import base64
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from numbers import Integral
 from typing import TYPE_CHECKING, Final, TypedDict
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 UNIFORM: Final = "uniform"
 """The default of ``cohort.selection``."""
 QUORUM: Final = "cohort.quorum"
+REPORT_FACTOR: Final = "cohort.report_factor"
 OF_GRAPHS: Final = ("test", "metrics", "baseline", "resume")
 """Settings that need the graphs of an App."""
 
@@ -119,15 +120,19 @@ def _plan(name: str, limits: Mapping[str, int | None], settings: SimulationSetti
         plan = parse_plan("", "plan", overrides).plan
     except InvalidPlan as exc:
         raise InvalidPlan(f"simulate: {exc}") from exc
-    return plan if QUORUM in settings.plan else with_half_quorum(plan)
+    return with_half_quorum(plan, settings.plan.keys())
 
 
-def with_half_quorum(plan: Plan) -> Plan:
-    """Return a Plan whose Rounds close at the deadline with half of their Updates.
+def with_half_quorum(plan: Plan, keys: Collection[str]) -> Plan:
+    """Return a Plan whose Rounds close at the deadline with half of their Updates, except for keys that are set.
 
-    If all clients are in the cohort, no other client can replace one that fails.
+    If all clients are in the cohort, no other client can replace one that fails. Slow clients are waited for: virtual
+    time costs nothing, and a result must not depend on the default of a wait.
     """
-    return replace(plan, cohort=replace(plan.cohort, quorum=(plan.cohort.buffer + 1) // 2))
+    cohort = plan.cohort
+    quorum = cohort.quorum if QUORUM in keys else (cohort.buffer + 1) // 2
+    report_factor = cohort.report_factor if REPORT_FACTOR in keys else math.inf
+    return replace(plan, cohort=replace(cohort, quorum=quorum, report_factor=report_factor))
 
 
 def _with_selection(plan: Plan, settings: SimulationSettings) -> Plan:

@@ -15,6 +15,7 @@ from fanin.protos.control.commands import Adopt, Command, Pause, Resume, Stop
 from fanin.protos.control.evaluations import MAX_PAGE_EVALUATIONS, VersionEvaluation
 from fanin.protos.control.events import (
     MAX_LISTED_DEVICES,
+    DevicesGone,
     DeviceSpread,
     Evaluation,
     LoggedEvent,
@@ -25,6 +26,7 @@ from fanin.protos.control.events import (
     RunRested,
     RunResumed,
     VersionPublished,
+    devices_gone,
     round_closed,
 )
 from fanin.protos.control.principals import Principal, PrincipalKind
@@ -65,6 +67,7 @@ __all__ = [
     "Adopt",
     "Command",
     "DeviceSpread",
+    "DevicesGone",
     "Evaluation",
     "ListedRuns",
     "LoggedEvent",
@@ -91,6 +94,7 @@ __all__ = [
     "VersionEvaluation",
     "VersionPublished",
     "VersionWithBundle",
+    "devices_gone",
     "round_closed",
     "saturated_devices",
 ]

@@ -47,10 +47,38 @@ def round_closed(round_number: int, accepted: Sequence[str]) -> RoundClosed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundFailed:
-    """A Round ended without a Version."""
+    """A Round ended without a Version.
+
+    ``others_wait``: some Updates arrived, and enough other devices waited for a quorum. Such a failure does not count
+    towards the failure of the Run.
+    """
 
     round: int
     reason: str
+    others_wait: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DevicesGone:
+    """Devices were silent for so long that the Round no longer waits for them.
+
+    ``device_ids`` lists the first ``MAX_LISTED_DEVICES`` of them.
+    """
+
+    round: int
+    num_devices: int
+    device_ids: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.device_ids) > self.num_devices:
+            raise InvalidInput(
+                f"round {self.round}: got {len(self.device_ids)} devices, expected at most {self.num_devices}"
+            )
+
+
+def devices_gone(round_number: int, devices: Sequence[str]) -> DevicesGone:
+    """Return the event of a Round that no longer waits for these devices."""
+    return DevicesGone(round=round_number, num_devices=len(devices), device_ids=tuple(devices[:MAX_LISTED_DEVICES]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,7 +224,7 @@ class RunResumed:
     by: Principal | None = None
 
 
-RunEvent = RoundOpened | RoundClosed | RoundFailed | VersionPublished | RunRested | RunResumed | RunWarned
+RunEvent = RoundOpened | RoundClosed | RoundFailed | DevicesGone | VersionPublished | RunRested | RunResumed | RunWarned
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

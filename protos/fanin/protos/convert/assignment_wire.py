@@ -21,6 +21,7 @@ def assignment_to_proto(work: Assignment) -> pb.Assignment:
         grid=pb.Grid(exponents=work.grid),
         deadline_s=work.deadline_s,
         relay=work.relay,
+        progress_s=work.progress_s,
         state=pb.StageState(lineage=work.state.lineage, round=work.state.round) if work.state != FIRST else None,
     )
     write_section(work.codec, message.codec)
@@ -46,6 +47,7 @@ def assignment_from_proto(message: pb.Assignment) -> Assignment:
         training=section_from_proto(Training, message.training),
         deadline_s=message.deadline_s,
         relay=message.relay,
+        progress_s=message.progress_s,
         stages=tuple(section_from_proto(StageSpec, stage) for stage in message.stages),
         statistics=tuple(section_from_proto(Statistic, statistic) for statistic in message.statistics),
         flower=section_from_proto(FlowerPlan, message.flower),

@@ -45,6 +45,7 @@ def check_in_to_proto(check_in: CheckIn) -> pb.CheckInRequest:
             graph_formats=can.graph_formats,
             max_download_bytes=can.max_download_bytes,
             stages=can.stages,
+            reports_progress=can.reports_progress,
         ),
         wait_s=check_in.wait_s,
         served=None
@@ -63,6 +64,7 @@ def check_in_from_proto(message: pb.CheckInRequest) -> CheckIn:
             graph_formats=tuple(can.graph_formats),
             max_download_bytes=can.max_download_bytes,
             stages=tuple(can.stages),
+            reports_progress=can.reports_progress,
         ),
         wait_s=message.wait_s,
         served=ServedVersion(run_id=served.run_id, epoch=served.epoch, number=served.number)

@@ -1,7 +1,4 @@
-"""Wire form of the sections of a Plan: each key is the field of the same name of the section's message.
-
-An infinite default means "never". The wire has 0 for it, which the range of such a key excludes.
-"""
+"""Wire form of the sections of a Plan: each key is the field of the same name of the section's message."""
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -29,7 +26,6 @@ def write_section(section: object, message: Message) -> None:
         if value is None:
             continue
         if isinstance(field, KeyField):
-            is_never = field.is_never_by_default and value == field.default
             if field.type is dict and field.key.entries in _ENTRIES:
                 write, _ = _ENTRIES[field.key.entries]
                 for each, item in value.items():
@@ -37,7 +33,7 @@ def write_section(section: object, message: Message) -> None:
             elif field.type is dict:
                 getattr(message, name).update(value)
             else:
-                setattr(message, name, 0.0 if is_never else value)
+                setattr(message, name, value)
         elif field.is_list:
             for item in value:
                 write_section(item, getattr(message, name).add())
@@ -60,7 +56,7 @@ def section_from_proto(kind: type[T], message: Message) -> T:
             # A protobuf map has no order. Sorting makes the value equal in every process.
             values[name] = dict(sorted(entries.items()))
         elif isinstance(field, KeyField):
-            values[name] = field.default if field.is_never_by_default and value == 0 else value
+            values[name] = value
         elif field.is_list:
             values[name] = tuple(section_from_proto(field.section, item) for item in value)
         else:

@@ -6,6 +6,7 @@ from typing import assert_never
 
 from fanin.protos.control import (
     MAX_NUMBER,
+    DevicesGone,
     DeviceSpread,
     Evaluation,
     LoggedEvent,
@@ -40,7 +41,13 @@ def event_to_proto(logged: LoggedEvent) -> pb.Event:
         case RoundClosed() as event:
             message.round_closed.CopyFrom(_closed_to_proto(event))
         case RoundFailed() as event:
-            message.round_failed.CopyFrom(pb.RoundFailed(round=event.round, reason=event.reason))
+            message.round_failed.CopyFrom(
+                pb.RoundFailed(round=event.round, reason=event.reason, others_wait=event.others_wait)
+            )
+        case DevicesGone() as event:
+            message.devices_gone.CopyFrom(
+                pb.DevicesGone(round=event.round, num_devices=event.num_devices, device_ids=event.device_ids)
+            )
         case VersionPublished() as event:
             message.version_published.CopyFrom(_published_to_proto(event))
         case RunRested() as event:
@@ -65,7 +72,11 @@ def _run_event(message: pb.Event) -> RunEvent:
         case "round_closed":
             return _closed_from_proto(message.round_closed)
         case "round_failed":
-            return RoundFailed(round=message.round_failed.round, reason=message.round_failed.reason)
+            failed = message.round_failed
+            return RoundFailed(round=failed.round, reason=failed.reason, others_wait=failed.others_wait)
+        case "devices_gone":
+            gone = message.devices_gone
+            return DevicesGone(round=gone.round, num_devices=gone.num_devices, device_ids=tuple(gone.device_ids))
         case "version_published":
             return _published_from_proto(message.version_published)
         case "run_rested":

@@ -54,6 +54,7 @@ from fanin.protos.messages.reports import (
     Report,
     Statistics,
     Telemetry,
+    TrainingProgress,
     check_num_counts,
 )
 from fanin.protos.messages.transfers import (
@@ -128,6 +129,7 @@ __all__ = [
     "Statistics",
     "Telemetry",
     "Training",
+    "TrainingProgress",
     "UpdateHeader",
     "UpdateState",
     "UploadReply",

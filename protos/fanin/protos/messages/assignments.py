@@ -47,6 +47,7 @@ class Assignment:
         state: The state with which the device begins.
         statistics: The statistics that the Update may have, with their bounds.
         flower: What Flower apps read.
+        progress_s: Seconds between two reports of progress; 0 for none.
     """
 
     assignment_id: str
@@ -63,6 +64,7 @@ class Assignment:
     state: StageState = StageState()
     statistics: tuple[Statistic, ...] = ()
     flower: FlowerPlan = field(default_factory=FlowerPlan)
+    progress_s: float = 0.0
 
     @property
     def publication(self) -> Publication:

@@ -20,13 +20,17 @@ MAX_KNOWN_STAGES: Final = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
-    """The codecs, runtimes, graph formats and stages of a device. ``max_download_bytes`` 0 means no limit."""
+    """The abilities of a device: codecs, runtimes, graph formats, stages, and whether it reports progress.
+
+    ``max_download_bytes`` 0 means no limit.
+    """
 
     codecs: tuple[str, ...]
     runtimes: tuple[str, ...]
     graph_formats: tuple[str, ...]
     max_download_bytes: int = 0
     stages: tuple[str, ...] = ()
+    reports_progress: bool = False
 
     def __post_init__(self) -> None:
         _check_entries("codecs", self.codecs, MAX_CAPABILITIES)

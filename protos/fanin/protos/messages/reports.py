@@ -11,7 +11,7 @@ from typing import Final
 
 from fanin.protos.errors import InvalidInput
 from fanin.protos.names import MAX_NAME_CHARS, check_name
-from fanin.protos.plans import MAX_COUNT
+from fanin.protos.plans import MAX_COUNT, MAX_TIMES
 
 MAX_COUNTS: Final = 64
 MAX_FAILURE_CHARS: Final = 4096
@@ -92,18 +92,45 @@ def check_num_counts(number: int) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingProgress:
+    """How far the training of an Assignment is.
+
+    Attributes:
+        step: Steps so far, at most ``num_steps`` if that is known.
+        num_steps: Steps of the whole training; 0 if unknown.
+        loss: The loss of the last step, which may be NaN; None without one.
+    """
+
+    step: int = 0
+    num_steps: int = 0
+    loss: float | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.step <= MAX_TIMES or not 0 <= self.num_steps <= MAX_TIMES:
+            raise InvalidInput(
+                f"progress: got step {self.step} of {self.num_steps}, expected numbers from 0 to {MAX_TIMES}"
+            )
+        if self.num_steps and self.step > self.num_steps:
+            raise InvalidInput(f"progress: got step {self.step} of {self.num_steps}, expected at most the last step")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
     """A message about an Assignment.
 
-    With a ``failure`` the device gives the Assignment up. Without one it asks for the state of its Update.
+    With a ``failure`` the device gives the Assignment up. With ``progress`` it still works. With neither it asks for
+    the state of its Update.
     """
 
     assignment_id: str
     failure: str = ""
     telemetry: Telemetry = field(default_factory=Telemetry)
+    progress: TrainingProgress | None = None
 
     def __post_init__(self) -> None:
         if len(self.failure) > MAX_FAILURE_CHARS:
             raise InvalidInput(
                 f"report: got a failure of {len(self.failure)} characters, expected at most {MAX_FAILURE_CHARS}"
             )
+        if self.failure and self.progress is not None:
+            raise InvalidInput("report: got progress beside a failure, expected one of them")

@@ -1,15 +1,16 @@
 """The Plan: how a Run proceeds, as a frozen value.
 
-Each key of a Plan is declared once, in ``sections`` or ``plan``. The TOML reader and the ``--set`` option
-(``fanin.clients.planfile``), the range checks of the constructors, the wire form (``fanin.protos.convert``) and the
-page docs/plan.md read that declaration. To add a key, declare it, add the field of the same name to the .proto file,
-and print the page again with ``tests/golden/plan_page.py``.
+Each key of a Plan is declared once, in ``cohort``, ``sections``, ``evaluation`` or ``plan``. The TOML reader and the
+``--set`` option (``fanin.clients.planfile``), the range checks of the constructors, the wire form
+(``fanin.protos.convert``) and the page docs/plan.md read that declaration. To add a key, declare it, add the field of
+the same name to the .proto file, and print the page again with ``tests/golden/plan_page.py``.
 
 Modules in reading order:
 
     entries    the values of keys that are tables
     keys       how a key is declared, and the checks and texts that follow from a declaration
-    sections   the sections of a Plan with their keys, and the conditions within a section
+    cohort     the section of the cohort
+    sections   the other sections of a Plan with their keys, and the conditions within a section
     flower     the section of Flower apps
     schedule   the settings of training that change from a Round on
     evaluation the section of evaluation on held-out data
@@ -17,6 +18,7 @@ Modules in reading order:
     named      what a Plan names: ours, or by entry point those of other distributions
 """
 
+from fanin.protos.plans.cohort import MAX_COHORT, CohortPlan
 from fanin.protos.plans.evaluation import EvaluationPlan, MetricSpec
 from fanin.protos.plans.flower import FlowerPlan
 from fanin.protos.plans.plan import (
@@ -33,7 +35,6 @@ from fanin.protos.plans.sections import (
     CODEC_BITS,
     DEFAULT_MAX_SHIFTS,
     MAX_CODEC_SHIFT,
-    MAX_COHORT,
     MAX_COUNT,
     MAX_EPOCHS,
     MAX_RATE,
@@ -42,7 +43,6 @@ from fanin.protos.plans.sections import (
     OPTIMIZER_SETTINGS,
     AggregationPlan,
     CodecSpec,
-    CohortPlan,
     StageSpec,
     Statistic,
     StopPlan,

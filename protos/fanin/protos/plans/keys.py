@@ -95,11 +95,6 @@ class KeyField:
         return self.default is MISSING and self.key.derived is None
 
     @property
-    def is_never_by_default(self) -> bool:
-        """Whether the default is infinite. It means "never", and the wire encodes it as 0."""
-        return self.default == math.inf
-
-    @property
     def range(self) -> str:
         """The range in words, such as "from 1 to 10"; "" for any value of the type."""
         key = self.key

@@ -16,6 +16,7 @@ from typing import Annotated, Final
 
 from fanin.protos.errors import InvalidPlan
 from fanin.protos.names import NAME_FORM, is_name
+from fanin.protos.plans.cohort import CohortPlan, check_quorum
 from fanin.protos.plans.evaluation import EvaluationPlan, check_metrics
 from fanin.protos.plans.flower import FlowerPlan
 from fanin.protos.plans.keys import Key, range_problem, shown
@@ -25,12 +26,10 @@ from fanin.protos.plans.sections import (
     MAX_TIMES,
     AggregationPlan,
     CodecSpec,
-    CohortPlan,
     StageSpec,
     Statistic,
     StopPlan,
     Training,
-    check_quorum,
 )
 
 STALE_UNIT: Final = 256

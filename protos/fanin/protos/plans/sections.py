@@ -1,13 +1,12 @@
 """The sections of a Plan: every key with its type, default, range and meaning.
 
-The values of ``CohortPlan``, ``AggregationPlan`` and ``StopPlan`` are checked when they are constructed. ``Training``
+The values of ``AggregationPlan`` and ``StopPlan`` are checked when they are constructed. ``Training``
 and ``CodecSpec`` also travel to devices in an Assignment, so the Plan and the Assignment check them.
 """
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from operator import itemgetter
 from types import MappingProxyType
 from typing import Annotated, Final
 
@@ -22,7 +21,6 @@ DEFAULT_MAX_SHIFTS: Final = MappingProxyType({"fixed32": 0, "int8": 12})
 127 times the block's reach (``fanin.edge.codecs.grid``). The headroom still admits a million full Updates."""
 MAX_CODEC_SHIFT: Final = 62
 """A larger shift leaves no bits of an int64 sum for values."""
-MAX_COHORT: Final = 1_000_000
 MAX_EPOCHS: Final = 10_000
 """With more epochs a device would train for weeks, so a larger number is a mistake or an attack."""
 MIN_RATE: Final = 2.0**-126
@@ -36,78 +34,8 @@ MAX_COUNT: Final = 1 << 40
 MAX_TIMES: Final = (1 << 32) - 1
 """Most Rounds of a Run, and most examples of one Update: the largest uint32, which the wire uses."""
 MAX_SEED: Final = (1 << 64) - 1
-COHORT_SECTION: Final = "operating.md#cohort-and-when-a-round-closes"
 OPTIMIZER_SETTINGS: Final = ("momentum", "weight_decay", "beta1", "beta2", "decay")
 """The settings that the optimizers of fanin have. An optimizer of an App may have others."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CohortPlan:
-    """Size and deadlines of a Round."""
-
-    concurrency: Annotated[
-        int,
-        Key(
-            text="Devices that work at the same time.",
-            unit="devices",
-            at_least=1,
-            at_most=MAX_COHORT,
-            see=COHORT_SECTION,
-        ),
-    ]
-    buffer: Annotated[
-        int,
-        Key(
-            text="Updates that close the Round at once. Equal to `concurrency`: FedAvg.",
-            unit="Updates",
-            at_least=1,
-            at_most=MAX_COHORT,
-            derived=DerivedDefault(text="`concurrency`", value=itemgetter("concurrency")),
-            see=COHORT_SECTION,
-        ),
-    ]
-    quorum: Annotated[
-        int,
-        Key(
-            text="Updates that suffice at the deadline. With fewer the Round fails and is repeated.",
-            unit="Updates",
-            at_least=1,
-            at_most=MAX_COHORT,
-            derived=DerivedDefault(text="`buffer`", value=itemgetter("buffer")),
-        ),
-    ]
-    deadline_s: Annotated[
-        float,
-        Key(
-            text="Time until the deadline, counted from the Assignment that completes a quorum of devices.",
-            unit="s",
-            above=0,
-            below=math.inf,
-        ),
-    ] = 600.0
-    min_report_s: Annotated[
-        float,
-        Key(
-            text="Time from the same Assignment until a quorum closes the Round before its deadline. "
-            "`inf`: only at the deadline.",
-            unit="s",
-            above=0,
-        ),
-    ] = math.inf
-    selection: Annotated[
-        str,
-        Key(
-            text="Which of the waiting devices get the free places: `uniform`, `least_recent`, or a policy that is "
-            "installed at the coordinator.",
-            form=NAME_FORM,
-            is_valid=is_name,
-            see="selection.md",
-        ),
-    ] = "uniform"
-
-    def __post_init__(self) -> None:
-        _check_range(self, "cohort")
-        check_quorum(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -360,15 +288,6 @@ class StopPlan:
 
     def __post_init__(self) -> None:
         _check_range(self, "stop")
-
-
-def check_quorum(cohort: CohortPlan) -> None:
-    """`cohort.quorum` <= `cohort.buffer` <= `cohort.concurrency`."""
-    if not cohort.quorum <= cohort.buffer <= cohort.concurrency:
-        raise InvalidPlan(
-            f"plan: cohort: got quorum {cohort.quorum}, buffer {cohort.buffer}, concurrency {cohort.concurrency}, "
-            "expected quorum <= buffer <= concurrency; lower quorum or buffer, or raise concurrency"
-        )
 
 
 def _check_range(section: object, path: str) -> None:

@@ -7,6 +7,7 @@ Modules, in reading order:
     registry.py      enrolled devices, and the signatures of their calls
     replays.py       each signed call is served once
     interceptors.py  the checks of every gRPC call
+    rates.py         the rate of calls of each device
     limited_log.py   a log with few lines a minute for what peers cause
     limits.py        the limits of a coordinator's load
     connections.py   the limits of gRPC connections

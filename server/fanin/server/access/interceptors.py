@@ -8,6 +8,7 @@ For each call, in this order:
    can make a call. gRPC's own health and reflection services need no credential, so their requests are small and their
    calls few.
    The servicer receives the principal in place of gRPC's context.
+   A device that calls too often waits here (``rates``).
 3. The bytes are parsed after the authentication, so no unknown peer reaches the parser. Invalid bytes raise
    InvalidInput. Enroll is the exception: its bytes hold the key that signed them, so its token and signature are
    checked after parsing.
@@ -39,6 +40,7 @@ from fanin.protos.calls import DeviceCall
 from fanin.protos.control import Principal, PrincipalKind
 from fanin.protos.errors import FaninError, InvalidInput, Unauthenticated, Unavailable, public_text, status_of
 from fanin.server.access.limited_log import LimitedLog
+from fanin.server.access.rates import CallRates
 from fanin.server.access.registry import Registry
 
 LOG = logging.getLogger("fanin.server.access")
@@ -155,8 +157,9 @@ class _Refusal:
 class Rim(aio.ServerInterceptor):
     """Wraps every handler."""
 
-    def __init__(self, registry: Registry, waits: Waits, refused: LimitedLog) -> None:
+    def __init__(self, registry: Registry, waits: Waits, rates: CallRates, refused: LimitedLog) -> None:
         self._registry = registry
+        self._rates = rates
         self._waits = waits
         self._refused = refused
         self._failure_logger = LimitedLog(LOG, max_lines=1, what="failed calls")
@@ -205,24 +208,26 @@ class Rim(aio.ServerInterceptor):
         async with _closing(requests) as stream:
             first = await self._first(method, stream)
             caller = self._admit(method, first, context)
-            if not handler.request_streaming:
-                return await handler.unary_unary(_parsed(method, handler, first), caller)
-            messages = _messages(method, handler, first, stream)
-            del first
-            return await handler.stream_unary(messages, caller)
+            async with self._rates.call_of(caller):
+                if not handler.request_streaming:
+                    return await handler.unary_unary(_parsed(method, handler, first), caller)
+                messages = _messages(method, handler, first, stream)
+                del first
+                return await handler.stream_unary(messages, caller)
 
     async def _replies(self, method: str, handler: _Handler, requests: AsyncIterator[bytes], context: Context) -> None:
         async with _closing(requests) as stream:
             first = await self._first(method, stream)
             caller = self._admit(method, first, context)
-            if handler.request_streaming:
-                messages = _messages(method, handler, first, stream)
-                del first
-                await self._send(handler.stream_stream(messages, caller), context)
-            else:
-                replies = handler.unary_stream(_parsed(method, handler, first), caller)
-                # The health service writes its own replies.
-                await (replies if isawaitable(replies) else self._send(replies, context))
+            async with self._rates.call_of(caller):
+                if handler.request_streaming:
+                    messages = _messages(method, handler, first, stream)
+                    del first
+                    await self._send(handler.stream_stream(messages, caller), context)
+                else:
+                    replies = handler.unary_stream(_parsed(method, handler, first), caller)
+                    # The health service writes its own replies.
+                    await (replies if isawaitable(replies) else self._send(replies, context))
 
     async def _send(self, replies: AsyncGenerator[Message, None], context: Context) -> None:
         """Send the replies one after the other. Raises Unavailable for a caller that does not read."""

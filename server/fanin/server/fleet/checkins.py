@@ -9,7 +9,7 @@ import asyncio
 import math
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from fanin.protos import messages as m
 from fanin.server.access.limits import Limits
@@ -17,13 +17,8 @@ from fanin.server.fleet.bulletin import Bulletin
 from fanin.server.fleet.retries import retry_window
 from fanin.server.runs.catalog import Runs
 from fanin.server.runs.driving.driver import RunDriver
+from fanin.server.runs.parking import Parked
 from fanin.server.storage.protocols.devices import DeviceDirectory
-
-
-@dataclass(slots=True)
-class _Parked:
-    check_in: m.CheckIn
-    answer: asyncio.Future[m.CheckInAnswer]
 
 
 class CheckIns:
@@ -35,7 +30,7 @@ class CheckIns:
         self._devices = devices
         self._limits = limits
         self._rng = rng
-        self._parked: dict[str, _Parked] = {}
+        self._parked = runs.parked
 
     async def check_in(self, device: str, check_in: m.CheckIn) -> m.CheckInAnswer:
         """See ``Coordinator.check_in``."""
@@ -76,7 +71,7 @@ class CheckIns:
         return await self._park(device, check_in)
 
     async def _park(self, device: str, check_in: m.CheckIn) -> m.CheckInAnswer:
-        parked = _Parked(check_in, asyncio.get_running_loop().create_future())
+        parked = Parked(check_in, asyncio.get_running_loop().create_future())
         self._parked[device] = parked
         self._assign([device])
         self._announce_versions([device])
@@ -105,7 +100,7 @@ class CheckIns:
                 self._offer(driver, driver.intake.select(self._suitable(devices, driver), self._rng))
 
     def _pause_s(self, device: str) -> float:
-        """Return the seconds until a device that gave up has a chance again, infinity for all others."""
+        """Return the seconds until a device that pauses has a chance again, infinity for all others."""
         pauses_s = (driver.intake.pause_s(device) for driver in self._runs.running())
         return min((pause_s for pause_s in pauses_s if pause_s), default=math.inf)
 
@@ -121,8 +116,10 @@ class CheckIns:
     def _offer(self, driver: RunDriver, devices: Sequence[str]) -> None:
         for device in devices:
             parked = self._parked.get(device)
-            assignment = None if parked is None or parked.answer.done() else driver.intake.offer(device)
-            if parked is not None and assignment is not None:
+            if parked is None or parked.answer.done():
+                continue
+            assignment = driver.intake.offer(device, reports_progress=parked.check_in.capabilities.reports_progress)
+            if assignment is not None:
                 del self._parked[device]
                 parked.answer.set_result(m.Assigned(assignment=assignment))
 

@@ -92,13 +92,20 @@ class Coordinator:
         return self._uploads.upload(device, header, pieces)
 
     async def report(self, device: str, report: m.Report) -> m.UploadReply:
-        """Return the state of a device's Update. A report of a failure frees the device's place for another one.
+        """Return the state of a device's Update.
+
+        A report of a failure frees the device's place for another one. A report of progress keeps it; of its reply only
+        the state of the Round counts.
 
         Raises:
             NotFound: The Assignment was not issued to this device.
             Unavailable: The Run is paused between two Rounds, or waits for its operator.
         """
         return await self._uploads.report(device, report)
+
+    def refuse(self, device: str, reason: str) -> None:
+        """Free the place of a device that sent something else than an Update, with the error of its upload."""
+        self._uploads.refuse(device, reason)
 
     async def stop(self) -> None:
         """Answer all waiting check-ins. The devices come back when a coordinator serves again."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import assert_never
 
 from fanin.protos import messages as m
-from fanin.protos.errors import InvalidUpdate, StorageFull, StorageUnavailable, Unavailable
+from fanin.protos.errors import InvalidInput, InvalidUpdate, StorageFull, StorageUnavailable, Unavailable
 from fanin.server.access.delay_budget import DelayBudget
 from fanin.server.access.limited_log import LimitedLog
 from fanin.server.access.limits import Limits
@@ -77,6 +77,10 @@ class Uploads:
         except (StorageFull, StorageUnavailable) as exc:
             driver.intake.note_storage(cannot_write(exc))
             raise
+        except InvalidInput as exc:
+            # The same Assignment would bring the same Update. So the device loses its place, also without a report.
+            driver.intake.refuse(round_number, device, str(exc))
+            raise
         finally:
             if self._tasks.get(device) is current:
                 del self._tasks[device]
@@ -85,6 +89,8 @@ class Uploads:
         """See ``Coordinator.report``."""
         driver = driver_of(self._runs, report.assignment_id)
         round_number = driver.intake.check_assignment(report.assignment_id, device)
+        if report.progress is not None:
+            return driver.intake.note_progress(round_number, device, report.progress)
         outcome = await driver.intake.outcome(round_number, device)
         if report.failure and outcome.update_state is m.UpdateState.RECEIVING:
             await self._discard(report.assignment_id)
@@ -94,6 +100,11 @@ class Uploads:
                 self._failures.log("GaveUp", text)
             return m.UploadReply(round_state=outcome.round_state, update_state=m.UpdateState.DISCARDED)
         return outcome
+
+    def refuse(self, device: str, reason: str) -> None:
+        """See ``Coordinator.refuse``."""
+        for driver in self._runs.running():
+            driver.intake.refuse_any(device, reason)
 
     def on_change(self) -> None:
         """End the uploads whose Updates no longer count."""

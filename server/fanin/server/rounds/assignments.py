@@ -13,6 +13,7 @@ from fanin.protos import messages as m
 from fanin.protos.errors import NotFound
 from fanin.server.rounds.recent import OpenedRound
 from fanin.server.rounds.setup import RunSetup
+from fanin.server.selection.presence import interval_of
 
 TAG_CHARS: Final = 32
 
@@ -29,6 +30,7 @@ class Assignments:
         self._start = setup.start
         self._bundle = setup.bundle
         self._statistics = setup.statistics
+        self._progress_s = interval_of(setup.plan.cohort)
         self.has_state = bool(setup.plan.stages) or not setup.manifest.signatures
         self._tag_key = hashlib.sha256(b"fanin assignment" + setup.run_key.private_bytes()).digest()
 
@@ -57,6 +59,7 @@ class Assignments:
             statistics=self._statistics,
             stages=plan.stages,
             flower=plan.flower_in(opened.record.round),
+            progress_s=self._progress_s,
             state=m.StageState(lineage=lineage if self.has_state else 0),
         )
 

@@ -100,10 +100,17 @@ class RoundWork:
         async for headers in self._headers_of((device,)):
             await self._files.run(self._accumulate, headers)
 
-    async def close(self, cause: str) -> RoundRecord:
-        """Record the set of Updates or, without a quorum, the failure with its cause. Return the record after that."""
+    async def close(self, cause: str, *, others_wait: bool) -> RoundRecord:
+        """Record the set of Updates or, without a quorum, the failure. Return the record after that.
+
+        Args:
+            cause: The known cause of a failure.
+            others_wait: Whether enough other devices wait for a quorum.
+        """
         record, stores, cohort = self.record, self._stores, self._setup.plan.cohort
-        closed = await stores.writer.close(record.round, cohort=cohort, now_s=stores.wall(), cause=cause)
+        closed = await stores.writer.close(
+            record.round, cohort=cohort, now_s=stores.wall(), cause=cause, others_wait=others_wait
+        )
         # Commits whose reports were lost are in the record only.
         unknown = tuple(device for device in closed.accepted if device not in self._facts)
         async for headers in self._headers_of(unknown):

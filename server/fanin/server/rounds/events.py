@@ -22,6 +22,13 @@ class GaveUp:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Gone:
+    """Devices have been silent for too long. Their Updates still count if they come."""
+
+    devices: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateCommitted:
     """A device's Update is durable and has one of the Round's places."""
 
@@ -30,7 +37,7 @@ class UpdateCommitted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimePassed:
-    """The deadline may have passed. An early event is harmless."""
+    """The Round's time to close may have come. An early event is harmless."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +82,7 @@ class Failed:
 Event = (
     CheckedIn
     | GaveUp
+    | Gone
     | UpdateCommitted
     | TimePassed
     | Closed
@@ -99,6 +107,13 @@ class KeepDeadline:
     """Record the deadline, so that it survives a restart."""
 
     deadline: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordGone:
+    """Record that the Round no longer waits for these devices."""
+
+    devices: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,4 +152,4 @@ class GoOn:
     """Open the next Round, or let the Run rest."""
 
 
-Effect = Assign | KeepDeadline | Accumulate | Close | Fold | Publish | Fail | GoOn
+Effect = Assign | KeepDeadline | RecordGone | Accumulate | Close | Fold | Publish | Fail | GoOn

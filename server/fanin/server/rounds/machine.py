@@ -17,18 +17,10 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
 
-from rpds import HashTrieMap, HashTrieSet
+from rpds import HashTrieSet
 
 from fanin.protos.control import RoundPhase
 from fanin.server.rounds import events as e
-
-FREE_GIVE_UPS: Final = 2
-"""Number of times that a device may give up in one Round and return at once. The cause may have been temporary."""
-FIRST_PAUSE_S: Final = 10.0
-"""Seconds until a device receives its Assignment again after the first give-up beyond ``FREE_GIVE_UPS``. Each further
-give-up doubles them."""
-MAX_PAUSE_S: Final = 300.0
-"""Longest pause in seconds. A Round with a long deadline may need this device, and its trouble may be over."""
 
 
 class IllegalEvent(Exception):
@@ -37,21 +29,23 @@ class IllegalEvent(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """The Plan's settings for a Round; see ``protos.plans.CohortPlan``."""
+    """The Plan's settings for a Round; see ``protos.plans.CohortPlan``.
+
+    ``late_counts``: an Update that comes after the Round may count in the next one.
+    """
 
     concurrency: int
     buffer: int
     quorum: int
     deadline_s: float
     min_report_s: float = math.inf
+    report_factor: float = 1.0
+    late_counts: bool = False
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GiveUps:
-    """The number of times that a device gave up in a Round, and the earliest time of its return."""
-
-    count: int
-    returns_at: float
+    @property
+    def is_adaptive(self) -> bool:
+        """Whether a Round with a quorum may close before its deadline."""
+        return math.isfinite(self.min_report_s) and math.isfinite(self.report_factor)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,17 +60,12 @@ class Cohort:
 
     at_work: "HashTrieSet[str]" = field(default_factory=HashTrieSet)
     accepted: "HashTrieSet[str]" = field(default_factory=HashTrieSet)
-    gave_up: "HashTrieMap[str, GiveUps]" = field(default_factory=HashTrieMap)
+    gave_up: "HashTrieSet[str]" = field(default_factory=HashTrieSet)
 
     @property
     def num_taken(self) -> int:
         """Number of places that are taken, by devices at work and by committed Updates."""
         return len(self.at_work) + len(self.accepted)
-
-    def returns_at(self, device: str) -> float:
-        """Return when a device may hold a place again, minus infinity for a device that did not give up."""
-        give_ups = self.gave_up.get(device)
-        return -math.inf if give_ups is None else give_ups.returns_at
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +80,7 @@ class Round:
         deadline: When the Round closes. None until a quorum of devices takes part, because fewer devices can never
             produce a Version. None while the Round is paused.
         left_s: Seconds to the deadline when the Round was paused.
+        quorum_s: Seconds from the start of the deadline to the Update that completed the quorum, None before that.
         was_resumed: Whether the Round was under way when the coordinator ended.
     """
 
@@ -100,6 +90,7 @@ class Round:
     cohort: Cohort = Cohort()
     deadline: float | None = None
     left_s: float | None = None
+    quorum_s: float | None = None
     was_resumed: bool = False
 
     def step(self, event: e.Event, now: float) -> tuple["Round", tuple[e.Effect, ...]]:
@@ -113,17 +104,46 @@ class Round:
 
     @property
     def wake_at(self) -> float | None:
-        """When time alone may close the Round: at the deadline or, with a quorum, ``min_report_s`` after the start."""
+        """When time alone may close the Round: at the deadline or, with a quorum, after the wait for the others.
+
+        That wait ends at once if no device is at work and none may begin any more.
+        """
         if self.deadline is None or not self.assigns:
             return None
-        early_s = max(self.rules.deadline_s - self.rules.min_report_s, 0.0)
-        has_quorum = len(self.cohort.accepted) >= self.rules.quorum
-        return self.deadline - early_s if has_quorum else self.deadline
+        report_at, begins_until = self._report_at, self._begins_until
+        if report_at is None:
+            return self.deadline
+        return report_at if self.cohort.at_work or begins_until is None else begins_until
+
+    def num_places(self, now: float) -> int:
+        """Return the number of devices that can be assigned now."""
+        begins_until = self._begins_until
+        if self.phase is not RoundPhase.SELECTING or (begins_until is not None and now >= begins_until):
+            return 0
+        # The Update of a device that was gone may come after its place was taken.
+        return max(self.rules.concurrency - self.cohort.num_taken, 0)
 
     @property
-    def num_places(self) -> int:
-        """Number of devices that can still be assigned."""
-        return self.rules.concurrency - self.cohort.num_taken if self.phase is RoundPhase.SELECTING else 0
+    def _report_at(self) -> float | None:
+        """When the quorum closes the Round, None without a quorum."""
+        rules = self.rules
+        if self.deadline is None or self.quorum_s is None:
+            return None
+        if not rules.is_adaptive:
+            return self.deadline
+        report_s = max(rules.min_report_s, rules.report_factor * self.quorum_s)
+        return min(self.deadline - rules.deadline_s + report_s, self.deadline)
+
+    @property
+    def _begins_until(self) -> float | None:
+        """Until when a device may begin, None for as long as the Round is open.
+
+        After the quorum, a device begins only if the Round still waits for as long as the quorum took.
+        """
+        report_at = self._report_at
+        if report_at is None or self.quorum_s is None or not self.rules.is_adaptive or self.rules.late_counts:
+            return None
+        return report_at - self.quorum_s
 
     @property
     def is_open(self) -> bool:
@@ -141,9 +161,9 @@ class Round:
         return self.phase in (RoundPhase.PUBLISHED, RoundPhase.FAILED)
 
     def may_join(self, device: str, now: float) -> bool:
-        """Return whether a device may have one of the free places."""
+        """Return whether a device may have one of the free places now."""
         cohort = self.cohort
-        return device not in cohort.at_work and device not in cohort.accepted and now >= cohort.returns_at(device)
+        return device not in cohort.at_work and device not in cohort.accepted and self.num_places(now) > 0
 
 
 ASSIGNING: Final = (RoundPhase.SELECTING, RoundPhase.TRAINING)

@@ -77,13 +77,16 @@ def begin_round(
         moment: The present.
         resumes: Whether the Round was open when the coordinator ended.
     """
-    cohort = run.start.plan.cohort
+    plan = run.start.plan
+    cohort = plan.cohort
     rules = Rules(
         concurrency=cohort.concurrency,
         buffer=cohort.buffer,
         quorum=cohort.quorum,
         deadline_s=cohort.deadline_s,
         min_report_s=cohort.min_report_s,
+        report_factor=cohort.report_factor,
+        late_counts=plan.aggregation.max_staleness > 0,
     )
     is_paused = run.state is RunState.PAUSED and record.mark is RoundMark.OPEN
     left_s = record.left_s

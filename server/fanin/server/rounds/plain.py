@@ -3,7 +3,7 @@
 The phases before the shared ones (``endings``)::
 
     SELECTING   places are free: each suitable device that checks in receives an Assignment
-    TRAINING    all places are taken; a device that gives up frees one
+    TRAINING    all places are taken; a device that gives up, or is silent for too long, frees one
     PAUSED      no device is assigned and the deadline stands still; Updates under way still count
 """
 
@@ -16,10 +16,6 @@ from fanin.server.rounds import events as e
 from fanin.server.rounds.endings import ENDING, close, failure_exits, stay, unchanged
 from fanin.server.rounds.machine import (
     ASSIGNING,
-    FIRST_PAUSE_S,
-    FREE_GIVE_UPS,
-    MAX_PAUSE_S,
-    GiveUps,
     Outcome,
     Round,
     Rows,
@@ -38,30 +34,31 @@ def _check_in(state: Round, event: e.Event, now: float) -> Outcome:
     cohort = state.cohort
     if event.device in cohort.at_work:
         return state, (e.Assign(device=event.device),)
-    if not state.may_join(event.device, now) or state.phase is RoundPhase.TRAINING:
+    if not state.may_join(event.device, now):
         return state, ()
     joined = replace(cohort, at_work=cohort.at_work.insert(event.device))
     after, effects = _start_deadline(_by_places(replace(state, cohort=joined)), now)
     return after, (*effects, e.Assign(device=event.device))
 
 
-def _give_up(state: Round, event: e.Event, now: float) -> Outcome:
-    """Free the place. A device whose data does not fit gives up each time, so its pauses grow."""
+def _give_up(state: Round, event: e.Event, _now: float) -> Outcome:
     assert isinstance(event, e.GaveUp)
     cohort, device = state.cohort, event.device
     if device not in cohort.at_work:
         return state, ()
-    earlier = cohort.gave_up.get(device)
-    count = 1 if earlier is None else earlier.count + 1
-    doublings = min(count - FREE_GIVE_UPS - 1, 30)
-    pause_s = 0.0 if doublings < 0 else min(FIRST_PAUSE_S * 2.0**doublings, MAX_PAUSE_S, state.rules.deadline_s)
-    after = replace(
-        cohort,
-        at_work=cohort.at_work.remove(device),
-        gave_up=cohort.gave_up.insert(device, GiveUps(count=count, returns_at=now + pause_s)),
-    )
-    next_state = replace(state, cohort=after)
-    return next_state if state.phase is RoundPhase.PAUSED else _by_places(next_state), ()
+    after = replace(cohort, at_work=cohort.at_work.remove(device), gave_up=cohort.gave_up.insert(device))
+    return _freed(replace(state, cohort=after)), ()
+
+
+def _leave(state: Round, event: e.Event, _now: float) -> Outcome:
+    assert isinstance(event, e.Gone)
+    gone = tuple(device for device in event.devices if device in state.cohort.at_work)
+    if not gone:
+        return state, ()
+    at_work = state.cohort.at_work
+    for device in gone:
+        at_work = at_work.remove(device)
+    return _freed(replace(state, cohort=replace(state.cohort, at_work=at_work))), (e.RecordGone(devices=gone),)
 
 
 def _commit(state: Round, event: e.Event, now: float) -> Outcome:
@@ -73,11 +70,12 @@ def _commit(state: Round, event: e.Event, now: float) -> Outcome:
     after = replace(state, cohort=committed)
     effects: tuple[e.Effect, ...] = (e.Accumulate(device=device),)
     if state.phase is RoundPhase.PAUSED:
-        return after, effects
+        return _timed(after, now), effects
     # The device was assigned before a restart. The process may have ended before it recorded the deadline, and the
     # number of other devices at work is lost. So the deadline starts here.
     was_assigned_before = state.was_resumed and device not in cohort.at_work
     after, started = _start_deadline(after, now, has_quorum=was_assigned_before)
+    after = _timed(after, now)
     effects = (*started, *effects)
     is_early = after.wake_at is None or now < after.wake_at
     if len(committed.accepted) < state.rules.buffer and is_early:
@@ -118,6 +116,20 @@ def _start_deadline(state: Round, now: float, *, has_quorum: bool = False) -> Ou
     return replace(state, deadline=deadline), (e.KeepDeadline(deadline=deadline),)
 
 
+def _timed(state: Round, now: float) -> Round:
+    """Note when the quorum was complete."""
+    rules = state.rules
+    if state.quorum_s is not None or len(state.cohort.accepted) < rules.quorum:
+        return state
+    left_s = state.left_s if state.deadline is None else state.deadline - now
+    return replace(state, quorum_s=0.0 if left_s is None else max(rules.deadline_s - left_s, 0.0))
+
+
+def _freed(state: Round) -> Round:
+    """Return a Round after a device left its place."""
+    return state if state.phase is RoundPhase.PAUSED else _by_places(state)
+
+
 def _by_places(state: Round) -> Round:
     is_free = state.cohort.num_taken < state.rules.concurrency
     return replace(state, phase=RoundPhase.SELECTING if is_free else RoundPhase.TRAINING)
@@ -127,9 +139,11 @@ _COLLECTING: Final[Rows] = MappingProxyType(
     {
         (RoundPhase.SELECTING, e.CheckedIn): row(_check_in, *ASSIGNING),
         (RoundPhase.SELECTING, e.GaveUp): row(_give_up, RoundPhase.SELECTING),
+        (RoundPhase.SELECTING, e.Gone): row(_leave, RoundPhase.SELECTING),
         (RoundPhase.SELECTING, e.UpdateCommitted): row(_commit, *ASSIGNING, RoundPhase.CLOSING),
         (RoundPhase.TRAINING, e.CheckedIn): row(_check_in, RoundPhase.TRAINING),
         (RoundPhase.TRAINING, e.GaveUp): row(_give_up, *ASSIGNING),
+        (RoundPhase.TRAINING, e.Gone): row(_leave, *ASSIGNING),
         (RoundPhase.TRAINING, e.UpdateCommitted): row(_commit, RoundPhase.TRAINING, RoundPhase.CLOSING),
         **{(phase, e.TimePassed): row(_look_at_deadline, phase, RoundPhase.CLOSING) for phase in ASSIGNING},
         # After a restart, the record may have the set already.
@@ -142,6 +156,7 @@ _COLLECTING: Final[Rows] = MappingProxyType(
 _PAUSED: Final[Rows] = MappingProxyType(
     {
         (RoundPhase.PAUSED, e.GaveUp): row(_give_up, RoundPhase.PAUSED),
+        (RoundPhase.PAUSED, e.Gone): row(_leave, RoundPhase.PAUSED),
         (RoundPhase.PAUSED, e.UpdateCommitted): row(_commit, RoundPhase.PAUSED),
         (RoundPhase.PAUSED, e.Resumed): row(_resume, *ASSIGNING, RoundPhase.CLOSING),
         **unchanged([RoundPhase.PAUSED], (e.TimePassed, e.Paused)),

@@ -47,6 +47,7 @@ from fanin.server.runs.admission import (
 from fanin.server.runs.describe import damaged_description, damaged_info, describe, run_info
 from fanin.server.runs.driving.driver import RunDriver
 from fanin.server.runs.driving.drivers import Drivers, unknown_run
+from fanin.server.runs.parking import Parked
 from fanin.server.runs.publications import FOLLOW_S, Publications
 from fanin.server.runs.setups import recorded_bundle, run_key_of, setup_of
 from fanin.server.runs.view import RunView, read_view
@@ -83,6 +84,11 @@ class Runs:
     def troubles(self) -> RepeatedTroubles:
         """Failures of work for the Runs, which operators read with them."""
         return self._drivers.troubles
+
+    @property
+    def parked(self) -> dict[str, Parked]:
+        """The check-ins that wait for work, by device."""
+        return self._drivers.parked
 
     def subscribe(self, listener: Callable[[], None]) -> None:
         """Call ``listener`` after each change of a Run that devices may wait for."""

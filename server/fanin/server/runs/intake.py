@@ -9,6 +9,7 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
+from itertools import islice
 from typing import Final
 
 from fanin.protos import messages as m
@@ -18,6 +19,7 @@ from fanin.server.rounds.assignments import Assignments
 from fanin.server.rounds.recent import OpenedRound
 from fanin.server.rounds.troubles import SEE_LOG
 from fanin.server.runs.driving.course import Course
+from fanin.server.runs.parking import Parked
 from fanin.server.runs.setups import refusal_of
 from fanin.server.selection.policies import BrokenPolicy, WaitingDevice, select
 from fanin.server.storage.records import CommittedUpdate
@@ -41,8 +43,9 @@ class Prospect(Enum):
 class Intake:
     """Answers the devices of one Run."""
 
-    def __init__(self, course: Course, stores: DriverStores) -> None:
+    def __init__(self, course: Course, stores: DriverStores, parked: Mapping[str, Parked]) -> None:
         self._course = course
+        self._parked = parked
         self._rounds = stores.rounds
         self._writer = stores.writer
         self._assignments = Assignments(course.setup)
@@ -50,9 +53,9 @@ class Intake:
 
     @property
     def num_places(self) -> int:
-        """Number of devices that the open Round can still assign."""
+        """Number of devices that the open Round can assign now."""
         machine = self._course.round
-        return 0 if machine is None else machine.num_places
+        return 0 if machine is None else machine.num_places(self._course.now())
 
     def holds(self, device: str) -> bool:
         """Return whether a device holds an Assignment in the open Round."""
@@ -62,7 +65,9 @@ class Intake:
     def select(self, waiting: Mapping[str, m.Capabilities], rng: random.Random) -> tuple[str, ...]:
         """Return the waiting devices that the Plan's selection policy chooses for the open Round's free places.
 
-        A policy that breaks its contract chooses no device: the Round fails with the reason.
+        Devices that cost a Round are chosen last (``Standing``): for the places that the policy leaves free after it
+        has chosen among the others. A policy that breaks its contract chooses no device: the Round fails with the
+        reason.
 
         Args:
             waiting: The capabilities of each suitable device that waits.
@@ -76,12 +81,18 @@ class Intake:
                 device_id=device, capabilities=capabilities, last_round=course.participation.last_round(device)
             )
             for device, capabilities in waiting.items()
-            if course.round.may_join(device, now)
+            if course.round.may_join(device, now) and now >= course.standing.returns_at(device)
         ]
-        if not candidates or not self.num_places:
+        if not candidates:
             return ()
+        groups: tuple[list[WaitingDevice], list[WaitingDevice]] = [], []
+        for each in candidates:
+            groups[course.standing.is_last(each.device_id, now)].append(each)
+        chosen: tuple[WaitingDevice, ...] = ()
         try:
-            chosen = select(course.setup.policy, candidates, self.num_places, course.work.record.round, rng)
+            for group in groups:
+                if group and (num_left := self.num_places - len(chosen)):
+                    chosen += select(course.setup.policy, group, num_left, course.work.record.round, rng)
         except BrokenPolicy as exc:
             reason = f"the selection policy {course.setup.plan.cohort.selection!r} broke its contract: {exc}"
             LOG.error("run %s: %s", course.run_id, reason, exc_info=exc.__cause__)
@@ -133,30 +144,66 @@ class Intake:
             LOG.warning("run %s: round %d waits: %s", course.run_id, round_number, self.starvation)
 
     def pause_s(self, device: str) -> float:
-        """Return the seconds until a device that gave up receives an Assignment again, 0.0 if it may have one now."""
-        machine = self._course.round
-        return 0.0 if machine is None else max(machine.cohort.returns_at(device) - self._course.now(), 0.0)
+        """Return the seconds until a device that pauses may receive an Assignment again, 0.0 if it may have one now."""
+        return max(self._course.standing.returns_at(device) - self._course.now(), 0.0)
+
+    @property
+    def others_wait(self) -> bool:
+        """Whether enough suitable devices for a quorum wait, without those that pause or are selected last."""
+        now, standing = self._course.now(), self._course.standing
+        good = (
+            device
+            for device, parked in self._parked.items()
+            if now >= standing.returns_at(device)
+            and not standing.is_last(device, now)
+            and not self.refusal(parked.check_in.capabilities)
+        )
+        quorum = self._course.setup.plan.cohort.quorum
+        return sum(1 for _ in islice(good, quorum)) == quorum
 
     def refusal(self, capabilities: m.Capabilities) -> str:
         """Return why a device with these capabilities cannot take part in the Run, or an empty string if it can."""
         return refusal_of(self._course.setup, capabilities)
 
-    def offer(self, device: str) -> m.Assignment | None:
+    def offer(self, device: str, *, reports_progress: bool) -> m.Assignment | None:
         """Return an Assignment for a suitable device, or the one that it holds. Return None if no place is free."""
         course = self._course
-        if course.work is None or course.round is None or not course.round.assigns:
+        if not self._place(device) or course.round is None:
             return None
-        is_new = device not in course.round.cohort.at_work
-        if e.Assign(device=device) not in course.step(e.CheckedIn(device=device)):
-            return None
+        if reports_progress:
+            course.watch(device, m.TrainingProgress())
         now, rules = course.now(), course.round.rules
-        if is_new:
-            course.at_work.begin(device, course.work.record.round, now + rules.deadline_s)
-            course.participation.note(device, course.work.record.round)
         opened = self.opened(course.at_work.round_of(device) or 0)
         # The deadline starts when a quorum of devices holds Assignments.
         left_s = rules.deadline_s if course.round.deadline is None else course.round.deadline - now
         return self._assignments.assign(device, opened, max(left_s, 0.001), course.recent.lineage)
+
+    def _place(self, device: str) -> bool:
+        """Give a device one of the free places. Return whether it has a place, also if it had it before."""
+        course = self._course
+        if course.work is None or course.round is None or not course.round.assigns:
+            return False
+        is_new = device not in course.round.cohort.at_work
+        if e.Assign(device=device) not in course.step(e.CheckedIn(device=device)):
+            return False
+        if is_new:
+            course.at_work.begin(device, course.work.record.round, course.now() + course.round.rules.deadline_s)
+            course.participation.note(device, course.work.record.round)
+        return True
+
+    def note_progress(self, round_number: int, device: str, progress: m.TrainingProgress) -> m.UploadReply:
+        """Note that a device works for its Assignment of a Round. Nothing is read or written.
+
+        A device that the coordinator no longer knows, because it was silent or because the coordinator was started
+        again, gets a place again if one is free.
+        """
+        course = self._course
+        if course.work is not None and course.round is not None and self._counts_now(round_number):
+            cohort = course.round.cohort
+            is_back = round_number == course.work.record.round and device not in cohort.gave_up
+            if device in cohort.at_work or (is_back and device not in cohort.accepted and self._place(device)):
+                course.watch(device, progress)
+        return m.UploadReply(round_state=self.round_state(round_number), update_state=m.UpdateState.RECEIVING)
 
     async def with_state(self, device: str, assignment: m.Assignment) -> m.Assignment:
         """Return an Assignment with the Round of the device's initial state, read from the record.
@@ -273,7 +320,7 @@ class Intake:
             return m.RoundState.CLOSED
 
     def give_up(self, round_number: int, device: str, failure: str) -> bool:
-        """Free the place of a device that will not fulfil its Assignment.
+        """Free the place of a device that will not fulfil its Assignment, which then pauses.
 
         Args:
             round_number: The Round of the Assignment.
@@ -283,10 +330,33 @@ class Intake:
         Returns:
             Whether it had a place. A repeated report finds none.
         """
+        had_place = self._free(round_number, device, failure)
+        if had_place:
+            self._course.standing.give_up(device, self._course.now())
+        return had_place
+
+    def refuse(self, round_number: int, device: str, reason: str) -> None:
+        """Free the place of a device whose Update was refused. Each refused Update makes its pause longer.
+
+        Args:
+            round_number: The Round of the Assignment.
+            device: The device.
+            reason: The error of the Update.
+        """
+        self._course.standing.refuse(device, self._course.now())
+        self._free(round_number, device, reason)
+
+    def refuse_any(self, device: str, reason: str) -> None:
+        """Free the place of a device if it has one: it sent an Update that names no Assignment."""
+        round_number = self._course.at_work.round_of(device)
+        if round_number is not None:
+            self.refuse(round_number, device, reason)
+
+    def _free(self, round_number: int, device: str, failure: str) -> bool:
         course = self._course
         if course.at_work.round_of(device) != round_number:
             return False
-        course.at_work.end(device)
+        course.stop_working(device)
         if self._counts_now(round_number):
             course.last_failure = failure
             course.step(e.GaveUp(device=device))
@@ -313,5 +383,6 @@ class Intake:
             return
         if update.device_id not in machine.cohort.accepted:
             work.add_committed(update.device_id, update.header, resumed_bytes)
-            course.at_work.end(update.device_id)
+            course.stop_working(update.device_id)
+            course.standing.clear(update.device_id)
             course.step(e.UpdateCommitted(device=update.device_id))

@@ -5,4 +5,6 @@ Modules, in reading order:
     policies.py       the policies by name: ``uniform``, ``least_recent``, and those of other distributions
     contract.py       the contract of policies, as a check for the tests of one's own
     participation.py  the last Round of each device
+    presence.py       the devices at work that still answer
+    standing.py       pauses of devices, and the devices that are selected last
 """

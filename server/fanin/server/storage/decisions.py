@@ -62,11 +62,25 @@ def check_new_key(run_id: str, epoch: int, current: int) -> None:
         raise Conflict(f"run {run_id}: got a key for epoch {epoch}, expected epoch {current + 1}: {is_known}")
 
 
-def failure_of(round_number: int, num_updates: int, cohort: CohortPlan, cause: str) -> RoundFailed:
-    """Return the failure of a Round without a quorum. ``cause`` is a known one, or empty."""
+def failure_of(
+    round_number: int, num_updates: int, cohort: CohortPlan, cause: str, *, others_wait: bool
+) -> RoundFailed:
+    """Return the failure of a Round without a quorum.
+
+    Args:
+        round_number: The Round.
+        num_updates: Its Updates. Without one, the cause is probably not a few devices.
+        cohort: The Plan's quorum and deadline.
+        cause: A known cause, or empty.
+        others_wait: Whether enough other devices wait for a quorum.
+    """
     updates = counted(num_updates, "update")
     reason = f"{updates} within {cohort.deadline_s:g} s, expected at least {cohort.quorum} (cohort.quorum)"
-    return RoundFailed(round=round_number, reason=f"{reason}; {cause}" if cause else reason)
+    return RoundFailed(
+        round=round_number,
+        reason=f"{reason}; {cause}" if cause else reason,
+        others_wait=others_wait and num_updates > 0,
+    )
 
 
 def left_until(deadline_at_s: float, now_s: float) -> float:

@@ -5,10 +5,14 @@ consistent between two awaits.
 """
 
 import asyncio
+import logging
 from collections.abc import Callable
+from typing import Final
 
 from fanin.protos.control import RoundPhase, RunState
 from fanin.protos.errors import Superseded
+from fanin.protos.messages import TrainingProgress
+from fanin.protos.texts import counted
 from fanin.server.rounds import events as e
 from fanin.server.rounds.effects import RoundWork
 from fanin.server.rounds.machine import Round
@@ -17,7 +21,13 @@ from fanin.server.rounds.recent import AtWork, OpenedRound, RecentRounds
 from fanin.server.rounds.setup import RunSetup
 from fanin.server.rounds.worker import Worker
 from fanin.server.selection.participation import Participation
+from fanin.server.selection.presence import Presence, interval_of
+from fanin.server.selection.standing import Standing
 from fanin.server.storage.records import CommittedUpdate, RunRecord
+
+LOG: Final = logging.getLogger("fanin.server.runs.driving.course")
+SWEEP_S: Final = 1.0
+"""Shortest time between two looks at silent devices. All that are gone by then are one event of the record."""
 
 
 class Course:
@@ -36,6 +46,8 @@ class Course:
         recent: The Rounds whose Updates count.
         at_work: The devices that hold an Assignment.
         participation: The last Rounds of the devices.
+        presence: The devices at work that report progress.
+        standing: The faults of the devices.
         is_leaving: Whether the coordinator is about to end, or another one drives the Run.
         storage_problem: Why the last upload could not be stored; empty if it could.
         passed_over: Devices that waited while the selection policy chose no device for the open Round.
@@ -59,6 +71,9 @@ class Course:
         self.recent = RecentRounds(run.start.plan.aggregation.max_staleness)
         self.at_work = AtWork()
         self.participation = Participation()
+        cohort = run.start.plan.cohort
+        self.presence = Presence(interval_of(cohort))
+        self.standing = Standing(cohort.deadline_s)
         self.is_leaving = False
         self.storage_problem = ""
         self.passed_over: set[str] = set()
@@ -68,6 +83,7 @@ class Course:
         self._announces_places = False
         self._on_superseded = on_superseded
         self._timer: asyncio.TimerHandle | None = None
+        self._sweep: asyncio.TimerHandle | None = None
         self._wake_at: float | None = None
 
     @property
@@ -110,11 +126,24 @@ class Course:
 
     def step(self, event: e.Event) -> tuple[e.Effect, ...]:
         """Apply an event to the machine and queue its effects. Return the effects."""
-        assert self.round is not None, f"{event} without a round"
-        self.round, effects = self.round.step(event, self.now())
+        before, now = self.round, self.now()
+        assert before is not None, f"{event} without a round"
+        self.round, effects = before.step(event, now)
+        if before.assigns and self.round.phase is RoundPhase.CLOSING:
+            self._note_late(self.round, now)
         self._queue(effects)
         self._set_timer()
         return effects
+
+    def watch(self, device: str, progress: TrainingProgress) -> None:
+        """Note that a device at work reported progress, and look at the silent devices in time."""
+        self.presence.note(device, self.now(), progress)
+        self._set_sweep()
+
+    def stop_working(self, device: str) -> None:
+        """Note that a device has finished its Assignment, or never will."""
+        self.at_work.end(device)
+        self.presence.end(device)
 
     def report(self, work: RoundWork, event: e.Event) -> None:
         """Apply the result of an effect, unless its Round has ended in the meantime."""
@@ -142,6 +171,8 @@ class Course:
         self.recent.add(opened)
         moment = Moment(now=self.now(), wall_s=wall_s)
         carried = self.at_work.carry(self.recent, opened.record, moment.now)
+        self.presence.keep(carried)
+        self._set_sweep()
         self.work = work
         # A device with a committed Update had an Assignment.
         devices = carried | {update.device_id for update in committed}
@@ -169,11 +200,53 @@ class Course:
         """Leave the Run to the driver that has taken it. Devices resume their uploads there."""
         if not self.is_leaving:
             self.is_leaving = True
-            self.stop_clock()
+            self.stop()
             self._on_superseded(superseded)
             self.announce()
 
-    def stop_clock(self) -> None:
+    def stop(self) -> None:
+        """Cancel all timers."""
+        self._stop_clock()
+        if self._sweep is not None:
+            self._sweep.cancel()
+            self._sweep = None
+
+    def _note_late(self, closing: Round, now: float) -> None:
+        """Note the devices for which a Round waited in vain."""
+        rules, cohort = closing.rules, closing.cohort
+        if rules.late_counts or len(cohort.accepted) >= rules.buffer:
+            return
+        is_deadline = closing.deadline is not None and now >= closing.deadline
+        note = self.standing.miss if is_deadline else self.standing.be_late
+        for device in cohort.at_work:
+            note(device, now)
+
+    def _set_sweep(self) -> None:
+        gone_at = self.presence.gone_at
+        if self._sweep is None and gone_at is not None and not self.is_leaving:
+            self._sweep = asyncio.get_running_loop().call_at(max(gone_at, self.now() + SWEEP_S), self._look_at_presence)
+
+    def _look_at_presence(self) -> None:
+        self._sweep = None
+        if not self.is_open:
+            # The next Round looks again.
+            return
+        now = self.now()
+        if gone := self.presence.pop_gone(now):
+            for device in gone:
+                self.at_work.end(device)
+                self.standing.miss(device, now)
+            LOG.warning(
+                "run %s: the round no longer waits for %s: %.200s",
+                self.run_id,
+                counted(len(gone), "silent device"),
+                ", ".join(gone),
+            )
+            self.step(e.Gone(devices=gone))
+            self.announce_places()
+        self._set_sweep()
+
+    def _stop_clock(self) -> None:
         """Cancel the timer of the deadline."""
         if self._timer is not None:
             self._timer.cancel()
@@ -189,12 +262,12 @@ class Course:
         wake_at = None if self.round is None else self.round.wake_at
         if wake_at == self._wake_at and self._timer is not None and not self._timer.cancelled():
             return
-        self.stop_clock()
+        self._stop_clock()
         if wake_at is not None:
             self._timer = asyncio.get_running_loop().call_at(wake_at, self._look_at_time)
             self._wake_at = wake_at
 
     def _look_at_time(self) -> None:
         # This timer is used up: the next step sets another one, even for the same moment.
-        self.stop_clock()
+        self._stop_clock()
         self.step(e.TimePassed())

@@ -6,10 +6,11 @@ reason in its record, and the Run opens the next Round or rests.
 """
 
 import logging
+from collections.abc import Mapping
 from typing import Final, assert_never
 
 from fanin.edge.codecs.scaffold import declared_devices
-from fanin.protos.control import MAX_NUMBER, RoundPhase, RunRested, RunState, RunWarned
+from fanin.protos.control import MAX_NUMBER, RoundPhase, RunRested, RunState, RunWarned, devices_gone
 from fanin.server.rounds import events as e
 from fanin.server.rounds.effects import RoundWork
 from fanin.server.rounds.opening import clear_spool, open_next_round, recall, recall_participation
@@ -20,6 +21,7 @@ from fanin.server.runs.driving.course import Course
 from fanin.server.runs.driving.stopping import History
 from fanin.server.runs.driving.warnings import UpdateWarnings
 from fanin.server.runs.intake import Intake
+from fanin.server.runs.parking import Parked
 from fanin.server.runs.publications import Publications
 from fanin.server.runs.view import LiveRun
 from fanin.server.storage.records import CommittedUpdate, RoundMark, RoundRecord, RunRecord
@@ -39,16 +41,24 @@ class RunDriver:
         publications: The Run's Versions for devices without an Assignment.
         stores: The record of the Run.
         files: Payloads and blobs.
+        parked: The check-ins that wait for work, by device.
 
     Attributes:
         course: The state of the Run.
         intake: Answers the devices of the Run.
     """
 
-    def __init__(self, course: Course, publications: Publications, stores: DriverStores, files: Files) -> None:
+    def __init__(
+        self,
+        course: Course,
+        publications: Publications,
+        stores: DriverStores,
+        files: Files,
+        parked: Mapping[str, Parked],
+    ) -> None:
         self.course = course
         self._publications = publications
-        self.intake = Intake(course, stores)
+        self.intake = Intake(course, stores, parked)
         self._stores = stores
         self._files = files
         self._history = History(course.run.start.plan.stop)
@@ -123,7 +133,7 @@ class RunDriver:
         """Stop at once. All that is durable stays, and ``start`` continues from there."""
         self.course.is_leaving = True
         self.course.announce()
-        self.course.stop_clock()
+        self.course.stop()
         await self.course.worker.stop()
 
     async def refresh(self) -> None:
@@ -156,10 +166,17 @@ class RunDriver:
                 raise AssertionError("assignments are answered at once, and a next round has no work yet")
             case e.KeepDeadline():
                 await self._keep_deadline(work.record, effect.deadline)
+            case e.RecordGone():
+                event = devices_gone(work.record.round, effect.devices)
+                await self._stores.writer.note(event, self._stores.wall())
+                self.course.announce()
             case e.Accumulate():
                 await work.accumulate(effect.device)
             case e.Close():
-                self._follow(work, await work.close(self.intake.failures))
+                machine = self.course.round
+                lacks_quorum = machine is not None and len(machine.cohort.accepted) < machine.rules.quorum
+                others_wait = lacks_quorum and self.intake.others_wait
+                self._follow(work, await work.close(self.intake.failures, others_wait=others_wait))
             case e.Fold():
                 await work.fold(effect.accepted)
                 self.course.report(work, e.ParametersStored())

@@ -18,6 +18,7 @@ from fanin.server.rounds.worker import Observer, Worker
 from fanin.server.runs.commands import RunControl
 from fanin.server.runs.driving.course import Course
 from fanin.server.runs.driving.driver import RunDriver
+from fanin.server.runs.parking import Parked
 from fanin.server.runs.publications import Followers, Publications
 from fanin.server.runs.setups import check_key, check_up_to_date, setup_of
 from fanin.server.runs.view import LiveRun
@@ -39,6 +40,7 @@ class Drivers:
     Attributes:
         troubles: Failures of work for the Runs, which operators read with them.
         starting: Held while the driver of a Run starts.
+        parked: The check-ins that wait for work, by device.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class Drivers:
         self.troubles = RepeatedTroubles(LOG)
         self._followers = Followers(self._notify, self.troubles)
         self.starting = asyncio.Lock()
+        self.parked: dict[str, Parked] = {}
         self._listeners: list[Callable[[], None]] = []
 
     def subscribe(self, listener: Callable[[], None]) -> None:
@@ -176,7 +179,7 @@ class Drivers:
             worker = Worker(run_id, self._observer)
             course = Course(record, setup, worker, self._notify, partial(self._leave, run_id))
             publications = Publications(setup, self._stores.runs)
-            driver = RunDriver(course, publications, await self._stores.take(run_id), self._files)
+            driver = RunDriver(course, publications, await self._stores.take(run_id), self._files, self.parked)
             try:
                 await driver.start()
             except BaseException:

@@ -17,7 +17,8 @@ from fanin.protos.plans import StopPlan
 from fanin.protos.texts import counted
 
 MAX_FAILED_ROUNDS: Final = 3
-"""Consecutive failed Rounds, for any reasons, after which the Run fails."""
+"""Consecutive failed Rounds after which the Run fails, for any reasons but one: some devices sent no Update, while
+enough others waited. The next Rounds select those others, so the Run does not end because of a few devices."""
 
 
 def reason_to_rest(losses: Sequence[float], num_rounds: int, max_rounds: int, stop: StopPlan) -> str:
@@ -104,7 +105,7 @@ class History:
 
     def _note(self, event: RoundFailed | VersionPublished | RunResumed) -> None:
         self._last = event
-        self._num_failures = self._num_failures + 1 if isinstance(event, RoundFailed) else 0
+        self._num_failures = self._num_failures + (not event.others_wait) if isinstance(event, RoundFailed) else 0
         if not isinstance(event, VersionPublished):
             return
         if not event.round:

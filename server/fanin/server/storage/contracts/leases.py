@@ -2,7 +2,7 @@
 
 from collections.abc import Awaitable, Callable
 
-from fanin.protos.control import RunRested, RunState
+from fanin.protos.control import RunRested, RunState, devices_gone
 from fanin.protos.errors import Superseded
 from fanin.server.storage.contracts.values import COHORT, committed, opened, published, refusal, start, version
 from fanin.server.storage.stores import DriverStores, Stores
@@ -45,6 +45,7 @@ async def _check_refusals(older: DriverStores) -> None:
         "close": lambda: writer.close(1, cohort=COHORT, now_s=20.0),
         "publish": lambda: writer.publish(following, event, next_grid=(), outer_state={}, now_s=20.0),
         "fail": lambda: writer.fail(1, reason="old", now_s=20.0),
+        "note": lambda: writer.note(devices_gone(1, ("a",)), 20.0),
         "rest": lambda: writer.rest(rested, 20.0, next_sequence=99),
     }
     for name, call in calls.items():

@@ -12,6 +12,7 @@ from fanin.protos.control import (
     RunRested,
     RunState,
     RunWarned,
+    devices_gone,
     round_closed,
 )
 from fanin.protos.errors import Conflict
@@ -115,7 +116,8 @@ async def check_later_rounds(stores: DriverStores) -> None:
     assert sorted(made_for) == ["a", "b", "late"], f"headers_made_for: got {sorted(made_for)}"
     some = await rounds.updates_of(RUN, 1, ["b", "late", "other"])
     assert some == (committed("b"),), f"updates_of: got {some}, expected that of the one device in the round"
-    failed = await writer.close(2, cohort=NEVER, now_s=60.0, cause="no data")
+    await writer.note(devices_gone(2, ("a", "c")), 58.0)
+    failed = await writer.close(2, cohort=NEVER, now_s=60.0, cause="no data", others_wait=True)
     assert failed.mark is RoundMark.FAILED, "close: a round without a quorum did not fail"
     assert sorted(await rounds.headers_made_for(RUN, 1)) == ["a", "b"], "headers_made_for: has a failed round's update"
     assert await rounds.last_folded(RUN, "late", lineage=0) == 0, "last_folded: returned a round that failed"
@@ -183,10 +185,15 @@ async def _check_events(stores: DriverStores) -> None:
         round_closed(1, ("b", "a")),
         published(version(version()), 1),
         RoundOpened(round=2, base_version=1),
-        RoundFailed(round=2, reason="1 update within 60 s, expected at least 9 (cohort.quorum); no data"),
+        devices_gone(2, ("a", "c")),
+        RoundFailed(
+            round=2,
+            reason="1 update within 60 s, expected at least 9 (cohort.quorum); no data",
+            others_wait=True,
+        ),
     ]
     assert [one.event for one in page] == expected, f"event_page: got {[one.event for one in page]}"
-    assert [one.sequence for one in page] == [1, 2, 3, 4, 5], "event_page: expected numbers from 1 without gaps"
-    assert [one.time for one in page] == [10.0, 20.0, 30.0, 10.0, 60.0], "event_page: got other times"
+    assert [one.sequence for one in page] == [1, 2, 3, 4, 5, 6], "event_page: expected numbers from 1 without gaps"
+    assert [one.time for one in page] == [10.0, 20.0, 30.0, 10.0, 58.0, 60.0], "event_page: got other times"
     assert await stores.runs.event_page(RUN, 3) == page[2:], "event_page: expected the events from a number on"
     assert await stores.runs.event_page("other", 0) == (), "event_page: returned the events of another run"

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from fanin.protos.control import (
+    DevicesGone,
     RoundClosed,
     RoundFailed,
     RoundOpened,
@@ -80,7 +81,9 @@ class MemoryWriter:
         committed[device] = updates[device] = update
         return update
 
-    async def close(self, round_number: int, *, cohort: CohortPlan, now_s: float, cause: str = "") -> RoundRecord:
+    async def close(
+        self, round_number: int, *, cohort: CohortPlan, now_s: float, cause: str = "", others_wait: bool = False
+    ) -> RoundRecord:
         """See ``RoundWriter.close``."""
         rows = self._fenced()
         record = rows.rounds[round_number]
@@ -90,7 +93,8 @@ class MemoryWriter:
         event: RoundClosed | RoundFailed = round_closed(round_number, accepted)
         mark = RoundMark.CLOSED
         if len(accepted) < cohort.quorum:
-            mark, event = RoundMark.FAILED, failure_of(round_number, len(accepted), cohort, cause)
+            mark = RoundMark.FAILED
+            event = failure_of(round_number, len(accepted), cohort, cause, others_wait=others_wait)
         rows.rounds[round_number] = replace(record, mark=mark, accepted=accepted)
         rows.add_event(event, now_s)
         return rows.rounds[round_number]
@@ -138,6 +142,10 @@ class MemoryWriter:
         rows = self._fenced()
         for warning in new_warnings(warnings, {(each.code, each.subject) for each in rows.warnings}):
             rows.add_event(warning, now_s)
+
+    async def note(self, event: DevicesGone, now_s: float) -> None:
+        """See ``RunWriter.note``."""
+        self._fenced().add_event(event, now_s)
 
     def _fenced(self) -> RunRows:
         """Return the rows of the Run. Raises Superseded if another driver has taken it."""

@@ -12,7 +12,7 @@ OSDI 2006, section 2.4 (there a "sequencer").
 from collections.abc import Sequence
 from typing import Protocol
 
-from fanin.protos.control import RunRested, RunWarned, VersionPublished
+from fanin.protos.control import DevicesGone, RunRested, RunWarned, VersionPublished
 from fanin.protos.messages import Version
 from fanin.protos.plans import CohortPlan
 from fanin.server.storage.records import CommittedUpdate, Lease, OuterState, RoundRecord
@@ -64,7 +64,9 @@ class RoundWriter(Protocol):
         """
         ...
 
-    async def close(self, round_number: int, *, cohort: CohortPlan, now_s: float, cause: str = "") -> RoundRecord:
+    async def close(
+        self, round_number: int, *, cohort: CohortPlan, now_s: float, cause: str = "", others_wait: bool = False
+    ) -> RoundRecord:
         """Record the set: the Updates committed until now, in order. Without a quorum, record the failure.
 
         A Round that is not open is not changed.
@@ -74,6 +76,7 @@ class RoundWriter(Protocol):
             cohort: The Plan's quorum and deadline.
             now_s: Wall time, in seconds.
             cause: The known obstacle to the devices' Updates; "" if unknown. The reason of a failure ends with it.
+            others_wait: Whether enough other devices wait for a quorum, for the event of a failure.
 
         Returns:
             The record after that.
@@ -158,6 +161,18 @@ class RunWriter(RoundWriter, Protocol):
 
         Args:
             warnings: The warnings.
+            now_s: Wall time, in seconds.
+
+        Raises:
+            Superseded: Another driver has taken the Run.
+        """
+        ...
+
+    async def note(self, event: DevicesGone, now_s: float) -> None:
+        """Record an event that changes neither the Run nor a Round.
+
+        Args:
+            event: The event.
             now_s: Wall time, in seconds.
 
         Raises:

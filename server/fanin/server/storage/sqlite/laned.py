@@ -13,6 +13,7 @@ from fanin.protos.chunks import Artifact
 from fanin.protos.control import (
     AcceptedDevices,
     Command,
+    DevicesGone,
     LoggedEvent,
     Principal,
     Reclaim,
@@ -288,9 +289,12 @@ class LanedWriter:
         """See ``RoundWriter.commit``."""
         return await self._commits.commit(Candidate(update=update, buffer=buffer, lease=self.lease))
 
-    async def close(self, round_number: int, *, cohort: CohortPlan, now_s: float, cause: str = "") -> RoundRecord:
+    async def close(
+        self, round_number: int, *, cohort: CohortPlan, now_s: float, cause: str = "", others_wait: bool = False
+    ) -> RoundRecord:
         """See ``RoundWriter.close``."""
-        return await self._lane(partial(self._writer.close, round_number, cohort=cohort, now_s=now_s, cause=cause))
+        close = partial(self._writer.close, cohort=cohort, now_s=now_s, cause=cause, others_wait=others_wait)
+        return await self._lane(partial(close, round_number))
 
     async def publish(
         self,
@@ -316,6 +320,10 @@ class LanedWriter:
     async def warn(self, warnings: Sequence[RunWarned], now_s: float) -> None:
         """See ``RunWriter.warn``."""
         await self._lane(partial(self._writer.warn, warnings, now_s))
+
+    async def note(self, event: DevicesGone, now_s: float) -> None:
+        """See ``RunWriter.note``."""
+        await self._lane(partial(self._writer.note, event, now_s))
 
 
 class LanedCommands:

@@ -13,6 +13,7 @@ from sqlalchemy import Connection, Engine, func, insert, select, update
 from sqlalchemy.dialects.sqlite import insert as upsert
 
 from fanin.protos.control import (
+    DevicesGone,
     RoundClosed,
     RoundFailed,
     RoundOpened,
@@ -101,7 +102,9 @@ class SqliteWriter:
             values = {"left_s": left_s} if is_paused else {"deadline_at": deadline_at_s, "left_s": None}
             connection.execute(update(schema.rounds).where(is_round(run_id, round_number)).values(values))
 
-    def close(self, round_number: int, *, cohort: CohortPlan, now_s: float, cause: str = "") -> RoundRecord:
+    def close(
+        self, round_number: int, *, cohort: CohortPlan, now_s: float, cause: str = "", others_wait: bool = False
+    ) -> RoundRecord:
         """See ``RoundWriter.close``."""
         run_id = self.lease.run_id
         with self._fenced() as connection:
@@ -115,7 +118,8 @@ class SqliteWriter:
             event: RoundClosed | RoundFailed = round_closed(round_number, accepted)
             mark = RoundMark.CLOSED
             if len(accepted) < cohort.quorum:
-                mark, event = RoundMark.FAILED, failure_of(round_number, len(accepted), cohort, cause)
+                mark = RoundMark.FAILED
+                event = failure_of(round_number, len(accepted), cohort, cause, others_wait=others_wait)
             values = {"state": mark.value, "accepted": json.dumps(accepted)}
             connection.execute(update(schema.rounds).where(is_round(run_id, round_number)).values(values))
             add_event(connection, run_id, event, now_s)
@@ -177,6 +181,11 @@ class SqliteWriter:
                 add_event(connection, run_id, warning, now_s)
                 key = {"run_id": run_id, "code": warning.code, "subject": warning.subject}
                 connection.execute(insert(table).values(**key, sequence=newest_sequence(connection, run_id)))
+
+    def note(self, event: DevicesGone, now_s: float) -> None:
+        """See ``RunWriter.note``."""
+        with self._fenced() as connection:
+            add_event(connection, self.lease.run_id, event, now_s)
 
     @contextmanager
     def _fenced(self) -> Iterator[Connection]:
