@@ -8,6 +8,7 @@ import pytest
 from google.protobuf.message import DecodeError, Message
 from hypothesis import given
 from hypothesis import strategies as st
+from support import control_laws as sc
 from support import laws as s
 
 from fanin.protos import convert as c
@@ -35,43 +36,43 @@ PAIRS: Final[dict[str, Pair]] = {
     "upload_reply": (s.UPLOAD_REPLIES, c.upload_reply_to_proto, c.upload_reply_from_proto, fleet_pb2.UploadReply),
     "report": (s.REPORTS, c.report_to_proto, c.report_from_proto, fleet_pb2.ReportRequest),
     "plan": (s.plans(), cr.plan_to_proto, cr.plan_from_proto, plan_pb2.Plan),
-    "start_run": (s.START_RUNS, cr.start_run_to_proto, cr.start_run_from_proto, control_pb2.StartRunRequest),
-    "reclaim": (s.reclaims(), cr.reclaim_to_proto, cr.reclaim_from_proto, control_pb2.ReclaimRunRequest),
-    "run_info": (s.RUN_INFOS, cr.run_info_to_proto, cr.run_info_from_proto, control_pb2.RunInfo),
+    "start_run": (sc.START_RUNS, cr.start_run_to_proto, cr.start_run_from_proto, control_pb2.StartRunRequest),
+    "reclaim": (sc.reclaims(), cr.reclaim_to_proto, cr.reclaim_from_proto, control_pb2.ReclaimRunRequest),
+    "run_info": (sc.RUN_INFOS, cr.run_info_to_proto, cr.run_info_from_proto, control_pb2.RunInfo),
     "listed_runs": (
-        s.LISTED_RUNS,
+        sc.LISTED_RUNS,
         cr.listed_runs_to_proto,
         cr.listed_runs_from_proto,
         control_pb2.ListRunsReply,
     ),
-    "round_info": (s.ROUND_INFOS, cr.round_info_to_proto, cr.round_info_from_proto, control_pb2.RoundInfo),
-    "description": (s.DESCRIPTIONS, cr.description_to_proto, cr.description_from_proto, control_pb2.RunDescription),
+    "round_info": (sc.ROUND_INFOS, cr.round_info_to_proto, cr.round_info_from_proto, control_pb2.RoundInfo),
+    "description": (sc.DESCRIPTIONS, cr.description_to_proto, cr.description_from_proto, control_pb2.RunDescription),
     "version_with_bundle": (
-        s.WITH_BUNDLES,
+        sc.WITH_BUNDLES,
         cr.version_with_bundle_to_proto,
         cr.version_with_bundle_from_proto,
         control_pb2.GetVersionReply,
     ),
     "evaluation": (
-        s.VERSION_EVALUATIONS,
+        sc.VERSION_EVALUATIONS,
         cr.evaluation_to_proto,
         cr.evaluation_from_proto,
         control_pb2.VersionEvaluation,
     ),
     "evaluations": (
-        st.lists(s.VERSION_EVALUATIONS, max_size=3).map(tuple),
+        st.lists(sc.VERSION_EVALUATIONS, max_size=3).map(tuple),
         cr.evaluations_to_proto,
         cr.evaluations_from_proto,
         control_pb2.EvaluationsReply,
     ),
-    "command": (s.COMMANDS, cr.command_to_proto, cr.command_from_proto, control_pb2.CommandRequest),
+    "command": (sc.COMMANDS, cr.command_to_proto, cr.command_from_proto, control_pb2.CommandRequest),
     "accepted_devices": (
-        s.ACCEPTED_DEVICES,
+        sc.ACCEPTED_DEVICES,
         cr.accepted_devices_to_proto,
         cr.accepted_devices_from_proto,
         control_pb2.AcceptedDevicesReply,
     ),
-    "event": (s.EVENTS, cr.event_to_proto, cr.event_from_proto, control_pb2.Event),
+    "event": (sc.EVENTS, cr.event_to_proto, cr.event_from_proto, control_pb2.Event),
 }
 
 

@@ -41,10 +41,15 @@ def toml_of(plan: Plan) -> str:
     for metric in plan.evaluation.metrics:
         lines += ["[[evaluation.metrics]]", f'name = "{metric.name}"']
     lines.append("[flower.config]")
-    lines += [f"{json.dumps(name)} = {setting_toml(value)}" for name, value in plan.flower.config.items()]
+    lines += [f"{key_toml(name)} = {setting_toml(value)}" for name, value in plan.flower.config.items()]
     lines.append("[flower.roles]")
-    lines += [f"{json.dumps(name)} = {role_toml(role)}" for name, role in plan.flower.roles.items()]
+    lines += [f"{key_toml(name)} = {role_toml(role)}" for name, role in plan.flower.roles.items()]
     return "\n".join(lines)
+
+
+def key_toml(name: str) -> str:
+    """Return a quoted key. TOML has no pairs of surrogates, which JSON writes for a character beyond U+FFFF."""
+    return json.dumps(name, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def change_toml(change: ScheduledChange) -> list[str]:

@@ -11,8 +11,7 @@ from fanin.protos.messages import CodecSpec, Training
 from fanin.protos.plans import MAX_COHORT, MAX_EPOCHS, AggregationPlan, CohortPlan, Plan, StopPlan
 
 SHORTEST = 'app = "digits"\n[cohort]\nconcurrency = 8\n[training]\nlearning_rate = 1\n'
-TIMES = (1 << 32) - 1
-HUGE = "1" + "0" * 400
+TIMES, HUGE = (1 << 32) - 1, "1" + "0" * 400
 
 
 def test_the_shortest_plan_is_synchronous_fedavg() -> None:

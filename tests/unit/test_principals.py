@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from sqlalchemy import Engine, text
+from support.control_laws import PRINCIPALS
 from support.errors import raises
-from support.laws import PRINCIPALS
 from support.staleness import settle
 from support.stored import START
 from support.virtual import PUBLISHER, Place, bundle_in, open_place, plan, start
