@@ -8,6 +8,7 @@
 - ``norms``: BatchNorm whose running statistics are inputs and outputs.
 - ``frozen_norms``: frozen BatchNorm folded into the convolution before it.
 - ``plain/``: functions that lack a form or a gradient in a graph, as plain functions.
+- ``memory``: tensors in another memory format, stored row by row.
 - ``draws``: the random numbers that a module draws, from inputs of the graph.
 - ``repeated``: a check that a forward and a loss use only their batch and torch's draws.
 - ``watched``: the calls of one pass with their module and line, for errors.

@@ -19,10 +19,10 @@ from fanin.edge.bundles.keys import SigningKey
 from fanin.edge.bundles.manifest import NO_GRAPHS, Manifest
 from fanin.edge.bundles.manifest_json import dump_manifest
 from fanin.edge.export.app import App
-from fanin.edge.export.check import checked
 from fanin.edge.export.formats import ports_of
 from fanin.edge.export.prepare import Prepared
 from fanin.edge.export.quiet import quiet_torch
+from fanin.edge.export.ready import checked
 from fanin.edge.export.tracing.forward import trace_evaluate
 from fanin.edge.export.tracing.traced import Traced
 from fanin.edge.export.tracing.train import trace_train
