@@ -18,9 +18,9 @@ from fanin.edge.export import App, Loss, check_app, export, squared_error
 from fanin.edge.export.build import _check_cost, _untrained
 from fanin.edge.export.modules.repeated import check_samples
 from fanin.edge.export.prepare import prepare
-from fanin.edge.export.ready import checked
 from fanin.edge.export.refusals import Place, Untraceable
 from fanin.edge.export.verification.constant import constant_loss
+from fanin.edge.export.verification.ready import checked
 from fanin.edge.runtimes.quality import Quality
 from fanin.protos.errors import UnsupportedModel
 

@@ -7,14 +7,14 @@ Modules, in reading order:
 
 - ``app``, ``losses``, ``optimizers``: the objects that an ML engineer writes; ``loading`` finds an App by name.
 - ``build``: all steps of an export but the last one, ``sign``; ``check`` runs a build and reports its failures.
-- ``ready``: the checks that need no graph; ``parts``: after a failure, the parts of a module that cause it.
+- ``diagnosis/``: after a failure, the parts of a module that cause it.
 - ``inputs/``: the inputs of a module by name, and the output for the loss.
 - ``prepare``: the module prepared for tracing; ``modules/`` has the layers that replace others for it.
 - ``tracing/``: the module and its gradient as one graph of plain operators; ``decompositions/`` rewrites operators.
 - ``vectorized/``: the train step of many clients at once, for simulations.
 - ``formats``: an App's graphs in each format, by ``int8/``, ``onnx/`` and ``tflite/``; ``preprocess`` adds one more.
 - ``cache/``: converted graphs on disk, by a digest of the traced ones.
-- ``verification/``: the graphs against eager torch.
+- ``verification/``: the checks that need no graph, and the graphs against eager torch.
 - ``standalone/``: a Version as one plain file, for users without fanin.
 - ``apart``: a call in a fork, to build formats in parallel.
 - ``refusals``, ``quiet``: errors that name a module and a line; suppression of the libraries' noise.
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
     from fanin.edge.export.app import App, inputs_of
     from fanin.edge.export.check import check_app
     from fanin.edge.export.decompositions.own import check_decomposition
+    from fanin.edge.export.diagnosis.parts import Finding
     from fanin.edge.export.loading import load_app
     from fanin.edge.export.losses import Loss, cross_entropy, next_token, squared_error
     from fanin.edge.export.optimizers.lion import Lion
     from fanin.edge.export.optimizers.optimizer import Optimizer
     from fanin.edge.export.optimizers.recipe import Adapters, Recipe
     from fanin.edge.export.optimizers.rules import Adagrad, Adam, RmsProp, Sgd
-    from fanin.edge.export.parts import Finding
     from fanin.edge.export.sign import Exported, export
     from fanin.edge.lengths import Lengths
 
@@ -70,7 +70,7 @@ OWNERS: Final[Mapping[str, str]] = MappingProxyType(
         "Adapters": "optimizers.recipe",
         "App": "app",
         "Exported": "sign",
-        "Finding": "parts",
+        "Finding": "diagnosis.parts",
         "Lengths": "fanin.edge.lengths",
         "Lion": "optimizers.lion",
         "Loss": "losses",

@@ -1,6 +1,6 @@
 """The build of a Bundle from an App: all steps of an export except for the signature.
 
-1. Prepare the module, and run the checks that need no graph (``ready.checked``).
+1. Prepare the module, and run the checks that need no graph (``verification.ready.checked``).
 2. In each graph format trace, convert, quantize and find the slots (``formats``). Write the manifest.
 3. Verify the graphs against eager torch (``verify``).
 4. Measure int8 against float on the validation data, or compare them on calibration data.
@@ -30,18 +30,25 @@ from fanin.edge.bundles.manifest_json import dump_manifest
 from fanin.edge.bundles.slots import Slot
 from fanin.edge.export.apart import apart
 from fanin.edge.export.app import App
+from fanin.edge.export.diagnosis.parts import (
+    INT8,
+    RUN,
+    FormatFailure,
+    failure_of_graphs,
+    failure_of_preprocess,
+    failure_of_step,
+)
 from fanin.edge.export.formats import FORMATS, Graphs, graphs_of
 from fanin.edge.export.inputs.named import num_samples, numpy_inputs, rows_of
 from fanin.edge.export.inputs.sequences import at_length, groups_of
 from fanin.edge.export.losses import squared_error
 from fanin.edge.export.optimizers.optimizer import Tensors
-from fanin.edge.export.parts import INT8, RUN, Failure, failure_of_graphs, failure_of_preprocess, failure_of_step
 from fanin.edge.export.prepare import Prepared
 from fanin.edge.export.preprocess import with_preprocess
-from fanin.edge.export.ready import checked
 from fanin.edge.export.tracing.examples import example_batch, loss_targets
 from fanin.edge.export.tracing.vocabulary import count_tokens
 from fanin.edge.export.verification.constant import constant_loss
+from fanin.edge.export.verification.ready import checked
 from fanin.edge.export.verification.verify import verify, verify_train
 from fanin.edge.runtimes.available import open_runtime
 from fanin.edge.runtimes.base import Inputs, PaddedBatch, Runtime
@@ -82,7 +89,7 @@ class Draft:
 
 
 def build(
-    app: App, formats: Sequence[str], max_drop: float | None, on_failure: Callable[[Failure], None]
+    app: App, formats: Sequence[str], max_drop: float | None, on_failure: Callable[[FormatFailure], None]
 ) -> Draft | None:
     """Run all steps of an export except for the last one.
 
@@ -102,7 +109,7 @@ def build(
     prepared, draws = checked(app, formats)
     graphs = {}
     for name, outcome in _all_graphs(prepared, formats).items():
-        if isinstance(outcome, Failure):
+        if isinstance(outcome, FormatFailure):
             on_failure(outcome)
         else:
             graphs[name] = outcome
@@ -200,7 +207,7 @@ def _random_notes(draws: Sequence[RandomPort]) -> list[str]:
     return [f"a device draws {size_bytes} bytes of random numbers for each train step"] if draws else []
 
 
-def _all_graphs(prepared: Prepared, formats: Sequence[str]) -> dict[str, Graphs | Failure]:
+def _all_graphs(prepared: Prepared, formats: Sequence[str]) -> dict[str, Graphs | FormatFailure]:
     """Return the graphs in each format, or why it has none; at the same time where possible."""
     first, *others = formats
     with ExitStack() as stack:
@@ -208,7 +215,7 @@ def _all_graphs(prepared: Prepared, formats: Sequence[str]) -> dict[str, Graphs 
         return {first: _graphs(prepared, first)} | {name: call() for name, call in calls.items()}
 
 
-def _graphs(prepared: Prepared, name: str) -> Graphs | Failure:
+def _graphs(prepared: Prepared, name: str) -> Graphs | FormatFailure:
     LOG.info("%s: tracing, converting and quantizing", name)
     try:
         graphs = graphs_of(prepared, FORMATS[name])

@@ -10,9 +10,9 @@ from typing import Final
 
 from fanin.edge.export.app import App
 from fanin.edge.export.build import build
-from fanin.edge.export.parts import Failure, Finding, finding_of
-from fanin.edge.export.ready import check_arguments
+from fanin.edge.export.diagnosis.parts import Finding, FormatFailure, finding_of
 from fanin.edge.export.refusals import Untraceable
+from fanin.edge.export.verification.ready import check_arguments
 
 FIX: Final = "fix the code that the reason names: it fails, or it does not fit the App's own data"
 
@@ -33,7 +33,7 @@ def check_app(app: App, formats: Sequence[str], max_drop: float | None = None) -
         InvalidInput: ``app`` is no App, a format is unknown, or ``max_drop`` is not a number of at least 0.
     """
     check_arguments("check_app", app, formats, max_drop)
-    failures: list[Failure] = []
+    failures: list[FormatFailure] = []
     try:
         build(app, formats, max_drop, failures.append)
     except Untraceable as exc:

@@ -31,8 +31,8 @@ from fanin.edge.export.int8.quantization_aware import round_layers
 from fanin.edge.export.modules.adapters import add_adapters
 from fanin.edge.export.modules.gradients import check_hooks, notes_on_unused, unused_parameters
 from fanin.edge.export.modules.heads import head_of
-from fanin.edge.export.modules.memory import store_by_rows
 from fanin.edge.export.modules.norms import STATISTICS, track_norms, tracked_norms
+from fanin.edge.export.modules.places import store_by_rows
 from fanin.edge.export.optimizers.optimizer import Tensors
 from fanin.edge.export.optimizers.recipe import Adapters
 from fanin.edge.runtimes.graphs import parameter_port

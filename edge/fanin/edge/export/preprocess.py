@@ -18,7 +18,7 @@ from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.export.app import App, inputs_of
 from fanin.edge.export.formats import FORMATS, Graphs
 from fanin.edge.export.modules.draws import RandomDraw, refused
-from fanin.edge.export.modules.memory import store_by_rows
+from fanin.edge.export.modules.places import store_by_rows
 from fanin.edge.export.prepare import Prepared
 from fanin.edge.export.refusals import FIXED, Untraceable, guarded
 from fanin.edge.export.tracing.examples import fixed_batch

@@ -8,9 +8,9 @@ from fanin.edge.bundles.bundle import Bundle, open_folder, write_bundle
 from fanin.edge.bundles.keys import SigningKey
 from fanin.edge.export.app import App
 from fanin.edge.export.build import LOG, build
+from fanin.edge.export.diagnosis.parts import FormatFailure
 from fanin.edge.export.formats import FORMATS
-from fanin.edge.export.parts import Failure
-from fanin.edge.export.ready import check_arguments
+from fanin.edge.export.verification.ready import check_arguments
 from fanin.edge.files import new_folder
 from fanin.edge.runtimes.quality import Agreement, Quality
 from fanin.protos.errors import UnsupportedModel
@@ -73,5 +73,5 @@ def export(
     )
 
 
-def _refuse(failure: Failure) -> None:
+def _refuse(failure: FormatFailure) -> None:
     raise UnsupportedModel(failure.reason)

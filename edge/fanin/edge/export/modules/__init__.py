@@ -2,13 +2,12 @@
 
 - ``accepted``: the requirements for the module of an App.
 - ``gradients``: hooks on gradients, and parameters that no gradient reaches.
-- ``places``: replacement of modules, and calls with other parameters, where modules or weights are shared.
+- ``places``: replacement of modules, calls with other parameters where modules are shared, and memory formats.
 - ``heads``: the last layer, for ``trains="head"``.
 - ``adapters``: low-rank adapters for frozen layers.
 - ``norms``: BatchNorm whose running statistics are inputs and outputs.
 - ``frozen_norms``: frozen BatchNorm folded into the convolution before it.
 - ``plain/``: functions that lack a form or a gradient in a graph, as plain functions.
-- ``memory``: tensors in another memory format, stored row by row.
 - ``draws``: the random numbers that a module draws, from inputs of the graph.
 - ``repeated``: a check that a forward and a loss use only their batch and torch's draws.
 - ``watched``: the calls of one pass with their module and line, for errors.

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from fanin.edge.export.app import App
+from fanin.edge.export.diagnosis.calls import FunctionCall, calls_between_layers
+from fanin.edge.export.diagnosis.layers import trace_layer
 from fanin.edge.export.formats import FORMATS
 from fanin.edge.export.inputs.named import call_module
 from fanin.edge.export.modules.gradients import output_learns
@@ -31,9 +33,7 @@ from fanin.edge.export.refusals import (
     is_of,
     running_line,
 )
-from fanin.edge.export.tracing.calls import FunctionCall, calls_between_layers
 from fanin.edge.export.tracing.examples import example_batch
-from fanin.edge.export.tracing.layers import trace_layer
 from fanin.edge.export.tracing.traced import Traced
 from fanin.edge.runtimes.available import runtimes_of
 from fanin.edge.runtimes.models import PREPROCESS
@@ -48,7 +48,6 @@ FREEZE: Final = (
     "(requires_grad_(False) on it and on all layers before it, or a recipe that trains 'head'); or give the App a form "
     "of the gradient's operator (decompositions, docs/operators.md)"
 )
-FIX: Final = "fix the code that the reason names: it fails, or it does not fit the App's own data"
 REAL: Final = (
     "compute with real numbers, because this format lacks forms of complex ones: frames times a matrix of cosines and "
     "sines are the same spectrum, docs/edge.md"
@@ -110,7 +109,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Failure:
+class FormatFailure:
     """The failure of an export in one format.
 
     Attributes:
@@ -122,7 +121,7 @@ class Failure:
     findings: tuple[Finding, ...]
 
 
-def failure_of_graphs(prepared: Prepared, graph_format: str, exc: UnsupportedModel) -> Failure:
+def failure_of_graphs(prepared: Prepared, graph_format: str, exc: UnsupportedModel) -> FormatFailure:
     """Return the failure of a format that cannot express a graph.
 
     Raises:
@@ -148,22 +147,22 @@ def failure_of_graphs(prepared: Prepared, graph_format: str, exc: UnsupportedMod
             encode_preprocess(app, graph_format, prepared.what)
     except UnsupportedModel as exc_of_preprocess:
         rows = [*rows, *failure_of_preprocess(app, graph_format, exc_of_preprocess).findings]
-    return Failure(reason=reason, findings=tuple(rows))
+    return FormatFailure(reason=reason, findings=tuple(rows))
 
 
-def failure_of_preprocess(app: App, graph_format: str, exc: UnsupportedModel) -> Failure:
+def failure_of_preprocess(app: App, graph_format: str, exc: UnsupportedModel) -> FormatFailure:
     """Return the failure of a format that cannot express ``preprocess``."""
     reason, advice = (exc.reason, exc.advice) if isinstance(exc, Untraceable) else (str(exc), REWRITE)
     row = _finding(PREPROCESS, type(app.preprocess).__name__, graph_format, reason, advice or REWRITE)
-    return Failure(reason=str(exc), findings=(row,))
+    return FormatFailure(reason=str(exc), findings=(row,))
 
 
-def failure_of_step(prepared: Prepared, graph_format: str, exc: InvalidInput | ValueError, step: str) -> Failure:
+def failure_of_step(prepared: Prepared, graph_format: str, exc: InvalidInput | ValueError, step: str) -> FormatFailure:
     """Return the failure of a later step, ``RUN`` or ``INT8``, whose error has the remedy."""
     reason = str(exc) if isinstance(exc, UnsupportedModel) else f"{prepared.what}: {exc}"
     module, kind = _named_in(prepared, reason)
     row = Finding(module=module, kind=kind, graph_format=graph_format, operator="", reason=reason, advice="", step=step)
-    return Failure(reason=reason, findings=(row,))
+    return FormatFailure(reason=reason, findings=(row,))
 
 
 def _named_in(prepared: Prepared, reason: str) -> tuple[str, str]:
