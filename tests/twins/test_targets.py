@@ -30,10 +30,10 @@ from fanin.clients.data.batching import batches_in_order
 from fanin.clients.data.examples import check_examples
 from fanin.edge.export import cross_entropy
 from fanin.edge.export.build import measure_app
-from fanin.edge.export.check import checked
 from fanin.edge.export.losses import Loss
 from fanin.edge.export.standalone.floats import float_models
 from fanin.edge.export.vectorized.step import VectorSettings, VectorStep
+from fanin.edge.export.verification.ready import checked
 from fanin.edge.runtimes.available import open_runtime
 from fanin.edge.runtimes.base import StepSettings
 from fanin.edge.runtimes.measure import measure

@@ -4,7 +4,8 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -28,7 +29,7 @@ from fanin.simulation.data.loading import NAMES, LoadedData, check_name, load_da
 if TYPE_CHECKING:
     from fanin.datacenter.training.pretraining import Pretraining
     from fanin.edge.export import App, Exported
-    from fanin.edge.export.check import Finding
+    from fanin.edge.export.diagnosis.parts import Finding
 
 
 def main(argv: Sequence[str]) -> int:
@@ -48,7 +49,7 @@ def export(
     ] = None,
     check: Annotated[
         bool,
-        typer.Option("--check", help="Write nothing; list the parts of the model that a runtime does not support."),
+        typer.Option("--check", help="Run all steps and write nothing; list the parts of the model that fail."),
     ] = False,
     max_int8_drop: Annotated[
         float | None,
@@ -86,20 +87,20 @@ def export(
         check_max_drop(max_int8_drop)
         _check_pretraining(pretrain, check=check, is_set=epochs is not None or learning_rate is not None)
         _check_target(out, check=check)
+    from fanin.edge.export import check_app, load_app
     from fanin.edge.export import export as export_bundle
-    from fanin.edge.export import load_app
 
     with wrong_usage():
         formats = _formats(graph_format)
         training = _pretraining(epochs, learning_rate) if pretrain else None
     with progress("export", quiet=quiet) as step:
-        if out is None:
-            step(f"checking the App {app}")
-            return _check(load_app(app), formats, json)
         step(f"loading the App {app}")
         loaded = load_app(app)
         if parameters is not None:
             _load_trained(loaded, parameters)
+        if out is None:
+            findings = check_app(loaded, formats, max_int8_drop)
+            return _report(loaded.name, formats, findings, json)
         if training is not None:
             loaded = _pretrained(loaded, load_data(pretrain), training, step)
         exported = export_bundle(loaded, out, publisher_key(key), formats, max_int8_drop)
@@ -212,18 +213,24 @@ def _text(exported: "Exported", out: Path) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _check(app: "App", formats: Sequence[str], json: str) -> int:
-    from fanin.edge.export import check_app
-
-    findings = check_app(app, formats)
+def _report(name: str, formats: Sequence[str], findings: "Sequence[Finding]", json: str) -> int:
+    """Print the findings of ``--check``, and return the exit status."""
     if json:
-        write_json(
-            json, {"app": app.name, "formats": list(formats), "findings": [_row(finding) for finding in findings]}
-        )
+        write_json(json, {"app": name, "formats": list(formats), "findings": [_row(finding) for finding in findings]})
     if prints_text(json):
-        good = f"App {app.name}: every part of it trains and infers in {', '.join(formats)}\n"
+        good = f"App {name}: every part of it trains and infers in {', '.join(formats)}\n"
         sys.stdout.write("".join(_line(finding) for finding in findings) or good)
     return int(bool(findings))
+
+
+FAULTS: Final = MappingProxyType(
+    {
+        "form": "has no form in {}",
+        "run": "does not compute in {} what torch computes",
+        "int8": "loses too much by int8 in {}",
+    }
+)
+"""The headline of a finding, by the step that fails."""
 
 
 def _line(finding: "Finding") -> str:
@@ -232,16 +239,18 @@ def _line(finding: "Finding") -> str:
     if finding.call:
         subject = f"{subject} calls {finding.call} between its layers, which"
     operator = f" uses {finding.operator}, which" if finding.operator else ""
-    fault = (
-        f"has no form in {' and '.join(finding.runtimes)}" if finding.runtimes else "cannot be exported for any runtime"
-    )
-    return f"{subject}{operator} {fault}\n  {finding.reason}\n  what to do: {finding.advice}\n"
+    fault = "cannot be exported for any runtime"
+    if finding.runtimes:
+        fault = FAULTS[finding.step].format(" and ".join(finding.runtimes))
+    advice = f"  what to do: {finding.advice}\n" if finding.advice else ""
+    return f"{subject}{operator} {fault}\n  {finding.reason}\n{advice}"
 
 
 def _row(finding: "Finding") -> dict[str, object]:
     return {
         "module": finding.module,
         "kind": finding.kind,
+        "step": finding.step,
         "graph_format": finding.graph_format,
         "runtimes": list(finding.runtimes),
         "call": finding.call,

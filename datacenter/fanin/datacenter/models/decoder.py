@@ -84,8 +84,17 @@ class Attention(nn.Module):
 def rotations(x: Tensor, base: float) -> tuple[Tensor, Tensor]:
     """Return (cos, sin) of the angles for ``x`` (..., T, head width), each (T, head width / 2), at least float32."""
     dtype = torch.promote_types(x.dtype, torch.float32)
-    cos, sin = _rotations(x.shape[-2], x.shape[-1] // 2, base, dtype, x.device)
-    return cos, sin
+    # Only the compiler needs the operator. A graph format has no form of it, so an export traces the plain one.
+    compute = _rotations if torch.compiler.is_dynamo_compiling() else _plain_rotations
+    return compute(x.shape[-2], x.shape[-1] // 2, base, dtype, x.device)
+
+
+def _plain_rotations(
+    length: int, half: int, base: float, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    rates = base ** (torch.arange(half, dtype=dtype, device=device) / -half)
+    angles = torch.outer(torch.arange(length, dtype=dtype, device=device), rates)
+    return angles.cos(), angles.sin()
 
 
 @torch.library.custom_op("fanin::rotations", mutates_args=())
@@ -95,9 +104,7 @@ def _rotations(length: int, half: int, base: float, dtype: torch.dtype, device: 
     Otherwise it would compute the cosine and the sine anew for every element of every query and key. On an H200, that
     took a fifth of the step of a decoder of 1.5 B parameters.
     """
-    rates = base ** (torch.arange(half, dtype=dtype, device=device) / -half)
-    angles = torch.outer(torch.arange(length, dtype=dtype, device=device), rates)
-    return angles.cos(), angles.sin()
+    return _plain_rotations(length, half, base, dtype, device)
 
 
 @_rotations.register_fake

@@ -6,14 +6,15 @@ imports neither torch nor the libraries of a graph format. An App that is only t
 Modules, in reading order:
 
 - ``app``, ``losses``, ``optimizers``: the objects that an ML engineer writes; ``loading`` finds an App by name.
-- ``build``: the export from start to end; ``check`` names the part of a module that cannot be exported.
+- ``build``: all steps of an export but the last one, ``sign``; ``check`` runs a build and reports its failures.
+- ``diagnosis/``: after a failure, the parts of a module that cause it.
 - ``inputs/``: the inputs of a module by name, and the output for the loss.
 - ``prepare``: the module prepared for tracing; ``modules/`` has the layers that replace others for it.
 - ``tracing/``: the module and its gradient as one graph of plain operators; ``decompositions/`` rewrites operators.
 - ``vectorized/``: the train step of many clients at once, for simulations.
 - ``formats``: an App's graphs in each format, by ``int8/``, ``onnx/`` and ``tflite/``; ``preprocess`` adds one more.
 - ``cache/``: converted graphs on disk, by a digest of the traced ones.
-- ``verification/``: the graphs against eager torch.
+- ``verification/``: the checks that need no graph, and the graphs against eager torch.
 - ``standalone/``: a Version as one plain file, for users without fanin.
 - ``apart``: a call in a fork, to build formats in parallel.
 - ``refusals``, ``quiet``: errors that name a module and a line; suppression of the libraries' noise.
@@ -26,15 +27,16 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from fanin.edge.export.app import App, inputs_of
-    from fanin.edge.export.build import Exported, export
-    from fanin.edge.export.check import Finding, check_app
+    from fanin.edge.export.check import check_app
     from fanin.edge.export.decompositions.own import check_decomposition
+    from fanin.edge.export.diagnosis.parts import Finding
     from fanin.edge.export.loading import load_app
     from fanin.edge.export.losses import Loss, cross_entropy, next_token, squared_error
     from fanin.edge.export.optimizers.lion import Lion
     from fanin.edge.export.optimizers.optimizer import Optimizer
     from fanin.edge.export.optimizers.recipe import Adapters, Recipe
     from fanin.edge.export.optimizers.rules import Adagrad, Adam, RmsProp, Sgd
+    from fanin.edge.export.sign import Exported, export
     from fanin.edge.lengths import Lengths
 
 __all__ = [
@@ -67,8 +69,8 @@ OWNERS: Final[Mapping[str, str]] = MappingProxyType(
         "Adam": "optimizers.rules",
         "Adapters": "optimizers.recipe",
         "App": "app",
-        "Exported": "build",
-        "Finding": "check",
+        "Exported": "sign",
+        "Finding": "diagnosis.parts",
         "Lengths": "fanin.edge.lengths",
         "Lion": "optimizers.lion",
         "Loss": "losses",
@@ -79,7 +81,7 @@ OWNERS: Final[Mapping[str, str]] = MappingProxyType(
         "check_app": "check",
         "check_decomposition": "decompositions.own",
         "cross_entropy": "losses",
-        "export": "build",
+        "export": "sign",
         "inputs_of": "app",
         "load_app": "loading",
         "next_token": "losses",

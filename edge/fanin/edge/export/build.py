@@ -1,16 +1,17 @@
-"""The export: an App becomes a signed Bundle.
+"""The build of a Bundle from an App: all steps of an export except for the signature.
 
-1. Prepare the module, and run the checks that need no graph (``check.checked``).
+1. Prepare the module, and run the checks that need no graph (``verification.ready.checked``).
 2. In each graph format trace, convert, quantize and find the slots (``formats``). Write the manifest.
 3. Verify the graphs against eager torch (``verify``).
 4. Measure int8 against float on the validation data, or compare them on calibration data.
-5. Write the folder. This is the last step, so an export that fails leaves nothing behind.
+
+``sign.export`` signs and writes the result. ``check.check_app`` reports the failures.
 """
 
 import logging
 import math
 import tempfile
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -29,7 +30,14 @@ from fanin.edge.bundles.manifest_json import dump_manifest
 from fanin.edge.bundles.slots import Slot
 from fanin.edge.export.apart import apart
 from fanin.edge.export.app import App
-from fanin.edge.export.check import check_arguments, checked, with_parts
+from fanin.edge.export.diagnosis.parts import (
+    INT8,
+    RUN,
+    FormatFailure,
+    failure_of_graphs,
+    failure_of_preprocess,
+    failure_of_step,
+)
 from fanin.edge.export.formats import FORMATS, Graphs, graphs_of
 from fanin.edge.export.inputs.named import num_samples, numpy_inputs, rows_of
 from fanin.edge.export.inputs.sequences import at_length, groups_of
@@ -40,8 +48,8 @@ from fanin.edge.export.preprocess import with_preprocess
 from fanin.edge.export.tracing.examples import example_batch, loss_targets
 from fanin.edge.export.tracing.vocabulary import count_tokens
 from fanin.edge.export.verification.constant import constant_loss
+from fanin.edge.export.verification.ready import checked
 from fanin.edge.export.verification.verify import verify, verify_train
-from fanin.edge.files import new_folder
 from fanin.edge.runtimes.available import open_runtime
 from fanin.edge.runtimes.base import Inputs, PaddedBatch, Runtime
 from fanin.edge.runtimes.measure import compare, measure
@@ -50,8 +58,7 @@ from fanin.edge.runtimes.randomness import RandomPort
 from fanin.edge.signatures import Signature
 from fanin.edge.tensors import Array, TensorTable, encode_parameters
 from fanin.protos.chunks import artifact_of
-from fanin.protos.errors import InvalidBundle, InvalidInput, InvalidVersion, UnsupportedModel
-from fanin.protos.numbers import is_number
+from fanin.protos.errors import InvalidBundle, InvalidVersion, UnsupportedModel
 
 LOG = logging.getLogger("fanin.edge.export")
 """Logs each step of an export at INFO: an export may take minutes."""
@@ -71,81 +78,72 @@ TRAIN_FIRST: Final = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Exported:
-    """A Bundle, and the findings of its export.
+class Draft:
+    """A Bundle before it is signed: the bytes of its manifest, its artifacts, and the findings (``sign.Exported``)."""
 
-    Attributes:
-        bundle: The Bundle.
-        notes: Changes to the module, rows that depend on padding, and formats in which int8 is far from float.
-        measured: Float against int8 in each graph format, for an App with validation data.
-        compared: Float against int8 in each graph format on calibration data, for an App without validation data.
-    """
-
-    bundle: Bundle
+    manifest: bytes
+    artifacts: Mapping[str, bytes]
     notes: tuple[str, ...]
     measured: Mapping[str, Quality]
     compared: Mapping[str, Agreement]
 
 
-def export(
-    app: App,
-    folder: Path | str,
-    key: SigningKey,
-    formats: Sequence[str] = tuple(FORMATS),
-    max_drop: float | None = None,
-) -> Exported:
-    """Export an App as a signed Bundle: trace, quantize, verify against eager torch, sign and write.
+def build(
+    app: App, formats: Sequence[str], max_drop: float | None, on_failure: Callable[[FormatFailure], None]
+) -> Draft | None:
+    """Run all steps of an export except for the last one.
 
     Args:
         app: The App.
-        folder: A new or empty folder for the Bundle. It is written only if every step succeeds.
-        key: The publisher's key, which signs the manifest.
-        formats: Graph formats to write: ``"onnx"``, ``"tflite"``, or both.
-        max_drop: Limit on the cost of int8 on the validation data: points of accuracy, or percent of squared error for
-            a module that returns values. None: the defaults of ``check_drop``. ``math.inf``: no limit.
+        formats: Graph formats, each known.
+        max_drop: Limit on the cost of int8, as for ``export``.
+        on_failure: Receives the failure of a format. If it returns, the other formats follow.
 
     Returns:
-        The Bundle with notes and measurements.
+        The Bundle of the formats that have graphs; None without any.
 
     Raises:
-        UnsupportedModel: The module cannot be trained by a graph, or int8 costs more than ``max_drop``. The message
-            names the part of the module and a remedy.
-        InvalidInput: ``folder`` holds files or is no path, ``app`` is no App, a format is unknown, or ``max_drop`` is
-            not a number of at least 0. All of them are checked first.
+        UnsupportedModel: The App has an error that affects every format.
     """
-    path = new_folder("export: folder", folder)
-    check_arguments("export", app, formats)
-    if max_drop is not None and not (is_number(max_drop) and max_drop >= 0.0):
-        raise InvalidInput(f"export: got max_drop {max_drop!r} for the cost of int8, expected a number of at least 0")
     LOG.info("preparing the module")
     prepared, draws = checked(app, formats)
-    graphs = _all_graphs(prepared, formats)
+    graphs = {}
+    for name, outcome in _all_graphs(prepared, formats).items():
+        if isinstance(outcome, FormatFailure):
+            on_failure(outcome)
+        else:
+            graphs[name] = outcome
+    if not graphs:
+        return None
     manifest, artifacts = _assemble(prepared, graphs)
     data = dump_manifest(manifest)
-    notes, measured, compared = [*prepared.notes, *_random_notes(draws)], {}, {}
-    with tempfile.TemporaryDirectory(prefix="fanin-export-") as draft:
-        write_bundle(Path(draft), data, artifacts, key)
-        bundle = open_folder(Path(draft), trusted=[key.public])
+    notes = [*prepared.notes, *_random_notes(draws), *(note for each in graphs.values() for note in each.notes)]
+    measured, compared = {}, {}
+    with tempfile.TemporaryDirectory(prefix="fanin-export-") as folder:
+        key = SigningKey.generate()
+        write_bundle(Path(folder), data, artifacts, key)
+        bundle = open_folder(Path(folder), trusted=[key.public])
         initial = bundle.completed(bundle.initial_parameters())
-        for name in formats:
+        for name in graphs:
+            step = RUN
             try:
                 runtime = open_runtime(FORMATS[name].runtime)
                 _verify_format(prepared, bundle, name, runtime)
                 LOG.info("%s: comparing int8 with float", name)
                 if app.validation is not None:
                     measured[name] = measure_app(app, bundle, runtime)
+                    step = INT8
                     notes += _check_cost(prepared, name, measured[name], max_drop)
                 else:
                     compared[name] = compare(runtime, bundle, initial, calibration_batches(prepared))
                     notes += _warnings(name, compared[name])
-            except (InvalidBundle, InvalidVersion, ValueError) as exc:
-                raise UnsupportedModel(f"{prepared.what}: {exc}") from exc
-    notes += _untrained(app, measured, compared)
-    LOG.info("writing the bundle")
-    # Another export may have written there in the meantime.
-    write_bundle(new_folder("export: folder", path), data, artifacts, key)
-    return Exported(
-        bundle=open_folder(path, trusted=[key.public]),
+            except (UnsupportedModel, InvalidBundle, InvalidVersion, ValueError) as exc:
+                on_failure(failure_of_step(prepared, name, exc, step))
+    if measured or compared:
+        notes += _untrained(app, measured, compared)
+    return Draft(
+        manifest=data,
+        artifacts=MappingProxyType(artifacts),
         notes=tuple(notes),
         measured=MappingProxyType(measured),
         compared=MappingProxyType(compared),
@@ -213,21 +211,24 @@ def _random_notes(draws: Sequence[RandomPort]) -> list[str]:
     return [f"a device draws {size_bytes} bytes of random numbers for each train step"] if draws else []
 
 
-def _all_graphs(prepared: Prepared, formats: Sequence[str]) -> dict[str, Graphs]:
-    """Return the graphs in each format; at the same time where possible."""
+def _all_graphs(prepared: Prepared, formats: Sequence[str]) -> dict[str, Graphs | FormatFailure]:
+    """Return the graphs in each format, or why it has none; at the same time where possible."""
     first, *others = formats
     with ExitStack() as stack:
         calls = {name: stack.enter_context(apart(partial(_graphs, prepared, name))) for name in others}
         return {first: _graphs(prepared, first)} | {name: call() for name, call in calls.items()}
 
 
-def _graphs(prepared: Prepared, name: str) -> Graphs:
+def _graphs(prepared: Prepared, name: str) -> Graphs | FormatFailure:
     LOG.info("%s: tracing, converting and quantizing", name)
     try:
         graphs = graphs_of(prepared, FORMATS[name])
     except UnsupportedModel as exc:
-        raise with_parts(prepared, name, exc) from exc
-    return with_preprocess(prepared, name, graphs)
+        return failure_of_graphs(prepared, name, exc)
+    try:
+        return with_preprocess(prepared, name, graphs)
+    except UnsupportedModel as exc:
+        return failure_of_preprocess(prepared.app, name, exc)
 
 
 def validation_batches(app: App) -> Iterator[PaddedBatch]:

@@ -1,359 +1,51 @@
-"""Preflight: find the part of a module that a graph format cannot express, without writing anything.
+"""``check_app``: the export of an App up to the last step, without writing anything.
 
-The check runs the steps of an export on the complete module, in memory. If a step fails, it runs them on each single
-layer, forward and backward, with the layer's inputs in the model. It does the same for the functions that a forward
-calls between its layers. Each failure becomes a finding with a name and a remedy.
+The check is the export itself (``build.build``), in all of its steps: graphs, runtimes, comparisons with torch, and the
+cost of int8. So an App without findings can be exported. Where a format fails, the others are still checked.
 """
 
-import re
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, replace
-from functools import partial
-from types import MappingProxyType
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
-import torch
-from torch import Tensor, nn
-
-from fanin.edge.export.apart import apart
 from fanin.edge.export.app import App
-from fanin.edge.export.formats import FORMATS, graphs_of
-from fanin.edge.export.inputs.checks import check_target_shape
-from fanin.edge.export.inputs.named import call_module
-from fanin.edge.export.modules.gradients import output_learns
-from fanin.edge.export.optimizers.fields import are_names
-from fanin.edge.export.prepare import Prepared, prepare
-from fanin.edge.export.preprocess import encode_preprocess
-from fanin.edge.export.quiet import quiet_torch
-from fanin.edge.export.refusals import (
-    LOSS,
-    REPLACE,
-    NoForm,
-    NoGradient,
-    Untraceable,
-    first_line_of,
-    is_of,
-    running_line,
-)
-from fanin.edge.export.tracing.calls import FunctionCall, calls_between_layers
-from fanin.edge.export.tracing.examples import example_batch
-from fanin.edge.export.tracing.forward import trace_evaluate, trace_infer
-from fanin.edge.export.tracing.layers import trace_layer
-from fanin.edge.export.tracing.traced import Traced
-from fanin.edge.export.tracing.train import trace_train
-from fanin.edge.export.verification.padding import notes_on_padding
-from fanin.edge.export.verification.passes import check_kept, check_pure
-from fanin.edge.runtimes.available import runtimes_of
-from fanin.edge.runtimes.models import PREPROCESS
-from fanin.edge.runtimes.randomness import RandomPort
-from fanin.protos.errors import InvalidInput, UnsupportedModel
+from fanin.edge.export.build import build
+from fanin.edge.export.diagnosis.parts import Finding, FormatFailure, finding_of
+from fanin.edge.export.refusals import Untraceable
+from fanin.edge.export.verification.ready import check_arguments
 
-LACKING: Final = (
-    "replace it, or give the App a form of it (decompositions, docs/operators.md): not even its forward has one in "
-    "this format, so freezing does not help"
-)
-FREEZE: Final = (
-    "replace it, or train only the layers after it: its forward has a form in this format, its gradient has none "
-    "(requires_grad_(False) on it and on all layers before it, or a recipe that trains 'head'); or give the App a form "
-    "of the gradient's operator (decompositions, docs/operators.md)"
-)
 FIX: Final = "fix the code that the reason names: it fails, or it does not fit the App's own data"
-REAL: Final = (
-    "compute with real numbers, because this format lacks forms of complex ones: frames times a matrix of cosines and "
-    "sines are the same spectrum, docs/edge.md"
-)
-REWRITE: Final = "replace the part that the reason names: preprocess is exported as a graph, too"
-LOOK: Final = "each layer and each call has a form by itself: check the loss and the part that the reason names"
-INSTEAD: Final = MappingProxyType(
-    {
-        "fft": "frames times a matrix of cosines and sines are the same spectrum, docs/edge.md",
-        "Boolean index": "index by numbers, which you compute once in __init__: mask.nonzero()[:, 0]",
-    }
-)
-"""Replacements that have a form in every format, by a part of the operator's name, or of a reason without one."""
-OPERATOR: Final = re.compile(r"(?:aten|prims|torchvision)[.:]+\w+")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """A part of the module that cannot be exported.
-
-    Args:
-        module: Name of the part in the App's module; "" is the module itself.
-        kind: Class of that part; ``LOSS`` if the part is the loss of the App.
-        graph_format: The format that lacks a form of it; "" if no graph can be traced at all.
-        operator: The operator that has no form; "" if unknown.
-        reason: The full error message.
-        advice: The remedy.
-        call: The function that the forward of ``module`` calls between its layers; "" for a layer, or if unknown.
-        line: ``file:line`` of the App's code that calls the operator or the layer; "" if unknown.
-    """
-
-    module: str
-    kind: str
-    graph_format: str
-    operator: str
-    reason: str
-    advice: str
-    call: str = ""
-    line: str = ""
-
-    @property
-    def runtimes(self) -> tuple[str, ...]:
-        """The runtimes that cannot run the part; empty if the problem does not depend on a runtime."""
-        return runtimes_of(self.graph_format) if self.graph_format else ()
-
-
-def check_app(app: App, formats: Sequence[str]) -> tuple[Finding, ...]:
+def check_app(app: App, formats: Sequence[str], max_drop: float | None = None) -> tuple[Finding, ...]:
     """Return the parts of an App that cannot be exported to these formats.
 
     Args:
         app: The App.
         formats: Graph formats, ``"onnx"`` and ``"tflite"``.
+        max_drop: Limit on the cost of int8, as for ``export``.
 
     Returns:
         One finding for each part; empty if the App can be exported.
 
     Raises:
         UnsupportedModel: The App has an error that affects every format: dtypes, names, or nothing to train.
-        InvalidInput: ``app`` is no App, or a format is unknown.
+        InvalidInput: ``app`` is no App, a format is unknown, or ``max_drop`` is not a number of at least 0.
     """
-    check_arguments("check_app", app, formats)
+    check_arguments("check_app", app, formats, max_drop)
+    failures: list[FormatFailure] = []
     try:
-        prepared, _ = checked(app, formats)
-        first, *others = formats
-        with ExitStack() as stack:
-            calls = [stack.enter_context(apart(partial(_of_format, prepared, name))) for name in others]
-            findings = [*_of_format(prepared, first), *(finding for call in calls for finding in call())]
+        build(app, formats, max_drop, failures.append)
     except Untraceable as exc:
-        return (_of_error(app, "", exc, FIX),)
+        return (finding_of(app, "", exc, FIX),)
+    findings = [finding for failure in failures for finding in failure.findings]
     able = [name for name in formats if all(finding.graph_format != name for finding in findings)]
-    other = f"; or export without {{}}: --format {able[0]}" if able else ""
-    return tuple(replace(row, advice=row.advice + other.format(" and ".join(row.runtimes))) for row in findings)
+    if not able:
+        return tuple(findings)
+    return tuple(replace(row, advice=_with_other(row, able[0])) for row in findings)
 
 
-def check_arguments(what: str, app: object, formats: object) -> None:
-    """Raise InvalidInput unless these are an App and one or more formats."""
-    if not isinstance(app, App):
-        raise InvalidInput(f"{what}: got {type(app).__name__}, expected an App; load one from a file by load_app(path)")
-    if not are_names(formats) or not formats or {*formats} - {*FORMATS}:
-        raise InvalidInput(f"{what}: got formats {formats!r}, expected a list of one or more of {sorted(FORMATS)}")
-
-
-def checked(app: App, formats: Sequence[str]) -> tuple[Prepared, tuple[RandomPort, ...]]:
-    """Return an App ready for tracing, and the draws of its train step, after the checks that need no graph.
-
-    Raises:
-        UnsupportedModel: The App has an error that affects every format. The message names the module and the line, if
-            they are known.
-    """
-    prepared = prepare(app)
-    targets = {"targets": app.targets, "validation data: y": None if app.validation is None else app.held_out[1]}
-    for name, y in targets.items():
-        if isinstance(y, Tensor):
-            try:
-                check_target_shape(f"App {app.name}: {name}", y, app.target_shape, app.num_classes)
-            except UnsupportedModel as exc:
-                raise UnsupportedModel(f"{exc} (at {app.created_at})" if app.created_at else str(exc)) from exc
-    draws = check_kept(prepared)
-    try:
-        check_pure(prepared)
-    except UnsupportedModel:
-        # The tracer may know more: it names the operator that reads a value or draws.
-        row = FORMATS[formats[0]]
-        trace_train(prepared, row.forms)
-        trace_evaluate(prepared, row.forms)
-        trace_infer(prepared, row.num_samples)
-        raise
-    return replace(prepared, notes=(*prepared.notes, *notes_on_padding(prepared))), draws
-
-
-def with_parts(prepared: Prepared, graph_format: str, exc: UnsupportedModel) -> UnsupportedModel:
-    """Return the error of a format for an operator without a form, with the modules it is in and their remedy.
-
-    Another error names its own remedy and is returned unchanged.
-    """
-    reason = str(exc)
-    if isinstance(exc, Untraceable) or not reason.endswith(REPLACE):
-        return exc
-    parts = _failing_parts(prepared, graph_format)
-    if not parts:
-        return exc
-    names = ", ".join(
-        f"module {part.module or 'itself'} ({part.kind}){f' at {part.line}' if part.line else ''}" for part in parts
-    )
-    return UnsupportedModel(f"{reason.removesuffix(REPLACE)}{names}: {parts[0].advice}")
-
-
-def _of_format(prepared: Prepared, name: str) -> list[Finding]:
-    """Return the findings of one format. Raises Untraceable for an error that does not depend on the format."""
-    app, findings = prepared.app, []
-    try:
-        graphs_of(prepared, FORMATS[name])
-    except UnsupportedModel as exc:
-        app_finding = _finding("", type(app.module).__name__, name, str(exc), LOOK)
-        if isinstance(exc, NoForm):
-            app_finding = _of_error(app, name, exc, LOOK)
-        elif isinstance(exc, Untraceable):
-            raise
-        findings += _failing_parts(prepared, name) or [app_finding]
-    if app.preprocess is not None:
-        try:
-            encode_preprocess(app, name, prepared.what)
-        except UnsupportedModel as exc:
-            reason, advice = (exc.reason, exc.advice) if isinstance(exc, Untraceable) else (str(exc), REWRITE)
-            findings.append(_finding(PREPROCESS, type(app.preprocess).__name__, name, reason, advice or REWRITE))
-    return findings
-
-
-def _of_error(app: App, graph_format: str, exc: Untraceable, advice: str) -> Finding:
-    """Return the finding of an error, with this advice if it has none."""
-    if is_of(exc, app.loss) or (isinstance(exc, NoGradient) and output_learns(app.module, _output_of(app))):
-        finding = _finding("", LOSS, graph_format, exc.reason, exc.advice or advice)
-        return replace(finding, line=exc.place.line or first_line_of(app.loss))
-    kind = exc.place.kind or type(app.module).__name__
-    finding = _finding(exc.place.module, kind, graph_format, exc.reason, exc.advice or advice)
-    return replace(finding, line=exc.place.line)
-
-
-def _output_of(app: App) -> Callable[[nn.Module], object]:
-    """Return a function of a module that returns the output of the App for the loss."""
-    return lambda module: app.call(module, app.examples(app.batch_size))
-
-
-def _failing_parts(prepared: Prepared, graph_format: str) -> list[Finding]:
-    """Return a finding for each layer and each call between layers that fails alone."""
-    layers, calls = _failing_layers(prepared, graph_format), _failing_calls(prepared, graph_format)
-    # The first call of a layer of the App's own that fails has the line of its operator.
-    lines = {call.module: call.line for call in reversed(calls)}
-    names = {layer.module for layer in layers}
-    return [
-        *(replace(layer, line=lines.get(layer.module) or layer.line) for layer in layers),
-        *(call for call in calls if call.module not in names),
-    ]
-
-
-def _failing_layers(prepared: Prepared, graph_format: str) -> list[Finding]:
-    findings = []
-    known: dict[str, tuple[str, str]] = {}
-    for name, layer, inputs, line in _calls(prepared):
-        # Layers with equal settings and equal input shapes fail in the same way.
-        key = f"{_key(layer, inputs)} {[value.requires_grad for value in layer.parameters()]}"
-        if key not in known:
-            known[key] = _failure(prepared, layer, inputs, (graph_format, type(layer).__name__))
-        reason, advice = known[key]
-        if reason:
-            finding = _finding(name, type(layer).__name__, graph_format, reason, advice)
-            findings.append(replace(finding, line=line))
-    return findings
-
-
-def _failing_calls(prepared: Prepared, graph_format: str) -> list[Finding]:
-    """Return a finding for each function between layers that fails alone and names an operator."""
-    inputs, _, mask = example_batch(prepared)
-    findings: dict[tuple[str, str], Finding] = {}
-    known: dict[str, tuple[str, str]] = {}
-    calls = calls_between_layers(prepared.with_mask(mask), inputs)
-    for call in calls:
-        if call.is_complex:
-            continue
-        key = _key(call.layer, call.inputs)
-        if key not in known:
-            known[key] = _failure(prepared, call.layer, call.inputs, (graph_format, call.function))
-        reason, advice = known[key]
-        finding = _finding(call.module, call.kind, graph_format, reason, advice)
-        if finding.operator:
-            findings.setdefault((call.module, call.function), replace(finding, call=call.function, line=call.line))
-    return list(findings.values()) or _complex_calls(calls, graph_format)
-
-
-def _complex_calls(calls: Sequence[FunctionCall], graph_format: str) -> list[Finding]:
-    """Return a finding for the first function that returns complex numbers, which cannot be tested by themselves."""
-    return [
-        Finding(
-            module=call.module,
-            kind=call.kind,
-            graph_format=graph_format,
-            operator=call.function,
-            reason=f"{call.function} returns complex numbers, expected real ones",
-            advice=REAL,
-            call=call.function,
-            line=call.line,
-        )
-        for call in calls
-        if call.is_complex
-    ][:1]
-
-
-def _key(layer: nn.Module, inputs: Sequence[Tensor]) -> str:
-    return f"{layer!r} {[tuple(value.shape) for value in inputs]}"
-
-
-def _failure(prepared: Prepared, layer: nn.Module, inputs: Sequence[Tensor], where: tuple[str, str]) -> tuple[str, str]:
-    """Return why a layer has no form with its gradient, and the remedy; two empty strings if it has one.
-
-    Args:
-        prepared: The App.
-        layer: The layer.
-        inputs: Its inputs in the model.
-        where: The graph format, and the name of the layer in messages.
-    """
-    graph_format, what = where
-    row = FORMATS[graph_format]
-    try:
-        row.encode(what, trace_layer(layer, inputs, row.forms, what, prepared.app.decompositions), what)
-    except UnsupportedModel as exc:
-        reason = str(exc)
-    else:
-        return "", ""
-    try:
-        with torch.no_grad(), quiet_torch():
-            program = torch.export.export(layer, tuple(inputs), strict=False)
-            if prepared.app.decompositions:
-                program = program.run_decompositions(row.forms.for_inference(prepared.app.decompositions))
-        names = [f"in.{index}" for index in range(len(inputs))]
-        outputs = [f"out.{index}" for index in range(len(program.graph_signature.user_outputs))]
-        row.encode(what, Traced(program=program, examples=list(inputs), inputs=names, outputs=outputs), what)
-    except (UnsupportedModel, RuntimeError, TypeError, ValueError):
-        return reason, LACKING
-    return reason, FREEZE
-
-
-def _calls(prepared: Prepared) -> list[tuple[str, nn.Module, tuple[Tensor, ...], str]]:
-    """Return each layer without layers inside, the tensors that it received for the example batch, and the line."""
-    calls: list[tuple[str, nn.Module, tuple[Tensor, ...], str]] = []
-    hooks = []
-    for name, layer in prepared.module.named_modules():
-        if not name or any(True for _ in layer.children()):
-            continue
-
-        def record(layer: nn.Module, inputs: tuple[object, ...], name: str = name) -> None:
-            if all(isinstance(value, Tensor) for value in inputs):
-                tensors = tuple(value.detach().clone() for value in inputs if isinstance(value, Tensor))
-                calls.append((name, layer, tensors, running_line()))
-
-        hooks.append(layer.register_forward_pre_hook(record))
-    inputs, _, mask = example_batch(prepared)
-    try:
-        with torch.no_grad():
-            call_module(prepared.with_mask(mask), inputs)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return calls
-
-
-def _finding(module: str, kind: str, graph_format: str, reason: str, advice: str) -> Finding:
-    match = OPERATOR.search(reason)
-    operator = match.group() if match else ""
-    replacement = next((words for part, words in INSTEAD.items() if part in (operator or reason)), "")
-    return Finding(
-        module=module,
-        kind=kind,
-        graph_format=graph_format,
-        operator=operator,
-        # The advice replaces the general remedy, because it depends on the layer.
-        reason=reason.removesuffix(f"; {REPLACE}"),
-        advice=f"{advice} ({replacement})" if replacement else advice,
-    )
+def _with_other(finding: Finding, able: str) -> str:
+    """Return the remedy of a finding, with an export to a format that has no findings as an alternative."""
+    other = f"export without {' and '.join(finding.runtimes)}: --format {able}"
+    return f"{finding.advice}; or {other}" if finding.advice else other

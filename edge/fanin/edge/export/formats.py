@@ -7,7 +7,7 @@ all formats; ``build`` checks this.
 ``tests/contracts/test_graph_formats.py`` runs one suite over all of them.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Final
@@ -22,6 +22,7 @@ from fanin.edge.export.inputs.named import numpy_inputs
 from fanin.edge.export.inputs.sequences import at_length, check_targets, each_length
 from fanin.edge.export.int8.folding import Infer, fold_norms
 from fanin.edge.export.int8.grids import Grids
+from fanin.edge.export.int8.kept import notes_on_float
 from fanin.edge.export.onnx.int8 import Calibration, Int8Model, to_int8
 from fanin.edge.export.onnx.writer import inputs_to_initializers, to_onnx
 from fanin.edge.export.prepare import Prepared
@@ -56,6 +57,8 @@ class Graphs:
     """The grid of each activation of ``infer``."""
     shorter: Mapping[int, tuple[Slot, ...]] = field(default_factory=dict)
     """The slots of ``infer`` for each shorter length. ``files`` and ``signatures`` have its graphs, too."""
+    notes: Sequence[str] = ()
+    """Weights that stay float in ``infer``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +99,7 @@ def onnx_graphs(prepared: Prepared, grids: Grids | None = None) -> Graphs:
         slots=quantized.slots,
         derived=infer.derived,
         grids=quantized.grids,
+        notes=notes_on_float("onnx", infer, quantized.slots, prepared.kept_float),
     )
 
 
@@ -138,6 +142,7 @@ def tflite_graphs(prepared: Prepared, grids: Grids | None = None) -> Graphs:
         slots=quantized.slots,
         derived=infer.derived,
         grids=quantized.grids,
+        notes=notes_on_float("tflite", infer, quantized.slots, prepared.kept_float),
     )
 
 

@@ -2,7 +2,7 @@
 
 Steps, in order:
 
-1. Copy the module.
+1. Copy the module, with contiguous tensors.
 2. Choose the part that learns (``trains``).
 3. Unless that is ``full``, round frozen weights to int8 and freeze the norms.
 4. Insert the rounding layers of ``quantization_aware``.
@@ -32,6 +32,7 @@ from fanin.edge.export.modules.adapters import add_adapters
 from fanin.edge.export.modules.gradients import check_hooks, notes_on_unused, unused_parameters
 from fanin.edge.export.modules.heads import head_of
 from fanin.edge.export.modules.norms import STATISTICS, track_norms, tracked_norms
+from fanin.edge.export.modules.places import store_by_rows
 from fanin.edge.export.optimizers.optimizer import Tensors
 from fanin.edge.export.optimizers.recipe import Adapters
 from fanin.edge.runtimes.graphs import parameter_port
@@ -130,6 +131,7 @@ def prepare(app: App) -> Prepared:
     eager = copy.deepcopy(app.module)
     check_hooks(f"App {app.name}", app.module)
     _check_parameters(app, eager)
+    store_by_rows(eager)
     notes = [*_in_evaluation(app), *_choose(app, eager)]
     unused = unused_parameters(eager, lambda trial: app.call(trial, app.examples(max(app.batch_size, 2))))
     notes += notes_on_unused(unused)

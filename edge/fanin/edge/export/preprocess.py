@@ -18,6 +18,7 @@ from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.export.app import App, inputs_of
 from fanin.edge.export.formats import FORMATS, Graphs
 from fanin.edge.export.modules.draws import RandomDraw, refused
+from fanin.edge.export.modules.places import store_by_rows
 from fanin.edge.export.prepare import Prepared
 from fanin.edge.export.refusals import FIXED, Untraceable, guarded
 from fanin.edge.export.tracing.examples import fixed_batch
@@ -89,6 +90,7 @@ def trace_preprocess(app: App, batch_size: int) -> Traced:
     """Trace ``preprocess`` for ``batch_size`` samples, 0 for any number. Raises UnsupportedModel."""
     assert app.preprocess is not None, "the caller checks that the App has preprocess"
     module = copy.deepcopy(app.preprocess).eval()
+    store_by_rows(module)
     example = _raw(app)[: batch_size or 2].clone()
 
     def export() -> ExportedProgram:

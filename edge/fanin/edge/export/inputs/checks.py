@@ -27,7 +27,11 @@ OTHER_LABELS: Final = "; for a loss that needs others, declare them by targets= 
 
 
 def as_tensor(what: str, value: object) -> Tensor:
-    """Return data as a tensor without a gradient. Raises UnsupportedModel unless it is a tensor or a numpy array."""
+    """Return data as a contiguous tensor without a gradient.
+
+    Raises:
+        UnsupportedModel: The data is neither a tensor nor a numpy array, or is not on the CPU.
+    """
     if isinstance(value, np.ndarray):
         if value.dtype.kind not in "biuf":
             raise UnsupportedModel(f"{what}: got a numpy array of {value.dtype}, expected one of numbers")
@@ -44,7 +48,7 @@ def as_tensor(what: str, value: object) -> Tensor:
         )
     if value.device.type != "cpu":
         raise UnsupportedModel(f"{what}: is on {value.device}, expected cpu; call .cpu()")
-    return value.detach()
+    return value.detach().contiguous()
 
 
 def as_input(what: str, value: object) -> Tensor:

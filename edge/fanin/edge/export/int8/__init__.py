@@ -2,6 +2,7 @@
 
 - ``folding``: the ``infer`` graph with norms folded into products, and the sources of its slots.
 - ``grids``: the grids of activations, which the graphs of all lengths share.
+- ``kept``: the weights whose products stay float, for the notes of an export.
 - ``quantization_aware``: layers that round to 8 bits in the train step.
 
 ``onnx.int8`` and ``tflite.int8`` quantize the folded graph in their formats.

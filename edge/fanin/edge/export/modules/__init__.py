@@ -2,7 +2,7 @@
 
 - ``accepted``: the requirements for the module of an App.
 - ``gradients``: hooks on gradients, and parameters that no gradient reaches.
-- ``places``: replacement of modules, and calls with other parameters, where modules or weights are shared.
+- ``places``: replacement of modules, calls with other parameters where modules are shared, and memory formats.
 - ``heads``: the last layer, for ``trains="head"``.
 - ``adapters``: low-rank adapters for frozen layers.
 - ``norms``: BatchNorm whose running statistics are inputs and outputs.

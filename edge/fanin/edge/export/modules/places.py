@@ -1,4 +1,4 @@
-"""Modules and parameters that occur twice in a model: both occurrences are replaced together and stay one."""
+"""Modules and tensors of a model in their places: those that occur twice are replaced together and stay one."""
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
@@ -55,3 +55,17 @@ def call_with(
                 if name in values:
                     tensors[place] = values[name]
     return torch.func.functional_call(module, tensors, tuple(inputs), dict(keywords), tie_weights=False)
+
+
+def store_by_rows(module: nn.Module) -> None:
+    """Let each parameter, buffer and other tensor attribute of a module be contiguous, with the same values.
+
+    A module may have another memory format, such as ``torch.channels_last``, or tensors that are views: ``w.t()``. A
+    graph has no strides, so this changes no result. But torch chooses operators by strides.
+    """
+    for layer in module.modules():
+        attributes = (*layer.parameters(recurse=False), *layer.buffers(recurse=False), *vars(layer).values())
+        for value in attributes:
+            if isinstance(value, Tensor) and value.layout == torch.strided:
+                # The tensor stays the same object: layers may share it.
+                value.data = value.data.contiguous()

@@ -33,6 +33,7 @@ from fanin.edge.runtimes.graphs import parameter_port
 from fanin.protos.errors import UnsupportedModel
 
 QUANTIZED: Final = ("Conv", "Gemm", "MatMul")
+MATRIX: Final = 2
 OUTSIDE: Final = "slot"
 """Location of a slot's external data. No such file exists: the runtime supplies the data."""
 
@@ -210,10 +211,18 @@ def _quantize(
 
 
 def _kept_float(model: onnx.ModelProto, names: Collection[str]) -> list[str]:
-    """Return the names of products whose second factor is not a constant matrix, or is one of ``names``."""
-    matrices = {value.name for value in model.graph.initializer if len(value.dims) > 1 and value.name not in names}
+    """Return the names of products whose second factor is one of ``names``, or has no scale for each channel.
+
+    It must be a constant, and a matrix or a kernel. onnxruntime would also quantize a constant of several matrices, one
+    for each head or expert, and then refuse to run it.
+    """
+    num_dims = {value.name: len(value.dims) for value in model.graph.initializer if value.name not in names}
     products = [node for node in model.graph.node if node.op_type in QUANTIZED]
-    return [node.name for node in products if node.input[1] not in matrices]
+    return [node.name for node in products if not _has_int8(node.op_type, num_dims.get(node.input[1], 0))]
+
+
+def _has_int8(operator: str, num_dims: int) -> bool:
+    return num_dims > 1 if operator == "Conv" else num_dims == MATRIX
 
 
 @contextmanager

@@ -9,6 +9,5 @@ Modules, in reading order:
 - ``eager``: the train step of eager torch, for ``verify``.
 - ``attention``, ``kernels``: plain forms of torch's fused kernels.
 - ``reading``: the error for code that reads a tensor's value.
-- ``layers``, ``calls``: a single layer or function, for ``check``.
 - ``vocabulary``: the number of tokens in a model's vocabulary.
 """

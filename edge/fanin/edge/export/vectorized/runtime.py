@@ -19,7 +19,6 @@ from fanin.edge.bundles.keys import SigningKey
 from fanin.edge.bundles.manifest import NO_GRAPHS, Manifest
 from fanin.edge.bundles.manifest_json import dump_manifest
 from fanin.edge.export.app import App
-from fanin.edge.export.check import checked
 from fanin.edge.export.formats import ports_of
 from fanin.edge.export.prepare import Prepared
 from fanin.edge.export.quiet import quiet_torch
@@ -28,6 +27,7 @@ from fanin.edge.export.tracing.traced import Traced
 from fanin.edge.export.tracing.train import trace_train
 from fanin.edge.export.tracing.vocabulary import count_tokens
 from fanin.edge.export.vectorized.step import EAGER
+from fanin.edge.export.verification.ready import checked
 from fanin.edge.files import new_folder
 from fanin.edge.runtimes.base import Evaluate, LoadedModel, Predict, TrainStep
 from fanin.edge.runtimes.engine import Feed, RunGraph

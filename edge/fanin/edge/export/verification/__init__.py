@@ -1,5 +1,6 @@
 """The check of the module before the trace, and that the exported graphs compute the same as it.
 
+- ``ready``: all checks before the trace.
 - ``passes``: one pass in eager torch changes nothing, draws little, and depends only on its batch.
 - ``padding``: whether a row depends on the padding after its end.
 - ``state``: a pass changes no counter, clock or generator of random numbers.

@@ -151,7 +151,8 @@ def _attribute(graph_module: GraphModule, path: str) -> Tensor:
     for name in path.split("."):
         attribute = getattr(attribute, name)
     assert isinstance(attribute, Tensor), "attributes of a graph are tensors"
-    return attribute.detach()
+    # The converter to TFLite would read the memory of a view as if it were contiguous.
+    return attribute.detach().contiguous()
 
 
 def _retraced(program: PlainProgram, table: Mapping[OperatorBase, Form]) -> PlainProgram | None:

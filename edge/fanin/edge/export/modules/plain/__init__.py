@@ -4,7 +4,7 @@
 - ``embeddings``: bags of embeddings and ``one_hot``.
 - ``arithmetic``: products, ``erfc``, distances, bilinear forms and shrinkage.
 - ``contractions``: ``einsum`` of three and more tensors.
-- ``images``: circular padding, patches, 3-D pools, response normalization and sampling at a grid.
+- ``images``: circular padding, patches, 3-D and adaptive pools, response normalization and sampling at a grid.
 - ``writing``: writes into a part of a tensor, which ``tracing.reading`` replaces.
 
 Each form has torch's own parameters, except that a first parameter ``input`` has another name. It returns

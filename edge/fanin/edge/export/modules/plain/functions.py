@@ -33,6 +33,8 @@ FORMS: Final[Mapping[Callable[..., object], Callable[..., object]]] = MappingPro
         F.fold: images.summed_patches,
         F.avg_pool3d: images.avg_pool3d,
         F.max_pool3d: images.max_pool3d,
+        F.adaptive_avg_pool2d: images.adaptive_avg_pool2d,
+        F.adaptive_avg_pool3d: images.adaptive_avg_pool3d,
         F.local_response_norm: images.local_response_norm,
         F.grid_sample: images.grid_sample,
     }

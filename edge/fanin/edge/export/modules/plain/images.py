@@ -1,4 +1,4 @@
-"""Circular padding, patches, 3-D pools, response normalization and sampling at a grid."""
+"""Circular padding, patches, 3-D and adaptive pools, response normalization and sampling at a grid."""
 
 from collections.abc import Sequence
 
@@ -71,6 +71,27 @@ def avg_pool3d(
     columns = planes.reshape(*x.shape[:3], -1)
     pooled = F.avg_pool2d(columns, (sizes[0], 1), (steps[0], 1), (sides[0], 0))
     return pooled.reshape(*pooled.shape[:3], *planes.shape[2:])
+
+
+def adaptive_avg_pool2d(x: Tensor, output_size: int | Sequence[int | None]) -> object:
+    """Compute ``adaptive_avg_pool2d`` to one value for each channel."""
+    return _mean_of_all(x, output_size, (-2, -1))
+
+
+def adaptive_avg_pool3d(x: Tensor, output_size: int | Sequence[int | None]) -> object:
+    """Compute ``adaptive_avg_pool3d`` to one value for each channel."""
+    return _mean_of_all(x, output_size, (-3, -2, -1))
+
+
+def _mean_of_all(x: Tensor, output_size: int | Sequence[int | None], dims: tuple[int, ...]) -> object:
+    """Return the mean over the last dimensions of a tensor whose channels are not in order in memory.
+
+    torch computes a mean, and then changes the strides of the result in place: no graph format has strides.
+    """
+    sizes = (output_size,) if isinstance(output_size, int) else output_size
+    if x.is_contiguous() or any(size != 1 for size in sizes):
+        return NotImplemented
+    return x.mean(dims, keepdim=True)
 
 
 def max_pool3d(
