@@ -41,7 +41,7 @@ def served_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     registry = Registry(archive.devices, time.time)
     ensure_token(state / DEVICE_TOKEN, Role.DEVICE, registry)
     ensure_token(state / OPERATOR_TOKEN, Role.OPERATOR, registry)
-    local_identity(state / "tls", ("localhost", "127.0.0.1"), datetime.now(UTC))
+    local_identity(state / "tls", ("localhost", "127.0.0.1", "::1"), datetime.now(UTC))
     archive.blobs.put_pieces([DATA])
     del archive, registry
     # The database is closed here and not during a test, because closing it moves the write-ahead log into it.
@@ -214,7 +214,7 @@ def test_an_invalid_name_is_refused_in_one_line(
 
 def test_a_host_that_is_no_name_is_wrong_usage(fanin: Fanin, tmp_path: Path) -> None:
     line = usage_line(fanin("serve", "--state", tmp_path / "state", "--listen", "a..b:1"), "serve")
-    assert line.startswith("listen: got host 'a..b', expected a host name or an address (")
+    assert line.startswith("listen: got 'a..b:1', expected HOST:PORT")
 
 
 @pytest.mark.parametrize("entry", ["file", "folder/lock"])

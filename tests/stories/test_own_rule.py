@@ -31,7 +31,7 @@ stages = "".join(f"[[stages]]\\nname = '{name}'\\noptions = {{share = 0.1}}\\n" 
 plan = f'''
 name = "own"
 bundle = "bundle"
-cohort = {{ concurrency = 5, deadline_s = 86400.0 }}
+cohort = {{ concurrency = 5, quorum = 5, deadline_s = 86400.0 }}
 training = {{ learning_rate = 0.1, seed = 7 }}
 aggregation = {{ rule = "{rule}", outer_optimizer = "{optimizer}" }}
 stop = {{ max_rounds = 3 }}
