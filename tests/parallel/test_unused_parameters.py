@@ -69,5 +69,8 @@ def test_a_checkpoint_of_another_optimizer_does_not_resume(tmp_path: Path) -> No
     with Checkpoints(tmp_path, first) as checkpoints:
         checkpoints.save(Progress(step=1))
     other = engine_of(TRAINING["adamw"])
-    with Checkpoints(tmp_path, other) as checkpoints, pytest.raises(InvalidInput, match=r"\[training\] optimizer, momentum"):
+    with (
+        Checkpoints(tmp_path, other) as checkpoints,
+        pytest.raises(InvalidInput, match=r"\[training\] optimizer, momentum"),
+    ):
         checkpoints.load()

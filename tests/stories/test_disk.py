@@ -1,5 +1,6 @@
 """A Run leaves on a coordinator's disk only the files that ``fanin verify`` reads."""
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -58,6 +59,8 @@ def test_a_run_leaves_only_the_files_of_its_versions(host: Hosted) -> None:
     devices[1].send(header, pieces(payload, 0, len(payload) // 2))
     with pytest.raises(InvalidUpdate):
         devices[2].send(devices[2].update()[0], pieces(payload))
+    # The pause of a device whose Update was refused.
+    time.sleep(10.5)
     with host.operator() as operator:
         operator.command(Command(command_id="stop", run_id="run", what=Stop()))
         operator.command(Command(command_id="resume", run_id="run", what=Resume(rounds=NUM_ROUNDS)))
