@@ -26,6 +26,8 @@ PROBE_S: Final = 5.0
 """Seconds for each step of a probe. The caller of a failed call waits for it."""
 MAX_HEADER_BYTES: Final = 16 << 10
 """Longest header of a proxy's reply."""
+READ_BYTES: Final = 16 << 10
+"""Bytes of a handshake that are read at a time: a TLS record."""
 _OUTDATED: Final = (9, 10)
 """The codes of OpenSSL for certificates that are not valid yet or no longer.
 
@@ -46,8 +48,8 @@ _OTHER_TLS: Final = (
 def cause_of_failure(route: Route, ca_certificate: bytes) -> FaninError | None:
     """Connect once. Return the cause of the failure; None if this connection succeeds."""
     try:
-        with _connection(route) as sock, _verified(route, _authority(ca_certificate), sock) as tls:
-            if tls.selected_alpn_protocol() == "h2":
+        with _connection(route) as sock:
+            if _verified(route, _authority(ca_certificate), sock).selected_alpn_protocol() == "h2":
                 return None
             return _no_coordinator(route, "speaks TLS, but not HTTP/2")
     except FaninError as exc:
@@ -126,11 +128,26 @@ def _open_tunnel(route: Route, proxy: Proxy, sock: socket.socket) -> None:
     raise Unavailable(f"{route.target}: {proxy} does not connect to it (HTTP {shown}); {remedy}")
 
 
-@contextmanager
-def _verified(route: Route, context: ssl.SSLContext, sock: socket.socket) -> Iterator[ssl.SSLSocket]:
+def _verified(route: Route, context: ssl.SSLContext, sock: socket.socket) -> ssl.SSLObject:
+    """Return the end of a TLS handshake.
+
+    ``wrap_socket`` would leave its socket open if the peer resets the connection before the handshake begins.
+    """
     context.set_alpn_protocols(["h2"])
-    with context.wrap_socket(sock, server_hostname=route.target.host) as tls:
-        yield tls
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    tls = context.wrap_bio(incoming, outgoing, server_hostname=route.target.host)
+    while True:
+        try:
+            tls.do_handshake()
+        except ssl.SSLWantReadError:
+            sock.sendall(outgoing.read())
+            if data := sock.recv(READ_BYTES):
+                incoming.write(data)
+            else:
+                incoming.write_eof()
+        else:
+            sock.sendall(outgoing.read())
+            return tls
 
 
 def _authority(ca_certificate: bytes) -> ssl.SSLContext:
@@ -165,8 +182,8 @@ def _served_certificate(route: Route) -> "x509.Certificate | None":
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
-    with suppress(OSError, FaninError, ValueError), _connection(route) as sock, _verified(route, context, sock) as tls:
-        data = tls.getpeercert(binary_form=True)
+    with suppress(OSError, FaninError, ValueError), _connection(route) as sock:
+        data = _verified(route, context, sock).getpeercert(binary_form=True)
         return None if data is None else x509.load_der_x509_certificate(data)
     return None
 
