@@ -1,6 +1,8 @@
 """Roles of tensors through the production coordinator: statistics, counters, and Versions out of their range."""
 
+import asyncio
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -8,7 +10,7 @@ from typing import Final
 import numpy as np
 import pytest
 from support.errors import raises
-from support.staleness import assignment, settle
+from support.staleness import CAPABILITIES, assignment, check_in, settle
 from support.virtual import PUBLISHER, Place, open_place, plan, start
 
 from fanin.clients.device.updates import Change, make_update
@@ -20,8 +22,8 @@ from fanin.edge.bundles.versions import sign_version
 from fanin.edge.tensors import Float32s, TensorTable, encode_parameters
 from fanin.protos import messages as m
 from fanin.protos.chunks import artifact_of
-from fanin.protos.control import Adopt, Command, Pause, RoundFailed, RunState, Stop, VersionPublished
-from fanin.protos.errors import InvalidBundle, InvalidPlan, InvalidVersion
+from fanin.protos.control import Adopt, Command, Pause, RoundFailed, Stop, VersionPublished
+from fanin.protos.errors import InvalidBundle, InvalidPlan, InvalidUpdate, InvalidVersion
 from fanin.protos.plans import FlowerPlan, Plan
 from fanin.protos.roles import RoleKind, TensorRole
 from fanin.server.aggregation.parameters import load_parameters
@@ -143,21 +145,67 @@ def test_a_variance_one_step_below_zero_is_set_to_zero_and_recorded(tmp_path: Pa
     run_virtual(main())
 
 
-def test_a_variance_below_that_fails_the_round_and_the_run_goes_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize("max_staleness", [0, 3])
+def test_a_device_whose_variance_is_below_that_is_refused_and_harms_no_other(
+    tmp_path: Path, max_staleness: int
+) -> None:
     async def main() -> None:
-        place = await open_run(tmp_path)
-        await take_round(place, both(norm__running_var=-0.25))
-        assert (await place.state.stores.runs.newest_version("run")).number == 0
+        aggregation = replace(NESTEROV.aggregation, max_staleness=max_staleness)
+        place = await open_run(tmp_path, replace(NESTEROV, aggregation=aggregation))
         await take_round(place, both(norm__running_var=0.25))
-        assert (await newest(place))["norm.running_var"].tolist() == [0.25, 0.25]
+        for _ in range(2):
+            # The value is the base's 0.25 plus the change: the change alone would be within the range.
+            with raises(
+                InvalidUpdate,
+                "update: tensor 'norm.running_var': after the training it has 2 values out of range, such as -0.125, "
+                "expected at least 0, because it is a statistic; correct the training, or the role or range that the "
+                "run declares for the tensor",
+            ):
+                await take_round(place, {"b": {"norm.running_var": -0.375}})
+            assert not list((tmp_path / "state" / "updates" / "run").glob("2/*"))
+            assert not [path for path in (tmp_path / "state" / "spool").rglob("*") if path.is_file()]
+            # It pauses, and longer each time.
+            assert isinstance(await check_in(place, "b"), m.Wait)
+            await asyncio.sleep(40.0)
+        await take_round(place, both(norm__running_var=0.5))
+        assert (await newest(place))["norm.running_var"].tolist() == [0.75, 0.75]
+        assert not [each for each in await events(place) if isinstance(each, RoundFailed) and "var" in each.reason]
+        assert problems(place) == ["", "", ""]
+        await place.runs.stop()
+
+    run_virtual(main())
+
+
+def test_an_outer_step_out_of_the_range_of_a_parameter_fails_the_round(tmp_path: Path) -> None:
+    """Each device keeps the range, so no device is the cause."""
+
+    async def main() -> None:
+        place = open_place(tmp_path)
+        bundle = write_arrays({"gate": np.ones(2, np.float32)}, tmp_path / "bundle", PUBLISHER, "arrays")
+        roles = {"gate": TensorRole(role=RoleKind.PARAMETER, lowest=0.5)}
+        run_plan = replace(NESTEROV, flower=FlowerPlan(roles=roles))
+        run_plan = replace(run_plan, aggregation=replace(run_plan.aggregation, outer_learning_rate=2.0))
+        await start(place.runs, bundle, run_plan)
+        await settle()
+        capabilities = replace(CAPABILITIES, graph_formats=("arrays",))
+        for size, text in ((-0.75, "after the training it has 2 values out of range, such as 0.25"), (-0.5, "")):
+            for device in "c" if text else "ab":
+                check = m.CheckIn(protocol=m.PROTOCOL, capabilities=capabilities, wait_s=0.1)
+                answer = await place.coordinator.check_in(device, check)
+                assert isinstance(answer, m.Assigned), answer
+                work = answer.assignment
+                change = Change(values=np.full(2, size, np.float32), counts={m.EXAMPLES: 10})
+                header, payload = make_update(work, bundle.manifest.table, change, m.Telemetry(runtime="flower 1"))
+                line = LoopbackTransport(fleet=place.coordinator, device=device, latency_s=0.01)
+                with pytest.raises(InvalidUpdate, match=text) if text else nullcontext():
+                    await line.upload(header, lambda at, size_bytes, data=payload: data[at : at + size_bytes])
+        await settle()
         failed, _stopped = [each for each in await events(place) if isinstance(each, RoundFailed)]
         assert failed.reason == (
-            "tensor 'norm.running_var': the next version would have 2 values out of range, such as -0.25, expected at "
-            "least 0, because it is a statistic; find the devices that send wrong changes of it, or correct its range; "
-            "the coordinator's log has the details"
+            "tensor 'gate': the next version would have 2 values out of range, such as -0.5, expected at least 0.5, "
+            "because it is a parameter; lower aggregation.outer_learning_rate, or correct the role or range that the "
+            "run declares for the tensor; the coordinator's log has the details"
         )
-        assert (await place.runs.info("run")).state is RunState.STOPPED
-        assert problems(place) == ["", ""]
         await place.runs.stop()
 
     run_virtual(main())

@@ -1,12 +1,13 @@
 """The role of a tensor that travels: how the tensor of a Version changes from Round to Round.
 
     parameter   trained: the rule of the Plan aggregates its changes, and the outer optimizer steps along the aggregate
-    statistic   a running statistic, such as the mean of a norm: the value before plus the mean of the changes, weighted
-                by examples
-    counter     a whole number: the value before plus the same mean, rounded to the nearest whole number, ties to even
+    statistic   a running statistic, such as the mean of a norm: the mean of the devices' values, weighted by examples
+                and staleness. A device's value is that of its base Version plus its change
+    counter     a whole number: the value before plus its difference to the same mean, rounded to the nearest whole
+                number, ties to even
 
-Personal tensors have no role: they never travel. A role may have a range. A Version with a value out of its range is
-never published.
+Personal tensors have no role: they never travel. A role may have a range. An Update of a device whose statistic or
+counter is out of its range is refused, and a Version with a value out of its range is never published.
 """
 
 import math

@@ -66,6 +66,11 @@ class TrainedPart:
         """Return the items of the other blocks."""
         return tuple(each for each, is_ours in zip(per_block, self._is_trained, strict=True) if not is_ours)
 
+    def per_block(self, averaged: Sequence[T], trained: T) -> tuple[T, ...]:
+        """Return an item for each block: ``trained``, and the items of the other blocks in order."""
+        items = iter(averaged)
+        return tuple(trained if is_trained else next(items) for is_trained in self._is_trained)
+
     def merge(self, trained: npt.NDArray[Numbers], averaged: npt.NDArray[Numbers]) -> npt.NDArray[Numbers]:
         """Return one array with a row for each block (num_blocks, ...), from those of both parts."""
         rows = np.empty((len(self._is_trained), *trained.shape[1:]), trained.dtype)

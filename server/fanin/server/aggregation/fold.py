@@ -25,7 +25,7 @@ reads it. A model of 2 GB has a sum of 4 GB, so there is only one copy.
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 
@@ -34,6 +34,7 @@ from fanin.edge.codecs.grid import Reaches, largest_magnitude, no_reaches, reach
 from fanin.edge.tensors import Float64s, Int64s, TensorTable
 from fanin.protos.messages import SATURATED
 
+T = TypeVar("T")
 MAX_SHIFT: Final = 62
 """Largest shift of an int64. It shifts out every bit of a 32-bit value."""
 SCRATCH_VALUES: Final = 1 << 16
@@ -72,6 +73,7 @@ class Contribution:
         max_shift: Largest shift for which the Plan reserves headroom.
         counts: The statistics, by name.
         pieces: The encoded values (num_values,) in consecutive slices of any length.
+        staleness: Versions between the Update's base Version and the one of the Round.
     """
 
     weights: tuple[int, ...]
@@ -81,6 +83,7 @@ class Contribution:
     max_shift: int
     counts: Mapping[str, int]
     pieces: Iterable[Integers]
+    staleness: int = 0
 
 
 def begin(table: TensorTable) -> PartialSum:
@@ -226,9 +229,7 @@ def _moved(values: Int64s, shift: int, limit: int) -> tuple[Int64s, int]:
     return moved, int(np.count_nonzero(above | below))
 
 
-def blocks_within(
-    table: TensorTable, per_block: Sequence[int], first: int, last: int
-) -> Iterator[tuple[int, int, int]]:
+def blocks_within(table: TensorTable, per_block: Sequence[T], first: int, last: int) -> Iterator[tuple[int, int, T]]:
     """Yield (start, stop, value of ``per_block``) for each block, or part of a block, within [first, last)."""
     for spec, offset, value in zip(table.specs, table.offsets, per_block, strict=True):
         start, stop = max(first, offset), min(last, offset + spec.num_values)

@@ -7,6 +7,8 @@ Version can be recomputed anywhere, and the result after a restart is bit-identi
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
 
 import numpy as np
 
@@ -47,6 +49,9 @@ class FoldResult:
 
 StateSlices = Mapping[str, Iterable[Float32s]]
 """The tensors of an outer state by name, each in slices of any lengths."""
+EarlierSlices = Mapping[int, Iterable[Float32s]]
+"""The parameters of earlier Versions by staleness, each in slices of any lengths."""
+NO_EARLIER: Final[EarlierSlices] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +99,7 @@ def contribution_of(
         max_shift=plan.codec.max_shift,
         counts=with_examples(header.statistics.counts),
         pieces=(codec.decode(piece) for piece in payload),
+        staleness=lag.staleness,
     )
 
 
@@ -122,8 +128,10 @@ class OuterStep:
     """The step from an aggregate to the next parameters, in slices: of a large model, only the sum is in memory.
 
     The outer optimizer sees the trained parameters alone, without gaps, and its state is zero at all other values. A
-    statistic becomes the value before plus the mean of its changes. A counter becomes the same with the mean rounded to
-    the nearest whole number, ties to even. A value out of the range of its role by at most one step is set to the end
+    statistic becomes the weighted mean of the devices' values: the value before, plus the mean of the changes, plus the
+    distances of the earlier Versions from which stale Updates were trained, each times its share of the weights. A
+    counter becomes the value before plus the same difference rounded to the nearest whole number, ties to even. A value
+    out of the range of its role by at most one step is set to the end
     of the range: that is the rounding of a codec. A value further out is no value of a Version.
 
     The parameters and each tensor of the state need separate passes over the parent, so that each can be written while
@@ -151,21 +159,27 @@ class OuterStep:
         self._codec = codec
         self._optimizer = CheckedOptimizer(optimizer)
         self._part = TrainedPart(layout.table)
+        self._shares = {
+            staleness: self._part.per_block(shares, 0.0) for staleness, shares in aggregate.stale_shares.items()
+        }
         self._maxima = BlockMaxima(layout.table)
         self._num_clamped = 0
 
-    def parameters(self, parent: Iterable[Float32s], state: StateSlices) -> Iterator[Float32s]:
+    def parameters(
+        self, parent: Iterable[Float32s], state: StateSlices, earlier: EarlierSlices = NO_EARLIER
+    ) -> Iterator[Float32s]:
         """Yield the next parameters in slices, each as long as the parent's slice.
 
         Args:
             parent: The parent's parameters in slices.
             state: The state before the step, empty to begin.
+            earlier: The parameters of an earlier Version for each staleness in ``Aggregate.stale_shares``.
 
         Raises:
             InvalidVersion: A value is out of the range of its role by more than a step.
         """
         first = 0
-        for before, _, after in self._steps(parent, state):
+        for before, _, after in self._steps(parent, state, earlier):
             self._maxima.add(before)
             self._limit(first, after)
             first += after.size
@@ -173,20 +187,31 @@ class OuterStep:
 
     def state(self, name: str, parent: Iterable[Float32s], state: StateSlices) -> Iterator[Float32s]:
         """Yield a tensor of the next state in slices. The arguments are those of ``parameters``, from the start."""
-        return (after[name] for _, after, _ in self._steps(parent, state))
+        return (after[name] for _, after, _ in self._steps(parent, state, NO_EARLIER))
 
     def _steps(
-        self, parent: Iterable[Float32s], state: StateSlices
+        self, parent: Iterable[Float32s], state: StateSlices, earlier: EarlierSlices
     ) -> Iterator[tuple[Float32s, Mapping[str, Float32s], Float32s]]:
         readers = {name: _Reader(slices) for name, slices in state.items()}
+        bases = {staleness: _Reader(slices) for staleness, slices in sorted(earlier.items())}
         first = 0
         for before in parent:
             last = first + before.size
             values = before.astype(np.float64)
             aggregate = self._aggregate.part(first, last)
-            earlier: State = {name: reader.take(before.size) for name, reader in readers.items()}
-            yield before, *self._step(first, values, aggregate, earlier)
+            for staleness, reader in bases.items():
+                self._add_distance(first, aggregate, staleness, reader.take(before.size) - values)
+            before_step: State = {name: reader.take(before.size) for name, reader in readers.items()}
+            yield before, *self._step(first, values, aggregate, before_step)
             first = last
+
+    def _add_distance(self, first: int, aggregate: Float64s, staleness: int, distance: Float64s) -> None:
+        """Add the share of an earlier Version's distance to the changes of the statistics and counters, in place."""
+        for start, stop, share in blocks_within(
+            self._layout.table, self._shares[staleness], first, first + distance.size
+        ):
+            if share:
+                aggregate[start - first : stop - first] += share * distance[start - first : stop - first]
 
     def _step(
         self, first: int, values: Float64s, aggregate: Float64s, earlier: State
@@ -227,16 +252,14 @@ class OuterStep:
             if spec.role == PARAMETER:
                 continue
             exponent = self._grid[block] + self._aggregate.shifts[block]
-            limited = _limited(values, spec.role, math.ldexp(1.0, exponent))
-            if limited is None:
-                wrong = values[outside(values, spec.role) | ~np.isfinite(values)]
+            result = limited(values, spec.role, math.ldexp(1.0, exponent))
+            if result is None:
                 raise InvalidVersion(
-                    f"tensor {spec.name!r}: the next version would have {counted(wrong.size, 'value')} out of range, "
-                    f"such as {wrong[0]:g}, expected {spec.role.range or 'numbers of float32'}, because it is a "
-                    f"{spec.role.role}; find the devices that send wrong changes of it, or correct its range"
+                    f"tensor {spec.name!r}: the next version would have {problem_of(values, spec.role)}; lower "
+                    "aggregation.outer_learning_rate, or correct the role or range that the run declares for the tensor"
                 )
-            self._num_clamped += int(np.count_nonzero(limited != values))
-            values[:] = limited
+            self._num_clamped += int(np.count_nonzero(result != values))
+            values[:] = result
 
     def result(self) -> FoldResult:
         """Return the result of the fold. Call this after the last slice of the parameters."""
@@ -249,15 +272,24 @@ class OuterStep:
         )
 
 
-def _limited(values: Float32s, role: TensorRole, step: float) -> Float32s | None:
+def limited(values: Float32s, role: TensorRole, step: float) -> Float32s | None:
     """Return values with those out of range by at most ``step`` set to the end of the range; None if one is further."""
     if not np.isfinite(values).all():
         return None
     if not role.is_bounded:
         return values
     lowest, highest = (None if end is None else np.float32(end) for end in (role.lowest, role.highest))
-    limited = np.clip(values, lowest, highest)
-    return limited if (np.abs(values.astype(np.float64) - limited) <= step).all() else None
+    result = np.clip(values, lowest, highest)
+    return result if (np.abs(values.astype(np.float64) - result) <= step).all() else None
+
+
+def problem_of(values: Float32s, role: TensorRole) -> str:
+    """Return the text about values of which some are out of the range of their role."""
+    wrong = values[outside(values, role) | ~np.isfinite(values)]
+    return (
+        f"{counted(wrong.size, 'value')} out of range, such as {wrong[0]:g}, expected "
+        f"{role.range or 'numbers of float32'}, because it is a {role.role}"
+    )
 
 
 def _with_counters(layout: VectorLayout, grid: Sequence[int]) -> tuple[int, ...]:

@@ -6,11 +6,18 @@ side by side. It reads them again in slices, so that its memory does not grow wi
 
 A rule aggregates the trained parameters alone. Statistics and counters get the weighted mean under every rule: the
 values of one device's statistics, chosen value by value, would fit no device's parameters.
+
+    next value = sum(weight * (base + change)) / sum(weight)      base: of the Version that the device trained
+
+It is a mean of the values of the devices, so it leaves no range that all of them keep. A mean of changes would not do
+that: changes of stale Updates are relative to different Versions. The aggregate has the mean of the changes, and the
+share of each earlier Version, whose values the outer step reads.
 """
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Final
 
 import numpy as np
@@ -50,12 +57,15 @@ class Aggregate:
         reaches: The reaches of the Updates (``edge.codecs.grid``).
         counts: Sums of the statistics, by name.
         shifts: The coarsest shift of an Update, for each block; at least 0.
+        stale_shares: The share of the weights that stale Updates have, by staleness: one for each block of the
+            statistics and counters. Empty without such blocks, or without such Updates.
     """
 
     part: Callable[[int, int], Float64s]
     reaches: Reaches
     counts: Mapping[str, int]
     shifts: Sequence[int]
+    stale_shares: Mapping[int, Sequence[float]] = field(default_factory=lambda: MappingProxyType({}))
 
 
 class SetFold:
@@ -231,10 +241,14 @@ class _DividedFold:
         self._part = part
         self._grid = part.of_averaged(grid)
         self._mean = fold.begin(part.averaged)
+        # By staleness: the sum of the weights of each averaged block.
+        self._stale_weights: dict[int, Int64s] = {}
 
     def add(self, device: str, submission: Submission) -> None:
         part, update = self._part, submission.update
-        addition = fold.Addition(self._mean, part.averaged, _of_blocks(update, part.of_averaged, counts={}))
+        # Divided by the sum of the weights themselves: a mean of values has no damping.
+        ours = _of_blocks(replace(update, fresh_weights=update.weights), part.of_averaged, counts={})
+        addition = fold.Addition(self._mean, part.averaged, ours)
 
         def pieces() -> Iterator[Integers]:
             position = 0
@@ -251,6 +265,9 @@ class _DividedFold:
         trained = replace(_of_blocks(update, part.of_trained, counts=update.counts), pieces=pieces())
         self._by_rule.add(device, Submission(update=trained, read=read))
         addition.finish()
+        if update.staleness:
+            weights = self._stale_weights.setdefault(update.staleness, np.zeros(len(ours.weights), np.int64))
+            weights += np.array(ours.weights, np.int64)
 
     def aggregate(self, accepted: Sequence[str], shifts: Sequence[int]) -> Aggregate:
         by_rule, part, mean = self._by_rule.aggregate(accepted, shifts), self._part, self._mean
@@ -268,6 +285,9 @@ class _DividedFold:
             reaches=part.merge(by_rule.reaches, mean.reaches),
             counts=dict(counts),
             shifts=shifts,
+            stale_shares={
+                staleness: (weights / mean.total_weights).tolist() for staleness, weights in self._stale_weights.items()
+            },
         )
 
 

@@ -203,7 +203,13 @@ def _check_round(history: _History, version: Version, record: RoundRecord | None
     def inputs() -> tuple[Iterator[Float32s], StateSlices]:
         return parameter_pieces(archive.blobs, base, table), state_slices(archive.blobs, state)
 
-    digest = _digest(encode_parameters(table, step.parameters(*inputs())))
+    earlier = {}
+    for staleness in aggregate.stale_shares:
+        number = base.number - staleness
+        origin = archive.runs.version(record.run_id, number)
+        assert origin is not None, "an update of the set was trained from it"
+        earlier[staleness] = parameter_pieces(archive.blobs, origin, table)
+    digest = _digest(encode_parameters(table, step.parameters(*inputs(), earlier)))
     if digest != version.sha256:
         return f"round {record.round}: recomputed {digest}, signed {version.sha256}"
     if step.result().next_grid != record.next_grid:

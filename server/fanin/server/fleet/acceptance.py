@@ -4,9 +4,10 @@
 Update without its payload, or an acknowledged Update without its row:
 
     1. the payload becomes durable
-    2. one row in the database commits the Update to the open Round
-    3. the files of the upload are removed
-    4. the device receives the fate
+    2. the values of its tensors with ranges are checked (``runs.ranges``)
+    3. one row in the database commits the Update to the open Round
+    4. the files of the upload are removed
+    5. the device receives the fate
 """
 
 import asyncio
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from typing import assert_never
 
 from fanin.protos import messages as m
+from fanin.protos.errors import InvalidUpdate
 from fanin.server.runs.intake import Intake, Prospect
 from fanin.server.storage.protocols.files import Upload
 from fanin.server.storage.stores import Files
@@ -67,6 +69,7 @@ async def accept(update: CompleteUpload, intake: Intake, files: Files) -> Fate:
         files: The spool.
 
     Raises:
+        InvalidUpdate: A tensor of the device is out of its range. The Update leaves no trace.
         Unavailable: The fate cannot be decided, because the Run is paused between two Rounds or the coordinator is
             ending.
         StorageFull: The disk is full.
@@ -88,6 +91,14 @@ async def accept(update: CompleteUpload, intake: Intake, files: Files) -> Fate:
 async def _commit(update: CompleteUpload, intake: Intake, files: Files, changed: asyncio.Event) -> Fate:
     header, spool = update.header, files.spool
     await files.run(spool.commit, update.upload, update.device)
+    if intake.ranges.are_checked:
+        opened = intake.opened(header.round)
+        origin = opened.record, opened.base
+        try:
+            await files.run(intake.ranges.check, header, update.device, origin, (spool, files.blobs))
+        except InvalidUpdate:
+            await files.run(spool.withdraw, header, update.device)
+            raise
     committed = await intake.commit(update.device, header, update.upload.resumed_bytes)
     if committed is None and intake.prospect(header.round, was_refused=True) is Prospect.LATER:
         return Later(changed=changed)

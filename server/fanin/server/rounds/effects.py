@@ -255,7 +255,12 @@ class RoundWork:
             return parameter_pieces(blobs, self.base, table), state_slices(blobs, state)
 
         try:
-            parameters = blobs.put_pieces(encode_parameters(table, step.parameters(*inputs())))
+            # Of earlier Versions, only statistics and counters are used: the devices' values are relative to them.
+            earlier = {
+                staleness: parameter_pieces(blobs, self._recent.base(self.base.number - staleness), table)
+                for staleness in aggregate.stale_shares
+            }
+            parameters = blobs.put_pieces(encode_parameters(table, step.parameters(*inputs(), earlier)))
             after = {
                 name: blobs.put_pieces(encode_state(step.state(name, *inputs()))) for name in setup.optimizer.tensors
             }

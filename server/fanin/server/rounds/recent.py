@@ -52,6 +52,10 @@ class RecentRounds:
         """Return a Round, or None if it is not remembered."""
         return self._rounds.get(round_number)
 
+    def base(self, number: int) -> Version:
+        """Return the base Version of a remembered Round by its number."""
+        return next(opened.base for opened in self if opened.base.number == number)
+
     def has_base_chunk(self, sha256: str) -> bool:
         """Return whether a Chunk belongs to the base Version of a remembered Round."""
         return self._chunks[sha256] > 0

@@ -20,6 +20,7 @@ from fanin.server.rounds.recent import OpenedRound
 from fanin.server.rounds.troubles import SEE_LOG
 from fanin.server.runs.driving.course import Course
 from fanin.server.runs.parking import Parked
+from fanin.server.runs.ranges import DeviceRanges
 from fanin.server.runs.setups import refusal_of
 from fanin.server.selection.policies import BrokenPolicy, WaitingDevice, select
 from fanin.server.storage.records import CommittedUpdate
@@ -41,7 +42,11 @@ class Prospect(Enum):
 
 
 class Intake:
-    """Answers the devices of one Run."""
+    """Answers the devices of one Run.
+
+    Attributes:
+        ranges: The check of the values of each device.
+    """
 
     def __init__(self, course: Course, stores: DriverStores, parked: Mapping[str, Parked]) -> None:
         self._course = course
@@ -49,6 +54,7 @@ class Intake:
         self._rounds = stores.rounds
         self._writer = stores.writer
         self._assignments = Assignments(course.setup)
+        self.ranges = DeviceRanges(course.setup.layout, has_stages=bool(course.setup.stages))
         self._warned_round = 0
 
     @property

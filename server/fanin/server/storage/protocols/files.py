@@ -182,7 +182,7 @@ class Payloads(Protocol):
         ...
 
     def read_part(self, header: UpdateHeader, device: str, offset: int, size_bytes: int) -> bytes:
-        """Return bytes of a committed payload that ``read`` has verified in this process.
+        """Return bytes of a committed payload that ``read`` or its upload has verified in this process.
 
         Args:
             header: The header of the Update.
