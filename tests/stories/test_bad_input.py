@@ -85,7 +85,7 @@ HEADERS: dict[str, tuple[Change, str]] = {
     ),
     "no examples": (
         lambda h: header_with_counts(h, examples=0),
-        "update: got examples = 0 and trained_examples = 10, expected examples = 10",
+        "update: got examples = 0, expected at least 1; check in again when this device has examples",
     ),
     "more values than there are": (
         lambda h: header_with_counts(h, saturated=1 << 40),
@@ -99,7 +99,7 @@ HEADERS: dict[str, tuple[Change, str]] = {
     ),
     "negative examples": (
         lambda h: header_with_counts(h, examples=-5),
-        "update: got examples = -5, expected at least 0",
+        "update: got examples = -5, expected at least 1",
     ),
 }
 

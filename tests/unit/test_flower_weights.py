@@ -143,14 +143,14 @@ def test_weights_beyond_the_head_room_are_scaled_together() -> None:
     assert result.rounds[1].num_examples == sum(examples)
 
 
-def test_clients_without_examples_count_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    values = np.array([[1, 2], [3, 4]], np.float32)
-    result = simulated_mean(values, (0, 5), **{"cohort.quorum": 2})
-    assert (result.failures, result.arrays["0"].tolist()) == ((), [3, 4])
-    assert [row.num_examples for row in result.clients] == [0, 5]
-    assert [row.train_loss for row in result.clients] == [pytest.approx(np.nan, nan_ok=True), 2.0]
-    with pytest.raises(RunStopped, match="round: got 2 updates of 0 examples in all, expected at least one") as excinfo:
-        simulated_mean(values, (0, 0))
+def test_clients_without_examples_fill_no_place_of_the_others() -> None:
+    values = np.array([[1, 2], [1, 2], [3, 4]], np.float32)
+    result = simulated_mean(values, (0, 5, 15), **{"cohort.quorum": 2})
+    assert (result.failures, result.arrays["0"].tolist()) == ((), [2.5, 3.5])
+    assert [row.num_examples for row in result.clients] == [5, 15]
+    text = r"1 device gave up, the last with: 'update: got examples = 0, expected at least 1; check in again when"
+    with pytest.raises(RunStopped, match=text) as excinfo:
+        simulated_mean(values[:2], (0, 5), **{"cohort.quorum": 2})
     assert len(excinfo.value.result.rounds) == 1 and excinfo.value.result.arrays["0"].tolist() == [0, 0]
 
 

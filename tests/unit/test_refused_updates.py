@@ -5,11 +5,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from support.errors import raises
-from support.staleness import CAPABILITIES, assignment, check_in, send, settle, update
+from support.staleness import CAPABILITIES, TABLE, assignment, check_in, send, settle, update
 from support.virtual import PUBLISHER, SHAPES, Place, bundle_in, open_place, plan, start
 
+from fanin.clients.device.updates import Change, make_update
 from fanin.clients.testing import (
     Habits,
     Lie,
@@ -57,6 +59,25 @@ async def waits_s(place: Place, device: str) -> float:
         check = m.CheckIn(protocol=m.PROTOCOL, capabilities=CAPABILITIES, wait_s=40.0)
         if isinstance(await place.coordinator.check_in(device, check), m.Assigned):
             return round(asyncio.get_running_loop().time() - began_s, 3)
+
+
+def test_an_update_of_no_examples_fills_no_place_and_ends_no_run(tmp_path: Path) -> None:
+    async def story(place: Place) -> None:
+        for _ in range(4):
+            work = await assignment(place, "empty")
+            change = Change(values=np.zeros(TABLE.num_values, np.float32), counts={m.EXAMPLES: 0})
+            header, payload = make_update(work, TABLE, change, m.Telemetry(runtime="synthetic 1"))
+            line = LoopbackTransport(fleet=place.coordinator, device="empty")
+            text = "update: got examples = 0, expected at least 1; check in again when this device has examples"
+            with raises(InvalidUpdate, text):
+                await line.upload(header, lambda at, size, data=payload: data[at : at + size])
+            await asyncio.sleep(400.0)
+        await send(place, "b")
+        await settle()
+        info = await place.runs.info("run")
+        assert (info.state, info.version, info.reason) == (RunState.RUNNING, 1, "")
+
+    run(tmp_path, ONE, story)
 
 
 def test_the_place_of_a_refused_device_is_free_at_once(tmp_path: Path) -> None:

@@ -60,7 +60,6 @@ def test_a_good_update_passes() -> None:
     check_header(replace(with_counts(saturated=11), shifts=(2, 0, 1)), EXPECTED)
     check_header(with_counts(examples=MAX_EXAMPLES, words=-50), EXPECTED)
     check_header(with_counts(examples=MAX_EXAMPLES, trained_examples=1 << 40), EXPECTED)
-    check_header(with_counts(examples=0, trained_examples=0, train_loss_q16=0), EXPECTED)
     check_header(with_counts(eval_examples=5, eval_loss_q16=-3), EXPECTED)
 
 
@@ -107,14 +106,17 @@ WRONG = [
         replace(HEADER, payload=artifact_of(bytes(40))),
         "update: got 40 bytes, expected 44 for 11 values; the model has another shape",
     ),
-    (with_counts(examples=-1), "update: got examples = -1, expected at least 0"),
     (
-        replace(HEADER, statistics=m.Statistics(counts={})),
-        "update: got examples = none, expected at least 0",
+        with_counts(examples=-1),
+        "update: got examples = -1, expected at least 1; check in again when this device has examples",
     ),
     (
-        with_counts(examples=0, train_loss_q16=1),
-        "update: got train_loss_q16 = 1 and examples = 0, expected 0",
+        replace(HEADER, statistics=m.Statistics(counts={})),
+        "update: got examples = none, expected at least 1; check in again when this device has examples",
+    ),
+    (
+        with_counts(examples=0, trained_examples=0),
+        "update: got examples = 0, expected at least 1; check in again when this device has examples",
     ),
     (
         with_counts(trained_examples=11),
@@ -297,7 +299,7 @@ def test_a_model_without_values_has_an_update_without_chunks() -> None:
     check_header(empty, replace(EXPECTED, table=TensorTable.of({})))
 
 
-@pytest.mark.parametrize(("examples", "weight"), [(0, 0), (1, 1), (10, 10), (100, 100), (101, 100), (1 << 40, 100)])
+@pytest.mark.parametrize(("examples", "weight"), [(1, 1), (10, 10), (100, 100), (101, 100), (1 << 40, 100)])
 def test_an_example_weighs_one_up_to_the_cap(examples: int, weight: int) -> None:
     weights = weights_of(with_counts(examples=examples), plan(max_examples=100))
     assert weights == {Weighting.EXAMPLES: weight, Weighting.ONE: 1}

@@ -1489,7 +1489,8 @@ Global___Telemetry: _TypeAlias = Telemetry  # noqa: Y015
 @_typing.final
 class Statistics(_message.Message):
     """Facts about the data. They are summed over the devices like the tensors, so they are integers. `examples` is always
-    there, at least 0; the others may be missing. The Assignment declares each with its bound. There are at most 64. An Update with
+    there, at least 1; the others may be missing. An Update of 0 examples is refused: it has no weight, so it fills neither
+    the buffer nor the quorum of a Round. The Assignment declares each with its bound. There are at most 64. An Update with
     any other name, with a count beyond its bound, or with counts that no data can have, is refused. Only the losses and
     the statistics of the Plan may be negative.
 
@@ -1497,7 +1498,7 @@ class Statistics(_message.Message):
     `trained_examples`, and train_loss_q16 times bound / trained_examples, rounded down. It does the same with eval_examples and the other eval_ counts. For each of the squares, a whole part
     and its rest are one number. Any other count beyond its bound is sent as the bound.
 
-        examples               examples that count: the weight of the Update. With 0 it counts nothing, and its loss is 0
+        examples               examples that count: the weight of the Update; at least 1
         trained_examples       examples that the device trained on; absent: as many as count
         train_loss_q16         sum of the training loss over these examples, mean of the epochs, in units of 2^-16
         rounded, saturated     see Codec; each at most the number of values

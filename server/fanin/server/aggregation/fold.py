@@ -66,7 +66,7 @@ class Contribution:
     """One Update, ready to be added.
 
     Attributes:
-        weights: Factor of the values, for each block; 0 for an Update without examples.
+        weights: Factor of the values, for each block; at least 1.
         fresh_weights: The weights that a fresh Update would have. The mean of a block divides by the sum of these.
         shifts: The shift of each block.
         bits: Bits of an encoded value, including the sign.
@@ -129,8 +129,8 @@ class Addition:
         if not len(update.weights) == len(update.fresh_weights) == len(table.specs):
             raise ValueError(f"weights: got {len(update.weights)}, expected {len(table.specs)}")
         for weight, fresh_weight in zip(update.weights, update.fresh_weights, strict=True):
-            if not min(fresh_weight, 1) <= weight <= fresh_weight:
-                raise ValueError(f"weight: got {weight}, expected {min(fresh_weight, 1)} to {fresh_weight}")
+            if not 1 <= weight <= fresh_weight:
+                raise ValueError(f"weight: got {weight}, expected 1 to {fresh_weight}")
         self._state, self._table, self._update = state, table, update
         self._position, self._num_clipped = 0, 0
         self._largest = [0] * len(table.specs)
@@ -191,12 +191,10 @@ def finish(state: PartialSum, table: TensorTable, grid: Sequence[int], part: tup
         An array of shape (num_values,), or of the length of ``part``.
 
     Raises:
-        ValueError: The sum has no Updates, or a block has no weight.
+        ValueError: The sum has no Updates.
     """
     if not state.num_updates:
         raise ValueError("finish: got no updates, expected at least one")
-    if not state.total_weights.all():
-        raise ValueError("finish: got updates without examples only, expected at least one example")
     first, last = part or (0, table.num_values)
     mean = state.values[first:last].astype(np.float64)
     for start, stop, number in blocks_within(table, range(len(grid)), first, last):

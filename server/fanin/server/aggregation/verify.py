@@ -35,7 +35,7 @@ from fanin.server.aggregation.parameters import (
 )
 from fanin.server.aggregation.rules import ColumnRule, Rule, rule_of
 from fanin.server.aggregation.sets import Aggregate, SetFold, Submission
-from fanin.server.aggregation.weights import examples_of, scale_of_set
+from fanin.server.aggregation.weights import examples_of, scale_of
 from fanin.server.storage.origins import recorded_grid, recorded_state
 from fanin.server.storage.protocols.archive import RoundArchive, RunArchive
 from fanin.server.storage.protocols.files import BlobReader, Payloads
@@ -273,7 +273,9 @@ def _aggregate(history: _History, record: RoundRecord, lineage_start: int) -> tu
 
     set_fold = SetFold(history.rule, layout.total_table, record.grid, submission)
     set_fold.weigh(
-        scale_of_set([examples_of(headers[device], history.plan) for device in record.accepted], history.plan)
+        scale_of(
+            [examples_of(headers[device], history.plan) for device in record.accepted], history.plan.max_total_examples
+        )
     )
     return set_fold.complete(record.accepted), base
 

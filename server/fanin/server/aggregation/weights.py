@@ -3,7 +3,9 @@
 An Update weighs as many steps as its device has examples, up to ``max_examples`` of the Plan. If the steps of a Round
 exceed the head-room of its sum (``Plan.max_total_examples``), all weights are divided by one power of two: 2^scale.
 
-    steps(n, scale) = 0 for n = 0, else max(1, n / 2^scale rounded to the nearest integer, halves up)
+    steps(n, scale) = max(1, n / 2^scale rounded to the nearest integer, halves up)
+
+An Update without examples is refused before its commit (``fleet.validation``), so each weight is at least 1.
 
 ``scale_of`` returns the smallest scale with which the steps of the set fit. It is a function of the set alone, whatever
 the order. So ``fanin verify`` computes the same one, and partial sums of relays can be merged if all of them use the
@@ -17,10 +19,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from fanin.edge.codecs.vector import Weighting
-from fanin.protos.errors import InvalidUpdate
 from fanin.protos.messages import EXAMPLES, UpdateHeader
 from fanin.protos.plans import Plan
-from fanin.protos.texts import counted
 
 
 def examples_of(header: UpdateHeader, plan: Plan) -> int:
@@ -29,35 +29,21 @@ def examples_of(header: UpdateHeader, plan: Plan) -> int:
 
 
 def steps_of(examples: int, scale: int) -> int:
-    """Return the weight of an Update in steps. An Update with an example has at least one."""
-    return max((examples + (1 << scale >> 1)) >> scale, min(examples, 1))
+    """Return the weight of an Update in steps, at least one."""
+    return max((examples + (1 << scale >> 1)) >> scale, 1)
 
 
 def scale_of(examples: Sequence[int], most: int) -> int:
     """Return the smallest scale with which the steps of a set have a sum of at most ``most``.
 
     Args:
-        examples: The number of examples that each Update counts as, each below 2^62.
+        examples: The number of examples that each Update counts as, each at least 1 and below 2^62.
         most: The largest sum, at least the number of Updates.
     """
     scale, numbers = 0, np.array(examples, np.int64)
-    while int(np.maximum((numbers + (1 << scale >> 1)) >> scale, np.minimum(numbers, 1)).sum()) > most:
+    while int(np.maximum((numbers + (1 << scale >> 1)) >> scale, 1).sum()) > most:
         scale += 1
     return scale
-
-
-def scale_of_set(examples: Sequence[int], plan: Plan) -> int:
-    """Return the scale of a closed set.
-
-    Raises:
-        InvalidUpdate: No device has an example, so there is no mean.
-    """
-    if not any(examples):
-        raise InvalidUpdate(
-            f"round: got {counted(len(examples), 'update')} of 0 examples in all, expected at least one example; give "
-            "the devices data"
-        )
-    return scale_of(examples, plan.max_total_examples)
 
 
 class RunningScale:

@@ -97,9 +97,13 @@ def _check_counts(header: UpdateHeader, expected: Expected) -> None:
         if abs(count) > bounds[name]:
             least = "at most" if name in _COUNTED | {EXAMPLES, TRAINED} else f"{-bounds[name]} to"
             raise InvalidUpdate(f"update: got {name} = {count}, expected {least} {bounds[name]}")
-    examples = counts.get(EXAMPLES, -1)
-    if examples < 0:
-        raise InvalidUpdate(f"update: got {EXAMPLES} = {counts.get(EXAMPLES, 'none')}, expected at least 0")
+    examples = counts.get(EXAMPLES, 0)
+    if examples < 1:
+        # It has no weight, so it must fill neither the buffer nor the quorum of a Round.
+        raise InvalidUpdate(
+            f"update: got {EXAMPLES} = {counts.get(EXAMPLES, 'none')}, expected at least 1; check in again when this "
+            "device has examples"
+        )
     trained = counts.get(TRAINED, examples)
     if min(trained, bounds[EXAMPLES]) != examples:
         raise InvalidUpdate(

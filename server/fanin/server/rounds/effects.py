@@ -39,7 +39,7 @@ from fanin.server.aggregation.statistics import (
     saturated_devices_of,
     train_loss_of,
 )
-from fanin.server.aggregation.weights import RunningScale, examples_of, scale_of_set
+from fanin.server.aggregation.weights import RunningScale, examples_of, scale_of
 from fanin.server.rounds.recent import OpenedRound, RecentRounds
 from fanin.server.rounds.setup import RunSetup
 from fanin.server.rounds.troubles import Damaged
@@ -214,7 +214,7 @@ class RoundWork:
 
     def _weigh(self, accepted: tuple[str, ...]) -> None:
         examples = [self._facts[device].examples for device in accepted]
-        self._set_fold.weigh(scale_of_set(examples, self._setup.plan))
+        self._set_fold.weigh(scale_of(examples, self._setup.plan.max_total_examples))
 
     def _accumulate(self, headers: Mapping[str, m.UpdateHeader]) -> None:
         for device, header in headers.items():
